@@ -97,17 +97,18 @@ use price::WidePrice;
 use request::Terms;
 use search::Search;
 
-/// The kernel's default distances of a NUMA node to itself and to others.
+/// The kernel's default distances: of a NUMA node to itself, and between two NUMA nodes.
 const HERE: u32 = 10;
 const THERE: u32 = 20;
 
-/// The greatest distance that counts; kernels report at most 255.
+/// The greatest distance. Greater distances are cut; kernels report at most 255.
 const FAR: u32 = 1000;
 
-/// The split cores and the spread of a placement, in the order of their importance.
+/// The split cores and the spread of a placement, most important number first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize)]
 pub struct Cost {
-    /// Cores that a placement has in part, so that other containers can run on a sibling.
+    /// Cores with only a part of the CPUs in the placement. Different containers can run on a
+    /// sibling.
     #[serde(rename = "strangers")]
     pub split_cores: usize,
     /// NUMA nodes touched.
@@ -118,12 +119,12 @@ pub struct Cost {
     pub llcs: usize,
 }
 
-/// The CPUs chosen, and their cost.
+/// The chosen CPUs and their cost.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Placement {
     /// The CPUs chosen.
     pub cpus: CpuSet,
-    /// CPUs kept idle: the siblings of the CPUs chosen, for [`Cores::Single`]; otherwise none.
+    /// CPUs kept idle: the siblings of the chosen CPUs, for [`Cores::Single`]; otherwise empty.
     #[serde(skip_serializing_if = "CpuSet::is_empty")]
     pub idle: CpuSet,
     /// Split cores and spread of the CPUs chosen.
@@ -136,13 +137,14 @@ pub struct Placement {
 pub struct Placer {
     plan: Plan,
     exact: bool,
-    /// The plan for [`Order::Spread`], and whether the plan keeps every group; none if `plan` serves.
+    /// The plan for [`Order::Spread`], and whether the plan keeps every group. None if `plan` is
+    /// suitable.
     counting: Option<(Plan, bool)>,
-    /// For each online CPU by ascending id, its group of each kind, counted from 0.
+    /// For each online CPU by ascending id, the number of the CPU's group of each kind, from 0.
     membership: Vec<Membership>,
     /// How many online CPUs each core has.
     core_sizes: Vec<usize>,
-    /// The NUMA nodes that the machine reports.
+    /// The NUMA nodes reported by the machine.
     numa: Vec<NumaNode>,
     /// The kernel's id of the NUMA node of each online CPU by ascending id.
     numa_of: Vec<Option<u32>>,
@@ -222,7 +224,7 @@ impl Placer {
         ) {
             Ok(placement) => Ok(placement),
             Err(Refusal::TooFewCpus(refusal)) => Err(refusal),
-            // Only requests with preferences have these refusals.
+            // These refusals occur only for requests with preferences.
             Err(
                 Refusal::TooFewOnWholeCores { wanted, free }
                 | Refusal::TooFewCores { wanted, free }
@@ -353,7 +355,7 @@ impl Placer {
         self.numa_of.iter().map(steps).collect()
     }
 
-    /// The distance between two NUMA nodes, as either NUMA node reports it.
+    /// The distance between two NUMA nodes, as reported by either NUMA node.
     fn distance(&self, from: u32, to: u32) -> u32 {
         let position = |id| self.numa.iter().position(|node| node.id == id);
         let reported = match (position(from), position(to)) {
@@ -429,7 +431,7 @@ impl Placer {
         }
     }
 
-    /// The other CPUs of the cores of a set.
+    /// The siblings of a set's CPUs: further CPUs of the same cores.
     fn siblings(&self, cpus: &CpuSet) -> CpuSet {
         let mut held = vec![false; self.core_sizes.len()];
         let members = || self.membership.iter().zip(&self.plan.ids);
@@ -440,7 +442,7 @@ impl Placer {
         siblings.map(|(_, &id)| id).collect()
     }
 
-    /// Split cores and spread of a set of CPUs. CPUs that are not online are ignored.
+    /// Split cores and spread of a set of CPUs. Offline CPUs are ignored.
     pub fn cost(&self, cpus: &CpuSet) -> Cost {
         let mut held = vec![0; self.core_sizes.len()];
         let (mut numa, mut sockets, mut llcs) =
@@ -466,7 +468,7 @@ impl Placer {
         }
     }
 
-    /// Whether packed placements are exact. False only on machines whose groups cross each other wildly.
+    /// Whether packed placements are exact. False only on machines with wildly crossing groups.
     pub fn is_exact(&self) -> bool {
         self.exact
     }
@@ -493,7 +495,7 @@ pub fn place(topology: &Topology, free: &CpuSet, n: usize) -> Result<Placement, 
     Placer::new(topology).place(free, n)
 }
 
-/// Numbers of group ids: 0, 1, 2… in the order of their first use.
+/// Numbers for group ids: 0, 1, 2… in order of first use.
 #[derive(Debug)]
 struct GroupNumbers<K>(BTreeMap<K, usize>);
 

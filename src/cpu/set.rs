@@ -5,7 +5,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// The largest CPU id a set can hold: what Linux allows (`CONFIG_NR_CPUS` is at most 8192).
+/// The largest CPU id allowed in a set, which is the limit of Linux (`CONFIG_NR_CPUS` is at most
+/// 8192).
 pub const MAX_CPU: u32 = 8191;
 
 const BITS: u32 = 64;
@@ -97,8 +98,9 @@ impl CpuSet {
         Self::default()
     }
 
-    /// Reads the kernel's mask format, which old kernels have instead of lists: words of 32 bits in hexadecimal,
-    /// the highest first, as in `00000000,0000ffff`. White space around the whole mask is allowed.
+    /// Reads the kernel's mask format, which old kernels have instead of lists: words of 32 bits in
+    /// hexadecimal, the highest first, as in `00000000,0000ffff`. White space around the whole mask
+    /// is allowed.
     ///
     /// # Errors
     ///
@@ -116,7 +118,8 @@ impl CpuSet {
                     mask: mask.to_owned(),
                 });
             };
-            // Masks are as wide as the kernel's configuration, so zeros may follow beyond the largest id.
+            // Masks have the width of the kernel's configuration. Zeros may follow beyond the
+            // largest id.
             if bits != 0 && base > MAX_CPU {
                 return Err(ParseCpuSetError::MaskTooLarge {
                     mask: mask.to_owned(),
@@ -168,7 +171,7 @@ impl CpuSet {
         new
     }
 
-    /// Removes a CPU, and returns whether the set had it.
+    /// Removes a CPU. Returns whether the set contained the CPU.
     pub fn remove(&mut self, cpu: u32) -> bool {
         let (word, bit) = place(cpu);
         let Some(slot) = self.words.get_mut(word) else {
@@ -253,7 +256,7 @@ impl CpuSet {
         Self::trimmed(words)
     }
 
-    /// Whether every CPU of `self` is in `other`.
+    /// Whether `other` contains every CPU of `self`.
     pub fn is_subset(&self, other: &Self) -> bool {
         self.words.len() <= other.words.len()
             && self
@@ -307,7 +310,7 @@ impl PartialOrd for CpuSet {
     }
 }
 
-/// Sets compare as their ascending lists of ids: `0,5` comes before `1`.
+/// Sets compare as ascending lists of ids: `0,5` comes before `1`.
 impl Ord for CpuSet {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         self.iter().cmp(other.iter())
@@ -343,7 +346,8 @@ impl fmt::Debug for CpuSet {
 impl FromStr for CpuSet {
     type Err = ParseCpuSetError;
 
-    /// Reads the kernel's list format; white space around the whole list is allowed, as files end in a newline.
+    /// Reads the kernel's list format; white space around the whole list is allowed, as files end
+    /// in a newline.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let list = text.trim();
         let mut set = Self::new();

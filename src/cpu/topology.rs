@@ -1,8 +1,8 @@
 //! [`Topology`]: which CPUs share a core, a last-level cache, a NUMA node, a socket.
 //!
-//! [`Topology::from_facts`] builds a topology from [`Facts`], the lists in the kernel's files. No group is computed
-//! by dividing counts: offline siblings, hybrid cores, 4-way SMT, sparse ids and NUMA nodes without CPUs make such a
-//! division wrong.
+//! [`Topology::from_facts`] builds a topology from [`Facts`], the lists in the kernel's files. No
+//! group is computed by dividing counts: offline siblings, hybrid cores, 4-way SMT, sparse ids and
+//! NUMA nodes without CPUs make such a division wrong.
 
 use std::collections::BTreeMap;
 
@@ -10,11 +10,12 @@ use serde::{Deserialize, Serialize};
 
 use super::CpuSet;
 
-/// One online CPU and its groups; `None` if the machine does not tell.
+/// An online CPU and its groups; `None` if the machine does not report the group.
 ///
-/// Group ids are unique in the machine: two CPUs have the same `core` if and only if they are on the same core.
-/// `numa` is the kernel's id. Cores, sockets and LLCs are counted 0, 1, 2… by the lowest CPU of each group, because
-/// the kernel's ids repeat from socket to socket, are sparse, or are -1 on many machines.
+/// Group ids are unique in the machine: two CPUs have the same `core` if and only if both are on
+/// the same core. `numa` is the kernel's id. Cores, sockets and LLCs are counted 0, 1, 2… by the
+/// lowest CPU of each group. The kernel's ids are not usable: on many machines they repeat from
+/// socket to socket, are sparse, or are -1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Cpu {
     /// The kernel's id.
@@ -37,11 +38,11 @@ pub struct Cpu {
 pub enum CoreKind {
     /// The fastest cores of the machine.
     Performance,
-    /// Slower cores that need less power.
+    /// Slower cores with lower power consumption.
     Efficiency,
 }
 
-/// One NUMA node; it may have memory and no CPUs.
+/// A NUMA node. A NUMA node may have memory and no CPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct NumaNode {
     /// The kernel's id.
@@ -50,8 +51,8 @@ pub struct NumaNode {
     pub cpus: CpuSet,
     /// The NUMA node's memory in bytes.
     pub memory_bytes: Option<u64>,
-    /// The kernel's distance to each NUMA node, in the order of [`Topology::numa`]; empty if the machine does not
-    /// tell. 10 is the distance of a NUMA node to itself.
+    /// The kernel's distance to each NUMA node, in the order of [`Topology::numa`]; empty if the
+    /// machine does not tell. 10 is the distance of a NUMA node to itself.
     pub distances: Vec<u32>,
 }
 
@@ -60,10 +61,10 @@ pub struct NumaNode {
 pub struct Topology {
     /// Online CPUs.
     pub online: CpuSet,
-    /// CPUs that are present and offline.
+    /// Present, but offline CPUs.
     pub offline: CpuSet,
-    /// Online CPUs that were isolated at boot by `isolcpus=`. The kernel moves no threads to, from or between
-    /// isolated CPUs.
+    /// Online CPUs that were isolated at boot by `isolcpus=`. The kernel moves no threads to, from
+    /// or between isolated CPUs.
     #[serde(skip_serializing_if = "CpuSet::is_empty")]
     pub isolated: CpuSet,
     /// The online CPUs by ascending id.
@@ -93,17 +94,17 @@ pub struct Layout {
 pub struct Facts {
     /// Online CPUs.
     pub online: CpuSet,
-    /// CPUs that are present and offline.
+    /// Present, but offline CPUs.
     pub offline: CpuSet,
-    /// CPUs that were isolated at boot.
+    /// CPUs isolated at boot.
     pub isolated: CpuSet,
-    /// Sets of CPUs on one core.
+    /// Sets of CPUs on the same core.
     pub cores: Vec<CpuSet>,
-    /// Sets of CPUs in one socket.
+    /// Sets of CPUs in the same socket.
     pub sockets: Vec<CpuSet>,
-    /// Sets of CPUs with one last-level cache.
+    /// Sets of CPUs with the same last-level cache.
     pub llcs: Vec<CpuSet>,
-    /// CPUs by the kind of their core.
+    /// CPUs by the kind of core.
     pub kinds: Vec<(CoreKind, CpuSet)>,
     /// The NUMA nodes.
     pub numa: Vec<NumaNode>,
@@ -114,9 +115,10 @@ pub struct Facts {
 impl Topology {
     /// Builds a topology from the contents of the machine's files.
     ///
-    /// Lists are cut to the online CPUs, and overlapping lists become one group. Two files may disagree for a moment
-    /// while a CPU comes online; CPUs are then in one group if either file says so. A CPU that no list names has no
-    /// group. A CPU of several NUMA nodes, as with `numa=fake`, counts with the lowest.
+    /// Lists are cut to the online CPUs. Overlapping lists become a single group. Two files may
+    /// disagree for a moment while a CPU comes online. CPUs are then in the same group if either
+    /// file lists both. A CPU in no list has no group. A CPU of several NUMA nodes, as with
+    /// `numa=fake`, counts with the lowest.
     pub fn from_facts(facts: Facts) -> Self {
         let Facts {
             online,
@@ -172,29 +174,31 @@ impl Topology {
             .and_then(|index| self.cpus.get(index))
     }
 
-    /// The online CPUs of each core, in the order of their lowest CPUs. A CPU whose core is unknown is a core of its own.
+    /// The online CPUs of each core, ordered by lowest CPU. A CPU without a known core is a core by
+    /// itself.
     pub fn cores(&self) -> Vec<CpuSet> {
         self.groups(|cpu| cpu.core.map_or(GroupId::Alone(cpu.id), GroupId::Known))
     }
 
-    /// The online CPUs of each LLC, in the order of their lowest CPUs. CPUs whose LLC is unknown are one group.
+    /// The online CPUs of each LLC, ordered by lowest CPU. CPUs without a known LLC are a group.
     pub fn llcs(&self) -> Vec<CpuSet> {
         self.groups(|cpu| cpu.llc.map_or(GroupId::Unknown, GroupId::Known))
     }
 
-    /// The online CPUs of each NUMA node with online CPUs, in the order of their lowest CPUs. CPUs without a known
-    /// NUMA node are one group.
+    /// The online CPUs of each NUMA node with online CPUs, ordered by lowest CPU. CPUs without a
+    /// known NUMA node are a group.
     pub fn numa_nodes(&self) -> Vec<CpuSet> {
         self.groups(|cpu| cpu.numa.map_or(GroupId::Unknown, GroupId::Known))
     }
 
-    /// The online CPUs of each socket, in the order of their lowest CPUs. CPUs whose socket is unknown are one group.
+    /// The online CPUs of each socket, ordered by lowest CPU. CPUs without a known socket are a
+    /// group.
     pub fn sockets(&self) -> Vec<CpuSet> {
         self.groups(|cpu| cpu.socket.map_or(GroupId::Unknown, GroupId::Known))
     }
 
-    /// The online CPUs of a CPU's core, the CPU included. Only the CPU if its core is unknown; empty for a CPU that
-    /// is not online.
+    /// The online CPUs of a CPU's core, including the CPU. Only the CPU if the core is unknown;
+    /// empty for an offline CPU.
     pub fn core_of(&self, id: u32) -> CpuSet {
         match self.cpu(id) {
             None => CpuSet::new(),
@@ -208,7 +212,7 @@ impl Topology {
         }
     }
 
-    /// The ids of the NUMA nodes of a set's online CPUs, in the form that `cpuset.mems` takes.
+    /// The ids of the NUMA nodes of a set's online CPUs, in the format of `cpuset.mems`.
     ///
     /// `None` if the NUMA node of any CPU is unknown.
     pub fn numa_of(&self, cpus: &CpuSet) -> Option<CpuSet> {
@@ -261,8 +265,8 @@ enum GroupId {
     Unknown,
 }
 
-/// The number of each listed online CPU's group. Overlapping lists are one group. Groups are counted by their lowest
-/// CPU.
+/// The group number of each listed online CPU. Overlapping lists are a single group. Groups are
+/// numbered by lowest CPU.
 fn number(lists: &[CpuSet], online: &CpuSet) -> BTreeMap<u32, u32> {
     let mut groups: Vec<CpuSet> = Vec::new();
     for list in lists {
@@ -307,7 +311,7 @@ pub struct Shape {
 /// The order of CPU ids on an invented machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Numbering {
-    /// The first CPU of every core, then the second CPU of every core, and so on, as on x86.
+    /// The first CPU of every core, then the second CPU of every core, and onwards, as on x86.
     #[default]
     SiblingsLast,
     /// All CPUs of a core in a row, as on POWER.

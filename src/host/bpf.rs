@@ -1,8 +1,9 @@
-//! BPF: maps, programs and links, by the system call itself.
+//! BPF maps, programs and links, made directly by the `bpf` system call.
 //!
-//! The crates that know more of it load programs from ELF objects, which takes a compiler or a library in C when Pinfold is
-//! built. Five commands of one call are enough here. Everything is held by descriptors and pinned nowhere: it is gone with
-//! the process, however that ends.
+//! The crates for BPF load programs from ELF objects, which require a compiler or a C library to
+//! build Pinfold. Pinfold needs only seven commands of the system call. File descriptors hold all
+//! maps, programs and links, and nothing is pinned. The kernel removes everything when the process
+//! ends, for whatever reason.
 
 #![allow(unsafe_code)]
 
@@ -21,19 +22,19 @@ use super::file;
 use crate::cpu::CpuSet;
 use call::{Batch, Element, LinkCreate, MapCreate, ProgramLoad, ProgramQuery, bpf, make};
 
-/// Which of a cgroup's packets a program sees; the numbers are the kernel's.
+/// The packets of a cgroup that a program processes. The numbers are the kernel's attach types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
-    /// Those that its sockets receive.
+    /// Packets received by the cgroup's sockets.
     Ingress = 0,
-    /// Those that its sockets send.
+    /// Packets sent by the cgroup's sockets.
     Egress = 1,
 }
 
-/// Why BPF can't be used.
+/// The reason why BPF can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum BpfError {
-    /// The kernel does not let this process.
+    /// The kernel refuses the operation for lack of a capability or of locked memory.
     #[error(
         "the kernel does not let this process {operation}: give it CAP_BPF and CAP_NET_ADMIN (and, before Linux 5.11, enough \
          locked memory)"
@@ -44,7 +45,8 @@ pub enum BpfError {
         /// The kernel's error.
         source: io::Error,
     },
-    /// Another program keeps the cgroup for itself.
+    /// Another program is attached to the cgroup, or to a cgroup above, and admits no second
+    /// program.
     #[error(
         "the kernel does not let this process attach a BPF program to a cgroup: another program is attached to this cgroup or \
          to one above without BPF_F_ALLOW_MULTI, so no second program may be; find that program with `bpftool cgroup tree`, \
@@ -54,19 +56,19 @@ pub enum BpfError {
         /// The kernel's error.
         source: io::Error,
     },
-    /// The kernel can't do it.
+    /// The kernel does not support the operation.
     #[error(
         "this kernel can't {operation}: it takes Linux 5.8 or newer, with CONFIG_BPF_SYSCALL and CONFIG_CGROUP_BPF{says}"
     )]
     Unsupported {
         /// The operation.
         operation: &'static str,
-        /// The last line of what its verifier said.
+        /// The last line of the verifier's log.
         says: String,
         /// The kernel's error.
         source: io::Error,
     },
-    /// Something else.
+    /// Any further error.
     #[error("can't {operation}")]
     Other {
         /// The operation.
@@ -76,32 +78,34 @@ pub enum BpfError {
     },
 }
 
-/// A hash map with values of each CPU's own. Keys are `K` and values `V` numbers.
+/// A hash map in which each CPU has a separate value per key. A key is `K` numbers, a value is `V`
+/// numbers.
 #[derive(Debug)]
 pub struct PerCpuHash<const K: usize, const V: usize> {
     map: OwnedFd,
-    /// For how many CPUs the kernel writes values: all that the machine can ever have.
+    /// The number of possible CPUs of the machine. The kernel copies a value for each possible CPU.
     cpus: usize,
 }
 
-/// What a program keeps for itself, `V` numbers for each of `K`; where there is no room, what was not used for long is
-/// forgotten.
+/// A hash map for the state of a program. A key is `K` numbers, a value is `V` numbers. A full map
+/// drops the least recently used entry.
 #[derive(Debug)]
 pub struct LruMap<const K: usize, const V: usize> {
     map: OwnedFd,
 }
 
-/// A key, and the sum of what the CPUs have.
+/// A key, and the sum of its values on all CPUs.
 pub type Entry<const K: usize, const V: usize> = ([u64; K], [u64; V]);
 
-/// A program that sees the packets of cgroups.
+/// A program that processes the packets of cgroups.
 #[derive(Debug)]
 pub struct Program {
     program: OwnedFd,
     direction: Direction,
 }
 
-/// A program attached to a cgroup: until this is dropped, or the process ends, or the cgroup is removed.
+/// The attachment of a program to a cgroup. Dropping the link, the end of the process, or the
+/// removal of the cgroup ends the attachment.
 #[derive(Debug)]
 pub struct Link {
     _link: OwnedFd,
@@ -119,20 +123,20 @@ const MAKE_MAP: &str = "make a BPF map";
 
 const PER_CPU_HASH: u32 = 5;
 const RECENT_HASH: u32 = 9;
-/// Of a map: memory is taken for entries that are there, not for all that may come.
+/// A map flag: the kernel allocates memory per entry, not for `max_entries` in advance.
 const NO_PREALLOCATION: u32 = 1;
 const CGROUP_SKB: u32 = 8;
 
-/// Entries read at once, at most.
+/// The maximum number of entries per read.
 const BATCH: usize = 256;
 
-/// Bytes of values read at once, unless the entries of one hash bucket need more.
+/// The size of the values per read in bytes. If a hash bucket needs more, the buffer grows.
 const READ: usize = 1 << 20;
 
-/// What a verifier may say.
+/// The size of the buffer for the verifier's log in bytes.
 const LOG: usize = 64 * 1024;
 
-/// A descriptor as the kernel's arguments have it. It is never negative.
+/// A file descriptor as a field of the kernel's arguments. File descriptors are never negative.
 fn number(descriptor: BorrowedFd<'_>) -> u32 {
     descriptor.as_raw_fd().cast_unsigned()
 }
@@ -154,7 +158,7 @@ fn name(name: &str) -> [u8; 16] {
     bytes
 }
 
-/// A new map, with keys and values of so many numbers.
+/// Makes a map. `key` and `value` are the sizes in numbers of 8 bytes.
 fn map(
     title: &str,
     kind: u32,
@@ -172,7 +176,7 @@ fn map(
         numa_node: 0,
         name: name(title),
     };
-    // SAFETY: the argument points to nothing, and the command returns a new descriptor.
+    // SAFETY: the argument contains no address, and the command returns a new descriptor.
     unsafe { make(MAP_CREATE, &mut argument) }.map_err(|error| BpfError::new(MAKE_MAP, error))
 }
 
@@ -180,7 +184,7 @@ fn size(numbers: usize) -> u32 {
     u32::try_from(8 * numbers).unwrap_or(u32::MAX)
 }
 
-/// How many entries to read at once. Each entry has values for all CPUs that the machine can ever have.
+/// The number of entries per read. Each entry has a value for every possible CPU.
 fn batch<const V: usize>(cpus: usize) -> usize {
     let entry = cpus.saturating_mul(8 * V).max(1);
     (READ / entry).clamp(1, BATCH)
@@ -189,7 +193,7 @@ fn batch<const V: usize>(cpus: usize) -> usize {
 // === impl Direction ===
 
 impl Direction {
-    /// How many programs, anybody's, are attached to a cgroup itself.
+    /// The number of programs of all owners attached directly to a cgroup.
     ///
     /// # Errors
     /// See [`BpfError`].
@@ -204,7 +208,8 @@ impl Direction {
             _gap: 0,
             newer: [0; 4],
         };
-        // SAFETY: with no room for any program, the kernel writes into the argument only.
+        // SAFETY: the argument has no buffer for programs, so the kernel writes only into the
+        // argument.
         let result = unsafe { bpf(PROGRAM_QUERY, &mut argument) };
         result
             .map(|_| argument.count)
@@ -236,12 +241,13 @@ impl BpfError {
 // === impl PerCpuHash ===
 
 impl<const K: usize, const V: usize> PerCpuHash<K, V> {
-    /// A new map for so many keys.
+    /// Makes a map with room for `max_entries` keys.
     ///
     /// # Errors
     /// See [`BpfError`].
     pub fn new(title: &str, max_entries: u32) -> Result<Self, BpfError> {
-        // How much the kernel writes depends on the machine, so it is result there and not below the root of a configuration.
+        // The kernel that runs this process copies the values. Therefore the path lies below the
+        // real root, not below a configured root.
         let possible = file::read_value(Path::new("/sys/devices/system/cpu/possible")).ok();
         let cpus = possible
             .and_then(|list| list.parse::<CpuSet>().ok())
@@ -257,12 +263,12 @@ impl<const K: usize, const V: usize> PerCpuHash<K, V> {
         })
     }
 
-    /// The descriptor by which a program names the map.
+    /// The descriptor of the map for a program's instructions.
     pub fn descriptor(&self) -> i32 {
         self.map.as_raw_fd()
     }
 
-    /// All entries.
+    /// Reads all entries.
     ///
     /// # Errors
     /// See [`BpfError`].
@@ -285,14 +291,15 @@ impl<const K: usize, const V: usize> PerCpuHash<K, V> {
                 element_flags: 0,
                 flags: 0,
             };
-            // SAFETY: the kernel writes at most `count` keys of `8 * K` bytes, and as many values of `8 * V` bytes for each
-            // CPU that the machine can have, which is the size of the two; a place in the map is four bytes.
+            // SAFETY: the kernel writes at most `count` keys of `8 * K` bytes, and per key a value
+            // of `8 * V` bytes for each possible CPU. Both buffers have the exact size. The
+            // position in the map takes 4 of the 8 bytes in `to`.
             let read = unsafe { bpf(MAP_LOOKUP_BATCH, &mut argument) };
             let (last, count) = match read {
                 Ok(_) => (false, argument.count),
-                // There is nothing after these.
+                // ENOENT means that the batch is the last.
                 Err(error) if error.raw_os_error() == Some(libc::ENOENT) => (true, argument.count),
-                // More keys than this have the same hash.
+                // ENOSPC means that a hash bucket has more keys than the buffer has room for.
                 Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {
                     size *= 2;
                     continue;
@@ -318,7 +325,7 @@ impl<const K: usize, const V: usize> PerCpuHash<K, V> {
         }
     }
 
-    /// Adds an entry of zeros, unless there is one.
+    /// Adds an entry of zeros, unless the key exists.
     ///
     /// # Errors
     /// See [`BpfError`].
@@ -333,7 +340,7 @@ impl<const K: usize, const V: usize> PerCpuHash<K, V> {
             value: address(&values),
             flags: UNLESS_THERE,
         };
-        // SAFETY: the kernel reads a key, and a value for each CPU that the machine can have.
+        // SAFETY: the kernel reads the key, and a value for each possible CPU.
         match unsafe { bpf(MAP_UPDATE, &mut argument) } {
             Err(error) if error.raw_os_error() != Some(libc::EEXIST) => {
                 Err(BpfError::new("write to a BPF map", error))
@@ -342,7 +349,7 @@ impl<const K: usize, const V: usize> PerCpuHash<K, V> {
         }
     }
 
-    /// Deletes an entry; one that is not there is none.
+    /// Deletes an entry. A missing entry is no error.
     ///
     /// # Errors
     /// See [`BpfError`].
@@ -354,7 +361,7 @@ impl<const K: usize, const V: usize> PerCpuHash<K, V> {
             value: 0,
             flags: 0,
         };
-        // SAFETY: the kernel reads a key.
+        // SAFETY: the kernel reads the key only.
         match unsafe { bpf(MAP_DELETE, &mut argument) } {
             Err(error) if error.raw_os_error() != Some(libc::ENOENT) => {
                 Err(BpfError::new("delete from a BPF map", error))
@@ -367,18 +374,18 @@ impl<const K: usize, const V: usize> PerCpuHash<K, V> {
 // === impl LruMap ===
 
 impl<const K: usize, const V: usize> LruMap<K, V> {
-    /// A new one for so many keys.
+    /// Makes a map with room for `max_entries` keys.
     ///
     /// # Errors
     /// See [`BpfError`].
     pub fn new(title: &str, max_entries: u32) -> Result<Self, BpfError> {
-        // Memory for all of them is taken now: the kernel refuses this kind without.
+        // The kernel requires preallocation for LRU maps, so the map takes its full memory now.
         Ok(Self {
             map: map(title, RECENT_HASH, [K, V], max_entries, 0)?,
         })
     }
 
-    /// The descriptor by which a program names the map.
+    /// The descriptor of the map for a program's instructions.
     pub fn descriptor(&self) -> i32 {
         self.map.as_raw_fd()
     }
@@ -387,10 +394,11 @@ impl<const K: usize, const V: usize> LruMap<K, V> {
 // === impl Program ===
 
 impl Program {
-    /// Gives the kernel a program to check and translate. It stays as long as it is held here or attached.
+    /// Loads a program into the kernel, which verifies and compiles the program. The kernel keeps
+    /// the program until the handle and all links are dropped.
     ///
-    /// # Errors
-    /// See [`BpfError`]; with what the verifier said last, where it said something.
+    /// # Errors See [`BpfError`]. The error contains the last line of the verifier's log, if the
+    /// log is not empty.
     pub fn load(title: &str, assembly: &Assembly, direction: Direction) -> Result<Self, BpfError> {
         let bytes = assembly.bytes();
         let load = |log: &mut [u8]| {
@@ -408,8 +416,8 @@ impl Program {
                 interface: 0,
                 attach_type: direction as u32,
             };
-            // SAFETY: the kernel reads the instructions and the license, and writes at most `log_size` bytes of the log; the
-            // command returns a new descriptor.
+            // SAFETY: the kernel reads the instructions and the license, and writes at most
+            // `log_size` bytes of the log. The command returns a new descriptor.
             unsafe { make(PROGRAM_LOAD, &mut argument) }
         };
         let error = match load(&mut []) {
@@ -441,8 +449,9 @@ impl Program {
         }
     }
 
-    /// Attaches it to a cgroup of version 2, given by its open directory: it then sees the packets of all sockets that were
-    /// made there and in cgroups below, beside what other programs do.
+    /// Attaches the program to a cgroup v2, given by its open directory. The program then processes
+    /// the packets of all sockets made in the cgroup or below. Further programs of the cgroup stay
+    /// in effect.
     ///
     /// # Errors
     /// See [`BpfError`].
@@ -453,11 +462,12 @@ impl Program {
             attach_type: self.direction as u32,
             flags: 0,
         };
-        // SAFETY: the argument points to nothing, and the command returns a new descriptor.
+        // SAFETY: the argument contains no address, and the command returns a new descriptor.
         let link = unsafe { make(LINK_CREATE, &mut argument) };
         link.map(|link| Link { _link: link })
             .map_err(|source| match source.raw_os_error() {
-                // A process without the capabilities may not ask for the attached programs, either.
+                // EPERM has two causes. A process that may query the attached programs has the
+                // capabilities, so a second program is not admitted.
                 Some(libc::EPERM) if self.direction.attached(cgroup).is_ok() => {
                     BpfError::Conflict { source }
                 }

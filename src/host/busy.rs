@@ -1,19 +1,23 @@
-//! How long each CPU was idle, and what all tasks used: the parts from which foreign time is computed.
+//! Readings of CPU time: the idle time of each CPU, and the time used by all tasks. Interference is
+//! computed from both.
 //!
-//! Linux has no file that says how long a CPU worked for whom. What comes nearest:
+//! Linux has no file with the CPU time of each task on each CPU. The closest sources are:
 //!
-//! - On cgroup v1, `cpuacct.usage_percpu` of the root cgroup counts every task's time on each CPU in nanoseconds, in the
-//!   same moment as the task's own cgroup's, so that the difference of the two is exact.
-//! - Everywhere, a CPU's idle time in `/proc/stat`. Up to Linux 7.0 it is measured with a clock at the start and end of each
-//!   idle spell, and shown in hundredths of a second. From Linux 7.1 on, and with `nohz=off`, spells shorter than a tick
-//!   are only sampled by the tick, which is wrong by up to a tick each time.
-//! - `/proc/schedstat` (`CONFIG_SCHEDSTATS`) says how many turns tasks had on a CPU, which limits the number of idle spells
-//!   ([`Clock::doubt`]), and how long those lasted in nanoseconds, but for the one that is still going on, which on an
-//!   exclusive CPU may last for hours ([`Turns`]). The first helps where turns are few, the second where they are many.
-//!   It is read only where idle time is sampled.
+//! - On cgroup v1, `cpuacct.usage_percpu` of the root cgroup counts the time of all tasks on each
+//!   CPU in nanoseconds. The kernel updates the root cgroup and the task's own cgroup at the same
+//!   moment, so the difference of both is exact.
+//! - On every kernel, `/proc/stat` shows the idle time of each CPU in hundredths of a second. Up to
+//!   Linux 7.0, the kernel measures idle time with a clock at the start and end of each idle spell.
+//!   From Linux 7.1 on, and with `nohz=off`, the tick samples spells shorter than a tick. Each
+//!   sample is wrong by up to a tick.
+//! - `/proc/schedstat` (`CONFIG_SCHEDSTATS`) counts the turns of tasks on a CPU, which limits the
+//!   number of idle spells ([`Clock::doubt`]). The file also shows the duration of all ended turns
+//!   in nanoseconds ([`Turns`]). The present turn is missing, and may last for hours on an
+//!   exclusive CPU. The count of turns helps if turns are few, the duration if turns are many. The
+//!   watcher reads the file only if the kernel samples idle time and counts no usage per CPU.
 //!
-//! The user and system columns of `/proc/stat` are not used: most kernels fill them by sampling too, and a task that wakes
-//! with the tick can hide from it for ever.
+//! The user and system columns of `/proc/stat` are not used. Most kernels sample both columns, too,
+//! and a task that wakes with the tick can stay unseen for ever.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -23,86 +27,93 @@ use super::cgroup::{CgroupError, Cgroups, Usage};
 use super::file::{self, FileError};
 use crate::cpu::CpuSet;
 
-/// The unit in which `/proc/stat` shows time; what is shown is rounded down.
+/// The unit of time in `/proc/stat`. Times are rounded down.
 pub const UNIT: Duration = Duration::from_millis(10);
 
-/// The longest tick that kernels are built with (`CONFIG_HZ=100`): running tasks are charged at least so often.
+/// The longest tick of Linux kernels (`CONFIG_HZ=100`). The kernel charges running tasks at least
+/// once per tick.
 pub const TICK: Duration = Duration::from_millis(10);
 
-/// The same on a CPU in `nohz_full`, where a remote tick comes once a second.
+/// The longest tick of a `nohz_full` CPU: a remote tick comes every second; the rest is a margin.
 const REMOTE_TICK: Duration = Duration::from_millis(1100);
 
-/// The first Linux that samples short idle spells.
+/// The first Linux version that samples short idle spells.
 const SAMPLES_IDLE: (u32, u32) = (7, 1);
 
-/// How long [`Watcher::prepare`] waits for the turns of busy CPUs to end.
+/// The wait in [`Watcher::prepare`], in which turns on busy CPUs end.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Reads [`Look`]s.
+/// Reads the counters of all CPUs. Each reading is a [`Look`].
 #[derive(Debug, Clone)]
 pub struct Watcher {
     proc: PathBuf,
     started: Instant,
-    /// Whether short idle spells are sampled here rather than measured.
+    /// Whether the kernel samples short idle spells instead of measuring them.
     sampled: bool,
     nohz_full: CpuSet,
-    /// Per CPU, how many turns tasks had had when it was last looked at, and when it is known that the last had not begun.
+    /// Per CPU, the number of turns at the last reading, and a time at which the last turn had not
+    /// begun yet. `None` if no time is known.
     turns: BTreeMap<u32, (u64, Option<Duration>)>,
-    /// When that was.
+    /// The time at which the last reading began.
     last: Option<Duration>,
 }
 
 /// Counters of all CPUs, read within a short time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Look {
-    /// When reading began, since the watcher was made.
+    /// The time at which reading began, since the watcher's creation.
     pub from: Duration,
-    /// When reading ended.
+    /// The time at which reading ended.
     pub to: Duration,
-    /// Per online CPU.
+    /// The counters of each online CPU.
     pub clocks: BTreeMap<u32, Clock>,
-    /// What all tasks of the node used, where that is counted by CPU.
+    /// The time of all tasks of the node, by CPU number; `None` unless the kernel counts usage per
+    /// CPU.
     pub all: Option<Vec<Duration>>,
-    /// Whether interrupts are timed apart from the tasks that they interrupt (`CONFIG_IRQ_TIME_ACCOUNTING`).
+    /// Whether the kernel counts the time of interrupts apart from the interrupted tasks
+    /// (`CONFIG_IRQ_TIME_ACCOUNTING`).
     pub interrupts_apart: bool,
 }
 
-/// One CPU's counters since it was started.
+/// The counters of a CPU since the CPU's start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Clock {
-    /// Idle, waiting for devices or not; two numbers, each rounded down to [`UNIT`].
+    /// Idle time, with and without waiting for devices: the sum of two numbers, each rounded down
+    /// to [`UNIT`].
     pub idle: Duration,
-    /// Time taken away by a hypervisor, rounded down to [`UNIT`].
+    /// Time taken by a hypervisor, rounded down to [`UNIT`].
     pub steal: Duration,
-    /// Hardware and software interrupts; two numbers, each rounded down to [`UNIT`].
+    /// Time of hardware and software interrupts: the sum of two numbers, each rounded down to
+    /// [`UNIT`].
     pub interrupts: Duration,
-    /// By how much the idle time may be wrong in all, beyond its rounding.
+    /// The largest error of `idle` through sampling, without the error of rounding.
     pub doubt: Duration,
-    /// By how much a running task's time may be behind.
+    /// The longest time by which a running task's usage may be outdated.
     pub lag: Duration,
-    /// What tasks did on it, where idle time is sampled.
+    /// The run time of tasks; `None` unless idle time is sampled, or if the start of the present
+    /// turn is unknown.
     pub turns: Option<Turns>,
 }
 
-/// How long tasks ran on a CPU.
+/// The run time of tasks on a CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Turns {
-    /// All turns that are over.
+    /// The sum of all ended turns.
     pub over: Duration,
-    /// The longest that the present one can have lasted.
+    /// The longest possible duration of the present turn.
     pub present: Duration,
 }
 
-/// Why there is no look at the CPUs.
+/// Why the counters can't be read.
 #[derive(Debug, thiserror::Error)]
 pub enum BusyError {
-    /// A file that can't be read.
+    /// The kernel's file can't be read.
     #[error(transparent)]
     File(#[from] FileError),
     /// The root cgroup can't be read.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
-    /// Idle time is only sampled, and nothing says how wrong that is.
+    /// The kernel only samples idle time, and no file limits the error.
     #[error(
         "this kernel only samples idle time and has no /proc/schedstat (CONFIG_SCHEDSTATS) to tell how far it is off"
     )]
@@ -112,7 +123,7 @@ pub enum BusyError {
 // === impl Watcher ===
 
 impl Watcher {
-    /// A watcher of the machine whose `proc` and `sys` lie below `root`.
+    /// Makes a watcher of the machine whose `proc` and `sys` are below `root`.
     pub fn new(root: &Path) -> Self {
         let proc = root.join("proc");
         let text = |path: PathBuf| {
@@ -127,7 +138,7 @@ impl Watcher {
             .split_whitespace()
             .any(|word| matches!(word, "nohz=off" | "nohz=0"));
         let sampled = periodic || version(&release).is_none_or(|version| version >= SAMPLES_IDLE);
-        // The file says "(null)" where there are none.
+        // The kernel writes "(null)" if no CPU is in `nohz_full`.
         let nohz_full = text(root.join("sys/devices/system/cpu/nohz_full"))
             .parse()
             .unwrap_or_default();
@@ -142,13 +153,14 @@ impl Watcher {
         }
     }
 
-    /// Whether short idle spells are sampled by this kernel, rather than measured.
+    /// Whether the kernel samples short idle spells instead of measuring them.
     pub fn samples_idle(&self) -> bool {
         self.sampled
     }
 
-    /// Makes the next look tell more where idle time is sampled: looks once, then waits for 20 ms, so that CPUs on which
-    /// tasks take turns are known to have begun the present one within that time. Elsewhere it does nothing.
+    /// Makes the next reading more exact if the kernel samples idle time: takes a reading, then
+    /// waits for 20 ms. A turn that begins after the reading is then known to last at most as long
+    /// as the wait and the next reading. Does nothing if the kernel measures idle time.
     ///
     /// # Errors
     /// See [`BusyError`].
@@ -160,7 +172,7 @@ impl Watcher {
         Ok(())
     }
 
-    /// Reads the counters.
+    /// Takes a reading of the counters.
     ///
     /// # Errors
     /// See [`BusyError`].
@@ -171,7 +183,7 @@ impl Watcher {
             _ => None,
         };
         let stat = file::read(&self.proc.join("stat"))?;
-        // Where every task is counted by CPU, idle time isn't needed.
+        // Usage per CPU makes idle time unnecessary, so `/proc/schedstat` is not read.
         let turns = match all {
             None if self.sampled => {
                 let text =
@@ -213,11 +225,12 @@ impl Watcher {
         })
     }
 
-    /// When it is known that the present turn on a CPU, one of so many, had not begun.
+    /// A time at which the present turn on a CPU had not begun yet. `count` is the number of turns
+    /// until now. `None` if no time is known.
     fn begun(&mut self, cpu: u32, count: u64) -> Option<Duration> {
         let known = match self.turns.get(&cpu) {
             Some((before, known)) if *before == count => *known,
-            // It has begun since the last look began.
+            // The present turn began after the start of the last reading.
             Some(_) => self.last,
             None => None,
         };
@@ -226,10 +239,11 @@ impl Watcher {
     }
 }
 
-/// `cpu3 user nice system idle iowait irq softirq steal …`, in hundredths of a second.
+/// Parses `cpu3 user nice system idle iowait irq softirq steal …`, in hundredths of a second.
 ///
-/// Returns the CPU, its hardware interrupts and its clock. Ticks never find a hardware interrupt, being one themselves: a
-/// number above zero shows that interrupts are timed.
+/// Returns the CPU, the hardware interrupt time in hundredths of a second, and the clock. Ticks are
+/// hardware interrupts, and never sample a hardware interrupt. A number above zero shows that the
+/// kernel measures interrupt time.
 fn clock(line: &str) -> Option<(u32, u64, Clock)> {
     let mut words = line.split_ascii_whitespace();
     let cpu = words.next()?.strip_prefix("cpu")?.parse().ok()?;
@@ -245,7 +259,8 @@ fn clock(line: &str) -> Option<(u32, u64, Clock)> {
     Some((cpu, number(5), clock))
 }
 
-/// How long tasks ran on each CPU, and in how many turns: the seventh and the last of the nine numbers of `cpu3 …`.
+/// Per CPU, the total duration of all ended turns, and the number of turns: the seventh and the
+/// ninth number of `cpu3 …`.
 fn turns(text: &str) -> BTreeMap<u32, (Duration, u64)> {
     let of_line = |line: &str| {
         let mut words = line.split_ascii_whitespace();
@@ -256,7 +271,7 @@ fn turns(text: &str) -> BTreeMap<u32, (Duration, u64)> {
     text.lines().filter_map(of_line).collect()
 }
 
-/// `6.12.117+deb13-amd64` is 6.12.
+/// Parses a kernel release: `6.12.117+deb13-amd64` is version 6.12.
 fn version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release
         .split(|c: char| !c.is_ascii_digit())

@@ -1,7 +1,8 @@
-//! The only module that talks to the kernel: /proc, /sys, cgroupfs, resctrl, perf, netlink, BPF. Every path lies
-//! below a root given by the caller.
+//! The only module that talks to the kernel: /proc, /sys, cgroupfs, resctrl, perf, netlink, BPF.
+//! Every path lies below a root given by the caller.
 //!
-//! The module contains no policy. It reads the state of the host, and writes the values that callers give.
+//! The module contains no policy. It reads the state of the host, and writes the values given by
+//! callers.
 
 pub mod bpf;
 pub mod busy;

@@ -1,16 +1,23 @@
-//! What the sockets of pods send and receive, also where many pods share one network: counted by two small BPF programs at the
-//! top of each tree of pods.
+//! Traffic of the pods' sockets, also of pods that share a network namespace. Two small BPF
+//! programs at the top of each tree of pods count the packets.
 //!
-//! The kernel runs them for every packet of a socket that was made by a process in the tree, on cgroup v2. A packet is
-//! counted under two numbers, those of the cgroup one step below the tree's top and of the one two steps below. Either the
-//! first is a pod's and the second a container's, or the first is a QoS class's and the second a pod's: the programs need
-//! not know which. The leaf's number alone would be cheaper by one call, but containers come and go between two looks and
-//! take along whose they were; a pod's cgroup stays as long as the pod, and so does what it has counted.
+//! The kernel runs the programs for every packet of a socket that a process in the tree has made.
+//! Cgroup v2 is required. The key of a count is two cgroup ids: of the cgroup directly below the
+//! tree's top, and of the cgroup a level deeper. The ids belong to a pod and its container, or to a
+//! QoS class and its pod. The programs need not distinguish the two cases.
 //!
-//! What is counted is what the kernel's IP layer hands over: IP and transport headers and the payload, no link header.
-//! A packet that an interface is still to cut into several, or has put together from several, has its headers counted once,
-//! and as packets as many as it stands for. What the kernel sends without a socket (a reset, an answer to a ping), and what
-//! belongs to a connection whose socket has become a remnant (`TIME_WAIT`), is nobody's.
+//! The id of the leaf cgroup alone would save a call per packet. But a container can start and end
+//! between two readings, and its id then leads to no pod any more. A pod's cgroup and counts last
+//! as long as the pod.
+//!
+//! The programs count packets as passed on by the kernel's IP layer: IP header, transport header
+//! and payload, without link header. An interface may segment a packet later, or may have merged
+//! several packets. The headers of a merged packet count once, and the number of packets is the
+//! number of segments.
+//!
+//! Two kinds of packets belong to no pod: packets that the kernel sends without a socket (a reset,
+//! an answer to a ping), and packets of connections in `TIME_WAIT`, whose socket is reduced to a
+//! remnant.
 
 mod program;
 
@@ -27,90 +34,90 @@ use super::file;
 use super::proc::Tcp;
 use program::program;
 
-/// What one direction has counted.
+/// The traffic in a direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Sum {
-    /// Bytes, from the IP header on.
+    /// Bytes, including the IP header.
     pub bytes: u64,
-    /// Packets, as they are on a wire.
+    /// Packets as on the wire, after segmentation.
     pub packets: u64,
 }
 
-/// What the sockets of a cgroup have received and sent since they are counted.
+/// The traffic of a cgroup's sockets since counting began.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Sockets {
-    /// What they received.
+    /// Received traffic.
     pub receive: Sum,
-    /// What they sent.
+    /// Sent traffic.
     pub transmit: Sum,
-    /// What TCP did of that.
+    /// TCP segments and timeouts of the sent traffic.
     pub tcp: Tcp,
 }
 
-/// Counts for the pods of some trees, until it is dropped.
+/// Counts the traffic of the pods in some trees. Dropping the counter ends counting.
 #[derive(Debug)]
 pub struct Counter {
-    /// Where cgroup v2 is mounted.
+    /// The mount point of cgroup v2.
     hierarchy: PathBuf,
     trees: Vec<String>,
     map: Map,
-    /// What the programs keep of sockets whose timers ran out.
+    /// The programs' state of sockets with expired retransmission timers.
     kept: LruMap<1, 2>,
     attached: BTreeMap<String, Attached>,
-    /// What ended containers had, whose entries are not kept, by their pods' numbers.
+    /// The sums of deleted entries of ended containers, by the id of the pod's cgroup.
     folded: HashMap<u64, Counts>,
-    /// What entries of ended containers held at the last look.
+    /// The entries of ended containers at the last reading.
     fading: HashMap<Key, Counts>,
-    /// Packets that had found no room by the last look.
+    /// The packets that found no free entry, as of the last reading.
     lost: u64,
 }
 
-/// The result of a look.
+/// The result of a reading.
 #[derive(Debug, Default)]
 pub struct SocketSample {
-    /// By the pod's path.
+    /// The traffic of each pod, by the path of the pod's cgroup.
     pub pods: HashMap<String, Sockets>,
-    /// Whether packets were lost since the last look: there were more cgroups than the kernel was asked to tell apart.
+    /// Whether packets found no free entry since the last reading, because the map is full.
     pub overflowed: bool,
-    /// For how many cgroups it had numbers.
+    /// The number of entries in use.
     pub entries: usize,
 }
 
-/// A tree as it was when the programs were attached to it.
+/// A tree with attached programs. `id` is the id of the tree's cgroup at that moment.
 #[derive(Debug)]
 struct Attached {
     id: u64,
     _links: [Link; 2],
 }
 
-/// Why nothing is counted.
+/// The reason why traffic can't be counted.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketsError {
-    /// No cgroup v2.
+    /// Cgroup v2 is not mounted.
     #[error("sockets are counted on cgroup v2 only, and it is not mounted at {} nor at {}/unified", root.display(), root.display())]
     NoHierarchy {
-        /// Where it was looked for.
+        /// The directory in which cgroup v2 was searched.
         root: PathBuf,
     },
-    /// A part of the hierarchy only.
+    /// The mount shows only a part of the hierarchy.
     #[error(
         "{} is a part of the node's cgroup hierarchy, seen from a cgroup namespace: mount the node's own there",
         hierarchy.display()
     )]
     Part {
-        /// Where it is mounted.
+        /// The mount point.
         hierarchy: PathBuf,
     },
-    /// The kernel's answer.
+    /// A BPF operation failed.
     #[error(transparent)]
     Bpf(#[from] BpfError),
-    /// The cgroups.
+    /// The pods' cgroups can't be listed.
     #[error(transparent)]
     Cgroups(#[from] CgroupError),
-    /// A cgroup.
+    /// A cgroup's directory can't be read.
     #[error("can't open cgroup {}", path.display())]
     Cgroup {
-        /// Its directory.
+        /// The cgroup's directory.
         path: PathBuf,
         /// The kernel's error.
         source: io::Error,
@@ -121,25 +128,27 @@ type Key = [u64; 2];
 type Counts = [u64; 7];
 type Map = PerCpuHash<2, 7>;
 
-/// How many cgroups are told apart on a usual node: containers of Guaranteed pods, and pods of the classes.
+/// The usual number of entries. An entry belongs to a container of a Guaranteed pod, or to a pod of
+/// a QoS class.
 pub const ROOM: u32 = 8192;
 
-/// Of so many sockets whose timers ran out the programs know it, of the last ones.
+/// The number of sockets with expired timers in the programs' state. The least recently used socket
+/// is dropped first.
 const TIMERS: u32 = 4096;
 
-/// With so many entries of a pod, or fewer, it is not asked which of its containers are still there.
+/// Up to this number of entries per pod, entries of ended containers stay in the map.
 const FEW: usize = 8;
 
-/// The number of no cgroup; what finds no room is counted here.
+/// The key for packets that find no free entry. No cgroup has the id 0.
 const OVERFLOW: Key = [0, 0];
 
-/// The number of a hierarchy's outermost cgroup.
+/// The id of a hierarchy's root cgroup.
 const OUTERMOST: u64 = 1;
 
 // === impl Sockets ===
 
 impl Sockets {
-    /// Adds what an entry holds.
+    /// Adds the counts of an entry.
     fn add(&mut self, counts: Counts) {
         let [
             received,
@@ -176,22 +185,21 @@ impl SocketsError {
 // === impl Counter ===
 
 impl Counter {
-    /// Begins to count below the trees that are there, telling so many cgroups apart; for the other trees see
-    /// [`Counter::attach`].
+    /// Begins to count in all existing trees, with `room` entries. [`Counter::attach`] adds trees
+    /// that appear later.
     ///
-    /// # Errors
-    /// See [`SocketsError`].
+    /// # Errors See [`SocketsError`].
     pub fn new(cgroup_root: &Path, trees: &[String], room: u32) -> Result<Self, SocketsError> {
         let found = Unified::find(cgroup_root);
         let found = found.ok_or_else(|| SocketsError::NoHierarchy {
             root: cgroup_root.to_owned(),
         })?;
         let hierarchy = found.root().to_owned();
-        // The kernel counts a cgroup's depth from there.
+        // The programs need the depth of a cgroup below the real root of the hierarchy.
         if id(&hierarchy)? != Some(OUTERMOST) {
             return Err(SocketsError::Part { hierarchy });
         }
-        // Below a tree that lies in another one packets would be counted twice.
+        // A tree inside another tree is left out, because its packets would be counted twice.
         let inner = |tree: &String| trees.iter().any(|other| is_below(tree, other));
         let trees = trees.iter().filter(|tree| !inner(tree)).cloned().collect();
         let map = Map::new("pinfold_sockets", room.saturating_add(1))?;
@@ -212,7 +220,7 @@ impl Counter {
         Ok(counter)
     }
 
-    /// Begins to count below the trees that have appeared, or were made anew, since the last time.
+    /// Begins to count in trees that were made since the last call, or were removed and made again.
     ///
     /// # Errors
     /// See [`SocketsError`].
@@ -252,8 +260,8 @@ impl Counter {
         Ok(())
     }
 
-    /// What the sockets of these pods have counted, by the path of each pod's cgroup; without those that have no cgroup on
-    /// version 2, or none where it is counted. What belongs to no pod that is there any more is forgotten.
+    /// Reads the traffic of `pods`, by the path of each pod's cgroup. Left out are pods outside the
+    /// counted trees, and pods without a cgroup v2. Entries of removed pods are deleted.
     ///
     /// # Errors
     /// See [`SocketsError`].
@@ -264,7 +272,7 @@ impl Counter {
     ) -> Result<SocketSample, SocketsError> {
         let entries = self.map.entries()?;
         let mut ids = HashMap::new();
-        // One is kept for what finds no room.
+        // The entry for packets without a free entry is left out.
         let mut look = SocketSample {
             entries: entries.len().saturating_sub(1),
             ..SocketSample::default()
@@ -303,10 +311,11 @@ impl Counter {
         Ok(look)
     }
 
-    /// Takes together what a pod's ended containers have counted, where there are many: a pod may outlive any number of them.
+    /// Adds up and deletes the entries of a pod's ended containers, if the pod has many entries. A
+    /// pod can outlive any number of containers.
     ///
-    /// An entry that has not changed since its container was first seen to be gone changes no more: the last of its sockets has
-    /// been closed by then.
+    /// An entry is deleted if its counts are the same in two readings after the container's end. By
+    /// then the last socket of the container has been closed.
     fn fold(
         &mut self,
         ids: &HashMap<u64, &str>,
@@ -325,7 +334,7 @@ impl Counter {
                 Err(source) => return Err(SocketsError::Cgroup { path, source }),
                 Ok(below) => below.iter().map(|entry| entry.inode).collect(),
             };
-            // Without the number of a container it is the pod's own.
+            // Traffic of the pod's own cgroup has 0 instead of a container's id.
             for (key, counts) in entries
                 .into_iter()
                 .filter(|(key, _)| key[1] != 0 && !there.contains(&key[1]))
@@ -346,8 +355,9 @@ impl Counter {
         Ok(())
     }
 
-    /// Deletes what belongs to none of the pods that are there. They are listed after the map was read, so that none of them
-    /// is newer than the list; a pod that nobody asks for yet may be asked for later.
+    /// Deletes the entries of removed pods. The pods are listed after the map was read, so every
+    /// entry belongs to a listed or to a removed pod. Entries of listed pods outside the query
+    /// stay, because a later query may include the pods.
     fn forget(&mut self, cgroups: &Cgroups, others: Vec<Key>) -> Result<(), SocketsError> {
         if others.is_empty() && self.folded.is_empty() {
             return Ok(());
@@ -373,7 +383,8 @@ impl Counter {
     }
 }
 
-/// The number by which the kernel knows a cgroup of version 2; `None` where there is none.
+/// The id of a cgroup v2, which is the inode number of its directory. `None` if the cgroup does not
+/// exist.
 fn id(path: &Path) -> Result<Option<u64>, SocketsError> {
     match fs::metadata(path) {
         Ok(directory) => Ok(Some(directory.ino())),

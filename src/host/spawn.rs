@@ -1,8 +1,9 @@
-//! Processes started the way a container runtime starts them: inside their cgroups and their network namespace from
-//! the first instruction on, and gone when this program is gone.
+//! Starts processes as a container runtime does. A process is a member of all cgroups and of the
+//! network namespace before the program's first instruction. A process ends at the latest when this
+//! program ends.
 //!
-//! Everything that can be prepared is prepared before the fork; between fork and exec the child only makes system
-//! calls on descriptors that are open already.
+//! The parent opens all files before the fork. Between fork and exec, the child makes only system
+//! calls on open descriptors.
 
 #![allow(unsafe_code)]
 
@@ -26,39 +27,41 @@ use nix::unistd::{Pid, getpid, getppid, pipe2, read, write};
 
 use super::netns::Netns;
 
-/// How often [`Process::stop`] looks whether the process has ended.
+/// The interval at which [`Process::stop`] checks whether the process has ended.
 const STOP_POLL: Duration = Duration::from_millis(10);
 
-/// What to start and where.
+/// The description of a process to start.
 #[derive(Debug, Clone)]
 pub struct Spawn {
-    /// The program's file.
+    /// The path of the program's file.
     pub program: PathBuf,
-    /// Its arguments, without the program's name.
+    /// The arguments, without the program's name.
     pub args: Vec<OsString>,
-    /// Its whole environment: nothing of this process's own is passed on.
+    /// The complete environment. The new process inherits no variable from this program.
     pub env: BTreeMap<String, String>,
-    /// The `cgroup.procs` files to join before the program runs, one for each hierarchy.
+    /// The `cgroup.procs` files to join before the program runs, at most 253. A hierarchy has a
+    /// file each.
     pub cgroup_procs: Vec<PathBuf>,
-    /// The network namespace to run in; `None` for the one of this process.
+    /// The network namespace to run in. `None` means the namespace of this program.
     pub netns: Option<Netns>,
-    /// Where its standard error goes. Standard output is a pipe to this process; standard input is empty.
+    /// The target of standard error. Standard output is a pipe to this program; standard input is
+    /// empty.
     pub stderr: Stderr,
 }
 
-/// Where a process's standard error goes.
+/// The target of a process's standard error.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Stderr {
-    /// To this process's own.
+    /// The standard error of this program.
     #[default]
     Inherit,
-    /// To the end of a file, which is created if need be.
+    /// The end of a file. The file is created if missing.
     File(PathBuf),
-    /// Nowhere.
+    /// `/dev/null`.
     Null,
 }
 
-/// A process that was started. Dropping it kills it with SIGKILL and waits for its end.
+/// A started process. Dropping the handle kills the process with SIGKILL and waits for the end.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -66,9 +69,11 @@ pub struct Process {
 
 /// The thread that starts processes.
 ///
-/// The kernel sends a child its parent-death signal when the *thread* that forked it ends, not when the process does.
-/// So processes are started by one thread that lives as long as this handle: started from anywhere, they end with it,
-/// and they end if this program is killed. Dropping the handle kills what it started; keep it until all are done.
+/// The kernel sends the parent-death signal when the *thread* that forked the child ends, not when
+/// the parent process ends. Therefore a dedicated thread, which lives as long as this handle,
+/// starts all processes. The caller's thread may end earlier. The processes die if this program is
+/// killed. Dropping the handle kills all processes of the launcher, so keep the handle until all
+/// have ended.
 #[derive(Debug)]
 pub struct Launcher {
     jobs: Option<mpsc::Sender<Job>>,
@@ -78,7 +83,7 @@ pub struct Launcher {
 /// Why a process could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum SpawnError {
-    /// A `cgroup.procs` file can't be opened for writing.
+    /// The kernel refuses to open a `cgroup.procs` file for writing.
     #[error("cannot open {}: the cgroup must exist and be writable, which needs root", path.display())]
     OpenCgroup {
         /// The file.
@@ -87,7 +92,7 @@ pub enum SpawnError {
         #[source]
         source: io::Error,
     },
-    /// The child was refused by a cgroup.
+    /// The kernel refuses to move the child into a cgroup.
     #[error(
         "cannot move {} into its cgroup by {}: a cpuset needs CPUs and memory nodes, and a cgroup with \
          controllers enabled for its children takes no processes",
@@ -102,7 +107,7 @@ pub enum SpawnError {
         #[source]
         source: io::Error,
     },
-    /// The child could not enter the network namespace.
+    /// The kernel refuses to move the child into the network namespace.
     #[error("cannot move {} into its network namespace: run as root or with CAP_SYS_ADMIN", program.display())]
     JoinNetns {
         /// The program that was to run.
@@ -111,7 +116,7 @@ pub enum SpawnError {
         #[source]
         source: io::Error,
     },
-    /// The file for standard error can't be opened.
+    /// The kernel refuses to open the file for standard error.
     #[error("cannot open {} for the standard error of {}", path.display(), program.display())]
     Stderr {
         /// The program that was to run.
@@ -122,7 +127,7 @@ pub enum SpawnError {
         #[source]
         source: io::Error,
     },
-    /// The parent-death signal could not be set, or the parent died while the child was being made.
+    /// The kernel refuses to set the parent-death signal, or the parent died during the fork.
     #[error("cannot tie {} to the life of this program", program.display())]
     Tie {
         /// The program that was to run.
@@ -131,7 +136,7 @@ pub enum SpawnError {
         #[source]
         source: io::Error,
     },
-    /// The program itself could not be started.
+    /// The fork or the exec of the program failed.
     #[error("cannot start {}", program.display())]
     Start {
         /// The program.
@@ -140,7 +145,7 @@ pub enum SpawnError {
         #[source]
         source: io::Error,
     },
-    /// The launcher's thread is gone.
+    /// The launcher's thread has ended.
     #[error("cannot start {}: the thread that starts processes has ended", program.display())]
     NoLauncher {
         /// The program.
@@ -154,22 +159,23 @@ struct Job {
     reply: mpsc::Sender<Result<Process, SpawnError>>,
 }
 
-/// How far the child had come when it failed: one byte through a pipe, because an exec error carries only an errno.
+/// The step at which the child failed. The child reports the step as a byte through a pipe, because
+/// the error of a failed start carries only an errno.
 mod stage {
     pub(super) const TIE: u8 = 1;
     pub(super) const NETNS: u8 = 2;
-    /// Plus the index of the `cgroup.procs` file.
+    /// The first `cgroup.procs` file. The index of the file is added.
     pub(super) const CGROUP: u8 = 3;
 }
 
 // === impl Launcher ===
 
 impl Launcher {
-    /// Starts the thread.
+    /// Starts the launcher's thread.
     ///
     /// # Errors
     ///
-    /// The kernel refuses a thread.
+    /// The kernel refuses to start a thread.
     pub fn new() -> io::Result<Self> {
         let (jobs, inbox) = mpsc::channel::<Job>();
         let thread = thread::Builder::new()
@@ -177,7 +183,8 @@ impl Launcher {
             .spawn(move || {
                 run_anywhere();
                 for Job { spawn, reply } in inbox {
-                    // Nobody waits for the reply if the caller panicked; the process is then dropped, and so killed.
+                    // If the caller panicked, the reply has no receiver. The process is then
+                    // dropped and killed.
                     let _ = reply.send(start(&spawn));
                 }
             })?;
@@ -187,11 +194,12 @@ impl Launcher {
         })
     }
 
-    /// Starts a process and returns when it has joined everything and its program has been loaded.
+    /// Starts a process. Returns after the process has joined all cgroups and the namespace, and
+    /// the kernel has loaded the program.
     ///
     /// # Errors
     ///
-    /// See [`SpawnError`]; no process is left behind.
+    /// See [`SpawnError`]. After an error no process is left.
     pub fn spawn(&self, spawn: Spawn) -> Result<Process, SpawnError> {
         let program = spawn.program.clone();
         let (reply, answer) = mpsc::channel();
@@ -208,7 +216,8 @@ impl Launcher {
 
 impl Drop for Launcher {
     fn drop(&mut self) {
-        // The thread ends when its inbox is closed; the kernel then kills what it started.
+        // A closed inbox ends the thread. The kernel then kills the processes that the thread
+        // started.
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -219,61 +228,62 @@ impl Drop for Launcher {
 // === impl Process ===
 
 impl Process {
-    /// Its process id.
+    /// The process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// The read end of its standard output; `None` from the second call on.
+    /// Takes the read end of the standard output. Returns `None` from the second call on.
     pub fn take_stdout(&mut self) -> Option<ChildStdout> {
         self.child.stdout.take()
     }
 
-    /// How it ended, or `None` while it runs.
+    /// The exit status, or `None` while the process runs.
     ///
     /// # Errors
     ///
-    /// The kernel's, which is not to be expected.
+    /// Error of `waitpid`, which is not expected.
     pub fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
         self.child.try_wait()
     }
 
-    /// Waits until it has ended. Blocks the thread.
+    /// Waits for the end of the process. Blocks the thread.
     ///
     /// # Errors
     ///
-    /// The kernel's, which is not to be expected.
+    /// Error of `waitpid`, which is not expected.
     pub fn wait(&mut self) -> io::Result<ExitStatus> {
         self.child.wait()
     }
 
-    /// Sends it a signal; does nothing if it has ended.
+    /// Sends a signal to the process. Does nothing after the end of the process.
     ///
     /// # Errors
     ///
-    /// The kernel's, such as a missing privilege.
+    /// The kernel refuses the signal, for example for lack of a privilege.
     pub fn kill(&mut self, signal: Signal) -> io::Result<()> {
-        // Once waited for, the id may belong to somebody else.
+        // After `wait`, the kernel may give the process id to a new process.
         if self.child.try_wait()?.is_some() {
             return Ok(());
         }
         kill(Pid::from_raw(self.child.id().cast_signed()), signal).map_err(io::Error::from)
     }
 
-    /// Asks it to end with SIGTERM, waits up to `grace`, and ends it with SIGKILL then. Blocks the thread.
+    /// Sends SIGTERM, waits up to `grace`, and then sends SIGKILL. Blocks the thread.
     ///
     /// # Errors
     ///
-    /// The kernel's, such as a missing privilege.
+    /// The kernel refuses a signal, for example for lack of a privilege.
     pub fn stop(&mut self, grace: Duration) -> io::Result<ExitStatus> {
         self.stop_by(Instant::now() + grace)
     }
 
-    /// The same with a moment until which it may go on, so that many can end within one time.
+    /// Like [`Process::stop`], but with a deadline. Callers can stop many processes with a common
+    /// deadline.
     ///
     /// # Errors
     ///
-    /// The kernel's, such as a missing privilege.
+    /// The kernel refuses a signal, for example for lack of a privilege.
     pub fn stop_by(&mut self, deadline: Instant) -> io::Result<ExitStatus> {
         self.kill(Signal::SIGTERM)?;
         while Instant::now() < deadline {
@@ -289,25 +299,28 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Both fail only if it has been waited for already.
+        // A drop cannot report errors. Both calls do nothing if the process has already been waited
+        // for.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Lets what this thread starts run wherever its cgroup does: a mask that this program was started with, as by taskset, would
-/// go on within any cgroup.
+/// Lets the thread and all processes started by the thread run on every CPU of their cgroup. A CPU
+/// mask set at the start of this program, for example by taskset, would otherwise restrict the
+/// processes inside their cgroups.
 fn run_anywhere() {
     let mut all = nix::sched::CpuSet::new();
     for cpu in 0..nix::sched::CpuSet::count() {
-        // It has room for each of them.
+        // Never fails: the set has room for `count()` CPUs.
         let _ = all.set(cpu);
     }
-    // Refused only where nothing of it is allowed, and then nothing would run at all.
+    // The kernel refuses only if the cgroup allows no CPU at all. In a cgroup without CPUs no
+    // process could run anyway.
     let _ = nix::sched::sched_setaffinity(Pid::from_raw(0), &all);
 }
 
-/// Starts a process from the calling thread, whose end will be the process's end.
+/// Starts a process from the calling thread. The end of the thread ends the process.
 fn start(spawn: &Spawn) -> Result<Process, SpawnError> {
     let program = || spawn.program.clone();
     let start_error = |source: io::Error| SpawnError::Start {
@@ -317,7 +330,8 @@ fn start(spawn: &Spawn) -> Result<Process, SpawnError> {
 
     let mut doors = Vec::with_capacity(spawn.cgroup_procs.len());
     for path in &spawn.cgroup_procs {
-        // Never created, never truncated: a file that is not there is a cgroup that is not there.
+        // The file is neither created nor truncated. A missing file means that the cgroup is
+        // missing.
         let door = OpenOptions::new().write(true).open(path);
         doors.push(door.map_err(|source| SpawnError::OpenCgroup {
             path: path.clone(),
@@ -335,9 +349,9 @@ fn start(spawn: &Spawn) -> Result<Process, SpawnError> {
         .stderr(stderr(spawn)?);
     let (parent, netns) = (getpid(), spawn.netns.clone());
     let join = move || join_all(parent, netns.as_ref(), &doors, &child_report);
-    // SAFETY: `join` runs in the child between fork and exec, where only async-signal-safe calls are sound. It makes
-    // prctl, getppid, setns and write calls on descriptors opened above; it allocates nothing, takes no lock and
-    // returns errors that are plain errnos.
+    // SAFETY: `join` runs in the child between fork and exec, where only async-signal-safe calls
+    // are sound. `join` makes prctl, getppid, setns and write calls on descriptors opened above,
+    // allocates nothing, takes no lock, and returns plain errnos as errors.
     unsafe { command.pre_exec(join) };
 
     command
@@ -347,13 +361,13 @@ fn start(spawn: &Spawn) -> Result<Process, SpawnError> {
             let mut at = [0_u8];
             match read(&report, &mut at) {
                 Ok(1) => staged(spawn, at[0], source),
-                // Nothing was reported: the fork or the exec itself failed.
+                // The child reported no step: the fork or the exec failed.
                 _ => start_error(source),
             }
         })
 }
 
-/// The child's side, in the order in which a failure is easiest to explain.
+/// The child's steps between fork and exec. The order makes a failure easy to explain.
 fn join_all(
     parent: Pid,
     netns: Option<&Netns>,
@@ -361,12 +375,13 @@ fn join_all(
     report: &OwnedFd,
 ) -> io::Result<()> {
     let failed = |stage: u8, errno: nix::Error| {
-        // The parent names no stage if this fails, but it still has the errno.
+        // If the write fails, the parent cannot name the step, but still gets the errno.
         let _ = write(report, &[stage]);
         io::Error::from(errno)
     };
     prctl::set_pdeathsig(Signal::SIGKILL).map_err(|errno| failed(stage::TIE, errno))?;
-    // If the parent died before the line above, its death sends no signal any more; the child has a new parent.
+    // A parent that died before the prctl call sends no signal any more. The child then has a new
+    // parent.
     if getppid() != parent {
         return Err(failed(stage::TIE, nix::Error::ESRCH));
     }
@@ -375,7 +390,7 @@ fn join_all(
             .map_err(|errno| failed(stage::NETNS, errno))?;
     }
     for (door, index) in doors.iter().zip(0_u8..) {
-        // Zero stands for the process that writes, whatever its id is in the reader's namespace.
+        // The kernel takes `0` as the process id of the writer, in every PID namespace.
         write(door, b"0").map_err(|errno| failed(stage::CGROUP.saturating_add(index), errno))?;
     }
     Ok(())

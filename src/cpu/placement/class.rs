@@ -1,16 +1,16 @@
-//! [`Class`]: cores that are equal in every price, and the lowest cost of taking CPUs from them.
+//! [`Class`]: cores with equal prices, and the lowest cost of taking CPUs from the cores.
 
 use super::price::Price;
 use super::request::{Cores, Terms};
 
-/// Cores that are equal in every price.
+/// Cores with equal prices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Class {
     /// Online CPUs of each core.
     pub(super) size: usize,
-    /// CPUs that each core can give.
+    /// The number of CPUs that each core can give.
     pub(super) each: usize,
-    /// Unwanted CPUs among the CPUs that each core can give.
+    /// The number of unwanted CPUs among `each`.
     pub(super) unwanted: usize,
 }
 
@@ -36,7 +36,7 @@ impl Class {
             unwanted = open().filter(|&&cpu| terms.unwanted[cpu]).count();
         }
         if terms.cores == Cores::Single {
-            // The core gives one CPU only: a wanted CPU if any.
+            // With single cores, a core gives a single CPU: a wanted CPU, if any is open.
             (each, unwanted) = (each.min(1), usize::from(each == unwanted));
         }
         (each > 0).then_some(Self {
@@ -46,9 +46,9 @@ impl Class {
         })
     }
 
-    /// The lowest cost of taking `count` CPUs from `cores` cores; none if the request does not allow that count. No
-    /// search is needed: the cheapest choice is whole cores and at most one part, or the fewest partly free cores
-    /// that hold enough.
+    /// The lowest cost of taking `count` CPUs from `cores` cores; none if the request does not
+    /// allow `count`. The cheapest choice needs no search: whole cores and at most one part, or the
+    /// fewest partly free cores with enough CPUs.
     #[inline]
     pub(super) fn taken(self, cores: usize, mode: Cores, count: usize) -> Option<ClassCost> {
         let Self {

@@ -1,5 +1,5 @@
-//! [`Minimum`]: unwanted CPUs and split cores that every placement has at least. The minimum bounds every table
-//! before the search begins.
+//! [`Minimum`]: unwanted CPUs and split cores that every placement has at least. The minimum bounds
+//! every table before the search begins.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use super::request::{Cores, Terms};
 pub(super) struct Minimum {
     /// The fewest unwanted CPUs.
     pub(super) unwanted: usize,
-    /// With that number of unwanted CPUs, the fewest split cores.
+    /// The fewest split cores among placements with the fewest unwanted CPUs.
     pub(super) split_cores: usize,
 }
 
@@ -30,7 +30,7 @@ pub(super) fn least(plan: &Plan, terms: &Terms<'_>) -> Option<Minimum> {
     for class in plan.cores.iter().filter_map(|core| Class::of(core, terms)) {
         *classes.entry(class).or_default() += 1;
     }
-    // The minimum for each count, one class after the other.
+    // The minimum for each count, extended class by class.
     let mut best = vec![Some(Minimum {
         unwanted: 0,
         split_cores: 0,
@@ -84,7 +84,7 @@ fn sums(sizes: &[usize]) -> Vec<bool> {
     sums
 }
 
-/// The nearest counts below and above `wanted` that whole cores of the given sizes add up to.
+/// The nearest counts below and above `wanted` that are sums of whole cores of the given sizes.
 pub(super) fn nearest_sums(sizes: &[usize], wanted: usize) -> (usize, usize) {
     let sums = sums(sizes);
     let is_sum = |count: &usize| sums.get(*count).copied().unwrap_or_default();
@@ -111,13 +111,14 @@ fn split_cores(plan: &Plan, is_free: &[bool], wanted: usize) -> Option<usize> {
             free => partly.push(free),
         }
     }
-    // For each count, the number of partly free cores that hold the count, the freest cores first.
+    // For each count, the number of partly free cores needed, the freest cores first.
     partly.sort_unstable_by(|a, b| b.cmp(a));
     let mut of_partly = vec![0];
     for (&free, used) in partly.iter().zip(1..) {
         of_partly.extend(std::iter::repeat_n(used, free));
     }
-    // The fewest split cores among entirely free cores for each count, one core size after the other.
+    // The fewest split cores among entirely free cores for each count, extended by each core size
+    // in turn.
     let mut of_whole = vec![Some(0)];
     for (&cores, size) in whole.iter().zip(1..).filter(|&(&cores, _)| cores > 0) {
         let mut next = vec![None; (of_whole.len() + cores * size).min(wanted + 1)];

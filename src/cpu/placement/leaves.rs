@@ -1,4 +1,5 @@
-//! Tables of the smallest blocks: the price of taking each number of CPUs from cores of one class.
+//! Tables of the smallest blocks: the price of taking each number of CPUs from cores of the same
+//! class.
 
 use std::ops::Range;
 
@@ -101,7 +102,8 @@ impl<'a, P: Price> Search<'a, P> {
         self.node(NodeShape::Class { class, threads }, own.shared, free, first)
     }
 
-    /// The node of a piece of a core. The pattern says whether a CPU of the core is taken, and whether one is not.
+    /// The node of a piece of a core. The pattern says whether a CPU of the core is taken, and
+    /// whether one is not.
     pub(super) fn piece(
         &mut self,
         cell: &Cell,

@@ -1,4 +1,4 @@
-//! [`Limits`]: lower bounds on what every placement costs. They keep the tables short.
+//! [`Limits`]: lower bounds on the cost of every placement. The bounds keep the tables short.
 
 use super::fewest::Minimum;
 use super::plan::{GroupKind, Plan, Rules, SPANNED};
@@ -15,7 +15,7 @@ pub(super) struct Limits {
     tight: bool,
     /// For each group of the plan, the most CPUs that the group gives.
     most: Vec<usize>,
-    /// For each of [`SPANNED`] and each count, the fewest groups that give that count.
+    /// For each of [`SPANNED`] and each count, the fewest groups that can give the count.
     fewest: [Vec<usize>; 3],
 }
 
@@ -68,7 +68,8 @@ impl Limits {
             .iter()
             .any(|group| group.kind == GroupKind::Core);
         if terms.cores == Cores::Single && in_pieces {
-            // A core in pieces on several NUMA nodes gives a CPU even if only one of these NUMA nodes may be used.
+            // A core in pieces on several NUMA nodes gives a CPU even if a single NUMA node of the
+            // core may be used.
             is_whole.copy_from_slice(is_free);
         } else if terms.cores == Cores::Single {
             is_whole.fill(false);
@@ -97,13 +98,13 @@ impl Limits {
                     size.min(wanted + 1 - fewest.len()),
                 ));
             }
-            // A kind that the plan ignores has no groups and costs nothing.
+            // If the plan ignores a kind, the kind has no groups and costs nothing.
             fewest.resize(wanted + 1, sizes.len());
             fewest
         });
-        // With more than one split core, whole cores have run out, and the positions of the last whole cores decide
-        // the spread. Tight bounds then rarely hold. Tight bounds rarely hold with distances either, because
-        // distances count before the spread.
+        // With more than one split core, whole cores have run out, and the positions of the last
+        // whole cores decide the spread. Tight bounds then rarely hold. Tight bounds rarely hold
+        // with distances either, because distances count before the spread.
         let tight = split_cores <= 1 && terms.distances.is_empty();
         Self {
             wanted,
@@ -114,7 +115,7 @@ impl Limits {
         }
     }
 
-    /// Bounds on the price, from the tightest to the bound that always holds.
+    /// Bounds on the price, from the tightest bound to the loosest. The loosest bound always holds.
     pub(super) fn bounds<P: Price>(&self, least: Minimum) -> impl Iterator<Item = P> + use<P> {
         let split_cores =
             P::UNWANTED.times(least.unwanted) + P::SPLIT_CORE.times(least.split_cores);
@@ -145,7 +146,8 @@ impl Limits {
     pub(super) fn around(&self, rules: &Rules) -> Surroundings {
         let most = |groups: &Vec<usize>| groups.iter().map(|&group| self.most[group]).sum();
         Surroundings(rules.astride.each_ref().map(|astride| match astride[..] {
-            // A block outside of every single group of a kind crosses several groups or none.
+            // A block inside a group of the kind touches only the group. A block outside of every
+            // single group has CPUs of several groups, or of no group.
             [group] if rules.outer.contains(&group) => Supply {
                 besides: 0,
                 together: self.most[group],
@@ -172,7 +174,7 @@ impl Limits {
         )
     }
 
-    /// The least price of all groups that must still be touched after `count` CPUs are taken.
+    /// The least price of all groups still to be touched after `count` CPUs are taken.
     #[inline]
     pub(super) fn rest<P: Price>(&self, count: usize, around: Surroundings) -> P {
         if !self.by_number {

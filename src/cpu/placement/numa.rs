@@ -1,20 +1,22 @@
 //! Placements on the fewest NUMA nodes: [`Request::fewest_numa`](super::Request::fewest_numa).
 //!
-//! A set that touches at most `k` NUMA nodes lies in a union of `k` NUMA nodes, and every set in such a union touches
-//! at most `k`. The best allowed set is therefore the best of all unions' best sets. The usual search finds the best
-//! set of a union when only the union's CPUs are open. The free set stays the whole free set, because remaining free
-//! CPUs are part of the price.
+//! A set that touches at most `k` NUMA nodes lies in a union of `k` NUMA nodes, and every set in
+//! such a union touches at most `k`. The best allowed set is therefore the best of all unions' best
+//! sets. The usual search finds the best set of a union when only the union's CPUs are open. The
+//! free set stays the whole free set, because remaining free CPUs are part of the price.
 //!
 //! Three facts keep the number of searches low:
 //!
-//! - The best set without the rule comes first. If the set touches few enough NUMA nodes, no search remains.
-//! - Only unions with the minimum of unwanted CPUs and split cores are searched. The minimum is known without a
-//!   search.
-//! - Of [alike](Placer::alike) NUMA nodes the lowest are taken first: exchanging two alike NUMA nodes, CPU by CPU,
-//!   changes no number, and lower ids are better.
+//! - The best set without the rule comes first. If the set touches few enough NUMA nodes, no search
+//!   remains.
+//! - Only unions with the minimum of unwanted CPUs and split cores are searched. The minimum is known
+//!   without a search.
+//! - Of [alike](Placer::alike) NUMA nodes the lowest are taken first: exchanging two alike NUMA nodes,
+//!   CPU by CPU, changes no number, and lower ids are better.
 //!
-//! Real machines leave a few unions. If each of many NUMA nodes is fragmented differently, only [`MOST_UNIONS`] are
-//! searched, the unions with the most CPUs first. The answer then keeps the rule, but may not be the best.
+//! Real machines leave a few unions. If each of many NUMA nodes is fragmented differently, only
+//! [`MOST_UNIONS`] are searched, the unions with the most CPUs first. The answer then keeps the
+//! rule, but may not be the best.
 
 use std::collections::BTreeMap;
 
@@ -26,22 +28,22 @@ use super::search::Search;
 use super::{Membership, Placer};
 use crate::cpu::CpuSet;
 
-/// The most unions of NUMA nodes searched for one request; each search may take some ten microseconds.
+/// The most unions of NUMA nodes searched per request. Each search may take some ten microseconds.
 const MOST_UNIONS: usize = 2_000;
 
-/// The NUMA nodes that a union must contain, and the NUMA nodes that it may contain.
+/// The NUMA nodes that a union must contain, and optional NUMA nodes.
 #[derive(Debug)]
 struct NumaChoice {
     /// For each NUMA node, whether every union contains the NUMA node.
     held: Vec<bool>,
-    /// Optional NUMA nodes with CPUs to give, in lists of alike NUMA nodes, lowest first. The list with the most CPUs
-    /// per NUMA node comes first.
+    /// Optional NUMA nodes with CPUs to give, in lists of alike NUMA nodes, lowest first. The list
+    /// with the most CPUs per NUMA node comes first.
     classes: Vec<Vec<usize>>,
-    /// For each NUMA node, the most CPUs that it gives.
+    /// For each NUMA node, the most available CPUs.
     gives: Vec<usize>,
 }
 
-/// Properties of a CPU that stay the same when two alike NUMA nodes are exchanged.
+/// Properties of a CPU. Exchanging two alike NUMA nodes keeps the properties.
 #[derive(Debug, PartialEq, Eq)]
 struct CpuTraits {
     core: GroupKey,
@@ -53,7 +55,8 @@ struct CpuTraits {
     distance: usize,
 }
 
-/// A group of a CPU: a group inside one NUMA node by its order there, any other group by its number on the machine.
+/// The key of a CPU's group: for a group inside a NUMA node, the order within the node; for a group
+/// across NUMA nodes, the number on the machine.
 #[derive(Debug, PartialEq, Eq)]
 enum GroupKey {
     Inside(usize),
@@ -63,8 +66,9 @@ enum GroupKey {
 // === impl Placer ===
 
 impl Placer {
-    /// The best CPUs under the rule: together with the CPUs that the container has, they touch no more NUMA nodes
-    /// than that many CPUs need on the empty machine. `usual` are the best CPUs without the rule.
+    /// The best CPUs under the rule. The container's present CPUs and the new CPUs together touch
+    /// no more NUMA nodes than the same number of CPUs needs on the empty machine. `usual` are the
+    /// best CPUs without the rule.
     pub(super) fn on_fewest_numa<P: Price>(
         &self,
         plan: &Plan,
@@ -113,7 +117,7 @@ impl Placer {
         })
     }
 
-    /// The best placement in any union of the NUMA nodes held and `more` other NUMA nodes.
+    /// The best placement in any union of the NUMA nodes held and `more` further NUMA nodes.
     fn best_union<P: Price>(
         &self,
         plan: &Plan,
@@ -134,8 +138,8 @@ impl Placer {
             ) else {
                 continue;
             };
-            // The numbers in `Minimum` count first, so only unions with the lowest minimum can hold the best
-            // placement.
+            // The numbers in `Minimum` count first. The best placement is therefore in a union with
+            // the lowest minimum.
             if lowest.is_none_or(|lowest| least < lowest) {
                 lowest = Some(least);
                 worth.clear();
@@ -157,9 +161,10 @@ impl Placer {
         best.map(|(_, cpus)| cpus)
     }
 
-    /// The fewest NUMA nodes that `wanted` CPUs touch if all online CPUs are free.
+    /// The fewest NUMA nodes for `wanted` CPUs if all online CPUs are free.
     ///
-    /// If `wanted` is no sum of whole cores, because of what the container has, CPUs are counted instead of cores.
+    /// If `wanted` is no sum of whole cores, because of the container's present CPUs, CPUs are
+    /// counted instead of cores.
     fn numa_needed(&self, plan: &Plan, terms: &Terms<'_>, wanted: usize) -> usize {
         let all = vec![true; self.membership.len()];
         let nothing = Terms {
@@ -233,9 +238,9 @@ impl Placer {
         }
     }
 
-    /// NUMA nodes in lists of alike NUMA nodes. Two NUMA nodes are alike if exchanging their CPUs, in the order of
-    /// ids, keeps every group a group and every free CPU free. In each list, each CPU of a NUMA node has a lower id
-    /// than the corresponding CPU of the next NUMA node.
+    /// NUMA nodes in lists of alike NUMA nodes. Two NUMA nodes are alike if exchanging their CPUs,
+    /// in the order of ids, keeps every group a group and every free CPU free. In each list, each
+    /// CPU of a NUMA node has a lower id than the corresponding CPU of the next NUMA node.
     fn alike(&self, terms: &Terms<'_>, groups: &[usize]) -> Vec<Vec<usize>> {
         let mut classes: Vec<(Vec<CpuTraits>, Vec<usize>)> = Vec::new();
         for &group in groups {
@@ -315,7 +320,7 @@ impl Placer {
         open
     }
 
-    /// The most of the wanted CPUs that any union gives which does not give all.
+    /// The most CPUs available to the request in a union without enough CPUs.
     fn given(&self, terms: &Terms<'_>, union: &[bool]) -> usize {
         let open = self.open_in(terms, union);
         let terms = Terms {
@@ -353,7 +358,7 @@ impl Placer {
             .collect()
     }
 
-    /// The kernel's id of a NUMA node; none for CPUs without one.
+    /// The kernel's id of a NUMA node; none for CPUs without a known NUMA node.
     fn numa_id(&self, numa: usize) -> Option<u32> {
         let mut of = self.membership.iter().zip(&self.numa_of);
         of.find(|(member, _)| member.numa == numa)
@@ -364,8 +369,9 @@ impl Placer {
 // === impl NumaChoice ===
 
 impl NumaChoice {
-    /// Unions of the NUMA nodes held and `more` others (or all, if fewer exist) that might give `wanted` CPUs. Of
-    /// unions that differ only by alike NUMA nodes one is returned, and at most [`MOST_UNIONS`] in all.
+    /// Unions of the NUMA nodes held and `more` further NUMA nodes (or all, if fewer exist) with
+    /// possibly `wanted` CPUs. If unions differ only by alike NUMA nodes, a single union is
+    /// returned. At most [`MOST_UNIONS`] are returned in all.
     fn unions(&self, more: usize, wanted: usize) -> Vec<Vec<bool>> {
         let given = self
             .gives
@@ -399,7 +405,7 @@ impl NumaChoice {
             }
             return;
         };
-        // The classes that follow give no more.
+        // Later classes give no more CPUs per NUMA node.
         let each = self.gives[class[0]];
         let left: usize = classes.iter().map(Vec::len).sum();
         if left < more || given + more * each < wanted {

@@ -1,11 +1,12 @@
-//! [`Plan`]: the tree of blocks in which a machine is searched. It is built once per machine.
+//! [`Plan`]: a tree of blocks for the search of a machine. The plan is built once per machine.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use crate::cpu::{CpuSet, Topology};
 
-/// The most table steps of a search. A plan with more ignores a kind of groups. A step takes about a nanosecond.
+/// The most table steps of a search. A plan with more ignores a kind of groups. A step takes about
+/// a nanosecond.
 const MOST_WORK: f64 = 6.0e7;
 
 /// The most bits of a pattern of crossing groups.
@@ -14,27 +15,29 @@ const MOST_BITS: u32 = 64;
 /// A machine, divided into cells and joined into a tree of blocks.
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
-    /// The online CPUs by ascending id. The search names a CPU by its index in this list.
+    /// The ids of the online CPUs, ascending. The search names a CPU by the index in `ids`.
     pub(super) ids: Vec<u32>,
     /// The CPUs of each core, ascending.
     pub(super) cores: Vec<Vec<usize>>,
     pub(super) cells: Vec<Cell>,
     pub(super) groups: Vec<Group>,
-    /// Children before parents; the last block is the whole machine. Empty only for a machine without CPUs.
+    /// Children before parents; the last block is the whole machine. Empty only for a machine
+    /// without CPUs.
     pub(super) blocks: Vec<Block>,
-    /// Groups that equal no block. Patterns of tables tell whether these groups are touched.
+    /// Groups unequal to every block. The patterns of tables tell which crossing groups are
+    /// touched.
     pub(super) crossing: Vec<Crossing>,
-    /// Whether patterns count the CPUs taken of each crossing group. Otherwise patterns only tell taken from
-    /// untouched.
+    /// Whether patterns count the CPUs taken of each crossing group. Otherwise patterns only tell
+    /// taken from untouched.
     pub(super) counting: bool,
 }
 
-/// CPUs that are in the same groups.
+/// CPUs with the same groups.
 #[derive(Debug, Clone)]
 pub(super) enum Cell {
     /// Whole cores, by index into [`Plan::cores`].
     Cores(Vec<usize>),
-    /// A part of a core whose other CPUs are in other groups. Virtual machines can report such a topology.
+    /// A part of a core with CPUs in different groups. Virtual machines can report such a topology.
     Piece {
         cpus: Vec<usize>,
         touched: u64,
@@ -58,16 +61,19 @@ pub(super) enum GroupKind {
     Socket,
 }
 
-/// The kinds of groups whose number a placement minimizes.
+/// The kinds of groups of which a placement should touch few.
 pub(super) const SPANNED: [GroupKind; 3] = [GroupKind::Numa, GroupKind::Socket, GroupKind::Llc];
 
-/// A group that crosses the border of a block: the block has some of the group's CPUs, and CPUs of other groups.
+/// A group that crosses the border of a block: the block has some CPUs of the group, and CPUs of
+/// further groups.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Crossing {
     pub(super) group: usize,
-    /// The pattern bit for a taken CPU of the group. Where patterns count: the lowest bit of `field`.
+    /// The pattern bit for a taken CPU of the group. Where patterns count: the lowest bit of
+    /// `field`.
     pub(super) touched: u64,
-    /// For a core in pieces: the bit for a CPU that is not taken. Otherwise, and where patterns count, 0.
+    /// For a core in pieces: the bit for a CPU that is not taken. For all further groups, and where
+    /// patterns count, 0.
     pub(super) missing: u64,
     /// All bits of the group, without `missing`.
     pub(super) field: u64,
@@ -77,7 +83,7 @@ pub(super) struct Crossing {
 #[derive(Debug, Clone)]
 pub(super) struct Block {
     pub(super) shape: BlockShape,
-    /// The groups that have exactly the CPUs of this block.
+    /// The groups with exactly the CPUs of the block.
     pub(super) own: Vec<usize>,
     pub(super) rules: Rules,
 }
@@ -91,17 +97,17 @@ pub(super) enum BlockShape {
 /// The groups around a block, and the block's part in patterns of crossing groups.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Rules {
-    /// Groups that contain the block and further CPUs, without groups that patterns count.
+    /// Groups with all CPUs of the block and further CPUs, without groups counted by patterns.
     pub(super) outer: Vec<usize>,
-    /// Bits that are set whenever a CPU of the block is taken. The block's patterns leave them out.
+    /// Bits set by every taken CPU of the block. The block's patterns leave out the implied bits.
     pub(super) implied: u64,
-    /// Bits that the block's patterns keep.
+    /// The bits of the block's patterns.
     pub(super) keep: u64,
-    /// Bits that are set if no CPU of the block is taken.
+    /// Bits set if no CPU of the block is taken.
     pub(super) untouched: u64,
-    /// Where patterns count: what each CPU taken adds to a leaf's pattern.
+    /// Where patterns count: the addition of each taken CPU to a leaf's pattern.
     pub(super) unit: u64,
-    /// Crossing groups that are complete in the block and incomplete in both parts.
+    /// Crossing groups with all CPUs in the block, but in neither part of the block alone.
     pub(super) closing: Vec<Crossing>,
     /// For each of [`SPANNED`], the groups with CPUs inside and outside of the block.
     pub(super) astride: [Vec<usize>; 3],
@@ -113,7 +119,7 @@ type CellKey = (Option<u32>, Option<u32>, Option<u32>);
 // === impl Plan ===
 
 impl Plan {
-    /// The plan, and whether it keeps every group.
+    /// The plan, and whether the plan keeps every group.
     pub(super) fn new(topology: &Topology, counting: bool) -> (Self, bool) {
         let forgettable = [
             GroupKind::Llc,
@@ -145,7 +151,7 @@ impl Plan {
         }
     }
 
-    /// The plan that ignores some kinds of groups; none if the search would take too long.
+    /// The plan without some kinds of groups; none if the search would take too long.
     fn without(topology: &Topology, forgotten: &[GroupKind], counting: bool) -> Option<Self> {
         let mut cpus = topology.cpus.clone();
         cpus.sort_unstable_by_key(|cpu| cpu.id);
@@ -205,7 +211,8 @@ impl Plan {
                 plan.cores.push(core);
                 continue;
             }
-            // One part, unless cores in pieces are ignored: then each part counts as a core.
+            // A core has a single part, unless cores in pieces are ignored. If ignored, each part
+            // counts as a core.
             for (key, cpus) in parts {
                 whole.entry(key).or_default().push(plan.cores.len());
                 plan.cores.push(cpus);
@@ -343,7 +350,7 @@ impl Plan {
 
     /// An estimate of the most table steps of a search.
     fn work(&self, sets: &[CpuSet]) -> f64 {
-        // The number of patterns that a block's leaves can make, as a power of two.
+        // The number of possible patterns of each block's leaves, as a power of two.
         let mut leaves = vec![0.0_f64; self.blocks.len()];
         let mut total = 0.0;
         for (number, block) in self.blocks.iter().enumerate() {
@@ -376,7 +383,8 @@ fn set<'a>(cpus: impl IntoIterator<Item = &'a usize>) -> CpuSet {
         .collect()
 }
 
-/// Joins leaves into one tree, the smallest groups first. Where groups nest, each group becomes one block.
+/// Joins leaves into a tree, the smallest groups first. Where groups nest, each group becomes a
+/// block.
 fn tree(leaves: Vec<CpuSet>, groups: &[CpuSet]) -> (Vec<BlockShape>, Vec<CpuSet>) {
     let mut shapes: Vec<BlockShape> = (0..leaves.len()).map(BlockShape::Leaf).collect();
     let mut sets = leaves;

@@ -1,8 +1,9 @@
-//! [`Price`]: the numbers by which placements are compared, except CPU ids, packed into one number with addition and
-//! order.
+//! [`Price`]: all numbers for the comparison of placements, except CPU ids. The numbers are packed
+//! into a single number with addition and order.
 //!
-//! Each number has its own bits, the most important number the highest bits. No sum overflows its bits: a sum counts
-//! at most the machine's CPUs (8,192), the square of their number, or one distance per CPU.
+//! Each number has separate bits, the most important number the highest bits. No sum overflows: a
+//! sum counts at most the machine's CPUs (8,192), the square of their number, or a distance per
+//! CPU.
 
 use std::fmt::Debug;
 use std::iter::Sum;
@@ -10,10 +11,11 @@ use std::ops::Add;
 
 /// A sum of prices of groups, compared from the most important number to the least.
 ///
-/// `u128` holds the numbers for a [`Request`](super::Request) without preferences, and is faster. [`WidePrice`] holds
-/// all numbers.
+/// `u128` holds the numbers for a [`Request`](super::Request) without preferences, and is faster.
+/// [`WidePrice`] holds all numbers.
 pub(super) trait Price: Copy + Ord + Debug + Add<Output = Self> + Sum {
-    /// Whether the type has prices for preferences: distances, unwanted CPUs, and squares of CPUs taken from groups.
+    /// Whether the type has prices for preferences: distances, unwanted CPUs, and squares of CPUs
+    /// taken from groups.
     const HAS_PREFERENCES: bool;
 
     /// The price zero.
@@ -23,27 +25,30 @@ pub(super) trait Price: Copy + Ord + Debug + Add<Output = Self> + Sum {
     /// Above every placement's price. The sum of two does not overflow.
     const TOO_MUCH: Self;
 
-    /// One unwanted CPU. 0 in a type without preferences.
+    /// The price per unwanted CPU. 0 in a type without preferences.
     const UNWANTED: Self;
-    /// One split core.
+    /// The price per split core.
     const SPLIT_CORE: Self;
-    /// One CPU one step of distance from the devices. 0 in a type without preferences.
+    /// The price per CPU and step of distance from the devices. 0 in a type without preferences.
     const DISTANCE: Self;
-    /// One NUMA node touched. For [`Order::Spread`](super::Order::Spread): the square of one CPU on a NUMA node.
+    /// The price per NUMA node touched. For [`Order::Spread`](super::Order::Spread): the unit of
+    /// price, multiplied by the square of the number of CPUs taken on a NUMA node.
     const NUMA: Self;
     /// As `NUMA`, for a socket.
     const SOCKET: Self;
     /// As the constant above, for an LLC.
     const LLC: Self;
-    /// One entirely free NUMA node touched.
+    /// The price per entirely free NUMA node touched.
     const FREE_NUMA: Self;
-    /// One entirely free LLC touched.
+    /// The price per entirely free LLC touched.
     const FREE_LLC: Self;
-    /// One entirely free core touched. For [`Cores::Single`](super::Cores::Single): one CPU kept idle.
+    /// The price per entirely free core touched. For [`Cores::Single`](super::Cores::Single): the
+    /// price per CPU kept idle.
     const FREE_CORE: Self;
-    /// One free CPU in a NUMA node touched. All placements take the same number of CPUs, so the sum ranks by the CPUs
-    /// that remain. For [`Order::Spread`](super::Order::Spread): one CPU on a NUMA node with one free CPU fewer than
-    /// the freest NUMA node.
+    /// The price per free CPU in a NUMA node touched. All placements take the same number of CPUs,
+    /// so the sum ranks by the remaining CPUs. For [`Order::Spread`](super::Order::Spread): the
+    /// price per taken CPU and per free CPU by which the NUMA node lags behind the freest NUMA
+    /// node.
     const LEFT_IN_NUMA: Self;
     /// As the constant above, for an LLC.
     const LEFT_IN_LLC: Self;
@@ -51,10 +56,10 @@ pub(super) trait Price: Copy + Ord + Debug + Add<Output = Self> + Sum {
     /// The price multiplied by a count.
     fn times(self, count: usize) -> Self;
 
-    /// The highest price below this one, for a price with only one number that is not zero.
+    /// The highest price below `self`, for a price with a single number above zero.
     fn just_below(self) -> Self;
 
-    /// The sum less a part; none if the part is larger than the sum.
+    /// The sum without a part; none if the part is larger than the sum.
     fn without(self, part: Self) -> Option<Self>;
 }
 
@@ -96,7 +101,7 @@ impl Price for u128 {
     }
 }
 
-/// A price with room for all numbers, in a high and a low half. No sum carries from one half to the other.
+/// A price with room for all numbers, in a high and a low half. No sum carries between the halves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct WidePrice {
     high: u128,

@@ -1,8 +1,8 @@
 //! From prices back to CPUs: the lowest ids among all cheapest placements.
 //!
-//! Of two different sets of one size, the set with the smallest differing CPU has the lower list of ids. The union
-//! with a disjoint set keeps that order. Each table entry therefore has one best set, and only entries on a cheapest
-//! path are computed.
+//! Of two different sets of equal size, the set with the smallest differing CPU has the lower list
+//! of ids. A union with a disjoint set keeps the order. Therefore each table entry has a single
+//! best set. Only entries on a cheapest path are computed.
 
 use super::class::Class;
 use super::plan::Plan;
@@ -13,19 +13,19 @@ use crate::cpu::CpuSet;
 
 const BITS: usize = 64;
 
-/// The sets of CPUs computed so far.
+/// Computed sets of CPUs.
 #[derive(Debug)]
 struct Sets {
     /// Words per set.
     width: usize,
-    /// The sets, one after the other; the first is empty.
+    /// The words of all sets in sequence. The first set is empty.
     words: Vec<u64>,
     /// For each table entry, the number of the entry's best set, or 0.
     known: Vec<usize>,
 }
 
 impl<P: Price> Search<'_, P> {
-    /// The placement that a table entry stands for.
+    /// The placement of a table entry.
     pub(super) fn recover(&self, node: usize, entry: usize) -> CpuSet {
         let width = self.plan.ids.len().div_ceil(BITS);
         let mut sets = Sets {
@@ -85,7 +85,7 @@ impl<P: Price> Search<'_, P> {
                     .iter()
                     .filter(|pair| pair.pattern == pattern)
                 {
-                    // No price fits a pair whose charge alone is too high.
+                    // If the charge of a pair alone is too high, no price fits.
                     let Some(price) = self.costs[entry].without(pair.charge + shared) else {
                         continue;
                     };
@@ -114,7 +114,8 @@ impl<P: Price> Search<'_, P> {
                             let most = others.last().copied().unwrap_or_default();
                             let from = ones.partition_point(|&taken| taken + most < count);
                             let to = ones.partition_point(|&taken| taken < count);
-                            // As one node gives more CPUs, the other gives fewer: `end` only moves down.
+                            // As one node gives more CPUs, the second node gives fewer: `end` only
+                            // moves down.
                             let mut end = others.len();
                             for (one, &taken) in (list_a.start + from..).zip(&ones[from..to]) {
                                 while end > 0 && taken + others[end - 1] > count {
@@ -194,7 +195,7 @@ impl Sets {
         start / self.width
     }
 
-    /// Of two unions, the one with the lower ids.
+    /// The better of two unions: the union with the lower ids.
     fn better(&self, old: Option<(usize, usize)>, new: (usize, usize)) -> Option<(usize, usize)> {
         let Some(old) = old else { return Some(new) };
         let (old_a, old_b, new_a, new_b) = (
@@ -215,9 +216,9 @@ impl Sets {
         Some(old)
     }
 
-    /// From entirely free cores: as many whole cores as the count allows, and a part of one core for the rest. All
-    /// are among the cores with the lowest first CPUs. The part comes from the core whose omitted CPUs have the
-    /// highest ids.
+    /// From entirely free cores: as many whole cores as the count allows, and a part of one core
+    /// for the rest. All are among the cores with the lowest first CPUs. The part comes from the
+    /// core whose omitted CPUs have the highest ids.
     fn of_whole_cores(&mut self, threads: &[usize], size: usize, count: usize) -> usize {
         let rest = count % size;
         let touched = &threads[..count.div_ceil(size) * size];
@@ -230,9 +231,9 @@ impl Sets {
         self.add(touched.iter().filter(|cpu| !left_out.contains(cpu)))
     }
 
-    /// From partly free cores: the fewest cores that hold the count, with the lowest first CPUs. Each core gives its
-    /// first CPU, and the lowest of the cores' further CPUs complete the count. Each core gives `each` CPUs, of which
-    /// the first `wanted` are used.
+    /// From partly free cores: the fewest cores that hold the count, with the lowest first CPUs.
+    /// Each core gives its first CPU, and the lowest of the cores' further CPUs complete the count.
+    /// Each core gives `each` CPUs, of which the first `wanted` are used.
     fn of_part_cores(
         &mut self,
         threads: &[usize],
@@ -252,8 +253,9 @@ impl Sets {
         self.add(firsts.iter().chain(&others))
     }
 
-    /// From cores with wanted and unwanted CPUs: all wanted CPUs and `extra` unwanted CPUs. The unwanted CPUs
-    /// complete as many cores as possible, and have the lowest ids among such choices.
+    /// From cores with wanted and unwanted CPUs: all wanted CPUs and `extra` unwanted CPUs. The
+    /// unwanted CPUs complete as many cores as possible, and have the lowest ids among such
+    /// choices.
     fn of_mixed_cores(&mut self, threads: &[usize], class: Class, extra: usize) -> usize {
         let wanted = class.each - class.unwanted;
         let cores = || threads.chunks(class.each);

@@ -1,29 +1,33 @@
-//! [`Placer::repack`]: which running containers to move so that a new container need not be split.
+//! [`Placer::repack`]: which running containers to move in order to place a new container without a
+//! split.
 //!
-//! A request is *split* if its best placement touches more groups of a kind than the best placement on the empty
-//! machine. Of NUMA nodes, sockets and LLCs, the first such kind is the kind to mend. A repacking is a list of moves,
-//! carried out one after the other. After the moves the best placement touches as few groups of the kind to mend as
-//! needed, no more groups of earlier kinds than now, and no more split cores than now.
+//! A request is *split* if its best placement touches more groups of a kind than the best placement
+//! on the empty machine. Of NUMA nodes, sockets and LLCs, the first kind with more groups is the
+//! kind to mend. A repacking is a list of moves, carried out in sequence. After the moves the best
+//! placement touches as few groups of the kind to mend as needed, no more groups of earlier kinds
+//! than now, and no more split cores than now.
 //!
-//! A request for the [fewest NUMA nodes](Request::fewest_numa) that is refused now counts as split as without that
-//! rule. The request may have the split cores that the rule needs.
+//! If a request for the [fewest NUMA nodes](Request::fewest_numa) is refused now, the request
+//! counts as split as without the rule. The request may have the split cores that the rule needs.
 //!
-//! A move takes all CPUs of an owner to CPUs that are free at that time, to the best CPUs for the owner's request
-//! within one group. The group is of the finest kind of which the owner touches only one group now, so the owner
-//! stays in one group. An owner that touches several groups of each kind may move within the whole machine. No move
-//! makes an owner's split cores, distance, NUMA nodes, sockets or LLCs worse. So no move splits another owner.
+//! A move takes all CPUs of an owner to the best free CPUs for the owner's request within a single
+//! group. CPUs freed by earlier moves are free. The group is of the finest kind of which the owner
+//! touches a single group now, so the owner stays in a single group. An owner with CPUs in several
+//! groups of each kind may move within the whole machine. No move makes an owner's split cores,
+//! distance, NUMA nodes, sockets or LLCs worse. Thus no move splits an owner.
 //!
-//! The best repacking has the fewest moves; then the fewest CPUs moved; then the placement of least [`Cost`]; then
-//! the first owners in their order, and the lowest groups.
+//! The best repacking has the fewest moves; then the fewest CPUs moved; then the placement of least
+//! [`Cost`]; then the first owners in the list, and the lowest groups.
 //!
-//! # Why it is fast
+//! # Why the search is fast
 //!
-//! The free CPUs of each group after some moves are a sum, so counting rejects nearly all choices. Only the rest are
-//! placed, at most [`MOST_DECISIONS`]; after that the best repacking so far is the result.
+//! The free CPUs of each group after some moves are a sum, so counting rejects nearly all choices.
+//! Only the remaining choices are placed, at most [`MOST_DECISIONS`]; after the limit, the best
+//! repacking found is the result.
 
 use super::{Cost, CpuSet, Isolated, Order, Placement, Placer, Refusal, Request};
 
-/// The most placements tried for one repacking; each takes some ten microseconds.
+/// The most placements tried per repacking. A placement takes some ten microseconds.
 const MOST_DECISIONS: usize = 2_000;
 
 /// A container with exclusive CPUs.
@@ -31,14 +35,14 @@ const MOST_DECISIONS: usize = 2_000;
 pub struct Owner {
     /// The owner's CPUs.
     pub cpus: CpuSet,
-    /// Siblings of the owner's CPUs that are kept idle.
+    /// Siblings of the owner's CPUs, kept idle.
     pub idle: CpuSet,
-    /// The owner's preferences, if the owner may move. The request's number of CPUs is ignored: an owner keeps the
-    /// number it has.
+    /// The owner's preferences, if the owner may move. The request's number of CPUs is ignored: an
+    /// owner keeps the present number.
     pub movable: Option<Request>,
 }
 
-/// The move of one owner to other CPUs.
+/// The move of an owner to different CPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Move {
     /// The owner's index in the list of owners.
@@ -47,16 +51,16 @@ pub struct Move {
     pub to: Placement,
 }
 
-/// Moves, and the placement that they make possible.
+/// Moves of owners, and the resulting placement of the new container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Repacking {
-    /// The moves in the order in which they can be made.
+    /// The moves, in a feasible order.
     pub moves: Vec<Move>,
     /// The new container's placement after the moves.
     pub placement: Placement,
 }
 
-/// The costs that the moves must reach.
+/// The costs to reach through the moves.
 #[derive(Debug, Clone, Copy)]
 struct Goal {
     now: Cost,
@@ -82,15 +86,15 @@ struct Repacker<'a> {
     best: Option<Repacking>,
 }
 
-/// An owner that may move.
+/// A movable owner.
 #[derive(Debug)]
 struct Mover<'a> {
     owner: usize,
     held: CpuSet,
     request: Request,
-    /// The numbers that a move must not make worse.
+    /// The owner's numbers before a move. No number may get worse.
     score: OwnerScore,
-    /// Regions that the owner may move to.
+    /// The regions to which the owner may move.
     regions: Vec<Region<'a>>,
     /// The number of the owner's CPUs in each group.
     held_in: Vec<usize>,
@@ -99,14 +103,14 @@ struct Mover<'a> {
 #[derive(Debug)]
 struct Region<'a> {
     cpus: &'a CpuSet,
-    /// The group that contains the region, if any.
+    /// The group around the region, if any.
     group: Option<usize>,
-    /// The best placement in the region before any move, once computed. The inner option is none if no placement
-    /// fits.
+    /// The best placement in the region before any move, once computed. The inner option is none if
+    /// no placement fits.
     place: Option<Option<Placement>>,
 }
 
-/// Numbers of an owner's request, none of which may grow in a move.
+/// The numbers of an owner's request. No number may grow in a move.
 type OwnerScore = [usize; 6];
 
 // === impl Goal ===
@@ -136,10 +140,10 @@ impl Goal {
 // === impl Placer ===
 
 impl Placer {
-    /// One or two moves after which a request that is split now is not split.
+    /// Finds one or two moves after which a split request is no longer split.
     ///
-    /// None if the request is not split now, can't be placed at all, wants to be spread, or if no moves help.
-    /// `owners` are all owners of CPUs, `free` the CPUs without an owner.
+    /// None if the request is not split now, can't be placed at all, wants to be spread, or if no
+    /// moves help. `owners` are all owners of CPUs, `free` the CPUs without an owner.
     pub fn repack(
         &self,
         free: &CpuSet,
@@ -355,8 +359,8 @@ impl<'a> Repacker<'a> {
                 .is_some_and(|best| best.placement.cost == self.goal.need)
     }
 
-    /// Tries every target for the next owner of an order. `counts` are the free CPUs in each group after all owners
-    /// of the order have left and the earlier owners have arrived.
+    /// Tries every target for the next owner of an order. `counts` are the free CPUs in each group
+    /// after all owners of the order have left and the earlier owners have arrived.
     fn go(&mut self, order: &[usize], free: &CpuSet, counts: &[usize], moves: Vec<Move>) {
         let Some((&mover, rest)) = order.split_first() else {
             return self.finish(free, moves);
@@ -380,7 +384,8 @@ impl<'a> Repacker<'a> {
             };
             let target = to.cpus.union(&to.idle);
             let Mover { owner, held, .. } = &self.owners[mover];
-            // The reverse order of these two moves was tried before, unless one move needs CPUs that the other frees.
+            // The reverse order of both moves was tried before, unless a move needs CPUs freed by
+            // the first move.
             if let Some(before) = moves.last()
                 && before.owner > *owner
                 && target.is_disjoint(&self.held_by(before.owner))
@@ -400,7 +405,8 @@ impl<'a> Repacker<'a> {
         }
     }
 
-    /// The best placement for an owner in a region; none if no placement fits or a number would be worse.
+    /// The best placement for an owner in a region; none if no placement fits or a number would be
+    /// worse.
     fn place(
         &mut self,
         mover: usize,
@@ -416,7 +422,8 @@ impl<'a> Repacker<'a> {
             ..
         } = &self.owners[mover];
         let Region { cpus, place, .. } = &regions[region];
-        // A region with the machine's free CPUs stands for the whole machine: the CPUs that are free at that time.
+        // A region with the machine's free CPUs stands for the whole machine. The CPUs free after
+        // the earlier moves count.
         let is_machine = std::ptr::eq(*cpus, self.free);
         let untouched = !is_machine
             && before.zip(held).is_none_or(|(before, held)| {
@@ -467,7 +474,7 @@ impl<'a> Repacker<'a> {
         }
     }
 
-    /// Whether the number of groups that the request needs can hold the request.
+    /// Whether the needed number of groups can hold the request.
     fn can_hold(&self, counts: &[usize]) -> bool {
         let most = spans(self.goal.need)[self.goal.kind];
         let wanted = self.request.cpus;
@@ -480,7 +487,7 @@ impl<'a> Repacker<'a> {
     }
 }
 
-/// What a placement spans, by kind.
+/// The number of groups touched by a placement, by kind.
 fn spans(cost: Cost) -> [usize; 3] {
     [cost.numa, cost.sockets, cost.llcs]
 }

@@ -1,4 +1,5 @@
-//! [`Request`]: the number of CPUs and preferences about them. [`Refusal`]: why a request can't be met.
+//! [`Request`]: the number of CPUs and preferences about CPUs. [`Refusal`]: why a request can't be
+//! met.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,15 +21,16 @@ pub struct Request {
     pub order: Order,
     /// How cores are divided.
     pub cores: Cores,
-    /// Ids of NUMA nodes that the CPUs should be near, for example a GPU's; empty for no preference. A NUMA node that
-    /// the machine does not have is equally far from all CPUs.
+    /// Ids of preferred NUMA nodes, for example a GPU's; empty for no preference. A NUMA node
+    /// missing on the machine is equally far from all CPUs.
     pub near: CpuSet,
     /// How CPUs isolated at boot are treated.
     pub isolated: Isolated,
-    /// Whether the placement must touch the fewest NUMA nodes: no more than the same number of CPUs, with the same
-    /// `cores`, needs if all online CPUs are free. Otherwise the request is refused. A request that fits one NUMA
-    /// node gets one, as with the kubelet's `single-numa-node`. A larger request gets the fewest possible, as with
-    /// `restricted`.
+    /// Whether the placement must touch the fewest NUMA nodes. The limit is the number of NUMA
+    /// nodes needed by the same number of CPUs, with the same `cores`, if all online CPUs are free.
+    /// Above the limit the request is refused. A request that fits a single NUMA node gets a single
+    /// NUMA node, as with the kubelet's `single-numa-node`. A larger request gets the fewest
+    /// possible, as with `restricted`.
     pub fewest_numa: bool,
 }
 
@@ -39,7 +41,8 @@ pub enum Order {
     /// Together: as few NUMA nodes, sockets and LLCs as possible.
     #[default]
     Pack,
-    /// Apart: evenly over all NUMA nodes, sockets and LLCs, for programs limited by memory bandwidth.
+    /// Apart: evenly over all NUMA nodes, sockets and LLCs, for programs limited by memory
+    /// bandwidth.
     Spread,
 }
 
@@ -52,23 +55,26 @@ pub enum Cores {
     Preferred,
     /// Whole cores only, or a [`Refusal`].
     Whole,
-    /// One CPU of each core. The core's other CPUs are kept idle: [`Placement::idle`](super::Placement::idle).
+    /// A single CPU of each core. The core's further CPUs are kept idle:
+    /// [`Placement::idle`](super::Placement::idle).
     Single,
 }
 
-/// How many NUMA nodes the CPUs of a container may lie on; [`Request::fewest_numa`] is the stricter choice.
+/// How many NUMA nodes the CPUs of a container may lie on; [`Request::fewest_numa`] is the stricter
+/// choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Numa {
     /// As few as the free CPUs allow.
     #[default]
     Preferred,
-    /// As few as the number of CPUs needs on the empty machine. Otherwise the container stays in the shared pool.
+    /// As few as the number of CPUs needs on the empty machine. Otherwise the container stays in
+    /// the shared pool.
     Fewest,
 }
 
-/// How CPUs isolated at boot are treated. The kernel moves no threads between isolated CPUs, so all threads of a
-/// program may end on one CPU, unless the program sets each thread's affinity.
+/// The treatment of CPUs isolated at boot. The kernel moves no threads between isolated CPUs. All
+/// threads of a program may end on the same CPU, unless the program sets each thread's affinity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Isolated {
@@ -77,7 +83,7 @@ pub enum Isolated {
     Avoid,
     /// As many isolated CPUs as possible.
     Prefer,
-    /// Isolated CPUs count like all others.
+    /// Isolated CPUs count like ordinary CPUs.
     Ignore,
 }
 
@@ -87,7 +93,7 @@ pub enum Isolated {
 pub struct TooFewCpus {
     /// CPUs requested.
     pub wanted: usize,
-    /// Online CPUs that are free.
+    /// Free online CPUs.
     pub free: usize,
 }
 
@@ -97,7 +103,7 @@ pub enum Refusal {
     /// More CPUs than are free.
     #[error(transparent)]
     TooFewCpus(#[from] TooFewCpus),
-    /// [`Cores::Whole`], and there are not enough entirely free cores.
+    /// Too few entirely free cores for [`Cores::Whole`].
     #[error("too few CPUs on entirely free cores: {wanted} wanted, {free} free")]
     TooFewOnWholeCores {
         /// CPUs requested.
@@ -105,7 +111,7 @@ pub enum Refusal {
         /// Online CPUs on entirely free cores.
         free: usize,
     },
-    /// [`Cores::Whole`], and no choice of the entirely free cores has so many CPUs.
+    /// The entirely free cores have no sum of `wanted` CPUs, for [`Cores::Whole`].
     #[error(
         "{} no sum of whole free cores: the nearest counts that are one are {less} and {more}",
         with_verb(*.wanted, ["is", "are"])
@@ -113,15 +119,15 @@ pub enum Refusal {
     NotWholeCores {
         /// CPUs requested.
         wanted: usize,
-        /// The next smaller count that is possible now; it may be 0.
+        /// The next smaller possible count; may be 0.
         less: usize,
-        /// The next larger count that is possible now.
+        /// The next larger possible count.
         more: usize,
     },
-    /// [`Cores::Single`], and there are not enough entirely free cores.
+    /// Too few entirely free cores for [`Cores::Single`].
     #[error("too few entirely free cores: {wanted} wanted, one for each CPU, {free} free")]
     TooFewCores {
-        /// Cores requested: one for each CPU.
+        /// Requested cores: a core per CPU.
         wanted: usize,
         /// Entirely free cores.
         free: usize,
@@ -135,25 +141,26 @@ pub enum Refusal {
         by_node(.free)
     )]
     TooFewOnNuma {
-        /// CPUs requested, including the CPUs that the container has.
+        /// Requested CPUs, including the container's present CPUs.
         wanted: usize,
-        /// The fewest NUMA nodes that `wanted` CPUs touch on the empty machine.
+        /// The fewest NUMA nodes for `wanted` CPUs on the empty machine.
         needs: usize,
-        /// CPUs that the container has.
+        /// The number of the container's present CPUs.
         held: usize,
-        /// The number of NUMA nodes that these CPUs touch.
+        /// The number of NUMA nodes touched by the container's present CPUs.
         held_on: usize,
-        /// The most CPUs that the container could get now. For [`Cores::Single`]: entirely free cores.
+        /// The most CPUs available to the container now. For [`Cores::Single`]: entirely free
+        /// cores.
         most: usize,
-        /// The kernel's id of each NUMA node with CPUs to give, and their number: free CPUs, for [`Cores::Whole`]
-        /// CPUs on entirely free cores, for [`Cores::Single`] entirely free cores.
+        /// The kernel's id of each NUMA node with CPUs to give, and their number: free CPUs, for
+        /// [`Cores::Whole`] CPUs on entirely free cores, for [`Cores::Single`] entirely free cores.
         free: Vec<(Option<u32>, usize)>,
         /// How cores are divided.
         cores: Cores,
     },
 }
 
-/// A number of CPUs, and the verb that agrees with the number.
+/// A number of CPUs, and the verb in singular or plural.
 fn with_verb(count: usize, [one, many]: [&str; 2]) -> String {
     format!(
         "{} {}",
@@ -211,10 +218,10 @@ pub(super) struct Terms<'a> {
     pub(super) free: &'a [bool],
     /// Which free CPUs the request may get.
     pub(super) open: &'a [bool],
-    /// Which CPUs are unwanted; empty for none.
+    /// Which CPUs are unwanted; empty if all CPUs are welcome.
     pub(super) unwanted: &'a [bool],
-    /// Each CPU's distance to the devices, less the distance of the machine's nearest CPU; empty if all are equally
-    /// far.
+    /// Each CPU's distance to the devices, less the distance of the machine's nearest CPU; empty if
+    /// all are equally far.
     pub(super) distances: &'a [usize],
     pub(super) order: Order,
     pub(super) cores: Cores,
@@ -231,7 +238,7 @@ impl Terms<'_> {
         self.distances.get(cpu).copied().unwrap_or_default()
     }
 
-    /// The CPUs that a core gives, in the order in which they are taken.
+    /// The available CPUs of a core, in the order of taking.
     pub(super) fn in_order<'b>(&'b self, core: &'b [usize]) -> impl Iterator<Item = usize> + 'b {
         let apart = !self.unwanted.is_empty() && self.cores != Cores::Whole;
         let open_cpus = move |unwanted: bool| {
@@ -241,7 +248,7 @@ impl Terms<'_> {
         open_cpus(false).chain(open_cpus(true).take(if apart { usize::MAX } else { 0 }))
     }
 
-    /// The CPU that is taken first from a core; none if the core gives no CPU.
+    /// The first CPU to take from a core; none if the core gives no CPU.
     #[inline]
     pub(super) fn lowest(&self, core: &[usize]) -> Option<usize> {
         if self.is_plain() {
@@ -250,7 +257,7 @@ impl Terms<'_> {
         self.in_order(core).next()
     }
 
-    /// Whether a core gives all its open CPUs in the order of their ids.
+    /// Whether every core gives all open CPUs in the order of ids.
     #[inline]
     pub(super) fn is_plain(&self) -> bool {
         self.unwanted.is_empty() && self.cores != Cores::Single

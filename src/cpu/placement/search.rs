@@ -1,4 +1,5 @@
-//! [`Search`]: the table of every block for one free set and one request, and the price of the best placement.
+//! [`Search`]: the tables of all blocks for a free set and a request, and the price of the best
+//! placement.
 
 use std::ops::Range;
 
@@ -11,7 +12,7 @@ use super::request::{Cores, Order, Terms};
 use super::weights::{behind, given, prices};
 use crate::cpu::CpuSet;
 
-/// The state of one placement decision.
+/// The state of a placement decision.
 #[derive(Debug)]
 pub(super) struct Search<'a, P> {
     pub(super) plan: &'a Plan,
@@ -20,24 +21,24 @@ pub(super) struct Search<'a, P> {
     total_free: usize,
     /// For each group of the plan, the price of touching the group.
     prices: Vec<P>,
-    /// For [`Order::Spread`]: for each group, how many fewer free CPUs the group has than the freest group of the
-    /// same kind.
+    /// For [`Order::Spread`]: for each group, how many fewer free CPUs the group has than the
+    /// freest group of the same kind.
     behind: Vec<usize>,
     limits: Limits,
     /// An upper bound on the best placement's price.
     bound: P,
-    /// For each block of the plan, the block's node with the pattern bits that joins need.
+    /// For each block of the plan, the block's node with the pattern bits for joins.
     parts: Vec<Part>,
     pub(super) nodes: Vec<SearchNode<'a, P>>,
     pub(super) lists: Vec<List>,
-    /// For every join, the pairs of lists that can be combined.
+    /// For every join, the combinable pairs of lists.
     pub(super) pairs: Vec<Pair<P>>,
     /// Counts of CPUs, ascending within each list. `costs` holds the least price of each count.
     pub(super) counts: Vec<usize>,
     pub(super) costs: Vec<P>,
     /// The CPUs of classes and pieces, core by core.
     pub(super) threads: Vec<usize>,
-    /// Scratch space in which a join collects prices, before they become lists.
+    /// Scratch space for a join's prices, before the prices become lists.
     rows: Vec<P>,
 }
 
@@ -45,7 +46,7 @@ pub(super) struct Search<'a, P> {
 #[derive(Debug)]
 pub(super) struct SearchNode<'a, P> {
     pub(super) shape: NodeShape,
-    /// Groups equal to the node whose price depends on the number of CPUs taken.
+    /// Groups equal to the node, with a price that depends on the number of CPUs taken.
     pub(super) shared: &'a [usize],
     free: usize,
     pub(super) lists: Range<usize>,
@@ -58,11 +59,11 @@ pub(super) struct SearchNode<'a, P> {
 pub(super) enum NodeShape {
     /// No CPU is free.
     Empty,
-    /// Cores of one class, ordered by the first CPU that each core gives.
+    /// Cores of the same class, ordered by the first available CPU of each core.
     Class { class: Class, threads: Range<usize> },
     /// A piece of a core.
     Piece { threads: Range<usize> },
-    /// The join of two nodes, with the pairs of lists that can be combined.
+    /// The join of two nodes, with the combinable pairs of lists.
     Join {
         a: usize,
         b: usize,
@@ -83,32 +84,32 @@ pub(super) struct Part {
 pub(super) struct OwnPrice<'a, P> {
     /// Price independent of the number of CPUs taken.
     fixed: P,
-    /// Groups whose price depends on the number of CPUs taken.
+    /// Groups with a price that depends on the number of CPUs taken.
     pub(super) shared: &'a [usize],
 }
 
-/// The rest of the machine, as a node's table needs it.
+/// The rest of the machine, as needed for a node's table.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct OuterPrice<'a, P> {
-    /// The price of the groups that contain the node and further CPUs.
+    /// The price of the groups around the node. A group around the node has further CPUs.
     price: P,
-    /// Containing groups whose price depends on the number of CPUs taken.
+    /// Groups around the node with a price that depends on the number of CPUs taken.
     shared: [&'a [usize]; 2],
-    /// In a leaf: the pattern that each CPU taken adds.
+    /// In a leaf: the addition of each taken CPU to the pattern.
     unit: u64,
-    /// The CPUs that groups across the node's border can give.
+    /// The CPUs available in groups across the node's border.
     around: Surroundings,
 }
 
-/// The table entries with one pattern of crossing groups.
+/// The table entries with the same pattern of crossing groups.
 #[derive(Debug, Clone)]
 pub(super) struct List {
     pub(super) pattern: u64,
     pub(super) entries: Range<usize>,
 }
 
-/// A list of one node (or none, for no CPUs) combined with a list of another: the join's pattern, and the price that
-/// the combination adds.
+/// A combination of two lists from different nodes; none stands for no CPUs of the node. `pattern`
+/// is the join's pattern, `charge` the additional price of the combination.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pair<P> {
     pub(super) a: Option<usize>,
@@ -129,7 +130,7 @@ impl<P: Price> OwnPrice<'_, P> {
 // === impl Search ===
 
 impl<'a, P: Price> Search<'a, P> {
-    /// `least` is the minimum over all placements that meet the terms.
+    /// `least` is the minimum over all placements within the terms.
     pub(super) fn new(plan: &'a Plan, terms: Terms<'a>, least: Minimum) -> Self {
         let mut search = Self {
             plan,
@@ -165,7 +166,8 @@ impl<'a, P: Price> Search<'a, P> {
         search
     }
 
-    /// The best placement and its price. Without a placement: no CPUs, and a price above all others.
+    /// The best placement and its price. Without a placement: no CPUs, and a price above all
+    /// placements.
     pub(super) fn run(self) -> (P, CpuSet) {
         match self.root() {
             Some((node, entry)) => (self.costs[entry], self.recover(node, entry)),
@@ -173,8 +175,8 @@ impl<'a, P: Price> Search<'a, P> {
         }
     }
 
-    /// The node of the whole machine and its table's only entry. No group is open in the whole machine, and only the
-    /// count `wanted` is needed.
+    /// The node of the whole machine and its table's only entry. No group is open in the whole
+    /// machine, and only the count `wanted` is needed.
     fn root(&self) -> Option<(usize, usize)> {
         let node = self.parts.last()?.node;
         let list = self.nodes[node].lists.clone().next()?;
@@ -237,7 +239,8 @@ impl<'a, P: Price> Search<'a, P> {
             let node = match block.shape {
                 BlockShape::Leaf(cell) => match &plan.cells[cell] {
                     Cell::Cores(cores) => {
-                        // For a part of the cell, further CPUs may also come from the rest of the cell.
+                        // For a part of the cell, further CPUs may also come from the rest of the
+                        // cell.
                         let around = self.limits.around_part(&block.rules, &block.own);
                         let shared = [outer.shared[0], own.shared];
                         let inner = OuterPrice {
@@ -280,7 +283,8 @@ impl<'a, P: Price> Search<'a, P> {
         if free == 0 {
             return 0;
         }
-        // With no free CPU on one side and no price to add, the other side's table is the join's table.
+        // If a side has no free CPU and there is no price to add, the second side's table is the
+        // join's table.
         let adds = own.fixed != P::NOTHING || !own.shared.is_empty();
         if self.plan.crossing.is_empty() && !adds && (free_a == 0 || free_b == 0) {
             return if free_a == 0 { b.node } else { a.node };
@@ -333,7 +337,7 @@ impl<'a, P: Price> Search<'a, P> {
         )
     }
 
-    /// All pairs of lists of two nodes that the terms allow.
+    /// All pairs of lists of two nodes allowed by the terms.
     fn pair(&mut self, a: Part, b: Part, rules: &Rules, own: P) -> Range<usize> {
         let mut pairs = std::mem::take(&mut self.pairs);
         let start = pairs.len();
@@ -372,7 +376,7 @@ impl<'a, P: Price> Search<'a, P> {
         start..self.pairs.len()
     }
 
-    /// The pattern of two disjoint nodes together; none if the terms forbid the combination.
+    /// The common pattern of two disjoint nodes; none if the terms forbid the combination.
     fn both(&self, a: u64, b: u64) -> Option<u64> {
         if self.plan.counting {
             return Some(a + b);
@@ -414,7 +418,7 @@ impl<'a, P: Price> Search<'a, P> {
         }
     }
 
-    /// The price of groups whose price depends on the number of CPUs taken.
+    /// The price of groups with a price that depends on the number of CPUs taken.
     #[inline]
     pub(super) fn shared(&self, groups: &[usize], count: usize) -> P {
         if !P::HAS_PREFERENCES {
@@ -438,7 +442,8 @@ impl<'a, P: Price> Search<'a, P> {
         own.fixed + self.shared(own.shared, count)
     }
 
-    /// Lowers the prices of a row to the best that a pair of lists reaches. The row begins at `low` CPUs.
+    /// Lowers the prices of a row to the best that a pair of lists reaches. The row begins at `low`
+    /// CPUs.
     fn add_up(&self, a: usize, b: usize, pair: Pair<P>, outer: P, low: usize, row: &mut [P]) {
         let high = low + row.len();
         let alone = match (pair.a, pair.b) {
@@ -481,13 +486,14 @@ impl<'a, P: Price> Search<'a, P> {
         }
     }
 
-    /// The fewest CPUs that a node must give, at least one, because the rest of the machine can't give more.
+    /// The fewest CPUs to take from a node, at least 1, because the rest of the machine can't give
+    /// more.
     pub(super) fn least(&self, free: usize) -> usize {
         self.wanted.saturating_sub(self.total_free - free).max(1)
     }
 
-    /// Adds a table entry, unless no best placement can contain the entry. `outer` holds the price of the groups
-    /// around the node.
+    /// Adds a table entry, unless no best placement can contain the entry. `outer` holds the price
+    /// of the groups around the node.
     pub(super) fn enter(&mut self, count: usize, price: P, pattern: u64, outer: OuterPrice<'_, P>) {
         let [groups, more] = outer.shared;
         let with_outer =
@@ -516,8 +522,8 @@ impl<'a, P: Price> Search<'a, P> {
         }
     }
 
-    /// As [`Self::charge`], with all other CPUs of the machine untouched: then a touched core in pieces is always
-    /// split.
+    /// As [`Self::charge`], with all CPUs outside the node untouched: then a touched core in pieces
+    /// is always split.
     fn rest_charge(&self, group: Crossing, pattern: u64) -> Option<P> {
         self.charge(
             group,
@@ -529,7 +535,7 @@ impl<'a, P: Price> Search<'a, P> {
         )
     }
 
-    /// Gives each entry of a leaf a list of its own, with the pattern that counts the entry's CPUs.
+    /// Gives each entry of a leaf a separate list, with the pattern that counts the entry's CPUs.
     fn split(&mut self, node: usize, unit: u64) {
         let first = self.lists.len();
         for list in self.nodes[node].lists.clone() {

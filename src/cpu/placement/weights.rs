@@ -1,11 +1,11 @@
-//! Sums over a whole plan that a [`Search`](super::search::Search) needs before it starts: the CPUs that can be given, the
-//! price of each group, and how far each group lags in free CPUs.
+//! Sums over a whole plan, needed before a [`Search`](super::search::Search) starts: the CPUs
+//! available, the price of each group, and the lag of each group in free CPUs.
 
 use super::plan::{Cell, Group, GroupKind, Plan, SPANNED};
 use super::price::Price;
 use super::request::{Cores, Terms};
 
-/// The number of CPUs that all leaves give together.
+/// The total number of CPUs available from all leaves.
 pub(super) fn given(plan: &Plan, terms: &Terms<'_>) -> usize {
     if terms.cores != Cores::Single {
         return terms.open.iter().filter(|&&open| open).count();
@@ -47,9 +47,9 @@ pub(super) fn prices<P: Price>(plan: &Plan, terms: &Terms<'_>) -> Vec<P> {
     plan.groups.iter().map(price).collect()
 }
 
-/// For each group, how many fewer free CPUs the group has than the freest group of the same kind. Of two choices with
-/// the same sum of squares, the choice with the lower sum of these numbers over its CPUs leaves the lower sum of
-/// squares.
+/// For each group, how many fewer free CPUs the group has than the freest group of the same kind.
+/// Of two choices with the same sum of squares, the choice with the lower sum of these numbers over
+/// its CPUs leaves the lower sum of squares.
 pub(super) fn behind(plan: &Plan, is_free: &[bool]) -> Vec<usize> {
     let free: Vec<usize> = plan
         .groups

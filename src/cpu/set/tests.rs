@@ -125,7 +125,7 @@ fn a_mask_is_read() {
     ] {
         assert_eq!(CpuSet::from_mask(text).unwrap(), set(list), "{text:?}");
     }
-    // Beyond the largest id a zero bit is allowed, a one bit is an error.
+    // Beyond the largest id, a 0 bit is allowed and a 1 bit is an error.
     let wide = format!("00000000,{}1", "00000000,".repeat(256));
     assert_eq!(CpuSet::from_mask(&wide).unwrap(), set("0"));
     let error = CpuSet::from_mask(&wide.replacen('0', "1", 1)).unwrap_err();
@@ -256,7 +256,7 @@ proptest! {
         if let Ok(set) = text.parse::<CpuSet>() {
             prop_assert_eq!(set.to_string().parse::<CpuSet>().unwrap(), set);
         }
-        // Only a panic fails here.
+        // The parser may refuse the mask, but must not panic.
         let _ = CpuSet::from_mask(&text);
     }
 }

@@ -238,7 +238,7 @@ fn a_shape_without_cpus_or_with_too_many_is_no_trouble() {
 }
 
 proptest! {
-    /// Whatever the lists say, each kind of group is a partition of the online CPUs, and ids are dense.
+    /// For all lists, each kind of group is a partition of the online CPUs, and ids are dense.
     #[test]
     fn groups_partition_the_online_cpus(
         online in prop::collection::btree_set(0..40u32, 1..30),

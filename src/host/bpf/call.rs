@@ -1,11 +1,12 @@
-//! The system call, and its commands' arguments.
+//! The `bpf` system call and the arguments of its commands.
 
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 
 use nix::libc;
 
-// The arguments of the commands, laid out as in the kernel's `union bpf_attr`, with no gaps between the fields.
+// The layout of each command's argument equals the command's part of the kernel's `union bpf_attr`,
+// without padding between fields.
 
 #[repr(C)]
 pub(super) struct MapCreate {
@@ -73,39 +74,40 @@ pub(super) struct ProgramQuery {
     pub(super) programs: u64,
     pub(super) count: u32,
     pub(super) _gap: u32,
-    /// Newer kernels write a revision at the end of these, whether it is asked for or not.
+    /// Fields of newer kernels, unused and zero. Newer kernels always write a revision into the
+    /// last field.
     pub(super) newer: [u64; 4],
 }
 
-/// The types that the kernel reads as a command's arguments.
+/// The types that the kernel reads as a command's argument.
 ///
-/// # Safety
-/// The type must be `repr(C)` and laid out as the kernel's for its command, without padding.
+/// # Safety The type must be `repr(C)`, without padding, and laid out as the kernel's argument of
+/// the command.
 pub(super) unsafe trait Argument {}
 
-// SAFETY: their fields stand in the order, and have the sizes, of the kernel's; each is aligned without gaps.
+// SAFETY: order and size of all fields equal the kernel's; all fields are aligned without padding.
 unsafe impl Argument for MapCreate {}
-// SAFETY: the same.
+// SAFETY: as for `MapCreate`.
 unsafe impl Argument for Element {}
-// SAFETY: the same.
+// SAFETY: as for `MapCreate`.
 unsafe impl Argument for Batch {}
-// SAFETY: the same.
+// SAFETY: as for `MapCreate`.
 unsafe impl Argument for ProgramLoad {}
-// SAFETY: the same.
+// SAFETY: as for `MapCreate`.
 unsafe impl Argument for LinkCreate {}
-// SAFETY: the same.
+// SAFETY: as for `MapCreate`.
 unsafe impl Argument for ProgramQuery {}
 
-/// Makes the call; what it returns is a descriptor or means nothing.
+/// Makes the system call. For some commands the result is a file descriptor; for all further
+/// commands the result has no meaning.
 ///
-/// # Safety
-/// What the addresses in `argument` point to must be there for the command to read and write.
+/// # Safety The addresses in `argument` must point to memory that the command may read and write.
 pub(super) unsafe fn bpf<A: Argument>(
     command: libc::c_int,
     argument: &mut A,
 ) -> io::Result<libc::c_int> {
-    // SAFETY: the kernel reads and writes `size` bytes of the argument, which is borrowed for us alone; the caller answers
-    // for what it points to.
+    // SAFETY: the kernel reads and writes `size` bytes of the argument, which is borrowed
+    // exclusively. The caller guarantees that the addresses in the argument are valid.
     let returned = unsafe {
         libc::syscall(
             libc::SYS_bpf,
@@ -120,17 +122,16 @@ pub(super) unsafe fn bpf<A: Argument>(
     }
 }
 
-/// The same for a command that makes something.
+/// Makes the system call for a command that returns a new file descriptor.
 ///
-/// # Safety
-/// As for [`bpf`]; and the command must be one that returns a new descriptor.
+/// # Safety As for [`bpf`]. The command must return a new file descriptor.
 pub(super) unsafe fn make<A: Argument>(
     command: libc::c_int,
     argument: &mut A,
 ) -> io::Result<OwnedFd> {
-    // SAFETY: the caller answers for the argument.
+    // SAFETY: the caller guarantees that the argument is valid.
     let descriptor = unsafe { bpf(command, argument) }?;
-    // SAFETY: the kernel has just made it, and nobody else has it.
+    // SAFETY: the kernel has just made the descriptor, so the descriptor has no owner yet.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 

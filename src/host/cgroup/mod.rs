@@ -1,7 +1,8 @@
-//! cgroups: the mounted hierarchies, the cgroups of pods and containers, and the CPUs of each cgroup.
+//! cgroups: the mounted hierarchies, the cgroups of pods and containers, and the CPUs of each
+//! cgroup.
 //!
-//! Paths of cgroups are relative to the hierarchy's mount point, without a slash in front: `kubepods/pod1/c0ffee`. On
-//! cgroup v1 the same path is looked up in each controller's hierarchy.
+//! Paths of cgroups are relative to the hierarchy's mount point, without a slash in front:
+//! `kubepods/pod1/c0ffee`. On cgroup v1 the same path is looked up in each controller's hierarchy.
 
 mod counters;
 mod layout;
@@ -39,11 +40,11 @@ pub use systemd::SystemdError;
 pub use tree::{ContainerCgroup, PodCgroup};
 pub use unified::Unified;
 
-/// Version of the hierarchy that holds the cpuset controller.
+/// The version of the hierarchy with the cpuset controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Version {
-    /// One hierarchy per controller.
+    /// A separate hierarchy per controller.
     V1,
     /// The unified hierarchy.
     V2,
@@ -59,7 +60,8 @@ pub struct Cgroups {
     cpuacct: Option<PathBuf>,
     memory: Option<PathBuf>,
     pids: Option<PathBuf>,
-    /// systemd, if it owns slices and scopes; their CPUs are then set through systemd.
+    /// systemd, if systemd owns slices and scopes. The CPUs of slices and scopes are then set
+    /// through systemd.
     systemd: Option<Arc<Systemd>>,
     /// Further hierarchies in which [`Cgroups::create`] makes a container's cgroup.
     others: Vec<PathBuf>,
@@ -139,7 +141,8 @@ pub struct Cpuset {
     pub cpus: CpuSet,
     /// The effective CPUs.
     pub effective: CpuSet,
-    /// The CPUs that the cgroup may hold as exclusive (`cpuset.cpus.exclusive`); empty if nothing was written.
+    /// The CPUs that the cgroup may hold as exclusive (`cpuset.cpus.exclusive`); empty if nothing
+    /// was written.
     pub exclusive: CpuSet,
     /// The cgroup's partition state.
     pub partition: Partition,
@@ -215,10 +218,10 @@ impl Cgroups {
         })
     }
 
-    /// Notes whether systemd runs on the node whose `/run` is at `run`.
+    /// Detects whether systemd runs on the node. `run` is the node's `/run` directory.
     ///
-    /// systemd counts only on cgroup v2, where a unit has a property for its CPUs. On v1 systemd leaves cpusets
-    /// alone.
+    /// systemd matters on cgroup v2 only, where units have a property for their CPUs. On v1,
+    /// systemd leaves cpusets alone.
     pub fn heed_systemd(&mut self, run: &Path) {
         let runs = self.version == Version::V2 && systemd::runs(run);
         self.systemd = runs.then(Arc::default);
@@ -242,7 +245,8 @@ impl Cgroups {
             Version::V2 => "cpuset.cpus.effective",
         };
         let cpus = cpu_list(&dir.join("cpuset.cpus"))?;
-        // Before Linux 3.17 a v1 cpuset has no file of effective CPUs: the written CPUs are in force.
+        // Before Linux 3.17 a v1 cpuset has no file of effective CPUs: the written CPUs are in
+        // force.
         let effective = match file::read_value_optional(&dir.join(effective))? {
             Some(text) => parse(&dir.join(effective), &text)?,
             None => cpus.clone(),
@@ -261,8 +265,8 @@ impl Cgroups {
 
     /// Sets the CPUs of a cgroup, through systemd if systemd owns the cgroup.
     ///
-    /// On v1 a cgroup's set must contain the sets of the cgroups below. A container may have made cgroups of its own,
-    /// whose sets are narrowed first.
+    /// On v1 a cgroup's set must contain the sets of the cgroups below. If a container has made
+    /// cgroups of its own, their sets are narrowed first.
     pub fn set_cpus(&self, path: &str, cpus: &CpuSet) -> Result<(), CgroupError> {
         let busy = |error: &CgroupError| {
             let CgroupError::File(FileError::Write { source, .. }) = error else {
@@ -272,7 +276,8 @@ impl Cgroups {
         };
         for _ in 1..TRIES {
             match self.write_cpus(path, cpus) {
-                // A process has made another cgroup below meanwhile, with the old CPUs.
+                // EBUSY: a process has meanwhile made a cgroup below with the old CPUs. The write
+                // is repeated.
                 Err(error) if busy(&error) => {}
                 done => return done,
             }
@@ -303,7 +308,8 @@ impl Cgroups {
         Ok(file::write(&file, &cpus.to_string())?)
     }
 
-    /// The folders for watching a tree's changes: the folder of the CPU sets, and the folder of the quotas.
+    /// The folders for watching a tree's changes: the folder of the CPU sets, and the folder of the
+    /// quotas.
     pub fn folders(&self, tree: &str) -> Vec<PathBuf> {
         let roots = [
             Some(&self.cpuset),
@@ -316,8 +322,8 @@ impl Cgroups {
             .collect()
     }
 
-    /// Whether the cgroups directly below `path` have CPU sets. On v2 the cgroup `path` must enable the cpuset
-    /// controller for them.
+    /// Whether the cgroups directly below `path` have CPU sets. On v2, `path` must enable the
+    /// cpuset controller for the cgroups below.
     pub fn hands_down(&self, path: &str) -> Result<bool, CgroupError> {
         if self.version == Version::V1 {
             return Ok(true);
@@ -368,7 +374,8 @@ impl Cgroups {
     pub fn processes(&self, path: &str) -> Result<Vec<i32>, CgroupError> {
         let dir = self.cpuset.join(path);
         let text = match file::read_value(&dir.join("cgroup.procs")) {
-            // The processes of a threaded cgroup are listed in the domain cgroup above, which was read before.
+            // The processes of a threaded cgroup are listed in the domain cgroup above, which was
+            // read before.
             Err(FileError::Read { source, .. })
                 if source.raw_os_error() == Some(Errno::EOPNOTSUPP as i32) =>
             {
@@ -380,7 +387,8 @@ impl Cgroups {
             .lines()
             .filter_map(|line| i32::from_str(line).ok())
             .collect();
-        // The links to a directory come from the directory itself, its parent and each subdirectory.
+        // The links to a directory come from the directory itself, its parent and each
+        // subdirectory.
         if fs::metadata(&dir).is_ok_and(|dir| dir.nlink() <= 2) {
             return Ok(found);
         }

@@ -1,8 +1,9 @@
 //! The cgroup namespace of this process.
 //!
-//! On cgroup v2 a container has its own cgroup namespace. Where systemd mounts the hierarchy with `nsdelegate`, a
-//! process can't write to the cgroup of its own container. The kernel refuses the write although the host's hierarchy
-//! is mounted in the container. The agent could then not be moved off the CPUs that it gives away.
+//! On cgroup v2 a container has a separate cgroup namespace. If systemd mounts the hierarchy with
+//! `nsdelegate`, a process can't write to the cgroup of its container. The kernel refuses the write
+//! even if the host's hierarchy is mounted in the container. The agent could then not be moved off
+//! the CPUs that the agent gives away.
 
 use std::fs::{self, File};
 use std::io;
@@ -10,8 +11,9 @@ use std::path::Path;
 
 use nix::sched::{CloneFlags, setns};
 
-/// Moves this thread, and the threads started by it later, into the cgroup namespace of the first process. Returns
-/// whether the thread was in another namespace. The call does nothing if `root` has no first process.
+/// Moves this thread, and all threads started by this thread later, into the cgroup namespace of
+/// the first process. Returns whether the thread was in a different namespace. The call does
+/// nothing if `root` has no first process.
 ///
 /// # Errors
 /// The kernel refuses because `CAP_SYS_ADMIN` is missing.

@@ -1,8 +1,8 @@
 //! Cpuset partitions: CPUs that the kernel takes away from every cgroup outside the partition.
 //!
-//! Partitions at any depth exist on cgroup v2 from Linux 6.7 on. Pinfold looks for the partition files, never for a
-//! version. The kernel accepts almost every write, even without effect. Only `cpuset.cpus.partition`, read
-//! afterwards, shows a failure: hence [`Partition::Invalid`].
+//! Partitions at any depth exist on cgroup v2 from Linux 6.7 on. Pinfold looks for the partition
+//! files, never for a version. The kernel accepts almost every write, even without effect. Only
+//! `cpuset.cpus.partition`, read afterwards, shows a failure: hence [`Partition::Invalid`].
 
 use std::fmt;
 
@@ -12,8 +12,8 @@ use super::layout::{self, PodTreeEntry};
 use super::{CgroupError, Cgroups, Cpuset, Version, file, ignore_gone, parse};
 use crate::cpu::CpuSet;
 
-/// The file with a cgroup's partition state. The kernel notifies watchers of the file when a partition becomes
-/// invalid.
+/// The file with a cgroup's partition state. The kernel notifies watchers of the file when a
+/// partition becomes invalid.
 pub const PARTITION: &str = "cpuset.cpus.partition";
 
 /// The cgroup made for a moment to test the kernel's features.
@@ -23,11 +23,11 @@ const PROBE: &str = "pinfold-probe";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// No partition: the cgroup shares CPUs with other cgroups.
+    /// No partition: the cgroup shares CPUs with its siblings.
     Member,
-    /// A partition with a scheduling domain of its own.
+    /// A partition with a separate scheduling domain.
     Root,
-    /// A partition without load balancing, for programs that bind each of their threads.
+    /// A partition without load balancing, for programs that bind every thread.
     Isolated,
 }
 
@@ -56,13 +56,13 @@ pub enum Partition {
     Unsupported,
     /// The requested kind is in force.
     Valid(Kind),
-    /// The requested kind is not in force. The text is the kernel's, like `root invalid (Parent is not a partition
-    /// root)`.
+    /// The requested kind is not in force. The text is the kernel's, like `root invalid (Parent is
+    /// not a partition root)`.
     Invalid(String),
 }
 
 impl Partition {
-    /// Whether the kernel keeps all other cgroups off the cgroup's exclusive CPUs now.
+    /// Whether the kernel reserves the cgroup's exclusive CPUs for the cgroup now.
     pub fn is_live(&self) -> bool {
         self.live().is_some()
     }
@@ -102,7 +102,8 @@ pub struct Above {
     pub path: String,
     /// The cgroup's CPUs.
     pub cpuset: Cpuset,
-    /// Exclusive CPUs of direct child cgroups, without the pods and without cgroups on the path to pods.
+    /// Exclusive CPUs of direct child cgroups, without the pods and without cgroups on the path to
+    /// pods.
     pub foreign: CpuSet,
 }
 
@@ -147,12 +148,13 @@ impl Cgroups {
         removed.and(offered)
     }
 
-    /// Whether a neighbour's plain CPU set makes a partition invalid on this kernel. Such a kernel can lose CPUs
-    /// until the next boot. CPUs are lost if a partition's cgroup is removed before `member` is written to the
-    /// partition.
+    /// Whether a neighbour's plain CPU set makes a partition invalid on this kernel. Such a kernel
+    /// can lose CPUs until the next boot. CPUs are lost if a partition's cgroup is removed before
+    /// `member` is written to the partition.
     ///
-    /// The test uses throw-away cgroups with the CPU `cpu`. All other cgroups are without the CPU for some
-    /// milliseconds. The test itself loses no CPU: `member` is written before any cgroup is removed.
+    /// The test uses throw-away cgroups with the CPU `cpu`. Every cgroup outside the test lacks the
+    /// CPU for some milliseconds. The test itself loses no CPU: `member` is written before any
+    /// cgroup is removed.
     pub fn neighbours_can_break_partitions(&self, cpu: u32) -> Result<bool, CgroupError> {
         let one: CpuSet = [cpu].into_iter().collect();
         let (owner, neighbour) = (format!("{PROBE}/owner"), format!("{PROBE}/neighbour"));
@@ -195,7 +197,8 @@ impl Cgroups {
             .map_or(Partition::Unsupported, Partition::read))
     }
 
-    /// The CPUs that a cgroup holds as exclusive (`cpuset.cpus.exclusive`); empty if the file does not exist.
+    /// The CPUs that a cgroup holds as exclusive (`cpuset.cpus.exclusive`); empty if the file does
+    /// not exist.
     pub fn exclusive(&self, path: &str) -> Result<CpuSet, CgroupError> {
         let file = self.root().join(path).join("cpuset.cpus.exclusive");
         match file::read_value_optional(&file)? {
@@ -207,7 +210,7 @@ impl Cgroups {
     /// Sets the CPUs that a cgroup may hold as exclusive; an empty set clears them.
     ///
     /// # Errors
-    /// EINVAL if another cgroup holds a CPU of the set: see [`Cgroups::in_the_way`].
+    /// EINVAL if a neighbour holds a CPU of the set: see [`Cgroups::in_the_way`].
     pub fn set_exclusive(&self, path: &str, cpus: &CpuSet) -> Result<(), CgroupError> {
         Ok(file::write(
             &self.root().join(path).join("cpuset.cpus.exclusive"),
@@ -224,9 +227,9 @@ impl Cgroups {
         )?)
     }
 
-    /// The neighbours that keep the cgroup `path` from holding `cpus` as exclusive. A neighbour is in the way if it
-    /// holds a CPU of `cpus` as exclusive. A neighbour without exclusive CPUs is in the way if `cpus` contains its
-    /// whole written set.
+    /// The neighbours that keep the cgroup `path` from holding `cpus` as exclusive. A neighbour is
+    /// in the way if it holds a CPU of `cpus` as exclusive. A neighbour without exclusive CPUs is
+    /// in the way if `cpus` contains its whole written set.
     pub fn in_the_way(&self, path: &str, cpus: &CpuSet) -> Vec<String> {
         let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
         let mut found = Vec::new();
@@ -246,7 +249,8 @@ impl Cgroups {
         found
     }
 
-    /// Reads the cgroups above the pods of `trees`, and the exclusive CPUs of other cgroups around the pods.
+    /// Reads the cgroups above the pods of `trees`, and the exclusive CPUs of further cgroups
+    /// around the pods.
     pub fn surroundings(&self, trees: &[String]) -> Result<Surroundings, CgroupError> {
         let mut found = Surroundings::default();
         if self.version == Version::V1 {
@@ -304,8 +308,8 @@ impl Cgroups {
 
     /// Online CPUs without a cgroup: the kernel has lost the CPUs until the next boot.
     ///
-    /// `live` are the CPUs of the known partitions. If an online CPU is still missing, the whole hierarchy is
-    /// searched for further partitions.
+    /// `live` are the CPUs of the known partitions. If an online CPU is still missing, the whole
+    /// hierarchy is searched for further partitions.
     pub fn lost(&self, online: &CpuSet, live: &CpuSet) -> Result<CpuSet, CgroupError> {
         let missing = |live: &CpuSet| -> Result<CpuSet, CgroupError> {
             Ok(online.difference(&self.all_cpus()?).difference(live))
@@ -348,8 +352,8 @@ fn join(parent: &str, name: &str) -> String {
     }
 }
 
-/// The controllers enabled by [`Cgroups::create`], judged by `cgroup.subtree_control` before and after. Further
-/// controllers may have been enabled by another program.
+/// The controllers enabled by [`Cgroups::create`], judged by `cgroup.subtree_control` before and
+/// after. A different program may have enabled further controllers.
 fn enabled_by_create(before: &str, after: &str) -> impl Iterator<Item = &'static str> {
     let has = |text: &str, name: &str| text.split_whitespace().any(|one| one == name);
     ["cpuset", "cpu"]
@@ -374,7 +378,7 @@ mod tests {
             enabled("cpuset cpu memory\n", "cpuset cpu memory\n"),
             [""; 0]
         );
-        // Another program enabled `io`.
+        // A different program enabled `io`.
         assert_eq!(enabled("cpuset cpu\n", "cpuset cpu io\n"), [""; 0]);
     }
 

@@ -1,12 +1,12 @@
 //! Counters of a process's network namespace, read through the process.
 //!
-//! No file stays open: an open file would keep the namespace alive after its pod.
+//! No file stays open, because an open file would keep the namespace alive after the pod's end.
 
 use super::Proc;
 use super::tcp::{Segments, Tcp};
 use crate::host::file::Reader;
 
-/// Counters of one network interface since the interface's creation.
+/// Counters of a network interface since the interface's creation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Traffic {
     /// Received data.
@@ -15,7 +15,7 @@ pub struct Traffic {
     pub transmit: Counts,
 }
 
-/// Counters of one direction.
+/// Counters of received or of sent data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
     /// Bytes.
@@ -31,20 +31,21 @@ pub struct Counts {
 // === impl Proc ===
 
 impl Proc {
-    /// The number of a process's network namespace, equal for all processes in the namespace. `None` if the link
-    /// can't be read, or the process is gone.
+    /// The number of a process's network namespace, equal for all processes in the namespace.
+    /// `None` if the link can't be read, or the process is gone.
     pub fn network_namespace(&self, pid: i32) -> Option<u64> {
         let name = std::fs::read_link(self.dir.join(format!("{pid}/ns/net"))).ok()?;
         number(name.to_str()?)
     }
 
-    /// The counters of each interface in a process's network namespace, without the loopback; `None` if the counters
-    /// can't be read.
+    /// The counters of each interface in a process's network namespace, without the loopback;
+    /// `None` if the counters can't be read.
     pub fn traffic(&self, pid: i32, reader: &mut Reader) -> Option<Vec<(String, Traffic)>> {
         interfaces(self.read(pid, "dev", reader)?)
     }
 
-    /// TCP's segment counters in the network namespace of a process; `None` if the counters can't be read.
+    /// TCP's segment counters in the network namespace of a process; `None` if the counters can't
+    /// be read.
     pub fn segments(&self, pid: i32, reader: &mut Reader) -> Option<Segments> {
         Segments::parse(self.read(pid, "snmp", reader)?)
     }

@@ -1,5 +1,5 @@
-//! The allowed CPUs of each thread, and the thread's moves between CPUs. Reading both for every thread is too much
-//! work for each scrape.
+//! The allowed CPUs of each thread, and the thread's moves between CPUs. Reading both for every
+//! thread is too much work for each scrape.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,24 +12,24 @@ use super::Proc;
 use crate::cpu::CpuSet;
 use crate::host::file;
 
-/// The longest environment that is read. Programs are started with a few kilobytes.
+/// The longest readable environment in bytes. Usual environments have a few kilobytes.
 const ENVIRONMENT: u64 = 256 * 1024;
 
-/// One thread.
+/// A thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Task {
     /// The thread id.
     pub tid: i32,
-    /// The CPUs on which the thread may run: the thread's own mask, within the CPUs of its cgroup.
+    /// The CPUs on which the thread may run: the thread's own mask, within the cgroup's CPUs.
     pub allowed: CpuSet,
-    /// The number of moves from one CPU to another; `None` if the kernel does not report moves.
+    /// The number of moves between CPUs; `None` if the kernel does not report moves.
     pub migrations: Option<u64>,
 }
 
 // === impl Proc ===
 
 impl Proc {
-    /// The threads of a process, each with its mask; empty for a process that is gone.
+    /// The threads of a process with their masks; empty for a process that is gone.
     pub fn tasks(&self, pid: i32) -> Vec<Task> {
         let ids = self.thread_ids(pid).into_iter();
         ids.filter_map(|tid| self.task(pid, tid)).collect()
@@ -60,16 +60,19 @@ impl Proc {
         self.dir.join(pid.to_string()).join("root")
     }
 
-    /// The reason why the kernel does not report moves of threads; `None` if the kernel reports moves.
+    /// The reason why the kernel does not report moves of threads; `None` if the kernel reports
+    /// moves.
     pub fn no_migrations(&self) -> Option<&'static str> {
         (!self.counts_migrations).then_some("the kernel was built without CONFIG_SCHED_DEBUG")
     }
 
-    /// Whether a process still runs the program of a parent outside its container, given the container's processes.
+    /// Whether a process still runs the program of a parent outside the container. `container`
+    /// lists the container's processes.
     ///
-    /// A container runtime forks a process into the container's cgroup before the process executes the container's
-    /// program. Until then `/proc/PID/environ` shows the runtime's environment. A worker forked by a training program
-    /// also never executes a program, but its parent belongs to the container.
+    /// A container runtime forks a process into the container's cgroup before the process executes
+    /// the container's program. Until then `/proc/PID/environ` shows the runtime's environment. A
+    /// worker forked by a training program also never executes a program, but the worker's parent
+    /// belongs to the container.
     pub fn awaits_exec(&self, pid: i32, container: &[i32]) -> bool {
         let forked = |stat: &Stat| {
             StatFlags::from_bits_truncate(stat.flags).contains(StatFlags::PF_FORKNOEXEC)
@@ -78,14 +81,15 @@ impl Proc {
             .is_some_and(|stat| forked(&stat) && !container.contains(&stat.ppid))
     }
 
-    /// The variables with the given names from the environment with which a process was started. No other variable is
-    /// returned, because environments contain secrets.
+    /// The variables with the given names from the initial environment of a process. Further
+    /// variables are left out, because environments contain secrets.
     ///
-    /// `None` if the process is gone or unreadable, or if its environment is longer than 256 KiB. An empty
-    /// environment is `None`, too: the kernel shows an empty environment while a process executes its program.
+    /// `None` if the process is gone or unreadable, or if the environment is longer than 256 KiB.
+    /// An empty environment is `None`, too: the kernel shows an empty environment while a process
+    /// executes its program.
     pub fn variables(&self, pid: i32, names: &[&str]) -> Option<BTreeMap<String, String>> {
         let file = fs::File::open(self.dir.join(format!("{pid}/environ"))).ok()?;
-        // A process can set the address and length of its environment to any part of its memory.
+        // A process can make any part of its memory appear as the environment, of any length.
         let mut text = Vec::new();
         file.take(ENVIRONMENT + 1).read_to_end(&mut text).ok()?;
         if text.is_empty() || text.len() as u64 > ENVIRONMENT {
@@ -132,7 +136,7 @@ mod tests {
         );
         write(root, "7/task/7/sched", sched);
         write(root, "7/task/8/status", "Cpus_allowed_list:\t2\n");
-        // A thread that is just ending has no line `Cpus_allowed_list`.
+        // The status of an ending thread has no line `Cpus_allowed_list`.
         write(root, "7/task/9/status", "Name:\tx\n");
         let proc = Proc::new(root);
         let mut tasks = proc.tasks(7);

@@ -47,7 +47,7 @@ fn only_the_given_environment_is_passed_on() {
 
 #[test]
 fn joins_before_the_first_instruction() {
-    // Any writable file will do to see what the child writes before it runs.
+    // A regular file stands in for `cgroup.procs` and records the child's write before the exec.
     let dir = tempfile::tempdir().unwrap();
     let procs = dir.path().join("cgroup.procs");
     std::fs::write(&procs, "").unwrap();
@@ -73,7 +73,7 @@ fn an_error_names_the_file() {
             && error.to_string().contains("/no/such/cgroup.procs")
     );
 
-    // /dev/full opens and refuses every write, as a cgroup does that can't take the process.
+    // Opening /dev/full works, but every write fails, as with a cgroup that refuses the process.
     let dir = tempfile::tempdir().unwrap();
     let good = dir.path().join("procs");
     std::fs::write(&good, "").unwrap();
@@ -119,7 +119,8 @@ fn stops_gently_then_hard() {
         gentle.stop(Duration::from_secs(10)).unwrap().signal(),
         Some(15)
     );
-    // A second time it is history, and its id may be another's.
+    // The process has been waited for. A further signal must not reach a new process with the same
+    // id.
     gentle.kill(Signal::SIGKILL).unwrap();
 
     let mut stubborn = launcher
@@ -138,7 +139,7 @@ fn stops_gently_then_hard() {
 #[test]
 fn a_process_ends_with_the_launcher_and_not_before() {
     let launcher = Launcher::new().unwrap();
-    // Started from a thread that ends at once: the parent-death signal must not come from there.
+    // The starting thread ends at once. Its end must not trigger the parent-death signal.
     let mut process = thread::scope(|scope| {
         scope
             .spawn(|| launcher.spawn(shell("exec sleep 60")).unwrap())
