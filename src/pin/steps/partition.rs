@@ -462,9 +462,11 @@ impl<'a> PartitionState<'a> {
         let Some(record) = &pod_target.pod.record else {
             return;
         };
-        // An earlier enforcement may have narrowed the pod.
+        // An earlier enforcement may have narrowed the pod. Offline CPUs in the pod's set are no
+        // reason for a write.
         let had = had(record, &self.desired.online);
-        if !cgroup.cpuset.cpus.is_empty() && cgroup.cpuset.cpus != had {
+        let online = cgroup.cpuset.cpus.intersection(&self.desired.online);
+        if !cgroup.cpuset.cpus.is_empty() && online != had {
             last.writes
                 .push(Step::cpus(&cgroup.path, had, Reason::Share));
         }

@@ -326,6 +326,21 @@ fn an_init_container_runs_inside_its_pods_set() {
 }
 
 #[test]
+fn an_init_container_shares_while_its_pods_cpus_are_offline() {
+    for version in [Version::V1, Version::V2] {
+        let mut kernel = kernel(version, &["a", "a/init", "b", "b/y"]);
+        let mut wish = desired(&[("a", "x", "2-3"), ("b", "y", "5")]);
+        wish.pod_mut("a").inside = vec!["init".to_owned()];
+        kernel.reconcile(&wish, usize::MAX);
+        assert_eq!(kernel.effective("a/init"), set("2-3"));
+        wish.online = set("0-1,4-7");
+        kernel.reconcile(&wish, usize::MAX);
+        assert_eq!(kernel.nodes["a/init"].cpus, set("0-1,4,6-7"));
+        assert_eq!(kernel.reconcile(&wish, usize::MAX), 0);
+    }
+}
+
+#[test]
 fn a_mark_that_is_not_ours_is_left_alone() {
     let mut kernel = kernel(Version::V1, &["a", "a/x", "b", "b/y"]);
     kernel.nodes.get_mut("b/y").unwrap().mark = Some("something else".to_owned());
