@@ -397,8 +397,10 @@ impl Program {
     /// Loads a program into the kernel, which verifies and compiles the program. The kernel keeps
     /// the program until the handle and all links are dropped.
     ///
-    /// # Errors See [`BpfError`]. The error contains the last line of the verifier's log, if the
-    /// log is not empty.
+    /// # Errors
+    ///
+    /// See [`BpfError`]. The error contains the last line of the verifier's log, if the log is not
+    /// empty.
     pub fn load(title: &str, assembly: &Assembly, direction: Direction) -> Result<Self, BpfError> {
         let bytes = assembly.bytes();
         let load = |log: &mut [u8]| {

@@ -188,7 +188,9 @@ impl Counter {
     /// Begins to count in all existing trees, with `room` entries. [`Counter::attach`] adds trees
     /// that appear later.
     ///
-    /// # Errors See [`SocketsError`].
+    /// # Errors
+    ///
+    /// See [`SocketsError`].
     pub fn new(cgroup_root: &Path, trees: &[String], room: u32) -> Result<Self, SocketsError> {
         let found = Unified::find(cgroup_root);
         let found = found.ok_or_else(|| SocketsError::NoHierarchy {

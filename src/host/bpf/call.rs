@@ -81,8 +81,10 @@ pub(super) struct ProgramQuery {
 
 /// The types that the kernel reads as a command's argument.
 ///
-/// # Safety The type must be `repr(C)`, without padding, and laid out as the kernel's argument of
-/// the command.
+/// # Safety
+///
+/// The type must be `repr(C)`, without padding, and laid out as the kernel's argument of the
+/// command.
 pub(super) unsafe trait Argument {}
 
 // SAFETY: order and size of all fields equal the kernel's; all fields are aligned without padding.
@@ -101,7 +103,9 @@ unsafe impl Argument for ProgramQuery {}
 /// Makes the system call. For some commands the result is a file descriptor; for all further
 /// commands the result has no meaning.
 ///
-/// # Safety The addresses in `argument` must point to memory that the command may read and write.
+/// # Safety
+///
+/// The addresses in `argument` must point to memory that the command may read and write.
 pub(super) unsafe fn bpf<A: Argument>(
     command: libc::c_int,
     argument: &mut A,
@@ -124,7 +128,9 @@ pub(super) unsafe fn bpf<A: Argument>(
 
 /// Makes the system call for a command that returns a new file descriptor.
 ///
-/// # Safety As for [`bpf`]. The command must return a new file descriptor.
+/// # Safety
+///
+/// As for [`bpf`]. The command must return a new file descriptor.
 pub(super) unsafe fn make<A: Argument>(
     command: libc::c_int,
     argument: &mut A,
