@@ -164,6 +164,44 @@ fn offline_cpus_are_not_written_to_be_taken_away() {
     run(Kind::Early612, ALL, |steps| steps, &choices).unwrap();
 }
 
+/// A foreign program cleared the top cgroup's exclusive CPUs below a live partition and wrote all CPUs to the pod. Ending the
+/// partition before the exclusive CPUs are back would lose the partition's CPUs until the next boot.
+#[test]
+fn exclusive_cpus_return_before_a_partition_ends() {
+    use Choice::{Happen, Live, Reconcile};
+    let choices = [
+        Live(27144),
+        Live(11867),
+        Happen(46420),
+        Reconcile,
+        Live(28196),
+        Happen(36580),
+        Happen(7057),
+        Happen(52180),
+    ];
+    run(Kind::Early612, ALL, |steps| steps, &choices).unwrap();
+}
+
+/// A foreign program narrowed the pod of a container without a record. The container may not run on the CPUs of a later pod mate.
+#[test]
+fn a_foreign_set_of_a_pod_leaves_pod_mates_apart() {
+    use Choice::{Happen, Interrupt, Live, Reconcile};
+    let choices = [
+        Live(32150),
+        Reconcile,
+        Live(43024),
+        Live(30591),
+        Happen(37880),
+        Interrupt(0, 10704),
+        Live(14441),
+        Happen(14114),
+        Live(19205),
+        Live(34169),
+        Live(0),
+    ];
+    run(Kind::V2, ALL, |steps| steps, &choices).unwrap();
+}
+
 /// A planner that trims cgroups above partitions before those below is found out, by a short history.
 #[test]
 fn a_mutant_is_found_and_shrunk() {

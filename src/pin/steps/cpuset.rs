@@ -240,7 +240,7 @@ impl<'a> CpusetPlanner<'a> {
                 after: own.clone(),
             };
         }
-        let reach = self.reach(&target);
+        let reach = self.reach(&target, pod);
         let is_settled = target.is_settled(&reach);
         self.record_container(&target, is_settled);
         let during = if is_settled {
@@ -289,10 +289,14 @@ impl<'a> CpusetPlanner<'a> {
 
     /// The effective CPUs of the container, plus all CPUs made effective by the plan without a
     /// write to the container.
-    fn reach(&self, target: &Target<'_>) -> CpuSet {
+    fn reach(&self, target: &Target<'_>, pod: &ObservedPod) -> CpuSet {
         let cpuset = &target.container.cgroup.cpuset;
         let unwritten = cpuset.cpus.is_empty() && !target.plan.assignment.is_empty();
-        if target.reason != Reason::Share || !(unwritten || self.ends_partitions) {
+        let may_gain = match target.reason {
+            Reason::Share => unwritten || self.ends_partitions,
+            _ => unwritten && self.widens(pod, target.plan),
+        };
+        if !may_gain {
             return cpuset.effective.clone();
         }
         // The plan ends partitions or widens the pod. Afterwards only a written set keeps the
@@ -303,6 +307,13 @@ impl<'a> CpusetPlanner<'a> {
             &cpuset.cpus
         };
         cpuset.effective.union(written)
+    }
+
+    /// Whether the pod has a set, and the plan adds CPUs of the pod's owners to the set.
+    fn widens(&self, pod: &ObservedPod, plan: &PodPlan) -> bool {
+        let written = &pod.cgroup.cpuset.cpus;
+        let assigned = plan.assignment.cpus().intersection(&self.desired.online);
+        !written.is_empty() && !assigned.is_subset(written)
     }
 
     /// Records the container's CPUs, and the cgroup's values from before Pinfold's first write.

@@ -25,8 +25,8 @@ use crate::host::cgroup::{Kind, Partition, is_below};
 
 pub(super) fn plan(observed: &Observed, desired: &Desired) -> Vec<Step> {
     let mut state = PartitionState::new(observed, desired);
-    state.end_invalid_partitions();
     state.restore_ancestors();
+    state.end_invalid_partitions();
     state.restore_load_balancing();
     state.record_gains();
     state.make_idle_cgroups();
@@ -53,22 +53,16 @@ enum Trim {
 // === impl PartitionState ===
 
 impl<'a> PartitionState<'a> {
-    /// Invalid partitions become members at once. Linux 6.12 can lose the CPUs of a partition left
-    /// invalid.
-    fn end_invalid_partitions(&mut self) {
-        for leaf in &self.leaves {
-            let cgroup = &leaf.container.cgroup;
-            if matches!(cgroup.cpuset.partition, Partition::Invalid(_)) {
-                self.steps.push(member(&cgroup.path));
-            }
-        }
-    }
-
-    /// Cgroups above live partitions regain CPUs removed by a foreign program. Linux 6.12 can lose
-    /// the removed CPUs otherwise.
+    /// Cgroups above partitions regain CPUs removed by a foreign program. Otherwise Linux 6.12 can
+    /// lose the CPUs of a partition, even of an invalid partition about to become a member.
     fn restore_ancestors(&mut self) {
         for path in self.ancestors() {
-            self.hold(path, self.held(path).union(&self.needed(path)));
+            self.hold(
+                path,
+                self.held(path)
+                    .union(&self.needed(path))
+                    .union(&self.invalid_below(path)),
+            );
         }
         for index in 0..self.pods.len() {
             let Some(pod_target) = self
@@ -80,7 +74,23 @@ impl<'a> PartitionState<'a> {
             };
             let pod: &'a ObservedPod = pod_target.pod;
             let path = pod.cgroup.path.as_str();
-            self.hold(path, self.held(path).union(&self.needed(path)));
+            self.hold(
+                path,
+                self.held(path)
+                    .union(&self.needed(path))
+                    .union(&self.invalid_below(path)),
+            );
+        }
+    }
+
+    /// Invalid partitions become members before any cgroup gives up CPUs. Linux 6.12 can lose the
+    /// CPUs of a partition left invalid.
+    fn end_invalid_partitions(&mut self) {
+        for leaf in &self.leaves {
+            let cgroup = &leaf.container.cgroup;
+            if matches!(cgroup.cpuset.partition, Partition::Invalid(_)) {
+                self.steps.push(member(&cgroup.path));
+            }
         }
     }
 

@@ -102,6 +102,15 @@ impl<'a> PartitionState<'a> {
         union(live).union(&union(unknown.map(|(_, cpus)| cpus)))
     }
 
+    /// The exclusive CPUs of the invalid partitions below a cgroup.
+    pub(super) fn invalid_below(&self, path: &str) -> CpuSet {
+        let invalid = self.leaves.iter().filter(|leaf| {
+            let cgroup = &leaf.container.cgroup;
+            matches!(cgroup.cpuset.partition, Partition::Invalid(_)) && is_below(&cgroup.path, path)
+        });
+        union(invalid.map(|leaf| &leaf.container.cgroup.cpuset.exclusive))
+    }
+
     /// What a cgroup above the pods shall hold in the end.
     pub(super) fn wanted_above(&self, path: &str) -> CpuSet {
         let pods = self
