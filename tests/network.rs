@@ -26,6 +26,8 @@ mod connections;
 mod interfaces;
 #[path = "network/peers.rs"]
 mod peers;
+#[path = "network/program.rs"]
+mod program;
 #[path = "network/segments.rs"]
 mod segments;
 #[path = "network/sockets.rs"]

@@ -1,13 +1,13 @@
 //! BPF maps, programs and links, made directly by the `bpf` system call.
 //!
 //! The crates for BPF load programs from ELF objects, which require a compiler or a C library to
-//! build Pinfold. Pinfold needs only seven commands of the system call. File descriptors hold all
+//! build Pinfold. Pinfold contains the compiled instructions, and needs only seven commands of the
+//! system call. File descriptors hold all
 //! maps, programs and links, and nothing is pinned. The kernel removes everything when the process
 //! ends, for whatever reason.
 
 #![allow(unsafe_code)]
 
-mod assembly;
 mod call;
 
 use std::io;
@@ -15,8 +15,6 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use nix::libc;
-
-pub use assembly::{Assembly, Jump, Register};
 
 use super::file;
 use crate::cpu::CpuSet;
@@ -395,19 +393,19 @@ impl<const K: usize, const V: usize> LruMap<K, V> {
 
 impl Program {
     /// Loads a program into the kernel, which verifies and compiles the program. The kernel keeps
-    /// the program until the handle and all links are dropped.
+    /// the program until the handle and all links are dropped. An instruction is a word of 8 bytes,
+    /// with the operation in the lowest byte and the operand in the upper half.
     ///
     /// # Errors
     ///
     /// See [`BpfError`]. The error contains the last line of the verifier's log, if the log is not
     /// empty.
-    pub fn load(title: &str, assembly: &Assembly, direction: Direction) -> Result<Self, BpfError> {
-        let bytes = assembly.bytes();
+    pub fn load(title: &str, instructions: &[u64], direction: Direction) -> Result<Self, BpfError> {
         let load = |log: &mut [u8]| {
             let mut argument = ProgramLoad {
                 kind: CGROUP_SKB,
-                instruction_count: u32::try_from(bytes.len() / 8).unwrap_or(u32::MAX),
-                instructions: address(&bytes),
+                instruction_count: u32::try_from(instructions.len()).unwrap_or(u32::MAX),
+                instructions: address(instructions),
                 license: c"Apache-2.0".as_ptr() as u64,
                 log_level: u32::from(!log.is_empty()),
                 log_size: u32::try_from(log.len()).unwrap_or(0),

@@ -240,14 +240,10 @@ impl Counter {
                 opened => opened.map_err(|source| SocketsError::Cgroup { path, source })?,
             };
             let depth = tree.split('/').count();
+            let maps = [self.map.descriptor(), self.kept.descriptor()];
             let attach = |title, direction| {
-                let program = program(
-                    self.map.descriptor(),
-                    self.kept.descriptor(),
-                    depth,
-                    direction,
-                );
-                Program::load(title, &program, direction)?.attach(directory.as_fd())
+                let instructions = program(maps, depth, direction)?;
+                Program::load(title, &instructions, direction)?.attach(directory.as_fd())
             };
             let ingress = attach("pinfold_receive", Direction::Ingress)?;
             let egress = attach("pinfold_send", Direction::Egress)?;

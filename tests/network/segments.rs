@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use pinfold::host::bpf::{Assembly, Direction, Link, Program, Register};
+use pinfold::host::bpf::{Direction, Link, Program};
 use pinfold::host::netns::{Netns, Switch};
 use pinfold::host::proc::{Proc, Tcp};
 use pinfold::host::sockets::{Counter, ROOM};
@@ -44,18 +44,17 @@ fn within<T>(cgroup: &str, make: impl FnOnce() -> T) -> T {
 }
 
 /// Loses, of what the sockets of a cgroup are to receive, so many packets of 256, until it is dropped.
-fn loss(cgroup: &str, of_256: i32) -> Link {
-    const RANDOM: i32 = 7;
-    let mut a = Assembly::default();
-    a.call(RANDOM);
-    a.and(Register::R0, 255);
-    let pass = a.jump_if_above_signed(Register::R0, of_256 - 1);
-    a.set(Register::R0, 0);
-    a.exit();
-    a.land(pass);
-    a.set(Register::R0, 1);
-    a.exit();
-    let program = Program::load("pinfold_loss", &a, Direction::Ingress).unwrap();
+fn loss(cgroup: &str, of_256: u32) -> Link {
+    let instructions = [
+        0x0000_0007_0000_0085,                           // r0 = a random number
+        0x0000_00ff_0000_0057,                           // r0 &= 255
+        u64::from(of_256) << 32 | 0x0000_0000_0002_0035, // if r0 >= of_256, skip 2
+        0x0000_0000_0000_00b7,                           // r0 = 0
+        0x0000_0000_0000_0095,                           // the packet is lost
+        0x0000_0001_0000_00b7,                           // r0 = 1
+        0x0000_0000_0000_0095,                           // the packet passes
+    ];
+    let program = Program::load("pinfold_loss", &instructions, Direction::Ingress).unwrap();
     program
         .attach(File::open(unified(cgroup)).unwrap().as_fd())
         .unwrap()
