@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 use pinfold::host::bpf::{Direction, Program};
 use pinfold::host::proc::thread_cpu_time;
-use pinfold::host::sockets::{Counter, ROOM};
+use pinfold::host::sockets::{DEFAULT_ENTRIES, SocketCounter};
 
 use crate::kernel::kernel_tests;
 
@@ -66,8 +66,12 @@ fn main() {
     let mut times = vec![[const { Vec::new() }; 2]; kinds.len()];
     for round in 0..=ROUNDS {
         let without: Vec<f64> = kinds.iter().map(|(_, pair)| pair.round()).collect();
-        let mut counter =
-            Counter::new(Path::new(ROOT), std::slice::from_ref(&tree.path), ROOM).unwrap();
+        let mut counter = SocketCounter::new(
+            Path::new(ROOT),
+            std::slice::from_ref(&tree.path),
+            DEFAULT_ENTRIES,
+        )
+        .unwrap();
         let with: Vec<f64> = kinds.iter().map(|(_, pair)| pair.round()).collect();
         let seen = counter
             .look(&kernel.cgroups, &HashSet::from([pod.as_str()]))

@@ -20,7 +20,7 @@ use std::time::Instant;
 use nix::sched::{CpuSet as Mask, sched_setaffinity};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::Pid;
-use pinfold::host::perf::{Group, SOFTWARE};
+use pinfold::host::perf::{CounterGroup, SOFTWARE};
 
 use crate::kernel::{Kernel, kernel_tests};
 
@@ -92,7 +92,7 @@ fn put(kernel: &Kernel, cgroup: &str, pid: u32) {
         .for_each(|file| fs::write(file, pid.to_string()).unwrap());
 }
 
-fn open(kernel: &Kernel, cgroups: &[String]) -> Vec<Group> {
+fn open(kernel: &Kernel, cgroups: &[String]) -> Vec<CounterGroup> {
     let mut groups = Vec::new();
     for cgroup in cgroups {
         let folder = kernel
@@ -104,7 +104,7 @@ fn open(kernel: &Kernel, cgroups: &[String]) -> Vec<Group> {
             kernel
                 .online
                 .iter()
-                .map(|cpu| Group::open_in(&folder, cpu, &SOFTWARE).unwrap()),
+                .map(|cpu| CounterGroup::open_in(&folder, cpu, &SOFTWARE).unwrap()),
         );
     }
     groups
@@ -164,7 +164,7 @@ fn measure(kernel: &Kernel) {
     }
     println!("medians of {ROUNDS} measurements of {TRIPS} round trips each, in turns, over pipes");
     let before = resident();
-    let groups: Vec<Vec<Group>> = (0..TIMES).map(|_| open(kernel, &others)).collect();
+    let groups: Vec<Vec<CounterGroup>> = (0..TIMES).map(|_| open(kernel, &others)).collect();
     let (bytes, containers) = (resident() - before, TIMES * OTHERS);
     println!(
         "{} descriptors of {containers} containers on {} CPUs: {} KiB, {} bytes a container",

@@ -21,8 +21,7 @@ use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use pinfold::cpu::CpuSet;
 use pinfold::host::pod_resources::{
-    CallError, ContainerDevices, CpuManager, Device, DevicesError, MAX_ANSWER, PodResources,
-    SOCKET, numa_of_pod,
+    CallError, ContainerDevices, CpuManager, Device, DevicesError, MAX_ANSWER, PodResources, SOCKET,
 };
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -454,6 +453,15 @@ async fn devices_have_numa_nodes_by_topology_or_by_address() {
     assert_eq!(numa_of_pod(&containers, "ml", "train"), set("0-3"));
     assert_eq!(numa_of_pod(&containers, "other", "train"), set(""));
     assert_eq!(numa_of_pod(&containers, "ml", "absent"), set(""));
+}
+
+/// The NUMA nodes near a pod's devices.
+fn numa_of_pod(containers: &[ContainerDevices], namespace: &str, pod: &str) -> CpuSet {
+    let own = containers
+        .iter()
+        .filter(|container| container.namespace == namespace && container.pod == pod);
+    own.flat_map(|container| &container.devices)
+        .fold(CpuSet::new(), |all, device| all.union(&device.numa))
 }
 
 #[tokio::test]

@@ -17,10 +17,12 @@ use std::time::{Duration, Instant};
 use nix::sched::{CpuSet as Mask, sched_setaffinity};
 use nix::unistd::Pid;
 use pinfold::cpu::CpuSet;
-use pinfold::host::perf::{Event, Group, PerfError, SOFTWARE, hardware, second_level};
+use pinfold::host::perf::{
+    CounterGroup, Event, PerfError, SOFTWARE, hardware_events, second_level_cache_events,
+};
 use pinfold::host::proc::Proc;
 use pinfold::host::rdma;
-use pinfold::host::resctrl::{Count, PREFIX, Resctrl, ResctrlError};
+use pinfold::host::resctrl::{Count, GROUP_PREFIX, Resctrl, ResctrlError};
 use pinfold::host::topology::online_cpus;
 
 /// How long each CPU works.
@@ -45,12 +47,12 @@ fn main() {
         "references of the last-level cache",
         "misses of the last-level cache",
     ];
-    counters(&online, &hardware(Path::new("/")), &hard);
+    counters(&online, &hardware_events(Path::new("/")), &hard);
     let second = [
         "references of the second-level cache",
         "misses of the second-level cache",
     ];
-    match second_level(Path::new("/")) {
+    match second_level_cache_events(Path::new("/")) {
         Ok(events) => counters(&online, &events, &second),
         Err(reason) => second
             .iter()
@@ -81,9 +83,9 @@ fn counters(online: &CpuSet, events: &[Event], names: &[&str]) {
     let mut sums = [None; 4];
     let mut refused = None;
     for cpu in online.iter() {
-        let group = match Group::open(cpu, events) {
+        let group = match CounterGroup::open(cpu, events) {
             Ok(group) => group,
-            Err(error @ (PerfError::NotHere | PerfError::NotPermitted)) => {
+            Err(error @ (PerfError::NoCounters | PerfError::NotPermitted)) => {
                 refused = Some(error.to_string());
                 continue;
             }
@@ -173,7 +175,7 @@ fn ports() {
 /// Binds a monitoring group to a CPU that works.
 fn monitors(online: &CpuSet) {
     let resctrl = Resctrl::new(Path::new("/"));
-    let room = match resctrl.room() {
+    let room = match resctrl.available_groups() {
         Err(
             error @ (ResctrlError::NotOffered(_)
             | ResctrlError::NotMounted(_)
@@ -183,7 +185,7 @@ fn monitors(online: &CpuSet) {
     };
     assert!(room > 0, "somebody else has all monitors");
     let cpu = online.iter().last().unwrap();
-    let name = format!("{PREFIX}test-{}", std::process::id());
+    let name = format!("{GROUP_PREFIX}test-{}", std::process::id());
     resctrl.make(&name).unwrap();
     let bound = resctrl.bind(&name, &[cpu].into_iter().collect());
     let worked = bound.is_ok() && work_on(cpu);
@@ -192,7 +194,7 @@ fn monitors(online: &CpuSet) {
     bound.unwrap();
     assert!(worked, "CPU {cpu} is not for this process");
     let domains = domains.unwrap();
-    let of = |pick: fn(&pinfold::host::resctrl::Domain) -> Option<Count>| -> Vec<Count> {
+    let of = |pick: fn(&pinfold::host::resctrl::CacheCounters) -> Option<Count>| -> Vec<Count> {
         domains.iter().filter_map(pick).collect()
     };
     for (name, counts) in [

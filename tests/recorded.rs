@@ -81,7 +81,7 @@ fn scan(root: &Path, name: &str, version: Version) -> Vec<PodCgroup> {
     let before = contents(root);
     let cgroups = Cgroups::detect(root).unwrap();
     assert_eq!(cgroups.version, version);
-    assert!(cgroups.counts_cpu());
+    assert!(cgroups.has_cpu_controller());
     let pods = cgroups.scan("kubepods").unwrap();
     let told = told(name);
     assert_eq!(pods.len(), told.len());
@@ -117,7 +117,7 @@ fn scan(root: &Path, name: &str, version: Version) -> Vec<PodCgroup> {
         );
         for container in &pod.containers {
             assert!(container.populated, "{} runs", container.path);
-            assert_eq!((&container.mark, &pod.mark), (&None, &None));
+            assert_eq!((&container.record_text, &pod.record_text), (&None, &None));
             assert_eq!(container.path, format!("{}/{}", pod.path, container.id));
         }
     }

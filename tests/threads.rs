@@ -16,7 +16,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use pinfold::host::proc::{Proc, Scheduled};
+use pinfold::host::proc::{Proc, SchedulerCounts};
 use pinfold::host::taskstats::Taskstats;
 
 /// How often each thread waits.
@@ -82,7 +82,7 @@ fn threads_that_have_ended_still_count() {
         drop(end);
         thread.join().unwrap();
     }
-    let Scheduled {
+    let SchedulerCounts {
         voluntary,
         involuntary,
         run_delay,

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::cpu::CpuSet;
-use crate::host::cgroup::Kind;
+use crate::host::cgroup::PartitionKind;
 use crate::pin::{Desired, Observed};
 
 /// The time that threads which served work queues are given to end.
@@ -62,7 +62,7 @@ impl IsolatedPartitionGate {
             .filter(|container| container.record.is_some())
         {
             let cpuset = &container.cgroup.cpuset;
-            if cpuset.partition.live() == Some(Kind::Isolated) {
+            if cpuset.partition.live() == Some(PartitionKind::Isolated) {
                 keep = keep.union(&cpuset.exclusive);
             }
         }

@@ -8,7 +8,7 @@ use super::config::{Config, Wanted};
 use crate::cpu::{CpuSet, Topology};
 use crate::host::cgroup::{Cgroups, PodCgroup, Version};
 use crate::host::pod_resources::{CpuManager, PodResources};
-use crate::host::topology::Presence;
+use crate::host::topology::HotplugState;
 use crate::host::{proc::Proc, topology};
 use crate::pin::decide::default_reserved;
 use crate::pin::{Enforcement, Ledger, Observed, ObservedPod, Scan};
@@ -23,7 +23,7 @@ pub struct Node {
     /// The effective configuration.
     pub config: Config,
     /// The CPUs and NUMA nodes for which the topology was read.
-    pub(super) presence: Presence,
+    pub(super) hotplug_state: HotplugState,
     /// The machine.
     pub topology: Topology,
     /// Its cgroups.
@@ -66,17 +66,17 @@ impl Node {
     /// As [`Node::new`].
     pub fn apart(config: Config) -> anyhow::Result<Self> {
         // Before the topology: a change between the two is then noticed at the first tick.
-        let presence = Presence::read(&config.root);
+        let hotplug_state = HotplugState::read(&config.root);
         let topology = topology::read(&config.root)?;
         let mut cgroups = Cgroups::detect(&config.cgroup_root)?;
-        cgroups.heed_systemd(&config.root.join("run"));
+        cgroups.detect_systemd(&config.root.join("run"));
         let reserved = reserved(config.reserved.as_ref(), &topology)?;
         let alone = enforcement(&config, &cgroups)?;
         let (enforcement, enforcement_reason) = alone.clone();
         let proc = Proc::new(&config.root);
         Ok(Self {
             config,
-            presence,
+            hotplug_state,
             topology,
             cgroups,
             proc,
@@ -290,7 +290,7 @@ impl Node {
                 live = live.union(&container.cpuset.effective);
             }
         }
-        Ok(self.cgroups.lost(&self.topology.online, &live)?)
+        Ok(self.cgroups.lost_cpus(&self.topology.online, &live)?)
     }
 }
 
@@ -316,7 +316,7 @@ fn enforcement(config: &Config, cgroups: &Cgroups) -> anyhow::Result<(Enforcemen
     if config.enforcement == Wanted::Observe {
         return Ok((Enforcement::Observe, "the configuration says so".to_owned()));
     }
-    let weaker = if cgroups.through_systemd() {
+    let weaker = if cgroups.uses_systemd() {
         "the pods' CPUs are set through systemd (AllowedCPUs); tasks outside the pods are not moved"
     } else {
         "cpuset.cpus of the pods' cgroups is written; tasks outside them are not moved"

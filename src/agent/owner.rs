@@ -171,7 +171,7 @@ pub(super) struct Owner {
     /// Of the machine as it is now, for those who draw it.
     layout: Arc<Layout>,
     /// The CPUs and NUMA nodes for which the topology was read.
-    presence: topology::Presence,
+    hotplug_state: topology::HotplugState,
     /// Whether pods come from the API.
     api: bool,
     /// When the agent started.
@@ -218,7 +218,7 @@ impl Owner {
             Arc::new(node.topology.layout()),
         );
         let mut node = node;
-        let presence = node.presence.clone();
+        let hotplug_state = node.hotplug_state.clone();
         node.forget_default_reserved();
         // Manifests have no status, and the folder's pods have no other source than these two.
         let folder_ids = if api || node.config.runtime.wanted() {
@@ -231,7 +231,7 @@ impl Owner {
         Self {
             placer,
             layout,
-            presence,
+            hotplug_state,
             node,
             api,
             begun: Instant::now(),
@@ -569,8 +569,8 @@ impl Owner {
     /// Takes note of CPUs and NUMA nodes that went offline or came online. Without such a change no other file of the topology
     /// is read.
     fn look_at_cpus(&mut self) {
-        let presence = topology::Presence::read(&self.node.config.root);
-        if presence == self.presence {
+        let hotplug_state = topology::HotplugState::read(&self.node.config.root);
+        if hotplug_state == self.hotplug_state {
             return;
         }
         match topology::read(&self.node.config.root) {
@@ -582,7 +582,7 @@ impl Owner {
                 self.placer = Placer::new(&topology);
                 self.layout = Arc::new(topology.layout());
                 self.node.topology = topology;
-                self.presence = presence;
+                self.hotplug_state = hotplug_state;
             }
             Err(error) => tracing::error!(
                 "the topology stays as it was: {:#}",

@@ -101,7 +101,7 @@ impl Agent {
         let (cgroups, appeared) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         for tree in &node.config.trees {
             // A class, a pod, a container: the runtime writes a container's CPUs after it has made the cgroup.
-            for folder in node.cgroups.folders(tree) {
+            for folder in node.cgroups.watch_folders(tree) {
                 let watch = Watch::with_file(&folder, 3, Some(PARTITION))
                     .with_context(|| format!("can't watch the pods' tree {}", folder.display()))?;
                 tasks.spawn(follow(watch, [Arc::clone(&cgroups), Arc::clone(&appeared)]));
@@ -118,11 +118,11 @@ impl Agent {
         tasks.spawn(asking.run(Arc::clone(&appeared), snapshot.clone()));
         let mut sources = Sources::new(node.cgroups.clone(), node.proc.clone(), &node.config.root);
         if node.config.metrics.shared_counters > 0 {
-            let events = perf::hardware(&node.config.root);
+            let events = perf::hardware_events(&node.config.root);
             // The limit on open files was raised with the sources, and files are needed for more than this.
             let (asked, room) = (
                 node.config.metrics.shared_counters,
-                limits::room_for_shared_counters(),
+                limits::shared_counter_limit(),
             );
             if asked > room {
                 tracing::warn!(

@@ -279,7 +279,7 @@ fn controllers(cgroups: &Cgroups) -> Vec<Finding> {
         ),
         Version::V2 => good("cpuset", format!("cgroup v2 at {root}")),
     };
-    let cpu = if cgroups.counts_cpu() {
+    let cpu = if cgroups.has_cpu_controller() {
         good(
             "quota",
             "the CPU controller is there: quotas of exclusive containers can be lifted".to_owned(),
@@ -295,7 +295,7 @@ fn controllers(cgroups: &Cgroups) -> Vec<Finding> {
 }
 
 fn marks(cgroups: &Cgroups) -> Finding {
-    match cgroups.keeps_marks() {
+    match cgroups.supports_attributes() {
         Ok(true) => good(
             "marks",
             "cgroups keep extended attributes: a restart will know every assignment".to_owned(),
@@ -331,7 +331,7 @@ fn trees(config: &Config, cgroups: &Cgroups) -> Finding {
         );
     }
     for tree in &there {
-        if !matches!(cgroups.hands_down(tree), Ok(true)) {
+        if !matches!(cgroups.has_cpusets_below(tree), Ok(true)) {
             let finding = format!(
                 "{tree} does not hand the cpuset controller down: its pods have no CPU sets"
             );

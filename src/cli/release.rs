@@ -15,7 +15,7 @@ use super::Format;
 use crate::agent::config::{Config, Overrides};
 use crate::agent::{Node, lock};
 use crate::cpu::CpuSet;
-use crate::host::cgroup::About;
+use crate::host::cgroup::NoteSubject;
 use crate::host::proc::Proc;
 use crate::host::resctrl::Resctrl;
 use crate::pin::cpu_isolation::{CpuIsolationOptions, CpuIsolator, IsolationInput};
@@ -84,7 +84,7 @@ impl Release {
         let steps = pin::release(
             &observed,
             &node.topology.online,
-            &node.cgroups.all_memory()?,
+            &node.cgroups.memory_nodes()?,
         );
         let applied = if self.dry_run {
             steps.into_iter().map(|step| (step, None)).collect()
@@ -110,7 +110,7 @@ impl Release {
             };
             let quiet = keeper.turn(&situation, &node.cgroups, "");
             // Nothing of ours is to be left, and it is no more than a preference.
-            let _ = node.cgroups.set_note("", About::Place, None);
+            let _ = node.cgroups.set_note("", NoteSubject::SceneSlot, None);
             for restored in &quiet.restored {
                 tracing::info!("put back: {restored}");
             }
@@ -185,7 +185,7 @@ impl Release {
 
 /// Removes our groups that monitor caches, or only names them. Says which, and what could not be removed.
 fn monitoring_groups(resctrl: &Resctrl, dry_run: bool) -> (Vec<String>, Vec<String>) {
-    let mut groups = match resctrl.ours() {
+    let mut groups = match resctrl.own_groups() {
         Ok(groups) => groups,
         Err(error) => return (Vec::new(), vec![error.to_string()]),
     };

@@ -231,7 +231,7 @@ impl BpfError {
     }
 
     /// Whether the error lasts as long as this process runs.
-    pub fn is_lasting(&self) -> bool {
+    pub fn is_terminal(&self) -> bool {
         !matches!(self, Self::Conflict { .. } | Self::Other { .. })
     }
 }
@@ -490,16 +490,16 @@ mod tests {
         );
         assert!(by(libc::ENOSYS).to_string().contains("CONFIG_BPF_SYSCALL"));
         assert!(
-            by(libc::EPERM).is_lasting()
-                && by(libc::EINVAL).is_lasting()
-                && !by(libc::ENOMEM).is_lasting()
+            by(libc::EPERM).is_terminal()
+                && by(libc::EINVAL).is_terminal()
+                && !by(libc::ENOMEM).is_terminal()
         );
         assert_eq!(by(libc::ENOMEM).to_string(), "can't make a BPF map");
         let conflict = BpfError::Conflict {
             source: io::Error::from_raw_os_error(libc::EPERM),
         };
         assert!(
-            !conflict.is_lasting() && !conflict.to_string().contains("CAP_BPF"),
+            !conflict.is_terminal() && !conflict.to_string().contains("CAP_BPF"),
             "{conflict}"
         );
     }

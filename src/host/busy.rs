@@ -10,11 +10,11 @@
 //!   Linux 7.0, the kernel measures idle time with a clock at the start and end of each idle spell.
 //!   From Linux 7.1 on, and with `nohz=off`, the tick samples spells shorter than a tick. Each
 //!   sample is wrong by up to a tick.
-//! - `/proc/schedstat` (`CONFIG_SCHEDSTATS`) counts the turns of tasks on a CPU, which limits the
-//!   number of idle spells ([`Clock::doubt`]). The file also shows the duration of all ended turns
-//!   in nanoseconds ([`Turns`]). The present turn is missing, and may last for hours on an
-//!   exclusive CPU. The count of turns helps if turns are few, the duration if turns are many. The
-//!   watcher reads the file only if the kernel samples idle time and counts no usage per CPU.
+//! - `/proc/schedstat` (`CONFIG_SCHEDSTATS`) counts the run slices of tasks on a CPU, which limits the
+//!   number of idle spells ([`CpuTimes::idle_error`]). The file also shows the duration of all ended slices
+//!   in nanoseconds ([`RunSlices`]). The current slice is missing, and may last for hours on an
+//!   exclusive CPU. The count helps if slices are few, the duration if slices are many. The
+//!   sampler reads the file only if the kernel samples idle time and counts no usage per CPU.
 //!
 //! The user and system columns of `/proc/stat` are not used. Most kernels sample both columns, too,
 //! and a task that wakes with the tick can stay unseen for ever.
@@ -40,44 +40,44 @@ const REMOTE_TICK: Duration = Duration::from_millis(1100);
 /// The first Linux version that samples short idle spells.
 const SAMPLES_IDLE: (u32, u32) = (7, 1);
 
-/// The wait in [`Watcher::prepare`], in which turns on busy CPUs end.
+/// The wait in [`Sampler::prepare`], in which slices on busy CPUs end.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Reads the counters of all CPUs. Each reading is a [`Look`].
+/// Reads the counters of all CPUs. Each reading is a [`CpuSample`].
 #[derive(Debug, Clone)]
-pub struct Watcher {
+pub struct Sampler {
     proc: PathBuf,
     started: Instant,
     /// Whether the kernel samples short idle spells instead of measuring them.
     sampled: bool,
     nohz_full: CpuSet,
-    /// Per CPU, the number of turns at the last reading, and a time at which the last turn had not
+    /// Per CPU, the number of run slices at the last reading, and a time at which the last slice had not
     /// begun yet. `None` if no time is known.
-    turns: BTreeMap<u32, (u64, Option<Duration>)>,
+    slices: BTreeMap<u32, (u64, Option<Duration>)>,
     /// The time at which the last reading began.
     last: Option<Duration>,
 }
 
 /// Counters of all CPUs, read within a short time.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Look {
-    /// The time at which reading began, since the watcher's creation.
-    pub from: Duration,
+pub struct CpuSample {
+    /// The time at which reading began, since the sampler's creation.
+    pub began: Duration,
     /// The time at which reading ended.
-    pub to: Duration,
+    pub ended: Duration,
     /// The counters of each online CPU.
-    pub clocks: BTreeMap<u32, Clock>,
+    pub cpus: BTreeMap<u32, CpuTimes>,
     /// The time of all tasks of the node, by CPU number; `None` unless the kernel counts usage per
     /// CPU.
-    pub all: Option<Vec<Duration>>,
+    pub all_tasks: Option<Vec<Duration>>,
     /// Whether the kernel counts the time of interrupts apart from the interrupted tasks
     /// (`CONFIG_IRQ_TIME_ACCOUNTING`).
-    pub interrupts_apart: bool,
+    pub separate_interrupts: bool,
 }
 
 /// The counters of a CPU since the CPU's start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Clock {
+pub struct CpuTimes {
     /// Idle time, with and without waiting for devices: the sum of two numbers, each rounded down
     /// to [`UNIT`].
     pub idle: Duration,
@@ -87,21 +87,21 @@ pub struct Clock {
     /// [`UNIT`].
     pub interrupts: Duration,
     /// The largest error of `idle` through sampling, without the error of rounding.
-    pub doubt: Duration,
+    pub idle_error: Duration,
     /// The longest time by which a running task's usage may be outdated.
     pub lag: Duration,
-    /// The run time of tasks; `None` unless idle time is sampled, or if the start of the present
-    /// turn is unknown.
-    pub turns: Option<Turns>,
+    /// The run time of tasks; `None` unless idle time is sampled, or if the start of the current
+    /// slice is unknown.
+    pub run_slices: Option<RunSlices>,
 }
 
 /// The run time of tasks on a CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Turns {
-    /// The sum of all ended turns.
-    pub over: Duration,
-    /// The longest possible duration of the present turn.
-    pub present: Duration,
+pub struct RunSlices {
+    /// The sum of all ended slices.
+    pub ended: Duration,
+    /// The longest possible duration of the current slice.
+    pub current: Duration,
 }
 
 /// Why the counters can't be read.
@@ -120,10 +120,10 @@ pub enum BusyError {
     NoBound,
 }
 
-// === impl Watcher ===
+// === impl Sampler ===
 
-impl Watcher {
-    /// Makes a watcher of the machine whose `proc` and `sys` are below `root`.
+impl Sampler {
+    /// Makes a sampler of the machine whose `proc` and `sys` are below `root`.
     pub fn new(root: &Path) -> Self {
         let proc = root.join("proc");
         let text = |path: PathBuf| {
@@ -148,7 +148,7 @@ impl Watcher {
             started,
             sampled,
             nohz_full,
-            turns: BTreeMap::new(),
+            slices: BTreeMap::new(),
             last: None,
         }
     }
@@ -159,14 +159,14 @@ impl Watcher {
     }
 
     /// Makes the next reading more exact if the kernel samples idle time: takes a reading, then
-    /// waits for 20 ms. A turn that begins after the reading is then known to last at most as long
+    /// waits for 20 ms. A slice that begins after the reading is then known to last at most as long
     /// as the wait and the next reading. Does nothing if the kernel measures idle time.
     ///
     /// # Errors
     /// See [`BusyError`].
     pub fn prepare(&mut self, cgroups: &Cgroups) -> Result<(), BusyError> {
         if self.sampled {
-            self.look(cgroups)?;
+            self.sample(cgroups)?;
             std::thread::sleep(PAUSE);
         }
         Ok(())
@@ -176,97 +176,92 @@ impl Watcher {
     ///
     /// # Errors
     /// See [`BusyError`].
-    pub fn look(&mut self, cgroups: &Cgroups) -> Result<Look, BusyError> {
-        let from = self.started.elapsed();
-        let all = match cgroups.usage("")? {
-            Some(Usage::PerCpu(all)) => Some(all),
+    pub fn sample(&mut self, cgroups: &Cgroups) -> Result<CpuSample, BusyError> {
+        let began = self.started.elapsed();
+        let all_tasks = match cgroups.usage("")? {
+            Some(Usage::PerCpu(times)) => Some(times),
             _ => None,
         };
         let stat = file::read(&self.proc.join("stat"))?;
         // Usage per CPU makes idle time unnecessary, so `/proc/schedstat` is not read.
-        let turns = match all {
-            None if self.sampled => {
-                let text =
-                    file::read_optional(&self.proc.join("schedstat"))?.ok_or(BusyError::NoBound)?;
-                Some(turns(&text))
-            }
-            _ => None,
+        let slices = if all_tasks.is_none() && self.sampled {
+            let text =
+                file::read_optional(&self.proc.join("schedstat"))?.ok_or(BusyError::NoBound)?;
+            Some(run_slices(&text))
+        } else {
+            None
         };
-        let to = self.started.elapsed();
-        let (mut clocks, mut interrupts_apart) = (BTreeMap::new(), false);
-        for line in stat.lines() {
-            let Some((cpu, hard, mut clock)) = clock(line) else {
-                continue;
-            };
-            interrupts_apart |= hard > 0;
-            clock.lag = if self.nohz_full.contains(cpu) {
+        let ended = self.started.elapsed();
+        let (mut cpus, mut separate_interrupts) = (BTreeMap::new(), false);
+        for (cpu, hard_interrupts, mut times) in stat.lines().filter_map(cpu_times) {
+            separate_interrupts |= hard_interrupts > 0;
+            times.lag = if self.nohz_full.contains(cpu) {
                 REMOTE_TICK
             } else {
                 TICK
             };
-            if let Some(turns) = &turns {
-                let (over, count) = *turns.get(&cpu).ok_or(BusyError::NoBound)?;
-                clock.doubt = TICK.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX));
-                let begun = self.begun(cpu, count);
-                clock.turns = begun.map(|begun| Turns {
-                    over,
-                    present: to.saturating_sub(begun),
+            if let Some(slices) = &slices {
+                let (total, count) = *slices.get(&cpu).ok_or(BusyError::NoBound)?;
+                times.idle_error = TICK.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX));
+                times.run_slices = self.slice_start(cpu, count).map(|start| RunSlices {
+                    ended: total,
+                    current: ended.saturating_sub(start),
                 });
             }
-            clocks.insert(cpu, clock);
+            cpus.insert(cpu, times);
         }
-        self.last = Some(from);
-        Ok(Look {
-            from,
-            to,
-            clocks,
-            all,
-            interrupts_apart,
+        self.last = Some(began);
+        Ok(CpuSample {
+            began,
+            ended,
+            cpus,
+            all_tasks,
+            separate_interrupts,
         })
     }
 
-    /// A time at which the present turn on a CPU had not begun yet. `count` is the number of turns
+    /// A time at which the current slice on a CPU had not begun yet. `count` is the number of run slices
     /// until now. `None` if no time is known.
-    fn begun(&mut self, cpu: u32, count: u64) -> Option<Duration> {
-        let known = match self.turns.get(&cpu) {
+    fn slice_start(&mut self, cpu: u32, count: u64) -> Option<Duration> {
+        let known = match self.slices.get(&cpu) {
             Some((before, known)) if *before == count => *known,
-            // The present turn began after the start of the last reading.
+            // The current slice began after the start of the last reading.
             Some(_) => self.last,
             None => None,
         };
-        self.turns.insert(cpu, (count, known));
+        self.slices.insert(cpu, (count, known));
         known
     }
 }
 
 /// Parses `cpu3 user nice system idle iowait irq softirq steal …`, in hundredths of a second.
 ///
-/// Returns the CPU, the hardware interrupt time in hundredths of a second, and the clock. Ticks are
+/// Returns the CPU, the hardware interrupt time in hundredths of a second, and the times. Ticks are
 /// hardware interrupts, and never sample a hardware interrupt. A number above zero shows that the
 /// kernel measures interrupt time.
-fn clock(line: &str) -> Option<(u32, u64, Clock)> {
+fn cpu_times(line: &str) -> Option<(u32, u64, CpuTimes)> {
     let mut words = line.split_ascii_whitespace();
     let cpu = words.next()?.strip_prefix("cpu")?.parse().ok()?;
     let numbers: Vec<u64> = words.filter_map(|word| word.parse().ok()).collect();
     let number = |index: usize| numbers.get(index).copied().unwrap_or(0);
     let time = |number: u64| Duration::from_millis(number.saturating_mul(10));
-    let clock = Clock {
+    let times = CpuTimes {
         idle: time(numbers.get(3)?.saturating_add(number(4))),
         interrupts: time(number(5).saturating_add(number(6))),
         steal: time(number(7)),
-        ..Clock::default()
+        ..CpuTimes::default()
     };
-    Some((cpu, number(5), clock))
+    Some((cpu, number(5), times))
 }
 
-/// Per CPU, the total duration of all ended turns, and the number of turns: the seventh and the
+/// Per CPU, the total duration of all ended slices, and the number of run slices: the seventh and the
 /// ninth number of `cpu3 …`.
-fn turns(text: &str) -> BTreeMap<u32, (Duration, u64)> {
+fn run_slices(text: &str) -> BTreeMap<u32, (Duration, u64)> {
     let of_line = |line: &str| {
         let mut words = line.split_ascii_whitespace();
         let cpu = words.next()?.strip_prefix("cpu")?.parse().ok()?;
-        let over = Duration::from_nanos(words.nth(6)?.parse().ok()?);
-        Some((cpu, (over, words.nth(1)?.parse().ok()?)))
+        let total = Duration::from_nanos(words.nth(6)?.parse().ok()?);
+        Some((cpu, (total, words.nth(1)?.parse().ok()?)))
     };
     text.lines().filter_map(of_line).collect()
 }
@@ -285,12 +280,12 @@ mod tests {
 
     #[test]
     fn lines_are_read() {
-        let (cpu, hard, clock) =
-            clock("cpu3 558057 48197 80568 488400 11681 7 970 1629 0 0").unwrap();
+        let (cpu, hard, times) =
+            cpu_times("cpu3 558057 48197 80568 488400 11681 7 970 1629 0 0").unwrap();
         assert_eq!((cpu, hard), (3, 7));
-        assert_eq!(clock.idle, Duration::from_millis(5_000_810));
-        assert_eq!(clock.interrupts, Duration::from_millis(9770));
-        assert_eq!(clock.steal, Duration::from_millis(16290));
+        assert_eq!(times.idle, Duration::from_millis(5_000_810));
+        assert_eq!(times.interrupts, Duration::from_millis(9770));
+        assert_eq!(times.steal, Duration::from_millis(16290));
         for line in [
             "cpu  1 2 3 4 5 6 7 8 9 10",
             "intr 5",
@@ -299,21 +294,21 @@ mod tests {
             "cpux 1 2 3 4",
             "cpu1 1 2 3",
         ] {
-            assert!(super::clock(line).is_none(), "{line}");
+            assert!(cpu_times(line).is_none(), "{line}");
         }
         let text = "version 16\ntimestamp 4294894919\ncpu0 0 0 0 0 0 0 1732625728 333098525 1486\ndomain0 3 1";
         assert_eq!(
-            turns(text),
+            run_slices(text),
             BTreeMap::from([(0, (Duration::from_nanos(1_732_625_728), 1486))])
         );
     }
 
     #[test]
-    fn the_present_turn_began_after_the_last_look_that_knew_another() {
-        let mut watcher = Watcher::new(Path::new("/nowhere"));
+    fn the_current_slice_began_after_the_last_sample_that_knew_another() {
+        let mut sampler = Sampler::new(Path::new("/nowhere"));
         let mut at = |ms, count| {
-            let begun = watcher.begun(0, count);
-            watcher.last = Some(Duration::from_millis(ms));
+            let begun = sampler.slice_start(0, count);
+            sampler.last = Some(Duration::from_millis(ms));
             begun.map(|begun| begun.as_millis())
         };
         assert_eq!(at(10, 5), None, "it may have lasted for ever");
@@ -341,7 +336,7 @@ mod tests {
             std::fs::write(kernel.join("osrelease"), release).unwrap();
             std::fs::write(root.path().join("proc/cmdline"), line).unwrap();
             assert_eq!(
-                Watcher::new(root.path()).samples_idle(),
+                Sampler::new(root.path()).samples_idle(),
                 sampled,
                 "{release} {line}"
             );

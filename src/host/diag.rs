@@ -1,4 +1,4 @@
-//! [`Diag`]: the TCP connections of a network namespace, with the kernel's measurements of each
+//! [`SocketDiag`]: the TCP connections of a network namespace, with the kernel's measurements of each
 //! connection.
 //!
 //! For every request, the kernel walks the table of all connections on the machine, however few
@@ -30,7 +30,7 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 /// The state of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[allow(missing_docs, reason = "they are the names of RFC 9293")]
-pub enum State {
+pub enum TcpState {
     Established,
     SynSent,
     SynReceived,
@@ -45,9 +45,9 @@ pub enum State {
 
 /// A TCP connection at the time of the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Connection {
+pub struct TcpConnection {
     /// The connection's state.
-    pub state: State,
+    pub state: TcpState,
     /// The socket's number (cookie). No later socket gets the same number until the next boot.
     pub cookie: u64,
     /// The local address.
@@ -58,12 +58,12 @@ pub struct Connection {
     /// 5.9. Connections in the states `TIME_WAIT` and `SYN_RECV` have no id.
     pub cgroup: Option<u64>,
     /// The measurements; `None` in the states `TIME_WAIT` and `SYN_RECV`, and before Linux 4.10.
-    pub measured: Option<Measured>,
+    pub measured: Option<TcpMeasurements>,
 }
 
 /// The kernel's measurements of a connection since the connection was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Measured {
+pub struct TcpMeasurements {
     /// The smoothed time from sending to acknowledgement; `None` before the first acknowledgement.
     pub rtt: Option<Duration>,
     /// Microseconds with data to send or to be acknowledged.
@@ -81,7 +81,7 @@ pub struct Measured {
 /// A socket for the kernel's socket diagnosis. The socket belongs to the network namespace in which
 /// the socket was opened, and keeps the namespace alive.
 #[derive(Debug)]
-pub struct Diag {
+pub struct SocketDiag {
     socket: OwnedFd,
     sequence: u32,
     buffer: Vec<u8>,
@@ -92,8 +92,8 @@ const REQUEST_DUMP: u16 = 0x301;
 
 /// The length of a request after the netlink header, and the offsets of the requested attributes
 /// and of the requested states.
-const QUESTION: usize = 60;
-const WANTED: usize = 3;
+const REQUEST_LENGTH: usize = 60;
+const ATTRIBUTES: usize = 3;
 const STATES: usize = 52;
 
 /// The length of `struct inet_diag_msg`, and the offsets of used fields.
@@ -117,9 +117,9 @@ const BUSY: usize = 168;
 const RECEIVER_LIMITED: usize = 176;
 const BUFFER_LIMITED: usize = 184;
 
-// === impl State ===
+// === impl TcpState ===
 
-impl State {
+impl TcpState {
     /// All states, in the kernel's order.
     pub const ALL: [Self; 10] = [
         Self::Established,
@@ -167,9 +167,9 @@ impl State {
     }
 }
 
-// === impl Diag ===
+// === impl SocketDiag ===
 
-impl Diag {
+impl SocketDiag {
     /// Opens a socket in the calling thread's network namespace.
     ///
     /// # Errors
@@ -192,12 +192,12 @@ impl Diag {
     /// # Errors
     /// The kernel was built without TCP diagnosis (CONFIG_INET_DIAG) or does not answer, or the
     /// namespace has more than `most` connections.
-    pub fn connections(&mut self, most: usize) -> io::Result<Vec<Connection>> {
+    pub fn connections(&mut self, most: usize) -> io::Result<Vec<TcpConnection>> {
         self.sequence = self.sequence.wrapping_add(1);
-        let question = question(self.sequence)?;
+        let request = request(self.sequence)?;
         sendto(
             self.socket.as_raw_fd(),
-            &question,
+            &request,
             &NetlinkAddr::new(0, 0),
             MsgFlags::empty(),
         )?;
@@ -232,12 +232,12 @@ impl Diag {
     }
 }
 
-fn question(sequence: u32) -> io::Result<Vec<u8>> {
-    let mut content = vec![0; WANTED];
+fn request(sequence: u32) -> io::Result<Vec<u8>> {
+    let mut content = vec![0; ATTRIBUTES];
     content.push(1 << (INFO - 1));
     content.resize(STATES, 0);
     content.extend(ALL_STATES.to_ne_bytes());
-    content.resize(QUESTION, 0);
+    content.resize(REQUEST_LENGTH, 0);
     netlink::message(GET, REQUEST_DUMP, sequence, &content)
 }
 
@@ -246,9 +246,13 @@ fn question(sequence: u32) -> io::Result<Vec<u8>> {
 ///
 /// # Errors
 /// The kernel reports an error, or the bytes are malformed.
-pub fn read(mut messages: &[u8], sequence: u32, found: &mut Vec<Connection>) -> io::Result<bool> {
+pub fn read(
+    mut messages: &[u8],
+    sequence: u32,
+    found: &mut Vec<TcpConnection>,
+) -> io::Result<bool> {
     while !messages.is_empty() {
-        let message = Message::take(&mut messages).ok_or_else(nonsense)?;
+        let message = Message::take(&mut messages).ok_or_else(malformed_answer)?;
         // A late answer to an earlier, abandoned request is skipped.
         if message.sequence != sequence {
             continue;
@@ -264,23 +268,25 @@ pub fn read(mut messages: &[u8], sequence: u32, found: &mut Vec<Connection>) -> 
 }
 
 /// Decodes a connection; `None` for a socket that is not in a connection's state.
-fn connection(message: &[u8]) -> io::Result<Option<Connection>> {
-    let (head, mut attributes) = message.split_at_checked(MESSAGE).ok_or_else(nonsense)?;
+fn connection(message: &[u8]) -> io::Result<Option<TcpConnection>> {
+    let (head, mut attributes) = message
+        .split_at_checked(MESSAGE)
+        .ok_or_else(malformed_answer)?;
     let &[family, state, ..] = head else {
-        return Err(nonsense());
+        return Err(malformed_answer());
     };
-    let Some(state) = State::of(state) else {
+    let Some(state) = TcpState::of(state) else {
         return Ok(None);
     };
     let address = |at| address(family.into(), head.get(at..)?);
     let ends = address(LOCAL).zip(address(REMOTE));
-    let (local, remote) = ends.ok_or_else(nonsense)?;
+    let (local, remote) = ends.ok_or_else(malformed_answer)?;
     let [low, high] = [0, 4].map(|half| number32(head, COOKIE + half).map(u64::from));
     let cookie = low
         .zip(high)
         .map(|(low, high)| low | high << 32)
-        .ok_or_else(nonsense)?;
-    let mut connection = Connection {
+        .ok_or_else(malformed_answer)?;
+    let mut connection = TcpConnection {
         state,
         cookie,
         local,
@@ -289,7 +295,7 @@ fn connection(message: &[u8]) -> io::Result<Option<Connection>> {
         measured: None,
     };
     while !attributes.is_empty() {
-        match netlink::take_attribute(&mut attributes).ok_or_else(nonsense)? {
+        match netlink::take_attribute(&mut attributes).ok_or_else(malformed_answer)? {
             (INFO, value) => connection.measured = measured(value),
             (CGROUP_ID, value) => connection.cgroup = number64(value, 0),
             _ => {}
@@ -312,9 +318,9 @@ fn address(family: i32, bytes: &[u8]) -> Option<IpAddr> {
 }
 
 /// Decodes a `struct tcp_info`; `None` where the structure is too short (before Linux 4.10).
-fn measured(info: &[u8]) -> Option<Measured> {
+fn measured(info: &[u8]) -> Option<TcpMeasurements> {
     let rtt = number32(info, RTT)?;
-    Some(Measured {
+    Some(TcpMeasurements {
         rtt: (rtt > 0).then(|| Duration::from_micros(rtt.into())),
         busy: number64(info, BUSY)?,
         receiver_limited: number64(info, RECEIVER_LIMITED)?,
@@ -324,7 +330,7 @@ fn measured(info: &[u8]) -> Option<Measured> {
     })
 }
 
-fn nonsense() -> io::Error {
+fn malformed_answer() -> io::Error {
     io::Error::new(
         io::ErrorKind::InvalidData,
         "the answer about TCP connections makes no sense",
@@ -406,7 +412,7 @@ mod tests {
         ];
         let mut found = Vec::new();
         assert!(!read(&parts.concat(), 3, &mut found).unwrap());
-        let measured = Measured {
+        let measured = TcpMeasurements {
             rtt: Some(Duration::from_micros(1500)),
             busy: 1,
             receiver_limited: 2,
@@ -414,16 +420,16 @@ mod tests {
             acknowledged: 4,
             received: 5,
         };
-        let remnant = Connection {
-            state: State::TimeWait,
+        let remnant = TcpConnection {
+            state: TcpState::TimeWait,
             cookie: 1 << 32 | 9,
             local: V4[0],
             remote: V4[1],
             cgroup: None,
             measured: None,
         };
-        let first = Connection {
-            state: State::Established,
+        let first = TcpConnection {
+            state: TcpState::Established,
             cgroup: Some(0x0505_0505_0505_0505),
             measured: Some(measured),
             ..remnant
@@ -440,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_an_error_and_less_than_all_is_nothing() {
+    fn malformed_answer_is_an_error_and_less_than_all_is_nothing() {
         let short = message(
             GET,
             1,
@@ -494,7 +500,7 @@ mod tests {
             cookie
         };
         let ends = [cookie(&client), cookie(&server)];
-        let mut diag = Diag::open().unwrap();
+        let mut diag = SocketDiag::open().unwrap();
         let deadline = Instant::now() + Duration::from_secs(10);
         let (client, server) = loop {
             let found = diag.connections(100_000).unwrap();
@@ -514,7 +520,7 @@ mod tests {
         let host: IpAddr = "::1".parse().unwrap();
         assert_eq!(
             (client.state, client.local, client.remote),
-            (State::Established, host, host)
+            (TcpState::Established, host, host)
         );
         let (sent, received) = (client.measured.unwrap(), server.measured.unwrap());
         assert_eq!((sent.received, received.received), (0, 1000));

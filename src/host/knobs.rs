@@ -44,7 +44,7 @@ pub enum Knob {
 
 /// The kind of work whose CPUs a knob sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
+pub enum KnobKind {
     /// Interrupts.
     Irqs,
     /// Unbound work queues.
@@ -57,9 +57,9 @@ pub enum Kind {
 
 /// The values of the knobs at the time of reading.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct KnobValues {
     /// The kinds that were read completely.
-    pub kinds: BTreeSet<Kind>,
+    pub kinds: BTreeSet<KnobKind>,
     /// The value of each knob.
     pub values: BTreeMap<Knob, CpuSet>,
     /// Knobs that exist and could not be read, each with the reason.
@@ -83,7 +83,7 @@ struct Slices {
 
 /// The reason why a knob could not be set.
 #[derive(Debug, thiserror::Error)]
-pub enum TurnError {
+pub enum KnobWriteError {
     /// A kernel file could not be written.
     #[error(transparent)]
     File(#[from] FileError),
@@ -108,19 +108,19 @@ enum KnobError {
 
 impl Knob {
     /// The knob's kind.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> KnobKind {
         match self {
-            Self::Irq(_) | Self::NewIrqs => Kind::Irqs,
-            Self::Workqueues => Kind::Workqueues,
-            Self::Receive { .. } | Self::Transmit { .. } => Kind::PacketSteering,
-            Self::Slice(_) => Kind::SystemSlices,
+            Self::Irq(_) | Self::NewIrqs => KnobKind::Irqs,
+            Self::Workqueues => KnobKind::Workqueues,
+            Self::Receive { .. } | Self::Transmit { .. } => KnobKind::PacketSteering,
+            Self::Slice(_) => KnobKind::SystemSlices,
         }
     }
 }
 
-// === impl TurnError ===
+// === impl KnobWriteError ===
 
-impl TurnError {
+impl KnobWriteError {
     /// Whether the knob is gone, which happens in normal operation.
     pub fn is_gone(&self) -> bool {
         match self {
@@ -143,9 +143,9 @@ impl fmt::Display for Knob {
     }
 }
 
-// === impl Kind ===
+// === impl KnobKind ===
 
-impl Kind {
+impl KnobKind {
     /// All kinds.
     pub const ALL: [Self; 4] = [
         Self::Irqs,
@@ -181,13 +181,13 @@ impl Knobs {
     ///
     /// # Errors
     /// An existing folder can't be listed.
-    pub fn read(&self, kinds: &BTreeSet<Kind>) -> Result<Seen, FileError> {
-        let mut seen = Seen {
+    pub fn read(&self, kinds: &BTreeSet<KnobKind>) -> Result<KnobValues, FileError> {
+        let mut found = KnobValues {
             kinds: kinds.clone(),
-            ..Seen::default()
+            ..KnobValues::default()
         };
         let mut knobs = Vec::new();
-        if kinds.contains(&Kind::Irqs) {
+        if kinds.contains(&KnobKind::Irqs) {
             let irqs = names(&self.proc.join("irq"))?;
             knobs.extend(
                 irqs.iter()
@@ -196,33 +196,28 @@ impl Knobs {
             );
             knobs.push(Knob::NewIrqs);
         }
-        if kinds.contains(&Kind::Workqueues) {
+        if kinds.contains(&KnobKind::Workqueues) {
             knobs.push(Knob::Workqueues);
         }
-        if kinds.contains(&Kind::PacketSteering) {
+        if kinds.contains(&KnobKind::PacketSteering) {
             self.queues(&mut knobs)?;
         }
         match &self.slices {
-            Some(slices) if kinds.contains(&Kind::SystemSlices) => {
+            Some(slices) if kinds.contains(&KnobKind::SystemSlices) => {
                 knobs.extend(slices.names()?.into_iter().map(Knob::Slice));
             }
             // A reader without access to systemd's slices must not report the slices as gone.
             _ => {
-                seen.kinds.remove(&Kind::SystemSlices);
+                found.kinds.remove(&KnobKind::SystemSlices);
             }
         }
         for knob in knobs {
             match self.value(&knob) {
-                Ok(Some(cpus)) => {
-                    seen.values.insert(knob, cpus);
-                }
-                Ok(None) => {}
-                Err(error) => {
-                    seen.unreadable.insert(knob, error.to_string());
-                }
+                Ok(cpus) => found.values.extend(cpus.map(|cpus| (knob, cpus))),
+                Err(error) => drop(found.unreadable.insert(knob, error.to_string())),
             }
         }
-        Ok(seen)
+        Ok(found)
     }
 
     /// Reads one knob; `None` if the knob does not exist.
@@ -243,7 +238,7 @@ impl Knobs {
     /// # Errors
     /// The kernel's error: EIO for an interrupt that the kernel manages, EINVAL for a set without an online CPU. For
     /// a slice or scope, the error of the cgroup or of systemd.
-    pub fn set(&self, knob: &Knob, cpus: &CpuSet) -> Result<(), TurnError> {
+    pub fn set(&self, knob: &Knob, cpus: &CpuSet) -> Result<(), KnobWriteError> {
         if let (Knob::Slice(name), Some(slices)) = (knob, &self.slices) {
             return Ok(slices.cgroups.set_cpus(name, cpus)?);
         }
@@ -252,7 +247,7 @@ impl Knobs {
         } else {
             cpus.to_mask()
         };
-        Ok(file::write(&self.written(knob), &text)?)
+        Ok(file::write(&self.path(knob), &text)?)
     }
 
     /// The users of an interrupt, as named by their drivers; empty for an unused interrupt.
@@ -274,7 +269,7 @@ impl Knobs {
     }
 
     /// Whether irqbalance runs. The daemon spreads interrupts by its own rules.
-    pub fn irqbalance(&self) -> bool {
+    pub fn irqbalance_runs(&self) -> bool {
         let processes = names(&self.proc).unwrap_or_default();
         processes
             .iter()
@@ -304,7 +299,7 @@ impl Knobs {
     }
 
     fn value(&self, knob: &Knob) -> Result<Option<CpuSet>, KnobError> {
-        let mut path = self.written(knob);
+        let mut path = self.path(knob);
         if *knob == Knob::Workqueues {
             // Isolated partitions take CPUs out of the mask in force. Comparing and restoring need the requested
             // mask.
@@ -318,7 +313,7 @@ impl Knobs {
             Ok(None) => return Ok(None),
             // A queue of a device without packet steering returns EINVAL or EOPNOTSUPP.
             Err(FileError::Read { source, .. })
-                if knob.kind() == Kind::PacketSteering
+                if knob.kind() == KnobKind::PacketSteering
                     && [nix::libc::EINVAL, nix::libc::EOPNOTSUPP]
                         .map(Some)
                         .contains(&source.raw_os_error()) =>
@@ -340,7 +335,7 @@ impl Knobs {
             .map_err(|source| KnobError::Malformed { path, source })
     }
 
-    fn written(&self, knob: &Knob) -> PathBuf {
+    fn path(&self, knob: &Knob) -> PathBuf {
         match knob {
             Knob::Irq(irq) => self.proc.join(format!("irq/{irq}/smp_affinity_list")),
             Knob::NewIrqs => self.proc.join("irq/default_smp_affinity"),
@@ -396,15 +391,15 @@ mod tests {
     fn a_machine_without_any_has_none() {
         let root = tempfile::tempdir().unwrap();
         let knobs = Knobs::new(root.path());
-        let seen = knobs.read(&Kind::ALL.into()).unwrap();
-        assert!(seen.values.is_empty() && seen.unreadable.is_empty());
+        let found = knobs.read(&KnobKind::ALL.into()).unwrap();
+        assert!(found.values.is_empty() && found.unreadable.is_empty());
         assert!(
             knobs
                 .set(&Knob::Irq(1), &"0".parse().unwrap())
                 .unwrap_err()
                 .is_gone()
         );
-        assert!(!knobs.irqbalance());
+        assert!(!knobs.irqbalance_runs());
         assert_eq!(knobs.irq_name(1), "");
         assert_eq!(
             fs::read_dir(root.path()).unwrap().count(),

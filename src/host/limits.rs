@@ -10,40 +10,40 @@ use procfs::process::{MMPermissions, MMapPath, Process};
 const OTHERS: u64 = 512;
 
 /// The largest number of cgroup files that stay open. An open file costs the kernel some 5 KiB. At
-/// most an eighth as many places in /proc stay open.
+/// most an eighth as many descriptors of entries in /proc stay open.
 const MOST: usize = 8192;
 const EIGHTH: usize = MOST / 8;
 
 /// The number of files that may stay open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Room {
+pub struct OpenFileLimits {
     /// Files of cgroups.
     pub cgroups: usize,
-    /// Places in /proc.
-    pub places: usize,
+    /// Descriptors of entries in /proc.
+    pub proc_handles: usize,
 }
 
 /// The number of files that may stay open. First the soft limit is raised to the hard limit, if
 /// permitted. Half of the limit is left for counters of CPUs.
-pub fn room_for_files() -> Room {
+pub fn raise_open_file_limit() -> OpenFileLimits {
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else {
-        return Room::default();
+        return OpenFileLimits::default();
     };
     let raised = setrlimit(Resource::RLIMIT_NOFILE, hard, hard).is_ok();
     let limit = if raised { hard } else { soft };
     let all = usize::try_from((limit / 2).saturating_sub(OTHERS))
         .unwrap_or(usize::MAX)
         .min(MOST + EIGHTH);
-    let places = all / 9;
-    Room {
-        cgroups: all - places,
-        places,
+    let proc_handles = all / 9;
+    OpenFileLimits {
+        cgroups: all - proc_handles,
+        proc_handles,
     }
 }
 
 /// The number of counters that may be open for containers on shared CPUs: half of the descriptors
 /// left for counters of CPUs.
-pub fn room_for_shared_counters() -> usize {
+pub fn shared_counter_limit() -> usize {
     let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft);
     usize::try_from(limit / 4).unwrap_or(usize::MAX)
 }

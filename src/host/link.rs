@@ -12,38 +12,15 @@ use rtnetlink::{Handle, LinkBridge, LinkUnspec, LinkVeth};
 /// Why a network could not be made or entered.
 #[derive(Debug, thiserror::Error)]
 pub enum NetError {
-    /// The process lacks a privilege.
-    #[error("cannot {operation} {subject}: run as root, or with CAP_SYS_ADMIN and CAP_NET_ADMIN")]
-    NotPermitted {
+    /// The kernel refused.
+    #[error("cannot {operation} {subject}{remedy}")]
+    Refused {
         /// The operation, as a verb.
         operation: &'static str,
         /// The operation's object.
         subject: String,
-        /// The kernel's error.
-        #[source]
-        source: io::Error,
-    },
-    /// The kernel lacks the driver.
-    #[error(
-        "cannot {operation} {subject}: this kernel has no such device; load the modules bridge and veth, \
-         or use a kernel built with CONFIG_BRIDGE, CONFIG_VETH and CONFIG_NET_NS"
-    )]
-    Unsupported {
-        /// The operation, as a verb.
-        operation: &'static str,
-        /// The operation's object.
-        subject: String,
-        /// The kernel's error.
-        #[source]
-        source: io::Error,
-    },
-    /// The kernel refused for a different reason.
-    #[error("cannot {operation} {subject}")]
-    Failed {
-        /// The operation, as a verb.
-        operation: &'static str,
-        /// The operation's object.
-        subject: String,
+        /// The remedy after a colon; empty for an unknown cause.
+        remedy: &'static str,
         /// The kernel's error.
         #[source]
         source: io::Error,
@@ -59,31 +36,28 @@ pub enum NetError {
 }
 
 impl NetError {
-    /// Names the operation, and chooses the variant by the remedy for the error.
+    /// Names the operation, and chooses the remedy by the kernel's error.
     pub(super) fn new(
         operation: &'static str,
         subject: impl Into<String>,
         source: impl Into<io::Error>,
     ) -> Self {
-        let (subject, source) = (subject.into(), source.into());
-        match source.raw_os_error() {
-            Some(libc::EPERM | libc::EACCES) => Self::NotPermitted {
-                operation,
-                subject,
-                source,
-            },
-            Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT | libc::EAFNOSUPPORT | libc::ENODEV) => {
-                Self::Unsupported {
-                    operation,
-                    subject,
-                    source,
-                }
+        let source = source.into();
+        let remedy = match source.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES) => {
+                ": run as root, or with CAP_SYS_ADMIN and CAP_NET_ADMIN"
             }
-            _ => Self::Failed {
-                operation,
-                subject,
-                source,
-            },
+            Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT | libc::EAFNOSUPPORT | libc::ENODEV) => {
+                ": this kernel has no such device; load the modules bridge and veth, or use a kernel built with \
+                 CONFIG_BRIDGE, CONFIG_VETH and CONFIG_NET_NS"
+            }
+            _ => "",
+        };
+        Self::Refused {
+            operation,
+            subject: subject.into(),
+            remedy,
+            source,
         }
     }
 }

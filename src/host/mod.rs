@@ -4,6 +4,8 @@
 //! The module contains no policy. It reads the state of the host, and writes the values given by
 //! callers.
 
+#![warn(clippy::too_many_lines, clippy::excessive_nesting)]
+
 pub mod bpf;
 pub mod busy;
 pub mod cgroup;

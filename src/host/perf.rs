@@ -41,7 +41,7 @@ pub struct Event {
     config: u64,
 }
 
-/// The events of a group, in the order of [`Reading::values`].
+/// The events of a group, in the order of [`GroupCounts::values`].
 pub type Events = [Event; EVENTS];
 
 /// Events that the kernel counts in software, on any machine. The same code counts hardware events,
@@ -85,7 +85,7 @@ const fn last_level(result: u32) -> Event {
 /// AMD CPUs the event means the second level, and on Arm CPUs the first level. On all CPUs except
 /// Intel's, the function therefore returns the specific events of the last-level cache. A CPU
 /// without the specific events refuses to open them.
-pub fn hardware(root: &Path) -> Events {
+pub fn hardware_events(root: &Path) -> Events {
     let info = file::read_optional(&root.join("proc/cpuinfo"))
         .ok()
         .flatten()
@@ -119,7 +119,7 @@ pub fn hardware(root: &Path) -> Events {
 /// # Errors
 /// The reason, in words: the kernel has no names for the events, or the machine has CPUs of several
 /// kinds.
-pub fn second_level(root: &Path) -> Result<[Event; 2], String> {
+pub fn second_level_cache_events(root: &Path) -> Result<[Event; 2], String> {
     let info = file::read_optional(&root.join("proc/cpuinfo"))
         .ok()
         .flatten()
@@ -179,7 +179,7 @@ fn named(device: &Path, event: &str) -> Option<Event> {
 }
 
 /// The number of descriptors available for counters: half of the process's soft limit.
-pub fn descriptors() -> usize {
+pub fn descriptor_limit() -> usize {
     let soft = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft);
     usize::try_from(soft / 2).unwrap_or(usize::MAX)
 }
@@ -192,7 +192,7 @@ pub enum PerfError {
         "this machine has no such counters that Linux knows of; a virtual machine has them if its hypervisor passes the \
          CPU's performance monitoring unit on"
     )]
-    NotHere,
+    NoCounters,
     /// The kernel denies permission.
     #[error(
         "counting on whole CPUs is not permitted: give Pinfold CAP_PERFMON (or CAP_SYS_ADMIN) and a seccomp profile that \
@@ -224,7 +224,7 @@ pub enum PerfError {
 
 /// The counts of a group since the group was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Reading {
+pub struct GroupCounts {
     /// Nanoseconds in which the group was enabled.
     pub enabled: u64,
     /// Nanoseconds in which the group counted. The time is shorter than `enabled` if the CPU has
@@ -236,7 +236,7 @@ pub struct Reading {
 
 /// The open counters of a CPU.
 #[derive(Debug)]
-pub struct Group {
+pub struct CounterGroup {
     cpu: u32,
     /// The descriptors of the counters. A read of the first descriptor returns all counts.
     files: Vec<File>,
@@ -244,26 +244,26 @@ pub struct Group {
     has: [bool; EVENTS],
 }
 
-// === impl Group ===
+// === impl CounterGroup ===
 
-impl Group {
+impl CounterGroup {
     /// Opens counters on a CPU and starts to count. Events missing on the CPU are left out.
     ///
     /// # Errors
     /// The CPU has none of the events, the kernel denies permission, or the CPU is offline.
     pub fn open(cpu: u32, events: &[Event]) -> Result<Self, PerfError> {
-        Self::of(cpu, events, None)
+        Self::open_for(cpu, events, None)
     }
 
     /// Opens counters on a CPU for the tasks of a cgroup. `cgroup` is the cgroup's open folder.
     ///
     /// # Errors
-    /// As for [`Group::open`]. Also, the cgroup hierarchy may not support performance counters.
+    /// As for [`CounterGroup::open`]. Also, the cgroup hierarchy may not support performance counters.
     pub fn open_in(cgroup: &File, cpu: u32, events: &[Event]) -> Result<Self, PerfError> {
-        Self::of(cpu, events, Some(cgroup))
+        Self::open_for(cpu, events, Some(cgroup))
     }
 
-    fn of(cpu: u32, events: &[Event], cgroup: Option<&File>) -> Result<Self, PerfError> {
+    fn open_for(cpu: u32, events: &[Event], cgroup: Option<&File>) -> Result<Self, PerfError> {
         let mut group = Self {
             cpu,
             files: Vec::with_capacity(EVENTS),
@@ -279,7 +279,7 @@ impl Group {
             }
         }
         if group.files.is_empty() {
-            Err(PerfError::NotHere)
+            Err(PerfError::NoCounters)
         } else {
             Ok(group)
         }
@@ -294,7 +294,7 @@ impl Group {
     ///
     /// # Errors
     /// The kernel refuses to read.
-    pub fn read(&self) -> Result<Option<Reading>, PerfError> {
+    pub fn read(&self) -> Result<Option<GroupCounts>, PerfError> {
         let mut bytes = [0; (HEAD + EVENTS) * WORD];
         let Some(mut leader) = self.files.first() else {
             return Ok(None);
@@ -315,7 +315,7 @@ impl Group {
 fn refused(cpu: u32, errno: Errno) -> Result<(), PerfError> {
     match errno {
         Errno::ENOENT | Errno::EOPNOTSUPP | Errno::EINVAL => Ok(()),
-        Errno::ENOSYS => Err(PerfError::NotHere),
+        Errno::ENOSYS => Err(PerfError::NoCounters),
         Errno::EACCES | Errno::EPERM => Err(PerfError::NotPermitted),
         Errno::ENODEV => Err(PerfError::Offline(cpu)),
         errno => Err(PerfError::Open {
@@ -358,7 +358,7 @@ fn open(
 /// Decodes the kernel's words: the number of values, the time enabled, the time running, the
 /// values. A group that has ended returns nothing, or fewer values than opened events. The result
 /// is `None` then.
-fn decode(bytes: &[u8], has: [bool; EVENTS]) -> Option<Reading> {
+fn decode(bytes: &[u8], has: [bool; EVENTS]) -> Option<GroupCounts> {
     let mut words = bytes
         .chunks_exact(WORD)
         .filter_map(|word| Some(u64::from_ne_bytes(word.try_into().ok()?)));
@@ -371,7 +371,7 @@ fn decode(bytes: &[u8], has: [bool; EVENTS]) -> Option<Reading> {
     for (value, _) in values.iter_mut().zip(has).filter(|(_, has)| *has) {
         *value = Some(words.next()?);
     }
-    Some(Reading {
+    Some(GroupCounts {
         enabled,
         running,
         values,
@@ -394,7 +394,7 @@ mod tests {
         let values = [Some(1), Some(2), Some(3), Some(4)];
         assert_eq!(
             all,
-            Some(Reading {
+            Some(GroupCounts {
                 enabled: 100,
                 running: 50,
                 values
@@ -426,7 +426,10 @@ mod tests {
         for errno in [Errno::ENOENT, Errno::EOPNOTSUPP, Errno::EINVAL] {
             assert!(refused(3, errno).is_ok(), "{errno}");
         }
-        assert!(matches!(refused(3, Errno::ENOSYS), Err(PerfError::NotHere)));
+        assert!(matches!(
+            refused(3, Errno::ENOSYS),
+            Err(PerfError::NoCounters)
+        ));
         assert!(matches!(
             refused(3, Errno::ENODEV),
             Err(PerfError::Offline(3))
@@ -453,7 +456,8 @@ mod tests {
             fs::write(file, text).unwrap();
         };
         let found = || {
-            second_level(root.path()).map(|events| events.map(|event| (event.kind, event.config)))
+            second_level_cache_events(root.path())
+                .map(|events| events.map(|event| (event.kind, event.config)))
         };
         let intel = "vendor_id\t: GenuineIntel\ncpu family\t: 6\n";
         put("proc/cpuinfo", intel);
@@ -494,7 +498,7 @@ mod tests {
         fs::create_dir_all(root.path().join("proc")).unwrap();
         let of = |info: &str| {
             fs::write(root.path().join("proc/cpuinfo"), info).unwrap();
-            hardware(root.path()).map(|event| (event.kind, event.config))
+            hardware_events(root.path()).map(|event| (event.kind, event.config))
         };
         let intel = of("processor\t: 0\nvendor_id\t: GenuineIntel\n");
         assert_eq!(intel, [(0, 0), (0, 1), (0, 2), (0, 3)]);

@@ -234,15 +234,6 @@ impl PodResources {
     }
 }
 
-/// The NUMA nodes near a pod's devices; empty without devices, or if the NUMA nodes are unknown.
-pub fn numa_of_pod(containers: &[ContainerDevices], namespace: &str, pod: &str) -> CpuSet {
-    containers
-        .iter()
-        .filter(|container| container.namespace == namespace && container.pod == pod)
-        .flat_map(|container| &container.devices)
-        .fold(CpuSet::new(), |all, device| all.union(&device.numa))
-}
-
 /// A `ListPodResourcesResponse`.
 #[derive(Clone, PartialEq, Eq, Message)]
 struct ListResponse {

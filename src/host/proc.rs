@@ -17,11 +17,10 @@ use procfs_core::{FromBufRead, FromRead, Uptime};
 
 use super::file;
 pub use super::file::Reader;
-use super::netns::NetnsRef;
-pub use net::{Counts, Traffic};
+pub use net::{InterfaceTraffic, PacketCounts};
 pub use netns_handles::{NetnsHandles, NetnsKey};
 pub use tasks::Task;
-pub use tcp::{Segments, Tcp};
+pub use tcp::TcpSegments;
 
 /// The bit of `CAP_SYS_ADMIN` in a set of capabilities.
 const SYS_ADMIN: u64 = 1 << 21;
@@ -39,7 +38,7 @@ pub struct Proc {
 
 /// The scheduler's counters of one thread since the thread's start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Scheduled {
+pub struct SchedulerCounts {
     /// Context switches because the thread waited for something.
     pub voluntary: u64,
     /// Context switches because the thread was taken off its CPU.
@@ -80,7 +79,7 @@ impl Proc {
     }
 
     /// The threads of a process with the scheduler's counters; empty for a process that is gone.
-    pub fn threads(&self, pid: i32) -> Vec<(i32, Scheduled)> {
+    pub fn threads(&self, pid: i32) -> Vec<(i32, SchedulerCounts)> {
         let ids = self.thread_ids(pid).into_iter();
         ids.filter_map(|tid| Some((tid, self.scheduled(pid, tid)?)))
             .collect()
@@ -104,12 +103,12 @@ impl Proc {
     }
 
     /// The start time of a process, in the kernel's ticks since boot; `None` for a process that is gone.
-    pub fn began(&self, pid: i32) -> Option<u64> {
+    pub fn start_time(&self, pid: i32) -> Option<u64> {
         self.stat(pid).map(|stat| stat.starttime)
     }
 
     /// Reads two lines of more than fifty, because a scrape calls the function for every thread on the node.
-    fn scheduled(&self, pid: i32, tid: i32) -> Option<Scheduled> {
+    fn scheduled(&self, pid: i32, tid: i32) -> Option<SchedulerCounts> {
         let dir = self.dir.join(format!("{pid}/task/{tid}"));
         let status = file::read_value(&dir.join("status")).ok()?;
         let of = |name: &str| {
@@ -131,7 +130,7 @@ impl Proc {
         } else {
             0
         };
-        Some(Scheduled {
+        Some(SchedulerCounts {
             voluntary: of("voluntary_ctxt_switches:")?,
             involuntary: of("nonvoluntary_ctxt_switches:")?,
             run_delay,
@@ -150,13 +149,6 @@ impl Proc {
         let uptime = Uptime::from_read(fs::File::open(self.dir.join("uptime")).ok()?).ok()?;
         let started = stat.starttime as f64 / self.ticks_per_second as f64;
         Some((uptime.uptime - started).max(0.0))
-    }
-
-    /// A reference to a process's network namespace; `None` if the link can't be read, or the process is gone.
-    pub fn stop(&self, pid: i32) -> Option<NetnsRef> {
-        let file = self.dir.join(format!("{pid}/ns/net"));
-        let number = net::number(fs::read_link(&file).ok()?.to_str()?)?;
-        Some(NetnsRef { file, number })
     }
 
     /// CPU seconds, user and system, used by all threads of a process.

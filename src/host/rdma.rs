@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2};
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 use nix::sys::stat::Mode;
 use nix::sys::statfs::{FsType, fstatfs};
 
@@ -86,9 +86,9 @@ pub struct DeviceFolder(OwnedFd);
 impl DeviceFolder {
     /// Opens the folder below the root of a process, with symbolic links resolved within the root.
     /// `None` where the folder cannot be opened or is not part of sysfs.
-    pub fn of(root: &Path) -> Option<Self> {
+    pub fn open(root: &Path) -> Option<Self> {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-        let root = open(root, flags, Mode::empty()).ok()?;
+        let root = nix::fcntl::open(root, flags, Mode::empty()).ok()?;
         let within = ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS;
         let how = OpenHow::new().flags(flags).resolve(within);
         let folder = openat2(&root, folder(Path::new("")).as_path(), how).ok()?;
@@ -178,16 +178,16 @@ pub(crate) mod tests {
         let root = tempfile::tempdir().unwrap();
         port(root.path(), "mlx5_0", &[("state", "4: ACTIVE")]);
         assert!(
-            DeviceFolder::of(root.path()).is_none(),
+            DeviceFolder::open(root.path()).is_none(),
             "a folder of anybody's"
         );
         // A symbolic link that points outside a container's root is not followed outside.
         let other = tempfile::tempdir().unwrap();
         fs::create_dir_all(other.path().join("sys")).unwrap();
         std::os::unix::fs::symlink("/sys/class", other.path().join("sys/class")).unwrap();
-        assert!(DeviceFolder::of(other.path()).is_none());
+        assert!(DeviceFolder::open(other.path()).is_none());
         // The machine's own folder, if the machine has RDMA devices.
-        let held = DeviceFolder::of(Path::new("/"));
+        let held = DeviceFolder::open(Path::new("/"));
         assert_eq!(held.is_some(), folder(Path::new("/")).is_dir());
         if let Some(held) = held {
             assert_eq!(

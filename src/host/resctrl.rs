@@ -15,7 +15,7 @@ use super::file::{self, FileError};
 use crate::cpu::CpuSet;
 
 /// The prefix of the names of Pinfold's groups.
-pub const PREFIX: &str = "pinfold-";
+pub const GROUP_PREFIX: &str = "pinfold-";
 
 /// Why monitoring is impossible, or why an operation on a group failed.
 #[derive(Debug, thiserror::Error)]
@@ -84,7 +84,7 @@ pub enum Count {
 /// The counters of a group for a single last-level cache. `None` marks a counter unknown to the
 /// CPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Domain {
+pub struct CacheCounters {
     /// The cache's id.
     pub id: String,
     /// Bytes of the cache in use by the group.
@@ -140,7 +140,7 @@ impl Resctrl {
     ///
     /// # Errors
     /// Monitoring is impossible. The error states the reason and the remedy.
-    pub fn room(&self) -> Result<usize, ResctrlError> {
+    pub fn available_groups(&self) -> Result<usize, ResctrlError> {
         if !self.top.is_dir() {
             return Err(ResctrlError::NotOffered(self.top.clone()));
         }
@@ -159,7 +159,7 @@ impl Resctrl {
         others += self
             .names(&self.monitoring())?
             .iter()
-            .filter(|name| !name.starts_with(PREFIX))
+            .filter(|name| !name.starts_with(GROUP_PREFIX))
             .count();
         for name in self.names(&self.top)? {
             if !matches!(name.as_str(), "info" | "mon_data" | "mon_groups") {
@@ -173,9 +173,9 @@ impl Resctrl {
     ///
     /// # Errors
     /// The groups can't be listed.
-    pub fn ours(&self) -> Result<Vec<String>, ResctrlError> {
+    pub fn own_groups(&self) -> Result<Vec<String>, ResctrlError> {
         let mut names = self.names(&self.monitoring())?;
-        names.retain(|name| name.starts_with(PREFIX));
+        names.retain(|name| name.starts_with(GROUP_PREFIX));
         Ok(names)
     }
 
@@ -185,7 +185,7 @@ impl Resctrl {
     /// The groups can't be listed, or the CPUs of a group can't be read.
     pub fn groups(&self) -> Result<BTreeMap<String, CpuSet>, ResctrlError> {
         let mut groups = BTreeMap::new();
-        for name in self.ours()? {
+        for name in self.own_groups()? {
             let path = self.group(&name).join("cpus_list");
             let Some(text) = file::read_value_optional(&path)? else {
                 continue;
@@ -256,7 +256,7 @@ impl Resctrl {
     ///
     /// # Errors
     /// The group is missing, or a file can't be read.
-    pub fn read(&self, name: &str) -> Result<Vec<Domain>, ResctrlError> {
+    pub fn read(&self, name: &str) -> Result<Vec<CacheCounters>, ResctrlError> {
         let data = self.group(name).join("mon_data");
         let mut domains = Vec::new();
         for folder in self.names(&data)? {
@@ -264,7 +264,7 @@ impl Resctrl {
                 continue;
             };
             let count = |file: &str| count(&data.join(&folder).join(file));
-            domains.push(Domain {
+            domains.push(CacheCounters {
                 // The number without leading zeros, like the kernel's `id` of the cache.
                 id: number
                     .parse::<u32>()
@@ -381,7 +381,7 @@ pub(crate) mod tests {
     fn what_is_missing_is_told_with_what_to_do() {
         let root = tempfile::tempdir().unwrap();
         let resctrl = Resctrl::new(root.path());
-        let says = || resctrl.room().unwrap_err().to_string();
+        let says = || resctrl.available_groups().unwrap_err().to_string();
         assert!(says().contains("no monitoring of caches"), "{}", says());
         let top = root.path().join("sys/fs/resctrl");
         fs::create_dir_all(&top).unwrap();
@@ -401,7 +401,11 @@ pub(crate) mod tests {
     fn others_have_their_monitors() {
         let root = tempfile::tempdir().unwrap();
         let resctrl = tree(root.path(), 10);
-        assert_eq!(resctrl.room().unwrap(), 9, "the root group has one");
+        assert_eq!(
+            resctrl.available_groups().unwrap(),
+            9,
+            "the root group has one"
+        );
         let top = root.path().join("sys/fs/resctrl");
         for folder in [
             "mon_data",
@@ -412,7 +416,7 @@ pub(crate) mod tests {
         ] {
             fs::create_dir_all(top.join(folder)).unwrap();
         }
-        assert_eq!(resctrl.room().unwrap(), 5);
+        assert_eq!(resctrl.available_groups().unwrap(), 5);
     }
 
     #[test]
@@ -468,13 +472,13 @@ pub(crate) mod tests {
             fs::create_dir_all(data.join(other)).unwrap();
             fs::write(data.join(other).join("llc_occupancy"), "4096\n").unwrap();
         }
-        let zero = Domain {
+        let zero = CacheCounters {
             id: "0".to_owned(),
             occupancy: Some(Count::Bytes(4096)),
             total: Some(Count::Unassigned),
             local: Some(Count::Bytes(0)),
         };
-        let one = Domain {
+        let one = CacheCounters {
             id: "1".to_owned(),
             occupancy: Some(Count::Unknown),
             total: Some(Count::Unknown),

@@ -31,52 +31,62 @@ use std::path::{Path, PathBuf};
 use super::bpf::{BpfError, Direction, Link, LruMap, PerCpuHash, Program};
 use super::cgroup::{CgroupError, Cgroups, Unified, is_below};
 use super::file;
-use super::proc::Tcp;
 use program::program;
 
 /// The traffic in a direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Sum {
+pub struct TrafficCount {
     /// Bytes, including the IP header.
     pub bytes: u64,
     /// Packets as on the wire, after segmentation.
     pub packets: u64,
 }
 
+/// TCP's counts of sent segments, for both versions of IP together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TcpCounts {
+    /// Segments sent, without segments that only repeat sent data.
+    pub sent: u64,
+    /// Segments sent again.
+    pub retransmitted: u64,
+    /// The number of segments whose retransmission timer ran out without an answer.
+    pub timeouts: u64,
+}
+
 /// The traffic of a cgroup's sockets since counting began.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Sockets {
+pub struct SocketTraffic {
     /// Received traffic.
-    pub receive: Sum,
+    pub receive: TrafficCount,
     /// Sent traffic.
-    pub transmit: Sum,
+    pub transmit: TrafficCount,
     /// TCP segments and timeouts of the sent traffic.
-    pub tcp: Tcp,
+    pub tcp: TcpCounts,
 }
 
 /// Counts the traffic of the pods in some trees. Dropping the counter ends counting.
 #[derive(Debug)]
-pub struct Counter {
+pub struct SocketCounter {
     /// The mount point of cgroup v2.
     hierarchy: PathBuf,
     trees: Vec<String>,
     map: Map,
     /// The programs' state of sockets with expired retransmission timers.
-    kept: LruMap<1, 2>,
+    timers: LruMap<1, 2>,
     attached: BTreeMap<String, Attached>,
     /// The sums of deleted entries of ended containers, by the id of the pod's cgroup.
-    folded: HashMap<u64, Counts>,
+    ended_counts: HashMap<u64, Counts>,
     /// The entries of ended containers at the last reading.
-    fading: HashMap<Key, Counts>,
+    ending: HashMap<Key, Counts>,
     /// The packets that found no free entry, as of the last reading.
-    lost: u64,
+    overflowed_packets: u64,
 }
 
 /// The result of a reading.
 #[derive(Debug, Default)]
 pub struct SocketSample {
     /// The traffic of each pod, by the path of the pod's cgroup.
-    pub pods: HashMap<String, Sockets>,
+    pub pods: HashMap<String, SocketTraffic>,
     /// Whether packets found no free entry since the last reading, because the map is full.
     pub overflowed: bool,
     /// The number of entries in use.
@@ -130,24 +140,24 @@ type Map = PerCpuHash<2, 7>;
 
 /// The usual number of entries. An entry belongs to a container of a Guaranteed pod, or to a pod of
 /// a QoS class.
-pub const ROOM: u32 = 8192;
+pub const DEFAULT_ENTRIES: u32 = 8192;
 
 /// The number of sockets with expired timers in the programs' state. The least recently used socket
 /// is dropped first.
 const TIMERS: u32 = 4096;
 
 /// Up to this number of entries per pod, entries of ended containers stay in the map.
-const FEW: usize = 8;
+const MAX_ENDED: usize = 8;
 
 /// The key for packets that find no free entry. No cgroup has the id 0.
 const OVERFLOW: Key = [0, 0];
 
 /// The id of a hierarchy's root cgroup.
-const OUTERMOST: u64 = 1;
+const ROOT_ID: u64 = 1;
 
-// === impl Sockets ===
+// === impl SocketTraffic ===
 
-impl Sockets {
+impl SocketTraffic {
     /// Adds the counts of an entry.
     fn add(&mut self, counts: Counts) {
         let [
@@ -156,7 +166,7 @@ impl Sockets {
             sent,
             sent_packets,
             segments,
-            again,
+            retransmitted,
             timeouts,
         ] = counts;
         self.receive.bytes += received;
@@ -164,7 +174,7 @@ impl Sockets {
         self.transmit.bytes += sent;
         self.transmit.packets += sent_packets;
         self.tcp.sent += segments;
-        self.tcp.retransmitted += again;
+        self.tcp.retransmitted += retransmitted;
         self.tcp.timeouts += timeouts;
     }
 }
@@ -173,50 +183,53 @@ impl Sockets {
 
 impl SocketsError {
     /// Whether the error lasts as long as this process runs.
-    pub fn is_lasting(&self) -> bool {
+    pub fn is_terminal(&self) -> bool {
         match self {
             Self::NoHierarchy { .. } | Self::Part { .. } => true,
-            Self::Bpf(error) => error.is_lasting(),
+            Self::Bpf(error) => error.is_terminal(),
             Self::Cgroups(_) | Self::Cgroup { .. } => false,
         }
     }
 }
 
-// === impl Counter ===
+// === impl SocketCounter ===
 
-impl Counter {
-    /// Begins to count in all existing trees, with `room` entries. [`Counter::attach`] adds trees
+impl SocketCounter {
+    /// Begins to count in all existing trees, with at most `max_entries` entries. [`SocketCounter::attach`] adds trees
     /// that appear later.
     ///
     /// # Errors
     ///
     /// See [`SocketsError`].
-    pub fn new(cgroup_root: &Path, trees: &[String], room: u32) -> Result<Self, SocketsError> {
-        let found = Unified::find(cgroup_root);
-        let found = found.ok_or_else(|| SocketsError::NoHierarchy {
+    pub fn new(
+        cgroup_root: &Path,
+        trees: &[String],
+        max_entries: u32,
+    ) -> Result<Self, SocketsError> {
+        let unified = Unified::find(cgroup_root).ok_or_else(|| SocketsError::NoHierarchy {
             root: cgroup_root.to_owned(),
         })?;
-        let hierarchy = found.root().to_owned();
+        let hierarchy = unified.root().to_owned();
         // The programs need the depth of a cgroup below the real root of the hierarchy.
-        if id(&hierarchy)? != Some(OUTERMOST) {
+        if id(&hierarchy)? != Some(ROOT_ID) {
             return Err(SocketsError::Part { hierarchy });
         }
         // A tree inside another tree is left out, because its packets would be counted twice.
         let inner = |tree: &String| trees.iter().any(|other| is_below(tree, other));
         let trees = trees.iter().filter(|tree| !inner(tree)).cloned().collect();
-        let map = Map::new("pinfold_sockets", room.saturating_add(1))?;
+        let map = Map::new("pinfold_sockets", max_entries.saturating_add(1))?;
         map.add(&OVERFLOW)?;
-        let kept = LruMap::new("pinfold_timers", TIMERS)?;
-        let (attached, folded, fading) = (BTreeMap::new(), HashMap::new(), HashMap::new());
+        let timers = LruMap::new("pinfold_timers", TIMERS)?;
+        let (attached, ended_counts, ending) = (BTreeMap::new(), HashMap::new(), HashMap::new());
         let mut counter = Self {
             hierarchy,
             trees,
             map,
-            kept,
+            timers,
             attached,
-            folded,
-            fading,
-            lost: 0,
+            ended_counts,
+            ending,
+            overflowed_packets: 0,
         };
         counter.attach()?;
         Ok(counter)
@@ -240,7 +253,7 @@ impl Counter {
                 opened => opened.map_err(|source| SocketsError::Cgroup { path, source })?,
             };
             let depth = tree.split('/').count();
-            let maps = [self.map.descriptor(), self.kept.descriptor()];
+            let maps = [self.map.descriptor(), self.timers.descriptor()];
             let attach = |title, direction| {
                 let instructions = program(maps, depth, direction)?;
                 Program::load(title, &instructions, direction)?.attach(directory.as_fd())
@@ -263,7 +276,7 @@ impl Counter {
     ///
     /// # Errors
     /// See [`SocketsError`].
-    pub fn look(
+    pub fn sample(
         &mut self,
         cgroups: &Cgroups,
         pods: &HashSet<&str>,
@@ -271,27 +284,29 @@ impl Counter {
         let entries = self.map.entries()?;
         let mut ids = HashMap::new();
         // The entry for packets without a free entry is left out.
-        let mut look = SocketSample {
+        let mut sample = SocketSample {
             entries: entries.len().saturating_sub(1),
             ..SocketSample::default()
         };
         for pod in pods.iter().filter(|pod| self.is_counted(pod)) {
             if let Some(id) = id(&self.hierarchy.join(pod))? {
                 ids.insert(id, *pod);
-                look.pods.insert((*pod).to_owned(), Sockets::default());
+                sample
+                    .pods
+                    .insert((*pod).to_owned(), SocketTraffic::default());
             }
         }
         let mut others = Vec::new();
         let mut containers: HashMap<u64, Vec<(Key, Counts)>> = HashMap::new();
         for (key, counts) in entries {
             if key == OVERFLOW {
-                let lost = counts[1] + counts[3];
-                look.overflowed = lost > self.lost;
-                self.lost = lost;
+                let packets = counts[1] + counts[3];
+                sample.overflowed = packets > self.overflowed_packets;
+                self.overflowed_packets = packets;
                 continue;
             }
             let pod = key.iter().find_map(|id| ids.get(id));
-            let Some(pod) = pod.and_then(|pod| look.pods.get_mut(*pod)) else {
+            let Some(pod) = pod.and_then(|pod| sample.pods.get_mut(*pod)) else {
                 others.push(key);
                 continue;
             };
@@ -300,13 +315,13 @@ impl Counter {
                 containers.entry(key[0]).or_default().push((key, counts));
             }
         }
-        for (id, folded) in &self.folded {
-            let pod = ids.get(id).and_then(|pod| look.pods.get_mut(*pod));
-            pod.into_iter().for_each(|pod| pod.add(*folded));
+        for (id, ended_counts) in &self.ended_counts {
+            let pod = ids.get(id).and_then(|pod| sample.pods.get_mut(*pod));
+            pod.into_iter().for_each(|pod| pod.add(*ended_counts));
         }
-        self.fold(&ids, containers)?;
+        self.add_up_ended(&ids, containers)?;
         self.forget(cgroups, others)?;
-        Ok(look)
+        Ok(sample)
     }
 
     /// Adds up and deletes the entries of a pod's ended containers, if the pod has many entries. A
@@ -314,20 +329,20 @@ impl Counter {
     ///
     /// An entry is deleted if its counts are the same in two readings after the container's end. By
     /// then the last socket of the container has been closed.
-    fn fold(
+    fn add_up_ended(
         &mut self,
         ids: &HashMap<u64, &str>,
         containers: HashMap<u64, Vec<(Key, Counts)>>,
     ) -> Result<(), SocketsError> {
-        let mut fading = HashMap::new();
+        let mut ending = HashMap::new();
         for (pod, entries) in containers
             .into_iter()
-            .filter(|(_, entries)| entries.len() > FEW)
+            .filter(|(_, entries)| entries.len() > MAX_ENDED)
         {
             let Some(path) = ids.get(&pod).map(|path| self.hierarchy.join(path)) else {
                 continue;
             };
-            let there: HashSet<u64> = match file::list(&path) {
+            let existing: HashSet<u64> = match file::list(&path) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 Err(source) => return Err(SocketsError::Cgroup { path, source }),
                 Ok(below) => below.iter().map(|entry| entry.inode).collect(),
@@ -335,21 +350,21 @@ impl Counter {
             // Traffic of the pod's own cgroup has 0 instead of a container's id.
             for (key, counts) in entries
                 .into_iter()
-                .filter(|(key, _)| key[1] != 0 && !there.contains(&key[1]))
+                .filter(|(key, _)| key[1] != 0 && !existing.contains(&key[1]))
             {
-                if self.fading.get(&key) == Some(&counts) {
+                if self.ending.get(&key) == Some(&counts) {
                     self.map.delete(&key)?;
-                    let folded = self.folded.entry(pod).or_default();
-                    folded
+                    let ended_counts = self.ended_counts.entry(pod).or_default();
+                    ended_counts
                         .iter_mut()
                         .zip(counts)
                         .for_each(|(sum, count)| *sum += count);
                 } else {
-                    fading.insert(key, counts);
+                    ending.insert(key, counts);
                 }
             }
         }
-        self.fading = fading;
+        self.ending = ending;
         Ok(())
     }
 
@@ -357,22 +372,22 @@ impl Counter {
     /// entry belongs to a listed or to a removed pod. Entries of listed pods outside the query
     /// stay, because a later query may include the pods.
     fn forget(&mut self, cgroups: &Cgroups, others: Vec<Key>) -> Result<(), SocketsError> {
-        if others.is_empty() && self.folded.is_empty() {
+        if others.is_empty() && self.ended_counts.is_empty() {
             return Ok(());
         }
-        let mut there = HashSet::new();
+        let mut existing = HashSet::new();
         for tree in self.attached.keys() {
             for (path, _) in cgroups.pods(tree)? {
-                there.extend(id(&self.hierarchy.join(path))?);
+                existing.extend(id(&self.hierarchy.join(path))?);
             }
         }
         for key in others
             .into_iter()
-            .filter(|key| !key.iter().any(|id| there.contains(id)))
+            .filter(|key| !key.iter().any(|id| existing.contains(id)))
         {
             self.map.delete(&key)?;
         }
-        self.folded.retain(|pod, _| there.contains(pod));
+        self.ended_counts.retain(|pod, _| existing.contains(pod));
         Ok(())
     }
 
@@ -401,16 +416,16 @@ mod tests {
     #[test]
     fn without_the_whole_of_cgroup_v2_nothing_is_counted() {
         let root = tempfile::tempdir().unwrap();
-        let error = Counter::new(root.path(), &[], ROOM).unwrap_err();
+        let error = SocketCounter::new(root.path(), &[], DEFAULT_ENTRIES).unwrap_err();
         assert!(
-            error.is_lasting() && error.to_string().contains("cgroup v2"),
+            error.is_terminal() && error.to_string().contains("cgroup v2"),
             "{error}"
         );
         fs::create_dir(root.path().join("unified")).unwrap();
         fs::write(root.path().join("unified/cgroup.controllers"), "").unwrap();
-        let error = Counter::new(root.path(), &[], ROOM).unwrap_err();
+        let error = SocketCounter::new(root.path(), &[], DEFAULT_ENTRIES).unwrap_err();
         assert!(
-            error.is_lasting() && error.to_string().contains("cgroup namespace"),
+            error.is_terminal() && error.to_string().contains("cgroup namespace"),
             "{error}"
         );
     }

@@ -328,12 +328,12 @@ fn start(spawn: &Spawn) -> Result<Process, SpawnError> {
         source,
     };
 
-    let mut doors = Vec::with_capacity(spawn.cgroup_procs.len());
+    let mut procs_files = Vec::with_capacity(spawn.cgroup_procs.len());
     for path in &spawn.cgroup_procs {
         // The file is neither created nor truncated. A missing file means that the cgroup is
         // missing.
-        let door = OpenOptions::new().write(true).open(path);
-        doors.push(door.map_err(|source| SpawnError::OpenCgroup {
+        let file = OpenOptions::new().write(true).open(path);
+        procs_files.push(file.map_err(|source| SpawnError::OpenCgroup {
             path: path.clone(),
             source,
         })?);
@@ -348,7 +348,7 @@ fn start(spawn: &Spawn) -> Result<Process, SpawnError> {
         .stdout(Stdio::piped())
         .stderr(stderr(spawn)?);
     let (parent, netns) = (getpid(), spawn.netns.clone());
-    let join = move || join_all(parent, netns.as_ref(), &doors, &child_report);
+    let join = move || join_all(parent, netns.as_ref(), &procs_files, &child_report);
     // SAFETY: `join` runs in the child between fork and exec, where only async-signal-safe calls
     // are sound. `join` makes prctl, getppid, setns and write calls on descriptors opened above,
     // allocates nothing, takes no lock, and returns plain errnos as errors.
@@ -360,7 +360,7 @@ fn start(spawn: &Spawn) -> Result<Process, SpawnError> {
         .map_err(|source| {
             let mut at = [0_u8];
             match read(&report, &mut at) {
-                Ok(1) => staged(spawn, at[0], source),
+                Ok(1) => stage_error(spawn, at[0], source),
                 // The child reported no step: the fork or the exec failed.
                 _ => start_error(source),
             }
@@ -371,7 +371,7 @@ fn start(spawn: &Spawn) -> Result<Process, SpawnError> {
 fn join_all(
     parent: Pid,
     netns: Option<&Netns>,
-    doors: &[File],
+    procs_files: &[File],
     report: &OwnedFd,
 ) -> io::Result<()> {
     let failed = |stage: u8, errno: nix::Error| {
@@ -389,14 +389,14 @@ fn join_all(
         setns(netns.as_fd(), CloneFlags::CLONE_NEWNET)
             .map_err(|errno| failed(stage::NETNS, errno))?;
     }
-    for (door, index) in doors.iter().zip(0_u8..) {
+    for (file, index) in procs_files.iter().zip(0_u8..) {
         // The kernel takes `0` as the process id of the writer, in every PID namespace.
-        write(door, b"0").map_err(|errno| failed(stage::CGROUP.saturating_add(index), errno))?;
+        write(file, b"0").map_err(|errno| failed(stage::CGROUP.saturating_add(index), errno))?;
     }
     Ok(())
 }
 
-fn staged(spawn: &Spawn, at: u8, source: io::Error) -> SpawnError {
+fn stage_error(spawn: &Spawn, at: u8, source: io::Error) -> SpawnError {
     let program = spawn.program.clone();
     match at {
         stage::TIE => SpawnError::Tie { program, source },

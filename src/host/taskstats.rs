@@ -16,7 +16,7 @@ use nix::sys::socket::{
 use nix::sys::time::TimeVal;
 
 use super::netlink::{self, HEADER, number64};
-use super::proc::Scheduled;
+use super::proc::SchedulerCounts;
 
 /// The netlink family that reports the numbers of all generic families.
 const CONTROLLER: u16 = 0x10;
@@ -42,7 +42,7 @@ const RUN_DELAY: usize = 24;
 const VOLUNTARY: usize = 272;
 const INVOLUNTARY: usize = 280;
 
-/// The number of times that the test thread of `remembers` sleeps.
+/// The number of times that the test thread of `counts_ended_threads` sleeps.
 const WAITS: u64 = 20;
 
 /// A connection to the kernel's task accounting.
@@ -73,35 +73,36 @@ impl Taskstats {
         )?;
         // The kernel answers before `sendto` returns, or never.
         setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::new(1, 0))?;
-        let mut this = Self {
+        let mut taskstats = Self {
             socket,
             family: CONTROLLER,
             sequence: 0,
             buffer: vec![0; 8192],
         };
-        let answer = this.ask(GET_FAMILY, FAMILY_NAME, b"TASKSTATS\0")?;
+        let answer = taskstats.request(GET_FAMILY, FAMILY_NAME, b"TASKSTATS\0")?;
         let id = attribute(answer, FAMILY_ID).and_then(|id| id.first_chunk().copied());
-        this.family =
-            u16::from_ne_bytes(id.ok_or_else(|| nonsense("no number of the family TASKSTATS"))?);
+        taskstats.family = u16::from_ne_bytes(
+            id.ok_or_else(|| invalid_data("no number of the family TASKSTATS"))?,
+        );
         let own = i32::try_from(std::process::id()).map_err(io::Error::other)?;
-        let stats = this
+        let stats = taskstats
             .stats(own)?
-            .ok_or_else(|| nonsense("nothing about this process"))?;
+            .ok_or_else(|| invalid_data("nothing about this process"))?;
         if number64(stats, RUNS).is_none_or(|runs| runs == 0) {
-            return Err(nonsense(
+            return Err(invalid_data(
                 "the kernel was built without CONFIG_TASK_DELAY_ACCT",
             ));
         }
-        if !this.remembers(own)? {
-            return Err(nonsense(
+        if !taskstats.counts_ended_threads(own)? {
+            return Err(invalid_data(
                 "the kernel forgets the context switches of threads that have ended",
             ));
         }
-        Ok(this)
+        Ok(taskstats)
     }
 
     /// Tests whether the kernel still counts the context switches of an ended thread.
-    fn remembers(&mut self, own: i32) -> io::Result<bool> {
+    fn counts_ended_threads(&mut self, own: i32) -> io::Result<bool> {
         let waits = |taskstats: &mut Self| -> io::Result<u64> {
             Ok(taskstats
                 .of(own)?
@@ -121,17 +122,17 @@ impl Taskstats {
     ///
     /// # Errors
     /// The kernel refuses to answer.
-    pub fn of(&mut self, pid: i32) -> io::Result<Option<Scheduled>> {
+    pub fn of(&mut self, pid: i32) -> io::Result<Option<SchedulerCounts>> {
         let Some(stats) = self.stats(pid)? else {
             return Ok(None);
         };
         scheduled(stats)
             .map(Some)
-            .ok_or_else(|| nonsense("too few counters of a process"))
+            .ok_or_else(|| invalid_data("too few counters of a process"))
     }
 
     fn stats(&mut self, pid: i32) -> io::Result<Option<&[u8]>> {
-        let answer = match self.ask(GET, OF_PROCESS, &pid.to_ne_bytes()) {
+        let answer = match self.request(GET, OF_PROCESS, &pid.to_ne_bytes()) {
             Ok(answer) => answer,
             Err(error) if error.raw_os_error() == Some(nix::libc::ESRCH) => return Ok(None),
             Err(error) => return Err(error),
@@ -139,13 +140,13 @@ impl Taskstats {
         let stats = attribute(answer, PROCESS).and_then(|process| attribute(process, STATS));
         stats
             .map(Some)
-            .ok_or_else(|| nonsense("no counters of a process"))
+            .ok_or_else(|| invalid_data("no counters of a process"))
     }
 
     /// Sends a command with one attribute and returns the attributes of the answer.
-    fn ask(&mut self, command: u8, kind: u16, value: &[u8]) -> io::Result<&[u8]> {
+    fn request(&mut self, command: u8, kind: u16, value: &[u8]) -> io::Result<&[u8]> {
         self.sequence = self.sequence.wrapping_add(1);
-        let request = request(self.family, self.sequence, command, kind, value)?;
+        let request = request_message(self.family, self.sequence, command, kind, value)?;
         let kernel = NetlinkAddr::new(0, 0);
         sendto(
             self.socket.as_raw_fd(),
@@ -168,11 +169,11 @@ impl Taskstats {
         };
         self.buffer
             .get(HEADER + GENERIC..length)
-            .ok_or_else(|| nonsense("an answer without content"))
+            .ok_or_else(|| invalid_data("an answer without content"))
     }
 }
 
-fn request(
+fn request_message(
     family: u16,
     sequence: u32,
     command: u8,
@@ -194,15 +195,15 @@ fn attribute(mut attributes: &[u8], kind: u16) -> Option<&[u8]> {
     }
 }
 
-fn scheduled(stats: &[u8]) -> Option<Scheduled> {
-    Some(Scheduled {
+fn scheduled(stats: &[u8]) -> Option<SchedulerCounts> {
+    Some(SchedulerCounts {
         voluntary: number64(stats, VOLUNTARY)?,
         involuntary: number64(stats, INVOLUNTARY)?,
         run_delay: number64(stats, RUN_DELAY)?,
     })
 }
 
-fn nonsense(what: &'static str) -> io::Error {
+fn invalid_data(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
@@ -215,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_are_found_and_nonsense_is_nothing() {
+    fn attributes_are_found_and_malformed_bytes_are_nothing() {
         let mut stats = vec![0; 400];
         for (at, value) in [(RUN_DELAY, 7_u64), (VOLUNTARY, 8), (INVOLUNTARY, 9)] {
             stats[at..at + 8].copy_from_slice(&value.to_ne_bytes());
@@ -223,7 +224,7 @@ mod tests {
         let inner = [field(OF_PROCESS, &[1, 2, 3]), field(STATS, &stats)].concat();
         let whole = [field(9, b"x"), field(PROCESS, &inner)].concat();
         let found = attribute(&whole, PROCESS).and_then(|inner| attribute(inner, STATS));
-        let expected = Scheduled {
+        let expected = SchedulerCounts {
             voluntary: 8,
             involuntary: 9,
             run_delay: 7,
@@ -246,7 +247,7 @@ mod tests {
 
     #[test]
     fn requests_are_padded() {
-        let request = request(7, 3, GET, OF_PROCESS, &[1, 2, 3, 4, 5]).unwrap();
+        let request = request_message(7, 3, GET, OF_PROCESS, &[1, 2, 3, 4, 5]).unwrap();
         let message = netlink::Message::take(&mut &request[..]).unwrap();
         assert_eq!((request.len(), message.kind, message.sequence), (32, 7, 3));
         assert_eq!(

@@ -88,11 +88,11 @@ pub enum OnlineError {
 
 /// The texts of the files that change when a CPU or a NUMA node goes offline or comes online.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Presence([Option<Vec<u8>>; 4]);
+pub struct HotplugState([Option<Vec<u8>>; 4]);
 
-// === impl Presence ===
+// === impl HotplugState ===
 
-impl Presence {
+impl HotplugState {
     /// Reads the files of the machine whose `sys/` lies in `root`. A missing or unreadable file is recorded as
     /// `None`.
     pub fn read(root: &Path) -> Self {
@@ -130,7 +130,7 @@ pub fn online_cpus(sys: &Path) -> Result<CpuSet, OnlineError> {
 pub fn read(root: &Path) -> Result<Topology, TopologyError> {
     let devices = root.join("sys/devices");
     let cpus = devices.join("system/cpu");
-    let (online, offline) = on_and_off(&cpus)?;
+    let (online, offline) = online_and_offline(&cpus)?;
     // The file is empty if no CPU was isolated at boot. Some machines lack the file.
     let isolated = list(&cpus.join("isolated"))?.unwrap_or_default();
     let mut facts = Facts {
@@ -183,7 +183,7 @@ pub fn read(root: &Path) -> Result<Topology, TopologyError> {
 /// The online CPUs, and the CPUs that are present and offline.
 ///
 /// The kernel's own `offline` file is not used: it also names ids that are merely possible, without a CPU.
-fn on_and_off(cpus: &Path) -> Result<(CpuSet, CpuSet), TopologyError> {
+fn online_and_offline(cpus: &Path) -> Result<(CpuSet, CpuSet), TopologyError> {
     let folders = || numbered(cpus, "cpu").map(CpuSet::from_iter);
     let present = match list(&cpus.join("present"))? {
         Some(present) if !present.is_empty() => present,

@@ -30,10 +30,10 @@ pub struct Watch {
     watches: Watches,
     covered: HashMap<PathBuf, WatchedFolder>,
     /// The directory of each inotify watch.
-    places: HashMap<WatchDescriptor, PathBuf>,
+    folders: HashMap<WatchDescriptor, PathBuf>,
     /// Some directory could not be watched, for example because the user's limit of inotify watches
     /// was reached. The next change of the directories triggers another attempt.
-    missed: bool,
+    is_incomplete: bool,
 }
 
 /// A watched directory.
@@ -45,11 +45,18 @@ struct WatchedFolder {
     only: Option<OsString>,
 }
 
+/// The inode of each found directory, and the only name whose events matter (see [`WatchedFolder`]).
+type FoundFolders = HashMap<PathBuf, (u64, Option<OsString>)>;
+
 impl WatchedFolder {
     /// Removes the directory's watches.
-    fn let_go(&mut self, watches: &mut Watches, places: &mut HashMap<WatchDescriptor, PathBuf>) {
+    fn remove_watches(
+        &mut self,
+        watches: &mut Watches,
+        folders: &mut HashMap<WatchDescriptor, PathBuf>,
+    ) {
         for watched in self.watched.drain(..) {
-            places.remove(&watched);
+            folders.remove(&watched);
             // The kernel may already have ended the watch. The error is harmless then.
             let _ = watches.remove(watched);
         }
@@ -105,8 +112,8 @@ impl Watch {
             events,
             watches,
             covered: HashMap::new(),
-            places: HashMap::new(),
-            missed: false,
+            folders: HashMap::new(),
+            is_incomplete: false,
         };
         while watch.cover(&watch.root.clone()) {}
         Ok(watch)
@@ -130,7 +137,7 @@ impl Watch {
             while let Some(Some(event)) = self.events.next().now_or_never() {
                 self.note(&event?, &mut events);
             }
-            if !events.directories.is_empty() && std::mem::take(&mut self.missed) {
+            if !events.directories.is_empty() && std::mem::take(&mut self.is_incomplete) {
                 events.directories.insert(self.root.clone());
             }
             for directory in &events.directories {
@@ -150,11 +157,11 @@ impl Watch {
             events.directories.insert(self.root.clone());
             return;
         }
-        let place = self.places.get(&event.wd).cloned();
-        let Some((place, covered)) =
-            place.and_then(|place| Some((place.clone(), self.covered.get_mut(&place)?)))
-        else {
+        let Some(folder) = self.folders.get(&event.wd).cloned() else {
             // A late event of a removed watch.
+            return;
+        };
+        let Some(covered) = self.covered.get_mut(&folder) else {
             return;
         };
         let ended = event.mask.contains(EventMask::IGNORED);
@@ -168,18 +175,18 @@ impl Watch {
             // the removal of a cgroup, a kernel may end only the watch of the file, and keep the
             // watch of the cgroup.
             covered.watched.retain(|watched| *watched != event.wd);
-            covered.let_go(&mut self.watches, &mut self.places);
-            self.places.remove(&event.wd);
-            self.covered.remove(&place);
+            covered.remove_watches(&mut self.watches, &mut self.folders);
+            self.folders.remove(&event.wd);
+            self.covered.remove(&folder);
             events
                 .directories
-                .insert(if above { self.root.clone() } else { place });
+                .insert(if above { self.root.clone() } else { folder });
         } else if above {
             events.directories.insert(self.root.clone());
         } else if event.mask.contains(EventMask::ISDIR)
             && let Some(name) = &event.name
         {
-            events.directories.insert(place.join(name));
+            events.directories.insert(folder.join(name));
         }
     }
 
@@ -189,6 +196,28 @@ impl Watch {
     /// The kernel keeps the watch of a removed cgroup, and the memory behind the watch, until
     /// Pinfold removes the watch. The kernel sends no event about the end of the cgroup itself.
     fn cover(&mut self, below: &Path) -> bool {
+        let (found, all) = (self.find(below), below == self.root);
+        let (watches, folders) = (&mut self.watches, &mut self.folders);
+        self.covered.retain(|path, covered| {
+            let stays = !(all || path.starts_with(below))
+                || found.get(path) == Some(&(covered.inode, covered.only.clone()));
+            if !stays {
+                covered.remove_watches(watches, folders);
+            }
+            stays
+        });
+        let mut new = false;
+        for (path, (inode, only)) in found {
+            if !self.covered.contains_key(&path) {
+                new |= self.add(path, inode, only);
+            }
+        }
+        new
+    }
+
+    /// The existing directories at and below `below`. If `below` is the root, the nearest existing
+    /// directory above the root is included.
+    fn find(&self, below: &Path) -> FoundFolders {
         let mut found = HashMap::new();
         let all = below == self.root;
         let above = self
@@ -218,62 +247,42 @@ impl Watch {
         {
             descend(below, metadata.ino(), depth, &mut found);
         }
-        let (watches, places) = (&mut self.watches, &mut self.places);
-        self.covered.retain(|path, covered| {
-            let stays = !(all || path.starts_with(below))
-                || found.get(path) == Some(&(covered.inode, covered.only.clone()));
-            if !stays {
-                covered.let_go(watches, places);
+        found
+    }
+
+    /// Watches a directory. Returns whether the directory could be watched.
+    fn add(&mut self, path: PathBuf, inode: u64, only: Option<OsString>) -> bool {
+        let mut watched = match self.watches.add(&path, CHANGES) {
+            Ok(watched) => vec![watched],
+            Err(error) => {
+                self.is_incomplete |= error.kind() != io::ErrorKind::NotFound;
+                return false;
             }
-            stays
-        });
-        let mut new = false;
-        for (path, (inode, only)) in found {
-            if self.covered.contains_key(&path) {
-                continue;
+        };
+        // Some kernels and some cgroups lack the file. The watch of the directory is enough then.
+        let file = self.file.filter(|_| only.is_none());
+        watched.extend(
+            file.and_then(|file| self.watches.add(path.join(file), WatchMask::MODIFY).ok()),
+        );
+        for watched in &watched {
+            // A renamed directory keeps the same watch. The old path is no longer covered.
+            let before = self.folders.insert(watched.clone(), path.clone());
+            if let Some(before) = before.filter(|before| *before != path) {
+                self.covered.remove(&before);
             }
-            let watched = match self.watches.add(&path, CHANGES) {
-                Ok(watched) => watched,
-                Err(error) => {
-                    self.missed |= error.kind() != io::ErrorKind::NotFound;
-                    continue;
-                }
-            };
-            let mut watched = vec![watched];
-            // Some kernels and some cgroups lack the file. The watch of the directory is enough
-            // then.
-            let file = self.file.filter(|_| only.is_none());
-            watched.extend(
-                file.and_then(|file| self.watches.add(path.join(file), WatchMask::MODIFY).ok()),
-            );
-            for watched in &watched {
-                // A renamed directory keeps the same watch. The old path is no longer covered.
-                let before = self.places.insert(watched.clone(), path.clone());
-                if let Some(before) = before.filter(|before| *before != path) {
-                    self.covered.remove(&before);
-                }
-            }
-            self.covered.insert(
-                path,
-                WatchedFolder {
-                    inode,
-                    watched,
-                    only,
-                },
-            );
-            new = true;
         }
-        new
+        let folder = WatchedFolder {
+            inode,
+            watched,
+            only,
+        };
+        self.covered.insert(path, folder);
+        true
     }
 }
 
 /// Finds a directory and the directories up to `depth` levels below, with their inodes.
-fn descend(
-    dir: &Path,
-    inode: u64,
-    depth: usize,
-    found: &mut HashMap<PathBuf, (u64, Option<OsString>)>,
-) {
+fn descend(dir: &Path, inode: u64, depth: usize, found: &mut FoundFolders) {
     found.insert(dir.to_owned(), (inode, None));
     if depth == 0 {
         return;
@@ -289,7 +298,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_is_gone_is_let_go_of() {
+    async fn what_is_gone_is_remove_watches_of() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("kubepods");
         std::fs::create_dir(&root).unwrap();
@@ -345,7 +354,7 @@ mod tests {
             assert_eq!(watch.covered.len(), 4, "{:?}", watch.covered.keys());
             std::fs::remove_dir(&inside).unwrap();
             watch.changed().await.unwrap();
-            assert_eq!(watch.covered.len(), watch.places.len());
+            assert_eq!(watch.covered.len(), watch.folders.len());
         }
     }
 

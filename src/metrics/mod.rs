@@ -106,14 +106,16 @@ impl Sources {
     /// Sources on these hierarchies and this /proc, of the machine whose `proc` and `sys` lie below `root`.
     pub fn new(cgroups: Cgroups, proc: Proc, root: &Path) -> Self {
         let foreign = Mutex::new(foreign::Foreign::new(root));
-        let room = limits::room_for_files();
+        let room = limits::raise_open_file_limit();
         let counters = Mutex::new(Counters::new(cgroups.clone(), room.cgroups));
-        let ways = Mutex::new(NetnsHandles::new(room.places));
+        let ways = Mutex::new(NetnsHandles::new(room.proc_handles));
         let taskstats = Mutex::new(taskstats(root));
         let (places, switches, timeouts) = (Mutex::default(), Mutex::default(), Mutex::default());
         let (reader, costs) = (Mutex::default(), Mutex::default());
-        let caches = Mutex::new(caches::Caches::new(perf::hardware(root), 0));
-        let second_level = Mutex::new(caches::Caches::second_level(perf::second_level(root)));
+        let caches = Mutex::new(caches::Caches::new(perf::hardware_events(root), 0));
+        let second_level = Mutex::new(caches::Caches::second_level(
+            perf::second_level_cache_events(root),
+        ));
         let resctrl = Mutex::new(resctrl::Monitors::new(Resctrl::new(root)));
         Self {
             cgroups,

@@ -2,7 +2,7 @@
 
 use super::model::{Reason, Step};
 use crate::cpu::CpuSet;
-use crate::host::cgroup::{CgroupError, Cgroups, Kind, is_within};
+use crate::host::cgroup::{CgroupError, Cgroups, PartitionKind, is_within};
 
 /// A step and its result.
 #[derive(Debug)]
@@ -164,11 +164,11 @@ fn one(step: &Step, cgroups: &Cgroups, held: &mut Exclusions) -> Outcome {
     let result = match step {
         Step::Make { path } => cgroups.create(path),
         Step::Remove { path } => cgroups.remove(path),
-        Step::Record { path, record: mark } => cgroups.set_mark(
+        Step::Record { path, record: mark } => cgroups.set_assignment_record(
             path,
             mark.as_ref().map(super::AssignmentRecord::text).as_deref(),
         ),
-        Step::Memory { path, numa } => cgroups.set_memory(path, numa),
+        Step::Memory { path, numa } => cgroups.set_memory_nodes(path, numa),
         Step::Quota { path, quota } => cgroups.set_quota(path, *quota),
         Step::Exclusive { path, cpus, .. } => cgroups.set_exclusive(path, cpus),
         Step::Partition { path, kind, .. } => cgroups.set_partition(path, *kind),
@@ -193,7 +193,7 @@ fn one(step: &Step, cgroups: &Cgroups, held: &mut Exclusions) -> Outcome {
 fn gives(step: &Step) -> bool {
     match step {
         Step::Exclusive { cpus, .. } => !cpus.is_empty(),
-        Step::Partition { kind, .. } => *kind != Kind::Member,
+        Step::Partition { kind, .. } => *kind != PartitionKind::Member,
         _ => false,
     }
 }
@@ -233,7 +233,7 @@ fn note(step: &Step, outcome: &Outcome, cgroups: &Cgroups, held: &mut Exclusions
 /// Adds the cgroups in the way to a bare refusal of the kernel.
 fn refusal(step: &Step, error: CgroupError, cgroups: &Cgroups) -> Outcome {
     if let Step::Exclusive { path, cpus, .. } = step {
-        let others = cgroups.in_the_way(path, cpus);
+        let others = cgroups.blocking_neighbours(path, cpus);
         if !others.is_empty() {
             return Outcome::InTheWay { error, others };
         }
@@ -284,7 +284,7 @@ fn read_back(step: &Step, cgroups: &Cgroups) -> Outcome {
         } => {
             if !now.partition.is_live() {
                 // Linux 6.12 can lose the CPUs of an invalid partition until the next boot.
-                return match cgroups.set_partition(path, Kind::Member) {
+                return match cgroups.set_partition(path, PartitionKind::Member) {
                     Err(error) if !error.is_gone() => Outcome::Failed(error),
                     _ => Outcome::Invalid {
                         says: now.partition.to_string(),

@@ -21,7 +21,7 @@ pub use isolator::{CpuIsolator, IsolationReport, KnobFailure, ManagedIrq};
 pub use record::{KnobRecord, KnobRecordError};
 
 use crate::cpu::CpuSet;
-use crate::host::knobs::{Kind, Knob, Seen};
+use crate::host::knobs::{Knob, KnobKind, KnobValues};
 
 /// The kinds of the kernel's own work to keep off exclusive CPUs; empty by default.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,16 +93,16 @@ pub struct KnobWrite {
 impl CpuIsolationOptions {
     /// Whether any option is on.
     pub fn any(self) -> bool {
-        Kind::ALL.into_iter().any(|kind| self.wants(kind))
+        KnobKind::ALL.into_iter().any(|kind| self.wants(kind))
     }
 
     /// Whether the option of the kind is on.
-    pub fn wants(self, kind: Kind) -> bool {
+    pub fn wants(self, kind: KnobKind) -> bool {
         match kind {
-            Kind::Irqs => self.irqs,
-            Kind::Workqueues => self.workqueues,
-            Kind::PacketSteering => self.packet_steering,
-            Kind::SystemSlices => self.system_slices,
+            KnobKind::Irqs => self.irqs,
+            KnobKind::Workqueues => self.workqueues,
+            KnobKind::PacketSteering => self.packet_steering,
+            KnobKind::SystemSlices => self.system_slices,
         }
     }
 }
@@ -111,9 +111,9 @@ impl CpuIsolationOptions {
 
 impl IsolationInput<'_> {
     /// The kinds of knobs to read: kinds that must avoid CPUs now, and kinds in the record.
-    pub fn kinds(&self, note: &KnobRecord) -> BTreeSet<Kind> {
-        let wanted = |kind: &Kind| !self.taken(*kind).is_empty();
-        Kind::ALL
+    pub fn kinds(&self, note: &KnobRecord) -> BTreeSet<KnobKind> {
+        let wanted = |kind: &KnobKind| !self.taken(*kind).is_empty();
+        KnobKind::ALL
             .into_iter()
             .filter(wanted)
             .chain(note.entries().keys().map(Knob::kind))
@@ -121,13 +121,13 @@ impl IsolationInput<'_> {
     }
 
     /// The CPUs that a kind of kernel work must avoid.
-    fn taken(&self, kind: Kind) -> CpuSet {
+    fn taken(&self, kind: KnobKind) -> CpuSet {
         let asked = if self.options.wants(kind) {
             self.exclusive
         } else {
             &CpuSet::new()
         };
-        let isolated = if kind == Kind::Workqueues {
+        let isolated = if kind == KnobKind::Workqueues {
             self.isolated
         } else {
             &CpuSet::new()
@@ -164,7 +164,7 @@ impl IsolationInput<'_> {
 pub fn plan(
     input: &IsolationInput<'_>,
     refused: &BTreeSet<Knob>,
-    seen: &Seen,
+    seen: &KnobValues,
     note: &KnobRecord,
 ) -> IsolationPlan {
     let mut plan = IsolationPlan::default();

@@ -22,7 +22,7 @@
 //! with the first reading. Rounding therefore counts at the two ends only.
 //!
 //! Interrupts count as interference if the kernel times interrupts apart
-//! ([`Look::interrupts_apart`]). Otherwise, interrupts during the owner's threads are
+//! ([`CpuSample::separate_interrupts`]). Otherwise, interrupts during the owner's threads are
 //! indistinguishable from the owner's usage.
 //!
 //! On cgroup v1, the kernel counts the sum of all tasks for each CPU at the same moment as the
@@ -33,7 +33,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::cpu::CpuSet;
-use crate::host::busy::{Clock, Look, TICK, UNIT};
+use crate::host::busy::{CpuSample, CpuTimes, TICK, UNIT};
 use crate::host::cgroup::Usage;
 
 /// Readings that contradict earlier readings are left out. After this many contradictions in a row,
@@ -139,9 +139,9 @@ impl InterferenceTracker {
         &mut self,
         key: &str,
         cpus: &CpuSet,
-        first: &Look,
+        first: &CpuSample,
         usage: &Usage,
-        second: &Look,
+        second: &CpuSample,
     ) -> Interference {
         let owner = self.owners.entry(key.to_owned()).or_default();
         owner.updated = true;
@@ -307,25 +307,25 @@ impl Bounds {
 fn point(
     way: UsageSource,
     cpus: &CpuSet,
-    first: &Look,
+    first: &CpuSample,
     usage: &Usage,
-    second: &Look,
+    second: &CpuSample,
 ) -> Option<Reading> {
     let mut point = Reading {
-        from: ns(first.from),
-        to: ns(second.to),
+        from: ns(first.began),
+        to: ns(second.ended),
         low: 0,
         high: 0,
         less: (0, 0),
         more: (0, 0),
-        kind: (way, second.interrupts_apart),
+        kind: (way, second.separate_interrupts),
         used: 0,
     };
-    if first.interrupts_apart != second.interrupts_apart {
+    if first.separate_interrupts != second.separate_interrupts {
         return None;
     }
     for cpu in cpus.iter() {
-        let (before, after) = (first.clocks.get(&cpu)?, second.clocks.get(&cpu)?);
+        let (before, after) = (first.cpus.get(&cpu)?, second.cpus.get(&cpu)?);
         match way {
             UsageSource::Counted => {
                 let Usage::PerCpu(own) = usage else {
@@ -334,22 +334,22 @@ fn point(
                 let at = cpu as usize;
                 let (own, low, high) = (
                     own.get(at)?,
-                    first.all.as_ref()?.get(at)?,
-                    second.all.as_ref()?.get(at)?,
+                    first.all_tasks.as_ref()?.get(at)?,
+                    second.all_tasks.as_ref()?.get(at)?,
                 );
                 point.used += ns(*own);
                 point.low += ns(*low) - ns(*own);
                 point.high += ns(*high) - ns(*own) + ns(after.lag);
-                if second.interrupts_apart {
+                if second.separate_interrupts {
                     point.low += ns(before.interrupts);
                     point.high += ns(after.interrupts) + 2 * ns(UNIT);
                 }
             }
-            UsageSource::Clock => point.clock(first.from, before, after, second.to),
+            UsageSource::Clock => point.clock(first.began, before, after, second.ended),
             UsageSource::Turns => {
-                let (turns, later) = (before.turns?, after.turns?);
-                point.low += ns(turns.over) - ns(after.lag);
-                point.high += ns(later.over) + ns(later.present);
+                let (turns, later) = (before.run_slices?, after.run_slices?);
+                point.low += ns(turns.ended) - ns(after.lag);
+                point.high += ns(later.ended) + ns(later.current);
                 point.stolen(before, after);
             }
         }
@@ -366,25 +366,25 @@ fn point(
 
 impl Reading {
     /// Adds a CPU whose busy time is all time except idle time.
-    fn clock(&mut self, from: Duration, before: &Clock, after: &Clock, to: Duration) {
+    fn clock(&mut self, from: Duration, before: &CpuTimes, after: &CpuTimes, to: Duration) {
         self.low += ns(from) - ns(before.idle) - 2 * ns(UNIT) - ns(after.lag);
         self.high += ns(to) - ns(after.idle);
         // Idle spells cut by the two readings count as well.
-        let spells = if after.doubt.is_zero() {
+        let spells = if after.idle_error.is_zero() {
             0
         } else {
-            ns(after.doubt) + 2 * ns(TICK)
+            ns(after.idle_error) + 2 * ns(TICK)
         };
-        self.less.0 += ns(before.doubt);
+        self.less.0 += ns(before.idle_error);
         self.less.1 += spells;
-        self.more.0 += ns(before.doubt);
+        self.more.0 += ns(before.idle_error);
         self.more.1 += spells;
         self.stolen(before, after);
     }
 
     /// Adds stolen time to the bounds. Some kernels charge stolen time to the owner's usage, and
     /// others charge stolen time to no task.
-    fn stolen(&mut self, before: &Clock, after: &Clock) {
+    fn stolen(&mut self, before: &CpuTimes, after: &CpuTimes) {
         if !after.steal.is_zero() {
             self.low -= ns(UNIT);
         }

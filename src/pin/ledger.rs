@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use super::model::{IDLE_CGROUP, PodAssignment};
 use super::record::AssignmentRecord;
 use crate::cpu::CpuSet;
-use crate::host::cgroup::{ContainerCgroup, PodCgroup, Surroundings};
+use crate::host::cgroup::{ContainerCgroup, PodCgroup, PodSurroundings};
 use crate::pod::{Container, ContainerIds, Pod};
 
 /// The cgroups as read from the kernel.
@@ -15,7 +15,7 @@ pub struct Scan {
     /// The pods' cgroups.
     pub pods: Vec<PodCgroup>,
     /// The cgroups above and around the pods.
-    pub around: Surroundings,
+    pub around: PodSurroundings,
     /// Lost CPUs: online CPUs in no cgroup's set.
     pub lost: CpuSet,
 }
@@ -26,7 +26,7 @@ pub struct Observed {
     /// The pods that have a cgroup.
     pub pods: Vec<ObservedPod>,
     /// The cgroups above and around the pods.
-    pub around: Surroundings,
+    pub around: PodSurroundings,
 }
 
 /// A pod's cgroup.
@@ -105,7 +105,7 @@ impl Observed {
         }
         for cgroup in scan.pods {
             let known = by_uid.get(cgroup.uid.as_str()).copied();
-            let record = ledger.read_record(&cgroup.path, cgroup.mark.as_deref());
+            let record = ledger.read_record(&cgroup.path, cgroup.record_text.as_deref());
             let alone = cgroup
                 .containers
                 .iter()
@@ -114,7 +114,7 @@ impl Observed {
                 == 1;
             let mut containers = Vec::new();
             for container in &cgroup.containers {
-                let record = ledger.read_record(&container.path, container.mark.as_deref());
+                let record = ledger.read_record(&container.path, container.record_text.as_deref());
                 let (name, by_id) = match known.and_then(|index| pods.get(index)) {
                     Some(pod) => name_of(pod, &container.id, alone, record.as_ref()),
                     None => (
@@ -157,7 +157,7 @@ impl Observed {
                 .cpuset
                 .exclusive
                 .difference(&pod.cgroup.cpuset.exclusive);
-            above.foreign = above.foreign.union(&for_others);
+            above.other_exclusive = above.other_exclusive.union(&for_others);
         }
         Some(Self {
             pods: vec![pod],
@@ -348,7 +348,7 @@ impl Ledger {
                 continue;
             }
             let unmarked_partition = cpuset.partition.is_live()
-                && container.cgroup.mark.is_none()
+                && container.cgroup.record_text.is_none()
                 && cpuset.exclusive.is_disjoint(&claimed);
             match &container.name {
                 Some(name) if unmarked_partition => self.add_pending(uid, name, &cpuset.exclusive),
@@ -440,7 +440,7 @@ mod tests {
         let container = |id: &&str| ContainerCgroup {
             path: format!("kubepods/poduid/{id}"),
             id: (*id).to_owned(),
-            mark: marked
+            record_text: marked
                 .filter(|(marked, _)| marked == id)
                 .map(|(_, by_id)| mark(by_id)),
             ..ContainerCgroup::default()

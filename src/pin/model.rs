@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::record::AssignmentRecord;
 use crate::cpu::CpuSet;
-use crate::host::cgroup::{Kind, Quota};
+use crate::host::cgroup::{PartitionKind, Quota};
 use crate::pod::PodUid;
 
 /// The name of the cgroup for idle CPUs, beside the containers' cgroups of a pod.
@@ -89,7 +89,7 @@ pub enum Step {
         /// The cgroup.
         path: String,
         /// The new partition kind.
-        kind: Kind,
+        kind: PartitionKind,
         /// The CPUs required in force afterwards; `None` for a member.
         in_force: Option<CpuSet>,
     },

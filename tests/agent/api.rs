@@ -327,7 +327,7 @@ fn an_api_that_is_away_takes_nothing_away() {
     agent.stop();
 
     // A restart without the API: the kernel knows who owns what.
-    let mark = kernel.cgroups.mark(&cgroup).unwrap();
+    let mark = kernel.cgroups.assignment_record(&cgroup).unwrap();
     let agent = settings.start();
     two_reconciles(&agent);
     let status = agent.status().unwrap();
@@ -364,7 +364,10 @@ fn an_api_that_is_away_takes_nothing_away() {
         "nothing was written"
     );
     assert_eq!(
-        (kernel.cgroups.mark(&cgroup).unwrap(), allowed(pid)),
+        (
+            kernel.cgroups.assignment_record(&cgroup).unwrap(),
+            allowed(pid)
+        ),
         (mark, own)
     );
     assert_eq!(cluster.events(), events);
@@ -478,7 +481,7 @@ fn an_upgrade_frees_what_a_sandbox_holds() {
     assert!(
         kernel
             .cgroups
-            .mark(&pause)
+            .assignment_record(&pause)
             .unwrap()
             .unwrap()
             .contains("main")
@@ -498,7 +501,7 @@ fn an_upgrade_frees_what_a_sandbox_holds() {
     agent.eventually("its CPU goes to a container", |status| {
         in_force(status, "worker-1")
     });
-    assert_eq!(kernel.cgroups.mark(&cgroup).unwrap(), None);
+    assert_eq!(kernel.cgroups.assignment_record(&cgroup).unwrap(), None);
     agent.stop();
 }
 

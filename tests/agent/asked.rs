@@ -376,7 +376,7 @@ fn what_was_asked_before_sigterm_is_answered() {
     let owned = burst.iter().filter(|one| {
         let pod = path(one);
         let pod = pod.rsplit_once('/').unwrap().0;
-        kernel.cgroups.mark(pod).unwrap().is_some()
+        kernel.cgroups.assignment_record(pod).unwrap().is_some()
     });
     assert_eq!(owned.count(), free);
     let (status, _, log) = agent.terminate();

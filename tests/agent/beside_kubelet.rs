@@ -54,8 +54,8 @@ fn a_kubelet_that_assigns_cpus_is_left_alone() {
     assert_eq!((kernel.written(&pod), kernel.written(&main)), before);
     assert_eq!(allowed(pid), kernel.online);
     assert_eq!(kernel.quota(&main), Some(100_000));
-    assert_eq!(kernel.cgroups.mark(&pod).unwrap(), None);
-    assert_eq!(kernel.cgroups.mark(&main).unwrap(), None);
+    assert_eq!(kernel.cgroups.assignment_record(&pod).unwrap(), None);
+    assert_eq!(kernel.cgroups.assignment_record(&main).unwrap(), None);
     assert_eq!(agent.metric("pinfold_steps_total", &[]), None);
     assert_eq!(
         agent.metric("pinfold_enforcement_info", &[("enforcement", "observe")]),

@@ -188,8 +188,8 @@ impl<'a> Churn<'a> {
             let marks = pod
                 .containers
                 .iter()
-                .map(|container| &container.mark)
-                .chain([&pod.mark]);
+                .map(|container| &container.record_text)
+                .chain([&pod.record_text]);
             for mark in marks.flatten() {
                 for (name, cpus) in AssignmentRecord::parse(mark).unwrap().assignment.entries() {
                     let name = name.unwrap_or("(idle)");
@@ -226,7 +226,11 @@ impl<'a> Churn<'a> {
                 all = all.union(cpus);
             }
         }
-        let lost = self.kernel.cgroups.lost(&self.kernel.online, &all).unwrap();
+        let lost = self
+            .kernel
+            .cgroups
+            .lost_cpus(&self.kernel.online, &all)
+            .unwrap();
         assert!(lost.is_empty(), "{when}: the kernel has lost {lost}");
         all
     }
@@ -298,10 +302,10 @@ impl<'a> Churn<'a> {
                     pod.path
                 ));
             }
-            if claim.is_none() && pod.mark.is_some() {
+            if claim.is_none() && pod.record_text.is_some() {
                 return Err(format!(
                     "{} has a mark and owns nothing: {:?}",
-                    pod.path, pod.mark
+                    pod.path, pod.record_text
                 ));
             }
             for container in &pod.containers {
@@ -318,7 +322,8 @@ impl<'a> Churn<'a> {
                     // One that we never wrote to keeps the set that somebody chose for it, as long as it is nobody's.
                     None => {
                         now.is_disjoint(&owned)
-                            && (container.mark.is_none() || self.kernel.first().is_subset(now))
+                            && (container.record_text.is_none()
+                                || self.kernel.first().is_subset(now))
                     }
                 };
                 if !good {

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use pinfold::cpu::CpuSet;
-use pinfold::host::perf::{Group, SOFTWARE};
+use pinfold::host::perf::{CounterGroup, SOFTWARE};
 use pinfold::host::proc::Proc;
 use pinfold::host::spawn::{Launcher, Process, Spawn, Stderr};
 use pinfold::metrics::{Format, Sources};
@@ -284,9 +284,9 @@ fn exclusive_cpus_are_counted() {
 fn a_cpu_that_is_not_there_has_no_counters() {
     let Some(kernel) = kernel_tests() else { return };
     let beyond = kernel.online.iter().last().unwrap() + 1;
-    Group::open(beyond, &SOFTWARE).unwrap_err();
+    CounterGroup::open(beyond, &SOFTWARE).unwrap_err();
     assert!(
-        Group::open(kernel.last().first().unwrap(), &SOFTWARE)
+        CounterGroup::open(kernel.last().first().unwrap(), &SOFTWARE)
             .unwrap()
             .has()
             .iter()

@@ -22,7 +22,7 @@ fn a_claim_outlives_its_container_but_not_its_pod() {
     let first = tree.container(&pod, "main1");
     tree.start(&first);
     let status = agent.eventually("the worker is pinned", |status| {
-        in_force(status, "worker-0") && kernel.cgroups.mark(&pod).unwrap().is_some()
+        in_force(status, "worker-0") && kernel.cgroups.assignment_record(&pod).unwrap().is_some()
     });
     let own = assigned(&status, "worker-0").unwrap();
 

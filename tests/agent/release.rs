@@ -48,7 +48,7 @@ fn puts_everything_back() {
                 cpus.cpus,
                 cpus.effective,
                 kernel.quota(path),
-                kernel.cgroups.mark(path).unwrap(),
+                kernel.cgroups.assignment_record(path).unwrap(),
             )
         };
         paths.iter().map(one).collect()

@@ -43,7 +43,7 @@ fn state(kernel: &Kernel, scene: &Scene) -> Vec<String> {
         );
         format!(
             "{path}: {cpus:?} {quota:?} {:?}",
-            kernel.cgroups.mark(path).unwrap()
+            kernel.cgroups.assignment_record(path).unwrap()
         )
     };
     scene

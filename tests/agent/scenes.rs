@@ -1,6 +1,6 @@
 //! The Node's place in a scene: the program, the real kernel, and a fake API server on a real socket.
 
-use pinfold::host::cgroup::About;
+use pinfold::host::cgroup::NoteSubject;
 use pinfold::scene::definition;
 use serde_json::{Value, json};
 
@@ -116,7 +116,7 @@ fn a_node_gets_its_place_and_release_takes_all_of_it_back() {
     let done = release(&[]);
     assert_eq!(done["cluster"], planned["cluster"]);
     assert_eq!((labels(), claims().len()), (json!({"pool": "train"}), 0));
-    assert_eq!(kernel.cgroups.mark(&main).unwrap(), None);
+    assert_eq!(kernel.cgroups.assignment_record(&main).unwrap(), None);
     assert_eq!(release(&[])["steps"], json!([]));
     drop(tree);
 }
@@ -170,7 +170,10 @@ fn a_node_that_comes_back_gets_its_old_place() {
     let mut release = pinfold();
     release.args(["release", "--tree", &tree.path]);
     assert!(release.output().unwrap().status.success());
-    assert_eq!(kernel.cgroups.note("", About::Place).unwrap(), None);
+    assert_eq!(
+        kernel.cgroups.note("", NoteSubject::SceneSlot).unwrap(),
+        None
+    );
     forget("uid-3");
     let agent = start();
     assert_ne!(

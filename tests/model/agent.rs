@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use pinfold::cpu::Facts;
 use pinfold::cpu::{CpuSet, Numbering, Placer, Shape as Machine, Topology};
-use pinfold::host::cgroup::Kind as Made;
+use pinfold::host::cgroup::PartitionKind as Made;
 use pinfold::pin::decide::{DecisionInput, Decisions, decide};
 use pinfold::pin::{AssignmentRecord, Enforcement, Ledger, Observed, Reason, Step, plan};
 use pinfold::pod::{Container, ContainerKind, CpuPreferences, Pod, Policy, Resources};

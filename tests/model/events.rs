@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use pinfold::host::cgroup::Kind as Made;
+use pinfold::host::cgroup::PartitionKind as Made;
 use pinfold::pod::ContainerKind;
 
 use super::agent::{Setup, Wanted, World};

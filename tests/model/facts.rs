@@ -1,6 +1,6 @@
 //! The model against what real kernels were seen to do.
 
-use pinfold::host::cgroup::Kind as Made;
+use pinfold::host::cgroup::PartitionKind as Made;
 
 use super::kernel::{Kernel, Kind, Refused, State, TREE, leaf_node, pod_node, set};
 

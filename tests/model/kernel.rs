@@ -11,9 +11,10 @@ use std::fmt;
 use std::sync::{Arc, LazyLock};
 
 use pinfold::cpu::CpuSet;
-use pinfold::host::cgroup::Kind as Made;
+use pinfold::host::cgroup::PartitionKind as Made;
 use pinfold::host::cgroup::{
-    Above, ContainerCgroup, Cpuset, Memory, Partition, PodCgroup, Quota, Surroundings,
+    AncestorCgroup, CgroupMemory, ContainerCgroup, Cpuset, Partition, PodCgroup, PodSurroundings,
+    Quota,
 };
 use pinfold::pin::Scan;
 
@@ -543,7 +544,7 @@ impl Kernel {
         let mut pods: Vec<PodCgroup> = Vec::new();
         for index in self.there() {
             let (cpuset, quota) = (self.cpuset(index), self.quota(index));
-            let mark = self
+            let record_text = self
                 .get(index)
                 .and_then(|node| node.mark.as_deref().map(str::to_owned));
             let path = path(index).to_owned();
@@ -554,7 +555,7 @@ impl Kernel {
                     uid: uid.to_string(),
                     cpuset,
                     quota,
-                    mark,
+                    record_text,
                     containers: Vec::new(),
                 });
             } else if is_leaf(index)
@@ -562,25 +563,25 @@ impl Kernel {
             {
                 let id = path.rsplit('/').next().unwrap().to_owned();
                 let populated = true;
-                let memory = Memory::default();
+                let memory = CgroupMemory::default();
                 pod.containers.push(ContainerCgroup {
                     path,
                     id,
                     cpuset,
                     quota,
-                    mark,
+                    record_text,
                     populated,
                     memory,
                 });
             }
         }
-        let mut around = Surroundings::default();
+        let mut around = PodSurroundings::default();
         if self.kind != Kind::V1 {
             let (path, cpuset) = (path(TREE).to_owned(), self.cpuset(TREE));
-            around.above.push(Above {
+            around.above.push(AncestorCgroup {
                 path,
                 cpuset,
-                foreign: CpuSet::new(),
+                other_exclusive: CpuSet::new(),
             });
             if let Some(stranger) = self
                 .get(STRANGER)

@@ -1,6 +1,6 @@
 //! Mistakes that a planner could make: the search finds each of them, so it would have found one of ours.
 
-use pinfold::host::cgroup::Kind as Made;
+use pinfold::host::cgroup::PartitionKind as Made;
 use pinfold::pin::{Reason, Step};
 
 use super::agent::{Setup, Shape};

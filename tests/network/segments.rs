@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 
 use pinfold::host::bpf::{Direction, Link, Program};
 use pinfold::host::netns::{Netns, Switch};
-use pinfold::host::proc::{Proc, Tcp};
-use pinfold::host::sockets::{Counter, ROOM};
+use pinfold::host::sockets::{DEFAULT_ENTRIES, SocketCounter, TcpCounts};
 
 use crate::agent::{Manifests, Settings, best_effort, metric};
 use crate::kernel::{Kernel, Tree, kernel_tests};
 use crate::sockets::unified;
+use crate::traffic::tcp_counts;
 
 /// How long the kernel may take for what it does after some timers.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -130,45 +130,43 @@ impl Connection {
     }
 }
 
-fn counted(kernel: &Kernel, counter: &mut Counter, pods: [&str; 2]) -> [Tcp; 2] {
-    let look = counter.look(&kernel.cgroups, &HashSet::from(pods)).unwrap();
+fn counted(kernel: &Kernel, counter: &mut SocketCounter, pods: [&str; 2]) -> [TcpCounts; 2] {
+    let look = counter
+        .sample(&kernel.cgroups, &HashSet::from(pods))
+        .unwrap();
     assert!(!look.overflowed);
     pods.map(|pod| look.pods[pod].tcp)
 }
 
-fn sum([one, other]: [Tcp; 2]) -> Tcp {
-    Tcp {
+fn sum([one, other]: [TcpCounts; 2]) -> TcpCounts {
+    TcpCounts {
         sent: one.sent + other.sent,
         retransmitted: one.retransmitted + other.retransmitted,
         timeouts: one.timeouts + other.timeouts,
     }
 }
 
-fn gained(before: Tcp, after: Tcp) -> Tcp {
-    Tcp {
+fn gained(before: TcpCounts, after: TcpCounts) -> TcpCounts {
+    TcpCounts {
         sent: after.sent - before.sent,
         retransmitted: after.retransmitted - before.retransmitted,
         timeouts: after.timeouts - before.timeouts,
     }
 }
 
-fn counter(tree: &Tree<'_>) -> Counter {
-    Counter::new(
+fn counter(tree: &Tree<'_>) -> SocketCounter {
+    SocketCounter::new(
         Path::new("/sys/fs/cgroup"),
         std::slice::from_ref(&tree.path),
-        ROOM,
+        DEFAULT_ENTRIES,
     )
     .unwrap()
 }
 
 /// What a network has counted.
-fn network_tcp(network: &Netns) -> Tcp {
+fn network_tcp(network: &Netns) -> TcpCounts {
     network
-        .run(|| {
-            Proc::new(Path::new("/"))
-                .tcp(nix::unistd::gettid().as_raw())
-                .unwrap()
-        })
+        .run(|| tcp_counts(nix::unistd::gettid().as_raw()))
         .unwrap()
 }
 
@@ -196,12 +194,12 @@ fn two_pods_in_a_lossy_network() {
             let status = || Command::new("ip").args(args.split(' ')).status().unwrap();
             assert!(network.run(status).unwrap().success());
         }
-        assert_eq!(network_tcp(&network), Tcp::default());
+        assert_eq!(network_tcp(&network), TcpCounts::default());
         // Older kernels do not show a program how IPv6 answers who wants to connect: there it begins when that is over.
         let early = host.is_ipv4().then(|| counter(&tree));
         let mut connection = Connection::new(Some(&network), mains, host);
         let older = if early.is_some() {
-            Tcp::default()
+            TcpCounts::default()
         } else {
             network_tcp(&network)
         };
@@ -343,7 +341,7 @@ fn pods_on_the_nodes_network_have_segments_of_their_own_where_it_is_asked_for() 
         );
     }
     assert!(seen("one")[1].unwrap() > 0.0);
-    let Tcp {
+    let TcpCounts {
         sent,
         retransmitted,
         timeouts,

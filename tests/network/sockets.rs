@@ -18,54 +18,56 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use pinfold::cpu::CpuSet;
 use pinfold::host::bpf::Direction;
 use pinfold::host::netns::{Netns, Switch};
-use pinfold::host::proc::{Proc, Tcp};
-use pinfold::host::sockets::{Counter, ROOM, SocketSample, Sockets, Sum};
+use pinfold::host::proc::Proc;
+use pinfold::host::sockets::{
+    DEFAULT_ENTRIES, SocketCounter, SocketSample, SocketTraffic, TcpCounts, TrafficCount,
+};
 use pinfold::metrics::{Format, Sources};
 use pinfold::pin::{Enforcement, Snapshot};
 
 use crate::agent::{Agent, Manifests, Settings, best_effort};
 use crate::kernel::{Kernel, Tree, kernel_tests};
-use crate::traffic::{DATAGRAMS, STREAM, tcp, udp};
+use crate::traffic::{DATAGRAMS, STREAM, tcp, tcp_counts, udp};
 
 const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
 
-fn counter(tree: &Tree<'_>) -> Counter {
-    Counter::new(
+fn counter(tree: &Tree<'_>) -> SocketCounter {
+    SocketCounter::new(
         Path::new("/sys/fs/cgroup"),
         std::slice::from_ref(&tree.path),
-        ROOM,
+        DEFAULT_ENTRIES,
     )
     .unwrap()
 }
 
-fn look(kernel: &Kernel, counter: &mut Counter, pods: &[&str]) -> SocketSample {
+fn look(kernel: &Kernel, counter: &mut SocketCounter, pods: &[&str]) -> SocketSample {
     counter
-        .look(&kernel.cgroups, &HashSet::from_iter(pods.iter().copied()))
+        .sample(&kernel.cgroups, &HashSet::from_iter(pods.iter().copied()))
         .unwrap()
 }
 
 /// What is counted of [`udp`]: beside the payload, this many bytes of headers in each packet.
-fn datagrams(headers: u64) -> Sockets {
+fn datagrams(headers: u64) -> SocketTraffic {
     let (count, size, replies, reply) = DATAGRAMS;
-    let sum = |packets, payload: u64| Sum {
+    let sum = |packets, payload: u64| TrafficCount {
         bytes: packets * (payload + headers),
         packets,
     };
-    Sockets {
+    SocketTraffic {
         receive: sum(replies, reply),
         transmit: sum(count, size),
-        tcp: Tcp::default(),
+        tcp: TcpCounts::default(),
     }
 }
 
 /// How much was counted between two looks.
-fn gained(before: Sockets, after: Sockets) -> Sockets {
-    let sum = |before: Sum, after: Sum| Sum {
+fn gained(before: SocketTraffic, after: SocketTraffic) -> SocketTraffic {
+    let sum = |before: TrafficCount, after: TrafficCount| TrafficCount {
         bytes: after.bytes - before.bytes,
         packets: after.packets - before.packets,
     };
-    let tcp = Tcp {
+    let tcp = TcpCounts {
         sent: after.tcp.sent - before.tcp.sent,
         retransmitted: after.tcp.retransmitted - before.tcp.retransmitted,
         timeouts: after.tcp.timeouts - before.tcp.timeouts,
@@ -74,7 +76,7 @@ fn gained(before: Sockets, after: Sockets) -> Sockets {
         sum(before.receive, after.receive),
         sum(before.transmit, after.transmit),
     );
-    Sockets {
+    SocketTraffic {
         receive,
         transmit,
         tcp,
@@ -118,7 +120,7 @@ fn datagrams_are_counted_to_the_byte() {
     let seen = look(&kernel, &mut counter, &[one, two, silent]);
     assert_eq!(seen.pods[one], datagrams(20 + 8));
     assert_eq!(seen.pods[two], datagrams(40 + 8));
-    assert_eq!(seen.pods[silent], Sockets::default());
+    assert_eq!(seen.pods[silent], SocketTraffic::default());
     assert!(!seen.overflowed);
     drop(counter);
     assert_eq!(attached(&tree.path), [0, 0]);
@@ -193,10 +195,10 @@ fn a_conflicting_program_is_no_missing_capability_and_counting_begins_after_it()
     let tree = kernel.tree();
     let other = Exclusive::attach(&unified(&tree.path));
     let begin = || {
-        Counter::new(
+        SocketCounter::new(
             Path::new("/sys/fs/cgroup"),
             std::slice::from_ref(&tree.path),
-            ROOM,
+            DEFAULT_ENTRIES,
         )
     };
     let error = begin().unwrap_err();
@@ -205,7 +207,7 @@ fn a_conflicting_program_is_no_missing_capability_and_counting_begins_after_it()
         says.contains("another program") && !says.contains("CAP_BPF"),
         "{says}"
     );
-    assert!(!error.is_lasting(), "a later scrape tries again");
+    assert!(!error.is_terminal(), "a later scrape tries again");
     drop(other);
     begin().unwrap();
 }
@@ -222,12 +224,12 @@ fn streams_are_counted_with_the_headers_of_what_the_kernel_hands_over() {
         .unwrap()
         .join(Ipv4Addr::new(10, 80, 0, 1))
         .unwrap();
-    let mut before = Sockets::default();
+    let mut before = SocketTraffic::default();
     for (host, least) in [(V4, 20 + 20), (V6, 40 + 20)] {
         tcp(&kernel, &main, Some((&network, &network)), host);
         let again = own_tcp(&network).retransmitted * 65536;
         let after = look(&kernel, &mut counter, &[&pod]).pods[&pod];
-        let Sockets {
+        let SocketTraffic {
             receive, transmit, ..
         } = gained(before, after);
         for (sum, payload) in [(transmit, STREAM.0), (receive, STREAM.1)] {
@@ -284,13 +286,9 @@ fn what_goes_through_a_pair_of_interfaces() {
 }
 
 /// What TCP has counted in a namespace.
-fn own_tcp(network: &Netns) -> Tcp {
+fn own_tcp(network: &Netns) -> TcpCounts {
     network
-        .run(|| {
-            Proc::new(Path::new("/"))
-                .tcp(nix::unistd::gettid().as_raw())
-                .unwrap()
-        })
+        .run(|| tcp_counts(nix::unistd::gettid().as_raw()))
         .unwrap()
 }
 
@@ -327,11 +325,11 @@ fn nothing_is_lost_with_processes_and_containers_and_pods_are_forgotten() {
         // Each container is gone before anybody has looked.
         for pod in both {
             let seen = look(&kernel, &mut counter, &both).pods[pod];
-            let times = |sum: Sum| Sum {
+            let times = |sum: TrafficCount| TrafficCount {
                 bytes: round * sum.bytes,
                 packets: round * sum.packets,
             };
-            let wanted = Sockets {
+            let wanted = SocketTraffic {
                 receive: times(once.receive),
                 transmit: times(once.transmit),
                 ..once
@@ -352,7 +350,7 @@ fn nothing_is_lost_with_processes_and_containers_and_pods_are_forgotten() {
     let again = tree.pod("burstable", "two");
     assert_eq!(
         look(&kernel, &mut counter, &both).pods[again.as_str()],
-        Sockets::default()
+        SocketTraffic::default()
     );
 
     // The tree itself may be made anew.
@@ -387,11 +385,11 @@ fn a_pod_outlives_any_number_of_containers() {
     }
     let once = datagrams(28);
     let times = |rounds: u64| {
-        let sum = |sum: Sum| Sum {
+        let sum = |sum: TrafficCount| TrafficCount {
             bytes: rounds * sum.bytes,
             packets: rounds * sum.packets,
         };
-        Sockets {
+        SocketTraffic {
             receive: sum(once.receive),
             transmit: sum(once.transmit),
             ..once
@@ -421,7 +419,7 @@ fn a_pod_outlives_any_number_of_containers() {
     let again = tree.pod("", "uid");
     assert_eq!(
         look(&kernel, &mut counter, &[&again]).pods[&again],
-        Sockets::default()
+        SocketTraffic::default()
     );
 }
 
@@ -503,7 +501,7 @@ fn nothing() -> Snapshot {
 fn what_finds_no_room_is_told() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
-    let mut counter = Counter::new(
+    let mut counter = SocketCounter::new(
         Path::new("/sys/fs/cgroup"),
         std::slice::from_ref(&tree.path),
         1,
@@ -534,14 +532,14 @@ fn without_the_capabilities_the_reason_names_them() {
     let Some(kernel) = kernel_tests() else { return };
     if std::env::var_os(REFUSED).is_some() {
         let tree = kernel.tree();
-        let error = Counter::new(
+        let error = SocketCounter::new(
             Path::new("/sys/fs/cgroup"),
             std::slice::from_ref(&tree.path),
-            ROOM,
+            DEFAULT_ENTRIES,
         )
         .unwrap_err();
         assert!(
-            error.is_lasting() && error.to_string().contains("CAP_BPF and CAP_NET_ADMIN"),
+            error.is_terminal() && error.to_string().contains("CAP_BPF and CAP_NET_ADMIN"),
             "{error}"
         );
         return;

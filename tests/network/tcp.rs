@@ -2,15 +2,14 @@
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, TcpStream};
-use std::path::Path;
 use std::time::Duration;
 
 use pinfold::host::netns::Switch;
-use pinfold::host::proc::{Proc, Tcp};
+use pinfold::host::sockets::TcpCounts;
 
 use crate::agent::{Manifests, Settings, best_effort, metric};
 use crate::kernel::kernel_tests;
-use crate::traffic::{STREAM, tcp};
+use crate::traffic::{STREAM, tcp, tcp_counts};
 
 const FAMILIES: [&str; 3] = [
     "pinfold_pod_tcp_sent_segments_total",
@@ -71,13 +70,11 @@ fn segments_are_the_pods_own() {
     let seen = |pod: &str| {
         FAMILIES.map(|name| metric(&text, name, &[("namespace", "train"), ("pod", pod)]))
     };
-    let Tcp {
+    let TcpCounts {
         sent,
         retransmitted,
         timeouts,
-    } = Proc::new(Path::new("/"))
-        .tcp(i32::try_from(pids[0]).unwrap())
-        .unwrap();
+    } = tcp_counts(i32::try_from(pids[0]).unwrap());
     assert_eq!(
         seen("own"),
         [sent, retransmitted, timeouts].map(|number| Some(number as f64))

@@ -3,10 +3,14 @@
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
+use std::path::Path;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use pinfold::host::file::Reader;
 use pinfold::host::netns::Netns;
+use pinfold::host::proc::Proc;
+use pinfold::host::sockets::TcpCounts;
 use pinfold::host::spawn::{Launcher, Process, Spawn, Stderr};
 
 use crate::kernel::Kernel;
@@ -117,5 +121,16 @@ fn within<T: Send>(network: Option<&Netns>, work: impl FnOnce() -> T + Send) -> 
     match network {
         Some(network) => network.run(work).unwrap(),
         None => work(),
+    }
+}
+
+/// TCP's counts in the network namespace of a process or thread.
+pub(crate) fn tcp_counts(pid: i32) -> TcpCounts {
+    let (proc, mut reader) = (Proc::new(Path::new("/")), Reader::default());
+    let segments = proc.segments(pid, &mut reader).unwrap();
+    TcpCounts {
+        sent: segments.sent,
+        retransmitted: segments.retransmitted,
+        timeouts: proc.timeouts(pid, &mut reader).unwrap(),
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use pinfold::host::cgroup::{About, Cgroups};
+use pinfold::host::cgroup::{Cgroups, NoteSubject};
 use pinfold::pin::cpu_isolation::{CpuIsolationOptions, CpuIsolator, IsolationReport};
 
 use super::{ALL, gate, set, situation};
@@ -60,7 +60,9 @@ impl Machine {
     }
 
     fn note(&self) -> Option<String> {
-        self.cgroups().note(TREE, About::Quiet).unwrap()
+        self.cgroups()
+            .note(TREE, NoteSubject::CpuIsolation)
+            .unwrap()
     }
 
     /// Every file and what it holds.
@@ -215,7 +217,7 @@ fn a_note_that_can_not_be_read_or_kept_stops_everything() {
     for note in ["hello", r#"{"version":9}"#] {
         machine
             .cgroups()
-            .set_note(TREE, About::Quiet, Some(note))
+            .set_note(TREE, NoteSubject::CpuIsolation, Some(note))
             .unwrap();
         for options in [ALL, CpuIsolationOptions::default()] {
             let report = machine.turn(options, "4-7");

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use pinfold::cpu::CpuSet;
-use pinfold::host::busy::{Clock, Look, TICK, UNIT, Watcher};
+use pinfold::host::busy::{CpuSample, CpuTimes, Sampler, TICK, UNIT};
 use pinfold::host::cgroup::Usage;
 use pinfold::host::spawn::{Launcher, Process, Spawn, Stderr};
 use pinfold::pin::interference::{Interference, InterferenceTracker};
@@ -58,19 +58,19 @@ struct Reading {
     foreign: Interference,
     usage: Usage,
     other: Usage,
-    first: Look,
-    second: Look,
+    first: CpuSample,
+    second: CpuSample,
 }
 
 fn watch(kernel: &Kernel, owner: &str, other: &str, cpus: &CpuSet) -> Spell {
-    let mut watcher = Watcher::new(Path::new("/"));
+    let mut sampler = Sampler::new(Path::new("/"));
     let mut times = InterferenceTracker::default();
     let mut note = || {
-        watcher.prepare(&kernel.cgroups).unwrap();
-        let first = watcher.look(&kernel.cgroups).unwrap();
+        sampler.prepare(&kernel.cgroups).unwrap();
+        let first = sampler.sample(&kernel.cgroups).unwrap();
         let usage = kernel.cgroups.usage(owner).unwrap().unwrap();
         let other = kernel.cgroups.usage(other).unwrap().unwrap();
-        let second = watcher.look(&kernel.cgroups).unwrap();
+        let second = sampler.sample(&kernel.cgroups).unwrap();
         let foreign = times.note(owner, cpus, &first, &usage, &second);
         Reading {
             foreign,
@@ -90,12 +90,12 @@ fn watch(kernel: &Kernel, owner: &str, other: &str, cpus: &CpuSet) -> Spell {
         last = now;
     }
     let end = note();
-    let took = |reading: &Reading| (reading.second.to - reading.first.from).as_secs_f64();
-    let wall = (end.second.to - start.second.to).as_secs_f64();
-    let grown = |of: fn(&Clock) -> Duration| {
-        let sum = |look: &Look| {
+    let took = |reading: &Reading| (reading.second.ended - reading.first.began).as_secs_f64();
+    let wall = (end.second.ended - start.second.ended).as_secs_f64();
+    let grown = |of: fn(&CpuTimes) -> Duration| {
+        let sum = |look: &CpuSample| {
             cpus.iter()
-                .map(|cpu| of(&look.clocks[&cpu]))
+                .map(|cpu| of(&look.cpus[&cpu]))
                 .sum::<Duration>()
         };
         (sum(&end.second) - sum(&start.second)).as_secs_f64()
@@ -125,7 +125,7 @@ fn a_neighbour_on_the_owners_cpu_is_seen_and_nobody_is_not() {
         kernel.write_cpus(path, &cpus);
     }
     let launcher = Launcher::new().unwrap();
-    let sampled = Watcher::new(Path::new("/")).samples_idle();
+    let sampled = Sampler::new(Path::new("/")).samples_idle();
     let _spinner = spin(&kernel, &launcher, &owner);
     std::thread::sleep(Duration::from_millis(300));
     let alone = watch(&kernel, &owner, &other, &cpus);

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::Path;
 
-use pinfold::host::cgroup::About;
-use pinfold::host::knobs::{Kind, Knob, Knobs};
+use pinfold::host::cgroup::NoteSubject;
+use pinfold::host::knobs::{Knob, KnobKind, Knobs};
 use pinfold::pin::cpu_isolation::{CpuIsolationOptions, CpuIsolator};
 
 use super::kernel::kernel_tests;
@@ -28,7 +28,7 @@ fn all_interrupts_and_work_queues_move_and_come_back() {
     let tree = kernel.tree();
     let root = Path::new("/");
     let knobs = Knobs::new(root);
-    let look = || knobs.read(&Kind::ALL.into()).unwrap();
+    let look = || knobs.read(&KnobKind::ALL.into()).unwrap();
     let before = look();
     println!(
         "{} knobs; unreadable: {:?}",
@@ -53,7 +53,7 @@ fn all_interrupts_and_work_queues_move_and_come_back() {
         "{}",
         kernel
             .cgroups
-            .note(&tree.path, About::Quiet)
+            .note(&tree.path, NoteSubject::CpuIsolation)
             .unwrap()
             .unwrap()
     );
@@ -110,5 +110,11 @@ fn all_interrupts_and_work_queues_move_and_come_back() {
     let mut expected = before;
     expected.values.insert(other.clone(), chosen);
     assert_eq!(look(), expected);
-    assert_eq!(kernel.cgroups.note(&tree.path, About::Quiet).unwrap(), None);
+    assert_eq!(
+        kernel
+            .cgroups
+            .note(&tree.path, NoteSubject::CpuIsolation)
+            .unwrap(),
+        None
+    );
 }

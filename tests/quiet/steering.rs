@@ -6,8 +6,8 @@ use std::path::Path;
 
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
-use pinfold::host::cgroup::About;
-use pinfold::host::knobs::{Kind, Knob, Knobs};
+use pinfold::host::cgroup::NoteSubject;
+use pinfold::host::knobs::{Knob, KnobKind, Knobs};
 use pinfold::host::netns::Switch;
 use pinfold::pin::cpu_isolation::{CpuIsolationOptions, CpuIsolator};
 
@@ -38,7 +38,7 @@ fn in_namespace(kernel: &Kernel) {
 fn steer(kernel: &Kernel, root: &Path) {
     let tree = kernel.tree();
     let knobs = Knobs::new(root);
-    let look = || knobs.read(&[Kind::PacketSteering].into()).unwrap();
+    let look = || knobs.read(&[KnobKind::PacketSteering].into()).unwrap();
     let queue = |device: &str| Knob::Receive {
         device: device.to_owned(),
         queue: 0,
@@ -83,7 +83,7 @@ fn steer(kernel: &Kernel, root: &Path) {
     assert!(quiet.values[&lo].is_empty(), "what is off stays off");
     let note = kernel
         .cgroups
-        .note(&tree.path, About::Quiet)
+        .note(&tree.path, NoteSubject::CpuIsolation)
         .unwrap()
         .unwrap();
     assert!(note.contains(r#""receive":{"eth0":"0"}"#), "{note}");
@@ -97,5 +97,11 @@ fn steer(kernel: &Kernel, root: &Path) {
     );
     assert_eq!(report.restored.len(), 2, "{report:?}");
     assert_eq!(look(), before);
-    assert_eq!(kernel.cgroups.note(&tree.path, About::Quiet).unwrap(), None);
+    assert_eq!(
+        kernel
+            .cgroups
+            .note(&tree.path, NoteSubject::CpuIsolation)
+            .unwrap(),
+        None
+    );
 }

@@ -56,21 +56,21 @@ fuzz_target!(|data: &[u8]| {
                     well(of.cpu_stat());
                     well(of.processes(None));
                     well(of.threads());
-                    well(of.pages());
+                    well(of.memory_by_numa());
                     well(of.pressure());
                 }
                 counters.forget(number);
                 well(cgroups.usage(&container.path));
-                cgroups.in_the_way(&container.path, &container.cpuset.cpus);
+                cgroups.blocking_neighbours(&container.path, &container.cpuset.cpus);
             }
         }
         let online: CpuSet = (0..8).collect();
-        let all_memory = well(cgroups.all_memory()).unwrap_or_default();
+        let all_memory = well(cgroups.memory_nodes()).unwrap_or_default();
         let around = well(cgroups.surroundings(&TREES.map(str::to_owned))).unwrap_or_default();
-        let lost = well(cgroups.lost(&online, &CpuSet::new())).unwrap_or_default();
+        let lost = well(cgroups.lost_cpus(&online, &CpuSet::new())).unwrap_or_default();
         assert!(lost.is_subset(&online));
         well(cgroups.all_cpus());
-        well(cgroups.hands_down("kubepods"));
+        well(cgroups.has_cpusets_below("kubepods"));
         let (observed, ledger) = Observed::new(Scan { pods, around, lost }, &[]);
         for owned in ledger.assignments.values() {
             assert!(owned.cpus().is_subset(&ledger.exclusive()));
@@ -108,10 +108,14 @@ fn marked(mut pod: PodCgroup, marks: &[(String, String)]) -> PodCgroup {
             .find(|(cgroup, _)| cgroup == path)
             .map(|(_, mark)| mark.clone())
     };
-    pod.mark = of(&pod.path);
+    pod.record_text = of(&pod.path);
     for container in &mut pod.containers {
-        container.mark = of(&container.path);
-        if let Some(Ok(mark)) = container.mark.as_deref().map(AssignmentRecord::parse) {
+        container.record_text = of(&container.path);
+        if let Some(Ok(mark)) = container
+            .record_text
+            .as_deref()
+            .map(AssignmentRecord::parse)
+        {
             assert!(
                 mark.assignment
                     .entries()

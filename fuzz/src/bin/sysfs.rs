@@ -9,7 +9,7 @@ use std::cell::RefCell;
 
 use libfuzzer_sys::fuzz_target;
 use pinfold::cpu::{Cores, CpuSet, Order, Placer, Request, Topology};
-use pinfold::host::knobs::{Kind, Knobs};
+use pinfold::host::knobs::{KnobKind, Knobs};
 use pinfold::host::proc::{Proc, Reader};
 use pinfold::host::{pci, perf, rdma, topology};
 use pinfold_fuzz::{Tree, check_groups, check_places, files, says_why, text};
@@ -48,8 +48,8 @@ fuzz_target!(|data: &[u8]| {
         processes(&Proc::new(root));
         let _ = pci::numa_node(root, "0000:3b:00.0");
         let _ = (
-            perf::hardware(root),
-            perf::second_level(root),
+            perf::hardware_events(root),
+            perf::second_level_cache_events(root),
             rdma::ports(&rdma::folder(root)),
         );
     });
@@ -95,7 +95,7 @@ fn machine(topology: &Topology) {
 }
 
 fn knobs(knobs: &Knobs) {
-    let seen = match knobs.read(&Kind::ALL.into_iter().collect()) {
+    let seen = match knobs.read(&KnobKind::ALL.into_iter().collect()) {
         Ok(seen) => seen,
         Err(error) => return says_why(&error),
     };
@@ -105,7 +105,7 @@ fn knobs(knobs: &Knobs) {
     for (knob, why) in &seen.unreadable {
         assert!(!why.is_empty() && !seen.values.contains_key(knob), "{knob}");
     }
-    let _ = (knobs.irq_name(0), knobs.irqbalance());
+    let _ = (knobs.irq_name(0), knobs.irqbalance_runs());
 }
 
 fn processes(proc: &Proc) {

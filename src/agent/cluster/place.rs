@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use crate::cluster::scenes::{Phase, State};
-use crate::host::cgroup::{About, Cgroups};
+use crate::host::cgroup::{Cgroups, NoteSubject};
 use crate::scene::Slot;
 
 /// The top of the hierarchy.
@@ -20,7 +20,7 @@ struct Place {
 
 /// The plan and the slot that the node had last; one that can't be read is none.
 pub(super) fn last(cgroups: &Cgroups) -> Option<(String, Slot)> {
-    let text = cgroups.note(TOP, About::Place).ok()??;
+    let text = cgroups.note(TOP, NoteSubject::SceneSlot).ok()??;
     let Place { plan, slot } = serde_json::from_str(&text).ok()?;
     Some((plan, slot))
 }
@@ -41,11 +41,11 @@ pub(super) async fn keep(
         };
         if let Some(place) = place.filter(|place| noted.as_ref() != Some(place)) {
             let text = serde_json::to_string(&place)?;
-            let done = cgroups.note(TOP, About::Place).and_then(|old| {
+            let done = cgroups.note(TOP, NoteSubject::SceneSlot).and_then(|old| {
                 if old.as_ref() == Some(&text) {
                     Ok(())
                 } else {
-                    cgroups.set_note(TOP, About::Place, Some(&text))
+                    cgroups.set_note(TOP, NoteSubject::SceneSlot, Some(&text))
                 }
             });
             if let Err(error) = done {

@@ -181,7 +181,7 @@ impl Owner {
         let pod = seen.observed.pods.get(at)?;
         let path = pod.cgroup.path.clone();
         // One that went and came again has another mark, or none.
-        if self.node.cgroups.mark(&path).ok()? != pod.cgroup.mark {
+        if self.node.cgroups.assignment_record(&path).ok()? != pod.cgroup.record_text {
             return None;
         }
         if self.node.enforcement == Enforcement::Cpuset {
@@ -222,7 +222,7 @@ impl Owner {
             .assignments
             .insert(uid.to_owned(), mark.assignment.clone());
         let pod = seen.observed.pods.get_mut(at)?;
-        pod.cgroup.mark = Some(mark.text());
+        pod.cgroup.record_text = Some(mark.text());
         pod.record = Some(mark);
         kept.then_some(())
     }

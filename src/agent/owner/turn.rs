@@ -185,7 +185,7 @@ impl Owner {
             );
         }
         for tree in &self.node.config.trees {
-            if !self.node.cgroups.hands_down(tree)? {
+            if !self.node.cgroups.has_cpusets_below(tree)? {
                 errors.push(format!(
                     "{tree} does not hand the cpuset controller down: its pods have no CPU sets"
                 ));

@@ -3,12 +3,12 @@
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use super::memory::{self, Pages};
-use super::{CgroupError, Cgroups, Version, file, ignore_gone};
-use crate::host::file::Reader;
+use super::memory::{NumaUsage, numa_usage};
+use super::model::{CgroupError, Cgroups, Version, ignore_gone};
+use crate::host::file::{self, Reader};
 
 /// CPU controller counters of a cgroup since its creation; `None` where no controller counts the value.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -72,7 +72,7 @@ pub struct Counters {
 
 /// The counters of one cgroup.
 #[derive(Debug)]
-pub struct OfCgroup<'a> {
+pub struct CgroupCounters<'a> {
     cgroups: &'a Cgroups,
     path: &'a str,
     files: OpenFiles<'a>,
@@ -126,7 +126,8 @@ impl Cgroups {
                 .map(|ns| ns.parse().ok().map(Duration::from_nanos));
             return Ok(times.collect::<Option<Vec<_>>>().map(Usage::PerCpu));
         }
-        total_usage(&dir)
+        let stat = cpu_stat(&file::read(&dir.join("cpu.stat"))?);
+        Ok(stat.usage.map(Usage::Total))
     }
 }
 
@@ -155,13 +156,14 @@ impl Counters {
     }
 
     /// The number of open files.
-    pub fn kept(&self) -> usize {
+    #[cfg(test)]
+    pub(crate) fn open_count(&self) -> usize {
         self.count
     }
 
     /// The counters of a cgroup below the top of the hierarchies. The cgroup's number is small, and unique until
     /// [`Counters::forget`].
-    pub fn of<'a>(&'a mut self, number: usize, path: &'a str) -> OfCgroup<'a> {
+    pub fn of<'a>(&'a mut self, number: usize, path: &'a str) -> CgroupCounters<'a> {
         let Self {
             cgroups,
             reader,
@@ -172,7 +174,7 @@ impl Counters {
         if open.len() <= number {
             open.resize_with(number + 1, Files::default);
         }
-        OfCgroup {
+        CgroupCounters {
             cgroups,
             path,
             files: OpenFiles {
@@ -185,9 +187,9 @@ impl Counters {
     }
 }
 
-// === impl OfCgroup ===
+// === impl CgroupCounters ===
 
-impl OfCgroup<'_> {
+impl CgroupCounters<'_> {
     /// The cgroup's counters of CPU time.
     ///
     /// # Errors
@@ -244,7 +246,7 @@ impl OfCgroup<'_> {
     }
 
     /// The cgroup's memory by NUMA node; `None` where the kernel does not count memory by NUMA node.
-    pub fn pages(&mut self) -> Result<Option<Vec<Pages>>, CgroupError> {
+    pub fn memory_by_numa(&mut self) -> Result<Option<Vec<NumaUsage>>, CgroupError> {
         let Some(memory) = &self.cgroups.memory else {
             return Ok(None);
         };
@@ -255,8 +257,7 @@ impl OfCgroup<'_> {
             procfs::page_size()
         };
         let file = || memory.join(self.path).join("memory.numa_stat");
-        self.files
-            .read(MEMORY, file, |text| memory::pages(text, unit))
+        self.files.read(MEMORY, file, |text| numa_usage(text, unit))
     }
 
     /// The waiting time of the cgroup's tasks for each of [`RESOURCES`]; `None` where the kernel does not count the
@@ -279,8 +280,8 @@ impl OpenFiles<'_> {
     /// each subdirectory.
     fn has_children(&mut self, directory: impl FnOnce() -> PathBuf) -> bool {
         let links = |file: &File| file.metadata().map_or(0, |directory| directory.nlink());
-        if let Some(kept) = self.kept(DIRECTORY) {
-            return links(kept) > 2;
+        if let Some(directory) = self.file(DIRECTORY) {
+            return links(directory) > 2;
         }
         let Ok(file) = File::open(directory()) else {
             return false;
@@ -297,14 +298,11 @@ impl OpenFiles<'_> {
         file: impl FnOnce() -> PathBuf,
         parse: impl FnOnce(&str) -> T,
     ) -> Result<Option<T>, CgroupError> {
-        let kept = self
-            .open
-            .as_deref()
-            .and_then(|files| files.get(which)?.as_ref());
-        if let Some(kept) = kept {
-            match self.reader.read(kept) {
+        let open = self.open.as_deref();
+        if let Some(file) = open.and_then(|files| files.get(which)?.as_ref()) {
+            match self.reader.read(file) {
                 Ok(text) => return Ok(Some(parse(text))),
-                // The cgroup is gone, or a new cgroup has its path. All kept files of the cgroup are stale then.
+                // The cgroup is gone, or a new cgroup has its path. All open files of the cgroup are stale then.
                 Err(_) => self.close(),
             }
         }
@@ -316,23 +314,21 @@ impl OpenFiles<'_> {
         Ok(Some(value))
     }
 
-    fn kept(&self, which: usize) -> Option<&File> {
+    fn file(&self, which: usize) -> Option<&File> {
         self.open.as_deref()?.get(which)?.as_ref()
     }
 
     fn close(&mut self) {
-        for place in self.open.iter_mut().flat_map(|files| files.iter_mut()) {
-            *self.count -= usize::from(place.take().is_some());
+        for entry in self.open.iter_mut().flat_map(|files| files.iter_mut()) {
+            *self.count -= usize::from(entry.take().is_some());
         }
     }
 
     fn keep_open(&mut self, which: usize, file: File) {
-        let place = self
-            .open
-            .as_deref_mut()
-            .and_then(|files| files.get_mut(which));
-        if let Some(place) = place.filter(|_| *self.count < self.most) {
-            *self.count += usize::from(place.replace(file).is_none());
+        let files = self.open.as_deref_mut();
+        let entry = files.and_then(|files| files.get_mut(which));
+        if let Some(entry) = entry.filter(|_| *self.count < self.most) {
+            *self.count += usize::from(entry.replace(file).is_none());
         }
     }
 }
@@ -372,14 +368,6 @@ fn pressure(text: &str) -> Option<Pressure> {
     })
 }
 
-fn total_usage(dir: &Path) -> Result<Option<Usage>, CgroupError> {
-    let text = file::read(&dir.join("cpu.stat"))?;
-    let used = text
-        .lines()
-        .find_map(|line| line.strip_prefix("usage_usec ")?.parse().ok());
-    Ok(used.map(|us| Usage::Total(Duration::from_micros(us))))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -412,23 +400,23 @@ mod tests {
             );
             assert_eq!(of.processes(None).unwrap(), [7, 8]);
             assert_eq!(of.pressure().unwrap(), [None; RESOURCES.len()]);
-            assert_eq!(of.pages().unwrap(), None);
+            assert_eq!(of.memory_by_numa().unwrap(), None);
             assert_eq!(of.threads().unwrap(), None);
-            assert_eq!(counters.kept(), 2, "no more than may be open");
+            assert_eq!(counters.open_count(), 2, "no more than may be open");
         }
         let mut none = counters.of(2, "none");
         assert_eq!(none.cpu_stat().unwrap(), CpuStat::default());
         assert_eq!(none.processes(None).unwrap(), Vec::<i32>::new());
         counters.forget(1);
-        assert_eq!(counters.kept(), 2, "they are another's");
+        assert_eq!(counters.open_count(), 2, "they are another's");
         counters.forget(0);
-        assert_eq!(counters.kept(), 0);
+        assert_eq!(counters.open_count(), 0);
         // After `forget`, another cgroup's files can stay open.
         assert_eq!(
             counters.of(0, "b").cpu_stat().unwrap().usage,
             Some(Duration::from_micros(2_000_000))
         );
-        assert_eq!(counters.kept(), 1);
+        assert_eq!(counters.open_count(), 1);
         counters.forget(9);
     }
 
@@ -451,7 +439,7 @@ mod tests {
             let threads = of.threads().unwrap();
             assert_eq!(of.processes(threads).unwrap(), expected, "{current}");
             assert_eq!(
-                counters.kept(),
+                counters.open_count(),
                 open,
                 "the directory is opened when it is asked"
             );

@@ -46,7 +46,7 @@ pub(super) fn entry(name: &str) -> PodTreeEntry {
 }
 
 /// The possible paths of a pod's cgroup: a path for each QoS class, in the naming of the tree's driver.
-pub(super) fn ways_to(tree: &str, uid: &str) -> [String; 3] {
+pub(super) fn pod_paths(tree: &str, uid: &str) -> [String; 3] {
     let name = tree.rsplit_once('/').map_or(tree, |(_, name)| name);
     let classes = ["", "burstable", "besteffort"];
     let Some(base) = name.strip_suffix(".slice") else {
@@ -148,18 +148,18 @@ mod tests {
             "kubepods.slice",
             "kubelet.slice/kubelet-kubepods.slice",
         ] {
-            for way in ways_to(tree, uid) {
-                let below = way.strip_prefix(tree).unwrap().strip_prefix('/').unwrap();
+            for path in pod_paths(tree, uid) {
+                let below = path.strip_prefix(tree).unwrap().strip_prefix('/').unwrap();
                 let (class, name) = below.rsplit_once('/').unzip();
                 assert_eq!(
                     class.map_or(PodTreeEntry::Class, entry),
                     PodTreeEntry::Class,
-                    "{way}"
+                    "{path}"
                 );
-                assert_eq!(entry(name.unwrap_or(below)), pod(uid), "{way}");
+                assert_eq!(entry(name.unwrap_or(below)), pod(uid), "{path}");
             }
         }
-        let [_, burstable, _] = ways_to("kubelet.slice/kubelet-kubepods.slice", "1-2");
+        let [_, burstable, _] = pod_paths("kubelet.slice/kubelet-kubepods.slice", "1-2");
         assert_eq!(
             burstable,
             "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/kubelet-kubepods-burstable-pod1_2.slice"

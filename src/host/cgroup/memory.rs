@@ -1,11 +1,15 @@
 //! The NUMA nodes of a cgroup's memory.
 
-use super::{CgroupError, Cgroups, Version, cpu_list, file, systemd};
+use std::collections::BTreeMap;
+
+use super::model::{CgroupError, Cgroups, Version, cpu_list};
+use super::systemd::Property;
 use crate::cpu::CpuSet;
+use crate::host::file;
 
 /// A cgroup's memory on one NUMA node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Pages {
+pub struct NumaUsage {
     /// The NUMA node.
     pub numa: u32,
     /// Bytes of files held in memory.
@@ -16,7 +20,7 @@ pub struct Pages {
 
 /// A cgroup's memory as the kernel reports it. Sets of NUMA nodes have the notation of CPU sets.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Memory {
+pub struct CgroupMemory {
     /// The written NUMA nodes (`cpuset.mems`); empty on v2 if nothing was written.
     pub numa: CpuSet,
     /// Bytes that the kernel would move between NUMA nodes after a write of other nodes; `None` if the number is
@@ -28,7 +32,7 @@ pub struct Memory {
 
 impl Cgroups {
     /// Reads the NUMA nodes allowed for a cgroup's memory.
-    pub fn memory(&self, path: &str) -> Result<Memory, CgroupError> {
+    pub fn memory(&self, path: &str) -> Result<CgroupMemory, CgroupError> {
         let dir = self.root().join(path);
         let numa = cpu_list(&dir.join("cpuset.mems"))?;
         let bytes_to_move = match self.version {
@@ -42,25 +46,20 @@ impl Cgroups {
                 used.and_then(|used| used.parse().ok())
             }
         };
-        Ok(Memory {
+        Ok(CgroupMemory {
             numa,
             bytes_to_move,
         })
     }
 
     /// Sets the NUMA nodes allowed for a cgroup's memory.
-    pub fn set_memory(&self, path: &str, numa: &CpuSet) -> Result<(), CgroupError> {
+    pub fn set_memory_nodes(&self, path: &str, numa: &CpuSet) -> Result<(), CgroupError> {
         let file = self.root().join(path).join("cpuset.mems");
-        if let Some((systemd, unit)) = self.systemd.as_ref().zip(systemd::unit(path)) {
-            // The read fails if the cgroup is gone. Callers may ignore the read's error.
-            file::read(&file)?;
-            return Ok(systemd.set(unit, systemd::Property::Memory, numa, &file)?);
-        }
-        Ok(file::write(&file, &numa.to_string())?)
+        self.write_set(path, &file, Property::Memory, numa)
     }
 
     /// The NUMA nodes with memory.
-    pub fn all_memory(&self) -> Result<CpuSet, CgroupError> {
+    pub fn memory_nodes(&self) -> Result<CpuSet, CgroupError> {
         cpu_list(&self.root().join(match self.version {
             Version::V1 => "cpuset.mems",
             Version::V2 => "cpuset.mems.effective",
@@ -68,13 +67,14 @@ impl Cgroups {
     }
 }
 
-pub(super) fn pages(text: &str, unit: u64) -> Vec<Pages> {
-    let mut found: Vec<Pages> = Vec::new();
+/// Parses `memory.numa_stat`, which counts in units of `unit` bytes.
+pub(super) fn numa_usage(text: &str, unit: u64) -> Vec<NumaUsage> {
+    let mut found: BTreeMap<u32, NumaUsage> = BTreeMap::new();
     for line in text.lines() {
         // Examples of a line: `anon N0=4096 N1=0` (v2), `anon=1 N0=1 N1=0` (v1).
         let mut fields = line.split(' ');
-        let what = fields.next().unwrap_or_default();
-        let what = what.split_once('=').map_or(what, |(what, _)| what);
+        let first = fields.next().unwrap_or_default();
+        let memory_type = first.split_once('=').map_or(first, |(name, _)| name);
         for field in fields {
             let Some((node, count)) = field
                 .strip_prefix('N')
@@ -85,27 +85,18 @@ pub(super) fn pages(text: &str, unit: u64) -> Vec<Pages> {
             let (Ok(numa), Ok(count)) = (node.parse::<u32>(), count.parse::<u64>()) else {
                 continue;
             };
-            let at = found
-                .iter()
-                .position(|pages| pages.numa == numa)
-                .unwrap_or_else(|| {
-                    found.push(Pages {
-                        numa,
-                        ..Pages::default()
-                    });
-                    found.len() - 1
-                });
-            let Some(pages) = found.get_mut(at) else {
-                continue;
-            };
-            match what {
-                "anon" => pages.anonymous = count.saturating_mul(unit),
-                "file" => pages.file = count.saturating_mul(unit),
+            let usage = found.entry(numa).or_insert(NumaUsage {
+                numa,
+                ..NumaUsage::default()
+            });
+            match memory_type {
+                "anon" => usage.anonymous = count.saturating_mul(unit),
+                "file" => usage.file = count.saturating_mul(unit),
                 _ => {}
             }
         }
     }
-    found
+    found.into_values().collect()
 }
 
 #[cfg(test)]
@@ -117,20 +108,20 @@ mod tests {
         let v1 =
             "total=7 N0=3 N1=4\nfile=2 N0=2 N1=0\nanon=5 N0=1 N1=4\nhierarchical_anon=9 N0=9 N1=0";
         let v2 = "anon N0=4096 N1=16384\nfile N0=8192 N1=0\nkernel_stack N0=1 N1=1";
-        let lies = [
-            Pages {
+        let expected = [
+            NumaUsage {
                 numa: 0,
                 file: 8192,
                 anonymous: 4096,
             },
-            Pages {
+            NumaUsage {
                 numa: 1,
                 file: 0,
                 anonymous: 16_384,
             },
         ];
-        assert_eq!(pages(v1, 4096), lies);
-        assert_eq!(pages(v2, 1), lies);
-        assert_eq!(pages("anon Nx=1 N1 =2 N2=x\n\nN0=1", 1), []);
+        assert_eq!(numa_usage(v1, 4096), expected);
+        assert_eq!(numa_usage(v2, 1), expected);
+        assert_eq!(numa_usage("anon Nx=1 N1 =2 N2=x\n\nN0=1", 1), []);
     }
 }

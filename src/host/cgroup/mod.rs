@@ -7,6 +7,7 @@
 mod counters;
 mod layout;
 mod memory;
+mod model;
 mod namespace;
 mod note;
 mod partition;
@@ -23,130 +24,26 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use nix::errno::Errno;
-use serde::Serialize;
 
 use super::file::{self, FileError};
 use crate::cpu::CpuSet;
 
-pub use counters::{Counters, CpuStat, OfCgroup, Pressure, RESOURCES, Usage};
+pub use counters::{CgroupCounters, Counters, CpuStat, Pressure, RESOURCES, Usage};
 pub use layout::{is_below, is_within};
-pub use memory::{Memory, Pages};
+pub use memory::{CgroupMemory, NumaUsage};
+pub use model::{
+    CgroupError, Cgroups, Cpuset, Partition, PartitionKind, Quota, QuotaError, Version,
+};
+use model::{contains_word, cpu_list, directories, ignore_gone, parse, populated};
 pub use namespace::join_host;
-pub use note::About;
-pub use partition::{Above, Kind, PARTITION, Partition, Surroundings};
-pub use quota::{Quota, QuotaError, lifted};
-use systemd::Systemd;
+pub use note::NoteSubject;
+pub use partition::{AncestorCgroup, PARTITION, PodSurroundings};
 pub use systemd::SystemdError;
 pub use tree::{ContainerCgroup, PodCgroup};
 pub use unified::Unified;
 
-/// The version of the hierarchy with the cpuset controller.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Version {
-    /// A separate hierarchy per controller.
-    V1,
-    /// The unified hierarchy.
-    V2,
-}
-
-/// The mounted hierarchies that Pinfold uses.
-#[derive(Debug, Clone)]
-pub struct Cgroups {
-    /// Version of the cpuset hierarchy.
-    pub version: Version,
-    cpuset: PathBuf,
-    cpu: Option<PathBuf>,
-    cpuacct: Option<PathBuf>,
-    memory: Option<PathBuf>,
-    pids: Option<PathBuf>,
-    /// systemd, if systemd owns slices and scopes. The CPUs of slices and scopes are then set
-    /// through systemd.
-    systemd: Option<Arc<Systemd>>,
-    /// Further hierarchies in which [`Cgroups::create`] makes a container's cgroup.
-    others: Vec<PathBuf>,
-}
-
-/// The reason why cgroups can't be used.
-#[derive(Debug, thiserror::Error)]
-pub enum CgroupError {
-    /// No hierarchy has the cpuset controller.
-    #[error(
-        "no cgroup hierarchy with the cpuset controller below {}: mount cgroup v2 there, or cgroup v1 with cpuset at \
-         {}/cpuset, or name the right folder with --cgroup-root", root.display(), root.display()
-    )]
-    NoCpuset {
-        /// The searched folder.
-        root: PathBuf,
-    },
-    /// A file of a cgroup can't be read or written.
-    #[error(transparent)]
-    File(#[from] FileError),
-    /// A CPU list from the kernel can't be parsed.
-    #[error("{} holds no CPU list", path.display())]
-    Malformed {
-        /// The file.
-        path: PathBuf,
-        /// The parser's error.
-        source: crate::cpu::ParseCpuSetError,
-    },
-    /// The CPU quota can't be read or written.
-    #[error(transparent)]
-    Quota(#[from] QuotaError),
-    /// systemd did not set a property of a unit.
-    #[error(transparent)]
-    Systemd(#[from] SystemdError),
-    /// The kernel accepted the write of a partition and made no partition.
-    #[error("the kernel makes no partition: {} says {says:?}", path.display())]
-    Partition {
-        /// The file.
-        path: PathBuf,
-        /// The file's text.
-        says: String,
-    },
-    /// A directory could not be made, listed or removed, or an attribute could not be read or set.
-    #[error("can't {operation} cgroup {}", path.display())]
-    Directory {
-        /// The operation.
-        operation: &'static str,
-        /// The cgroup.
-        path: PathBuf,
-        /// The kernel's error.
-        source: io::Error,
-    },
-}
-
 /// The limit of attempts to write a set while new cgroups are in the way.
 const TRIES: usize = 4;
-
-impl CgroupError {
-    /// Whether the cgroup is gone, which happens in normal operation.
-    pub fn is_gone(&self) -> bool {
-        match self {
-            Self::File(error) => error.is_gone(),
-            Self::Quota(error) => error.gone,
-            Self::Directory { source, .. } => {
-                source.kind() == io::ErrorKind::NotFound
-                    || source.raw_os_error() == Some(Errno::ENODEV as i32)
-            }
-            _ => false,
-        }
-    }
-}
-
-/// A cgroup's CPUs as the kernel reports them.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Cpuset {
-    /// The written CPUs (`cpuset.cpus`); empty on v2 if nothing was written.
-    pub cpus: CpuSet,
-    /// The effective CPUs.
-    pub effective: CpuSet,
-    /// The CPUs that the cgroup may hold as exclusive (`cpuset.cpus.exclusive`); empty if nothing
-    /// was written.
-    pub exclusive: CpuSet,
-    /// The cgroup's partition state.
-    pub partition: Partition,
-}
 
 // === impl Cgroups ===
 
@@ -187,31 +84,23 @@ impl Cgroups {
         for v2 in [root.to_owned(), root.join("unified")] {
             let controllers =
                 file::read_optional(&v2.join("cgroup.controllers"))?.unwrap_or_default();
-            let has = |controller: &str| {
-                controllers
-                    .split_whitespace()
-                    .any(|name| name == controller)
-            };
-            if has("cpuset") {
-                // In a hybrid set-up, further controllers may be v1 hierarchies.
-                let place = |controller: &str, v1: Option<PathBuf>| {
-                    if has(controller) {
-                        Some(v2.clone())
-                    } else {
-                        v1
-                    }
-                };
-                return Ok(Self {
-                    version: Version::V2,
-                    cpu: place("cpu", cpu),
-                    cpuacct: place("cpu", cpuacct),
-                    memory: place("memory", named(&["memory"])),
-                    pids: place("pids", named(&["pids"])),
-                    systemd: None,
-                    others: Vec::new(),
-                    cpuset: v2,
-                });
+            let has = |controller: &str| contains_word(&controllers, controller);
+            if !has("cpuset") {
+                continue;
             }
+            // In a hybrid set-up, further controllers may be v1 hierarchies.
+            let hierarchy =
+                |controller: &str, v1: Option<PathBuf>| has(controller).then(|| v2.clone()).or(v1);
+            return Ok(Self {
+                version: Version::V2,
+                cpu: hierarchy("cpu", cpu),
+                cpuacct: hierarchy("cpu", cpuacct),
+                memory: hierarchy("memory", named(&["memory"])),
+                pids: hierarchy("pids", named(&["pids"])),
+                systemd: None,
+                others: Vec::new(),
+                cpuset: v2,
+            });
         }
         Err(CgroupError::NoCpuset {
             root: root.to_owned(),
@@ -222,13 +111,13 @@ impl Cgroups {
     ///
     /// systemd matters on cgroup v2 only, where units have a property for their CPUs. On v1,
     /// systemd leaves cpusets alone.
-    pub fn heed_systemd(&mut self, run: &Path) {
+    pub fn detect_systemd(&mut self, run: &Path) {
         let runs = self.version == Version::V2 && systemd::runs(run);
         self.systemd = runs.then(Arc::default);
     }
 
     /// Whether the CPUs of slices and scopes are set through systemd.
-    pub fn through_systemd(&self) -> bool {
+    pub fn uses_systemd(&self) -> bool {
         self.systemd.is_some()
     }
 
@@ -288,29 +177,51 @@ impl Cgroups {
     fn write_cpus(&self, path: &str, cpus: &CpuSet) -> Result<(), CgroupError> {
         let file = self.cpuset.join(path).join("cpuset.cpus");
         if self.version == Version::V1 {
-            let old = cpu_list(&file)?;
-            let children = self.children(path)?;
-            if !children.is_empty() && !old.is_subset(cpus) {
-                file::write(&file, &old.union(cpus).to_string())?;
-                for child in children {
-                    let path = format!("{path}/{child}");
-                    let kept = self.cpuset(&path)?.cpus.intersection(cpus);
-                    let narrowed = if kept.is_empty() { cpus } else { &kept };
-                    ignore_gone(self.set_cpus(&path, narrowed))?;
-                }
-            }
+            self.narrow_children(path, &file, cpus)?;
         }
+        self.write_set(path, &file, systemd::Property::Cpus, cpus)
+    }
+
+    /// Narrows the sets of the cgroups below to `cpus`. `file` has the set of the cgroup itself.
+    fn narrow_children(&self, path: &str, file: &Path, cpus: &CpuSet) -> Result<(), CgroupError> {
+        let old = cpu_list(file)?;
+        let children = self.children(path)?;
+        if children.is_empty() || old.is_subset(cpus) {
+            return Ok(());
+        }
+        file::write(file, &old.union(cpus).to_string())?;
+        for child in children {
+            let path = format!("{path}/{child}");
+            let remaining = self.cpuset(&path)?.cpus.intersection(cpus);
+            let narrowed = if remaining.is_empty() {
+                cpus
+            } else {
+                &remaining
+            };
+            ignore_gone(self.set_cpus(&path, narrowed))?;
+        }
+        Ok(())
+    }
+
+    /// Writes a set to a file of a cgroup, through systemd if systemd owns the cgroup.
+    fn write_set(
+        &self,
+        path: &str,
+        file: &Path,
+        property: systemd::Property,
+        set: &CpuSet,
+    ) -> Result<(), CgroupError> {
         if let Some((systemd, unit)) = self.systemd.as_ref().zip(systemd::unit(path)) {
             // The read fails if the cgroup is gone. Callers may ignore the read's error.
-            file::read(&file)?;
-            return Ok(systemd.set(unit, systemd::Property::Cpus, cpus, &file)?);
+            file::read(file)?;
+            return Ok(systemd.set(unit, property, set, file)?);
         }
-        Ok(file::write(&file, &cpus.to_string())?)
+        Ok(file::write(file, &set.to_string())?)
     }
 
     /// The folders for watching a tree's changes: the folder of the CPU sets, and the folder of the
     /// quotas.
-    pub fn folders(&self, tree: &str) -> Vec<PathBuf> {
+    pub fn watch_folders(&self, tree: &str) -> Vec<PathBuf> {
         let roots = [
             Some(&self.cpuset),
             self.cpu.as_ref().filter(|cpu| **cpu != self.cpuset),
@@ -324,38 +235,24 @@ impl Cgroups {
 
     /// Whether the cgroups directly below `path` have CPU sets. On v2, `path` must enable the
     /// cpuset controller for the cgroups below.
-    pub fn hands_down(&self, path: &str) -> Result<bool, CgroupError> {
+    pub fn has_cpusets_below(&self, path: &str) -> Result<bool, CgroupError> {
         if self.version == Version::V1 {
             return Ok(true);
         }
         let control = file::read_optional(&self.cpuset.join(path).join("cgroup.subtree_control"))?;
-        Ok(control.is_none_or(|control| control.split_whitespace().any(|name| name == "cpuset")))
+        Ok(control.is_none_or(|control| contains_word(&control, "cpuset")))
     }
 
     /// Whether a CPU controller exists, with quotas and their statistics.
-    pub fn counts_cpu(&self) -> bool {
+    pub fn has_cpu_controller(&self) -> bool {
         self.cpu.is_some()
-    }
-
-    /// Reads the CFS quota of a cgroup; `None` without a CPU controller.
-    pub fn quota(&self, path: &str) -> Result<Option<Quota>, CgroupError> {
-        let Some(cpu) = &self.cpu else {
-            return Ok(None);
-        };
-        Ok(quota::read(&cpu.join(path), self.cpu_version())?)
-    }
-
-    /// Writes the CFS quota of a cgroup.
-    pub fn set_quota(&self, path: &str, quota: Quota) -> Result<(), CgroupError> {
-        let Some(cpu) = &self.cpu else { return Ok(()) };
-        Ok(quota::write(&cpu.join(path), self.cpu_version(), quota)?)
     }
 
     /// Whether a cgroup or a cgroup below holds a process.
     pub fn is_populated(&self, path: &str) -> Result<bool, CgroupError> {
         let dir = self.cpuset.join(path);
         if self.version == Version::V2
-            && let Some(populated) = unified::populated(&dir)?
+            && let Some(populated) = populated(&dir)?
         {
             return Ok(populated);
         }
@@ -403,43 +300,5 @@ impl Cgroups {
     /// The names of the cgroups directly below `path`.
     pub fn children(&self, path: &str) -> Result<Vec<String>, CgroupError> {
         directories(&self.cpuset.join(path))
-    }
-
-    fn cpu_version(&self) -> Version {
-        // On a hybrid machine cpuset may be on v2 and cpu on v1.
-        match &self.cpu {
-            Some(cpu) if *cpu != self.cpuset => Version::V1,
-            _ => self.version,
-        }
-    }
-}
-
-fn cpu_list(path: &Path) -> Result<CpuSet, CgroupError> {
-    parse(path, &file::read_value(path)?)
-}
-
-fn parse(path: &Path, text: &str) -> Result<CpuSet, CgroupError> {
-    text.parse().map_err(|source| CgroupError::Malformed {
-        path: path.to_owned(),
-        source,
-    })
-}
-
-fn directories(path: &Path) -> Result<Vec<String>, CgroupError> {
-    let entries = file::list(path).map_err(|source| CgroupError::Directory {
-        operation: "list",
-        path: path.to_owned(),
-        source,
-    })?;
-    let folders = entries.into_iter().filter(|entry| entry.is_folder);
-    Ok(folders.map(|entry| entry.name).collect())
-}
-
-/// Turns the error of a vanished cgroup into `None`.
-fn ignore_gone<T>(result: Result<T, CgroupError>) -> Result<Option<T>, CgroupError> {
-    match result {
-        Ok(value) => Ok(Some(value)),
-        Err(error) if error.is_gone() => Ok(None),
-        Err(error) => Err(error),
     }
 }

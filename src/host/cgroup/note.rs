@@ -1,27 +1,27 @@
-//! Extended attributes of cgroups: the mark of a pod's or container's cgroup, and notes about the whole node. A mark
-//! is an assignment record. The kernel keeps an attribute as long as its cgroup.
+//! Extended attributes of cgroups: the assignment record of a pod's or container's cgroup, and notes about the whole
+//! node. The kernel keeps an attribute as long as its cgroup.
 
-use super::{CgroupError, Cgroups};
+use super::model::{CgroupError, Cgroups};
 
-/// The extended attribute of a mark.
-const MARK: &str = "trusted.pinfold";
+/// The extended attribute of an assignment record.
+const RECORD: &str = "trusted.pinfold";
 
 /// The subject of a note. Each subject has its own extended attribute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum About {
+pub enum NoteSubject {
     /// The settings from before CPU isolation moved the kernel's own work.
-    Quiet,
+    CpuIsolation,
     /// The node's last slot in a scene.
-    Place,
+    SceneSlot,
 }
 
-// === impl About ===
+// === impl NoteSubject ===
 
-impl About {
+impl NoteSubject {
     fn attribute(self) -> &'static str {
         match self {
-            Self::Quiet => "trusted.pinfold.quiet",
-            Self::Place => "trusted.pinfold.place",
+            Self::CpuIsolation => "trusted.pinfold.quiet",
+            Self::SceneSlot => "trusted.pinfold.place",
         }
     }
 }
@@ -29,14 +29,18 @@ impl About {
 // === impl Cgroups ===
 
 impl Cgroups {
-    /// The mark on a cgroup: Pinfold's record; `None` without a record.
-    pub fn mark(&self, path: &str) -> Result<Option<String>, CgroupError> {
-        self.attribute(path, MARK, "read the mark of")
+    /// The text of a cgroup's assignment record; `None` without a record.
+    pub fn assignment_record(&self, path: &str) -> Result<Option<String>, CgroupError> {
+        self.attribute(path, RECORD, "read the assignment record of")
     }
 
-    /// Sets the mark of a cgroup; `None` removes the mark.
-    pub fn set_mark(&self, path: &str, mark: Option<&str>) -> Result<(), CgroupError> {
-        self.set_attribute(path, MARK, mark, "mark")
+    /// Sets the text of a cgroup's assignment record; `None` removes the record.
+    pub fn set_assignment_record(
+        &self,
+        path: &str,
+        record: Option<&str>,
+    ) -> Result<(), CgroupError> {
+        self.set_attribute(path, RECORD, record, "set the assignment record of")
     }
 
     /// Whether the kernel keeps extended attributes of cgroups. A test attribute is set on the top cgroup, read back
@@ -44,8 +48,8 @@ impl Cgroups {
     ///
     /// The top cgroup has mode 0555, hence making a cgroup inside needs `CAP_DAC_OVERRIDE`. An attribute needs
     /// `CAP_SYS_ADMIN` alone.
-    pub fn keeps_marks(&self) -> Result<bool, CgroupError> {
-        let name = format!("{MARK}.probe.{}", std::process::id());
+    pub fn supports_attributes(&self) -> Result<bool, CgroupError> {
+        let name = format!("{RECORD}.probe.{}", std::process::id());
         let tried = (|| {
             xattr::set(&self.cpuset, &name, b"probe")?;
             let kept = xattr::get(&self.cpuset, &name)?;
@@ -54,7 +58,7 @@ impl Cgroups {
         })();
         let path = self.cpuset.clone();
         tried.map_err(|source| CgroupError::Directory {
-            operation: "mark",
+            operation: "set an attribute of",
             path,
             source,
         })
@@ -64,8 +68,8 @@ impl Cgroups {
     ///
     /// # Errors
     /// The cgroup is gone, or its file system keeps no attributes.
-    pub fn note(&self, path: &str, about: About) -> Result<Option<String>, CgroupError> {
-        self.attribute(path, about.attribute(), "read the note on")
+    pub fn note(&self, path: &str, subject: NoteSubject) -> Result<Option<String>, CgroupError> {
+        self.attribute(path, subject.attribute(), "read the note on")
     }
 
     /// Sets the note on a cgroup; `None` removes the note. The removal of an absent note succeeds.
@@ -75,10 +79,10 @@ impl Cgroups {
     pub fn set_note(
         &self,
         path: &str,
-        about: About,
+        subject: NoteSubject,
         text: Option<&str>,
     ) -> Result<(), CgroupError> {
-        self.set_attribute(path, about.attribute(), text, "put a note on")
+        self.set_attribute(path, subject.attribute(), text, "put a note on")
     }
 
     fn attribute(

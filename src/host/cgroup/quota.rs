@@ -1,45 +1,32 @@
 //! The CPU controller's quota, on both cgroup versions.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use cgroups_rs::fs::cpu::CpuController;
-use serde::{Deserialize, Serialize};
 
-use super::Version;
+use super::model::{CgroupError, Cgroups, Quota, QuotaError, Version};
 use crate::host::file::read_value_optional;
 
-/// A CFS bandwidth limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Quota {
-    /// CPU time per period in microseconds; `None` for no limit.
-    pub quota: Option<u64>,
-    /// Length of a period in microseconds.
-    pub period: u64,
-}
+// === impl Cgroups ===
 
-/// The failure of reading or writing a quota.
-#[derive(Debug, thiserror::Error)]
-#[error("can't {operation} the CPU quota of cgroup {}", path.display())]
-pub struct QuotaError {
-    /// Whether the cgroup is gone.
-    pub(super) gone: bool,
-    operation: &'static str,
-    path: PathBuf,
-    source: Box<dyn std::error::Error + Send + Sync>,
-}
+impl Cgroups {
+    /// Reads the CFS quota of a cgroup; `None` without a CPU controller.
+    pub fn quota(&self, path: &str) -> Result<Option<Quota>, CgroupError> {
+        let Some(cpu) = &self.cpu else {
+            return Ok(None);
+        };
+        Ok(read(&cpu.join(path), self.cpu_version())?)
+    }
 
-impl fmt::Display for Quota {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.quota {
-            Some(quota) => write!(f, "{quota}/{}", self.period),
-            None => f.write_str("none"),
-        }
+    /// Writes the CFS quota of a cgroup.
+    pub fn set_quota(&self, path: &str, quota: Quota) -> Result<(), CgroupError> {
+        let Some(cpu) = &self.cpu else { return Ok(()) };
+        Ok(write(&cpu.join(path), self.cpu_version(), quota)?)
     }
 }
 
 /// The file whose existence shows that a cgroup has a quota.
-pub(super) fn file(version: Version) -> &'static str {
+fn file(version: Version) -> &'static str {
     match version {
         Version::V1 => "cpu.cfs_quota_us",
         Version::V2 => "cpu.max",
@@ -47,7 +34,7 @@ pub(super) fn file(version: Version) -> &'static str {
 }
 
 /// Reads the quota of the cgroup at `path`; `None` for a cgroup without a CPU controller.
-pub(super) fn read(path: &Path, version: Version) -> Result<Option<Quota>, QuotaError> {
+fn read(path: &Path, version: Version) -> Result<Option<Quota>, QuotaError> {
     // The library would need three times as many calls, for every cgroup in every reconcile pass.
     let read = |name: &str| {
         read_value_optional(&path.join(name)).map_err(|error| failed("read", path, error))
@@ -80,7 +67,7 @@ pub(super) fn read(path: &Path, version: Version) -> Result<Option<Quota>, Quota
 /// Writes the quota of the cgroup at `path`.
 ///
 /// The file must exist: the library would create a missing file, even in a directory without a cgroup.
-pub(super) fn write(path: &Path, version: Version, quota: Quota) -> Result<(), QuotaError> {
+fn write(path: &Path, version: Version, quota: Quota) -> Result<(), QuotaError> {
     if !path.join(file(version)).exists() {
         return Err(failed(
             "write",
@@ -113,12 +100,4 @@ fn failed(
 fn controller(path: &Path, version: Version) -> CpuController {
     // With an empty root, the controller works on exactly the given directory.
     CpuController::new(path.to_owned(), PathBuf::new(), version == Version::V2)
-}
-
-/// The quota without its limit, and with the same period.
-pub fn lifted(quota: Quota) -> Quota {
-    Quota {
-        quota: None,
-        ..quota
-    }
 }

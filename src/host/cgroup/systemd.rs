@@ -165,11 +165,11 @@ impl Systemd {
 
     /// Calls systemd on the kept connection, and on a new connection if the kept one is broken.
     fn call(&self, unit: &str, property: &str, set: &CpuSet) -> zbus::Result<()> {
-        let mut kept = self
+        let mut current = self
             .connection
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        if let Some(connection) = kept.take() {
+        if let Some(connection) = current.take() {
             let done = set_property(&connection, unit, property, set);
             let broken = |error: &zbus::Error| {
                 !matches!(error, zbus::Error::MethodError(..)) && !is_timeout(error)
@@ -177,7 +177,7 @@ impl Systemd {
             if !done.as_ref().is_err_and(broken) {
                 // A call that timed out closes the connection, too: a late answer would belong to no call.
                 if !done.as_ref().is_err_and(is_timeout) {
-                    *kept = Some(connection);
+                    *current = Some(connection);
                 }
                 return done;
             }
@@ -185,7 +185,7 @@ impl Systemd {
         let connection = self.connect()?;
         let done = set_property(&connection, unit, property, set);
         if matches!(done, Ok(()) | Err(zbus::Error::MethodError(..))) {
-            *kept = Some(connection);
+            *current = Some(connection);
         }
         done
     }

@@ -4,8 +4,13 @@ use std::fs;
 use std::path::PathBuf;
 
 use super::layout::{self, PodTreeEntry};
-use super::{CgroupError, Cgroups, Cpuset, Memory, Quota, Version, directories, file, ignore_gone};
+use super::memory::CgroupMemory;
+use super::model::{
+    CgroupError, Cgroups, Cpuset, Quota, Version, contains_word, cpu_list, directories,
+    ignore_gone, parse,
+};
 use crate::cpu::CpuSet;
+use crate::host::file;
 
 /// A pod's cgroup at the time of reading.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -18,8 +23,8 @@ pub struct PodCgroup {
     pub cpuset: Cpuset,
     /// The cgroup's quota.
     pub quota: Option<Quota>,
-    /// The cgroup's mark.
-    pub mark: Option<String>,
+    /// The text of the cgroup's assignment record.
+    pub record_text: Option<String>,
     /// The pod's containers, sandboxes included.
     pub containers: Vec<ContainerCgroup>,
 }
@@ -35,12 +40,12 @@ pub struct ContainerCgroup {
     pub cpuset: Cpuset,
     /// The cgroup's quota.
     pub quota: Option<Quota>,
-    /// The cgroup's mark.
-    pub mark: Option<String>,
+    /// The text of the cgroup's assignment record.
+    pub record_text: Option<String>,
     /// Whether the cgroup holds a process.
     pub populated: bool,
     /// The cgroup's memory.
-    pub memory: Memory,
+    pub memory: CgroupMemory,
 }
 
 impl Cgroups {
@@ -80,17 +85,12 @@ impl Cgroups {
 
     /// The path of the pod with the given uid below `tree`; `None` if the tree has no cgroup of the pod.
     pub fn find_pod(&self, tree: &str, uid: &str) -> Result<Option<String>, CgroupError> {
-        if let Some(way) = layout::ways_to(tree, uid)
-            .into_iter()
-            .find(|way| self.exists(way))
-        {
-            return Ok(Some(way));
+        let mut expected = layout::pod_paths(tree, uid).into_iter();
+        if let Some(path) = expected.find(|path| self.exists(path)) {
+            return Ok(Some(path));
         }
-        Ok(self
-            .pods(tree)?
-            .into_iter()
-            .find(|(_, other)| other == uid)
-            .map(|(path, _)| path))
+        let mut pods = self.pods(tree)?.into_iter();
+        Ok(pods.find(|(_, other)| other == uid).map(|(path, _)| path))
     }
 
     /// Reads a pod and its containers; `None` if the pod's cgroup is gone.
@@ -102,12 +102,10 @@ impl Cgroups {
                     containers.extend(ignore_gone(self.container(format!("{path}/{name}"), id))?);
                 }
             }
-            let (cpuset, quota, mark) =
-                (self.cpuset(&path)?, self.quota(&path)?, self.mark(&path)?);
             Ok(PodCgroup {
-                cpuset,
-                quota,
-                mark,
+                cpuset: self.cpuset(&path)?,
+                quota: self.quota(&path)?,
+                record_text: self.assignment_record(&path)?,
                 path,
                 uid,
                 containers,
@@ -120,7 +118,7 @@ impl Cgroups {
         Ok(ContainerCgroup {
             cpuset: self.cpuset(&path)?,
             quota: self.quota(&path)?,
-            mark: self.mark(&path)?,
+            record_text: self.assignment_record(&path)?,
             populated: self.is_populated(&path)?,
             memory: self.memory(&path)?,
             id: id.to_owned(),
@@ -151,8 +149,8 @@ impl Cgroups {
                 // A new v1 cpuset is empty, and an empty cpuset accepts no process.
                 for name in ["cpuset.mems", "cpuset.cpus"] {
                     let copy = || {
-                        let given = file::read(&self.root().join(parent).join(name))?;
-                        file::write(&self.root().join(path).join(name), &given)
+                        let parents = file::read(&self.root().join(parent).join(name))?;
+                        file::write(&self.root().join(path).join(name), &parents)
                     };
                     // The parent may be narrowed between the read and the write.
                     copy().or_else(|_| copy())?;
@@ -166,11 +164,8 @@ impl Cgroups {
                     &["cpuset"]
                 };
                 let control = self.root().join(parent).join("cgroup.subtree_control");
-                let on = file::read(&control)?;
-                for name in wanted
-                    .iter()
-                    .filter(|name| !on.split_whitespace().any(|one| one == **name))
-                {
+                let enabled = file::read(&control)?;
+                for name in wanted.iter().filter(|name| !contains_word(&enabled, name)) {
                     file::write(&control, &format!("+{name}"))?;
                 }
             }
@@ -210,17 +205,14 @@ impl Cgroups {
     pub fn all_cpus(&self) -> Result<CpuSet, CgroupError> {
         match self.version {
             Version::V1 => Ok(self.cpuset("")?.effective),
-            Version::V2 => {
-                let path = self.root().join("cpuset.cpus.effective");
-                super::parse(&path, &file::read(&path)?)
-            }
+            Version::V2 => cpu_list(&self.root().join("cpuset.cpus.effective")),
         }
     }
 
     /// CPUs of all isolated partitions on the node; empty where the kernel does not report them.
     pub fn isolated_cpus(&self) -> Result<CpuSet, CgroupError> {
         let path = self.root().join("cpuset.cpus.isolated");
-        file::read_optional(&path)?.map_or(Ok(CpuSet::new()), |text| super::parse(&path, &text))
+        file::read_optional(&path)?.map_or(Ok(CpuSet::new()), |text| parse(&path, &text))
     }
 
     fn hierarchies(&self) -> impl Iterator<Item = &PathBuf> {

@@ -6,8 +6,8 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::{Cgroups, Version};
-use crate::host::file::{self, FileError};
+use super::model::{Cgroups, Version, populated};
+use crate::host::file;
 
 /// The hierarchy of version 2.
 #[derive(Debug, Clone)]
@@ -20,10 +20,10 @@ pub struct Unified {
 impl Unified {
     /// The hierarchy mounted at `cgroup_root`, or at `unified` beside the controllers of version 1.
     pub fn find(cgroup_root: &Path) -> Option<Self> {
-        let places = [cgroup_root.to_owned(), cgroup_root.join("unified")];
-        let root = places
+        let folders = [cgroup_root.to_owned(), cgroup_root.join("unified")];
+        let root = folders
             .into_iter()
-            .find(|place| place.join("cgroup.controllers").exists())?;
+            .find(|folder| folder.join("cgroup.controllers").exists())?;
         Some(Self { root })
     }
 
@@ -58,12 +58,6 @@ impl Unified {
         }
         Ok(found)
     }
-}
-
-/// Whether version 2 reports a process in the cgroup at `folder`, or below; `None` without `cgroup.events`.
-pub(super) fn populated(folder: &Path) -> Result<Option<bool>, FileError> {
-    let events = file::read_value_optional(&folder.join("cgroup.events"))?;
-    Ok(events.map(|events| events.lines().any(|line| line == "populated 1")))
 }
 
 // === impl Cgroups ===

@@ -151,8 +151,8 @@ async fn read(response: Response<Incoming>, limit: usize) -> Result<Bytes, CallE
             Err(frame) => trailers.extend(frame.into_trailers().ok().unwrap_or_default()),
         }
         // The length comes first, hence an answer above the limit is refused without waiting for its end.
-        let told = length(&data).unwrap_or(0);
-        if told > limit || data.len() > limit + PREFIX {
+        let announced = length(&data).unwrap_or(0);
+        if announced > limit || data.len() > limit + PREFIX {
             return Err(CallError::TooLong { limit });
         }
     }
@@ -192,7 +192,7 @@ fn status(headers: &HeaderMap) -> Option<Result<(), CallError>> {
         Some(status) => {
             let message = headers
                 .get("grpc-message")
-                .map(|value| words(value.as_bytes()))
+                .map(|value| decode_percent(value.as_bytes()))
                 .unwrap_or_default();
             Err(CallError::Status { status, message })
         }
@@ -203,7 +203,7 @@ fn status(headers: &HeaderMap) -> Option<Result<(), CallError>> {
 }
 
 /// Decodes the message of a status. Bytes outside plain ASCII are percent-encoded.
-fn words(encoded: &[u8]) -> String {
+fn decode_percent(encoded: &[u8]) -> String {
     let digit = |byte: Option<&u8>| byte.and_then(|byte| char::from(*byte).to_digit(16));
     let mut bytes = Vec::with_capacity(encoded.len());
     let mut rest = encoded;
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn words_are_decoded() {
-        assert_eq!(words(b"no%20such pod: %C3%A9%"), "no such pod: é%");
-        assert_eq!(words(b"100%zz%4"), "100%zz%4");
+        assert_eq!(decode_percent(b"no%20such pod: %C3%A9%"), "no such pod: é%");
+        assert_eq!(decode_percent(b"100%zz%4"), "100%zz%4");
     }
 }

@@ -3,21 +3,22 @@
 //! No file stays open, because an open file would keep the namespace alive after the pod's end.
 
 use super::Proc;
-use super::tcp::{Segments, Tcp};
+use super::tcp::{TcpSegments, timeouts};
 use crate::host::file::Reader;
+use crate::host::netns::NetnsRef;
 
 /// Counters of a network interface since the interface's creation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Traffic {
+pub struct InterfaceTraffic {
     /// Received data.
-    pub receive: Counts,
+    pub receive: PacketCounts,
     /// Sent data.
-    pub transmit: Counts,
+    pub transmit: PacketCounts,
 }
 
 /// Counters of received or of sent data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Counts {
+pub struct PacketCounts {
     /// Bytes.
     pub bytes: u64,
     /// Packets.
@@ -34,25 +35,35 @@ impl Proc {
     /// The number of a process's network namespace, equal for all processes in the namespace.
     /// `None` if the link can't be read, or the process is gone.
     pub fn network_namespace(&self, pid: i32) -> Option<u64> {
-        let name = std::fs::read_link(self.dir.join(format!("{pid}/ns/net"))).ok()?;
-        number(name.to_str()?)
+        self.netns_ref(pid).map(|namespace| namespace.number)
+    }
+
+    /// A reference to a process's network namespace; `None` as for [`Proc::network_namespace`].
+    pub fn netns_ref(&self, pid: i32) -> Option<NetnsRef> {
+        let file = self.dir.join(format!("{pid}/ns/net"));
+        let number = number(std::fs::read_link(&file).ok()?.to_str()?)?;
+        Some(NetnsRef { file, number })
     }
 
     /// The counters of each interface in a process's network namespace, without the loopback;
     /// `None` if the counters can't be read.
-    pub fn traffic(&self, pid: i32, reader: &mut Reader) -> Option<Vec<(String, Traffic)>> {
+    pub fn traffic(
+        &self,
+        pid: i32,
+        reader: &mut Reader,
+    ) -> Option<Vec<(String, InterfaceTraffic)>> {
         interfaces(self.read(pid, "dev", reader)?)
     }
 
     /// TCP's segment counters in the network namespace of a process; `None` if the counters can't
     /// be read.
-    pub fn segments(&self, pid: i32, reader: &mut Reader) -> Option<Segments> {
-        Segments::parse(self.read(pid, "snmp", reader)?)
+    pub fn segments(&self, pid: i32, reader: &mut Reader) -> Option<TcpSegments> {
+        TcpSegments::parse(self.read(pid, "snmp", reader)?)
     }
 
     /// TCP's timeouts in the network namespace of a process; `None` if the counter can't be read.
     pub fn timeouts(&self, pid: i32, reader: &mut Reader) -> Option<u64> {
-        Tcp::timeouts(self.read(pid, "netstat", reader)?)
+        timeouts(self.read(pid, "netstat", reader)?)
     }
 
     pub(super) fn read<'a>(&self, pid: i32, name: &str, reader: &'a mut Reader) -> Option<&'a str> {
@@ -68,14 +79,14 @@ pub(super) fn number(name: &str) -> Option<u64> {
 }
 
 /// Parses the text of `net/dev`: two lines of column headings, then a line for each interface.
-pub(super) fn interfaces(text: &str) -> Option<Vec<(String, Traffic)>> {
+pub(super) fn interfaces(text: &str) -> Option<Vec<(String, InterfaceTraffic)>> {
     let lines = text.lines().skip(2).map(interface);
     lines
         .filter(|line| !matches!(line, Some((name, _)) if name == "lo"))
         .collect()
 }
 
-fn interface(line: &str) -> Option<(String, Traffic)> {
+fn interface(line: &str) -> Option<(String, InterfaceTraffic)> {
     let (name, counters) = line.split_once(':')?;
     let mut values = [0; 16];
     let mut columns = counters.split_ascii_whitespace();
@@ -97,19 +108,22 @@ fn interface(line: &str) -> Option<(String, Traffic)> {
         sent_dropped,
         ..,
     ] = values;
-    let receive = Counts {
+    let receive = PacketCounts {
         bytes,
         packets,
         errors,
         dropped,
     };
-    let transmit = Counts {
+    let transmit = PacketCounts {
         bytes: sent,
         packets: sent_packets,
         errors: sent_errors,
         dropped: sent_dropped,
     };
-    Some((name.trim().to_owned(), Traffic { receive, transmit }))
+    Some((
+        name.trim().to_owned(),
+        InterfaceTraffic { receive, transmit },
+    ))
 }
 
 #[cfg(test)]
@@ -127,20 +141,20 @@ veth-very-long1: 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0
 
     #[test]
     fn interfaces_are_read_in_their_order() {
-        let receive = Counts {
+        let receive = PacketCounts {
             bytes: u64::MAX,
             packets: 2,
             errors: 3,
             dropped: 4,
         };
-        let transmit = Counts {
+        let transmit = PacketCounts {
             bytes: 9,
             packets: 10,
             errors: 11,
             dropped: 12,
         };
-        let eth0 = ("eth0".to_owned(), Traffic { receive, transmit });
-        let other = ("veth-very-long1".to_owned(), Traffic::default());
+        let eth0 = ("eth0".to_owned(), InterfaceTraffic { receive, transmit });
+        let other = ("veth-very-long1".to_owned(), InterfaceTraffic::default());
         assert_eq!(interfaces(DEV), Some(vec![eth0, other]));
     }
 

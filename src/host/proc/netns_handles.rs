@@ -1,18 +1,18 @@
 //! [`NetnsHandles`]: handles to the counters of processes' network namespaces. Handles are kept, and spare a scrape
 //! the search for the namespace.
 //!
-//! A handle holds places in /proc, not open files. A place belongs to one process for ever: a later process with the
-//! same id has a different place. A place keeps neither the process nor its namespace alive.
+//! A handle holds `O_PATH` descriptors of entries in /proc, not open files. An entry belongs to one process for ever: a
+//! later process with the same id has different entries. A descriptor keeps neither the process nor its namespace alive.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use nix::fcntl::{OFlag, open, openat, readlinkat};
+use nix::fcntl::{OFlag, openat, readlinkat};
 use nix::sys::stat::Mode;
 
-use super::net::{self, Traffic};
-use super::tcp::{Segments, Tcp};
+use super::net::{self, InterfaceTraffic};
+use super::tcp::{TcpSegments, timeouts};
 use super::{Proc, Reader};
 
 /// The number of descriptors of a handle.
@@ -30,7 +30,7 @@ pub struct NetnsKey {
 /// Kept handles, by the containers' numbers. Beyond the limit, a namespace is looked up for each reading.
 #[derive(Debug)]
 pub struct NetnsHandles {
-    kept: Vec<Option<NetnsHandle>>,
+    handles: Vec<Option<NetnsHandle>>,
     count: usize,
     most: usize,
 }
@@ -50,7 +50,7 @@ impl NetnsHandles {
     /// Keeps handles with at most `descriptors` descriptors together.
     pub fn new(descriptors: usize) -> Self {
         Self {
-            kept: Vec::new(),
+            handles: Vec::new(),
             count: 0,
             most: descriptors / EACH,
         }
@@ -58,12 +58,13 @@ impl NetnsHandles {
 
     /// Closes the handle of the container with the given number.
     pub fn forget(&mut self, number: usize) {
-        let left = self.kept.get_mut(number).and_then(Option::take);
-        self.count -= usize::from(left.is_some());
+        let closed = self.handles.get_mut(number).and_then(Option::take);
+        self.count -= usize::from(closed.is_some());
     }
 
     /// The number of open handles.
-    pub fn kept(&self) -> usize {
+    #[cfg(test)]
+    pub(crate) fn open_count(&self) -> usize {
         self.count
     }
 
@@ -82,11 +83,11 @@ impl NetnsHandles {
         }
         let handle = NetnsHandle::find(&proc.dir, key.pid)?;
         let number = handle.number()?;
-        if self.kept.len() <= key.number {
-            self.kept.resize_with(key.number + 1, || None);
+        if self.handles.len() <= key.number {
+            self.handles.resize_with(key.number + 1, || None);
         }
-        if let Some(place) = self.kept.get_mut(key.number) {
-            self.count += usize::from(place.replace(handle).is_none());
+        if let Some(entry) = self.handles.get_mut(key.number) {
+            self.count += usize::from(entry.replace(handle).is_none());
         }
         Some(number)
     }
@@ -97,7 +98,7 @@ impl NetnsHandles {
         proc: &Proc,
         key: NetnsKey,
         reader: &mut Reader,
-    ) -> Option<Vec<(String, Traffic)>> {
+    ) -> Option<Vec<(String, InterfaceTraffic)>> {
         net::interfaces(self.read(proc, key, "dev", reader)?)
     }
 
@@ -107,13 +108,13 @@ impl NetnsHandles {
         proc: &Proc,
         key: NetnsKey,
         reader: &mut Reader,
-    ) -> Option<Segments> {
-        Segments::parse(self.read(proc, key, "snmp", reader)?)
+    ) -> Option<TcpSegments> {
+        TcpSegments::parse(self.read(proc, key, "snmp", reader)?)
     }
 
     /// See [`Proc::timeouts`].
     pub fn timeouts(&mut self, proc: &Proc, key: NetnsKey, reader: &mut Reader) -> Option<u64> {
-        Tcp::timeouts(self.read(proc, key, "netstat", reader)?)
+        timeouts(self.read(proc, key, "netstat", reader)?)
     }
 
     fn read<'a>(
@@ -130,7 +131,7 @@ impl NetnsHandles {
     }
 
     fn handle(&self, key: NetnsKey) -> Option<&NetnsHandle> {
-        self.kept
+        self.handles
             .get(key.number)?
             .as_ref()
             .filter(|handle| handle.pid == key.pid)
@@ -141,19 +142,19 @@ impl NetnsHandles {
 
 impl NetnsHandle {
     fn find(proc: &Path, pid: i32) -> Option<Self> {
-        let place = |name: &str, flags: OFlag| {
+        let open = |name: &str, flags: OFlag| {
             let path = proc.join(format!("{pid}/{name}"));
-            open(
+            nix::fcntl::open(
                 &path,
                 flags | OFlag::O_PATH | OFlag::O_CLOEXEC,
                 Mode::empty(),
             )
             .ok()
         };
-        let namespace = place("ns/net", OFlag::O_NOFOLLOW)?;
+        let namespace = open("ns/net", OFlag::O_NOFOLLOW)?;
         Some(Self {
             pid,
-            folder: place("net", OFlag::O_DIRECTORY)?,
+            folder: open("net", OFlag::O_DIRECTORY)?,
             namespace,
         })
     }
@@ -214,19 +215,19 @@ mod tests {
                 assert!(kept.timeouts(&proc, key, &mut reader).is_some());
             }
         }
-        assert_eq!((handles.kept(), no_room.kept()), (1, 0));
+        assert_eq!((handles.open_count(), no_room.open_count()), (1, 0));
         // The limit leaves no room for a second handle.
         let own = NetnsKey {
             pid: i32::try_from(std::process::id()).unwrap(),
             number: 4,
         };
         assert_eq!(handles.network_namespace(&proc, own), number);
-        assert_eq!(handles.kept(), 1);
+        assert_eq!(handles.open_count(), 1);
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(dev(&mut handles, &mut reader), None);
         assert_eq!(handles.network_namespace(&proc, key), None);
-        assert_eq!(handles.kept(), 0, "what is gone is not kept");
+        assert_eq!(handles.open_count(), 0, "what is gone is not kept");
         handles.forget(9);
     }
 
@@ -259,6 +260,6 @@ mod tests {
         make(2, 40);
         assert_eq!(handles.network_namespace(&proc, key), Some(2));
         assert_eq!(handles.segments(&proc, key, &mut reader).unwrap().sent, 40);
-        assert_eq!(handles.kept(), 1);
+        assert_eq!(handles.open_count(), 1);
     }
 }

@@ -16,7 +16,7 @@ use super::super::page::{Lines, Page};
 use super::shared::Shared;
 use super::tally::{Owner, Tally, plan};
 use super::{Outcome, Scrape};
-use crate::host::perf::{self, EVENTS, Event, Events, Group, PerfError};
+use crate::host::perf::{self, CounterGroup, EVENTS, Event, Events, PerfError};
 
 /// How often a machine without counters is asked again.
 const AGAIN: Duration = Duration::from_secs(60);
@@ -47,7 +47,7 @@ pub(in crate::metrics) struct Caches {
     /// The families of the two times, where they are told.
     times: &'static [&'static Family],
     /// The open counters of each CPU.
-    groups: BTreeMap<u32, Group>,
+    groups: BTreeMap<u32, CounterGroup>,
     /// For whom each of them is open.
     counted: BTreeMap<u32, String>,
     /// Those of containers that share their CPUs.
@@ -155,7 +155,7 @@ impl Caches {
         let plan = plan(
             &self.counted,
             owners,
-            perf::descriptors() / (EVENTS + SECOND_LEVEL.len()),
+            perf::descriptor_limit() / (EVENTS + SECOND_LEVEL.len()),
         );
         plan.close.into_iter().for_each(|cpu| self.close(cpu));
         let mut left_out = BTreeMap::new();
@@ -167,13 +167,13 @@ impl Caches {
             let Some(owner) = owners.get(place).filter(|_| !scrape.is_late()) else {
                 return Ok((false, left_out));
             };
-            match Group::open(cpu, &self.events) {
+            match CounterGroup::open(cpu, &self.events) {
                 Ok(group) => {
                     self.offered = true;
                     self.groups.insert(cpu, group);
                     self.counted.insert(cpu, owner.cgroup.to_owned());
                 }
-                Err(error @ (PerfError::NotHere | PerfError::NotPermitted))
+                Err(error @ (PerfError::NoCounters | PerfError::NotPermitted))
                     if self.groups.is_empty() =>
                 {
                     return Err(error);
@@ -202,8 +202,8 @@ impl Caches {
         let Some(cpu) = scrape.snapshot.online.first().filter(|_| !self.offered) else {
             return Ok(());
         };
-        match Group::open(cpu, &self.events) {
-            Err(error @ (PerfError::NotHere | PerfError::NotPermitted)) => return Err(error),
+        match CounterGroup::open(cpu, &self.events) {
+            Err(error @ (PerfError::NoCounters | PerfError::NotPermitted)) => return Err(error),
             opened => self.offered = opened.is_ok(),
         }
         Ok(())

@@ -20,7 +20,7 @@ use super::super::families::{
 use super::super::{Page, Peer, Sources, Unknown, lock};
 use super::{Outcome, Scrape, of_pod, sockets, subjects};
 use crate::host::cgroup::Unified;
-use crate::host::diag::{Connection, Diag, State};
+use crate::host::diag::{SocketDiag, TcpConnection, TcpState};
 use crate::host::{netns, proc};
 use crate::pin::Snapshot;
 use crate::pod::Role;
@@ -92,7 +92,7 @@ impl Connections {
         let mut found = Vec::with_capacity(places.len());
         let mut room = MOST;
         let mut visit = |at: usize| {
-            match Diag::open().and_then(|mut diag| diag.connections(room)) {
+            match SocketDiag::open().and_then(|mut diag| diag.connections(room)) {
                 Ok(connections) => {
                     room -= connections.len();
                     found.push((at, connections));
@@ -155,9 +155,9 @@ impl Connections {
                 continue;
             };
             let labels = of_pod(state);
-            for (state, count) in State::ALL.iter().zip(pod.states) {
+            for (state, count) in TcpState::ALL.iter().zip(pod.states) {
                 // One that was there once goes down to zero; one that never was is left out.
-                if let Some(count) = count.or((*state == State::Established).then_some(0)) {
+                if let Some(count) = count.or((*state == TcpState::Established).then_some(0)) {
                     connections.put_with(&labels, &[("state", state.name())], count);
                 }
             }
@@ -202,7 +202,7 @@ impl Seen {
     fn note(
         &mut self,
         place: &Place,
-        found: &[Connection],
+        found: &[TcpConnection],
         jobs: &HashMap<String, (Job, Peer)>,
     ) -> Option<String> {
         let Self { tally, book, .. } = self;
@@ -219,7 +219,7 @@ impl Seen {
                     );
                 }
                 for (pod, ids) in pods {
-                    let own = |one: &&Connection| one.cgroup.is_some_and(|id| ids.contains(&id));
+                    let own = |one: &&TcpConnection| one.cgroup.is_some_and(|id| ids.contains(&id));
                     tally.note(pod, found.iter().filter(own), jobs.get(pod), book);
                 }
             }

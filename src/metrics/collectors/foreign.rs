@@ -5,14 +5,14 @@ use std::path::Path;
 use super::super::families::{CONTAINER_FOREIGN_CPU_ERROR_SECONDS, CONTAINER_FOREIGN_CPU_SECONDS};
 use super::super::page::Page;
 use super::{Outcome, Scrape};
-use crate::host::busy::Watcher;
+use crate::host::busy::Sampler;
 use crate::host::cgroup::Usage;
 use crate::pin::interference::InterferenceTracker;
 
 /// What must last from one scrape to the next.
 #[derive(Debug)]
 pub(in crate::metrics) struct Foreign {
-    watcher: Watcher,
+    sampler: Sampler,
     times: InterferenceTracker,
 }
 
@@ -21,7 +21,7 @@ pub(in crate::metrics) struct Foreign {
 impl Foreign {
     pub(in crate::metrics) fn new(root: &Path) -> Self {
         Self {
-            watcher: Watcher::new(root),
+            sampler: Sampler::new(root),
             times: InterferenceTracker::default(),
         }
     }
@@ -44,9 +44,9 @@ impl Foreign {
             return Outcome::Complete;
         }
         let first = self
-            .watcher
+            .sampler
             .prepare(cgroups)
-            .and_then(|()| self.watcher.look(cgroups));
+            .and_then(|()| self.sampler.sample(cgroups));
         let in_time = owners().take_while(|_| !scrape.is_late());
         let usages: Vec<Option<Usage>> = in_time
             .map(|(subject, _)| cgroups.usage(subject.cgroup).ok().flatten())
@@ -55,7 +55,7 @@ impl Foreign {
         if usages.len() < owners().count() {
             return Outcome::Partial;
         }
-        let (Ok(first), Ok(second)) = (first, self.watcher.look(cgroups)) else {
+        let (Ok(first), Ok(second)) = (first, self.sampler.sample(cgroups)) else {
             return Outcome::Partial;
         };
         let mut complete = true;

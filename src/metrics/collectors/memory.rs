@@ -14,7 +14,7 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
             complete = false;
             break;
         }
-        match counters.of(subject.number, subject.cgroup).pages() {
+        match counters.of(subject.number, subject.cgroup).memory_by_numa() {
             Ok(pages) => {
                 counted |= pages.is_some();
                 for pages in pages.unwrap_or_default() {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::cpu::CpuSet;
-use crate::host::resctrl::PREFIX;
+use crate::host::resctrl::GROUP_PREFIX;
 
 /// The longest name that a group is given; the kernel takes 255.
 const LONGEST: usize = 200;
@@ -34,7 +34,7 @@ pub(super) struct Plan {
 
 /// The name of a container's group; `None` for one that the kernel might not take.
 pub(super) fn name(uid: &str, container: &str) -> Option<String> {
-    let name = format!("{PREFIX}{uid}-{container}");
+    let name = format!("{GROUP_PREFIX}{uid}-{container}");
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     (name.len() <= LONGEST && name.bytes().all(plain)).then_some(name)
 }

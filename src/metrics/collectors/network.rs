@@ -13,9 +13,9 @@ use super::super::lock;
 use super::super::page::{Labels, Lines, Page};
 use super::namespaces::Scope;
 use super::{Outcome, Scrape};
-use crate::host::proc::Traffic;
+use crate::host::proc::InterfaceTraffic;
 
-type Count = fn(&Traffic) -> u64;
+type Count = fn(&InterfaceTraffic) -> u64;
 
 /// The families of an interface, and what each is of its counters.
 const FAMILIES: [(&Family, Count); 8] = [
@@ -69,7 +69,7 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
     Outcome::of(complete)
 }
 
-fn put(lines: &mut [Lines], labels: &Labels, interface: &str, traffic: &Traffic) {
+fn put(lines: &mut [Lines], labels: &Labels, interface: &str, traffic: &InterfaceTraffic) {
     for (lines, (_, count)) in lines.iter_mut().zip(FAMILIES) {
         lines.put_with(labels, &[("interface", interface)], count(traffic));
     }

@@ -102,7 +102,7 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
         let of_process = scrape.sources.proc.root_of(pod.process.pid);
         // In a tree of files there is nothing that the kernel shows.
         let held = if root == Path::new("/") {
-            rdma::DeviceFolder::of(&of_process)
+            rdma::DeviceFolder::open(&of_process)
         } else {
             None
         };

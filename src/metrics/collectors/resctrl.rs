@@ -8,7 +8,7 @@ use super::super::page::{Lines, Page};
 use super::monitors::{Moved, Plan, Step, Wanted, name, plan};
 use super::{Outcome, Scrape, Subject};
 use crate::cpu::CpuSet;
-use crate::host::resctrl::{Count, Domain, Resctrl, ResctrlError};
+use crate::host::resctrl::{CacheCounters, Count, Resctrl, ResctrlError};
 use crate::pin::Enforcement;
 use crate::pod::Role;
 
@@ -57,7 +57,7 @@ impl Monitors {
                 .collect();
             self.moved.keep(|cgroup| there.contains(cgroup));
         }
-        let room = match self.resctrl.room() {
+        let room = match self.resctrl.available_groups() {
             Ok(room) => room,
             Err(
                 error @ (ResctrlError::NotOffered(_)
@@ -181,7 +181,7 @@ impl Monitors {
                 continue;
             };
             // Where the hardware has too few counters, it is a setting who gets one, and nothing is lacking.
-            let tells = |domain: &Domain| {
+            let tells = |domain: &CacheCounters| {
                 [domain.occupancy, domain.total, domain.local]
                     .iter()
                     .all(|it| *it != Some(Count::Unknown))

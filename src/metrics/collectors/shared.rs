@@ -7,7 +7,7 @@ use std::fs::File;
 use super::tally::{Tally, choose};
 use super::{Scrape, Subject};
 use crate::cpu::CpuSet;
-use crate::host::perf::{EVENTS, Event, Group, PerfError};
+use crate::host::perf::{CounterGroup, EVENTS, Event, PerfError};
 use crate::pod::Role;
 
 /// Why containers have no counters.
@@ -35,7 +35,7 @@ pub(super) struct Shared {
 #[derive(Debug)]
 struct Counted {
     number: u64,
-    groups: BTreeMap<u32, Group>,
+    groups: BTreeMap<u32, CounterGroup>,
 }
 
 // === impl Counted ===
@@ -112,9 +112,9 @@ impl Shared {
                 leave(NO_CGROUP, 1);
                 continue;
             };
-            let groups: Result<BTreeMap<u32, Group>, PerfError> = online
+            let groups: Result<BTreeMap<u32, CounterGroup>, PerfError> = online
                 .iter()
-                .map(|cpu| Ok((cpu, Group::open_in(&folder, cpu, events)?)))
+                .map(|cpu| Ok((cpu, CounterGroup::open_in(&folder, cpu, events)?)))
                 .collect();
             match groups {
                 Ok(groups) => {

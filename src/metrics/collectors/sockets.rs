@@ -12,10 +12,12 @@ use super::super::families::{
 use super::super::page::{Labels, Page};
 use super::namespaces::Scope;
 use super::{Outcome, Scrape, Subject, of_pod};
-use crate::host::sockets::{Counter, ROOM, SocketSample, Sockets as Counts, SocketsError};
+use crate::host::sockets::{
+    DEFAULT_ENTRIES, SocketCounter, SocketSample, SocketTraffic, SocketsError,
+};
 use crate::pin::snapshot::ContainerState;
 
-type Count = fn(&Counts) -> u64;
+type Count = fn(&SocketTraffic) -> u64;
 
 const FAMILIES: [(&Family, Count); 4] = [
     (&POD_NETWORK_SOCKET_RECEIVE_BYTES, |counts| {
@@ -46,7 +48,7 @@ pub(in crate::metrics) struct Sockets {
     cgroup_root: PathBuf,
     trees: Vec<String>,
     /// Where there is none yet, the next scrape tries again; why there will be none, else.
-    counter: Result<Option<Counter>, String>,
+    counter: Result<Option<SocketCounter>, String>,
     /// The last reason that the log has.
     logged: Option<String>,
 }
@@ -71,7 +73,7 @@ impl Sockets {
         if !matches!(self.counter, Ok(None)) {
             return;
         }
-        self.counter = match Counter::new(&self.cgroup_root, &self.trees, ROOM) {
+        self.counter = match SocketCounter::new(&self.cgroup_root, &self.trees, DEFAULT_ENTRIES) {
             Ok(counter) => Ok(Some(counter)),
             Err(error) => {
                 let reason = said(&error);
@@ -79,7 +81,7 @@ impl Sockets {
                     tracing::warn!("the pods' sockets are not counted: {reason}");
                     self.logged = Some(reason.clone());
                 }
-                if error.is_lasting() {
+                if error.is_terminal() {
                     Err(reason)
                 } else {
                     Ok(None)
@@ -98,7 +100,7 @@ impl Sockets {
         let pods = pods(&scrape.subjects);
         let paths: HashSet<&str> = pods.values().map(|(path, _)| *path).collect();
         let attached = counter.attach();
-        let look = match counter.look(&scrape.sources.cgroups, &paths) {
+        let look = match counter.sample(&scrape.sources.cgroups, &paths) {
             Ok(look) => look,
             Err(error) => return failed(&error),
         };
@@ -168,7 +170,7 @@ pub(super) fn pods<'a>(
 }
 
 fn failed(error: &SocketsError) -> Outcome {
-    if error.is_lasting() {
+    if error.is_terminal() {
         Outcome::Unsupported(said(error))
     } else {
         Outcome::Partial

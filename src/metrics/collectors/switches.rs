@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::host::proc::Scheduled;
+use crate::host::proc::SchedulerCounts;
 
 /// Per cgroup, what its threads have counted so far. A thread that ends takes its counters with it, so the sum of the
 /// threads there now would go back: what is added up is what each thread has gained since it was last seen. The same goes for
@@ -17,13 +17,13 @@ pub(in crate::metrics) struct Switchboard {
 struct Container {
     /// In the order in which they were seen last, which is mostly that in which they are seen next.
     tasks: Vec<(i32, Task)>,
-    total: Scheduled,
+    total: SchedulerCounts,
 }
 
 /// A thread or a process.
 #[derive(Debug, Clone, Copy, Default)]
 struct Task {
-    counted: Scheduled,
+    counted: SchedulerCounts,
     /// When it began, where that is asked: what tells a process from another that has its id now.
     began: Option<u64>,
 }
@@ -36,9 +36,9 @@ impl Switchboard {
     pub(super) fn add(
         &mut self,
         number: usize,
-        tasks: &[(i32, Scheduled)],
+        tasks: &[(i32, SchedulerCounts)],
         began: impl Fn(i32) -> Option<u64>,
-    ) -> Scheduled {
+    ) -> SchedulerCounts {
         if self.containers.len() <= number {
             self.containers.resize_with(number + 1, Container::default);
         }
@@ -47,7 +47,7 @@ impl Switchboard {
             total,
         }) = self.containers.get_mut(number)
         else {
-            return Scheduled::default();
+            return SchedulerCounts::default();
         };
         if known
             .iter()
@@ -94,7 +94,12 @@ impl Switchboard {
 
 impl Task {
     /// Adds what it has gained since it was last seen.
-    fn note(&mut self, now: &Scheduled, began: impl Fn() -> Option<u64>, total: &mut Scheduled) {
+    fn note(
+        &mut self,
+        now: &SchedulerCounts,
+        began: impl Fn() -> Option<u64>,
+        total: &mut SchedulerCounts,
+    ) {
         if !is_more(&self.counted, now) {
             // While a thread of it ends, a process may count it twice for a moment, and less again then. Without a beginning
             // to compare, less than before means another one with the same id, which counts from zero.
@@ -130,7 +135,7 @@ impl Task {
 }
 
 /// Whether nothing has gone back.
-fn is_more(before: &Scheduled, now: &Scheduled) -> bool {
+fn is_more(before: &SchedulerCounts, now: &SchedulerCounts) -> bool {
     before.voluntary <= now.voluntary
         && before.involuntary <= now.involuntary
         && before.run_delay <= now.run_delay
@@ -140,11 +145,11 @@ fn is_more(before: &Scheduled, now: &Scheduled) -> bool {
 mod tests {
     use super::*;
 
-    fn threads(list: &[(i32, u64, u64)]) -> Vec<(i32, Scheduled)> {
+    fn threads(list: &[(i32, u64, u64)]) -> Vec<(i32, SchedulerCounts)> {
         let scheduled = |&(tid, voluntary, involuntary)| {
             (
                 tid,
-                Scheduled {
+                SchedulerCounts {
                     voluntary,
                     involuntary,
                     run_delay: 100 * involuntary,
@@ -154,7 +159,7 @@ mod tests {
         list.iter().map(scheduled).collect()
     }
 
-    fn add(board: &mut Switchboard, list: &[(i32, u64, u64)]) -> Scheduled {
+    fn add(board: &mut Switchboard, list: &[(i32, u64, u64)]) -> SchedulerCounts {
         board.add(0, &threads(list), |_| None)
     }
 
@@ -182,7 +187,7 @@ mod tests {
         assert_eq!(add(&mut board, &[(1, 10, 1), (2, 20, 2)]).voluntary, 30);
         assert_eq!(
             add(&mut board, &[(1, 15, 1)]),
-            Scheduled {
+            SchedulerCounts {
                 voluntary: 35,
                 involuntary: 3,
                 run_delay: 300

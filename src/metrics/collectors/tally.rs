@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::cpu::CpuSet;
-use crate::host::perf::{EVENTS, Reading};
+use crate::host::perf::{EVENTS, GroupCounts};
 
 /// A container with CPUs of its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -98,7 +98,7 @@ pub(super) struct Totals {
 /// The latest reading of a slot: a CPU, or a CPU for one cgroup.
 #[derive(Debug, Clone, Copy, Default)]
 struct Last {
-    reading: Reading,
+    reading: GroupCounts,
     /// Nanoseconds for which nothing has been estimated yet, since the counters have not run in them.
     waiting: u64,
 }
@@ -119,7 +119,7 @@ impl Tally {
 
     /// Adds what a CPU has counted for a container since it was last read, or since its counters were opened. Says whether it
     /// still counts: the time goes on as long as the CPU is online, whether or not it was the counters' turn.
-    pub(super) fn note(&mut self, cgroup: &str, slot: u64, reading: &Reading) -> bool {
+    pub(super) fn note(&mut self, cgroup: &str, slot: u64, reading: &GroupCounts) -> bool {
         let last = self.last.entry(slot).or_default();
         let enabled = reading.enabled.saturating_sub(last.reading.enabled);
         let running = reading.running.saturating_sub(last.reading.running);
@@ -197,8 +197,8 @@ mod tests {
         plan
     }
 
-    fn reading(enabled: u64, running: u64, count: u64) -> Reading {
-        Reading {
+    fn reading(enabled: u64, running: u64, count: u64) -> GroupCounts {
+        GroupCounts {
             enabled,
             running,
             values: [Some(count), Some(2 * count), None, Some(0)],
@@ -379,7 +379,7 @@ mod tests {
             spans in prop::collection::vec((0_u64..1 << 40, 0_u64..1 << 40, 0_u64..1 << 50), 1..40),
         ) {
             let mut tally = Tally::default();
-            let (mut now, mut before) = (Reading::default(), Totals::default());
+            let (mut now, mut before) = (GroupCounts::default(), Totals::default());
             let mut raw = 0;
             for (enabled, share, count) in spans {
                 let running = share.min(enabled);

@@ -151,10 +151,10 @@ fn nothing_is_kept_of_pods_that_are_gone() {
             lock(&sources.switches).kept(),
             lock(&sources.timeouts).kept(),
         );
-        assert_eq!(lock(&sources.ways).kept(), switches);
+        assert_eq!(lock(&sources.ways).open_count(), switches);
         (
             lock(&sources.places).kept(),
-            lock(&sources.counters).kept(),
+            lock(&sources.counters).open_count(),
             switches,
             timeouts,
         )
@@ -282,7 +282,7 @@ fn a_late_scrape_opens_no_counters() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path();
     let sources = sources(root);
-    let events = perf::hardware(root);
+    let events = perf::hardware_events(root);
     let late = |containers, caches: &mut caches::Caches, online: &str| {
         let snapshot = Snapshot {
             online: online.parse().unwrap(),

@@ -8,7 +8,7 @@ use super::super::families::{
 use super::super::lock;
 use super::super::page::Page;
 use super::{Outcome, Scrape};
-use crate::host::proc::{Proc, Scheduled};
+use crate::host::proc::{Proc, SchedulerCounts};
 use crate::host::taskstats::Taskstats;
 
 pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
@@ -42,7 +42,13 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
         let known = subject.threads.filter(|known| *known >= processes.len());
         let known =
             known.unwrap_or_else(|| processes.iter().map(|pid| proc.thread_count(*pid)).sum());
-        let began = |id: i32| if by_process { proc.began(id) } else { None };
+        let began = |id: i32| {
+            if by_process {
+                proc.start_time(id)
+            } else {
+                None
+            }
+        };
         let total = board.add(subject.number, &seen, began);
         let waited = unsupported.is_none().then_some(total.run_delay);
         tasks.note_threads(subject.number, known, waited);
@@ -72,7 +78,7 @@ fn count(
     proc: &Proc,
     taskstats: Option<&mut Taskstats>,
     processes: &[i32],
-) -> Option<Vec<(i32, Scheduled)>> {
+) -> Option<Vec<(i32, SchedulerCounts)>> {
     let Some(taskstats) = taskstats else {
         return Some(
             processes

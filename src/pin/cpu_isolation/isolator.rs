@@ -9,9 +9,9 @@ use super::super::apply::chain;
 use super::record::ranges;
 use super::{IsolationInput, IsolationPlan, KnobRecord, KnobWrite, plan};
 use crate::cpu::CpuSet;
-use crate::host::cgroup::{About, Cgroups};
+use crate::host::cgroup::{Cgroups, NoteSubject};
 use crate::host::file::FileError;
-use crate::host::knobs::{Knob, Knobs, TurnError};
+use crate::host::knobs::{Knob, KnobWriteError, Knobs};
 
 /// The result of one CPU isolation pass.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -79,7 +79,7 @@ impl CpuIsolator {
     /// Adds systemd's slices, if systemd owns the cgroups. Slices with pods are excluded.
     #[must_use]
     pub fn with_slices(mut self, cgroups: &Cgroups, trees: &[String]) -> Self {
-        if cgroups.through_systemd() {
+        if cgroups.uses_systemd() {
             self.knobs = self.knobs.with_slices(cgroups.clone(), trees);
         }
         self
@@ -123,7 +123,7 @@ impl CpuIsolator {
         cgroups: &Cgroups,
         path: &str,
     ) -> Result<(), String> {
-        let text = match cgroups.note(path, About::Quiet) {
+        let text = match cgroups.note(path, NoteSubject::CpuIsolation) {
             Ok(text) => text,
             // Without the pods' cgroups no CPU is exclusive, and no cgroup can hold the record.
             Err(error) if error.is_gone() && input.exclusive.is_empty() => return Ok(()),
@@ -145,14 +145,14 @@ impl CpuIsolator {
                 return Ok(text);
             }
             cgroups
-                .set_note(path, About::Quiet, text.as_deref())
+                .set_note(path, NoteSubject::CpuIsolation, text.as_deref())
                 .map_err(|error| chain(&error))
                 .map(|()| text)
         };
         // Every write is recorded first: a crash would otherwise lose the earlier value.
         let ahead = keep(&plan.ahead, text.as_deref())?;
         if !plan.writes.is_empty() {
-            self.irqbalance = input.options.irqs && self.knobs.irqbalance();
+            self.irqbalance = input.options.irqs && self.knobs.irqbalance_runs();
         }
         let failures = self.write(&plan, report);
         for (knob, error) in seen.unreadable {
@@ -277,9 +277,10 @@ impl IsolationReport {
 }
 
 /// Whether the error means that the kernel forbids moving the interrupt.
-fn refusal(error: &TurnError) -> bool {
+fn refusal(error: &KnobWriteError) -> bool {
     use nix::libc::{EIO, EPERM};
-    let TurnError::File(FileError::Read { source, .. } | FileError::Write { source, .. }) = error
+    let KnobWriteError::File(FileError::Read { source, .. } | FileError::Write { source, .. }) =
+        error
     else {
         return false;
     };
@@ -288,12 +289,12 @@ fn refusal(error: &TurnError) -> bool {
 
 /// The kernel's error text alone, without the file: files with the same error then share a
 /// sentence.
-fn cause(error: &TurnError) -> String {
+fn cause(error: &KnobWriteError) -> String {
     match error {
-        TurnError::File(FileError::Read { source, .. } | FileError::Write { source, .. }) => {
+        KnobWriteError::File(FileError::Read { source, .. } | FileError::Write { source, .. }) => {
             source.to_string()
         }
-        TurnError::Cgroup(error) => chain(error),
+        KnobWriteError::Cgroup(error) => chain(error),
     }
 }
 

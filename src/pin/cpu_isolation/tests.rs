@@ -71,7 +71,7 @@ impl Kernel {
             .iter()
             .filter(|(knob, _)| kinds.contains(&knob.kind()))
             .map(|(k, v)| (k.clone(), v.clone()));
-        let seen = Seen {
+        let seen = KnobValues {
             values: values.collect(),
             kinds,
             unreadable: BTreeMap::new(),
@@ -235,9 +235,9 @@ fn missing_data_forgets_nothing() {
         isolated: &isolated,
         online: &kernel.online,
     };
-    let mut seen = Seen {
-        kinds: [Kind::PacketSteering].into(),
-        ..Seen::default()
+    let mut seen = KnobValues {
+        kinds: [KnobKind::PacketSteering].into(),
+        ..KnobValues::default()
     };
     seen.unreadable.insert(receive(0), "why".to_owned());
     let plan = plan(&input, &refused, &seen, &note);
@@ -306,7 +306,7 @@ proptest! {
         let mut kernel = Kernel::new(&[]);
         for (knob, cpus) in knobs.iter().zip(values) {
             // Only packet steering can be off, with an empty set.
-            let off = cpus.is_empty() && knob.kind() != Kind::PacketSteering;
+            let off = cpus.is_empty() && knob.kind() != KnobKind::PacketSteering;
             kernel.knobs.insert(knob.clone(), if off { kernel.online.clone() } else { cpus });
         }
         kernel.managed = managed.into_iter().map(|index| knobs[index].clone()).collect();
@@ -347,7 +347,7 @@ proptest! {
                 }
                 Happening::Other(index, cpus) => {
                     let knob = &knobs[index];
-                    let off = cpus.is_empty() && knob.kind() != Kind::PacketSteering;
+                    let off = cpus.is_empty() && knob.kind() != KnobKind::PacketSteering;
                     // A foreign write with exactly Pinfold's value cannot be distinguished from Pinfold's write.
                     let chance = ours.get(knob).is_some_and(|ours| ours.contains(&cpus));
                     if !off && !chance && !kernel.managed.contains(knob) {

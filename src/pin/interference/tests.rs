@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::host::busy::Turns;
+use crate::host::busy::RunSlices;
 
 const MS: u64 = 1_000_000;
 
@@ -83,15 +83,15 @@ impl Machine {
         spells
     }
 
-    /// The total duration of finished turns, and the duration of the present turn.
-    fn turns(&self, cpu: usize, at: u64) -> Turns {
-        let (mut now, mut turns) = (0, Turns::default());
+    /// The total duration of ended run slices, and the duration of the current slice.
+    fn turns(&self, cpu: usize, at: u64) -> RunSlices {
+        let (mut now, mut turns) = (0, RunSlices::default());
         for &(who, length) in &self.cpus[cpu] {
             if !matches!(who, Who::Idle | Who::Waiting) && now <= at {
                 if now + length <= at {
-                    turns.over += Duration::from_nanos(length);
+                    turns.ended += Duration::from_nanos(length);
                 } else {
-                    turns.present = Duration::from_nanos(at - now);
+                    turns.current = Duration::from_nanos(at - now);
                 }
             }
             now += length;
@@ -99,11 +99,11 @@ impl Machine {
         turns
     }
 
-    fn look(&self, from: u64, to: u64) -> Look {
+    fn look(&self, from: u64, to: u64) -> CpuSample {
         // Each counter is read at a different moment.
         let at = |part: u64| from + (to - from) * part / 7;
         let shown = |ns: u64| Duration::from_nanos(ns - ns % (10 * MS));
-        let clocks = (0..self.cpus.len()).map(|cpu| {
+        let cpus = (0..self.cpus.len()).map(|cpu| {
             let id = u32::try_from(cpu).unwrap();
             let spell = at(u64::from(id) % 7);
             let idle = if self.sampled {
@@ -112,17 +112,18 @@ impl Machine {
                 shown(self.time(cpu, spell, Who::Idle, false))
                     + shown(self.time(cpu, spell, Who::Waiting, false))
             };
-            let clock = Clock {
+            let clock = CpuTimes {
                 idle,
                 steal: shown(self.time(cpu, spell, Who::Stolen, false)),
-                doubt: if self.sampled {
+                idle_error: if self.sampled {
                     TICK * u32::try_from(self.spells(cpu, spell)).unwrap()
                 } else {
                     Duration::ZERO
                 },
                 lag: TICK,
-                turns: (self.sampled && spell >= self.turns_known).then(|| self.turns(cpu, spell)),
-                ..Clock::default()
+                run_slices: (self.sampled && spell >= self.turns_known)
+                    .then(|| self.turns(cpu, spell)),
+                ..CpuTimes::default()
             };
             (id, clock)
         });
@@ -131,14 +132,14 @@ impl Machine {
                 [Who::TrackedOwner, Who::Interference].map(|who| self.time(cpu, at(3), who, true));
             Duration::from_nanos(tasks.iter().sum())
         };
-        Look {
-            from: Duration::from_nanos(from),
-            to: Duration::from_nanos(to),
-            clocks: clocks.collect(),
-            all: self
+        CpuSample {
+            began: Duration::from_nanos(from),
+            ended: Duration::from_nanos(to),
+            cpus: cpus.collect(),
+            all_tasks: self
                 .per_cpu
                 .then(|| (0..self.cpus.len()).map(all).collect()),
-            interrupts_apart: false,
+            separate_interrupts: false,
         }
     }
 
@@ -233,18 +234,18 @@ proptest! {
 }
 
 /// A scan of a single CPU.
-fn look(ms: u64, idle: u64) -> Look {
-    let clock = Clock {
+fn look(ms: u64, idle: u64) -> CpuSample {
+    let clock = CpuTimes {
         idle: Duration::from_millis(idle),
         lag: TICK,
-        ..Clock::default()
+        ..CpuTimes::default()
     };
-    Look {
-        from: Duration::from_millis(ms),
-        to: Duration::from_millis(ms),
-        clocks: BTreeMap::from([(1, clock)]),
-        all: None,
-        interrupts_apart: false,
+    CpuSample {
+        began: Duration::from_millis(ms),
+        ended: Duration::from_millis(ms),
+        cpus: BTreeMap::from([(1, clock)]),
+        all_tasks: None,
+        separate_interrupts: false,
     }
 }
 

@@ -102,7 +102,7 @@ impl<'a> CpusetPlanner<'a> {
     }
 
     fn plan_pod(&mut self, pod: &'a ObservedPod) {
-        if unreadable(pod.record.as_ref(), pod.cgroup.mark.as_deref()) {
+        if unreadable(pod.record.as_ref(), pod.cgroup.record_text.as_deref()) {
             return;
         }
         let none = PodPlan::default();
@@ -128,7 +128,10 @@ impl<'a> CpusetPlanner<'a> {
         };
         for container in &pod.containers {
             let written = &container.cgroup.cpuset.cpus;
-            if unreadable(container.record.as_ref(), container.cgroup.mark.as_deref()) {
+            if unreadable(
+                container.record.as_ref(),
+                container.cgroup.record_text.as_deref(),
+            ) {
                 held.after = held.after.union(written);
                 continue;
             }

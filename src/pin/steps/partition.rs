@@ -21,7 +21,7 @@ use super::memory;
 use super::records::{forget, give_back_quota, lift_quota, mark};
 use super::release::{had, member};
 use crate::cpu::CpuSet;
-use crate::host::cgroup::{Kind, Partition, is_below};
+use crate::host::cgroup::{Partition, PartitionKind, is_below};
 
 pub(super) fn plan(observed: &Observed, desired: &Desired) -> Vec<Step> {
     let mut state = PartitionState::new(observed, desired);
@@ -103,9 +103,10 @@ impl<'a> PartitionState<'a> {
             };
             let container: &'a ObservedContainer = leaf.container;
             let path = container.cgroup.path.as_str();
-            let gives_up = self.live.get(path) == Some(&Kind::Isolated) && leaf.kind == Kind::Root;
+            let gives_up = self.live.get(path) == Some(&PartitionKind::Isolated)
+                && leaf.kind == PartitionKind::Root;
             if gives_up && !leaf.target.is_empty() {
-                self.become_kind(path, Kind::Root, &self.held(path));
+                self.become_kind(path, PartitionKind::Root, &self.held(path));
             }
         }
     }

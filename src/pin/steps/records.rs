@@ -3,7 +3,7 @@
 use super::super::model::{PodAssignment, Step};
 use super::super::record::{AssignmentRecord, EarlierSettings};
 use crate::cpu::CpuSet;
-use crate::host::cgroup::{Quota, lifted};
+use crate::host::cgroup::Quota;
 
 /// The desired record of a cgroup: the new assignment, with the earlier settings from the first
 /// record.
@@ -58,7 +58,7 @@ pub(super) fn lift_quota(path: &str, now: Option<Quota>) -> Option<Step> {
     let quota = now.filter(|quota| quota.quota.is_some())?;
     Some(Step::Quota {
         path: path.to_owned(),
-        quota: lifted(quota),
+        quota: quota.without_limit(),
     })
 }
 

@@ -6,7 +6,7 @@ use super::super::record::AssignmentRecord;
 use super::memory;
 use super::records::{forget, give_back_quota};
 use crate::cpu::CpuSet;
-use crate::host::cgroup::{Kind, Partition, is_below};
+use crate::host::cgroup::{Partition, PartitionKind, is_below};
 
 /// The steps to restore CPUs, quotas and NUMA nodes, and to remove all records.
 pub fn release(observed: &Observed, online: &CpuSet, all_memory: &CpuSet) -> Vec<Step> {
@@ -110,7 +110,7 @@ pub(super) fn undo_partitions(observed: &Observed) -> Vec<Step> {
             }
             if !matches!(
                 cpuset.partition,
-                Partition::Valid(Kind::Member) | Partition::Unsupported
+                Partition::Valid(PartitionKind::Member) | Partition::Unsupported
             ) {
                 undo.push(member(&container.cgroup.path));
             }
@@ -142,8 +142,8 @@ pub(super) fn undo_partitions(observed: &Observed) -> Vec<Step> {
             .iter()
             .filter(|other| is_below(&other.path, &above.path));
         let left = union(below)
-            .union(&above.foreign)
-            .union(&union(further.map(|other| &other.foreign)));
+            .union(&above.other_exclusive)
+            .union(&union(further.map(|other| &other.other_exclusive)));
         undo.extend(trim(&above.path, &now, &left));
     }
     steps.append(&mut undo);
@@ -182,13 +182,14 @@ pub(super) fn is_ours(pod: &ObservedPod, container: &ObservedContainer) -> bool 
         .map(AssignmentRecord::cpus)
         .unwrap_or_default();
     let held = &container.cgroup.cpuset.exclusive;
-    container.record.is_some() || (container.cgroup.mark.is_none() && held.is_subset(&claimed))
+    container.record.is_some()
+        || (container.cgroup.record_text.is_none() && held.is_subset(&claimed))
 }
 
 pub(super) fn member(path: &str) -> Step {
     Step::Partition {
         path: path.to_owned(),
-        kind: Kind::Member,
+        kind: PartitionKind::Member,
         in_force: None,
     }
 }

@@ -284,7 +284,7 @@ fn a_pod_mate_gets_back_what_it_had() {
     });
     assert_eq!(kernel.partition(&main), "member");
     agent.eventually("nothing is noted any longer", |_| {
-        kernel.cgroups.mark(&mate).unwrap().is_none()
+        kernel.cgroups.assignment_record(&mate).unwrap().is_none()
     });
     agent.stop();
 }

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use super::super::super::Peer;
 use super::super::Subject;
-use crate::host::diag::Connection;
+use crate::host::diag::TcpConnection;
 
 /// Addresses that are not known, for which it is asked at one time: of a job, at most.
 const UNKNOWN: usize = 256;
@@ -54,7 +54,7 @@ impl Book {
     }
 
     /// The connections of a namespace that a pod has for itself: what is the address of one end is the pod's.
-    pub(super) fn learn(&mut self, job: &Job, peer: &Peer, connections: &[Connection]) {
+    pub(super) fn learn(&mut self, job: &Job, peer: &Peer, connections: &[TcpConnection]) {
         for connection in connections
             .iter()
             .filter(|connection| !connection.local.is_loopback())
@@ -114,7 +114,7 @@ impl Book {
 
 #[cfg(test)]
 mod tests {
-    use crate::host::diag::State;
+    use crate::host::diag::TcpState;
     use crate::pod::Role;
 
     use super::*;
@@ -130,13 +130,13 @@ mod tests {
         }
     }
 
-    fn at(local: &str) -> Connection {
+    fn at(local: &str) -> TcpConnection {
         let (state, local, remote) = (
-            State::Established,
+            TcpState::Established,
             local.parse().unwrap(),
             "10.0.0.9".parse().unwrap(),
         );
-        Connection {
+        TcpConnection {
             state,
             cookie: 1,
             local,

@@ -45,7 +45,7 @@ pub(super) struct Pod {
 pub(super) fn of(subjects: &[Subject<'_>], sources: &Sources, unified: Option<&Unified>) -> Places {
     let own = i32::try_from(std::process::id())
         .ok()
-        .and_then(|pid| sources.proc.stop(pid));
+        .and_then(|pid| sources.proc.netns_ref(pid));
     let mut pods: BTreeMap<&str, Pod> = BTreeMap::new();
     for subject in subjects {
         let Some((path, _)) = subject.cgroup.rsplit_once('/') else {
@@ -59,7 +59,7 @@ pub(super) fn of(subjects: &[Subject<'_>], sources: &Sources, unified: Option<&U
         // All its containers are in one namespace.
         if pod.stop.is_none() {
             match sources.cgroups.processes(subject.cgroup) {
-                Ok(pids) => pod.stop = pids.into_iter().find_map(|pid| sources.proc.stop(pid)),
+                Ok(pids) => pod.stop = pids.into_iter().find_map(|pid| sources.proc.netns_ref(pid)),
                 Err(error) => pod.known &= error.is_gone(),
             }
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::super::super::Peer;
 use super::peers::{Book, Job};
-use crate::host::diag::{Connection, Measured, State};
+use crate::host::diag::{TcpConnection, TcpMeasurements, TcpState};
 
 /// Up to how many seconds a round trip takes, by bucket: from two pods on one node to two ends of the world.
 pub(super) const BOUNDS: [f64; 12] = [
@@ -27,17 +27,17 @@ pub(super) struct Tally {
 pub(super) struct Pod {
     /// The look that has seen it last.
     look: u64,
-    /// Connections at that look in each of [`State::ALL`]; `None` for a state that there never was.
-    pub(super) states: [Option<usize>; State::ALL.len()],
+    /// Connections at that look in each of [`TcpState::ALL`]; `None` for a state that there never was.
+    pub(super) states: [Option<usize>; TcpState::ALL.len()],
     pub(super) rtt: Histogram,
-    /// Microseconds, as in [`Measured`].
+    /// Microseconds, as in [`TcpMeasurements`].
     pub(super) busy: u64,
     pub(super) receiver: u64,
     pub(super) buffer: u64,
     /// What went to and fro between it and others of its job; `None` for everybody else. Nothing for a pod of no job.
     pub(super) peers: BTreeMap<Option<Peer>, Bytes>,
     /// Its connections at that look, by their numbers.
-    last: HashMap<u64, Measured>,
+    last: HashMap<u64, TcpMeasurements>,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -104,7 +104,7 @@ impl Tally {
     pub(super) fn note<'a>(
         &mut self,
         pod: &str,
-        connections: impl Iterator<Item = &'a Connection>,
+        connections: impl Iterator<Item = &'a TcpConnection>,
         job: Option<&(Job, Peer)>,
         book: &mut Book,
     ) {
@@ -130,13 +130,14 @@ impl Tally {
             if now.insert(connection.cookie, measured).is_some() {
                 continue;
             }
-            let at = State::ALL
+            let at = TcpState::ALL
                 .iter()
                 .position(|state| *state == connection.state);
             if let Some(count) = at.and_then(|at| pod.states.get_mut(at)) {
                 *count = Some(count.unwrap_or(0) + 1);
             }
-            let gained = |of: fn(&Measured) -> u64| of(&measured).saturating_sub(of(&before));
+            let gained =
+                |of: fn(&TcpMeasurements) -> u64| of(&measured).saturating_sub(of(&before));
             pod.busy = pod.busy.saturating_add(gained(|it| it.busy));
             pod.receiver = pod
                 .receiver
@@ -183,8 +184,12 @@ mod tests {
 
     const HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-    fn connection(cookie: u64, state: State, measured: Option<Measured>) -> Connection {
-        Connection {
+    fn connection(
+        cookie: u64,
+        state: TcpState,
+        measured: Option<TcpMeasurements>,
+    ) -> TcpConnection {
+        TcpConnection {
             state,
             cookie,
             local: HOST,
@@ -194,10 +199,10 @@ mod tests {
         }
     }
 
-    fn measured(millis: u64, busy: u64, acknowledged: u64) -> Option<Measured> {
+    fn measured(millis: u64, busy: u64, acknowledged: u64) -> Option<TcpMeasurements> {
         let rtt = Some(Duration::from_millis(millis));
         let (receiver_limited, buffer_limited) = (busy / 2, busy / 4);
-        Some(Measured {
+        Some(TcpMeasurements {
             rtt,
             busy,
             receiver_limited,
@@ -207,7 +212,7 @@ mod tests {
         })
     }
 
-    fn look(tally: &mut Tally, connections: &[Connection]) {
+    fn look(tally: &mut Tally, connections: &[TcpConnection]) {
         tally.note("a", connections.iter(), None, &mut Book::default());
         tally.end(|_| true);
     }
@@ -220,17 +225,18 @@ mod tests {
     #[test]
     fn what_is_gained_is_added_and_what_has_ended_stays() {
         let mut tally = Tally::default();
-        let one =
-            |busy, acknowledged| connection(1, State::Established, measured(3, busy, acknowledged));
+        let one = |busy, acknowledged| {
+            connection(1, TcpState::Established, measured(3, busy, acknowledged))
+        };
         look(&mut tally, &[one(100, 5)]);
         assert_eq!(limited(&tally), [100, 50, 25]);
-        let other = connection(2, State::CloseWait, measured(200, 40, 1));
+        let other = connection(2, TcpState::CloseWait, measured(200, 40, 1));
         look(&mut tally, &[one(180, 9), other, other]);
         assert_eq!(limited(&tally), [220, 110, 55]);
         let states = tally.of("a").unwrap().states;
         assert_eq!((states[0], states[7], states[5]), (Some(1), Some(1), None));
         // The first has become a remnant, the other is gone.
-        look(&mut tally, &[connection(1, State::TimeWait, None)]);
+        look(&mut tally, &[connection(1, TcpState::TimeWait, None)]);
         assert_eq!(limited(&tally), [220, 110, 55]);
         let states = tally.of("a").unwrap().states;
         assert_eq!(
@@ -257,19 +263,19 @@ mod tests {
                 &mut tally,
                 &[connection(
                     1,
-                    State::Established,
+                    TcpState::Established,
                     measured(3, 9, acknowledged),
                 )],
             );
         }
         assert_eq!(tally.of("a").unwrap().rtt.counts.iter().sum::<u64>(), 2);
-        let silent = Measured {
+        let silent = TcpMeasurements {
             rtt: None,
             ..measured(3, 9, 9).unwrap()
         };
         look(
             &mut tally,
-            &[connection(1, State::Established, Some(silent))],
+            &[connection(1, TcpState::Established, Some(silent))],
         );
         assert_eq!(tally.of("a").unwrap().rtt.counts.iter().sum::<u64>(), 2);
     }
@@ -287,7 +293,7 @@ mod tests {
     #[test]
     fn a_pod_that_was_not_seen_is_not_told_and_one_that_is_gone_begins_anew() {
         let mut tally = Tally::default();
-        let all = [connection(1, State::Established, measured(3, 100, 5))];
+        let all = [connection(1, TcpState::Established, measured(3, 100, 5))];
         look(&mut tally, &all);
         tally.note("b", all.iter(), None, &mut Book::default());
         assert!(tally.of("a").is_some(), "the look has not ended");
@@ -316,15 +322,15 @@ mod tests {
             [1, 2, 3].map(|last| (address(last), peer(&format!("w-{last}")))),
         );
         let to = |last: u8, received, acknowledged| {
-            let measured = Measured {
+            let measured = TcpMeasurements {
                 received,
                 acknowledged,
-                ..Measured::default()
+                ..TcpMeasurements::default()
             };
             let remote = if last == 0 { HOST } else { address(last) };
-            Connection {
+            TcpConnection {
                 remote,
-                ..connection(last.into(), State::Established, Some(measured))
+                ..connection(last.into(), TcpState::Established, Some(measured))
             }
         };
         let mut tally = Tally::new(2);
@@ -355,9 +361,9 @@ mod tests {
         ) {
             let (mut tally, mut before, mut seen) = (Tally::default(), [0; 3], 0);
             for connections in looks {
-                let connections: Vec<Connection> = connections
+                let connections: Vec<TcpConnection> = connections
                     .into_iter()
-                    .map(|(cookie, busy, acked)| connection(cookie, State::Established, measured(1, busy, acked)))
+                    .map(|(cookie, busy, acked)| connection(cookie, TcpState::Established, measured(1, busy, acked)))
                     .collect();
                 look(&mut tally, &connections);
                 let after = limited(&tally);

@@ -92,7 +92,7 @@ impl Kernel {
                 effective,
                 ..Cpuset::default()
             };
-            let (mark, quota, path) = (node.mark.clone(), node.quota, path.clone());
+            let (record_text, quota, path) = (node.mark.clone(), node.quota, path.clone());
             if let Some((_, id)) = path.rsplit_once('/') {
                 let id = id.to_owned();
                 pods.last_mut().unwrap().containers.push(ContainerCgroup {
@@ -100,7 +100,7 @@ impl Kernel {
                     id,
                     cpuset,
                     quota,
-                    mark,
+                    record_text,
                     populated: true,
                     memory: Default::default(),
                 });
@@ -110,7 +110,7 @@ impl Kernel {
                     path,
                     cpuset,
                     quota,
-                    mark,
+                    record_text,
                     containers: Vec::new(),
                 });
             }

@@ -7,7 +7,7 @@ use super::super::super::model::{Desired, PodAssignment, PodPlan, Step, union};
 use super::super::super::record::AssignmentRecord;
 use super::super::records::{earlier_cpus, next_record, unreadable};
 use crate::cpu::CpuSet;
-use crate::host::cgroup::{Kind, Partition, is_below};
+use crate::host::cgroup::{Partition, PartitionKind, is_below};
 
 /// A container's cgroup and its target.
 pub(super) struct Leaf<'a> {
@@ -15,7 +15,7 @@ pub(super) struct Leaf<'a> {
     pub(super) pod: usize,
     /// The CPUs of the wanted partition, offline CPUs included; empty without a partition.
     pub(super) target: CpuSet,
-    pub(super) kind: Kind,
+    pub(super) kind: PartitionKind,
     /// Whether the pod's assignment names the cgroup; false for an init container inside the pod's set.
     pub(super) owner: bool,
 }
@@ -37,7 +37,7 @@ pub(super) struct PartitionState<'a> {
     /// What each cgroup holds as exclusive, as the steps so far will have left it.
     pub(super) held: BTreeMap<&'a str, CpuSet>,
     /// The cgroups that are live partitions then, and of which kind.
-    pub(super) live: BTreeMap<&'a str, Kind>,
+    pub(super) live: BTreeMap<&'a str, PartitionKind>,
     /// Cgroups with the CPUs of unknown owners below; the plan never takes these CPUs away.
     pub(super) unknown: Vec<(&'a str, CpuSet)>,
     pub(super) steps: Vec<Step>,
@@ -61,7 +61,9 @@ impl<'a> PartitionState<'a> {
             state
                 .held
                 .insert(&above.path, above.cpuset.exclusive.clone());
-            state.unknown.push((&above.path, above.foreign.clone()));
+            state
+                .unknown
+                .push((&above.path, above.other_exclusive.clone()));
         }
         for pod in &observed.pods {
             state.enter(pod);
@@ -130,7 +132,7 @@ impl<'a> PartitionState<'a> {
     }
 
     /// Makes a cgroup a live partition of the given kind, unless the kind is already right.
-    pub(super) fn become_kind(&mut self, path: &'a str, kind: Kind, cpus: &CpuSet) {
+    pub(super) fn become_kind(&mut self, path: &'a str, kind: PartitionKind, cpus: &CpuSet) {
         if self.live.get(path) != Some(&kind) {
             let in_force = Some(cpus.intersection(&self.desired.online));
             self.steps.push(Step::Partition {
@@ -149,7 +151,7 @@ impl<'a> PartitionState<'a> {
         let assignment = &plan.assignment;
         let held = &pod.cgroup.cpuset.exclusive;
         // Without a mark and without a claim, what a pod holds is not ours.
-        let alone = unreadable(pod.record.as_ref(), pod.cgroup.mark.as_deref())
+        let alone = unreadable(pod.record.as_ref(), pod.cgroup.record_text.as_deref())
             || (pod.record.is_none() && assignment.is_empty());
         let mut target = if alone {
             held.clone()
@@ -179,8 +181,10 @@ impl<'a> PartitionState<'a> {
             let owner = !own.is_empty();
             let known = owner || inside || container.record.is_some();
             let stranger = !cpuset.exclusive.is_subset(&assignment.cpus()) && !known;
-            let unreadable =
-                unreadable(container.record.as_ref(), container.cgroup.mark.as_deref());
+            let unreadable = unreadable(
+                container.record.as_ref(),
+                container.cgroup.record_text.as_deref(),
+            );
             if alone || unreadable || stranger {
                 target = target.union(&cpuset.exclusive);
                 self.unknown.push((path, cpuset.exclusive.clone()));
@@ -210,14 +214,16 @@ impl<'a> PartitionState<'a> {
             let isolated = plan.isolated;
             let kind = match &cpuset.partition {
                 // The wishes of an unknown pod are unknown: its partition stays isolated.
-                Partition::Valid(Kind::Isolated) if pod.known.is_none() => Kind::Isolated,
-                Partition::Valid(Kind::Isolated)
+                Partition::Valid(PartitionKind::Isolated) if pod.known.is_none() => {
+                    PartitionKind::Isolated
+                }
+                Partition::Valid(PartitionKind::Isolated)
                     if isolated && target.is_subset(&cpuset.exclusive) =>
                 {
-                    Kind::Isolated
+                    PartitionKind::Isolated
                 }
-                _ if isolated && !plan.balanced_yet => Kind::Isolated,
-                _ => Kind::Root,
+                _ if isolated && !plan.balanced_yet => PartitionKind::Isolated,
+                _ => PartitionKind::Root,
             };
             self.leaves.push(Leaf {
                 container,

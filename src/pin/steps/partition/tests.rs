@@ -3,7 +3,7 @@
 use super::super::{plan, release};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{
-    Above, ContainerCgroup, Cpuset, Kind, Partition, PodCgroup, Surroundings,
+    AncestorCgroup, ContainerCgroup, Cpuset, Partition, PartitionKind, PodCgroup, PodSurroundings,
 };
 use crate::pin::{AssignmentRecord, Desired, EarlierSettings, Enforcement, Observed, Scan, Step};
 use crate::pod::{Container, Pod};
@@ -29,7 +29,7 @@ fn there(tree: &str, containers: &[Now<'_>]) -> Observed {
         exclusive: set(exclusive),
         partition,
     };
-    let member = || Partition::Valid(Kind::Member);
+    let member = || Partition::Valid(PartitionKind::Member);
     let mut scan = Scan::default();
     let mut known: Vec<Pod> = Vec::new();
     for (pod, name, exclusive, says, cpus) in containers {
@@ -56,7 +56,7 @@ fn there(tree: &str, containers: &[Now<'_>]) -> Observed {
             Some("member") => member(),
             Some(words) => Partition::Invalid((*words).to_owned()),
             None if exclusive.is_empty() => member(),
-            None => Partition::Valid(Kind::Root),
+            None => Partition::Valid(PartitionKind::Root),
         };
         let mut mark = AssignmentRecord::new(EarlierSettings::default());
         mark.assignment
@@ -66,12 +66,12 @@ fn there(tree: &str, containers: &[Now<'_>]) -> Observed {
             path: format!("{}/{name}", cgroup.path),
             id: (*name).to_owned(),
             cpuset: cpuset(exclusive, cpus, partition),
-            mark: (!exclusive.is_empty()).then(|| mark.text()),
+            record_text: (!exclusive.is_empty()).then(|| mark.text()),
             ..ContainerCgroup::default()
         });
         if !exclusive.is_empty() {
             let mut all = cgroup
-                .mark
+                .record_text
                 .as_deref()
                 .map_or(AssignmentRecord::new(EarlierSettings::default()), |t| {
                     AssignmentRecord::parse(t).unwrap()
@@ -80,7 +80,7 @@ fn there(tree: &str, containers: &[Now<'_>]) -> Observed {
                 .containers
                 .insert((*name).to_owned(), set(exclusive));
             cgroup.cpuset.exclusive = all.cpus();
-            cgroup.mark = Some(all.text());
+            cgroup.record_text = Some(all.text());
         }
         pod.containers.push(Container {
             name: (*name).to_owned(),
@@ -89,14 +89,14 @@ fn there(tree: &str, containers: &[Now<'_>]) -> Observed {
         });
     }
     let path = "kubepods".to_owned();
-    let above = Above {
+    let above = AncestorCgroup {
         path,
         cpuset: cpuset(tree, "", member()),
-        ..Above::default()
+        ..AncestorCgroup::default()
     };
-    scan.around = Surroundings {
+    scan.around = PodSurroundings {
         above: vec![above],
-        ..Surroundings::default()
+        ..PodSurroundings::default()
     };
     Observed::new(scan, &known).0
 }
@@ -335,7 +335,7 @@ fn a_pod_mates_newer_set_is_what_it_gets_back() {
 fn pods_that_nobody_told_of_stay_what_they_are() {
     let mut lives = there("2-3", &[("a", "x", "2-3", None, "")]);
     let claims = desired(&[("a", "x", "2-3")]);
-    lives.pods[0].containers[0].cgroup.cpuset.partition = Partition::Valid(Kind::Isolated);
+    lives.pods[0].containers[0].cgroup.cpuset.partition = Partition::Valid(PartitionKind::Isolated);
     assert_eq!(
         steps(&lives, &claims),
         ["a/x: root on CPUs 2-3"],
@@ -348,7 +348,7 @@ fn pods_that_nobody_told_of_stay_what_they_are() {
 #[test]
 fn isolated_ones_gain_nothing_before_work_queues_have_left() {
     let mut lives = there("2-3", &[("a", "x", "2-3", None, "")]);
-    lives.pods[0].containers[0].cgroup.cpuset.partition = Partition::Valid(Kind::Isolated);
+    lives.pods[0].containers[0].cgroup.cpuset.partition = Partition::Valid(PartitionKind::Isolated);
     let mut wish = desired(&[("a", "x", "2-4")]);
     wish.pod_mut("a").isolated = true;
     let grows = [

@@ -1,0 +1,322 @@
+//! The types that the other files of the module share, and the reading of their files.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use serde::{Deserialize, Serialize};
+
+use super::systemd::{Systemd, SystemdError};
+use crate::cpu::CpuSet;
+use crate::host::file::{self, FileError};
+
+/// The version of the hierarchy with the cpuset controller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Version {
+    /// A separate hierarchy per controller.
+    V1,
+    /// The unified hierarchy.
+    V2,
+}
+
+/// The mounted hierarchies that Pinfold uses.
+#[derive(Debug, Clone)]
+pub struct Cgroups {
+    /// Version of the cpuset hierarchy.
+    pub version: Version,
+    pub(super) cpuset: PathBuf,
+    pub(super) cpu: Option<PathBuf>,
+    pub(super) cpuacct: Option<PathBuf>,
+    pub(super) memory: Option<PathBuf>,
+    pub(super) pids: Option<PathBuf>,
+    /// systemd, if systemd owns slices and scopes. The CPUs of slices and scopes are then set
+    /// through systemd.
+    pub(super) systemd: Option<Arc<Systemd>>,
+    /// Further hierarchies in which [`Cgroups::create`] makes a container's cgroup.
+    pub(super) others: Vec<PathBuf>,
+}
+
+/// The reason why cgroups can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum CgroupError {
+    /// No hierarchy has the cpuset controller.
+    #[error(
+        "no cgroup hierarchy with the cpuset controller below {}: mount cgroup v2 there, or cgroup v1 with cpuset at \
+         {}/cpuset, or name the right folder with --cgroup-root", root.display(), root.display()
+    )]
+    NoCpuset {
+        /// The searched folder.
+        root: PathBuf,
+    },
+    /// A file of a cgroup can't be read or written.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// A CPU list from the kernel can't be parsed.
+    #[error("{} holds no CPU list", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// The parser's error.
+        source: crate::cpu::ParseCpuSetError,
+    },
+    /// The CPU quota can't be read or written.
+    #[error(transparent)]
+    Quota(#[from] QuotaError),
+    /// systemd did not set a property of a unit.
+    #[error(transparent)]
+    Systemd(#[from] SystemdError),
+    /// The kernel accepted the write of a partition and made no partition.
+    #[error("the kernel makes no partition: {} says {says:?}", path.display())]
+    Partition {
+        /// The file.
+        path: PathBuf,
+        /// The file's text.
+        says: String,
+    },
+    /// A directory could not be made, listed or removed, or an attribute could not be read or set.
+    #[error("can't {operation} cgroup {}", path.display())]
+    Directory {
+        /// The operation.
+        operation: &'static str,
+        /// The cgroup.
+        path: PathBuf,
+        /// The kernel's error.
+        source: io::Error,
+    },
+}
+
+/// A cgroup's CPUs as the kernel reports them.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Cpuset {
+    /// The written CPUs (`cpuset.cpus`); empty on v2 if nothing was written.
+    pub cpus: CpuSet,
+    /// The effective CPUs.
+    pub effective: CpuSet,
+    /// The CPUs that the cgroup may hold as exclusive (`cpuset.cpus.exclusive`); empty if nothing
+    /// was written.
+    pub exclusive: CpuSet,
+    /// The cgroup's partition state.
+    pub partition: Partition,
+}
+
+/// A CFS bandwidth limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Quota {
+    /// CPU time per period in microseconds; `None` for no limit.
+    pub quota: Option<u64>,
+    /// Length of a period in microseconds.
+    pub period: u64,
+}
+
+/// The failure of reading or writing a quota.
+#[derive(Debug, thiserror::Error)]
+#[error("can't {operation} the CPU quota of cgroup {}", path.display())]
+pub struct QuotaError {
+    /// Whether the cgroup is gone.
+    pub(super) gone: bool,
+    pub(super) operation: &'static str,
+    pub(super) path: PathBuf,
+    pub(super) source: Box<dyn std::error::Error + Send + Sync>,
+}
+
+impl fmt::Display for Quota {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.quota {
+            Some(quota) => write!(f, "{quota}/{}", self.period),
+            None => f.write_str("none"),
+        }
+    }
+}
+
+/// The kinds of partition to write to `cpuset.cpus.partition`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PartitionKind {
+    /// No partition: the cgroup shares CPUs with its siblings.
+    Member,
+    /// A partition with a separate scheduling domain.
+    Root,
+    /// A partition without load balancing, for programs that bind every thread.
+    Isolated,
+}
+
+impl PartitionKind {
+    /// The word to write to `cpuset.cpus.partition`.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Member => "member",
+            Self::Root => "root",
+            Self::Isolated => "isolated",
+        }
+    }
+}
+
+impl fmt::Display for PartitionKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.word())
+    }
+}
+
+/// The partition state that the kernel reports for a cgroup.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Partition {
+    /// The kernel has no partitions below the top of the hierarchy.
+    #[default]
+    Unsupported,
+    /// The requested kind is in force.
+    Valid(PartitionKind),
+    /// The requested kind is not in force. The text is the kernel's, like `root invalid (Parent is
+    /// not a partition root)`.
+    Invalid(String),
+}
+
+impl Partition {
+    /// Whether the kernel reserves the cgroup's exclusive CPUs for the cgroup now.
+    pub fn is_live(&self) -> bool {
+        self.live().is_some()
+    }
+
+    /// The kind of a partition in force; `None` for a member and for an invalid partition.
+    pub fn live(&self) -> Option<PartitionKind> {
+        match self {
+            Self::Valid(kind @ (PartitionKind::Root | PartitionKind::Isolated)) => Some(*kind),
+            _ => None,
+        }
+    }
+
+    pub(super) fn read(text: &str) -> Self {
+        match text {
+            "member" => Self::Valid(PartitionKind::Member),
+            "root" => Self::Valid(PartitionKind::Root),
+            "isolated" => Self::Valid(PartitionKind::Isolated),
+            other => Self::Invalid(other.to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for Partition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unsupported => f.write_str("unsupported"),
+            Self::Valid(kind) => kind.fmt(f),
+            Self::Invalid(text) => f.write_str(text),
+        }
+    }
+}
+
+// === impl CgroupError ===
+
+impl CgroupError {
+    /// Whether the cgroup is gone, which happens in normal operation.
+    pub fn is_gone(&self) -> bool {
+        match self {
+            Self::File(error) => error.is_gone(),
+            Self::Quota(error) => error.gone,
+            Self::Directory { source, .. } => {
+                source.kind() == io::ErrorKind::NotFound
+                    || source.raw_os_error() == Some(Errno::ENODEV as i32)
+            }
+            _ => false,
+        }
+    }
+}
+
+// === impl Cgroups ===
+
+impl Cgroups {
+    /// The version of the hierarchy with the CPU controller.
+    pub(super) fn cpu_version(&self) -> Version {
+        // On a hybrid machine cpuset may be on v2 and cpu on v1.
+        match &self.cpu {
+            Some(cpu) if *cpu != self.cpuset => Version::V1,
+            _ => self.version,
+        }
+    }
+}
+
+// === impl Quota ===
+
+impl Quota {
+    /// The same period without a limit.
+    #[must_use]
+    pub fn without_limit(self) -> Self {
+        Self {
+            quota: None,
+            ..self
+        }
+    }
+}
+
+/// Whether cgroup v2 reports a process in the cgroup at `folder`, or below; `None` without `cgroup.events`.
+pub(super) fn populated(folder: &Path) -> Result<Option<bool>, FileError> {
+    let events = file::read_value_optional(&folder.join("cgroup.events"))?;
+    Ok(events.map(|events| events.lines().any(|line| line == "populated 1")))
+}
+
+pub(super) fn cpu_list(path: &Path) -> Result<CpuSet, CgroupError> {
+    parse(path, &file::read_value(path)?)
+}
+
+pub(super) fn parse(path: &Path, text: &str) -> Result<CpuSet, CgroupError> {
+    text.parse().map_err(|source| CgroupError::Malformed {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+pub(super) fn directories(path: &Path) -> Result<Vec<String>, CgroupError> {
+    let entries = file::list(path).map_err(|source| CgroupError::Directory {
+        operation: "list",
+        path: path.to_owned(),
+        source,
+    })?;
+    let folders = entries.into_iter().filter(|entry| entry.is_folder);
+    Ok(folders.map(|entry| entry.name).collect())
+}
+
+/// Turns the error of a vanished cgroup into `None`.
+pub(super) fn ignore_gone<T>(result: Result<T, CgroupError>) -> Result<Option<T>, CgroupError> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.is_gone() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether a list of words separated by white space contains a word.
+pub(super) fn contains_word(text: &str, word: &str) -> bool {
+    text.split_whitespace().any(|other| other == word)
+}
+
+/// The path of the cgroup `name` directly below `parent`; the top is the empty path.
+pub(super) fn join(parent: &str, name: &str) -> String {
+    if parent.is_empty() {
+        name.to_owned()
+    } else {
+        format!("{parent}/{name}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_words() {
+        assert!(Partition::read("root").is_live());
+        assert!(Partition::read("isolated").is_live());
+        assert_eq!(
+            Partition::read("member"),
+            Partition::Valid(PartitionKind::Member)
+        );
+        let invalid = "root invalid (Parent is not a partition root)";
+        assert_eq!(
+            Partition::read(invalid),
+            Partition::Invalid(invalid.to_owned())
+        );
+        assert!(!Partition::read(invalid).is_live());
+    }
+}
