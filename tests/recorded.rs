@@ -134,7 +134,7 @@ fn ledger(root: &Path, pods: &[PodCgroup]) -> (Observed, Ledger) {
     let (observed, ledger) = Observed::new(
         Scan {
             pods: pods.to_vec(),
-            around,
+            surroundings: around,
             ..Scan::default()
         },
         &[],

@@ -42,7 +42,7 @@ impl IsolatedPartitionGate {
         for (uid, plan) in desired.pods.iter_mut().filter(|(_, plan)| plan.isolated) {
             let cpus = plan.assignment.cpus();
             if !self.is_safe(&cpus, now) {
-                plan.balanced_yet = true;
+                plan.isolation_pending = true;
                 self.waits = true;
             }
             self.wanted.insert(uid.to_string(), cpus);
@@ -142,7 +142,7 @@ mod tests {
     fn waits(isolation: &mut IsolatedPartitionGate, claims: &[(&str, &str)], now: Instant) -> bool {
         let mut desired = wishes(claims);
         isolation.note_wanted(&mut desired, None, now);
-        desired.pods.values().any(|plan| plan.balanced_yet)
+        desired.pods.values().any(|plan| plan.isolation_pending)
     }
 
     #[test]

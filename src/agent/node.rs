@@ -185,7 +185,7 @@ impl Node {
         mut put_off: impl FnMut() -> bool,
     ) -> anyhow::Result<Option<(Observed, Ledger)>> {
         let mut scan = Scan {
-            around: self.cgroups.surroundings(&self.config.trees)?,
+            surroundings: self.cgroups.surroundings(&self.config.trees)?,
             ..Scan::default()
         };
         for tree in &self.config.trees {
@@ -222,7 +222,7 @@ impl Node {
         mut put_off: impl FnMut() -> bool,
     ) -> anyhow::Result<Option<(Observed, Ledger)>> {
         let mut scan = Scan {
-            around: self.cgroups.surroundings(&self.config.trees)?,
+            surroundings: self.cgroups.surroundings(&self.config.trees)?,
             ..Scan::default()
         };
         for ObservedPod { cgroup, .. } in seen.pods {

@@ -291,7 +291,7 @@ impl Told {
         let begun = observed
             .pods
             .iter()
-            .filter(|pod| pod.begun || self.has_any(&pod.cgroup.uid));
+            .filter(|pod| pod.may_own_cpus || self.has_any(&pod.cgroup.uid));
         let begun = begun.map(|pod| pod.cgroup.uid.as_str());
         let mut all = begun
             .chain(self.promises.uids())

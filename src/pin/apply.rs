@@ -1,6 +1,7 @@
 //! Carries out steps and reads the effective CPUs back. [`super::steps`] alone decides which steps there are.
 
 use super::model::{Reason, Step};
+use super::record::AssignmentRecord;
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{CgroupError, Cgroups, PartitionKind, is_within};
 
@@ -45,7 +46,7 @@ pub enum Outcome {
         path: String,
     },
     /// Not tried: the cgroup's record could not be written.
-    Unmarked,
+    Unrecorded,
     /// Not tried: a container failed to give up some of the CPUs.
     Blocked {
         /// The CPUs.
@@ -61,7 +62,7 @@ impl Outcome {
         match self {
             Self::Done => "done",
             Self::Gone => "gone",
-            Self::Unmarked => "unmarked",
+            Self::Unrecorded => "unmarked",
             Self::NotInForce { .. } => "not_in_force",
             Self::Failed(_) | Self::InTheWay { .. } => "failed",
             Self::Invalid { .. } => "invalid",
@@ -77,7 +78,9 @@ impl Applied {
     pub fn error(&self) -> Option<String> {
         let said = match &self.outcome {
             Outcome::Done | Outcome::Gone => return None,
-            Outcome::Unmarked => "not done, since the cgroup's mark can't be written".to_owned(),
+            Outcome::Unrecorded => {
+                "not done, since the cgroup's assignment record could not be written".to_owned()
+            }
             Outcome::NotInForce { effective } => format!("written, but {effective} is in force"),
             Outcome::Failed(error) => chain(error),
             Outcome::Invalid { says } => format!("the kernel says {says:?}"),
@@ -87,11 +90,11 @@ impl Applied {
                 others.join(", ")
             ),
             Outcome::Without { path } => {
-                format!("not done, since {path} could not be given the CPUs")
+                format!("not done, since {path} could not get the CPUs")
             }
             Outcome::Blocked { cpus } => {
                 format!(
-                    "not done, since {} could not be taken from another",
+                    "not done, since another container did not give up {}",
                     cpus.in_words()
                 )
             }
@@ -136,7 +139,7 @@ pub fn apply_while(
         if !go_on(&step) {
             break;
         }
-        let outcome = one(&step, cgroups, &mut held);
+        let outcome = apply_step(&step, cgroups, &mut held);
         done.push(Applied { step, outcome });
     }
     done
@@ -148,15 +151,16 @@ struct Exclusions {
     /// CPUs that a container failed to give up.
     cpus: CpuSet,
     /// Cgroups whose record could not be written.
-    unmarked: Vec<String>,
+    unrecorded: Vec<String>,
     /// Cgroups that could not get exclusive CPUs.
     refused: Vec<String>,
 }
 
-fn one(step: &Step, cgroups: &Cgroups, held: &mut Exclusions) -> Outcome {
+fn apply_step(step: &Step, cgroups: &Cgroups, held: &mut Exclusions) -> Outcome {
     let within = |cgroup: &&String| is_within(step.path(), cgroup);
-    if !matches!(step, Step::Record { .. }) && held.unmarked.iter().any(|cgroup| within(&cgroup)) {
-        return Outcome::Unmarked;
+    if !matches!(step, Step::Record { .. }) && held.unrecorded.iter().any(|cgroup| within(&cgroup))
+    {
+        return Outcome::Unrecorded;
     }
     if let Some(path) = held.refused.iter().find(within).filter(|_| gives(step)) {
         return Outcome::Without { path: path.clone() };
@@ -164,10 +168,8 @@ fn one(step: &Step, cgroups: &Cgroups, held: &mut Exclusions) -> Outcome {
     let result = match step {
         Step::Make { path } => cgroups.create(path),
         Step::Remove { path } => cgroups.remove(path),
-        Step::Record { path, record: mark } => cgroups.set_assignment_record(
-            path,
-            mark.as_ref().map(super::AssignmentRecord::text).as_deref(),
-        ),
+        Step::Record { path, record } => cgroups
+            .set_assignment_record(path, record.as_ref().map(AssignmentRecord::text).as_deref()),
         Step::Memory { path, numa } => cgroups.set_memory_nodes(path, numa),
         Step::Quota { path, quota } => cgroups.set_quota(path, *quota),
         Step::Exclusive { path, cpus, .. } => cgroups.set_exclusive(path, cpus),
@@ -185,7 +187,7 @@ fn one(step: &Step, cgroups: &Cgroups, held: &mut Exclusions) -> Outcome {
         Err(error) if error.is_gone() => Outcome::Gone,
         Err(error) => refusal(step, error, cgroups),
     };
-    note(step, &outcome, cgroups, held);
+    add_exclusions(step, &outcome, cgroups, held);
     outcome
 }
 
@@ -199,7 +201,7 @@ fn gives(step: &Step) -> bool {
 }
 
 /// Remembers the CPUs and cgroups that later steps must not touch.
-fn note(step: &Step, outcome: &Outcome, cgroups: &Cgroups, held: &mut Exclusions) {
+fn add_exclusions(step: &Step, outcome: &Outcome, cgroups: &Cgroups, held: &mut Exclusions) {
     match (step, outcome) {
         (
             Step::Record {
@@ -207,7 +209,7 @@ fn note(step: &Step, outcome: &Outcome, cgroups: &Cgroups, held: &mut Exclusions
                 record: Some(_),
             },
             Outcome::Failed(_),
-        ) => held.unmarked.push(path.clone()),
+        ) => held.unrecorded.push(path.clone()),
         (
             Step::Exclusive { path, .. },
             Outcome::Failed(_) | Outcome::InTheWay { .. } | Outcome::Invalid { .. },
@@ -266,7 +268,7 @@ fn read_back(step: &Step, cgroups: &Cgroups) -> Outcome {
         // CPUs lack the CPUs of the pod's own partitions, too.
         Step::Cpus {
             cpus,
-            reason: Reason::Apart | Reason::Share | Reason::Release | Reason::Pod,
+            reason: Reason::Separate | Reason::Share | Reason::Release | Reason::Pod,
             ..
         } => now.cpus == *cpus,
         // The written CPUs of a partition take effect when the partition ends.

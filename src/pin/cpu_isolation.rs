@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 pub use isolator::{CpuIsolator, IsolationReport, KnobFailure, ManagedIrq};
-pub use record::{KnobRecord, KnobRecordError};
+pub use record::{KnobHistory, KnobRecord, KnobRecordError};
 
 use crate::cpu::CpuSet;
 use crate::host::knobs::{Knob, KnobKind, KnobValues};
@@ -36,16 +36,6 @@ pub struct CpuIsolationOptions {
     /// Units that systemd runs outside the pods. The option is for enforcement `cpuset`: partitions already keep
     /// these units off.
     pub system_slices: bool,
-}
-
-/// The history of a knob that Pinfold turned.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct KnobHistory {
-    /// The base: the CPUs before Pinfold's first write, or a later value of another program.
-    pub before: CpuSet,
-    /// The values that Pinfold wrote, or was about to write. Any further value in the knob comes from another
-    /// program.
-    pub ours: BTreeSet<CpuSet>,
 }
 
 /// The input of [`plan`]: options, and the exclusive, isolated and online CPUs.
@@ -111,18 +101,18 @@ impl CpuIsolationOptions {
 
 impl IsolationInput<'_> {
     /// The kinds of knobs to read: kinds that must avoid CPUs now, and kinds in the record.
-    pub fn kinds(&self, note: &KnobRecord) -> BTreeSet<KnobKind> {
+    pub fn kinds(&self, record: &KnobRecord) -> BTreeSet<KnobKind> {
         let wanted = |kind: &KnobKind| !self.taken(*kind).is_empty();
         KnobKind::ALL
             .into_iter()
             .filter(wanted)
-            .chain(note.entries().keys().map(Knob::kind))
+            .chain(record.entries().keys().map(Knob::kind))
             .collect()
     }
 
     /// The CPUs that a kind of kernel work must avoid.
     fn taken(&self, kind: KnobKind) -> CpuSet {
-        let asked = if self.options.wants(kind) {
+        let exclusive = if self.options.wants(kind) {
             self.exclusive
         } else {
             &CpuSet::new()
@@ -132,7 +122,7 @@ impl IsolationInput<'_> {
         } else {
             &CpuSet::new()
         };
-        asked.union(isolated)
+        exclusive.union(isolated)
     }
 
     /// The CPUs that a knob with the given base shall hold.
@@ -164,25 +154,26 @@ impl IsolationInput<'_> {
 pub fn plan(
     input: &IsolationInput<'_>,
     refused: &BTreeSet<Knob>,
-    seen: &KnobValues,
-    note: &KnobRecord,
+    knobs: &KnobValues,
+    record: &KnobRecord,
 ) -> IsolationPlan {
     let mut plan = IsolationPlan::default();
     let mut entries = BTreeMap::new();
-    let knobs: BTreeSet<&Knob> = seen.values.keys().chain(note.entries().keys()).collect();
-    for knob in knobs {
-        let noted = note.entries().get(knob);
-        let Some(now) = seen.values.get(knob) else {
+    let all: BTreeSet<&Knob> = knobs.values.keys().chain(record.entries().keys()).collect();
+    for knob in all {
+        let history = record.entries().get(knob);
+        let Some(now) = knobs.values.get(knob) else {
             // An unreadable knob still exists, so its entry stays.
-            let unknown = seen.unreadable.contains_key(knob) || !seen.kinds.contains(&knob.kind());
+            let unknown =
+                knobs.unreadable.contains_key(knob) || !knobs.kinds.contains(&knob.kind());
             entries.extend(
-                noted
+                history
                     .filter(|_| unknown)
                     .map(|entry| (knob.clone(), entry.clone())),
             );
             continue;
         };
-        let base = noted
+        let base = history
             .filter(|entry| entry.before == *now || entry.ours.contains(now))
             .map_or(now, |entry| &entry.before);
         let target = input.target(knob, base);

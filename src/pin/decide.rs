@@ -1,50 +1,22 @@
 //! [`decide`] turns pods, policy and ledger into the desired owner of each exclusive CPU.
 //!
 //! Running containers stay on their CPUs. The ledger's assignment stays as long as the container is
-//! entitled to as many CPUs. [`Placer`] alone chooses the CPUs of a new assignment. The containers
+//! entitled to as many CPUs. [`Placer`](crate::cpu::Placer) alone chooses the CPUs of a new assignment. The containers
 //! of a pod are placed together first and then divided. Containers then share cores with containers
 //! of the same pod rather than with foreign containers.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use super::assignment::PodAssignment;
 use super::ledger::Ledger;
-use super::model::{Desired, PodAssignment};
-use crate::cpu::{CpuSet, Placer, Topology};
-use crate::pod::{
-    self, Balancing, Container, ContainerKind, CpuPreferences, Entitlement, Pod, Policy, Qos,
-    Recognition,
-};
+use super::model::Desired;
+use crate::cpu::{CpuSet, Topology};
+use crate::pod::{Balancing, Container, ContainerKind, Entitlement, Pod, Qos, Recognition};
 
-/// The input of decisions, besides the ledger.
-#[derive(Debug, Clone, Copy)]
-pub struct DecisionInput<'a> {
-    /// The machine.
-    pub topology: &'a Topology,
-    /// The machine's placer.
-    pub placer: &'a Placer,
-    /// CPUs excluded from assignments.
-    pub reserved: &'a CpuSet,
-    /// The rules for entitlements.
-    pub policy: &'a Policy,
-    /// The default preferences, for pods without preferences.
-    pub wishes: &'a CpuPreferences,
-    /// The pods of the node. Earlier pods are served first.
-    pub pods: &'a [Pod],
-    /// The uids of pods with a container, now or soon: only these pods own CPUs. `None` in a plan
-    /// on paper: every pod counts as begun.
-    pub here: Option<&'a HashSet<&'a str>>,
-    /// NUMA nodes of the pods' devices, by namespace and name.
-    pub devices: &'a BTreeMap<(String, String), CpuSet>,
-    /// How many running containers may be moved now to make room.
-    pub moves: usize,
-    /// Whether the container runtime or the API has had time to report the existing containers.
-    /// Before then, a pod without a known container keeps its CPUs.
-    pub ids_settled: bool,
-    /// The reason to assign no further CPUs now. Existing assignments stay.
-    pub suspended: Option<&'a str>,
-}
+pub use model::{ContainerMove, DecisionInput};
+use model::{PodRequest, ShortfallNote};
 
 /// The decision about a container of a known pod.
 #[derive(Debug, Clone, PartialEq)]
@@ -91,27 +63,12 @@ pub struct Decisions {
     pub moves: Vec<ContainerMove>,
 }
 
-/// A move of a running container.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct ContainerMove {
-    /// The pod's namespace.
-    pub namespace: String,
-    /// The pod's name.
-    pub pod: String,
-    /// The container's name.
-    pub container: String,
-    /// The CPUs before the move.
-    pub from: CpuSet,
-    /// The CPUs after the move.
-    pub to: CpuSet,
-}
-
 // === impl Decisions ===
 
 impl Decisions {
-    /// Keeps only the assignments already in the ledger, for enforcement `observe`. Pinfold claims
-    /// no unenforced CPUs.
-    pub fn only_what_is(&mut self, pods: &[Pod], ledger: &Ledger) {
+    /// Reduces the decisions to the assignments already in the ledger, for enforcement `observe`.
+    /// Pinfold assigns no CPUs that it cannot enforce.
+    pub fn keep_ledger_assignments(&mut self, pods: &[Pod], ledger: &Ledger) {
         for decision in &mut self.containers {
             let uid = pods.get(decision.pod).and_then(Pod::cgroup_uid);
             let owned = uid.map(|uid| ledger.of(uid)).unwrap_or_default().cpus();
@@ -121,7 +78,7 @@ impl Decisions {
                 .is_some()
             {
                 decision.note =
-                    Some("stays in the shared pool: Pinfold only looks here".to_owned());
+                    Some("stays in the shared pool: Pinfold only observes on this node".to_owned());
                 decision.refused = None;
             }
         }
@@ -200,84 +157,18 @@ pub fn decide_while(
     Some(decisions)
 }
 
-/// A pod with its containers' entitlements.
-struct PodRequest<'a> {
-    index: usize,
-    pod: &'a Pod,
-    /// The uid, as in the ledger. A pod without a uid has no known cgroup and gets a made-up key.
-    key: String,
-    qos: Qos,
-    recognition: Recognition,
-    entitlements: Vec<Entitlement>,
-    /// Indices of containers without exclusive CPUs by policy, against the pod owner's wish.
-    denied: BTreeSet<usize>,
-    wishes: CpuPreferences,
-    /// Mistakes in the pod's annotations.
-    mistakes: Vec<String>,
-}
-
 // === impl PodRequest ===
 
-impl<'a> PodRequest<'a> {
-    fn new(index: usize, pod: &'a Pod, inputs: &DecisionInput<'_>) -> Self {
-        let entitlement = |container| pod::entitlement(pod, container, inputs.policy);
-        let (wishes, mistakes) = pod::cpu_preferences(pod, inputs.wishes);
-        Self {
-            index,
-            pod,
-            key: pod.cgroup_uid().map_or_else(
-                || format!("{}/{}#{index}", pod.namespace, pod.name),
-                str::to_owned,
-            ),
-            qos: pod::qos(pod),
-            recognition: pod::recognise(pod),
-            entitlements: pod.containers.iter().map(entitlement).collect(),
-            denied: (0..)
-                .zip(&pod.containers)
-                .filter(|(_, container)| pod::is_denied(pod, container, inputs.policy))
-                .map(|(index, _)| index)
-                .collect(),
-            wishes,
-            mistakes,
-        }
-    }
-
-    fn owed(&self) -> impl Iterator<Item = (&'a Container, usize)> {
-        let cpus = self
-            .entitlements
-            .iter()
-            .map(|entitlement| entitlement.cpus() as usize);
-        self.pod
-            .containers
-            .iter()
-            .zip(cpus)
-            .filter(|(_, cpus)| *cpus > 0)
-    }
-
-    fn wanted(&self, name: &str) -> Option<usize> {
-        self.owed()
-            .find(|(container, _)| container.name == name)
-            .map(|(_, cpus)| cpus)
-    }
-
-    /// Remarks for a person, besides the entitlement's reason.
-    fn note(&self, note: Option<&String>) -> Option<String> {
-        let all: Vec<&str> = note
-            .into_iter()
-            .chain(&self.mistakes)
-            .map(String::as_str)
-            .collect();
-        (!all.is_empty()).then(|| all.join("; "))
-    }
-
+impl PodRequest<'_> {
+    /// Adds the decision about each container, and the plan of the pod.
     fn conclude(
         &self,
         mine: Option<&PodAssignment>,
-        notes: &BTreeMap<(usize, String), place::ShortfallNote>,
+        notes: &BTreeMap<(usize, String), ShortfallNote>,
         decisions: &mut Decisions,
     ) {
         let all = mine.map(PodAssignment::usable);
-        let mut inside = Vec::new();
+        let mut init_containers = Vec::new();
         for (index, (container, entitlement)) in self
             .pod
             .containers
@@ -290,7 +181,7 @@ impl<'a> PodRequest<'a> {
                     .and_then(|mine| mine.containers.get(&container.name))
                     .cloned(),
                 Entitlement::Inherit { .. } => {
-                    inside.push(container.name.clone());
+                    init_containers.push(container.name.clone());
                     all.clone()
                 }
                 Entitlement::Shared { .. } => None,
@@ -325,14 +216,15 @@ impl<'a> PodRequest<'a> {
         plan.isolated |= self.wishes.partition == Balancing::Isolated;
         plan.movable |= self.wishes.movable;
         plan.confirmed |= self.pod.confirmed;
-        plan.whole |= lasting().all(owns) && lasting().next().is_some();
-        if !inside.is_empty() {
-            plan.inside = inside;
+        plan.all_own_cpus |= lasting().all(owns) && lasting().next().is_some();
+        if !init_containers.is_empty() {
+            plan.init_containers = init_containers;
         }
     }
 }
 
 mod memory;
+mod model;
 mod place;
 #[cfg(test)]
 mod tests;

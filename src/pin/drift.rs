@@ -4,8 +4,8 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::Enforcement;
 use super::ledger::{Ledger, Observed, ObservedContainer};
+use super::model::Enforcement;
 use super::record::AssignmentRecord;
 use crate::cpu::CpuSet;
 
@@ -119,7 +119,11 @@ impl fmt::Display for Drift {
         }
         write!(f, " and runs on {effective}")?;
         for (at, other) in others.iter().enumerate() {
-            let before = if at == 0 { "; with it there:" } else { "," };
+            let before = if at == 0 {
+                "; also on these CPUs:"
+            } else {
+                ","
+            };
             write!(f, "{before} {other}")?;
         }
         Ok(())
@@ -151,46 +155,47 @@ pub fn drift(
     enforcement: Enforcement,
 ) -> Vec<Drift> {
     let exclusive = ledger.exclusive().difference(fresh);
-    let mut found = Vec::new();
+    let mut drifts = Vec::new();
     for pod in &observed.pods {
         let own = ledger.of(&pod.cgroup.uid).cpus();
         let foreign = exclusive.difference(&own);
         for container in &pod.containers {
-            let Some(mark) = &container.record else {
+            let Some(record) = &container.record else {
                 continue;
             };
             let now = &container.cgroup.cpuset;
-            let assigned = mark.cpus();
-            let there = assigned.intersection(online);
+            let assigned = record.cpus();
+            let assigned_online = assigned.intersection(online);
             let partition = enforcement == Enforcement::Partition;
             let cause = if assigned.is_empty() {
                 // With partitions, the kernel keeps members off all partitions. A member's written
                 // set has no effect on partition CPUs.
                 (!partition && !now.effective.is_disjoint(&foreign)).then_some(DriftCause::Overlap)
             } else if partition && !now.partition.is_live() {
-                Some(if there.is_empty() {
+                Some(if assigned_online.is_empty() {
                     DriftCause::Offline
                 } else {
                     DriftCause::Partition
                 })
             } else if now.effective == assigned {
                 None
-            } else if partition && now.exclusive == assigned || !partition && now.effective == there
+            } else if partition && now.exclusive == assigned
+                || !partition && now.effective == assigned_online
             {
                 Some(DriftCause::Offline)
-            } else if partition || (now.cpus != assigned && now.cpus != there) {
+            } else if partition || (now.cpus != assigned && now.cpus != assigned_online) {
                 Some(DriftCause::Written)
             } else {
                 Some(DriftCause::Ancestor)
             };
             if let Some(cause) = cause {
-                let others = if found.len() < LISTED {
+                let others = if drifts.len() < LISTED {
                     others(observed, container, &assigned, &foreign)
                 } else {
                     Vec::new()
                 };
                 let path = container.cgroup.path.clone();
-                found.push(Drift {
+                drifts.push(Drift {
                     path,
                     cause,
                     assigned,
@@ -200,7 +205,7 @@ pub fn drift(
             }
         }
     }
-    found
+    drifts
 }
 
 /// Containers that may run on a container's assigned CPUs, and owners whose CPUs the container may
@@ -214,11 +219,11 @@ fn others(
     let all = observed
         .pods
         .iter()
-        .flat_map(|pod| pod.containers.iter().map(move |one| (pod, one)));
+        .flat_map(|pod| pod.containers.iter().map(move |other| (pod, other)));
     let others =
-        all.filter(|(_, one)| one.cgroup.path != drifted.cgroup.path && one.cgroup.populated);
-    let concerned = others.filter_map(|(pod, one)| {
-        let mut theirs = one
+        all.filter(|(_, other)| other.cgroup.path != drifted.cgroup.path && other.cgroup.populated);
+    let concerned = others.filter_map(|(pod, other)| {
+        let mut theirs = other
             .record
             .as_ref()
             .map(AssignmentRecord::cpus)
@@ -227,13 +232,13 @@ fn others(
             // An overlap with the drifted container's pod mates is no drift.
             theirs = theirs.intersection(foreign);
         }
-        let on_its = one.cgroup.cpuset.effective.intersection(assigned);
-        let cpus = on_its.union(&theirs.intersection(&drifted.cgroup.cpuset.effective));
-        let mark = pod.record.as_ref().filter(|mark| !mark.pod.is_empty());
+        let on_assigned = other.cgroup.cpuset.effective.intersection(assigned);
+        let cpus = on_assigned.union(&theirs.intersection(&drifted.cgroup.cpuset.effective));
+        let record = pod.record.as_ref().filter(|record| !record.pod.is_empty());
         (!cpus.is_empty()).then(|| Neighbour {
-            path: one.cgroup.path.clone(),
-            pod: mark.map(|mark| format!("{}/{}", mark.namespace, mark.pod)),
-            container: one.name.clone(),
+            path: other.cgroup.path.clone(),
+            pod: record.map(|record| format!("{}/{}", record.namespace, record.pod)),
+            container: other.name.clone(),
             cpus,
         })
     });

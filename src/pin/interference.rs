@@ -139,19 +139,18 @@ impl InterferenceTracker {
         &mut self,
         key: &str,
         cpus: &CpuSet,
-        first: &CpuSample,
         usage: &Usage,
-        second: &CpuSample,
+        (first, second): (&CpuSample, &CpuSample),
     ) -> Interference {
         let owner = self.owners.entry(key.to_owned()).or_default();
         owner.updated = true;
-        let ways: &[UsageSource] = match usage {
+        let sources: &[UsageSource] = match usage {
             Usage::PerCpu(_) => &[UsageSource::Counted],
             Usage::Total(_) => &[UsageSource::Clock, UsageSource::Turns],
         };
-        let points: Vec<Reading> = ways
+        let points: Vec<Reading> = sources
             .iter()
-            .filter_map(|way| point(*way, cpus, first, usage, second))
+            .filter_map(|source| point(*source, cpus, first, usage, second))
             .collect();
         owner.note(cpus, &points);
         Interference {
@@ -305,7 +304,7 @@ impl Bounds {
 
 /// The interval from a pair of scans around a reading; `None` if a CPU's counter is missing.
 fn point(
-    way: UsageSource,
+    source: UsageSource,
     cpus: &CpuSet,
     first: &CpuSample,
     usage: &Usage,
@@ -318,7 +317,7 @@ fn point(
         high: 0,
         less: (0, 0),
         more: (0, 0),
-        kind: (way, second.separate_interrupts),
+        kind: (source, second.separate_interrupts),
         used: 0,
     };
     if first.separate_interrupts != second.separate_interrupts {
@@ -326,7 +325,7 @@ fn point(
     }
     for cpu in cpus.iter() {
         let (before, after) = (first.cpus.get(&cpu)?, second.cpus.get(&cpu)?);
-        match way {
+        match source {
             UsageSource::Counted => {
                 let Usage::PerCpu(own) = usage else {
                     return None;

@@ -3,7 +3,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::model::{IDLE_CGROUP, PodAssignment};
+use super::assignment::{PodAssignment, union};
+use super::model::IDLE_CGROUP;
 use super::record::AssignmentRecord;
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{ContainerCgroup, PodCgroup, PodSurroundings};
@@ -15,7 +16,7 @@ pub struct Scan {
     /// The pods' cgroups.
     pub pods: Vec<PodCgroup>,
     /// The cgroups above and around the pods.
-    pub around: PodSurroundings,
+    pub surroundings: PodSurroundings,
     /// Lost CPUs: online CPUs in no cgroup's set.
     pub lost: CpuSet,
 }
@@ -26,7 +27,7 @@ pub struct Observed {
     /// The pods that have a cgroup.
     pub pods: Vec<ObservedPod>,
     /// The cgroups above and around the pods.
-    pub around: PodSurroundings,
+    pub surroundings: PodSurroundings,
 }
 
 /// A pod's cgroup.
@@ -40,9 +41,9 @@ pub struct ObservedPod {
     pub containers: Vec<ObservedContainer>,
     /// The index of the known pod; `None` for an unknown pod.
     pub known: Option<usize>,
-    /// Whether the pod may own CPUs: a container of the pod exists, the pod is unknown, or no
-    /// source tells container ids.
-    pub begun: bool,
+    /// Whether the pod may own CPUs. True if a container of the pod exists, the pod is unknown, or
+    /// no source gives container ids.
+    pub may_own_cpus: bool,
 }
 
 /// A container's cgroup.
@@ -90,9 +91,9 @@ impl Observed {
         };
         let mut observed = Self {
             pods: Vec::new(),
-            around: scan.around,
+            surroundings: scan.surroundings,
         };
-        for (path, cpus) in &observed.around.outside {
+        for (path, cpus) in &observed.surroundings.outside {
             ledger.bar(path, cpus);
         }
         let mut by_uid = HashMap::new();
@@ -130,15 +131,15 @@ impl Observed {
                     by_id,
                 });
             }
-            let begun = known
+            let may_own_cpus = known
                 .and_then(|index| pods.get(index))
-                .is_none_or(|pod| has_begun(pod, &containers));
+                .is_none_or(|pod| may_own_cpus(pod, &containers));
             let pod = ObservedPod {
                 cgroup,
                 record,
                 containers,
                 known,
-                begun,
+                may_own_cpus,
             };
             ledger.enter(&pod);
             observed.pods.push(pod);
@@ -151,8 +152,8 @@ impl Observed {
     /// the cgroups below, and to the cgroups above. The plan takes no CPUs from the remaining pods.
     pub fn only(&self, uid: &str) -> Option<Self> {
         let pod = self.pods.iter().find(|pod| pod.cgroup.uid == uid)?.clone();
-        let mut around = self.around.clone();
-        for above in &mut around.above {
+        let mut surroundings = self.surroundings.clone();
+        for above in &mut surroundings.above {
             let for_others = above
                 .cpuset
                 .exclusive
@@ -161,7 +162,7 @@ impl Observed {
         }
         Some(Self {
             pods: vec![pod],
-            around,
+            surroundings,
         })
     }
 
@@ -184,13 +185,13 @@ impl Observed {
 impl ObservedPod {
     /// The cgroup of a container. While a container is replaced, two cgroups exist for a moment.
     pub fn container(&self, name: &str) -> Option<&ObservedContainer> {
-        let mut found = self
+        let mut matching = self
             .containers
             .iter()
             .filter(|container| container.name.as_deref() == Some(name));
-        let first = found.next()?;
+        let first = matching.next()?;
         Some(
-            found
+            matching
                 .find(|container| container.cgroup.populated)
                 .unwrap_or(first),
         )
@@ -198,8 +199,8 @@ impl ObservedPod {
 }
 
 /// The container name in the record of a container's cgroup.
-fn recorded_name(mark: Option<&AssignmentRecord>) -> Option<String> {
-    mark.and_then(|mark| mark.assignment.containers.keys().next().cloned())
+fn recorded_name(record: Option<&AssignmentRecord>) -> Option<String> {
+    record.and_then(|record| record.assignment.containers.keys().next().cloned())
 }
 
 /// The name of the container with this runtime id, and whether a status or the runtime told the id.
@@ -216,7 +217,7 @@ fn name_of(
     pod: &Pod,
     id: &str,
     alone: bool,
-    mark: Option<&AssignmentRecord>,
+    record: Option<&AssignmentRecord>,
 ) -> (Option<String>, bool) {
     if id == IDLE_CGROUP {
         return (None, false);
@@ -225,7 +226,7 @@ fn name_of(
     if let Some(container) = pod.containers.iter().find(same) {
         return (Some(container.name.clone()), true);
     }
-    let by_id = mark.is_some_and(|mark| mark.by_id);
+    let by_id = record.is_some_and(|record| record.by_id);
     let silent = pod
         .containers
         .iter()
@@ -237,17 +238,18 @@ fn name_of(
     match (pod.ids, pod.containers.as_slice()) {
         (ContainerIds::Runtime, _) => (None, false),
         (ContainerIds::Awaited, _) => (
-            recorded_name(mark).filter(|name| by_id && unknown(name)),
+            recorded_name(record).filter(|name| by_id && unknown(name)),
             by_id,
         ),
         (ContainerIds::Untold, [only]) if silent && alone => (Some(only.name.clone()), false),
-        (ContainerIds::Untold, _) => (recorded_name(mark).filter(unknown), by_id),
+        (ContainerIds::Untold, _) => (recorded_name(record).filter(unknown), by_id),
     }
 }
 
-/// Whether any container of a known pod exists. A pod still pulling images has only a sandbox, and
+/// Whether a known pod may own CPUs: some container of the pod exists. A pod still pulling images
+/// has only a sandbox, and
 /// owns no CPUs yet.
-fn has_begun(pod: &Pod, cgroups: &[ObservedContainer]) -> bool {
+fn may_own_cpus(pod: &Pod, cgroups: &[ObservedContainer]) -> bool {
     pod.ids == ContainerIds::Untold
         || pod
             .containers
@@ -261,8 +263,7 @@ fn has_begun(pod: &Pod, cgroups: &[ObservedContainer]) -> bool {
 impl Ledger {
     /// All exclusive CPUs of the node.
     pub fn exclusive(&self) -> CpuSet {
-        let pods = self.assignments.values();
-        pods.fold(CpuSet::new(), |all, pod| all.union(&pod.cpus()))
+        union(self.assignments.values().map(PodAssignment::cpus))
     }
 
     /// The assignment of a pod; empty for a pod without CPUs.
@@ -301,7 +302,7 @@ impl Ledger {
 
     fn read_record(&mut self, path: &str, text: Option<&str>) -> Option<AssignmentRecord> {
         match AssignmentRecord::parse(text?) {
-            Ok(mark) => Some(mark),
+            Ok(record) => Some(record),
             Err(error) => {
                 self.unexplained
                     .push(format!("cgroup {path} is left alone: {error}"));
@@ -314,12 +315,12 @@ impl Ledger {
         let uid = &pod.cgroup.uid;
         // With `cpuset`, a container's record precedes the pod's record. With partitions, the pod's
         // record comes first. Both records count.
-        let marks = pod
+        let records = pod
             .containers
             .iter()
             .filter_map(|container| container.record.as_ref());
-        for mark in pod.record.iter().chain(marks) {
-            for (name, cpus) in mark.assignment.entries() {
+        for record in pod.record.iter().chain(records) {
+            for (name, cpus) in record.assignment.entries() {
                 match name {
                     Some(name) => self.add_pending(uid, name, cpus),
                     None => self.add_idle(uid, cpus),
@@ -330,7 +331,7 @@ impl Ledger {
             let bound = container
                 .record
                 .as_ref()
-                .is_some_and(|mark| mark.before.numa.is_some());
+                .is_some_and(|record| record.before.numa.is_some());
             if let Some(name) = container.name.as_ref().filter(|_| bound) {
                 let numa = container.cgroup.memory.numa.clone();
                 self.memory
@@ -343,27 +344,29 @@ impl Ledger {
         // container is known.
         for container in &pod.containers {
             let cpuset = &container.cgroup.cpuset;
-            let claimed = self.of(uid).cpus();
-            if cpuset.exclusive.is_subset(&claimed) || container.record.is_some() {
+            let assigned = self.of(uid).cpus();
+            if cpuset.exclusive.is_subset(&assigned) || container.record.is_some() {
                 continue;
             }
-            let unmarked_partition = cpuset.partition.is_live()
+            let unrecorded_partition = cpuset.partition.is_live()
                 && container.cgroup.record_text.is_none()
-                && cpuset.exclusive.is_disjoint(&claimed);
+                && cpuset.exclusive.is_disjoint(&assigned);
             match &container.name {
-                Some(name) if unmarked_partition => self.add_pending(uid, name, &cpuset.exclusive),
-                None if unmarked_partition && container.idle => {
+                Some(name) if unrecorded_partition => {
+                    self.add_pending(uid, name, &cpuset.exclusive)
+                }
+                None if unrecorded_partition && container.idle => {
                     self.add_idle(uid, &cpuset.exclusive);
                 }
                 _ => self.bar(&container.cgroup.path, &cpuset.exclusive),
             }
         }
         let held = &pod.cgroup.cpuset.exclusive;
-        let unsaid = held
+        let unrecorded = held
             .difference(&self.of(uid).cpus())
             .difference(&self.barred);
-        if pod.record.is_none() && !unsaid.is_empty() {
-            self.bar(&pod.cgroup.path, &unsaid);
+        if pod.record.is_none() && !unrecorded.is_empty() {
+            self.bar(&pod.cgroup.path, &unrecorded);
         }
     }
 
@@ -385,7 +388,7 @@ impl Ledger {
             Some(name) => format!("container {name} of pod {uid}"),
             None => format!("the idle siblings of pod {uid}"),
         };
-        let claims: Vec<(String, &CpuSet)> = self
+        let assignments: Vec<(String, &CpuSet)> = self
             .assignments
             .iter()
             .flat_map(|(uid, pod)| {
@@ -393,17 +396,19 @@ impl Ledger {
                     .map(move |(name, cpus)| (label(uid, name), cpus))
             })
             .collect();
-        let mut found = Vec::new();
-        for (index, (one, cpus)) in claims.iter().enumerate() {
-            for (other, more) in claims.iter().skip(index + 1) {
+        let mut overlaps = Vec::new();
+        for (index, (one, cpus)) in assignments.iter().enumerate() {
+            for (other, more) in assignments.iter().skip(index + 1) {
                 let both = cpus.intersection(more);
                 if !both.is_empty() {
                     let both = both.in_words();
-                    found.push(format!("{one} and {other} both claim {both}"));
+                    overlaps.push(format!(
+                        "the records assign {both} to both {one} and {other}"
+                    ));
                 }
             }
         }
-        self.unexplained.extend(found);
+        self.unexplained.extend(overlaps);
     }
 }
 
@@ -428,7 +433,7 @@ mod tests {
 
     /// The observed pod with the given cgroups. `marked` names the cgroup with a record of
     /// container `main`.
-    fn seen(pod: &Pod, cgroups: &[&str], marked: Option<(&str, bool)>) -> ObservedPod {
+    fn observe(pod: &Pod, cgroups: &[&str], marked: Option<(&str, bool)>) -> ObservedPod {
         let mark = |by_id| {
             let mut mark = AssignmentRecord::new(EarlierSettings::default());
             mark.assignment
@@ -460,7 +465,7 @@ mod tests {
     }
 
     fn names(pod: &Pod, cgroups: &[&str], marked: Option<(&str, bool)>) -> Vec<Option<String>> {
-        seen(pod, cgroups, marked)
+        observe(pod, cgroups, marked)
             .containers
             .into_iter()
             .map(|container| container.name)
@@ -523,14 +528,17 @@ mod tests {
         for ids in [Awaited, Runtime] {
             let pod = pod(ids, None);
             assert_eq!(names(&pod, &["pause"], Some(("pause", false))), [None]);
-            assert!(!seen(&pod, &["pause"], Some(("pause", false))).begun);
+            assert!(!observe(&pod, &["pause"], Some(("pause", false))).may_own_cpus);
         }
-        let told = pod(Awaited, Some("c0ffee"));
+        let named = pod(Awaited, Some("c0ffee"));
         assert_eq!(
-            names(&told, &["c0ffee", "pause"], Some(("pause", false))),
+            names(&named, &["c0ffee", "pause"], Some(("pause", false))),
             [main(), None]
         );
-        assert_eq!(names(&told, &["c0ffee"], Some(("c0ffee", false))), [main()]);
+        assert_eq!(
+            names(&named, &["c0ffee"], Some(("c0ffee", false))),
+            [main()]
+        );
         assert_eq!(
             names(&pod(Untold, None), &["a", "b"], Some(("b", false))),
             [None, main()]
@@ -540,9 +548,9 @@ mod tests {
     #[test]
     fn a_pod_begins_with_its_first_container() {
         use ContainerIds::{Awaited, Untold};
-        assert!(!seen(&pod(Awaited, None), &["pause"], None).begun);
-        assert!(seen(&pod(Awaited, Some("c0ffee")), &["pause"], None).begun);
-        assert!(seen(&pod(Awaited, None), &["c0ffee"], Some(("c0ffee", true))).begun);
-        assert!(seen(&pod(Untold, None), &["a", "b"], None).begun);
+        assert!(!observe(&pod(Awaited, None), &["pause"], None).may_own_cpus);
+        assert!(observe(&pod(Awaited, Some("c0ffee")), &["pause"], None).may_own_cpus);
+        assert!(observe(&pod(Awaited, None), &["c0ffee"], Some(("c0ffee", true))).may_own_cpus);
+        assert!(observe(&pod(Untold, None), &["a", "b"], None).may_own_cpus);
     }
 }

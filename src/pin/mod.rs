@@ -15,7 +15,10 @@
 //! writes the exclusive set on the owner's cgroup and the containers' CPUs on the pod's cgroup. All remaining
 //! containers get the shared set.
 
+#![warn(clippy::too_many_lines, clippy::excessive_nesting)]
+
 mod apply;
+mod assignment;
 pub mod cpu_isolation;
 pub mod decide;
 mod drift;
@@ -27,9 +30,10 @@ pub mod snapshot;
 mod steps;
 
 pub use apply::{Applied, Outcome, apply, apply_while};
+pub use assignment::PodAssignment;
 pub use drift::{Drift, DriftCause, NAMED, Neighbour, drift};
 pub use ledger::{Ledger, Observed, ObservedContainer, ObservedPod, Scan};
-pub use model::{Desired, Enforcement, PodAssignment, PodPlan, Reason, Step};
+pub use model::{Desired, Enforcement, PodPlan, Reason, Step};
 pub use record::{AssignmentRecord, EarlierSettings, RecordError};
 pub use snapshot::Snapshot;
 pub use steps::{plan, release};

@@ -6,6 +6,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::assignment::{PodAssignment, union};
 use super::record::AssignmentRecord;
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{PartitionKind, Quota};
@@ -35,15 +36,6 @@ impl Enforcement {
             Self::Observe => "observe",
         }
     }
-}
-
-/// The exclusive CPUs of a pod.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct PodAssignment {
-    /// The CPUs of each container, by name.
-    pub containers: BTreeMap<String, CpuSet>,
-    /// The idle CPUs: siblings of the containers' CPUs, kept free of programs.
-    pub idle: CpuSet,
 }
 
 /// A single write to a cgroup.
@@ -122,7 +114,8 @@ pub enum Reason {
     /// The CPUs are shared.
     Share,
     /// The container must not overlap the partition of a pod mate.
-    Apart,
+    #[serde(rename = "apart")]
+    Separate,
     /// The CPUs are handed back.
     Release,
 }
@@ -149,11 +142,11 @@ pub struct PodPlan {
     pub name: Option<(String, String)>,
     /// Whether the container runtime has told the name of a static pod.
     pub confirmed: bool,
-    /// Init containers, which run inside their pod's set.
-    pub inside: Vec<String>,
+    /// Names of the init containers, which run on the CPUs of their pod.
+    pub init_containers: Vec<String>,
     /// Whether all containers except init containers own CPUs. If so, the plan lifts the pod's own
     /// quota, too.
-    pub whole: bool,
+    pub all_own_cpus: bool,
     /// The NUMA nodes of each container's memory; an unnamed container keeps its NUMA nodes.
     pub memory: BTreeMap<String, CpuSet>,
     /// Whether the pod allows moves of running containers, including their memory.
@@ -164,7 +157,7 @@ pub struct PodPlan {
     /// Whether the kernel's unbound work queues have yet to leave the CPUs of an isolated pod.
     /// Until then, no partition of the pod may become isolated, and no isolated partition may gain
     /// CPUs.
-    pub balanced_yet: bool,
+    pub isolation_pending: bool,
 }
 
 // === impl Step ===
@@ -199,15 +192,15 @@ impl fmt::Display for Step {
             Self::Remove { path } => write!(f, "{path}: remove"),
             Self::Record {
                 path,
-                record: Some(mark),
-            } if mark.assignment.is_empty() => {
-                write!(f, "{path}: note what was")
+                record: Some(record),
+            } if record.assignment.is_empty() => {
+                write!(f, "{path}: record earlier settings")
             }
             Self::Record {
                 path,
-                record: Some(mark),
-            } => write!(f, "{path}: claim {}", mark.cpus()),
-            Self::Record { path, record: None } => write!(f, "{path}: forget"),
+                record: Some(record),
+            } => write!(f, "{path}: record CPUs {}", record.cpus()),
+            Self::Record { path, record: None } => write!(f, "{path}: remove record"),
             Self::Cpus { path, cpus, .. } => write!(f, "{path}: {}", cpus.in_words()),
             Self::Exclusive { path, cpus, .. } if cpus.is_empty() => {
                 write!(f, "{path}: exclusive none")
@@ -267,8 +260,7 @@ impl Desired {
 
     /// The desired exclusive CPUs of all pods.
     pub fn exclusive(&self) -> CpuSet {
-        let pods = self.pods.values();
-        pods.fold(CpuSet::new(), |all, pod| all.union(&pod.assignment.cpus()))
+        union(self.pods.values().map(|pod| pod.assignment.cpus()))
     }
 
     /// The online CPUs without a desired owner.
@@ -300,57 +292,4 @@ impl PodPlan {
             record.is_some_and(|record| record.confirmed)
         }
     }
-}
-
-// === impl PodAssignment ===
-
-impl PodAssignment {
-    /// Whether the pod owns no CPUs.
-    pub fn is_empty(&self) -> bool {
-        self.containers.is_empty() && self.idle.is_empty()
-    }
-
-    /// The idle CPUs, if any, without a name. Then the CPUs and name of each container.
-    pub fn entries(&self) -> impl Iterator<Item = (Option<&str>, &CpuSet)> {
-        let idle = Some(&self.idle).filter(|idle| !idle.is_empty());
-        let containers = self.containers.iter();
-        idle.map(|idle| (None, idle))
-            .into_iter()
-            .chain(containers.map(|(name, cpus)| (Some(name.as_str()), cpus)))
-    }
-
-    /// All CPUs of the pod, including the idle CPUs.
-    pub fn cpus(&self) -> CpuSet {
-        union(self.entries().map(|(_, cpus)| cpus))
-    }
-
-    /// The CPUs usable by the pod's containers.
-    pub fn usable(&self) -> CpuSet {
-        union(self.containers.values())
-    }
-
-    /// The assignment reduced to the given container.
-    pub(super) fn of_container(&self, name: &str) -> Self {
-        let own = self.containers.get_key_value(name);
-        Self {
-            containers: own
-                .map(|(name, cpus)| (name.clone(), cpus.clone()))
-                .into_iter()
-                .collect(),
-            idle: CpuSet::new(),
-        }
-    }
-
-    /// The assignment reduced to the idle CPUs.
-    pub(super) fn only_idle(&self) -> Self {
-        Self {
-            containers: BTreeMap::new(),
-            idle: self.idle.clone(),
-        }
-    }
-}
-
-/// The union of several sets.
-pub(super) fn union<'a>(sets: impl Iterator<Item = &'a CpuSet>) -> CpuSet {
-    sets.fold(CpuSet::new(), |all, set| all.union(set))
 }

@@ -7,12 +7,13 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::model::PodAssignment;
+use super::assignment::PodAssignment;
 use crate::cpu::CpuSet;
 use crate::host::cgroup::Quota;
 
-/// The format version. No further version exists.
-const VERSION: u32 = 1;
+/// The format version of assignment records and of CPU isolation's records. No further version
+/// exists.
+pub(super) const VERSION: u32 = 1;
 
 /// Pinfold's record on the cgroup of a pod or a container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,7 +30,7 @@ pub struct AssignmentRecord {
     #[serde(
         rename = "claims",
         default,
-        with = "claims",
+        with = "assignments",
         skip_serializing_if = "PodAssignment::is_empty"
     )]
     pub assignment: PodAssignment,
@@ -63,7 +64,7 @@ pub struct EarlierSettings {
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     /// The text is no record of Pinfold.
-    #[error("the mark {text:?} is not one of Pinfold's")]
+    #[error("the record {text:?} is not from Pinfold")]
     Malformed {
         /// The text of the record.
         text: String,
@@ -72,7 +73,7 @@ pub enum RecordError {
     },
     /// A later version of Pinfold wrote the record.
     #[error(
-        "the mark has version {version}, and this Pinfold knows version {VERSION} only: run the later one"
+        "the record has version {version}, and this Pinfold knows version {VERSION} only: run the later version"
     )]
     Version {
         /// The version in the record.
@@ -98,15 +99,15 @@ impl AssignmentRecord {
 
     /// Parses the text of a record.
     pub fn parse(text: &str) -> Result<Self, RecordError> {
-        let mark: Self = serde_json::from_str(text).map_err(|source| RecordError::Malformed {
+        let record: Self = serde_json::from_str(text).map_err(|source| RecordError::Malformed {
             text: text.to_owned(),
             source,
         })?;
-        if mark.version == VERSION {
-            Ok(mark)
+        if record.version == VERSION {
+            Ok(record)
         } else {
             Err(RecordError::Version {
-                version: mark.version,
+                version: record.version,
             })
         }
     }
@@ -125,7 +126,7 @@ impl AssignmentRecord {
 
 /// Assignments as JSON: the CPUs of each container by name, and the idle CPUs under a name
 /// forbidden for containers.
-mod claims {
+mod assignments {
     use std::collections::BTreeMap;
 
     use serde::{Deserialize, Deserializer, Serializer};
@@ -161,19 +162,20 @@ mod tests {
             quota: Some(200_000),
             period: 100_000,
         });
-        let mut mark = AssignmentRecord::new(EarlierSettings {
+        let mut record = AssignmentRecord::new(EarlierSettings {
             cpus: "0-7".parse().unwrap(),
             quota,
             numa: None,
         });
-        mark.assignment
+        record
+            .assignment
             .containers
             .insert("main".to_owned(), "2-3".parse().unwrap());
-        assert_eq!(AssignmentRecord::parse(&mark.text()).unwrap(), mark);
+        assert_eq!(AssignmentRecord::parse(&record.text()).unwrap(), record);
         assert!(
-            mark.text().contains(r#""claims":{"main":"2-3"}"#),
+            record.text().contains(r#""claims":{"main":"2-3"}"#),
             "{}",
-            mark.text()
+            record.text()
         );
     }
 
@@ -193,10 +195,10 @@ mod tests {
     #[test]
     fn idle_cpus_are_written_as_every_version_so_far_has_written_them() {
         let text = r#"{"version":1,"namespace":"train","pod":"w","claims":{"/idle":"6-7","main":"2-3"},"before":{"cpus":"0-7"}}"#;
-        let mark = AssignmentRecord::parse(text).unwrap();
-        assert_eq!(mark.assignment.idle, "6-7".parse().unwrap());
-        assert_eq!(mark.assignment.usable(), "2-3".parse().unwrap());
-        assert_eq!(mark.cpus(), "2-3,6-7".parse().unwrap());
-        assert_eq!(mark.text(), text);
+        let record = AssignmentRecord::parse(text).unwrap();
+        assert_eq!(record.assignment.idle, "6-7".parse().unwrap());
+        assert_eq!(record.assignment.usable(), "2-3".parse().unwrap());
+        assert_eq!(record.cpus(), "2-3,6-7".parse().unwrap());
+        assert_eq!(record.text(), text);
     }
 }

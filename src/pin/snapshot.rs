@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
 
-use super::Enforcement;
 use super::cpu_isolation::IsolationReport;
 use super::decide::{Decisions, Refused};
 use super::drift::{Drift, DriftCause, Neighbour};
 use super::ledger::{Ledger, Observed, ObservedPod};
+use super::model::Enforcement;
+use super::record::AssignmentRecord;
 use crate::cpu::{CpuSet, Layout, Topology};
 use crate::host::cgroup::Partition;
 use crate::pod::{self, ContainerKind, Entitlement, Pod, Qos, Role, ThreadEnvironment};
@@ -33,7 +34,7 @@ pub struct Snapshot {
     /// Lost CPUs: online CPUs in no cgroup's set until the next boot.
     pub lost: CpuSet,
     /// The layout of the CPUs: which CPUs belong together.
-    #[serde(serialize_with = "inside")]
+    #[serde(serialize_with = "serialize_layout")]
     pub layout: Arc<Layout>,
     /// The result of CPU isolation; `None` if CPU isolation is off, no knob is moved and no knob
     /// failed.
@@ -52,7 +53,7 @@ pub struct Snapshot {
     pub errors: Vec<String>,
 }
 
-fn inside<S: Serializer>(layout: &Arc<Layout>, serializer: S) -> Result<S::Ok, S::Error> {
+fn serialize_layout<S: Serializer>(layout: &Arc<Layout>, serializer: S) -> Result<S::Ok, S::Error> {
     layout.serialize(serializer)
 }
 
@@ -185,10 +186,10 @@ pub fn containers(
         let Some(container) = pod.containers.get(decision.container) else {
             continue;
         };
-        let seen = pod
+        let observed = pod
             .cgroup_uid()
             .and_then(|uid| by_uid.get(uid)?.container(&container.name));
-        let effective = seen.map(|seen| seen.cgroup.cpuset.effective.clone());
+        let effective = observed.map(|observed| observed.cgroup.cpuset.effective.clone());
         let cpus = decision.cpus.as_ref().unwrap_or(&topology.online);
         states.push(ContainerState {
             namespace: pod.namespace.clone(),
@@ -205,14 +206,14 @@ pub fn containers(
             entitlement: decision.entitlement.clone(),
             assigned: decision.cpus.clone(),
             effective,
-            partition: seen
-                .map(|seen| &seen.cgroup.cpuset.partition)
+            partition: observed
+                .map(|observed| &observed.cgroup.cpuset.partition)
                 .filter(|partition| **partition != Partition::Unsupported)
                 .map(ToString::to_string),
             numa: topology.numa_of(cpus),
-            cgroup: seen.map(|seen| seen.cgroup.path.clone()),
-            running: seen.is_some_and(|seen| seen.cgroup.populated),
-            created: seen.is_some() || container.runtime_id.is_some() || pod.finished,
+            cgroup: observed.map(|observed| observed.cgroup.path.clone()),
+            running: observed.is_some_and(|observed| observed.cgroup.populated),
+            created: observed.is_some() || container.runtime_id.is_some() || pod.finished,
             threads: threads(pod, decision.container, decision.cpus.as_ref()),
             injected: None,
             required: pod::is_required(pod),
@@ -231,13 +232,13 @@ pub fn unknown_owners(observed: &Observed, ledger: &Ledger) -> Vec<UnknownOwner>
     let unknown = observed.pods.iter().filter(|pod| pod.known.is_none());
     let owners = unknown.filter_map(|pod| {
         let cpus = ledger.of(&pod.cgroup.uid).cpus();
-        let named = |pick: fn(&super::AssignmentRecord) -> &String| {
+        let named = |pick: fn(&AssignmentRecord) -> &String| {
             pod.record.as_ref().map(pick).cloned().unwrap_or_default()
         };
         (!cpus.is_empty()).then(|| UnknownOwner {
             cgroup: pod.cgroup.path.clone(),
-            namespace: named(|mark| &mark.namespace),
-            pod: named(|mark| &mark.pod),
+            namespace: named(|record| &record.namespace),
+            pod: named(|record| &record.pod),
             cpus,
         })
     });

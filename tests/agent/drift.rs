@@ -54,7 +54,7 @@ fn is_counted_once_and_repaired() {
     assert_eq!(others, named);
     let log = agent.log();
     let told = format!(
-        "{web} should run on CPUs that nobody owns and runs on {}; with it there: train/worker-0/main ({main}) on {own}",
+        "{web} should run on CPUs that nobody owns and runs on {}; also on these CPUs: train/worker-0/main ({main}) on {own}",
         kernel.online
     );
     assert!(log.contains(&told), "{log}");

@@ -266,7 +266,7 @@ impl Setup {
         };
         let mut decisions = decide(&inputs, &ledger);
         if world.enforcement == Wanted::Observe {
-            decisions.only_what_is(&pods, &ledger);
+            decisions.keep_ledger_assignments(&pods, &ledger);
         }
         decisions.desired.held_back = world
             .refused
@@ -379,7 +379,7 @@ impl World {
         let done = match step {
             Step::Cpus {
                 cpus,
-                reason: Reason::Apart | Reason::Share | Reason::Release | Reason::Pod,
+                reason: Reason::Separate | Reason::Share | Reason::Release | Reason::Pod,
                 ..
             } => self
                 .kernel

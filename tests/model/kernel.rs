@@ -596,7 +596,7 @@ impl Kernel {
         let had = live.fold(self.top(), |had, node| had | node.held);
         Scan {
             pods,
-            around,
+            surroundings: around,
             lost: set(self.online & !had),
         }
     }

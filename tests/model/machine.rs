@@ -258,7 +258,7 @@ impl Setup {
             }
             let inside = desired
                 .pod(uid)
-                .map(|plan| plan.inside.clone())
+                .map(|plan| plan.init_containers.clone())
                 .unwrap_or_default();
             for container in &pod.containers {
                 let (path, index) = (&container.cgroup.path, node_of(&container.cgroup.path));

@@ -221,7 +221,7 @@ fn a_note_that_can_not_be_read_or_kept_stops_everything() {
             .unwrap();
         for options in [ALL, CpuIsolationOptions::default()] {
             let report = machine.turn(options, "4-7");
-            assert!(report.sentences().concat().contains("note"), "{report:?}");
+            assert!(report.sentences().concat().contains("record"), "{report:?}");
         }
         assert_eq!(
             (machine.all(), machine.note().as_deref()),

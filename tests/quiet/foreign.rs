@@ -71,7 +71,7 @@ fn watch(kernel: &Kernel, owner: &str, other: &str, cpus: &CpuSet) -> Spell {
         let usage = kernel.cgroups.usage(owner).unwrap().unwrap();
         let other = kernel.cgroups.usage(other).unwrap().unwrap();
         let second = sampler.sample(&kernel.cgroups).unwrap();
-        let foreign = times.note(owner, cpus, &first, &usage, &second);
+        let foreign = times.note(owner, cpus, &usage, (&first, &second));
         Reading {
             foreign,
             usage,

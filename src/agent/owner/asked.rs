@@ -102,7 +102,7 @@ impl Owner {
             ledger,
         );
         if self.node.enforcement == Enforcement::Observe {
-            decisions.only_what_is(pods, ledger);
+            decisions.keep_ledger_assignments(pods, ledger);
         }
         decisions
     }
@@ -202,7 +202,7 @@ impl Owner {
         }
         let alone = Observed {
             pods: vec![pod.clone()],
-            around: seen.observed.around.clone(),
+            surroundings: seen.observed.surroundings.clone(),
         };
         let steps = pin::plan(&alone, ledger, &decisions.desired, self.node.enforcement);
         let of_pod = |step: &Step| matches!(step, Step::Record { path: other, record: Some(_) } if *other == path);

@@ -54,7 +54,7 @@ impl Owner {
         }
         let pods = [self.told.pod(uid)?];
         self.read_again(uid, &pods, seen)?;
-        for above in &mut seen.observed.around.above {
+        for above in &mut seen.observed.surroundings.above {
             above.cpuset = self.node.cgroups.cpuset(&above.path).ok()?;
         }
         let ledger = self.with_promises(seen);

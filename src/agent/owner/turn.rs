@@ -135,7 +135,7 @@ impl Owner {
             return Ok(self.interrupted((observed, ledger), &[]));
         };
         if self.node.enforcement == Enforcement::Observe {
-            decisions.only_what_is(&pods, &ledger);
+            decisions.keep_ledger_assignments(&pods, &ledger);
         }
         decisions.desired.held_back = self.refused.keys().cloned().collect();
         self.isolate(&mut decisions.desired, None);

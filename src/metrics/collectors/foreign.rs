@@ -68,7 +68,7 @@ impl Foreign {
             };
             let foreign = self
                 .times
-                .note(subject.cgroup, cpus, &first, &usage, &second);
+                .note(subject.cgroup, cpus, &usage, (&first, &second));
             seconds.put(&subject.labels, foreign.seconds);
             error.put(&subject.labels, foreign.error_seconds);
         }

@@ -129,18 +129,18 @@ impl CpuIsolator {
             Err(error) if error.is_gone() && input.exclusive.is_empty() => return Ok(()),
             Err(error) => return Err(chain(&error)),
         };
-        let note = KnobRecord::parse(text.as_deref()).map_err(|error| chain(&error))?;
+        let record = KnobRecord::parse(text.as_deref()).map_err(|error| chain(&error))?;
         self.refused
             .retain(|irq, name| self.knobs.irq_name(*irq) == *name);
         let refused = self.refused.keys().copied().map(Knob::Irq).collect();
-        let kinds = input.kinds(&note);
+        let kinds = input.kinds(&record);
         if kinds.is_empty() {
             return Ok(());
         }
-        let seen = self.knobs.read(&kinds).map_err(|error| chain(&error))?;
-        let plan = plan(input, &refused, &seen, &note);
-        let keep = |note: &KnobRecord, before: Option<&str>| {
-            let text = note.text();
+        let knobs = self.knobs.read(&kinds).map_err(|error| chain(&error))?;
+        let plan = plan(input, &refused, &knobs, &record);
+        let keep = |record: &KnobRecord, before: Option<&str>| {
+            let text = record.text();
             if text.as_deref() == before {
                 return Ok(text);
             }
@@ -155,13 +155,13 @@ impl CpuIsolator {
             self.irqbalance = input.options.irqs && self.knobs.irqbalance_runs();
         }
         let failures = self.write(&plan, report);
-        for (knob, error) in seen.unreadable {
+        for (knob, error) in knobs.unreadable {
             fail(report, error, knob.to_string());
         }
         let settled = plan.settled(|write| !failures.contains(&write.knob));
         report.away = settled.entries().len();
         if input.options.irqs {
-            report.managed = self.managed(&seen.values, input.exclusive);
+            report.managed = self.managed(&knobs.values, input.exclusive);
         }
         let turned = plan
             .writes
@@ -170,7 +170,7 @@ impl CpuIsolator {
         let turned = turned
             .filter(|write| !failures.contains(&write.knob))
             .map(|write| &write.cpus);
-        let allowed = turned.or(seen.values.get(&Knob::Workqueues)).cloned();
+        let allowed = turned.or(knobs.values.get(&Knob::Workqueues)).cloned();
         report.workqueues = allowed.map(|allowed| (allowed, turned.is_some()));
         keep(&settled, ahead.as_deref())?;
         Ok(())
@@ -236,12 +236,12 @@ impl IsolationReport {
     pub fn sentences(&self) -> Vec<String> {
         let mut sentences = Vec::new();
         if !self.managed.is_empty() {
-            let irqs = self.managed.iter().map(|one| one.irq).collect();
-            let names: BTreeSet<&str> = self.managed.iter().map(|one| one.name.as_str()).collect();
+            let irqs = self.managed.iter().map(|irq| irq.irq).collect();
+            let names: BTreeSet<&str> = self.managed.iter().map(|irq| irq.name.as_str()).collect();
             let cpus = self
                 .managed
                 .iter()
-                .fold(CpuSet::new(), |all, one| all.union(&one.cpus));
+                .fold(CpuSet::new(), |all, irq| all.union(&irq.cpus));
             let stay = if self.managed.len() == 1 {
                 "IRQ"
             } else {
@@ -267,7 +267,7 @@ impl IsolationReport {
         }
         if let Some(cpus) = &self.irqbalance {
             sentences.push(format!(
-                "irqbalance runs and may move interrupts back to exclusive CPUs between two looks: set \
+                "irqbalance runs and may move interrupts back to exclusive CPUs between two passes: set \
                  IRQBALANCE_BANNED_CPULIST={cpus} in its environment (/etc/default/irqbalance or \
                  /etc/sysconfig/irqbalance) and restart it, or stop it"
             ));

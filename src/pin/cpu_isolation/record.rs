@@ -4,16 +4,23 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::KnobHistory;
+use super::super::record::{RecordError, VERSION};
 use crate::cpu::CpuSet;
 use crate::host::knobs::Knob;
-
-/// The only version of the format so far.
-const VERSION: u32 = 1;
 
 /// The most sets of CPUs in a record, over all knobs. A knob has two or three sets, but a few bytes of foreign text
 /// can describe a million knobs.
 const MOST: usize = 1 << 18;
+
+/// The history of a knob that Pinfold turned.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct KnobHistory {
+    /// The base: the CPUs before Pinfold's first write, or a later value of another program.
+    pub before: CpuSet,
+    /// The values that Pinfold wrote, or was about to write. Any further value in the knob comes from another
+    /// program.
+    pub ours: BTreeSet<CpuSet>,
+}
 
 /// The history of each knob that Pinfold turned.
 ///
@@ -27,24 +34,11 @@ pub struct KnobRecord {
 /// An error in a record's text.
 #[derive(Debug, thiserror::Error)]
 pub enum KnobRecordError {
-    /// The text is not a record of Pinfold.
-    #[error("the note {text:?} is not one of Pinfold's")]
-    Malformed {
-        /// The record's text.
-        text: String,
-        /// The parser's error.
-        source: serde_json::Error,
-    },
-    /// A later version of Pinfold wrote the record.
-    #[error(
-        "the note has version {version}, and this Pinfold knows version {VERSION} only: run the later one"
-    )]
-    Version {
-        /// The record's version.
-        version: u32,
-    },
+    /// The text is no record, or a later version of Pinfold wrote the record.
+    #[error(transparent)]
+    Record(#[from] RecordError),
     /// Numbers that are not ranges, or far too many numbers.
-    #[error("the note has {text:?} where numbers like 24-31,40 are wanted")]
+    #[error("the record has {text:?} in place of numbers like 24-31,40")]
     Numbers {
         /// The text in place of the ranges.
         text: String,
@@ -98,7 +92,7 @@ impl KnobRecord {
         let Some(text) = text else {
             return Ok(Self::default());
         };
-        let malformed = |source| KnobRecordError::Malformed {
+        let malformed = |source| RecordError::Malformed {
             text: text.to_owned(),
             source,
         };
@@ -109,7 +103,7 @@ impl KnobRecord {
         }
         let Versioned { version } = serde_json::from_str(text).map_err(malformed)?;
         if version != VERSION {
-            return Err(KnobRecordError::Version { version });
+            return Err(RecordError::Version { version }.into());
         }
         let read: Text = serde_json::from_str(text).map_err(malformed)?;
         let mut entries = BTreeMap::new();
@@ -283,10 +277,13 @@ mod tests {
     #[test]
     fn foreign_notes_are_named() {
         let parse = |text: &str| KnobRecord::parse(Some(text)).unwrap_err();
-        assert!(matches!(parse("hello"), KnobRecordError::Malformed { .. }));
+        assert!(matches!(
+            parse("hello"),
+            KnobRecordError::Record(RecordError::Malformed { .. })
+        ));
         assert!(matches!(
             parse(r#"{"version":2,"other":1}"#),
-            KnobRecordError::Version { version: 2 }
+            KnobRecordError::Record(RecordError::Version { version: 2 })
         ));
         for irqs in ["x", "3-1", "0-4294967295", "1,,2", "0-1048575,5"] {
             let text =

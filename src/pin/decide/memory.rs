@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use super::super::assignment::PodAssignment;
 use super::super::ledger::Ledger;
-use super::super::model::PodAssignment;
-use super::PodRequest;
+use super::model::PodRequest;
 use crate::cpu::{CpuSet, Topology};
 use crate::pod::MemoryPolicy;
 
@@ -26,9 +26,9 @@ pub(super) fn follow(
         .iter()
         .filter_map(|numa| Some((numa.id, numa.memory_bytes?)))
         .collect();
-    let mut found = NumaNodes::new();
+    let mut nodes = NumaNodes::new();
     if room.len() < 2 {
-        return found;
+        return nodes;
     }
     let bound = |key: &str, name: &str| {
         ledger
@@ -42,20 +42,21 @@ pub(super) fn follow(
             .filter(|pod| pod.wishes.memory == MemoryPolicy::Follow)
         {
             for container in &pod.pod.containers {
-                let claim = assignments
+                let assigned = assignments
                     .get(&pod.key)
                     .and_then(|own| own.containers.get(&container.name));
-                let (Some(claim), Some(limit)) = (claim, container.resources.memory_limit) else {
+                let (Some(assigned), Some(limit)) = (assigned, container.resources.memory_limit)
+                else {
                     continue;
                 };
                 if bound(&pod.key, &container.name) != first {
                     continue;
                 }
-                let Some(numa) = topology.numa_of(claim) else {
+                let Some(numa) = topology.numa_of(assigned) else {
                     continue;
                 };
                 if take(&mut room, &numa, limit) {
-                    found
+                    nodes
                         .entry(pod.key.clone())
                         .or_default()
                         .insert(container.name.clone(), numa);
@@ -63,7 +64,7 @@ pub(super) fn follow(
             }
         }
     }
-    found
+    nodes
 }
 
 /// Takes bytes from several NUMA nodes, in equal parts as far as each has room. Takes nothing if the total room is

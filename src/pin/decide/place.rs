@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use super::super::assignment::{PodAssignment, union};
 use super::super::ledger::Ledger;
-use super::super::model::PodAssignment;
-use super::{ContainerMove, DecisionInput, PodRequest};
+use super::model::{ContainerMove, DecisionInput, PodRequest, ShortfallNote};
 use crate::cpu::{Cores, CpuSet, Owner, Placement, Refusal, Request, cpu_count};
 use crate::pod::ContainerIds;
 
@@ -21,13 +21,6 @@ pub(super) struct PlacementPass<'a> {
     /// Why containers get fewer CPUs than their entitlements, by pod index and container name.
     pub(super) notes: BTreeMap<(usize, String), ShortfallNote>,
     pub(super) moves: Vec<ContainerMove>,
-}
-
-/// Why a container gets fewer CPUs than its entitlement.
-pub(super) struct ShortfallNote {
-    pub(super) text: String,
-    /// Whether too few CPUs were free. Otherwise the container only waits.
-    pub(super) refused: bool,
 }
 
 // === impl PlacementPass ===
@@ -53,10 +46,7 @@ impl<'a> PlacementPass<'a> {
 
     /// The CPUs free for assignment, without the last shared CPU.
     fn free(&self) -> CpuSet {
-        let owned = self
-            .assignments
-            .values()
-            .fold(CpuSet::new(), |all, pod| all.union(&pod.cpus()));
+        let owned = union(self.assignments.values().map(PodAssignment::cpus));
         let online = &self.inputs.topology.online;
         let mut free = online.difference(&owned.union(&self.barred));
         // Reserved CPUs are shared, unless all of them are offline.
@@ -80,10 +70,7 @@ impl<'a> PlacementPass<'a> {
         }
         let own = mine.usable();
         let cores = own.iter().map(|cpu| self.inputs.topology.core_of(cpu));
-        cores
-            .fold(CpuSet::new(), |all, core| all.union(&core))
-            .difference(&own)
-            .intersection(from)
+        union(cores).difference(&own).intersection(from)
     }
 
     /// Keeps the CPUs a pod's containers are still entitled to, and removes the rest.
@@ -92,8 +79,8 @@ impl<'a> PlacementPass<'a> {
         let mut mine = self.assignments.remove(&pod.key).unwrap_or_default();
         // A pod without a container owns no CPUs. Earlier versions gave CPUs to the sandbox: such
         // CPUs become free now.
-        let told = self.inputs.ids_settled || pod.pod.ids == ContainerIds::Runtime;
-        if told && self.absent(pod).is_some() {
+        let ids_known = self.inputs.ids_settled || pod.pod.ids == ContainerIds::Runtime;
+        if ids_known && self.absent(pod).is_some() {
             mine = PodAssignment::default();
         }
         let idle = std::mem::take(&mut mine.idle);
@@ -131,98 +118,91 @@ impl<'a> PlacementPass<'a> {
 
     /// Gives a pod's containers the CPUs missing from their entitlements.
     pub(super) fn gain(&mut self, pod: &PodRequest<'_>) {
-        let mine = self.assignments.get(&pod.key).cloned().unwrap_or_default();
-        let has = |name: &str| mine.containers.get(name).map_or(0, CpuSet::len);
-        let missing: Vec<(&str, usize)> = pod
-            .owed()
-            .map(|(container, cpus)| {
-                (
-                    container.name.as_str(),
-                    cpus.saturating_sub(has(&container.name)),
-                )
-            })
-            .filter(|(_, cpus)| *cpus > 0)
-            .collect();
+        let missing = self.missing(pod);
         if missing.is_empty() {
             return;
         }
-        if let Some(note) = self.inputs.suspended.or_else(|| self.absent(pod)) {
+        if let Some(reason) = self.wait_reason(pod, &missing) {
             for (name, _) in missing {
-                let note = ShortfallNote {
-                    text: note.to_owned(),
-                    refused: false,
-                };
-                self.notes.insert((pod.index, name.to_owned()), note);
-            }
-            return;
-        }
-        let near = self.near(pod);
-        let total = missing.iter().map(|(_, cpus)| cpus).sum();
-        if mine.is_empty() && self.make_room(&pod.wishes.request(total, &near)) {
-            for (name, _) in missing {
-                let text = "gets its CPUs when others have moved away".to_owned();
-                self.notes.insert(
-                    (pod.index, name.to_owned()),
-                    ShortfallNote {
-                        text,
-                        refused: false,
-                    },
-                );
+                self.add_note(pod, name, reason.to_owned(), false);
             }
             return;
         }
         // The containers are placed together first and then divided: containers of the same pod
         // then share a core.
-        let mut together = self
-            .place(&pod.wishes.request(total, &near))
-            .map(|placement| placement.cpus)
-            .ok();
+        let total = missing.iter().map(|(_, cpus)| cpus).sum();
+        let request = pod.wishes.request(total, &self.near(pod));
+        let mut together = self.place(&request).map(|placement| placement.cpus).ok();
         for (name, cpus) in missing {
-            let request = pod.wishes.request(cpus, &near);
-            let own = self
-                .assignments
-                .get(&pod.key)
-                .and_then(|mine| mine.containers.get(name))
-                .cloned()
-                .unwrap_or_default();
-            let placed = match &together {
-                _ if !own.is_empty() => self.place_beside(&own, &request),
-                Some(set) => self
-                    .inputs
-                    .placer
-                    .place_as(set, &request)
-                    .or_else(|_| self.place(&request)),
-                None => self.place(&request),
-            };
-            match placed {
+            let own = self.own(pod, name);
+            match self.place_container(pod, &own, cpus, together.as_ref()) {
                 Ok(placement) => {
                     together = together
                         .map(|set| set.difference(&placement.cpus).difference(&placement.idle));
-                    let mine = self.assignments.entry(pod.key.clone()).or_default();
-                    let claim = mine.containers.entry(name.to_owned()).or_default();
-                    *claim = claim.union(&placement.cpus);
+                    let assignment = self.assignments.entry(pod.key.clone()).or_default();
+                    let cpus = own.union(&placement.cpus);
+                    assignment.containers.insert(name.to_owned(), cpus);
                     self.add_idle(pod);
                 }
-                Err(error) => {
-                    let text = match own.len() {
-                        0 => format!("stays in the shared pool: {error}"),
-                        some => {
-                            format!(
-                                "keeps the {} that it has, and gets no more: {error}",
-                                cpu_count(some)
-                            )
-                        }
-                    };
-                    self.notes.insert(
-                        (pod.index, name.to_owned()),
-                        ShortfallNote {
-                            text,
-                            refused: true,
-                        },
-                    );
-                }
+                Err(error) => self.add_note(pod, name, shortfall(&own, &error), true),
             }
         }
+    }
+
+    /// The containers with fewer CPUs than their entitlements, and the number of missing CPUs.
+    fn missing<'p>(&self, pod: &PodRequest<'p>) -> Vec<(&'p str, usize)> {
+        let missing = pod.owed().map(|(container, cpus)| {
+            let name = container.name.as_str();
+            (name, cpus.saturating_sub(self.own(pod, name).len()))
+        });
+        missing.filter(|(_, cpus)| *cpus > 0).collect()
+    }
+
+    /// The assigned CPUs of a container.
+    fn own(&self, pod: &PodRequest<'_>, name: &str) -> CpuSet {
+        let own = self.assignments.get(&pod.key);
+        own.and_then(|assignment| assignment.containers.get(name))
+            .cloned()
+            .unwrap_or_default()
+    }
+
+    /// Why a pod gets its missing CPUs in a later pass only. Moves other containers if their CPUs
+    /// are needed.
+    fn wait_reason(&mut self, pod: &PodRequest<'_>, missing: &[(&str, usize)]) -> Option<&'a str> {
+        let inputs: &'a DecisionInput<'a> = self.inputs;
+        if let Some(reason) = inputs.suspended.or_else(|| self.absent(pod)) {
+            return Some(reason);
+        }
+        let owns_none = self
+            .assignments
+            .get(&pod.key)
+            .is_none_or(PodAssignment::is_empty);
+        let total = missing.iter().map(|(_, cpus)| cpus).sum();
+        let request = pod.wishes.request(total, &self.near(pod));
+        (owns_none && self.make_room(&request))
+            .then_some("gets its CPUs when other containers have moved away")
+    }
+
+    /// Places the missing CPUs of a container: beside its CPUs, else among the CPUs chosen for the
+    /// whole pod, else anywhere.
+    fn place_container(
+        &self,
+        pod: &PodRequest<'_>,
+        own: &CpuSet,
+        missing: usize,
+        together: Option<&CpuSet>,
+    ) -> Result<Placement, Refusal> {
+        let request = pod.wishes.request(missing, &self.near(pod));
+        if !own.is_empty() {
+            return self.place_beside(own, &request);
+        }
+        let together = together.and_then(|set| self.inputs.placer.place_as(set, &request).ok());
+        together.map_or_else(|| self.place(&request), Ok)
+    }
+
+    fn add_note(&mut self, pod: &PodRequest<'_>, name: &str, text: String, refused: bool) {
+        let note = ShortfallNote { text, refused };
+        self.notes.insert((pod.index, name.to_owned()), note);
     }
 
     fn add_idle(&mut self, pod: &PodRequest<'_>) {
@@ -243,7 +223,7 @@ impl<'a> PlacementPass<'a> {
                 Some("stays in the shared pool: its cgroup can't be found without metadata.uid")
             }
             (here, Some(uid)) if !here.contains(uid) => {
-                Some("gets its CPUs when its first container is there")
+                Some("gets its CPUs when its first container exists")
             }
             _ => None,
         }
@@ -266,14 +246,13 @@ impl<'a> PlacementPass<'a> {
         let numa = topology
             .numa
             .iter()
-            .map(|numa| numa.cpus.clone())
+            .map(|numa| &numa.cpus)
             .filter(|numa| !numa.is_disjoint(own));
-        let whole = |sets: Vec<CpuSet>| sets.iter().fold(CpuSet::new(), |all, set| all.union(set));
-        for around in [whole(llcs.collect()), whole(numa.collect())] {
+        for nearby in [union(llcs), union(numa)] {
             if let Ok(placement) =
                 self.inputs
                     .placer
-                    .place_beside(&free.intersection(&around), own, request)
+                    .place_beside(&free.intersection(&nearby), own, request)
             {
                 return Ok(placement);
             }
@@ -340,5 +319,16 @@ impl<'a> PlacementPass<'a> {
             });
         }
         true
+    }
+}
+
+/// The note of a container that could not get all of its CPUs.
+fn shortfall(own: &CpuSet, error: &Refusal) -> String {
+    match own.len() {
+        0 => format!("stays in the shared pool: {error}"),
+        count => format!(
+            "keeps the {} that it has, and gets no more: {error}",
+            cpu_count(count)
+        ),
     }
 }

@@ -1,6 +1,6 @@
 use super::*;
-use crate::cpu::{Numbering, Refusal, Shape};
-use crate::pod::Resources;
+use crate::cpu::{Numbering, Placer, Refusal, Shape};
+use crate::pod::{self, CpuPreferences, Policy, Resources};
 
 /// 16 CPUs: 2 NUMA nodes of 4 cores with 2 threads each, siblings adjacent.
 fn machine() -> Topology {
@@ -76,7 +76,7 @@ fn decided(pods: &[Pod], ledger: &Ledger) -> Decisions {
 /// The pods in which every container owns CPUs.
 fn whole(decisions: &Decisions) -> Vec<&str> {
     let pods = decisions.desired.pods.iter();
-    pods.filter(|(_, plan)| plan.whole)
+    pods.filter(|(_, plan)| plan.all_own_cpus)
         .map(|(uid, _)| uid.as_str())
         .collect()
 }
@@ -200,7 +200,7 @@ fn init_containers_run_inside_and_sidecars_count() {
     );
     let decisions = decided(&[mixed], &Ledger::default());
     assert_eq!(cpus(&decisions), ["2-5", "2", "3-5", "shared"]);
-    assert_eq!(decisions.desired.pods["a"].inside, ["fetch"]);
+    assert_eq!(decisions.desired.pods["a"].init_containers, ["fetch"]);
     // The pod's quota must still limit the shared container.
     assert!(whole(&decisions).is_empty());
 }

@@ -222,7 +222,7 @@ proptest! {
             let from = now + pause;
             let (middle, to) = (from + one, from + one + two);
             let looks = (machine.look(from, from + one / 2), machine.look(middle + two / 2, to));
-            let said = times.note("a", &machine.cpu_set(), &looks.0, &machine.usage(middle), &looks.1);
+            let said = times.note("a", &machine.cpu_set(), &machine.usage(middle), (&looks.0, &looks.1));
             let truth = machine.on_all(middle, Who::Interference, false);
             let truth = truth - *first.get_or_insert(truth);
             let off = (said.seconds - truth as f64 / 1e9).abs();
@@ -259,7 +259,7 @@ fn the_error_does_not_grow_with_readings() {
     let mut said = Interference::default();
     for second in 0..3600 {
         let now = look(1000 * second, 0);
-        said = times.note("a", &cpus, &now, &total(900 * second), &now);
+        said = times.note("a", &cpus, &total(900 * second), (&now, &now));
     }
     assert!((said.seconds - 359.9).abs() < 0.1, "{said:?}");
     assert!(said.error_seconds <= 0.031, "{said:?}");
@@ -270,7 +270,7 @@ fn time_between_two_sets_is_left_out() {
     let mut times = InterferenceTracker::default();
     let mut note = |list: &str, ms, idle, used| {
         let cpus = list.parse().unwrap();
-        times.note("a", &cpus, &look(ms, idle), &total(used), &look(ms, idle))
+        times.note("a", &cpus, &total(used), (&look(ms, idle), &look(ms, idle)))
     };
     note("1", 0, 0, 0);
     // CPU 1 is busy for a second without the owner. Afterwards the owner holds CPU 2, which is
@@ -297,7 +297,7 @@ fn time_between_two_sets_is_left_out() {
 #[test]
 fn readings_that_contradict_are_left_out() {
     let (mut times, cpus) = (InterferenceTracker::default(), "1".parse().unwrap());
-    let mut note = |ms, idle| times.note("a", &cpus, &look(ms, idle), &total(0), &look(ms, idle));
+    let mut note = |ms, idle| times.note("a", &cpus, &total(0), (&look(ms, idle), &look(ms, idle)));
     note(0, 0);
     let said = note(1000, 500);
     // The idle time exceeds the elapsed time: a spell was counted twice.
@@ -314,7 +314,7 @@ fn readings_that_contradict_are_left_out() {
 #[test]
 fn what_is_not_noted_is_forgotten() {
     let (mut times, cpus) = (InterferenceTracker::default(), "1".parse().unwrap());
-    times.note("a", &cpus, &look(0, 0), &total(0), &look(0, 0));
+    times.note("a", &cpus, &total(0), (&look(0, 0), &look(0, 0)));
     times.sweep();
     assert_eq!(times.owners.len(), 1);
     times.sweep();
@@ -326,7 +326,7 @@ fn every_source_of_error_counts_at_its_worst() {
     let mut times = InterferenceTracker::default();
     let cpus = "1".parse().unwrap();
     let mut note =
-        |ms, idle, used| times.note("a", &cpus, &look(ms, idle), &total(used), &look(ms, idle));
+        |ms, idle, used| times.note("a", &cpus, &total(used), (&look(ms, idle), &look(ms, idle)));
     note(0, 0, 0);
     // Two idle times of just under 10 ms are invisible, and the owner's last tick is too. All of
     // the difference can be rounding, without any interference.

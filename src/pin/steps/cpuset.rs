@@ -1,17 +1,24 @@
 //! Plans for enforcement `cpuset`, which writes only `cpuset.cpus`.
 //!
-//! An owner's cgroup gets an exclusive set; every non-owner's cgroup gets the shared CPUs.
-//! [`CpusetPhase`] documents the order of the steps. After every single step, no two containers own
-//! the same CPU, and every container has a CPU.
+//! The kernel does not keep other tasks off an owner's CPUs. Pinfold therefore writes
+//! `cpuset.cpus` of every container: the owner gets its exclusive CPUs, and every other container
+//! gets the CPUs without an owner, the shared CPUs. A container can only run on CPUs of its pod's
+//! cgroup, so the pod's cgroup gets the CPUs of all its containers.
+//!
+//! [`CpusetPhase`] documents the order of the steps. Records come before writes, and other
+//! containers leave a CPU before its owner gets the CPU. After every single step, no two containers
+//! own the same CPU, and every container has a CPU.
 
 use std::collections::BTreeMap;
 
+use super::super::assignment::PodAssignment;
 use super::super::ledger::{Ledger, Observed, ObservedContainer, ObservedPod};
-use super::super::model::{Desired, PodAssignment, PodPlan, Reason, Step};
+use super::super::model::{Desired, PodPlan, Reason, Step};
 use super::super::record::AssignmentRecord;
 use super::memory;
 use super::records::{
-    earlier_cpus, forget, give_back_quota, lift_quota, mark, next_record, unreadable,
+    cpus_to_record, give_back_quota, lift_quota, next_record, remove_record, unreadable,
+    write_record,
 };
 use super::release::undo_partitions;
 use crate::cpu::CpuSet;
@@ -153,20 +160,20 @@ impl<'a> CpusetPlanner<'a> {
         let Some(record) = &pod.record else { return };
         let path = &pod.cgroup.path;
         let before = record.before.cpus.intersection(&self.desired.online);
-        let wide = if before.is_empty() {
+        let restored = if before.is_empty() {
             self.desired.online.clone()
         } else {
             before.union(held)
         };
-        if pod.cgroup.cpuset.cpus != wide {
+        if pod.cgroup.cpuset.cpus != restored {
             self.add(
                 CpusetPhase::WidenPods,
-                [Step::cpus(path, wide, Reason::Pod)],
+                [Step::cpus(path, restored, Reason::Pod)],
             );
         }
         let quota = give_back_quota(path, pod.cgroup.quota, Some(record));
         self.add(CpusetPhase::RestoreLimits, quota);
-        self.add(CpusetPhase::RecordLosses, [forget(path)]);
+        self.add(CpusetPhase::RecordLosses, [remove_record(path)]);
     }
 
     /// Records the assignment on the pod's cgroup.
@@ -177,7 +184,7 @@ impl<'a> CpusetPlanner<'a> {
             plan.assignment.clone(),
             plan.name.as_ref(),
             &pod.cgroup.cpuset.cpus,
-            pod.cgroup.quota.filter(|_| plan.whole),
+            pod.cgroup.quota.filter(|_| plan.all_own_cpus),
         );
         next.confirmed = plan.is_confirmed(record);
         if record == Some(&next) {
@@ -189,20 +196,20 @@ impl<'a> CpusetPlanner<'a> {
         } else {
             CpusetPhase::RecordGains
         };
-        self.add(phase, [mark(&pod.cgroup.path, next)]);
+        self.add(phase, [write_record(&pod.cgroup.path, next)]);
     }
 
     /// Widens a pod's cgroup to the CPUs held during the plan, then narrows the cgroup to the CPUs
     /// held after the plan.
     fn resize_pod(&mut self, pod: &ObservedPod, held: HeldCpus) {
         let (path, own) = (&pod.cgroup.path, &pod.cgroup.cpuset.cpus);
-        let mut wide = own;
+        let mut widened = own;
         if !held.during.is_subset(own) {
-            wide = &held.during;
+            widened = &held.during;
             let step = Step::cpus(path, held.during.clone(), Reason::Pod);
             self.add(CpusetPhase::WidenPods, [step]);
         }
-        if held.after != *wide {
+        if held.after != *widened {
             let step = Step::cpus(path, held.after, Reason::Pod);
             self.add(CpusetPhase::NarrowPods, [step]);
         }
@@ -212,7 +219,7 @@ impl<'a> CpusetPlanner<'a> {
     /// otherwise.
     fn limit_pod(&mut self, pod: &ObservedPod, plan: &PodPlan) {
         let (path, quota) = (&pod.cgroup.path, pod.cgroup.quota);
-        if plan.whole {
+        if plan.all_own_cpus {
             self.add(CpusetPhase::LiftLimits, lift_quota(path, quota));
         } else if plan.name.is_some() {
             // The node agent cannot tell whether all containers of an unknown pod own CPUs, so the
@@ -243,13 +250,13 @@ impl<'a> CpusetPlanner<'a> {
                 after: own.clone(),
             };
         }
-        let reach = self.reach(&target, pod);
-        let is_settled = target.is_settled(&reach);
+        let reachable = self.reachable(&target, pod);
+        let is_settled = target.is_settled(&reachable);
         self.record_container(&target, is_settled);
         let during = if is_settled {
             CpuSet::new()
         } else {
-            self.move_container(&target, &reach)
+            self.move_container(&target, &reachable)
         };
         self.limit_container(&target);
         HeldCpus {
@@ -272,12 +279,12 @@ impl<'a> CpusetPlanner<'a> {
             .map(|own| own.intersection(online))
             .filter(|own| !own.is_empty());
         let is_owner = own.is_some();
-        let is_inside = plan.inside.iter().any(|inside| inside == name);
+        let is_init = plan.init_containers.iter().any(|init| init == name);
         // An init container uses its pod's CPUs, or the shared CPUs while all CPUs of its pod are offline.
-        let inside = plan.assignment.usable().intersection(online);
+        let pod_cpus = plan.assignment.usable().intersection(online);
         let (cpus, reason) = match own {
             Some(own) => (own, Reason::Own),
-            None if is_inside && !inside.is_empty() => (inside, Reason::Own),
+            None if is_init && !pod_cpus.is_empty() => (pod_cpus, Reason::Own),
             None => (self.shared.clone(), Reason::Share),
         };
         Target {
@@ -292,7 +299,7 @@ impl<'a> CpusetPlanner<'a> {
 
     /// The effective CPUs of the container, plus all CPUs made effective by the plan without a
     /// write to the container.
-    fn reach(&self, target: &Target<'_>, pod: &ObservedPod) -> CpuSet {
+    fn reachable(&self, target: &Target<'_>, pod: &ObservedPod) -> CpuSet {
         let cpuset = &target.container.cgroup.cpuset;
         let unwritten = cpuset.cpus.is_empty() && !target.plan.assignment.is_empty();
         let may_gain = match target.reason {
@@ -334,14 +341,14 @@ impl<'a> CpusetPlanner<'a> {
         } else {
             CpusetPhase::RecordLosses
         };
-        self.add(phase, [mark(&target.container.cgroup.path, next)]);
+        self.add(phase, [write_record(&target.container.cgroup.path, next)]);
     }
 
     /// Narrows a container that loses CPUs, then writes the container's target. Returns the
     /// intermediate CPUs, if any.
-    fn move_container(&mut self, target: &Target<'_>, reach: &CpuSet) -> CpuSet {
+    fn move_container(&mut self, target: &Target<'_>, reachable: &CpuSet) -> CpuSet {
         let path = &target.container.cgroup.path;
-        let narrowed = self.narrowed(target, reach);
+        let narrowed = self.narrowed(target, reachable);
         if let Some(narrowed) = &narrowed {
             let step = Step::cpus(path, narrowed.clone(), Reason::Narrow);
             self.add(CpusetPhase::Narrow, [step]);
@@ -360,9 +367,9 @@ impl<'a> CpusetPlanner<'a> {
 
     /// The container's CPUs between its old set and its target. Returns `None` if the container
     /// needs no intermediate set.
-    fn narrowed(&self, target: &Target<'_>, reach: &CpuSet) -> Option<CpuSet> {
+    fn narrowed(&self, target: &Target<'_>, reachable: &CpuSet) -> Option<CpuSet> {
         let own = &target.container.cgroup.cpuset.cpus;
-        if reach.union(own).is_subset(&target.cpus) {
+        if reachable.union(own).is_subset(&target.cpus) {
             return None;
         }
         let rest = own.intersection(&target.cpus);
@@ -371,7 +378,7 @@ impl<'a> CpusetPlanner<'a> {
             false if self.always_shared.is_empty() => target.cpus.clone(),
             false => self.always_shared.clone(),
         };
-        (*own != narrowed || !reach.is_subset(&narrowed)).then_some(narrowed)
+        (*own != narrowed || !reachable.is_subset(&narrowed)).then_some(narrowed)
     }
 
     /// Lifts an owner's quota and binds its memory. Restores both for a non-owner.
@@ -395,16 +402,16 @@ impl<'a> CpusetPlanner<'a> {
 
 impl Target<'_> {
     /// Whether the container already has its target, without a further write.
-    fn is_settled(&self, reach: &CpuSet) -> bool {
+    fn is_settled(&self, reachable: &CpuSet) -> bool {
         let own = &self.container.cgroup.cpuset.cpus;
         if self.reason == Reason::Share && self.container.record.is_none() {
             // The container's set overlaps no exclusive CPU, and the container keeps its own
             // setting.
-            reach.is_subset(&self.cpus) && own.is_subset(&self.cpus)
+            reachable.is_subset(&self.cpus) && own.is_subset(&self.cpus)
         } else {
             // On v2, a cgroup without a written set inherits the pod's set, hence the check of the
             // effective CPUs.
-            *own == self.cpus && reach.is_subset(&self.cpus)
+            *own == self.cpus && reachable.is_subset(&self.cpus)
         }
     }
 
@@ -420,7 +427,7 @@ impl Target<'_> {
         };
         let none = CpuSet::new();
         let before = if self.reason == Reason::Own {
-            earlier_cpus(own, &self.cpus, &none)
+            cpus_to_record(own, &self.cpus, &none)
         } else {
             own
         };
@@ -429,7 +436,7 @@ impl Target<'_> {
         let mut next = next_record(container.record.as_ref(), assignment, names, before, quota);
         next.by_id = self.is_owner && container.by_id;
         if self.is_owner {
-            memory::note(next, container, self.pod_uid, desired)
+            memory::record_earlier_memory(next, container, self.pod_uid, desired)
         } else {
             next.before.numa = None;
             next

@@ -24,7 +24,7 @@ pub(super) fn wanted(
     let bound = container
         .record
         .as_ref()
-        .is_some_and(|mark| mark.before.numa.is_some());
+        .is_some_and(|record| record.before.numa.is_some());
     let only_gains = bound && !now.is_empty() && now.is_subset(numa);
     let moves_little = container
         .cgroup
@@ -45,7 +45,7 @@ fn chosen<'a>(
 
 /// Adds the earlier NUMA nodes to a container's next record before Pinfold binds the memory for the
 /// first time.
-pub(super) fn note(
+pub(super) fn record_earlier_memory(
     mut next: AssignmentRecord,
     container: &ObservedContainer,
     uid: &str,
@@ -80,10 +80,10 @@ pub(super) fn bind(container: &ObservedContainer, uid: &str, desired: &Desired) 
 /// Restores a container's earlier NUMA nodes. Pages move only from NUMA nodes outside the earlier
 /// set.
 pub(super) fn give_back(container: &ObservedContainer, all: &CpuSet) -> Option<Step> {
-    let had = container.record.as_ref()?.before.numa.as_ref()?;
+    let earlier = container.record.as_ref()?.before.numa.as_ref()?;
     // The kernel refuses an empty set for a cgroup with processes. All NUMA nodes have the same
     // effect.
-    let numa = if had.is_empty() { all } else { had };
+    let numa = if earlier.is_empty() { all } else { earlier };
     let path = container.cgroup.path.clone();
     (container.cgroup.memory.numa != *numa && !numa.is_empty()).then(|| Step::Memory {
         path,

@@ -1,14 +1,20 @@
 //! Plans for enforcement `partition`: the kernel itself keeps all foreign tasks off an owner's
 //! CPUs.
 //!
-//! Every cgroup from the top of the hierarchy down to a container must hold the container's
-//! exclusive CPUs. The container's cgroup then becomes a partition. No further cgroup needs a
-//! write, except containers of the same pod whose written CPUs overlap the owner's. [`plan`] calls
-//! a method for each phase. The order of the methods is the order of the steps. Each method
-//! continues from the state after the earlier phases.
+//! An owner's cgroup becomes a *remote* partition: a partition below cgroups that are members. The
+//! kernel allows a remote partition only if `cpuset.cpus.exclusive` holds the owner's CPUs in every
+//! cgroup from the top of the hierarchy down to the owner. The plan writes these files from the top
+//! down, and then `root` or `isolated` to the owner's `cpuset.cpus.partition`. The kernel then
+//! removes the CPUs from all cgroups outside the partition. The plan writes to no other cgroup,
+//! except to containers of the same pod whose `cpuset.cpus` overlaps the partition.
 //!
-//! The kernel refuses a second owner of a CPU. A wrong order therefore leads to a refusal, never to
-//! an overlap.
+//! CPUs are taken back in the opposite order: the owner becomes `member`, and then each cgroup above
+//! gives up the CPUs, from the lowest up. Linux 6.12 can lose CPUs until the next boot if a cgroup
+//! above a partition gives up the CPUs first.
+//!
+//! [`plan`] calls a method for each phase. The order of the methods is the order of the steps. Each
+//! method continues from the state after the earlier phases. The kernel refuses a second owner of a
+//! CPU. A wrong order therefore leads to a refusal, never to an overlap.
 
 mod state;
 
@@ -18,8 +24,8 @@ use super::super::ledger::{Observed, ObservedContainer, ObservedPod};
 use super::super::model::{Desired, IDLE_CGROUP, Reason, Step};
 use super::super::record::AssignmentRecord;
 use super::memory;
-use super::records::{forget, give_back_quota, lift_quota, mark};
-use super::release::{had, member};
+use super::records::{give_back_quota, lift_quota, remove_record, write_record};
+use super::release::{member, restored_cpus};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{Partition, PartitionKind, is_below};
 
@@ -56,30 +62,10 @@ impl<'a> PartitionState<'a> {
     /// Cgroups above partitions regain CPUs removed by a foreign program. Otherwise Linux 6.12 can
     /// lose the CPUs of a partition, even of an invalid partition about to become a member.
     fn restore_ancestors(&mut self) {
-        for path in self.ancestors() {
-            self.hold(
-                path,
-                self.held(path)
-                    .union(&self.needed(path))
-                    .union(&self.invalid_below(path)),
-            );
-        }
-        for index in 0..self.pods.len() {
-            let Some(pod_target) = self
-                .pods
-                .get(index)
-                .filter(|pod_target| !pod_target.left_alone)
-            else {
-                continue;
-            };
-            let pod: &'a ObservedPod = pod_target.pod;
-            let path = pod.cgroup.path.as_str();
-            self.hold(
-                path,
-                self.held(path)
-                    .union(&self.needed(path))
-                    .union(&self.invalid_below(path)),
-            );
+        let pods = self.pod_targets().into_iter().map(|(path, _)| path);
+        for path in self.ancestors().chain(pods) {
+            let needed = self.needed(path).union(&self.invalid_below(path));
+            self.hold(path, self.held(path).union(&needed));
         }
     }
 
@@ -118,12 +104,12 @@ impl<'a> PartitionState<'a> {
             let next = pod_target.next_record()?;
             let recorded = pod_target.pod.record.as_ref().map(AssignmentRecord::cpus);
             let gains = !next.cpus().is_subset(&recorded.unwrap_or_default());
-            gains.then(|| mark(&pod_target.pod.cgroup.path, next))
+            gains.then(|| write_record(&pod_target.pod.cgroup.path, next))
         });
         let leaves = self.leaves.iter().filter_map(|leaf| {
             let next = self.next_leaf_record(leaf)?;
             let path = &leaf.container.cgroup.path;
-            (leaf.container.record.as_ref() != Some(&next)).then(|| mark(path, next))
+            (leaf.container.record.as_ref() != Some(&next)).then(|| write_record(path, next))
         });
         let steps: Vec<Step> = pods.chain(leaves).collect();
         self.steps.extend(steps);
@@ -145,7 +131,7 @@ impl<'a> PartitionState<'a> {
         }
         if leaf.owner {
             let uid = &pod_target.pod.cgroup.uid;
-            next = memory::note(next, leaf.container, uid, self.desired);
+            next = memory::record_earlier_memory(next, leaf.container, uid, self.desired);
         }
         Some(next)
     }
@@ -191,19 +177,19 @@ impl<'a> PartitionState<'a> {
 
     /// Pod mates are narrowed until they overlap no partition of the pod.
     fn separate_pod_mates(&mut self) {
-        let near: Vec<Step> = self
+        let steps: Vec<Step> = self
             .leaves
             .iter()
             .filter_map(|leaf| {
-                let apart = self.separated(leaf).filter(|apart| !apart.is_empty())?;
+                let separated = self.separated(leaf).filter(|cpus| !cpus.is_empty())?;
                 Some(Step::cpus(
                     &leaf.container.cgroup.path,
-                    apart,
-                    Reason::Apart,
+                    separated,
+                    Reason::Separate,
                 ))
             })
             .collect();
-        self.steps.extend(near);
+        self.steps.extend(steps);
     }
 
     /// Partitions shrink or end.
@@ -231,33 +217,23 @@ impl<'a> PartitionState<'a> {
     /// Cgroups above partitions give up CPUs, from the lowest cgroup up. Every cgroup always keeps
     /// the CPUs of the live partitions below.
     fn trim_ancestors(&mut self, trim: Trim) {
-        for index in 0..self.pods.len() {
-            let Some(pod_target) = self
-                .pods
-                .get(index)
-                .filter(|pod_target| !pod_target.left_alone)
-            else {
-                continue;
-            };
-            let pod: &'a ObservedPod = pod_target.pod;
-            let path = pod.cgroup.path.as_str();
-            let wanted = pod_target.target.union(&self.needed(path));
-            let cpus = if trim == Trim::KeepWanted {
-                self.held(path).intersection(&wanted)
-            } else {
-                wanted
-            };
-            self.hold(path, cpus);
+        for (path, target) in self.pod_targets() {
+            let wanted = target.union(&self.needed(path));
+            self.trim_ancestor(path, wanted, trim);
         }
         for path in self.ancestors().rev() {
             let wanted = self.wanted_above(path);
-            let cpus = if trim == Trim::KeepWanted {
-                self.held(path).intersection(&wanted)
-            } else {
-                wanted
-            };
-            self.hold(path, cpus);
+            self.trim_ancestor(path, wanted, trim);
         }
+    }
+
+    fn trim_ancestor(&mut self, path: &'a str, wanted: CpuSet, trim: Trim) {
+        let cpus = if trim == Trim::KeepWanted {
+            self.held(path).intersection(&wanted)
+        } else {
+            wanted
+        };
+        self.hold(path, cpus);
     }
 
     /// Former owners get their quotas back. Then the plan writes the records of pods and containers
@@ -269,7 +245,7 @@ impl<'a> PartitionState<'a> {
             let (plan, record) = (&pod_target.plan, pod_target.pod.record.as_ref());
             // The node agent cannot tell whether all containers of an unknown pod own CPUs, so the
             // quota stays.
-            if plan.assignment.is_empty() || (!plan.whole && plan.name.is_some()) {
+            if plan.assignment.is_empty() || (!plan.all_own_cpus && plan.name.is_some()) {
                 steps.extend(give_back_quota(&cgroup.path, cgroup.quota, record));
             }
             // The last phase removes the records of pods without an assignment.
@@ -278,7 +254,7 @@ impl<'a> PartitionState<'a> {
                 && next.cpus().is_subset(&recorded)
                 && record != Some(&next)
             {
-                steps.push(mark(&cgroup.path, next));
+                steps.push(write_record(&cgroup.path, next));
             }
         }
         let without = |leaf: &&Leaf<'_>| !leaf.owner || leaf.target.is_empty();
@@ -292,7 +268,7 @@ impl<'a> PartitionState<'a> {
                 && !leaf.owner
                 && !self.has_earlier_cpus(leaf)
             {
-                steps.push(mark(&cgroup.path, leaf.next_record(pod_target)));
+                steps.push(write_record(&cgroup.path, leaf.next_record(pod_target)));
             }
         }
         self.steps.append(&mut steps);
@@ -350,18 +326,8 @@ impl<'a> PartitionState<'a> {
         for path in self.ancestors() {
             self.hold(path, self.held(path).union(&self.wanted_above(path)));
         }
-        for index in 0..self.pods.len() {
-            let Some(pod_target) = self
-                .pods
-                .get(index)
-                .filter(|pod_target| !pod_target.left_alone)
-            else {
-                continue;
-            };
-            let pod: &'a ObservedPod = pod_target.pod;
-            let path = pod.cgroup.path.as_str();
-            let cpus = self.held(path).union(&pod_target.target);
-            self.hold(path, cpus);
+        for (path, target) in self.pod_targets() {
+            self.hold(path, self.held(path).union(&target));
         }
         for index in 0..self.leaves.len() {
             let Some(leaf) = self
@@ -382,13 +348,14 @@ impl<'a> PartitionState<'a> {
     /// Whether a container without a partition has the CPUs from before Pinfold's first write, or
     /// needs no restoration.
     fn has_earlier_cpus(&self, leaf: &Leaf<'_>) -> bool {
-        let untouched = |mark: &AssignmentRecord| {
-            mark.before.cpus.is_empty() && leaf.container.cgroup.cpuset.cpus.is_empty()
+        let untouched = |record: &AssignmentRecord| {
+            record.before.cpus.is_empty() && leaf.container.cgroup.cpuset.cpus.is_empty()
         };
         leaf.target.is_empty()
-            && leaf.container.record.as_ref().is_none_or(|mark| {
-                untouched(mark)
-                    || leaf.container.cgroup.cpuset.cpus == had(mark, &self.desired.online)
+            && leaf.container.record.as_ref().is_none_or(|record| {
+                untouched(record)
+                    || leaf.container.cgroup.cpuset.cpus
+                        == restored_cpus(record, &self.desired.online)
             })
     }
 
@@ -439,21 +406,21 @@ impl<'a> PartitionState<'a> {
         };
         let partitions = self.pods.get(leaf.pod).map(|pod| pod.target.clone());
         let partitions = partitions.unwrap_or_default();
-        let had = match self.newer_setting(leaf) {
+        let earlier = match self.newer_setting(leaf) {
             Some(newer) => newer.intersection(&self.desired.online),
-            None => had(record, &self.desired.online),
+            None => restored_cpus(record, &self.desired.online),
         };
-        let apart = cgroup.cpuset.cpus.is_empty() || had.is_disjoint(&partitions);
-        if self.has_earlier_cpus(leaf) && apart {
-            last.removals.push(forget(&cgroup.path));
+        let is_separate = cgroup.cpuset.cpus.is_empty() || earlier.is_disjoint(&partitions);
+        if self.has_earlier_cpus(leaf) && is_separate {
+            last.removals.push(remove_record(&cgroup.path));
             return;
         }
-        let mut back = had.difference(&partitions);
+        let mut back = earlier.difference(&partitions);
         if back.is_empty() {
             back = self.desired.shared();
         }
-        if back == had {
-            last.removals.push(forget(&cgroup.path));
+        if back == earlier {
+            last.removals.push(remove_record(&cgroup.path));
         }
         if cgroup.cpuset.cpus != back
             && !back.is_empty()
@@ -467,7 +434,7 @@ impl<'a> PartitionState<'a> {
     fn settle_pod(&self, pod_target: &PodTarget<'_>, last: &mut Settled) {
         let cgroup = &pod_target.pod.cgroup;
         let plan = &pod_target.plan;
-        if plan.whole && !plan.assignment.is_empty() {
+        if plan.all_own_cpus && !plan.assignment.is_empty() {
             last.writes.extend(lift_quota(&cgroup.path, cgroup.quota));
         }
         let Some(record) = &pod_target.pod.record else {
@@ -475,14 +442,14 @@ impl<'a> PartitionState<'a> {
         };
         // An earlier enforcement may have narrowed the pod. Offline CPUs in the pod's set are no
         // reason for a write.
-        let had = had(record, &self.desired.online);
+        let earlier = restored_cpus(record, &self.desired.online);
         let online = cgroup.cpuset.cpus.intersection(&self.desired.online);
-        if !cgroup.cpuset.cpus.is_empty() && online != had {
+        if !cgroup.cpuset.cpus.is_empty() && online != earlier {
             last.writes
-                .push(Step::cpus(&cgroup.path, had, Reason::Share));
+                .push(Step::cpus(&cgroup.path, earlier, Reason::Share));
         }
         if plan.assignment.is_empty() {
-            last.removals.push(forget(&cgroup.path));
+            last.removals.push(remove_record(&cgroup.path));
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Steps for assignment records and quotas, shared by all enforcements.
 
-use super::super::model::{PodAssignment, Step};
+use super::super::assignment::PodAssignment;
+use super::super::model::Step;
 use super::super::record::{AssignmentRecord, EarlierSettings};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::Quota;
@@ -8,49 +9,49 @@ use crate::host::cgroup::Quota;
 /// The desired record of a cgroup: the new assignment, with the earlier settings from the first
 /// record.
 pub(super) fn next_record(
-    marked: Option<&AssignmentRecord>,
+    present: Option<&AssignmentRecord>,
     assignment: PodAssignment,
     names: Option<&(String, String)>,
     own: &CpuSet,
     limited: Option<Quota>,
 ) -> AssignmentRecord {
-    let noted = marked.map_or_else(
+    let earlier = present.map_or_else(
         || EarlierSettings {
             cpus: own.clone(),
             ..EarlierSettings::default()
         },
-        |mark| mark.before.clone(),
+        |record| record.before.clone(),
     );
     // A limit in force is the value to restore: the original limit, or a newer limit written by the
     // kubelet.
     let quota = match limited.filter(|quota| quota.quota.is_some()) {
         Some(quota) => Some(quota),
         None if assignment.is_empty() => None,
-        None => noted.quota,
+        None => earlier.quota,
     };
-    let mut mark = AssignmentRecord::new(EarlierSettings {
-        cpus: noted.cpus,
+    let mut next = AssignmentRecord::new(EarlierSettings {
+        cpus: earlier.cpus,
         quota,
-        numa: noted.numa,
+        numa: earlier.numa,
     });
     if let Some((namespace, pod)) = names.filter(|_| !assignment.is_empty()) {
-        (mark.namespace, mark.pod) = (namespace.clone(), pod.clone());
-    } else if let Some(marked) = marked.filter(|_| !assignment.is_empty()) {
-        (mark.namespace, mark.pod) = (marked.namespace.clone(), marked.pod.clone());
+        (next.namespace, next.pod) = (namespace.clone(), pod.clone());
+    } else if let Some(present) = present.filter(|_| !assignment.is_empty()) {
+        (next.namespace, next.pod) = (present.namespace.clone(), present.pod.clone());
     }
-    mark.assignment = assignment;
-    mark
+    next.assignment = assignment;
+    next
 }
 
 /// The CPUs to record as the container's earlier set. A set equal to the target counts as unset:
 /// the container runtime wrote the set at Pinfold's request.
-pub(super) fn earlier_cpus<'a>(own: &'a CpuSet, target: &CpuSet, none: &'a CpuSet) -> &'a CpuSet {
+pub(super) fn cpus_to_record<'a>(own: &'a CpuSet, target: &CpuSet, none: &'a CpuSet) -> &'a CpuSet {
     if own == target { none } else { own }
 }
 
 /// Whether a cgroup has an unreadable record. Pinfold leaves the cgroup alone.
-pub(super) fn unreadable(mark: Option<&AssignmentRecord>, text: Option<&str>) -> bool {
-    mark.is_none() && text.is_some()
+pub(super) fn unreadable(record: Option<&AssignmentRecord>, text: Option<&str>) -> bool {
+    record.is_none() && text.is_some()
 }
 
 /// Lifts a quota with a limit. Returns `None` for a quota without a limit.
@@ -66,12 +67,12 @@ pub(super) fn lift_quota(path: &str, now: Option<Quota>) -> Option<Step> {
 pub(super) fn give_back_quota(
     path: &str,
     now: Option<Quota>,
-    mark: Option<&AssignmentRecord>,
+    record: Option<&AssignmentRecord>,
 ) -> Option<Step> {
     // A present limit comes from a later write of the kubelet, and the newer value stays.
     let limited = now.is_some_and(|quota| quota.quota.is_some());
-    let quota = mark
-        .and_then(|mark| mark.before.quota)
+    let quota = record
+        .and_then(|record| record.before.quota)
         .filter(|_| !limited)?;
     Some(Step::Quota {
         path: path.to_owned(),
@@ -80,15 +81,15 @@ pub(super) fn give_back_quota(
 }
 
 /// The step to write a record.
-pub(super) fn mark(path: &str, mark: AssignmentRecord) -> Step {
+pub(super) fn write_record(path: &str, record: AssignmentRecord) -> Step {
     Step::Record {
         path: path.to_owned(),
-        record: Some(mark),
+        record: Some(record),
     }
 }
 
 /// The step to remove a record.
-pub(super) fn forget(path: &str) -> Step {
+pub(super) fn remove_record(path: &str) -> Step {
     Step::Record {
         path: path.to_owned(),
         record: None,

@@ -1,38 +1,44 @@
 //! [`release`]: the steps to hand back all CPUs, quotas and NUMA nodes, for each enforcement.
 
+use super::super::assignment::union;
 use super::super::ledger::{Observed, ObservedContainer, ObservedPod};
-use super::super::model::{Reason, Step, union};
+use super::super::model::{Reason, Step};
 use super::super::record::AssignmentRecord;
 use super::memory;
-use super::records::{forget, give_back_quota};
+use super::records::{give_back_quota, remove_record};
 use crate::cpu::CpuSet;
-use crate::host::cgroup::{Partition, PartitionKind, is_below};
+use crate::host::cgroup::{AncestorCgroup, Partition, PartitionKind, is_below};
 
 /// The steps to restore CPUs, quotas and NUMA nodes, and to remove all records.
 pub fn release(observed: &Observed, online: &CpuSet, all_memory: &CpuSet) -> Vec<Step> {
     let mut steps = undo_partitions(observed);
     let mut back = Vec::new();
     for pod in &observed.pods {
-        let Some(mark) = &pod.record else { continue };
-        back.extend(wide(
+        let Some(record) = &pod.record else { continue };
+        back.extend(restore_cpus(
             &pod.cgroup.path,
             &pod.cgroup.cpuset.cpus,
-            mark,
+            record,
             online,
         ));
         back.extend(give_back_quota(
             &pod.cgroup.path,
             pod.cgroup.quota,
-            Some(mark),
+            Some(record),
         ));
     }
     for container in observed.containers() {
-        let Some(mark) = &container.record else {
+        let Some(record) = &container.record else {
             continue;
         };
         let cgroup = &container.cgroup;
-        back.extend(give_back_quota(&cgroup.path, cgroup.quota, Some(mark)));
-        back.extend(wide(&cgroup.path, &cgroup.cpuset.cpus, mark, online));
+        back.extend(give_back_quota(&cgroup.path, cgroup.quota, Some(record)));
+        back.extend(restore_cpus(
+            &cgroup.path,
+            &cgroup.cpuset.cpus,
+            record,
+            online,
+        ));
         back.extend(memory::give_back(container, all_memory));
     }
     // The records go last: an interrupted release can start again while the records exist.
@@ -44,22 +50,27 @@ pub fn release(observed: &Observed, online: &CpuSet, all_memory: &CpuSet) -> Vec
     let containers = observed
         .containers()
         .filter(|container| container.record.is_some());
-    let marked = pods.chain(containers.map(|container| &container.cgroup.path));
+    let recorded = pods.chain(containers.map(|container| &container.cgroup.path));
     let idle = observed.containers().filter(|container| container.idle);
     let gone = idle.map(|container| Step::Remove {
         path: container.cgroup.path.clone(),
     });
     steps.append(&mut back);
-    steps.extend(marked.map(|path| forget(path)));
+    steps.extend(recorded.map(|path| remove_record(path)));
     steps.extend(gone);
     steps
 }
 
 /// Restores the earlier CPUs of a cgroup.
-fn wide(path: &str, now: &CpuSet, mark: &AssignmentRecord, online: &CpuSet) -> Option<Step> {
-    let back = had(mark, online);
+fn restore_cpus(
+    path: &str,
+    now: &CpuSet,
+    record: &AssignmentRecord,
+    online: &CpuSet,
+) -> Option<Step> {
+    let back = restored_cpus(record, online);
     // A cgroup without a written set, now and before Pinfold's first write, needs no write.
-    let untouched = now.is_empty() && mark.before.cpus.is_empty();
+    let untouched = now.is_empty() && record.before.cpus.is_empty();
     (*now != back && !untouched).then(|| Step::cpus(path, back, Reason::Release))
 }
 
@@ -68,9 +79,13 @@ fn wide(path: &str, now: &CpuSet, mark: &AssignmentRecord, online: &CpuSet) -> O
 ///
 /// On v2, the kernel refuses to clear the set of a cgroup with processes. All CPUs have the same
 /// effect as an empty set.
-pub(super) fn had(mark: &AssignmentRecord, online: &CpuSet) -> CpuSet {
-    let had = mark.before.cpus.intersection(online);
-    if had.is_empty() { online.clone() } else { had }
+pub(super) fn restored_cpus(record: &AssignmentRecord, online: &CpuSet) -> CpuSet {
+    let earlier = record.before.cpus.intersection(online);
+    if earlier.is_empty() {
+        online.clone()
+    } else {
+        earlier
+    }
 }
 
 /// The steps to end all partitions made by Pinfold. From the containers up, each cgroup becomes
@@ -80,74 +95,70 @@ pub(super) fn had(mark: &AssignmentRecord, online: &CpuSet) -> CpuSet {
 /// CPUs if a foreign program has narrowed a cgroup above a live partition. For safety, the first
 /// steps restore the CPUs of the cgroups above.
 pub(super) fn undo_partitions(observed: &Observed) -> Vec<Step> {
-    let (mut steps, mut undo) = (Vec::new(), Vec::new());
-    let live_below = |path: &str| {
-        let below = observed
-            .pods
-            .iter()
-            .filter(|pod| is_below(&pod.cgroup.path, path));
-        below
-            .map(live)
-            .fold(CpuSet::new(), |all, cpus| all.union(&cpus))
+    let ancestors = &observed.surroundings.above;
+    let pods_below = |path: &str| {
+        let path = path.to_owned();
+        let pods = observed.pods.iter();
+        pods.filter(move |pod| is_below(&pod.cgroup.path, &path))
     };
-    for above in &observed.around.above {
-        steps.extend(reach(
-            &above.path,
-            &above.cpuset.exclusive,
-            &live_below(&above.path),
-        ));
+    let with_live = |above: &AncestorCgroup| {
+        let live = union(pods_below(&above.path).map(live));
+        above.cpuset.exclusive.union(&live)
+    };
+    let mut steps = Vec::new();
+    for above in ancestors {
+        let now = &above.cpuset.exclusive;
+        steps.extend(set_exclusive(&above.path, now, with_live(above)));
     }
-    // The exclusive CPUs each pod's cgroup keeps: CPUs of foreign partitions, and all CPUs of pods
-    // without a record.
-    let mut kept: Vec<(&str, CpuSet)> = Vec::new();
-    for pod in &observed.pods {
-        let mut in_pod = CpuSet::new();
-        for container in &pod.containers {
-            let cpuset = &container.cgroup.cpuset;
-            if !is_ours(pod, container) {
-                in_pod = in_pod.union(&cpuset.exclusive);
-                continue;
-            }
-            if !matches!(
-                cpuset.partition,
-                Partition::Valid(PartitionKind::Member) | Partition::Unsupported
-            ) {
-                undo.push(member(&container.cgroup.path));
-            }
-            undo.extend(trim(
-                &container.cgroup.path,
-                &cpuset.exclusive,
-                &CpuSet::new(),
-            ));
-        }
-        let mut now = pod.cgroup.cpuset.exclusive.clone();
-        let mut left = now.clone();
-        if pod.record.is_some() {
-            let live = live(pod);
-            steps.extend(reach(&pod.cgroup.path, &now, &live));
-            (now, left) = (now.union(&live), in_pod);
-        }
-        undo.extend(trim(&pod.cgroup.path, &now, &left));
-        kept.push((&pod.cgroup.path, left));
+    for pod in observed.pods.iter().filter(|pod| pod.record.is_some()) {
+        let now = &pod.cgroup.cpuset.exclusive;
+        steps.extend(set_exclusive(&pod.cgroup.path, now, now.union(&live(pod))));
     }
-    for above in observed.around.above.iter().rev() {
-        let now = above.cpuset.exclusive.union(&live_below(&above.path));
-        let below = kept
-            .iter()
-            .filter(|(path, _)| is_below(path, &above.path))
-            .map(|(_, cpus)| cpus);
-        let further = observed
-            .around
-            .above
+    steps.extend(observed.pods.iter().flat_map(end_partitions));
+    for above in ancestors.iter().rev() {
+        let inner = ancestors
             .iter()
             .filter(|other| is_below(&other.path, &above.path));
-        let left = union(below)
+        let kept = union(pods_below(&above.path).map(kept_cpus))
             .union(&above.other_exclusive)
-            .union(&union(further.map(|other| &other.other_exclusive)));
-        undo.extend(trim(&above.path, &now, &left));
+            .union(&union(inner.map(|other| &other.other_exclusive)));
+        let now = with_live(above);
+        steps.extend(set_exclusive(&above.path, &now, now.intersection(&kept)));
     }
-    steps.append(&mut undo);
     steps
+}
+
+/// The steps to end the partitions of a pod. The pod's cgroup then gives up the CPUs.
+fn end_partitions(pod: &ObservedPod) -> Vec<Step> {
+    let mut steps = Vec::new();
+    let containers = pod.containers.iter();
+    for container in containers.filter(|container| is_made_by_pinfold(pod, container)) {
+        let (path, cpuset) = (&container.cgroup.path, &container.cgroup.cpuset);
+        if !matches!(
+            cpuset.partition,
+            Partition::Valid(PartitionKind::Member) | Partition::Unsupported
+        ) {
+            steps.push(member(path));
+        }
+        steps.extend(set_exclusive(path, &cpuset.exclusive, CpuSet::new()));
+    }
+    if pod.record.is_some() {
+        let now = pod.cgroup.cpuset.exclusive.union(&live(pod));
+        let kept = now.intersection(&kept_cpus(pod));
+        steps.extend(set_exclusive(&pod.cgroup.path, &now, kept));
+    }
+    steps
+}
+
+/// The exclusive CPUs that a pod's cgroup keeps: the CPUs of foreign partitions, and all CPUs of a
+/// pod without a record.
+fn kept_cpus(pod: &ObservedPod) -> CpuSet {
+    if pod.record.is_none() {
+        return pod.cgroup.cpuset.exclusive.clone();
+    }
+    let containers = pod.containers.iter();
+    let foreign = containers.filter(|container| !is_made_by_pinfold(pod, container));
+    union(foreign.map(|container| &container.cgroup.cpuset.exclusive))
 }
 
 /// The CPUs of a pod's live partitions.
@@ -163,9 +174,8 @@ fn live(pod: &ObservedPod) -> CpuSet {
     )
 }
 
-/// Restores the CPUs of live partitions to a cgroup above them.
-fn reach(path: &str, now: &CpuSet, live: &CpuSet) -> Option<Step> {
-    let cpus = now.union(live);
+/// The step to change a cgroup's exclusive CPUs from `now` to `cpus`, if they differ.
+fn set_exclusive(path: &str, now: &CpuSet, cpus: CpuSet) -> Option<Step> {
     (cpus != *now).then(|| Step::Exclusive {
         path: path.to_owned(),
         cpus,
@@ -175,15 +185,15 @@ fn reach(path: &str, now: &CpuSet, live: &CpuSet) -> Option<Step> {
 
 /// Whether Pinfold made the container's partition. An unrecorded cgroup also counts if the pod's
 /// record covers all its exclusive CPUs.
-pub(super) fn is_ours(pod: &ObservedPod, container: &ObservedContainer) -> bool {
-    let claimed = pod
+pub(super) fn is_made_by_pinfold(pod: &ObservedPod, container: &ObservedContainer) -> bool {
+    let assigned = pod
         .record
         .as_ref()
         .map(AssignmentRecord::cpus)
         .unwrap_or_default();
-    let held = &container.cgroup.cpuset.exclusive;
+    let exclusive = &container.cgroup.cpuset.exclusive;
     container.record.is_some()
-        || (container.cgroup.record_text.is_none() && held.is_subset(&claimed))
+        || (container.cgroup.record_text.is_none() && exclusive.is_subset(&assigned))
 }
 
 pub(super) fn member(path: &str) -> Step {
@@ -192,14 +202,4 @@ pub(super) fn member(path: &str) -> Step {
         kind: PartitionKind::Member,
         in_force: None,
     }
-}
-
-/// Removes exclusive CPUs outside `left` from a cgroup.
-fn trim(path: &str, now: &CpuSet, left: &CpuSet) -> Option<Step> {
-    let cpus = now.intersection(left);
-    (cpus != *now).then(|| Step::Exclusive {
-        path: path.to_owned(),
-        cpus,
-        in_force: None,
-    })
 }

@@ -294,7 +294,7 @@ fn everything_goes_back() {
     for version in [Version::V1, Version::V2] {
         let mut kernel = kernel(version, &["a", "a/sandbox", "a/x", "b", "b/y"]);
         let mut wish = desired(&[("a", "x", "2-3")]);
-        wish.pod_mut("a").whole = true;
+        wish.pod_mut("a").all_own_cpus = true;
         kernel.settle(&wish);
         assert_eq!(kernel.nodes["a"].quota.unwrap().quota, None);
         let (observed, _) = kernel.observe();
@@ -318,7 +318,7 @@ fn an_init_container_runs_inside_its_pods_set() {
     for version in [Version::V1, Version::V2] {
         let mut kernel = kernel(version, &["a", "a/init", "b", "b/y"]);
         let mut wish = desired(&[("a", "x", "2-3"), ("a", "z", "4")]);
-        wish.pod_mut("a").inside = vec!["init".to_owned()];
+        wish.pod_mut("a").init_containers = vec!["init".to_owned()];
         kernel.reconcile(&wish, usize::MAX);
         assert_eq!(kernel.effective("a/init"), set("2-4"));
         assert_eq!(kernel.reconcile(&wish, usize::MAX), 0);
@@ -330,7 +330,7 @@ fn an_init_container_shares_while_its_pods_cpus_are_offline() {
     for version in [Version::V1, Version::V2] {
         let mut kernel = kernel(version, &["a", "a/init", "b", "b/y"]);
         let mut wish = desired(&[("a", "x", "2-3"), ("b", "y", "5")]);
-        wish.pod_mut("a").inside = vec!["init".to_owned()];
+        wish.pod_mut("a").init_containers = vec!["init".to_owned()];
         kernel.reconcile(&wish, usize::MAX);
         assert_eq!(kernel.effective("a/init"), set("2-3"));
         wish.online = set("0-1,4-7");
@@ -356,7 +356,7 @@ fn a_pod_nobody_tells_of_keeps_its_lifted_quota() {
     for version in [Version::V1, Version::V2] {
         let mut kernel = kernel(version, &["a", "a/x"]);
         let mut wish = desired(&[("a", "x", "2-3")]);
-        wish.pod_mut("a").whole = true;
+        wish.pod_mut("a").all_own_cpus = true;
         kernel.settle(&wish);
         // After a restart without its manifest, only the claim in the kernel is known.
         let mut silent = desired(&[("a", "x", "2-3")]);

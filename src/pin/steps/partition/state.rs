@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use super::super::super::assignment::{PodAssignment, union};
 use super::super::super::ledger::{Observed, ObservedContainer, ObservedPod};
-use super::super::super::model::{Desired, PodAssignment, PodPlan, Step, union};
+use super::super::super::model::{Desired, PodPlan, Step};
 use super::super::super::record::AssignmentRecord;
-use super::super::records::{earlier_cpus, next_record, unreadable};
+use super::super::records::{cpus_to_record, next_record, unreadable};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{Partition, PartitionKind, is_below};
 
@@ -24,19 +25,21 @@ pub(super) struct Leaf<'a> {
 pub(super) struct PodTarget<'a> {
     pub(super) pod: &'a ObservedPod,
     pub(super) plan: PodPlan,
-    /// The exclusive CPUs that the pod shall hold: its assignment, and the CPUs of unknown owners below it.
+    /// The exclusive CPUs that the pod shall hold: its assignment, and the CPUs of unknown owners
+    /// below.
     pub(super) target: CpuSet,
     pub(super) left_alone: bool,
 }
 
+/// The cgroups and their targets, and the plan so far.
 pub(super) struct PartitionState<'a> {
     pub(super) observed: &'a Observed,
     pub(super) desired: &'a Desired,
     pub(super) pods: Vec<PodTarget<'a>>,
     pub(super) leaves: Vec<Leaf<'a>>,
-    /// What each cgroup holds as exclusive, as the steps so far will have left it.
+    /// The exclusive CPUs of each cgroup after the steps so far.
     pub(super) held: BTreeMap<&'a str, CpuSet>,
-    /// The cgroups that are live partitions then, and of which kind.
+    /// The kind of each live partition after the steps so far.
     pub(super) live: BTreeMap<&'a str, PartitionKind>,
     /// Cgroups with the CPUs of unknown owners below; the plan never takes these CPUs away.
     pub(super) unknown: Vec<(&'a str, CpuSet)>,
@@ -57,7 +60,7 @@ impl<'a> PartitionState<'a> {
             unknown: Vec::new(),
             steps: Vec::new(),
         };
-        for above in &observed.around.above {
+        for above in &observed.surroundings.above {
             state
                 .held
                 .insert(&above.path, above.cpuset.exclusive.clone());
@@ -90,7 +93,8 @@ impl<'a> PartitionState<'a> {
         self.held.get(path).cloned().unwrap_or_default()
     }
 
-    /// What a cgroup can't be without now: live partitions below it, and what strangers hold.
+    /// The exclusive CPUs that a cgroup must keep now: the CPUs of live partitions below, and the CPUs
+    /// of unknown owners.
     pub(super) fn needed(&self, path: &str) -> CpuSet {
         let live = self
             .live
@@ -113,7 +117,7 @@ impl<'a> PartitionState<'a> {
         union(invalid.map(|leaf| &leaf.container.cgroup.cpuset.exclusive))
     }
 
-    /// What a cgroup above the pods shall hold in the end.
+    /// The exclusive CPUs that a cgroup above the pods shall hold after the plan.
     pub(super) fn wanted_above(&self, path: &str) -> CpuSet {
         let pods = self
             .pods
@@ -125,10 +129,17 @@ impl<'a> PartitionState<'a> {
     pub(super) fn ancestors(&self) -> impl DoubleEndedIterator<Item = &'a str> + use<'a> {
         let observed: &'a Observed = self.observed;
         observed
-            .around
+            .surroundings
             .above
             .iter()
             .map(|above| above.path.as_str())
+    }
+
+    /// The cgroup and the exclusive CPUs of each pod, without the pods that the plan leaves alone.
+    pub(super) fn pod_targets(&self) -> Vec<(&'a str, CpuSet)> {
+        let pods = self.pods.iter().filter(|pod| !pod.left_alone);
+        let targets = pods.map(|pod| (pod.pod.cgroup.path.as_str(), pod.target.clone()));
+        targets.collect()
     }
 
     /// Makes a cgroup a live partition of the given kind, unless the kind is already right.
@@ -144,101 +155,132 @@ impl<'a> PartitionState<'a> {
         }
     }
 
+    /// Adds a pod with its containers.
     fn enter(&mut self, pod: &'a ObservedPod) {
-        let uid = &pod.cgroup.uid;
         let path = pod.cgroup.path.as_str();
-        let plan = self.desired.pod(uid).cloned().unwrap_or_default();
-        let assignment = &plan.assignment;
-        let held = &pod.cgroup.cpuset.exclusive;
-        // Without a mark and without a claim, what a pod holds is not ours.
-        let alone = unreadable(pod.record.as_ref(), pod.cgroup.record_text.as_deref())
-            || (pod.record.is_none() && assignment.is_empty());
-        let mut target = if alone {
-            held.clone()
+        let plan = self.desired.pod(&pod.cgroup.uid).cloned();
+        let plan = plan.unwrap_or_default();
+        let exclusive = &pod.cgroup.cpuset.exclusive;
+        // Without a record and without an assignment, a pod's exclusive CPUs are not from Pinfold.
+        let left_alone = unreadable(pod.record.as_ref(), pod.cgroup.record_text.as_deref())
+            || (pod.record.is_none() && plan.assignment.is_empty());
+        let mut target = if left_alone {
+            exclusive.clone()
         } else {
-            assignment.cpus()
+            plan.assignment.cpus()
         };
-        self.held.insert(path, held.clone());
-        let index = self.pods.len();
-        let there = |entry: Option<&str>| {
-            pod.containers.iter().any(|other| match entry {
-                Some(name) => other.name.as_deref() == Some(name),
-                None => other.idle,
-            })
-        };
-        let taken = union(
-            assignment
-                .entries()
-                .filter(|(entry, _)| there(*entry))
-                .map(|(_, cpus)| cpus),
-        );
+        self.held.insert(path, exclusive.clone());
+        let init_cpus = init_container_cpus(pod, &plan.assignment);
         for container in &pod.containers {
             let path = container.cgroup.path.as_str();
             let cpuset = &container.cgroup.cpuset;
-            let name = container.name.as_deref().unwrap_or_default();
-            let inside = plan.inside.iter().any(|inside| inside == name);
-            let own = own_part(assignment, container);
-            let owner = !own.is_empty();
-            let known = owner || inside || container.record.is_some();
-            let stranger = !cpuset.exclusive.is_subset(&assignment.cpus()) && !known;
-            let unreadable = unreadable(
-                container.record.as_ref(),
-                container.cgroup.record_text.as_deref(),
-            );
-            if alone || unreadable || stranger {
+            let kind = cpuset.partition.live();
+            self.live.extend(kind.map(|kind| (path, kind)));
+            if left_alone || is_left_alone(container, &plan) {
                 target = target.union(&cpuset.exclusive);
                 self.unknown.push((path, cpuset.exclusive.clone()));
-                self.live
-                    .extend(cpuset.partition.live().map(|kind| (path, kind)));
                 continue;
             }
             self.held.insert(path, cpuset.exclusive.clone());
-            self.live
-                .extend(cpuset.partition.live().map(|kind| (path, kind)));
-            let wanted = if !owner && inside {
-                // An init container has what no other container of its pod has at the time.
-                assignment.usable().difference(&taken)
+            let own = own_part(&plan.assignment, container);
+            let owner = !own.is_empty();
+            let wanted = if !owner && is_init(container, &plan) {
+                init_cpus.clone()
             } else {
                 own.cpus()
             };
-            let wanted = match self.desired.held_back.contains(path) {
-                // A refused partition keeps the CPUs that it already has.
-                true if cpuset.partition.is_live() => {
-                    wanted.intersection(&cpuset.exclusive.union(&cpuset.effective))
-                }
-                true => CpuSet::new(),
-                false => wanted,
-            };
-            let possible = !wanted.is_disjoint(&self.desired.online);
-            let target = if possible { wanted } else { CpuSet::new() };
-            let isolated = plan.isolated;
-            let kind = match &cpuset.partition {
-                // The wishes of an unknown pod are unknown: its partition stays isolated.
-                Partition::Valid(PartitionKind::Isolated) if pod.known.is_none() => {
-                    PartitionKind::Isolated
-                }
-                Partition::Valid(PartitionKind::Isolated)
-                    if isolated && target.is_subset(&cpuset.exclusive) =>
-                {
-                    PartitionKind::Isolated
-                }
-                _ if isolated && !plan.balanced_yet => PartitionKind::Isolated,
-                _ => PartitionKind::Root,
-            };
-            self.leaves.push(Leaf {
+            let target = self.partition_target(container, wanted);
+            let leaf = Leaf {
                 container,
-                pod: index,
+                pod: self.pods.len(),
+                kind: partition_kind(pod, container, &plan, &target),
                 target,
-                kind,
                 owner,
-            });
+            };
+            self.leaves.push(leaf);
         }
         self.pods.push(PodTarget {
             pod,
             plan,
             target,
-            left_alone: alone,
+            left_alone,
         });
+    }
+
+    /// The CPUs of the partition of a container that shall have the CPUs `wanted`. Empty without a
+    /// possible partition.
+    fn partition_target(&self, container: &ObservedContainer, wanted: CpuSet) -> CpuSet {
+        let cpuset = &container.cgroup.cpuset;
+        let target = if !self.desired.held_back.contains(&container.cgroup.path) {
+            wanted
+        } else if cpuset.partition.is_live() {
+            // A refused partition keeps the CPUs that it already has.
+            wanted.intersection(&cpuset.exclusive.union(&cpuset.effective))
+        } else {
+            CpuSet::new()
+        };
+        if target.is_disjoint(&self.desired.online) {
+            CpuSet::new()
+        } else {
+            target
+        }
+    }
+}
+
+/// The CPUs of a pod's init container: the pod's CPUs without the CPUs of existing containers.
+fn init_container_cpus(pod: &ObservedPod, assignment: &PodAssignment) -> CpuSet {
+    let exists = |name: Option<&str>| {
+        pod.containers.iter().any(|container| match name {
+            Some(name) => container.name.as_deref() == Some(name),
+            None => container.idle,
+        })
+    };
+    let existing = assignment.entries().filter(|(name, _)| exists(*name));
+    let taken = union(existing.map(|(_, cpus)| cpus));
+    assignment.usable().difference(&taken)
+}
+
+/// Whether the container is an init container of its pod.
+fn is_init(container: &ObservedContainer, plan: &PodPlan) -> bool {
+    let name = container.name.as_deref().unwrap_or_default();
+    plan.init_containers.iter().any(|init| init == name)
+}
+
+/// Whether the plan leaves a container's cgroup alone: the record is unreadable, or the exclusive
+/// CPUs are not from Pinfold.
+fn is_left_alone(container: &ObservedContainer, plan: &PodPlan) -> bool {
+    let assignment = &plan.assignment;
+    let is_explained = container.record.is_some()
+        || !own_part(assignment, container).is_empty()
+        || is_init(container, plan)
+        || container
+            .cgroup
+            .cpuset
+            .exclusive
+            .is_subset(&assignment.cpus());
+    !is_explained
+        || unreadable(
+            container.record.as_ref(),
+            container.cgroup.record_text.as_deref(),
+        )
+}
+
+/// The kind of a container's partition with the CPUs `target`.
+fn partition_kind(
+    pod: &ObservedPod,
+    container: &ObservedContainer,
+    plan: &PodPlan,
+    target: &CpuSet,
+) -> PartitionKind {
+    let cpuset = &container.cgroup.cpuset;
+    let is_isolated = cpuset.partition == Partition::Valid(PartitionKind::Isolated);
+    // The preferences of an unknown pod are unknown, so its partition stays isolated.
+    let stays = is_isolated && pod.known.is_none();
+    let may_isolate = !plan.isolation_pending || is_isolated && target.is_subset(&cpuset.exclusive);
+    if stays || plan.isolated && may_isolate {
+        PartitionKind::Isolated
+    } else {
+        PartitionKind::Root
     }
 }
 
@@ -254,22 +296,23 @@ fn own_part(assignment: &PodAssignment, container: &ObservedContainer) -> PodAss
 // === impl PodTarget ===
 
 impl PodTarget<'_> {
-    /// The mark its cgroup shall have; `None` where it owns nothing, or is left alone.
+    /// The desired record of the pod's cgroup. `None` for a pod without CPUs, and for a pod that the
+    /// plan leaves alone.
     pub(super) fn next_record(&self) -> Option<AssignmentRecord> {
         if self.left_alone || self.plan.assignment.is_empty() {
             return None;
         }
         let cgroup = &self.pod.cgroup;
-        let limited = cgroup.quota.filter(|_| self.plan.whole);
-        let marked = self.pod.record.as_ref();
+        let limited = cgroup.quota.filter(|_| self.plan.all_own_cpus);
+        let record = self.pod.record.as_ref();
         let mut next = next_record(
-            marked,
+            record,
             self.plan.assignment.clone(),
             self.plan.name.as_ref(),
             &cgroup.cpuset.cpus,
             limited,
         );
-        next.confirmed = self.plan.is_confirmed(marked);
+        next.confirmed = self.plan.is_confirmed(record);
         Some(next)
     }
 }
@@ -279,17 +322,17 @@ impl PodTarget<'_> {
 impl Leaf<'_> {
     pub(super) fn next_record(&self, pod_target: &PodTarget<'_>) -> AssignmentRecord {
         let cgroup = &self.container.cgroup;
-        let claimed = if self.owner {
+        let assignment = if self.owner {
             own_part(&pod_target.plan.assignment, self.container)
         } else {
             PodAssignment::default()
         };
         let quota = cgroup.quota.filter(|_| self.owner);
         let none = CpuSet::new();
-        let before = earlier_cpus(&cgroup.cpuset.cpus, &self.target, &none);
+        let before = cpus_to_record(&cgroup.cpuset.cpus, &self.target, &none);
         let mut next = next_record(
             self.container.record.as_ref(),
-            claimed,
+            assignment,
             pod_target.plan.name.as_ref(),
             before,
             quota,

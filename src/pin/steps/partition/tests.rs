@@ -94,7 +94,7 @@ fn there(tree: &str, containers: &[Now<'_>]) -> Observed {
         cpuset: cpuset(tree, "", member()),
         ..AncestorCgroup::default()
     };
-    scan.around = PodSurroundings {
+    scan.surroundings = PodSurroundings {
         above: vec![above],
         ..PodSurroundings::default()
     };
@@ -357,7 +357,7 @@ fn isolated_ones_gain_nothing_before_work_queues_have_left() {
         "a/x: exclusive 2-4",
     ];
     assert_eq!(steps(&lives, &wish), grows);
-    wish.pod_mut("a").balanced_yet = true;
+    wish.pod_mut("a").isolation_pending = true;
     let balanced = [&["a/x: root on CPUs 2-3"], &grows[..]].concat();
     assert_eq!(steps(&lives, &wish), balanced);
     // With the same CPUs, or fewer, partitions stay isolated.
@@ -372,7 +372,7 @@ fn isolated_ones_gain_nothing_before_work_queues_have_left() {
     // A new partition starts with load balancing.
     let lives = there("", &[("a", "x", "", None, "")]);
     assert!(steps(&lives, &wish).contains(&"a/x: root on CPU 2".to_owned()));
-    wish.pod_mut("a").balanced_yet = false;
+    wish.pod_mut("a").isolation_pending = false;
     assert!(steps(&lives, &wish).contains(&"a/x: isolated on CPU 2".to_owned()));
 }
 

@@ -1,0 +1,68 @@
+//! [`PodAssignment`]: the exclusive CPUs of a pod.
+
+use std::borrow::Borrow;
+use std::collections::BTreeMap;
+
+use crate::cpu::CpuSet;
+
+/// The exclusive CPUs of a pod.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PodAssignment {
+    /// The CPUs of each container, by name.
+    pub containers: BTreeMap<String, CpuSet>,
+    /// The idle CPUs: siblings of the containers' CPUs, kept free of programs.
+    pub idle: CpuSet,
+}
+
+// === impl PodAssignment ===
+
+impl PodAssignment {
+    /// Whether the pod owns no CPUs.
+    pub fn is_empty(&self) -> bool {
+        self.containers.is_empty() && self.idle.is_empty()
+    }
+
+    /// The idle CPUs, if any, without a name. Then the CPUs and name of each container.
+    pub fn entries(&self) -> impl Iterator<Item = (Option<&str>, &CpuSet)> {
+        let idle = Some(&self.idle).filter(|idle| !idle.is_empty());
+        let containers = self.containers.iter();
+        idle.map(|idle| (None, idle))
+            .into_iter()
+            .chain(containers.map(|(name, cpus)| (Some(name.as_str()), cpus)))
+    }
+
+    /// All CPUs of the pod, including the idle CPUs.
+    pub fn cpus(&self) -> CpuSet {
+        union(self.entries().map(|(_, cpus)| cpus))
+    }
+
+    /// The CPUs usable by the pod's containers.
+    pub fn usable(&self) -> CpuSet {
+        union(self.containers.values())
+    }
+
+    /// The assignment reduced to the given container.
+    pub(super) fn of_container(&self, name: &str) -> Self {
+        let own = self.containers.get_key_value(name);
+        Self {
+            containers: own
+                .map(|(name, cpus)| (name.clone(), cpus.clone()))
+                .into_iter()
+                .collect(),
+            idle: CpuSet::new(),
+        }
+    }
+
+    /// The assignment reduced to the idle CPUs.
+    pub(super) fn only_idle(&self) -> Self {
+        Self {
+            containers: BTreeMap::new(),
+            idle: self.idle.clone(),
+        }
+    }
+}
+
+/// The union of several sets.
+pub(super) fn union(sets: impl Iterator<Item = impl Borrow<CpuSet>>) -> CpuSet {
+    sets.fold(CpuSet::new(), |all, set| all.union(set.borrow()))
+}

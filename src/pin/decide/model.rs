@@ -1,0 +1,132 @@
+//! The input of decisions, and the values passed between the steps of a decision.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+use serde::Serialize;
+
+use crate::cpu::{CpuSet, Placer, Topology};
+use crate::pod::{self, Container, CpuPreferences, Entitlement, Pod, Policy, Qos, Recognition};
+
+/// The input of decisions, besides the ledger.
+#[derive(Debug, Clone, Copy)]
+pub struct DecisionInput<'a> {
+    /// The machine.
+    pub topology: &'a Topology,
+    /// The machine's placer.
+    pub placer: &'a Placer,
+    /// CPUs excluded from assignments.
+    pub reserved: &'a CpuSet,
+    /// The rules for entitlements.
+    pub policy: &'a Policy,
+    /// The default preferences, for pods without preferences.
+    pub wishes: &'a CpuPreferences,
+    /// The pods of the node. Earlier pods are served first.
+    pub pods: &'a [Pod],
+    /// The uids of pods with a container, now or soon: only these pods own CPUs. `None` in a plan
+    /// on paper: every pod may own CPUs.
+    pub here: Option<&'a HashSet<&'a str>>,
+    /// NUMA nodes of the pods' devices, by namespace and name.
+    pub devices: &'a BTreeMap<(String, String), CpuSet>,
+    /// How many running containers may be moved now to make room.
+    pub moves: usize,
+    /// Whether the container runtime or the API has had time to report the existing containers.
+    /// Before then, a pod without a known container keeps its CPUs.
+    pub ids_settled: bool,
+    /// The reason to assign no further CPUs now. Existing assignments stay.
+    pub suspended: Option<&'a str>,
+}
+
+/// A move of a running container.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ContainerMove {
+    /// The pod's namespace.
+    pub namespace: String,
+    /// The pod's name.
+    pub pod: String,
+    /// The container's name.
+    pub container: String,
+    /// The CPUs before the move.
+    pub from: CpuSet,
+    /// The CPUs after the move.
+    pub to: CpuSet,
+}
+
+/// Why a container gets fewer CPUs than its entitlement.
+pub(super) struct ShortfallNote {
+    pub(super) text: String,
+    /// Whether too few CPUs were free. Otherwise the container only waits.
+    pub(super) refused: bool,
+}
+
+/// A pod with its containers' entitlements.
+pub(super) struct PodRequest<'a> {
+    pub(super) index: usize,
+    pub(super) pod: &'a Pod,
+    /// The uid, as in the ledger. A pod without a uid has no known cgroup and gets a made-up key.
+    pub(super) key: String,
+    pub(super) qos: Qos,
+    pub(super) recognition: Recognition,
+    pub(super) entitlements: Vec<Entitlement>,
+    /// Indices of containers without exclusive CPUs by policy, against the pod owner's wish.
+    pub(super) denied: BTreeSet<usize>,
+    pub(super) wishes: CpuPreferences,
+    /// Mistakes in the pod's annotations.
+    pub(super) mistakes: Vec<String>,
+}
+
+// === impl PodRequest ===
+
+impl<'a> PodRequest<'a> {
+    pub(super) fn new(index: usize, pod: &'a Pod, inputs: &DecisionInput<'_>) -> Self {
+        let entitlement = |container| pod::entitlement(pod, container, inputs.policy);
+        let (wishes, mistakes) = pod::cpu_preferences(pod, inputs.wishes);
+        Self {
+            index,
+            pod,
+            key: pod.cgroup_uid().map_or_else(
+                || format!("{}/{}#{index}", pod.namespace, pod.name),
+                str::to_owned,
+            ),
+            qos: pod::qos(pod),
+            recognition: pod::recognise(pod),
+            entitlements: pod.containers.iter().map(entitlement).collect(),
+            denied: (0..)
+                .zip(&pod.containers)
+                .filter(|(_, container)| pod::is_denied(pod, container, inputs.policy))
+                .map(|(index, _)| index)
+                .collect(),
+            wishes,
+            mistakes,
+        }
+    }
+
+    /// The containers entitled to exclusive CPUs, with the number of CPUs.
+    pub(super) fn owed(&self) -> impl Iterator<Item = (&'a Container, usize)> {
+        let cpus = self
+            .entitlements
+            .iter()
+            .map(|entitlement| entitlement.cpus() as usize);
+        self.pod
+            .containers
+            .iter()
+            .zip(cpus)
+            .filter(|(_, cpus)| *cpus > 0)
+    }
+
+    /// The number of exclusive CPUs that the container with this name is entitled to.
+    pub(super) fn wanted(&self, name: &str) -> Option<usize> {
+        self.owed()
+            .find(|(container, _)| container.name == name)
+            .map(|(_, cpus)| cpus)
+    }
+
+    /// Remarks for a person, besides the entitlement's reason.
+    pub(super) fn note(&self, note: Option<&String>) -> Option<String> {
+        let all: Vec<&str> = note
+            .into_iter()
+            .chain(&self.mistakes)
+            .map(String::as_str)
+            .collect();
+        (!all.is_empty()).then(|| all.join("; "))
+    }
+}
