@@ -54,11 +54,11 @@ pub use role::{Recognition, Role, job_label, recognise};
 pub use selector::{Selector, SelectorError};
 pub use software::{Software, software};
 pub use threads::{
-    BasisOrigin, NoLimit, Profile, Rounding, THREAD_VARIABLES, ThreadBasis, ThreadEnvironment,
-    ThreadPolicy, UnknownProfile, thread_environment,
+    BasisOrigin, NoLimit, Profile, Rounding, ThreadBasis, ThreadEnvironment, ThreadPolicy,
+    UnknownProfile, thread_environment,
 };
 pub use uid::{ApiUid, Mirror, PodUid};
-pub use variables::variable_counts;
+pub use variables::{THREAD_VARIABLES, variable_counts};
 pub use verdict::{CAUSES, ThreadFacts, ThreadFinding, ThreadVerdict, verdict};
 
 /// Whether the pod's containers get exclusive CPUs: `exclusive`, `required` or `shared`.

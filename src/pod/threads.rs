@@ -43,6 +43,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use super::processes::{Processes, processes};
+use super::variables::{GRPC_QUEUES, GRPC_THREADS, INTER, INTRA, OMP};
 use super::{
     Container, ContainerKind, EnvSource, PROCESSES_ANNOTATION, Pod, Policy, Role, Software,
     THREADS_ANNOTATION, recognise, software, training,
@@ -261,7 +262,7 @@ pub struct ThreadEnvironment {
     pub reason: String,
     /// The sum of all pools in all processes; `None` if unknown.
     pub expected_threads: Option<usize>,
-    /// The CPUs that the counts follow from; `None` without a computation.
+    /// The number of CPUs behind the counts; `None` without a computation.
     pub cpus: Option<usize>,
     /// The container's machine learning software.
     pub software: Software,
@@ -399,7 +400,7 @@ fn infrastructure(container: &Container) -> Option<&'static str> {
     }
 }
 
-/// The sizes of one process's pools.
+/// The sizes of a process's pools.
 struct Sizes {
     intra: usize,
     inter: usize,
@@ -424,29 +425,6 @@ impl Sizes {
         }
     }
 }
-
-const INTRA: &str = "TF_NUM_INTRAOP_THREADS";
-const INTER: &str = "TF_NUM_INTEROP_THREADS";
-const OMP: &str = "OMP_NUM_THREADS";
-const GRPC_QUEUES: &str = "TF_GRPC_WORKER_CACHE_QUEUES";
-const GRPC_THREADS: &str = "TF_GRPC_WORKER_CACHE_THREADS";
-
-/// All variables that size a pool of a library, also variables that Pinfold never sets.
-pub const THREAD_VARIABLES: [&str; 13] = [
-    INTRA,
-    INTER,
-    OMP,
-    GRPC_QUEUES,
-    GRPC_THREADS,
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "GOTO_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "NUMEXPR_MAX_THREADS",
-    "NUMBA_NUM_THREADS",
-    "KMP_BLOCKTIME",
-    "OMP_THREAD_LIMIT",
-];
 
 /// The variables to add, and the container's own variables.
 fn variables(

@@ -1,12 +1,34 @@
-//! [`variable_counts`]: which environment variables affect a decision.
-
-use super::THREAD_VARIABLES;
+//! Names of environment variables, and [`variable_counts`]: which variables affect a decision.
 
 /// The variable that describes a TensorFlow cluster.
 pub(super) const TF_CONFIG: &str = "TF_CONFIG";
 
 /// The prefix of torchrun's variables.
 pub(super) const TORCHRUN: &str = "PET_";
+
+// The variables of thread pools that several decisions name.
+pub(super) const INTRA: &str = "TF_NUM_INTRAOP_THREADS";
+pub(super) const INTER: &str = "TF_NUM_INTEROP_THREADS";
+pub(super) const OMP: &str = "OMP_NUM_THREADS";
+pub(super) const GRPC_QUEUES: &str = "TF_GRPC_WORKER_CACHE_QUEUES";
+pub(super) const GRPC_THREADS: &str = "TF_GRPC_WORKER_CACHE_THREADS";
+
+/// All variables that size a pool of a library, also variables that Pinfold never sets.
+pub const THREAD_VARIABLES: [&str; 13] = [
+    INTRA,
+    INTER,
+    OMP,
+    GRPC_QUEUES,
+    GRPC_THREADS,
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "GOTO_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "NUMEXPR_MAX_THREADS",
+    "NUMBA_NUM_THREADS",
+    "KMP_BLOCKTIME",
+    "OMP_THREAD_LIMIT",
+];
 
 /// Whether a decision or a message depends on a variable with the name. All remaining variables can be forgotten.
 pub fn variable_counts(name: &str) -> bool {

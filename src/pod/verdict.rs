@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use super::variables::GRPC_QUEUES;
 use super::{Software, ThreadEnvironment};
 
 /// Threads of a `tf.train.Server` besides the pools that variables size: 97 on two CPUs, minus the pools.
@@ -24,8 +25,6 @@ const HELPERS: usize = 4;
 
 /// The ratio of runnable threads to CPUs from which a container is oversubscribed.
 const OVERSUBSCRIBED: f64 = 1.25;
-
-const GRPC_QUEUES: &str = "TF_GRPC_WORKER_CACHE_QUEUES";
 
 /// Measurements of a container's threads.
 #[derive(Debug, Clone, PartialEq, Default)]
