@@ -224,7 +224,7 @@ impl Owner {
         let folder_ids = if api || node.config.runtime.wanted() {
             ContainerIds::Awaited
         } else {
-            ContainerIds::Untold
+            ContainerIds::NoSource
         };
         let keeper =
             CpuIsolator::new(&node.config.root).with_slices(&node.cgroups, &node.config.trees);

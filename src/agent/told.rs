@@ -103,9 +103,9 @@ impl Told {
     pub(super) fn count_containers(&mut self) -> bool {
         let new = self.folder_ids == ContainerIds::Awaited;
         if new {
-            self.folder_ids = ContainerIds::Untold;
+            self.folder_ids = ContainerIds::NoSource;
             for pod in self.pods.entry(Source::Folder).or_default() {
-                pod.ids = ContainerIds::Untold;
+                pod.ids = ContainerIds::NoSource;
             }
             self.identify();
         }

@@ -241,16 +241,15 @@ fn name_of(
             recorded_name(record).filter(|name| by_id && unknown(name)),
             by_id,
         ),
-        (ContainerIds::Untold, [only]) if silent && alone => (Some(only.name.clone()), false),
-        (ContainerIds::Untold, _) => (recorded_name(record).filter(unknown), by_id),
+        (ContainerIds::NoSource, [only]) if silent && alone => (Some(only.name.clone()), false),
+        (ContainerIds::NoSource, _) => (recorded_name(record).filter(unknown), by_id),
     }
 }
 
 /// Whether a known pod may own CPUs: some container of the pod exists. A pod still pulling images
-/// has only a sandbox, and
-/// owns no CPUs yet.
+/// has only a sandbox, and owns no CPUs yet.
 fn may_own_cpus(pod: &Pod, cgroups: &[ObservedContainer]) -> bool {
-    pod.ids == ContainerIds::Untold
+    pod.ids == ContainerIds::NoSource
         || pod
             .containers
             .iter()
@@ -478,10 +477,10 @@ mod tests {
 
     #[test]
     fn an_only_cgroup_is_the_only_container_where_nobody_will_ever_tell() {
-        use ContainerIds::{Awaited, Runtime, Untold};
-        assert_eq!(names(&pod(Untold, None), &["c0ffee"], None), [main()]);
+        use ContainerIds::{Awaited, NoSource, Runtime};
+        assert_eq!(names(&pod(NoSource, None), &["c0ffee"], None), [main()]);
         assert_eq!(
-            names(&pod(Untold, None), &["c0ffee", "pause"], None),
+            names(&pod(NoSource, None), &["c0ffee", "pause"], None),
             [None, None]
         );
         // Before a status or the runtime tells ids, the only cgroup is the sandbox's.
@@ -524,7 +523,7 @@ mod tests {
 
     #[test]
     fn a_record_of_an_earlier_version_may_lie_on_the_sandbox() {
-        use ContainerIds::{Awaited, Runtime, Untold};
+        use ContainerIds::{Awaited, NoSource, Runtime};
         for ids in [Awaited, Runtime] {
             let pod = pod(ids, None);
             assert_eq!(names(&pod, &["pause"], Some(("pause", false))), [None]);
@@ -540,17 +539,17 @@ mod tests {
             [main()]
         );
         assert_eq!(
-            names(&pod(Untold, None), &["a", "b"], Some(("b", false))),
+            names(&pod(NoSource, None), &["a", "b"], Some(("b", false))),
             [None, main()]
         );
     }
 
     #[test]
     fn a_pod_begins_with_its_first_container() {
-        use ContainerIds::{Awaited, Untold};
+        use ContainerIds::{Awaited, NoSource};
         assert!(!observe(&pod(Awaited, None), &["pause"], None).may_own_cpus);
         assert!(observe(&pod(Awaited, Some("c0ffee")), &["pause"], None).may_own_cpus);
         assert!(observe(&pod(Awaited, None), &["c0ffee"], Some(("c0ffee", true))).may_own_cpus);
-        assert!(observe(&pod(Untold, None), &["a", "b"], None).may_own_cpus);
+        assert!(observe(&pod(NoSource, None), &["a", "b"], None).may_own_cpus);
     }
 }

@@ -48,7 +48,7 @@ pub enum PodError {
         #[source]
         source: QuantityError,
     },
-    /// A request above its limit.
+    /// A request above the limit.
     #[error(
         "{path}.requests.{resource} is {request}, more than the limit {limit}: lower it, or raise the limit"
     )]
@@ -143,7 +143,7 @@ impl Pod {
             resources: whole,
             containers,
             qos_reported: status.qos_class.as_deref().and_then(qos_class),
-            ids: ContainerIds::Untold,
+            ids: ContainerIds::NoSource,
         })
     }
 }

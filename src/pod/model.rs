@@ -29,7 +29,7 @@ pub struct Pod {
     pub annotations: BTreeMap<String, String>,
     /// Whether the pod uses the node's own network.
     pub host_network: bool,
-    /// The label keys of nodes that its node selector and its required node affinity name.
+    /// The label keys of nodes in the pod's node selector and required node affinity.
     pub node_keys: BTreeSet<String>,
     /// Whether the pod has finished (phase Succeeded or Failed). A finished pod is entitled to nothing.
     pub finished: bool,
@@ -48,9 +48,9 @@ pub struct Pod {
 /// container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ContainerIds {
-    /// No source, except a status in the manifest: the agent has neither an API server nor a container runtime.
+    /// The agent has neither an API server nor a container runtime. Only a status in the manifest gives ids.
     #[default]
-    Untold,
+    NoSource,
     /// The pod's status or the container runtime will give the ids soon. Until then, the sandbox looks like a
     /// container.
     Awaited,

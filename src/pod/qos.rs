@@ -76,7 +76,7 @@ fn unset(resources: &Resources) -> bool {
         .all(|amount| some(amount).is_none())
 }
 
-/// An amount, unless it is zero.
+/// An amount; none for zero.
 fn some(amount: Option<u64>) -> Option<u64> {
     amount.filter(|&amount| amount > 0)
 }

@@ -1,7 +1,7 @@
 //! [`recognise`]: a pod's role in a training job.
 //!
 //! Operators mark their pods differently, and old operators are still in use. The function therefore tries a table
-//! of marks in order, and the first match decides. Marks of operators come first, then hand-written marks, then
+//! of recognizers in order, and the first match decides. Marks of operators come first, then hand-written labels, then
 //! command lines, which are guesses.
 //!
 //! | mark | role from | training |
@@ -45,7 +45,7 @@ pub enum Role {
     Evaluator,
     /// Starts the job's processes, computes nothing.
     Launcher,
-    /// Another role, or an unknown role.
+    /// A role outside this list, or an unknown role.
     Other,
 }
 
@@ -77,9 +77,9 @@ pub struct Recognition {
     pub training: bool,
 }
 
-/// Tries the marks of the module's table in order.
+/// Tries the recognizers of the module's table in order.
 pub fn recognise(pod: &Pod) -> Recognition {
-    let marks: [fn(&Pod) -> Option<Recognition>; 13] = [
+    let recognizers: [fn(&Pod) -> Option<Recognition>; 13] = [
         training_operator,
         old_training_operator,
         first_tfjob,
@@ -94,7 +94,7 @@ pub fn recognise(pod: &Pod) -> Recognition {
         plain_manifest,
         command_line,
     ];
-    marks.iter().find_map(|mark| mark(pod)).unwrap_or_else(|| Recognition {
+    recognizers.iter().find_map(|recognizer| recognizer(pod)).unwrap_or_else(|| Recognition {
         role: Role::Other,
         index: None,
         job: None,
@@ -130,15 +130,17 @@ fn training_operator(pod: &Pod) -> Option<Recognition> {
 fn old_training_operator(pod: &Pod) -> Option<Recognition> {
     let kind =
         label(pod, "replica-type").filter(|_| label(pod, "group-name") == Some("kubeflow.org"))?;
-    let mark = by_label(pod, operator_role(kind), "replica-type", kind).numbered("replica-index");
-    Some(mark.of_job("job-name").of_job("tf-job-name").into())
+    let label_match =
+        by_label(pod, operator_role(kind), "replica-type", kind).numbered("replica-index");
+    Some(label_match.of_job("job-name").of_job("tf-job-name").into())
 }
 
 fn first_tfjob(pod: &Pod) -> Option<Recognition> {
     let kind = label(pod, "tf-replica-type")?;
-    let mark = by_label(pod, operator_role(kind), "tf-replica-type", kind);
+    let label_match = by_label(pod, operator_role(kind), "tf-replica-type", kind);
     Some(
-        mark.numbered("tf-replica-index")
+        label_match
+            .numbered("tf-replica-index")
             .of_job("tf-job-name")
             .into(),
     )
@@ -151,8 +153,9 @@ fn volcano(pod: &Pod) -> Option<Recognition> {
             .get(key)
             .map(|value| (value.as_str(), "annotation"))
     })?;
-    let mark = by_label(pod, known_role(value)?, key, value).numbered("volcano.sh/task-index");
-    let recognition = mark.of_job("volcano.sh/job-name").recognition;
+    let label_match =
+        by_label(pod, known_role(value)?, key, value).numbered("volcano.sh/task-index");
+    let recognition = label_match.of_job("volcano.sh/job-name").recognition;
     Some(Recognition {
         evidence: format!("{noun} {key}={value}"),
         ..recognition
@@ -166,18 +169,19 @@ fn trainer(pod: &Pod) -> Option<Recognition> {
         "trainer" => Role::Worker,
         _ => Role::Other,
     };
-    let mut mark = by_label(pod, role, TRAINER_STEP, step)
+    let mut label_match = by_label(pod, role, TRAINER_STEP, step)
         .numbered(COMPLETION_INDEX)
         .of_job(JOBSET_NAME);
-    mark.recognition.training = step == "trainer";
-    Some(mark.into())
+    label_match.recognition.training = step == "trainer";
+    Some(label_match.into())
 }
 
 fn jobset(pod: &Pod) -> Option<Recognition> {
     let name = label(pod, JOBSET_JOB)?;
-    let mark = by_label(pod, known_role(name)?, JOBSET_JOB, name);
+    let label_match = by_label(pod, known_role(name)?, JOBSET_JOB, name);
     Some(
-        mark.numbered(COMPLETION_INDEX)
+        label_match
+            .numbered(COMPLETION_INDEX)
             .numbered(JOBSET_INDEX)
             .of_job(JOBSET_NAME)
             .into(),
@@ -186,8 +190,13 @@ fn jobset(pod: &Pod) -> Option<Recognition> {
 
 fn mpi(pod: &Pod) -> Option<Recognition> {
     let name = label(pod, KUBEFLOW_ROLE)?;
-    let mark = by_label(pod, known_role(name)?, KUBEFLOW_ROLE, name);
-    Some(mark.numbered(KUBEFLOW_INDEX).of_job(KUBEFLOW_JOB).into())
+    let label_match = by_label(pod, known_role(name)?, KUBEFLOW_ROLE, name);
+    Some(
+        label_match
+            .numbered(KUBEFLOW_INDEX)
+            .of_job(KUBEFLOW_JOB)
+            .into(),
+    )
 }
 
 fn leader_worker_set(pod: &Pod) -> Option<Recognition> {
@@ -198,10 +207,10 @@ fn leader_worker_set(pod: &Pod) -> Option<Recognition> {
     } else {
         Role::Worker
     };
-    let mark = by_label(pod, role, key, index)
+    let label_match = by_label(pod, role, key, index)
         .numbered(key)
         .of_job("leaderworkerset.sigs.k8s.io/name");
-    Some(mark.no_training())
+    Some(label_match.no_training())
 }
 
 fn ray(pod: &Pod) -> Option<Recognition> {
@@ -226,10 +235,10 @@ fn spark(pod: &Pod) -> Option<Recognition> {
         "executor" => Role::Worker,
         _ => return None,
     };
-    let mark = by_label(pod, role, "spark-role", kind)
+    let label_match = by_label(pod, role, "spark-role", kind)
         .numbered("spark-exec-id")
         .of_job("spark-app-name");
-    Some(mark.no_training())
+    Some(label_match.no_training())
 }
 
 /// Manifests from the time before operators: one Service and one Job or Deployment for each task.
