@@ -48,7 +48,7 @@ pub enum ParseCpuSetError {
         /// The whole list.
         list: String,
     },
-    /// A word of a mask that is not one to eight hexadecimal digits.
+    /// A word of a mask that does not consist of one to eight hexadecimal digits.
     #[error(
         "{word:?} in CPU mask {mask:?} is not a word of up to eight hexadecimal digits, as in 00000000,0000ffff"
     )]

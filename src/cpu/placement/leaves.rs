@@ -7,7 +7,19 @@ use super::class::Class;
 use super::plan::{Cell, Rules};
 use super::price::Price;
 use super::request::Cores;
-use super::search::{NodeShape, OuterPrice, OwnPrice, Part, Search};
+use super::search::{NodePrice, NodeShape, OuterPrice, OwnPrice, Part, Search};
+
+/// The free cores of a class in a cell.
+#[derive(Debug)]
+struct ClassCores<P> {
+    class: Class,
+    /// The number of cores.
+    cores: usize,
+    /// The cores' available CPUs, by index into the search's threads.
+    threads: Range<usize>,
+    /// The price of each CPU's distance.
+    step: P,
+}
 
 // === impl Search ===
 
@@ -16,10 +28,14 @@ impl<'a, P: Price> Search<'a, P> {
     pub(super) fn cores(
         &mut self,
         cores: &[usize],
-        own: OwnPrice<'a, P>,
-        outer: OuterPrice<'a, P>,
+        price: NodePrice<'a, P>,
         inner: OuterPrice<'a, P>,
     ) -> usize {
+        // The price of a node with a part of the cell's classes.
+        let partial = NodePrice {
+            own: OwnPrice::NOTHING,
+            outer: inner,
+        };
         let plan = self.plan;
         let mut classes: Vec<(Class, usize, usize)> = Vec::with_capacity(cores.len());
         for &core in cores {
@@ -33,11 +49,7 @@ impl<'a, P: Price> Search<'a, P> {
         let mut node = 0;
         while let Some(chunk) = chunks.next() {
             let last = chunks.peek().is_none();
-            let (own, outer) = if last {
-                (own, outer)
-            } else {
-                (OwnPrice::NOTHING, inner)
-            };
+            let joined_price = if last { price } else { partial };
             let (class, lowest, _) = chunk[0];
             let start = self.threads.len();
             for &(_, _, core) in chunk {
@@ -51,14 +63,14 @@ impl<'a, P: Price> Search<'a, P> {
                 }
             }
             let alone = node == 0;
-            let (class_own, class_outer) = if alone {
-                (own, outer)
-            } else {
-                (OwnPrice::NOTHING, inner)
+            let class_price = if alone { joined_price } else { partial };
+            let class_cores = ClassCores {
+                class,
+                cores: chunk.len(),
+                threads: start..self.threads.len(),
+                step: P::DISTANCE.times(self.terms.distance(lowest)),
             };
-            let threads = start..self.threads.len();
-            let step = P::DISTANCE.times(self.terms.distance(lowest));
-            let class = self.class(class, chunk.len(), threads, step, class_own, class_outer);
+            let class = self.class(class_cores, class_price);
             node = if alone {
                 class
             } else {
@@ -67,22 +79,21 @@ impl<'a, P: Price> Search<'a, P> {
                     implied: 0,
                     untouched: 0,
                 };
-                self.join(plain(node), plain(class), &Rules::default(), own, outer)
+                self.join(plain(node), plain(class), &Rules::default(), joined_price)
             };
         }
         node
     }
 
-    /// The node of a class; `step` is the price of each CPU's distance.
-    fn class(
-        &mut self,
-        class: Class,
-        cores: usize,
-        threads: Range<usize>,
-        step: P,
-        own: OwnPrice<'a, P>,
-        outer: OuterPrice<'a, P>,
-    ) -> usize {
+    /// The node of a class.
+    fn class(&mut self, class_cores: ClassCores<P>, price: NodePrice<'a, P>) -> usize {
+        let ClassCores {
+            class,
+            cores,
+            threads,
+            step,
+        } = class_cores;
+        let NodePrice { own, outer } = price;
         let free = threads.len();
         let low = self.least(free);
         let start = self.counts.len();
@@ -104,12 +115,8 @@ impl<'a, P: Price> Search<'a, P> {
 
     /// The node of a piece of a core. The pattern says whether a CPU of the core is taken, and
     /// whether one is not.
-    pub(super) fn piece(
-        &mut self,
-        cell: &Cell,
-        own: OwnPrice<'a, P>,
-        outer: OuterPrice<'a, P>,
-    ) -> usize {
+    pub(super) fn piece(&mut self, cell: &Cell, price: NodePrice<'a, P>) -> usize {
+        let NodePrice { own, outer } = price;
         let Cell::Piece {
             cpus,
             touched,

@@ -52,31 +52,7 @@ impl Limits {
                 fewest,
             };
         }
-        let mut is_whole = vec![false; is_free.len()];
-        let mut most_of_part = 0;
-        for core in &plan.cores {
-            let free = core.iter().filter(|&&cpu| is_free[cpu]).count();
-            most_of_part = most_of_part.max(free.min(core.len() - 1));
-            if free == core.len() {
-                for &cpu in core {
-                    is_whole[cpu] = true;
-                }
-            }
-        }
-        let in_pieces = plan
-            .groups
-            .iter()
-            .any(|group| group.kind == GroupKind::Core);
-        if terms.cores == Cores::Single && in_pieces {
-            // A core in pieces on several NUMA nodes gives a CPU even if a single NUMA node of the
-            // core may be used.
-            is_whole.copy_from_slice(is_free);
-        } else if terms.cores == Cores::Single {
-            is_whole.fill(false);
-            for cpu in plan.cores.iter().filter_map(|core| terms.lowest(core)) {
-                is_whole[cpu] = true;
-            }
-        }
+        let (is_whole, most_of_part) = whole_cores(plan, terms);
         let most = |cpus: &Vec<usize>| {
             let free = cpus.iter().filter(|&&cpu| is_free[cpu]).count();
             let whole = cpus.iter().filter(|&&cpu| is_whole[cpu]).count();
@@ -84,23 +60,9 @@ impl Limits {
         };
         let most: Vec<usize> = plan.groups.iter().map(|group| most(&group.cpus)).collect();
         let fewest = SPANNED.map(|kind| {
-            let groups = plan
-                .groups
-                .iter()
-                .zip(&most)
-                .filter(|(group, _)| group.kind == kind);
-            let mut sizes: Vec<usize> = groups.map(|(_, &most)| most).collect();
-            sizes.sort_unstable_by(|a, b| b.cmp(a));
-            let mut fewest = vec![0];
-            for (&size, groups) in sizes.iter().zip(1..) {
-                fewest.extend(std::iter::repeat_n(
-                    groups,
-                    size.min(wanted + 1 - fewest.len()),
-                ));
-            }
-            // If the plan ignores a kind, the kind has no groups and costs nothing.
-            fewest.resize(wanted + 1, sizes.len());
-            fewest
+            let groups = plan.groups.iter().zip(&most);
+            let sizes = groups.filter(|(group, _)| group.kind == kind);
+            fewest_groups(sizes.map(|(_, &most)| most).collect(), wanted)
         });
         // With more than one split core, whole cores have run out, and the positions of the last
         // whole cores decide the spread. Tight bounds then rarely hold. Tight bounds rarely hold
@@ -186,4 +148,48 @@ impl Limits {
         };
         P::NUMA.times(fewest(0)) + P::SOCKET.times(fewest(1)) + P::LLC.times(fewest(2))
     }
+}
+
+/// For each CPU, whether the CPU adds to a placement without split cores; and the most free CPUs of
+/// a split core.
+fn whole_cores(plan: &Plan, terms: &Terms<'_>) -> (Vec<bool>, usize) {
+    let is_free = terms.open;
+    let mut is_whole = vec![false; is_free.len()];
+    let mut most_of_part = 0;
+    for core in &plan.cores {
+        let free = core.iter().filter(|&&cpu| is_free[cpu]).count();
+        most_of_part = most_of_part.max(free.min(core.len() - 1));
+        if free == core.len() {
+            for &cpu in core {
+                is_whole[cpu] = true;
+            }
+        }
+    }
+    let mut groups = plan.groups.iter();
+    let in_pieces = groups.any(|group| group.kind == GroupKind::Core);
+    if terms.cores == Cores::Single && in_pieces {
+        // A core in pieces on several NUMA nodes gives a CPU even if a single NUMA node of the core
+        // may be used.
+        is_whole.copy_from_slice(is_free);
+    } else if terms.cores == Cores::Single {
+        is_whole.fill(false);
+        for cpu in plan.cores.iter().filter_map(|core| terms.lowest(core)) {
+            is_whole[cpu] = true;
+        }
+    }
+    (is_whole, most_of_part)
+}
+
+/// For each count up to `wanted`, the fewest groups that can give the count. `sizes` are the most
+/// CPUs that each group gives.
+fn fewest_groups(mut sizes: Vec<usize>, wanted: usize) -> Vec<usize> {
+    sizes.sort_unstable_by(|a, b| b.cmp(a));
+    let mut fewest = vec![0];
+    for (&size, groups) in sizes.iter().zip(1..) {
+        let counts = size.min(wanted + 1 - fewest.len());
+        fewest.extend(std::iter::repeat_n(groups, counts));
+    }
+    // If the plan ignores a kind, the kind has no groups and costs nothing.
+    fewest.resize(wanted + 1, sizes.len());
+    fewest
 }

@@ -43,6 +43,19 @@ struct NumaChoice {
     gives: Vec<usize>,
 }
 
+/// A union of NUMA nodes, and the NUMA nodes that may still be added.
+#[derive(Debug)]
+struct PartialUnion<'a> {
+    /// For each NUMA node, whether the union contains the NUMA node.
+    contains: Vec<bool>,
+    /// The most CPUs available in the union.
+    given: usize,
+    /// The number of NUMA nodes to add.
+    more: usize,
+    /// The classes of the NUMA nodes that may be added.
+    classes: &'a [Vec<usize>],
+}
+
 /// Properties of a CPU. Exchanging two alike NUMA nodes keeps the properties.
 #[derive(Debug, PartialEq, Eq)]
 struct CpuTraits {
@@ -266,7 +279,7 @@ impl Placer {
     }
 
     fn traits(&self, terms: &Terms<'_>, members: &[usize]) -> Vec<CpuTraits> {
-        let place = |kind: fn(&Membership) -> usize| -> Vec<GroupKey> {
+        let keys = |kind: fn(&Membership) -> usize| -> Vec<GroupKey> {
             let mut sizes: BTreeMap<usize, usize> = BTreeMap::new();
             for member in &self.membership {
                 *sizes.entry(kind(member)).or_default() += 1;
@@ -289,10 +302,10 @@ impl Placer {
             };
             members.iter().map(of).collect()
         };
-        let cores = place(|member| member.core);
-        let sockets = place(|member| member.socket);
-        let llcs = place(|member| member.llc);
-        let places = cores.into_iter().zip(sockets).zip(llcs);
+        let cores = keys(|member| member.core);
+        let sockets = keys(|member| member.socket);
+        let llcs = keys(|member| member.llc);
+        let group_keys = cores.into_iter().zip(sockets).zip(llcs);
         let one =
             |(&cpu, ((core, socket), llc)): (&usize, ((GroupKey, GroupKey), GroupKey))| CpuTraits {
                 core,
@@ -303,7 +316,7 @@ impl Placer {
                 unwanted: terms.is_unwanted(cpu),
                 distance: terms.distance(cpu),
             };
-        members.iter().zip(places).map(one).collect()
+        members.iter().zip(group_keys).map(one).collect()
     }
 
     /// For each CPU, whether the CPU is open when only a union of NUMA nodes is.
@@ -380,28 +393,31 @@ impl NumaChoice {
             .filter(|(_, held)| **held)
             .map(|(gives, _)| gives)
             .sum();
-        let more = more.min(self.classes.iter().map(Vec::len).sum());
+        let held = PartialUnion {
+            contains: self.held.clone(),
+            given,
+            more: more.min(self.classes.iter().map(Vec::len).sum()),
+            classes: &self.classes,
+        };
         let mut unions = Vec::new();
-        self.extend(&self.classes, more, given, wanted, &self.held, &mut unions);
+        self.extend(held, wanted, &mut unions);
         unions
     }
 
-    /// Extends a union by `more` NUMA nodes of the given classes, in every way.
-    fn extend(
-        &self,
-        classes: &[Vec<usize>],
-        more: usize,
-        given: usize,
-        wanted: usize,
-        union: &[bool],
-        unions: &mut Vec<Vec<bool>>,
-    ) {
+    /// Completes a union in every way.
+    fn extend(&self, partial: PartialUnion<'_>, wanted: usize, unions: &mut Vec<Vec<bool>>) {
         if unions.len() >= MOST_UNIONS {
             return;
         }
+        let PartialUnion {
+            contains,
+            given,
+            more,
+            classes,
+        } = partial;
         let Some((class, rest)) = classes.split_first().filter(|_| more > 0) else {
             if more == 0 && given >= wanted {
-                unions.push(union.to_vec());
+                unions.push(contains);
             }
             return;
         };
@@ -412,18 +428,17 @@ impl NumaChoice {
             return;
         }
         for taken in (0..=more.min(class.len())).rev() {
-            let mut union = union.to_vec();
+            let mut contains = contains.clone();
             for &group in &class[..taken] {
-                union[group] = true;
+                contains[group] = true;
             }
-            self.extend(
-                rest,
-                more - taken,
-                given + taken * each,
-                wanted,
-                &union,
-                unions,
-            );
+            let extended = PartialUnion {
+                contains,
+                given: given + taken * each,
+                more: more - taken,
+                classes: rest,
+            };
+            self.extend(extended, wanted, unions);
         }
     }
 }

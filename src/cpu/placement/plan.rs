@@ -116,6 +116,66 @@ pub(super) struct Rules {
 /// The NUMA node, socket and LLC of a CPU. CPUs with equal keys form cells.
 type CellKey = (Option<u32>, Option<u32>, Option<u32>);
 
+/// The CPUs of a machine, by core and by group.
+#[derive(Debug)]
+struct GroupedCpus {
+    /// The ids of the online CPUs, ascending.
+    ids: Vec<u32>,
+    /// The key of each CPU's cell.
+    keys: Vec<CellKey>,
+    /// The CPUs of each core.
+    cores: Vec<Vec<usize>>,
+    /// All groups but cores.
+    groups: Vec<Group>,
+}
+
+// === impl GroupedCpus ===
+
+impl GroupedCpus {
+    /// Groups the CPUs, without some kinds of groups.
+    fn new(topology: &Topology, forgotten: &[GroupKind]) -> Self {
+        let mut cpus = topology.cpus.clone();
+        cpus.sort_unstable_by_key(|cpu| cpu.id);
+        cpus.dedup_by_key(|cpu| cpu.id);
+        let known = |kind, id: Option<u32>| if forgotten.contains(&kind) { None } else { id };
+
+        let mut core_of: BTreeMap<(Option<u32>, Option<u32>), Vec<usize>> = BTreeMap::new();
+        let mut group_of: BTreeMap<(GroupKind, Option<u32>), Vec<usize>> = BTreeMap::new();
+        let mut keys = Vec::with_capacity(cpus.len());
+        for (index, cpu) in cpus.iter().enumerate() {
+            keys.push((
+                known(GroupKind::Numa, cpu.numa),
+                known(GroupKind::Socket, cpu.socket),
+                known(GroupKind::Llc, cpu.llc),
+            ));
+            let alone = if cpu.core.is_none() {
+                Some(cpu.id)
+            } else {
+                None
+            };
+            core_of.entry((cpu.core, alone)).or_default().push(index);
+            for (kind, id) in [
+                (GroupKind::Numa, cpu.numa),
+                (GroupKind::Socket, cpu.socket),
+                (GroupKind::Llc, cpu.llc),
+            ] {
+                if !forgotten.contains(&kind) {
+                    group_of.entry((kind, id)).or_default().push(index);
+                }
+            }
+        }
+        let groups = group_of.into_iter();
+        Self {
+            ids: cpus.iter().map(|cpu| cpu.id).collect(),
+            keys,
+            cores: core_of.into_values().collect(),
+            groups: groups
+                .map(|((kind, _), cpus)| Group { kind, cpus })
+                .collect(),
+        }
+    }
+}
+
 // === impl Plan ===
 
 impl Plan {
@@ -153,137 +213,132 @@ impl Plan {
 
     /// The plan without some kinds of groups; none if the search would take too long.
     fn without(topology: &Topology, forgotten: &[GroupKind], counting: bool) -> Option<Self> {
-        let mut cpus = topology.cpus.clone();
-        cpus.sort_unstable_by_key(|cpu| cpu.id);
-        cpus.dedup_by_key(|cpu| cpu.id);
-        let known = |kind, id: Option<u32>| if forgotten.contains(&kind) { None } else { id };
-
-        let mut core_of: BTreeMap<(Option<u32>, Option<u32>), Vec<usize>> = BTreeMap::new();
-        let mut group_of: BTreeMap<(GroupKind, Option<u32>), Vec<usize>> = BTreeMap::new();
-        let mut keys = Vec::with_capacity(cpus.len());
-        for (index, cpu) in cpus.iter().enumerate() {
-            let key: CellKey = (
-                known(GroupKind::Numa, cpu.numa),
-                known(GroupKind::Socket, cpu.socket),
-                known(GroupKind::Llc, cpu.llc),
-            );
-            keys.push(key);
-            let alone = if cpu.core.is_none() {
-                Some(cpu.id)
-            } else {
-                None
-            };
-            core_of.entry((cpu.core, alone)).or_default().push(index);
-            for (kind, id) in [
-                (GroupKind::Numa, cpu.numa),
-                (GroupKind::Socket, cpu.socket),
-                (GroupKind::Llc, cpu.llc),
-            ] {
-                if !forgotten.contains(&kind) {
-                    group_of.entry((kind, id)).or_default().push(index);
-                }
-            }
-        }
-        let mut groups: Vec<Group> = group_of
-            .into_iter()
-            .map(|((kind, _), cpus)| Group { kind, cpus })
-            .collect();
-
+        let GroupedCpus {
+            ids,
+            keys,
+            cores,
+            groups,
+        } = GroupedCpus::new(topology, forgotten);
         let mut plan = Self {
-            ids: cpus.iter().map(|cpu| cpu.id).collect(),
+            ids,
+            groups,
             counting,
             ..Self::empty()
         };
-        let mut whole: BTreeMap<CellKey, Vec<usize>> = BTreeMap::new();
-        let mut leaves: Vec<CpuSet> = Vec::new();
-        let mut pieces = Vec::new();
-        for core in core_of.into_values() {
-            let mut parts: BTreeMap<CellKey, Vec<usize>> = BTreeMap::new();
-            for &cpu in &core {
-                parts.entry(keys[cpu]).or_default().push(cpu);
-            }
-            if parts.len() > 1 && !forgotten.contains(&GroupKind::Core) {
-                pieces.extend(parts.into_values().map(|cpus| (groups.len(), cpus)));
-                groups.push(Group {
-                    kind: GroupKind::Core,
-                    cpus: core.clone(),
-                });
-                plan.cores.push(core);
-                continue;
-            }
-            // A core has a single part, unless cores in pieces are ignored. If ignored, each part
-            // counts as a core.
-            for (key, cpus) in parts {
-                whole.entry(key).or_default().push(plan.cores.len());
-                plan.cores.push(cpus);
-            }
-        }
-        for cores in whole.into_values() {
-            leaves.push(set(cores.iter().flat_map(|&core| &plan.cores[core])));
-            plan.cells.push(Cell::Cores(cores));
-        }
-        let first_piece = plan.cells.len();
-        for (_, cpus) in &pieces {
-            leaves.push(set(cpus));
-            plan.cells.push(Cell::Piece {
-                cpus: cpus.clone(),
-                touched: 0,
-                missing: 0,
-            });
-        }
-
-        let group_sets: Vec<CpuSet> = groups.iter().map(|group| set(&group.cpus)).collect();
+        let keeps_pieces = !forgotten.contains(&GroupKind::Core);
+        let (leaves, pieces) = plan.add_cells(cores, &keys, keeps_pieces);
+        let group_sets: Vec<CpuSet> = plan.groups.iter().map(|group| set(&group.cpus)).collect();
         let (shapes, sets) = tree(leaves, &group_sets);
-        let mut bits = 0;
-        for (number, group) in groups.iter().enumerate() {
-            if group.kind == GroupKind::Core || !sets.contains(&group_sets[number]) {
-                let tells_missing = group.kind == GroupKind::Core && !counting;
-                let width = if counting {
-                    group.cpus.len().ilog2() + 1
-                } else {
-                    1
-                };
-                let all = width + u32::from(tells_missing);
-                if bits + all > MOST_BITS {
-                    return None;
-                }
-                let missing = if tells_missing {
-                    1 << (bits + width)
-                } else {
-                    0
-                };
-                let field = (u64::MAX >> (u64::BITS - width)) << bits;
-                plan.crossing.push(Crossing {
-                    group: number,
-                    touched: 1 << bits,
-                    missing,
-                    field,
-                });
-                bits += all;
-            }
-        }
-        for (cell, (core, _)) in plan.cells[first_piece..].iter_mut().zip(&pieces) {
-            if let (
-                Cell::Piece {
-                    touched, missing, ..
-                },
-                Some(crossing),
-            ) = (
-                cell,
-                plan.crossing
-                    .iter()
-                    .find(|crossing| crossing.group == *core),
-            ) {
-                (*touched, *missing) = (crossing.touched, crossing.missing);
-            }
-        }
-        plan.groups = groups;
+        plan.add_crossing(&group_sets, &sets)?;
+        plan.add_piece_bits(&pieces);
         plan.blocks = shapes
             .iter()
             .zip(&sets)
             .map(|(&shape, cpus)| plan.block(shape, cpus, &sets, &group_sets))
             .collect();
         (plan.work(&sets) <= MOST_WORK).then_some(plan)
+    }
+
+    /// Adds the cells, first whole cores, then pieces. The result is the CPUs of each cell, and for
+    /// each piece the group of the piece's core.
+    fn add_cells(
+        &mut self,
+        cores: Vec<Vec<usize>>,
+        keys: &[CellKey],
+        keeps_pieces: bool,
+    ) -> (Vec<CpuSet>, Vec<usize>) {
+        let mut whole: BTreeMap<CellKey, Vec<usize>> = BTreeMap::new();
+        let mut pieces = Vec::new();
+        for core in cores {
+            let mut parts: BTreeMap<CellKey, Vec<usize>> = BTreeMap::new();
+            for &cpu in &core {
+                parts.entry(keys[cpu]).or_default().push(cpu);
+            }
+            if parts.len() > 1 && keeps_pieces {
+                pieces.extend(parts.into_values().map(|cpus| (self.groups.len(), cpus)));
+                self.groups.push(Group {
+                    kind: GroupKind::Core,
+                    cpus: core.clone(),
+                });
+                self.cores.push(core);
+                continue;
+            }
+            // A core has a single part, unless cores in pieces are ignored. If ignored, each part
+            // counts as a core.
+            for (key, cpus) in parts {
+                whole.entry(key).or_default().push(self.cores.len());
+                self.cores.push(cpus);
+            }
+        }
+        let mut leaves: Vec<CpuSet> = Vec::new();
+        for cores in whole.into_values() {
+            leaves.push(set(cores.iter().flat_map(|&core| &self.cores[core])));
+            self.cells.push(Cell::Cores(cores));
+        }
+        let mut piece_groups = Vec::new();
+        for (group, cpus) in pieces {
+            leaves.push(set(&cpus));
+            piece_groups.push(group);
+            self.cells.push(Cell::Piece {
+                cpus,
+                touched: 0,
+                missing: 0,
+            });
+        }
+        (leaves, piece_groups)
+    }
+
+    /// Adds the groups unequal to every block, with bits in patterns. None if a pattern has too few
+    /// bits.
+    fn add_crossing(&mut self, group_sets: &[CpuSet], sets: &[CpuSet]) -> Option<()> {
+        let mut bits = 0;
+        for (number, group) in self.groups.iter().enumerate() {
+            if group.kind != GroupKind::Core && sets.contains(&group_sets[number]) {
+                continue;
+            }
+            let tells_missing = group.kind == GroupKind::Core && !self.counting;
+            let width = if self.counting {
+                group.cpus.len().ilog2() + 1
+            } else {
+                1
+            };
+            let all = width + u32::from(tells_missing);
+            if bits + all > MOST_BITS {
+                return None;
+            }
+            let missing = if tells_missing {
+                1 << (bits + width)
+            } else {
+                0
+            };
+            let field = (u64::MAX >> (u64::BITS - width)) << bits;
+            self.crossing.push(Crossing {
+                group: number,
+                touched: 1 << bits,
+                missing,
+                field,
+            });
+            bits += all;
+        }
+        Some(())
+    }
+
+    /// Gives each piece the pattern bits of the piece's core. `groups` are the groups of the cores.
+    fn add_piece_bits(&mut self, groups: &[usize]) {
+        let crossing = &self.crossing;
+        let first_piece = self.cells.len() - groups.len();
+        for (cell, core) in self.cells[first_piece..].iter_mut().zip(groups) {
+            let bits = crossing.iter().find(|crossing| crossing.group == *core);
+            if let (
+                Cell::Piece {
+                    touched, missing, ..
+                },
+                Some(bits),
+            ) = (cell, bits)
+            {
+                (*touched, *missing) = (bits.touched, bits.missing);
+            }
+        }
     }
 
     fn block(

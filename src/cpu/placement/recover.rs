@@ -4,11 +4,13 @@
 //! of ids. A union with a disjoint set keeps the order. Therefore each table entry has a single
 //! best set. Only entries on a cheapest path are computed.
 
+use std::ops::Range;
+
 use super::class::Class;
 use super::plan::Plan;
 use super::price::Price;
 use super::request::Cores;
-use super::search::{NodeShape, Search, SearchNode};
+use super::search::{NodeShape, Pair, Search, SearchNode};
 use crate::cpu::CpuSet;
 
 const BITS: usize = 64;
@@ -52,96 +54,107 @@ impl<P: Price> Search<'_, P> {
         let set = match &self.nodes[node].shape {
             NodeShape::Empty => 0,
             NodeShape::Class { class, threads } => {
-                let threads = &self.threads[threads.clone()];
-                let Class {
-                    size,
-                    each,
-                    unwanted,
-                } = *class;
-                let wanted = each - unwanted;
-                if self.terms.cores == Cores::Single {
-                    sets.add(&threads[..count])
-                } else if self.terms.cores == Cores::Preferred && unwanted > 0 && wanted > 0 {
-                    match count.checked_sub(threads.len() / each * wanted) {
-                        None | Some(0) => sets.of_part_cores(threads, each, wanted, count),
-                        Some(extra) => sets.of_mixed_cores(threads, *class, extra),
-                    }
-                } else if each == size {
-                    sets.of_whole_cores(threads, size, count)
-                } else {
-                    sets.of_part_cores(threads, each, each, count)
-                }
+                self.best_of_class(sets, *class, &self.threads[threads.clone()], count)
             }
-            NodeShape::Piece { threads } => {
-                let lowest = &self.threads[threads.clone()][..count];
-                sets.add(lowest)
-            }
-            NodeShape::Join { a, b, pairs } => {
-                let (a, b) = (*a, *b);
-                let pattern = self.pattern(node, entry);
-                let shared = self.shared(self.nodes[node].shared, count);
-                let mut best = None;
-                for pair in self.pairs[pairs.clone()]
-                    .iter()
-                    .filter(|pair| pair.pattern == pattern)
-                {
-                    // If the charge of a pair alone is too high, no price fits.
-                    let Some(price) = self.costs[entry].without(pair.charge + shared) else {
-                        continue;
-                    };
-                    match (pair.a, pair.b) {
-                        (Some(list), None) => {
-                            if let Some(one) =
-                                self.at(list, count).filter(|&one| self.costs[one] == price)
-                            {
-                                let set = self.best(sets, a, one);
-                                best = sets.better(best, (set, 0));
-                            }
-                        }
-                        (None, Some(list)) => {
-                            if let Some(one) =
-                                self.at(list, count).filter(|&one| self.costs[one] == price)
-                            {
-                                let set = self.best(sets, b, one);
-                                best = sets.better(best, (set, 0));
-                            }
-                        }
-                        (Some(list_a), Some(list_b)) => {
-                            let (list_a, list_b) =
-                                (&self.lists[list_a].entries, &self.lists[list_b].entries);
-                            let (ones, others) =
-                                (&self.counts[list_a.clone()], &self.counts[list_b.clone()]);
-                            let most = others.last().copied().unwrap_or_default();
-                            let from = ones.partition_point(|&taken| taken + most < count);
-                            let to = ones.partition_point(|&taken| taken < count);
-                            // As one node gives more CPUs, the second node gives fewer: `end` only
-                            // moves down.
-                            let mut end = others.len();
-                            for (one, &taken) in (list_a.start + from..).zip(&ones[from..to]) {
-                                while end > 0 && taken + others[end - 1] > count {
-                                    end -= 1;
-                                }
-                                let Some(last) = end.checked_sub(1) else {
-                                    break;
-                                };
-                                let other = list_b.start + last;
-                                if taken + others[last] == count
-                                    && self.costs[one] + self.costs[other] == price
-                                {
-                                    let split =
-                                        (self.best(sets, a, one), self.best(sets, b, other));
-                                    best = sets.better(best, split);
-                                }
-                            }
-                        }
-                        (None, None) => {}
-                    }
-                }
-                best.map_or(0, |(a, b)| sets.unite(a, b))
+            NodeShape::Piece { threads } => sets.add(&self.threads[threads.clone()][..count]),
+            NodeShape::Join { pairs, .. } => {
+                self.best_of_join(sets, node, entry, &self.pairs[pairs.clone()])
             }
         };
         sets.known[entry] = set;
         set
+    }
+
+    /// The best set of `count` CPUs from the cores of a class.
+    fn best_of_class(
+        &self,
+        sets: &mut Sets,
+        class: Class,
+        threads: &[usize],
+        count: usize,
+    ) -> usize {
+        let Class {
+            size,
+            each,
+            unwanted,
+        } = class;
+        let wanted = each - unwanted;
+        if self.terms.cores == Cores::Single {
+            sets.add(&threads[..count])
+        } else if self.terms.cores == Cores::Preferred && unwanted > 0 && wanted > 0 {
+            match count.checked_sub(threads.len() / each * wanted) {
+                None | Some(0) => sets.of_part_cores(threads, each, wanted, count),
+                Some(extra) => sets.of_mixed_cores(threads, class, extra),
+            }
+        } else if each == size {
+            sets.of_whole_cores(threads, size, count)
+        } else {
+            sets.of_part_cores(threads, each, each, count)
+        }
+    }
+
+    /// The best union of a set from one part of a join and a set from the other part.
+    fn best_of_join(&self, sets: &mut Sets, node: usize, entry: usize, pairs: &[Pair<P>]) -> usize {
+        let count = self.counts[entry];
+        let NodeShape::Join { a, b, .. } = self.nodes[node].shape else {
+            return 0;
+        };
+        let pattern = self.pattern(node, entry);
+        let shared = self.shared(self.nodes[node].shared, count);
+        let mut best = None;
+        for pair in pairs.iter().filter(|pair| pair.pattern == pattern) {
+            // If the charge of a pair alone is too high, no price fits.
+            let Some(price) = self.costs[entry].without(pair.charge + shared) else {
+                continue;
+            };
+            let (part, list) = match (pair.a, pair.b) {
+                (Some(list_a), Some(list_b)) => {
+                    for (one, other) in self.splits(list_a, list_b, count, price) {
+                        let split = (self.best(sets, a, one), self.best(sets, b, other));
+                        best = sets.better(best, split);
+                    }
+                    continue;
+                }
+                (Some(list), None) => (a, list),
+                (None, Some(list)) => (b, list),
+                (None, None) => continue,
+            };
+            let one = self.at(list, count);
+            if let Some(one) = one.filter(|&one| self.costs[one] == price) {
+                let set = self.best(sets, part, one);
+                best = sets.better(best, (set, 0));
+            }
+        }
+        best.map_or(0, |(a, b)| sets.unite(a, b))
+    }
+
+    /// The pairs of entries from two lists with a total count and a total price.
+    fn splits(
+        &self,
+        list_a: usize,
+        list_b: usize,
+        count: usize,
+        price: P,
+    ) -> impl Iterator<Item = (usize, usize)> {
+        let entries = |list: usize| -> Range<usize> { self.lists[list].entries.clone() };
+        let (list_a, list_b) = (entries(list_a), entries(list_b));
+        let (ones, others) = (&self.counts[list_a.clone()], &self.counts[list_b.clone()]);
+        let most = others.last().copied().unwrap_or_default();
+        let from = ones.partition_point(|&taken| taken + most < count);
+        let to = ones.partition_point(|&taken| taken < count);
+        // As one node gives more CPUs, the second node gives fewer: `end` only moves down.
+        let mut end = others.len();
+        let candidates = (list_a.start + from..).zip(&ones[from..to]);
+        candidates.filter_map(move |(one, &taken)| {
+            while end > 0 && taken + others[end - 1] > count {
+                end -= 1;
+            }
+            let last = end.checked_sub(1)?;
+            let other = list_b.start + last;
+            let fits =
+                taken + others[last] == count && self.costs[one] + self.costs[other] == price;
+            fits.then_some((one, other))
+        })
     }
 
     fn pattern(&self, node: usize, entry: usize) -> u64 {

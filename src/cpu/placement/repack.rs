@@ -157,32 +157,25 @@ impl Placer {
         let all = owners.iter().fold(free.clone(), |all, owner| {
             all.union(&owner.cpus).union(&owner.idle)
         });
-        let need = || {
-            self.place_as(&all, request)
-                .ok()
-                .map(|placement| placement.cost)
-        };
-        let (now, need) = match self.place_as(free, request) {
-            Ok(placement) => (placement.cost, need()?),
-            Err(Refusal::TooFewOnNuma { .. }) => {
-                let split = Request {
-                    fewest_numa: false,
-                    ..request.clone()
-                };
-                let (now, need) = (self.place_as(free, &split).ok()?.cost, need()?);
-                (
-                    Cost {
-                        split_cores: now.split_cores.max(need.split_cores),
-                        ..now
-                    },
-                    need,
-                )
-            }
-            Err(_) => return None,
-        };
-        let goal = Goal::new(now, need)?;
+        let goal = self.goal(free, &all, request)?;
         let kinds = [0, 1, 2].map(|kind| self.groups(kind));
-        let mut repacker = Repacker::new(self, free, owners, request, goal, &kinds);
+        let groups = &kinds[goal.kind][..];
+        let mut repacker = Repacker {
+            placer: self,
+            request,
+            free,
+            owners: Vec::new(),
+            goal,
+            kinds: &kinds,
+            groups,
+            free_in: counts_in(groups, free),
+            decisions: 0,
+            best: None,
+        };
+        let numbered = owners.iter().enumerate();
+        repacker.owners = numbered
+            .filter_map(|(index, owner)| repacker.mover(index, owner))
+            .collect();
         for moves in 1..=max_moves.min(2) {
             repacker.search(moves);
             if repacker.best.is_some() {
@@ -190,6 +183,25 @@ impl Placer {
             }
         }
         repacker.best
+    }
+
+    /// The goal of moves for a request: the cost with the CPUs `free`, and the cost with the CPUs
+    /// `all`. None if the request is not split, or can't be placed at all.
+    fn goal(&self, free: &CpuSet, all: &CpuSet, request: &Request) -> Option<Goal> {
+        let need = || Some(self.place_as(all, request).ok()?.cost);
+        match self.place_as(free, request) {
+            Ok(placement) => Goal::new(placement.cost, need()?),
+            Err(Refusal::TooFewOnNuma { .. }) => {
+                let split = Request {
+                    fewest_numa: false,
+                    ..request.clone()
+                };
+                let (now, need) = (self.place_as(free, &split).ok()?.cost, need()?);
+                let split_cores = now.split_cores.max(need.split_cores);
+                Goal::new(Cost { split_cores, ..now }, need)
+            }
+            Err(_) => None,
+        }
     }
 
     /// The groups of a kind: 0 for NUMA nodes, 1 for sockets, 2 for LLCs.
@@ -240,77 +252,45 @@ impl Placer {
 // === impl Repacker ===
 
 impl<'a> Repacker<'a> {
-    fn new(
-        placer: &'a Placer,
-        free: &'a CpuSet,
-        owners: &[Owner],
-        request: &'a Request,
-        goal: Goal,
-        kinds: &'a [Vec<CpuSet>; 3],
-    ) -> Self {
-        let groups = &kinds[goal.kind][..];
-        let count = |cpus: &CpuSet| {
-            groups
-                .iter()
-                .map(|group| group.intersection(cpus).len())
-                .collect()
+    /// The owner with the given index as a mover; none if the owner has no CPUs or may not move.
+    fn mover(&self, index: usize, owner: &Owner) -> Option<Mover<'a>> {
+        let Owner {
+            cpus,
+            idle,
+            movable,
+        } = owner;
+        let request = Request {
+            cpus: cpus.len(),
+            ..movable.clone()?
         };
-        let mover = |(
-            owner,
-            Owner {
-                cpus,
-                idle,
-                movable,
-            },
-        ): (usize, &Owner)| {
-            let request = Request {
-                cpus: cpus.len(),
-                ..movable.clone()?
-            };
-            let held = cpus.union(idle);
-            let score = placer.score(cpus, idle, &request, kinds);
-            let region = |cpus: &'a CpuSet| {
-                let group = groups.iter().position(|group| cpus.is_subset(group));
-                Region {
-                    cpus,
-                    group,
-                    place: None,
-                }
-            };
-            let spans = spans(placer.cost(cpus));
-            let of_one = (0..3).filter(|&kind| spans[kind] == 1 && request.order == Order::Pack);
-            let regions = match of_one.max_by_key(|&kind| (kinds[kind].len(), kind)) {
-                Some(kind) => kinds[kind].iter().map(region).collect(),
-                None => vec![Region {
-                    cpus: free,
-                    group: None,
-                    place: None,
-                }],
-            };
-            let held_in = count(&held);
-            (!cpus.is_empty()).then_some(Mover {
-                owner,
-                held,
-                request,
-                score,
-                regions,
-                held_in,
-            })
-        };
-        let owners = owners.iter().enumerate().filter_map(mover).collect();
-        let free_in = count(free);
-        Self {
-            placer,
-            request,
-            free,
-            owners,
-            goal,
-            kinds,
-            groups,
-            free_in,
-            decisions: 0,
-            best: None,
+        if cpus.is_empty() {
+            return None;
         }
+        let (groups, kinds) = (self.groups, self.kinds);
+        let region = |cpus: &'a CpuSet| Region {
+            cpus,
+            group: groups.iter().position(|group| cpus.is_subset(group)),
+            place: None,
+        };
+        let spans = spans(self.placer.cost(cpus));
+        let of_one = (0..3).filter(|&kind| spans[kind] == 1 && request.order == Order::Pack);
+        let regions = match of_one.max_by_key(|&kind| (kinds[kind].len(), kind)) {
+            Some(kind) => kinds[kind].iter().map(region).collect(),
+            None => vec![Region {
+                cpus: self.free,
+                group: None,
+                place: None,
+            }],
+        };
+        let held = cpus.union(idle);
+        Some(Mover {
+            owner: index,
+            score: self.placer.score(cpus, idle, &request, kinds),
+            held_in: counts_in(groups, &held),
+            held,
+            request,
+            regions,
+        })
     }
 
     /// Tries all choices of `moves` moves, from the fewest CPUs moved to the most.
@@ -490,6 +470,12 @@ impl<'a> Repacker<'a> {
 /// The number of groups touched by a placement, by kind.
 fn spans(cost: Cost) -> [usize; 3] {
     [cost.numa, cost.sockets, cost.llcs]
+}
+
+/// The number of CPUs of a set in each group.
+fn counts_in(groups: &[CpuSet], cpus: &CpuSet) -> Vec<usize> {
+    let count = |group: &CpuSet| group.intersection(cpus).len();
+    groups.iter().map(count).collect()
 }
 
 fn add(counts: &mut [usize], more: &[usize]) {

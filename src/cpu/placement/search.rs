@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::class::Class;
 use super::fewest::Minimum;
 use super::limits::{Limits, Surroundings};
-use super::plan::{BlockShape, Cell, Crossing, Group, GroupKind, Plan, Rules};
+use super::plan::{Block, BlockShape, Cell, Crossing, Group, GroupKind, Plan, Rules};
 use super::price::Price;
 use super::request::{Cores, Order, Terms};
 use super::weights::{behind, given, prices};
@@ -101,6 +101,15 @@ pub(super) struct OuterPrice<'a, P> {
     around: Surroundings,
 }
 
+/// The prices that a node's table needs.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct NodePrice<'a, P> {
+    /// The price of the groups equal to the node.
+    pub(super) own: OwnPrice<'a, P>,
+    /// The price of the groups around the node.
+    pub(super) outer: OuterPrice<'a, P>,
+}
+
 /// The table entries with the same pattern of crossing groups.
 #[derive(Debug, Clone)]
 pub(super) struct List {
@@ -183,84 +192,23 @@ impl<'a, P: Price> Search<'a, P> {
         Some((node, self.lists[list].entries.start))
     }
 
+    /// Computes the tables of all blocks.
     fn fill(&mut self) {
         let plan = self.plan;
-        self.parts.clear();
-        self.nodes.clear();
-        self.lists.clear();
-        self.pairs.clear();
-        self.counts.clear();
-        self.costs.clear();
-        self.threads.clear();
-        let shape = NodeShape::Empty;
-        let is_split = false;
-        self.nodes.push(SearchNode {
-            shape,
-            shared: &[],
-            free: 0,
-            lists: 0..0,
-            is_split,
-            cheapest: P::TOO_MUCH,
-        });
-        let spread = self.terms.order == Order::Spread;
+        self.clear();
         for block in &plan.blocks {
-            let sum = |groups: &[usize]| groups.iter().map(|&group| self.prices[group]).sum();
-            let around = self.limits.around(&block.rules);
-            let unit = block.rules.unit;
-            let (own, outer) = if spread {
-                let own = OwnPrice {
-                    fixed: P::NOTHING,
-                    shared: &block.own[..],
-                };
-                (
-                    own,
-                    OuterPrice {
-                        price: P::NOTHING,
-                        shared: [&block.rules.outer, &[]],
-                        unit,
-                        around,
-                    },
-                )
-            } else {
-                let own = OwnPrice {
-                    fixed: sum(&block.own),
-                    shared: &[][..],
-                };
-                (
-                    own,
-                    OuterPrice {
-                        price: sum(&block.rules.outer),
-                        shared: [&[], &[]],
-                        unit,
-                        around,
-                    },
-                )
-            };
+            let price = self.block_price(block);
             let node = match block.shape {
-                BlockShape::Leaf(cell) => match &plan.cells[cell] {
-                    Cell::Cores(cores) => {
-                        // For a part of the cell, further CPUs may also come from the rest of the
-                        // cell.
-                        let around = self.limits.around_part(&block.rules, &block.own);
-                        let shared = [outer.shared[0], own.shared];
-                        let inner = OuterPrice {
-                            price: own.fixed + outer.price,
-                            shared,
-                            unit,
-                            around,
-                        };
-                        self.cores(cores, own, outer, inner)
-                    }
-                    piece @ Cell::Piece { .. } => self.piece(piece, own, outer),
-                },
+                BlockShape::Leaf(cell) => self.leaf(block, &plan.cells[cell], price),
                 BlockShape::Join(a, b) => {
                     let (a, b) = (self.parts[a], self.parts[b]);
-                    self.join(a, b, &block.rules, own, OuterPrice { unit: 0, ..outer })
+                    let outer = OuterPrice {
+                        unit: 0,
+                        ..price.outer
+                    };
+                    self.join(a, b, &block.rules, NodePrice { outer, ..price })
                 }
             };
-            if unit != 0 && matches!(block.shape, BlockShape::Leaf(_)) {
-                self.split(node, unit);
-            }
             self.parts.push(Part {
                 node,
                 implied: block.rules.implied,
@@ -269,15 +217,77 @@ impl<'a, P: Price> Search<'a, P> {
         }
     }
 
+    /// Removes all tables. A node without free CPUs remains, with the number 0.
+    fn clear(&mut self) {
+        self.parts.clear();
+        self.nodes.clear();
+        self.lists.clear();
+        self.pairs.clear();
+        self.counts.clear();
+        self.costs.clear();
+        self.threads.clear();
+        self.nodes.push(SearchNode {
+            shape: NodeShape::Empty,
+            shared: &[],
+            free: 0,
+            lists: 0..0,
+            is_split: false,
+            cheapest: P::TOO_MUCH,
+        });
+    }
+
+    /// The prices that a block's table needs. For [`Order::Spread`], every group's price depends on
+    /// the number of CPUs taken.
+    fn block_price(&self, block: &'a Block) -> NodePrice<'a, P> {
+        let (own, outer) = (&block.own[..], &block.rules.outer[..]);
+        let sum = |groups: &[usize]| groups.iter().map(|&group| self.prices[group]).sum();
+        let (fixed, shared, price, shared_outer) = if self.terms.order == Order::Spread {
+            (P::NOTHING, own, P::NOTHING, outer)
+        } else {
+            (sum(own), &[][..], sum(outer), &[][..])
+        };
+        NodePrice {
+            own: OwnPrice { fixed, shared },
+            outer: OuterPrice {
+                price,
+                shared: [shared_outer, &[]],
+                unit: block.rules.unit,
+                around: self.limits.around(&block.rules),
+            },
+        }
+    }
+
+    /// The node of a block with a single cell.
+    fn leaf(&mut self, block: &'a Block, cell: &Cell, price: NodePrice<'a, P>) -> usize {
+        let NodePrice { own, outer } = price;
+        let node = match cell {
+            Cell::Cores(cores) => {
+                // For a part of the cell, further CPUs may also come from the rest of the cell.
+                let inner = OuterPrice {
+                    price: own.fixed + outer.price,
+                    shared: [outer.shared[0], own.shared],
+                    unit: outer.unit,
+                    around: self.limits.around_part(&block.rules, &block.own),
+                };
+                self.cores(cores, price, inner)
+            }
+            piece @ Cell::Piece { .. } => self.piece(piece, price),
+        };
+        if outer.unit != 0 {
+            self.split(node, outer.unit);
+        }
+        node
+    }
+
     /// The join of two disjoint nodes.
     pub(super) fn join(
         &mut self,
         a: Part,
         b: Part,
         rules: &Rules,
-        own: OwnPrice<'a, P>,
-        outer: OuterPrice<'a, P>,
+        price: NodePrice<'a, P>,
     ) -> usize {
+        let NodePrice { own, outer } = price;
         let (free_a, free_b) = (self.nodes[a.node].free, self.nodes[b.node].free);
         let free = free_a + free_b;
         if free == 0 {
@@ -304,9 +314,12 @@ impl<'a, P: Price> Search<'a, P> {
         let mut rows = std::mem::take(&mut self.rows);
         if width > 0 {
             for pair in &self.pairs[pairs.clone()] {
+                if self.exceeds_bound(a.node, b.node, pair, outer.price) {
+                    continue;
+                }
                 let slot = patterns.binary_search(&pair.pattern).unwrap_or_default();
                 let row = &mut rows[slot * width..(slot + 1) * width];
-                self.add_up(a.node, b.node, *pair, outer.price, low, row);
+                self.add_up(*pair, low, row);
             }
         }
         let first = self.lists.len();
@@ -442,17 +455,20 @@ impl<'a, P: Price> Search<'a, P> {
         own.fixed + self.shared(own.shared, count)
     }
 
+    /// Whether every combination of CPUs from both lists of a pair costs more than the bound.
+    fn exceeds_bound(&self, a: usize, b: usize, pair: &Pair<P>, outer: P) -> bool {
+        let (a, b) = (&self.nodes[a], &self.nodes[b]);
+        pair.a.is_some()
+            && pair.b.is_some()
+            && a.cheapest + b.cheapest + pair.charge + outer > self.bound
+    }
+
     /// Lowers the prices of a row to the best that a pair of lists reaches. The row begins at `low`
     /// CPUs.
-    fn add_up(&self, a: usize, b: usize, pair: Pair<P>, outer: P, low: usize, row: &mut [P]) {
+    fn add_up(&self, pair: Pair<P>, low: usize, row: &mut [P]) {
         let high = low + row.len();
         let alone = match (pair.a, pair.b) {
             (Some(list_a), Some(list_b)) => {
-                if self.nodes[a].cheapest + self.nodes[b].cheapest + pair.charge + outer
-                    > self.bound
-                {
-                    return;
-                }
                 let (list_a, list_b) = (
                     self.lists[list_a].entries.clone(),
                     self.lists[list_b].entries.clone(),
