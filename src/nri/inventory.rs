@@ -13,7 +13,7 @@ use crate::pod::Pod;
 /// on an empty node.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Inventory {
-    /// The sandboxes by their ids.
+    /// The sandboxes by id.
     sandboxes: BTreeMap<String, PodSandbox>,
     /// Pairs of a pod's uid and a sandbox's id.
     by_uid: BTreeSet<(String, String)>,

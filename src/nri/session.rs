@@ -309,54 +309,11 @@ impl<'a, P: Plugin> Session<'a, P> {
                 containers,
                 more,
             } => {
-                let since = *self.parts.since.get_or_insert_with(Instant::now);
-                let plugin = &self.plugin;
-                self.parts.extend(
-                    pods,
-                    containers
-                        .into_iter()
-                        .map(|container| plugin.reduce(container)),
-                );
-                if self.parts.bytes > MAX_SYNCHRONIZE_BYTES {
-                    self.parts = SynchronizeParts::default();
-                    return self.refuse_synchronize(
-                        stream,
-                        StatusCode::ResourceExhausted,
-                        too_large_reason(),
-                    );
-                }
-                if more {
-                    let response = SynchronizeResponse {
-                        update: Vec::new(),
-                        more,
-                    };
-                    return self.send_payload(stream, response.encode_to_vec());
-                }
-                let SynchronizeParts {
-                    pods, containers, ..
-                } = std::mem::take(&mut self.parts);
-                let limit = self.handler_timeout();
-                let input = HandlerInput::Synchronize(pods, containers);
-                self.waiting.push_back((
-                    stream,
-                    HandlerCall {
-                        input,
-                        limit,
-                        deadline: since + limit,
-                    },
-                ));
+                self.handle_synchronize(stream, pods, containers, more);
             }
             PluginRequest::Event(event, request) if self.events.contains(event) => {
-                let limit = self.handler_timeout();
                 let input = HandlerInput::Event(event, request);
-                self.waiting.push_back((
-                    stream,
-                    HandlerCall {
-                        input,
-                        limit,
-                        deadline: Instant::now() + limit,
-                    },
-                ));
+                self.enqueue(stream, input, Instant::now());
             }
             PluginRequest::Shutdown => {
                 self.closing = self.closing.take().or(Some(Disconnect::Shutdown));
@@ -366,6 +323,50 @@ impl<'a, P: Plugin> Session<'a, P> {
                 self.send_payload(stream, Vec::new());
             }
         }
+    }
+
+    /// Handles a part of Synchronize. The last part completes the call to the plugin's handler.
+    fn handle_synchronize(
+        &mut self,
+        stream: u32,
+        pods: Vec<PodSandbox>,
+        containers: Vec<Container>,
+        more: bool,
+    ) {
+        let since = *self.parts.since.get_or_insert_with(Instant::now);
+        let plugin = &self.plugin;
+        let reduced = containers
+            .into_iter()
+            .map(|container| plugin.reduce(container));
+        self.parts.extend(pods, reduced);
+        if self.parts.bytes > MAX_SYNCHRONIZE_BYTES {
+            self.parts = SynchronizeParts::default();
+            let code = StatusCode::ResourceExhausted;
+            return self.refuse_synchronize(stream, code, too_large_reason());
+        }
+        if more {
+            let response = SynchronizeResponse {
+                update: Vec::new(),
+                more,
+            };
+            return self.send_payload(stream, response.encode_to_vec());
+        }
+        let SynchronizeParts {
+            pods, containers, ..
+        } = std::mem::take(&mut self.parts);
+        let input = HandlerInput::Synchronize(pods, containers);
+        self.enqueue(stream, input, since);
+    }
+
+    /// Appends a call to the queue. The time limit starts at `since`.
+    fn enqueue(&mut self, stream: u32, input: HandlerInput, since: Instant) {
+        let limit = self.handler_timeout();
+        let call = HandlerCall {
+            input,
+            limit,
+            deadline: since + limit,
+        };
+        self.waiting.push_back((stream, call));
     }
 
     /// The time limit of a handler: three quarters of the time that the runtime waits.
