@@ -1,5 +1,7 @@
 //! CPU sets, a machine's topology as values, and placement.
 
+#![warn(clippy::too_many_lines, clippy::excessive_nesting)]
+
 mod placement;
 mod set;
 mod topology;

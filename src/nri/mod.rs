@@ -81,6 +81,8 @@
 //! # }
 //! ```
 
+#![warn(clippy::too_many_lines, clippy::excessive_nesting)]
+
 mod adjust;
 mod event;
 pub mod framing;

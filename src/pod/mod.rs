@@ -23,6 +23,8 @@
 //! Invariant: a value that the pod's owner has set wins, from any source. If a value may be set out of sight,
 //! Pinfold sets no value.
 
+#![warn(clippy::too_many_lines, clippy::excessive_nesting)]
+
 mod cpu_preferences;
 mod entitlement;
 mod from_k8s;
