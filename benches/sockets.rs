@@ -74,7 +74,7 @@ fn main() {
         .unwrap();
         let with: Vec<f64> = kinds.iter().map(|(_, pair)| pair.round()).collect();
         let seen = counter
-            .look(&kernel.cgroups, &HashSet::from([pod.as_str()]))
+            .sample(&kernel.cgroups, &HashSet::from([pod.as_str()]))
             .unwrap()
             .pods[&pod];
         assert_eq!(seen.receive.packets, seen.transmit.packets);

@@ -352,7 +352,7 @@ impl Ledger {
                 && cpuset.exclusive.is_disjoint(&assigned);
             match &container.name {
                 Some(name) if unrecorded_partition => {
-                    self.add_pending(uid, name, &cpuset.exclusive)
+                    self.add_pending(uid, name, &cpuset.exclusive);
                 }
                 None if unrecorded_partition && container.idle => {
                     self.add_idle(uid, &cpuset.exclusive);

@@ -17,9 +17,12 @@ fn set(list: &str) -> CpuSet {
 /// A container's cgroup: pod, name, exclusive CPUs, the kernel's word for the partition, written CPUs.
 type Now<'a> = (&'a str, &'a str, &'a str, Option<&'a str>, &'a str);
 
-/// The observed cgroups, with a record on each cgroup that holds CPUs. By default a cgroup with CPUs is a partition.
-fn there(tree: &str, containers: &[Now<'_>]) -> Observed {
-    let cpuset = |exclusive: &str, cpus: &str, partition: Partition| Cpuset {
+fn member() -> Partition {
+    Partition::Valid(PartitionKind::Member)
+}
+
+fn cpuset(exclusive: &str, cpus: &str, partition: Partition) -> Cpuset {
+    Cpuset {
         cpus: set(cpus),
         effective: if partition.is_live() {
             set(exclusive)
@@ -28,69 +31,72 @@ fn there(tree: &str, containers: &[Now<'_>]) -> Observed {
         },
         exclusive: set(exclusive),
         partition,
+    }
+}
+
+/// Adds an assignment to the text of a record; without a text, a new record.
+fn with_assignment(text: Option<&str>, name: &str, cpus: &str) -> AssignmentRecord {
+    let mut record = match text {
+        Some(text) => AssignmentRecord::parse(text).unwrap(),
+        None => AssignmentRecord::new(EarlierSettings::default()),
     };
-    let member = || Partition::Valid(PartitionKind::Member);
+    let containers = &mut record.assignment.containers;
+    containers.insert(name.to_owned(), set(cpus));
+    record
+}
+
+fn container_cgroup(pod: &str, (_, name, exclusive, says, cpus): &Now<'_>) -> ContainerCgroup {
+    let partition = match says {
+        Some("member") => member(),
+        Some(words) => Partition::Invalid((*words).to_owned()),
+        None if exclusive.is_empty() => member(),
+        None => Partition::Valid(PartitionKind::Root),
+    };
+    let record = with_assignment(None, name, exclusive);
+    ContainerCgroup {
+        path: format!("{pod}/{name}"),
+        id: (*name).to_owned(),
+        cpuset: cpuset(exclusive, cpus, partition),
+        record_text: (!exclusive.is_empty()).then(|| record.text()),
+        ..ContainerCgroup::default()
+    }
+}
+
+/// The observed cgroups, with a record on each cgroup that holds CPUs. By default a cgroup with CPUs is a partition.
+fn there(tree: &str, containers: &[Now<'_>]) -> Observed {
     let mut scan = Scan::default();
     let mut known: Vec<Pod> = Vec::new();
-    for (pod, name, exclusive, says, cpus) in containers {
-        if scan
-            .pods
-            .last()
-            .is_none_or(|last: &PodCgroup| last.uid != *pod)
-        {
-            let path = format!("kubepods/{pod}");
-            let cpuset = cpuset("", "", member());
+    for container in containers {
+        let (uid, name, exclusive, ..) = *container;
+        if scan.pods.last().is_none_or(|last| last.uid != uid) {
             scan.pods.push(PodCgroup {
-                path,
-                uid: (*pod).to_owned(),
-                cpuset,
+                path: format!("kubepods/{uid}"),
+                uid: uid.to_owned(),
+                cpuset: cpuset("", "", member()),
                 ..PodCgroup::default()
             });
             known.push(Pod {
-                uid: Some((*pod).into()),
+                uid: Some(uid.into()),
                 ..Pod::default()
             });
         }
         let (cgroup, pod) = (scan.pods.last_mut().unwrap(), known.last_mut().unwrap());
-        let partition = match says {
-            Some("member") => member(),
-            Some(words) => Partition::Invalid((*words).to_owned()),
-            None if exclusive.is_empty() => member(),
-            None => Partition::Valid(PartitionKind::Root),
-        };
-        let mut mark = AssignmentRecord::new(EarlierSettings::default());
-        mark.assignment
+        cgroup
             .containers
-            .insert((*name).to_owned(), set(exclusive));
-        cgroup.containers.push(ContainerCgroup {
-            path: format!("{}/{name}", cgroup.path),
-            id: (*name).to_owned(),
-            cpuset: cpuset(exclusive, cpus, partition),
-            record_text: (!exclusive.is_empty()).then(|| mark.text()),
-            ..ContainerCgroup::default()
-        });
+            .push(container_cgroup(&cgroup.path, container));
         if !exclusive.is_empty() {
-            let mut all = cgroup
-                .record_text
-                .as_deref()
-                .map_or(AssignmentRecord::new(EarlierSettings::default()), |t| {
-                    AssignmentRecord::parse(t).unwrap()
-                });
-            all.assignment
-                .containers
-                .insert((*name).to_owned(), set(exclusive));
-            cgroup.cpuset.exclusive = all.cpus();
-            cgroup.record_text = Some(all.text());
+            let record = with_assignment(cgroup.record_text.as_deref(), name, exclusive);
+            cgroup.cpuset.exclusive = record.cpus();
+            cgroup.record_text = Some(record.text());
         }
         pod.containers.push(Container {
-            name: (*name).to_owned(),
-            runtime_id: Some((*name).to_owned()),
+            name: name.to_owned(),
+            runtime_id: Some(name.to_owned()),
             ..Container::default()
         });
     }
-    let path = "kubepods".to_owned();
     let above = AncestorCgroup {
-        path,
+        path: "kubepods".to_owned(),
         cpuset: cpuset(tree, "", member()),
         ..AncestorCgroup::default()
     };
