@@ -245,7 +245,7 @@ fn a_pod_that_is_not_here_yet_takes_nothing() {
             .note
             .as_deref()
             .unwrap()
-            .contains("when its first container is there")
+            .contains("when its first container exists")
     );
 }
 
