@@ -2,9 +2,8 @@
 //!
 //! The crates for BPF load programs from ELF objects, which require a compiler or a C library to
 //! build Pinfold. Pinfold contains the compiled instructions, and needs only seven commands of the
-//! system call. File descriptors hold all
-//! maps, programs and links, and nothing is pinned. The kernel removes everything when the process
-//! ends, for whatever reason.
+//! system call. File descriptors hold all maps, programs and links, and nothing is pinned in a BPF
+//! file system. The kernel removes everything when the process ends, for whatever reason.
 
 #![allow(unsafe_code)]
 
@@ -66,7 +65,7 @@ pub enum BpfError {
         /// The kernel's error.
         source: io::Error,
     },
-    /// Any further error.
+    /// Any other error.
     #[error("can't {operation}")]
     Other {
         /// The operation.
@@ -109,6 +108,7 @@ pub struct Link {
     _link: OwnedFd,
 }
 
+// The commands of the system call, by number.
 const MAP_CREATE: libc::c_int = 0;
 const MAP_UPDATE: libc::c_int = 2;
 const MAP_DELETE: libc::c_int = 3;
@@ -119,16 +119,18 @@ const LINK_CREATE: libc::c_int = 28;
 
 const MAKE_MAP: &str = "make a BPF map";
 
+// The map types `BPF_MAP_TYPE_PERCPU_HASH` and `BPF_MAP_TYPE_LRU_HASH`.
 const PER_CPU_HASH: u32 = 5;
 const RECENT_HASH: u32 = 9;
 /// A map flag: the kernel allocates memory per entry, not for `max_entries` in advance.
 const NO_PREALLOCATION: u32 = 1;
+/// The program type `BPF_PROG_TYPE_CGROUP_SKB`.
 const CGROUP_SKB: u32 = 8;
 
-/// The maximum number of entries per read.
+/// The usual maximum number of entries per read. If a hash bucket has more, the buffer grows.
 const BATCH: usize = 256;
 
-/// The size of the values per read in bytes. If a hash bucket needs more, the buffer grows.
+/// The usual size of the values per read in bytes.
 const READ: usize = 1 << 20;
 
 /// The size of the buffer for the verifier's log in bytes.
@@ -466,8 +468,8 @@ impl Program {
         let link = unsafe { make(LINK_CREATE, &mut argument) };
         link.map(|link| Link { _link: link })
             .map_err(|source| match source.raw_os_error() {
-                // EPERM has two causes. A process that may query the attached programs has the
-                // capabilities, so a second program is not admitted.
+                // EPERM has two causes: missing capabilities, or an attached program that admits no
+                // second program. A successful query rules out the first cause.
                 Some(libc::EPERM) if self.direction.attached(cgroup).is_ok() => {
                     BpfError::Conflict { source }
                 }

@@ -23,8 +23,8 @@ use nix::sys::time::TimeVal;
 
 use super::netlink::{self, Message, number32, number64};
 
-/// The time limit for an answer. The kernel answers within milliseconds. A later end of the answer
-/// means that messages of another process interfere.
+/// The time limit for an answer. The kernel answers within milliseconds. Only messages of another
+/// process can delay the end of the answer up to this limit.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The state of a connection.
@@ -66,7 +66,7 @@ pub struct TcpConnection {
 pub struct TcpMeasurements {
     /// The smoothed time from sending to acknowledgement; `None` before the first acknowledgement.
     pub rtt: Option<Duration>,
-    /// Microseconds with data to send or to be acknowledged.
+    /// Microseconds in which some data was not yet sent or not yet acknowledged.
     pub busy: u64,
     /// Microseconds of `busy` in which the receiver had no room for more data.
     pub receiver_limited: u64,
@@ -87,6 +87,7 @@ pub struct SocketDiag {
     buffer: Vec<u8>,
 }
 
+// The request `TCPDIAG_GETSOCK`, and the flags `NLM_F_REQUEST` and `NLM_F_DUMP`.
 const GET: u16 = 18;
 const REQUEST_DUMP: u16 = 0x301;
 
@@ -102,11 +103,12 @@ const LOCAL: usize = 8;
 const REMOTE: usize = 24;
 const COOKIE: usize = 44;
 
+// The attributes `INET_DIAG_INFO` and `INET_DIAG_CGROUP_ID`.
 const INFO: u16 = 2;
 const CGROUP_ID: u16 = 21;
 
-/// All states except the state of listening sockets (10). The table uses the last state (12) for
-/// connections in setup.
+/// All states except the state of listening sockets (10). The last state (`TCP_NEW_SYN_RECV`, 12)
+/// means a connection in setup.
 const ALL_STATES: u32 = 0x1ffe & !(1 << 10);
 
 // Offsets in `struct tcp_info`. New fields have only ever been added at the end.
@@ -267,7 +269,7 @@ pub fn read(
     Ok(false)
 }
 
-/// Decodes a connection; `None` for a socket that is not in a connection's state.
+/// Decodes a connection; `None` for a socket in any other state, for example a listening socket.
 fn connection(message: &[u8]) -> io::Result<Option<TcpConnection>> {
     let (head, mut attributes) = message
         .split_at_checked(MESSAGE)

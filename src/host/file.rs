@@ -1,5 +1,5 @@
-//! Access to kernel files: no file is created or truncated. [`Reader`] also reads files that stay open: each reading
-//! then needs no call but the read.
+//! Access to kernel files: no file is created or truncated. [`Reader`] also reads files that stay open, which saves the
+//! calls to open and to close the files.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};

@@ -108,8 +108,8 @@ impl AsFd for Netns {
 /// Visits namespaces one after the other, and calls `work` in each with the namespace's index in the list. All visits
 /// run on one thread, which ends after the last visit. Namespaces that are gone, or can't be entered, are left out.
 ///
-/// A visited namespace is not held by a descriptor during later visits or afterwards, unless `work` keeps one. A
-/// namespace left by all its processes meanwhile ends as soon as the thread leaves, too.
+/// After a visit, no descriptor holds the namespace, unless `work` keeps a descriptor. If all processes of the
+/// namespace have ended meanwhile, the namespace ends when the thread moves on.
 ///
 /// # Errors
 /// No namespace could be entered, because `CAP_SYS_ADMIN` is missing.

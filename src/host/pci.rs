@@ -6,8 +6,8 @@ use super::file;
 
 /// The NUMA node near a PCI device. The device's address has the form `0000:3b:00.0`.
 ///
-/// `None` where the address is malformed, the device is missing, or the node is unknown (the kernel
-/// reports −1).
+/// `None` where the address is malformed, the device is missing, or the NUMA node is unknown (the
+/// kernel reports −1).
 pub fn numa_node(root: &Path, address: &str) -> Option<u32> {
     if !is_address(address) {
         return None;

@@ -1,11 +1,11 @@
 //! The kubelet's answers on its PodResources socket (gRPC, `v1.PodResourcesLister`). The answers tell the devices of
-//! each container with their NUMA nodes. They also tell whether the kubelet's own CPU Manager assigns CPUs.
+//! each container with their NUMA nodes. The answers also tell whether the kubelet's own CPU Manager assigns CPUs.
 //!
 //! The devices come from device plugins. Some plugins report no NUMA nodes but name devices by PCI address, for
 //! example plugins for network cards. The NUMA nodes are then read from sysfs. Unknown NUMA nodes stay an empty set,
 //! never NUMA node 0.
 //!
-//! The messages hold the fields that Pinfold reads. Fields that later kubelets add are skipped.
+//! The message types declare only the fields that Pinfold reads. The decoder skips all other fields.
 
 mod grpc;
 
@@ -190,7 +190,8 @@ impl PodResources {
         })
     }
 
-    /// The state of the CPU Manager of a kubelet that does not answer. The last answer stands.
+    /// The state of the CPU Manager of a kubelet that does not answer. `known` is the state from the last answer, which
+    /// stays valid.
     pub fn unanswered(&self, known: Option<CpuManager>) -> CpuManager {
         match known {
             Some(CpuManager::Assigns) => CpuManager::Assigns,
@@ -200,8 +201,8 @@ impl PodResources {
         }
     }
 
-    /// Asks the kubelet once about the CPU Manager, and blocks until the answer or the deadline. For the start,
-    /// before any task runs.
+    /// Asks the kubelet once about the CPU Manager, and blocks until the answer or the deadline. Callers use the method
+    /// at the agent's start, before any task runs.
     pub fn cpu_manager_blocking(&self) -> CpuManager {
         let ask = async { self.cpu_manager(&self.list().await?).await };
         // The call has a thread of its own, since the caller may run in a runtime already.

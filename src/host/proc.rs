@@ -1,4 +1,4 @@
-//! Processes: threads, context switches, start times, and the counters of their networks.
+//! Processes: threads, context switches, start times, and the counters of network namespaces.
 
 mod net;
 mod netns_handles;
@@ -107,7 +107,8 @@ impl Proc {
         self.stat(pid).map(|stat| stat.starttime)
     }
 
-    /// Reads two lines of more than fifty, because a scrape calls the function for every thread on the node.
+    /// The scheduler's counters of a thread; `None` for a thread that is gone. Only two of more than fifty lines are
+    /// parsed, because a scrape calls the function for every thread on the node.
     fn scheduled(&self, pid: i32, tid: i32) -> Option<SchedulerCounts> {
         let dir = self.dir.join(format!("{pid}/task/{tid}"));
         let status = file::read_value(&dir.join("status")).ok()?;

@@ -61,8 +61,8 @@ pub struct Port {
     pub hardware: BTreeMap<String, u64>,
 }
 
-/// The folder of the devices below a root. The root is the machine's, or the root of a process with
-/// a `/sys` for another network namespace.
+/// The folder of the devices below a root: the machine's root, or the root of a process. The `/sys`
+/// of a process may show another network namespace.
 pub fn folder(root: &Path) -> PathBuf {
     root.join("sys/class/infiniband")
 }
@@ -77,7 +77,7 @@ pub fn is_exclusive(root: &Path) -> bool {
         .is_some_and(|mode| mode == "N")
 }
 
-/// An open folder of devices. A container cannot exchange an open folder.
+/// An open folder of devices. A container can replace the folder at a path, but not an open folder.
 #[derive(Debug)]
 pub struct DeviceFolder(OwnedFd);
 

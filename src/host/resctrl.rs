@@ -75,14 +75,13 @@ pub enum ResctrlError {
 pub enum Count {
     /// A number of bytes.
     Bytes(u64),
-    /// The hardware has no counter assigned at the moment.
+    /// No hardware counter is assigned to the group at the moment.
     Unassigned,
     /// The hardware could not read the counter at the moment.
     Unknown,
 }
 
-/// The counters of a group for a single last-level cache. `None` marks a counter unknown to the
-/// CPU.
+/// The counters of a group for a single last-level cache. `None` marks a counter that the CPU lacks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheCounters {
     /// The cache's id.

@@ -6,9 +6,9 @@
 //! tree's top, and of the cgroup a level deeper. The ids belong to a pod and its container, or to a
 //! QoS class and its pod. The programs need not distinguish the two cases.
 //!
-//! The id of the leaf cgroup alone would save a call per packet. But a container can start and end
-//! between two readings, and its id then leads to no pod any more. A pod's cgroup and counts last
-//! as long as the pod.
+//! A key with only the leaf cgroup's id would save a helper call per packet. But a container can
+//! start and end between two readings, and no pod could then be found for the id. The cgroup of a
+//! pod lasts as long as the pod, so its id always leads to the pod.
 //!
 //! The programs count packets as passed on by the kernel's IP layer: IP header, transport header
 //! and payload, without link header. An interface may segment a packet later, or may have merged
@@ -49,7 +49,7 @@ pub struct TcpCounts {
     pub sent: u64,
     /// Segments sent again.
     pub retransmitted: u64,
-    /// The number of segments whose retransmission timer ran out without an answer.
+    /// The number of times that a retransmission timer expired without an acknowledgment.
     pub timeouts: u64,
 }
 
@@ -93,7 +93,8 @@ pub struct SocketSample {
     pub entries: usize,
 }
 
-/// A tree with attached programs. `id` is the id of the tree's cgroup at that moment.
+/// A tree with attached programs. `id` is the id of the tree's cgroup when the programs were
+/// attached.
 #[derive(Debug)]
 struct Attached {
     id: u64,
@@ -138,15 +139,15 @@ type Key = [u64; 2];
 type Counts = [u64; 7];
 type Map = PerCpuHash<2, 7>;
 
-/// The usual number of entries. An entry belongs to a container of a Guaranteed pod, or to a pod of
-/// a QoS class.
+/// The usual number of entries. An entry belongs to a container of a Guaranteed pod, or to a
+/// Burstable or BestEffort pod.
 pub const DEFAULT_ENTRIES: u32 = 8192;
 
 /// The number of sockets with expired timers in the programs' state. The least recently used socket
 /// is dropped first.
 const TIMERS: u32 = 4096;
 
-/// Up to this number of entries per pod, entries of ended containers stay in the map.
+/// The number of entries per pod up to which entries of ended containers stay in the map.
 const MAX_ENDED: usize = 8;
 
 /// The key for packets that find no free entry. No cgroup has the id 0.
@@ -271,8 +272,8 @@ impl SocketCounter {
         Ok(())
     }
 
-    /// Reads the traffic of `pods`, by the path of each pod's cgroup. Left out are pods outside the
-    /// counted trees, and pods without a cgroup v2. Entries of removed pods are deleted.
+    /// Reads the traffic of `pods`, by the path of each pod's cgroup. The result omits pods outside
+    /// the counted trees, and pods without a cgroup v2. Entries of removed pods are deleted.
     ///
     /// # Errors
     /// See [`SocketsError`].
@@ -369,8 +370,8 @@ impl SocketCounter {
     }
 
     /// Deletes the entries of removed pods. The pods are listed after the map was read, so every
-    /// entry belongs to a listed or to a removed pod. Entries of listed pods outside the query
-    /// stay, because a later query may include the pods.
+    /// entry belongs to a listed or to a removed pod. Entries of listed pods stay even if the caller
+    /// of [`SocketCounter::sample`] omits the pods. A later call may include the pods again.
     fn forget(&mut self, cgroups: &Cgroups, others: Vec<Key>) -> Result<(), SocketsError> {
         if others.is_empty() && self.ended_counts.is_empty() {
             return Ok(());

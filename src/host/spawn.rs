@@ -39,8 +39,8 @@ pub struct Spawn {
     pub args: Vec<OsString>,
     /// The complete environment. The new process inherits no variable from this program.
     pub env: BTreeMap<String, String>,
-    /// The `cgroup.procs` files to join before the program runs, at most 253. A hierarchy has a
-    /// file each.
+    /// The `cgroup.procs` files to join before the program runs: one file per hierarchy, and at most
+    /// 253 files.
     pub cgroup_procs: Vec<PathBuf>,
     /// The network namespace to run in. `None` means the namespace of this program.
     pub netns: Option<Netns>,
@@ -55,7 +55,7 @@ pub enum Stderr {
     /// The standard error of this program.
     #[default]
     Inherit,
-    /// The end of a file. The file is created if missing.
+    /// A file to append to. The file is created if missing.
     File(PathBuf),
     /// `/dev/null`.
     Null,
@@ -367,7 +367,7 @@ fn start(spawn: &Spawn) -> Result<Process, SpawnError> {
         })
 }
 
-/// The child's steps between fork and exec. The order makes a failure easy to explain.
+/// The child's steps between fork and exec. The number of a failed step is written to `report`.
 fn join_all(
     parent: Pid,
     netns: Option<&Netns>,

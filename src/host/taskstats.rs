@@ -20,15 +20,19 @@ use super::proc::SchedulerCounts;
 
 /// The netlink family that reports the numbers of all generic families.
 const CONTROLLER: u16 = 0x10;
+// The controller's command `CTRL_CMD_GETFAMILY`, and its attributes.
 const GET_FAMILY: u8 = 3;
 const FAMILY_ID: u16 = 1;
 const FAMILY_NAME: u16 = 2;
 
+// The command `TASKSTATS_CMD_GET` with the attribute `TASKSTATS_CMD_ATTR_TGID`. The answer has the
+// attribute `TASKSTATS_TYPE_STATS` inside `TASKSTATS_TYPE_AGGR_TGID`.
 const GET: u8 = 1;
 const OF_PROCESS: u16 = 2;
 const PROCESS: u16 = 5;
 const STATS: u16 = 3;
 
+/// The flag `NLM_F_REQUEST`.
 const REQUEST: u16 = 1;
 
 /// The length of the header of a generic netlink message.

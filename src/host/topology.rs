@@ -182,7 +182,7 @@ pub fn read(root: &Path) -> Result<Topology, TopologyError> {
 
 /// The online CPUs, and the CPUs that are present and offline.
 ///
-/// The kernel's own `offline` file is not used: it also names ids that are merely possible, without a CPU.
+/// The kernel's own `offline` file is not used, because the file also names possible ids without a CPU.
 fn online_and_offline(cpus: &Path) -> Result<(CpuSet, CpuSet), TopologyError> {
     let folders = || numbered(cpus, "cpu").map(CpuSet::from_iter);
     let present = match list(&cpus.join("present"))? {

@@ -31,8 +31,8 @@ pub struct Watch {
     covered: HashMap<PathBuf, WatchedFolder>,
     /// The directory of each inotify watch.
     folders: HashMap<WatchDescriptor, PathBuf>,
-    /// Some directory could not be watched, for example because the user's limit of inotify watches
-    /// was reached. The next change of the directories triggers another attempt.
+    /// Whether a directory could not be watched, for example because the user's limit of inotify
+    /// watches was reached. The next change of the directories triggers another attempt.
     is_incomplete: bool,
 }
 

@@ -44,8 +44,8 @@ pub enum Usage {
     Total(Duration),
 }
 
-/// Indexes of a cgroup's files in [`Files`], an array of open files. CPU time has two files, and each resource under
-/// pressure has a file.
+/// Indexes of a cgroup's files in [`Files`], an array of open files. CPU time has two files. Each of [`RESOURCES`] has
+/// a file for its pressure.
 const DIRECTORY: usize = 0;
 const CPU: usize = 1;
 const CPUACCT: usize = 2;
@@ -96,7 +96,7 @@ impl Cgroups {
         match self.version {
             Version::V1 => Some("cgroup v1 counts no pressure"),
             Version::V2 => {
-                // The root of a hierarchy may lack files of the cgroups below. Older kernels have the files, but
+                // The root cgroup may lack files that the cgroups below have. Older kernels have the files, but
                 // reading fails while pressure is not counted.
                 let below = self.children("").unwrap_or_default().into_iter().next();
                 let counted = |path: &str| {
@@ -161,8 +161,8 @@ impl Counters {
         self.count
     }
 
-    /// The counters of a cgroup below the top of the hierarchies. The cgroup's number is small, and unique until
-    /// [`Counters::forget`].
+    /// The counters of a cgroup below the top of the hierarchies. The caller chooses the cgroup's number, which is an
+    /// index and should be small. No other cgroup may have the number until [`Counters::forget`].
     pub fn of<'a>(&'a mut self, number: usize, path: &'a str) -> CgroupCounters<'a> {
         let Self {
             cgroups,

@@ -42,7 +42,7 @@ pub use systemd::SystemdError;
 pub use tree::{ContainerCgroup, PodCgroup};
 pub use unified::Unified;
 
-/// The limit of attempts to write a set while new cgroups are in the way.
+/// The maximum number of attempts to write a set while new cgroups keep the write from succeeding.
 const TRIES: usize = 4;
 
 // === impl Cgroups ===
@@ -189,6 +189,8 @@ impl Cgroups {
         if children.is_empty() || old.is_subset(cpus) {
             return Ok(());
         }
+        // The cgroup's set must always contain the sets of the cgroups below. The set therefore gets
+        // the new CPUs first, and keeps the old CPUs meanwhile.
         file::write(file, &old.union(cpus).to_string())?;
         for child in children {
             let path = format!("{path}/{child}");
@@ -212,7 +214,7 @@ impl Cgroups {
         set: &CpuSet,
     ) -> Result<(), CgroupError> {
         if let Some((systemd, unit)) = self.systemd.as_ref().zip(systemd::unit(path)) {
-            // The read fails if the cgroup is gone. Callers may ignore the read's error.
+            // The read fails if the cgroup is gone. Callers can recognize and ignore the read's error.
             file::read(file)?;
             return Ok(systemd.set(unit, property, set, file)?);
         }

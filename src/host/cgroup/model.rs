@@ -39,7 +39,7 @@ pub struct Cgroups {
     pub(super) others: Vec<PathBuf>,
 }
 
-/// The reason why cgroups can't be used.
+/// The failure of an operation on cgroups.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
     /// No hierarchy has the cpuset controller.
@@ -68,7 +68,7 @@ pub enum CgroupError {
     /// systemd did not set a property of a unit.
     #[error(transparent)]
     Systemd(#[from] SystemdError),
-    /// The kernel accepted the write of a partition and made no partition.
+    /// The kernel accepted the write of a partition, but made no partition.
     #[error("the kernel makes no partition: {} says {says:?}", path.display())]
     Partition {
         /// The file.

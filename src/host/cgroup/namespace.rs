@@ -12,8 +12,8 @@ use std::path::Path;
 use nix::sched::{CloneFlags, setns};
 
 /// Moves this thread, and all threads started by this thread later, into the cgroup namespace of
-/// the first process. Returns whether the thread was in a different namespace. The call does
-/// nothing if `root` has no first process.
+/// the first process (PID 1) below `root`. Returns whether the thread was in a different namespace.
+/// The call does nothing if a process's namespace can't be read.
 ///
 /// # Errors
 /// The kernel refuses because `CAP_SYS_ADMIN` is missing.

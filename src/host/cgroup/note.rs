@@ -46,8 +46,8 @@ impl Cgroups {
     /// Whether the kernel keeps extended attributes of cgroups. A test attribute is set on the top cgroup, read back
     /// and removed.
     ///
-    /// The top cgroup has mode 0555, hence making a cgroup inside needs `CAP_DAC_OVERRIDE`. An attribute needs
-    /// `CAP_SYS_ADMIN` alone.
+    /// The test makes no cgroup: the top cgroup has mode 0555, so a new cgroup inside would need `CAP_DAC_OVERRIDE`.
+    /// An attribute needs `CAP_SYS_ADMIN` alone.
     pub fn supports_attributes(&self) -> Result<bool, CgroupError> {
         let name = format!("{RECORD}.probe.{}", std::process::id());
         let tried = (|| {

@@ -16,7 +16,7 @@ use crate::host::file;
 /// partition becomes invalid.
 pub const PARTITION: &str = "cpuset.cpus.partition";
 
-/// The cgroup made for a moment to test the kernel's features.
+/// The name of the temporary cgroup for testing the kernel's features.
 const PROBE: &str = "pinfold-probe";
 
 /// A cgroup on the path from the top of the hierarchy to the pods.
@@ -259,7 +259,8 @@ impl Cgroups {
     fn collect_live(&self, path: &str, live: &mut CpuSet) -> Result<(), CgroupError> {
         for child in ignore_gone(self.children(path))?.unwrap_or_default() {
             let child = join(path, &child);
-            // On every kernel, partitions at the top lack the file of exclusive CPUs.
+            // The state is read directly, because [`Cgroups::partition`] ignores partitions without a
+            // file of exclusive CPUs. Before Linux 6.7, no partition has the file.
             let text = file::read_optional(&self.root().join(&child).join(PARTITION))?;
             if text.is_some_and(|text| Partition::read(&text).is_live())
                 && let Some(cpuset) = ignore_gone(self.cpuset(&child))?

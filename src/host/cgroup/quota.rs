@@ -35,7 +35,7 @@ fn file(version: Version) -> &'static str {
 
 /// Reads the quota of the cgroup at `path`; `None` for a cgroup without a CPU controller.
 fn read(path: &Path, version: Version) -> Result<Option<Quota>, QuotaError> {
-    // The library would need three times as many calls, for every cgroup in every reconcile pass.
+    // The crate `cgroups-rs` would need three times as many calls, for every cgroup in every reconcile pass.
     let read = |name: &str| {
         read_value_optional(&path.join(name)).map_err(|error| failed("read", path, error))
     };
@@ -66,7 +66,7 @@ fn read(path: &Path, version: Version) -> Result<Option<Quota>, QuotaError> {
 
 /// Writes the quota of the cgroup at `path`.
 ///
-/// The file must exist: the library would create a missing file, even in a directory without a cgroup.
+/// The file must exist: `cgroups-rs` would create a missing file, even in a directory without a cgroup.
 fn write(path: &Path, version: Version, quota: Quota) -> Result<(), QuotaError> {
     if !path.join(file(version)).exists() {
         return Err(failed(

@@ -163,7 +163,7 @@ impl Systemd {
         }
     }
 
-    /// Calls systemd on the kept connection, and on a new connection if the kept one is broken.
+    /// Calls systemd on the kept connection, or on a new connection if the kept connection is broken or missing.
     fn call(&self, unit: &str, property: &str, set: &CpuSet) -> zbus::Result<()> {
         let mut current = self
             .connection

@@ -1,4 +1,4 @@
-//! The pods' tree: scanning, and making and removing cgroups in a tree of Pinfold's own.
+//! Scanning the pods' tree, and making and removing cgroups of Pinfold's own.
 
 use std::fs;
 use std::path::PathBuf;
@@ -42,7 +42,7 @@ pub struct ContainerCgroup {
     pub quota: Option<Quota>,
     /// The text of the cgroup's assignment record.
     pub record_text: Option<String>,
-    /// Whether the cgroup holds a process.
+    /// Whether the cgroup or a cgroup below holds a process.
     pub populated: bool,
     /// The cgroup's memory.
     pub memory: CgroupMemory,
@@ -209,7 +209,7 @@ impl Cgroups {
         }
     }
 
-    /// CPUs of all isolated partitions on the node; empty where the kernel does not report them.
+    /// CPUs of all isolated partitions on the node; empty where the kernel does not report the CPUs.
     pub fn isolated_cpus(&self) -> Result<CpuSet, CgroupError> {
         let path = self.root().join("cpuset.cpus.isolated");
         file::read_optional(&path)?.map_or(Ok(CpuSet::new()), |text| parse(&path, &text))

@@ -1,5 +1,6 @@
-//! The hierarchies by which the kernel tells cgroups apart. Sockets use [`Unified`], the hierarchy of version 2,
-//! wherever the controllers are. Events use the hierarchy of `perf_event`.
+//! The hierarchies in which the kernel looks up the cgroup of a socket or of a performance event. Sockets always use
+//! [`Unified`], the hierarchy of version 2, even if all controllers are on version 1. Events use the hierarchy of
+//! `perf_event`.
 
 use std::fs;
 use std::io;
@@ -37,7 +38,8 @@ impl Unified {
         matches!(populated(&self.root.join(path)), Ok(Some(true)))
     }
 
-    /// The kernel's numbers of a cgroup and of all cgroups below; empty if the cgroup does not exist.
+    /// The ids of a cgroup and of all cgroups below; empty if the cgroup does not exist. An id is a directory's inode
+    /// number.
     ///
     /// # Errors
     /// A directory can't be read.

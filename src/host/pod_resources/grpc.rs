@@ -1,8 +1,8 @@
 //! One gRPC call without a request body over a unix socket: HTTP/2, a message in each direction, a status in the
 //! trailers.
 //!
-//! A client of the crate `tonic` 0.14 needs 166 lines here instead of 233, or 148 with the crate's own transport. A small
-//! binary with the release profile grew by 50 kB, or by 126 kB, compared with this file.
+//! The crate `tonic` 0.14 was measured as a replacement. This file would shrink from 233 lines to 166, or to 148 with
+//! tonic's own transport. A small release binary would grow by 50 kB, or by 126 kB with tonic's own transport.
 
 use std::io;
 use std::path::Path;

@@ -18,7 +18,8 @@ use super::{Proc, Reader};
 /// The number of descriptors of a handle.
 const EACH: usize = 2;
 
-/// A process, with the number of its container. The number is small, and unique until [`NetnsHandles::forget`].
+/// A process, with the number of its container. The caller chooses the number, which is an index and should be small.
+/// No other container may have the number until [`NetnsHandles::forget`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NetnsKey {
     /// The process id.

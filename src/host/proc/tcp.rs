@@ -3,9 +3,9 @@
 /// TCP's counters of segments and of failed connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TcpSegments {
-    /// TcpSegments sent, without segments that only repeat sent data.
+    /// Segments sent, without segments that only repeat sent data.
     pub sent: u64,
-    /// TcpSegments sent again.
+    /// Segments sent again.
     pub retransmitted: u64,
     /// Failed connection attempts, reset connections, and sent reset segments.
     pub failures: [u64; 3],

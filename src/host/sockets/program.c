@@ -4,10 +4,11 @@
 // for a little-endian machine. The test `tests/network/program.rs` has the compiler's arguments,
 // compares the instructions, and writes them anew under PINFOLD_RECORD=1.
 //
-// Packets tell all that TCP does. The programs therefore need no second point of attachment, no
-// BTF and no socket option, and see connections that are older than the programs. A tracepoint
-// would name retransmitted segments only, without a cgroup, and for GPL programs alone. A sockops
-// program has no cgroup, and sees only connections made after the program was attached.
+// A sent packet gives access to the TCP state of its socket. The programs therefore need no second
+// attach point, no BTF and no socket option. Connections older than the programs are counted, too.
+// The tracepoint for retransmitted segments is no alternative. A tracepoint's program would see no
+// other segments and no cgroup, and must be under the GPL. A sockops program has no cgroup, and sees
+// only connections made after the program was attached.
 
 #include <linux/bpf.h>
 #include <linux/in.h>
@@ -22,11 +23,12 @@
 #define TIMERS ((void *)0x706d0002706d0002)
 #define TREE_DEPTH 0x706d0010
 
-// IP options for each hop, with the length of a packet longer than IPv6's 16-bit length field.
-// Linux writes exactly 8 bytes of options, and no further extension header.
+// The size of IPv6's hop-by-hop options. Linux writes the options only to hold the length of a
+// packet that is too long for IPv6's 16-bit length field. The options then take exactly 8 bytes,
+// and no other extension header follows.
 #define HOP_BY_HOP_SIZE 8
 
-// The answer of a program to the kernel: the packet passes.
+// The return value by which a program lets a packet pass.
 #define PASS 1
 
 // The kernel's helpers, by number.
@@ -58,14 +60,15 @@ struct timer {
 	__u64 timeouts;       // The timeouts since the peer's last acknowledgment.
 };
 
-// The addition is atomic, although the entry belongs to a CPU: an interrupt on the same CPU may
-// receive or send a packet in the middle of this program.
+// The addition is atomic, although each CPU has its own copy of the entry. An interrupt on the same
+// CPU may receive or send a packet in the middle of this program.
 static __always_inline void add(__u64 *count, __u64 number)
 {
 	__sync_fetch_and_add(count, number);
 }
 
-// A packet that was never merged and will not be segmented may have 0 segments here.
+// The number of segments in a packet. The kernel may report 0 for a packet that was never merged and
+// will not be segmented.
 static __always_inline __u64 segments_of(const struct __sk_buff *packet)
 {
 	return packet->gso_segs ? packet->gso_segs : 1;

@@ -11,7 +11,7 @@ const INGRESS: &[u8] = include_bytes!("ingress.bin");
 const EGRESS: &[u8] = include_bytes!("egress.bin");
 
 // The placeholders of `program.c`, as operands of 32 bits: the maps, and the levels of the two
-// cgroups in a key.
+// cgroups in a key. The levels are `TREE_DEPTH + 1` and `TREE_DEPTH + 2`, as added by the compiler.
 const COUNTS: u64 = 0x706d_0001;
 const TIMERS: u64 = 0x706d_0002;
 const OUTER_LEVEL: u64 = 0x706d_0011;
@@ -35,7 +35,7 @@ const IN_EGRESS: &[u64] = &[
 const WIDE_LOAD: u64 = 0x18;
 const SECOND_WORD: u64 = 0;
 
-/// The mark of a wide load whose operand is the descriptor of a map.
+/// The mark of a wide load whose operand is the descriptor of a map (`BPF_PSEUDO_MAP_FD`).
 const MAP_DESCRIPTOR: u64 = 1 << 12;
 
 /// The instructions of a program for a tree, which is `depth` levels below the root cgroup. `maps`
@@ -49,7 +49,7 @@ pub(super) fn program(
     direction: Direction,
 ) -> Result<Vec<u64>, BpfError> {
     let [counts, timers] = maps;
-    // The path of a cgroup is never near the limit of the number.
+    // The depth of a cgroup is always far below the limit of `i32`.
     let level = |below: usize| i32::try_from(depth + below).unwrap_or(i32::MAX);
     let (compiled, placeholders) = match direction {
         Direction::Ingress => (INGRESS, IN_INGRESS),
