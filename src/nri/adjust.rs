@@ -74,7 +74,7 @@ impl CpuChange {
         let (quota, period) = match self.quota {
             None => (None, None),
             Some(Quota::Unlimited) => (Some(-1), None),
-            // No container runs for 292,000 years without a pause.
+            // A quota above `i64::MAX` microseconds, 292,000 years of CPU time, limits no container.
             Some(Quota::Limited { quota, period }) => {
                 (Some(i64::try_from(quota).unwrap_or(i64::MAX)), Some(period))
             }

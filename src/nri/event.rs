@@ -83,7 +83,7 @@ impl Event {
         self >= Self::CreateContainer
     }
 
-    /// Whether the answer can change containers. Every runtime has a separate method for the event.
+    /// Whether every runtime has a separate method for the event. The method's answer can change containers.
     fn has_own_method(self) -> bool {
         matches!(
             self,
@@ -165,7 +165,7 @@ pub struct EventRequest {
     pub resources: LinuxResources,
 }
 
-/// The runtime's description of the runtime.
+/// The name, the versions and the time limit of a runtime.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RuntimeInfo {
     /// The runtime's name, like `containerd`.
@@ -252,7 +252,8 @@ impl PluginRequest {
                     container,
                     resources,
                 } = UpdateContainerRequest::decode(payload).map_err(invalid)?;
-                // `UpdatePodSandbox` numbers the fields differently. The enum [`Event`] has no such event.
+                // The requests of all events number their fields alike. `UpdatePodSandbox` numbers the fields
+                // differently, and is no [`Event`].
                 Self::event(event, pod, container, resources)
             }
             _ => Err(RequestError::Unknown {

@@ -5,9 +5,9 @@
 //! Two byte streams share one socket. Each frame names the channel that the frame belongs to.
 //!
 //! A frame is a header of eight bytes and a payload. The header holds the channel and the payload's length, both
-//! big-endian. A payload is any part of the channel's stream: the borders of frames say nothing about the borders
-//! of messages. [`Demux`] therefore buffers no payload and passes all bytes on at once. The decoder of the messages
-//! has the limit.
+//! big-endian. A payload is any part of the channel's stream: the borders of frames say nothing about the borders of
+//! messages. [`Demux`] therefore buffers no payload and passes all bytes on at once. [`MessageDecoder`] buffers the
+//! data of a message, up to [`MAX_MESSAGE_DATA`].
 //!
 //! # ttrpc
 //!
@@ -32,7 +32,7 @@ pub const RUNTIME_CHANNEL: u32 = 2;
 /// The length of a frame's header.
 pub const FRAME_HEADER_LEN: usize = 8;
 
-/// The longest payload of a frame: a message with the most data.
+/// The longest payload of a frame: the header and the data of the longest message.
 pub const MAX_FRAME_PAYLOAD: usize = MESSAGE_HEADER_LEN + MAX_MESSAGE_DATA;
 
 /// The longest first frame of a message. The runtimes' reader takes a frame in a single read or fails. The reader's

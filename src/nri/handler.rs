@@ -31,7 +31,7 @@ pub(super) enum HandlerInput {
 /// A request of the runtime that a handler of the plugin answers.
 pub(super) struct HandlerCall {
     pub(super) input: HandlerInput,
-    /// The time from the request to the answer.
+    /// The time limit from the request to the answer.
     pub(super) limit: Duration,
     /// The end of the time limit.
     pub(super) deadline: Instant,

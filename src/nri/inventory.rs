@@ -35,7 +35,7 @@ struct ContainerKey {
 // === impl Inventory ===
 
 impl Inventory {
-    /// Replaces all sandboxes and containers by a runtime's answer to [`synchronize`](super::Plugin::synchronize).
+    /// Replaces all sandboxes and containers by the runtime's lists from [`synchronize`](super::Plugin::synchronize).
     ///
     /// A runtime lists containers in any order. A running container counts as newer than a created container that does not
     /// run: a runtime that was killed during a creation lists the unfinished container until the kubelet removes it.

@@ -21,6 +21,7 @@
 //! | `plugin` | the trait [`Plugin`] |
 //! | `handler` | runs a handler with a deadline |
 //! | `session` | the connection |
+//! | `settings`, `state` | the plugin's settings, the state of the connection |
 //! | `inventory`, `pods` | pods from a runtime's description |
 //!
 //! Responses to failures:

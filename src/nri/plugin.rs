@@ -13,7 +13,8 @@ use super::proto::{Container, LinuxResources, PodSandbox};
 #[error("{0}")]
 pub struct Refusal(String);
 
-/// The longest text of a refusal, in characters. The text becomes part of an Event of at most 1 KiB.
+/// The longest text of a refusal, in characters. The text becomes part of a Kubernetes Event, whose message has at most
+/// 1 KiB.
 const LONGEST_REFUSAL: usize = 800;
 
 // === impl Refusal ===
@@ -88,11 +89,11 @@ pub struct Creation {
 
 /// The handlers that answer the runtime.
 ///
-/// The runtime waits while a handler works, and all other containers of the node wait too. A handler should answer
+/// The runtime waits while a handler works, and all other containers of the node wait too. A handler should answer in
 /// well under a millisecond. At the deadline, the handler is cancelled at one of its `await`s, and
-/// [`unanswered`](Self::unanswered) answers instead. A handler must therefore tolerate cancellation at every
-/// `await`. To save time, handlers run on the thread that reads the requests. A handler must not block; use
-/// `spawn_blocking` for blocking work.
+/// [`unanswered`](Self::unanswered) answers instead. A handler must therefore tolerate cancellation at every `await`.
+/// To save time, handlers run on the thread that reads the requests. A handler must not block; use `spawn_blocking` for
+/// blocking work.
 ///
 /// A handler must not panic: the release binary aborts on a panic, and assignments then stay in the kernel until
 /// the agent starts again.
@@ -100,8 +101,8 @@ pub struct Creation {
 /// Handlers run one after the other, in the order of the runtime's requests. The time in the queue counts against
 /// the deadline.
 ///
-/// A handler never calls the runtime. The runtime holds a lock until the handler has answered, so the call would
-/// wait forever. The trait therefore passes nothing to call the runtime with. Put all changes into the answer.
+/// A handler never calls the runtime. The runtime holds a lock until the handler has answered, so the call would wait
+/// forever. The trait therefore offers no way to call the runtime. Put all changes into the answer.
 ///
 /// A [`Refusal`] fails the operation of the runtime. A refused [`create`](Self::create) or [`start`](Self::start)
 /// fails the container, and the kubelet tries again. Without an answer, the operation continues without

@@ -27,8 +27,8 @@
 //!   limit, as weight, quota and memory. The pod's limit then looks like the container's own limit. An older
 //!   kubelet gives no limit, and the container's threads can't be counted. The agent therefore waits for the API
 //!   server's description, if a cluster is configured.
-//! - *A quota before its removal.* In a Guaranteed pod, the request gives the limit, and the limit gives the
-//!   request.
+//! - *An earlier quota, after the quota was removed.* In a Guaranteed pod, the request gives the limit, and the limit
+//!   gives the request.
 //! - Node labels that the pod selects, and whether the pod has finished.
 //!
 //! A container that was created with Pinfold's variables lists the variables in later events. The variables then

@@ -274,8 +274,8 @@ pub(super) struct CreateContainerResponse {
     pub(super) update: Vec<ContainerUpdate>,
 }
 
-/// The response of each method that may update existing containers. Without updates, the response encodes to the
-/// empty message of all remaining methods.
+/// The response of each method that may update existing containers. Without updates, the response encodes to the empty
+/// message, which also answers all remaining methods.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct UpdateContainerResponse {
     #[prost(message, repeated, tag = "1")]
@@ -350,8 +350,7 @@ impl Container {
             .unwrap_or_default()
     }
 
-    /// The value of an environment variable. The last of several definitions counts, as for callers of the C
-    /// library.
+    /// The value of an environment variable. The last of several definitions counts, as in runc.
     pub fn variable(&self, name: &str) -> Option<&str> {
         self.env
             .iter()

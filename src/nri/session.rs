@@ -30,7 +30,7 @@ use super::proto::{
 use super::settings::PluginSettings;
 use super::state::{ConnectionState, Disconnect, publish};
 
-/// The version of NRI whose messages [`proto`](super::proto) has.
+/// The version of NRI that defines the messages in [`proto`](super::proto).
 const VERSION: &str = "v0.12.2";
 
 /// The most bytes of one read.
@@ -49,10 +49,10 @@ const REGISTRATION_STREAM: u32 = 1;
 /// pod.
 const MAX_SYNCHRONIZE_BYTES: usize = 16 << 20;
 
-/// The memory of a short string beside the characters: the string's fields and the allocator's overhead.
+/// The memory of a short string besides its characters: the string's fields and the allocator's overhead.
 const STRING_OVERHEAD: usize = 64;
 
-/// The longest answer time that a session accepts from a runtime.
+/// The upper bound for the request timeout that a runtime sends.
 const MAX_REQUEST_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// How long a runtime may read nothing while bytes are unsent.
@@ -70,7 +70,7 @@ struct SynchronizeParts {
     since: Option<Instant>,
 }
 
-/// A running handler. The result has the stream of the runtime's call.
+/// A running handler. The result starts with the stream of the runtime's call.
 type RunningHandler = Pin<Box<dyn Future<Output = (u32, HandlerOutput)> + Send>>;
 
 /// One connection to the container runtime.
@@ -84,7 +84,7 @@ pub(super) struct Session<'a, P> {
     /// The decoders of the two channels.
     requests: MessageDecoder,
     responses: MessageDecoder,
-    /// Bytes to send, and the time of the last successful write.
+    /// Bytes to send, and the start of the wait for the next write: the last write, or the first unsent byte.
     unsent: Vec<u8>,
     unsent_since: Instant,
     /// Calls in the queue, and the running handler.
@@ -94,7 +94,7 @@ pub(super) struct Session<'a, P> {
     awaits_registration: bool,
     parts: SynchronizeParts,
     runtime: Option<RuntimeInfo>,
-    /// The time limit of the registration.
+    /// The deadline of the registration; `None` once the runtime has sent Configure.
     registration_deadline: Option<Instant>,
     /// The reason to disconnect after all bytes are sent.
     closing: Option<Disconnect>,
@@ -162,7 +162,7 @@ impl<'a, P: Plugin> Session<'a, P> {
         loop {
             match self.handle_next(&mut reader, &mut writer, &mut chunk).await {
                 Ok(()) => {}
-                // A reason announced by the runtime is better than the end of the stream.
+                // A known reason, such as an announced shutdown, is better than the end of the stream.
                 Err(Disconnect::Closed) => return self.closing.unwrap_or(Disconnect::Closed),
                 Err(disconnect) => return disconnect,
             }
@@ -274,7 +274,7 @@ impl<'a, P: Plugin> Session<'a, P> {
                     payload,
                     ..
                 } = RpcRequest::decode(data.as_slice()).map_err(invalid)?;
-                // The payload is a copy. A part of Synchronize has 4 MiB.
+                // The payload is a copy of the data. A part of Synchronize has up to 4 MiB.
                 drop(data);
                 PluginRequest::read(&service, &method, &payload)
                     .map_err(|error| error_response(&error))
@@ -325,7 +325,7 @@ impl<'a, P: Plugin> Session<'a, P> {
         }
     }
 
-    /// Handles a part of Synchronize. The last part completes the call to the plugin's handler.
+    /// Handles a part of Synchronize. The last part puts the call of the plugin's handler into the queue.
     fn handle_synchronize(
         &mut self,
         stream: u32,

@@ -1,4 +1,4 @@
-//! Carries out steps and reads the effective CPUs back. [`super::steps`] alone decides which steps there are.
+//! Carries out steps and reads the effective CPUs back. [`super::steps`] alone chooses the steps.
 
 use super::model::{Reason, Step};
 use super::record::AssignmentRecord;
@@ -26,7 +26,7 @@ pub enum Outcome {
     },
     /// The cgroup disappeared meanwhile: nothing is left to do.
     Gone,
-    /// The kernel refused.
+    /// The step failed, or the kernel's values could not be read back.
     Failed(CgroupError),
     /// The write succeeded, but the kernel made the partition invalid. The cgroup is a member now.
     Invalid {
@@ -285,7 +285,8 @@ fn read_back(step: &Step, cgroups: &Cgroups) -> Outcome {
             ..
         } => {
             if !now.partition.is_live() {
-                // Linux 6.12 can lose the CPUs of an invalid partition until the next boot.
+                // Linux 6.12 can lose the CPUs of an invalid partition until the next boot. The cgroup therefore
+                // becomes a member.
                 return match cgroups.set_partition(path, PartitionKind::Member) {
                     Err(error) if !error.is_gone() => Outcome::Failed(error),
                     _ => Outcome::Invalid {

@@ -6,9 +6,10 @@
 //! written before the writes that it describes, so a crash at any moment leaves enough data to restore every knob.
 //! [`CpuIsolator`] reads, plans and carries out.
 //!
-//! A single rule covers every case. Each knob has a *base*: its value before Pinfold's first write, or a later value
-//! of another program. The base determines the knob's value while CPUs are exclusive (`IsolationInput::target`). The
-//! same rule yields the base again when sets shrink, when the last owner goes, or when an option is switched off.
+//! A knob is a kernel or systemd setting with a set of CPUs. A single rule covers every knob. Each knob has a *base*:
+//! its value before Pinfold's first write, or a later value of another program. The base determines the knob's value
+//! while CPUs are exclusive (`IsolationInput::target`). The same rule yields the base again when sets shrink, when the
+//! last owner goes, or when an option is switched off.
 
 mod isolator;
 mod record;
@@ -127,9 +128,9 @@ impl IsolationInput<'_> {
 
     /// The CPUs that a knob with the given base shall hold.
     ///
-    /// The target is the base without the CPUs to avoid. If no online CPU is left, the work goes to all shared CPUs.
-    /// A transmit queue then keeps its base instead, because a second queue would have to replace it. Packet steering
-    /// that is off stays off.
+    /// The target is the base without the CPUs to avoid. If no online CPU is left, the work goes to all shared CPUs. A
+    /// transmit queue then keeps its base instead: its CPUs would otherwise need another queue. Packet steering that is
+    /// off stays off.
     fn target(&self, knob: &Knob, base: &CpuSet) -> CpuSet {
         let taken = &self.taken(knob.kind());
         if base.is_disjoint(taken) {
@@ -150,7 +151,7 @@ impl IsolationInput<'_> {
 
 /// Plans the record and the writes. Planning again after the writes yields no write and the same record.
 ///
-/// `refused` are knobs that the kernel has refused to turn.
+/// `refused` are knobs that the kernel has refused to change.
 pub fn plan(
     input: &IsolationInput<'_>,
     refused: &BTreeSet<Knob>,
@@ -163,7 +164,7 @@ pub fn plan(
     for knob in all {
         let history = record.entries().get(knob);
         let Some(now) = knobs.values.get(knob) else {
-            // An unreadable knob still exists, so its entry stays.
+            // An unread or unreadable knob may still exist, so its entry stays.
             let unknown =
                 knobs.unreadable.contains_key(knob) || !knobs.kinds.contains(&knob.kind());
             entries.extend(

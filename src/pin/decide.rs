@@ -39,7 +39,7 @@ pub struct Decision {
     pub refused: Option<Refused>,
 }
 
-/// The source of an unexpected refusal: the pod's owner could expect CPUs for the container.
+/// The source of an unexpected refusal: the pod's author could expect CPUs for the container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Refused {

@@ -60,7 +60,8 @@ pub enum DriftCause {
     Ancestor,
     /// Some of the owner's CPUs are offline.
     Offline,
-    /// Another container's cgroup was widened onto the owner's CPUs.
+    /// A non-owner's cgroup was widened onto an owner's CPUs. The drift's path is the non-owner's
+    /// cgroup.
     Overlap,
     /// The owner's partition has ended, or the kernel has made the partition invalid.
     Partition,

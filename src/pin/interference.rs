@@ -12,14 +12,16 @@
 //! - A running task is charged at the next tick only. Bound: one tick per CPU (10 ms; 1.1 s on a
 //!   `nohz_full` CPU).
 //! - Short idle spells are only sampled (Linux 7.1 and newer, `nohz=off`). Bound: one tick for each
-//!   turn of a task on the CPU, or the longest possible duration of the present turn, whichever is
-//!   less. The second bound needs the time of all turns.
+//!   run slice of a task, or the longest possible duration of the current run slice, whichever is
+//!   less. The second bound needs the time of all run slices.
 //! - A hypervisor takes the CPU. Some kernels charge the stolen time to the owner, others to no
 //!   task. Bound: all of the stolen time.
-//! - The set's owner or the owner's CPUs change between two readings. The period is left out.
+//! - A set of CPUs gets another owner, or an owner gets other CPUs. The period between the two
+//!   readings is left out.
 //!
-//! The error does not grow with the number of readings. Within a tenure, every reading is compared
-//! with the first reading. Rounding therefore counts at the two ends only.
+//! A tenure is a period in which an owner keeps the same CPUs. Within a tenure, every reading is
+//! compared with the first reading. Rounding therefore counts at the two ends only, and the error
+//! does not grow with the number of readings.
 //!
 //! Interrupts count as interference if the kernel times interrupts apart
 //! ([`CpuSample::separate_interrupts`]). Otherwise, interrupts during the owner's threads are
@@ -69,7 +71,7 @@ struct TrackedOwner {
     updated: bool,
 }
 
-/// An owner's time on the same set of CPUs, with a track for each source of busy time.
+/// A period in which an owner keeps the same CPUs, with a track for each source of busy time.
 #[derive(Debug)]
 struct Tenure {
     cpus: CpuSet,
@@ -105,7 +107,7 @@ enum UsageSource {
     Counted,
     /// The clock: all time except idle time.
     Clock,
-    /// The durations of tasks' turns on the CPU, from `/proc/schedstat`.
+    /// The durations of tasks' run slices on the CPU, from `/proc/schedstat`.
     Turns,
 }
 
@@ -116,8 +118,8 @@ struct Reading {
     to: Ns,
     low: Ns,
     high: Ns,
-    /// Time that may have to be subtracted (`less`) or added (`more`). Only growth between two
-    /// readings counts.
+    /// Time that may have to be subtracted (`less`) or added (`more`). A track's start counts with
+    /// the first number, and a later reading with the second number.
     less: (Ns, Ns),
     more: (Ns, Ns),
     /// The source, and whether interrupts were timed apart. Only readings of the same kind are
@@ -132,7 +134,7 @@ struct Reading {
 impl InterferenceTracker {
     /// Adds a reading of an owner and returns the owner's totals.
     ///
-    /// `usage` belongs to the owner's cgroup `key`, read between the scans `first` and `second`.
+    /// `usage` belongs to the owner's cgroup `key`, read between the samples `first` and `second`.
     /// `cpus` is the owner's full set, with all CPUs in force. Before and after a change of CPUs,
     /// the caller adds a reading for each set. The time between both readings is left out.
     pub fn note(
@@ -172,7 +174,7 @@ impl TrackedOwner {
     /// Keeps the totals and begins a new tenure.
     fn begin(&mut self, cpus: &CpuSet, points: &[Reading]) {
         self.before = (self.total, self.error);
-        // Without points, because a CPU is offline or a counter is missing, no tenure begins.
+        // Without a reading, because a CPU is offline or a counter is missing, no tenure begins.
         self.tenure = points.first().map(|point| Tenure {
             cpus: cpus.clone(),
             last: (point.to, point.used),
@@ -302,7 +304,8 @@ impl Bounds {
     }
 }
 
-/// The interval from a pair of scans around a reading; `None` if a CPU's counter is missing.
+/// The reading from a usage and the CPU samples before and after; `None` if a CPU's counter is
+/// missing.
 fn point(
     source: UsageSource,
     cpus: &CpuSet,

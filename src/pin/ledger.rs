@@ -39,7 +39,7 @@ pub struct ObservedPod {
     pub record: Option<AssignmentRecord>,
     /// The cgroups of the pod's containers.
     pub containers: Vec<ObservedContainer>,
-    /// The index of the known pod; `None` for an unknown pod.
+    /// The pod's index among the known pods; `None` for an unknown pod.
     pub known: Option<usize>,
     /// Whether the pod may own CPUs. True if a container of the pod exists, the pod is unknown, or
     /// no source gives container ids.
@@ -71,7 +71,7 @@ pub struct Ledger {
     pub assignments: BTreeMap<String, PodAssignment>,
     /// The NUMA nodes of containers with memory bound by Pinfold, by pod uid and container name.
     pub memory: BTreeMap<String, BTreeMap<String, CpuSet>>,
-    /// CPUs excluded from assignments: CPUs of unknown owners, and lost CPUs.
+    /// CPUs excluded from assignments: unexplained exclusive CPUs, and lost CPUs.
     pub barred: CpuSet,
     /// Lost CPUs, which stay lost until the next boot.
     pub lost: CpuSet,
@@ -82,7 +82,7 @@ pub struct Ledger {
 // === impl Observed ===
 
 impl Observed {
-    /// Matches each cgroup with its pod and container.
+    /// Matches each cgroup with its pod and container, and reads the ledger from the cgroups.
     pub fn new(scan: Scan, pods: &[Pod]) -> (Self, Ledger) {
         let mut ledger = Ledger {
             barred: scan.lost.clone(),
@@ -271,7 +271,7 @@ impl Ledger {
     }
 
     /// Replaces a pod's entries with a newer ledger of the pod, if the newer ledger explains all
-    /// exclusive CPUs. Returns whether the ledger was replaced.
+    /// exclusive CPUs. Returns whether the entries were replaced.
     pub fn renew(&mut self, uid: &str, mut now: Self) -> bool {
         let explained = now.barred.is_empty() && now.unexplained.is_empty();
         if explained {
@@ -283,8 +283,8 @@ impl Ledger {
         explained
     }
 
-    /// Adds a pending assignment, which is absent from the kernel so far. An assignment from the
-    /// kernel takes precedence.
+    /// Adds an assignment, from the kernel or pending. An earlier entry of the container stays, so
+    /// a pending assignment never replaces the kernel's.
     pub fn add_pending(&mut self, uid: &str, name: &str, cpus: &CpuSet) {
         let pod = self.assignments.entry(uid.to_owned()).or_default();
         pod.containers
@@ -312,8 +312,9 @@ impl Ledger {
 
     fn enter(&mut self, pod: &ObservedPod) {
         let uid = &pod.cgroup.uid;
-        // With `cpuset`, a container's record precedes the pod's record. With partitions, the pod's
-        // record comes first. Both records count.
+        // With `cpuset`, a container's record is written before the pod's record. With partitions,
+        // the pod's record is written first. After a crash in between, only one record exists, so
+        // both records count.
         let records = pod
             .containers
             .iter()

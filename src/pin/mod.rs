@@ -6,14 +6,13 @@
 //! settings. A restart reads the cgroups ([`Observed`], [`Ledger`]) and knows everything.
 //!
 //! [`decide`](decide::decide) turns pods, policy and ledger into the desired owners of CPUs. [`plan`] turns the
-//! observed and the desired state into [`Step`]s. [`plan`] is a pure function and plans no step for its own result.
-//! [`apply`] carries steps out and reads the kernel's values back. [`drift`] reports where the kernel differs from
-//! the ledger.
+//! observed and the desired state into [`Step`]s. [`plan`] is a pure function. Once the states match, the plan is
+//! empty. [`apply`] carries steps out and reads the kernel's values back. [`drift`] reports where the kernel differs
+//! from the ledger.
 //!
-//! With enforcement `partition`, the kernel keeps every other task off an owner's CPUs, tasks outside the pods'
-//! cgroups included. The kernel's effective CPUs are then the better half of the ledger. With `cpuset`, Pinfold
-//! writes the exclusive set on the owner's cgroup and the containers' CPUs on the pod's cgroup. All remaining
-//! containers get the shared set.
+//! With enforcement `partition`, the kernel keeps every other task off an owner's CPUs, tasks outside the pods' cgroups
+//! included. The ledger also counts a live partition without a record. With `cpuset`, Pinfold writes the exclusive set
+//! on the owner's cgroup and the containers' CPUs on the pod's cgroup. All remaining containers get the shared set.
 
 #![warn(clippy::too_many_lines, clippy::excessive_nesting)]
 

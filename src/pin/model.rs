@@ -129,7 +129,8 @@ pub struct Desired {
     pub all_memory: CpuSet,
     /// The plan of each known pod, and of each unknown pod with exclusive CPUs.
     pub pods: BTreeMap<PodUid, PodPlan>,
-    /// Cgroups whose partition the kernel refused a moment ago. The plan leaves the cgroups out.
+    /// Cgroups whose partition the kernel refused a moment ago. The plan starts no partition on
+    /// these cgroups, and adds no CPUs to a live partition.
     pub held_back: BTreeSet<String>,
 }
 
@@ -147,12 +148,12 @@ pub struct PodPlan {
     /// Whether all containers except init containers own CPUs. If so, the plan lifts the pod's own
     /// quota, too.
     pub all_own_cpus: bool,
-    /// The NUMA nodes of each container's memory; an unnamed container keeps its NUMA nodes.
+    /// The NUMA nodes of each container's memory. An owner without an entry keeps its NUMA nodes.
     pub memory: BTreeMap<String, CpuSet>,
     /// Whether the pod allows moves of running containers, including their memory.
     pub movable: bool,
-    /// Whether the containers bind their own threads. The pod's partitions then have no load
-    /// balancing.
+    /// Whether the pod asks for isolated partitions, which have no load balancing. The containers
+    /// bind their own threads.
     pub isolated: bool,
     /// Whether the kernel's unbound work queues have yet to leave the CPUs of an isolated pod.
     /// Until then, no partition of the pod may become isolated, and no isolated partition may gain

@@ -35,7 +35,7 @@ pub struct AssignmentRecord {
     )]
     pub assignment: PodAssignment,
     /// Whether a status or the container runtime identified the container by its runtime id.
-    /// Earlier versions wrote no `by_id` field, sometimes on a sandbox's cgroup.
+    /// Records of earlier versions lack the field, and some lie on a sandbox's cgroup.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub by_id: bool,
     /// On a static pod's cgroup: whether the container runtime has told namespace and name. A

@@ -124,8 +124,8 @@ pub struct ContainerState {
 // === impl ContainerState ===
 
 impl ContainerState {
-    /// The container's own CPUs. `None` in the shared pool, and for a container inside its pod's
-    /// set.
+    /// The container's own CPUs. `None` in the shared pool, and for an init container on its pod's
+    /// CPUs.
     pub fn own(&self) -> Option<&CpuSet> {
         self.assigned
             .as_ref()

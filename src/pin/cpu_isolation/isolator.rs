@@ -92,11 +92,10 @@ impl CpuIsolator {
 
     /// Moves the kernel's own work off exclusive CPUs.
     ///
-    /// The record lies on the cgroup at `path`, which must be the same at each call. Without
-    /// options, or without exclusive CPUs, the call is the release. Pinfold then restores every
-    /// knob it moved and removes the record. Later writes of foreign programs stay. The call is
-    /// idempotent. Without options and without a record, the call reads a single attribute and no
-    /// more.
+    /// The record lies on the cgroup at `path`, which must be the same at each call. If no work
+    /// must avoid any CPU, the call is the release. Pinfold then restores every knob that Pinfold
+    /// moved, and removes the record. Later writes of foreign programs stay. The call is
+    /// idempotent. A release without a record reads no knob.
     pub fn turn(
         &mut self,
         input: &IsolationInput<'_>,

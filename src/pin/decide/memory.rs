@@ -11,10 +11,10 @@ use crate::pod::MemoryPolicy;
 /// NUMA nodes by pod uid and container name.
 type NumaNodes = BTreeMap<String, BTreeMap<String, CpuSet>>;
 
-/// Binds owners' memory to the NUMA nodes of their CPUs if these NUMA nodes have room for the memory limits.
+/// Chooses the NUMA nodes of owners' CPUs for owners' memory, if these NUMA nodes have room for the memory limits.
 ///
-/// Bound containers come first, so that a new container takes no room from a bound container. On a machine that does
-/// not report the NUMA nodes' memory, nothing is bound. A container without a memory limit is not bound either.
+/// Bound containers come first, so that a new container takes no room from a bound container. Without at least two NUMA
+/// nodes of known memory, nothing is bound. A container without a memory limit is not bound either.
 pub(super) fn follow(
     requests: &[PodRequest<'_>],
     assignments: &BTreeMap<String, PodAssignment>,

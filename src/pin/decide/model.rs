@@ -22,8 +22,8 @@ pub struct DecisionInput<'a> {
     pub wishes: &'a CpuPreferences,
     /// The pods of the node. Earlier pods are served first.
     pub pods: &'a [Pod],
-    /// The uids of pods with a container, now or soon: only these pods own CPUs. `None` in a plan
-    /// on paper: every pod may own CPUs.
+    /// The uids of pods with a container, now or soon: only these pods own CPUs. With `None`, as in
+    /// a dry run, every pod may own CPUs.
     pub here: Option<&'a HashSet<&'a str>>,
     /// NUMA nodes of the pods' devices, by namespace and name.
     pub devices: &'a BTreeMap<(String, String), CpuSet>,
@@ -67,7 +67,8 @@ pub(super) struct PodRequest<'a> {
     pub(super) qos: Qos,
     pub(super) recognition: Recognition,
     pub(super) entitlements: Vec<Entitlement>,
-    /// Indices of containers without exclusive CPUs by policy, against the pod owner's wish.
+    /// Indices of containers without exclusive CPUs by policy, although the pod's author could
+    /// expect CPUs.
     pub(super) denied: BTreeSet<usize>,
     pub(super) wishes: CpuPreferences,
     /// Mistakes in the pod's annotations.

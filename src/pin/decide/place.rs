@@ -14,8 +14,8 @@ pub(super) struct PlacementPass<'a> {
     requests: &'a [PodRequest<'a>],
     /// CPUs excluded from new assignments now.
     ///
-    /// CPUs given up by a pod stay excluded until the release is done. A crash in between would
-    /// leave two owners.
+    /// CPUs given up by a pod stay excluded until the release is done. Otherwise a crash before the
+    /// release could leave two owners.
     barred: CpuSet,
     pub(super) assignments: BTreeMap<String, PodAssignment>,
     /// Why containers get fewer CPUs than their entitlements, by pod index and container name.
@@ -44,12 +44,12 @@ impl<'a> PlacementPass<'a> {
         }
     }
 
-    /// The CPUs free for assignment, without the last shared CPU.
+    /// The CPUs free for assignment. Without a shared reserved CPU, one free CPU stays shared.
     fn free(&self) -> CpuSet {
         let owned = union(self.assignments.values().map(PodAssignment::cpus));
         let online = &self.inputs.topology.online;
         let mut free = online.difference(&owned.union(&self.barred));
-        // Reserved CPUs are shared, unless all of them are offline.
+        // Reserved CPUs are shared, unless all reserved CPUs are offline or have an owner.
         if self.inputs.reserved.difference(&owned).is_disjoint(online)
             && let Some(last) = free.first()
         {

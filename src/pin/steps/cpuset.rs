@@ -26,8 +26,8 @@ use crate::cpu::CpuSet;
 /// The phases of a plan, in the order of execution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum CpusetPhase {
-    /// Records of pods and containers that gain CPUs, and first records of containers that are only
-    /// narrowed. After a crash of the agent, the next start carries the assignment out.
+    /// Records of pods that gain CPUs, changed records of owners, and first records of other containers. After a crash
+    /// of the agent, the next start carries the assignment out.
     RecordGains,
     /// Pods get the union of all CPUs of their containers during the plan and after the plan.
     WidenPods,
@@ -37,7 +37,7 @@ enum CpusetPhase {
     Narrow,
     /// Former owners get their earlier quotas and NUMA nodes back.
     RestoreLimits,
-    /// Records of pods and containers that lost CPUs, and the removal of obsolete records.
+    /// Records of pods and former owners that lost CPUs, and the removal of obsolete records.
     RecordLosses,
     /// Owners get their assigned CPUs.
     AssignOwners,

@@ -80,8 +80,8 @@ impl<'a> PartitionState<'a> {
         }
     }
 
-    /// Isolated partitions become `root`, with load balancing, if the pod or the new CPUs rule out
-    /// isolation.
+    /// Isolated partitions become `root`, with load balancing, if the pod does not ask for
+    /// isolation. New CPUs that the work queues have yet to leave also rule out isolation.
     fn restore_load_balancing(&mut self) {
         for index in 0..self.leaves.len() {
             let Some(leaf) = self.leaves.get(index) else {
@@ -97,8 +97,9 @@ impl<'a> PartitionState<'a> {
         }
     }
 
-    /// Records of pods and containers that gain CPUs, and first records of containers that are only
-    /// narrowed. After a crash of the agent, the next start carries the assignment out.
+    /// Records of pods that gain CPUs, changed records of owners, and new records of other
+    /// containers that the plan writes to. After a crash of the agent, the next start carries the
+    /// assignment out.
     fn record_gains(&mut self) {
         let pods = self.pods.iter().filter_map(|pod_target| {
             let next = pod_target.next_record()?;

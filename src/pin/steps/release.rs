@@ -41,7 +41,8 @@ pub fn release(observed: &Observed, online: &CpuSet, all_memory: &CpuSet) -> Vec
         ));
         back.extend(memory::give_back(container, all_memory));
     }
-    // The records go last: an interrupted release can start again while the records exist.
+    // The removal of records follows all writes: an interrupted release can start again while the
+    // records exist.
     let pods = observed
         .pods
         .iter()

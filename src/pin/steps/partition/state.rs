@@ -17,7 +17,8 @@ pub(super) struct Leaf<'a> {
     /// The CPUs of the wanted partition, offline CPUs included; empty without a partition.
     pub(super) target: CpuSet,
     pub(super) kind: PartitionKind,
-    /// Whether the pod's assignment names the cgroup; false for an init container inside the pod's set.
+    /// Whether the pod's assignment has CPUs for the cgroup; false for an init container inside the
+    /// pod's set.
     pub(super) owner: bool,
 }
 
@@ -25,8 +26,8 @@ pub(super) struct Leaf<'a> {
 pub(super) struct PodTarget<'a> {
     pub(super) pod: &'a ObservedPod,
     pub(super) plan: PodPlan,
-    /// The exclusive CPUs that the pod shall hold: its assignment, and the CPUs of unknown owners
-    /// below.
+    /// The exclusive CPUs that the pod shall hold: its assignment, and the CPUs of cgroups that the
+    /// plan leaves alone.
     pub(super) target: CpuSet,
     pub(super) left_alone: bool,
 }
@@ -41,7 +42,8 @@ pub(super) struct PartitionState<'a> {
     pub(super) held: BTreeMap<&'a str, CpuSet>,
     /// The kind of each live partition after the steps so far.
     pub(super) live: BTreeMap<&'a str, PartitionKind>,
-    /// Cgroups with the CPUs of unknown owners below; the plan never takes these CPUs away.
+    /// Exclusive CPUs outside the plan, each set with its cgroup or the cgroup above. The plan
+    /// never takes these CPUs away.
     pub(super) unknown: Vec<(&'a str, CpuSet)>,
     pub(super) steps: Vec<Step>,
 }
@@ -74,7 +76,7 @@ impl<'a> PartitionState<'a> {
         state
     }
 
-    /// Sets the exclusive CPUs of a cgroup, if they differ.
+    /// Plans the exclusive CPUs of a cgroup, if the CPUs differ from the held CPUs.
     pub(super) fn hold(&mut self, path: &'a str, cpus: CpuSet) {
         if self.held.get(path).is_some_and(|held| *held == cpus) {
             return;
@@ -93,8 +95,8 @@ impl<'a> PartitionState<'a> {
         self.held.get(path).cloned().unwrap_or_default()
     }
 
-    /// The exclusive CPUs that a cgroup must keep now: the CPUs of live partitions below, and the CPUs
-    /// of unknown owners.
+    /// The exclusive CPUs that a cgroup must keep now: the CPUs of live partitions below, and
+    /// exclusive CPUs outside the plan.
     pub(super) fn needed(&self, path: &str) -> CpuSet {
         let live = self
             .live
@@ -207,8 +209,8 @@ impl<'a> PartitionState<'a> {
         });
     }
 
-    /// The CPUs of the partition of a container that shall have the CPUs `wanted`. Empty without a
-    /// possible partition.
+    /// The CPUs of a container's partition: `wanted`, or fewer for a refused partition. Empty if no
+    /// partition is possible.
     fn partition_target(&self, container: &ObservedContainer, wanted: CpuSet) -> CpuSet {
         let cpuset = &container.cgroup.cpuset;
         let target = if !self.desired.held_back.contains(&container.cgroup.path) {
