@@ -519,7 +519,7 @@ impl Owner {
             placer: &self.placer,
             reserved: &node.reserved,
             policy: &node.config.policy,
-            wishes: &node.config.cpus,
+            preferences: &node.config.cpus,
             pods,
             here: Some(here),
             devices: &self.devices,

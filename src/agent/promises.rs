@@ -95,7 +95,7 @@ impl Promises {
     /// Adds promised CPUs to the ledger.
     pub(super) fn enter(&self, ledger: &mut Ledger) {
         for promise in &self.promises {
-            ledger.add_pending(&promise.uid, &promise.container, &promise.cpus);
+            ledger.add_if_missing(&promise.uid, &promise.container, &promise.cpus);
         }
     }
 }

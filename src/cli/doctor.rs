@@ -372,7 +372,7 @@ fn partitions(node: &Node) -> Option<Finding> {
             "run doctor again when a pod has ended",
         ));
     };
-    Some(match node.cgroups.neighbours_can_break_partitions(cpu) {
+    Some(match node.cgroups.siblings_can_break_partitions(cpu) {
         Ok(false) => good(what, "a partition was made and holds against its neighbours".to_owned()),
         Ok(true) => weak(
             what,

@@ -152,7 +152,7 @@ fn planned(
         placer: &placer,
         reserved: &reserved,
         policy: &config.policy,
-        wishes: &config.cpus,
+        preferences: &config.cpus,
         pods,
         here: None,
         devices: &BTreeMap::new(),

@@ -108,7 +108,7 @@ impl Release {
                 isolated: &nobody,
                 online,
             };
-            let quiet = keeper.turn(&situation, &node.cgroups, "");
+            let quiet = keeper.isolate(&situation, &node.cgroups, "");
             // Nothing of ours is to be left, and it is no more than a preference.
             let _ = node.cgroups.set_note("", NoteSubject::SceneSlot, None);
             for restored in &quiet.restored {

@@ -121,7 +121,7 @@ const MAKE_MAP: &str = "make a BPF map";
 
 // The map types `BPF_MAP_TYPE_PERCPU_HASH` and `BPF_MAP_TYPE_LRU_HASH`.
 const PER_CPU_HASH: u32 = 5;
-const RECENT_HASH: u32 = 9;
+const LRU_HASH: u32 = 9;
 /// A map flag: the kernel allocates memory per entry, not for `max_entries` in advance.
 const NO_PREALLOCATION: u32 = 1;
 /// The program type `BPF_PROG_TYPE_CGROUP_SKB`.
@@ -330,7 +330,7 @@ impl<const K: usize, const V: usize> PerCpuHash<K, V> {
     /// # Errors
     /// See [`BpfError`].
     pub fn add(&self, key: &[u64; K]) -> Result<(), BpfError> {
-        const UNLESS_THERE: u64 = 1;
+        const NO_EXIST: u64 = 1;
         let values = vec![[0_u64; V]; self.cpus];
         let map = number(self.map.as_fd());
         let mut argument = Element {
@@ -338,7 +338,7 @@ impl<const K: usize, const V: usize> PerCpuHash<K, V> {
             _gap: 0,
             key: address(key),
             value: address(&values),
-            flags: UNLESS_THERE,
+            flags: NO_EXIST,
         };
         // SAFETY: the kernel reads the key, and a value for each possible CPU.
         match unsafe { bpf(MAP_UPDATE, &mut argument) } {
@@ -381,7 +381,7 @@ impl<const K: usize, const V: usize> LruMap<K, V> {
     pub fn new(title: &str, max_entries: u32) -> Result<Self, BpfError> {
         // The kernel requires preallocation for LRU maps, so the map takes its full memory now.
         Ok(Self {
-            map: map(title, RECENT_HASH, [K, V], max_entries, 0)?,
+            map: map(title, LRU_HASH, [K, V], max_entries, 0)?,
         })
     }
 

@@ -7,12 +7,12 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use procfs::process::{MMPermissions, MMapPath, Process};
 
 /// Descriptors reserved for further uses: sockets, watches, and files opened only for a moment.
-const OTHERS: u64 = 512;
+const RESERVED_DESCRIPTORS: u64 = 512;
 
 /// The largest number of cgroup files that stay open. An open file costs the kernel some 5 KiB. At
 /// most an eighth as many descriptors of entries in /proc stay open.
-const MOST: usize = 8192;
-const EIGHTH: usize = MOST / 8;
+const MAX_CGROUP_FILES: usize = 8192;
+const MAX_PROC_HANDLES: usize = MAX_CGROUP_FILES / 8;
 
 /// The number of files that may stay open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -31,9 +31,9 @@ pub fn raise_open_file_limit() -> OpenFileLimits {
     };
     let raised = setrlimit(Resource::RLIMIT_NOFILE, hard, hard).is_ok();
     let limit = if raised { hard } else { soft };
-    let all = usize::try_from((limit / 2).saturating_sub(OTHERS))
+    let all = usize::try_from((limit / 2).saturating_sub(RESERVED_DESCRIPTORS))
         .unwrap_or(usize::MAX)
-        .min(MOST + EIGHTH);
+        .min(MAX_CGROUP_FILES + MAX_PROC_HANDLES);
     let proc_handles = all / 9;
     OpenFileLimits {
         cgroups: all - proc_handles,
@@ -65,7 +65,7 @@ pub fn keep_memory_small() {
 
 /// Returns free memory between used blocks to the kernel. By default the allocator returns only
 /// memory above all used blocks.
-pub fn give_back_memory() {
+pub fn trim_heap() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: the allocator takes its own lock, and touches no memory in use.
     unsafe {
@@ -76,7 +76,7 @@ pub fn give_back_memory() {
 /// Drops the program's code from the process's memory once, after the start. Half of the code
 /// serves only the start, or commands that do not run. When code runs again, the kernel maps the
 /// code again from the cached copy of the file.
-pub fn give_back_code() {
+pub fn drop_code_pages() {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {
         let Ok(maps) = Process::myself().and_then(|this| this.maps()) else {

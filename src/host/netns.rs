@@ -117,7 +117,7 @@ pub fn for_each_netns(
     namespaces: &[NetnsRef],
     mut work: impl FnMut(usize) + Send,
 ) -> Result<(), NetError> {
-    in_thread("pinfold-tour", || {
+    in_thread("pinfold-netns", || {
         let (mut entered, mut refused) = (false, None);
         for (index, namespace) in namespaces.iter().enumerate() {
             let Ok(file) = File::open(&namespace.file) else {

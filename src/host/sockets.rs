@@ -148,7 +148,7 @@ pub const DEFAULT_ENTRIES: u32 = 8192;
 const TIMERS: u32 = 4096;
 
 /// The number of entries per pod up to which entries of ended containers stay in the map.
-const MAX_ENDED: usize = 8;
+const MAX_ENTRIES_PER_POD: usize = 8;
 
 /// The key for packets that find no free entry. No cgroup has the id 0.
 const OVERFLOW: Key = [0, 0];
@@ -338,7 +338,7 @@ impl SocketCounter {
         let mut ending = HashMap::new();
         for (pod, entries) in containers
             .into_iter()
-            .filter(|(_, entries)| entries.len() > MAX_ENDED)
+            .filter(|(_, entries)| entries.len() > MAX_ENTRIES_PER_POD)
         {
             let Some(path) = ids.get(&pod).map(|path| self.hierarchy.join(path)) else {
                 continue;

@@ -22,7 +22,7 @@ pub struct Inventory {
     /// The key in `containers`, by a container's id.
     keys: BTreeMap<String, ContainerKey>,
     /// The number of the latest container. Numbers increase with each new container.
-    next: u64,
+    last_number: u64,
 }
 
 /// A container's key in [`Inventory::containers`].
@@ -68,8 +68,8 @@ impl Inventory {
     fn put_container(&mut self, container: Container) {
         let before = self.remove(&container.id);
         let number = before.unwrap_or_else(|| {
-            self.next += 1;
-            self.next
+            self.last_number += 1;
+            self.last_number
         });
         let sandbox = container.pod_sandbox_id.clone();
         self.keys.insert(

@@ -100,7 +100,7 @@ pub use adjust::{ContainerAdjustment, ContainerUpdate, CpuChange, Quota};
 pub use event::{Event, EventRequest, Events, PluginRequest, RequestError, RuntimeInfo};
 pub use inventory::Inventory;
 pub use plugin::{Creation, HandlerTimeout, Plugin, Refusal, UnansweredCall};
-pub use pods::{IMAGES, pod, pod_uid, qos_class};
+pub use pods::{IMAGE_ANNOTATIONS, pod, pod_uid, qos_class};
 pub use proto::{
     Container, ContainerState, LinuxContainer, LinuxCpu, LinuxMemory, LinuxNamespace,
     LinuxPodSandbox, LinuxResources, OptionalInt64, OptionalUInt64, PodSandbox,

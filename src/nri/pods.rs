@@ -63,7 +63,7 @@ const CONFIG_HASH: &str = "kubernetes.io/config.hash";
 const ADDED_ANNOTATIONS: [&str; 2] = ["io.kubernetes.cri.", "io.kubernetes.cri-o."];
 
 /// The annotations with the name of a container's image.
-pub const IMAGES: [&str; 2] = [
+pub const IMAGE_ANNOTATIONS: [&str; 2] = [
     "io.kubernetes.cri.image-name",
     "io.kubernetes.cri-o.ImageName",
 ];
@@ -186,7 +186,7 @@ fn pod_container(container: &Container, class: Option<Qos>) -> Option<pod::Conta
     if class == Some(Qos::Guaranteed) && resources.is_empty() {
         return None;
     }
-    let image = IMAGES
+    let image = IMAGE_ANNOTATIONS
         .iter()
         .find_map(|key| container.annotations.get(*key));
     let variable = |line: &String| {

@@ -41,7 +41,7 @@ pub enum Outcome {
         others: Vec<String>,
     },
     /// Not tried: the cgroup, or a cgroup above, could not get the CPUs.
-    Without {
+    AncestorRefused {
         /// The cgroup that could not get the CPUs.
         path: String,
     },
@@ -66,7 +66,7 @@ impl Outcome {
             Self::NotInForce { .. } => "not_in_force",
             Self::Failed(_) | Self::InTheWay { .. } => "failed",
             Self::Invalid { .. } => "invalid",
-            Self::Without { .. } | Self::Blocked { .. } => "blocked",
+            Self::AncestorRefused { .. } | Self::Blocked { .. } => "blocked",
         }
     }
 }
@@ -89,7 +89,7 @@ impl Applied {
                 chain(error),
                 others.join(", ")
             ),
-            Outcome::Without { path } => {
+            Outcome::AncestorRefused { path } => {
                 format!("not done, since {path} could not get the CPUs")
             }
             Outcome::Blocked { cpus } => {
@@ -163,7 +163,7 @@ fn apply_step(step: &Step, cgroups: &Cgroups, held: &mut Exclusions) -> Outcome 
         return Outcome::Unrecorded;
     }
     if let Some(path) = held.refused.iter().find(within).filter(|_| gives(step)) {
-        return Outcome::Without { path: path.clone() };
+        return Outcome::AncestorRefused { path: path.clone() };
     }
     let result = match step {
         Step::Make { path } => cgroups.create(path),
@@ -235,7 +235,7 @@ fn add_exclusions(step: &Step, outcome: &Outcome, cgroups: &Cgroups, held: &mut 
 /// Adds the cgroups in the way to a bare refusal of the kernel.
 fn refusal(step: &Step, error: CgroupError, cgroups: &Cgroups) -> Outcome {
     if let Step::Exclusive { path, cpus, .. } = step {
-        let others = cgroups.blocking_neighbours(path, cpus);
+        let others = cgroups.blocking_siblings(path, cpus);
         if !others.is_empty() {
             return Outcome::InTheWay { error, others };
         }

@@ -213,8 +213,8 @@ impl PodRequest<'_> {
         };
         let plan = decisions.desired.pod_mut(&self.key);
         plan.name = Some((self.pod.namespace.clone(), self.pod.name.clone()));
-        plan.isolated |= self.wishes.partition == Balancing::Isolated;
-        plan.movable |= self.wishes.movable;
+        plan.isolated |= self.preferences.partition == Balancing::Isolated;
+        plan.movable |= self.preferences.movable;
         plan.confirmed |= self.pod.confirmed;
         plan.all_own_cpus |= lasting().all(owns) && lasting().next().is_some();
         if !init_containers.is_empty() {

@@ -147,15 +147,15 @@ impl fmt::Display for Neighbour {
 
 /// Compares the kernel with the ledger.
 ///
-/// Cgroups without an assignment record are new, not drifted. Processes of non-owners on `fresh`
+/// Cgroups without an assignment record are new, not drifted. Processes of non-owners on `recently_assigned`
 /// CPUs are no drift, because Pinfold assigned the CPUs a moment ago.
 pub fn drift(
     observed: &Observed,
     ledger: &Ledger,
-    (online, fresh): (&CpuSet, &CpuSet),
+    (online, recently_assigned): (&CpuSet, &CpuSet),
     enforcement: Enforcement,
 ) -> Vec<Drift> {
-    let exclusive = ledger.exclusive().difference(fresh);
+    let exclusive = ledger.exclusive().difference(recently_assigned);
     let mut drifts = Vec::new();
     for pod in &observed.pods {
         let own = ledger.of(&pod.cgroup.uid).cpus();

@@ -108,7 +108,7 @@ enum UsageSource {
     /// The clock: all time except idle time.
     Clock,
     /// The durations of tasks' run slices on the CPU, from `/proc/schedstat`.
-    Turns,
+    RunSlices,
 }
 
 /// The interference since boot according to a reading: between `low` and `high`.
@@ -148,7 +148,7 @@ impl InterferenceTracker {
         owner.updated = true;
         let sources: &[UsageSource] = match usage {
             Usage::PerCpu(_) => &[UsageSource::Counted],
-            Usage::Total(_) => &[UsageSource::Clock, UsageSource::Turns],
+            Usage::Total(_) => &[UsageSource::Clock, UsageSource::RunSlices],
         };
         let points: Vec<Reading> = sources
             .iter()
@@ -348,7 +348,7 @@ fn point(
                 }
             }
             UsageSource::Clock => point.clock(first.began, before, after, second.ended),
-            UsageSource::Turns => {
+            UsageSource::RunSlices => {
                 let (turns, later) = (before.run_slices?, after.run_slices?);
                 point.low += ns(turns.ended) - ns(after.lag);
                 point.high += ns(later.ended) + ns(later.current);

@@ -272,7 +272,7 @@ impl Ledger {
 
     /// Replaces a pod's entries with a newer ledger of the pod, if the newer ledger explains all
     /// exclusive CPUs. Returns whether the entries were replaced.
-    pub fn renew(&mut self, uid: &str, mut now: Self) -> bool {
+    pub fn replace_pod(&mut self, uid: &str, mut now: Self) -> bool {
         let explained = now.barred.is_empty() && now.unexplained.is_empty();
         if explained {
             self.assignments.remove(uid);
@@ -285,7 +285,7 @@ impl Ledger {
 
     /// Adds an assignment, from the kernel or pending. An earlier entry of the container stays, so
     /// a pending assignment never replaces the kernel's.
-    pub fn add_pending(&mut self, uid: &str, name: &str, cpus: &CpuSet) {
+    pub fn add_if_missing(&mut self, uid: &str, name: &str, cpus: &CpuSet) {
         let pod = self.assignments.entry(uid.to_owned()).or_default();
         pod.containers
             .entry(name.to_owned())
@@ -322,7 +322,7 @@ impl Ledger {
         for record in pod.record.iter().chain(records) {
             for (name, cpus) in record.assignment.entries() {
                 match name {
-                    Some(name) => self.add_pending(uid, name, cpus),
+                    Some(name) => self.add_if_missing(uid, name, cpus),
                     None => self.add_idle(uid, cpus),
                 }
             }
@@ -353,7 +353,7 @@ impl Ledger {
                 && cpuset.exclusive.is_disjoint(&assigned);
             match &container.name {
                 Some(name) if unrecorded_partition => {
-                    self.add_pending(uid, name, &cpuset.exclusive);
+                    self.add_if_missing(uid, name, &cpuset.exclusive);
                 }
                 None if unrecorded_partition && container.idle => {
                     self.add_idle(uid, &cpuset.exclusive);

@@ -111,7 +111,7 @@ pub(crate) enum Outcome {
     NotInForce(CpuSet),
     Refused(Refused),
     Invalid(&'static str),
-    Without,
+    AncestorRefused,
     Blocked,
 }
 
@@ -256,7 +256,7 @@ impl Setup {
             placer: &machine.1,
             reserved: &set(self.reserved(world)),
             policy: &Policy::default(),
-            wishes: &CpuPreferences::default(),
+            preferences: &CpuPreferences::default(),
             pods: &pods,
             here: Some(&here),
             devices: &BTreeMap::new(),
@@ -305,7 +305,7 @@ impl World {
             _ => false,
         };
         if gives && held.refused.iter().any(within) {
-            return Outcome::Without;
+            return Outcome::AncestorRefused;
         }
         let node = node_of(step.path());
         let kernel = &mut self.kernel;

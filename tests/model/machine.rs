@@ -374,7 +374,7 @@ fn excused(world: &World, step: &Step, outcome: &Outcome) -> bool {
         _ => 0,
     };
     wanted & world.kernel.lost != 0
-        || *outcome == Outcome::Without
+        || *outcome == Outcome::AncestorRefused
         || (matches!(outcome, Outcome::NotInForce(_)) && world.is_confined(wanted))
         || (*outcome == Outcome::Refused(Refused::Einval)
             && world.is_walled(node_of(step.path()), wanted))

@@ -52,7 +52,7 @@ impl Machine {
     /// As an agent that has just been started.
     fn turn(&self, options: CpuIsolationOptions, exclusive: &str) -> IsolationReport {
         let mut keeper = CpuIsolator::new(self.root.path());
-        keeper.turn(
+        keeper.isolate(
             &situation(options, &set(exclusive), &set("0-7")),
             &self.cgroups(),
             TREE,
@@ -125,13 +125,13 @@ fn only_what_must_change_changes_and_all_comes_back() {
     let machine = usual();
     let before = machine.all();
     assert_eq!(
-        machine.turn(CpuIsolationOptions::default(), "4-7"),
-        machine.turn(ALL, ""),
+        machine.isolate(CpuIsolationOptions::default(), "4-7"),
+        machine.isolate(ALL, ""),
         "nothing to do, nothing to say"
     );
     assert_eq!((machine.all(), machine.note()), (before.clone(), None));
 
-    let report = machine.turn(ALL, "4-7");
+    let report = machine.isolate(ALL, "4-7");
     let changed: BTreeMap<String, String> = machine
         .all()
         .into_iter()
@@ -171,14 +171,14 @@ fn only_what_must_change_changes_and_all_comes_back() {
         "{report:?}"
     );
 
-    let again = machine.turn(ALL, "4-7");
+    let again = machine.isolate(ALL, "4-7");
     assert_eq!((again.moved.len(), again.away), (0, 6), "{again:?}");
-    let less = machine.turn(ALL, "6-7");
+    let less = machine.isolate(ALL, "6-7");
     assert_eq!(machine.read(IRQ), "0-5");
     assert_eq!(machine.read("proc/irq/25/smp_affinity_list"), "4-5");
     assert_eq!(less.failed, [], "{less:?}");
     // One option is switched off.
-    machine.turn(
+    machine.isolate(
         CpuIsolationOptions {
             packet_steering: false,
             ..ALL
@@ -188,7 +188,7 @@ fn only_what_must_change_changes_and_all_comes_back() {
     assert_eq!(machine.read(RPS), "000000c0");
     assert_eq!(machine.read(IRQ), "0-5");
 
-    let report = machine.turn(ALL, "");
+    let report = machine.isolate(ALL, "");
     assert_eq!(report.away, 0, "{report:?}");
     assert_eq!((machine.all(), machine.note()), (before, None));
 }
@@ -199,10 +199,10 @@ fn a_newer_will_stays() {
         return;
     }
     let machine = usual();
-    machine.turn(ALL, "4-7");
+    machine.isolate(ALL, "4-7");
     machine.write(IRQ, "2-2\n");
-    machine.turn(ALL, "4-7");
-    machine.turn(CpuIsolationOptions::default(), "4-7");
+    machine.isolate(ALL, "4-7");
+    machine.isolate(CpuIsolationOptions::default(), "4-7");
     assert_eq!(machine.read(IRQ), "2-2");
     assert_eq!(machine.read("proc/irq/25/smp_affinity_list"), "4-7");
 }
@@ -220,7 +220,7 @@ fn a_note_that_can_not_be_read_or_kept_stops_everything() {
             .set_note(TREE, NoteSubject::CpuIsolation, Some(note))
             .unwrap();
         for options in [ALL, CpuIsolationOptions::default()] {
-            let report = machine.turn(options, "4-7");
+            let report = machine.isolate(options, "4-7");
             assert!(report.sentences().concat().contains("record"), "{report:?}");
         }
         assert_eq!(
@@ -229,14 +229,14 @@ fn a_note_that_can_not_be_read_or_kept_stops_everything() {
         );
     }
     fs::remove_dir(machine.path("cgroup/kubepods")).unwrap();
-    let report = machine.turn(ALL, "4-7");
+    let report = machine.isolate(ALL, "4-7");
     assert!(
         report.sentences().concat().contains("kubepods"),
         "{report:?}"
     );
     assert_eq!(machine.all(), before);
     assert_eq!(
-        machine.turn(ALL, ""),
+        machine.isolate(ALL, ""),
         IsolationReport::default(),
         "without pods there is nothing to note"
     );
@@ -260,7 +260,7 @@ fn trouble_is_said_with_what_to_do() {
         .unwrap();
     let (own, online) = (set("0"), first.union(&set("0-7")));
     let situation = situation(ALL, &own, &online);
-    let report = CpuIsolator::new(machine.root.path()).turn(&situation, &machine.cgroups(), TREE);
+    let report = CpuIsolator::new(machine.root.path()).isolate(&situation, &machine.cgroups(), TREE);
     let said = report.sentences().join("\n");
     for part in [
         "a few",

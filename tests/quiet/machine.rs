@@ -40,7 +40,7 @@ fn all_interrupts_and_work_queues_move_and_come_back() {
         .union(&kernel.online.iter().nth(2).into_iter().collect());
 
     let mut keeper = CpuIsolator::new(root);
-    let report = keeper.turn(
+    let report = keeper.isolate(
         &situation(ALL, &own, &kernel.online),
         &kernel.cgroups,
         &tree.path,
@@ -81,7 +81,7 @@ fn all_interrupts_and_work_queues_move_and_come_back() {
     );
     assert!(report.moved.len() > 5, "{report:?}");
 
-    let again = keeper.turn(
+    let again = keeper.isolate(
         &situation(ALL, &own, &kernel.online),
         &kernel.cgroups,
         &tree.path,
@@ -101,7 +101,7 @@ fn all_interrupts_and_work_queues_move_and_come_back() {
     let (other, chosen) = (other.unwrap().0, kernel.first());
     knobs.set(other, &chosen).unwrap();
     let mut later = CpuIsolator::new(root);
-    let report = later.turn(
+    let report = later.isolate(
         &situation(CpuIsolationOptions::default(), &own, &kernel.online),
         &kernel.cgroups,
         &tree.path,

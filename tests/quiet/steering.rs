@@ -68,7 +68,7 @@ fn steer(kernel: &Kernel, root: &Path) {
         ..CpuIsolationOptions::default()
     };
     let mut keeper = CpuIsolator::new(root);
-    let report = keeper.turn(
+    let report = keeper.isolate(
         &situation(only, &own, &kernel.online),
         &kernel.cgroups,
         &tree.path,
@@ -90,7 +90,7 @@ fn steer(kernel: &Kernel, root: &Path) {
 
     // The process that moved them died.
     let mut later = CpuIsolator::new(root);
-    let report = later.turn(
+    let report = later.isolate(
         &situation(CpuIsolationOptions::default(), &own, &kernel.online),
         &kernel.cgroups,
         &tree.path,

@@ -61,7 +61,7 @@ fuzz_target!(|data: &[u8]| {
                 }
                 counters.forget(number);
                 well(cgroups.usage(&container.path));
-                cgroups.blocking_neighbours(&container.path, &container.cpuset.cpus);
+                cgroups.blocking_siblings(&container.path, &container.cpuset.cpus);
             }
         }
         let online: CpuSet = (0..8).collect();

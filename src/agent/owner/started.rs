@@ -109,7 +109,7 @@ impl Owner {
             ..Scan::default()
         };
         let (mut now, ledger) = Observed::new(scan, pods);
-        let explained = seen.ledger.renew(uid, ledger);
+        let explained = seen.ledger.replace_pod(uid, ledger);
         let now = now.pods.pop().filter(|_| explained)?;
         match at.and_then(|at| seen.observed.pods.get_mut(at)) {
             Some(pod) => *pod = now,

@@ -76,8 +76,8 @@ impl Owner {
         self.heartbeat.finish();
         // A look at everything has needed as much again as what is kept of it.
         if why == Why::Timer {
-            limits::give_back_memory();
-            limits::give_back_code();
+            limits::trim_heap();
+            limits::drop_code_pages();
         }
         self.metrics
             .reconciles
@@ -413,7 +413,7 @@ impl Owner {
             isolated,
             online: &node.topology.online,
         };
-        let report = self.keeper.turn(&situation, &node.cgroups, "");
+        let report = self.keeper.isolate(&situation, &node.cgroups, "");
         let allowed = report
             .workqueues
             .as_ref()

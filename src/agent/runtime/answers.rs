@@ -464,7 +464,8 @@ fn lean(container: &Container) -> Container {
     };
     // One of the user's own shows that the environment is known.
     let first = container.env.iter().position(theirs);
-    let annotation = |key: &str| [INJECTED, GIVEN].contains(&key) || nri::IMAGES.contains(&key);
+    let annotation =
+        |key: &str| [INJECTED, GIVEN].contains(&key) || nri::IMAGE_ANNOTATIONS.contains(&key);
     let annotations = container
         .annotations
         .iter()
@@ -533,7 +534,7 @@ mod tests {
         let container = Container {
             id: "c".to_owned(),
             args: vec!["python".to_owned()],
-            annotations: [INJECTED, GIVEN, nri::IMAGES[0]]
+            annotations: [INJECTED, GIVEN, nri::IMAGE_ANNOTATIONS[0]]
                 .map(|key| (key.to_owned(), "x".to_owned()))
                 .into(),
             env: env.map(str::to_owned).to_vec(),

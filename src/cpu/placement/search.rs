@@ -1,5 +1,4 @@
-//! [`Search`]: the tables of all blocks for a free set and a request, and the price of the best
-//! placement.
+//! [`Search`]: the tables of all blocks for a free set and a request, and the best placement's price.
 
 use std::ops::Range;
 

@@ -79,7 +79,7 @@ impl Cgroups {
     /// The test uses throw-away cgroups with the CPU `cpu`. Every cgroup outside the test lacks the
     /// CPU for some milliseconds. The test itself loses no CPU: `member` is written before any
     /// cgroup is removed.
-    pub fn neighbours_can_break_partitions(&self, cpu: u32) -> Result<bool, CgroupError> {
+    pub fn siblings_can_break_partitions(&self, cpu: u32) -> Result<bool, CgroupError> {
         let cpu_set: CpuSet = [cpu].into_iter().collect();
         let (owner, neighbour) = (format!("{PROBE}/owner"), format!("{PROBE}/neighbour"));
         let tried = (|| {
@@ -134,7 +134,7 @@ impl Cgroups {
     /// Sets the CPUs that a cgroup may hold as exclusive; an empty set clears them.
     ///
     /// # Errors
-    /// EINVAL if a neighbour holds a CPU of the set: see [`Cgroups::blocking_neighbours`].
+    /// EINVAL if a neighbour holds a CPU of the set: see [`Cgroups::blocking_siblings`].
     pub fn set_exclusive(&self, path: &str, cpus: &CpuSet) -> Result<(), CgroupError> {
         Ok(file::write(
             &self.root().join(path).join("cpuset.cpus.exclusive"),
@@ -154,7 +154,7 @@ impl Cgroups {
     /// The neighbours that keep the cgroup `path` from holding `cpus` as exclusive. A neighbour is
     /// in the way if it holds a CPU of `cpus` as exclusive. A neighbour without exclusive CPUs is
     /// in the way if `cpus` contains its whole written set.
-    pub fn blocking_neighbours(&self, path: &str, cpus: &CpuSet) -> Vec<String> {
+    pub fn blocking_siblings(&self, path: &str, cpus: &CpuSet) -> Vec<String> {
         let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
         let mut found = Vec::new();
         for other in self.children(parent).unwrap_or_default() {

@@ -69,7 +69,7 @@ pub enum CallError {
         limit: usize,
     },
     /// The answer breaks gRPC's rules.
-    #[error("the answer is no gRPC: {what}")]
+    #[error("the answer is not valid gRPC: {what}")]
     Protocol {
         /// The broken rule.
         what: String,

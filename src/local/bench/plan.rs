@@ -216,7 +216,7 @@ impl Plan {
     ///
     /// # Errors
     /// Too few CPUs.
-    pub fn new(wishes: Wishes, topology: &Topology, reserved: &CpuSet) -> Result<Self, PlanError> {
+    pub fn new(preferences: Wishes, topology: &Topology, reserved: &CpuSet) -> Result<Self, PlanError> {
         let online = topology.online.clone();
         let free = online.difference(reserved).len();
         if free == 0 {
@@ -226,26 +226,26 @@ impl Plan {
             });
         }
         let room = u32::try_from(free).unwrap_or(u32::MAX);
-        let ps = if wishes.command.is_some() {
+        let ps = if preferences.command.is_some() {
             0
         } else {
-            wishes.ps.unwrap_or(1)
+            preferences.ps.unwrap_or(1)
         };
-        let least = wishes
+        let least = preferences
             .workers
             .unwrap_or(1)
-            .saturating_mul(wishes.cpus.unwrap_or(1));
-        let ps_cpus = wishes
+            .saturating_mul(preferences.cpus.unwrap_or(1));
+        let ps_cpus = preferences
             .ps_cpus
             .unwrap_or_else(|| u32::from(ps > 0 && ps.saturating_add(least) <= room));
         let left = room.saturating_sub(ps.saturating_mul(ps_cpus));
-        let usual = if wishes.command.is_none() && left / wishes.cpus.unwrap_or(1).max(1) >= 2 {
+        let usual = if preferences.command.is_none() && left / preferences.cpus.unwrap_or(1).max(1) >= 2 {
             2
         } else {
             1
         };
-        let workers = wishes.workers.unwrap_or(usual).max(1);
-        let cpus = wishes
+        let workers = preferences.workers.unwrap_or(usual).max(1);
+        let cpus = preferences
             .cpus
             .unwrap_or((left / workers).clamp(1, MODEST))
             .max(1);
@@ -267,14 +267,14 @@ impl Plan {
         }
         let asked = 1000
             * (u64::from(workers) * u64::from(cpus) + u64::from(ps) * u64::from(ps_cpus.max(1)));
-        let neighbours = neighbours(&wishes, (1000 * online.len() as u64).saturating_sub(asked));
+        let neighbours = neighbours(&preferences, (1000 * online.len() as u64).saturating_sub(asked));
         Ok(Self {
             online,
             reserved: reserved.clone(),
-            work: match wishes.command {
+            work: match preferences.command {
                 Some(line) => Work::Command {
                     line,
-                    steps: wishes.pattern,
+                    steps: preferences.pattern,
                 },
                 None => Work::BuiltIn,
             },
@@ -282,11 +282,11 @@ impl Plan {
             cpus,
             ps,
             ps_cpus,
-            host_threads: wishes.host_threads,
+            host_threads: preferences.host_threads,
             neighbours,
-            seconds: wishes.seconds,
-            limit: wishes.limit,
-            rounds: rounds(wishes.rounds),
+            seconds: preferences.seconds,
+            limit: preferences.limit,
+            rounds: rounds(preferences.rounds),
         })
     }
 
@@ -326,8 +326,8 @@ impl Plan {
 pub use crate::text::counted;
 
 /// The neighbours that are wished for; else as many as it takes to ask for what is left of the node.
-fn neighbours(wishes: &Wishes, left: u64) -> Neighbours {
-    let count = wishes.neighbours.unwrap_or_else(|| {
+fn neighbours(preferences: &Wishes, left: u64) -> Neighbours {
+    let count = preferences.neighbours.unwrap_or_else(|| {
         u32::try_from(left.div_ceil(1000))
             .unwrap_or(u32::MAX)
             .max(1)
@@ -339,8 +339,8 @@ fn neighbours(wishes: &Wishes, left: u64) -> Neighbours {
     };
     Neighbours {
         count,
-        busy_percent: wishes.neighbour_busy.clamp(1, 100),
-        request_milli_cpus: wishes.neighbour_request.unwrap_or(fair.min(1000)),
+        busy_percent: preferences.neighbour_busy.clamp(1, 100),
+        request_milli_cpus: preferences.neighbour_request.unwrap_or(fair.min(1000)),
     }
 }
 
@@ -366,16 +366,16 @@ pub(super) mod tests {
         })
     }
 
-    fn plan(cores: u32, wishes: Wishes) -> Result<Plan, PlanError> {
+    fn plan(cores: u32, preferences: Wishes) -> Result<Plan, PlanError> {
         let topology = machine(cores);
-        let wishes = Wishes {
+        let preferences = Wishes {
             rounds: 4,
             seconds: 2,
             neighbour_busy: 100,
-            ..wishes
+            ..preferences
         };
         Plan::new(
-            wishes,
+            preferences,
             &topology,
             &default_reserved(&topology, &CpuSet::new()),
         )
@@ -486,8 +486,8 @@ pub(super) mod tests {
             command in any::<bool>(),
         ) {
             let command = command.then(String::new);
-            let wishes = Wishes { workers, cpus, ps, ps_cpus, command, ..Wishes::default() };
-            if let Ok(plan) = plan(cores, wishes) {
+            let preferences = Wishes { workers, cpus, ps, ps_cpus, command, ..Wishes::default() };
+            if let Ok(plan) = plan(cores, preferences) {
                 let own = u64::from(plan.workers) * u64::from(plan.cpus) + u64::from(plan.ps) * u64::from(plan.ps_cpus);
                 prop_assert!(own < u64::from(cores) && own > 0);
                 prop_assert!(workers.is_none_or(|workers| plan.workers == workers.max(1)));

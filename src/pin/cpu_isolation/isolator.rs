@@ -96,26 +96,26 @@ impl CpuIsolator {
     /// must avoid any CPU, the call is the release. Pinfold then restores every knob that Pinfold
     /// moved, and removes the record. Later writes of foreign programs stay. The call is
     /// idempotent. A release without a record reads no knob.
-    pub fn turn(
+    pub fn isolate(
         &mut self,
         input: &IsolationInput<'_>,
         cgroups: &Cgroups,
         path: &str,
     ) -> IsolationReport {
         let mut report = IsolationReport::default();
-        if let Err(reason) = self.try_turn(&mut report, input, cgroups, path) {
+        if let Err(reason) = self.try_isolate(&mut report, input, cgroups, path) {
             report.failed.push(KnobFailure {
                 reason,
                 what: Vec::new(),
             });
         }
         let exclusive = input.exclusive;
-        let meddles = self.irqbalance && input.options.irqs && !exclusive.is_empty();
-        report.irqbalance = meddles.then(|| exclusive.clone());
+        let irqbalance_interferes = self.irqbalance && input.options.irqs && !exclusive.is_empty();
+        report.irqbalance = irqbalance_interferes.then(|| exclusive.clone());
         report
     }
 
-    fn try_turn(
+    fn try_isolate(
         &mut self,
         report: &mut IsolationReport,
         input: &IsolationInput<'_>,

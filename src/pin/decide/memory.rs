@@ -39,7 +39,7 @@ pub(super) fn follow(
     for first in [true, false] {
         for pod in requests
             .iter()
-            .filter(|pod| pod.wishes.memory == MemoryPolicy::Follow)
+            .filter(|pod| pod.preferences.memory == MemoryPolicy::Follow)
         {
             for container in &pod.pod.containers {
                 let assigned = assignments

@@ -19,7 +19,7 @@ pub struct DecisionInput<'a> {
     /// The rules for entitlements.
     pub policy: &'a Policy,
     /// The default preferences, for pods without preferences.
-    pub wishes: &'a CpuPreferences,
+    pub preferences: &'a CpuPreferences,
     /// The pods of the node. Earlier pods are served first.
     pub pods: &'a [Pod],
     /// The uids of pods with a container, now or soon: only these pods own CPUs. With `None`, as in
@@ -70,7 +70,7 @@ pub(super) struct PodRequest<'a> {
     /// Indices of containers without exclusive CPUs by policy, although the pod's author could
     /// expect CPUs.
     pub(super) denied: BTreeSet<usize>,
-    pub(super) wishes: CpuPreferences,
+    pub(super) preferences: CpuPreferences,
     /// Mistakes in the pod's annotations.
     pub(super) mistakes: Vec<String>,
 }
@@ -80,7 +80,7 @@ pub(super) struct PodRequest<'a> {
 impl<'a> PodRequest<'a> {
     pub(super) fn new(index: usize, pod: &'a Pod, inputs: &DecisionInput<'_>) -> Self {
         let entitlement = |container| pod::entitlement(pod, container, inputs.policy);
-        let (wishes, mistakes) = pod::cpu_preferences(pod, inputs.wishes);
+        let (preferences, mistakes) = pod::cpu_preferences(pod, inputs.preferences);
         Self {
             index,
             pod,
@@ -96,7 +96,7 @@ impl<'a> PodRequest<'a> {
                 .filter(|(_, container)| pod::is_denied(pod, container, inputs.policy))
                 .map(|(index, _)| index)
                 .collect(),
-            wishes,
+            preferences,
             mistakes,
         }
     }

@@ -65,7 +65,7 @@ impl<'a> PlacementPass<'a> {
 
     /// The CPUs of `from` to keep idle, if the pod wants the siblings of its CPUs idle.
     fn idle(&self, pod: &PodRequest<'_>, mine: &PodAssignment, from: &CpuSet) -> CpuSet {
-        if pod.wishes.cores != Cores::Single {
+        if pod.preferences.cores != Cores::Single {
             return CpuSet::new();
         }
         let own = mine.usable();
@@ -91,7 +91,7 @@ impl<'a> PlacementPass<'a> {
             if wanted < cpus.len() {
                 // The remaining CPUs may not fill whole cores. Without a placement in whole cores,
                 // any of the container's CPUs may stay.
-                let request = pod.wishes.request(wanted, &near);
+                let request = pod.preferences.request(wanted, &near);
                 let rest = self.inputs.placer.place_as(cpus, &request);
                 // The container already owns the CPUs. Too many NUMA nodes are no reason to drop
                 // the pod's remaining preferences.
@@ -131,7 +131,7 @@ impl<'a> PlacementPass<'a> {
         // The containers are placed together first and then divided: containers of the same pod
         // then share a core.
         let total = missing.iter().map(|(_, cpus)| cpus).sum();
-        let request = pod.wishes.request(total, &self.near(pod));
+        let request = pod.preferences.request(total, &self.near(pod));
         let mut together = self.place(&request).map(|placement| placement.cpus).ok();
         for (name, cpus) in missing {
             let own = self.own(pod, name);
@@ -178,7 +178,7 @@ impl<'a> PlacementPass<'a> {
             .get(&pod.key)
             .is_none_or(PodAssignment::is_empty);
         let total = missing.iter().map(|(_, cpus)| cpus).sum();
-        let request = pod.wishes.request(total, &self.near(pod));
+        let request = pod.preferences.request(total, &self.near(pod));
         (owns_none && self.make_room(&request))
             .then_some("gets its CPUs when other containers have moved away")
     }
@@ -192,7 +192,7 @@ impl<'a> PlacementPass<'a> {
         missing: usize,
         together: Option<&CpuSet>,
     ) -> Result<Placement, Refusal> {
-        let request = pod.wishes.request(missing, &self.near(pod));
+        let request = pod.preferences.request(missing, &self.near(pod));
         if !own.is_empty() {
             return self.place_beside(own, &request);
         }
@@ -277,8 +277,8 @@ impl<'a> PlacementPass<'a> {
                     .map(|pod| self.idle(pod, &own, &assignment.idle))
                     .unwrap_or_default();
                 let movable = pod
-                    .filter(|pod| pod.wishes.movable)
-                    .map(|pod| pod.wishes.request(cpus.len(), &self.near(pod)));
+                    .filter(|pod| pod.preferences.movable)
+                    .map(|pod| pod.preferences.request(cpus.len(), &self.near(pod)));
                 owners.push(Owner {
                     cpus: cpus.clone(),
                     idle,

@@ -61,7 +61,7 @@ fn decided(pods: &[Pod], ledger: &Ledger) -> Decisions {
             placer: &placer,
             reserved: &reserved,
             policy: &policy,
-            wishes: &CpuPreferences::default(),
+            preferences: &CpuPreferences::default(),
             devices: &BTreeMap::new(),
             moves: 0,
             ids_settled: true,
@@ -84,7 +84,7 @@ fn whole(decisions: &Decisions) -> Vec<&str> {
 fn ledger(claims: &[(&str, &str, &str)]) -> Ledger {
     let mut ledger = Ledger::default();
     for (uid, name, cpus) in claims {
-        ledger.add_pending(uid, name, &set(cpus));
+        ledger.add_if_missing(uid, name, &set(cpus));
     }
     ledger
 }
@@ -420,7 +420,7 @@ fn the_last_shared_cpu_is_never_assigned() {
         placer: &placer,
         reserved: &reserved,
         policy: &Policy::default(),
-        wishes: &CpuPreferences::default(),
+        preferences: &CpuPreferences::default(),
         devices: &BTreeMap::new(),
         moves: 0,
         ids_settled: true,

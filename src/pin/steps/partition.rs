@@ -34,7 +34,7 @@ pub(super) fn plan(observed: &Observed, desired: &Desired) -> Vec<Step> {
     state.restore_ancestors();
     state.end_invalid_partitions();
     state.restore_load_balancing();
-    state.record_gains();
+    state.record_owners();
     state.make_idle_cgroups();
     state.separate_pod_mates();
     state.shrink_partitions();
@@ -100,7 +100,7 @@ impl<'a> PartitionState<'a> {
     /// Records of pods that gain CPUs, changed records of owners, and new records of other
     /// containers that the plan writes to. After a crash of the agent, the next start carries the
     /// assignment out.
-    fn record_gains(&mut self) {
+    fn record_owners(&mut self) {
         let pods = self.pods.iter().filter_map(|pod_target| {
             let next = pod_target.next_record()?;
             let recorded = pod_target.pod.record.as_ref().map(AssignmentRecord::cpus);
