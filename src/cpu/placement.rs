@@ -24,12 +24,11 @@
 //!
 //! A [`Request`] may have preferences. The numbers are then, again compared from first to last:
 //!
-//! 1. isolated CPUs taken ([`Isolated::Avoid`]), or CPUs taken that are not isolated ([`Isolated::Prefer`]). This number
-//!    comes first, because the kernel leaves all threads of a program on one isolated CPU, which is worse than any split
-//!    core;
+//! 1. isolated CPUs taken ([`Isolated::Avoid`]), or CPUs taken that are not isolated ([`Isolated::Prefer`]). The kernel
+//!    leaves all threads of a program on one isolated CPU. Any split core is less harmful, so split cores come second;
 //! 2. split cores;
-//! 3. the sum of each CPU's distance to the nearest NUMA node in [`near`](Request::near). If the machine does not tell,
-//!    the kernel's defaults count: 10 within a NUMA node, 20 between two;
+//! 3. the sum of each CPU's distance to the nearest NUMA node in [`near`](Request::near). If the machine reports no
+//!    distances, the kernel's defaults count: 10 within a NUMA node, 20 between two NUMA nodes;
 //! 4. the rest of the list above; or, for [`Order::Spread`]:
 //!    1. for NUMA nodes, the sum of the squares of the CPUs taken from each. The least sum is the most even spread. A
 //!       NUMA node with too few free CPUs makes the spread less even, not impossible,
@@ -40,12 +39,12 @@
 //!    6. the same for LLCs;
 //! 5. the ascending list of CPU ids.
 //!
-//! With [`Cores::Whole`] only sets without split cores count. With [`Cores::Single`] only sets with one CPU from each of
-//! `n` entirely free cores count. No core is then split, and the cores' other CPUs are idle. CPUs left idle are counted
-//! instead of entirely free cores touched, and count as free CPUs that remain.
+//! With [`Cores::Whole`] only sets without split cores are allowed. With [`Cores::Single`] only sets with one CPU from
+//! each of `n` entirely free cores are allowed. No core is then split, and the cores' remaining CPUs stay idle. The
+//! number of idle CPUs replaces the number of entirely free cores touched. Idle CPUs count as free CPUs that remain.
 //!
-//! With [`fewest_numa`](Request::fewest_numa) a set may touch no more NUMA nodes than the request needs if all online CPUs
-//! are free: [`numa`].
+//! With [`fewest_numa`](Request::fewest_numa) the number of NUMA nodes touched has a limit: the number that the request
+//! needs if all online CPUs are free. See [`numa`].
 //!
 //! Spreading covers the whole machine, even for few CPUs, because its purpose is memory bandwidth. The kubelet's
 //! `distribute-cpus-across-numa` spreads over the fewest NUMA nodes that can hold the request.
@@ -53,17 +52,17 @@
 //! # Why the search is exact and fast
 //!
 //! Each of the numbers 1 to 5 is a sum of fixed prices: a price for touching a group, whatever the number of CPUs taken,
-//! and a price for a split core. Such sums, compared from first to last, fit into one ordered number: [`price`]. The
-//! cheapest way to take `j` CPUs from two disjoint blocks is therefore the cheapest split of `j` between the blocks, and one
-//! table per block (`j` → price) is enough: [`search`]. The blocks form a tree, which is planned once per machine:
-//! [`plan`]. If the groups of a machine nest in any order (LLCs in NUMA nodes, NUMA nodes in LLCs, sockets in NUMA
-//! nodes), each group is one block of the tree. If groups cross, the tables of a block also tell which crossing groups are
-//! touched. Lower bounds on the price keep the tables short: [`limits`]. Of all cheapest splits, the last step chooses the
-//! lowest ids: [`recover`].
+//! and a price for a split core. The sums, compared from first to last, fit into one ordered number: [`price`]. The
+//! cheapest way to take `j` CPUs from two disjoint blocks is therefore the cheapest division of `j` between the blocks.
+//! One table per block (`j` → price) is enough: [`search`]. The blocks form a tree, which is planned once per machine:
+//! [`plan`]. Groups may nest in any order (LLCs in NUMA nodes, NUMA nodes in LLCs, sockets in NUMA nodes). If all
+//! groups nest, each group is one block of the tree. If groups cross, the tables of a block also tell which crossing
+//! groups are touched. Bounds on the price keep the tables short: [`limits`]. Of all cheapest sets, the last step
+//! chooses the set with the lowest ids: [`recover`].
 //!
-//! Preferences are sums, too: a price for each distant or isolated CPU, and for a group the square of the CPUs taken, which
-//! a table knows at each `j`. Squares of crossing groups need the number of CPUs taken, so a second plan has patterns that
-//! count.
+//! Preferences are sums, too: a price for each distant or isolated CPU, and for each group the square of the number of
+//! CPUs taken. The table of a block knows this number: `j`. The square for a crossing group needs the number of CPUs
+//! taken from the group. A second plan therefore has patterns that count CPUs.
 //!
 //! If groups nest, the work is at most a few times the free CPUs times `n`, for every free set. Only groups that cross
 //! each other wildly, as on no real machine, could make the work too large. [`Placer::new`] then ignores LLCs, then sockets,
@@ -97,18 +96,18 @@ use price::WidePrice;
 use request::Terms;
 use search::Search;
 
-/// The kernel's default distances: of a NUMA node to itself, and between two NUMA nodes.
+/// The kernel's default distances: `HERE` from a NUMA node to itself, `THERE` between two NUMA nodes.
 const HERE: u32 = 10;
 const THERE: u32 = 20;
 
-/// The greatest distance. Greater distances are cut; kernels report at most 255.
+/// The greatest distance. Greater distances count as `FAR`; kernels report at most 255.
 const FAR: u32 = 1000;
 
 /// The split cores and the spread of a placement, most important number first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize)]
 pub struct Cost {
-    /// Cores with only a part of the CPUs in the placement. Different containers can run on a
-    /// sibling.
+    /// Cores of which the placement has only a part. Other containers can run on the remaining
+    /// siblings.
     #[serde(rename = "strangers")]
     pub split_cores: usize,
     /// NUMA nodes touched.
@@ -137,8 +136,8 @@ pub struct Placement {
 pub struct Placer {
     plan: Plan,
     exact: bool,
-    /// The plan for [`Order::Spread`], and whether the plan keeps every group. None if `plan` is
-    /// suitable.
+    /// The plan for [`Order::Spread`], and whether the plan keeps every group. None if `plan` also
+    /// serves [`Order::Spread`].
     counting: Option<(Plan, bool)>,
     /// For each online CPU by ascending id, the number of the CPU's group of each kind, from 0.
     membership: Vec<Membership>,
@@ -309,7 +308,7 @@ impl Placer {
         Ok(Placement { cpus, idle, cost })
     }
 
-    /// For each CPU, whether the CPU is unwanted; empty if no or all free CPUs are.
+    /// For each CPU, whether the CPU is unwanted. Empty if no free CPU is unwanted, or all are.
     fn unwanted(&self, is_free: &[bool], isolated: Isolated) -> Vec<bool> {
         if self.isolated.is_empty() || isolated == Isolated::Ignore {
             return Vec::new();
@@ -476,7 +475,7 @@ impl Placer {
     /// Whether placements of an order are exact. Crossing groups make [`Order::Spread`] harder than [`Order::Pack`].
     ///
     /// [`Request::fewest_numa`] is exact, too, unless more than 2,000 choices of NUMA nodes differ in more than ids.
-    /// The answers then keep the rule, and are the best of the choices searched.
+    /// The placement is then the best of the choices searched, and still touches no more NUMA nodes than allowed.
     pub fn is_exact_for(&self, order: Order) -> bool {
         match (&self.counting, order) {
             (Some((_, exact)), Order::Spread) => *exact,

@@ -13,7 +13,7 @@ const BITS: u32 = 64;
 
 /// A set of CPU ids between 0 and [`MAX_CPU`].
 ///
-/// Its text form is the kernel's list format: `0-3,8,10-11`, and nothing at all for the empty set.
+/// The text form is the kernel's list format: `0-3,8,10-11`. The text of the empty set is empty.
 /// Equal sets compare, hash and print alike.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct CpuSet {
@@ -118,8 +118,8 @@ impl CpuSet {
                     mask: mask.to_owned(),
                 });
             };
-            // Masks have the width of the kernel's configuration. Zeros may follow beyond the
-            // largest id.
+            // The kernel's configuration decides the width of a mask. The words beyond the largest
+            // id may be zero.
             if bits != 0 && base > MAX_CPU {
                 return Err(ParseCpuSetError::MaskTooLarge {
                     mask: mask.to_owned(),
@@ -346,8 +346,8 @@ impl fmt::Debug for CpuSet {
 impl FromStr for CpuSet {
     type Err = ParseCpuSetError;
 
-    /// Reads the kernel's list format; white space around the whole list is allowed, as files end
-    /// in a newline.
+    /// Reads the kernel's list format. White space around the whole list is allowed, because the
+    /// kernel's files end in a newline.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let list = text.trim();
         let mut set = Self::new();

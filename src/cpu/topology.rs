@@ -52,7 +52,7 @@ pub struct NumaNode {
     /// The NUMA node's memory in bytes.
     pub memory_bytes: Option<u64>,
     /// The kernel's distance to each NUMA node, in the order of [`Topology::numa`]; empty if the
-    /// machine does not tell. 10 is the distance of a NUMA node to itself.
+    /// machine reports no distances. 10 is the distance of a NUMA node to itself.
     pub distances: Vec<u32>,
 }
 
@@ -69,11 +69,12 @@ pub struct Topology {
     pub isolated: CpuSet,
     /// The online CPUs by ascending id.
     pub cpus: Vec<Cpu>,
-    /// The NUMA nodes by ascending id; empty if the machine does not tell.
+    /// The NUMA nodes by ascending id; empty if the machine reports no NUMA nodes.
     pub numa: Vec<NumaNode>,
 }
 
-/// The CPUs of each group, for drawings of the machine; empty if the machine does not tell.
+/// The CPUs of each group, for drawings of the machine. A kind of group that the machine does not
+/// report is empty.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Layout {
@@ -271,7 +272,7 @@ fn number(lists: &[CpuSet], online: &CpuSet) -> BTreeMap<u32, u32> {
     let mut groups: Vec<CpuSet> = Vec::new();
     for list in lists {
         let mut group = list.intersection(online);
-        // Nearly every list is a repetition: each CPU of a group has a copy of the group's list.
+        // Nearly every list is a repetition: the kernel has a file with the group's list for each CPU.
         if group.is_empty() || groups.contains(&group) {
             continue;
         }
@@ -319,7 +320,7 @@ pub enum Numbering {
 }
 
 impl Topology {
-    /// An invented machine with all CPUs online, and without sizes of memory and distances.
+    /// An invented machine with all CPUs online, without memory sizes and without distances.
     ///
     /// CPUs beyond [`MAX_CPU`](super::MAX_CPU) are left out.
     pub fn from_shape(shape: Shape) -> Self {
@@ -338,7 +339,7 @@ impl Topology {
         let mut numa: BTreeMap<u32, CpuSet> = BTreeMap::new();
         let mut llc: BTreeMap<u32, CpuSet> = BTreeMap::new();
         let mut socket: BTreeMap<u32, CpuSet> = BTreeMap::new();
-        // No core beyond the largest id has a CPU, in either numbering.
+        // In either numbering, a core whose index is above the largest CPU id has no CPU.
         for core in 0..cores.min(super::MAX_CPU.saturating_add(1)) {
             let cpus: CpuSet = (0..threads_per_core.min(super::MAX_CPU))
                 .map(|thread| match numbering {
@@ -348,7 +349,7 @@ impl Topology {
                     }
                 })
                 .collect();
-            // The divisors are not zero: with a zero, `cores` would be zero.
+            // The divisors are not zero: with a zero, `cores` would be zero and the loop would not run.
             let in_llc = core / cores_per_llc;
             let in_numa = in_llc / llcs_per_numa;
             let in_socket = in_numa / numa_per_socket;

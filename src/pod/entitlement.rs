@@ -28,8 +28,8 @@ pub enum Entitlement {
         /// The reason, and if helpful, the remedy.
         reason: String,
     },
-    /// An init container's entitlement: the union of the CPUs of the pod's remaining containers, exclusive or
-    /// shared.
+    /// An init container's entitlement: the union of the CPUs of the pod's app containers and sidecars, exclusive
+    /// or shared.
     #[serde(rename = "pod")]
     Inherit {
         /// The reason.
@@ -123,14 +123,14 @@ pub fn entitlement(pod: &Pod, container: &Container, policy: &Policy) -> Entitle
     }
 }
 
-/// Whether a container of a training pod is refused exclusive CPUs against the pod owner's wish. Such containers
-/// need a warning.
+/// Whether a container of a training pod is refused exclusive CPUs, although the pod's owner has not asked for
+/// shared CPUs. A denied container needs a warning.
 pub fn is_denied(pod: &Pod, container: &Container, policy: &Policy) -> bool {
     let shared = matches!(
         entitlement(pod, container, policy),
         Entitlement::Shared { .. }
     );
-    // If every pod counts, most containers without exclusive CPUs are intended.
+    // If every pod counts, most containers are without exclusive CPUs on purpose. The setting is ignored here.
     let policy = Policy {
         training_only: true,
         ..policy.clone()
@@ -195,7 +195,7 @@ fn decide(
     ))
 }
 
-/// The container's CPU limit in whole CPUs; otherwise the remedy.
+/// The container's CPU limit in whole CPUs; otherwise the obstacle and the remedy.
 fn whole_cpus(pod: &Pod, container: &Container) -> Result<u32, String> {
     let Some(limit) = container.resources.cpu_limit.filter(|&limit| limit > 0) else {
         return Err(if pod.resources.is_empty() {
@@ -254,7 +254,8 @@ pub fn is_required(pod: &Pod) -> bool {
     )
 }
 
-/// The annotation, if set. `required` means exclusive CPUs too; [`is_required`] distinguishes the two values.
+/// The annotation, if set. `exclusive` and `required` both mean exclusive CPUs. [`is_required`] distinguishes the two
+/// values.
 fn cpus_annotation(pod: &Pod) -> Option<CpusAnnotation<'_>> {
     Some(match pod.annotations.get(CPUS_ANNOTATION)?.as_str() {
         value @ ("exclusive" | "required") => CpusAnnotation::Exclusive(value),

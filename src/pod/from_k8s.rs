@@ -2,7 +2,7 @@
 //!
 //! An in-place resize changes the spec at once, and the kubelet may defer or refuse the resize. The CPUs of a
 //! container are therefore the CPUs that the kubelet has allocated: `allocatedResources` in the container's status.
-//! Without the field, the limit in force counts while a resize is pending, and otherwise the spec.
+//! Without the field, the limit in force counts while a resize is pending. Otherwise the spec counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -212,7 +212,7 @@ struct ReportedContainer {
 struct AllocatedCpu {
     /// The request.
     request: Option<u64>,
-    /// The limit, while a resize is pending.
+    /// The limit in force; none unless a resize is pending.
     limit: Option<u64>,
 }
 
@@ -400,8 +400,8 @@ fn within_limit(resources: &Resources, path: &str) -> Result<(), PodError> {
     )
 }
 
-/// The defaults of pod-level requests: the sum that the containers request at the same time, otherwise the
-/// pod-level limits.
+/// Fills in pod-level requests: the sum that the containers request at the same time, otherwise the pod-level
+/// limits. A pod without pod-level limits gets no defaults.
 fn default_pod_requests(pod: &mut Resources, containers: &[Container]) {
     if pod.cpu_limit.is_none() && pod.memory_limit.is_none() {
         return;
@@ -419,7 +419,7 @@ fn default_pod_requests(pod: &mut Resources, containers: &[Container]) {
 
 /// The most that a pod's containers request at the same time; `None` without any request.
 ///
-/// App containers run beside all sidecars. An init container runs beside the sidecars before the init container.
+/// App containers run beside all sidecars. An init container runs beside the sidecars that start earlier.
 fn requested_together(
     containers: &[Container],
     amount: fn(&Resources) -> Option<u64>,

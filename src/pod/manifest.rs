@@ -141,7 +141,7 @@ part! {
 }
 
 part! {
-    /// A Pod or a list of Pods. The only common field is `metadata`, and a list's `metadata` is unused.
+    /// A Pod or a list of Pods. Both have `kind` and `metadata`, and a list's `metadata` is unused.
     struct ManifestDocument: "a Kubernetes object" {
         kind: String = "kind",
         metadata: ObjectMeta = "metadata",

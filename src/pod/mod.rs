@@ -20,8 +20,8 @@
 //! [`PROCESSES_ANNOTATION`] gives a number that Pinfold can't read elsewhere. [`CpuPreferences`] has more
 //! annotations. All annotations belong to the pod and hold for all containers.
 //!
-//! Invariant: a value that the pod's owner has set wins, from any source. If a value may be set out of sight,
-//! Pinfold sets no value.
+//! Invariant: a value that the pod's owner has set wins, from any source. If the owner may have set a value where
+//! Pinfold can't see the value, Pinfold sets no value.
 
 #![warn(clippy::too_many_lines, clippy::excessive_nesting)]
 

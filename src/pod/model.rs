@@ -18,7 +18,7 @@ pub struct Pod {
     pub uid: Option<PodUid>,
     /// The object's uid at the API server, if known.
     pub api_uid: Option<ApiUid>,
-    /// The static pod that a mirror pod names. The agent decides whether the claim counts.
+    /// The static pod that a mirror pod names. The agent decides whether to believe the mirror pod.
     pub mirror: Option<Mirror>,
     /// Whether the container runtime has confirmed the cgroup's uid of a static pod. A mirror pod alone is no
     /// confirmation.
@@ -64,8 +64,8 @@ impl Pod {
         self.uid.as_ref().map(PodUid::as_str)
     }
 
-    /// Whether the pod has the uid, or names the static pod with the uid as a mirror pod. The mirror's claim is no
-    /// evidence.
+    /// Whether the pod has the uid, or is a mirror pod that names the static pod with the uid. A mirror pod alone is
+    /// no evidence.
     pub fn names(&self, uid: &str) -> bool {
         let mirrored = self.mirror.as_ref().map(|mirror| mirror.uid.as_str());
         [self.cgroup_uid(), mirrored].contains(&Some(uid))
@@ -151,7 +151,7 @@ pub enum EnvSource {
 /// Quality of service class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub enum Qos {
-    /// Every container has equal CPU and memory requests and limits.
+    /// The CPU and memory requests equal the limits, in every container or at pod level.
     Guaranteed,
     /// At least one request or limit is set.
     Burstable,

@@ -1,7 +1,8 @@
 //! [`Object`]: the part of a Kubernetes Pod that Pinfold reads.
 //!
-//! Kubernetes' own types have every field, in about two hundred structs, and each format adds another copy of the
-//! decoding code. Unnamed fields are skipped with any content, since newer versions of Kubernetes add fields.
+//! The types of the Kubernetes library have every field, in about two hundred structs. Each text format would add
+//! another copy of their decoding code. Fields that no struct here names are skipped, since newer versions of
+//! Kubernetes add fields.
 
 use std::collections::BTreeMap;
 

@@ -18,7 +18,7 @@ pub enum Processes {
         /// The evidence, as the middle of a sentence; `None` for the default of a single process.
         evidence: Option<String>,
     },
-    /// Several processes, with a number that is decided out of sight.
+    /// A number that is invalid, or that Pinfold can't see.
     Unknown {
         /// The evidence, as the middle of a sentence.
         evidence: String,

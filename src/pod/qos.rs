@@ -5,9 +5,9 @@ use super::{Container, Pod, Qos, Resources};
 
 /// The pod's QoS class.
 ///
-/// Pod-level resources decide alone. Without pod-level resources, all containers count, with init containers and
-/// sidecars. Only CPU and memory matter, and zero counts as unset. Containers decide the class of a pod whose only
-/// pod-level resource is huge pages (the API server calls such a pod BestEffort).
+/// Pod-level resources decide alone. Without pod-level resources, all containers count, including init containers
+/// and sidecars. Only CPU and memory matter, and zero counts as unset. If a pod's only pod-level resource is huge
+/// pages, the containers decide the class (the API server calls the pod BestEffort).
 pub fn qos(pod: &Pod) -> Qos {
     let nothing = pod.resources.is_empty() && pod.containers.iter().all(|c| unset(&c.resources))
         || !pod.resources.is_empty() && unset(&pod.resources);

@@ -2,13 +2,13 @@
 //!
 //! The grammar and the rounding are the API server's: fractions of a thousandth or of a byte round up, and amounts
 //! above 2⁶³−1 become 2⁶³−1. Pinfold is stricter in two points. A quantity needs at least one digit (the API server
-//! reads `m` as zero), and negative quantities are errors. After the 20th digit of a number, further digits only
-//! count as "a little more".
+//! reads `m` as zero), and negative quantities are errors. Digits after the 20th significant digit only affect
+//! rounding: the number counts as a little more.
 
 /// The largest amount of either unit.
 const MAX: u64 = i64::MAX.unsigned_abs();
 
-/// The digits of a number used in calculations: 10²⁰ times 2⁶⁰ still fits 128 bits.
+/// The number of significant digits used in calculations: 10²⁰ times 2⁶⁰ still fits 128 bits.
 const DIGITS: usize = 20;
 
 /// Why a text is not a quantity of CPU or memory.
@@ -167,7 +167,7 @@ fn split_digits(text: &str) -> (&str, &str) {
     text.split_at(end)
 }
 
-/// The factor of a suffix: a power of 2 and a power of 10.
+/// The factor of a suffix, as an exponent of 2 and an exponent of 10.
 fn scale(suffix: &str) -> Option<(u32, i64)> {
     Some(match suffix {
         "n" => (0, -9),

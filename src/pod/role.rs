@@ -21,8 +21,8 @@
 //! | command line | `--job_name` with `--task_index` | yes |
 //! | command line | `run.sh PS_HOSTS WORKER_HOSTS ROLE INDEX PS_COUNT WORKER_COUNT` | yes |
 //!
-//! A pod without training still has a role, for metrics; the pod's owner can annotate or select the pod. A port,
-//! even TensorFlow's 2222, is no evidence.
+//! A pod that does not train still has a role, for metrics. An annotation or the configured selector makes the pod a
+//! training pod. A port, even TensorFlow's 2222, is no evidence.
 
 use std::fmt;
 
@@ -339,7 +339,8 @@ fn label<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
     pod.labels.get(key).map(String::as_str)
 }
 
-/// The role for an operator's name of a replica type. Pods of a training operator train under any name.
+/// The role for an operator's name of a replica type. An unknown name gives [`Role::Other`], since all pods of a
+/// training operator train.
 fn operator_role(name: &str) -> Role {
     // MXNet's parameter servers are called servers.
     if name.eq_ignore_ascii_case("server") {
@@ -349,7 +350,7 @@ fn operator_role(name: &str) -> Role {
     }
 }
 
-/// The role with a name, if a role has the name.
+/// The role for a common name; none for any other name.
 fn known_role(name: &str) -> Option<Role> {
     Some(match name.to_ascii_lowercase().as_str() {
         "ps" | "parameterserver" | "parameter-server" => Role::Ps,

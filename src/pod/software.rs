@@ -45,7 +45,7 @@ pub fn software(pod: &Pod, container: &Container) -> Software {
         .next()
         .unwrap_or_default()
         .to_ascii_lowercase();
-    // The arguments of the articles' templates and of TensorFlow's own examples.
+    // The options of common manifest templates and of TensorFlow's own examples.
     let hosts = option(
         &words,
         &["ps_hosts", "ps-hosts", "worker_hosts", "worker-hosts"],

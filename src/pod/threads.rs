@@ -33,8 +33,8 @@
 //! Go's own watching of the quota. `TOKIO_WORKER_THREADS`, `RAYON_NUM_THREADS` and `POLARS_MAX_THREADS` belong to
 //! programs that read the quota themselves.
 //!
-//! A value that the pod's owner has set wins, under any name that sets the same pool. With `OMP_NUM_THREADS` set,
-//! variables that libraries prefer to `OMP_NUM_THREADS` are left alone too.
+//! A value that the pod's owner has set wins, under any name that sizes the same pool. If the owner has set
+//! `OMP_NUM_THREADS`, Pinfold does not set variables that libraries prefer to `OMP_NUM_THREADS`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -58,7 +58,7 @@ pub enum Profile {
     /// As many threads as CPUs.
     #[default]
     Limit,
-    /// For programs whose operators start teams of OpenMP threads: the two numbers multiply.
+    /// For programs whose operators start teams of OpenMP threads. The intra-op and inter-op numbers multiply.
     Openmp,
     /// For models of many small operators, such as embedding lookups: many operators at once, one thread each.
     Embedding,
@@ -260,7 +260,7 @@ pub struct ThreadEnvironment {
     pub kept: Vec<String>,
     /// The reason, in a sentence.
     pub reason: String,
-    /// The sum of all pools in all processes; `None` if unknown.
+    /// The number of pool threads in all processes, from the pools that the profile considers; `None` if unknown.
     pub expected_threads: Option<usize>,
     /// The number of CPUs behind the counts; `None` without a computation.
     pub cpus: Option<usize>,
@@ -385,7 +385,7 @@ fn profile(
     })
 }
 
-/// The name of the helper, if a service mesh or the runtime added the container.
+/// The name of the container's program, if a service mesh or the container runtime added the container.
 fn infrastructure(container: &Container) -> Option<&'static str> {
     let image = container.image.split('@').next().unwrap_or_default();
     let last = image.rsplit('/').next().unwrap_or_default();
@@ -479,15 +479,15 @@ fn variables(
     (added, kept)
 }
 
-/// The sum of all pools. TensorFlow's own pools add up. Teams of OpenMP threads multiply, because each thread of
-/// the outer pool starts a team.
+/// The number of pool threads in all processes. The sizes of TensorFlow's own pools add up. For OpenMP, the sizes
+/// multiply, because each thread of the inter-op pool starts a team.
 fn expected(
     profile: Profile,
     sizes: &Sizes,
     container: &Container,
     processes: usize,
 ) -> Option<usize> {
-    // A readable value of the container counts.
+    // If the container sets the variable, the container's value counts; none if the value is unreadable.
     let size = |name: &str, ours: usize| match container.env.get(name) {
         None => Some(ours),
         Some(EnvSource::Value(text)) => text.trim().parse().ok().filter(|&size| size > 0),

@@ -1,4 +1,4 @@
-//! [`PodUid`] and [`ApiUid`]: the two uids of a pod. Both are equal except for static pods and mirror pods.
+//! [`PodUid`] and [`ApiUid`]: the two uids of a pod. The uids differ only for static pods and mirror pods.
 
 use std::fmt;
 

@@ -6,14 +6,14 @@ pub(super) const TF_CONFIG: &str = "TF_CONFIG";
 /// The prefix of torchrun's variables.
 pub(super) const TORCHRUN: &str = "PET_";
 
-// The variables of thread pools that several decisions name.
+// Variables that size thread pools, and that several decisions name.
 pub(super) const INTRA: &str = "TF_NUM_INTRAOP_THREADS";
 pub(super) const INTER: &str = "TF_NUM_INTEROP_THREADS";
 pub(super) const OMP: &str = "OMP_NUM_THREADS";
 pub(super) const GRPC_QUEUES: &str = "TF_GRPC_WORKER_CACHE_QUEUES";
 pub(super) const GRPC_THREADS: &str = "TF_GRPC_WORKER_CACHE_THREADS";
 
-/// All variables that size a pool of a library, also variables that Pinfold never sets.
+/// All variables that configure a library's thread pool, including variables that Pinfold never sets.
 pub const THREAD_VARIABLES: [&str; 13] = [
     INTRA,
     INTER,
@@ -30,7 +30,7 @@ pub const THREAD_VARIABLES: [&str; 13] = [
     "OMP_THREAD_LIMIT",
 ];
 
-/// Whether a decision or a message depends on a variable with the name. All remaining variables can be forgotten.
+/// Whether a decision or a message depends on a variable with the name. Pinfold need not keep any other variable.
 pub fn variable_counts(name: &str) -> bool {
     THREAD_VARIABLES.contains(&name)
         || name == TF_CONFIG

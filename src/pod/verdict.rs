@@ -12,7 +12,8 @@ use serde::Serialize;
 use super::variables::GRPC_QUEUES;
 use super::{Software, ThreadEnvironment};
 
-/// Threads of a `tf.train.Server` besides the pools that variables size: 97 on two CPUs, minus the pools.
+/// The allowance for threads of a `tf.train.Server` besides the pools that variables size. On two CPUs, 27 of the 97
+/// threads are outside the pools.
 const SERVER_THREADS: usize = 32;
 
 /// Queues of a `tf.train.Server` without a configured number; each queue has a thread.
@@ -23,7 +24,7 @@ const TENSORFLOW_HELPERS: usize = 16;
 const PYTORCH_HELPERS: usize = 8;
 const HELPERS: usize = 4;
 
-/// The ratio of runnable threads to CPUs from which a container is oversubscribed.
+/// The ratio of runnable threads to CPUs above which a container is oversubscribed.
 const OVERSUBSCRIBED: f64 = 1.25;
 
 /// Measurements of a container's threads.
@@ -51,10 +52,10 @@ pub enum ThreadFinding {
     /// The environment explains the threads.
     #[serde(rename = "as expected")]
     AsExpected,
-    /// The container has more threads.
+    /// The container has more threads than the environment explains.
     #[serde(rename = "more than expected")]
     More,
-    /// The container has fewer threads, and never had enough.
+    /// The container has fewer threads than expected, and never had as many as expected.
     #[serde(rename = "fewer than expected")]
     Fewer,
     /// More threads want to run than the container has CPUs.
@@ -165,7 +166,7 @@ pub fn verdict(environment: &ThreadEnvironment, facts: &ThreadFacts<'_>) -> Opti
     })
 }
 
-/// Whether a variable set by the pod's owner is larger than the number of CPUs.
+/// Whether the first number in the variable's value is larger than the number of CPUs.
 fn asks_for_more(name: &str, facts: &ThreadFacts<'_>, cpus: usize) -> bool {
     let value = facts
         .environment
@@ -195,7 +196,7 @@ fn compare(
     };
     let most = expected.saturating_add((1 + helpers).saturating_mul(processes));
     if facts.threads <= most {
-        // Threads that existed once are no miscalculation.
+        // Threads that existed and have ended count: the expected number was right.
         let few = facts.most.max(facts.threads) < expected;
         return if few {
             (ThreadFinding::Fewer, NOT_STARTED)

@@ -18,7 +18,7 @@ pub(super) struct Class {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ClassCost {
     pub(super) unwanted: usize,
-    /// Cores held in part.
+    /// Cores with some CPUs taken, but not all.
     pub(super) split_cores: usize,
     /// Entirely free cores touched. With `Cores::Single`: CPUs kept idle.
     free_cores: usize,
@@ -36,7 +36,7 @@ impl Class {
             unwanted = open().filter(|&&cpu| terms.unwanted[cpu]).count();
         }
         if terms.cores == Cores::Single {
-            // With single cores, a core gives a single CPU: a wanted CPU, if any is open.
+            // With `Cores::Single`, a core gives a single CPU: a wanted CPU, if any is open.
             (each, unwanted) = (each.min(1), usize::from(each == unwanted));
         }
         (each > 0).then_some(Self {
@@ -47,8 +47,8 @@ impl Class {
     }
 
     /// The lowest cost of taking `count` CPUs from `cores` cores; none if the request does not
-    /// allow `count`. The cheapest choice needs no search: whole cores and at most one part, or the
-    /// fewest partly free cores with enough CPUs.
+    /// allow `count`. The cheapest choice needs no search. From entirely free cores: whole cores
+    /// and at most one part. From partly free cores: the fewest cores with enough CPUs.
     #[inline]
     pub(super) fn taken(self, cores: usize, mode: Cores, count: usize) -> Option<ClassCost> {
         let Self {
@@ -87,7 +87,8 @@ impl Class {
             };
             (if unwanted == 0 { 0 } else { count }, in_part, touched)
         } else if count <= cores * wanted {
-            // A core is complete only with an unwanted CPU.
+            // The wanted CPUs are enough. Without the core's unwanted CPUs, every touched core is
+            // split.
             let touched = count.div_ceil(wanted);
             (0, touched, touched)
         } else {

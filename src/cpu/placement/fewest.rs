@@ -1,5 +1,5 @@
-//! [`Minimum`]: unwanted CPUs and split cores that every placement has at least. The minimum bounds
-//! every table before the search begins.
+//! [`Minimum`]: the fewest unwanted CPUs and split cores that a placement can have. The minimum
+//! bounds every table before the search begins.
 
 use std::collections::BTreeMap;
 
@@ -95,7 +95,7 @@ pub(super) fn nearest_sums(sizes: &[usize], wanted: usize) -> (usize, usize) {
     (less, more)
 }
 
-/// The fewest split cores if no CPU is unwanted.
+/// The fewest split cores if no CPU is unwanted; none if fewer than `wanted` CPUs are free.
 fn split_cores(plan: &Plan, is_free: &[bool], wanted: usize) -> Option<usize> {
     let mut partly: Vec<usize> = Vec::new();
     let mut whole: Vec<usize> = Vec::new();
@@ -111,7 +111,7 @@ fn split_cores(plan: &Plan, is_free: &[bool], wanted: usize) -> Option<usize> {
             free => partly.push(free),
         }
     }
-    // For each count, the number of partly free cores needed, the freest cores first.
+    // For each count, the number of partly free cores needed. The freest cores are taken first.
     partly.sort_unstable_by(|a, b| b.cmp(a));
     let mut of_partly = vec![0];
     for (&free, used) in partly.iter().zip(1..) {

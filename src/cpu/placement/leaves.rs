@@ -31,7 +31,7 @@ impl<'a, P: Price> Search<'a, P> {
         price: NodePrice<'a, P>,
         inner: OuterPrice<'a, P>,
     ) -> usize {
-        // The price of a node with a part of the cell's classes.
+        // The prices for a node that has only some of the cell's classes.
         let partial = NodePrice {
             own: OwnPrice::NOTHING,
             outer: inner,
@@ -113,8 +113,8 @@ impl<'a, P: Price> Search<'a, P> {
         self.node(NodeShape::Class { class, threads }, own.shared, free, first)
     }
 
-    /// The node of a piece of a core. The pattern says whether a CPU of the core is taken, and
-    /// whether one is not.
+    /// The node of a piece of a core. The pattern says whether any CPU of the core is taken, and
+    /// whether any CPU is left.
     pub(super) fn piece(&mut self, cell: &Cell, price: NodePrice<'a, P>) -> usize {
         let NodePrice { own, outer } = price;
         let Cell::Piece {

@@ -1,4 +1,5 @@
-//! [`Limits`]: lower bounds on the cost of every placement. The bounds keep the tables short.
+//! [`Limits`]: the lowest price of the groups still to be touched, and upper bounds on the best price.
+//! Both keep the tables short.
 
 use super::fewest::Minimum;
 use super::plan::{GroupKind, Plan, Rules, SPANNED};
@@ -77,7 +78,8 @@ impl Limits {
         }
     }
 
-    /// Bounds on the price, from the tightest bound to the loosest. The loosest bound always holds.
+    /// Upper bounds on the best placement's price, from the tightest to the loosest. A tight bound
+    /// may be too low. The loosest bound always holds.
     pub(super) fn bounds<P: Price>(&self, least: Minimum) -> impl Iterator<Item = P> + use<P> {
         let split_cores =
             P::UNWANTED.times(least.unwanted) + P::SPLIT_CORE.times(least.split_cores);
@@ -108,8 +110,8 @@ impl Limits {
     pub(super) fn around(&self, rules: &Rules) -> Surroundings {
         let most = |groups: &Vec<usize>| groups.iter().map(|&group| self.most[group]).sum();
         Surroundings(rules.astride.each_ref().map(|astride| match astride[..] {
-            // A block inside a group of the kind touches only the group. A block outside of every
-            // single group has CPUs of several groups, or of no group.
+            // A block inside one group of the kind touches only this group. Any other block has
+            // CPUs of several groups of the kind, or of none.
             [group] if rules.outer.contains(&group) => Supply {
                 besides: 0,
                 together: self.most[group],
@@ -150,8 +152,8 @@ impl Limits {
     }
 }
 
-/// For each CPU, whether the CPU adds to a placement without split cores; and the most free CPUs of
-/// a split core.
+/// For each CPU, whether a placement without split cores can have the CPU. And the most CPUs that a
+/// split core can give.
 fn whole_cores(plan: &Plan, terms: &Terms<'_>) -> (Vec<bool>, usize) {
     let is_free = terms.open;
     let mut is_whole = vec![false; is_free.len()];
@@ -168,8 +170,8 @@ fn whole_cores(plan: &Plan, terms: &Terms<'_>) -> (Vec<bool>, usize) {
     let mut groups = plan.groups.iter();
     let in_pieces = groups.any(|group| group.kind == GroupKind::Core);
     if terms.cores == Cores::Single && in_pieces {
-        // A core in pieces on several NUMA nodes gives a CPU even if a single NUMA node of the core
-        // may be used.
+        // A core may have pieces on several NUMA nodes, of which the request may use only one. The
+        // core still gives a CPU.
         is_whole.copy_from_slice(is_free);
     } else if terms.cores == Cores::Single {
         is_whole.fill(false);
@@ -180,8 +182,8 @@ fn whole_cores(plan: &Plan, terms: &Terms<'_>) -> (Vec<bool>, usize) {
     (is_whole, most_of_part)
 }
 
-/// For each count up to `wanted`, the fewest groups that can give the count. `sizes` are the most
-/// CPUs that each group gives.
+/// For each count up to `wanted`, the fewest groups that can give the count. `sizes` holds, for each
+/// group, the most CPUs that the group gives.
 fn fewest_groups(mut sizes: Vec<usize>, wanted: usize) -> Vec<usize> {
     sizes.sort_unstable_by(|a, b| b.cmp(a));
     let mut fewest = vec![0];

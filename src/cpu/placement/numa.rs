@@ -1,9 +1,9 @@
 //! Placements on the fewest NUMA nodes: [`Request::fewest_numa`](super::Request::fewest_numa).
 //!
-//! A set that touches at most `k` NUMA nodes lies in a union of `k` NUMA nodes, and every set in
-//! such a union touches at most `k`. The best allowed set is therefore the best of all unions' best
-//! sets. The usual search finds the best set of a union when only the union's CPUs are open. The
-//! free set stays the whole free set, because remaining free CPUs are part of the price.
+//! A set that touches at most `k` NUMA nodes lies in a union of `k` NUMA nodes. Every set in the
+//! union touches at most `k`. The best allowed set is therefore the best of all unions' best sets.
+//! The usual search finds the best set of a union when only the union's CPUs are open. The free set
+//! stays the whole free set, because remaining free CPUs are part of the price.
 //!
 //! Three facts keep the number of searches low:
 //!
@@ -14,9 +14,9 @@
 //! - Of [alike](Placer::alike) NUMA nodes the lowest are taken first: exchanging two alike NUMA nodes,
 //!   CPU by CPU, changes no number, and lower ids are better.
 //!
-//! Real machines leave a few unions. If each of many NUMA nodes is fragmented differently, only
-//! [`MOST_UNIONS`] are searched, the unions with the most CPUs first. The answer then keeps the
-//! rule, but may not be the best.
+//! On real machines, a few unions remain. If each of many NUMA nodes is fragmented differently, only
+//! [`MOST_UNIONS`] are searched. The search adds the NUMA nodes with the most CPUs first. The answer
+//! then keeps the rule, but may not be the best.
 
 use std::collections::BTreeMap;
 
@@ -50,13 +50,13 @@ struct PartialUnion<'a> {
     contains: Vec<bool>,
     /// The most CPUs available in the union.
     given: usize,
-    /// The number of NUMA nodes to add.
+    /// The number of NUMA nodes still to add.
     more: usize,
     /// The classes of the NUMA nodes that may be added.
     classes: &'a [Vec<usize>],
 }
 
-/// Properties of a CPU. Exchanging two alike NUMA nodes keeps the properties.
+/// The properties of a CPU that must be equal in alike NUMA nodes.
 #[derive(Debug, PartialEq, Eq)]
 struct CpuTraits {
     core: GroupKey,
@@ -68,8 +68,8 @@ struct CpuTraits {
     distance: usize,
 }
 
-/// The key of a CPU's group: for a group inside a NUMA node, the order within the node; for a group
-/// across NUMA nodes, the number on the machine.
+/// The key of a CPU's group. For a group inside a NUMA node: the group's position in the NUMA node.
+/// For a group across NUMA nodes: the group's number on the machine.
 #[derive(Debug, PartialEq, Eq)]
 enum GroupKey {
     Inside(usize),
@@ -79,9 +79,9 @@ enum GroupKey {
 // === impl Placer ===
 
 impl Placer {
-    /// The best CPUs under the rule. The container's present CPUs and the new CPUs together touch
-    /// no more NUMA nodes than the same number of CPUs needs on the empty machine. `usual` are the
-    /// best CPUs without the rule.
+    /// The best CPUs under the rule. The rule counts the container's present CPUs and the new CPUs
+    /// together. All touch no more NUMA nodes than as many CPUs need on the empty machine. `usual`
+    /// are the best CPUs without the rule.
     pub(super) fn on_fewest_numa<P: Price>(
         &self,
         plan: &Plan,
@@ -176,8 +176,8 @@ impl Placer {
 
     /// The fewest NUMA nodes for `wanted` CPUs if all online CPUs are free.
     ///
-    /// If `wanted` is no sum of whole cores, because of the container's present CPUs, CPUs are
-    /// counted instead of cores.
+    /// Because of the container's present CPUs, `wanted` may be no sum of whole cores. The function
+    /// then counts CPUs instead of cores.
     fn numa_needed(&self, plan: &Plan, terms: &Terms<'_>, wanted: usize) -> usize {
         let all = vec![true; self.membership.len()];
         let nothing = Terms {
@@ -251,9 +251,9 @@ impl Placer {
         }
     }
 
-    /// NUMA nodes in lists of alike NUMA nodes. Two NUMA nodes are alike if exchanging their CPUs,
-    /// in the order of ids, keeps every group a group and every free CPU free. In each list, each
-    /// CPU of a NUMA node has a lower id than the corresponding CPU of the next NUMA node.
+    /// NUMA nodes in lists of alike NUMA nodes. Alike NUMA nodes can exchange their CPUs in the order
+    /// of ids: every group stays a group, and every CPU keeps the properties in [`CpuTraits`]. In
+    /// each list, each CPU of a NUMA node has a lower id than the same CPU of the next NUMA node.
     fn alike(&self, terms: &Terms<'_>, groups: &[usize]) -> Vec<Vec<usize>> {
         let mut classes: Vec<(Vec<CpuTraits>, Vec<usize>)> = Vec::new();
         for &group in groups {
@@ -319,7 +319,7 @@ impl Placer {
         members.iter().zip(group_keys).map(one).collect()
     }
 
-    /// For each CPU, whether the CPU is open when only a union of NUMA nodes is.
+    /// For each CPU, whether the request may get the CPU from a union of NUMA nodes.
     fn open_in(&self, terms: &Terms<'_>, union: &[bool]) -> Vec<bool> {
         let inside = |(member, &open): (&Membership, &bool)| open && union[member.numa];
         let mut open: Vec<bool> = self.membership.iter().zip(terms.open).map(inside).collect();
@@ -333,7 +333,7 @@ impl Placer {
         open
     }
 
-    /// The most CPUs available to the request in a union without enough CPUs.
+    /// The most CPUs available to the request in a union that has too few CPUs.
     fn given(&self, terms: &Terms<'_>, union: &[bool]) -> usize {
         let open = self.open_in(terms, union);
         let terms = Terms {
@@ -382,9 +382,9 @@ impl Placer {
 // === impl NumaChoice ===
 
 impl NumaChoice {
-    /// Unions of the NUMA nodes held and `more` further NUMA nodes (or all, if fewer exist) with
-    /// possibly `wanted` CPUs. If unions differ only by alike NUMA nodes, a single union is
-    /// returned. At most [`MOST_UNIONS`] are returned in all.
+    /// Unions of the NUMA nodes held and `more` further NUMA nodes (or all, if fewer exist). A union
+    /// that gives fewer than `wanted` CPUs is left out. Of unions that differ only by alike NUMA
+    /// nodes, a single union is returned. The result has at most [`MOST_UNIONS`] unions.
     fn unions(&self, more: usize, wanted: usize) -> Vec<Vec<bool>> {
         let given = self
             .gives
@@ -404,7 +404,7 @@ impl NumaChoice {
         unions
     }
 
-    /// Completes a union in every way.
+    /// Adds every completion of a partial union to `unions`.
     fn extend(&self, partial: PartialUnion<'_>, wanted: usize, unions: &mut Vec<Vec<bool>>) {
         if unions.len() >= MOST_UNIONS {
             return;

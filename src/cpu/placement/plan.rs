@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BinaryHeap};
 
 use crate::cpu::{CpuSet, Topology};
 
-/// The most table steps of a search. A plan with more ignores a kind of groups. A step takes about
-/// a nanosecond.
+/// The most table steps of a search. If a plan needs more steps, the next plan ignores one more kind
+/// of groups. A step takes about a nanosecond.
 const MOST_WORK: f64 = 6.0e7;
 
 /// The most bits of a pattern of crossing groups.
@@ -24,8 +24,8 @@ pub(super) struct Plan {
     /// Children before parents; the last block is the whole machine. Empty only for a machine
     /// without CPUs.
     pub(super) blocks: Vec<Block>,
-    /// Groups unequal to every block. The patterns of tables tell which crossing groups are
-    /// touched.
+    /// Groups that equal no block, and all cores in pieces. The patterns of tables tell which
+    /// crossing groups are touched.
     pub(super) crossing: Vec<Crossing>,
     /// Whether patterns count the CPUs taken of each crossing group. Otherwise patterns only tell
     /// taken from untouched.
@@ -52,7 +52,7 @@ pub(super) struct Group {
     pub(super) cpus: Vec<usize>,
 }
 
-/// The kind of a group. Only cores in pieces are groups.
+/// The kind of a group. A core is a group only if the core is in pieces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum GroupKind {
     Core,
@@ -64,16 +64,15 @@ pub(super) enum GroupKind {
 /// The kinds of groups of which a placement should touch few.
 pub(super) const SPANNED: [GroupKind; 3] = [GroupKind::Numa, GroupKind::Socket, GroupKind::Llc];
 
-/// A group that crosses the border of a block: the block has some CPUs of the group, and CPUs of
-/// further groups.
+/// A group that equals no block, or a core in pieces, with the group's bits in patterns.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Crossing {
     pub(super) group: usize,
     /// The pattern bit for a taken CPU of the group. Where patterns count: the lowest bit of
     /// `field`.
     pub(super) touched: u64,
-    /// For a core in pieces: the bit for a CPU that is not taken. For all further groups, and where
-    /// patterns count, 0.
+    /// For a core in pieces: the bit for a CPU that is not taken. 0 for every other kind of group,
+    /// and where patterns count.
     pub(super) missing: u64,
     /// All bits of the group, without `missing`.
     pub(super) field: u64,
@@ -97,7 +96,7 @@ pub(super) enum BlockShape {
 /// The groups around a block, and the block's part in patterns of crossing groups.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Rules {
-    /// Groups with all CPUs of the block and further CPUs, without groups counted by patterns.
+    /// Groups with all CPUs of the block and further CPUs. Groups that patterns count are left out.
     pub(super) outer: Vec<usize>,
     /// Bits set by every taken CPU of the block. The block's patterns leave out the implied bits.
     pub(super) implied: u64,
@@ -105,7 +104,7 @@ pub(super) struct Rules {
     pub(super) keep: u64,
     /// Bits set if no CPU of the block is taken.
     pub(super) untouched: u64,
-    /// Where patterns count: the addition of each taken CPU to a leaf's pattern.
+    /// Where patterns count: the number that each taken CPU adds to a leaf's pattern.
     pub(super) unit: u64,
     /// Crossing groups with all CPUs in the block, but in neither part of the block alone.
     pub(super) closing: Vec<Crossing>,
@@ -263,8 +262,8 @@ impl Plan {
                 self.cores.push(core);
                 continue;
             }
-            // A core has a single part, unless cores in pieces are ignored. If ignored, each part
-            // counts as a core.
+            // The core has a single part, unless the plan ignores cores in pieces. In such a plan,
+            // each part counts as a core.
             for (key, cpus) in parts {
                 whole.entry(key).or_default().push(self.cores.len());
                 self.cores.push(cpus);
@@ -288,8 +287,8 @@ impl Plan {
         (leaves, piece_groups)
     }
 
-    /// Adds the groups unequal to every block, with bits in patterns. None if a pattern has too few
-    /// bits.
+    /// Adds the groups that equal no block, and the cores in pieces, with bits in patterns. None if a
+    /// pattern has too few bits.
     fn add_crossing(&mut self, group_sets: &[CpuSet], sets: &[CpuSet]) -> Option<()> {
         let mut bits = 0;
         for (number, group) in self.groups.iter().enumerate() {
@@ -405,7 +404,7 @@ impl Plan {
 
     /// An estimate of the most table steps of a search.
     fn work(&self, sets: &[CpuSet]) -> f64 {
-        // The number of possible patterns of each block's leaves, as a power of two.
+        // The binary logarithm of the number of possible patterns of each block's leaves.
         let mut leaves = vec![0.0_f64; self.blocks.len()];
         let mut total = 0.0;
         for (number, block) in self.blocks.iter().enumerate() {
@@ -451,7 +450,7 @@ fn tree(leaves: Vec<CpuSet>, groups: &[CpuSet]) -> (Vec<BlockShape>, Vec<CpuSet>
         let (inside, outside): (Vec<usize>, Vec<usize>) =
             tops.iter().partition(|&&top| !sets[top].is_disjoint(group));
         tops = outside;
-        // The two smallest first: tables stay small for as long as possible.
+        // The two smallest blocks are joined first: tables stay small for as long as possible.
         let mut heap: BinaryHeap<_> = inside
             .iter()
             .map(|&top| Reverse((sets[top].len(), top)))

@@ -1,9 +1,8 @@
 //! [`Price`]: all numbers for the comparison of placements, except CPU ids. The numbers are packed
 //! into a single number with addition and order.
 //!
-//! Each number has separate bits, the most important number the highest bits. No sum overflows: a
-//! sum counts at most the machine's CPUs (8,192), the square of their number, or a distance per
-//! CPU.
+//! Each number has separate bits. The most important number has the highest bits. No sum overflows. A
+//! number counts CPUs (at most 8,192), squares of a number of CPUs, or distances per CPU.
 
 use std::fmt::Debug;
 use std::iter::Sum;
@@ -36,7 +35,7 @@ pub(super) trait Price: Copy + Ord + Debug + Add<Output = Self> + Sum {
     const NUMA: Self;
     /// As `NUMA`, for a socket.
     const SOCKET: Self;
-    /// As the constant above, for an LLC.
+    /// As `NUMA`, for an LLC.
     const LLC: Self;
     /// The price per entirely free NUMA node touched.
     const FREE_NUMA: Self;
@@ -50,16 +49,17 @@ pub(super) trait Price: Copy + Ord + Debug + Add<Output = Self> + Sum {
     /// price per taken CPU and per free CPU by which the NUMA node lags behind the freest NUMA
     /// node.
     const LEFT_IN_NUMA: Self;
-    /// As the constant above, for an LLC.
+    /// As `LEFT_IN_NUMA`, for an LLC.
     const LEFT_IN_LLC: Self;
 
     /// The price multiplied by a count.
     fn times(self, count: usize) -> Self;
 
-    /// The highest price below `self`, for a price with a single number above zero.
+    /// A price below `self`, at least as high as every placement's price below `self`. `self` has a
+    /// single number above zero.
     fn just_below(self) -> Self;
 
-    /// The sum without a part; none if the part is larger than the sum.
+    /// The price minus a part of the price; none if the part does not fit into the price.
     fn without(self, part: Self) -> Option<Self>;
 }
 

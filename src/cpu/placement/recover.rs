@@ -103,7 +103,7 @@ impl<P: Price> Search<'_, P> {
         let shared = self.shared(self.nodes[node].shared, count);
         let mut best = None;
         for pair in pairs.iter().filter(|pair| pair.pattern == pattern) {
-            // If the charge of a pair alone is too high, no price fits.
+            // A pair whose charge alone exceeds the entry's price did not lead to the entry.
             let Some(price) = self.costs[entry].without(pair.charge + shared) else {
                 continue;
             };
@@ -142,7 +142,7 @@ impl<P: Price> Search<'_, P> {
         let most = others.last().copied().unwrap_or_default();
         let from = ones.partition_point(|&taken| taken + most < count);
         let to = ones.partition_point(|&taken| taken < count);
-        // As one node gives more CPUs, the second node gives fewer: `end` only moves down.
+        // The more CPUs the first node gives, the fewer the second node gives: `end` only moves down.
         let mut end = others.len();
         let candidates = (list_a.start + from..).zip(&ones[from..to]);
         candidates.filter_map(move |(one, &taken)| {
@@ -230,8 +230,8 @@ impl Sets {
     }
 
     /// From entirely free cores: as many whole cores as the count allows, and a part of one core
-    /// for the rest. All are among the cores with the lowest first CPUs. The part comes from the
-    /// core whose omitted CPUs have the highest ids.
+    /// for the rest. The cores are the cores with the lowest first CPUs. The part comes from the
+    /// core whose first omitted CPU has the highest id.
     fn of_whole_cores(&mut self, threads: &[usize], size: usize, count: usize) -> usize {
         let rest = count % size;
         let touched = &threads[..count.div_ceil(size) * size];
@@ -245,8 +245,8 @@ impl Sets {
     }
 
     /// From partly free cores: the fewest cores that hold the count, with the lowest first CPUs.
-    /// Each core gives its first CPU, and the lowest of the cores' further CPUs complete the count.
-    /// Each core gives `each` CPUs, of which the first `wanted` are used.
+    /// Each core gives the core's first CPU, and the lowest of the cores' further CPUs complete the
+    /// count. `threads` has `each` CPUs per core. Only the first `wanted` CPUs of a core are used.
     fn of_part_cores(
         &mut self,
         threads: &[usize],
@@ -267,8 +267,8 @@ impl Sets {
     }
 
     /// From cores with wanted and unwanted CPUs: all wanted CPUs and `extra` unwanted CPUs. The
-    /// unwanted CPUs complete as many cores as possible, and have the lowest ids among such
-    /// choices.
+    /// unwanted CPUs complete as many cores as possible. Of all possible choices, the unwanted CPUs
+    /// with the lowest ids are taken.
     fn of_mixed_cores(&mut self, threads: &[usize], class: Class, extra: usize) -> usize {
         let wanted = class.each - class.unwanted;
         let cores = || threads.chunks(class.each);

@@ -1,29 +1,31 @@
 //! [`Placer::repack`]: which running containers to move in order to place a new container without a
 //! split.
 //!
-//! A request is *split* if its best placement touches more groups of a kind than the best placement
-//! on the empty machine. Of NUMA nodes, sockets and LLCs, the first kind with more groups is the
-//! kind to mend. A repacking is a list of moves, carried out in sequence. After the moves the best
-//! placement touches as few groups of the kind to mend as needed, no more groups of earlier kinds
-//! than now, and no more split cores than now.
+//! A request is *split* if the best placement now touches more groups of a kind than the best
+//! placement without any owner. Of NUMA nodes, sockets and LLCs, the first kind with more groups is
+//! the kind to mend. A repacking is a list of moves, carried out in sequence. After the moves, the
+//! best placement touches as few groups of the kind to mend as without any owner. The placement has
+//! no more groups of earlier kinds, and no more split cores, than now.
 //!
-//! If a request for the [fewest NUMA nodes](Request::fewest_numa) is refused now, the request
-//! counts as split as without the rule. The request may have the split cores that the rule needs.
+//! A request for the [fewest NUMA nodes](Request::fewest_numa) may be refused now. The placement
+//! without the rule then counts as the best placement now. After the moves, the request may have the
+//! split cores that the rule needs.
 //!
 //! A move takes all CPUs of an owner to the best free CPUs for the owner's request within a single
-//! group. CPUs freed by earlier moves are free. The group is of the finest kind of which the owner
-//! touches a single group now, so the owner stays in a single group. An owner with CPUs in several
-//! groups of each kind may move within the whole machine. No move makes an owner's split cores,
-//! distance, NUMA nodes, sockets or LLCs worse. Thus no move splits an owner.
+//! group. CPUs freed by earlier moves are free. The owner touches a single group of some kinds now.
+//! The finest of these kinds is the kind of the new group. An owner with CPUs in several groups of
+//! each kind, or with [`Order::Spread`], may move within the whole machine. No move makes an owner's
+//! unwanted CPUs, split cores, distance, NUMA nodes, sockets or LLCs worse. Thus no move splits an
+//! owner.
 //!
 //! The best repacking has the fewest moves; then the fewest CPUs moved; then the placement of least
 //! [`Cost`]; then the first owners in the list, and the lowest groups.
 //!
 //! # Why the search is fast
 //!
-//! The free CPUs of each group after some moves are a sum, so counting rejects nearly all choices.
-//! Only the remaining choices are placed, at most [`MOST_DECISIONS`]; after the limit, the best
-//! repacking found is the result.
+//! A sum gives the number of free CPUs in each group after some moves, so counting rejects nearly
+//! all choices. Only the remaining choices are placed, with at most [`MOST_DECISIONS`] placements.
+//! After the limit, the best repacking found is the result.
 
 use super::{Cost, CpuSet, Isolated, Order, Placement, Placer, Refusal, Request};
 
@@ -54,7 +56,7 @@ pub struct Move {
 /// Moves of owners, and the resulting placement of the new container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Repacking {
-    /// The moves, in a feasible order.
+    /// The moves, in the order to carry out.
     pub moves: Vec<Move>,
     /// The new container's placement after the moves.
     pub placement: Placement,
@@ -103,7 +105,7 @@ struct Mover<'a> {
 #[derive(Debug)]
 struct Region<'a> {
     cpus: &'a CpuSet,
-    /// The group around the region, if any.
+    /// The group of the kind to mend that contains the region, if any.
     group: Option<usize>,
     /// The best placement in the region before any move, once computed. The inner option is none if
     /// no placement fits.
@@ -364,8 +366,8 @@ impl<'a> Repacker<'a> {
             };
             let target = to.cpus.union(&to.idle);
             let Mover { owner, held, .. } = &self.owners[mover];
-            // The reverse order of both moves was tried before, unless a move needs CPUs freed by
-            // the first move.
+            // The reverse order of both moves was tried before, unless the second move needs CPUs
+            // freed by the first move.
             if let Some(before) = moves.last()
                 && before.owner > *owner
                 && target.is_disjoint(&self.held_by(before.owner))
@@ -454,7 +456,8 @@ impl<'a> Repacker<'a> {
         }
     }
 
-    /// Whether the needed number of groups can hold the request.
+    /// Whether the groups with the most free CPUs can hold the request, as many groups as the goal
+    /// allows.
     fn can_hold(&self, counts: &[usize]) -> bool {
         let most = spans(self.goal.need)[self.goal.kind];
         let wanted = self.request.cpus;

@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::cpu::{CpuSet, cpu_count};
 
-/// A request for CPUs; by default none, and placed as [`Placer::place`](super::Placer::place) does.
+/// A request for CPUs. The default requests no CPUs, and has the preferences that
+/// [`Placer::place`](super::Placer::place) uses.
 ///
 /// ```
 /// use pinfold::cpu::{Cores, Order, Request};
@@ -21,16 +22,16 @@ pub struct Request {
     pub order: Order,
     /// How cores are divided.
     pub cores: Cores,
-    /// Ids of preferred NUMA nodes, for example a GPU's; empty for no preference. A NUMA node
-    /// missing on the machine is equally far from all CPUs.
+    /// Ids of preferred NUMA nodes, for example a GPU's NUMA node; empty for no preference. A NUMA
+    /// node that the machine lacks is equally far from all CPUs.
     pub near: CpuSet,
     /// How CPUs isolated at boot are treated.
     pub isolated: Isolated,
     /// Whether the placement must touch the fewest NUMA nodes. The limit is the number of NUMA
-    /// nodes needed by the same number of CPUs, with the same `cores`, if all online CPUs are free.
+    /// nodes that as many CPUs need, with the same `cores`, if all online CPUs are free.
     /// Above the limit the request is refused. A request that fits a single NUMA node gets a single
     /// NUMA node, as with the kubelet's `single-numa-node`. A larger request gets the fewest
-    /// possible, as with `restricted`.
+    /// possible NUMA nodes, as with `restricted`.
     pub fewest_numa: bool,
 }
 
@@ -65,16 +66,16 @@ pub enum Cores {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Numa {
-    /// As few as the free CPUs allow.
+    /// As few NUMA nodes as the free CPUs allow.
     #[default]
     Preferred,
-    /// As few as the number of CPUs needs on the empty machine. Otherwise the container stays in
-    /// the shared pool.
+    /// As few NUMA nodes as the number of CPUs needs on the empty machine. Otherwise the container
+    /// stays in the shared pool.
     Fewest,
 }
 
 /// The treatment of CPUs isolated at boot. The kernel moves no threads between isolated CPUs. All
-/// threads of a program may end on the same CPU, unless the program sets each thread's affinity.
+/// threads of a program may end up on the same CPU, unless the program sets each thread's affinity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Isolated {
@@ -111,7 +112,7 @@ pub enum Refusal {
         /// Online CPUs on entirely free cores.
         free: usize,
     },
-    /// The entirely free cores have no sum of `wanted` CPUs, for [`Cores::Whole`].
+    /// For [`Cores::Whole`]: no choice of entirely free cores has exactly `wanted` CPUs.
     #[error(
         "{} no sum of whole free cores: the nearest counts that are one are {less} and {more}",
         with_verb(*.wanted, ["is", "are"])
@@ -132,7 +133,7 @@ pub enum Refusal {
         /// Entirely free cores.
         free: usize,
     },
-    /// [`Request::fewest_numa`], and the free CPUs are on too many NUMA nodes.
+    /// For [`Request::fewest_numa`]: the free CPUs are on too many NUMA nodes.
     #[error(
         "{} {}, and {}{}",
         with_verb(*.wanted, ["needs", "need"]),
@@ -152,8 +153,9 @@ pub enum Refusal {
         /// The most CPUs available to the container now. For [`Cores::Single`]: entirely free
         /// cores.
         most: usize,
-        /// The kernel's id of each NUMA node with CPUs to give, and their number: free CPUs, for
-        /// [`Cores::Whole`] CPUs on entirely free cores, for [`Cores::Single`] entirely free cores.
+        /// For each NUMA node with CPUs to give: the kernel's id, and the number of free CPUs. With
+        /// [`Cores::Whole`]: the number of CPUs on entirely free cores. With [`Cores::Single`]: the
+        /// number of entirely free cores.
         free: Vec<(Option<u32>, usize)>,
         /// How cores are divided.
         cores: Cores,
@@ -220,8 +222,8 @@ pub(super) struct Terms<'a> {
     pub(super) open: &'a [bool],
     /// Which CPUs are unwanted; empty if all CPUs are welcome.
     pub(super) unwanted: &'a [bool],
-    /// Each CPU's distance to the devices, less the distance of the machine's nearest CPU; empty if
-    /// all are equally far.
+    /// Each CPU's distance to the preferred NUMA nodes, less the distance of the machine's nearest
+    /// CPU; empty if all CPUs are equally far.
     pub(super) distances: &'a [usize],
     pub(super) order: Order,
     pub(super) cores: Cores,
@@ -238,7 +240,7 @@ impl Terms<'_> {
         self.distances.get(cpu).copied().unwrap_or_default()
     }
 
-    /// The available CPUs of a core, in the order of taking.
+    /// The available CPUs of a core, in the order of taking: wanted CPUs before unwanted CPUs.
     pub(super) fn in_order<'b>(&'b self, core: &'b [usize]) -> impl Iterator<Item = usize> + 'b {
         let apart = !self.unwanted.is_empty() && self.cores != Cores::Whole;
         let open_cpus = move |unwanted: bool| {

@@ -35,9 +35,9 @@ pub(super) struct Search<'a, P> {
     /// Counts of CPUs, ascending within each list. `costs` holds the least price of each count.
     pub(super) counts: Vec<usize>,
     pub(super) costs: Vec<P>,
-    /// The CPUs of classes and pieces, core by core.
+    /// The CPUs (hardware threads) of classes and pieces, core by core.
     pub(super) threads: Vec<usize>,
-    /// Scratch space for a join's prices, before the prices become lists.
+    /// A buffer for a join's prices, before the prices become lists.
     rows: Vec<P>,
 }
 
@@ -87,10 +87,10 @@ pub(super) struct OwnPrice<'a, P> {
     pub(super) shared: &'a [usize],
 }
 
-/// The rest of the machine, as needed for a node's table.
+/// The part of the price that comes from outside a node, as needed for the node's table.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct OuterPrice<'a, P> {
-    /// The price of the groups around the node. A group around the node has further CPUs.
+    /// The price of the groups around the node: groups with all CPUs of the node and further CPUs.
     price: P,
     /// Groups around the node with a price that depends on the number of CPUs taken.
     shared: [&'a [usize]; 2],
@@ -116,8 +116,8 @@ pub(super) struct List {
     pub(super) entries: Range<usize>,
 }
 
-/// A combination of two lists from different nodes; none stands for no CPUs of the node. `pattern`
-/// is the join's pattern, `charge` the additional price of the combination.
+/// A combination of two lists from different nodes. None stands for a node that gives no CPUs.
+/// `pattern` is the join's pattern, `charge` the additional price of the combination.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pair<P> {
     pub(super) a: Option<usize>,
@@ -183,8 +183,8 @@ impl<'a, P: Price> Search<'a, P> {
         }
     }
 
-    /// The node of the whole machine and its table's only entry. No group is open in the whole
-    /// machine, and only the count `wanted` is needed.
+    /// The node of the whole machine, and the only entry of the node's table. The whole machine
+    /// contains every crossing group, and only the count `wanted` is needed.
     fn root(&self) -> Option<(usize, usize)> {
         let node = self.parts.last()?.node;
         let list = self.nodes[node].lists.clone().next()?;
@@ -292,8 +292,8 @@ impl<'a, P: Price> Search<'a, P> {
         if free == 0 {
             return 0;
         }
-        // If a side has no free CPU and there is no price to add, the second side's table is the
-        // join's table.
+        // If one side has no free CPU and the join adds no price, the opposite side's table serves
+        // as the join's table.
         let adds = own.fixed != P::NOTHING || !own.shared.is_empty();
         if self.plan.crossing.is_empty() && !adds && (free_a == 0 || free_b == 0) {
             return if free_a == 0 { b.node } else { a.node };
@@ -454,7 +454,8 @@ impl<'a, P: Price> Search<'a, P> {
         own.fixed + self.shared(own.shared, count)
     }
 
-    /// Whether every combination of CPUs from both lists of a pair costs more than the bound.
+    /// Whether even the cheapest entries of both nodes cost more than the bound together. The lists
+    /// of the pair then need no combination.
     fn exceeds_bound(&self, a: usize, b: usize, pair: &Pair<P>, outer: P) -> bool {
         let (a, b) = (&self.nodes[a], &self.nodes[b]);
         pair.a.is_some()
@@ -462,8 +463,8 @@ impl<'a, P: Price> Search<'a, P> {
             && a.cheapest + b.cheapest + pair.charge + outer > self.bound
     }
 
-    /// Lowers the prices of a row to the best that a pair of lists reaches. The row begins at `low`
-    /// CPUs.
+    /// Lowers each price of a row to the best price that a pair of lists reaches. The first price of
+    /// the row is for `low` CPUs.
     fn add_up(&self, pair: Pair<P>, low: usize, row: &mut [P]) {
         let high = low + row.len();
         let alone = match (pair.a, pair.b) {
@@ -537,8 +538,8 @@ impl<'a, P: Price> Search<'a, P> {
         }
     }
 
-    /// As [`Self::charge`], with all CPUs outside the node untouched: then a touched core in pieces
-    /// is always split.
+    /// As [`Self::charge`], if no CPU outside the node is taken. A touched core in pieces is then
+    /// always split.
     fn rest_charge(&self, group: Crossing, pattern: u64) -> Option<P> {
         self.charge(
             group,

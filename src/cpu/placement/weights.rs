@@ -48,8 +48,10 @@ pub(super) fn prices<P: Price>(plan: &Plan, terms: &Terms<'_>) -> Vec<P> {
 }
 
 /// For each group, how many fewer free CPUs the group has than the freest group of the same kind.
-/// Of two choices with the same sum of squares, the choice with the lower sum of these numbers over
-/// its CPUs leaves the lower sum of squares.
+///
+/// The numbers rank choices with the same sum of squares of CPUs taken. Each taken CPU adds the
+/// number of the CPU's group. The choice with the lower sum leaves the more even free CPUs: the sum
+/// of the squares of the remaining free CPUs is lower.
 pub(super) fn behind(plan: &Plan, is_free: &[bool]) -> Vec<usize> {
     let free: Vec<usize> = plan
         .groups
