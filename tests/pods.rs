@@ -273,7 +273,7 @@ fn reasons_say_what_to_change() {
             "qos.yaml",
             "init-and-sidecar",
             "prepare",
-            "an init container runs inside the set that its pod's containers will get",
+            "an init container runs on the CPUs of the pod's other containers",
         ),
     ];
     for (file, pod, container, expected) in cases {

@@ -226,7 +226,7 @@ pub enum RequestError {
         source: prost::DecodeError,
     },
     /// An event's message lacks the pod or the container.
-    #[error("{0} came without the {1} that it is of")]
+    #[error("the message of {0} has no {1}")]
     Missing(Event, &'static str),
 }
 
@@ -446,11 +446,11 @@ mod tests {
             (read("StateChange", b"\x08"), "StateChange can't be read"),
             (
                 read("CreateContainer", b""),
-                "CreateContainer came without the pod",
+                "the message of CreateContainer has no pod",
             ),
             (
                 read("StartContainer", &message(false).encode_to_vec()),
-                "StartContainer came without the container",
+                "the message of StartContainer has no container",
             ),
         ];
         for (result, says) in errors {

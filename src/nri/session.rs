@@ -496,7 +496,7 @@ async fn output_of(running: &mut Option<RunningHandler>) -> (u32, HandlerOutput)
 /// The reason to refuse a Synchronize that would need too much memory.
 fn too_large_reason() -> String {
     format!(
-        "the node's pods and containers need more than the {} MiB that are kept of them: shorten the pods' annotations and the \
+        "the node's pods and containers need more than the limit of {} MiB: shorten the pods' annotations and the \
          containers' arguments on this node",
         MAX_SYNCHRONIZE_BYTES >> 20
     )

@@ -169,13 +169,13 @@ fn decide(
         Some(CpusAnnotation::Exclusive(_)) | None => {}
     }
     if container.kind == ContainerKind::Init {
-        let reason = "an init container runs inside the set that its pod's containers will get";
+        let reason = "an init container runs on the CPUs of the pod's other containers";
         return Err(NotExclusive::Inherit(reason.to_owned()));
     }
     let training = training(pod, &recognise(pod), policy);
     if !training.counts {
         return shared(format!(
-            "not a training pod: {}; annotate it with {CPUS_ANNOTATION}=exclusive if it is one",
+            "not a training pod: {}; if the pod trains a model, annotate it with {CPUS_ANNOTATION}=exclusive",
             training.evidence
         ));
     }

@@ -15,7 +15,7 @@ const MAX_TEXT: usize = 64 << 20;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ManifestError {
     /// A text that is too long to be a list of pods.
-    #[error("{origin}: {size} bytes are more than the {MAX_TEXT} that are read: split the file")]
+    #[error("{origin}: {size} bytes, more than the limit of {MAX_TEXT}: split the file")]
     TooLong {
         /// The source of the text.
         origin: String,
@@ -173,7 +173,7 @@ impl DocumentHead {
             }),
             Some("Pod") if v1(&self.api_version) => Ok(()),
             Some("List" | "PodList") if v1(&self.api_version) => {
-                let stranger = self
+                let unsupported = self
                     .items
                     .iter()
                     .flatten()
@@ -186,7 +186,7 @@ impl DocumentHead {
                             &item.api_version,
                         ))
                     });
-                stranger.map_or(Ok(()), |(index, kind, version)| {
+                unsupported.map_or(Ok(()), |(index, kind, version)| {
                     Err(refuse(Some(index), kind, version))
                 })
             }
@@ -216,7 +216,7 @@ impl ManifestDocument {
             self.items.unwrap_or_default()
         };
         for (pod, index) in pods.into_iter().zip(0..) {
-            let name = name_for_people(pod.metadata.as_ref());
+            let name = display_name(pod.metadata.as_ref());
             let read = Pod::from_k8s(pod).and_then(|pod| {
                 if pod.containers.is_empty() {
                     Err(PodError::NoContainers)
@@ -236,7 +236,7 @@ impl ManifestDocument {
     }
 }
 
-fn name_for_people(metadata: Option<&ObjectMeta>) -> String {
+fn display_name(metadata: Option<&ObjectMeta>) -> String {
     let name =
         metadata.and_then(|metadata| metadata.name.as_ref().or(metadata.generate_name.as_ref()));
     name.map_or_else(

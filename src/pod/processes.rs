@@ -50,7 +50,7 @@ pub fn processes(pod: &Pod, container: &Container) -> Processes {
         Some(EnvSource::Value(text)) => return number(text, format!("PET_NPROC_PER_NODE={text}")),
         Some(EnvSource::Reference) => {
             return Processes::Unknown {
-                evidence: "PET_NPROC_PER_NODE comes from elsewhere".to_owned(),
+                evidence: "PET_NPROC_PER_NODE has valueFrom, which Pinfold can't read".to_owned(),
             };
         }
         None => {}
@@ -177,7 +177,7 @@ mod tests {
         );
         assert_eq!(
             count("torchrun x", &[("PET_NPROC_PER_NODE", None)]),
-            "PET_NPROC_PER_NODE comes from elsewhere"
+            "PET_NPROC_PER_NODE has valueFrom, which Pinfold can't read"
         );
         assert_eq!(
             count(

@@ -324,11 +324,12 @@ fn decide(
     if profile == Profile::Off {
         return Err(format!("profile off, by {by}"));
     }
-    let basis = basis
-        .ok_or_else(|| "the container has no CPU limit, so nothing says how many".to_owned())?;
+    let basis = basis.ok_or_else(|| {
+        "the container has no CPU limit to compute a thread count from".to_owned()
+    })?;
     if container.env_from {
         return Err(
-            "envFrom may set any variable, and what it sets is not visible here: what is set there wins"
+            "envFrom may set any variable, and Pinfold can't see which: Pinfold adds no variables"
                 .into(),
         );
     }

@@ -391,8 +391,7 @@ fn whole_cores_or_a_refusal_that_says_what_works() {
             more: 4
         }
     );
-    let sentence =
-        "3 CPUs are no sum of whole free cores: the nearest counts that are one are 2 and 4";
+    let sentence = "3 CPUs are no sum of whole free cores: the nearest sums are 2 and 4";
     assert_eq!(refusal.to_string(), sentence);
     assert_eq!(
         whole("0-1,4,6", 3),

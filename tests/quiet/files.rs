@@ -50,7 +50,7 @@ impl Machine {
     }
 
     /// As an agent that has just been started.
-    fn turn(&self, options: CpuIsolationOptions, exclusive: &str) -> IsolationReport {
+    fn isolate(&self, options: CpuIsolationOptions, exclusive: &str) -> IsolationReport {
         let mut keeper = CpuIsolator::new(self.root.path());
         keeper.isolate(
             &situation(options, &set(exclusive), &set("0-7")),
@@ -260,7 +260,8 @@ fn trouble_is_said_with_what_to_do() {
         .unwrap();
     let (own, online) = (set("0"), first.union(&set("0-7")));
     let situation = situation(ALL, &own, &online);
-    let report = CpuIsolator::new(machine.root.path()).isolate(&situation, &machine.cgroups(), TREE);
+    let report =
+        CpuIsolator::new(machine.root.path()).isolate(&situation, &machine.cgroups(), TREE);
     let said = report.sentences().join("\n");
     for part in [
         "a few",

@@ -71,7 +71,14 @@ fuzz_target!(|data: &[u8]| {
         assert!(lost.is_subset(&online));
         well(cgroups.all_cpus());
         well(cgroups.has_cpusets_below("kubepods"));
-        let (observed, ledger) = Observed::new(Scan { pods, surroundings: around, lost }, &[]);
+        let (observed, ledger) = Observed::new(
+            Scan {
+                pods,
+                surroundings: around,
+                lost,
+            },
+            &[],
+        );
         for owned in ledger.assignments.values() {
             assert!(owned.cpus().is_subset(&ledger.exclusive()));
         }

@@ -324,7 +324,7 @@ impl<'a> Repacker<'a> {
                 add(&mut counts, &self.owners[mover].held_in);
             }
             if self.can_hold(&counts) {
-                self.go(&order, self.free, &counts, Vec::new());
+                self.try_moves(&order, self.free, &counts, Vec::new());
             }
             if self.best.is_some() {
                 least = Some(cpus);
@@ -343,7 +343,7 @@ impl<'a> Repacker<'a> {
 
     /// Tries every target for the next owner of an order. `counts` are the free CPUs in each group
     /// after all owners of the order have left and the earlier owners have arrived.
-    fn go(&mut self, order: &[usize], free: &CpuSet, counts: &[usize], moves: Vec<Move>) {
+    fn try_moves(&mut self, order: &[usize], free: &CpuSet, counts: &[usize], moves: Vec<Move>) {
         let Some((&mover, rest)) = order.split_first() else {
             return self.finish(free, moves);
         };
@@ -382,7 +382,7 @@ impl<'a> Repacker<'a> {
                 let free = free.difference(&target).union(held);
                 let mut moves = moves.clone();
                 moves.push(Move { owner: *owner, to });
-                self.go(rest, &free, &counts, moves);
+                self.try_moves(rest, &free, &counts, moves);
             }
         }
     }

@@ -114,7 +114,7 @@ pub enum Refusal {
     },
     /// For [`Cores::Whole`]: no choice of entirely free cores has exactly `wanted` CPUs.
     #[error(
-        "{} no sum of whole free cores: the nearest counts that are one are {less} and {more}",
+        "{} no sum of whole free cores: the nearest sums are {less} and {more}",
         with_verb(*.wanted, ["is", "are"])
     )]
     NotWholeCores {

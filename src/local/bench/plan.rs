@@ -216,7 +216,11 @@ impl Plan {
     ///
     /// # Errors
     /// Too few CPUs.
-    pub fn new(preferences: Wishes, topology: &Topology, reserved: &CpuSet) -> Result<Self, PlanError> {
+    pub fn new(
+        preferences: Wishes,
+        topology: &Topology,
+        reserved: &CpuSet,
+    ) -> Result<Self, PlanError> {
         let online = topology.online.clone();
         let free = online.difference(reserved).len();
         if free == 0 {
@@ -239,11 +243,12 @@ impl Plan {
             .ps_cpus
             .unwrap_or_else(|| u32::from(ps > 0 && ps.saturating_add(least) <= room));
         let left = room.saturating_sub(ps.saturating_mul(ps_cpus));
-        let usual = if preferences.command.is_none() && left / preferences.cpus.unwrap_or(1).max(1) >= 2 {
-            2
-        } else {
-            1
-        };
+        let usual =
+            if preferences.command.is_none() && left / preferences.cpus.unwrap_or(1).max(1) >= 2 {
+                2
+            } else {
+                1
+            };
         let workers = preferences.workers.unwrap_or(usual).max(1);
         let cpus = preferences
             .cpus
@@ -267,7 +272,10 @@ impl Plan {
         }
         let asked = 1000
             * (u64::from(workers) * u64::from(cpus) + u64::from(ps) * u64::from(ps_cpus.max(1)));
-        let neighbours = neighbours(&preferences, (1000 * online.len() as u64).saturating_sub(asked));
+        let neighbours = neighbours(
+            &preferences,
+            (1000 * online.len() as u64).saturating_sub(asked),
+        );
         Ok(Self {
             online,
             reserved: reserved.clone(),

@@ -177,7 +177,7 @@ fn containers_without_variables() {
     );
     assert_eq!(
         found.reason,
-        "the container has no CPU limit, so nothing says how many"
+        "the container has no CPU limit to compute a thread count from"
     );
 }
 
