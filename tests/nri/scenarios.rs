@@ -504,7 +504,7 @@ async fn pods_and_containers_that_need_too_much_memory_are_refused() {
         .await
         .unwrap_err();
     assert!(
-        code == 8 && words.contains("more than the 16 MiB that are kept"),
+        code == 8 && words.contains("more than the limit of 16 MiB"),
         "{code} {words}"
     );
     serving
@@ -532,7 +532,7 @@ async fn many_short_texts_need_more_memory_than_their_letters() {
     };
     let answer = runtime.call("Synchronize", part.encode_to_vec()).await;
     assert!(
-        matches!(&answer, Err((8, words)) if words.contains("more than the 16 MiB")),
+        matches!(&answer, Err((8, words)) if words.contains("more than the limit of 16 MiB")),
         "{answer:?}"
     );
     serving.end().await;

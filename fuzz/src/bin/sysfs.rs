@@ -116,7 +116,7 @@ fn processes(proc: &Proc) {
         proc.network_namespace(1),
         proc.tasks(1),
     );
-    let _ = proc.tcp(1);
+    let _ = (proc.segments(1, &mut reader), proc.timeouts(1, &mut reader));
     for name in proc
         .variables(1, &["OMP_NUM_THREADS"])
         .unwrap_or_default()

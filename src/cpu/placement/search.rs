@@ -502,8 +502,7 @@ impl<'a, P: Price> Search<'a, P> {
         }
     }
 
-    /// The fewest CPUs to take from a node, at least 1, because the rest of the machine can't give
-    /// more.
+    /// The fewest CPUs that a node must give, at least 1, since the rest of the machine has too few.
     pub(super) fn least(&self, free: usize) -> usize {
         self.wanted.saturating_sub(self.total_free - free).max(1)
     }
