@@ -1,4 +1,4 @@
-//! Configuration: defaults, then one YAML file, then environment and flags (which `clap` reads as one).
+//! Configuration: defaults, then one YAML file, then environment and flags (`clap` merges both).
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::cpu::CpuSet;
 use crate::pin::cpu_isolation::CpuIsolationOptions;
 use crate::pod::{CpuPreferences, Policy, ThreadPolicy};
 
-/// Where the configuration file is looked for when none is named.
+/// The configuration file that is read if no file is named.
 pub const DEFAULT_FILE: &str = "/etc/pinfold.yaml";
 
 /// The effective configuration of the agent.
@@ -23,7 +23,7 @@ pub struct Config {
     pub root: PathBuf,
     /// Where the cgroup hierarchies are mounted.
     pub cgroup_root: PathBuf,
-    /// The cgroups below which pods are found; those that aren't there are waited for.
+    /// The cgroups below which pods are found. The agent waits for missing cgroups.
     pub trees: Vec<String>,
     /// A folder of pod manifests, YAML or JSON.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -32,7 +32,7 @@ pub struct Config {
     pub cluster: Cluster,
     /// The container runtime.
     pub runtime: Runtime,
-    /// CPUs that no container is given; the core of the lowest CPU where nothing is said.
+    /// CPUs that are never exclusive. The default is the core of the lowest CPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reserved: Option<CpuSet>,
     /// How assignments are enforced.
@@ -41,36 +41,36 @@ pub struct Config {
     pub reconcile_seconds: u64,
     /// Where metrics, health and status are served.
     pub listen: SocketAddr,
-    /// What is measured only where it is asked for.
+    /// Optional measurements.
     pub metrics: Metrics,
-    /// Which pods are owed CPUs of their own.
+    /// Which pods are entitled to exclusive CPUs.
     pub policy: Policy,
-    /// How CPUs are given; each is overruled by a pod's annotation `pinfold.io/NAME`.
+    /// How CPUs are chosen. A pod's annotation `pinfold.io/NAME` overrules each preference.
     pub cpus: CpuPreferences,
-    /// How many running containers may be moved within an hour so that others need not be split; only those of pods that
-    /// allow it are.
+    /// How many running containers may move within an hour to avoid splitting a new container's CPUs. Only pods that allow
+    /// moves are moved.
     pub moves_per_hour: u32,
-    /// Which of the kernel's own work is kept off exclusive CPUs.
+    /// Which kernel work is kept off exclusive CPUs.
     pub quiet: CpuIsolationOptions,
     /// How thread counts follow from CPUs.
     pub threads: ThreadPolicy,
 }
 
-/// Whether the Kubernetes API is used, and who the agent is there.
+/// Whether the Kubernetes API is used, and the agent's node name and namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Cluster {
     /// Whether the API is used.
     pub api: Asked,
-    /// The kubeconfig that leads to it; `KUBECONFIG` or the pod's service account where none is named.
+    /// The kubeconfig of the API server. The default is `KUBECONFIG`, else the pod's service account.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kubeconfig: Option<PathBuf>,
-    /// This node's name; the host's where none is given.
+    /// This node's name. The default is the host's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_name: Option<String>,
     /// The namespace of the agent's own objects: the same for all agents of a cluster.
     pub namespace: String,
-    /// Whether the Node is labelled by the plans of scenes.
+    /// Whether the agent labels the Node by the ScenePlans.
     pub scenes: bool,
 }
 
@@ -86,22 +86,22 @@ impl Default for Cluster {
     }
 }
 
-/// What is measured only where it is asked for, because it costs the pods or the node something.
+/// Optional measurements. Each costs the pods or the node something.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Metrics {
-    /// What the pods' sockets send and receive, counted by BPF programs that see each of their packets (cgroup v2).
+    /// Whether BPF programs count what the pods' sockets send and receive. The programs see each packet (cgroup v2).
     pub sockets: bool,
-    /// How many descriptors may be open to count cycles, instructions and cache misses of containers that share their CPUs: four
-    /// for each container and CPU. The kernel switches these counters with the containers.
+    /// The most descriptors that count cycles, instructions and cache misses of containers in the shared pool. Each container
+    /// needs four descriptors per CPU. The kernel switches the counters with the containers.
     pub shared_counters: usize,
-    /// Seconds between two looks at the pods' TCP connections; 0 for none at all.
+    /// Seconds between two reads of the pods' TCP connections; 0 disables the reads.
     pub connections: u64,
-    /// With how many others of its training job, at most, it is told how much a training pod exchanges; 0 for none.
+    /// The most peers of a training job for which a pod's traffic is reported; 0 reports no peers.
     pub peers: u64,
 }
 
-/// The enforcement asked for.
+/// The configured enforcement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Wanted {
@@ -209,10 +209,10 @@ impl Default for Config {
 // === impl Config ===
 
 impl Config {
-    /// Puts the layers together and checks the result.
+    /// Combines the layers and checks the result.
     ///
     /// # Errors
-    /// A file that is named and can't be read, an unknown key, a value of the wrong kind: each with its place.
+    /// A named file can't be read, a key is unknown, or a value has the wrong kind. Each error states the place.
     pub fn load(overrides: Overrides) -> anyhow::Result<Self> {
         let mut config = match &overrides.config {
             Some(path) => Self::read(path)?,
@@ -272,9 +272,9 @@ impl Config {
             .with_context(|| format!("the configuration file {} is wrong", path.display()))
     }
 
-    /// Reads the text of a configuration file; an empty one holds the defaults.
+    /// Reads the text of a configuration file. An empty text holds the defaults.
     pub fn parse(text: &str) -> anyhow::Result<Self> {
-        // The parser's own error repeats itself around a picture of the place; its words for users say it once.
+        // The parser's full error repeats the message around an excerpt. The formatter for users prints the message once.
         let parsed: Option<Self> = serde_saphyr::from_str(text).map_err(|error| {
             anyhow::anyhow!(
                 "{}",
@@ -325,13 +325,13 @@ impl Config {
         cluster::check(&self.cluster)
     }
 
-    /// The configuration as a file would hold it.
+    /// The configuration as the text of a configuration file.
     pub fn to_yaml(&self) -> anyhow::Result<String> {
         Ok(serde_saphyr::to_string(self)?)
     }
 }
 
-/// A variable that is set to nothing says nothing.
+/// Whether a variable has a value. An empty variable counts as unset.
 #[allow(clippy::ptr_arg, reason = "it is the predicate of a filter")]
 fn given(text: &String) -> bool {
     !text.is_empty()

@@ -1,4 +1,4 @@
-//! What the owner is told, and what it answers.
+//! [`Event`]: the input of the reconciler, and the answers to runtime requests.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,10 @@ use crate::cpu::CpuSet;
 use crate::host::pod_resources::CpuManager;
 use crate::pod::{ApiUid, Pod, ThreadEnvironment};
 
-/// Where the answer to a start goes: why the container must not start, if it must not.
+/// The receiver of the answer to StartContainer. An error is the reason for a refusal.
 pub(super) type Reply = oneshot::Sender<Result<(), String>>;
 
-/// Who tells of pods. Where both know a pod, the first of these counts.
+/// A source of pods. If both sources describe a pod, the API's description counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Source {
     /// The API server.
@@ -20,65 +20,65 @@ pub enum Source {
     Folder,
 }
 
-/// What the owner is told.
+/// An input of the reconciler.
 #[derive(Debug)]
 pub enum Event {
-    /// The pods of a source, all of them, and what could not be read.
+    /// The complete list of a source's pods, with the errors of reading.
     Pods {
-        /// Who tells.
+        /// The source of the list.
         source: Source,
         /// The pods.
         pods: Vec<Pod>,
-        /// Files or pods that could not be read, as sentences.
+        /// Unreadable files or pods, as sentences.
         errors: Vec<String>,
     },
-    /// The API server has told nothing so far: what the kernel says is all there is.
-    Unheard,
+    /// The wait for the API server's first list has ended without a complete list. Passes then rely on the kernel's records.
+    PodsWaitEnded,
     /// The uid of this Node at the API server.
     Node(ApiUid),
     /// The NUMA nodes of the devices of pods, by namespace and name.
     Devices(BTreeMap<(String, String), CpuSet>),
-    /// What the kubelet's CPU Manager does, when that has changed.
+    /// The new state of the kubelet's CPU Manager, after a change.
     CpuManager(CpuManager),
-    /// What a container runtime has, or what is new there.
-    Runtime(RuntimeNews),
-    /// A runtime is about to create a container.
+    /// An update of the container runtime's pods.
+    Runtime(RuntimeUpdate),
+    /// The runtime request CreateContainer.
     Create {
-        /// Its pod.
+        /// The container's pod.
         pod: Box<Pod>,
         /// The container's name.
         container: String,
-        /// Where the answer goes.
-        reply: oneshot::Sender<Admission>,
+        /// The receiver of the answer.
+        reply: oneshot::Sender<CreateAnswer>,
     },
-    /// A runtime is about to let a container's program begin: its cgroup is there.
+    /// The runtime request StartContainer. The container's cgroup exists, but its program has not begun.
     Start {
-        /// The uid of its pod.
+        /// The uid of the container's pod.
         uid: String,
         /// The container's name.
         container: String,
-        /// Where the answer goes.
+        /// The receiver of the answer.
         reply: Reply,
     },
-    /// A runtime has changed what a container may use.
-    Changed,
+    /// The container runtime has changed a container's resources, or has stopped or removed a container.
+    CgroupsChanged,
 }
 
-/// What a container runtime tells.
+/// An update of the container runtime's pods.
 #[derive(Debug)]
-pub enum RuntimeNews {
-    /// Everything that it has.
+pub enum RuntimeUpdate {
+    /// The complete list of the runtime's pods.
     All(Vec<RuntimePod>),
-    /// One pod, as it is now.
+    /// The present state of a pod.
     Pod(Box<RuntimePod>),
-    /// The uid of a pod that is gone.
+    /// The uid of a removed pod.
     Gone(String),
 }
 
-// === impl RuntimeNews ===
+// === impl RuntimeUpdate ===
 
-impl RuntimeNews {
-    /// The uid of a pod whose containers are still to be created.
+impl RuntimeUpdate {
+    /// The uid of a pod without containers so far.
     pub fn of_new_pod(&self) -> Option<&str> {
         match self {
             Self::Pod(told) if told.pod.containers.is_empty() => told.pod.cgroup_uid(),
@@ -87,25 +87,25 @@ impl RuntimeNews {
     }
 }
 
-/// A pod, as a container runtime tells of it.
+/// A pod as described by the container runtime.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RuntimePod {
-    /// The pod, without what we have put into its containers' environment.
+    /// The pod, without the variables injected by Pinfold into the containers' environment.
     pub pod: Pod,
-    /// By container, the names of variables that were put there.
+    /// The names of the injected variables, by container.
     pub injected: BTreeMap<String, Vec<String>>,
 }
 
-/// What a runtime is told of a container that it is about to create.
+/// The answer to CreateContainer.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Admission {
-    /// The CPUs it will own; `None` in the shared pool.
+pub struct CreateAnswer {
+    /// The container's exclusive CPUs; `None` in the shared pool.
     pub cpus: Option<CpuSet>,
-    /// The NUMA nodes that its memory is to come from; `None` for all.
+    /// The NUMA nodes for the container's memory; `None` for all.
     pub memory: Option<CpuSet>,
-    /// Why it must not be created, if it must not.
+    /// The reason for a refusal; `None` if the runtime may create the container.
     pub refused: Option<String>,
-    /// Whether its pod counts as a training pod.
+    /// Whether the container's pod counts as a training pod.
     pub training: bool,
     /// The thread environment.
     pub threads: ThreadEnvironment,

@@ -1,4 +1,4 @@
-//! Pods from a folder of manifests; changes are followed by inotify.
+//! Pods from a folder of manifests. inotify reports changes.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,7 +10,7 @@ use super::event::{Event, Source};
 use crate::host::watch::Watch;
 use crate::pod::{self, Pod};
 
-/// A folder of manifests and what was last read from each.
+/// A folder of manifests, and the pods last read from each file.
 #[derive(Debug)]
 pub(super) struct Folder {
     path: PathBuf,
@@ -20,7 +20,7 @@ pub(super) struct Folder {
 // === impl Folder ===
 
 impl Folder {
-    /// A folder that must be there.
+    /// Opens the folder, which must exist.
     pub(super) fn new(path: &Path) -> anyhow::Result<Self> {
         fs::read_dir(path).with_context(|| {
             format!(
@@ -39,11 +39,11 @@ impl Folder {
         mut self,
         events: tokio::sync::mpsc::Sender<Event>,
     ) -> anyhow::Result<()> {
-        // The watch is set before the first reading, so that no change falls between the two.
+        // The watch begins before the first reading, so that no change is missed.
         let mut watch =
             Watch::new(&self.path, 0).context("can't watch the folder of pod manifests")?;
         loop {
-            // On a thread of its own: a folder that takes long to read must not hold up the agent's end.
+            // The read runs on a blocking thread. A slow folder must not delay the agent's shutdown.
             let read = tokio::task::spawn_blocking(move || {
                 let event = self.read();
                 (self, event)
@@ -59,12 +59,12 @@ impl Folder {
                 .changed()
                 .await
                 .context("can't watch the folder of pod manifests any longer")?;
-            // Writers change several files at once; a moment later they are all there.
+            // Writers change several files at once. A short pause lets all changes arrive.
             tokio::time::sleep(std::time::Duration::from_millis(2)).await;
         }
     }
 
-    /// Reads every manifest. A file that can't be read keeps the pods it had: missing data is no reason to unpin.
+    /// Reads every manifest. An unreadable file keeps its earlier pods: missing data never unpins a container.
     fn read(&mut self) -> Event {
         let mut errors = Vec::new();
         let found = match manifests(&self.path) {
@@ -93,7 +93,7 @@ impl Folder {
         }
     }
 
-    /// All pods, each uid once: the first file that holds it wins, and the others are named.
+    /// All pods, each uid once. The first file with a uid wins. An error names each further file.
     fn distinct(&self, errors: &mut Vec<String>) -> Vec<Pod> {
         let mut first: BTreeMap<&str, &Path> = BTreeMap::new();
         let mut pods = Vec::new();
@@ -122,7 +122,7 @@ impl Folder {
 /// The pods in a manifest file, or in all manifests of a folder.
 ///
 /// # Errors
-/// The first file that can't be read, with its name and the place of the mistake.
+/// The first unreadable file, with its name and the place of the mistake.
 pub fn read_pods(path: &Path) -> anyhow::Result<Vec<Pod>> {
     if !path.is_dir() {
         return read_manifest(path);
@@ -135,9 +135,9 @@ pub fn read_pods(path: &Path) -> anyhow::Result<Vec<Pod>> {
     Ok(pods)
 }
 
-/// The pods in one of a folder's manifests.
+/// The pods in a manifest of a folder.
 fn read_entry(path: &Path) -> anyhow::Result<Vec<Pod>> {
-    // A pipe without a writer would be waited for without end.
+    // Reading a pipe without a writer would never end.
     let strange = fs::metadata(path).is_ok_and(|kind| !kind.is_file());
     anyhow::ensure!(
         !strange,
@@ -154,7 +154,7 @@ fn read_manifest(path: &Path) -> anyhow::Result<Vec<Pod>> {
     Ok(pod::parse(&text, &path.display().to_string())?)
 }
 
-/// The files in a folder that are manifests by their names, in order.
+/// The manifest files in a folder, selected by name and sorted.
 fn manifests(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {

@@ -1,6 +1,6 @@
-//! The two gates of a pod that must not run without CPUs of its own: where its container is created, and where it starts.
+//! The checks for a pod that must not run without exclusive CPUs: at CreateContainer and at StartContainer.
 //!
-//! Everybody else passes: a container that could not be pinned runs in the shared pool, and its note says why.
+//! All pods without the annotation `required` pass. An unpinned container runs in the shared pool, and its note has the reason.
 
 use crate::cpu::CpuSet;
 use crate::pin::decide::{Decision, Refused};
@@ -8,8 +8,8 @@ use crate::pin::snapshot::ContainerState;
 use crate::pin::{Enforcement, Snapshot};
 use crate::pod::{ContainerKind, Entitlement, Pod, Qos, is_required};
 
-/// Why a container must not be created, if it must not. `owed` is whether any container of its pod is owed CPUs of its own,
-/// where all of them are known.
+/// The reason to refuse a CreateContainer request, if any. `owed`: whether a container of the pod is entitled to exclusive
+/// CPUs. `None`: not all containers of the pod are known.
 pub(super) fn at_creation(pod: &Pod, decision: &Decision, owed: Option<bool>) -> Option<String> {
     let given = decision.cpus.is_some();
     let why = match &decision.entitlement {
@@ -21,10 +21,10 @@ pub(super) fn at_creation(pod: &Pod, decision: &Decision, owed: Option<bool>) ->
         .map(refusal)
 }
 
-/// Whether a container may start, by what was seen in force.
+/// Whether a container may start, judged by its effective CPUs.
 ///
 /// # Errors
-/// Why it must not.
+/// The reason to refuse the start.
 pub(super) fn at_start(container: &ContainerState, snapshot: &Snapshot) -> Result<(), String> {
     if !container.required || snapshot.enforcement == Enforcement::Observe {
         return Ok(());
@@ -58,7 +58,7 @@ pub(super) fn at_start(container: &ContainerState, snapshot: &Snapshot) -> Resul
     why.as_deref().map(refusal).map_or(Ok(()), Err)
 }
 
-/// Who else is on a container's CPUs, if anybody is.
+/// The reason why the assigned CPUs are not exclusive, if any.
 fn others(container: &ContainerState, assigned: &CpuSet, snapshot: &Snapshot) -> Option<String> {
     if snapshot.enforcement == Enforcement::Partition {
         let says = container.partition.as_deref().unwrap_or("nothing");
@@ -86,13 +86,13 @@ fn others(container: &ContainerState, assigned: &CpuSet, snapshot: &Snapshot) ->
     ))
 }
 
-/// Offline CPUs are in nobody's reach.
+/// Whether the assignment is effective. Offline CPUs may be missing from `effective`.
 fn is_in_force(assigned: &CpuSet, effective: &CpuSet) -> bool {
     !effective.is_empty() && effective.is_subset(assigned)
 }
 
-/// Why a container without CPUs of its own has none, where that is not as it is meant: beside others that have, a container
-/// with less than a CPU belongs into the shared pool.
+/// The reason why a container lacks exclusive CPUs. `None` for a shared container of a Guaranteed pod: the shared pool is
+/// intended.
 fn why_none(entitlement: &Entitlement, qos: Qos, note: Option<&str>) -> Option<String> {
     match entitlement {
         Entitlement::Exclusive { cpus, .. } => {
@@ -111,7 +111,7 @@ fn none_free(cpus: u32) -> String {
     }
 }
 
-/// Said where what is in force could not be read.
+/// The refusal if the effective CPUs could not be read.
 pub(super) const UNSEEN: &str = "the pod is annotated pinfold.io/cpus=required, and whether the container has CPUs of its own could \
                                  not be seen: see the log of Pinfold on this node";
 
@@ -226,7 +226,7 @@ mod tests {
             at_start(own, &snapshot(enforcement, &all))
         };
         told(Enforcement::Partition, &own, None).unwrap();
-        // The runtime has written the set, and the kernel has made no partition of it.
+        // The runtime has written the cpuset, but the kernel has made no partition.
         let member = ContainerState {
             partition: Some("member".to_owned()),
             ..own.clone()
@@ -246,7 +246,7 @@ mod tests {
                 .unwrap_err()
                 .ends_with(": no")
         );
-        // Without partitions it is the others that have to be off.
+        // Without partitions, other containers must be off the assigned CPUs.
         let (away, near) = (state("other", None, "0-1"), state("other", None, "0-2"));
         told(Enforcement::Cpuset, &member, Some(&away)).unwrap();
         assert!(
@@ -262,7 +262,7 @@ mod tests {
             )
             .is_err()
         );
-        // Who does not insist, and where nothing is enforced, begins in any case.
+        // A pod without `required` starts in any case, and so does every pod under `observe`.
         told(
             Enforcement::Partition,
             &ContainerState {

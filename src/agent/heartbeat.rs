@@ -16,25 +16,25 @@ pub(super) struct Heartbeat {
 struct Beat {
     /// When the last pass ended.
     finished: Option<Instant>,
-    /// The operation that runs now, and since when. Between two passes there is none.
+    /// The running operation and its start time; `None` between two passes.
     operation: Option<(Cow<'static, str>, Instant)>,
 }
 
-/// How the reconciler is.
+/// The health of the reconciler.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Health {
     /// The first pass has not ended. The startup probe, or the service manager's start timeout, decides how long to wait.
     Starting(String),
     /// The last pass ended in time.
     Alive,
-    /// No pass has ended for too long. The text says how long, and names the operation that hangs.
+    /// No pass has ended for too long. The text gives the time and the hanging operation.
     Stuck(String),
 }
 
 // === impl Heartbeat ===
 
 impl Heartbeat {
-    /// A reconciler that runs a pass in each `interval` at least.
+    /// The heartbeat of a reconciler with at least one pass in each `interval`.
     pub(super) fn new(interval: Duration) -> Self {
         Self {
             interval,
@@ -42,17 +42,17 @@ impl Heartbeat {
         }
     }
 
-    /// Notes the operation that begins now. A thread that hangs in a system call is found by this note.
+    /// Notes the operation that begins now. The note identifies a hanging system call.
     pub(super) fn begin(&self, operation: impl Into<Cow<'static, str>>) {
         self.beat().operation = Some((operation.into(), Instant::now()));
     }
 
-    /// Notes that no operation runs now.
+    /// Notes the end of an operation.
     pub(super) fn idle(&self) {
         self.beat().operation = None;
     }
 
-    /// Notes that a pass has ended, with success or with an error.
+    /// Notes the end of a pass, with success or with an error.
     pub(super) fn finish(&self) {
         *self.beat() = Beat {
             finished: Some(Instant::now()),
@@ -60,7 +60,7 @@ impl Heartbeat {
         };
     }
 
-    /// How the reconciler is now.
+    /// The present health of the reconciler.
     pub(super) fn health(&self) -> Health {
         self.health_at(Instant::now())
     }

@@ -1,4 +1,4 @@
-//! [`History`]: what the kernel doesn't keep: how containers were at the start, and what has happened to them since.
+//! [`History`]: facts about containers not kept by the kernel: the state at the agent's start, unpinned time, repairs.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -8,17 +8,17 @@ use crate::metrics::AgentMetrics;
 use crate::pin::snapshot::{ContainerState, Repaired};
 use crate::pin::{self, Drift, Enforcement, Observed, ObservedContainer};
 
-/// What has happened to containers, by their cgroups.
+/// The history of the node's containers, by cgroup path.
 #[derive(Debug, Default)]
 pub(super) struct History {
-    /// Containers that were there at the start, and what was their own and in force then.
+    /// The containers at the agent's start, with the exclusive CPUs in force at the time.
     old: BTreeMap<String, CpuSet>,
-    /// How long containers ran before what they own was in force.
+    /// The unpinned time of each container, in seconds.
     windows: BTreeMap<String, f64>,
-    /// The containers whose programs wait for us to let them begin, from their creation on: the uid of the pod and the name.
-    /// What runs in them until then is the runtime's.
+    /// Created containers whose StartContainer has no answer so far, by pod uid and container name. Until the answer, only the
+    /// runtime's own processes run in the container.
     waiting: BTreeSet<(String, String)>,
-    /// Drift that was put right.
+    /// Repaired drift.
     repaired: BTreeMap<String, Repaired>,
 }
 
@@ -30,7 +30,7 @@ fn own(container: &ObservedContainer) -> CpuSet {
         .unwrap_or_default()
 }
 
-/// The CPUs that are a container's own, in force; none where what it owns is not.
+/// The exclusive CPUs of a container if its assignment is in force, else none.
 pub(super) fn own_in_force(container: &ObservedContainer, enforcement: Enforcement) -> CpuSet {
     let (own, cpuset) = (own(container), &container.cgroup.cpuset);
     let live = enforcement != Enforcement::Partition || cpuset.partition.is_live();
@@ -44,7 +44,7 @@ pub(super) fn own_in_force(container: &ObservedContainer, enforcement: Enforceme
 // === impl History ===
 
 impl History {
-    /// Takes note of what is there at the start.
+    /// Takes the containers at the agent's start.
     pub(super) fn begin(&mut self, observed: &Observed, enforcement: Enforcement) {
         let so_far = |container: &ObservedContainer| own_in_force(container, enforcement);
         self.old = observed
@@ -53,24 +53,25 @@ impl History {
             .collect();
     }
 
-    /// A container's program waits for us to let it begin.
+    /// Adds a container whose program waits for the answer to StartContainer.
     pub(super) fn waits(&mut self, uid: &str, container: &str) {
         self.waiting.insert((uid.to_owned(), container.to_owned()));
     }
 
-    /// It may begin.
+    /// Removes a container whose program may begin.
     pub(super) fn begins(&mut self, uid: &str, container: &str) {
         self.waiting.remove(&(uid.to_owned(), container.to_owned()));
     }
 
-    /// Those that the runtime does not have any more never begin.
+    /// Removes waiting containers already removed by the runtime.
     pub(super) fn only_waiting(&mut self, is_there: impl Fn(&str, &str) -> bool) {
         self.waiting
             .retain(|(uid, container)| is_there(uid, container));
     }
 
-    /// Notes how long containers ran before what they own was in force; not for those that were there at the start.
-    pub(super) fn note_windows(
+    /// Notes the unpinned time of containers whose assignment came into force. Containers from before the agent's start have no
+    /// unpinned time.
+    pub(super) fn note_unpinned_time(
         &mut self,
         before: &Observed,
         after: &Observed,
@@ -88,7 +89,8 @@ impl History {
             if own.is_empty() || self.old.contains_key(path) || self.windows.contains_key(path) {
                 continue;
             }
-            // One that is made in a pod's cgroup which holds no other CPUs has its own from the first instruction on.
+            // The unpinned time is zero if the program has not begun, or if the container ran only on exclusive CPUs before.
+            // A new cgroup in a pod with only the container's CPUs starts on exclusive CPUs.
             let had = waiting.contains(path)
                 || before.containers().any(|other| {
                     other.cgroup.path == *path && other.cgroup.cpuset.effective == own
@@ -103,7 +105,7 @@ impl History {
         }
     }
 
-    /// Notes drift that is gone after a repair.
+    /// Counts repaired drift: drift of `found` without drift at the same path in `left`.
     pub(super) fn note_repairs(&mut self, found: &[Drift], left: &[Drift]) {
         let gone = |drift: &&Drift| !left.iter().any(|other| other.path == drift.path);
         for drift in found.iter().filter(gone) {
@@ -122,7 +124,7 @@ impl History {
         }
     }
 
-    /// Forgets containers whose cgroups are gone.
+    /// Forgets containers whose cgroups were removed.
     pub(super) fn forget(&mut self, observed: &Observed) {
         let there: HashSet<&String> = observed
             .containers()
@@ -133,7 +135,7 @@ impl History {
         self.repaired.retain(|path, _| there.contains(path));
     }
 
-    /// Adds to a container's state what is known of its past.
+    /// Adds a container's history to the container's state.
     pub(super) fn tell(&self, container: &mut ContainerState) {
         let Some(path) = &container.cgroup else {
             return;

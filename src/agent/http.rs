@@ -34,14 +34,14 @@ use crate::metrics::{self, AgentMetrics, Chunk, Format, PAGE_TIME, Page, Sources
 use crate::pin::Snapshot;
 use crate::pin::snapshot::ContainerState;
 
-/// Connections served at once. A further client takes the place of the oldest connection whose request is not being
-/// answered, so that clients that are slow or hostile never keep a probe waiting.
+/// Connections served at once. A further client replaces the oldest connection without a page in progress, else the oldest of
+/// all. Slow or hostile clients therefore never keep a probe waiting.
 const CONNECTIONS: usize = 32;
 
-/// Pages of `/metrics` and `/status` that are made at once. Each takes memory and a thread; further requests wait.
+/// Pages of `/metrics` and `/status` that are built at once. Each page takes memory and a thread. Further requests wait.
 const PAGES: usize = 8;
 
-/// A client that sends its request more slowly than this is cut off.
+/// The time that a client has to send the headers of a request.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The longest life of a connection.
@@ -50,33 +50,33 @@ const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a client may leave an answer unread, in milliseconds. The kernel then ends the connection.
 const WRITE_TIMEOUT_MS: u32 = 10_000;
 
-/// The header by which Prometheus tells how many seconds it waits for a page.
+/// The header in which Prometheus states its scrape timeout in seconds.
 const SCRAPE_TIMEOUT: &str = "x-prometheus-scrape-timeout-seconds";
 
-/// The time kept for sending the page: at most this, and at most a quarter of the timeout.
+/// The longest time reserved for sending the page. With a short timeout, a quarter of the timeout is reserved.
 const SCRAPE_MARGIN: Duration = Duration::from_millis(500);
 
-/// A connection that is served.
+/// An open connection.
 struct Connection {
     task: JoinHandle<()>,
-    /// Whether a page is being made for it now.
+    /// Whether a page is being built for the connection.
     busy: Arc<AtomicBool>,
 }
 
-/// What requests are answered from.
+/// The state from which requests are answered.
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
     pub(super) heartbeat: Heartbeat,
     pub(super) sources: Sources,
     pub(super) metrics: AgentMetrics,
-    /// What is known of the API, where it is used.
+    /// The state of the API connection, where the API is used.
     pub(super) link: Option<Link>,
-    /// How it stands with the container runtime, where it is spoken with.
+    /// The state of the connection to the container runtime, where NRI is used.
     pub(super) runtime: Option<runtime::Link>,
 }
 
-/// What `/status` shows.
+/// The JSON document of `/status`.
 #[derive(Serialize)]
 struct Status<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -87,7 +87,7 @@ struct Status<'a> {
     snapshot: &'a Snapshot,
 }
 
-/// An answer's body, in pieces.
+/// A response body in pieces.
 struct Pieces(VecDeque<Bytes>);
 
 // === impl Pieces ===
@@ -124,22 +124,22 @@ impl Body for Pieces {
         self.0.is_empty()
     }
 
-    /// Told before the first piece goes out, so that the client knows the whole length.
+    /// The exact length of the body, which the client gets before the first piece.
     fn size_hint(&self) -> SizeHint {
         SizeHint::with_exact(self.0.iter().map(|piece| piece.len() as u64).sum())
     }
 }
 
-/// A container as `/status` shows it: what is decided, and what is seen of its threads.
+/// A container in `/status`: the decision, and the observed threads.
 #[derive(Serialize)]
-struct Told<'a> {
+struct ContainerStatus<'a> {
     #[serde(flatten)]
     state: &'a ContainerState,
     #[serde(skip_serializing_if = "Option::is_none")]
     seen: Option<ThreadTruth>,
 }
 
-/// Makes pages for one connection, a few at a time for all.
+/// Builds pages for a connection. The semaphore limits the pages of all connections together.
 #[derive(Clone)]
 struct Making {
     pages: Arc<Semaphore>,
@@ -149,7 +149,7 @@ struct Making {
 // === impl Making ===
 
 impl Making {
-    /// Waits for a place without holding a thread, and then makes a page. `None`: no place was free by `until`.
+    /// Waits for a permit without blocking a thread, and then builds a page. `None`: no permit was free by `until`.
     async fn run<T>(&self, until: Instant, make: impl FnOnce() -> T) -> Option<T> {
         let place = tokio::time::timeout_at(until.into(), self.pages.acquire())
             .await
@@ -165,14 +165,14 @@ impl Making {
 // === impl State ===
 
 impl State {
-    /// What `/metrics` shows, of what was collected.
+    /// The complete page of `/metrics`: the collected families and the agent's own families.
     pub(super) fn page(&self, collected: Page) -> Page {
         let api = self.link.as_ref().map(Link::numbers);
         let runtime = self.runtime.as_ref().map(runtime::Link::numbers);
         metrics::complete(collected, &self.metrics, api.as_ref(), runtime.as_ref())
     }
 
-    /// The page for a scraper. `None`: there was no time for it, since another page was being made until then.
+    /// The response to a scrape. `None`: another page was still being built at `until`.
     fn scrape(
         &self,
         snapshot: &Arc<Snapshot>,
@@ -196,7 +196,7 @@ impl State {
                 .insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
             response
         } else {
-            // Nothing is copied: what was collected goes to the client as it is.
+            // The collected chunks go to the client without a copy.
             typed(
                 StatusCode::OK,
                 format.content_type(),
@@ -212,13 +212,13 @@ impl State {
     fn status(&self, snapshot: &Arc<Snapshot>, until: Instant) -> serde_json::Result<String> {
         let cluster = self.link.as_ref().map(Link::state);
         let runtime = self.runtime.as_ref().map(runtime::Link::state);
-        // Whoever asks wants to know how it is now, where nobody scrapes, too.
+        // A `/status` request collects fresh data, since the node may have no scraper.
         self.sources.collect_shared(snapshot, until);
-        let told = |state| Told {
+        let told = |state| ContainerStatus {
             state,
             seen: self.sources.truth(state, snapshot),
         };
-        let containers: Vec<Told<'_>> = snapshot.containers.iter().map(told).collect();
+        let containers: Vec<ContainerStatus<'_>> = snapshot.containers.iter().map(told).collect();
         let mut status = serde_json::to_value(Status {
             cluster,
             runtime,
@@ -230,12 +230,12 @@ impl State {
         serde_json::to_string_pretty(&status)
     }
 
-    /// Why the agent is not ready, although it works.
+    /// The reason why a working agent is not ready yet.
     fn awaited(&self) -> Option<String> {
         self.link.as_ref().and_then(Link::awaited)
     }
 
-    /// What a person should know of an agent that is ready.
+    /// The problems of a ready agent, as sentences for people.
     fn troubles(&self, snapshot: &Snapshot) -> Vec<String> {
         let trouble = self.link.as_ref().and_then(Link::trouble);
         let runtime = self.runtime.as_ref().and_then(runtime::Link::trouble);
@@ -247,7 +247,7 @@ impl State {
     }
 }
 
-/// Serves until told to stop.
+/// Serves connections until `stop` is cancelled.
 pub(super) async fn serve(listener: TcpListener, state: Arc<State>, stop: CancellationToken) {
     let mut open: VecDeque<Connection> = VecDeque::with_capacity(CONNECTIONS);
     let pages = Arc::new(Semaphore::new(PAGES));
@@ -259,7 +259,7 @@ pub(super) async fn serve(listener: TcpListener, state: Arc<State>, stop: Cancel
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
-                // Out of file descriptors, for example: waiting is all that helps.
+                // The process may be out of file descriptors. Only waiting helps.
                 tracing::warn!("can't accept a connection: {error}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
@@ -295,7 +295,7 @@ pub(super) async fn serve(listener: TcpListener, state: Arc<State>, stop: Cancel
                 .serve_connection(TokioIo::new(stream), answer);
             tokio::select! {
                 () = stop.cancelled() => {}
-                // A client that goes away in the middle, or never reads its answer, is no concern of ours.
+                // A client that disconnects early, or never reads the answer, is no error.
                 _ = tokio::time::timeout(CONNECTION_TIMEOUT, connection) => {}
             }
         });
@@ -371,14 +371,14 @@ fn text(status: StatusCode, text: String) -> Response<Pieces> {
     typed(status, "text/plain; charset=utf-8", Pieces::one(text))
 }
 
-/// The answer to a client whose time was over before its page was begun.
+/// The response to a client whose page could not be built in time.
 fn too_late() -> Response<Pieces> {
     let says = "no page in time: pages for other clients were being made until then; give the scraper more time, or scrape \
                 less often\n";
     text(StatusCode::SERVICE_UNAVAILABLE, says.to_owned())
 }
 
-/// How long the page may take, by the scraper's own timeout. Without a usable timeout the default applies.
+/// The time for building the page, derived from the scraper's timeout. Without a usable timeout the default applies.
 fn page_time(request: &HeaderMap) -> Duration {
     let seconds = request
         .get(SCRAPE_TIMEOUT)
@@ -405,13 +405,13 @@ fn accepts_gzip(header: &str) -> bool {
         if name.eq_ignore_ascii_case("gzip") || name.eq_ignore_ascii_case("x-gzip") {
             return accepted;
         }
-        // Whatever is not named.
+        // `*` stands for every coding that the header does not name.
         others |= name == "*" && accepted;
     }
     others
 }
 
-/// Compressed as fast as can be: series are much alike, and more effort makes them little smaller.
+/// Compresses at the fastest level. Series are much alike, and a higher level saves little.
 fn gzip(chunks: &[Chunk]) -> Pieces {
     let length: usize = chunks.iter().map(|chunk| chunk.as_ref().len()).sum();
     let mut encoder = GzEncoder::new(Vec::with_capacity(length / 8), Compression::fast());

@@ -1,10 +1,10 @@
 //! [`resolve`]: which static pods the mirror pods stand for.
 //!
 //! The cgroup of a static pod and the mirror pod at the API server have different uids. The mirror pod names the cgroup's uid
-//! in annotations. The author of any pod can write the same annotations and owner references. A mirror pod therefore counts
-//! only if no pod has the uid, and if neither the container runtime nor an assignment record names another pod. Among several
-//! mirror pods for a uid, the container runtime decides, or a record that the runtime confirmed. Without such a record, and
-//! without the runtime, no mirror pod counts: an unconfirmed record proves nothing.
+//! in annotations. The author of any pod can write the same annotations and owner references. Two conditions therefore apply to
+//! a mirror pod. No pod may have the uid. Neither the container runtime nor an assignment record may name another pod. Among
+//! several mirror pods for a uid, the container runtime decides, or a record that the runtime confirmed. Without such a record,
+//! and without the runtime, no mirror pod counts: an unconfirmed record proves nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ use crate::pod::{ApiUid, Pod, PodUid};
 /// Namespace and name of a pod.
 pub(super) type PodName = (String, String);
 
-/// The pod that an assignment record names.
+/// The pod named in an assignment record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Recorded {
     pub(super) pod: PodName,
@@ -25,23 +25,23 @@ pub(super) struct Recorded {
 /// Which mirror pod stands for a static pod.
 struct Verdict {
     winner: Option<PodName>,
-    /// Whether the container runtime has told the winner's name.
+    /// Whether the container runtime or a confirmed record names the winner.
     confirmed: bool,
-    /// The reasons why the other mirror pods do not count.
+    /// The reason why all further mirror pods do not count.
     reason: String,
 }
 
-/// Facts about the pods on this node that a pod's author can't write.
+/// Facts about the node's pods that a pod's author can't write.
 pub(super) struct Evidence<'a> {
-    /// The uid of this Node; `None` before the first answer of the API server.
+    /// The Node's uid; `None` before the first answer of the API server.
     pub(super) node: Option<&'a ApiUid>,
-    /// The pods of the container runtime, by the uid in their cgroup's name.
+    /// The pods of the container runtime, by the uid in the cgroup's name.
     pub(super) runtime: &'a BTreeMap<String, RuntimePod>,
-    /// The pods that assignment records name, by the uid in their cgroup's name.
+    /// The pods named in assignment records, by the uid in the cgroup's name.
     pub(super) records: &'a BTreeMap<String, Recorded>,
 }
 
-/// The uids of static pods that mirror pods name.
+/// The uids of static pods, as named by mirror pods.
 pub(super) fn named(pods: &[Pod]) -> BTreeSet<String> {
     pods.iter()
         .filter_map(|pod| Some(pod.mirror.as_ref()?.uid.to_string()))
@@ -52,7 +52,7 @@ fn name(pod: &Pod) -> PodName {
     (pod.namespace.clone(), pod.name.clone())
 }
 
-/// Gives mirror pods the uid of their static pod's cgroup where that is certain. Returns conflicts as sentences.
+/// Gives mirror pods the uid of their static pod's cgroup where the match is certain. Returns conflicts as sentences.
 pub(super) fn resolve(pods: &mut [Pod], evidence: &Evidence<'_>) -> Vec<String> {
     let real: BTreeMap<PodUid, PodName> = pods
         .iter()
@@ -189,7 +189,7 @@ mod tests {
         (namespace.to_owned(), "p".to_owned())
     }
 
-    /// The namespaces of the pods that have the uid `hash` in the end, and the number of conflicts.
+    /// The namespaces of the pods with the resolved uid `hash`, and the number of conflicts.
     fn found(pods: Vec<Pod>, runtime: Option<&str>, record: Option<&str>) -> (Vec<String>, usize) {
         let (pods, conflicts) = resolved(pods, runtime, record.map(|namespace| (namespace, true)));
         (
@@ -198,7 +198,7 @@ mod tests {
         )
     }
 
-    /// The same, with the pods themselves. A record says whether the runtime confirmed the pod's name.
+    /// As `found`, but with the pods themselves. A record says whether the runtime confirmed the pod's name.
     fn resolved(
         mut pods: Vec<Pod>,
         runtime: Option<&str>,
@@ -289,7 +289,7 @@ mod tests {
             (names.collect::<Vec<_>>(), conflicts)
         };
         let is = |namespace: &str, confirmed| vec![(namespace.to_owned(), confirmed)];
-        // Neither of the two gets the uid, whichever was there first.
+        // Neither mirror pod gets the uid, whichever name the record has.
         for first in ["a", "b"] {
             assert_eq!(
                 names(resolved(both(), None, Some((first, false)))),
@@ -304,7 +304,7 @@ mod tests {
             names(resolved(both(), None, Some(("b", true)))),
             (is("b", true), 1)
         );
-        // Without a rival, the pod in the record counts, still unconfirmed. A pod with another name gets nothing.
+        // Without a rival, the pod in the record counts, still unconfirmed. A pod with a different name gets nothing.
         let alone = || vec![mirror("a", "hash")];
         assert_eq!(names(resolved(alone(), None, None)), (is("a", false), 0));
         assert_eq!(

@@ -1,37 +1,39 @@
-//! Configuration, the one owner of the state, HTTP, start and stop.
+//! The agent: configuration, the reconciler, the HTTP server, start and shutdown.
 //!
 //! ```text
-//!  manifests ──inotify──> folder ─┐
-//!  the API ──────watch──> cluster ┤
-//!  cgroups ────inotify──> trees ──┼── Event ──> owner ── Snapshot ──> HTTP (/metrics, /status, /readyz)
-//!  a runtime ──────NRI──> runtime ┤
-//!  every 10 s ────────────────────┘
+//!  manifests ──inotify──> folder ──┐
+//!  API server ───watch──> cluster ─┼── Event ───> Reconciler ── Snapshot ──> HTTP (/metrics, /status, /readyz)
+//!  runtime ────────NRI──> runtime ─┤              (one thread,
+//!  cgroups ────inotify─────────────┼── Trigger ─>  the sole
+//!  timer, every 10 s ──────────────┘               writer)
 //! ```
 //!
-//! All that changes is changed by one task, the owner; others send it events and read what it publishes.
+//! The reconciler is the sole writer of the node's state. All remaining tasks send events to the reconciler and read the
+//! published snapshots.
 
 pub mod cluster;
 pub mod config;
 mod event;
 mod folder;
 mod gate;
-mod given_up;
 mod heartbeat;
 mod history;
 mod http;
 mod identity;
-mod isolation;
+mod isolation_gate;
 mod node;
-mod owner;
-mod promises;
-mod question;
+mod pending;
+mod pending_create;
+mod pod_store;
+mod reconciler;
+mod release_backoff;
 mod run;
 mod runtime;
+mod schedule;
 mod service;
 mod tasks;
-mod told;
 
-pub use event::{Admission, Event, RuntimeNews, RuntimePod, Source};
+pub use event::{CreateAnswer, Event, RuntimePod, RuntimeUpdate, Source};
 pub use folder::read_pods;
 pub use node::{Node, environment, reserved};
 pub use run::{Agent, lock, run};

@@ -1,4 +1,4 @@
-//! [`Node`]: the machine, its cgroups and the configuration, and what follows from them at the start.
+//! [`Node`]: the machine, its cgroups, the configuration, and the settings found at the start.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::pod::{Pod, ThreadBasis, ThreadEnvironment, ThreadPolicy, thread_envir
 /// How long the start waits for the kubelet's answer.
 const FIRST_ANSWER: Duration = Duration::from_secs(2);
 
-/// The node as it was found at the start, and as a kubelet that pins has it since.
+/// The node as found at the start. A kubelet that assigns CPUs changes the enforcement later.
 #[derive(Debug, Clone)]
 pub struct Node {
     /// The effective configuration.
@@ -26,28 +26,28 @@ pub struct Node {
     pub(super) hotplug_state: HotplugState,
     /// The machine.
     pub topology: Topology,
-    /// Its cgroups.
+    /// The machine's cgroups.
     pub cgroups: Cgroups,
-    /// Its processes.
+    /// The machine's processes.
     pub proc: Proc,
-    /// CPUs that nobody is given.
+    /// CPUs that are never exclusive.
     pub reserved: CpuSet,
     /// How assignments are enforced.
     pub enforcement: Enforcement,
-    /// Why so.
+    /// The reason for the enforcement.
     pub enforcement_reason: String,
-    /// Both as they are where no kubelet assigns CPUs.
+    /// The enforcement and the reason for a node without a kubelet that assigns CPUs.
     alone: (Enforcement, String),
-    /// The last that is known about the kubelet's CPU Manager. `None` for cgroups that no kubelet manages.
+    /// The last known state of the kubelet's CPU Manager. `None` for cgroups outside any kubelet.
     cpu_manager: Option<CpuManager>,
-    /// Why nothing new is assigned now.
+    /// The reason why new assignments are suspended, if any.
     suspended: Option<String>,
 }
 
 // === impl Node ===
 
 impl Node {
-    /// Looks at the node.
+    /// Reads the node, and asks the kubelet for the CPU Manager's policy.
     ///
     /// # Errors
     /// No topology, no cpuset controller, reserved CPUs that don't exist.
@@ -60,12 +60,12 @@ impl Node {
         Ok(node)
     }
 
-    /// Looks at the node for the sake of pods that no kubelet knows of, whatever a kubelet may pin here.
+    /// Reads the node for pods that no kubelet manages. A kubelet's CPU Manager has no effect.
     ///
     /// # Errors
-    /// As [`Node::new`].
+    /// The errors of [`Node::new`].
     pub fn apart(config: Config) -> anyhow::Result<Self> {
-        // Before the topology: a change between the two is then noticed at the first tick.
+        // The hotplug state is read first. The first tick then notices a change during the reading of the topology.
         let hotplug_state = HotplugState::read(&config.root);
         let topology = topology::read(&config.root)?;
         let mut cgroups = Cgroups::detect(&config.cgroup_root)?;
@@ -94,14 +94,15 @@ impl Node {
         self.config.reserved.as_ref().is_none_or(CpuSet::is_empty)
     }
 
-    /// Forgets the default reserved CPUs, so that [`Node::choose_reserved`] takes the owners of CPUs into account.
+    /// Forgets the default reserved CPUs. [`Node::choose_reserved`] then takes assigned CPUs into account.
     pub(super) fn forget_default_reserved(&mut self) {
         if self.has_default_reserved() {
             self.reserved = CpuSet::new();
         }
     }
 
-    /// Chooses the default reserved CPUs at the start, and again when all of them are offline. Owned CPUs are never chosen.
+    /// Chooses the default reserved CPUs at the start, and again when all of them are offline. Assigned or barred CPUs are
+    /// never chosen.
     pub(super) fn choose_reserved(&mut self, ledger: &Ledger) {
         if !self.has_default_reserved() || !self.reserved.is_disjoint(&self.topology.online) {
             return;
@@ -121,21 +122,21 @@ impl Node {
         }
     }
 
-    /// Chooses the default reserved CPUs as an agent that starts beside these owners.
+    /// Chooses the default reserved CPUs like an agent at its start, with the assignments of `ledger`.
     pub fn reserve_beside(&mut self, ledger: &Ledger) {
         self.forget_default_reserved();
         self.choose_reserved(ledger);
     }
 
-    /// The last that is known about the kubelet's CPU Manager.
+    /// The last known state of the kubelet's CPU Manager.
     pub(super) fn cpu_manager(&self) -> Option<CpuManager> {
         self.cpu_manager
     }
 
-    /// Stops assigning CPUs beside a kubelet that assigns CPUs or may do so, and starts again after the kubelet stopped. Says
-    /// whether that has changed.
+    /// Only observes beside a kubelet that assigns CPUs, and enforces again after the kubelet stops assigning. Suspends new
+    /// assignments while a kubelet does not answer. Returns whether the enforcement or the suspension changed.
     pub(super) fn set_cpu_manager(&mut self, now: CpuManager) -> bool {
-        // Cgroups that no kubelet manages stay as they are.
+        // Cgroups outside any kubelet: the enforcement stays.
         if self.cpu_manager.is_none() {
             return false;
         }
@@ -168,17 +169,17 @@ impl Node {
         resumed || before != self.enforcement
     }
 
-    /// Why nothing new is assigned now: the kubelet has not told the policy of its CPU Manager yet.
+    /// The reason why new assignments are suspended: the kubelet has not reported the policy of its CPU Manager.
     pub(super) fn suspended(&self) -> Option<&str> {
         self.suspended.as_deref()
     }
 
-    /// Reads the pods' trees as they are now, and finds which of the pods is where.
+    /// Reads the pods' trees, and matches the cgroups with the pods.
     pub fn observe(&self, pods: &[Pod]) -> anyhow::Result<(Observed, Ledger)> {
         Ok(self.observe_unless(pods, || false)?.unwrap_or_default())
     }
 
-    /// As [`Node::observe`], but given up as soon as `put_off` says so, between two pods: then there is nothing.
+    /// As [`Node::observe`], but calls `put_off` before each pod. `None`: `put_off` returned true.
     pub(super) fn observe_unless(
         &self,
         pods: &[Pod],
@@ -201,7 +202,7 @@ impl Node {
         Ok(Some(self.found(scan, pods)?))
     }
 
-    /// Reads those of the pods' cgroups again that are wanted, and takes the others as they were seen.
+    /// Reads the wanted pods' cgroups again, and takes all other pods from `seen`.
     pub(super) fn observe_again(
         &self,
         seen: Observed,
@@ -213,7 +214,7 @@ impl Node {
             .unwrap_or_default())
     }
 
-    /// As [`Node::observe_again`], but given up as soon as `put_off` says so, before each pod that is read.
+    /// As [`Node::observe_again`], but calls `put_off` before each pod that is read. `None`: `put_off` returned true.
     pub(super) fn observe_again_unless(
         &self,
         seen: Observed,
@@ -237,7 +238,7 @@ impl Node {
         Ok(Some(self.found(scan, pods)?))
     }
 
-    /// Reads one pod's cgroup, which may be new, and those that are `stale`, and takes all others as they were seen.
+    /// Reads the cgroup of the pod `uid`, which may be new, and of `stale` pods. All other pods come from `seen`.
     pub(super) fn observe_pod(
         &self,
         mut seen: Observed,
@@ -255,7 +256,7 @@ impl Node {
         self.observe_again(seen, pods, |pod| pod.uid == uid || stale(&pod.uid))
     }
 
-    /// Looks for a pod's cgroup, and reads it.
+    /// Finds and reads a pod's cgroup.
     pub(super) fn find_pod(&self, uid: &str) -> anyhow::Result<Option<PodCgroup>> {
         for tree in &self.config.trees {
             let found = self.cgroups.find_pod(tree, uid);
@@ -268,7 +269,7 @@ impl Node {
         Ok(None)
     }
 
-    /// Reads a pod's cgroup; nothing where it is gone.
+    /// Reads a pod's cgroup; `None` if the cgroup is gone.
     pub(super) fn pod(&self, path: String, uid: String) -> anyhow::Result<Option<PodCgroup>> {
         let unreadable = format!("can't read the pod's cgroup {path}");
         self.cgroups.pod(path, uid).context(unreadable)
@@ -279,7 +280,7 @@ impl Node {
         Ok(Observed::new(scan, pods))
     }
 
-    /// Online CPUs that neither these pods nor anybody else has.
+    /// Online CPUs that no cpuset has.
     pub(super) fn lost<'a>(
         &self,
         pods: impl Iterator<Item = &'a PodCgroup>,
@@ -294,7 +295,7 @@ impl Node {
     }
 }
 
-/// The reserved CPUs: those asked for, else the core of the lowest CPU, as long as no container owns CPUs.
+/// The configured reserved CPUs, else the core of the lowest CPU. The default ignores assignments.
 ///
 /// # Errors
 /// Reserved CPUs that are not online here.
@@ -348,7 +349,7 @@ fn enforcement(config: &Config, cgroups: &Cgroups) -> anyhow::Result<(Enforcemen
     Ok((Enforcement::Cpuset, format!("{lacking}: {weaker}")))
 }
 
-/// The thread environment of a container that owns `cpus`, or runs in the shared pool.
+/// The thread environment of a container with exclusive `cpus`, or of a container in the shared pool.
 pub(super) fn threads(
     node: &Node,
     pod: &Pod,
@@ -367,7 +368,7 @@ pub(super) fn threads(
     )
 }
 
-/// The thread environment of a pod's container, from the CPUs it owns or its quota in the shared pool.
+/// The thread environment of a pod's container, from exclusive CPUs or from a quota in the shared pool.
 pub fn environment(
     pod: &Pod,
     index: usize,

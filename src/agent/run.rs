@@ -16,12 +16,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::cluster::{Cluster, Running, peers};
 use super::config::Config;
-use super::event::{Admission, Event};
+use super::event::{CreateAnswer, Event};
 use super::folder::Folder;
 use super::heartbeat::Heartbeat;
 use super::http::{self, State};
 use super::node::Node;
-use super::owner::Owner;
+use super::reconciler::Reconciler;
 use super::runtime;
 use super::service;
 use super::tasks::Tasks;
@@ -36,17 +36,17 @@ use crate::metrics::{AgentMetrics, Format, Peer, Sources, Unknown};
 use crate::pin::Snapshot;
 use crate::pod::Pod;
 
-/// How long an answer of the kubelet is good for, unless a cgroup comes or goes. Passes in between ask nothing, and the timer's
-/// pass finds an older answer.
+/// How long a kubelet answer stays valid while no cgroup appears or disappears. A reconcile pass within this time causes no
+/// request. A later pass causes a new request.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
 
-/// How often a kubelet that has never answered is asked.
+/// The time between two requests to a kubelet that has never answered.
 const ASK_UNTIL_ANSWERED: Duration = Duration::from_secs(1);
 
-/// The shortest time between two questions to the kubelet.
+/// The shortest time between two requests to the kubelet.
 const ASK_AT_MOST: Duration = Duration::from_millis(200);
 
-/// How long the stop waits for answers to the runtime, which have at most 1.5 s, and for Events that are not written yet.
+/// How long the shutdown waits for unwritten Events and for answers to the runtime, which take at most 1.5 s.
 const GRACE: Duration = Duration::from_millis(1800);
 
 /// A running agent.
@@ -66,15 +66,16 @@ impl Agent {
     /// Starts an agent on a node, without a cluster.
     ///
     /// # Errors
-    /// As [`Agent::start_in`].
+    /// The errors of [`Agent::start_in`].
     pub async fn start(node: Node) -> anyhow::Result<Self> {
         Self::start_in(None, node).await
     }
 
-    /// Starts an agent on a node, of a cluster if there is one.
+    /// Starts an agent on a node. With `cluster`, the agent also uses the Kubernetes API.
     ///
     /// # Errors
-    /// The address is taken, the folder of manifests is missing, inotify is at its limit. That the API server is away is none.
+    /// The address is taken, the folder of manifests is missing, or inotify is at its limit. An unreachable API server is no
+    /// error.
     pub async fn start_in(cluster: Option<&Cluster>, node: Node) -> anyhow::Result<Self> {
         let listen = node.config.listen;
         let listener = TcpListener::bind(listen).await.with_context(|| {
@@ -100,14 +101,15 @@ impl Agent {
         }
         let (cgroups, appeared) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         for tree in &node.config.trees {
-            // A class, a pod, a container: the runtime writes a container's CPUs after it has made the cgroup.
+            // The watch covers three levels: QoS class, pod and container. The runtime writes a container's CPUs after the
+            // cgroup's creation.
             for folder in node.cgroups.watch_folders(tree) {
                 let watch = Watch::with_file(&folder, 3, Some(PARTITION))
                     .with_context(|| format!("can't watch the pods' tree {}", folder.display()))?;
                 tasks.spawn(follow(watch, [Arc::clone(&cgroups), Arc::clone(&appeared)]));
             }
         }
-        // The kubelet knows a pod's devices before the runtime knows the pod: each new cgroup is a reason to ask.
+        // The kubelet knows a pod's devices before the runtime knows the pod. Each new cgroup therefore triggers a request.
         let kubelet = PodResources::new(&node.config.root);
         let asking = AskKubelet {
             kubelet,
@@ -119,7 +121,7 @@ impl Agent {
         let mut sources = Sources::new(node.cgroups.clone(), node.proc.clone(), &node.config.root);
         if node.config.metrics.shared_counters > 0 {
             let events = perf::hardware_events(&node.config.root);
-            // The limit on open files was raised with the sources, and files are needed for more than this.
+            // `Sources::new` has raised the limit on open files. The counters must leave files for the rest of the agent.
             let (asked, room) = (
                 node.config.metrics.shared_counters,
                 limits::shared_counter_limit(),
@@ -154,7 +156,7 @@ impl Agent {
         });
         let link = cluster.as_ref().map(|cluster| cluster.link.clone());
         let runtime = node.config.runtime.wanted();
-        // The reconciler ends after the connection to the runtime, so that each request that was read gets its answer.
+        // The reconciler ends after the connection to the runtime. Each request that was read therefore gets an answer.
         let answered = if runtime {
             CancellationToken::new()
         } else {
@@ -201,8 +203,8 @@ impl Agent {
             http::serve(listener, served, ended).await;
             Ok(())
         });
-        let owner = Owner::new(node, cluster.is_some(), metrics, published, heartbeat);
-        tasks.spawn_to_its_end(owner.run_on_thread(inbox, cgroups, answered));
+        let reconciler = Reconciler::new(node, cluster.is_some(), metrics, published, heartbeat);
+        tasks.spawn_to_its_end(reconciler.run_on_thread(inbox, cgroups, answered));
         Ok(Self {
             address,
             events,
@@ -213,20 +215,20 @@ impl Agent {
         })
     }
 
-    /// Where it serves HTTP.
+    /// The address of the HTTP server.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The latest state, once there is one.
+    /// The latest snapshot; `None` before the first reconcile pass.
     pub fn snapshot(&self) -> Option<Arc<Snapshot>> {
         self.snapshot.borrow().clone()
     }
 
-    /// What `/metrics` serves.
+    /// The page that `/metrics` serves.
     ///
     /// # Errors
-    /// Nothing to serve before the first reconcile.
+    /// No snapshot exists before the first reconcile pass.
     pub fn scrape(&self) -> anyhow::Result<String> {
         let snapshot = self
             .snapshot()
@@ -235,8 +237,8 @@ impl Agent {
         Ok(page.text(Format::Text))
     }
 
-    /// Asks, as a container runtime does before it creates a container, what that container gets.
-    pub async fn create(&self, pod: &Pod, container: &str) -> anyhow::Result<Admission> {
+    /// Sends a CreateContainer request, as a container runtime does, and returns the reconciler's answer.
+    pub async fn create(&self, pod: &Pod, container: &str) -> anyhow::Result<CreateAnswer> {
         let (reply, answer) = oneshot::channel();
         let (pod, container) = (Box::new(pod.clone()), container.to_owned());
         self.events
@@ -250,17 +252,17 @@ impl Agent {
         answer.await.context("the agent has no answer")
     }
 
-    /// Waits until a task ends, which none should do by itself, and says which way.
+    /// Waits until a task ends, and returns an error: no task should end on its own.
     pub async fn ended(&mut self) -> anyhow::Result<()> {
         self.tasks.ended().await
     }
 
-    /// An error if a task has ended by itself.
+    /// Returns an error if a task has ended on its own.
     pub fn check(&mut self) -> anyhow::Result<()> {
         self.tasks.check()
     }
 
-    /// Stops: work in hand is finished, and every assignment stays as it is.
+    /// Stops the agent. Work in hand is finished, and every assignment stays.
     pub async fn stop(mut self) {
         let until = tokio::time::Instant::now() + GRACE;
         drop(self.events);
@@ -271,7 +273,7 @@ impl Agent {
     }
 }
 
-/// Tells the owner of changes below a tree; several before it looks are one.
+/// Wakes the reconciler and the kubelet client after changes below a tree. Several changes may cause a single wake-up.
 async fn follow(mut watch: Watch, listeners: [Arc<Notify>; 2]) -> anyhow::Result<()> {
     loop {
         watch
@@ -284,7 +286,7 @@ async fn follow(mut watch: Watch, listeners: [Arc<Notify>; 2]) -> anyhow::Result
     }
 }
 
-/// Looks at the pods' TCP connections again and again, beside everything else.
+/// Reads the pods' TCP connections periodically, on a blocking thread.
 async fn look_at_connections(
     state: Arc<State>,
     between: Duration,
@@ -297,7 +299,7 @@ async fn look_at_connections(
         timer.tick().await;
         let latest = snapshots.wait_for(Option::is_some).await;
         let Some(snapshot) = latest.ok().and_then(|snapshot| snapshot.clone()) else {
-            // The owner has ended, and so does everything else.
+            // The snapshot channel is closed: the reconciler has ended, and the agent stops.
             return std::future::pending().await;
         };
         let looking = Arc::clone(&state);
@@ -305,12 +307,12 @@ async fn look_at_connections(
         tokio::task::spawn_blocking(look)
             .await
             .context("a look at TCP connections broke")?;
-        // While somebody is still asking, or where nobody does, this look's are not asked for.
+        // `peers::resolve` may be busy or absent. The unknown addresses of this read are then dropped.
         let _ = unknown.try_send(state.sources.unknown_peers());
     }
 }
 
-/// Passes on what the API server says of a training job's pods.
+/// Hands a training job's pods, as the API server lists them, to the metrics sources.
 fn know(sources: &Sources, job: (String, String), members: Vec<Member>) {
     let peers = members.into_iter().flat_map(
         |Member {
@@ -334,13 +336,12 @@ fn know(sources: &Sources, job: (String, String), members: Vec<Member>) {
 
 /// Asks the kubelet for the devices of pods and for its CPU Manager's policy.
 ///
-/// The kubelet is asked when cgroups come and go, and once in each reconcile interval. An agent at rest has no timer for
-/// this.
+/// Cgroup changes and reconcile passes trigger the requests. A timer runs only while the kubelet has not answered.
 struct AskKubelet {
     kubelet: PodResources,
-    /// The last that is known about the CPU Manager; `None` where the node's cgroups are not the kubelet's.
+    /// The last known state of the CPU Manager. `None` where no kubelet manages the node's cgroups.
     cpu_manager: Option<CpuManager>,
-    /// How long an answer is good for, unless a cgroup comes or goes.
+    /// How long an answer stays valid while no cgroup appears or disappears.
     again: Duration,
     events: mpsc::Sender<Event>,
 }
@@ -385,7 +386,7 @@ impl AskKubelet {
         }
     }
 
-    /// Asks once, and tells the owner what has changed.
+    /// Queries the kubelet once, and reports changes to the reconciler.
     async fn ask(&mut self, known: &mut BTreeMap<(String, String), CpuSet>) -> anyhow::Result<()> {
         let listed = self.kubelet.list().await;
         let answered = match &listed {
@@ -436,10 +437,10 @@ impl AskKubelet {
     }
 }
 
-/// Takes the lock that lets one Pinfold at a time own a node's cgroups; the kernel drops it when the process ends.
+/// Takes the lock that lets a single Pinfold process manage a node's cgroups. The kernel drops the lock when the process ends.
 ///
 /// # Errors
-/// Another one has it.
+/// The folder can't be opened, or another process holds the lock.
 pub fn lock(folder: &Path) -> anyhow::Result<Flock<File>> {
     let file = File::open(folder).with_context(|| format!("can't open {}", folder.display()))?;
     Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| {
@@ -450,12 +451,12 @@ pub fn lock(folder: &Path) -> anyhow::Result<Flock<File>> {
     })
 }
 
-/// Runs the agent until it is told to stop: `pinfold run`.
+/// Runs the agent until SIGTERM or an interrupt: `pinfold run`.
 ///
 /// # Errors
-/// What [`Agent::start`] says, or a task that ended by itself.
+/// A setting or the node can't be used, [`Agent::start_in`] fails, or a task ends on its own.
 pub async fn run(config: Config) -> anyhow::Result<()> {
-    // First of all: until it is set, the first process of a container hears no SIGTERM at all.
+    // The signal handler comes first: the first process of a container ignores SIGTERM without a handler.
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     let cluster = Cluster::open(&config, |name| std::env::var(name).ok()).await?;
     let node = Node::new(config)?;

@@ -1,7 +1,7 @@
-//! What the service manager is told of the agent: ready, alive, and how it is.
+//! Messages to the service manager: ready, alive and status.
 //!
-//! The watchdog is told that the agent is alive as long as the reconciler's [`Heartbeat`] is in time. If the
-//! signs of life stop, the service manager restarts the agent. Assignments stay.
+//! The watchdog gets a sign of life while the reconciler's [`Heartbeat`] is in time. If the signs of life stop, the service
+//! manager restarts the agent. Assignments stay.
 
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -11,7 +11,7 @@ use crate::host::notify::Notifier;
 use crate::pin::Snapshot;
 use crate::text::counted;
 
-/// Tells the service manager until the agent stops.
+/// Sends messages to the service manager until the agent stops.
 pub(super) async fn tell(
     mut snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
     heartbeat: Heartbeat,
@@ -34,7 +34,7 @@ pub(super) async fn tell(
             changed = snapshot.changed() => if changed.is_err() {
                 return;
             },
-            // Before the first pass the service manager waits for `ready`, and its start timeout decides.
+            // Before the first pass the service manager waits for `ready`. Its start timeout then decides.
             () = tick(timer.as_mut()) => match heartbeat.health() {
                 Health::Alive | Health::Starting(_) => told(notifier.alive()),
                 Health::Stuck(reason) => tracing::error!("the watchdog gets no sign of life: {reason}"),
@@ -52,7 +52,7 @@ pub(super) async fn tell(
     }
 }
 
-/// Waits for the next sign of life that is due; for ever where nobody waits for one.
+/// Waits for the next sign of life that is due. Without a watchdog the wait never ends.
 async fn tick(timer: Option<&mut tokio::time::Interval>) {
     match timer {
         Some(timer) => drop(timer.tick().await),

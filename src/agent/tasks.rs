@@ -1,4 +1,4 @@
-//! [`Tasks`]: what runs beside each other, until the agent stops.
+//! [`Tasks`]: the agent's concurrent tasks.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use anyhow::Context;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// The agent's tasks. None of them ends by itself: one that does has failed.
+/// The agent's tasks. No task ends on its own: an ended task has failed.
 #[derive(Debug)]
 pub(super) struct Tasks {
     set: JoinSet<anyhow::Result<()>>,
@@ -16,7 +16,7 @@ pub(super) struct Tasks {
 // === impl Tasks ===
 
 impl Tasks {
-    /// No tasks yet; `stop` ends those to come.
+    /// Creates an empty set. `stop` ends the tasks of [`Tasks::spawn`].
     pub(super) fn new(stop: CancellationToken) -> Self {
         Self {
             set: JoinSet::new(),
@@ -24,7 +24,7 @@ impl Tasks {
         }
     }
 
-    /// Starts a task that is dropped where it stands when the agent stops.
+    /// Starts a task. The stop of the agent drops the task.
     pub(super) fn spawn(
         &mut self,
         task: impl Future<Output = anyhow::Result<()>> + Send + 'static,
@@ -38,7 +38,7 @@ impl Tasks {
         });
     }
 
-    /// Starts a task that hears of the stop itself, and finishes what it has in hand.
+    /// Starts a task that watches the stop token, and finishes its work in hand.
     pub(super) fn spawn_to_its_end(
         &mut self,
         task: impl Future<Output = anyhow::Result<()>> + Send + 'static,
@@ -46,13 +46,13 @@ impl Tasks {
         self.set.spawn(task);
     }
 
-    /// Waits until a task ends, which none should do by itself, and says which way.
+    /// Waits until a task ends, and returns an error: no task should end on its own.
     pub(super) async fn ended(&mut self) -> anyhow::Result<()> {
         let joined = self.set.join_next().await;
         verdict(joined)
     }
 
-    /// An error if a task has ended by itself.
+    /// Returns an error if a task has ended on its own.
     pub(super) fn check(&mut self) -> anyhow::Result<()> {
         match self.set.try_join_next() {
             None => Ok(()),
@@ -60,7 +60,7 @@ impl Tasks {
         }
     }
 
-    /// Stops them: work in hand is finished, but not waited for longer than this.
+    /// Stops all tasks. Work in hand gets at most the time `grace`.
     pub(super) async fn stop(&mut self, grace: Duration) {
         self.stop.cancel();
         let grace = tokio::time::sleep(grace);

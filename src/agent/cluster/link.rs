@@ -1,4 +1,4 @@
-//! [`Link`]: what is known of the API and of the pods that it tells of, for `/status`, `/readyz` and `/metrics`.
+//! [`Link`]: the state of the API connection and its pods, for `/status`, `/readyz` and `/metrics`.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -11,20 +11,20 @@ use super::Cluster;
 use crate::cluster::{Call, Counters, ErrorKind, scenes};
 use crate::metrics::{ApiNumbers, PlaceNumbers};
 
-/// What is heard of the API, as it changes.
+/// The state of the API connection.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Heard {
-    /// Whether all pods have been told at least once.
+    /// Whether the first list of pods is complete.
     pub(super) complete: bool,
-    /// What is wrong now.
+    /// The current problem.
     pub(super) trouble: Option<String>,
-    /// What was wrong last, now or before.
+    /// The latest problem, current or past.
     pub(super) last_error: Option<String>,
-    /// Since when it is as it is.
+    /// The time at which the connection last came or went.
     pub(super) since: Option<Timestamp>,
-    /// Pods that are known.
+    /// The number of known pods.
     pub(super) pods: usize,
-    /// Pods that can't be read, as sentences.
+    /// The number of unreadable pods.
     pub(super) unreadable: usize,
 }
 
@@ -35,7 +35,7 @@ impl Heard {
         self.complete && self.trouble.is_none()
     }
 
-    /// Changes something, and notes when the connection came or went by it.
+    /// Applies a change, and records the time if the connection came or went.
     pub(super) fn change(&mut self, now: Timestamp, change: impl FnOnce(&mut Self)) {
         let before = self.connected();
         change(self);
@@ -45,11 +45,11 @@ impl Heard {
     }
 }
 
-/// The reading end.
+/// The reading end of the connection's state.
 #[derive(Debug, Clone)]
 pub(in crate::agent) struct Link {
     heard: watch::Receiver<Heard>,
-    /// The Node's place in a scene, where it is kept.
+    /// The Node's slot in a scene, where scenes are used.
     place: Option<watch::Receiver<scenes::State>>,
     counters: Arc<Counters>,
     node: String,
@@ -66,20 +66,20 @@ pub(in crate::agent) struct LinkState {
     origin: String,
     node: String,
     namespace: String,
-    /// Whether this node's pods are followed now.
+    /// Whether the agent follows this node's pods now.
     connected: bool,
-    /// Since when they are, or are not.
+    /// The time at which the connection last came or went.
     since: Option<String>,
-    /// Whether all pods were told at least once.
+    /// Whether the first list of pods is complete.
     complete: bool,
-    /// What is wrong now.
+    /// The current problem.
     trouble: Option<String>,
     last_error: Option<String>,
-    /// How long ago the server last answered as it should.
+    /// Seconds since the server's last successful answer.
     last_answer_seconds: Option<f64>,
     pods: usize,
     unreadable_pods: usize,
-    /// The Node's place in a scene.
+    /// The Node's slot in a scene.
     #[serde(skip_serializing_if = "Option::is_none")]
     scene: Option<scenes::State>,
 }
@@ -87,7 +87,7 @@ pub(in crate::agent) struct LinkState {
 // === impl Link ===
 
 impl Link {
-    /// A link of which nothing is known yet, and its writing end.
+    /// Creates a link without any state yet, and its writing end.
     pub(super) fn new(
         cluster: &Cluster,
         place: watch::Receiver<scenes::State>,
@@ -120,7 +120,7 @@ impl Link {
         )
     }
 
-    /// Why the agent is not ready yet: nothing is known of the pods before the API has told them once.
+    /// The reason why the agent is not ready: the API server's first list of pods is missing.
     pub(in crate::agent) fn awaited(&self) -> Option<String> {
         let heard = self.heard.borrow();
         (!heard.complete).then(|| {
@@ -136,7 +136,7 @@ impl Link {
         })
     }
 
-    /// What is wrong now, although it was well once: what is known stays.
+    /// The current problem after the first list. Known pods stay.
     pub(in crate::agent) fn trouble(&self) -> Option<String> {
         let heard = self.heard.borrow();
         let says = heard.trouble.as_ref().filter(|_| heard.complete)?;
@@ -145,7 +145,7 @@ impl Link {
         ))
     }
 
-    /// The Node's place in a scene, where it is kept.
+    /// The Node's slot in a scene, where scenes are used.
     pub(in crate::agent) fn place(&self) -> Option<watch::Receiver<scenes::State>> {
         self.place.clone()
     }
@@ -177,7 +177,7 @@ impl Link {
         }
     }
 
-    /// The same for `/metrics`.
+    /// The connection's state for `/metrics`.
     pub(in crate::agent) fn numbers(&self) -> ApiNumbers {
         let (heard, counters) = (self.heard.borrow(), &self.counters);
         ApiNumbers {

@@ -1,14 +1,14 @@
-//! The agent's side of the Kubernetes API: whether it is used, who we are there, and the tasks that speak with it.
+//! The agent's side of the Kubernetes API: whether the API is used, the agent's identity, and the tasks that use the API.
 //!
 //! ```text
-//!              ┌─ follow ── PodsEvent ──> pods::take ── Event::Pods ──> owner
-//!  Cluster ────┤                              └── Link (what /status, /readyz and /metrics say of the API)
-//!              ├─ Recorder <── News ── news::tell <── Snapshot ── owner
-//!              └─ Scenes: this Node's labels and claims, by the plans
+//!              ┌─ follow ── PodsEvent ──> pods::take ── Event::Pods ──> reconciler
+//!  Cluster ────┤                              └── Link (the API's state for /status, /readyz and /metrics)
+//!              ├─ Recorder <── News ── news::tell <── Snapshot ── reconciler
+//!              └─ Scenes: this Node's labels and claims, by the ScenePlans
 //! ```
 //!
-//! [`Cluster`] is what any further task that speaks with the API is given: it is cheap to clone, and `Cluster::start` is the
-//! place where such tasks begin. All of them end at once when the agent stops; only Events that wait are given a moment.
+//! [`Cluster`] is the handle for every task that uses the API, and is cheap to clone. `Cluster::start` starts the tasks. When
+//! the agent stops, the tasks end at once. Only waiting Events get a short time.
 
 mod link;
 mod news;
@@ -43,7 +43,7 @@ pub(super) use link::{Link, LinkState};
 /// How long the API server may take to answer a request.
 const DEADLINE: std::time::Duration = std::time::Duration::from_secs(30);
 
-/// The longest name of a namespace.
+/// The longest name of a namespace, in characters.
 const LONGEST_NAMESPACE: usize = 63;
 
 /// Whether the Kubernetes API is to be used.
@@ -59,10 +59,10 @@ pub enum Asked {
     Never,
 }
 
-/// This node's pods by the API server, all of them; `None` before it has told them once.
+/// This node's pods, as the API server lists them; `None` before the first list.
 pub type ApiPods = Option<Arc<[Pod]>>;
 
-/// The way to the API, and who we are there: what a task that speaks with it is given. Cheap to clone.
+/// The connection to the API, and the agent's identity in the cluster. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Cluster {
     /// The API, with the counters that all tasks share.
@@ -71,26 +71,26 @@ pub struct Cluster {
     pub node: String,
     /// The namespace of the agent's own objects.
     pub namespace: String,
-    /// Whether the Node is labelled by the plans of scenes.
+    /// Whether the agent labels the Node by the ScenePlans.
     pub scenes: bool,
     /// The server's address.
     pub server: String,
-    /// Where that was found, for people.
+    /// The source of the server's address, for people.
     pub origin: String,
 }
 
-/// The tasks that speak with the API, once they run.
+/// The running tasks of the API.
 #[derive(Debug)]
 pub(super) struct Running {
-    /// What is known of the API.
+    /// The state of the API connection.
     pub(super) link: Link,
-    /// This node's pods by the API server.
+    /// This node's pods, as the API server lists them.
     pub(super) pods: watch::Receiver<ApiPods>,
-    /// The task that writes Events: it ends by itself once nobody can tell it anything more.
+    /// The task that writes Events. The task ends when all recorders are dropped.
     pub(super) writer: JoinHandle<()>,
 }
 
-/// Checks what the configuration says of the API.
+/// Checks the configuration of the API.
 pub(super) fn check(config: &config::Cluster) -> anyhow::Result<()> {
     let name = config.namespace.as_str();
     let plain = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit();
@@ -109,7 +109,7 @@ pub(super) fn check(config: &config::Cluster) -> anyhow::Result<()> {
 }
 
 fn node_name(config: &config::Cluster) -> Result<String, connect::NodeNameError> {
-    // NODE_NAME came in with the flags.
+    // The flags already include NODE_NAME.
     connect::node_name(
         config.node_name.as_deref(),
         None,
@@ -117,12 +117,12 @@ fn node_name(config: &config::Cluster) -> Result<String, connect::NodeNameError>
     )
 }
 
-/// Whether the API is used, by what is configured alone.
+/// Whether the API is used, judged by the configuration alone.
 fn wanted(config: &Config) -> bool {
     match config.cluster.api {
         Asked::Always => true,
         Asked::Never => false,
-        // A KUBECONFIG in somebody's shell, or a pod that happens to have a service account, is not asked for beside a
+        // A folder of manifests replaces the API. Neither KUBECONFIG in a shell nor a pod's service account adds the API to a
         // folder.
         Asked::Auto => config.pods.is_none() || config.cluster.kubeconfig.is_some(),
     }
@@ -131,10 +131,10 @@ fn wanted(config: &Config) -> bool {
 // === impl Cluster ===
 
 impl Cluster {
-    /// Finds the way to the API, if it is to be used. The server need not be there: nothing is asked.
+    /// Prepares the connection to the API, if the API is used. The server may be unreachable: no request is sent.
     ///
     /// # Errors
-    /// What is configured can't be used, or nothing at all tells of pods.
+    /// The configuration can't be used, or no source of pods is configured.
     pub async fn open(
         config: &Config,
         environment: impl Fn(&str) -> Option<String>,
@@ -174,7 +174,7 @@ impl Cluster {
         }))
     }
 
-    /// A way that is known, for a node of this name.
+    /// Creates the handle from a connection, for the node with the given name.
     pub fn new(connection: Connection, node: String, namespace: String) -> Self {
         let Connection {
             client,
@@ -192,7 +192,7 @@ impl Cluster {
         }
     }
 
-    /// Starts the tasks that speak with the API.
+    /// Starts the tasks of the API.
     pub(super) fn start(
         &self,
         cgroups: &Cgroups,
@@ -243,7 +243,7 @@ impl Cluster {
             });
             tasks.spawn(scenes::tell(known.clone(), running));
         }
-        // This one looks once more when the agent stops, and so sees to its end itself.
+        // The task reads the last snapshot when the agent stops, and then ends on its own.
         tasks.spawn_to_its_end(news::tell(snapshots, known.clone(), recorder, stop.clone()));
 
         Running {
@@ -257,7 +257,7 @@ impl Cluster {
 // === impl Running ===
 
 impl Running {
-    /// Gives Events that wait a moment; to be called when the agent stops.
+    /// Lets waiting Events be written until `until`. Called when the agent stops.
     pub(super) async fn finish(mut self, until: Instant) {
         if tokio::time::timeout_at(until, &mut self.writer)
             .await

@@ -1,8 +1,8 @@
-//! [`Told`]: which Events follow from a new state of the node; and the task that passes them on.
+//! [`Reported`]: the Events that follow from a new snapshot, and the task that passes the Events on.
 //!
-//! An Event is sent for what newly happens: a container got CPUs of its own, or others; it was refused them, by policy, for
-//! want of room, or by the kernel; it has to share again; drift of it was put right; a thread variable of its own is kept. What
-//! was so when the agent started is no news: a restart sends nothing.
+//! An Event reports a change of a container's exclusive CPUs: assigned, moved, released or refused. Policy, a lack of CPUs, or
+//! the kernel can refuse. Further Events report repaired drift, and a thread variable that the user set. State from before the
+//! agent's start causes no Event: a restart sends nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,14 +18,14 @@ use crate::pin::snapshot::ContainerState;
 use crate::pin::{DriftCause, Enforcement, Snapshot};
 use crate::pod::Pod;
 
-/// Tells the recorder what follows from every snapshot, until the agent stops.
+/// Sends the Events of every snapshot to the recorder, until the agent stops.
 pub(super) async fn tell(
     mut snapshots: watch::Receiver<Option<Arc<Snapshot>>>,
     pods: watch::Receiver<ApiPods>,
     recorder: Recorder,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
-    let mut told = Told::default();
+    let mut told = Reported::default();
     loop {
         let last = tokio::select! {
             () = stop.cancelled() => true,
@@ -51,26 +51,26 @@ pub(super) async fn tell(
     }
 }
 
-/// What is known to have been so of each container. Plain values: it neither asks nor waits.
+/// The reported state of each container. The type does no I/O and reads no clock.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Told {
-    /// By the pod's uid at the API server and the container's name.
-    containers: BTreeMap<(String, String), Known>,
+pub(super) struct Reported {
+    /// The key is the pod's uid at the API server and the container's name.
+    containers: BTreeMap<(String, String), ReportedContainer>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq)]
-struct Known {
+struct ReportedContainer {
     cgroup: Option<String>,
-    /// What it owns, in force.
+    /// The exclusive CPUs, if effective.
     pinned: Option<CpuSet>,
-    /// Whether it has ever been seen so.
+    /// Whether the container was ever pinned in the cgroup.
     was_pinned: bool,
     refused: Option<Refused>,
     kept: Vec<String>,
     repaired: u64,
 }
 
-/// One thing to tell of a container.
+/// The content of an Event about a container.
 struct Said {
     warning: bool,
     action: &'static str,
@@ -78,12 +78,12 @@ struct Said {
     says: String,
 }
 
-// === impl Told ===
+// === impl Reported ===
 
-impl Told {
-    /// What is news in a snapshot; `pods` are those of the API server, the only ones that Events can be on.
+impl Reported {
+    /// The Events that follow from a snapshot. `pods` are the API server's pods: an Event needs an API object.
     pub(super) fn note(&mut self, snapshot: &Snapshot, pods: &[Pod]) -> Vec<News> {
-        // Who only looks has nothing to tell.
+        // An agent that only observes sends no Events.
         if snapshot.enforcement == Enforcement::Observe {
             return Vec::new();
         }
@@ -91,7 +91,7 @@ impl Told {
             .iter()
             .map(|pod| ((pod.namespace.as_str(), pod.name.as_str()), pod))
             .collect();
-        // A pod some of whose containers own CPUs is as its owner made it; the others are meant to share.
+        // A pod with an entitlement to exclusive CPUs is as its author made it. The other containers are meant to share.
         let served: BTreeSet<&str> = snapshot
             .containers
             .iter()
@@ -107,7 +107,7 @@ impl Told {
             else {
                 continue;
             };
-            // The name may be another pod's by now. A static pod's cgroup has another uid than its mirror pod.
+            // Another pod may have the name by now. A static pod's cgroup and its mirror pod have different uids.
             if !pod.names(cgroup_uid) {
                 continue;
             }
@@ -116,7 +116,7 @@ impl Told {
             };
             let key = (uid.clone(), container.container.clone());
             there.insert(key.clone());
-            // What ends gives its CPUs back, which is no news.
+            // A finished pod gives its CPUs back without an Event.
             if pod.finished {
                 continue;
             }
@@ -138,18 +138,18 @@ impl Told {
     }
 }
 
-// === impl Known ===
+// === impl ReportedContainer ===
 
-impl Known {
-    /// Takes note of a container's state; what is news of it.
+impl ReportedContainer {
+    /// Records a container's state, and returns the content of new Events.
     fn note(&mut self, container: &ContainerState, snapshot: &Snapshot, served: bool) -> Vec<Said> {
         let mut news = Vec::new();
-        // One without a cgroup has ended, or is still to come.
+        // A container without a cgroup has ended, or has not begun.
         let Some(cgroup) = container.cgroup.as_ref() else {
             return news;
         };
         let met = self.cgroup.as_ref() == Some(cgroup);
-        // What ran before the agent did is only told when something becomes of it.
+        // A container from before the agent's start causes an Event only after a change.
         let old = !met && container.at_start.is_some();
         if !met {
             self.cgroup = Some(cgroup.clone());
@@ -176,7 +176,7 @@ impl Known {
                     ),
                 });
             }
-            // On the way, or drifted and not put right yet: that is told when it is over.
+            // The assignment is not effective yet, or drift is not repaired yet. The Event follows afterwards.
             None => {}
         }
         let refused = container
@@ -211,7 +211,7 @@ impl Known {
             return;
         }
         self.repaired = repaired.count;
-        // Of one that owns nothing, others are protected: that is no news for its own pod.
+        // Without exclusive CPUs, the repair protected other containers. The container's own pod gets no Event.
         let Some(cpus) = container
             .assigned
             .as_ref()
@@ -238,7 +238,7 @@ impl Known {
     }
 }
 
-/// The CPUs that a container owns, if that is in force by the kernel's word.
+/// The container's exclusive CPUs, if the kernel reports them as effective.
 fn pinned(container: &ContainerState, enforcement: Enforcement) -> Option<&CpuSet> {
     let cpus = container
         .assigned

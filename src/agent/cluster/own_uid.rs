@@ -15,8 +15,8 @@ const FIRST_WAIT: Duration = Duration::from_secs(1);
 /// The time between two requests that succeed.
 const BETWEEN: Duration = Duration::from_secs(60);
 
-/// Reads the Node's uid as soon as a mirror pod names an unknown one, and tells the owner. Nodes without mirror pods cost no
-/// request. A replaced Node is read again.
+/// Reads the Node's uid as soon as a mirror pod names an unknown uid, and informs the reconciler. Nodes without mirror pods
+/// cost no request. A replaced Node is read again.
 pub(super) async fn tell(
     api: Api,
     name: String,
@@ -62,7 +62,7 @@ async fn follow<F: Future<Output = Result<Option<ApiUid>, Failure>>>(
                 }
                 known = Some(uid);
                 tokio::time::sleep(BETWEEN).await;
-                // The same pods need no second request.
+                // Unchanged pods need no second request.
                 if pods.changed().await.is_err() {
                     return Ok(());
                 }
@@ -120,7 +120,7 @@ mod tests {
                 assert_eq!((uid.as_str(), requests.get()), ("node-uid", 5));
             }
         }
-        // At most 1 s, 2 s, 4 s and 8 s, each of them at least half as long.
+        // The waits are at most 1 s, 2 s, 4 s and 8 s, and at least half as long.
         let waited = begun.elapsed();
         assert!(
             waited >= Duration::from_millis(7500) && waited <= Duration::from_secs(15),

@@ -1,5 +1,4 @@
-//! Who is at the other ends of the connections of training pods: the pods of their jobs on other nodes, asked for when an
-//! address is seen that nobody knows.
+//! The peers of training pods: pods of the same job on other nodes. An unknown address triggers a request to the API server.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -14,26 +13,26 @@ use crate::cluster::{Api, Dice};
 use crate::metrics::Unknown;
 use crate::pod;
 
-/// A training job: its namespace and its name.
+/// Namespace and name of a training job.
 pub(in crate::agent) type Job = (String, String);
 
-/// A job is not asked for again sooner, whatever addresses are seen.
+/// The shortest time between two requests about a job.
 const SOONEST: Duration = Duration::from_secs(30);
 
-/// The longest random pause before a job is asked for: all its nodes see the addresses of its pods at the same moment.
+/// The longest random pause before a request about a job. All nodes of a job see new addresses at the same moment.
 const SPREAD: Duration = Duration::from_secs(2);
 
-/// After so long it is asked again for addresses that were no pod's: they may be one's by now.
+/// The time after which addresses without a pod are requested again, since a new pod may have the address.
 const LATEST: Duration = Duration::from_secs(600);
 
-/// So many addresses that are no pod's are remembered of a job.
+/// The limit on remembered addresses without a pod, per job.
 const NOBODYS: usize = 1000;
 
-/// When jobs were asked for, and what came of it. Plain values: it neither asks nor waits.
+/// The times and results of requests about jobs. The type does no I/O and reads no clock.
 #[derive(Debug, Default)]
 struct Asked(BTreeMap<Job, (Instant, BTreeSet<IpAddr>)>);
 
-/// Asks for the members of jobs as looks find addresses that are not known, and passes them on, until nobody looks any more.
+/// Requests the members of jobs with unknown addresses, and passes the members on. Without a sender the task stays idle.
 pub(in crate::agent) async fn resolve(
     api: Api,
     pods: watch::Receiver<ApiPods>,
@@ -53,7 +52,7 @@ pub(in crate::agent) async fn resolve(
                     tell(job, found);
                 }
                 Err(failure) => {
-                    // Counted, and tried again in its time.
+                    // The API client counts the failure. The next request waits at least [`SOONEST`].
                     tracing::debug!("the pods of {}/{} are not known: {failure}", job.0, job.1);
                     asked.answered(job, BTreeSet::new(), &[], Instant::now());
                 }
@@ -63,7 +62,7 @@ pub(in crate::agent) async fn resolve(
     std::future::pending().await
 }
 
-/// The label by which the pods of a job are found, as one of them here has it.
+/// The label that selects a job's pods, taken from a local pod of the job.
 fn label(pods: &ApiPods, (namespace, job): &Job) -> Option<(String, String)> {
     let mut of_job = pods
         .iter()
@@ -78,7 +77,7 @@ fn label(pods: &ApiPods, (namespace, job): &Job) -> Option<(String, String)> {
 // === impl Asked ===
 
 impl Asked {
-    /// The jobs that are to be asked for now; those that nobody looks at any more are forgotten.
+    /// The jobs to request now. Old jobs without unknown addresses are forgotten.
     fn due(&mut self, unknown: Unknown, now: Instant) -> Unknown {
         self.0
             .retain(|job, (at, _)| unknown.contains_key(job) || now < *at + LATEST);
@@ -97,7 +96,7 @@ impl Asked {
             .into_iter()
             .filter(|address| !known.contains(address))
             .collect();
-        // Those of before still are: whoever comes back is no news.
+        // Earlier addresses without a pod are kept, so a returning address causes no request.
         if let Some((at, before)) = self.0.get(&job)
             && now < *at + LATEST
             && before.len() < NOBODYS
@@ -136,7 +135,7 @@ mod tests {
             addresses: vec![[10, 0, 0, 1].into()],
         };
         asked.answered(job.clone(), addresses(&[1, 2]), &[found], start);
-        // The other one is no pod's.
+        // The second address belongs to no pod.
         assert!(asked.due(unknown(&[2]), after(60)).is_empty());
         assert!(
             asked.due(unknown(&[2, 3]), after(29)).is_empty(),
@@ -144,11 +143,11 @@ mod tests {
         );
         assert_eq!(asked.due(unknown(&[2, 3]), after(30)), unknown(&[2, 3]));
         assert_eq!(asked.due(unknown(&[2]), after(600)), unknown(&[2]));
-        // An address that comes and goes is no news when it is back.
+        // A returning address causes no request.
         asked.answered(job.clone(), addresses(&[2, 3]), &[], after(610));
         asked.answered(job.clone(), addresses(&[4]), &[], after(640));
         assert!(asked.due(unknown(&[3]), after(700)).is_empty());
-        // A refusal is asked again, in its time.
+        // A failed request is repeated after a while.
         asked.answered(job, BTreeSet::new(), &[], after(700));
         assert!(asked.due(unknown(&[5]), after(701)).is_empty());
         assert_eq!(asked.due(unknown(&[5]), after(740)), unknown(&[5]));

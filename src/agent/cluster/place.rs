@@ -1,6 +1,5 @@
-//! The node's last place, noted where it outlives the agent and ends with the machine's uptime: with the top of the cgroup
-//! hierarchy. A Node that is deleted takes its labels, its claims and its agent's pod with it; when it comes back, its slot
-//! is still the best one for it.
+//! The node's last slot, noted on the top of the cgroup hierarchy. The note outlives the agent and ends at a reboot. A deleted
+//! Node loses its labels, its claims and its agent's pod. When the Node returns, the last slot is still the best slot.
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -9,7 +8,7 @@ use crate::cluster::scenes::{Phase, State};
 use crate::host::cgroup::{Cgroups, NoteSubject};
 use crate::scene::Slot;
 
-/// The top of the hierarchy.
+/// The top of the cgroup hierarchy.
 const TOP: &str = "";
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,14 +17,14 @@ struct Place {
     slot: Slot,
 }
 
-/// The plan and the slot that the node had last; one that can't be read is none.
+/// The node's last plan and slot. An unreadable note counts as missing.
 pub(super) fn last(cgroups: &Cgroups) -> Option<(String, Slot)> {
     let text = cgroups.note(TOP, NoteSubject::SceneSlot).ok()??;
     let Place { plan, slot } = serde_json::from_str(&text).ok()?;
     Some((plan, slot))
 }
 
-/// Keeps the note, until there is nothing more to tell.
+/// Keeps the note up to date until the sender of states is dropped.
 pub(super) async fn keep(
     cgroups: Cgroups,
     mut state: watch::Receiver<State>,
@@ -49,7 +48,7 @@ pub(super) async fn keep(
                 }
             });
             if let Err(error) = done {
-                // It would only have been a preference.
+                // The note is only a preference, so a failure does no harm.
                 tracing::debug!(
                     "the node's place is not noted: {:#}",
                     anyhow::Error::new(error)

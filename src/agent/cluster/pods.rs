@@ -1,4 +1,4 @@
-//! [`take`]: what is heard of this node's pods, for the owner.
+//! [`take`]: passes the API server's reports about the node's pods to the reconciler.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use super::link::Heard;
 use crate::agent::event::{Event, Source};
 use crate::cluster::pods::{Known, PodsEvent};
 
-/// How long the owner waits for the first list before it goes on from what the kernel says.
+/// How long the reconciler waits for the first list. The first pass then relies on the kernel's state.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Keeps what is known of the pods, and tells the owner of every change, once all of them are known.
+/// Keeps the known pods, and sends every change to the reconciler after the first list.
 ///
-/// An API server that is away, slow or confused changes nothing of it: a pod is gone when the server says so.
+/// An API server that is unreachable, slow or inconsistent removes no pod. A pod is gone when the server says so.
 pub(super) async fn take(
     mut heard: mpsc::Receiver<PodsEvent>,
     said: watch::Sender<Heard>,
@@ -27,7 +27,7 @@ pub(super) async fn take(
     let patience = tokio::time::sleep(PATIENCE);
     tokio::pin!(patience);
     loop {
-        // Both arms are cancel safe: an event that is not received stays in the channel.
+        // Both arms are cancel safe: an unreceived event stays in the channel.
         let event = tokio::select! {
             event = heard.recv() => match event {
                 Some(event) => Some(event),
@@ -36,7 +36,7 @@ pub(super) async fn take(
             () = &mut patience, if !waited && !known.is_complete() => None,
         };
         let mut changed = false;
-        // Several that came while the owner was busy are one change.
+        // Events queued behind a busy reconciler become a single change.
         let mut next = event;
         while let Some(event) = next {
             changed |= one(event, &mut known, &said);
@@ -51,22 +51,22 @@ pub(super) async fn take(
             let Ok(permit) = owner.reserve().await else {
                 return Ok(());
             };
-            // The lock makes both updates one step: a reader who sees these pods finds the owner's event in its channel, and a
-            // reader of the owner's next snapshot finds the pods in it.
+            // The lock makes both updates one step. A reader of the new pods finds the event in the reconciler's channel. A
+            // reader of the reconciler's next snapshot finds the new pods.
             pods.send_modify(|pods| {
                 *pods = Some(known.pods().into());
                 permit.send(event);
             });
         } else if !known.is_complete() && !waited {
             waited = true;
-            if owner.send(Event::Unheard).await.is_err() {
+            if owner.send(Event::PodsWaitEnded).await.is_err() {
                 return Ok(());
             }
         }
     }
 }
 
-/// Takes one event; whether the pods changed.
+/// Applies an event, and returns whether the pods changed.
 fn one(event: PodsEvent, known: &mut Known, said: &watch::Sender<Heard>) -> bool {
     let trouble = match &event {
         PodsEvent::Trouble(says) => Some(Some(says.clone())),
@@ -139,7 +139,7 @@ mod tests {
     async fn the_owner_goes_on_without_an_api_that_is_silent_or_away() {
         let began = Instant::now();
         let (say, mut told, link) = start();
-        assert!(matches!(told.recv().await, Some(Event::Unheard)));
+        assert!(matches!(told.recv().await, Some(Event::PodsWaitEnded)));
         assert_eq!(began.elapsed(), PATIENCE);
         say.send(PodsEvent::Trouble("away".to_owned()))
             .await
@@ -153,7 +153,7 @@ mod tests {
         say.send(PodsEvent::Trouble("away".to_owned()))
             .await
             .unwrap();
-        assert!(matches!(told.recv().await, Some(Event::Unheard)));
+        assert!(matches!(told.recv().await, Some(Event::PodsWaitEnded)));
         assert_eq!(
             began.elapsed(),
             Duration::ZERO,
@@ -187,7 +187,7 @@ mod tests {
             (heard.trouble, heard.last_error.as_deref(), heard.pods),
             (None, Some("away"), 1)
         );
-        // Several that come while the owner is busy are one change.
+        // Events queued behind a busy reconciler become a single change.
         for name in ["c", "d", "e"] {
             say.send(all(&[name])).await.unwrap();
         }

@@ -1,11 +1,11 @@
-//! [`tell`]: which pods run here, for the task that keeps the Node's place in a scene.
+//! [`tell`]: the node's running pods, for the scene task.
 
 use tokio::sync::watch;
 
 use super::ApiPods;
 use crate::cluster::scenes::{Pods, RunningPod};
 
-/// Passes on the pods that have not ended, whenever they change.
+/// Sends the unfinished pods to the scene task at each change.
 pub(super) async fn tell(
     mut known: watch::Receiver<ApiPods>,
     out: watch::Sender<Pods>,

@@ -1,4 +1,4 @@
-//! [`Answers`]: what the runtime is told, as the owner decides.
+//! [`Answers`]: the answers to the runtime's events, as the reconciler decides.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::api_wait::{API_WAIT, ApiWait};
 use crate::agent::cluster::{ApiPods, Link};
-use crate::agent::event::{Admission, Event, RuntimeNews, RuntimePod};
+use crate::agent::event::{CreateAnswer, Event, RuntimePod, RuntimeUpdate};
 use crate::agent::gate;
 use crate::cluster::scenes;
 use crate::cpu::CpuSet;
@@ -21,38 +21,38 @@ use crate::pin::Snapshot;
 use crate::pin::snapshot::ContainerState;
 use crate::pod::{Pod, is_required, variable_counts};
 
-/// The annotation, at the runtime, with the names of the variables that we have put into a container's environment: after a
-/// restart of ours nothing else would tell them from the user's.
+/// The runtime's annotation with the names of the variables that Pinfold injected. After a restart of Pinfold only the
+/// annotation distinguishes injected variables from the user's variables.
 const INJECTED: &str = "pinfold.io/injected";
 
-/// The annotation, at the runtime, with the CPUs that a container was created with on our word: the runtime writes them again
-/// and again, also when they are another's by then.
+/// The runtime's annotation with the CPUs that Pinfold gave a container at CreateContainer. The runtime writes these CPUs again
+/// later, even if another container has them by then.
 const GIVEN: &str = "pinfold.io/given-cpus";
 
-/// The variable with a container's own CPUs.
+/// The variable with a container's exclusive CPUs.
 const CPUS: &str = "PINFOLD_CPUS";
 
-/// How long after our start the Node's place is waited for, and how old a question may become by that: a runtime's patience
-/// is two seconds, and is for its CPUs.
+/// Limits of the wait for the Node's slot: the time since the agent's start, and the age of the request. The runtime waits two
+/// seconds, mainly for the CPUs.
 const PLACE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_millis(400));
 
-/// The pods that the API server tells of.
+/// The pods that the API server lists.
 pub(super) struct Described {
-    /// The state of the connection.
+    /// The state of the connection to the API server.
     pub(super) link: Link,
     pub(super) pods: watch::Receiver<ApiPods>,
 }
 
-/// Answers the runtime's questions.
+/// Answers the runtime's events.
 pub(super) struct Answers {
-    /// The way to the owner: one queue, so that the owner hears everything in the order of the runtime's events. The queue
-    /// has no limit of its own, since the runtime waits for the answer to each event.
+    /// The queue to the reconciler. A single queue keeps the order of the runtime's events. The queue has no limit, since the
+    /// runtime waits for the answer to each event.
     owner: mpsc::UnboundedSender<Event>,
-    /// The connection to the API server and its word on new pods, where the API is used.
+    /// The connection to the API server, and the wait for new pods, where the API is used.
     api: Option<(Link, ApiWait)>,
-    /// The Node's place in a scene, where it is kept.
+    /// The Node's slot in a scene, where scenes are used.
     place: Option<watch::Receiver<scenes::State>>,
-    /// What the owner has decided and seen.
+    /// The reconciler's latest snapshot.
     snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
     inventory: Mutex<Inventory>,
     metrics: AgentMetrics,
@@ -82,7 +82,7 @@ impl Answers {
         }
     }
 
-    /// Tells the owner of a pod as it is now.
+    /// Reports a pod's current state to the reconciler.
     fn tell_of(&self, sandbox: &PodSandbox) {
         if let Some(news) = self.news_of(sandbox) {
             self.tell(news);
@@ -93,15 +93,15 @@ impl Answers {
         let gone = || {
             nri::pod(sandbox, [])
                 .cgroup_uid()
-                .map(|uid| RuntimeNews::Gone(uid.to_owned()))
+                .map(|uid| RuntimeUpdate::Gone(uid.to_owned()))
         };
         let news = self
             .pod(&sandbox.uid)
-            .map(|told| RuntimeNews::Pod(Box::new(told)));
+            .map(|told| RuntimeUpdate::Pod(Box::new(told)));
         news.or_else(gone).map(Event::Runtime)
     }
 
-    /// Takes note of a container or sandbox that is gone although its event was answered too late, and tells the owner.
+    /// Removes a stopped container or sandbox from the inventory after its event timed out, and informs the reconciler.
     fn gone_unanswered(&self, event: nri::Event, request: &nri::EventRequest) {
         let mut inventory = lock(&self.inventory);
         match event {
@@ -118,12 +118,12 @@ impl Answers {
     }
 
     fn tell(&self, event: Event) {
-        // An owner that is gone has stopped, and so do we.
+        // A closed queue means that the reconciler has stopped. The agent then stops as well.
         let _ = self.owner.send(event);
     }
 
-    /// The pod with this uid at the runtime, if one of its sandboxes is still there: with the containers of all its sandboxes,
-    /// since one that is replaced stays for a while.
+    /// The runtime's pod with this uid, if a sandbox is left. The pod has the containers of all its sandboxes, since a replaced
+    /// sandbox stays for a while.
     fn pod(&self, uid: &str) -> Option<RuntimePod> {
         let inventory = lock(&self.inventory);
         let mut pods: Vec<Pod> = inventory
@@ -146,27 +146,27 @@ impl Answers {
         Some(without(RuntimePod { pod, injected }))
     }
 
-    /// Puts a question to the owner.
+    /// Sends a request to the reconciler, and waits for the answer.
     async fn ask<T>(&self, event: impl FnOnce(oneshot::Sender<T>) -> Event) -> Option<T> {
         let (reply, answer) = oneshot::channel();
         self.owner.send(event(reply)).ok()?;
         answer.await.ok()
     }
 
-    /// Waits a moment until the API server has told of a pod. The runtime does not know pod-level resources and the kinds of
-    /// containers. Without the wait, the answer would depend on which source is faster.
+    /// Waits until the API server lists the pod. The runtime does not know pod-level resources and the kinds of containers.
+    /// Without the wait, the answer would depend on the faster source.
     async fn wait_for_api(&self, uid: Option<&str>, asked: Instant) {
         let (Some((link, wait)), Some(uid)) = (&self.api, uid) else {
             return;
         };
-        // A server that is away tells of no pod.
+        // An unreachable server lists no pod.
         if link.trouble().is_none() {
             wait.wait(uid, API_WAIT.saturating_sub(asked.elapsed()))
                 .await;
         }
     }
 
-    /// The Node's place, as variables. An agent that has just begun has yet to read it; who is created meanwhile waits.
+    /// The Node's slot, as variables. A new agent must first read the slot, so early CreateContainer requests wait.
     async fn place(&self, asked: Instant) -> BTreeMap<String, String> {
         let Some(mut place) = self.place.clone() else {
             return BTreeMap::new();
@@ -174,19 +174,19 @@ impl Answers {
         let left = PLACE.0.saturating_sub(self.begun.elapsed());
         let left = left.min(PLACE.1.saturating_sub(asked.elapsed()));
         let known = place.wait_for(|state| state.usual.is_some());
-        // Unknown to the end, it is what was known last.
+        // After a timeout the last known slot counts.
         let _ = tokio::time::timeout(left, known).await;
         place.borrow().variables()
     }
 
-    /// What a container that is being created is made to be.
+    /// The adjustment of a container that is being created: environment, annotations and CPUs.
     async fn creation(
         &self,
         container: &Container,
-        admission: Admission,
+        admission: CreateAnswer,
         asked: Instant,
     ) -> Creation {
-        let Admission {
+        let CreateAnswer {
             cpus,
             memory,
             training,
@@ -215,7 +215,7 @@ impl Answers {
             mems: memory,
             ..CpuChange::default()
         };
-        // The quota is lifted at the start, when the cgroup is there: then the cgroup's mark can say what it was.
+        // The quota is lifted at StartContainer, when the cgroup exists. The assignment record then keeps the previous quota.
         let adjustment = ContainerAdjustment {
             env,
             annotations,
@@ -227,8 +227,8 @@ impl Answers {
         }
     }
 
-    /// The CPUs that are a container's when it is changed: its own; or, where it is to have those that it was created with no
-    /// more, those that it has.
+    /// The CPUs that a container keeps when the runtime changes the container. The assigned CPUs come first. Without an
+    /// assignment, a container that was created with given CPUs keeps its effective CPUs.
     fn stays_on(&self, sandbox: &PodSandbox, container: &Container) -> Option<CpuSet> {
         let pod = nri::pod(sandbox, []);
         let snapshot = self.snapshot.borrow();
@@ -277,7 +277,7 @@ impl nri::Plugin for Answers {
             self.gone_unanswered(*event, request);
         }
         match call {
-            // What exists is not known then: the connection is made anew.
+            // The inventory is then unknown, so the connection is made anew.
             UnansweredCall::Synchronize => Err(Refusal::new(format!(
                 "what exists could not be taken note of: {why}"
             ))),
@@ -304,8 +304,8 @@ impl nri::Plugin for Answers {
         let uids: Vec<String> = pods.iter().map(|pod| pod.uid.clone()).collect();
         lock(&self.inventory).replace(pods, containers);
         let all = uids.iter().filter_map(|uid| self.pod(uid)).collect();
-        self.tell(Event::Runtime(RuntimeNews::All(all)));
-        // What runs is taken as it is: what is to change, changes in the cgroups, in the owner's order.
+        self.tell(Event::Runtime(RuntimeUpdate::All(all)));
+        // Running containers stay unchanged here. The reconciler changes their cgroups later, in its own order.
         Ok(Vec::new())
     }
 
@@ -320,7 +320,7 @@ impl nri::Plugin for Answers {
             return Ok(Creation::default());
         };
         let (pod, required) = (Box::new(told.pod.clone()), is_required(&told.pod));
-        self.tell(Event::Runtime(RuntimeNews::Pod(Box::new(told))));
+        self.tell(Event::Runtime(RuntimeUpdate::Pod(Box::new(told))));
         self.wait_for_api(pod.cgroup_uid(), start).await;
         let name = container.name.clone();
         let admission = self
@@ -331,7 +331,7 @@ impl nri::Plugin for Answers {
             })
             .await;
         let answer = match admission {
-            Some(Admission {
+            Some(CreateAnswer {
                 refused: Some(why), ..
             }) => {
                 lock(&self.inventory).remove(&container.id);
@@ -340,7 +340,8 @@ impl nri::Plugin for Answers {
             }
             Some(admission) => Ok(self.creation(container, admission, start).await),
             None if required => Err(Refusal::new(gate::UNSEEN)),
-            // Not a pod's container, or nothing is known: it goes its way, and is looked after once its cgroup is seen.
+            // The container belongs to no pod, or no answer came. The container is created unchanged, and a later pass handles
+            // its cgroup.
             None => Ok(Creation::default()),
         };
         self.timed("create", start);
@@ -357,7 +358,7 @@ impl nri::Plugin for Answers {
             told.pod.cgroup_uid().map(str::to_owned),
             is_required(&told.pod),
         );
-        self.tell(Event::Runtime(RuntimeNews::Pod(Box::new(told))));
+        self.tell(Event::Runtime(RuntimeUpdate::Pod(Box::new(told))));
         let answer = match uid {
             Some(uid) => {
                 let container = container.name.clone();
@@ -409,7 +410,7 @@ impl nri::Plugin for Answers {
     async fn updated(&self, sandbox: &PodSandbox, container: &Container) {
         lock(&self.inventory).put(sandbox.clone(), lean(container));
         self.tell_of(sandbox);
-        self.tell(Event::Changed);
+        self.tell(Event::CgroupsChanged);
     }
 
     async fn stopped(&self, sandbox: &PodSandbox, container: &Container) -> Vec<ContainerUpdate> {
@@ -420,7 +421,7 @@ impl nri::Plugin for Answers {
     async fn removed(&self, sandbox: &PodSandbox, container: &Container) {
         lock(&self.inventory).remove(&container.id);
         self.tell_of(sandbox);
-        self.tell(Event::Changed);
+        self.tell(Event::CgroupsChanged);
     }
 
     async fn pod_run(&self, sandbox: &PodSandbox) -> Result<(), Refusal> {
@@ -439,7 +440,7 @@ impl nri::Plugin for Answers {
     }
 }
 
-/// What we have noted at the runtime of a container.
+/// The values of Pinfold's annotation on a container of the runtime.
 fn noted(container: &Container, annotation: &str) -> Vec<String> {
     let names = container
         .annotations
@@ -454,7 +455,7 @@ fn noted(container: &Container, annotation: &str) -> Vec<String> {
 }
 
 /// A copy of a container without the variables, labels and annotations that decide nothing. The copy lives as long as the
-/// container, and the kubelet sets seven variables for each service of the namespace.
+/// container. The kubelet sets seven variables for each service of the namespace.
 fn lean(container: &Container) -> Container {
     let counts = |line: &str| variable_counts(line.split_once('=').map_or(line, |(name, _)| name));
     let ours = noted(container, INJECTED);
@@ -462,7 +463,7 @@ fn lean(container: &Container) -> Container {
         line.split_once('=')
             .is_some_and(|(name, _)| !ours.iter().any(|one| one == name))
     };
-    // One of the user's own shows that the environment is known.
+    // A single variable of the user's shows that the environment is known.
     let first = container.env.iter().position(theirs);
     let annotation =
         |key: &str| [INJECTED, GIVEN].contains(&key) || nri::IMAGE_ANNOTATIONS.contains(&key);
@@ -493,7 +494,7 @@ fn lean(container: &Container) -> Container {
     }
 }
 
-/// Takes what we have put there out of the environment: the rest is what the image and the pod's owner have set.
+/// Removes the injected variables from the environment. The remaining variables come from the image and the pod's author.
 fn without(mut told: RuntimePod) -> RuntimePod {
     for container in &mut told.pod.containers {
         let ours = told
@@ -506,7 +507,7 @@ fn without(mut told: RuntimePod) -> RuntimePod {
     told
 }
 
-/// A mutex whose holder can't have broken what it guards.
+/// Locks a mutex, also after a panic: no holder leaves inconsistent data.
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -607,7 +608,7 @@ mod tests {
             let mut heard = Vec::new();
             while let Some(event) = told.recv().await {
                 match event {
-                    Event::Runtime(RuntimeNews::Pod(told)) => {
+                    Event::Runtime(RuntimeUpdate::Pod(told)) => {
                         let ids = told
                             .pod
                             .containers
@@ -615,7 +616,7 @@ mod tests {
                             .map(|one| one.runtime_id.clone().unwrap());
                         heard.push(ids.collect::<Vec<_>>().join(","));
                     }
-                    // The creation goes on without an answer.
+                    // The dropped reply lets the creation go on without an answer.
                     Event::Create { .. } => return heard,
                     other => panic!("{other:?}"),
                 }
@@ -661,14 +662,14 @@ mod tests {
                 Ok(())
             );
             match told.recv().await {
-                Some(Event::Runtime(RuntimeNews::Pod(told))) => Some(
+                Some(Event::Runtime(RuntimeUpdate::Pod(told))) => Some(
                     told.pod
                         .containers
                         .into_iter()
                         .map(|container| container.name)
                         .collect::<Vec<_>>(),
                 ),
-                Some(Event::Runtime(RuntimeNews::Gone(uid))) if uid == "uid" => None,
+                Some(Event::Runtime(RuntimeUpdate::Gone(uid))) if uid == "uid" => None,
                 other => panic!("{other:?}"),
             }
         };

@@ -1,4 +1,4 @@
-//! [`ApiWait`]: the time in which the API server may tell of a pod whose container is being created.
+//! [`ApiWait`]: the wait for the API server's description of a pod whose container is being created.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -7,14 +7,14 @@ use tokio::sync::watch;
 
 use crate::agent::cluster::ApiPods;
 
-/// The longest wait of a creation. A kubelet and an agent hear of a new pod at the same time, and a busy machine delays either of
-/// them.
+/// The longest wait of a CreateContainer request. The kubelet and the agent learn of a new pod at the same time. A busy machine
+/// may delay either process.
 pub(super) const API_WAIT: Duration = Duration::from_millis(500);
 
-/// Waits for the API server's word on new pods.
+/// Waits for the API server's description of new pods.
 pub(super) struct ApiWait {
     pods: watch::Receiver<ApiPods>,
-    /// What the server had told at the end of a wait in vain.
+    /// The server's pods at the end of a wait that timed out.
     in_vain: Mutex<Option<watch::Receiver<ApiPods>>>,
 }
 
@@ -28,9 +28,9 @@ impl ApiWait {
         }
     }
 
-    /// Waits until the server has told of the pod, at most `left`. A pod that the server never lists is answered by the runtime's
-    /// word. After a wait in vain no creation waits before the server tells of any pod: the server may hang although its
-    /// connection stands.
+    /// Waits until the server lists the pod, at most `left`. Before the first list the wait ends at once. For a pod that the
+    /// server never lists, the runtime's description counts. After a timeout no request waits until the server sends an update:
+    /// the server may hang although the connection stands.
     pub(super) async fn wait(&self, uid: &str, left: Duration) {
         let silent = |in_vain: &watch::Receiver<ApiPods>| !in_vain.has_changed().unwrap_or(true);
         if self.lock().as_ref().is_some_and(silent) {
@@ -91,7 +91,7 @@ mod tests {
             "the next ones don't"
         );
         assert_eq!(waited(&wait, "c").await, Duration::ZERO);
-        // The server speaks again.
+        // The server sends an update.
         tell.send_replace(pods(&["a", "b"]));
         assert_eq!(waited(&wait, "b").await, Duration::ZERO);
         let late = async {

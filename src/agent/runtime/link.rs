@@ -1,4 +1,4 @@
-//! [`Link`]: how it stands with the container runtime, for `/status`, `/readyz` and `/metrics`.
+//! [`Link`]: the state of the connection to the container runtime, for `/status`, `/readyz` and `/metrics`.
 
 use std::path::{Path, PathBuf};
 
@@ -8,12 +8,12 @@ use tokio::sync::watch;
 use crate::metrics::RuntimeNumbers;
 use crate::nri::ConnectionState;
 
-/// The reading end.
+/// The reading end of the connection's state.
 #[derive(Debug, Clone)]
 pub(in crate::agent) struct Link {
     state: watch::Receiver<ConnectionState>,
     socket: PathBuf,
-    /// Whether it has to be there, and not only if it is.
+    /// Whether the configuration requires NRI.
     expected: bool,
 }
 
@@ -24,10 +24,10 @@ pub(in crate::agent) struct LinkState {
     socket: String,
     /// `away`, `connecting`, `registered` or `synchronized`.
     state: &'static str,
-    /// Its name, once it has said it.
+    /// The runtime's name, once the runtime has registered the plugin.
     name: Option<String>,
     version: Option<String>,
-    /// Why it is away.
+    /// The reason why the runtime is away.
     trouble: Option<String>,
 }
 
@@ -46,10 +46,10 @@ impl Link {
         }
     }
 
-    /// What is wrong now; containers are pinned all the same, once their status is known.
+    /// The connection's current problem. Containers are still pinned, once their status is known.
     pub(in crate::agent) fn trouble(&self) -> Option<String> {
         match &*self.state.borrow() {
-            // One that has no NRI is no trouble to anybody who did not ask for it.
+            // A missing NRI socket is a problem only if the configuration requires NRI.
             ConnectionState::Away(why) if self.expected || self.socket.exists() => {
                 Some(trouble(why))
             }
@@ -76,7 +76,7 @@ impl Link {
         }
     }
 
-    /// The same for `/metrics`.
+    /// The connection's state for `/metrics`.
     pub(in crate::agent) fn numbers(&self) -> RuntimeNumbers {
         let state = self.state.borrow();
         let runtime = state.runtime();

@@ -1,12 +1,12 @@
-//! The agent's side of the container runtime: its questions to the owner, the owner's answers to it.
+//! The agent's side of the container runtime: runtime requests to the reconciler, and the reconciler's answers.
 //!
 //! ```text
 //!  runtime ── create ──> CPUs, memory nodes, environment ──> the container's own configuration
-//!          ── start  ──> the gate: what was promised is in force, by the kernel's word, before the program begins
-//!          ── all else ─> the owner's pods: which container is which, before any API tells
+//!          ── start  ──> the check that the kernel reports the assignment as effective, before the program begins
+//!          ── all else ─> the reconciler's pods: which container is which, before the API server reports the pod
 //! ```
 //!
-//! While there is no runtime the agent goes on with what the cgroups tell; [`Link`] says so.
+//! Without a runtime the agent relies on the cgroups, and [`Link`] reports the problem.
 
 mod answers;
 mod api_wait;
@@ -29,18 +29,18 @@ use crate::pin::Snapshot;
 
 pub(super) use link::{Link, LinkState};
 
-/// The name by which runtimes know us.
+/// The plugin's name at the runtime.
 const NAME: &str = "pinfold";
 
-/// How the container runtime is spoken with.
+/// The settings of the connection to the container runtime.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Runtime {
-    /// Whether NRI is used; `auto`: where the folder of its socket is there when the agent starts.
+    /// Whether NRI is used. `auto`: if the socket's folder exists when the agent starts.
     pub nri: Asked,
     /// The runtime's socket.
     pub socket: PathBuf,
-    /// The place among its plugins, 0 to 99: the later ones see, and overrule, what the earlier ones chose.
+    /// The plugin's index, 0 to 99. Later plugins see and overrule the choices of earlier plugins.
     pub index: u8,
 }
 
@@ -57,7 +57,7 @@ impl Default for Runtime {
 // === impl Runtime ===
 
 impl Runtime {
-    /// Whether it is used.
+    /// Whether NRI is used.
     pub fn wanted(&self) -> bool {
         match self.nri {
             Asked::Always => true,
@@ -82,15 +82,15 @@ impl Runtime {
     }
 }
 
-/// How the connection to the runtime ends.
+/// The two steps that end the connection to the runtime.
 pub(super) struct Stop {
-    /// Cancelled from outside: no further request is read.
+    /// Cancelled from outside at shutdown. No further request is read.
     pub(super) asked: CancellationToken,
-    /// Cancelled by the connection's task, after each request that was read has its answer.
+    /// Cancelled by the connection's task, after each request that was read has an answer.
     pub(super) answered: CancellationToken,
 }
 
-/// Starts the task that speaks with the runtime.
+/// Starts the task that serves the connection to the runtime.
 pub(super) fn start(
     node: &Node,
     tasks: &mut Tasks,
@@ -110,7 +110,7 @@ pub(super) fn start(
         pods: cluster.pods.clone(),
     });
     let (queue, mut queued) = mpsc::unbounded_channel();
-    // Ends when the connection's task has dropped the queue, so that each request that was read reaches the owner.
+    // The task ends when the connection's task drops the queue. Each request that was read therefore reaches the reconciler.
     tasks.spawn_to_its_end(async move {
         while let Some(event) = queued.recv().await {
             if owner.send(event).await.is_err() {
@@ -130,9 +130,9 @@ pub(super) fn start(
         answered,
     } = stop;
     tasks.spawn_to_its_end(async move {
-        // The reconciler ends with this task, whichever way this task ends.
+        // The reconciler ends with the connection's task, for whatever reason the task ends.
         let _answered = answered.drop_guard();
-        // Before the pods are known there is no good answer: containers go their way as if there were no agent yet.
+        // No good answer exists before the first snapshot. Until then, containers start as if no agent ran.
         let mut first = first;
         tokio::select! {
             () = ended.cancelled() => return Ok(()),

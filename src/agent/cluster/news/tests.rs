@@ -106,9 +106,9 @@ fn snapshot(enforcement: Enforcement, containers: &[ContainerState]) -> Snapshot
     }
 }
 
-/// The notes that follow from states of the container, one after the other, with the reason in front.
+/// The notes of the Events that follow from successive states of the container, with the reason in front.
 fn told(states: &[ContainerState]) -> Vec<Vec<String>> {
-    let mut told = Told::default();
+    let mut told = Reported::default();
     let one = |state: &ContainerState| {
         let enforcement = if state.partition.is_some() {
             Enforcement::Partition
@@ -154,7 +154,7 @@ fn pinned_is_told_once_and_again_for_another_container_or_other_cpus() {
             "Pinned: Container main runs on CPUs 1-2 of its own, on NUMA node 0, and no longer 2-3 (enforcement cpuset)"
         ]
     );
-    // Between two containers there is no cgroup, and nothing to say.
+    // Between two containers no cgroup exists, and no Event follows.
     let gone = ContainerState {
         cgroup: None,
         effective: None,
@@ -201,11 +201,11 @@ fn a_restart_tells_nothing_of_what_was_so() {
     let mut kept = at_start("", waiting());
     kept.threads.kept = vec!["OMP_NUM_THREADS".to_owned()];
     assert_eq!(told(&[kept.clone(), kept]), nothing);
-    // What becomes of it afterwards is news, and so is what the agent makes of a container that it found.
+    // A later change causes an Event, and so does a change of a container from before the agent's start.
     assert_eq!(told(&[refused, at_start("", owns("2-3"))])[1], [PINNED]);
     assert_eq!(told(&[at_start("", owns("2-3"))]), [vec![PINNED]]);
     assert_eq!(told(&[at_start("2-3", owns("1-2"))])[0].len(), 1);
-    // One that drifted while nobody looked is put right, which is one Event and not two.
+    // A repair of drift from before the agent's start causes a single Event.
     let repaired = Repaired {
         count: 1,
         cause: DriftCause::Written,
@@ -253,7 +253,7 @@ fn a_refusal_is_told_with_its_reason_and_not_for_every_number_in_it() {
             vec![format!("Refused: Container main {}", note(1))],
         ]
     );
-    // It has some of them, and is refused more: told once.
+    // A container with some CPUs is refused more: a single Event.
     let some = ContainerState {
         refused: Some(Refused::Room),
         ..owns("2-3")
@@ -277,7 +277,7 @@ fn policy_is_told_where_no_container_of_the_pod_gets_any() {
         container: "logger".to_owned(),
         ..denied
     };
-    let news = Told::default().note(
+    let news = Reported::default().note(
         &snapshot(Enforcement::Cpuset, &[owns("2-3"), beside]),
         &[pod("p")],
     );
@@ -298,7 +298,7 @@ fn whoever_has_to_share_again_is_told_why_but_not_at_its_end() {
     ]);
     let says = "Released: Container main shares CPUs with others from now on: annotation pinfold.io/cpus=shared";
     assert_eq!(heard, [vec![PINNED], vec![says], vec![], vec![PINNED]]);
-    let mut told = Told::default();
+    let mut told = Reported::default();
     told.note(&snapshot(Enforcement::Cpuset, &[owns("2-3")]), &[pod("p")]);
     let finished = Pod {
         finished: true,
@@ -334,7 +334,7 @@ fn drift_is_told_when_it_is_put_right() {
         heard,
         [vec![PINNED], vec![], vec![says], vec![], vec![says]]
     );
-    // One that owns nothing was only kept off others' CPUs.
+    // A container without exclusive CPUs was only kept off other containers' CPUs.
     let bystander = ContainerState {
         entitlement: shared("not a training pod"),
         assigned: None,
@@ -354,27 +354,27 @@ fn a_users_own_variable_is_told_once() {
 #[test]
 fn events_are_on_pods_of_the_api_and_nobody_elses() {
     let state = snapshot(Enforcement::Cpuset, &[owns("2-3")]);
-    assert_eq!(Told::default().note(&state, &[pod("q")]), []);
+    assert_eq!(Reported::default().note(&state, &[pod("q")]), []);
     let looks = snapshot(Enforcement::Observe, &[owns("2-3")]);
-    assert_eq!(Told::default().note(&looks, &[pod("p")]), []);
-    // A static pod's cgroup has another uid than its mirror at the API server.
+    assert_eq!(Reported::default().note(&looks, &[pod("p")]), []);
+    // A static pod's cgroup and its mirror pod have different uids.
     let mut mirror = pod("p");
     (mirror.uid, mirror.api_uid) = (Some("of-the-api".into()), Some("of-the-api".into()));
     mirror.mirror = Some(Mirror {
         uid: "u-p".into(),
         node: "node".into(),
     });
-    let news = Told::default().note(&state, &[mirror]);
+    let news = Reported::default().note(&state, &[mirror]);
     assert_eq!(
         (news.len(), &*news[0].uid, news[0].warning),
         (1, "of-the-api", false)
     );
-    // A pod that is gone is forgotten.
-    let mut told = Told::default();
+    // The state of a removed pod is forgotten.
+    let mut told = Reported::default();
     assert_eq!(told.note(&state, &[pod("p")]).len(), 1);
     assert_eq!(
         told.note(&snapshot(Enforcement::Cpuset, &[]), &[pod("p")]),
         []
     );
-    assert_eq!(told, Told::default());
+    assert_eq!(told, Reported::default());
 }

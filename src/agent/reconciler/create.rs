@@ -1,49 +1,82 @@
-//! What a runtime asks of the owner: what a container gets that is created, and whether one may start.
+//! The runtime request CreateContainer, and the answer to StartContainer after a pass.
 
 use std::sync::Arc;
+use std::time::Instant;
 
-use super::super::event::Admission;
+use tokio::sync::oneshot;
+
+use super::super::event::CreateAnswer;
 use super::super::gate;
 use super::super::node::threads;
-use super::super::question::Question;
-use super::{Owner, Seen};
+use super::super::pending_create::PendingCreate;
+use super::{CachedState, Reconciler, Trigger};
 use crate::pin::decide::{DecisionInput, Decisions, decide};
 use crate::pin::snapshot::ContainerState;
 use crate::pin::{self, Enforcement, Ledger, Observed, Outcome, Scan, Step};
 use crate::pod::{self, Pod};
 
-// === impl Owner ===
+// === impl Reconciler ===
 
-impl Owner {
-    /// Answers a question by what the last reconcile has read, in a fraction of the time of another: a runtime holds up
-    /// every creation until then, and gives up after two seconds. The claim is written down before; what it changes for
-    /// others follows.
+impl Reconciler {
+    /// Answers CreateContainer: from the cached state if possible, else with a node pass.
+    pub(super) fn handle_create(
+        &mut self,
+        pod: &Pod,
+        container: &str,
+        reply: oneshot::Sender<CreateAnswer>,
+    ) {
+        match pod.cgroup_uid().filter(|uid| self.pods.is_of_runtime(uid)) {
+            Some(uid) => self.history.waits(uid, container),
+            // The runtime has not reported the pod. The pod's cgroup may not exist yet.
+            None => self.pods.pending().announce(pod.clone()),
+        }
+        let create = PendingCreate {
+            pod,
+            container,
+            reply,
+            patient: true,
+        };
+        match self.answer_from_cache(create) {
+            None => self.schedule.on(Trigger::Create, Instant::now()),
+            Some(create) => self.run_create_pass(create),
+        }
+    }
+
+    /// Answers CreateContainer from the cached state. The runtime delays every creation until the answer, and gives up after
+    /// two seconds. The assignment record is written before the answer. The writes to the node's remaining containers follow.
     ///
-    /// Returns the question where that won't do: nothing is known, its pod is not as it was seen last, CPUs are lacking that
-    /// may be free by now, somebody would have to move, or the pod's cgroup can't take the CPUs yet.
-    pub(super) fn answered_at_once<'a>(&mut self, question: Question<'a>) -> Option<Question<'a>> {
-        let Some(mut seen) = self.seen.take() else {
-            return Some(question);
+    /// Returns the request if a node pass is necessary:
+    ///
+    /// - No state is cached, or the pod differs from the cached state.
+    /// - CPUs are missing, or a running container would have to move.
+    /// - The pod's cgroup can't hold the CPUs yet.
+    fn answer_from_cache<'a>(&mut self, create: PendingCreate<'a>) -> Option<PendingCreate<'a>> {
+        let Some(mut cached) = self.cached.take() else {
+            return Some(create);
         };
         self.heartbeat.begin("answer the creation of a container");
-        let answer = self.recalled(&question, &mut seen);
+        let answer = self.decide_from_cache(&create, &mut cached);
         self.heartbeat.idle();
-        self.seen = Some(seen);
+        self.cached = Some(cached);
         let Some(answer) = answer else {
-            return Some(question);
+            return Some(create);
         };
-        // Whoever asked may have given up waiting; the promise lapses by itself.
-        let _ = question.reply.send(answer);
+        // The runtime may have given up waiting. The pending assignment then expires.
+        let _ = create.reply.send(answer);
         None
     }
 
-    fn recalled(&mut self, question: &Question<'_>, seen: &mut Seen) -> Option<Admission> {
-        let uid = question.pod.cgroup_uid()?;
-        // Whoever may have to move must be known. Else the ledger tells what others own, and that is not touched.
+    fn decide_from_cache(
+        &mut self,
+        create: &PendingCreate<'_>,
+        seen: &mut CachedState,
+    ) -> Option<CreateAnswer> {
+        let uid = create.pod.cgroup_uid()?;
+        // A move needs the descriptions of all pods. Without moves, the pod's own description and the ledger suffice.
         let moves = self.moves_left();
         let pods = match moves {
-            0 => Arc::new(self.told.pod(uid).into_iter().collect()),
-            _ => self.told.known(),
+            0 => Arc::new(self.pods.pod(uid).into_iter().collect()),
+            _ => self.pods.known(),
         };
         if seen.stale.contains(uid) {
             self.read_again(uid, &pods, seen)?;
@@ -51,28 +84,28 @@ impl Owner {
         self.find(uid, &pods, seen);
         let mut again = true;
         loop {
-            let mut ledger = self.with_promises(seen);
+            let mut ledger = self.with_pending(seen);
             let mut decisions = self.decided(&pods, moves, seen, &ledger);
-            // Some of those who own CPUs may have gone since.
-            if question.lacks(&pods, &decisions) && self.forget_gone(seen) {
-                ledger = self.with_promises(seen);
+            // Owners of CPUs may have ended since the last scan.
+            if create.lacks(&pods, &decisions) && self.forget_gone(seen) {
+                ledger = self.with_pending(seen);
                 decisions = self.decided(&pods, moves, seen, &ledger);
             }
-            if question.lacks(&pods, &decisions) || !decisions.moves.is_empty() {
+            if create.lacks(&pods, &decisions) || !decisions.moves.is_empty() {
                 return None;
             }
-            let gets = question
+            let gets = create
                 .decided(&pods, &decisions)
                 .and_then(|decision| decision.cpus.as_ref());
             if gets.is_none()
                 || self.node.enforcement == Enforcement::Observe
                 || self
-                    .claim_at_once(question, seen, &ledger, &decisions)
+                    .claim_at_once(create, seen, &ledger, &decisions)
                     .is_some()
             {
-                return self.answer(&pods, question, &decisions);
+                return self.answer(&pods, create, &decisions);
             }
-            // Whoever has made the pod's cgroup may have been at it when it was seen.
+            // The last read may have seen a half-configured pod cgroup. Read the pod once more.
             if !std::mem::take(&mut again) {
                 return None;
             }
@@ -80,9 +113,9 @@ impl Owner {
         }
     }
 
-    pub(super) fn with_promises(&self, seen: &Seen) -> Ledger {
+    pub(super) fn with_pending(&self, seen: &CachedState) -> Ledger {
         let mut ledger = seen.ledger.clone();
-        self.told.enter_promises(&mut ledger);
+        self.pods.enter_pending(&mut ledger);
         ledger
     }
 
@@ -90,10 +123,10 @@ impl Owner {
         &self,
         pods: &[Pod],
         moves: usize,
-        seen: &Seen,
+        seen: &CachedState,
         ledger: &Ledger,
     ) -> Decisions {
-        let here = self.told.here(&seen.observed, pods);
+        let here = self.pods.here(&seen.observed, pods);
         let mut decisions = decide(
             &DecisionInput {
                 moves,
@@ -107,20 +140,20 @@ impl Owner {
         decisions
     }
 
-    /// Looks at a pod whose containers are still to be created, before anybody asks for them.
-    pub(super) fn foresee(&mut self, uid: &str) {
-        let Some(pod) = self.told.pod(uid) else {
+    /// Reads a new pod into the cached state, before the first CreateContainer of the pod.
+    pub(super) fn read_new_pod(&mut self, uid: &str) {
+        let Some(pod) = self.pods.pod(uid) else {
             return;
         };
-        let Some(mut seen) = self.seen.take() else {
+        let Some(mut seen) = self.cached.take() else {
             return;
         };
         self.find(uid, &[pod], &mut seen);
-        self.seen = Some(seen);
+        self.cached = Some(seen);
     }
 
-    /// Looks at a pod that has not been seen yet. One that comes with claims of its own is a matter for the next reconcile.
-    fn find(&self, uid: &str, pods: &[Pod], seen: &mut Seen) {
+    /// Adds a pod to the cached state, if missing. A pod with assignments in the kernel waits for the next pass.
+    fn find(&self, uid: &str, pods: &[Pod], seen: &mut CachedState) {
         if seen.observed.pods.iter().any(|pod| pod.cgroup.uid == uid) {
             return;
         }
@@ -139,9 +172,9 @@ impl Owner {
         }
     }
 
-    /// Forgets the owners whose pods' cgroups are gone; says whether what they had can be given.
-    fn forget_gone(&self, seen: &mut Seen) -> bool {
-        let Seen {
+    /// Forgets owners whose pod cgroups were removed. Returns whether the owners' CPUs can be assigned.
+    fn forget_gone(&self, seen: &mut CachedState) -> bool {
+        let CachedState {
             observed, ledger, ..
         } = seen;
         let before = observed.pods.len();
@@ -155,20 +188,21 @@ impl Owner {
             }
             stays
         });
-        // A kernel may have lost their CPUs on the way.
+        // The kernel may have lost the owners' CPUs.
         let lost = self.node.lost(observed.pods.iter().map(|pod| &pod.cgroup));
         observed.pods.len() < before && lost.is_ok_and(|lost| lost.is_empty())
     }
 
-    /// Writes down what a pod's containers are to own; nothing, where its cgroup is not as it was seen, or can't hold it.
+    /// Writes the pod's assignment record. Returns `None` if the write fails. Writes nothing and returns `None` if the pod's
+    /// cgroup differs from the cached state or can't hold the CPUs.
     fn claim_at_once(
         &mut self,
-        question: &Question<'_>,
-        seen: &mut Seen,
+        create: &PendingCreate<'_>,
+        seen: &mut CachedState,
         ledger: &Ledger,
         decisions: &Decisions,
     ) -> Option<()> {
-        let uid = question.pod.cgroup_uid()?;
+        let uid = create.pod.cgroup_uid()?;
         let assignment = decisions.desired.assignment(uid);
         if assignment.is_empty() {
             return None;
@@ -180,15 +214,15 @@ impl Owner {
             .position(|pod| pod.cgroup.uid == uid)?;
         let pod = seen.observed.pods.get(at)?;
         let path = pod.cgroup.path.clone();
-        // One that went and came again has another mark, or none.
+        // A removed and recreated cgroup has a different record, or no record.
         if self.node.cgroups.assignment_record(&path).ok()? != pod.cgroup.record_text {
             return None;
         }
         if self.node.enforcement == Enforcement::Cpuset {
-            // A runtime can't write a set that the pod does not have.
+            // The runtime can't give a container CPUs outside the pod's set.
             let room = self.node.cgroups.cpuset(&path).ok()?.cpus;
             let fits = room.is_empty() || assignment.cpus().is_subset(&room);
-            // What is noted as having been before must be what is there now.
+            // The record keeps the cgroup's earlier CPUs, so the cached CPUs must be current.
             if !fits || room != pod.cgroup.cpuset.cpus {
                 return None;
             }
@@ -230,10 +264,10 @@ impl Owner {
     pub(super) fn answer(
         &mut self,
         pods: &[Pod],
-        question: &Question<'_>,
+        create: &PendingCreate<'_>,
         decisions: &Decisions,
-    ) -> Option<Admission> {
-        let Question { pod, container, .. } = *question;
+    ) -> Option<CreateAnswer> {
+        let PendingCreate { pod, container, .. } = *create;
         let uid = pod.cgroup_uid()?;
         let of_pod = |index: usize| {
             pods.get(index)
@@ -252,8 +286,8 @@ impl Owner {
                 .as_ref()
                 .filter(|_| decision.entitlement.cpus() > 0)
             {
-                self.told.promises().add(uid, &asked.name, cpus.clone());
-                self.fresh = self.fresh.union(cpus);
+                self.pods.pending().add(uid, &asked.name, cpus.clone());
+                self.recently_assigned = self.recently_assigned.union(cpus);
             }
             if asked.name == container {
                 found = Some((known, decision));
@@ -261,7 +295,7 @@ impl Owner {
         }
         let policy = &self.node.config.policy;
         let Some((known, decision)) = found else {
-            // One that its pod's description does not have, for debugging: it goes its way.
+            // A container outside the pod's description, for example a debug container, gets no CPUs and no refusal.
             let known = pods.iter().find(|known| known.cgroup_uid() == Some(uid))?;
             let threads = threads(
                 &self.node,
@@ -270,7 +304,7 @@ impl Owner {
                 None,
                 &decisions.desired.shared(),
             );
-            return Some(Admission {
+            return Some(CreateAnswer {
                 cpus: None,
                 memory: None,
                 refused: None,
@@ -278,7 +312,7 @@ impl Owner {
                 threads,
             });
         };
-        let owed = self.told.is_described(uid).then(|| {
+        let owed = self.pods.is_described(uid).then(|| {
             known
                 .containers
                 .iter()
@@ -291,7 +325,7 @@ impl Owner {
             .pod(uid)
             .map(|plan| &plan.memory)
             .and_then(|memory| memory.get(container));
-        Some(Admission {
+        Some(CreateAnswer {
             cpus: owned.cloned(),
             memory: memory.cloned(),
             refused: refused.filter(|_| self.node.enforcement != Enforcement::Observe),
@@ -306,9 +340,15 @@ impl Owner {
         })
     }
 
-    /// Whether a container may start, by the state that was published last, if that was seen for its sake.
-    pub(super) fn gate(&self, uid: &str, container: &str, seen: bool) -> Result<(), String> {
-        if !seen && self.told.requires(uid) {
+    /// Whether a container may start, according to the last snapshot. `seen` is whether a pass for the container published the
+    /// snapshot. Without such a pass, a `required` pod's container must not start.
+    pub(super) fn start_answer(
+        &self,
+        uid: &str,
+        container: &str,
+        seen: bool,
+    ) -> Result<(), String> {
+        if !seen && self.pods.requires(uid) {
             return Err(gate::UNSEEN.to_owned());
         }
         let snapshot = self.published.borrow();

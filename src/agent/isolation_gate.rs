@@ -1,7 +1,8 @@
 //! [`IsolatedPartitionGate`]: when a partition may become isolated.
 //!
-//! Not before the kernel's unbound work queues have left its CPUs (why: [`IsolationInput::isolated`]). They are told to leave
-//! first; the threads that served them there end a moment later, and until the last has ended, the lock is as dangerous.
+//! The kernel's unbound work queues must leave the partition's CPUs first. [`IsolationInput::isolated`] gives the reason. The
+//! gate waits for [`SETTLED`] after a change of the work queues' mask. Worker threads end only a moment after the change.
+//! Until the last worker thread has ended, Linux before 7 may hang.
 //!
 //! [`IsolationInput::isolated`]: crate::pin::cpu_isolation::IsolationInput::isolated
 
@@ -12,30 +13,31 @@ use crate::cpu::CpuSet;
 use crate::host::cgroup::PartitionKind;
 use crate::pin::{Desired, Observed};
 
-/// The time that threads which served work queues are given to end.
+/// How long the worker threads of work queues may take to end after a change of the mask.
 const SETTLED: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Default)]
 pub(super) struct IsolatedPartitionGate {
-    /// The CPUs of pods that shall be isolated, by uid.
+    /// The CPUs of pods with a wanted isolated partition, by uid.
     wanted: BTreeMap<String, CpuSet>,
-    /// The CPUs that work queues are kept off.
+    /// The CPUs to keep free of work queues.
     kept_off: CpuSet,
-    /// Where work queues may run, and since when that is so.
+    /// The CPUs allowed for work queues, and when the mask was first known to be stable.
     allowed: Option<(CpuSet, Instant)>,
-    /// Whether a pod has to wait until they have left.
+    /// Whether a pod waits for the work queues to leave its CPUs.
     waits: bool,
 }
 
 // === impl IsolatedPartitionGate ===
 
 impl IsolatedPartitionGate {
-    /// What is said of a pod that waits for what does not come.
+    /// The note of a pod whose partition can't become isolated.
     pub(super) const BARRED: &str = "its partitions are not isolated but root, with load balancing: the kernel's unbound work \
         queues can't be kept off its CPUs (/sys/devices/virtual/workqueue/cpumask can't be written here), and without that \
         Linux before 7 may hang when a partition becomes isolated";
 
-    /// Takes note of which pods shall be isolated, of all or of one, and says in `desired` which have to wait.
+    /// Takes the pods with a wanted isolated partition, and sets `isolation_pending` for pods that must wait. `of` is the only
+    /// pod of a pod pass: the remaining pods stay noted.
     pub(super) fn note_wanted(&mut self, desired: &mut Desired, of: Option<&str>, now: Instant) {
         self.wanted.retain(|uid, _| of.is_some_and(|of| of != uid));
         self.waits &= of.is_some();
@@ -49,9 +51,9 @@ impl IsolatedPartitionGate {
         }
     }
 
-    /// The CPUs that work queues must be kept off; `isolated` are those of all isolated partitions by the kernel's word.
+    /// The CPUs to keep free of work queues. `isolated` are the CPUs of all isolated partitions according to the kernel.
     ///
-    /// They are given back once the kernel has done with them: a cgroup that is gone is a partition for a moment longer.
+    /// Work queues may return to CPUs only after `isolated` lacks the CPUs: a removed cgroup stays a partition for a moment.
     pub(super) fn keep_off(&mut self, observed: &Observed, isolated: &CpuSet) -> &CpuSet {
         let mut keep = self.kept_off.intersection(isolated);
         for cpus in self.wanted.values() {
@@ -70,25 +72,26 @@ impl IsolatedPartitionGate {
         &self.kept_off
     }
 
-    /// Whether any CPUs are kept free for isolated partitions.
+    /// Whether any CPUs are kept free of work queues.
     pub(super) fn any(&self) -> bool {
         !self.kept_off.is_empty()
     }
 
-    /// Takes note of where work queues may run, if that was looked at, and whether it was another set before: then threads
-    /// begin and end.
+    /// Takes the CPUs allowed for work queues, if read, and whether the pass has changed the mask. After a change, worker threads
+    /// begin and end, so the waiting time starts anew.
     pub(super) fn note_allowed(&mut self, allowed: Option<(&CpuSet, bool)>, now: Instant) {
         let same = |before: &CpuSet| allowed == Some((before, false));
         let since = self.allowed.take().filter(|(before, _)| same(before));
         self.allowed = since.or_else(|| Some((allowed?.0.clone(), now)));
     }
 
-    /// What is there now: where it is not what was noted, nothing is known of when that was changed.
+    /// Compares the present mask with the noted mask. If the masks differ, the time of the change is unknown, so the gate forgets
+    /// the noted mask.
     pub(super) fn check(&mut self, allowed: Option<&CpuSet>) {
         self.allowed.take_if(|(noted, _)| Some(&*noted) != allowed);
     }
 
-    /// When something that has to wait has waited long enough: a look at all pods is due then.
+    /// When a node pass is due because the waiting time of a pod has ended.
     pub(super) fn due(&self) -> Option<Instant> {
         let (allowed, since) = self.allowed.as_ref().filter(|_| self.waits)?;
         self.wanted
@@ -97,7 +100,7 @@ impl IsolatedPartitionGate {
             .then_some(*since + SETTLED)
     }
 
-    /// Whether a pod that shall be isolated waits for what does not come: work queues stay on its CPUs.
+    /// Whether a pod's wanted isolated partition is impossible: work queues stay on its CPUs, or the mask is unknown.
     pub(super) fn is_barred(&self, uid: &str) -> bool {
         let stays = |allowed: &CpuSet| {
             self.wanted
@@ -174,7 +177,7 @@ mod tests {
         isolation.note_allowed(Some((&set("0-1,4-7"), false)), start + SETTLED / 2);
         assert!(!waits(&mut isolation, &[("a", "2-3")], left));
         assert_eq!(isolation.due(), None);
-        // Somebody else lets them back, and they are sent away again: they have to leave anew.
+        // Another program lets the work queues back, and Pinfold moves the work queues off again. The waiting time starts anew.
         isolation.check(Some(&set("0-1,4-7")));
         assert!(!waits(&mut isolation, &[("a", "2-3")], left));
         isolation.check(Some(&set("0-7")));
@@ -183,7 +186,7 @@ mod tests {
         assert_eq!(isolation.due(), Some(left + SETTLED));
         let left = left + SETTLED;
         assert!(!waits(&mut isolation, &[("a", "2-3")], left));
-        // Another look at one pod forgets none of the others; more CPUs have to wait again.
+        // A pod pass forgets no other pod. A change of the mask for more CPUs restarts the waiting time.
         let mut more = wishes(&[("b", "4")]);
         isolation.note_wanted(&mut more, Some("b"), left);
         assert_eq!(

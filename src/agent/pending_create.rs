@@ -1,26 +1,26 @@
-//! [`Question`]: what a container gets that a runtime is about to create.
+//! [`PendingCreate`]: a waiting CreateContainer request.
 
 use tokio::sync::oneshot;
 
-use super::event::Admission;
-use super::given_up::GivenUp;
+use super::event::CreateAnswer;
+use super::release_backoff::ReleaseBackoff;
 use crate::cpu::CpuSet;
 use crate::pin::decide::{Decision, Decisions};
 use crate::pod::{Entitlement, Pod};
 
-/// What a container gets that is about to be created.
-pub(super) struct Question<'a> {
+/// An unanswered CreateContainer request.
+pub(super) struct PendingCreate<'a> {
     pub(super) pod: &'a Pod,
     pub(super) container: &'a str,
-    pub(super) reply: oneshot::Sender<Admission>,
-    /// Whether it may wait for CPUs that others are giving up now.
+    pub(super) reply: oneshot::Sender<CreateAnswer>,
+    /// Whether the request may wait for a second pass, for CPUs given up by the first pass.
     pub(super) patient: bool,
 }
 
-// === impl Question ===
+// === impl PendingCreate ===
 
-impl Question<'_> {
-    /// What was decided on its container; `None` for one that its pod's description does not have.
+impl PendingCreate<'_> {
+    /// The decision about the container; `None` for a container outside the pod's description.
     pub(super) fn decided<'d>(
         &self,
         pods: &[Pod],
@@ -35,7 +35,7 @@ impl Question<'_> {
         })
     }
 
-    /// Whether it is owed CPUs that it does not get, or not all.
+    /// Whether the container gets fewer exclusive CPUs than its entitlement.
     pub(super) fn lacks(&self, pods: &[Pod], decisions: &Decisions) -> bool {
         self.decided(pods, decisions).is_some_and(|decision| {
             let gets = decision.cpus.as_ref().map_or(0, CpuSet::len);
@@ -47,8 +47,13 @@ impl Question<'_> {
         })
     }
 
-    /// Whether its answer is better after another look: it lacks CPUs, and some were given up.
-    pub(super) fn waits(&self, pods: &[Pod], decisions: &Decisions, given_up: &GivenUp) -> bool {
-        self.patient && given_up.due().is_some() && self.lacks(pods, decisions)
+    /// Whether the answer must wait for a second pass: the container lacks CPUs, and the first pass gave up CPUs.
+    pub(super) fn waits(
+        &self,
+        pods: &[Pod],
+        decisions: &Decisions,
+        release_backoff: &ReleaseBackoff,
+    ) -> bool {
+        self.patient && release_backoff.due().is_some() && self.lacks(pods, decisions)
     }
 }

@@ -1,51 +1,53 @@
-//! [`Told`]: the pods of this node, by everyone who tells of them.
+//! [`PodStore`]: the pods of the node, from the API, the folder of manifests and the container runtime.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
-use super::event::{RuntimeNews, RuntimePod, Source};
+use super::event::{RuntimePod, RuntimeUpdate, Source};
 use super::identity::{self, Evidence, Recorded};
-use super::promises::Promises;
+use super::pending::PendingAssignments;
 use crate::pin::{Ledger, Observed};
 use crate::pod::{ApiUid, ContainerIds, Pod, is_required};
 
-/// What was told, as it was told last.
+/// The last known pods of each source.
 #[derive(Debug, Default)]
-pub(super) struct Told {
+pub(super) struct PodStore {
     pods: BTreeMap<Source, Vec<Pod>>,
     errors: BTreeMap<Source, Vec<String>>,
-    /// Who tells the ids of containers of pods in the folder of manifests.
+    /// The source of container ids for the folder's pods.
     folder_ids: ContainerIds,
-    /// The uid of this Node, once it was read.
+    /// The uid of the own Node; `None` before the first answer of the API server.
     node: Option<ApiUid>,
-    /// For each uid that a mirror pod names: the pod in its assignment record.
+    /// The pods named by assignment records, for each uid named by a mirror pod.
     records: BTreeMap<String, Recorded>,
     /// All of `pods`, with the mirror pods' uids settled.
     described: Vec<Pod>,
-    /// The uids that mirror pods name as their static pods'.
+    /// The uids of static pods named by mirror pods.
     mirrored: BTreeSet<String>,
-    /// Mirror pods that do not count, as sentences.
+    /// Mirror pods without effect, as sentences.
     conflicts: Vec<String>,
-    /// What the container runtime has, by uid.
+    /// The container runtime's pods, by uid.
     runtime: BTreeMap<String, RuntimePod>,
     has_runtime: bool,
-    promises: Promises,
-    /// All pods as they were put together last, until somebody tells something new.
-    known: Option<Known>,
+    pending: PendingAssignments,
+    /// All pods, cached until a source changes.
+    known: Option<PodIndex>,
 }
 
-/// All pods, each once.
+/// All pods without duplicates.
 #[derive(Debug)]
-struct Known {
+struct PodIndex {
     pods: Arc<Vec<Pod>>,
-    /// How many of them are described by more than the runtime; those come first, and the others in the order of their uids.
+    /// The number of pods from the API and the folder. These pods come first. The runtime's further pods follow in the order of
+    /// their uids.
     described: usize,
 }
 
-// === impl Known ===
+// === impl PodIndex ===
 
-impl Known {
-    /// Takes over what is now known of one pod, `described` or not; nothing where it is gone.
+impl PodIndex {
+    /// Replaces, inserts or removes a pod. `now` is `None` for a removed pod. `described` is whether the API or the folder
+    /// describes the pod.
     fn renew(&mut self, uid: &str, described: bool, now: Option<Pod>) {
         let pods = Arc::make_mut(&mut self.pods);
         let at = pods.iter().position(|pod| pod.cgroup_uid() == Some(uid));
@@ -69,10 +71,10 @@ impl Known {
     }
 }
 
-// === impl Told ===
+// === impl PodStore ===
 
-impl Told {
-    /// `folder_ids`: who tells the ids of containers of pods in the folder of manifests.
+impl PodStore {
+    /// `folder_ids` is the source of container ids for the folder's pods.
     pub(super) fn new(folder_ids: ContainerIds) -> Self {
         Self {
             folder_ids,
@@ -93,13 +95,13 @@ impl Told {
         self.identify();
     }
 
-    /// Whether a container runtime has told all that it has, at least once.
+    /// Whether the container runtime has sent a complete list at least once.
     pub(super) fn has_runtime(&self) -> bool {
         self.has_runtime
     }
 
-    /// Has the containers of the folder's pods found by counting cgroups, since nobody tells their ids. Says whether that is
-    /// new.
+    /// Finds the containers of the folder's pods by counting cgroups from now on, because no source gives ids. Returns false
+    /// if cgroups were counted before.
     pub(super) fn count_containers(&mut self) -> bool {
         let new = self.folder_ids == ContainerIds::Awaited;
         if new {
@@ -112,13 +114,13 @@ impl Told {
         new
     }
 
-    /// Takes note of this Node's uid.
+    /// Takes the uid of the own Node.
     pub(super) fn node(&mut self, uid: ApiUid) {
         self.node = Some(uid);
         self.identify();
     }
 
-    /// Takes note of the pods that assignment records name. Returns whether the described pods have changed.
+    /// Takes the pods named by assignment records. Returns whether the described pods have changed.
     pub(super) fn note_records(&mut self, observed: &Observed) -> bool {
         if self.mirrored.is_empty() {
             return false;
@@ -148,7 +150,7 @@ impl Told {
         self.described != before
     }
 
-    /// Settles which static pods the mirror pods stand for.
+    /// Resolves which static pods the mirror pods stand for.
     fn identify(&mut self) {
         self.known = None;
         self.described = self.pods.values().flatten().cloned().collect();
@@ -168,7 +170,7 @@ impl Told {
         self.conflicts = conflicts;
     }
 
-    pub(super) fn runtime(&mut self, news: RuntimeNews) {
+    pub(super) fn runtime(&mut self, news: RuntimeUpdate) {
         let keyed = |told: RuntimePod| {
             told.pod
                 .cgroup_uid()
@@ -176,7 +178,7 @@ impl Told {
                 .map(|uid| (uid, told))
         };
         match news {
-            RuntimeNews::All(all) => {
+            RuntimeUpdate::All(all) => {
                 self.has_runtime = true;
                 self.known = None;
                 let before = std::mem::take(&mut self.runtime);
@@ -186,20 +188,20 @@ impl Told {
                     self.identify();
                 }
             }
-            RuntimeNews::Pod(one) => {
+            RuntimeUpdate::Pod(one) => {
                 let told = keyed(*one);
                 let uid = told.as_ref().map(|(uid, _)| uid.clone());
                 self.runtime.extend(told);
                 uid.iter().for_each(|uid| self.changed(uid));
             }
-            RuntimeNews::Gone(uid) => {
+            RuntimeUpdate::Gone(uid) => {
                 self.runtime.remove(&uid);
                 self.changed(&uid);
             }
         }
     }
 
-    /// One pod of the runtime's is another than before; all others are as they were.
+    /// Updates the state after a change of a single pod of the runtime.
     fn changed(&mut self, uid: &str) {
         self.settle(uid);
         if self.mirrored.contains(uid) {
@@ -212,7 +214,7 @@ impl Told {
         self.known = Some(known);
     }
 
-    /// What was promised to containers that the runtime does not have any more is void.
+    /// Ends the pending assignments of containers missing in the runtime's pod.
     fn settle(&mut self, uid: &str) {
         let containers = self
             .runtime
@@ -223,23 +225,23 @@ impl Told {
             .iter()
             .map(|container| container.name.as_str())
             .collect();
-        self.promises.has(uid, &names);
+        self.pending.retain_containers(uid, &names);
     }
 
-    pub(super) fn promises(&mut self) -> &mut Promises {
-        &mut self.promises
+    pub(super) fn pending(&mut self) -> &mut PendingAssignments {
+        &mut self.pending
     }
 
-    /// What could not be read, as sentences.
+    /// Read errors and conflicts of mirror pods, as sentences.
     pub(super) fn errors(&self) -> impl Iterator<Item = &String> {
         self.errors.values().flatten().chain(&self.conflicts)
     }
 
-    /// The pods of the API, then those of the folder, then those of the runtime, then those that were only asked about; each
-    /// uid once. Whoever describes a pod, the runtime knows best which of its containers is which.
+    /// All pods, each uid once: first the API's pods, then the folder's, the runtime's, and pods known only from runtime
+    /// requests. Container ids and environments come from the runtime if the runtime has the pod.
     pub(super) fn known(&mut self) -> Arc<Vec<Pod>> {
         let runtime = &self.runtime;
-        let mut announced = self.promises.announced().peekable();
+        let mut announced = self.pending.announced().peekable();
         let only_asked_about = announced.peek().is_some();
         if let Some(known) = self.known.as_ref().filter(|_| !only_asked_about) {
             return Arc::clone(&known.pods);
@@ -264,20 +266,20 @@ impl Told {
                 .map(whole),
         );
         let all = Arc::new(all);
-        // Those that were only asked about are forgotten by the clock.
-        self.known = (!only_asked_about).then(|| Known {
+        // Pods known only from runtime requests expire with time, so a list with such pods is not cached.
+        self.known = (!only_asked_about).then(|| PodIndex {
             pods: Arc::clone(&all),
             described,
         });
         all
     }
 
-    /// One of them.
+    /// The pod with the given uid.
     pub(super) fn pod(&mut self, uid: &str) -> Option<Pod> {
         let runtime = self.runtime.get(uid);
         let told = self.described.iter().chain(runtime.map(|told| &told.pod));
         let pod = told
-            .chain(self.promises.announced())
+            .chain(self.pending.announced())
             .find(|pod| pod.cgroup_uid() == Some(uid))?
             .clone();
         Some(match runtime {
@@ -286,7 +288,7 @@ impl Told {
         })
     }
 
-    /// The uids of these pods that have a container, or that a runtime is about to give one.
+    /// The uids of pods with a container, now or soon. If `pods` has a single pod, only the pod's uid is checked.
     pub(super) fn here<'a>(&'a self, observed: &'a Observed, pods: &[Pod]) -> HashSet<&'a str> {
         let begun = observed
             .pods
@@ -294,10 +296,10 @@ impl Told {
             .filter(|pod| pod.may_own_cpus || self.has_any(&pod.cgroup.uid));
         let begun = begun.map(|pod| pod.cgroup.uid.as_str());
         let mut all = begun
-            .chain(self.promises.uids())
-            .chain(self.promises.promised());
+            .chain(self.pending.uids())
+            .chain(self.pending.assigned_uids());
         match pods {
-            // Who asks about one need not gather all.
+            // For a single pod, a search is faster than a set of all uids.
             [pod] => all
                 .find(|uid| pod.cgroup_uid() == Some(*uid))
                 .into_iter()
@@ -306,42 +308,42 @@ impl Told {
         }
     }
 
-    pub(super) fn keep_promises(&mut self, ledger: &mut Ledger, observed: &Observed) {
-        self.promises.keep(ledger, observed);
+    pub(super) fn keep_pending(&mut self, ledger: &mut Ledger, observed: &Observed) {
+        self.pending.keep(ledger, observed);
     }
 
-    /// The promises alone, where what was seen is not news.
-    pub(super) fn enter_promises(&self, ledger: &mut Ledger) {
-        self.promises.enter(ledger);
+    /// Adds the pending assignments to the ledger, and ends no pending assignment.
+    pub(super) fn enter_pending(&self, ledger: &mut Ledger) {
+        self.pending.enter(ledger);
     }
 
-    /// Whether a runtime has a container.
+    /// Whether the runtime has a container.
     pub(super) fn has(&self, uid: &str, container: &str) -> bool {
         self.runtime
             .get(uid)
             .is_some_and(|told| told.pod.container(container).is_some())
     }
 
-    /// Whether a runtime has any container of a pod.
+    /// Whether the runtime has any container of a pod.
     fn has_any(&self, uid: &str) -> bool {
         self.runtime
             .get(uid)
             .is_some_and(|told| !told.pod.containers.is_empty())
     }
 
-    /// Whether a runtime has told of a pod.
+    /// Whether the runtime has a pod.
     pub(super) fn is_of_runtime(&self, uid: &str) -> bool {
         self.runtime.contains_key(uid)
     }
 
-    /// Whether a pod is described by more than a runtime, which does not know the containers that are still to come.
+    /// Whether the API or the folder describes a pod. The runtime does not know a pod's future containers.
     pub(super) fn is_described(&self, uid: &str) -> bool {
         self.described
             .iter()
             .any(|pod| pod.cgroup_uid() == Some(uid))
     }
 
-    /// Whether a pod must not run without CPUs of its own, by anybody who tells of it.
+    /// Whether any source says: the pod must not run without exclusive CPUs.
     pub(super) fn requires(&self, uid: &str) -> bool {
         let told = self
             .described
@@ -351,13 +353,13 @@ impl Told {
             .any(is_required)
     }
 
-    /// The variables that we had a runtime put into a container's environment.
+    /// The variables injected by Pinfold into a container's environment.
     pub(super) fn injected(&self, uid: Option<&str>, container: &str) -> Option<&Vec<String>> {
         self.runtime.get(uid?)?.injected.get(container)
     }
 }
 
-/// A pod with what the runtime knows of its containers: their ids, and the environment that they really have.
+/// A pod with the container ids and the actual environment from the runtime.
 fn with(mut pod: Pod, told: &RuntimePod) -> Pod {
     pod.ids = ContainerIds::Runtime;
     for container in &mut pod.containers {
@@ -380,7 +382,7 @@ mod tests {
     use super::*;
     use crate::pod::Container;
 
-    /// What somebody may tell, of one of few pods.
+    /// An update of a source, about some of a few pods.
     #[derive(Debug, Clone)]
     enum News {
         Described(Vec<usize>),
@@ -428,7 +430,7 @@ mod tests {
         ]
     }
 
-    fn tell(told: &mut Told, news: News) {
+    fn tell(told: &mut PodStore, news: News) {
         match news {
             News::Described(numbers) => {
                 let pods = numbers.into_iter().map(|number| pod(number, 0)).collect();
@@ -439,20 +441,23 @@ mod tests {
                     .into_iter()
                     .map(|number| of_runtime(number, 1))
                     .collect();
-                told.runtime(RuntimeNews::All(all));
+                told.runtime(RuntimeUpdate::All(all));
             }
             News::Pod(number, environment) => {
-                told.runtime(RuntimeNews::Pod(Box::new(of_runtime(number, environment))));
+                told.runtime(RuntimeUpdate::Pod(Box::new(of_runtime(
+                    number,
+                    environment,
+                ))));
             }
-            News::Gone(number) => told.runtime(RuntimeNews::Gone(format!("uid-{number}"))),
-            News::Announced(number) => told.promises().announce(pod(number, 2)),
+            News::Gone(number) => told.runtime(RuntimeUpdate::Gone(format!("uid-{number}"))),
+            News::Announced(number) => told.pending().announce(pod(number, 2)),
         }
     }
 
     proptest! {
         #[test]
         fn one_pod_put_in_its_place_is_as_all_put_together_anew(all in prop::collection::vec(news(), 1..30)) {
-            let (mut asked_often, mut asked_once) = (Told::default(), Told::default());
+            let (mut asked_often, mut asked_once) = (PodStore::default(), PodStore::default());
             let last = all.len() - 1;
             for (index, news) in all.into_iter().enumerate() {
                 tell(&mut asked_often, news.clone());

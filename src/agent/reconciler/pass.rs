@@ -1,15 +1,16 @@
-//! One reconcile: look, decide, write, look again, publish.
+//! A reconcile pass: observe, decide, plan, apply, verify, publish.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::super::history::own_in_force;
-use super::super::isolation::IsolatedPartitionGate;
+use super::super::isolation_gate::IsolatedPartitionGate;
 use super::super::node::threads;
-use super::super::question::Question;
-use super::reach::{Ended, Reach, Written, is_for_others};
-use super::{Owner, Seen, Why};
+use super::super::pending_create::PendingCreate;
+use super::super::schedule::{PassOutcome, PassReport};
+use super::scope::{PassScope, Written, is_for_others};
+use super::{CachedState, Reconciler, Trigger};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::PodCgroup;
 use crate::host::limits;
@@ -21,148 +22,190 @@ use crate::pin::{
 };
 use crate::pod::Pod;
 
-/// The time in which moves are counted.
+/// The period of the limit on moves.
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// How long the kernel may take to give a CPU that has come online to whom it belongs, on a busy machine.
+/// How long the kernel of a busy machine may take to add a new online CPU to the cgroups.
 const HANDED_ON: Duration = Duration::from_millis(900);
 
-// === impl Owner ===
+// === impl Reconciler ===
 
-impl Owner {
-    /// A reconcile with a question, and another where that has to wait for what is given up in the first.
-    pub(super) fn asked(&mut self, question: Question<'_>) -> Ended {
-        let mut question = Some(question);
-        let ended = self.reconciled(Why::Create, Reach::Node { unless: None }, &mut question);
-        match &mut question {
-            Some(question) => question.patient = false,
-            None => return ended,
+impl Reconciler {
+    /// Runs a node pass for CreateContainer. If the container still lacks CPUs and the pass gave up CPUs, a second pass follows.
+    pub(super) fn run_create_pass(&mut self, create: PendingCreate<'_>) {
+        let mut create = Some(create);
+        self.run_and_report(
+            Trigger::Create,
+            PassScope::Node { requests: None },
+            &mut create,
+        );
+        if let Some(waiting) = &mut create {
+            waiting.patient = false;
+            self.run_and_report(
+                Trigger::Create,
+                PassScope::Node { requests: None },
+                &mut create,
+            );
         }
-        self.reconciled(Why::Create, Reach::Node { unless: None }, &mut question)
     }
 
-    /// One reconcile.
-    pub(super) fn turn(&mut self, why: Why, reach: Reach<'_>) -> Ended {
-        self.reconciled(why, reach, &mut None)
+    /// Runs a pass without a CreateContainer request.
+    pub(super) fn run_pass(&mut self, trigger: Trigger, scope: PassScope<'_>) -> PassOutcome {
+        self.run_and_report(trigger, scope, &mut None)
     }
 
-    fn reconciled(
+    /// Runs a pass, and reports its outcome to the schedule, the heartbeat and the metrics.
+    fn run_and_report(
         &mut self,
-        why: Why,
-        reach: Reach<'_>,
-        question: &mut Option<Question<'_>>,
-    ) -> Ended {
+        trigger: Trigger,
+        scope: PassScope<'_>,
+        create: &mut Option<PendingCreate<'_>>,
+    ) -> PassOutcome {
         let start = Instant::now();
-        let ended = self.reconcile(reach, question).unwrap_or_else(|error| {
-            tracing::error!("reconcile failed: {error:#}");
-            self.seen = None;
-            // What was known stays known, and says that it is old.
-            let last = self.published.borrow().clone();
-            if let Some(last) = last {
-                let errors = vec![format!(
-                    "the last reconcile failed, this is the state before it: {error:#}"
-                )];
-                self.published.send_replace(Some(Arc::new(Snapshot {
-                    errors,
-                    ..(*last).clone()
-                })));
-            }
-            Ended::Failed
+        let extent = scope.extent();
+        let outcome = self.reconcile(scope, create).unwrap_or_else(|error| {
+            self.publish_failure(&error);
+            PassOutcome::Failed
         });
-        if matches!(ended, Ended::TooShort | Ended::Interrupted) {
+        let report = PassReport {
+            trigger,
+            extent,
+            outcome,
+            duration: start.elapsed(),
+            follow_up: self.follow_up(),
+        };
+        self.schedule.finished(&report, Instant::now());
+        if matches!(outcome, PassOutcome::NeedsNode | PassOutcome::Yielded) {
             self.heartbeat.idle();
-            return ended;
+            return outcome;
         }
         self.heartbeat.finish();
-        // A look at everything has needed as much again as what is kept of it.
-        if why == Why::Timer {
+        // A node pass holds a second copy of the observed state. The allocator returns the memory only on demand.
+        if trigger == Trigger::Timer {
             limits::trim_heap();
             limits::drop_code_pages();
         }
-        self.metrics
-            .reconciles
-            .with_label_values(&[why.name()])
-            .inc();
-        self.metrics
-            .reconcile_seconds
-            .observe(start.elapsed().as_secs_f64());
+        self.count_pass(trigger, start);
         if let Some(seconds) = i32::try_from(std::process::id())
             .ok()
             .and_then(|pid| self.node.proc.cpu_seconds(pid))
         {
             self.metrics.set_cpu_seconds(seconds);
         }
-        ended
+        outcome
+    }
+
+    /// Counts a complete pass in the metrics.
+    pub(super) fn count_pass(&self, trigger: Trigger, start: Instant) {
+        self.metrics
+            .reconciles
+            .with_label_values(&[trigger.name()])
+            .inc();
+        self.metrics
+            .reconcile_seconds
+            .observe(start.elapsed().as_secs_f64());
+    }
+
+    /// When another pass is necessary although no cgroup changes. Reasons are CPUs given up, and isolated partitions waiting for
+    /// the end of worker threads.
+    pub(super) fn follow_up(&self) -> Option<Instant> {
+        self.release_backoff
+            .due()
+            .into_iter()
+            .chain(self.isolation.due())
+            .min()
+    }
+
+    /// Drops the cached state, and publishes the error with the last known state.
+    fn publish_failure(&mut self, error: &anyhow::Error) {
+        tracing::error!("reconcile failed: {error:#}");
+        self.cached = None;
+        let last = self.published.borrow().clone();
+        if let Some(last) = last {
+            let errors = vec![format!(
+                "the last reconcile failed, this is the state before it: {error:#}"
+            )];
+            self.published.send_replace(Some(Arc::new(Snapshot {
+                errors,
+                ..(*last).clone()
+            })));
+        }
     }
 
     fn reconcile(
         &mut self,
-        mut reach: Reach<'_>,
-        question: &mut Option<Question<'_>>,
-    ) -> anyhow::Result<Ended> {
-        let mut pods = self.told.known();
+        mut scope: PassScope<'_>,
+        create: &mut Option<PendingCreate<'_>>,
+    ) -> anyhow::Result<PassOutcome> {
+        let mut pods = self.pods.known();
         self.heartbeat.begin("read the pods' cgroups");
-        let (mut observed, mut ledger) = match self.look(&pods, &mut reach)? {
+        let (mut observed, mut ledger) = match self.observe(&pods, &mut scope)? {
             Ok(found) => found,
             Err(ended) => return Ok(ended),
         };
-        if self.told.note_records(&observed) {
-            pods = self.told.known();
+        if self.pods.note_records(&observed) {
+            pods = self.pods.known();
             (observed, ledger) = self.node.observe_again(observed, &pods, |_| false)?;
         }
         let first = self.published.borrow().is_none();
         if first {
             self.history.begin(&observed, self.node.enforcement);
         }
-        self.told.keep_promises(&mut ledger, &observed);
+        self.pods.keep_pending(&mut ledger, &observed);
         self.node.choose_reserved(&ledger);
         let (online, enforcement) = (self.node.topology.online.clone(), self.node.enforcement);
-        let drift = pin::drift(&observed, &ledger, (&online, &self.fresh), enforcement);
-        // Nothing was told yet, nor written, and what is to be told may be gone by the next look.
-        let gives_way = |reach: &mut Reach<'_>| !first && drift.is_empty() && reach.is_asked();
-        if gives_way(&mut reach) {
-            return Ok(self.interrupted((observed, ledger), &[]));
+        let drift = pin::drift(
+            &observed,
+            &ledger,
+            (&online, &self.recently_assigned),
+            enforcement,
+        );
+        // Before the first step, every pass may yield, with two exceptions. The first pass records the state at the agent's
+        // start. Drift must be reported, and the next scan may not show the drift again.
+        let yields = |scope: &mut PassScope<'_>| !first && drift.is_empty() && scope.has_request();
+        if yields(&mut scope) {
+            return Ok(self.yielded((observed, ledger), &[]));
         }
-        let of_node = matches!(reach, Reach::Node { .. });
+        let of_node = matches!(scope, PassScope::Node { .. });
         self.heartbeat.begin("decide what each container gets");
         let moves = self.moves_left();
-        let here = self.told.here(&observed, &pods);
+        let here = self.pods.here(&observed, &pods);
         let inputs = DecisionInput {
             moves,
             ..self.inputs(&pods, &here)
         };
-        let Some(mut decisions) = decide_while(&inputs, &ledger, || !gives_way(&mut reach)) else {
-            return Ok(self.interrupted((observed, ledger), &[]));
+        let Some(mut decisions) = decide_while(&inputs, &ledger, || !yields(&mut scope)) else {
+            return Ok(self.yielded((observed, ledger), &[]));
         };
         if self.node.enforcement == Enforcement::Observe {
             decisions.keep_ledger_assignments(&pods, &ledger);
         }
         decisions.desired.held_back = self.refused.keys().cloned().collect();
         self.isolate(&mut decisions.desired, None);
-        if gives_way(&mut reach) {
-            return Ok(self.interrupted((observed, ledger), &[]));
+        if yields(&mut scope) {
+            return Ok(self.yielded((observed, ledger), &[]));
         }
         let steps = pin::plan(&observed, &ledger, &decisions.desired, enforcement);
         if !of_node && !decisions.moves.is_empty() {
-            self.seen = Some(Seen::all(observed, ledger));
-            return Ok(Ended::TooShort);
+            self.cached = Some(CachedState::all(observed, ledger));
+            return Ok(PassOutcome::NeedsNode);
         }
-        // What is told once is told by the reconcile that comes to its end.
-        let mut calm = !first && drift.is_empty() && decisions.moves.is_empty();
-        if calm && reach.is_asked() {
-            return Ok(self.interrupted((observed, ledger), &[]));
+        // Drift and moves are reported only once. A pass with drift or moves therefore runs to its end.
+        let mut may_yield = !first && drift.is_empty() && decisions.moves.is_empty();
+        if may_yield && scope.has_request() {
+            return Ok(self.yielded((observed, ledger), &[]));
         }
         self.note_moves(&decisions);
-        let given_up = self.given_up.clone();
+        let release_backoff = self.release_backoff.clone();
         let kept = decisions.desired.exclusive();
         let timer = Duration::from_secs(self.node.config.reconcile_seconds);
-        self.given_up
+        self.release_backoff
             .note(ledger.exclusive().difference(&kept), Instant::now(), timer);
-        let question =
-            question.take_if(|question| !question.waits(&pods, &decisions, &self.given_up));
-        let answer = question
+        let create =
+            create.take_if(|create| !create.waits(&pods, &decisions, &self.release_backoff));
+        let answer = create
             .as_ref()
-            .and_then(|question| self.answer(&pods, question, &decisions));
+            .and_then(|create| self.answer(&pods, create, &decisions));
         let lost = ledger.lost.clone();
         for new in drift
             .iter()
@@ -175,7 +218,7 @@ impl Owner {
                 .inc();
         }
         self.drift = drift;
-        let mut errors: Vec<String> = self.told.errors().cloned().collect();
+        let mut errors: Vec<String> = self.pods.errors().cloned().collect();
         errors.extend(self.node.suspended().map(str::to_owned));
         if self.node.reserved.is_disjoint(&online) {
             errors.push(
@@ -192,7 +235,7 @@ impl Owner {
             }
         }
         if !steps.is_empty() {
-            // A plan is safe wherever it breaks off.
+            // A plan is safe after each step.
             let planned = steps.len();
             let desired = &decisions.desired;
             let owns = |pod: &&PodCgroup| {
@@ -206,12 +249,13 @@ impl Owner {
             let heartbeat = &self.heartbeat;
             let applied = pin::apply_while(steps, &self.node.cgroups, |next| {
                 heartbeat.begin(next.to_string());
-                let on = !(calm && reach.is_asked());
-                calm &= is_for_others(next, &owners);
-                on
+                let go_on = !(may_yield && scope.has_request());
+                may_yield &= is_for_others(next, &owners);
+                go_on
             });
             errors.extend(self.account(&applied));
-            // What a partition takes from everybody else is in order by the kernel's word, and seen by the next look.
+            // Only written pods are read again. The kernel itself takes a partition's CPUs from all remaining cgroups; the next
+            // scan reads the result.
             self.heartbeat
                 .begin("read again the cgroups that were written");
             let written = Written::new(applied.iter().map(|done| &done.step));
@@ -219,39 +263,45 @@ impl Owner {
             let again = if applied.len() == planned {
                 self.node
                     .observe_again_unless(observed.clone(), &pods, touched, || {
-                        calm && reach.is_asked()
+                        may_yield && scope.has_request()
                     })?
             } else {
                 None
             };
             let Some((after, read)) = again else {
-                self.given_up = given_up;
-                return Ok(self.interrupted((observed, ledger), &applied));
+                self.release_backoff = release_backoff;
+                return Ok(self.yielded((observed, ledger), &applied));
             };
             self.history
-                .note_windows(&observed, &after, &self.node, &self.metrics);
-            // What was repaired and comes again is new drift.
-            let left = pin::drift(&after, &read, (&online, &self.fresh), enforcement);
+                .note_unpinned_time(&observed, &after, &self.node, &self.metrics);
+            // Repaired drift that returns in a later pass counts as new drift.
+            let left = pin::drift(
+                &after,
+                &read,
+                (&online, &self.recently_assigned),
+                enforcement,
+            );
             self.history.note_repairs(&self.drift, &left);
             self.drift = left;
             (observed, ledger) = (after, read);
         }
-        // By now its pod's cgroup has room for it. Whoever asked may have given up waiting; the promise lapses by itself.
-        if let (Some(question), Some(answer)) = (question, answer) {
-            let _ = question.reply.send(answer);
+        // The pod's cgroup can hold the new container's CPUs now. The runtime may have given up waiting. The pending assignment
+        // then expires.
+        if let (Some(create), Some(answer)) = (create, answer) {
+            let _ = create.reply.send(answer);
         }
-        if let Reach::Seen {
+        if let PassScope::Cached {
             again: Some(uid),
             passes: Some((container, reply)),
             ..
-        } = &mut reach
+        } = &mut scope
             && let Some(reply) = reply.take()
         {
             self.history.begins(uid, container);
             let _ = reply.send(Ok(()));
         }
-        // The kernel's own work leaves exclusive CPUs after the answers: reading each interrupt takes a while.
-        self.keep_quiet(&observed);
+        // The kernel's own work leaves exclusive CPUs after the answers, because reading each interrupt is slow.
+        self.isolate_cpus(&observed);
         errors.extend(
             self.refused
                 .iter()
@@ -268,7 +318,8 @@ impl Owner {
             if let Some(seen) = seen
                 && let Some(says) = self.refused.get(&seen.cgroup.path)
             {
-                // A runtime may have written its set by then: it runs on these CPUs alone, but not alone on them.
+                // The runtime may have written the container's CPU set. The container then runs only on its own CPUs, but further
+                // containers may use the CPUs, too.
                 let confined = decision
                     .cpus
                     .as_ref()
@@ -286,30 +337,31 @@ impl Owner {
             }
         }
         self.history.forget(&observed);
-        // All is written and read again.
-        if calm && reach.is_asked() {
-            self.given_up = given_up;
-            return Ok(self.interrupted((observed, ledger), &[]));
+        // All steps are applied and read back. Yielding postpones only the publication.
+        if may_yield && scope.has_request() {
+            self.release_backoff = release_backoff;
+            return Ok(self.yielded((observed, ledger), &[]));
         }
         if of_node {
-            self.look_for_lost(&lost);
+            self.note_lost_cpus(&lost);
         }
         self.publish(&pods, &observed, &ledger, &decisions, errors);
-        self.seen = Some(Seen::all(observed, ledger));
+        self.cached = Some(CachedState::all(observed, ledger));
         if of_node {
-            self.fresh = CpuSet::new();
+            self.recently_assigned = CpuSet::new();
         }
-        Ok(Ended::Done)
+        Ok(PassOutcome::Done)
     }
 
-    /// Says which pods of those looked at, all or one, have to wait before their partitions may be isolated.
+    /// Marks the pods whose partitions must wait before becoming isolated. `of` is the only pod of a pod pass. Without
+    /// enforcement `partition`, no pod is isolated.
     pub(super) fn isolate(&mut self, desired: &mut Desired, of: Option<&str>) {
         if self.node.enforcement != Enforcement::Partition {
             let plans = desired.pods.values_mut();
             plans.for_each(|plan| plan.isolated = false);
         }
         if desired.pods.values().any(|plan| plan.isolated) {
-            // Somebody else may have written there since.
+            // Another program may have changed the work queues' mask since the last pass.
             self.isolation.check(self.keeper.workqueues().as_ref());
         }
         self.isolation.note_wanted(desired, of, Instant::now());
@@ -339,7 +391,7 @@ impl Owner {
         }
     }
 
-    /// Counts what was done and returns what went wrong as sentences.
+    /// Counts and logs the applied steps. Returns errors as sentences, except the kernel's refusals of partitions.
     pub(super) fn account(&mut self, applied: &[Applied]) -> Vec<String> {
         let mut errors = Vec::new();
         for done in applied {
@@ -357,7 +409,7 @@ impl Owner {
             } = &done.step
                 && let Some(error) = &error
             {
-                // It is said, and tried again when the timer rings.
+                // The pass publishes the refusal. The next timer tick permits a new attempt.
                 self.refused.insert(path.clone(), error.clone());
                 continue;
             }
@@ -379,15 +431,15 @@ impl Owner {
         errors
     }
 
-    /// Keeps the kernel's own work off the CPUs that are somebody's own by now.
-    pub(super) fn keep_quiet(&mut self, observed: &Observed) {
+    /// Moves the kernel's own work off the exclusive CPUs in force.
+    pub(super) fn isolate_cpus(&mut self, observed: &Observed) {
         self.heartbeat
             .begin("move interrupts, workqueues and slices off exclusive CPUs");
         let node = &self.node;
         let options = match node.enforcement {
             Enforcement::Observe => CpuIsolationOptions::default(),
             Enforcement::Cpuset => node.config.quiet,
-            // There the kernel itself keeps them off.
+            // Partitions already keep systemd's slices off.
             Enforcement::Partition => CpuIsolationOptions {
                 system_slices: false,
                 ..node.config.quiet
@@ -397,9 +449,8 @@ impl Owner {
         for container in observed.containers() {
             exclusive = exclusive.union(&own_in_force(container, node.enforcement));
         }
-        // The top of the hierarchy outlives every pods' tree, and so does what is noted there.
         let kernels = if self.isolation.any() {
-            // Where that can't be read, nothing is given back.
+            // If the file can't be read, work queues return to no CPU.
             node.cgroups
                 .isolated_cpus()
                 .unwrap_or_else(|_| node.topology.online.clone())
@@ -413,6 +464,7 @@ impl Owner {
             isolated,
             online: &node.topology.online,
         };
+        // The record of CPU isolation lies on the root cgroup, which outlives every pods' tree.
         let report = self.keeper.isolate(&situation, &node.cgroups, "");
         let allowed = report
             .workqueues
@@ -432,8 +484,8 @@ impl Owner {
             (options.any() || report.away > 0 || !report.failed.is_empty()).then_some(report);
     }
 
-    /// Raises the alarm over CPUs that have been missing for longer than the kernel takes to hand on one that comes online.
-    fn look_for_lost(&mut self, missing: &CpuSet) {
+    /// Reports CPUs missing for at least [`HANDED_ON`] as lost.
+    fn note_lost_cpus(&mut self, missing: &CpuSet) {
         self.missing.retain(|cpu, _| missing.contains(*cpu));
         for cpu in missing.iter() {
             self.missing.entry(cpu).or_insert_with(Instant::now);
@@ -471,7 +523,7 @@ impl Owner {
         for container in &mut containers {
             self.history.tell(container);
             let injected = self
-                .told
+                .pods
                 .injected(container.uid.as_deref(), &container.container);
             container.injected = injected.cloned();
         }

@@ -1,56 +1,48 @@
-//! How far a reconcile looks, how it ends, and how it makes room for a question that comes meanwhile.
+//! [`PassScope`]: what a reconcile pass reads, and how a pass yields to runtime requests.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use super::super::event::Reply;
-use super::inbox::Inbox;
-use super::{Owner, Seen};
+use super::super::schedule::{Extent, PassOutcome};
+use super::event_queue::EventQueue;
+use super::{CachedState, Reconciler};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::is_within;
 use crate::pin::{Applied, Ledger, Observed, ObservedContainer, Outcome, Reason, Step};
 use crate::pod::Pod;
 
-/// What a reconcile looks at.
+/// The pods read by a reconcile pass, and the rules for yielding.
 #[derive(Debug)]
-pub(super) enum Reach<'a> {
-    /// Every pod of the node; put off as soon as a question waits, where there may be some.
-    Node { unless: Option<&'a mut Inbox> },
-    /// One pod, or none, and those that were written to and not read again; all others are taken as they were seen last. Put
-    /// off where running containers would have to move.
-    Seen {
+pub(super) enum PassScope<'a> {
+    /// Every pod of the node. With `unless`, the pass yields when a runtime request waits.
+    Node {
+        requests: Option<&'a mut EventQueue>,
+    },
+    /// The pod `again`, if any, and the stale pods. All remaining pods come from the cached state. The pass ends with
+    /// [`PassOutcome::NeedsNode`] without a cached state, or if running containers would have to move.
+    Cached {
         again: Option<&'a str>,
-        /// The container that starts in any case, answered as soon as all is written.
+        /// A container that starts in any case, with the receiver of the answer. The answer follows the last step at once.
         passes: Option<(&'a str, &'a mut Option<Reply>)>,
-        unless: Option<&'a mut Inbox>,
+        requests: Option<&'a mut EventQueue>,
     },
 }
 
-/// How a reconcile ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ended {
-    Done,
-    Failed,
-    /// Nothing was done: it has to reach further.
-    TooShort,
-    /// A question came first: what was done up to there is safe as it is, and the rest is still to be done.
-    Interrupted,
-}
-
-/// The cgroups that were written to.
+/// The cgroups written to by a plan's steps.
 pub(super) struct Written<'a> {
-    /// They and all above them.
+    /// The written cgroups, and all cgroups above.
     within: HashSet<&'a str>,
-    /// Those whose children may be other than before.
+    /// The written cgroups whose children may have changed.
     handed_down: HashSet<&'a str>,
 }
 
-/// A cgroup and all above it.
+/// A cgroup and all cgroups above.
 fn upwards(path: &str) -> impl Iterator<Item = &str> {
     std::iter::successors(Some(path), |path| Some(path.rsplit_once('/')?.0))
 }
 
-/// Whether a step only changes where those run who own nothing: who owns what is the same before and after. `owners` are the
-/// pods that own something, or are to.
+/// Whether a step leaves all exclusive sets as before, and changes only the CPUs of containers without an assignment. `owners`
+/// are the pods with an assignment, now or in the desired state.
 pub(super) fn is_for_others(step: &Step, owners: &BTreeSet<&str>) -> bool {
     match step {
         Step::Cpus {
@@ -70,7 +62,7 @@ pub(super) fn is_for_others(step: &Step, owners: &BTreeSet<&str>) -> bool {
     }
 }
 
-/// Where a container runs after a step, as it was read back.
+/// The CPUs of a cgroup after a step, as read back.
 fn in_force(done: &Applied) -> Option<(&str, &CpuSet)> {
     match (&done.step, &done.outcome) {
         (Step::Cpus { path, cpus, .. }, Outcome::Done) => Some((path, cpus)),
@@ -79,13 +71,21 @@ fn in_force(done: &Applied) -> Option<(&str, &CpuSet)> {
     }
 }
 
-// === impl Reach ===
+// === impl PassScope ===
 
-impl Reach<'_> {
-    /// Whether a question waits that comes before what is left to do.
-    pub(super) fn is_asked(&mut self) -> bool {
-        let (Self::Node { unless } | Self::Seen { unless, .. }) = self;
-        unless.as_mut().is_some_and(|inbox| inbox.is_asked())
+impl PassScope<'_> {
+    /// The scope in the terms of the schedule.
+    pub(super) fn extent(&self) -> Extent {
+        match self {
+            Self::Node { .. } => Extent::Node,
+            Self::Cached { .. } => Extent::Stale,
+        }
+    }
+
+    /// Whether the pass should yield to a waiting runtime request.
+    pub(super) fn has_request(&mut self) -> bool {
+        let (Self::Node { requests } | Self::Cached { requests, .. }) = self;
+        requests.as_mut().is_some_and(|inbox| inbox.has_request())
     }
 }
 
@@ -93,7 +93,7 @@ impl Reach<'_> {
 
 impl<'a> Written<'a> {
     pub(super) fn new(steps: impl Iterator<Item = &'a Step> + Clone) -> Self {
-        // Room for a partition further down takes nothing from anybody by itself.
+        // An `Exclusive` step permits a partition further down, and takes no CPUs from any child.
         let room = |step: &&Step| matches!(step, Step::Exclusive { .. });
         let handed_down = steps
             .clone()
@@ -102,7 +102,7 @@ impl<'a> Written<'a> {
             .collect();
         let mut within = HashSet::new();
         for step in steps {
-            // What is above one that is known is known, too.
+            // A known path means that all paths above are known, too.
             let _ = upwards(step.path()).all(|path| within.insert(path));
         }
         Self {
@@ -111,31 +111,32 @@ impl<'a> Written<'a> {
         }
     }
 
-    /// Whether a pod may be other than before: something in it was written to, or above it.
+    /// Whether the pod may have changed: a step wrote to the pod's cgroup, to a cgroup below, or to a cgroup above. `Exclusive`
+    /// steps above the pod do not count.
     pub(super) fn touches(&self, pod: &str) -> bool {
         self.within.contains(pod) || upwards(pod).any(|path| self.handed_down.contains(path))
     }
 }
 
-// === impl Owner ===
+// === impl Reconciler ===
 
-impl Owner {
-    /// Looks at what is within reach; nothing if that is put off.
-    pub(super) fn look(
+impl Reconciler {
+    /// Reads the scope's pods. Returns the pass's outcome instead, if the pass yields or needs the whole node.
+    pub(super) fn observe(
         &mut self,
         pods: &[Pod],
-        reach: &mut Reach<'_>,
-    ) -> anyhow::Result<Result<(Observed, Ledger), Ended>> {
-        let found = match reach {
-            Reach::Node { .. } => {
+        scope: &mut PassScope<'_>,
+    ) -> anyhow::Result<Result<(Observed, Ledger), PassOutcome>> {
+        let found = match scope {
+            PassScope::Node { .. } => {
                 return Ok(self
                     .node
-                    .observe_unless(pods, || reach.is_asked())?
-                    .ok_or(Ended::Interrupted));
+                    .observe_unless(pods, || scope.has_request())?
+                    .ok_or(PassOutcome::Yielded));
             }
-            Reach::Seen { again, .. } => match (self.seen.take(), again) {
+            PassScope::Cached { again, .. } => match (self.cached.take(), again) {
                 (
-                    Some(Seen {
+                    Some(CachedState {
                         observed, stale, ..
                     }),
                     Some(uid),
@@ -144,7 +145,7 @@ impl Owner {
                     .observe_pod(observed, pods, uid, |uid| stale.contains(uid))
                     .map(Some),
                 (
-                    Some(Seen {
+                    Some(CachedState {
                         observed, stale, ..
                     }),
                     None,
@@ -155,16 +156,16 @@ impl Owner {
                 (None, _) => Ok(None),
             },
         };
-        Ok(found?.ok_or(Ended::TooShort))
+        Ok(found?.ok_or(PassOutcome::NeedsNode))
     }
 
-    /// Keeps what was seen for the answer to a question, which comes before the rest of a reconcile. The pods that were written
-    /// to are to be read again; until then, where they run is what was read back.
-    pub(super) fn interrupted(
+    /// Ends a pass that yields, and keeps the observed state for the runtime request's answer. The written pods become stale.
+    /// Until the next read, the CPUs read back after each step count as the containers' effective CPUs.
+    pub(super) fn yielded(
         &mut self,
         (mut observed, ledger): (Observed, Ledger),
         done: &[Applied],
-    ) -> Ended {
+    ) -> PassOutcome {
         let written = Written::new(done.iter().map(|done| &done.step));
         let in_force: HashMap<&str, &CpuSet> = done.iter().filter_map(in_force).collect();
         let mut stale = BTreeSet::new();
@@ -180,12 +181,12 @@ impl Owner {
             }
             stale.insert(pod.cgroup.uid.clone());
         }
-        self.seen = Some(Seen {
+        self.cached = Some(CachedState {
             observed,
             ledger,
             stale,
         });
-        Ended::Interrupted
+        PassOutcome::Yielded
     }
 }
 

@@ -1,0 +1,84 @@
+//! [`EventQueue`]: the reconciler's events in order, with a check for waiting runtime requests.
+
+use std::collections::VecDeque;
+
+use tokio::sync::mpsc;
+
+use super::super::event::Event;
+
+/// The reconciler's events in the order of arrival.
+#[derive(Debug)]
+pub(super) struct EventQueue {
+    events: mpsc::Receiver<Event>,
+    /// Events received for a check and not yet handled.
+    peeked: VecDeque<Event>,
+}
+
+// === impl EventQueue ===
+
+impl EventQueue {
+    pub(super) fn new(events: mpsc::Receiver<Event>) -> Self {
+        Self {
+            events,
+            peeked: VecDeque::new(),
+        }
+    }
+
+    /// The next event; `None` after all senders are dropped and all events are taken.
+    ///
+    /// Cancel safe: a cancelled call takes no event.
+    pub(super) async fn next(&mut self) -> Option<Event> {
+        match self.peeked.pop_front() {
+            Some(event) => Some(event),
+            None => self.events.recv().await,
+        }
+    }
+
+    /// Whether a runtime request waits for an answer.
+    pub(super) fn has_request(&mut self) -> bool {
+        while let Ok(event) = self.events.try_recv() {
+            self.peeked.push_back(event);
+        }
+        self.peeked
+            .iter()
+            .any(|event| matches!(event, Event::Create { .. } | Event::Start { .. }))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_question_is_seen_and_nothing_changes_its_place() {
+        let (events, inbox) = mpsc::channel(8);
+        let mut inbox = EventQueue::new(inbox);
+        assert!(!inbox.has_request());
+        events.send(Event::CgroupsChanged).await.unwrap();
+        assert!(!inbox.has_request());
+        let (reply, _answer) = oneshot::channel();
+        let (uid, container) = ("uid".to_owned(), "main".to_owned());
+        events
+            .send(Event::Start {
+                uid,
+                container,
+                reply,
+            })
+            .await
+            .unwrap();
+        events.send(Event::PodsWaitEnded).await.unwrap();
+        assert!(inbox.has_request());
+        events.send(Event::CgroupsChanged).await.unwrap();
+        drop(events);
+        assert!(matches!(inbox.next().await, Some(Event::CgroupsChanged)));
+        assert!(inbox.has_request());
+        assert!(matches!(inbox.next().await, Some(Event::Start { .. })));
+        assert!(!inbox.has_request());
+        assert!(matches!(inbox.next().await, Some(Event::PodsWaitEnded)));
+        assert!(matches!(inbox.next().await, Some(Event::CgroupsChanged)));
+        assert!(inbox.next().await.is_none());
+    }
+}

@@ -1,0 +1,75 @@
+//! [`ReleaseBackoff`]: when to run the next pass for CPUs given up by the last pass.
+//!
+//! New containers may wait for the CPUs. The CPUs may become free without a change of a cgroup, so the next pass needs a timer.
+//! If the same CPUs are not handed back, the pause doubles, up to the reconcile interval.
+
+use std::time::{Duration, Instant};
+
+use crate::cpu::CpuSet;
+
+/// The pause after the second pass in a row with the same CPUs given up and not handed back.
+const FIRST: Duration = Duration::from_millis(10);
+
+#[derive(Debug, Clone, Default)]
+pub(super) struct ReleaseBackoff {
+    cpus: CpuSet,
+    pause: Duration,
+    at: Option<Instant>,
+}
+
+// === impl ReleaseBackoff ===
+
+impl ReleaseBackoff {
+    /// The time of the next pass; `None` if no CPUs were given up.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.at
+    }
+
+    /// Takes the CPUs given up by a pass. The pause is at most `longest`.
+    pub(super) fn note(&mut self, cpus: CpuSet, now: Instant, longest: Duration) {
+        self.pause = if cpus == self.cpus {
+            (self.pause * 2).max(FIRST).min(longest)
+        } else {
+            Duration::ZERO
+        };
+        self.at = (!cpus.is_empty()).then(|| now + self.pause);
+        self.cpus = cpus;
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    fn set(text: &str) -> CpuSet {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn what_is_not_handed_back_is_looked_at_ever_more_rarely() {
+        let (mut release_backoff, now, longest) = (
+            ReleaseBackoff::default(),
+            Instant::now(),
+            Duration::from_secs(10),
+        );
+        let pause = |release_backoff: &ReleaseBackoff| release_backoff.due().map(|due| due - now);
+        release_backoff.note(CpuSet::new(), now, longest);
+        assert_eq!(pause(&release_backoff), None);
+        release_backoff.note(set("2-3"), now, longest);
+        assert_eq!(pause(&release_backoff), Some(Duration::ZERO));
+        release_backoff.note(set("2-3"), now, longest);
+        assert_eq!(pause(&release_backoff), Some(FIRST));
+        let mut looks = 2;
+        while pause(&release_backoff) < Some(longest) {
+            release_backoff.note(set("2-3"), now, longest);
+            looks += 1;
+        }
+        assert_eq!((pause(&release_backoff), looks), (Some(longest), 12));
+        // A different set of CPUs restarts the backoff.
+        release_backoff.note(set("2-4"), now, longest);
+        assert_eq!(pause(&release_backoff), Some(Duration::ZERO));
+        release_backoff.note(CpuSet::new(), now, longest);
+        assert_eq!(pause(&release_backoff), None);
+    }
+}

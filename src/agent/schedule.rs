@@ -1,0 +1,510 @@
+//! [`Schedule`]: when which reconcile pass runs.
+//!
+//! The schedule is a pure type: the caller passes the time. Triggers arriving together lead to one pass. The pass reads at
+//! least as much as each of the triggers needs.
+
+use std::time::{Duration, Instant};
+
+/// How long runtime requests may postpone a due pass. Later the pass runs before the next request, and does not yield.
+const LONGEST_DELAY: Duration = Duration::from_secs(1);
+
+/// The pause between the answer to a runtime request and the next pass. The receiver may wake up on the reconciler's CPU,
+/// or on a CPU kept busy by a pass.
+const AFTER_ANSWER: Duration = Duration::from_millis(3);
+
+/// The pause between two passes for changed cgroups, as a multiple of the first pass's duration. A program writing to cgroups
+/// without end then costs at most a fifth of a CPU.
+const THROTTLE: u32 = 4;
+
+/// Why a reconcile pass runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Trigger {
+    /// The agent has started.
+    Start,
+    /// A source of pods has changed.
+    Pods,
+    /// Cgroups were made, removed or written.
+    Cgroups,
+    /// The container runtime has listed its containers.
+    Runtime,
+    /// CreateContainer was answered. The next pass takes the new owner's CPUs from the shared containers.
+    Create,
+    /// StartContainer waits for the pass.
+    StartContainer,
+    /// The reconcile interval has passed.
+    Timer,
+    /// The state of the kubelet's CPU Manager has changed.
+    Kubelet,
+}
+
+/// How much a pass reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Extent {
+    /// One pod, for StartContainer. The pass publishes no snapshot, so a node pass follows.
+    Pod,
+    /// The stale pods: written by Pinfold and not read again. All remaining pods come from the last observed state.
+    Stale,
+    /// All pods of the node.
+    Node,
+}
+
+/// How a pass ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PassOutcome {
+    /// The pass is complete, and its result is published.
+    Done,
+    /// The pass ended with an error. The error is published.
+    Failed,
+    /// The pass wrote nothing, because a node pass is necessary.
+    NeedsNode,
+    /// The pass yielded to a runtime request. The completed steps are safe. A later pass does the rest.
+    Yielded,
+}
+
+/// The result of a pass for the schedule.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PassReport {
+    /// Why the pass ran.
+    pub(super) trigger: Trigger,
+    /// The extent of the pass.
+    pub(super) extent: Extent,
+    /// How the pass ended.
+    pub(super) outcome: PassOutcome,
+    /// How long the pass took.
+    pub(super) duration: Duration,
+    /// When another pass is necessary even if no cgroup changes.
+    pub(super) follow_up: Option<Instant>,
+}
+
+/// A due pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct DuePass {
+    /// Why the pass runs.
+    pub(super) trigger: Trigger,
+    /// The extent of the pass.
+    pub(super) extent: Extent,
+    /// Whether the pass may yield to runtime requests.
+    pub(super) may_yield: bool,
+}
+
+/// The reconciler's next action.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Next {
+    /// The pass runs now. With `may_yield`, the pass runs after the waiting requests.
+    Pass(DuePass),
+    /// No pass is due before the time, or before the next trigger if the time is `None`.
+    Wait(Option<Instant>),
+}
+
+/// A wanted pass.
+#[derive(Debug, Clone, Copy)]
+struct Wanted {
+    trigger: Trigger,
+    extent: Extent,
+    /// When the first trigger of the pass arrived.
+    since: Instant,
+    not_before: Instant,
+}
+
+/// When which reconcile pass runs.
+#[derive(Debug)]
+pub(super) struct Schedule {
+    /// Whether the pods are known, or the wait for pods has ended. No pass runs earlier.
+    pods_synced: bool,
+    wanted: Option<Wanted>,
+    /// When cgroups changed first since the last complete pass.
+    cgroups_changed: Option<Instant>,
+    /// The earliest time of the next pass for changed cgroups.
+    throttled_until: Instant,
+    /// When the last pass wants a further pass.
+    follow_up: Option<Instant>,
+}
+
+// === impl Trigger ===
+
+impl Trigger {
+    /// The value of the label `reason` in metrics.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Start => "start",
+            Self::Pods => "pods",
+            Self::Cgroups => "cgroups",
+            Self::Runtime => "runtime",
+            Self::Create => "create",
+            Self::StartContainer => "gate",
+            Self::Timer => "timer",
+            Self::Kubelet => "kubelet",
+        }
+    }
+
+    /// Whether the trigger alone gives a pass no reason to write.
+    fn only_observes(self) -> bool {
+        matches!(self, Self::Cgroups | Self::Timer)
+    }
+}
+
+// === impl Schedule ===
+
+impl Schedule {
+    /// A schedule without a wanted pass.
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            pods_synced: false,
+            wanted: None,
+            cgroups_changed: None,
+            throttled_until: now,
+            follow_up: None,
+        }
+    }
+
+    /// Whether passes may run: the pods are known, or the wait for pods has ended.
+    pub(super) fn has_pods(&self) -> bool {
+        self.pods_synced
+    }
+
+    /// Lets passes run: the pods are known, or the wait for pods has ended.
+    pub(super) fn pods_synced(&mut self) {
+        self.pods_synced = true;
+    }
+
+    /// Takes a trigger. Before the pods are synced only changed cgroups are noted.
+    pub(super) fn on(&mut self, trigger: Trigger, now: Instant) {
+        match trigger {
+            Trigger::Cgroups => {
+                self.cgroups_changed.get_or_insert(now);
+            }
+            _ if !self.pods_synced => {}
+            Trigger::Create => self.want(trigger, Extent::Stale, now, now + AFTER_ANSWER),
+            _ => self.want(trigger, Extent::Node, now, now),
+        }
+    }
+
+    /// Notes the answer to a runtime request. The next pass waits for the receiver of the answer.
+    pub(super) fn answered(&mut self, now: Instant) {
+        let then = now + AFTER_ANSWER;
+        if let Some(wanted) = &mut self.wanted {
+            wanted.not_before = wanted.not_before.max(then);
+        }
+        self.throttled_until = self.throttled_until.max(then);
+    }
+
+    /// Whether a pass for changed cgroups will run without a further trigger.
+    pub(super) fn knows_cgroup_changes(&self) -> bool {
+        self.cgroups_changed.is_some()
+    }
+
+    /// Whether a wanted pass may have steps to write. With enforcement `cpuset`, a container starts only after the pass.
+    pub(super) fn has_writes(&self) -> bool {
+        self.wanted
+            .is_some_and(|wanted| !wanted.trigger.only_observes())
+    }
+
+    /// Takes the result of a pass.
+    pub(super) fn finished(&mut self, report: &PassReport, now: Instant) {
+        self.follow_up = report.follow_up;
+        if report.trigger == Trigger::Cgroups {
+            self.throttled_until = self.throttled_until.max(now + report.duration * THROTTLE);
+        }
+        match (report.outcome, report.extent) {
+            // A node pass serves all earlier triggers.
+            (PassOutcome::Done, Extent::Node) => {
+                self.wanted = None;
+                self.cgroups_changed = None;
+            }
+            (PassOutcome::Done, Extent::Stale) => self.written(),
+            (PassOutcome::Done, Extent::Pod) => self.on(Trigger::Cgroups, now),
+            // The timer starts the next attempt.
+            (PassOutcome::Failed, _) => self.wanted = None,
+            (PassOutcome::NeedsNode, _) => {
+                if let Some(wanted) = &mut self.wanted {
+                    wanted.extent = Extent::Node;
+                }
+            }
+            (PassOutcome::Yielded, _) => {}
+        }
+    }
+
+    /// The next action.
+    pub(super) fn next(&mut self, now: Instant) -> Next {
+        if !self.pods_synced {
+            return Next::Wait(None);
+        }
+        if self.wanted.is_none() {
+            let Some(at) = self.cgroups_changed.or(self.follow_up) else {
+                return Next::Wait(None);
+            };
+            let at = at.max(self.throttled_until);
+            if at > now {
+                return Next::Wait(Some(at));
+            }
+            self.cgroups_changed = None;
+            self.want(Trigger::Cgroups, Extent::Node, now, now);
+        }
+        let Some(wanted) = &self.wanted else {
+            return Next::Wait(None);
+        };
+        if wanted.not_before > now {
+            return Next::Wait(Some(wanted.not_before));
+        }
+        Next::Pass(DuePass {
+            trigger: wanted.trigger,
+            extent: wanted.extent,
+            may_yield: now.saturating_duration_since(wanted.since) <= LONGEST_DELAY,
+        })
+    }
+
+    /// Ends the wanted pass of CreateContainer, because all writes are done. A wanted node pass remains.
+    fn written(&mut self) {
+        match &mut self.wanted {
+            Some(wanted) if wanted.extent == Extent::Node => {
+                if wanted.trigger == Trigger::Create {
+                    wanted.trigger = Trigger::Cgroups;
+                }
+            }
+            wanted => *wanted = None,
+        }
+    }
+
+    /// Adds a trigger to the wanted pass. The first trigger with steps to write names the pass. The larger extent counts.
+    fn want(&mut self, trigger: Trigger, extent: Extent, now: Instant, not_before: Instant) {
+        match &mut self.wanted {
+            Some(wanted) => {
+                if wanted.trigger.only_observes() {
+                    wanted.trigger = trigger;
+                }
+                if extent == Extent::Node {
+                    wanted.extent = Extent::Node;
+                }
+            }
+            wanted => {
+                *wanted = Some(Wanted {
+                    trigger,
+                    extent,
+                    since: now,
+                    not_before,
+                });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn synced(now: Instant) -> Schedule {
+        let mut schedule = Schedule::new(now);
+        schedule.pods_synced();
+        schedule
+    }
+
+    fn due(trigger: Trigger, extent: Extent, may_yield: bool) -> Next {
+        Next::Pass(DuePass {
+            trigger,
+            extent,
+            may_yield,
+        })
+    }
+
+    fn report(trigger: Trigger, extent: Extent, outcome: PassOutcome) -> PassReport {
+        PassReport {
+            trigger,
+            extent,
+            outcome,
+            duration: 10 * MS,
+            follow_up: None,
+        }
+    }
+
+    #[test]
+    fn a_burst_of_triggers_leads_to_one_pass() {
+        use Trigger::{Cgroups, Create, Kubelet, Pods, Runtime, Timer};
+        let start = Instant::now();
+        for (burst, trigger, extent) in [
+            (vec![Timer, Pods], Pods, Extent::Node),
+            (vec![Pods, Timer], Pods, Extent::Node),
+            (vec![Timer, Create], Create, Extent::Node),
+            (vec![Create, Timer], Create, Extent::Node),
+            (vec![Create, Create], Create, Extent::Stale),
+            (vec![Create, Runtime], Create, Extent::Node),
+            (vec![Kubelet, Cgroups, Pods, Timer], Kubelet, Extent::Node),
+        ] {
+            let mut schedule = synced(start);
+            for trigger in &burst {
+                schedule.on(*trigger, start);
+            }
+            let now = start + AFTER_ANSWER;
+            assert_eq!(schedule.next(now), due(trigger, extent, true), "{burst:?}");
+            schedule.finished(&report(trigger, extent, PassOutcome::Done), now);
+            // No pass is left: the burst led to a single pass.
+            assert_eq!(schedule.next(now), Next::Wait(None), "{burst:?}");
+        }
+    }
+
+    #[test]
+    fn no_pass_runs_before_the_pods_are_synced() {
+        let start = Instant::now();
+        let mut schedule = Schedule::new(start);
+        for trigger in [
+            Trigger::Timer,
+            Trigger::Pods,
+            Trigger::Create,
+            Trigger::Cgroups,
+        ] {
+            schedule.on(trigger, start);
+        }
+        assert_eq!(schedule.next(start + 60_000 * MS), Next::Wait(None));
+        assert!(!schedule.has_writes());
+        schedule.pods_synced();
+        // Only the changed cgroups are remembered.
+        assert_eq!(
+            schedule.next(start),
+            due(Trigger::Cgroups, Extent::Node, true)
+        );
+    }
+
+    #[test]
+    fn a_failed_pass_is_repeated_by_the_next_trigger_only() {
+        let start = Instant::now();
+        let mut schedule = synced(start);
+        schedule.on(Trigger::Pods, start);
+        schedule.finished(
+            &report(Trigger::Pods, Extent::Node, PassOutcome::Failed),
+            start,
+        );
+        assert_eq!(schedule.next(start + 9_000 * MS), Next::Wait(None));
+        let tick = start + 10_000 * MS;
+        schedule.on(Trigger::Timer, tick);
+        assert_eq!(schedule.next(tick), due(Trigger::Timer, Extent::Node, true));
+    }
+
+    #[test]
+    fn a_pass_that_yielded_for_a_second_runs_to_its_end() {
+        let start = Instant::now();
+        let mut schedule = synced(start);
+        schedule.on(Trigger::Pods, start);
+        let yielded = report(Trigger::Pods, Extent::Node, PassOutcome::Yielded);
+        for at in [0, 500, 1000] {
+            let now = start + at * MS;
+            assert_eq!(schedule.next(now), due(Trigger::Pods, Extent::Node, true));
+            schedule.finished(&yielded, now);
+            // A later trigger does not start the wait anew.
+            schedule.on(Trigger::Runtime, now);
+        }
+        assert_eq!(
+            schedule.next(start + 1001 * MS),
+            due(Trigger::Pods, Extent::Node, false)
+        );
+    }
+
+    #[test]
+    fn a_pass_for_stale_pods_becomes_a_pass_for_the_node() {
+        let start = Instant::now();
+        let mut schedule = synced(start);
+        schedule.on(Trigger::Create, start);
+        assert_eq!(schedule.next(start), Next::Wait(Some(start + AFTER_ANSWER)));
+        let now = start + AFTER_ANSWER;
+        assert_eq!(
+            schedule.next(now),
+            due(Trigger::Create, Extent::Stale, true)
+        );
+        schedule.finished(
+            &report(Trigger::Create, Extent::Stale, PassOutcome::NeedsNode),
+            now,
+        );
+        assert_eq!(schedule.next(now), due(Trigger::Create, Extent::Node, true));
+    }
+
+    #[test]
+    fn a_start_writes_what_a_creation_left_and_a_pass_for_the_node_remains() {
+        let start = Instant::now();
+        let done = report(Trigger::StartContainer, Extent::Stale, PassOutcome::Done);
+        let mut schedule = synced(start);
+        schedule.on(Trigger::Create, start);
+        assert!(schedule.has_writes());
+        schedule.finished(&done, start);
+        assert_eq!(schedule.next(start + AFTER_ANSWER), Next::Wait(None));
+        schedule.on(Trigger::Create, start);
+        schedule.on(Trigger::Timer, start);
+        schedule.finished(&done, start);
+        assert!(!schedule.has_writes());
+        let now = start + AFTER_ANSWER;
+        assert_eq!(
+            schedule.next(now),
+            due(Trigger::Cgroups, Extent::Node, true)
+        );
+    }
+
+    #[test]
+    fn a_pinned_pod_is_published_by_a_pass_that_follows() {
+        let start = Instant::now();
+        let mut schedule = synced(start);
+        schedule.finished(
+            &report(Trigger::StartContainer, Extent::Pod, PassOutcome::Done),
+            start,
+        );
+        schedule.answered(start);
+        let now = start + AFTER_ANSWER;
+        assert_eq!(schedule.next(start), Next::Wait(Some(now)));
+        assert_eq!(
+            schedule.next(now),
+            due(Trigger::Cgroups, Extent::Node, true)
+        );
+    }
+
+    #[test]
+    fn an_answer_reaches_the_runtime_before_the_next_pass() {
+        let start = Instant::now();
+        let mut schedule = synced(start);
+        schedule.on(Trigger::Timer, start);
+        schedule.answered(start);
+        assert_eq!(schedule.next(start), Next::Wait(Some(start + AFTER_ANSWER)));
+        let now = start + AFTER_ANSWER;
+        assert_eq!(schedule.next(now), due(Trigger::Timer, Extent::Node, true));
+    }
+
+    #[test]
+    fn a_program_that_writes_to_cgroups_without_end_costs_a_fifth_of_a_cpu() {
+        let start = Instant::now();
+        let (mut schedule, mut now, mut busy) = (synced(start), start, Duration::ZERO);
+        for _ in 0..10 {
+            schedule.on(Trigger::Cgroups, now);
+            if let Next::Wait(Some(until)) = schedule.next(now) {
+                now = until;
+            }
+            assert_eq!(
+                schedule.next(now),
+                due(Trigger::Cgroups, Extent::Node, true)
+            );
+            let done = report(Trigger::Cgroups, Extent::Node, PassOutcome::Done);
+            now += done.duration;
+            busy += done.duration;
+            schedule.finished(&done, now);
+        }
+        assert_eq!(
+            now - start,
+            busy * 5 - busy / 10 * 4,
+            "the first pass runs at once"
+        );
+        // Only passes for changed cgroups are throttled.
+        schedule.on(Trigger::Pods, now);
+        assert_eq!(schedule.next(now), due(Trigger::Pods, Extent::Node, true));
+    }
+
+    #[test]
+    fn a_follow_up_runs_at_its_time_once() {
+        let start = Instant::now();
+        let mut schedule = synced(start);
+        let at = start + 2000 * MS;
+        let mut done = report(Trigger::Timer, Extent::Node, PassOutcome::Done);
+        done.follow_up = Some(at);
+        schedule.finished(&done, start);
+        assert_eq!(schedule.next(start), Next::Wait(Some(at)));
+        assert_eq!(schedule.next(at), due(Trigger::Cgroups, Extent::Node, true));
+        let done = report(Trigger::Cgroups, Extent::Node, PassOutcome::Done);
+        schedule.finished(&done, at);
+        assert_eq!(schedule.next(at + 60_000 * MS), Next::Wait(None));
+    }
+}
