@@ -3,9 +3,9 @@
 //! All pods without the annotation `required` pass. An unpinned container runs in the shared pool, and its note has the reason.
 
 use crate::cpu::CpuSet;
+use crate::pin::Enforcement;
 use crate::pin::decide::{Decision, Refused};
 use crate::pin::snapshot::ContainerState;
-use crate::pin::{Enforcement, Snapshot};
 use crate::pod::{ContainerKind, Entitlement, Pod, Qos, is_required};
 
 /// The reason to refuse a CreateContainer request, if any. `owed`: whether a container of the pod is entitled to exclusive
@@ -21,12 +21,16 @@ pub(super) fn at_creation(pod: &Pod, decision: &Decision, owed: Option<bool>) ->
         .map(refusal)
 }
 
-/// Whether a container may start, judged by its effective CPUs.
+/// Whether a container may start, judged by its effective CPUs. `all` are the containers that the pass has read.
 ///
 /// # Errors
 /// The reason to refuse the start.
-pub(super) fn at_start(container: &ContainerState, snapshot: &Snapshot) -> Result<(), String> {
-    if !container.required || snapshot.enforcement == Enforcement::Observe {
+pub(super) fn at_start(
+    container: &ContainerState,
+    all: &[ContainerState],
+    enforcement: Enforcement,
+) -> Result<(), String> {
+    if !container.required || enforcement == Enforcement::Observe {
         return Ok(());
     }
     let why = match (&container.assigned, &container.effective) {
@@ -37,7 +41,7 @@ pub(super) fn at_start(container: &ContainerState, snapshot: &Snapshot) -> Resul
                 .unwrap_or_else(|| "the kernel has refused them".to_owned()),
         ),
         (Some(assigned), Some(effective)) if is_in_force(assigned, effective) => {
-            others(container, assigned, snapshot)
+            others(container, assigned, all, enforcement)
         }
         (Some(assigned), effective) => {
             Some(container.note.clone().unwrap_or_else(|| match effective {
@@ -59,8 +63,13 @@ pub(super) fn at_start(container: &ContainerState, snapshot: &Snapshot) -> Resul
 }
 
 /// The reason why the assigned CPUs are not exclusive, if any.
-fn others(container: &ContainerState, assigned: &CpuSet, snapshot: &Snapshot) -> Option<String> {
-    if snapshot.enforcement == Enforcement::Partition {
+fn others(
+    container: &ContainerState,
+    assigned: &CpuSet,
+    all: &[ContainerState],
+    enforcement: Enforcement,
+) -> Option<String> {
+    if enforcement == Enforcement::Partition {
         let says = container.partition.as_deref().unwrap_or("nothing");
         return (!matches!(says, "root" | "isolated")).then(|| {
             format!("the kernel calls its cgroup {says}, so others may run on {assigned}")
@@ -78,8 +87,10 @@ fn others(container: &ContainerState, assigned: &CpuSet, snapshot: &Snapshot) ->
                 .as_ref()
                 .is_some_and(|effective| !effective.is_disjoint(assigned))
     };
-    let mut all = snapshot.containers.iter().filter(on);
-    let other = all.find(|other| !same(other) && !inside(other))?;
+    let other = all
+        .iter()
+        .filter(on)
+        .find(|other| !same(other) && !inside(other))?;
     Some(format!(
         "container {} of {}/{} runs on them, too",
         other.container, other.namespace, other.pod
@@ -204,26 +215,10 @@ mod tests {
 
     #[test]
     fn who_must_have_cpus_starts_on_them_alone() {
-        let snapshot = |enforcement, containers: &[ContainerState]| Snapshot {
-            enforcement,
-            enforcement_reason: String::new(),
-            online: CpuSet::new(),
-            reserved: CpuSet::new(),
-            shared: CpuSet::new(),
-            exclusive: CpuSet::new(),
-            lost: CpuSet::new(),
-            layout: std::sync::Arc::default(),
-            quiet: None,
-            containers: containers.to_vec(),
-            unknown_owners: Vec::new(),
-            drift: Vec::new(),
-            unexplained: Vec::new(),
-            errors: Vec::new(),
-        };
         let own = state("main", Some("2-3"), "2-3");
         let told = |enforcement, own: &ContainerState, other: Option<&ContainerState>| {
             let all: Vec<ContainerState> = std::iter::once(own).chain(other).cloned().collect();
-            at_start(own, &snapshot(enforcement, &all))
+            at_start(own, &all, enforcement)
         };
         told(Enforcement::Partition, &own, None).unwrap();
         // The runtime has written the cpuset, but the kernel has made no partition.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 /// The reconciler's sign of life. Clones share it.
 #[derive(Debug, Clone)]
-pub(super) struct Heartbeat {
+pub struct Heartbeat {
     /// The longest time between two passes.
     interval: Duration,
     beat: Arc<Mutex<Beat>>,
@@ -35,7 +35,7 @@ pub(super) enum Health {
 
 impl Heartbeat {
     /// The heartbeat of a reconciler with at least one pass in each `interval`.
-    pub(super) fn new(interval: Duration) -> Self {
+    pub fn new(interval: Duration) -> Self {
         Self {
             interval,
             beat: Arc::default(),

@@ -11,9 +11,13 @@
 //! The reconciler is the sole writer of the node's state. All remaining tasks send events to the reconciler and read the
 //! published snapshots.
 
+#![warn(clippy::too_many_lines, clippy::excessive_nesting)]
+
+mod cached_state;
 pub mod cluster;
 pub mod config;
 mod event;
+mod event_queue;
 mod folder;
 mod gate;
 mod heartbeat;
@@ -21,14 +25,19 @@ mod history;
 mod http;
 mod identity;
 mod isolation_gate;
+mod managed_node;
 mod node;
+pub mod pass;
+pub mod pass_model;
+pub mod pass_state;
 mod pending;
-mod pending_create;
 mod pod_store;
+mod publish;
 mod reconciler;
 mod release_backoff;
 mod run;
 mod runtime;
+mod runtime_requests;
 mod schedule;
 mod service;
 mod tasks;

@@ -11,7 +11,7 @@ use crate::host::pod_resources::{CpuManager, PodResources};
 use crate::host::topology::HotplugState;
 use crate::host::{proc::Proc, topology};
 use crate::pin::decide::default_reserved;
-use crate::pin::{Enforcement, Ledger, Observed, ObservedPod, Scan};
+use crate::pin::{Enforcement, Ledger, Observed, Scan};
 use crate::pod::{Pod, ThreadBasis, ThreadEnvironment, ThreadPolicy, thread_environment};
 
 /// How long the start waits for the kubelet's answer.
@@ -176,84 +176,25 @@ impl Node {
 
     /// Reads the pods' trees, and matches the cgroups with the pods.
     pub fn observe(&self, pods: &[Pod]) -> anyhow::Result<(Observed, Ledger)> {
-        Ok(self.observe_unless(pods, || false)?.unwrap_or_default())
-    }
-
-    /// As [`Node::observe`], but calls `put_off` before each pod. `None`: `put_off` returned true.
-    pub(super) fn observe_unless(
-        &self,
-        pods: &[Pod],
-        mut put_off: impl FnMut() -> bool,
-    ) -> anyhow::Result<Option<(Observed, Ledger)>> {
         let mut scan = Scan {
             surroundings: self.cgroups.surroundings(&self.config.trees)?,
             ..Scan::default()
         };
+        for (path, uid) in self.pod_paths()? {
+            scan.pods.extend(self.pod(path, uid)?);
+        }
+        scan.lost = self.lost(scan.pods.iter())?;
+        Ok(Observed::new(scan, pods))
+    }
+
+    /// The path and the uid of each pod's cgroup.
+    pub(super) fn pod_paths(&self) -> anyhow::Result<Vec<(String, String)>> {
+        let mut paths = Vec::new();
         for tree in &self.config.trees {
-            let unreadable = || format!("can't read the pods' tree {tree}");
-            for (path, uid) in self.cgroups.pods(tree).with_context(unreadable)? {
-                if put_off() {
-                    return Ok(None);
-                }
-                scan.pods
-                    .extend(self.cgroups.pod(path, uid).with_context(unreadable)?);
-            }
+            let pods = self.cgroups.pods(tree);
+            paths.extend(pods.with_context(|| format!("can't read the pods' tree {tree}"))?);
         }
-        Ok(Some(self.found(scan, pods)?))
-    }
-
-    /// Reads the wanted pods' cgroups again, and takes all other pods from `seen`.
-    pub(super) fn observe_again(
-        &self,
-        seen: Observed,
-        pods: &[Pod],
-        wanted: impl Fn(&PodCgroup) -> bool,
-    ) -> anyhow::Result<(Observed, Ledger)> {
-        Ok(self
-            .observe_again_unless(seen, pods, wanted, || false)?
-            .unwrap_or_default())
-    }
-
-    /// As [`Node::observe_again`], but calls `put_off` before each pod that is read. `None`: `put_off` returned true.
-    pub(super) fn observe_again_unless(
-        &self,
-        seen: Observed,
-        pods: &[Pod],
-        wanted: impl Fn(&PodCgroup) -> bool,
-        mut put_off: impl FnMut() -> bool,
-    ) -> anyhow::Result<Option<(Observed, Ledger)>> {
-        let mut scan = Scan {
-            surroundings: self.cgroups.surroundings(&self.config.trees)?,
-            ..Scan::default()
-        };
-        for ObservedPod { cgroup, .. } in seen.pods {
-            if !wanted(&cgroup) {
-                scan.pods.push(cgroup);
-            } else if put_off() {
-                return Ok(None);
-            } else {
-                scan.pods.extend(self.pod(cgroup.path, cgroup.uid)?);
-            }
-        }
-        Ok(Some(self.found(scan, pods)?))
-    }
-
-    /// Reads the cgroup of the pod `uid`, which may be new, and of `stale` pods. All other pods come from `seen`.
-    pub(super) fn observe_pod(
-        &self,
-        mut seen: Observed,
-        pods: &[Pod],
-        uid: &str,
-        stale: impl Fn(&str) -> bool,
-    ) -> anyhow::Result<(Observed, Ledger)> {
-        if !seen.pods.iter().any(|pod| pod.cgroup.uid == uid) {
-            let new = self.find_pod(uid)?;
-            seen.pods.extend(new.map(|cgroup| ObservedPod {
-                cgroup,
-                ..ObservedPod::default()
-            }));
-        }
-        self.observe_again(seen, pods, |pod| pod.uid == uid || stale(&pod.uid))
+        Ok(paths)
     }
 
     /// Finds and reads a pod's cgroup.
@@ -273,11 +214,6 @@ impl Node {
     pub(super) fn pod(&self, path: String, uid: String) -> anyhow::Result<Option<PodCgroup>> {
         let unreadable = format!("can't read the pod's cgroup {path}");
         self.cgroups.pod(path, uid).context(unreadable)
-    }
-
-    fn found(&self, mut scan: Scan, pods: &[Pod]) -> anyhow::Result<(Observed, Ledger)> {
-        scan.lost = self.lost(scan.pods.iter())?;
-        Ok(Observed::new(scan, pods))
     }
 
     /// Online CPUs that no cpuset has.

@@ -11,7 +11,7 @@ use crate::pod::{ApiUid, ContainerIds, Pod, is_required};
 
 /// The last known pods of each source.
 #[derive(Debug, Default)]
-pub(super) struct PodStore {
+pub struct PodStore {
     pods: BTreeMap<Source, Vec<Pod>>,
     errors: BTreeMap<Source, Vec<String>>,
     /// The source of container ids for the folder's pods.
@@ -75,14 +75,15 @@ impl PodIndex {
 
 impl PodStore {
     /// `folder_ids` is the source of container ids for the folder's pods.
-    pub(super) fn new(folder_ids: ContainerIds) -> Self {
+    pub fn new(folder_ids: ContainerIds) -> Self {
         Self {
             folder_ids,
             ..Self::default()
         }
     }
 
-    pub(super) fn pods(&mut self, source: Source, mut pods: Vec<Pod>, errors: Vec<String>) {
+    /// Takes a source's complete list of pods, with the errors of reading.
+    pub fn pods(&mut self, source: Source, mut pods: Vec<Pod>, errors: Vec<String>) {
         let ids = match source {
             Source::Api => ContainerIds::Awaited,
             Source::Folder => self.folder_ids,
@@ -170,7 +171,8 @@ impl PodStore {
         self.conflicts = conflicts;
     }
 
-    pub(super) fn runtime(&mut self, news: RuntimeUpdate) {
+    /// Takes an update of the container runtime's pods.
+    pub fn runtime(&mut self, news: RuntimeUpdate) {
         let keyed = |told: RuntimePod| {
             told.pod
                 .cgroup_uid()

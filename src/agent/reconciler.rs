@@ -1,12 +1,6 @@
 //! [`Reconciler`]: takes events, runs reconcile passes and publishes snapshots. The reconciler is the sole writer of the state.
 
-mod create;
-mod event_queue;
-mod pass;
-mod scope;
-mod start;
-
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,23 +8,23 @@ use anyhow::Context;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 use super::event::{Event, RuntimeUpdate, Source};
+use super::event_queue::EventQueue;
 use super::heartbeat::Heartbeat;
 use super::history::History;
-use super::isolation_gate::IsolatedPartitionGate;
+use super::managed_node::ManagedNode;
 use super::node::Node;
+use super::pass;
+use super::pass_model::{PassEnd, PassResult, PassScope};
+use super::pass_state::PassState;
 use super::pod_store::PodStore;
-use super::release_backoff::ReleaseBackoff;
-use super::schedule::{DuePass, Extent, Next, Schedule, Trigger};
-use crate::cpu::{CpuSet, Layout, Placer};
+use super::schedule::{DuePass, Extent, Next, PassOutcome, PassReport, Schedule, Trigger};
+use crate::cpu::CpuSet;
+use crate::host::limits;
 use crate::host::pod_resources::CpuManager;
-use crate::host::topology;
 use crate::metrics::AgentMetrics;
-use crate::pin::cpu_isolation::{CpuIsolator, IsolationReport};
-use crate::pin::decide::DecisionInput;
-use crate::pin::{Drift, Ledger, Observed, Snapshot};
+use crate::pin::Snapshot;
+use crate::pin::cpu_isolation::IsolationReport;
 use crate::pod::{ContainerIds, Pod};
-use event_queue::EventQueue;
-use scope::PassScope;
 
 /// How long the container runtime has after the agent's start to report the existing containers.
 const IDS_GRACE: Duration = Duration::from_secs(30);
@@ -42,65 +36,25 @@ async fn sleep_until(moment: Option<Instant>) {
     }
 }
 
-/// The last observed state, and the ledger of all assignments.
-#[derive(Debug)]
-struct CachedState {
-    observed: Observed,
-    ledger: Ledger,
-    /// Pods written to after the last read. A stale pod is read again before its next plan.
-    stale: BTreeSet<String>,
-}
-
-// === impl CachedState ===
-
-impl CachedState {
-    fn all(observed: Observed, ledger: Ledger) -> Self {
-        Self {
-            observed,
-            ledger,
-            stale: BTreeSet::new(),
-        }
-    }
-}
-
 /// The reconciler: the node's state, and the schedule of passes.
 #[derive(Debug)]
 pub(super) struct Reconciler {
-    node: Node,
-    placer: Placer,
-    /// The machine's present layout, for the snapshot.
-    layout: Arc<Layout>,
-    /// The CPUs and NUMA nodes present when the topology was read.
-    hotplug_state: topology::HotplugState,
+    pub(super) node: ManagedNode,
+    /// The state that passes keep between each other.
+    pub(super) passes: PassState,
     /// Whether pods come from the API.
     api: bool,
     /// When the agent started.
     begun: Instant,
-    pods: PodStore,
-    history: History,
-    drift: Vec<Drift>,
-    metrics: AgentMetrics,
-    published: watch::Sender<Option<Arc<Snapshot>>>,
-    heartbeat: Heartbeat,
+    pub(super) history: History,
+    pub(super) published: watch::Sender<Option<Arc<Snapshot>>>,
     /// When which pass runs.
-    schedule: Schedule,
-    release_backoff: ReleaseBackoff,
-    isolation: IsolatedPartitionGate,
-    /// The cached state, for answers without a scan of the node. `None` before the first pass and after a failed pass.
-    cached: Option<CachedState>,
-    /// CPUs assigned since the last complete node pass. Containers without an assignment may still run on these CPUs.
-    recently_assigned: CpuSet,
-    /// Partitions refused by the kernel since the last timer tick: the error, by cgroup path.
-    refused: BTreeMap<String, String>,
-    keeper: CpuIsolator,
-    quiet: Option<IsolationReport>,
-    /// NUMA nodes of the pods' devices, by namespace and name.
-    devices: BTreeMap<(String, String), CpuSet>,
-    /// The times of moves of running containers within the last hour.
-    moved: Vec<Instant>,
+    pub(super) schedule: Schedule,
+    /// The report of the last CPU isolation.
+    pub(super) quiet: Option<IsolationReport>,
     /// CPUs missing in all cgroups, with the time of discovery. CPUs that stay missing are lost.
-    missing: BTreeMap<u32, Instant>,
-    lost: CpuSet,
+    pub(super) missing: BTreeMap<u32, Instant>,
+    pub(super) lost: CpuSet,
 }
 
 // === impl Reconciler ===
@@ -113,44 +67,21 @@ impl Reconciler {
         published: watch::Sender<Option<Arc<Snapshot>>>,
         heartbeat: Heartbeat,
     ) -> Self {
-        let (placer, layout) = (
-            Placer::new(&node.topology),
-            Arc::new(node.topology.layout()),
-        );
-        let mut node = node;
-        let hotplug_state = node.hotplug_state.clone();
-        node.forget_default_reserved();
         // Manifests have no status. Only the API and the container runtime give container ids for the folder's pods.
         let folder_ids = if api || node.config.runtime.wanted() {
             ContainerIds::Awaited
         } else {
             ContainerIds::NoSource
         };
-        let keeper =
-            CpuIsolator::new(&node.config.root).with_slices(&node.cgroups, &node.config.trees);
         Self {
-            placer,
-            layout,
-            hotplug_state,
-            node,
+            node: ManagedNode::new(node),
+            passes: PassState::new(PodStore::new(folder_ids), metrics, heartbeat),
             api,
             begun: Instant::now(),
-            pods: PodStore::new(folder_ids),
             history: History::default(),
-            drift: Vec::new(),
-            metrics,
             published,
-            heartbeat,
             schedule: Schedule::new(Instant::now()),
-            release_backoff: ReleaseBackoff::default(),
-            isolation: IsolatedPartitionGate::default(),
-            cached: None,
-            recently_assigned: CpuSet::new(),
-            refused: BTreeMap::new(),
-            keeper,
             quiet: None,
-            devices: BTreeMap::new(),
-            moved: Vec::new(),
             missing: BTreeMap::new(),
             lost: CpuSet::new(),
         }
@@ -187,12 +118,12 @@ impl Reconciler {
         stop: tokio_util::sync::CancellationToken,
     ) {
         let mut timer =
-            tokio::time::interval(Duration::from_secs(self.node.config.reconcile_seconds));
+            tokio::time::interval(Duration::from_secs(self.node.node.config.reconcile_seconds));
         timer.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         timer.reset();
         let mut events = EventQueue::new(events);
         // Without a source of pods, the first pass does not wait for pods.
-        if self.node.config.pods.is_none() && !self.api {
+        if self.node.node.config.pods.is_none() && !self.api {
             self.schedule.pods_synced();
             self.schedule.on(Trigger::Start, Instant::now());
         }
@@ -227,22 +158,116 @@ impl Reconciler {
     /// Runs a due pass.
     fn run_scheduled(&mut self, pass: DuePass, events: &mut EventQueue) {
         let requests = pass.may_yield.then_some(events);
-        let scope = match pass.extent {
-            Extent::Pod | Extent::Stale => PassScope::Cached {
-                again: None,
-                passes: None,
-                requests,
-            },
-            Extent::Node => PassScope::Node { requests },
+        self.run_pass(pass.trigger, PassScope::Node(None), requests);
+    }
+
+    /// Runs a pass and publishes the result of a node pass. With `requests`, the pass yields to a waiting runtime request.
+    /// `None`: the pass has yielded or failed, or a node pass is necessary.
+    pub(super) fn run_pass(
+        &mut self,
+        trigger: Trigger,
+        scope: PassScope<'_>,
+        mut requests: Option<&mut EventQueue>,
+    ) -> Option<PassResult> {
+        let start = Instant::now();
+        let mut has_request = || requests.as_mut().is_some_and(|queue| queue.has_request());
+        let end = pass::run(&mut self.passes, &mut self.node, scope, &mut has_request);
+        let extent = scope.extent();
+        let (outcome, result) = match end {
+            PassEnd::Done(result) => self.finish_pass(extent, *result, &mut has_request),
+            PassEnd::NeedsNode => (PassOutcome::NeedsNode, None),
+            PassEnd::Yielded => (PassOutcome::Yielded, None),
+            PassEnd::Failed(error) => {
+                self.publish_failure(&error);
+                (PassOutcome::Failed, None)
+            }
         };
-        self.run_pass(pass.trigger, scope);
+        let report = PassReport {
+            trigger,
+            extent,
+            outcome,
+            duration: start.elapsed(),
+            follow_up: self.follow_up(),
+        };
+        self.schedule.finished(&report, Instant::now());
+        self.count_pass(&report);
+        result
+    }
+
+    /// Notes what a complete pass has changed, and publishes the result of a node pass.
+    fn finish_pass(
+        &mut self,
+        extent: Extent,
+        mut result: PassResult,
+        has_request: &mut dyn FnMut() -> bool,
+    ) -> (PassOutcome, Option<PassResult>) {
+        self.note_history(&result);
+        if extent == Extent::Pod {
+            return (PassOutcome::Done, Some(result));
+        }
+        // Yielding postpones only the publication.
+        if result.may_yield && has_request() {
+            self.passes.keep(&mut result, true);
+            return (PassOutcome::Yielded, None);
+        }
+        if let Err(error) = self.publish(&result) {
+            self.publish_failure(&error);
+            return (PassOutcome::Failed, None);
+        }
+        self.passes.keep(&mut result, false);
+        (PassOutcome::Done, Some(result))
+    }
+
+    /// Reports a pass to the heartbeat and the metrics. A pass for CreateContainer is counted with the pass that follows.
+    fn count_pass(&self, report: &PassReport) {
+        let is_creation = report.trigger == Trigger::Create && report.extent == Extent::Pod;
+        if is_creation
+            || matches!(
+                report.outcome,
+                PassOutcome::NeedsNode | PassOutcome::Yielded
+            )
+        {
+            self.passes.heartbeat.idle();
+            return;
+        }
+        let metrics = &self.passes.metrics;
+        metrics
+            .reconciles
+            .with_label_values(&[report.trigger.name()])
+            .inc();
+        metrics
+            .reconcile_seconds
+            .observe(report.duration.as_secs_f64());
+        if report.extent == Extent::Pod {
+            self.passes.heartbeat.idle();
+            return;
+        }
+        self.passes.heartbeat.finish();
+        // A node pass holds a second copy of the observed state. The allocator returns the memory only on demand.
+        if report.trigger == Trigger::Timer {
+            limits::trim_heap();
+            limits::drop_code_pages();
+        }
+        let pid = i32::try_from(std::process::id()).ok();
+        if let Some(seconds) = pid.and_then(|pid| self.node.node.proc.cpu_seconds(pid)) {
+            metrics.set_cpu_seconds(seconds);
+        }
+    }
+
+    /// When another pass is necessary although no cgroup changes. Reasons are CPUs given up, and isolated partitions waiting for
+    /// the end of worker threads.
+    pub(super) fn follow_up(&self) -> Option<Instant> {
+        let released = self.passes.release_backoff.due();
+        let isolated = self.passes.isolation.due();
+        released.into_iter().chain(isolated).min()
     }
 
     fn handle_timer(&mut self) {
-        self.heartbeat.begin("read the CPU topology");
-        self.read_topology_changes();
-        self.heartbeat.idle();
-        self.refused.clear();
+        self.passes.heartbeat.begin("read the CPU topology");
+        self.node.read_topology_changes();
+        self.passes.heartbeat.idle();
+        self.passes.forget_refused();
+        self.node.ids_settled = self.ids_settled();
         self.stop_awaiting_ids();
         self.schedule.on(Trigger::Timer, Instant::now());
     }
@@ -258,17 +283,17 @@ impl Reconciler {
             // Pods unknown to all sources keep their CPUs: the kernel has the assignment records. A folder of manifests is
             // always read before the first pass.
             Event::PodsWaitEnded => {
-                if !self.schedule.has_pods() && self.node.config.pods.is_none() {
+                if !self.schedule.has_pods() && self.node.node.config.pods.is_none() {
                     self.schedule.pods_synced();
                     self.schedule.on(Trigger::Start, now);
                 }
             }
             Event::Node(uid) => {
-                self.pods.node(uid);
+                self.passes.pods.node(uid);
                 self.schedule.on(Trigger::Pods, now);
             }
             // Device locality applies to new containers only, so no pass follows.
-            Event::Devices(devices) => self.devices = devices,
+            Event::Devices(devices) => self.node.devices = devices,
             Event::CpuManager(cpu_manager) => {
                 if self.set_cpu_manager(cpu_manager) {
                     self.schedule.on(Trigger::Kubelet, now);
@@ -298,9 +323,9 @@ impl Reconciler {
     fn handle_pods(&mut self, source: Source, pods: Vec<Pod>, errors: Vec<String>) {
         if source == Source::Folder {
             let count = i64::try_from(errors.len()).unwrap_or(i64::MAX);
-            self.metrics.manifest_errors.set(count);
+            self.passes.metrics.manifest_errors.set(count);
         }
-        self.pods.pods(source, pods, errors);
+        self.passes.pods.pods(source, pods, errors);
         self.schedule.pods_synced();
         let is_first = self.published.borrow().is_none();
         let trigger = if is_first {
@@ -315,47 +340,32 @@ impl Reconciler {
     fn handle_runtime_update(&mut self, update: RuntimeUpdate) {
         let is_list = matches!(update, RuntimeUpdate::All(_));
         let new_pod = update.of_new_pod().map(str::to_owned);
-        self.pods.runtime(update);
+        self.passes.pods.runtime(update);
         if let Some(uid) = new_pod {
-            self.read_new_pod(&uid);
+            self.passes.read_new_pod(&uid, &self.node);
         }
+        let pods = &self.passes.pods;
         self.history
-            .only_waiting(|uid, container| self.pods.has(uid, container));
+            .only_waiting(|uid, container| pods.has(uid, container));
         if is_list {
+            self.node.ids_settled = self.ids_settled();
             self.schedule.on(Trigger::Runtime, Instant::now());
-        }
-    }
-
-    fn inputs<'a>(&'a self, pods: &'a [Pod], here: &'a HashSet<&'a str>) -> DecisionInput<'a> {
-        let node = &self.node;
-        DecisionInput {
-            topology: &node.topology,
-            placer: &self.placer,
-            reserved: &node.reserved,
-            policy: &node.config.policy,
-            preferences: &node.config.cpus,
-            pods,
-            here: Some(here),
-            devices: &self.devices,
-            moves: 0,
-            ids_settled: self.ids_settled(),
-            suspended: node.suspended(),
         }
     }
 
     /// Whether the runtime has listed its containers, is not in use, or has had [`IDS_GRACE`].
     fn ids_settled(&self) -> bool {
-        !self.node.config.runtime.wanted()
-            || self.pods.has_runtime()
+        !self.node.node.config.runtime.wanted()
+            || self.passes.pods.has_runtime()
             || self.begun.elapsed() > IDS_GRACE
     }
 
     /// Starts to find containers by counting cgroups, if neither an API server nor a container runtime gives ids.
     fn stop_awaiting_ids(&mut self) {
         if !self.api
-            && !self.pods.has_runtime()
+            && !self.passes.pods.has_runtime()
             && self.ids_settled()
-            && self.pods.count_containers()
+            && self.passes.pods.count_containers()
         {
             tracing::warn!(
                 "no container runtime has connected within {} s: a pod's only cgroup counts as its container's",
@@ -367,10 +377,11 @@ impl Reconciler {
     /// Takes the new state of the kubelet's CPU Manager. Returns whether enforcement has changed, or whether new assignments
     /// were suspended or resumed.
     fn set_cpu_manager(&mut self, now: CpuManager) -> bool {
-        let changed = self.node.set_cpu_manager(now);
+        let node = &mut self.node.node;
+        let changed = node.set_cpu_manager(now);
         if changed {
-            let (name, reason) = (self.node.enforcement.name(), &self.node.enforcement_reason);
-            if let Some(reason) = self.node.suspended() {
+            let (name, reason) = (node.enforcement.name(), &node.enforcement_reason);
+            if let Some(reason) = node.suspended() {
                 tracing::warn!("{reason}; existing assignments stay");
             } else {
                 tracing::warn!(
@@ -379,29 +390,5 @@ impl Reconciler {
             }
         }
         changed
-    }
-
-    /// Takes changes of the online CPUs and NUMA nodes. Without a change, the rest of the topology is not read.
-    fn read_topology_changes(&mut self) {
-        let hotplug_state = topology::HotplugState::read(&self.node.config.root);
-        if hotplug_state == self.hotplug_state {
-            return;
-        }
-        match topology::read(&self.node.config.root) {
-            Ok(topology) => {
-                tracing::info!(
-                    "the machine has changed: online CPUs are now {}",
-                    topology.online
-                );
-                self.placer = Placer::new(&topology);
-                self.layout = Arc::new(topology.layout());
-                self.node.topology = topology;
-                self.hotplug_state = hotplug_state;
-            }
-            Err(error) => tracing::error!(
-                "the topology stays as it was: {:#}",
-                anyhow::Error::new(error)
-            ),
-        }
     }
 }

@@ -40,10 +40,8 @@ pub(super) enum Trigger {
 /// How much a pass reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Extent {
-    /// One pod, for StartContainer. The pass publishes no snapshot, so a node pass follows.
+    /// One pod, for a runtime request. The pass publishes no snapshot, so a node pass follows.
     Pod,
-    /// The stale pods: written by Pinfold and not read again. All remaining pods come from the last observed state.
-    Stale,
     /// All pods of the node.
     Node,
 }
@@ -76,13 +74,11 @@ pub(super) struct PassReport {
     pub(super) follow_up: Option<Instant>,
 }
 
-/// A due pass.
+/// A due node pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct DuePass {
     /// Why the pass runs.
     pub(super) trigger: Trigger,
-    /// The extent of the pass.
-    pub(super) extent: Extent,
     /// Whether the pass may yield to runtime requests.
     pub(super) may_yield: bool,
 }
@@ -96,11 +92,10 @@ pub(super) enum Next {
     Wait(Option<Instant>),
 }
 
-/// A wanted pass.
+/// A wanted node pass.
 #[derive(Debug, Clone, Copy)]
 struct Wanted {
     trigger: Trigger,
-    extent: Extent,
     /// When the first trigger of the pass arrived.
     since: Instant,
     not_before: Instant,
@@ -174,8 +169,8 @@ impl Schedule {
                 self.cgroups_changed.get_or_insert(now);
             }
             _ if !self.pods_synced => {}
-            Trigger::Create => self.want(trigger, Extent::Stale, now, now + AFTER_ANSWER),
-            _ => self.want(trigger, Extent::Node, now, now),
+            Trigger::Create => self.want(trigger, now, now + AFTER_ANSWER),
+            _ => self.want(trigger, now, now),
         }
     }
 
@@ -193,10 +188,9 @@ impl Schedule {
         self.cgroups_changed.is_some()
     }
 
-    /// Whether a wanted pass may have steps to write. With enforcement `cpuset`, a container starts only after the pass.
-    pub(super) fn has_writes(&self) -> bool {
-        self.wanted
-            .is_some_and(|wanted| !wanted.trigger.only_observes())
+    /// Takes the time of the next pass that is necessary even if no cgroup changes.
+    pub(super) fn follow_up_at(&mut self, follow_up: Option<Instant>) {
+        self.follow_up = follow_up;
     }
 
     /// Takes the result of a pass.
@@ -211,16 +205,14 @@ impl Schedule {
                 self.wanted = None;
                 self.cgroups_changed = None;
             }
-            (PassOutcome::Done, Extent::Stale) => self.written(),
+            (PassOutcome::Done, Extent::Pod) if report.trigger == Trigger::Create => {
+                self.on(Trigger::Create, now);
+            }
             (PassOutcome::Done, Extent::Pod) => self.on(Trigger::Cgroups, now),
             // The timer starts the next attempt.
             (PassOutcome::Failed, _) => self.wanted = None,
-            (PassOutcome::NeedsNode, _) => {
-                if let Some(wanted) = &mut self.wanted {
-                    wanted.extent = Extent::Node;
-                }
-            }
-            (PassOutcome::Yielded, _) => {}
+            // The reconciler runs the necessary node pass at once.
+            (PassOutcome::NeedsNode | PassOutcome::Yielded, _) => {}
         }
     }
 
@@ -238,7 +230,7 @@ impl Schedule {
                 return Next::Wait(Some(at));
             }
             self.cgroups_changed = None;
-            self.want(Trigger::Cgroups, Extent::Node, now, now);
+            self.want(Trigger::Cgroups, now, now);
         }
         let Some(wanted) = &self.wanted else {
             return Next::Wait(None);
@@ -248,38 +240,18 @@ impl Schedule {
         }
         Next::Pass(DuePass {
             trigger: wanted.trigger,
-            extent: wanted.extent,
             may_yield: now.saturating_duration_since(wanted.since) <= LONGEST_DELAY,
         })
     }
 
-    /// Ends the wanted pass of CreateContainer, because all writes are done. A wanted node pass remains.
-    fn written(&mut self) {
+    /// Adds a trigger to the wanted pass. The first trigger with steps to write names the pass.
+    fn want(&mut self, trigger: Trigger, now: Instant, not_before: Instant) {
         match &mut self.wanted {
-            Some(wanted) if wanted.extent == Extent::Node => {
-                if wanted.trigger == Trigger::Create {
-                    wanted.trigger = Trigger::Cgroups;
-                }
-            }
-            wanted => *wanted = None,
-        }
-    }
-
-    /// Adds a trigger to the wanted pass. The first trigger with steps to write names the pass. The larger extent counts.
-    fn want(&mut self, trigger: Trigger, extent: Extent, now: Instant, not_before: Instant) {
-        match &mut self.wanted {
-            Some(wanted) => {
-                if wanted.trigger.only_observes() {
-                    wanted.trigger = trigger;
-                }
-                if extent == Extent::Node {
-                    wanted.extent = Extent::Node;
-                }
-            }
+            Some(wanted) if wanted.trigger.only_observes() => wanted.trigger = trigger,
+            Some(_) => {}
             wanted => {
                 *wanted = Some(Wanted {
                     trigger,
-                    extent,
                     since: now,
                     not_before,
                 });
@@ -300,12 +272,8 @@ mod tests {
         schedule
     }
 
-    fn due(trigger: Trigger, extent: Extent, may_yield: bool) -> Next {
-        Next::Pass(DuePass {
-            trigger,
-            extent,
-            may_yield,
-        })
+    fn due(trigger: Trigger, may_yield: bool) -> Next {
+        Next::Pass(DuePass { trigger, may_yield })
     }
 
     fn report(trigger: Trigger, extent: Extent, outcome: PassOutcome) -> PassReport {
@@ -322,22 +290,22 @@ mod tests {
     fn a_burst_of_triggers_leads_to_one_pass() {
         use Trigger::{Cgroups, Create, Kubelet, Pods, Runtime, Timer};
         let start = Instant::now();
-        for (burst, trigger, extent) in [
-            (vec![Timer, Pods], Pods, Extent::Node),
-            (vec![Pods, Timer], Pods, Extent::Node),
-            (vec![Timer, Create], Create, Extent::Node),
-            (vec![Create, Timer], Create, Extent::Node),
-            (vec![Create, Create], Create, Extent::Stale),
-            (vec![Create, Runtime], Create, Extent::Node),
-            (vec![Kubelet, Cgroups, Pods, Timer], Kubelet, Extent::Node),
+        for (burst, trigger) in [
+            (vec![Timer, Pods], Pods),
+            (vec![Pods, Timer], Pods),
+            (vec![Timer, Create], Create),
+            (vec![Create, Timer], Create),
+            (vec![Create, Create], Create),
+            (vec![Create, Runtime], Create),
+            (vec![Kubelet, Cgroups, Pods, Timer], Kubelet),
         ] {
             let mut schedule = synced(start);
             for trigger in &burst {
                 schedule.on(*trigger, start);
             }
             let now = start + AFTER_ANSWER;
-            assert_eq!(schedule.next(now), due(trigger, extent, true), "{burst:?}");
-            schedule.finished(&report(trigger, extent, PassOutcome::Done), now);
+            assert_eq!(schedule.next(now), due(trigger, true), "{burst:?}");
+            schedule.finished(&report(trigger, Extent::Node, PassOutcome::Done), now);
             // No pass is left: the burst led to a single pass.
             assert_eq!(schedule.next(now), Next::Wait(None), "{burst:?}");
         }
@@ -356,13 +324,9 @@ mod tests {
             schedule.on(trigger, start);
         }
         assert_eq!(schedule.next(start + 60_000 * MS), Next::Wait(None));
-        assert!(!schedule.has_writes());
         schedule.pods_synced();
         // Only the changed cgroups are remembered.
-        assert_eq!(
-            schedule.next(start),
-            due(Trigger::Cgroups, Extent::Node, true)
-        );
+        assert_eq!(schedule.next(start), due(Trigger::Cgroups, true));
     }
 
     #[test]
@@ -377,7 +341,7 @@ mod tests {
         assert_eq!(schedule.next(start + 9_000 * MS), Next::Wait(None));
         let tick = start + 10_000 * MS;
         schedule.on(Trigger::Timer, tick);
-        assert_eq!(schedule.next(tick), due(Trigger::Timer, Extent::Node, true));
+        assert_eq!(schedule.next(tick), due(Trigger::Timer, true));
     }
 
     #[test]
@@ -388,53 +352,31 @@ mod tests {
         let yielded = report(Trigger::Pods, Extent::Node, PassOutcome::Yielded);
         for at in [0, 500, 1000] {
             let now = start + at * MS;
-            assert_eq!(schedule.next(now), due(Trigger::Pods, Extent::Node, true));
+            assert_eq!(schedule.next(now), due(Trigger::Pods, true));
             schedule.finished(&yielded, now);
             // A later trigger does not start the wait anew.
             schedule.on(Trigger::Runtime, now);
         }
-        assert_eq!(
-            schedule.next(start + 1001 * MS),
-            due(Trigger::Pods, Extent::Node, false)
-        );
+        assert_eq!(schedule.next(start + 1001 * MS), due(Trigger::Pods, false));
     }
 
     #[test]
-    fn a_pass_for_stale_pods_becomes_a_pass_for_the_node() {
+    fn a_node_pass_follows_a_creation_from_the_cached_state() {
         let start = Instant::now();
         let mut schedule = synced(start);
-        schedule.on(Trigger::Create, start);
+        schedule.finished(
+            &report(Trigger::Create, Extent::Pod, PassOutcome::Done),
+            start,
+        );
         assert_eq!(schedule.next(start), Next::Wait(Some(start + AFTER_ANSWER)));
         let now = start + AFTER_ANSWER;
-        assert_eq!(
-            schedule.next(now),
-            due(Trigger::Create, Extent::Stale, true)
-        );
+        assert_eq!(schedule.next(now), due(Trigger::Create, true));
+        // A node pass for a request serves the earlier creation, too.
         schedule.finished(
-            &report(Trigger::Create, Extent::Stale, PassOutcome::NeedsNode),
+            &report(Trigger::Create, Extent::Node, PassOutcome::Done),
             now,
         );
-        assert_eq!(schedule.next(now), due(Trigger::Create, Extent::Node, true));
-    }
-
-    #[test]
-    fn a_start_writes_what_a_creation_left_and_a_pass_for_the_node_remains() {
-        let start = Instant::now();
-        let done = report(Trigger::StartContainer, Extent::Stale, PassOutcome::Done);
-        let mut schedule = synced(start);
-        schedule.on(Trigger::Create, start);
-        assert!(schedule.has_writes());
-        schedule.finished(&done, start);
-        assert_eq!(schedule.next(start + AFTER_ANSWER), Next::Wait(None));
-        schedule.on(Trigger::Create, start);
-        schedule.on(Trigger::Timer, start);
-        schedule.finished(&done, start);
-        assert!(!schedule.has_writes());
-        let now = start + AFTER_ANSWER;
-        assert_eq!(
-            schedule.next(now),
-            due(Trigger::Cgroups, Extent::Node, true)
-        );
+        assert_eq!(schedule.next(now), Next::Wait(None));
     }
 
     #[test]
@@ -448,10 +390,7 @@ mod tests {
         schedule.answered(start);
         let now = start + AFTER_ANSWER;
         assert_eq!(schedule.next(start), Next::Wait(Some(now)));
-        assert_eq!(
-            schedule.next(now),
-            due(Trigger::Cgroups, Extent::Node, true)
-        );
+        assert_eq!(schedule.next(now), due(Trigger::Cgroups, true));
     }
 
     #[test]
@@ -462,7 +401,7 @@ mod tests {
         schedule.answered(start);
         assert_eq!(schedule.next(start), Next::Wait(Some(start + AFTER_ANSWER)));
         let now = start + AFTER_ANSWER;
-        assert_eq!(schedule.next(now), due(Trigger::Timer, Extent::Node, true));
+        assert_eq!(schedule.next(now), due(Trigger::Timer, true));
     }
 
     #[test]
@@ -474,10 +413,7 @@ mod tests {
             if let Next::Wait(Some(until)) = schedule.next(now) {
                 now = until;
             }
-            assert_eq!(
-                schedule.next(now),
-                due(Trigger::Cgroups, Extent::Node, true)
-            );
+            assert_eq!(schedule.next(now), due(Trigger::Cgroups, true));
             let done = report(Trigger::Cgroups, Extent::Node, PassOutcome::Done);
             now += done.duration;
             busy += done.duration;
@@ -490,7 +426,7 @@ mod tests {
         );
         // Only passes for changed cgroups are throttled.
         schedule.on(Trigger::Pods, now);
-        assert_eq!(schedule.next(now), due(Trigger::Pods, Extent::Node, true));
+        assert_eq!(schedule.next(now), due(Trigger::Pods, true));
     }
 
     #[test]
@@ -502,7 +438,7 @@ mod tests {
         done.follow_up = Some(at);
         schedule.finished(&done, start);
         assert_eq!(schedule.next(start), Next::Wait(Some(at)));
-        assert_eq!(schedule.next(at), due(Trigger::Cgroups, Extent::Node, true));
+        assert_eq!(schedule.next(at), due(Trigger::Cgroups, true));
         let done = report(Trigger::Cgroups, Extent::Node, PassOutcome::Done);
         schedule.finished(&done, at);
         assert_eq!(schedule.next(at + 60_000 * MS), Next::Wait(None));

@@ -148,6 +148,16 @@ impl Observed {
         (observed, ledger)
     }
 
+    /// Matches the same cgroups with a newer list of pods. `lost` are the lost CPUs.
+    pub fn matched_again(self, lost: CpuSet, pods: &[Pod]) -> (Self, Ledger) {
+        let scan = Scan {
+            pods: self.pods.into_iter().map(|pod| pod.cgroup).collect(),
+            surroundings: self.surroundings,
+            lost,
+        };
+        Self::new(scan, pods)
+    }
+
     /// The observed state reduced to a single pod. A plan for the pod may write to its cgroup, to
     /// the cgroups below, and to the cgroups above. The plan takes no CPUs from the remaining pods.
     pub fn only(&self, uid: &str) -> Option<Self> {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use tokio::sync::mpsc;
 
-use super::super::event::Event;
+use super::event::Event;
 
 /// The reconciler's events in the order of arrival.
 #[derive(Debug)]

@@ -1,0 +1,334 @@
+//! [`CachedState`]: the last observed state, for pod passes; and the rules for yielding a node pass.
+
+use std::collections::{BTreeSet, HashSet};
+
+use super::pass_model::PassNode;
+use crate::host::cgroup::{PodCgroup, is_within};
+use crate::pin::{
+    Applied, Enforcement, Ledger, Observed, ObservedContainer, ObservedPod, Outcome, PodAssignment,
+    Reason, Scan, Step,
+};
+use crate::pod::Pod;
+
+/// The last observed state, and the ledger of all assignments.
+#[derive(Debug, Clone)]
+pub(super) struct CachedState {
+    pub(super) observed: Observed,
+    pub(super) ledger: Ledger,
+    /// Pods written to after the last read. A stale pod is read again before its next plan.
+    pub(super) stale: BTreeSet<String>,
+}
+
+/// The cgroups written to by a plan's steps.
+pub(super) struct Written<'a> {
+    /// The written cgroups, and all cgroups above.
+    within: HashSet<&'a str>,
+    /// The written cgroups whose children may have changed.
+    handed_down: HashSet<&'a str>,
+}
+
+/// A cgroup and all cgroups above.
+fn upwards(path: &str) -> impl Iterator<Item = &str> {
+    std::iter::successors(Some(path), |path| Some(path.rsplit_once('/')?.0))
+}
+
+/// Whether a step leaves all exclusive sets as before, and changes only the CPUs of containers without an assignment. `owners`
+/// are the pods with an assignment, now or in the desired state.
+pub(super) fn is_for_others(step: &Step, owners: &BTreeSet<&str>) -> bool {
+    match step {
+        Step::Cpus {
+            reason: Reason::Narrow | Reason::Share,
+            ..
+        } => true,
+        Step::Cpus {
+            reason: Reason::Pod,
+            path,
+            ..
+        } => !owners.contains(path.as_str()),
+        Step::Record {
+            record: Some(record),
+            ..
+        } => record.assignment.is_empty(),
+        Step::Record { record: None, path } => !owners.iter().any(|owner| is_within(path, owner)),
+        _ => false,
+    }
+}
+
+// === impl CachedState ===
+
+impl CachedState {
+    pub(super) fn new(observed: Observed, ledger: Ledger) -> Self {
+        Self {
+            observed,
+            ledger,
+            stale: BTreeSet::new(),
+        }
+    }
+
+    fn pod(&self, uid: &str) -> Option<&ObservedPod> {
+        self.observed.pods.iter().find(|pod| pod.cgroup.uid == uid)
+    }
+
+    pub(super) fn has_pod(&self, uid: &str) -> bool {
+        self.pod(uid).is_some()
+    }
+
+    /// The assignment in a pod's record.
+    pub(super) fn recorded(&self, uid: &str) -> Option<&PodAssignment> {
+        Some(&self.pod(uid)?.record.as_ref()?.assignment)
+    }
+
+    /// Whether the kernel still has the pod's record as cached. A recreated cgroup has a different record, or none. With
+    /// enforcement `cpuset`, the pod's CPUs must be unchanged, too, because the record keeps the earlier CPUs.
+    pub(super) fn is_current(
+        &self,
+        uid: &str,
+        enforcement: Enforcement,
+        node: &impl PassNode,
+    ) -> bool {
+        let Some(ObservedPod { cgroup, .. }) = self.pod(uid) else {
+            return false;
+        };
+        let same_cpus = || {
+            let cpuset = node.cpuset(&cgroup.path);
+            cpuset.is_ok_and(|cpuset| cpuset.cpus == cgroup.cpuset.cpus)
+        };
+        let text = node.record_text(&cgroup.path);
+        text.is_ok_and(|text| text == cgroup.record_text)
+            && (enforcement != Enforcement::Cpuset || same_cpus())
+    }
+
+    /// Reads a pod. A pod missing in the cached state is searched in the pods' trees. Returns false if the pod can't be read
+    /// or explained.
+    pub(super) fn read_pod(&mut self, uid: &str, pods: &[Pod], node: &impl PassNode) -> bool {
+        let at = self
+            .observed
+            .pods
+            .iter()
+            .position(|pod| pod.cgroup.uid == uid);
+        let cgroup = match at.and_then(|at| self.observed.pods.get(at)) {
+            Some(pod) => node.pod(pod.cgroup.path.clone(), uid.to_owned()),
+            None => node.find_pod(uid),
+        };
+        let Ok(Some(cgroup)) = cgroup else {
+            return false;
+        };
+        let scan = Scan {
+            pods: vec![cgroup],
+            ..Scan::default()
+        };
+        let (mut now, ledger) = Observed::new(scan, pods);
+        let explained = self.ledger.replace_pod(uid, ledger);
+        let Some(now) = now.pods.pop().filter(|_| explained) else {
+            return false;
+        };
+        match at.and_then(|at| self.observed.pods.get_mut(at)) {
+            Some(pod) => *pod = now,
+            None => self.observed.pods.push(now),
+        }
+        self.stale.remove(uid);
+        true
+    }
+
+    /// Whether no container of another pod runs on the pod's CPUs.
+    pub(super) fn is_alone(&self, uid: &str) -> bool {
+        let wanted = self.ledger.of(uid).cpus();
+        let others = self
+            .observed
+            .pods
+            .iter()
+            .filter(|pod| pod.cgroup.uid != uid);
+        let on = |container: &ObservedContainer| {
+            container.cgroup.populated && !container.cgroup.cpuset.effective.is_disjoint(&wanted)
+        };
+        !others.flat_map(|pod| &pod.containers).any(on)
+    }
+
+    /// Forgets owners whose pod cgroups were removed. Returns whether the owners' CPUs can be assigned.
+    pub(super) fn forget_ended_owners(&mut self, node: &impl PassNode) -> bool {
+        let Self {
+            observed, ledger, ..
+        } = self;
+        let before = observed.pods.len();
+        observed.pods.retain(|pod| {
+            let uid = &pod.cgroup.uid;
+            let stays = !ledger.assignments.contains_key(uid) || node.exists(&pod.cgroup.path);
+            if !stays {
+                ledger.assignments.remove(uid);
+                ledger.memory.remove(uid);
+            }
+            stays
+        });
+        // The kernel may have lost the owners' CPUs.
+        let lost = node.lost_cpus(&mut observed.pods.iter().map(|pod| &pod.cgroup));
+        observed.pods.len() < before && lost.is_ok_and(|lost| lost.is_empty())
+    }
+
+    /// Takes the values read back after each step. All written pods become stale, except the pod `read`, whose values the
+    /// caller knows or reads again.
+    pub(super) fn note_written(&mut self, applied: &[Applied], read: Option<&str>) {
+        let written = Written::new(applied.iter().map(|done| &done.step));
+        for pod in &mut self.observed.pods {
+            let PodCgroup { path, uid, .. } = &pod.cgroup;
+            if !written.touches(path) {
+                continue;
+            }
+            if read != Some(uid) {
+                self.stale.insert(uid.clone());
+            }
+            for done in applied {
+                note_step(pod, done, &mut self.ledger);
+            }
+        }
+    }
+}
+
+/// Takes the result of a step on a pod's cgroup or on a container's.
+fn note_step(pod: &mut ObservedPod, done: &Applied, ledger: &mut Ledger) {
+    let effective = match (&done.step, &done.outcome) {
+        (Step::Cpus { cpus, .. }, Outcome::Done) => cpus,
+        (Step::Cpus { .. }, Outcome::NotInForce { effective }) => effective,
+        (
+            Step::Record {
+                path,
+                record: Some(record),
+            },
+            Outcome::Done,
+        ) if *path == pod.cgroup.path => {
+            pod.cgroup.record_text = Some(record.text());
+            pod.record = Some(record.clone());
+            if !record.assignment.is_empty() {
+                let (uid, assignment) = (pod.cgroup.uid.clone(), record.assignment.clone());
+                ledger.assignments.insert(uid, assignment);
+            }
+            return;
+        }
+        _ => return,
+    };
+    for ObservedContainer { cgroup, .. } in &mut pod.containers {
+        if cgroup.path == done.step.path() {
+            cgroup.cpuset.effective.clone_from(effective);
+        }
+    }
+}
+// === impl Written ===
+
+impl<'a> Written<'a> {
+    pub(super) fn new(steps: impl Iterator<Item = &'a Step> + Clone) -> Self {
+        // An `Exclusive` step permits a partition further down, and takes no CPUs from any child.
+        let room = |step: &&Step| matches!(step, Step::Exclusive { .. });
+        let handed_down = steps
+            .clone()
+            .filter(|step| !room(step))
+            .map(Step::path)
+            .collect();
+        let mut within = HashSet::new();
+        for step in steps {
+            // A known path means that all paths above are known, too.
+            let _ = upwards(step.path()).all(|path| within.insert(path));
+        }
+        Self {
+            within,
+            handed_down,
+        }
+    }
+
+    /// Whether the pod may have changed: a step wrote to the pod's cgroup, to a cgroup below, or to a cgroup above. `Exclusive`
+    /// steps above the pod do not count.
+    pub(super) fn touches(&self, pod: &str) -> bool {
+        self.within.contains(pod) || upwards(pod).any(|path| self.handed_down.contains(path))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+    use crate::cpu::CpuSet;
+
+    #[test]
+    fn pods_that_were_written_to_and_those_below_what_was() {
+        let cpus = |path: &str| Step::Cpus {
+            path: path.to_owned(),
+            cpus: CpuSet::new(),
+            reason: Reason::Share,
+        };
+        let room = |path: &str| Step::Exclusive {
+            path: path.to_owned(),
+            cpus: CpuSet::new(),
+            in_force: None,
+        };
+        let steps = [
+            cpus("kubepods/pod1-a"),
+            cpus("kubepods/pod1/c"),
+            cpus("kubepods/burstable"),
+            room("kubepods"),
+        ];
+        let written = Written::new(steps.iter());
+        for touched in [
+            "kubepods/pod1",
+            "kubepods/pod1-a",
+            "kubepods/burstable/pod2",
+        ] {
+            assert!(written.touches(touched), "{touched}");
+        }
+        for other in [
+            "kubepods/pod",
+            "kubepods/pod2",
+            "kubepods/besteffort/pod3",
+            "kubepods/pod10",
+        ] {
+            assert!(!written.touches(other), "{other}");
+        }
+        let steps = [room("kubepods/pod1"), room("kubepods")];
+        assert!(Written::new(steps.iter()).touches("kubepods/pod1"));
+    }
+
+    #[test]
+    fn a_pod_that_owns_nothing_is_one_of_the_others() {
+        let owners = BTreeSet::from(["kubepods/pod1"]);
+        let step = |path: &str, reason| Step::Cpus {
+            path: path.to_owned(),
+            cpus: CpuSet::new(),
+            reason,
+        };
+        for (step, expected) in [
+            (step("kubepods/pod2", Reason::Pod), true),
+            (step("kubepods/pod2/c", Reason::Share), true),
+            (step("kubepods/pod1/c", Reason::Narrow), true),
+            (step("kubepods/pod1", Reason::Pod), false),
+            (step("kubepods/pod1/c", Reason::Own), false),
+            (step("kubepods/pod1/c", Reason::Release), false),
+            (
+                Step::Record {
+                    path: "kubepods/pod2/c".to_owned(),
+                    record: None,
+                },
+                true,
+            ),
+            (
+                Step::Record {
+                    path: "kubepods/pod10".to_owned(),
+                    record: None,
+                },
+                true,
+            ),
+            (
+                Step::Record {
+                    path: "kubepods/pod1/c".to_owned(),
+                    record: None,
+                },
+                false,
+            ),
+            (
+                Step::Record {
+                    path: "kubepods/pod1".to_owned(),
+                    record: None,
+                },
+                false,
+            ),
+        ] {
+            assert_eq!(is_for_others(&step, &owners), expected, "{step:?}");
+        }
+    }
+}

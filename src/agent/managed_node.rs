@@ -1,0 +1,154 @@
+//! [`ManagedNode`]: the node of a running agent, as reconcile passes read and write it.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::node::Node;
+use super::pass_model::PassNode;
+use crate::cpu::{CpuSet, Layout, Placer};
+use crate::host::cgroup::{Cpuset, PodCgroup, PodSurroundings};
+use crate::host::topology;
+use crate::pin::cpu_isolation::CpuIsolator;
+use crate::pin::decide::DecisionInput;
+use crate::pin::{self, Applied, Enforcement, Ledger, Step};
+use crate::pod::Pod;
+
+/// The node, and what changes while the agent runs.
+#[derive(Debug)]
+pub(super) struct ManagedNode {
+    pub(super) node: Node,
+    placer: Placer,
+    /// The machine's present layout, for the snapshot.
+    pub(super) layout: Arc<Layout>,
+    /// The CPUs and NUMA nodes present when the topology was read.
+    hotplug_state: topology::HotplugState,
+    /// NUMA nodes of the pods' devices, by namespace and name.
+    pub(super) devices: BTreeMap<(String, String), CpuSet>,
+    /// Whether the container runtime has had time to report the existing containers.
+    pub(super) ids_settled: bool,
+    pub(super) isolator: CpuIsolator,
+}
+
+// === impl ManagedNode ===
+
+impl ManagedNode {
+    pub(super) fn new(mut node: Node) -> Self {
+        node.forget_default_reserved();
+        let isolator =
+            CpuIsolator::new(&node.config.root).with_slices(&node.cgroups, &node.config.trees);
+        Self {
+            placer: Placer::new(&node.topology),
+            layout: Arc::new(node.topology.layout()),
+            hotplug_state: node.hotplug_state.clone(),
+            devices: BTreeMap::new(),
+            ids_settled: !node.config.runtime.wanted(),
+            isolator,
+            node,
+        }
+    }
+
+    /// Takes changes of the online CPUs and NUMA nodes. Without a change, the rest of the topology is not read.
+    pub(super) fn read_topology_changes(&mut self) {
+        let root = &self.node.config.root;
+        let hotplug_state = topology::HotplugState::read(root);
+        if hotplug_state == self.hotplug_state {
+            return;
+        }
+        match topology::read(root) {
+            Ok(topology) => {
+                tracing::info!(
+                    "the machine has changed: online CPUs are now {}",
+                    topology.online
+                );
+                self.placer = Placer::new(&topology);
+                self.layout = Arc::new(topology.layout());
+                self.node.topology = topology;
+                self.hotplug_state = hotplug_state;
+            }
+            Err(error) => tracing::error!(
+                "the topology stays as it was: {:#}",
+                anyhow::Error::new(error)
+            ),
+        }
+    }
+}
+
+impl PassNode for ManagedNode {
+    fn surroundings(&self) -> anyhow::Result<PodSurroundings> {
+        Ok(self.node.cgroups.surroundings(&self.node.config.trees)?)
+    }
+
+    fn pod_paths(&self) -> anyhow::Result<Vec<(String, String)>> {
+        self.node.pod_paths()
+    }
+
+    fn pod(&self, path: String, uid: String) -> anyhow::Result<Option<PodCgroup>> {
+        self.node.pod(path, uid)
+    }
+
+    fn find_pod(&self, uid: &str) -> anyhow::Result<Option<PodCgroup>> {
+        self.node.find_pod(uid)
+    }
+
+    fn lost_cpus(&self, pods: &mut dyn Iterator<Item = &PodCgroup>) -> anyhow::Result<CpuSet> {
+        self.node.lost(pods)
+    }
+
+    fn cpuset(&self, path: &str) -> anyhow::Result<Cpuset> {
+        Ok(self.node.cgroups.cpuset(path)?)
+    }
+
+    fn record_text(&self, path: &str) -> anyhow::Result<Option<String>> {
+        Ok(self.node.cgroups.assignment_record(path)?)
+    }
+
+    fn exists(&self, path: &str) -> bool {
+        self.node.cgroups.exists(path)
+    }
+
+    fn workqueue_cpus(&self) -> Option<CpuSet> {
+        self.isolator.workqueues()
+    }
+
+    fn apply(&self, steps: Vec<Step>, go_on: &mut dyn FnMut(&Step) -> bool) -> Vec<Applied> {
+        pin::apply_while(steps, &self.node.cgroups, go_on)
+    }
+
+    fn choose_reserved(&mut self, ledger: &Ledger) {
+        self.node.choose_reserved(ledger);
+    }
+
+    fn decision_input<'a>(
+        &'a self,
+        pods: &'a [Pod],
+        here: &'a HashSet<&'a str>,
+    ) -> DecisionInput<'a> {
+        let node = &self.node;
+        DecisionInput {
+            topology: &node.topology,
+            placer: &self.placer,
+            reserved: &node.reserved,
+            policy: &node.config.policy,
+            preferences: &node.config.cpus,
+            pods,
+            here: Some(here),
+            devices: &self.devices,
+            moves: 0,
+            ids_settled: self.ids_settled,
+            suspended: node.suspended(),
+        }
+    }
+
+    fn enforcement(&self) -> Enforcement {
+        self.node.enforcement
+    }
+
+    fn moves_per_hour(&self) -> usize {
+        self.node.config.moves_per_hour as usize
+    }
+
+    fn reconcile_interval(&self) -> Duration {
+        Duration::from_secs(self.node.config.reconcile_seconds)
+    }
+}

@@ -1,0 +1,593 @@
+//! The one pipeline of all reconcile passes: observe, decide, plan, apply, verify. The reconciler then publishes the result.
+//!
+//! [`PassScope`] says what a pass reads, and for which runtime request. A pod pass reads one pod and takes the remaining pods
+//! from the last observed state. A node pass reads all pods.
+
+use std::collections::{BTreeSet, HashSet};
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::cached_state::{CachedState, Written, is_for_others};
+use super::pass_model::{
+    PassEnd, PassNode, PassResult, PassScope, RuntimeRequest, decision, lacks,
+};
+use super::pass_state::PassState;
+use crate::host::cgroup::PodCgroup;
+use crate::pin::decide::{Decision, DecisionInput, Decisions, Refused, decide_while};
+use crate::pin::{self, Applied, Drift, Enforcement, Ledger, Observed, Scan, Step};
+use crate::pod::{self, Pod};
+
+/// Why a pass ends before its last stage.
+enum Stop {
+    NeedsNode,
+    Yielded,
+    Failed(anyhow::Error),
+}
+
+/// The pods and cgroups that a pass decides and plans for.
+#[derive(Debug, Default)]
+struct View {
+    pods: Arc<Vec<Pod>>,
+    observed: Observed,
+    /// The ledger of all assignments, pending assignments included.
+    ledger: Ledger,
+    /// Whether the view contains all pods.
+    whole: bool,
+}
+
+/// A running pass.
+struct Pass<'a, N> {
+    state: &'a mut PassState,
+    node: &'a mut N,
+    scope: PassScope<'a>,
+    view: View,
+    has_request: &'a mut dyn FnMut() -> bool,
+    /// Whether the pass ends when a runtime request waits.
+    may_yield: bool,
+}
+
+// === impl Stop ===
+
+impl From<anyhow::Error> for Stop {
+    fn from(error: anyhow::Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// Runs a pass. A node pass without a request ends early when `has_request` returns true and yielding is safe.
+pub fn run<N: PassNode>(
+    state: &mut PassState,
+    node: &mut N,
+    scope: PassScope<'_>,
+    has_request: &mut dyn FnMut() -> bool,
+) -> PassEnd {
+    let release_backoff = state.release_backoff.clone();
+    let mut pass = Pass {
+        state,
+        node,
+        scope,
+        view: View::default(),
+        has_request,
+        may_yield: matches!(scope, PassScope::Node(None)),
+    };
+    let end = pass.run();
+    match end {
+        Ok(result) => PassEnd::Done(Box::new(result)),
+        Err(Stop::NeedsNode) => PassEnd::NeedsNode,
+        Err(Stop::Yielded) => {
+            state.release_backoff = release_backoff;
+            PassEnd::Yielded
+        }
+        Err(Stop::Failed(error)) => {
+            state.cached = None;
+            PassEnd::Failed(error)
+        }
+    }
+}
+
+// === impl Pass ===
+
+impl<N: PassNode> Pass<'_, N> {
+    fn run(&mut self) -> Result<PassResult, Stop> {
+        self.state.heartbeat.begin("read the pods' cgroups");
+        match self.scope {
+            PassScope::Node(_) => self.observe_node()?,
+            PassScope::Pod(request) => self.observe_pod(request)?,
+        }
+        let drift = self.find_drift()?;
+        self.yield_to_request(&[])?;
+        self.state
+            .heartbeat
+            .begin("decide what each container gets");
+        let mut decisions = self.decide()?;
+        self.yield_to_request(&[])?;
+        let steps = self.plan(&decisions)?;
+        self.yield_to_request(&[])?;
+        self.note(&decisions, &drift);
+        let lost = self.view.ledger.lost.clone();
+        let planned = steps.len();
+        let before = (planned > 0).then(|| self.view.observed.clone());
+        let applied = self.apply(steps, &decisions);
+        let errors = self.state.account(&applied);
+        if let Some(RuntimeRequest::Create { uid, .. }) = self.scope.request() {
+            self.keep_assignment(uid, &decisions, &applied)?;
+        }
+        if planned > 0 {
+            self.verify(&applied, applied.len() == planned)?;
+        }
+        let View {
+            pods,
+            observed,
+            ledger,
+            ..
+        } = std::mem::take(&mut self.view);
+        self.state.note_refusals(&pods, &observed, &mut decisions);
+        Ok(PassResult {
+            pods,
+            before,
+            observed,
+            ledger,
+            decisions,
+            drift,
+            lost,
+            errors,
+            may_yield: self.may_yield,
+        })
+    }
+
+    /// Ends the pass if a runtime request waits and yielding is safe. The observed state stays cached. The written pods become
+    /// stale.
+    fn yield_to_request(&mut self, applied: &[Applied]) -> Result<(), Stop> {
+        if self.may_yield && (self.has_request)() {
+            return Err(self.yielded(applied));
+        }
+        Ok(())
+    }
+
+    fn yielded(&mut self, applied: &[Applied]) -> Stop {
+        let View {
+            observed, ledger, ..
+        } = std::mem::take(&mut self.view);
+        let mut cached = CachedState::new(observed, ledger);
+        cached.note_written(applied, None);
+        self.state.cached = Some(cached);
+        Stop::Yielded
+    }
+
+    /// Reads all pods.
+    fn observe_node(&mut self) -> Result<(), Stop> {
+        let mut pods = self.state.pods.known();
+        let mut scan = Scan {
+            surroundings: self.node.surroundings()?,
+            ..Scan::default()
+        };
+        for (path, uid) in self.node.pod_paths()? {
+            // The earlier cached state stays.
+            if self.may_yield && (self.has_request)() {
+                return Err(Stop::Yielded);
+            }
+            scan.pods.extend(self.node.pod(path, uid)?);
+        }
+        scan.lost = self.node.lost_cpus(&mut scan.pods.iter())?;
+        let lost = scan.lost.clone();
+        let (mut observed, mut ledger) = Observed::new(scan, &pods);
+        if self.state.pods.note_records(&observed) {
+            pods = self.state.pods.known();
+            (observed, ledger) = observed.matched_again(lost, &pods);
+        }
+        self.state.pods.keep_pending(&mut ledger, &observed);
+        self.node.choose_reserved(&ledger);
+        // The first pass records the state at the agent's start, and runs to its end.
+        self.may_yield &= !self.state.is_first;
+        self.view = View {
+            pods,
+            observed,
+            ledger,
+            whole: true,
+        };
+        Ok(())
+    }
+
+    /// Reads the request's pod, and takes the remaining pods from the cached state.
+    fn observe_pod(&mut self, request: RuntimeRequest<'_>) -> Result<(), Stop> {
+        let uid = request.uid();
+        let pod = self.state.pods.pod(uid).ok_or(Stop::NeedsNode)?;
+        let cached = self.state.cached.as_mut().ok_or(Stop::NeedsNode)?;
+        let mut whole = false;
+        match request {
+            RuntimeRequest::Create { .. } => {
+                let nobody = HashSet::new();
+                let policy = self.node.decision_input(&[], &nobody).policy;
+                let may_own = pod
+                    .containers
+                    .iter()
+                    .any(|container| pod::entitlement(&pod, container, policy).cpus() > 0);
+                let enforcement = self.node.enforcement();
+                let is_current = cached.has_pod(uid)
+                    && !cached.stale.contains(uid)
+                    && (!may_own || cached.is_current(uid, enforcement, self.node));
+                if !is_current {
+                    // A missing cgroup matters only if the pod gets CPUs.
+                    let read = cached.read_pod(uid, std::slice::from_ref(&pod), self.node);
+                    if !read && cached.has_pod(uid) {
+                        return Err(Stop::NeedsNode);
+                    }
+                }
+            }
+            RuntimeRequest::Start { .. } => {
+                if !cached.read_pod(uid, std::slice::from_ref(&pod), self.node) {
+                    return Err(Stop::NeedsNode);
+                }
+                for above in &mut cached.observed.surroundings.above {
+                    let cpuset = self.node.cpuset(&above.path);
+                    above.cpuset = cpuset.map_err(|_| Stop::NeedsNode)?;
+                }
+                // With enforcement `cpuset`, Pinfold itself takes the pod's CPUs from the remaining containers.
+                whole = self.node.enforcement() == Enforcement::Cpuset && !cached.is_alone(uid);
+            }
+        }
+        if whole {
+            return self.observe_others();
+        }
+        self.view = View {
+            observed: cached.observed.only(uid).unwrap_or_default(),
+            ledger: cached.ledger.clone(),
+            pods: Arc::new(vec![pod]),
+            whole,
+        };
+        // A move needs the descriptions of all pods.
+        if let RuntimeRequest::Create { .. } = request
+            && self.state.moves_left(self.node) > 0
+        {
+            self.view.pods = self.state.pods.known();
+        }
+        self.state.pods.enter_pending(&mut self.view.ledger);
+        Ok(())
+    }
+
+    /// Takes the view of all pods from the cached state. Stale pods are read again.
+    fn observe_others(&mut self) -> Result<(), Stop> {
+        let pods = self.state.pods.known();
+        let cached = self.state.cached.as_mut().ok_or(Stop::NeedsNode)?;
+        for uid in std::mem::take(&mut cached.stale) {
+            if !cached.read_pod(&uid, &pods, self.node) && cached.has_pod(&uid) {
+                return Err(Stop::NeedsNode);
+            }
+        }
+        let lost = self
+            .node
+            .lost_cpus(&mut cached.observed.pods.iter().map(|pod| &pod.cgroup))
+            .map_err(|_| Stop::NeedsNode)?;
+        let (observed, ledger) = cached.observed.clone().matched_again(lost, &pods);
+        *cached = CachedState::new(observed.clone(), ledger.clone());
+        self.view = View {
+            pods,
+            observed,
+            ledger,
+            whole: true,
+        };
+        self.state.pods.enter_pending(&mut self.view.ledger);
+        Ok(())
+    }
+
+    /// Compares the observed state with the ledger. Drift is reported only once, so a pass with drift runs to its end. A pod
+    /// pass leaves the repair to a node pass. CreateContainer has read no container, so nothing is compared.
+    fn find_drift(&mut self) -> Result<Vec<Drift>, Stop> {
+        if let PassScope::Pod(RuntimeRequest::Create { .. }) = self.scope {
+            return Ok(Vec::new());
+        }
+        let drift = self.drift();
+        match self.scope {
+            PassScope::Pod(_) if !drift.is_empty() => return Err(Stop::NeedsNode),
+            _ => self.may_yield &= drift.is_empty(),
+        }
+        Ok(drift)
+    }
+
+    fn drift(&self) -> Vec<Drift> {
+        let nobody = HashSet::new();
+        let online = &self.node.decision_input(&[], &nobody).topology.online;
+        pin::drift(
+            &self.view.observed,
+            &self.view.ledger,
+            (online, &self.state.recently_assigned),
+            self.node.enforcement(),
+        )
+    }
+    /// Decides what each container of the view gets.
+    fn decide(&mut self) -> Result<Decisions, Stop> {
+        let mut decisions = self.decide_once()?;
+        if let PassScope::Pod(request) = self.scope {
+            // Owners of CPUs may have ended since the last scan.
+            if matches!(request, RuntimeRequest::Create { .. })
+                && self.view.lacks(request, &decisions)
+                && self.forget_ended_owners()
+            {
+                decisions = self.decide_once()?;
+            }
+            if self.view.lacks(request, &decisions) || !decisions.moves.is_empty() {
+                return Err(Stop::NeedsNode);
+            }
+        }
+        decisions.desired.held_back = self.state.refused.keys().cloned().collect();
+        // CreateContainer writes a record only.
+        if !matches!(self.scope, PassScope::Pod(RuntimeRequest::Create { .. })) {
+            self.gate_isolated_partitions(&mut decisions);
+        }
+        // Moves are reported only once. A pass with moves therefore runs to its end.
+        self.may_yield &= decisions.moves.is_empty();
+        Ok(decisions)
+    }
+
+    fn decide_once(&mut self) -> Result<Decisions, Stop> {
+        let moves = match self.scope {
+            PassScope::Pod(RuntimeRequest::Start { .. }) => 0,
+            _ => self.state.moves_left(self.node),
+        };
+        let all = match &self.state.cached {
+            Some(cached) if !self.view.whole => &cached.observed,
+            _ => &self.view.observed,
+        };
+        let here = self.state.pods.here(all, &self.view.pods);
+        let input = DecisionInput {
+            moves,
+            ..self.node.decision_input(&self.view.pods, &here)
+        };
+        let (may_yield, has_request) = (self.may_yield, &mut self.has_request);
+        let go_on = || !(may_yield && has_request());
+        let Some(mut decisions) = decide_while(&input, &self.view.ledger, go_on) else {
+            return Err(self.yielded(&[]));
+        };
+        if self.node.enforcement() == Enforcement::Observe {
+            decisions.keep_ledger_assignments(&self.view.pods, &self.view.ledger);
+        }
+        Ok(decisions)
+    }
+
+    /// Forgets owners whose pod cgroups were removed since the last scan. Returns whether the owners' CPUs can be assigned.
+    fn forget_ended_owners(&mut self) -> bool {
+        let Some(cached) = &mut self.state.cached else {
+            return false;
+        };
+        let gone = cached.forget_ended_owners(self.node);
+        let mut ledger = cached.ledger.clone();
+        self.state.pods.enter_pending(&mut ledger);
+        self.view.ledger = ledger;
+        gone
+    }
+
+    /// Marks the pods whose partitions must wait before becoming isolated. Without enforcement `partition`, no pod is isolated.
+    fn gate_isolated_partitions(&mut self, decisions: &mut Decisions) {
+        let desired = &mut decisions.desired;
+        if self.node.enforcement() != Enforcement::Partition {
+            let plans = desired.pods.values_mut();
+            plans.for_each(|plan| plan.isolated = false);
+        }
+        let gate = &mut self.state.isolation;
+        if desired.pods.values().any(|plan| plan.isolated) {
+            // Another program may have changed the work queues' mask since the last pass.
+            gate.check(self.node.workqueue_cpus().as_ref());
+        }
+        let only = self.scope.request().filter(|_| !self.view.whole);
+        gate.note_wanted(desired, only.map(RuntimeRequest::uid), Instant::now());
+    }
+
+    /// Plans the steps. CreateContainer writes only the pod's record: no cgroup of the container exists so far.
+    fn plan(&mut self, decisions: &Decisions) -> Result<Vec<Step>, Stop> {
+        let (view, desired) = (&self.view, &decisions.desired);
+        let enforcement = self.node.enforcement();
+        if enforcement == Enforcement::Observe && matches!(self.scope, PassScope::Pod(_)) {
+            return Ok(Vec::new());
+        }
+        let mut steps = pin::plan(&view.observed, &view.ledger, desired, enforcement);
+        match self.scope {
+            PassScope::Node(_) => {}
+            PassScope::Pod(RuntimeRequest::Start { uid }) => {
+                // The ledger has all CPUs since CreateContainer. Further CPUs may belong to other containers.
+                let wanted = desired.assignment(uid).cpus();
+                if enforcement == Enforcement::Cpuset
+                    && !wanted.is_subset(&view.ledger.of(uid).cpus())
+                {
+                    return Err(Stop::NeedsNode);
+                }
+            }
+            PassScope::Pod(RuntimeRequest::Create { uid, container }) => {
+                let gets = view.decision(uid, container, decisions);
+                if gets.is_none_or(|decision| decision.cpus.is_none()) {
+                    return Ok(Vec::new());
+                }
+                let pod = view.observed.pods.first().ok_or(Stop::NeedsNode)?;
+                // The runtime can't give a container CPUs outside the pod's set.
+                let room = &pod.cgroup.cpuset.cpus;
+                let assignment = desired.assignment(uid).cpus();
+                if enforcement == Enforcement::Cpuset
+                    && !room.is_empty()
+                    && !assignment.is_subset(room)
+                {
+                    return Err(Stop::NeedsNode);
+                }
+                let path = &pod.cgroup.path;
+                steps.retain(|step| {
+                    matches!(step, Step::Record { path: other, record: Some(_) } if other == path)
+                });
+            }
+        }
+        Ok(steps)
+    }
+
+    /// Notes drift, moves and CPUs given up, before the first step.
+    fn note(&mut self, decisions: &Decisions, drift: &[Drift]) {
+        if let PassScope::Pod(_) = self.scope {
+            return;
+        }
+        for moved in &decisions.moves {
+            tracing::info!(
+                "{}/{}: container {} moves from {} to {} to make room",
+                moved.namespace,
+                moved.pod,
+                moved.container,
+                moved.from,
+                moved.to
+            );
+            self.state.metrics.moves.inc();
+            self.state.moved.push(Instant::now());
+        }
+        let kept = decisions.desired.exclusive();
+        self.state.release_backoff.note(
+            self.view.ledger.exclusive().difference(&kept),
+            Instant::now(),
+            self.node.reconcile_interval(),
+        );
+        for new in drift
+            .iter()
+            .filter(|new| !self.state.drift.iter().any(|known| known.is_same(new)))
+        {
+            tracing::warn!("{new}");
+            self.state
+                .metrics
+                .drift
+                .with_label_values(&[new.cause.name()])
+                .inc();
+        }
+        self.state.drift = drift.to_vec();
+    }
+
+    /// Carries the steps out. A plan is safe after each step. Yielding is safe only while no exclusive set has changed.
+    fn apply(&mut self, steps: Vec<Step>, decisions: &Decisions) -> Vec<Applied> {
+        if steps.is_empty() {
+            return Vec::new();
+        }
+        let View {
+            observed, ledger, ..
+        } = &self.view;
+        let owns = |pod: &&PodCgroup| {
+            ledger.assignments.contains_key(&pod.uid) || decisions.desired.is_owner(&pod.uid)
+        };
+        let pods = observed.pods.iter().map(|pod| &pod.cgroup);
+        let owners: BTreeSet<&str> = pods.filter(owns).map(|pod| pod.path.as_str()).collect();
+        let (may_yield, has_request) = (&mut self.may_yield, &mut self.has_request);
+        let heartbeat = &self.state.heartbeat;
+        self.node.apply(steps, &mut |next| {
+            heartbeat.begin(next.to_string());
+            let go_on = !(*may_yield && has_request());
+            *may_yield &= is_for_others(next, &owners);
+            go_on
+        })
+    }
+
+    /// Notes the assignments of the pod of a CreateContainer request. A pod pass ends here if the pod's record does not hold
+    /// the assignment.
+    fn keep_assignment(
+        &mut self,
+        uid: &str,
+        decisions: &Decisions,
+        applied: &[Applied],
+    ) -> Result<(), Stop> {
+        let state = &mut *self.state;
+        if let (PassScope::Pod(RuntimeRequest::Create { container, .. }), Some(cached)) =
+            (self.scope, &mut state.cached)
+        {
+            cached.note_written(applied, Some(uid));
+            let decision = self.view.decision(uid, container, decisions);
+            let gets = decision.is_some_and(|decision| decision.cpus.is_some());
+            let enforces = self.node.enforcement() != Enforcement::Observe;
+            let wanted = decisions.desired.assignment(uid);
+            if gets && enforces && cached.recorded(uid) != Some(&wanted) {
+                return Err(Stop::NeedsNode);
+            }
+        }
+        for decision in &decisions.containers {
+            let pod = self.view.pods.get(decision.pod);
+            let pod = pod.filter(|pod| pod.cgroup_uid() == Some(uid));
+            let container = pod.and_then(|pod| pod.containers.get(decision.container));
+            // An init container runs on the CPUs of its pod's later containers, and needs no assignment.
+            let cpus = decision.cpus.as_ref();
+            if let (Some(container), Some(cpus)) =
+                (container, cpus.filter(|_| decision.entitlement.cpus() > 0))
+            {
+                state.pods.pending().add(uid, &container.name, cpus.clone());
+                state.recently_assigned = state.recently_assigned.union(cpus);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the written pods again, and compares the new state with the ledger. `complete`: the pass has applied all steps.
+    ///
+    /// The kernel itself takes a partition's CPUs from all remaining cgroups. The next scan reads the result.
+    fn verify(&mut self, applied: &[Applied], complete: bool) -> Result<(), Stop> {
+        self.state
+            .heartbeat
+            .begin("read again the cgroups that were written");
+        match self.scope {
+            PassScope::Pod(RuntimeRequest::Create { .. }) => Ok(()),
+            PassScope::Pod(RuntimeRequest::Start { uid }) => self.verify_pod(uid, applied),
+            PassScope::Node(_) if complete => self.verify_node(applied),
+            PassScope::Node(_) => Err(self.yielded(applied)),
+        }
+    }
+
+    fn verify_pod(&mut self, uid: &str, applied: &[Applied]) -> Result<(), Stop> {
+        let cached = self.state.cached.as_mut().ok_or(Stop::NeedsNode)?;
+        cached.note_written(applied, Some(uid));
+        if !cached.read_pod(uid, &self.view.pods, self.node) {
+            return Err(Stop::NeedsNode);
+        }
+        self.view.observed = cached.observed.only(uid).unwrap_or_default();
+        Ok(())
+    }
+
+    fn verify_node(&mut self, applied: &[Applied]) -> Result<(), Stop> {
+        let written = Written::new(applied.iter().map(|done| &done.step));
+        let mut scan = Scan {
+            surroundings: self.node.surroundings()?,
+            ..Scan::default()
+        };
+        let mut pods = Vec::with_capacity(self.view.observed.pods.len());
+        for pod in &self.view.observed.pods {
+            if !written.touches(&pod.cgroup.path) {
+                pods.push(pod.cgroup.clone());
+                continue;
+            }
+            if self.may_yield && (self.has_request)() {
+                return Err(self.yielded(applied));
+            }
+            let (path, uid) = (pod.cgroup.path.clone(), pod.cgroup.uid.clone());
+            pods.extend(self.node.pod(path, uid)?);
+        }
+        scan.pods = pods;
+        scan.lost = self.node.lost_cpus(&mut scan.pods.iter())?;
+        (self.view.observed, self.view.ledger) = Observed::new(scan, &self.view.pods);
+        // Repaired drift that returns in a later pass counts as new drift.
+        self.state.drift = self.drift();
+        Ok(())
+    }
+}
+
+// === impl View ===
+
+impl View {
+    /// The decision about a container; `None` for a container outside the pod's description.
+    fn decision<'d>(
+        &self,
+        uid: &str,
+        container: &str,
+        decisions: &'d Decisions,
+    ) -> Option<&'d Decision> {
+        decision(&self.pods, uid, container, decisions)
+    }
+
+    /// Whether the request's container gets too few CPUs.
+    fn lacks(&self, request: RuntimeRequest<'_>, decisions: &Decisions) -> bool {
+        match request {
+            RuntimeRequest::Create { uid, container } => {
+                self.decision(uid, container, decisions).is_some_and(lacks)
+            }
+            RuntimeRequest::Start { uid } => decisions.containers.iter().any(|decision| {
+                let pod = self.pods.get(decision.pod);
+                decision.refused == Some(Refused::Room)
+                    && pod.is_some_and(|pod| pod.cgroup_uid() == Some(uid))
+            }),
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! [`PassState`]: the state that reconcile passes keep between each other.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use super::cached_state::CachedState;
+pub use super::heartbeat::Heartbeat;
+use super::isolation_gate::IsolatedPartitionGate;
+use super::pass_model::{PassNode, PassResult};
+pub use super::pod_store::PodStore;
+use super::release_backoff::ReleaseBackoff;
+use crate::cpu::CpuSet;
+use crate::metrics::AgentMetrics;
+use crate::pin::decide::{Decisions, Refused};
+use crate::pin::{Applied, Drift, Enforcement, Observed, Outcome, Reason, Step};
+use crate::pod::Pod;
+
+/// The period of the limit on moves.
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// The state that passes keep between each other.
+#[derive(Debug)]
+pub struct PassState {
+    /// The pods by source.
+    pub pods: PodStore,
+    /// The last observed state. `None` before the first node pass and after a failed pass.
+    pub(super) cached: Option<CachedState>,
+    /// Drift that the last pass left.
+    pub(super) drift: Vec<Drift>,
+    /// CPUs assigned since the last complete node pass. Containers without an assignment may still run on these CPUs.
+    pub(super) recently_assigned: CpuSet,
+    /// Partitions refused by the kernel since the last timer tick: the error, by cgroup path.
+    pub(super) refused: BTreeMap<String, String>,
+    pub(super) release_backoff: ReleaseBackoff,
+    pub(super) isolation: IsolatedPartitionGate,
+    /// The times of moves of running containers within the last hour.
+    pub(super) moved: Vec<Instant>,
+    /// Whether no node pass has completed so far.
+    pub(super) is_first: bool,
+    pub(super) metrics: AgentMetrics,
+    pub(super) heartbeat: Heartbeat,
+}
+
+// === impl PassState ===
+
+impl PassState {
+    /// The state of an agent that has just started.
+    pub fn new(pods: PodStore, metrics: AgentMetrics, heartbeat: Heartbeat) -> Self {
+        Self {
+            pods,
+            cached: None,
+            drift: Vec::new(),
+            recently_assigned: CpuSet::new(),
+            refused: BTreeMap::new(),
+            release_backoff: ReleaseBackoff::default(),
+            isolation: IsolatedPartitionGate::default(),
+            moved: Vec::new(),
+            is_first: true,
+            metrics,
+            heartbeat,
+        }
+    }
+
+    /// Moves the observed state of a node pass into the cache, for later pod passes. A pass with `yielded` has published
+    /// nothing.
+    pub fn keep(&mut self, result: &mut PassResult, yielded: bool) {
+        let observed = std::mem::take(&mut result.observed);
+        let ledger = std::mem::take(&mut result.ledger);
+        self.cached = Some(CachedState::new(observed, ledger));
+        if !yielded {
+            self.recently_assigned = CpuSet::new();
+            self.is_first = false;
+        }
+    }
+
+    /// Permits new attempts for refused partitions.
+    pub fn forget_refused(&mut self) {
+        self.refused.clear();
+    }
+
+    /// Reads a new pod into the cached state, before the first CreateContainer of the pod.
+    pub fn read_new_pod(&mut self, uid: &str, node: &impl PassNode) {
+        let (Some(pod), Some(cached)) = (self.pods.pod(uid), &mut self.cached) else {
+            return;
+        };
+        if !cached.has_pod(uid) {
+            cached.read_pod(uid, &[pod], node);
+        }
+    }
+
+    /// How many running containers may be moved now.
+    pub(super) fn moves_left(&mut self, node: &impl PassNode) -> usize {
+        if node.enforcement() == Enforcement::Observe {
+            return 0;
+        }
+        self.moved.retain(|moved| moved.elapsed() < HOUR);
+        node.moves_per_hour().saturating_sub(self.moved.len())
+    }
+
+    /// Counts and logs the applied steps. Returns errors as sentences, except the kernel's refusals of partitions.
+    pub(super) fn account(&mut self, applied: &[Applied]) -> Vec<String> {
+        let mut errors = Vec::new();
+        for done in applied {
+            let (outcome, error) = (done.outcome.name(), done.error());
+            self.metrics.steps.with_label_values(&[outcome]).inc();
+            match &error {
+                Some(error) => tracing::error!("{error}"),
+                None => tracing::debug!("{}", done.step),
+            }
+            if let Step::Partition { path, .. }
+            | Step::Exclusive {
+                path,
+                in_force: Some(_),
+                ..
+            } = &done.step
+                && let Some(error) = &error
+            {
+                // The pass publishes the refusal. The next timer tick permits a new attempt.
+                self.refused.insert(path.clone(), error.clone());
+                continue;
+            }
+            errors.extend(error);
+            let pinned = matches!(
+                &done.step,
+                Step::Cpus {
+                    reason: Reason::Own,
+                    ..
+                } | Step::Partition {
+                    in_force: Some(_),
+                    ..
+                }
+            );
+            if pinned && matches!(done.outcome, Outcome::Done) {
+                tracing::info!("{}", done.step);
+            }
+        }
+        errors
+    }
+    /// Adds the kernel's refusals to the decisions about `pods`.
+    pub(super) fn note_refusals(
+        &self,
+        pods: &[Pod],
+        observed: &Observed,
+        decisions: &mut Decisions,
+    ) {
+        for decision in &mut decisions.containers {
+            let pod = pods.get(decision.pod);
+            let Some((pod, uid)) = pod.and_then(|pod| Some((pod, pod.cgroup_uid()?))) else {
+                continue;
+            };
+            let container = pod.containers.get(decision.container);
+            let cgroup = container
+                .filter(|_| !self.refused.is_empty())
+                .and_then(|container| observed.container(uid, &container.name))
+                .map(|observed| &observed.cgroup);
+            let refusal = cgroup.and_then(|cgroup| Some((cgroup, self.refused.get(&cgroup.path)?)));
+            let is_barred = decision.cpus.is_some() && self.isolation.is_barred(uid);
+            let barred = is_barred.then(|| IsolatedPartitionGate::BARRED.to_owned());
+            let Some((cgroup, says)) = refusal else {
+                decision.note = barred.or(decision.note.take());
+                continue;
+            };
+            // The runtime may have written the container's CPU set. The container then runs only on its own CPUs, but further
+            // containers may use the CPUs, too.
+            let effective = &cgroup.cpuset.effective;
+            let cpus = decision.cpus.as_ref();
+            let is_confined = cpus.is_some_and(|cpus| effective.is_subset(cpus));
+            decision.note = barred.or_else(|| {
+                Some(if is_confined {
+                    format!("others may run on its CPUs: {says}")
+                } else {
+                    format!("stays in the shared pool: {says}")
+                })
+            });
+            decision.refused = Some(Refused::Kernel);
+        }
+    }
+}

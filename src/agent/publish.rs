@@ -1,0 +1,220 @@
+//! What follows a reconcile pass: the history of containers, CPU isolation and the published snapshot.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::history::own_in_force;
+use super::node::threads;
+use super::pass_model::PassResult;
+use super::reconciler::Reconciler;
+use crate::cpu::CpuSet;
+use crate::pin::cpu_isolation::{CpuIsolationOptions, IsolationInput, IsolationReport};
+use crate::pin::snapshot::{self, ContainerState};
+use crate::pin::{Enforcement, Observed, Snapshot};
+use crate::pod::Pod;
+
+/// How long the kernel of a busy machine may take to add a new online CPU to the cgroups.
+const HANDED_ON: Duration = Duration::from_millis(900);
+
+// === impl Reconciler ===
+
+impl Reconciler {
+    /// Notes unpinned times and repaired drift.
+    pub(super) fn note_history(&mut self, result: &PassResult) {
+        let node = &self.node.node;
+        if self.passes.is_first {
+            let start = result.before.as_ref().unwrap_or(&result.observed);
+            self.history.begin(start, node.enforcement);
+        }
+        if let Some(before) = &result.before {
+            self.history
+                .note_unpinned_time(before, &result.observed, node, &self.passes.metrics);
+            self.history.note_repairs(&result.drift, &self.passes.drift);
+        }
+    }
+
+    /// Publishes the result of a node pass.
+    ///
+    /// # Errors
+    /// A pods' tree can't be read.
+    pub(super) fn publish(&mut self, result: &PassResult) -> anyhow::Result<()> {
+        let errors = self.errors(result)?;
+        self.isolate_cpus(&result.observed);
+        self.history.forget(&result.observed);
+        self.note_lost_cpus(&result.lost);
+        let node = &self.node.node;
+        let shared = result.decisions.desired.shared();
+        let exclusive = node.topology.online.difference(&shared);
+        self.published.send_replace(Some(Arc::new(Snapshot {
+            enforcement: node.enforcement,
+            enforcement_reason: node.enforcement_reason.clone(),
+            online: node.topology.online.clone(),
+            reserved: node.reserved.clone(),
+            shared,
+            exclusive,
+            lost: self.lost.clone(),
+            layout: Arc::clone(&self.node.layout),
+            quiet: self.quiet.clone(),
+            containers: self.container_states(result, &result.observed),
+            unknown_owners: snapshot::unknown_owners(&result.observed, &result.ledger),
+            drift: self.passes.drift.clone(),
+            unexplained: result.ledger.unexplained.clone(),
+            errors,
+        })));
+        Ok(())
+    }
+
+    /// Publishes an error with the last known state.
+    pub(super) fn publish_failure(&mut self, error: &anyhow::Error) {
+        tracing::error!("reconcile failed: {error:#}");
+        let last = self.published.borrow().clone();
+        if let Some(last) = last {
+            let errors = vec![format!(
+                "the last reconcile failed, this is the state before it: {error:#}"
+            )];
+            self.published.send_replace(Some(Arc::new(Snapshot {
+                errors,
+                ..(*last).clone()
+            })));
+        }
+    }
+
+    /// The state of each container that the pass has decided about, according to `observed`.
+    pub(super) fn container_states(
+        &self,
+        result: &PassResult,
+        observed: &Observed,
+    ) -> Vec<ContainerState> {
+        let node = &self.node.node;
+        let shared = result.decisions.desired.shared();
+        let environment = |pod: &Pod, index: usize, cpus: Option<&CpuSet>| {
+            threads(node, pod, index, cpus, &shared)
+        };
+        let mut containers = snapshot::containers(
+            &result.pods,
+            &node.topology,
+            &result.decisions,
+            observed,
+            environment,
+        );
+        for container in &mut containers {
+            self.history.tell(container);
+            let pods = &self.passes.pods;
+            let injected = pods.injected(container.uid.as_deref(), &container.container);
+            container.injected = injected.cloned();
+        }
+        containers
+    }
+
+    /// The errors of the sources of pods, of the configuration and of the pass, as sentences.
+    fn errors(&self, result: &PassResult) -> anyhow::Result<Vec<String>> {
+        let node = &self.node.node;
+        let mut errors: Vec<String> = self.passes.pods.errors().cloned().collect();
+        errors.extend(node.suspended().map(str::to_owned));
+        if node.reserved.is_disjoint(&node.topology.online) {
+            errors.push(
+                "no reserved CPU is online and free: every CPU is owned, or the configured reserved CPUs are offline. \
+                 The last shared CPU is not assigned; end a pod that owns CPUs, or name other CPUs with --reserved"
+                    .to_owned(),
+            );
+        }
+        for tree in &node.config.trees {
+            if !node.cgroups.has_cpusets_below(tree)? {
+                errors.push(format!(
+                    "{tree} does not hand the cpuset controller down: its pods have no CPU sets"
+                ));
+            }
+        }
+        errors.extend(result.errors.iter().cloned());
+        let refused = self.passes.refused.iter();
+        errors.extend(refused.map(|(path, says)| format!("{path}: {says}")));
+        Ok(errors)
+    }
+
+    /// Moves the kernel's own work off the exclusive CPUs of the cached state, after an answer to StartContainer.
+    pub(super) fn isolate_cached(&mut self) {
+        if let Some(cached) = self.passes.cached.take() {
+            self.isolate_cpus(&cached.observed);
+            self.passes.cached = Some(cached);
+        }
+        self.passes.heartbeat.idle();
+        // Worker threads of work queues may end now. An isolated partition waits for the end.
+        self.schedule.follow_up_at(self.follow_up());
+    }
+
+    /// Moves the kernel's own work off the exclusive CPUs in force.
+    fn isolate_cpus(&mut self, observed: &Observed) {
+        self.passes
+            .heartbeat
+            .begin("move interrupts, workqueues and slices off exclusive CPUs");
+        let node = &self.node.node;
+        let options = match node.enforcement {
+            Enforcement::Observe => CpuIsolationOptions::default(),
+            Enforcement::Cpuset => node.config.quiet,
+            // Partitions already keep systemd's slices off.
+            Enforcement::Partition => CpuIsolationOptions {
+                system_slices: false,
+                ..node.config.quiet
+            },
+        };
+        let mut exclusive = CpuSet::new();
+        for container in observed.containers() {
+            exclusive = exclusive.union(&own_in_force(container, node.enforcement));
+        }
+        let gate = &mut self.passes.isolation;
+        let isolated = if gate.any() {
+            // If the file can't be read, work queues return to no CPU.
+            node.cgroups
+                .isolated_cpus()
+                .unwrap_or_else(|_| node.topology.online.clone())
+        } else {
+            CpuSet::new()
+        };
+        let input = IsolationInput {
+            options,
+            exclusive: &exclusive,
+            isolated: gate.keep_off(observed, &isolated),
+            online: &node.topology.online,
+        };
+        // The record of CPU isolation lies on the root cgroup, which outlives every pods' tree.
+        let report = self.node.isolator.isolate(&input, &node.cgroups, "");
+        let allowed = report
+            .workqueues
+            .as_ref()
+            .map(|(allowed, turned)| (allowed, *turned));
+        gate.note_allowed(allowed, Instant::now());
+        for moved in &report.moved {
+            tracing::debug!("off exclusive CPUs: {moved}");
+        }
+        let before = self.quiet.as_ref().map(IsolationReport::sentences);
+        let sentences = report.sentences();
+        if before.unwrap_or_default() != sentences {
+            for sentence in sentences {
+                tracing::warn!("{sentence}");
+            }
+        }
+        self.quiet =
+            (options.any() || report.away > 0 || !report.failed.is_empty()).then_some(report);
+    }
+
+    /// Reports CPUs missing for at least [`HANDED_ON`] as lost.
+    fn note_lost_cpus(&mut self, missing: &CpuSet) {
+        self.missing.retain(|cpu, _| missing.contains(*cpu));
+        for cpu in missing.iter() {
+            self.missing.entry(cpu).or_insert_with(Instant::now);
+        }
+        let long = self
+            .missing
+            .iter()
+            .filter(|(_, since)| since.elapsed() >= HANDED_ON);
+        let lost: CpuSet = long.map(|(cpu, _)| *cpu).collect();
+        if !lost.is_subset(&self.lost) {
+            tracing::error!(
+                "the kernel has lost {}: no cgroup has a lost CPU, only a reboot brings it back, and it is not used (a known \
+                 fault of Linux 6.12 when a partition is left invalid; newer kernels don't have it)",
+                lost.in_words()
+            );
+        }
+        self.lost = lost;
+    }
+}

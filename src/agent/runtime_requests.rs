@@ -1,0 +1,153 @@
+//! The runtime requests CreateContainer and StartContainer, for which the container runtime waits.
+
+use tokio::sync::oneshot;
+
+use super::event::{CreateAnswer, Reply};
+use super::gate;
+use super::node::threads;
+use super::pass_model::{PassResult, PassScope, RuntimeRequest};
+use super::reconciler::Reconciler;
+use super::schedule::Trigger;
+use crate::pin::Enforcement;
+use crate::pin::snapshot::ContainerState;
+use crate::pod::{self, Pod};
+
+// === impl Reconciler ===
+
+impl Reconciler {
+    /// Answers CreateContainer. The runtime delays every creation until the answer, and gives up after two seconds. The pod's
+    /// assignment record is written before the answer. The writes to the node's remaining containers follow.
+    pub(super) fn handle_create(
+        &mut self,
+        pod: &Pod,
+        container: &str,
+        reply: oneshot::Sender<CreateAnswer>,
+    ) {
+        // Without a uid, the container belongs to no pod. The dropped reply lets the creation go on without an answer.
+        let Some(uid) = pod.cgroup_uid() else {
+            return;
+        };
+        if self.passes.pods.is_of_runtime(uid) {
+            self.history.waits(uid, container);
+        } else {
+            // The runtime has not reported the pod. The pod's cgroup may not exist yet.
+            self.passes.pods.pending().announce(pod.clone());
+        }
+        let request = RuntimeRequest::Create { uid, container };
+        let result = self.run_for_request(Trigger::Create, request, PassScope::Pod(request));
+        let Some(answer) = result.and_then(|result| self.create_answer(uid, container, &result))
+        else {
+            return;
+        };
+        // The runtime may have given up waiting. The pending assignment then expires.
+        let _ = reply.send(answer);
+    }
+
+    /// Runs a pod pass for a request, and a node pass if necessary. `None`: no pass has succeeded.
+    fn run_for_request(
+        &mut self,
+        trigger: Trigger,
+        request: RuntimeRequest<'_>,
+        scope: PassScope<'_>,
+    ) -> Option<PassResult> {
+        if let PassScope::Pod(_) = scope
+            && let Some(result) = self.run_pass(trigger, scope, None)
+        {
+            return Some(result);
+        }
+        let node = PassScope::Node(Some(request));
+        let result = self.run_pass(trigger, node, None)?;
+        // The pass gave up CPUs for the container. The second pass assigns the CPUs.
+        if let RuntimeRequest::Create { uid, container } = request
+            && self.passes.release_backoff.due().is_some()
+            && result.lacks(uid, container)
+        {
+            return self.run_pass(trigger, node, None);
+        }
+        Some(result)
+    }
+
+    fn create_answer(
+        &self,
+        uid: &str,
+        container: &str,
+        result: &PassResult,
+    ) -> Option<CreateAnswer> {
+        let node = &self.node.node;
+        let shared = result.decisions.desired.shared();
+        let Some(decision) = result.decision(uid, container) else {
+            // A container outside the pod's description, for example a debug container, gets no CPUs and no refusal.
+            let mut pods = result.pods.iter();
+            let pod = pods.find(|pod| pod.cgroup_uid() == Some(uid))?;
+            return Some(CreateAnswer {
+                cpus: None,
+                memory: None,
+                refused: None,
+                training: false,
+                threads: threads(node, pod, usize::MAX, None, &shared),
+            });
+        };
+        let pod = result.pods.get(decision.pod)?;
+        let policy = &node.config.policy;
+        let owed = self.passes.pods.is_described(uid).then(|| {
+            pod.containers
+                .iter()
+                .any(|container| pod::entitlement(pod, container, policy).cpus() > 0)
+        });
+        let refused = gate::at_creation(pod, decision, owed);
+        let plan = result.decisions.desired.pod(uid);
+        let cpus = decision.cpus.as_ref();
+        Some(CreateAnswer {
+            cpus: cpus.cloned(),
+            memory: plan.and_then(|plan| plan.memory.get(container)).cloned(),
+            refused: refused.filter(|_| node.enforcement != Enforcement::Observe),
+            training: pod::training(pod, &decision.recognition, policy).counts,
+            threads: threads(node, pod, decision.container, cpus, &shared),
+        })
+    }
+
+    /// Answers StartContainer after the container's CPUs are in force, or after a pass has failed to enforce the CPUs.
+    ///
+    /// A `required` pod with enforcement `cpuset` needs a node pass: the node pass finds containers of other pods on the pod's
+    /// CPUs.
+    pub(super) fn handle_start(&mut self, uid: &str, container: &str, reply: Reply) {
+        // If the runtime has given up waiting, the program runs already.
+        if !reply.is_closed() {
+            self.history.waits(uid, container);
+        }
+        let required = self.passes.pods.requires(uid);
+        let enforcement = self.node.node.enforcement;
+        let request = RuntimeRequest::Start { uid };
+        let scope = if required && enforcement == Enforcement::Cpuset {
+            PassScope::Node(Some(request))
+        } else {
+            PassScope::Pod(request)
+        };
+        let result = self.run_for_request(Trigger::StartContainer, request, scope);
+        // A refused container never begins. Every accepted container begins now, whatever the pass found.
+        self.history.begins(uid, container);
+        let answer = match &result {
+            _ if !required => Ok(()),
+            Some(result) => self.start_answer(uid, container, result),
+            None => Err(gate::UNSEEN.to_owned()),
+        };
+        let _ = reply.send(answer);
+        // The container starts meanwhile, because reading each interrupt is slow.
+        self.isolate_cached();
+    }
+
+    /// Whether a `required` container may start, according to the effective CPUs that the pass has read.
+    fn start_answer(&self, uid: &str, container: &str, result: &PassResult) -> Result<(), String> {
+        let Some(cached) = &self.passes.cached else {
+            return Err(gate::UNSEEN.to_owned());
+        };
+        let containers = self.container_states(result, &cached.observed);
+        let same = |state: &&ContainerState| {
+            state.uid.as_deref() == Some(uid) && state.container == container
+        };
+        let state = containers.iter().find(same);
+        state.map_or(Ok(()), |state| {
+            gate::at_start(state, &containers, self.node.node.enforcement)
+        })
+    }
+}
