@@ -50,6 +50,14 @@
 //!    ([`pin::drift()`]) and repairs drift. A pass without changes has an empty plan.
 //! 8. After SIGTERM every assignment stays. `pinfold release` hands the CPUs back.
 //!
+//! # One pipeline
+//!
+//! Every change goes through the same pass, `agent::pass`: observe, decide, plan, apply, verify. A node pass reads all pods, and
+//! the reconciler publishes its result. A pod pass serves a runtime request: it reads the request's pod, takes the remaining
+//! pods from the last observed state, and costs the same on a full node as on an empty one. If CPUs are missing, a running
+//! container would have to move, or drift is found, a node pass serves the request instead. A node pass yields to waiting
+//! requests while no exclusive set has changed. The pure type `agent::schedule::Schedule` decides when which pass runs.
+//!
 //! # Invariants
 //!
 //! - No CPU has two owners at any moment. No container is ever without a CPU. Reserved CPUs are never assigned.

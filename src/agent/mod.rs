@@ -25,6 +25,7 @@ mod history;
 mod http;
 mod identity;
 mod isolation_gate;
+mod kubelet;
 mod managed_node;
 mod node;
 pub mod pass;

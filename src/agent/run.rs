@@ -1,6 +1,5 @@
 //! Start and stop.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -20,31 +19,21 @@ use super::event::{CreateAnswer, Event};
 use super::folder::Folder;
 use super::heartbeat::Heartbeat;
 use super::http::{self, State};
+use super::kubelet::AskKubelet;
 use super::node::Node;
 use super::reconciler::Reconciler;
 use super::runtime;
 use super::service;
 use super::tasks::Tasks;
+use crate::cluster::Api;
 use crate::cluster::peers::Member;
-use crate::cpu::CpuSet;
 use crate::host::cgroup::PARTITION;
 use crate::host::notify::Notifier;
-use crate::host::pod_resources::{CallError, CpuManager, DevicesError, PodResources};
 use crate::host::watch::Watch;
 use crate::host::{limits, perf};
 use crate::metrics::{AgentMetrics, Format, Peer, Sources, Unknown};
 use crate::pin::Snapshot;
 use crate::pod::Pod;
-
-/// How long a kubelet answer stays valid while no cgroup appears or disappears. A reconcile pass within this time causes no
-/// request. A later pass causes a new request.
-const ASK_AGAIN: Duration = Duration::from_millis(500);
-
-/// The time between two requests to a kubelet that has never answered.
-const ASK_UNTIL_ANSWERED: Duration = Duration::from_secs(1);
-
-/// The shortest time between two requests to the kubelet.
-const ASK_AT_MOST: Duration = Duration::from_millis(200);
 
 /// How long the shutdown waits for unwritten Events and for answers to the runtime, which take at most 1.5 s.
 const GRACE: Duration = Duration::from_millis(1800);
@@ -77,74 +66,24 @@ impl Agent {
     /// The address is taken, the folder of manifests is missing, or inotify is at its limit. An unreachable API server is no
     /// error.
     pub async fn start_in(cluster: Option<&Cluster>, node: Node) -> anyhow::Result<Self> {
-        let listen = node.config.listen;
-        let listener = TcpListener::bind(listen).await.with_context(|| {
-            format!(
-                "can't listen on {listen}: if another program has the port, name a free one with --listen"
-            )
-        })?;
+        let listener = listen(node.config.listen).await?;
         let address = listener.local_addr()?;
-        let metrics = AgentMetrics::new()?;
-        metrics.set_started(
-            SystemTime::now()
-                .duration_since(UNIX_EPOCH)
-                .map_or(0.0, |now| now.as_secs_f64()),
-        );
+        let metrics = started_metrics()?;
         let (published, snapshot) = watch::channel(None);
         let (events, inbox) = mpsc::channel(64);
         let stop = CancellationToken::new();
         let mut tasks = Tasks::new(stop.clone());
-
         if let Some(pods) = &node.config.pods {
             let folder = Folder::new(pods)?;
             tasks.spawn(folder.run(events.clone()));
         }
-        let (cgroups, appeared) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-        for tree in &node.config.trees {
-            // The watch covers three levels: QoS class, pod and container. The runtime writes a container's CPUs after the
-            // cgroup's creation.
-            for folder in node.cgroups.watch_folders(tree) {
-                let watch = Watch::with_file(&folder, 3, Some(PARTITION))
-                    .with_context(|| format!("can't watch the pods' tree {}", folder.display()))?;
-                tasks.spawn(follow(watch, [Arc::clone(&cgroups), Arc::clone(&appeared)]));
-            }
-        }
+        let cgroups = Arc::new(Notify::new());
+        let appeared = watch_cgroups(&node, &mut tasks, &cgroups)?;
         // The kubelet knows a pod's devices before the runtime knows the pod. Each new cgroup therefore triggers a request.
-        let kubelet = PodResources::new(&node.config.root);
-        let asking = AskKubelet {
-            kubelet,
-            cpu_manager: node.cpu_manager(),
-            again: ASK_AGAIN,
-            events: events.clone(),
-        };
-        tasks.spawn(asking.run(Arc::clone(&appeared), snapshot.clone()));
-        let mut sources = Sources::new(node.cgroups.clone(), node.proc.clone(), &node.config.root);
-        if node.config.metrics.shared_counters > 0 {
-            let events = perf::hardware_events(&node.config.root);
-            // `Sources::new` has raised the limit on open files. The counters must leave files for the rest of the agent.
-            let (asked, room) = (
-                node.config.metrics.shared_counters,
-                limits::shared_counter_limit(),
-            );
-            if asked > room {
-                tracing::warn!(
-                    "metrics.sharedCounters is {asked}, and the limit on open files leaves room for {room}: raise it \
-                     (LimitNOFILE) or ask for less; {room} are used"
-                );
-            }
-            sources = sources.counting_shared(events, asked.min(room));
-        }
-        if node.config.metrics.sockets {
-            sources = sources.with_sockets(&node.config.cgroup_root, &node.config.trees);
-        }
-        let most = usize::try_from(node.config.metrics.peers)?;
-        let between = Duration::from_secs(node.config.metrics.connections);
-        if !between.is_zero() {
-            sources = sources.with_connections(&node.config.cgroup_root, most);
-        }
-        let api = cluster
-            .filter(|_| most > 0)
-            .map(|cluster| cluster.api.clone());
+        let asking = AskKubelet::new(&node, events.clone());
+        tasks.spawn(asking.run(appeared, snapshot.clone()));
+        let sources = sources(&node)?;
+        let api = cluster.map(|cluster| cluster.api.clone());
         let cluster = cluster.map(|cluster| {
             cluster.start(
                 &node.cgroups,
@@ -154,55 +93,39 @@ impl Agent {
                 &stop,
             )
         });
-        let link = cluster.as_ref().map(|cluster| cluster.link.clone());
-        let runtime = node.config.runtime.wanted();
         // The reconciler ends after the connection to the runtime. Each request that was read therefore gets an answer.
-        let answered = if runtime {
+        let answered = if node.config.runtime.wanted() {
             CancellationToken::new()
         } else {
             stop.clone()
         };
-        let runtime = runtime.then(|| {
-            let stop = runtime::Stop {
-                asked: stop.clone(),
-                answered: answered.clone(),
-            };
-            let (events, cluster) = (events.clone(), cluster.as_ref());
-            runtime::start(
+        let runtime = if node.config.runtime.wanted() {
+            Some(runtime::start(
                 &node,
                 &mut tasks,
-                events,
-                cluster,
+                events.clone(),
+                cluster.as_ref(),
                 snapshot.clone(),
                 &metrics,
-                stop,
-            )
-        });
-        let runtime = runtime.transpose()?;
+                runtime::Stop {
+                    asked: stop.clone(),
+                    answered: answered.clone(),
+                },
+            )?)
+        } else {
+            None
+        };
         let heartbeat = Heartbeat::new(Duration::from_secs(node.config.reconcile_seconds));
         let state = Arc::new(State {
             snapshot: snapshot.clone(),
             heartbeat: heartbeat.clone(),
             sources,
             metrics: metrics.clone(),
-            link,
+            link: cluster.as_ref().map(|cluster| cluster.link.clone()),
             runtime,
         });
-        if !between.is_zero() {
-            let (unknown, asked) = mpsc::channel(1);
-            tasks.spawn(look_at_connections(Arc::clone(&state), between, unknown));
-            if let (Some(api), Some(cluster)) = (api, &cluster) {
-                let told = Arc::clone(&state);
-                let tell = move |job, members| know(&told.sources, job, members);
-                tasks.spawn(peers::resolve(api, cluster.pods.clone(), asked, tell));
-            }
-        }
-        let ended = stop.clone();
-        let served = Arc::clone(&state);
-        tasks.spawn_to_its_end(async move {
-            http::serve(listener, served, ended).await;
-            Ok(())
-        });
+        watch_connections(&node, &mut tasks, &state, api, cluster.as_ref());
+        serve_http(&mut tasks, listener, &state, stop);
         let reconciler = Reconciler::new(node, cluster.is_some(), metrics, published, heartbeat);
         tasks.spawn_to_its_end(reconciler.run_on_thread(inbox, cgroups, answered));
         Ok(Self {
@@ -273,6 +196,107 @@ impl Agent {
     }
 }
 
+async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.with_context(|| {
+        format!(
+            "can't listen on {address}: if another program has the port, name a free one with --listen"
+        )
+    })
+}
+
+/// The agent's own metrics, with the start time.
+fn started_metrics() -> anyhow::Result<AgentMetrics> {
+    let metrics = AgentMetrics::new()?;
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
+    metrics.set_started(since_epoch.map_or(0.0, |time| time.as_secs_f64()));
+    Ok(metrics)
+}
+
+fn serve_http(
+    tasks: &mut Tasks,
+    listener: TcpListener,
+    state: &Arc<State>,
+    stop: CancellationToken,
+) {
+    let state = Arc::clone(state);
+    tasks.spawn_to_its_end(async move {
+        http::serve(listener, state, stop).await;
+        Ok(())
+    });
+}
+
+/// Watches the pods' trees. `cgroups` and the returned notifier wake up after each change.
+fn watch_cgroups(
+    node: &Node,
+    tasks: &mut Tasks,
+    cgroups: &Arc<Notify>,
+) -> anyhow::Result<Arc<Notify>> {
+    let appeared = Arc::new(Notify::new());
+    for tree in &node.config.trees {
+        // The watch covers three levels: QoS class, pod and container. The runtime writes a container's CPUs after the
+        // cgroup's creation.
+        for folder in node.cgroups.watch_folders(tree) {
+            let watch = Watch::with_file(&folder, 3, Some(PARTITION))
+                .with_context(|| format!("can't watch the pods' tree {}", folder.display()))?;
+            tasks.spawn(follow(watch, [Arc::clone(cgroups), Arc::clone(&appeared)]));
+        }
+    }
+    Ok(appeared)
+}
+
+/// The sources of the metrics that the configuration asks for.
+fn sources(node: &Node) -> anyhow::Result<Sources> {
+    let Config {
+        root,
+        cgroup_root,
+        trees,
+        metrics,
+        ..
+    } = &node.config;
+    let mut sources = Sources::new(node.cgroups.clone(), node.proc.clone(), root);
+    if metrics.shared_counters > 0 {
+        let events = perf::hardware_events(root);
+        // `Sources::new` has raised the limit on open files. The counters must leave files for the rest of the agent.
+        let (wanted, room) = (metrics.shared_counters, limits::shared_counter_limit());
+        if wanted > room {
+            tracing::warn!(
+                "metrics.sharedCounters is {wanted}, and the limit on open files leaves room for {room}: raise it \
+                 (LimitNOFILE) or ask for less; {room} are used"
+            );
+        }
+        sources = sources.counting_shared(events, wanted.min(room));
+    }
+    if metrics.sockets {
+        sources = sources.with_sockets(cgroup_root, trees);
+    }
+    if metrics.connections > 0 {
+        sources = sources.with_connections(cgroup_root, usize::try_from(metrics.peers)?);
+    }
+    Ok(sources)
+}
+
+/// Starts to read the pods' TCP connections, if configured. With the API, unknown addresses are looked up.
+fn watch_connections(
+    node: &Node,
+    tasks: &mut Tasks,
+    state: &Arc<State>,
+    api: Option<Api>,
+    cluster: Option<&Running>,
+) {
+    let settings = &node.config.metrics;
+    if settings.connections == 0 {
+        return;
+    }
+    let interval = Duration::from_secs(settings.connections);
+    let (unknown, wanted) = mpsc::channel(1);
+    tasks.spawn(look_at_connections(Arc::clone(state), interval, unknown));
+    if let (Some(api), Some(cluster)) = (api.filter(|_| settings.peers > 0), cluster) {
+        let state = Arc::clone(state);
+        let tell = move |job, members| know(&state.sources, job, members);
+        tasks.spawn(peers::resolve(api, cluster.pods.clone(), wanted, tell));
+    }
+}
+
 /// Wakes the reconciler and the kubelet client after changes below a tree. Several changes may cause a single wake-up.
 async fn follow(mut watch: Watch, listeners: [Arc<Notify>; 2]) -> anyhow::Result<()> {
     loop {
@@ -332,109 +356,6 @@ fn know(sources: &Sources, job: (String, String), members: Vec<Member>) {
         },
     );
     sources.know_peers(job, peers);
-}
-
-/// Asks the kubelet for the devices of pods and for its CPU Manager's policy.
-///
-/// Cgroup changes and reconcile passes trigger the requests. A timer runs only while the kubelet has not answered.
-struct AskKubelet {
-    kubelet: PodResources,
-    /// The last known state of the CPU Manager. `None` where no kubelet manages the node's cgroups.
-    cpu_manager: Option<CpuManager>,
-    /// How long an answer stays valid while no cgroup appears or disappears.
-    again: Duration,
-    events: mpsc::Sender<Event>,
-}
-
-// === impl AskKubelet ===
-
-impl AskKubelet {
-    async fn run(
-        mut self,
-        cgroups: Arc<Notify>,
-        mut reconciled: watch::Receiver<Option<Arc<Snapshot>>>,
-    ) -> anyhow::Result<()> {
-        let (mut devices, mut complaint) = (BTreeMap::new(), String::new());
-        loop {
-            let asked = tokio::time::Instant::now();
-            match self.ask(&mut devices).await {
-                Ok(()) => complaint.clear(),
-                Err(error) => {
-                    let error = format!("{error:#}");
-                    if error != complaint {
-                        tracing::warn!("the kubelet's last answer stands: {error}");
-                        complaint = error;
-                    }
-                }
-            }
-            if self.events.is_closed() {
-                return Ok(());
-            }
-            let unanswered = self.cpu_manager == Some(CpuManager::Unanswered);
-            loop {
-                tokio::select! {
-                    () = cgroups.notified() => break,
-                    () = tokio::time::sleep(ASK_UNTIL_ANSWERED), if unanswered => break,
-                    reconciled = reconciled.changed() => match reconciled {
-                        Ok(()) if asked.elapsed() < self.again => {}
-                        Ok(()) => break,
-                        Err(_) => return Ok(()),
-                    }
-                }
-            }
-            tokio::time::sleep_until(asked + ASK_AT_MOST).await;
-        }
-    }
-
-    /// Queries the kubelet once, and reports changes to the reconciler.
-    async fn ask(&mut self, known: &mut BTreeMap<(String, String), CpuSet>) -> anyhow::Result<()> {
-        let listed = self.kubelet.list().await;
-        let answered = match &listed {
-            Ok(containers) if self.cpu_manager.is_some() => {
-                self.kubelet.cpu_manager(containers).await.map(Some)
-            }
-            _ => Ok(None),
-        };
-        if let Some(before) = self.cpu_manager {
-            let answer = answered.as_ref().ok().copied().flatten();
-            let now = answer.unwrap_or_else(|| self.kubelet.unanswered(Some(before)));
-            if now != before {
-                self.cpu_manager = Some(now);
-                self.events
-                    .send(Event::CpuManager(now))
-                    .await
-                    .context("the agent ended")?;
-            }
-        }
-        let containers = match listed {
-            Ok(containers) => containers,
-            // A machine outside a cluster has no kubelet.
-            Err(DevicesError::Call {
-                source: CallError::NoSocket { .. },
-                ..
-            }) => return Ok(()),
-            Err(error) => return Err(error.into()),
-        };
-        let mut devices: BTreeMap<(String, String), CpuSet> = BTreeMap::new();
-        for container in containers {
-            let near = devices
-                .entry((container.namespace, container.pod))
-                .or_default();
-            *near = container
-                .devices
-                .iter()
-                .fold(near.clone(), |all, device| all.union(&device.numa));
-        }
-        devices.retain(|_, near| !near.is_empty());
-        if devices != *known {
-            known.clone_from(&devices);
-            self.events
-                .send(Event::Devices(devices))
-                .await
-                .context("the agent ended")?;
-        }
-        answered.map(|_| ()).map_err(Into::into)
-    }
 }
 
 /// Takes the lock that lets a single Pinfold process manage a node's cgroups. The kernel drops the lock when the process ends.
