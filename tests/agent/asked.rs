@@ -314,7 +314,7 @@ fn creations_in_a_row_get_cpus_of_their_own() {
 }
 
 #[test]
-fn what_was_asked_before_sigterm_is_answered() {
+fn shutdown_answers_every_request_that_was_read() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
     let root = Root::new();
@@ -456,7 +456,7 @@ fn interrupts_are_read_after_a_start_is_answered() {
 }
 
 #[test]
-fn a_new_owner_is_no_drift_of_the_others() {
+fn cpus_just_assigned_are_exempt_from_drift() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let mut runtime = Runtime::new();

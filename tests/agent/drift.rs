@@ -4,7 +4,7 @@ use crate::agent::{Manifests, Settings, best_effort, container, in_force, worker
 use crate::kernel::{allowed, kernel_tests};
 
 #[test]
-fn is_counted_once_and_repaired() {
+fn drift_is_counted_once_and_repaired() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let pods = Manifests::new();

@@ -55,7 +55,7 @@ fn state(kernel: &Kernel, scene: &Scene) -> Vec<String> {
 }
 
 #[test]
-fn moves_nothing() {
+fn a_restart_moves_nothing() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let pods = Manifests::new();
