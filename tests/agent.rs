@@ -23,6 +23,9 @@ mod kernel;
 #[path = "support/kubelet.rs"]
 mod kubelet;
 
+#[path = "support/systemd.rs"]
+mod systemd;
+
 #[path = "support/nri.rs"]
 #[allow(dead_code, reason = "shared with tests of the protocol")]
 mod runtime;
@@ -57,6 +60,8 @@ mod partition;
 mod peers;
 #[path = "agent/pinning.rs"]
 mod pinning;
+#[path = "agent/preserved.rs"]
+mod preserved;
 #[path = "agent/release.rs"]
 mod release;
 #[path = "agent/restart.rs"]

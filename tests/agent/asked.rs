@@ -21,7 +21,9 @@ use crate::agent::{Agent, Settings, container};
 use crate::api::{Cluster, NODE, count_events, pod, two_reconciles};
 use crate::kernel::{Kernel, Tree, allowed, kernel_tests};
 use crate::kubelet::Root;
-use crate::runtime::{EventMessage, FakeRuntime, PLUGIN, Reply, Socket, StateChange};
+use crate::runtime::{
+    Changed, EventMessage, FakeRuntime, PLUGIN, Reply, Socket, StateChange, Synchronize,
+};
 
 // The answers, by the numbers of their fields.
 
@@ -70,6 +72,22 @@ pub(crate) struct Given {
     pub(crate) env: BTreeMap<String, String>,
 }
 
+// === impl Given ===
+
+impl Given {
+    /// Reads the answer to CreateContainer.
+    pub(crate) fn read(answer: &[u8]) -> Self {
+        let adjust = Created::decode(answer).unwrap().adjust.unwrap_or_default();
+        let cpu = adjust.linux.and_then(|linux| linux.resources?.cpu);
+        let cpus = cpu.map(|cpu| cpu.cpus).filter(|cpus| !cpus.is_empty());
+        let env = adjust.env.into_iter().map(|one| (one.key, one.value));
+        Self {
+            cpus: cpus.map(|cpus| cpus.parse().unwrap()),
+            env: env.collect(),
+        }
+    }
+}
+
 /// A runtime that calls and waits.
 pub(crate) struct Runtime {
     tokio: tokio::runtime::Runtime,
@@ -103,32 +121,69 @@ impl Runtime {
 
     /// Takes the plugin in, and tells it that there is nothing.
     pub(crate) fn connect(&mut self, agent: &Agent) {
-        self.link = Some(self.tokio.block_on(self.socket.synchronized(2000)));
+        self.connect_with_limit(agent, 2000);
+    }
+
+    /// Like [`Runtime::connect`], with the runtime's limit for an answer in milliseconds.
+    pub(crate) fn connect_with_limit(&mut self, agent: &Agent, limit: i64) {
+        let existing = Synchronize::default();
+        let answer = self.synchronize(agent, limit, &existing);
+        assert_eq!(answer, Changed::default());
+    }
+
+    /// Ends the connection, if any, and takes the plugin in anew. The plugin gets the list of pods and containers. Returns the
+    /// plugin's answer to the list.
+    pub(crate) fn synchronize(
+        &mut self,
+        agent: &Agent,
+        limit: i64,
+        existing: &Synchronize,
+    ) -> Changed {
+        self.link = None;
+        let socket = &mut self.socket;
+        let (link, answer) = self.tokio.block_on(async {
+            let mut link = socket.accept().await;
+            link.register().await;
+            link.configure(limit).await;
+            let answer = link.call("Synchronize", existing.encode_to_vec()).await;
+            (link, answer.unwrap())
+        });
+        self.link = Some(link);
         agent.eventually("it is asked", |status| {
             status["runtime"]["state"] == "synchronized"
         });
+        Changed::decode(answer.as_slice()).unwrap()
+    }
+
+    /// Whether the plugin has connected, or connects within the time.
+    pub(crate) fn is_connected_within(&mut self, time: Duration) -> bool {
+        let connection = self.socket.accept();
+        self.tokio
+            .block_on(async { tokio::time::timeout(time, connection).await })
+            .is_ok()
     }
 
     pub(crate) fn call(&mut self, method: &str, payload: Vec<u8>) -> Result<Vec<u8>, String> {
+        let stream = self.begin(method, payload);
+        self.answer(stream)
+    }
+
+    /// Calls without waiting for the answer. Returns the number of the call.
+    pub(crate) fn begin(&mut self, method: &str, payload: Vec<u8>) -> u32 {
+        let link = self.link.as_mut().unwrap();
+        self.tokio.block_on(link.begin(method, payload))
+    }
+
+    /// The answer to the oldest call without an answer.
+    pub(crate) fn answer(&mut self, stream: u32) -> Result<Vec<u8>, String> {
         let link = self.link.as_mut().unwrap();
         self.tokio
-            .block_on(link.call(method, payload))
+            .block_on(link.answer(stream))
             .map_err(|(_, words)| words)
     }
 
     pub(crate) fn change(&mut self, event: i32, told: &EventMessage) {
-        let EventMessage { pod, container } = told.clone();
-        let container = container.filter(|_| event > 3);
-        self.call(
-            "StateChange",
-            StateChange {
-                event,
-                pod,
-                container,
-            }
-            .encode_to_vec(),
-        )
-        .unwrap();
+        self.call("StateChange", state_change(event, told)).unwrap();
     }
 
     pub(crate) fn create(&mut self, told: &EventMessage) -> Given {
@@ -138,20 +193,7 @@ impl Runtime {
     /// The same for a creation that may be refused.
     pub(crate) fn try_create(&mut self, told: &EventMessage) -> Result<Given, String> {
         let answer = self.call("CreateContainer", told.encode_to_vec())?;
-        let adjust = Created::decode(answer.as_slice())
-            .unwrap()
-            .adjust
-            .unwrap_or_default();
-        let cpu = adjust.linux.and_then(|linux| linux.resources?.cpu);
-        let cpus = cpu.map(|cpu| cpu.cpus).filter(|cpus| !cpus.is_empty());
-        Ok(Given {
-            cpus: cpus.map(|cpus| cpus.parse().unwrap()),
-            env: adjust
-                .env
-                .into_iter()
-                .map(|one| (one.key, one.value))
-                .collect(),
-        })
+        Ok(Given::read(&answer))
     }
 
     /// The CPUs that are written with an update, by container.
@@ -233,6 +275,18 @@ pub(crate) fn told(tree: &Tree<'_>, name: &str, cpus: i64) -> EventMessage {
     }
 }
 
+/// The message StateChange about a pod, and from event 4 on about its container.
+pub(crate) fn state_change(event: i32, told: &EventMessage) -> Vec<u8> {
+    let EventMessage { pod, container } = told.clone();
+    let container = container.filter(|_| event > 3);
+    StateChange {
+        event,
+        pod,
+        container,
+    }
+    .encode_to_vec()
+}
+
 pub(crate) fn path(told: &EventMessage) -> String {
     told.container
         .as_ref()
@@ -243,7 +297,7 @@ pub(crate) fn path(told: &EventMessage) -> String {
 }
 
 /// An agent that hears of pods from the runtime alone; all but the first CPU can be owned.
-fn alone(kernel: &Kernel, tree: &Tree<'_>) -> Settings {
+pub(crate) fn alone(kernel: &Kernel, tree: &Tree<'_>) -> Settings {
     Settings::without_manifests(&tree.path, &kernel.first())
         .with(&["--api=never", "--reconcile-seconds=3600"])
 }

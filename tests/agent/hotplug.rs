@@ -12,13 +12,13 @@ use crate::kernel::kernel_tests;
 use crate::kubelet::Root;
 
 /// A machine's `sys` in a folder.
-struct Machine {
-    root: Root,
+pub(crate) struct Machine {
+    pub(crate) root: Root,
     system: PathBuf,
 }
 
 impl Machine {
-    fn new(online: &CpuSet) -> Self {
+    pub(crate) fn new(online: &CpuSet) -> Self {
         let root = Root::new();
         let sys = PathBuf::from(root.path()).join("sys");
         fs::remove_file(&sys).unwrap();
@@ -42,7 +42,7 @@ impl Machine {
     }
 
     /// Replaces a file at once, so that no half of it is read.
-    fn write(&self, name: &str, text: &str) {
+    pub(crate) fn write(&self, name: &str, text: &str) {
         let path = self.system.join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         let new = path.with_extension("new");

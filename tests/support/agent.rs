@@ -89,6 +89,8 @@ pub(crate) struct Settings {
     pub(crate) pods: Option<PathBuf>,
     pub(crate) reserved: CpuSet,
     pub(crate) more: Vec<String>,
+    /// Variables of the agent's environment.
+    pub(crate) environment: Vec<(String, String)>,
 }
 
 // === impl Settings ===
@@ -111,6 +113,7 @@ impl Settings {
             more: std::env::var("PINFOLD_TEST_ENFORCEMENT")
                 .map(|enforcement| vec![format!("--enforcement={enforcement}")])
                 .unwrap_or_default(),
+            environment: Vec::new(),
         }
     }
 
@@ -135,6 +138,7 @@ impl Settings {
             command.args(["--tree", tree]);
         }
         command.args(&self.more);
+        command.envs(self.environment.iter().cloned());
         command
     }
 

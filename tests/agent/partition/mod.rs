@@ -17,7 +17,7 @@ use crate::gate;
 use crate::kernel::{Kernel, kernel_tests};
 
 /// The kernel, if it has partitions and eight CPUs; see [`kernel_tests`].
-fn partition_tests() -> Option<Kernel> {
+pub(crate) fn partition_tests() -> Option<Kernel> {
     let kernel = kernel_tests()?;
     let offered = kernel.cgroups.offers_partitions().unwrap() && kernel.online.len() >= 8;
     if std::env::var_os("PINFOLD_PARTITION_TESTS").is_some_and(|value| value == "1") {
@@ -36,6 +36,6 @@ fn partition_tests() -> Option<Kernel> {
 const WORK_QUEUES: &str = "/sys/devices/virtual/workqueue/cpumask";
 
 /// Where unbound work queues may run.
-fn work_queues() -> CpuSet {
+pub(crate) fn work_queues() -> CpuSet {
     CpuSet::from_mask(&fs::read_to_string(WORK_QUEUES).unwrap()).unwrap()
 }

@@ -1,0 +1,1196 @@
+//! Properties that every version of the reconciler keeps.
+//!
+//! The tests use the agent from outside: the program, the real kernel, and a scripted container runtime or API server. The
+//! table names the tests of each property, here and elsewhere. Tests marked with * need cgroup v2 and run in the guests of
+//! `tests/vm`; the other tests run on both versions. A name that begins with `agent` or `host` is a unit test of the library; a
+//! name that begins with `model`, `nri` or `runtime` is a test of that program; every other name is a test of this program.
+//!
+//! | property | tests |
+//! |---|---|
+//! | 1. The assignment record is written before CreateContainer is answered. | [`a_record_is_written_before_create_is_answered`], [`cpus_given_up_are_assigned_after_the_handover`] (with a node pass) |
+//! | 1. The record is compared with the record that was read, which detects a recreated cgroup. | [`a_recreated_pod_cgroup_gets_its_own_record`] |
+//! | 2. CPUs that are given up are barred until they are handed back. | [`cpus_given_up_are_assigned_after_the_handover`], `model::random`, `model::recorded` |
+//! | 2. `apply` never gives CPUs that could not be taken. | [`cpus_that_could_not_be_taken_are_not_given`], `model::mutants::owners_given_their_cpus_before_others_are_off_them` |
+//! | 2. `apply` never writes where the record failed. | [`a_cgroup_without_a_record_gets_no_writes`], [`a_pod_whose_record_fails_is_left_unpinned`] |
+//! | 3. Running containers move only after a full scan. | [`a_move_makes_room_before_create_is_answered`]*, `partition::wishes::a_running_container_that_allows_it_moves_to_make_room`* |
+//! | 3. Partitions that the kernel refused wait for the timer. | [`a_refused_partition_waits_for_the_timer`]*, `partition::others::a_set_that_is_in_the_way_is_named_and_the_rest_goes_on`* |
+//! | 3. CPUs that were just assigned are exempt from drift until the next full scan. | `asked::cpus_just_assigned_are_exempt_from_drift`, `drift::drift_is_counted_once_and_repaired`, [`passes_that_yield_are_completed_later`] |
+//! | 3. A pass that yields restores what it had noted. | [`passes_that_yield_are_completed_later`]; the backoff of released CPUs is not visible from outside |
+//! | 4. The deadline is three quarters of the runtime's limit, and time in the queue counts. | [`time_in_the_queue_counts_against_the_deadline`], `nri::scenarios::after_a_timeout_the_plugin_chooses_the_answer` |
+//! | 4. Handlers stay in order. | `nri::scenarios::calls_are_answered_in_their_order`, [`a_late_remove_updates_the_pods`], `agent::runtime::answers::a_late_end_is_told_before_a_newer_creation` |
+//! | 5. An unanswered creation still records its assignment. | [`an_unanswered_create_still_records_its_assignment`] |
+//! | 5. A late stop or remove still updates the store. | [`a_late_remove_updates_the_pods`], `agent::runtime::answers::what_has_stopped_is_taken_note_of_also_where_the_answer_came_too_late` |
+//! | 5. A `required` container is refused. | [`an_unanswered_request_of_a_required_pod_is_refused`], [`a_required_container_without_cpus_is_refused`], `answers::answers_to_creations_are_as_recorded`, `runtime::pinned::who_must_have_cpus_and_can_t_is_refused_and_told_why` |
+//! | 6. NRI serves only after the first snapshot. | [`nri_is_served_after_the_first_snapshot`] |
+//! | 6. Synchronize changes nothing. | [`synchronize_changes_nothing`], `runtime::pinned::restarts_of_the_agent_and_the_runtime_move_nothing` |
+//! | 6. Nothing is decided before the pods are synced or the wait has ended. | [`nothing_is_decided_before_the_pods_are_synced`], `serving::is_not_ready_before_it_has_read_the_manifests`, `agent::schedule::no_pass_runs_before_the_pods_are_synced` |
+//! | 7. Workqueues leave, two seconds pass, then the partition is isolated. | [`a_partition_is_isolated_two_seconds_after_workqueues_left`]*, `partition::isolated`*, `agent::isolation_gate` |
+//! | 7. The same holds in a pod's scope. | [`a_started_container_is_isolated_two_seconds_after_workqueues_left`]* |
+//! | 8. One D-Bus write may wait 500 ms, and StartContainer uses that path. | [`a_start_waits_for_systemd_to_write_the_cpus`]*, [`a_start_waits_half_a_second_for_systemd_at_most`]*, `host::cgroup::systemd` |
+//! | 9. A failed pass keeps the last snapshot with its error. | [`a_failed_pass_keeps_the_last_snapshot_with_its_error`] |
+//! | 9. A failed pass drops the cached state. | [`a_failed_pass_drops_the_cached_state`] |
+//! | 9. A CPU counts as lost after 900 ms only. | [`a_missing_cpu_counts_as_lost_after_900_ms`]* |
+//! | 10. At shutdown every request that was read is answered. | `asked::shutdown_answers_every_request_that_was_read`, `nri::scenarios::received_requests_are_answered_after_stop` |
+//! | 10. Assignments stay. | `restart::a_restart_moves_nothing`, `asked::shutdown_answers_every_request_that_was_read` |
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::unistd::getpid;
+use pinfold::cpu::CpuSet;
+use pinfold::host::cgroup::Quota;
+use pinfold::nri::ContainerState;
+use pinfold::pin::{AssignmentRecord, EarlierSettings, Outcome, Reason, Step, apply};
+use prost::Message;
+use serde_json::Value;
+
+use crate::agent::{
+    Agent, Manifests, Settings, best_effort, container, in_force, patience, worker, worker_with,
+};
+use crate::api::{Cluster, NODE, pod};
+use crate::asked::{Given, Runtime, alone, path, state_change, told};
+use crate::fakeapi::{Fault, When};
+use crate::gate;
+use crate::hotplug::Machine;
+use crate::kernel::{Kernel, Tree, allowed, kernel_tests};
+use crate::kubelet::Root;
+use crate::partition::{partition_tests, work_queues};
+use crate::runtime::{Changed, EventMessage, Synchronize};
+use crate::systemd::Systemd;
+
+/// How long the agent may take to read a request or a file while its reconciler hangs.
+const READ: Duration = Duration::from_millis(300);
+
+/// NRI's numbers of events in StateChange.
+const RUN_POD_SANDBOX: i32 = 1;
+const STOP_POD_SANDBOX: i32 = 2;
+const REMOVE_POD_SANDBOX: i32 = 3;
+const START_CONTAINER: i32 = 6;
+const REMOVE_CONTAINER: i32 = 11;
+
+/// The cgroup of a container's pod.
+fn pod_of(told: &EventMessage) -> String {
+    path(told).rsplit_once('/').unwrap().0.to_owned()
+}
+
+/// The CPUs in the assignment record of a cgroup.
+fn recorded(kernel: &Kernel, path: &str) -> CpuSet {
+    let text = kernel.cgroups.assignment_record(path).unwrap();
+    text.map(|text| AssignmentRecord::parse(&text).unwrap().cpus())
+        .unwrap_or_default()
+}
+
+/// The settings of the cgroups of containers and their pods that Pinfold may write.
+fn state(kernel: &Kernel, containers: &[&EventMessage]) -> Vec<String> {
+    let describe = |path: String| {
+        let (cpuset, quota) = (kernel.cgroups.cpuset(&path), kernel.cgroups.quota(&path));
+        let record = kernel.cgroups.assignment_record(&path);
+        format!(
+            "{path}: {:?} {:?} {:?}",
+            cpuset.unwrap(),
+            quota.unwrap(),
+            record.unwrap()
+        )
+    };
+    containers
+        .iter()
+        .flat_map(|told| [pod_of(told), path(told)])
+        .map(describe)
+        .collect()
+}
+
+/// The description of a pod with an annotation.
+fn annotated(mut told: EventMessage, key: &str, value: &str) -> EventMessage {
+    let annotations = &mut told.pod.as_mut().unwrap().annotations;
+    annotations.insert(key.to_owned(), value.to_owned());
+    told
+}
+
+/// The description of a pod that must not run without exclusive CPUs.
+fn required(told: EventMessage) -> EventMessage {
+    annotated(told, "pinfold.io/cpus", "required")
+}
+
+/// Settings that leave a single CPU for exclusive assignments. Pods come from the container runtime alone.
+fn one_cpu(kernel: &Kernel, tree: &Tree<'_>) -> Settings {
+    Settings::without_manifests(&tree.path, &kernel.all_but_one())
+        .with(&["--api=never", "--reconcile-seconds=3600"])
+}
+
+/// The same, with a root for [`Root::hang`]. The reconciler reads the topology each second.
+fn one_cpu_and_root(kernel: &Kernel, tree: &Tree<'_>, root: &Root) -> Settings {
+    Settings::without_manifests(&tree.path, &kernel.all_but_one()).with(&[
+        "--api=never",
+        "--reconcile-seconds=1",
+        "--root",
+        root.path(),
+    ])
+}
+
+/// Connects the runtime. A slow machine has 15 seconds for each answer.
+fn connect(runtime: &mut Runtime, agent: &Agent) {
+    runtime.connect_with_limit(agent, 20_000);
+}
+
+/// Connects the runtime. Each answer has three seconds, after which the runtime gives up.
+fn connect_with_short_limit(runtime: &mut Runtime, agent: &Agent) {
+    runtime.connect_with_limit(agent, 4000);
+}
+
+/// Creates and starts a container. Returns its exclusive CPUs.
+fn begin(tree: &mut Tree<'_>, runtime: &mut Runtime, told: &EventMessage) -> Option<CpuSet> {
+    runtime.change(RUN_POD_SANDBOX, told);
+    let cpus = runtime.create(told).cpus;
+    tree.make(&path(told));
+    tree.start(&path(told));
+    runtime.change(START_CONTAINER, told);
+    cpus
+}
+
+/// Ends a container and its pod.
+fn end(tree: &mut Tree<'_>, runtime: &mut Runtime, told: &EventMessage) {
+    runtime.call("StopContainer", told.encode_to_vec()).unwrap();
+    for event in [REMOVE_CONTAINER, STOP_POD_SANDBOX, REMOVE_POD_SANDBOX] {
+        runtime.change(event, told);
+    }
+    tree.remove(&pod_of(told));
+}
+
+/// The number of reconcile passes for a reason.
+fn passes(agent: &Agent, reason: &str) -> f64 {
+    let labels = [("reason", reason)];
+    agent
+        .metric("pinfold_reconcile_total", &labels)
+        .unwrap_or(0.0)
+}
+
+/// The number of steps, of all outcomes or of a single outcome.
+fn steps(agent: &Agent, labels: &[(&str, &str)]) -> f64 {
+    agent.metric("pinfold_steps_total", labels).unwrap_or(0.0)
+}
+
+/// Waits until no pass has run for a while.
+fn wait_for_rest(agent: &Agent) {
+    let all = || agent.metric("pinfold_reconcile_total", &[]);
+    let mut seen = all();
+    let mut since = Instant::now();
+    while since.elapsed() < Duration::from_millis(400) {
+        std::thread::sleep(Duration::from_millis(20));
+        if all() != seen {
+            (seen, since) = (all(), Instant::now());
+        }
+    }
+}
+
+/// Whether the cpuset controller is in a hierarchy of cgroup v1.
+fn is_v1(kernel: &Kernel) -> bool {
+    kernel.cgroups.root().ends_with("cpuset")
+}
+
+/// The kernel, if it has cgroup v2; see [`kernel_tests`].
+fn v2_tests() -> Option<Kernel> {
+    let kernel = kernel_tests()?;
+    if is_v1(&kernel) {
+        gate::leave("tests/vm/run", "cgroup v2");
+        return None;
+    }
+    Some(kernel)
+}
+
+/// A cgroup outside the pods' trees, removed with all cgroups below when dropped.
+struct Cgroup<'a>(&'a Kernel, String);
+
+impl<'a> Cgroup<'a> {
+    fn new(kernel: &'a Kernel, path: String) -> Self {
+        kernel.cgroups.create(&path).unwrap();
+        Self(kernel, path)
+    }
+}
+
+impl Drop for Cgroup<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.cgroups.remove(&self.1);
+    }
+}
+
+// Property 1: assignment records and CreateContainer.
+
+#[test]
+fn a_record_is_written_before_create_is_answered() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let mut runtime = Runtime::new();
+    let agent = runtime.settings(&one_cpu(&kernel, &tree)).start();
+    connect(&mut runtime, &agent);
+    // A record that follows the answer may be there in time by chance, but not in each of several rounds.
+    for number in 0..5 {
+        let worker = told(&tree, &format!("worker-{number}"), 1);
+        runtime.change(RUN_POD_SANDBOX, &worker);
+        let own = runtime.create(&worker).cpus;
+        let record = recorded(&kernel, &pod_of(&worker));
+        assert_eq!((own, record), (Some(kernel.last()), kernel.last()));
+        end(&mut tree, &mut runtime, &worker);
+        agent.eventually("the CPU is free", |status| status["exclusive"] == "");
+    }
+    agent.stop();
+}
+
+#[test]
+fn a_recreated_pod_cgroup_gets_its_own_record() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let root = Root::new();
+    let mut runtime = Runtime::new();
+    let settings = one_cpu_and_root(&kernel, &tree, &root);
+    let agent = runtime.settings(&settings).start();
+    connect(&mut runtime, &agent);
+    let worker = told(&tree, "worker", 1);
+    let pod = pod_of(&worker);
+    runtime.change(RUN_POD_SANDBOX, &worker);
+    assert_eq!(runtime.create(&worker).cpus, Some(kernel.last()));
+    assert_eq!(recorded(&kernel, &pod), kernel.last());
+    wait_for_rest(&agent);
+    // The reconciler hangs. The request therefore comes before the pass for the new cgroup.
+    let pipe = root.hang();
+    tree.remove(&pod);
+    tree.make(&pod);
+    assert_eq!(recorded(&kernel, &pod), CpuSet::new());
+    let call = runtime.begin("CreateContainer", worker.encode_to_vec());
+    std::thread::sleep(READ);
+    drop(pipe);
+    let given = Given::read(&runtime.answer(call).unwrap());
+    let record = recorded(&kernel, &pod);
+    assert_eq!(
+        (given.cpus, record),
+        (Some(kernel.last()), kernel.last()),
+        "{}",
+        agent.log()
+    );
+    agent.stop();
+}
+
+// Property 2: CPUs that change hands, and failed steps.
+
+#[test]
+fn cpus_given_up_are_assigned_after_the_handover() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let (pods, root) = (Manifests::new(), Root::new());
+    let mut runtime = Runtime::new();
+    let settings = Settings {
+        pods: Some(pods.path().to_owned()),
+        ..one_cpu_and_root(&kernel, &tree, &root)
+    };
+    let (first, second) = (told(&tree, "first", 1), told(&tree, "second", 1));
+    pods.put("first.yaml", &worker("first", "first-uid", 1));
+    let agent = runtime.settings(&settings).start();
+    connect(&mut runtime, &agent);
+    let own = begin(&mut tree, &mut runtime, &first).unwrap();
+    assert_eq!(kernel.effective(&path(&first)), own);
+    runtime.change(RUN_POD_SANDBOX, &second);
+    wait_for_rest(&agent);
+
+    // The reconciler hangs while the first pod loses its entitlement and a second container asks for the CPUs.
+    let pipe = root.hang();
+    let shared = worker_with("first", "first-uid", 1, "pinfold.io/cpus: shared", "");
+    pods.put("first.yaml", &shared);
+    std::thread::sleep(READ);
+    let call = runtime.begin("CreateContainer", second.encode_to_vec());
+    std::thread::sleep(READ);
+    let answered = AtomicBool::new(false);
+    let records = || [&first, &second].map(|told| recorded(&kernel, &pod_of(told)));
+    let given = std::thread::scope(|scope| {
+        let observer = scope.spawn(|| {
+            let (mut rounds, begun) = (0, Instant::now());
+            while !answered.load(Ordering::Relaxed) && begun.elapsed() < patience() {
+                let [first, second] = records();
+                assert!(
+                    first.is_disjoint(&second),
+                    "{first} and {second} after {rounds} rounds"
+                );
+                rounds += 1;
+            }
+        });
+        drop(pipe);
+        let answer = runtime.answer(call);
+        answered.store(true, Ordering::Relaxed);
+        observer.join().unwrap();
+        Given::read(&answer.unwrap())
+    });
+    assert_eq!(given.cpus, Some(own.clone()), "{}", agent.log());
+    assert_eq!(records(), [CpuSet::new(), own.clone()], "{}", agent.log());
+    tree.make(&path(&second));
+    tree.start(&path(&second));
+    runtime.change(START_CONTAINER, &second);
+    assert_eq!(kernel.effective(&path(&second)), own);
+    assert!(kernel.effective(&path(&first)).is_disjoint(&own));
+    agent.stop();
+}
+
+#[test]
+fn cpus_that_could_not_be_taken_are_not_given() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let (web_pod, pod) = (tree.pod("besteffort", "web-uid"), tree.pod("", "uid"));
+    let (web, main) = (
+        tree.container(&web_pod, "web"),
+        tree.container(&pod, "main"),
+    );
+    // The pod of the other container is confined to the CPU that the container should give up.
+    kernel.write_cpus(&web, &kernel.last());
+    kernel.write_cpus(&web_pod, &kernel.last());
+    let before = kernel.written(&main);
+    let cpus = |path: &str, cpus: CpuSet, reason| Step::Cpus {
+        path: path.to_owned(),
+        cpus,
+        reason,
+    };
+    let plan = || {
+        vec![
+            cpus(&web, kernel.first(), Reason::Narrow),
+            cpus(&main, kernel.last(), Reason::Own),
+        ]
+    };
+    let outcomes: Vec<Outcome> = apply(plan(), &kernel.cgroups)
+        .into_iter()
+        .map(|applied| applied.outcome)
+        .collect();
+    assert!(
+        matches!(
+            outcomes.as_slice(),
+            [Outcome::Failed(_) | Outcome::NotInForce { .. }, Outcome::Blocked { cpus }] if *cpus == kernel.last()
+        ),
+        "{outcomes:?}"
+    );
+    assert_eq!(kernel.written(&main), before);
+
+    // The same steps succeed after the pod is wide again.
+    kernel.write_cpus(&web_pod, &kernel.online);
+    for applied in apply(plan(), &kernel.cgroups) {
+        assert!(matches!(applied.outcome, Outcome::Done), "{applied:?}");
+    }
+    assert_eq!(kernel.effective(&main), kernel.last());
+}
+
+#[test]
+fn a_cgroup_without_a_record_gets_no_writes() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let pod = tree.pod("", "uid");
+    let main = tree.container(&pod, "main");
+    kernel.set_quota(&main, 1);
+    let before = (kernel.written(&main), kernel.quota(&main));
+    // The kernel takes attributes of up to 64 KiB.
+    let mut record = AssignmentRecord::new(EarlierSettings::default());
+    record.pod = "x".repeat(70_000);
+    let plan = vec![
+        Step::Record {
+            path: pod.clone(),
+            record: Some(record),
+        },
+        Step::Quota {
+            path: main.clone(),
+            quota: Quota {
+                quota: None,
+                period: 100_000,
+            },
+        },
+        Step::Cpus {
+            path: main.clone(),
+            cpus: kernel.last(),
+            reason: Reason::Own,
+        },
+    ];
+    let outcomes: Vec<Outcome> = apply(plan, &kernel.cgroups)
+        .into_iter()
+        .map(|applied| applied.outcome)
+        .collect();
+    assert!(
+        matches!(
+            outcomes.as_slice(),
+            [Outcome::Failed(_), Outcome::Unrecorded, Outcome::Unrecorded]
+        ),
+        "{outcomes:?}"
+    );
+    assert_eq!((kernel.written(&main), kernel.quota(&main)), before);
+}
+
+#[test]
+fn a_pod_whose_record_fails_is_left_unpinned() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let mut runtime = Runtime::new();
+    let agent = runtime.settings(&one_cpu(&kernel, &tree)).start();
+    connect(&mut runtime, &agent);
+    let mut worker = told(&tree, "worker", 1);
+    // The record names the pod, and the kernel takes attributes of up to 64 KiB.
+    worker.pod.as_mut().unwrap().name = "x".repeat(70_000);
+    runtime.change(RUN_POD_SANDBOX, &worker);
+    runtime.create(&worker);
+    tree.make(&path(&worker));
+    kernel.set_quota(&path(&worker), 1);
+    tree.start(&path(&worker));
+    let before = state(&kernel, &[&worker]);
+    runtime.change(START_CONTAINER, &worker);
+    agent.eventually("the failure is reported", |status| {
+        status["errors"].to_string().contains("assignment record")
+    });
+    assert_eq!(state(&kernel, &[&worker]), before);
+    agent.stop();
+}
+
+// Property 3: moves, refused partitions, drift and yielding.
+
+#[test]
+fn a_move_makes_room_before_create_is_answered() {
+    let Some(kernel) = partition_tests() else {
+        return;
+    };
+    let mut tree = kernel.tree();
+    let config = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
+    fs::write(config.path(), "movesPerHour: 1\n").unwrap();
+    // Two NUMA nodes of four CPUs, of which the first core is reserved: 2-3 and 4-7 can be assigned.
+    let reserved: CpuSet = "0-1".parse().unwrap();
+    let settings = Settings::without_manifests(&tree.path, &reserved).with(&[
+        "--api=never",
+        "--reconcile-seconds=3600",
+        "--config",
+        config.path().to_str().unwrap(),
+    ]);
+    let mut runtime = Runtime::new();
+    let agent = runtime.settings(&settings).start();
+    connect(&mut runtime, &agent);
+    let free = |name: &str, cpus| annotated(told(&tree, name, cpus), "pinfold.io/memory", "free");
+    let (first, big) = (free("first", 2), free("big", 4));
+    let moving = annotated(free("moving", 2), "pinfold.io/movable", "true");
+    let set = |list: &str| -> CpuSet { list.parse().unwrap() };
+    assert_eq!(begin(&mut tree, &mut runtime, &first), Some(set("2-3")));
+    assert_eq!(begin(&mut tree, &mut runtime, &moving), Some(set("4-5")));
+    end(&mut tree, &mut runtime, &first);
+    agent.eventually("the first has ended", |status| status["exclusive"] == "4-5");
+    runtime.change(RUN_POD_SANDBOX, &big);
+    let given = runtime.create(&big).cpus;
+    let now = kernel.effective(&path(&moving));
+    assert_eq!(
+        (given, now),
+        (Some(set("4-7")), set("2-3")),
+        "{}",
+        agent.log()
+    );
+    assert_eq!(recorded(&kernel, &pod_of(&moving)), set("2-3"));
+    assert_eq!(agent.metric("pinfold_moves_total", &[]), Some(1.0));
+    agent.stop();
+}
+
+#[test]
+fn a_refused_partition_waits_for_the_timer() {
+    let Some(kernel) = partition_tests() else {
+        return;
+    };
+    // A cgroup outside the pods has a single CPU, which every placement includes. The kernel refuses the partition.
+    let other = Cgroup::new(&kernel, format!("pinfold-test-other-{}", getpid()));
+    assert!(kernel.write(&other.1, "cpuset.cpus", &kernel.last().to_string()));
+    let mut tree = kernel.tree();
+    let pods = Manifests::new();
+    let size = kernel.online.len() - 1;
+    pods.put("worker.yaml", &worker("worker-0", "worker-uid", size));
+    let agent = Settings::new(&tree.path, &pods, &kernel.first())
+        .with(&["--reconcile-seconds=3600"])
+        .start();
+    let pod = tree.pod("", "worker-uid");
+    let main = tree.container(&pod, "main1");
+    tree.start(&main);
+    agent.eventually("the partition is refused", |status| {
+        status["errors"].to_string().contains(&other.1)
+            && container(status, "worker-0", "main").is_some_and(|one| one["note"].is_string())
+    });
+    wait_for_rest(&agent);
+    let failed =
+        || ["failed", "blocked", "invalid"].map(|name| steps(&agent, &[("outcome", name)]));
+    let before = failed();
+    // The CPUs are free now, and passes for other reasons do not try the partition again.
+    drop(other);
+    for number in 0..3 {
+        let seen = passes(&agent, "cgroups");
+        tree.pod("besteffort", &format!("more-{number}"));
+        agent.eventually("a pass has run", |_| passes(&agent, "cgroups") > seen);
+    }
+    assert_eq!(
+        (kernel.partition(&main).as_str(), failed()),
+        ("member", before)
+    );
+    agent.stop();
+}
+
+#[test]
+fn passes_that_yield_are_completed_later() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    // Enough cgroups for passes of several milliseconds.
+    let others: Vec<String> = (0..200)
+        .map(|number| {
+            let pod = tree.pod("besteffort", &format!("other-{number}"));
+            tree.container(&pod, &format!("other-{number}"))
+        })
+        .collect();
+    let mut runtime = Runtime::new();
+    let agent = runtime.settings(&one_cpu(&kernel, &tree)).start();
+    connect(&mut runtime, &agent);
+    wait_for_rest(&agent);
+    let all_are = |expected: &CpuSet| {
+        others
+            .iter()
+            .all(|path| kernel.effective(path) == *expected)
+    };
+    for life in ["one", "two"] {
+        let worker = told(&tree, life, 1);
+        runtime.change(RUN_POD_SANDBOX, &worker);
+        assert_eq!(runtime.create(&worker).cpus, Some(kernel.last()), "{life}");
+        // Each request interrupts the pass that takes the CPU from the others.
+        for number in 0..25 {
+            std::thread::sleep(Duration::from_millis(6));
+            let web = told(&tree, &format!("web-{life}-{number}"), 0);
+            runtime.change(RUN_POD_SANDBOX, &web);
+            assert_eq!(runtime.create(&web).cpus, None);
+        }
+        tree.make(&path(&worker));
+        tree.start(&path(&worker));
+        runtime.change(START_CONTAINER, &worker);
+        assert_eq!(kernel.effective(&path(&worker)), kernel.last());
+        agent.eventually("no other container has the CPU", |_| {
+            all_are(&kernel.all_but_one())
+        });
+        end(&mut tree, &mut runtime, &worker);
+        for number in 0..25 {
+            std::thread::sleep(Duration::from_millis(6));
+            let web = told(&tree, &format!("after-{life}-{number}"), 0);
+            runtime.change(RUN_POD_SANDBOX, &web);
+            assert_eq!(runtime.create(&web).cpus, None);
+        }
+        agent.eventually("every container has the CPU", |_| all_are(&kernel.online));
+    }
+    let drift = agent.metric("pinfold_drift_total", &[]);
+    assert_eq!(drift, Some(0.0), "{}", agent.log());
+    assert_eq!(steps(&agent, &[("outcome", "failed")]), 0.0);
+    agent.stop();
+}
+
+// Property 4: the deadline of requests.
+
+#[test]
+fn time_in_the_queue_counts_against_the_deadline() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let root = Root::new();
+    let mut runtime = Runtime::new();
+    let settings = one_cpu_and_root(&kernel, &tree, &root);
+    let agent = runtime.settings(&settings).start();
+    let limit = Duration::from_secs(4);
+    connect_with_short_limit(&mut runtime, &agent);
+    let (first, second) = (told(&tree, "first", 1), told(&tree, "second", 1));
+    runtime.change(RUN_POD_SANDBOX, &first);
+    runtime.change(RUN_POD_SANDBOX, &second);
+    let pipe = root.hang();
+    let begun = Instant::now();
+    let calls =
+        [&first, &second].map(|told| runtime.begin("CreateContainer", told.encode_to_vec()));
+    for call in calls {
+        // A container without an answer is created unchanged.
+        assert_eq!(runtime.answer(call), Ok(Vec::new()), "{}", agent.log());
+        let took = begun.elapsed();
+        assert!(
+            took >= limit / 4 * 3 && took < limit,
+            "{took:?}: {}",
+            agent.log()
+        );
+    }
+    drop(pipe);
+    agent.stop();
+}
+
+// Property 5: requests that the runtime gives up.
+
+#[test]
+fn an_unanswered_create_still_records_its_assignment() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let root = Root::new();
+    let mut runtime = Runtime::new();
+    let settings = one_cpu_and_root(&kernel, &tree, &root);
+    let agent = runtime.settings(&settings).start();
+    connect_with_short_limit(&mut runtime, &agent);
+    let worker = told(&tree, "worker", 1);
+    runtime.change(RUN_POD_SANDBOX, &worker);
+    let pipe = root.hang();
+    let given = runtime.create(&worker);
+    assert!(given.cpus.is_none() && given.env.is_empty(), "{given:?}");
+    assert_eq!(recorded(&kernel, &pod_of(&worker)), CpuSet::new());
+    drop(pipe);
+    agent.eventually("the assignment is recorded", |_| {
+        recorded(&kernel, &pod_of(&worker)) == kernel.last()
+    });
+    // The container exists without CPUs of its own. The start waits for the CPUs.
+    tree.make(&path(&worker));
+    tree.start(&path(&worker));
+    runtime.change(START_CONTAINER, &worker);
+    assert_eq!(kernel.effective(&path(&worker)), kernel.last());
+    agent.stop();
+}
+
+#[test]
+fn a_late_remove_updates_the_pods() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let root = Root::new();
+    let mut runtime = Runtime::new();
+    let settings = one_cpu_and_root(&kernel, &tree, &root);
+    let agent = runtime.settings(&settings).start();
+    connect_with_short_limit(&mut runtime, &agent);
+    let (first, second) = (told(&tree, "first", 1), told(&tree, "second", 1));
+    let own = begin(&mut tree, &mut runtime, &first).unwrap();
+    runtime.change(RUN_POD_SANDBOX, &second);
+    // A creation without an answer holds the events behind it until their deadline has passed.
+    let pipe = root.hang();
+    let mut calls = vec![
+        runtime.begin("CreateContainer", second.encode_to_vec()),
+        runtime.begin("StopContainer", first.encode_to_vec()),
+    ];
+    for event in [REMOVE_CONTAINER, STOP_POD_SANDBOX, REMOVE_POD_SANDBOX] {
+        calls.push(runtime.begin("StateChange", state_change(event, &first)));
+    }
+    for call in calls {
+        assert!(runtime.answer(call).is_ok(), "{}", agent.log());
+    }
+    tree.remove(&pod_of(&first));
+    drop(pipe);
+    agent.eventually(
+        "the first pod is gone, and the second has the CPU",
+        |status| {
+            container(status, "first", "main").is_none()
+                && recorded(&kernel, &pod_of(&second)) == own
+        },
+    );
+    agent.stop();
+}
+
+#[test]
+fn an_unanswered_request_of_a_required_pod_is_refused() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let root = Root::new();
+    let mut runtime = Runtime::new();
+    let settings = one_cpu_and_root(&kernel, &tree, &root);
+    let agent = runtime.settings(&settings).start();
+    connect_with_short_limit(&mut runtime, &agent);
+    let worker = required(told(&tree, "worker", 1));
+    runtime.change(RUN_POD_SANDBOX, &worker);
+    let pipe = root.hang();
+    for refusal in [
+        runtime.call("CreateContainer", worker.encode_to_vec()),
+        runtime.call("StateChange", state_change(START_CONTAINER, &worker)),
+    ] {
+        let refusal = refusal.unwrap_err();
+        assert!(refusal.contains("could not say in time"), "{refusal}");
+    }
+    drop(pipe);
+    agent.stop();
+}
+
+#[test]
+fn a_required_container_without_cpus_is_refused() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let mut runtime = Runtime::new();
+    let agent = runtime.settings(&one_cpu(&kernel, &tree)).start();
+    connect(&mut runtime, &agent);
+    let first = told(&tree, "first", 1);
+    begin(&mut tree, &mut runtime, &first).unwrap();
+    let second = required(told(&tree, "second", 1));
+    runtime.change(RUN_POD_SANDBOX, &second);
+    let refusal = runtime.try_create(&second).unwrap_err();
+    assert!(refusal.contains("can't have CPUs of its own"), "{refusal}");
+    // A container that was created while no agent ran is refused at its start.
+    tree.make(&path(&second));
+    let start = state_change(START_CONTAINER, &second);
+    let refusal = runtime.call("StateChange", start.clone()).unwrap_err();
+    assert!(refusal.contains("can't have CPUs of its own"), "{refusal}");
+    // The same container starts once a CPU is free.
+    end(&mut tree, &mut runtime, &first);
+    agent.eventually("the first has ended", |status| {
+        container(status, "first", "main").is_none()
+    });
+    wait_for_rest(&agent);
+    assert_eq!(runtime.call("StateChange", start), Ok(Vec::new()));
+    assert_eq!(kernel.effective(&path(&second)), kernel.last());
+    agent.stop();
+}
+
+// Property 6: the first snapshot, Synchronize, and the wait for pods.
+
+#[test]
+fn nri_is_served_after_the_first_snapshot() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let cluster = Cluster::new();
+    cluster.fake.fail(When::always().on("pods"), Fault::Hang);
+    let mut runtime = Runtime::new();
+    let agent = runtime
+        .settings(&cluster.settings(&tree, &kernel))
+        .start_early();
+    assert!(agent.status().is_none(), "the agent waits for pods");
+    let deadline = Instant::now() + patience();
+    while !runtime.is_connected_within(Duration::from_millis(50)) {
+        assert!(Instant::now() < deadline, "{}", agent.log());
+    }
+    assert!(agent.status().is_some(), "{}", agent.log());
+    connect(&mut runtime, &agent);
+    agent.stop();
+}
+
+#[test]
+fn synchronize_changes_nothing() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let mut runtime = Runtime::new();
+    let agent = runtime.settings(&one_cpu(&kernel, &tree)).start();
+    let all = ["worker", "web"].map(|name| {
+        let mut told = told(&tree, name, i64::from(name == "worker"));
+        told.container.as_mut().unwrap().state = ContainerState::Running as i32;
+        told
+    });
+    let mut existing = Synchronize::default();
+    for told in &all {
+        tree.make(&path(told));
+        tree.start(&path(told));
+        existing.pods.extend(told.pod.clone());
+        existing.containers.extend(told.container.clone());
+    }
+    let [worker, web] = &all;
+    // The worker runs without CPUs of its own. The answer leaves the worker as it is; a pass pins the worker afterwards.
+    let answer = runtime.synchronize(&agent, 20_000, &existing);
+    assert_eq!(answer, Changed::default());
+    agent.eventually("the worker is pinned", |_| {
+        kernel.effective(&path(worker)) == kernel.last()
+            && kernel.effective(&path(web)).is_disjoint(&kernel.last())
+    });
+    wait_for_rest(&agent);
+    let now = || (state(&kernel, &[worker, web]), steps(&agent, &[]));
+    let (before, seen) = (now(), passes(&agent, "runtime"));
+    let answer = runtime.synchronize(&agent, 20_000, &existing);
+    assert_eq!(answer, Changed::default());
+    agent.eventually("a pass has read the list", |_| {
+        passes(&agent, "runtime") > seen
+    });
+    assert_eq!(now(), before);
+    agent.stop();
+}
+
+#[test]
+fn nothing_is_decided_before_the_pods_are_synced() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let cluster = Cluster::new();
+    cluster.put(&pod("worker-0", NODE));
+    cluster.fake.fail(When::always().on("pods"), Fault::Hang);
+    let cgroup = tree.pod("", "worker-0-uid");
+    let main = tree.container(&cgroup, "main1");
+    let pid = tree.start(&main);
+    let agent = cluster.settings(&tree, &kernel).start_early();
+    let begun = Instant::now();
+    // New cgroups and the timer are triggers of passes. The wait for the API server takes three seconds.
+    for number in 0.. {
+        tree.pod("besteffort", &format!("more-{number}"));
+        std::thread::sleep(Duration::from_millis(100));
+        let (status, metrics) = (agent.status(), agent.get("/metrics"));
+        if begun.elapsed() > Duration::from_secs(2) {
+            break;
+        }
+        assert!(status.is_none() && metrics.status == 503, "{status:?}");
+        assert_eq!(allowed(pid), kernel.online);
+        assert_eq!(recorded(&kernel, &cgroup), CpuSet::new());
+    }
+    // The wait ends without a list: the first pass relies on the kernel's records.
+    let status = agent.eventually("the wait has ended", |_| true);
+    assert!(begun.elapsed() > Duration::from_millis(2500));
+    assert_eq!(status["containers"], Value::Array(Vec::new()));
+    assert_eq!(recorded(&kernel, &cgroup), CpuSet::new());
+    cluster.fake.heal();
+    cluster.fake.cut();
+    agent.within(patience() * 9, "the pod is pinned", |status| {
+        in_force(status, "worker-0") && allowed(pid) == kernel.last()
+    });
+    agent.stop();
+}
+
+// Property 7: isolated partitions.
+
+/// The time between the end of workqueues on CPUs and the isolation of the partition with the CPUs. Times are observed a little
+/// late on both ends.
+fn isolated_after(kernel: &Kernel, agent: &Agent, path: &str, own: &CpuSet) -> Duration {
+    agent.eventually("workqueues have left", |_| work_queues().is_disjoint(own));
+    let left = Instant::now();
+    assert_eq!(kernel.partition(path), "root");
+    agent.eventually("the partition is isolated", |_| {
+        kernel.partition(path) == "isolated"
+    });
+    assert_eq!(kernel.effective(path), *own);
+    left.elapsed()
+}
+
+#[test]
+fn a_partition_is_isolated_two_seconds_after_workqueues_left() {
+    let Some(kernel) = partition_tests() else {
+        return;
+    };
+    let before = work_queues();
+    let mut tree = kernel.tree();
+    let pods = Manifests::new();
+    let agent = Settings::new(&tree.path, &pods, &kernel.first()).start();
+    let isolated = "pinfold.io/partition: isolated";
+    pods.put(
+        "worker.yaml",
+        &worker_with("worker-0", "worker-uid", 2, isolated, "main1"),
+    );
+    let pod = tree.pod("", "worker-uid");
+    let main = tree.container(&pod, "main1");
+    tree.start(&main);
+    agent.eventually("the worker is pinned", |status| {
+        in_force(status, "worker-0")
+    });
+    let own = kernel.effective(&main);
+    let time = isolated_after(&kernel, &agent, &main, &own);
+    assert!(time > Duration::from_millis(1500), "{time:?}");
+    tree.remove(&pod);
+    pods.remove("worker.yaml");
+    agent.eventually("workqueues are back", |_| work_queues() == before);
+    agent.stop();
+}
+
+#[test]
+fn a_started_container_is_isolated_two_seconds_after_workqueues_left() {
+    let Some(kernel) = partition_tests() else {
+        return;
+    };
+    let before = work_queues();
+    let mut tree = kernel.tree();
+    let mut runtime = Runtime::new();
+    let agent = runtime.settings(&alone(&kernel, &tree)).start();
+    connect(&mut runtime, &agent);
+    let worker = annotated(told(&tree, "worker", 2), "pinfold.io/partition", "isolated");
+    let own = begin(&mut tree, &mut runtime, &worker).unwrap();
+    let main = path(&worker);
+    // The program begins on its own CPUs, with load balancing.
+    assert_eq!(
+        (kernel.partition(&main).as_str(), kernel.effective(&main)),
+        ("root", own.clone())
+    );
+    let time = isolated_after(&kernel, &agent, &main, &own);
+    assert!(time > Duration::from_millis(1500), "{time:?}");
+    end(&mut tree, &mut runtime, &worker);
+    agent.eventually("workqueues are back", |_| work_queues() == before);
+    agent.stop();
+}
+
+// Property 8: CPUs that systemd writes.
+
+/// A start of a container in systemd's tree.
+struct StartInSlice {
+    took: Duration,
+    own: CpuSet,
+    effective: CpuSet,
+    /// How often the agent set the CPUs of the container's unit.
+    calls: usize,
+    log: String,
+}
+
+impl StartInSlice {
+    /// Starts a container whose CPUs systemd writes after `delay`, or never.
+    fn run(kernel: &Kernel, delay: Option<Duration>) -> Self {
+        let root = Root::new();
+        fs::create_dir_all(Path::new(root.path()).join("run/systemd/system")).unwrap();
+        let top = Cgroup::new(kernel, format!("pinfold-test-{}.slice", getpid()));
+        let tree = format!("{}/kubepods.slice", top.1);
+        let pod = format!("{tree}/kubepods-podworker_uid.slice");
+        let unit = "cri-containerd-worker-main.scope";
+        let scope = format!("{pod}/{unit}");
+        for path in [&tree, &pod] {
+            kernel.cgroups.create(path).unwrap();
+        }
+        let units = [&top.1, &tree, &pod, &scope].map(|path| kernel.cgroups.root().join(path));
+        let systemd = Systemd::start(&units);
+        systemd.write_after(delay);
+        let plain = kernel.tree();
+        let mut worker = told(&plain, "worker", 1);
+        let (of_pod, of_container) = (
+            worker.pod.as_mut().unwrap(),
+            worker.container.as_mut().unwrap(),
+        );
+        of_pod.linux.as_mut().unwrap().cgroup_parent = format!("/{pod}");
+        of_container.linux.as_mut().unwrap().cgroups_path = format!("/{scope}");
+
+        let mut settings = one_cpu_and_root(kernel, &plain, &root);
+        settings
+            .more
+            .retain(|argument| !argument.starts_with("--enforcement"));
+        settings.trees = vec![tree];
+        settings.environment = vec![systemd.variable()];
+        let mut runtime = Runtime::new();
+        let agent = runtime
+            .settings(&settings)
+            .with(&["--enforcement=cpuset"])
+            .start();
+        connect(&mut runtime, &agent);
+        runtime.change(RUN_POD_SANDBOX, &worker);
+        let own = runtime.create(&worker).cpus.unwrap();
+        // The reconciler hangs. The request therefore comes before the pass for the new cgroup.
+        let pipe = root.hang();
+        kernel.cgroups.create(&scope).unwrap();
+        let call = runtime.begin("StateChange", state_change(START_CONTAINER, &worker));
+        std::thread::sleep(READ);
+        let before = systemd.count(unit);
+        let released = Instant::now();
+        drop(pipe);
+        assert_eq!(runtime.answer(call), Ok(Vec::new()), "{}", agent.log());
+        let (took, effective) = (released.elapsed(), kernel.effective(&scope));
+        let (calls, log) = (systemd.count(unit) - before, agent.log());
+        agent.kill();
+        Self {
+            took,
+            own,
+            effective,
+            calls,
+            log,
+        }
+    }
+}
+
+#[test]
+fn a_start_waits_for_systemd_to_write_the_cpus() {
+    let Some(kernel) = v2_tests() else { return };
+    let delay = Duration::from_millis(300);
+    let start = StartInSlice::run(&kernel, Some(delay));
+    assert_eq!(start.effective, start.own, "{}", start.log);
+    assert!(
+        start.took >= delay && start.calls > 0,
+        "{:?}, {} calls: {}",
+        start.took,
+        start.calls,
+        start.log
+    );
+}
+
+#[test]
+fn a_start_waits_half_a_second_for_systemd_at_most() {
+    let Some(kernel) = v2_tests() else { return };
+    let start = StartInSlice::run(&kernel, None);
+    assert_ne!(start.effective, start.own);
+    // The container's program begins all the same, and the next pass tries again.
+    let limit = Duration::from_millis(500);
+    assert!(
+        start.took >= limit && start.took < 4 * limit && start.calls > 0,
+        "{:?}, {} calls: {}",
+        start.took,
+        start.calls,
+        start.log
+    );
+    assert!(
+        start.log.contains("systemd accepted AllowedCPUs"),
+        "{}",
+        start.log
+    );
+}
+
+// Property 9: failed passes and lost CPUs.
+
+/// Folders in place of the cgroup hierarchies' top folders, with links to the real cgroups. A second pods' tree in these
+/// folders has a pod whose CPUs are in a file of the test. A file without a CPU set makes every pass fail. No change of the
+/// file triggers a pass.
+struct FailingTree {
+    folder: tempfile::TempDir,
+}
+
+impl FailingTree {
+    const TREE: &'static str = "failing/kubepods";
+
+    /// Must be made after the cgroups at the top of the hierarchies.
+    fn new(kernel: &Kernel) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let real = kernel.cgroups.root();
+        let mut top = folder.path().join("cgroup");
+        let link_all = |from: &Path, to: &Path| {
+            fs::create_dir_all(to).unwrap();
+            for entry in fs::read_dir(from).unwrap() {
+                let entry = entry.unwrap();
+                let place = to.join(entry.file_name());
+                symlink(entry.path(), place).unwrap();
+            }
+        };
+        if is_v1(kernel) {
+            link_all(real.parent().unwrap(), &top);
+            top = top.join("cpuset");
+            fs::remove_file(&top).unwrap();
+        }
+        link_all(real, &top);
+        let pod = top.join(Self::TREE).join("podfailing");
+        fs::create_dir_all(&pod).unwrap();
+        let tree = Self { folder };
+        tree.set_fails(false);
+        symlink(tree.file("cpus"), pod.join("cpuset.cpus")).unwrap();
+        let config = format!("cgroupRoot: {}\n", tree.file("cgroup").display());
+        fs::write(tree.file("config.yaml"), config).unwrap();
+        tree
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Whether passes fail from now on.
+    fn set_fails(&self, fails: bool) {
+        let text = if fails { "nonsense" } else { "0" };
+        fs::write(self.file("cpus"), text).unwrap();
+    }
+
+    fn settings(&self, settings: &Settings) -> Settings {
+        let mut settings = settings.clone();
+        settings
+            .more
+            .retain(|argument| !argument.starts_with("--enforcement"));
+        settings.trees.push(Self::TREE.to_owned());
+        let config = self.file("config.yaml");
+        settings.with(&["--enforcement=cpuset", "--config", config.to_str().unwrap()])
+    }
+}
+
+/// The part of a status that only a pass changes.
+fn decided(status: &Value) -> Vec<Value> {
+    let of_node = ["exclusive", "shared", "strangers", "drift"].map(|field| &status[field]);
+    let containers = status["containers"].as_array().unwrap().iter();
+    let fields = [
+        "pod",
+        "container",
+        "assigned",
+        "effective",
+        "cgroup",
+        "running",
+    ];
+    let of_containers = containers.flat_map(|container| fields.map(|field| &container[field]));
+    of_node.into_iter().chain(of_containers).cloned().collect()
+}
+
+/// Whether the last pass has failed, by the errors of the status.
+fn has_failed(status: &Value) -> bool {
+    let errors = status["errors"].to_string();
+    errors.contains("the last reconcile failed") && errors.contains(FailingTree::TREE)
+}
+
+#[test]
+fn a_failed_pass_keeps_the_last_snapshot_with_its_error() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let failing = FailingTree::new(&kernel);
+    let pods = Manifests::new();
+    pods.put("worker.yaml", &worker("worker-0", "worker-uid", 1));
+    pods.put("web.yaml", &best_effort("web", "web-uid"));
+    let settings =
+        Settings::new(&tree.path, &pods, &kernel.all_but_one()).with(&["--reconcile-seconds=1"]);
+    let agent = failing.settings(&settings).start();
+    let web = tree.pod("besteffort", "web-uid");
+    let web = tree.container(&web, "web1");
+    tree.start(&web);
+    let pod = tree.pod("", "worker-uid");
+    let main = tree.container(&pod, "main1");
+    let pid = tree.start(&main);
+    agent.eventually("the worker is pinned", |status| {
+        in_force(status, "worker-0") && kernel.effective(&web) == kernel.all_but_one()
+    });
+    let timer = passes(&agent, "timer");
+    agent.eventually("a pass by the timer", |_| passes(&agent, "timer") > timer);
+    let before = agent.status().unwrap();
+
+    failing.set_fails(true);
+    let status = agent.eventually("the failure is reported", has_failed);
+    assert_eq!(decided(&status), decided(&before));
+    // The error stays the only one, however many passes fail.
+    let timer = passes(&agent, "timer");
+    let status = agent.eventually("more passes have failed", |status| {
+        passes(&agent, "timer") >= timer + 2.0 && has_failed(status)
+    });
+    assert_eq!(status["errors"].as_array().unwrap().len(), 1, "{status:#}");
+    assert_eq!(allowed(pid), kernel.last());
+    assert_eq!(agent.get("/readyz").status, 200);
+
+    failing.set_fails(false);
+    let status = agent.eventually("passes succeed", |status| !has_failed(status));
+    assert_eq!(decided(&status), decided(&before));
+    agent.stop();
+}
+
+#[test]
+fn a_failed_pass_drops_the_cached_state() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let failing = FailingTree::new(&kernel);
+    let mut runtime = Runtime::new();
+    let settings = runtime.settings(&one_cpu(&kernel, &tree));
+    let agent = failing.settings(&settings).start();
+    connect(&mut runtime, &agent);
+    let worker = told(&tree, "worker", 1);
+    runtime.change(RUN_POD_SANDBOX, &worker);
+    wait_for_rest(&agent);
+    failing.set_fails(true);
+    // While passes fail, another pod gets the CPU. The record comes without a trigger.
+    let other = tree.pod("", "other-uid");
+    agent.eventually("the failure is reported", has_failed);
+    wait_for_rest(&agent);
+    let mut record = AssignmentRecord::new(EarlierSettings::default());
+    let containers = &mut record.assignment.containers;
+    containers.insert("main".to_owned(), kernel.last());
+    let text = record.text();
+    let cgroups = &kernel.cgroups;
+    cgroups.set_assignment_record(&other, Some(&text)).unwrap();
+    failing.set_fails(false);
+    // The state from before the failures would have the CPU free.
+    assert_eq!(runtime.create(&worker).cpus, None, "{}", agent.log());
+    assert_eq!(recorded(&kernel, &pod_of(&worker)), CpuSet::new());
+    agent.stop();
+}
+
+#[test]
+fn a_missing_cpu_counts_as_lost_after_900_ms() {
+    let Some(kernel) = v2_tests() else { return };
+    let tree = kernel.tree();
+    let (machine, pods) = (Machine::new(&kernel.online), Manifests::new());
+    let agent = Settings::new(&tree.path, &pods, &kernel.first())
+        .with(&["--root", machine.root.path(), "--reconcile-seconds=1"])
+        .start();
+    // A CPU comes online that no cgroup has.
+    let new = kernel.online.iter().last().unwrap() + 1;
+    let missing: CpuSet = [new].into_iter().collect();
+    let all = kernel.online.union(&missing).to_string();
+    machine.write(
+        &format!("cpu/cpu{new}/topology/thread_siblings_list"),
+        &new.to_string(),
+    );
+    machine.write("node/node0/cpulist", &all);
+    machine.write("cpu/present", &all);
+    machine.write("cpu/online", &all);
+    let mut status = agent.eventually("the CPU is online", |status| status["online"] == all);
+    let seen = Instant::now();
+    for number in 0.. {
+        assert_eq!(status["lost"], "", "after {:?}", seen.elapsed());
+        tree.pod("besteffort", &format!("more-{number}"));
+        std::thread::sleep(Duration::from_millis(50));
+        status = agent.status().unwrap();
+        if seen.elapsed() > Duration::from_millis(700) {
+            break;
+        }
+    }
+    agent.eventually("the CPU is lost", |status| {
+        status["lost"] == missing.to_string()
+    });
+    agent.stop();
+}
