@@ -1,5 +1,5 @@
 # What the tests of the agent say on this kernel: partitions where it has them, cpuset everywhere, kills, hostile
-# writers and many short lives.
+# writers, many short lives, and what every version of the reconciler keeps.
 # vm: small
 source tests/vm/check.sh
 
@@ -12,8 +12,8 @@ mkdir -p "/sys/fs/cgroup/probe" 2>/dev/null
 echo +cpuset >/sys/fs/cgroup/cgroup.subtree_control
 if [[ -e /sys/fs/cgroup/probe/cpuset.cpus.exclusive ]]; then
     export PINFOLD_PARTITION_TESTS=1
-    "$PINFOLD_AGENT_TESTS" --test-threads=1 partition endurance || fail "see above"
+    "$PINFOLD_AGENT_TESTS" --test-threads=1 partition endurance preserved || fail "see above"
 else
-    "$PINFOLD_AGENT_TESTS" --test-threads=1 endurance || fail "see above"
+    "$PINFOLD_AGENT_TESTS" --test-threads=1 endurance preserved || fail "see above"
 fi
 rmdir /sys/fs/cgroup/probe
