@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
-use super::cluster::{self, Asked};
+use super::cluster::model::{self, Asked};
 pub use super::runtime::Runtime;
 use crate::cpu::CpuSet;
 use crate::pin::cpu_isolation::CpuIsolationOptions;
@@ -322,7 +322,7 @@ impl Config {
             );
         }
         self.runtime.check()?;
-        cluster::check(&self.cluster)
+        model::check(&self.cluster.namespace, self.cluster.node_name.as_deref())
     }
 
     /// The configuration as the text of a configuration file.

@@ -7,7 +7,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
 use tokio::sync::watch;
 
-use super::Cluster;
+use super::model::Cluster;
 use crate::cluster::{Call, Counters, ErrorKind, scenes};
 use crate::metrics::{ApiNumbers, PlaceNumbers};
 

@@ -11,6 +11,7 @@
 //! the agent stops, the tasks end at once. Only waiting Events get a short time.
 
 mod link;
+pub(super) mod model;
 mod news;
 mod own_uid;
 pub(super) mod peers;
@@ -20,13 +21,12 @@ mod scenes;
 
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::config::{self, Config};
+use super::config::Config;
 use super::event::Event;
 use super::tasks::Tasks;
 use crate::cluster::Api;
@@ -36,48 +36,13 @@ use crate::cluster::pods as followed;
 use crate::cluster::scenes::{self as followed_scenes, Scenes};
 use crate::host::cgroup::Cgroups;
 use crate::pin::Snapshot;
-use crate::pod::Pod;
 
 pub(super) use link::{Link, LinkState};
+use model::node_name;
+pub use model::{ApiPods, Asked, Cluster};
 
 /// How long the API server may take to answer a request.
 const DEADLINE: std::time::Duration = std::time::Duration::from_secs(30);
-
-/// The longest name of a namespace, in characters.
-const LONGEST_NAMESPACE: usize = 63;
-
-/// Whether the Kubernetes API is to be used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum Asked {
-    /// Where a kubeconfig is named for Pinfold, or no folder of manifests is.
-    #[default]
-    Auto,
-    /// Yes; with a folder of manifests, beside it.
-    Always,
-    /// No.
-    Never,
-}
-
-/// This node's pods, as the API server lists them; `None` before the first list.
-pub type ApiPods = Option<Arc<[Pod]>>;
-
-/// The connection to the API, and the agent's identity in the cluster. Cheap to clone.
-#[derive(Debug, Clone)]
-pub struct Cluster {
-    /// The API, with the counters that all tasks share.
-    pub api: Api,
-    /// This node's name.
-    pub node: String,
-    /// The namespace of the agent's own objects.
-    pub namespace: String,
-    /// Whether the agent labels the Node by the ScenePlans.
-    pub scenes: bool,
-    /// The server's address.
-    pub server: String,
-    /// The source of the server's address, for people.
-    pub origin: String,
-}
 
 /// The running tasks of the API.
 #[derive(Debug)]
@@ -88,33 +53,6 @@ pub(super) struct Running {
     pub(super) pods: watch::Receiver<ApiPods>,
     /// The task that writes Events. The task ends when all recorders are dropped.
     pub(super) writer: JoinHandle<()>,
-}
-
-/// Checks the configuration of the API.
-pub(super) fn check(config: &config::Cluster) -> anyhow::Result<()> {
-    let name = config.namespace.as_str();
-    let plain = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit();
-    anyhow::ensure!(
-        name.len() <= LONGEST_NAMESPACE
-            && name.starts_with(plain)
-            && name.ends_with(plain)
-            && name.chars().all(|letter| plain(letter) || letter == '-'),
-        "the namespace {name:?} (--namespace, POD_NAMESPACE or cluster.namespace) is not one: lower-case letters, digits and \
-         '-', beginning and ending with a letter or digit, at most {LONGEST_NAMESPACE} of them"
-    );
-    if config.node_name.is_some() {
-        node_name(config)?;
-    }
-    Ok(())
-}
-
-fn node_name(config: &config::Cluster) -> Result<String, connect::NodeNameError> {
-    // The flags already include NODE_NAME.
-    connect::node_name(
-        config.node_name.as_deref(),
-        None,
-        connect::host_name().as_deref(),
-    )
 }
 
 /// Whether the API is used, judged by the configuration alone.
@@ -166,7 +104,7 @@ impl Cluster {
             ),
             connection => connection?,
         };
-        let node = node_name(&config.cluster)?;
+        let node = node_name(config.cluster.node_name.as_deref())?;
         let cluster = Self::new(connection, node, config.cluster.namespace.clone());
         Ok(Some(Self {
             scenes: config.cluster.scenes,
@@ -298,30 +236,5 @@ mod tests {
                 "{api:?}, pods {pods}, kubeconfig {kubeconfig}"
             );
         }
-    }
-
-    #[test]
-    fn names_that_cannot_be_are_refused() {
-        let with = |namespace: &str, node: Option<&str>| config::Cluster {
-            namespace: namespace.to_owned(),
-            node_name: node.map(str::to_owned),
-            ..config::Cluster::default()
-        };
-        check(&with("kube-system", Some("node-1.example.io"))).unwrap();
-        for wrong in ["", "-a", "a-", "a.b", "A", &"a".repeat(64)] {
-            assert!(
-                check(&with(wrong, None))
-                    .unwrap_err()
-                    .to_string()
-                    .contains("--namespace"),
-                "{wrong}"
-            );
-        }
-        assert!(
-            check(&with("a", Some("Node")))
-                .unwrap_err()
-                .to_string()
-                .contains("--node-name")
-        );
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::ApiPods;
+use super::model::ApiPods;
 use crate::cluster::events::{News, Recorder};
 use crate::cpu::CpuSet;
 use crate::pin::decide::Refused;

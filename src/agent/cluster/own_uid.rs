@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 
-use super::ApiPods;
+use super::model::ApiPods;
 use crate::agent::event::Event;
 use crate::cluster::{Api, Backoff, Dice, Failure, node};
 use crate::pod::ApiUid;

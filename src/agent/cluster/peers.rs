@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use super::ApiPods;
+use super::model::ApiPods;
 use crate::cluster::peers::{Member, members};
 use crate::cluster::{Api, Dice};
 use crate::metrics::Unknown;

@@ -5,8 +5,8 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 use tokio::sync::{mpsc, watch};
 
-use super::ApiPods;
 use super::link::Heard;
+use super::model::ApiPods;
 use crate::agent::event::{Event, Source};
 use crate::cluster::pods::{Known, PodsEvent};
 

@@ -2,7 +2,7 @@
 
 use tokio::sync::watch;
 
-use super::ApiPods;
+use super::model::ApiPods;
 use crate::cluster::scenes::{Pods, RunningPod};
 
 /// Sends the unfinished pods to the scene task at each change.

@@ -1,0 +1,87 @@
+//! The values that the tasks of the Kubernetes API share, and the rules for the agent's names.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::cluster::Api;
+use crate::cluster::connect;
+use crate::pod::Pod;
+
+/// The longest name of a namespace, in characters.
+const LONGEST_NAMESPACE: usize = 63;
+
+/// Whether the Kubernetes API is to be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Asked {
+    /// Where a kubeconfig is named for Pinfold, or no folder of manifests is.
+    #[default]
+    Auto,
+    /// Yes; with a folder of manifests, beside it.
+    Always,
+    /// No.
+    Never,
+}
+
+/// This node's pods, as the API server lists them; `None` before the first list.
+pub type ApiPods = Option<Arc<[Pod]>>;
+
+/// The connection to the API, and the agent's identity in the cluster. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Cluster {
+    /// The API, with the counters that all tasks share.
+    pub api: Api,
+    /// This node's name.
+    pub node: String,
+    /// The namespace of the agent's own objects.
+    pub namespace: String,
+    /// Whether the agent labels the Node by the ScenePlans.
+    pub scenes: bool,
+    /// The server's address.
+    pub server: String,
+    /// The source of the server's address, for people.
+    pub origin: String,
+}
+
+/// Checks the configured namespace and the configured name of the Node.
+pub(in crate::agent) fn check(namespace: &str, node: Option<&str>) -> anyhow::Result<()> {
+    let plain = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit();
+    anyhow::ensure!(
+        namespace.len() <= LONGEST_NAMESPACE
+            && namespace.starts_with(plain)
+            && namespace.ends_with(plain)
+            && namespace
+                .chars()
+                .all(|letter| plain(letter) || letter == '-'),
+        "the namespace {namespace:?} (--namespace, POD_NAMESPACE or cluster.namespace) is not one: lower-case letters, digits and \
+         '-', beginning and ending with a letter or digit, at most {LONGEST_NAMESPACE} of them"
+    );
+    if node.is_some() {
+        node_name(node)?;
+    }
+    Ok(())
+}
+
+/// The name of the Node: configured, or from the host name.
+pub(super) fn node_name(configured: Option<&str>) -> Result<String, connect::NodeNameError> {
+    // The flags already include NODE_NAME.
+    connect::node_name(configured, None, connect::host_name().as_deref())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_cannot_be_are_refused() {
+        check("kube-system", Some("node-1.example.io")).unwrap();
+        for wrong in ["", "-a", "a-", "a.b", "A", &"a".repeat(64)] {
+            let error = check(wrong, None).unwrap_err().to_string();
+            assert!(error.contains("--namespace"), "{wrong}");
+        }
+        let error = check("a", Some("Node")).unwrap_err().to_string();
+        assert!(error.contains("--node-name"));
+    }
+}
