@@ -3,9 +3,8 @@
 //! Newer runtimes have a method for each event. Older runtimes send most events by the method `StateChange`. Both
 //! forms decode to the same request; only the method's name in logs differs.
 
+use std::collections::BTreeSet;
 use std::fmt;
-
-use prost::Message as _;
 
 use super::proto::{
     ConfigureRequest, Container, LinuxResources, PLUGIN_SERVICE, PodSandbox, StateChangeEvent,
@@ -43,40 +42,26 @@ pub enum Event {
     RemoveContainer = 11,
 }
 
-/// Every event, in the order of their numbers.
-const EVENTS: [Event; 11] = [
-    Event::RunPodSandbox,
-    Event::StopPodSandbox,
-    Event::RemovePodSandbox,
-    Event::CreateContainer,
-    Event::PostCreateContainer,
-    Event::StartContainer,
-    Event::PostStartContainer,
-    Event::UpdateContainer,
-    Event::PostUpdateContainer,
-    Event::StopContainer,
-    Event::RemoveContainer,
-];
+/// A set of events that a plugin subscribes to.
+pub type Events = BTreeSet<Event>;
 
 // === impl Event ===
 
 impl Event {
-    /// The event's name, which is also the name of the event's method.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::RunPodSandbox => "RunPodSandbox",
-            Self::StopPodSandbox => "StopPodSandbox",
-            Self::RemovePodSandbox => "RemovePodSandbox",
-            Self::CreateContainer => "CreateContainer",
-            Self::PostCreateContainer => "PostCreateContainer",
-            Self::StartContainer => "StartContainer",
-            Self::PostStartContainer => "PostStartContainer",
-            Self::UpdateContainer => "UpdateContainer",
-            Self::PostUpdateContainer => "PostUpdateContainer",
-            Self::StopContainer => "StopContainer",
-            Self::RemoveContainer => "RemoveContainer",
-        }
-    }
+    /// Every event, in the order of their numbers.
+    pub const ALL: [Self; 11] = [
+        Self::RunPodSandbox,
+        Self::StopPodSandbox,
+        Self::RemovePodSandbox,
+        Self::CreateContainer,
+        Self::PostCreateContainer,
+        Self::StartContainer,
+        Self::PostStartContainer,
+        Self::UpdateContainer,
+        Self::PostUpdateContainer,
+        Self::StopContainer,
+        Self::RemoveContainer,
+    ];
 
     /// Whether the event concerns a container, not only a pod.
     pub fn is_of_container(self) -> bool {
@@ -92,65 +77,20 @@ impl Event {
     }
 }
 
+/// The event's name, which is also the name of the event's method.
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        fmt::Debug::fmt(self, f)
     }
 }
 
-/// A set of events that a plugin subscribes to.
-#[derive(Clone, Copy, PartialEq, Eq, Default)]
-pub struct Events(u16);
-
-// === impl Events ===
-
-impl Events {
-    /// Every event.
-    pub fn all() -> Self {
-        EVENTS.into_iter().collect()
-    }
-
-    /// Whether the set contains the event.
-    pub fn contains(self, event: Event) -> bool {
-        self.0 & Self::bit(event) != 0
-    }
-
-    fn bit(event: Event) -> u16 {
-        1 << (event as u8 - 1)
-    }
-
-    /// The event mask of the answer to Configure. Runtimes read an empty mask as all events, so the mask of an
-    /// empty set has a rare event.
-    pub(super) fn mask(self) -> i32 {
-        i32::from(if self.0 == 0 {
-            Self::bit(Event::RemovePodSandbox)
-        } else {
-            self.0
-        })
-    }
-}
-
-impl FromIterator<Event> for Events {
-    fn from_iter<I: IntoIterator<Item = Event>>(events: I) -> Self {
-        Self(
-            events
-                .into_iter()
-                .fold(0, |bits, event| bits | Self::bit(event)),
-        )
-    }
-}
-
-impl<const N: usize> From<[Event; N]> for Events {
-    fn from(events: [Event; N]) -> Self {
-        events.into_iter().collect()
-    }
-}
-
-impl fmt::Debug for Events {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set()
-            .entries(EVENTS.into_iter().filter(|event| self.contains(*event)))
-            .finish()
+/// The event mask of the answer to Configure. Runtimes read an empty mask as all events, so the mask of an
+/// empty set has a rare event.
+pub(super) fn event_mask(events: &Events) -> i32 {
+    let bit = |event: &Event| 1_i32 << (*event as i32 - 1);
+    match events.iter().map(bit).sum::<i32>() {
+        0 => bit(&Event::RemovePodSandbox),
+        mask => mask,
     }
 }
 
@@ -221,7 +161,7 @@ pub enum RequestError {
     #[error("the message of {method} can't be read: {source}")]
     InvalidRequest {
         /// The method.
-        method: &'static str,
+        method: String,
         /// The decoder's error.
         source: prost::DecodeError,
     },
@@ -235,7 +175,8 @@ pub enum RequestError {
 impl PluginRequest {
     /// Decodes a request from the names of the service and the method, and the message.
     pub fn read(service: &str, method: &str, payload: &[u8]) -> Result<Self, RequestError> {
-        let event_of_method = EVENTS.into_iter().find(|event| event.name() == method);
+        let mut events = Event::ALL.into_iter();
+        let event_of_method = events.find(|event| event.to_string() == method);
         match (service, method, event_of_method) {
             (PLUGIN_SERVICE, "Configure", _) => configure(payload),
             (PLUGIN_SERVICE, "Synchronize", _) => synchronize(payload),
@@ -243,15 +184,11 @@ impl PluginRequest {
             (PLUGIN_SERVICE, "StateChange", _) => state_change(payload),
             (PLUGIN_SERVICE, "UpdatePodSandbox" | "PostUpdatePodSandbox", _) => Ok(Self::Other),
             (PLUGIN_SERVICE, _, Some(event)) => {
-                let invalid = |source| RequestError::InvalidRequest {
-                    method: event.name(),
-                    source,
-                };
                 let UpdateContainerRequest {
                     pod,
                     container,
                     resources,
-                } = UpdateContainerRequest::decode(payload).map_err(invalid)?;
+                } = decode(method, payload)?;
                 // The requests of all events number their fields alike. `UpdatePodSandbox` numbers the fields
                 // differently, and is no [`Event`].
                 Self::event(event, pod, container, resources)
@@ -285,12 +222,15 @@ impl PluginRequest {
     }
 }
 
+fn decode<M: prost::Message + Default>(method: &str, payload: &[u8]) -> Result<M, RequestError> {
+    M::decode(payload).map_err(|source| RequestError::InvalidRequest {
+        method: method.to_owned(),
+        source,
+    })
+}
+
 fn configure(payload: &[u8]) -> Result<PluginRequest, RequestError> {
-    let message =
-        ConfigureRequest::decode(payload).map_err(|source| RequestError::InvalidRequest {
-            method: "Configure",
-            source,
-        })?;
+    let message: ConfigureRequest = decode("Configure", payload)?;
     Ok(PluginRequest::Configure(RuntimeInfo {
         name: message.runtime_name,
         version: message.runtime_version,
@@ -306,10 +246,7 @@ fn synchronize(payload: &[u8]) -> Result<PluginRequest, RequestError> {
         pods,
         containers,
         more,
-    } = SynchronizeRequest::decode(payload).map_err(|source| RequestError::InvalidRequest {
-        method: "Synchronize",
-        source,
-    })?;
+    } = decode("Synchronize", payload)?;
     Ok(PluginRequest::Synchronize {
         pods,
         containers,
@@ -322,15 +259,10 @@ fn state_change(payload: &[u8]) -> Result<PluginRequest, RequestError> {
         event,
         pod,
         container,
-    } = StateChangeEvent::decode(payload).map_err(|source| RequestError::InvalidRequest {
-        method: "StateChange",
-        source,
-    })?;
+    } = decode("StateChange", payload)?;
     // Unknown event numbers come from newer runtimes. Events with a separate method never use `StateChange`.
-    match EVENTS
-        .into_iter()
-        .find(|known| i32::from(*known as u8) == event)
-    {
+    let mut events = Event::ALL.into_iter();
+    match events.find(|known| *known as i32 == event) {
         Some(event) if !event.has_own_method() => PluginRequest::event(event, pod, container, None),
         _ => Ok(PluginRequest::Other),
     }
@@ -338,6 +270,8 @@ fn state_change(payload: &[u8]) -> Result<PluginRequest, RequestError> {
 
 #[cfg(test)]
 mod tests {
+    use prost::Message as _;
+
     use super::*;
 
     fn read(method: &str, payload: &[u8]) -> Result<PluginRequest, RequestError> {
@@ -369,7 +303,7 @@ mod tests {
 
     #[test]
     fn an_event_is_read_from_its_own_method_and_from_the_older_one() {
-        for event in EVENTS {
+        for event in Event::ALL {
             let container = event.is_of_container();
             let alone = EventRequest {
                 container: Container::default(),
@@ -381,7 +315,7 @@ mod tests {
             );
             let event_of_method = message(container);
             assert_eq!(
-                read(event.name(), &event_of_method.encode_to_vec()),
+                read(&event.to_string(), &event_of_method.encode_to_vec()),
                 Ok(expected.clone())
             );
             let older = StateChangeEvent {
@@ -461,14 +395,11 @@ mod tests {
 
     #[test]
     fn a_mask_has_a_bit_for_each_event_and_is_never_empty() {
-        assert_eq!(Events::all().mask(), 0x7ff);
+        assert_eq!(event_mask(&Event::ALL.into()), 0x7ff);
         assert_eq!(
-            Events::from([Event::RunPodSandbox, Event::CreateContainer]).mask(),
+            event_mask(&[Event::RunPodSandbox, Event::CreateContainer].into()),
             0b1001
         );
-        assert_eq!(Events::default().mask(), 0b100);
-        assert!(!Events::default().contains(Event::RemovePodSandbox));
-        let some = Events::from([Event::StartContainer, Event::CreateContainer]);
-        assert_eq!(format!("{some:?}"), "{CreateContainer, StartContainer}");
+        assert_eq!(event_mask(&Events::default()), 0b100);
     }
 }

@@ -110,11 +110,6 @@ impl Demux {
             self.left = length;
         }
     }
-
-    /// Whether the stream may end here without an incomplete frame.
-    pub fn is_between_frames(&self) -> bool {
-        self.filled == 0 && self.left == 0
-    }
 }
 
 /// Moves as many bytes as fit from the front of `bytes`. Returns the number of bytes.
@@ -240,11 +235,6 @@ impl MessageDecoder {
             kind: kind.into(),
             data,
         })
-    }
-
-    /// Whether the stream may end here without an incomplete message.
-    pub fn is_between_messages(&self) -> bool {
-        self.filled == 0 && self.skip == 0
     }
 }
 
@@ -378,7 +368,7 @@ mod tests {
             }
             assert!(part.is_empty());
         }
-        assert!(demux.is_between_frames());
+        assert_eq!((demux.filled, demux.left), (0, 0));
         all
     }
 
@@ -445,7 +435,7 @@ mod tests {
             }
             assert!(part.is_empty());
         }
-        assert!(decoder.is_between_messages());
+        assert_eq!((decoder.filled, decoder.skip), (0, 0));
         found
     }
 
@@ -489,7 +479,7 @@ mod tests {
             data: Err(MAX_MESSAGE_DATA + 1),
         };
         assert_eq!(decoder.next(&mut header), Some(oversized));
-        assert!(!decoder.is_between_messages());
+        assert_eq!(decoder.skip, MAX_MESSAGE_DATA + 1);
         stream.push(0);
         stream.extend(encode_message(3, MessageType::Request, b"next").unwrap());
         let mut rest = &stream[MESSAGE_HEADER_LEN..];

@@ -12,12 +12,12 @@ use super::proto::{
     Container, CreateContainerResponse, PodSandbox, SynchronizeResponse, UpdateContainerResponse,
 };
 
-/// The encoded answer of a handler.
-pub(super) enum HandlerOutput {
-    /// The answer to Synchronize.
-    Synchronized(Result<Vec<u8>, Refusal>),
-    /// The answer to an event.
-    Event(Result<Vec<u8>, Refusal>),
+/// The output of a handler.
+pub(super) struct HandlerOutput {
+    /// Whether the request was Synchronize.
+    pub(super) is_synchronize: bool,
+    /// The encoded answer.
+    pub(super) answer: Result<Vec<u8>, Refusal>,
 }
 
 /// The arguments of a handler.
@@ -47,7 +47,8 @@ impl HandlerCall {
             limit,
             deadline,
         } = self;
-        match input {
+        let is_synchronize = matches!(input, HandlerInput::Synchronize(..));
+        let answer = match input {
             HandlerInput::Synchronize(pods, containers) => {
                 let handler = async {
                     let update = updates(plugin.synchronize(pods, containers).await?);
@@ -58,15 +59,17 @@ impl HandlerCall {
                     .encode_to_vec())
                 };
                 let call = UnansweredCall::Synchronize;
-                let answer = answer_in_time(plugin, handler, &call, deadline, limit).await;
-                HandlerOutput::Synchronized(answer)
+                answer_in_time(plugin, handler, &call, deadline, limit).await
             }
             HandlerInput::Event(event, request) => {
                 let handler = call_handler(plugin, event, &request);
                 let call = UnansweredCall::Event(event, &request);
-                let answer = answer_in_time(plugin, handler, &call, deadline, limit).await;
-                HandlerOutput::Event(answer)
+                answer_in_time(plugin, handler, &call, deadline, limit).await
             }
+        };
+        HandlerOutput {
+            is_synchronize,
+            answer,
         }
     }
 }

@@ -31,18 +31,6 @@ impl Refusal {
     }
 }
 
-impl From<String> for Refusal {
-    fn from(words: String) -> Self {
-        Self::new(words)
-    }
-}
-
-impl From<&str> for Refusal {
-    fn from(words: &str) -> Self {
-        Self::new(words)
-    }
-}
-
 /// A handler exceeded this time limit and was cancelled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HandlerTimeout(pub Duration);
@@ -242,7 +230,7 @@ mod tests {
 
     #[test]
     fn a_long_refusal_is_cut_between_letters() {
-        assert_eq!(Refusal::from("no").to_string(), "no");
+        assert_eq!(Refusal::new("no").to_string(), "no");
         let cut = Refusal::new("é".repeat(2000)).to_string();
         assert_eq!(cut.chars().count(), LONGEST_REFUSAL + 1);
         assert!(cut.ends_with("é…"));

@@ -44,9 +44,6 @@ pub struct PodSandbox {
 /// The Linux configuration of a pod. Old runtimes omit the configuration in events that end a pod.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct LinuxPodSandbox {
-    /// The resources of all containers together, as the kubelet computes the sum.
-    #[prost(message, optional, tag = "2")]
-    pub pod_resources: Option<LinuxResources>,
     /// The pod's cgroup: a path with the kubelet's driver `cgroupfs`, the name of a slice with `systemd`.
     #[prost(string, tag = "3")]
     pub cgroup_parent: String,
@@ -56,9 +53,6 @@ pub struct LinuxPodSandbox {
     /// The sandbox's own namespaces; namespaces of the host are not listed.
     #[prost(message, repeated, tag = "5")]
     pub namespaces: Vec<LinuxNamespace>,
-    /// The resources of the sandbox's own process.
-    #[prost(message, optional, tag = "6")]
-    pub resources: Option<LinuxResources>,
 }
 
 /// A Linux namespace.
@@ -67,9 +61,6 @@ pub struct LinuxNamespace {
     /// `network`, `pid` and the like.
     #[prost(string, tag = "1")]
     pub kind: String,
-    /// The path of an existing namespace; empty for a new namespace.
-    #[prost(string, tag = "2")]
-    pub path: String,
 }
 
 /// A container.

@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::event::{Events, PluginRequest, RequestError, RuntimeInfo};
+use super::event::{Events, PluginRequest, RequestError, RuntimeInfo, event_mask};
 use super::framing::{
     self, Demux, MAX_MESSAGE_DATA, MessageDecoder, MessageType, PLUGIN_CHANNEL, RUNTIME_CHANNEL,
     RpcMessage, RpcRequest, RpcResponse, StatusCode,
@@ -253,42 +253,11 @@ impl<'a, P: Plugin> Session<'a, P> {
                 "NRI: a message of kind {kind:?} on stream {stream} is left alone"
             );
         }
-        let read = data
-            .map_err(|length| {
-                let text = format!(
-                    "a message of {length} bytes is more than the {} that are read",
-                    MAX_MESSAGE_DATA
-                );
-                RpcResponse::error(StatusCode::ResourceExhausted, text)
-            })
-            .and_then(|data| {
-                let invalid = |error| {
-                    RpcResponse::error(
-                        StatusCode::InvalidArgument,
-                        format!("not a ttrpc request: {error}"),
-                    )
-                };
-                let RpcRequest {
-                    service,
-                    method,
-                    payload,
-                    ..
-                } = RpcRequest::decode(data.as_slice()).map_err(invalid)?;
-                // The payload is a copy of the data. A part of Synchronize has up to 4 MiB.
-                drop(data);
-                PluginRequest::read(&service, &method, &payload)
-                    .map_err(|error| error_response(&error))
-            });
-        match read {
+        match decode_request(data) {
             Ok(request) => self.handle_request(stream, request),
-            Err(error) => {
-                let text = error
-                    .status
-                    .as_ref()
-                    .map(|status| status.message.as_str())
-                    .unwrap_or_default();
+            Err((code, text)) => {
                 tracing::warn!("NRI: {text}");
-                self.send(&error.encode(stream));
+                self.send_error(stream, code, text);
             }
         }
     }
@@ -300,7 +269,7 @@ impl<'a, P: Plugin> Session<'a, P> {
                 publish(self.state, ConnectionState::Registered(runtime.clone()));
                 self.runtime = Some(runtime);
                 let events = ConfigureResponse {
-                    events: self.events.mask(),
+                    events: event_mask(&self.events),
                 };
                 self.send_payload(stream, events.encode_to_vec());
             }
@@ -311,7 +280,7 @@ impl<'a, P: Plugin> Session<'a, P> {
             } => {
                 self.handle_synchronize(stream, pods, containers, more);
             }
-            PluginRequest::Event(event, request) if self.events.contains(event) => {
+            PluginRequest::Event(event, request) if self.events.contains(&event) => {
                 let input = HandlerInput::Event(event, request);
                 self.enqueue(stream, input, Instant::now());
             }
@@ -382,22 +351,23 @@ impl<'a, P: Plugin> Session<'a, P> {
     }
 
     /// Sends the answer of a handler.
-    fn send_output(&mut self, stream: u32, answer: HandlerOutput) {
+    fn send_output(&mut self, stream: u32, output: HandlerOutput) {
+        let HandlerOutput {
+            is_synchronize,
+            answer,
+        } = output;
         match answer {
-            HandlerOutput::Synchronized(Ok(payload)) => {
-                if let Some(runtime) = &self.runtime {
+            Ok(payload) => {
+                if let Some(runtime) = self.runtime.as_ref().filter(|_| is_synchronize) {
                     publish(self.state, ConnectionState::Synchronized(runtime.clone()));
                 }
                 self.send_payload(stream, payload);
             }
-            HandlerOutput::Synchronized(Err(refusal)) => {
+            Err(refusal) if is_synchronize => {
                 self.refuse_synchronize(stream, StatusCode::Unknown, refusal.to_string());
             }
-            HandlerOutput::Event(Ok(payload)) => self.send_payload(stream, payload),
-            HandlerOutput::Event(Err(refusal)) => {
-                self.send(
-                    &RpcResponse::error(StatusCode::Unknown, refusal.to_string()).encode(stream),
-                );
+            Err(refusal) => {
+                self.send_error(stream, StatusCode::Unknown, refusal.to_string());
             }
         }
     }
@@ -405,7 +375,7 @@ impl<'a, P: Plugin> Session<'a, P> {
     /// Refuses Synchronize and disconnects. The runtime also closes the connection; an open connection would bring
     /// no further events.
     fn refuse_synchronize(&mut self, stream: u32, code: StatusCode, reason: String) {
-        self.send(&RpcResponse::error(code, reason.clone()).encode(stream));
+        self.send_error(stream, code, reason.clone());
         self.closing = self
             .closing
             .take()
@@ -413,18 +383,21 @@ impl<'a, P: Plugin> Session<'a, P> {
     }
 
     fn send_payload(&mut self, stream: u32, payload: Vec<u8>) {
-        self.send(&RpcResponse::answer(payload).encode(stream));
+        self.send(PLUGIN_CHANNEL, &RpcResponse::answer(payload).encode(stream));
     }
 
-    fn send_on(&mut self, channel: u32, message: &[u8]) {
+    fn send_error(&mut self, stream: u32, code: StatusCode, text: String) {
+        self.send(
+            PLUGIN_CHANNEL,
+            &RpcResponse::error(code, text).encode(stream),
+        );
+    }
+
+    fn send(&mut self, channel: u32, message: &[u8]) {
         if self.unsent.is_empty() {
             self.unsent_since = Instant::now();
         }
         framing::append_frames(channel, message, &mut self.unsent);
-    }
-
-    fn send(&mut self, message: &[u8]) {
-        self.send_on(PLUGIN_CHANNEL, message);
     }
 
     /// Sends the registration, the only call to the runtime.
@@ -448,7 +421,7 @@ impl<'a, P: Plugin> Session<'a, P> {
             &request.encode_to_vec(),
         ) {
             self.awaits_registration = true;
-            self.send_on(RUNTIME_CHANNEL, &message);
+            self.send(RUNTIME_CHANNEL, &message);
         }
     }
 
@@ -502,15 +475,33 @@ fn too_large_reason() -> String {
     )
 }
 
-/// The error response to a request that can't be decoded.
-fn error_response(error: &RequestError) -> RpcResponse {
-    let code = match error {
-        RequestError::Unknown { .. } => StatusCode::Unimplemented,
-        RequestError::InvalidRequest { .. } | RequestError::Missing(..) => {
-            StatusCode::InvalidArgument
-        }
+/// Decodes the data of a request, or the length of data that are too long. The error is the status of the answer.
+fn decode_request(data: Result<Vec<u8>, usize>) -> Result<PluginRequest, (StatusCode, String)> {
+    let data = data.map_err(|length| {
+        let text = format!(
+            "a message of {length} bytes is more than the {MAX_MESSAGE_DATA} that are read"
+        );
+        (StatusCode::ResourceExhausted, text)
+    })?;
+    let invalid = |error| {
+        let text = format!("not a ttrpc request: {error}");
+        (StatusCode::InvalidArgument, text)
     };
-    RpcResponse::error(code, error.to_string())
+    let RpcRequest {
+        service,
+        method,
+        payload,
+        ..
+    } = RpcRequest::decode(data.as_slice()).map_err(invalid)?;
+    // The payload is a copy of the data. A part of Synchronize has up to 4 MiB.
+    drop(data);
+    PluginRequest::read(&service, &method, &payload).map_err(|error| {
+        let code = match error {
+            RequestError::Unknown { .. } => StatusCode::Unimplemented,
+            _ => StatusCode::InvalidArgument,
+        };
+        (code, error.to_string())
+    })
 }
 
 /// Serves the runtime until `stop` is cancelled. After the end of a connection, connects again with growing waits.

@@ -121,7 +121,7 @@ impl Listening {
 
 impl Plugin for Listening {
     fn events(&self) -> Events {
-        self.events
+        self.events.clone()
     }
 
     fn unanswered(

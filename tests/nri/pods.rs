@@ -1,13 +1,13 @@
 //! The pods that come of what containerd told.
 
-use pinfold::nri::{Events, Inventory};
+use pinfold::nri::{Event, Inventory};
 use pinfold::pod::{EnvSource, Pod, Qos, qos};
 
 use crate::listening::{Listening, Serving};
 
 /// The pods of a recording: those that existed, and those that were created with all their containers.
 async fn pods(version: &str) -> Vec<Pod> {
-    let mut serving = Serving::new(Listening::to(Events::all()));
+    let mut serving = Serving::new(Listening::to(Event::ALL));
     let mut runtime = serving.socket.accept().await;
     let recorded = crate::replay::bytes(version, "runtime-to-plugin");
     runtime.send(&recorded).await;

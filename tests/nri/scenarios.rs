@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use pinfold::nri::{
-    ConnectionState, Container, Disconnect, Event, Events, HandlerTimeout, PodSandbox,
-};
+use pinfold::nri::{ConnectionState, Container, Disconnect, Event, HandlerTimeout, PodSandbox};
 use prost::Message;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -379,7 +377,7 @@ async fn a_refusal_is_passed_on_in_its_own_words() {
 
 #[tokio::test]
 async fn synchronize_comes_in_parts() {
-    let mut serving = Serving::new(Listening::to(Events::all()));
+    let mut serving = Serving::new(Listening::to(Event::ALL));
     let mut runtime = serving.socket.accept().await;
     runtime.register().await;
     runtime.configure(2000).await;
@@ -454,7 +452,7 @@ fn long_part(name: &str, more: bool) -> Vec<u8> {
 async fn all_parts_may_be_longer_than_the_memory_if_the_plugin_reduces_them() {
     let plugin = Listening {
         drop_environments: true,
-        ..Listening::to(Events::all())
+        ..Listening::to(Event::ALL)
     };
     let mut serving = Serving::new(plugin);
     let mut runtime = serving.socket.accept().await;
@@ -485,7 +483,7 @@ async fn all_parts_may_be_longer_than_the_memory_if_the_plugin_reduces_them() {
 
 #[tokio::test]
 async fn pods_and_containers_that_need_too_much_memory_are_refused() {
-    let mut serving = Serving::with(Listening::to(Events::all()), |settings| {
+    let mut serving = Serving::with(Listening::to(Event::ALL), |settings| {
         settings.backoff = (Duration::from_secs(600), Duration::from_secs(600));
     });
     let mut runtime = serving.socket.accept().await;
@@ -518,7 +516,7 @@ async fn pods_and_containers_that_need_too_much_memory_are_refused() {
 
 #[tokio::test]
 async fn many_short_texts_need_more_memory_than_their_letters() {
-    let mut serving = Serving::new(Listening::to(Events::all()));
+    let mut serving = Serving::new(Listening::to(Event::ALL));
     let mut runtime = serving.socket.accept().await;
     runtime.register().await;
     runtime.configure(60_000).await;

@@ -76,7 +76,7 @@ impl Scripted {
         match pod.annotations.get(annotation) {
             Some(words) if !recording.refused.contains(&event) => {
                 recording.refused.push(event);
-                Err(Refusal::from(words.as_str()))
+                Err(Refusal::new(words))
             }
             _ => Ok(()),
         }
@@ -97,7 +97,7 @@ fn cpus(pod: &PodSandbox) -> CpuChange {
 
 impl Plugin for Scripted {
     fn events(&self) -> Events {
-        Events::all()
+        Event::ALL.into()
     }
 
     fn unanswered(

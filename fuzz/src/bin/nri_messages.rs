@@ -48,7 +48,7 @@ fuzz_target!(|data: &[u8]| {
                 container,
                 resources,
             } = *request_of_event;
-            assert_eq!(event.name() == method, method != "StateChange");
+            assert_eq!(event.to_string() == method, method != "StateChange");
             check(&pod(&sandbox, [&container]), sandbox.cgroup_parent());
             // They must not panic, and a period is never zero.
             let cpu = resources.cpu.unwrap_or_default();

@@ -287,7 +287,6 @@ fn remaining_fields_of_a_pod() {
     assert!(!got.host_network);
     let of = |kind: &str| LinuxNamespace {
         kind: kind.to_owned(),
-        path: String::new(),
     };
     let linux = sandbox.linux.as_mut().unwrap();
     linux.namespaces = vec![of("pid"), of("network")];
