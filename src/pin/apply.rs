@@ -244,58 +244,40 @@ fn refusal(step: &Step, error: CgroupError, cgroups: &Cgroups) -> Outcome {
 }
 
 fn read_back(step: &Step, cgroups: &Cgroups) -> Outcome {
-    let now = match step {
-        Step::Cpus { path, .. }
-        | Step::Exclusive {
-            path,
-            in_force: Some(_),
-            ..
+    let (path, in_force) = match step {
+        Step::Cpus { path, .. } => (path, None),
+        Step::Exclusive { path, in_force, .. } | Step::Partition { path, in_force, .. }
+            if in_force.is_some() =>
+        {
+            (path, in_force.as_ref())
         }
-        | Step::Partition {
-            path,
-            in_force: Some(_),
-            ..
-        } => cgroups.cpuset(path),
         _ => return Outcome::Done,
     };
-    let now = match now {
+    let now = match cgroups.cpuset(path) {
         Ok(now) => now,
         Err(error) if error.is_gone() => return Outcome::Gone,
         Err(error) => return Outcome::Failed(error),
     };
-    let done = match step {
+    let is_live = now.partition.is_live();
+    let done = match (step, in_force) {
+        // Linux 6.12 can lose the CPUs of an invalid partition until the next boot. The cgroup therefore becomes a
+        // member.
+        (_, Some(_)) if !is_live => {
+            return match cgroups.set_partition(path, PartitionKind::Member) {
+                Err(error) if !error.is_gone() => Outcome::Failed(error),
+                _ => Outcome::Invalid {
+                    says: now.partition.to_string(),
+                },
+            };
+        }
+        (_, Some(cpus)) => now.effective == *cpus,
         // A member's effective CPUs lack the CPUs of partitions, so only the written set counts. A pod's effective
-        // CPUs lack the CPUs of the pod's own partitions, too.
-        Step::Cpus {
-            cpus,
-            reason: Reason::Separate | Reason::Share | Reason::Release | Reason::Pod,
-            ..
-        } => now.cpus == *cpus,
-        // The written CPUs of a partition take effect when the partition ends.
-        Step::Cpus { cpus, .. } if now.partition.is_live() => now.cpus == *cpus,
-        Step::Cpus { cpus, .. } => now.effective == *cpus,
-        Step::Exclusive {
-            path,
-            in_force: Some(cpus),
-            ..
-        }
-        | Step::Partition {
-            path,
-            in_force: Some(cpus),
-            ..
-        } => {
-            if !now.partition.is_live() {
-                // Linux 6.12 can lose the CPUs of an invalid partition until the next boot. The cgroup therefore
-                // becomes a member.
-                return match cgroups.set_partition(path, PartitionKind::Member) {
-                    Err(error) if !error.is_gone() => Outcome::Failed(error),
-                    _ => Outcome::Invalid {
-                        says: now.partition.to_string(),
-                    },
-                };
-            }
-            now.effective == *cpus
-        }
+        // CPUs lack the CPUs of the pod's own partitions, too. The written CPUs of a partition take effect when the
+        // partition ends.
+        (Step::Cpus { cpus, reason, .. }, None) => match reason {
+            Reason::Own | Reason::Narrow if !is_live => now.effective == *cpus,
+            _ => now.cpus == *cpus,
+        },
         _ => true,
     };
     if done {

@@ -21,13 +21,13 @@ pub struct Drift {
     /// The effective CPUs.
     pub effective: CpuSet,
     /// Neighbours with processes: containers that may run on a drifted owner's CPUs, and owners
-    /// whose CPUs the drifted container may use. At most [`NAMED`].
+    /// whose CPUs the drifted container may use. At most 8, which keeps the node's state small.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub others: Vec<Neighbour>,
 }
 
-/// The maximum number of neighbours per drift, which keeps the node's state small.
-pub const NAMED: usize = 8;
+/// The maximum number of neighbours per drift.
+const NAMED: usize = 8;
 
 /// The maximum number of drifts per scan with a list of neighbours. If many containers drift at
 /// once, the neighbours are drifted containers themselves.
@@ -110,22 +110,18 @@ impl fmt::Display for Drift {
             others,
         } = self;
         let cause = cause.name();
-        if assigned.is_empty() {
-            write!(
-                f,
-                "drift ({cause}): {path} should run on CPUs that nobody owns"
-            )?;
-        } else {
-            write!(f, "drift ({cause}): {path} should run on {assigned}")?;
-        }
-        write!(f, " and runs on {effective}")?;
-        for (at, other) in others.iter().enumerate() {
-            let before = if at == 0 {
-                "; also on these CPUs:"
-            } else {
-                ","
-            };
+        let assigned = match assigned.is_empty() {
+            true => "CPUs that nobody owns".to_owned(),
+            false => assigned.to_string(),
+        };
+        write!(
+            f,
+            "drift ({cause}): {path} should run on {assigned} and runs on {effective}"
+        )?;
+        let mut before = "; also on these CPUs:";
+        for other in others {
             write!(f, "{before} {other}")?;
+            before = ",";
         }
         Ok(())
     }

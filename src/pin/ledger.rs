@@ -96,14 +96,11 @@ impl Observed {
         for (path, cpus) in &observed.surroundings.outside {
             ledger.bar(path, cpus);
         }
-        let mut by_uid = HashMap::new();
-        for (index, uid) in pods
-            .iter()
-            .enumerate()
-            .filter_map(|(index, pod)| Some((index, pod.cgroup_uid()?)))
-        {
-            by_uid.entry(uid).or_insert(index);
-        }
+        // The first of several pods with the same uid counts.
+        let pods_from_last = pods.iter().enumerate().rev();
+        let by_uid: HashMap<&str, usize> = pods_from_last
+            .filter_map(|(index, pod)| Some((pod.cgroup_uid()?, index)))
+            .collect();
         for cgroup in scan.pods {
             let known = by_uid.get(cgroup.uid.as_str()).copied();
             let record = ledger.read_record(&cgroup.path, cgroup.record_text.as_deref());
@@ -190,9 +187,29 @@ impl Observed {
     }
 }
 
+// === impl ObservedContainer ===
+
+impl ObservedContainer {
+    /// Whether the cgroup has an unreadable record. Pinfold leaves the cgroup alone.
+    pub(super) fn has_unreadable_record(&self) -> bool {
+        self.record.is_none() && self.cgroup.record_text.is_some()
+    }
+}
+
 // === impl ObservedPod ===
 
 impl ObservedPod {
+    /// Whether the cgroup has an unreadable record. Pinfold leaves the cgroup alone.
+    pub(super) fn has_unreadable_record(&self) -> bool {
+        self.record.is_none() && self.cgroup.record_text.is_some()
+    }
+
+    /// The CPUs in the pod's record; empty without a record.
+    pub(super) fn recorded_cpus(&self) -> CpuSet {
+        let record = self.record.as_ref();
+        record.map(AssignmentRecord::cpus).unwrap_or_default()
+    }
+
     /// The cgroup of a container. While a container is replaced, two cgroups exist for a moment.
     pub fn container(&self, name: &str) -> Option<&ObservedContainer> {
         let mut matching = self

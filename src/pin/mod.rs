@@ -30,7 +30,7 @@ mod steps;
 
 pub use apply::{Applied, Outcome, apply, apply_while};
 pub use assignment::PodAssignment;
-pub use drift::{Drift, DriftCause, NAMED, Neighbour, drift};
+pub use drift::{Drift, DriftCause, Neighbour, drift};
 pub use ledger::{Ledger, Observed, ObservedContainer, ObservedPod, Scan};
 pub use model::{Desired, Enforcement, PodPlan, Reason, Step};
 pub use record::{AssignmentRecord, EarlierSettings, RecordError};

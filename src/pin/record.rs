@@ -103,12 +103,9 @@ impl AssignmentRecord {
             text: text.to_owned(),
             source,
         })?;
-        if record.version == VERSION {
-            Ok(record)
-        } else {
-            Err(RecordError::Version {
-                version: record.version,
-            })
+        match record.version {
+            VERSION => Ok(record),
+            version => Err(RecordError::Version { version }),
         }
     }
 

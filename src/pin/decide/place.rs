@@ -75,7 +75,7 @@ impl<'a> PlacementPass<'a> {
 
     /// Keeps the CPUs a pod's containers are still entitled to, and removes the rest.
     pub(super) fn keep(&mut self, pod: &PodRequest<'_>) {
-        let near = self.near(pod);
+        let (near, placer) = (self.near(pod), self.inputs.placer);
         let mut mine = self.assignments.remove(&pod.key).unwrap_or_default();
         // A pod without a container owns no CPUs. Earlier versions gave CPUs to the sandbox: such
         // CPUs become free now.
@@ -92,21 +92,15 @@ impl<'a> PlacementPass<'a> {
                 // The remaining CPUs may not fill whole cores. Without a placement in whole cores,
                 // any of the container's CPUs may stay.
                 let request = pod.preferences.request(wanted, &near);
-                let rest = self.inputs.placer.place_as(cpus, &request);
+                let rest = placer.place_as(cpus, &request).ok();
                 // The container already owns the CPUs. Too many NUMA nodes are no reason to drop
                 // the pod's remaining preferences.
                 let anywhere = Request {
                     fewest_numa: false,
                     ..request
                 };
-                let rest = rest.or_else(|_| self.inputs.placer.place_as(cpus, &anywhere));
-                let rest = rest.or_else(|_| {
-                    self.inputs
-                        .placer
-                        .place(cpus, wanted)
-                        .map_err(Refusal::from)
-                });
-                if let Ok(rest) = rest {
+                let rest = rest.or_else(|| placer.place_as(cpus, &anywhere).ok());
+                if let Some(rest) = rest.or_else(|| placer.place(cpus, wanted).ok()) {
                     *cpus = rest.cpus;
                 }
             }

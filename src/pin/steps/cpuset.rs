@@ -11,13 +11,12 @@
 
 use std::collections::BTreeMap;
 
-use super::super::assignment::PodAssignment;
 use super::super::ledger::{Ledger, Observed, ObservedContainer, ObservedPod};
 use super::super::model::{Desired, PodPlan, Reason, Step};
 use super::super::record::AssignmentRecord;
 use super::memory;
 use super::records::{
-    cpus_to_record, give_back_quota, lift_quota, next_record, remove_record, unreadable,
+    container_record, cpus_to_record, give_back_quota, lift_quota, pod_record, remove_record,
     write_record,
 };
 use super::release::undo_partitions;
@@ -109,7 +108,7 @@ impl<'a> CpusetPlanner<'a> {
     }
 
     fn plan_pod(&mut self, pod: &'a ObservedPod) {
-        if unreadable(pod.record.as_ref(), pod.cgroup.record_text.as_deref()) {
+        if pod.has_unreadable_record() {
             return;
         }
         let none = PodPlan::default();
@@ -135,10 +134,7 @@ impl<'a> CpusetPlanner<'a> {
         };
         for container in &pod.containers {
             let written = &container.cgroup.cpuset.cpus;
-            if unreadable(
-                container.record.as_ref(),
-                container.cgroup.record_text.as_deref(),
-            ) {
+            if container.has_unreadable_record() {
                 held.after = held.after.union(written);
                 continue;
             }
@@ -178,20 +174,11 @@ impl<'a> CpusetPlanner<'a> {
 
     /// Records the assignment on the pod's cgroup.
     fn record_pod(&mut self, pod: &ObservedPod, plan: &PodPlan) {
-        let record = pod.record.as_ref();
-        let mut next = next_record(
-            record,
-            plan.assignment.clone(),
-            plan.name.as_ref(),
-            &pod.cgroup.cpuset.cpus,
-            pod.cgroup.quota.filter(|_| plan.all_own_cpus),
-        );
-        next.confirmed = plan.is_confirmed(record);
-        if record == Some(&next) {
+        let next = pod_record(pod, plan);
+        if pod.record.as_ref() == Some(&next) {
             return;
         }
-        let recorded = record.map(AssignmentRecord::cpus).unwrap_or_default();
-        let phase = if next.cpus().is_subset(&recorded) {
+        let phase = if next.cpus().is_subset(&pod.recorded_cpus()) {
             CpusetPhase::RecordLosses
         } else {
             CpusetPhase::RecordGains
@@ -419,22 +406,16 @@ impl Target<'_> {
     fn next_record(&self, desired: &Desired) -> AssignmentRecord {
         let container = self.container;
         let own = &container.cgroup.cpuset.cpus;
-        let assignment = if self.is_owner {
-            let name = container.name.as_deref().unwrap_or_default();
-            self.plan.assignment.of_container(name)
+        let name = container.name.as_deref().unwrap_or_default();
+        let assignment = self
+            .is_owner
+            .then(|| self.plan.assignment.of_container(name));
+        let earlier = if self.reason == Reason::Own {
+            cpus_to_record(own, &self.cpus)
         } else {
-            PodAssignment::default()
+            own.clone()
         };
-        let none = CpuSet::new();
-        let before = if self.reason == Reason::Own {
-            cpus_to_record(own, &self.cpus, &none)
-        } else {
-            own
-        };
-        let quota = container.cgroup.quota.filter(|_| self.is_owner);
-        let names = self.plan.name.as_ref();
-        let mut next = next_record(container.record.as_ref(), assignment, names, before, quota);
-        next.by_id = self.is_owner && container.by_id;
+        let mut next = container_record(container, self.plan, assignment, &earlier);
         if self.is_owner {
             memory::record_earlier_memory(next, container, self.pod_uid, desired)
         } else {

@@ -20,7 +20,7 @@ mod state;
 
 use state::{Leaf, PartitionState, PodTarget};
 
-use super::super::ledger::{Observed, ObservedContainer, ObservedPod};
+use super::super::ledger::Observed;
 use super::super::model::{Desired, IDLE_CGROUP, Reason, Step};
 use super::super::record::AssignmentRecord;
 use super::memory;
@@ -83,15 +83,10 @@ impl<'a> PartitionState<'a> {
     /// Isolated partitions become `root`, with load balancing, if the pod does not ask for
     /// isolation. New CPUs that the work queues have yet to leave also rule out isolation.
     fn restore_load_balancing(&mut self) {
-        for index in 0..self.leaves.len() {
-            let Some(leaf) = self.leaves.get(index) else {
-                continue;
-            };
-            let container: &'a ObservedContainer = leaf.container;
-            let path = container.cgroup.path.as_str();
+        for (path, kind, target) in self.leaf_targets() {
             let gives_up = self.live.get(path) == Some(&PartitionKind::Isolated)
-                && leaf.kind == PartitionKind::Root;
-            if gives_up && !leaf.target.is_empty() {
+                && kind == PartitionKind::Root;
+            if gives_up && !target.is_empty() {
                 self.become_kind(path, PartitionKind::Root, &self.held(path));
             }
         }
@@ -103,8 +98,7 @@ impl<'a> PartitionState<'a> {
     fn record_owners(&mut self) {
         let pods = self.pods.iter().filter_map(|pod_target| {
             let next = pod_target.next_record()?;
-            let recorded = pod_target.pod.record.as_ref().map(AssignmentRecord::cpus);
-            let gains = !next.cpus().is_subset(&recorded.unwrap_or_default());
+            let gains = !next.cpus().is_subset(&pod_target.pod.recorded_cpus());
             gains.then(|| write_record(&pod_target.pod.cgroup.path, next))
         });
         let leaves = self.leaves.iter().filter_map(|leaf| {
@@ -195,15 +189,10 @@ impl<'a> PartitionState<'a> {
 
     /// Partitions shrink or end.
     fn shrink_partitions(&mut self) {
-        for index in 0..self.leaves.len() {
-            let Some(leaf) = self.leaves.get(index) else {
-                continue;
-            };
-            let container: &'a ObservedContainer = leaf.container;
-            let path = container.cgroup.path.as_str();
-            let rest = self.held(path).intersection(&leaf.target);
+        for (path, _, target) in self.leaf_targets() {
+            let rest = self.held(path).intersection(&target);
             if self.live.contains_key(path) {
-                if leaf.target.is_empty() {
+                if target.is_empty() {
                     self.live.remove(path);
                     self.steps.push(member(path));
                 } else if rest.is_disjoint(&self.desired.online) {
@@ -250,9 +239,8 @@ impl<'a> PartitionState<'a> {
                 steps.extend(give_back_quota(&cgroup.path, cgroup.quota, record));
             }
             // The last phase removes the records of pods without an assignment.
-            let recorded = record.map(AssignmentRecord::cpus).unwrap_or_default();
             if let Some(next) = pod_target.next_record()
-                && next.cpus().is_subset(&recorded)
+                && next.cpus().is_subset(&pod_target.pod.recorded_cpus())
                 && record != Some(&next)
             {
                 steps.push(write_record(&cgroup.path, next));
@@ -280,15 +268,14 @@ impl<'a> PartitionState<'a> {
     fn move_partitions(&mut self) {
         let mut waiting: Vec<(&'a str, &'a str, CpuSet)> = Vec::new();
         for leaf in &self.leaves {
-            let container: &'a ObservedContainer = leaf.container;
-            let path = container.cgroup.path.as_str();
+            let path = leaf.container.cgroup.path.as_str();
             let Some(pod_target) = self.pods.get(leaf.pod) else {
                 continue;
             };
-            let pod: &'a ObservedPod = pod_target.pod;
             let stays = self.held(path).intersection(&leaf.target);
             if self.live.contains_key(path) && stays.is_disjoint(&self.desired.online) {
-                waiting.push((path, pod.cgroup.path.as_str(), leaf.target.clone()));
+                let pod = pod_target.pod.cgroup.path.as_str();
+                waiting.push((path, pod, leaf.target.clone()));
             }
         }
         while !waiting.is_empty() {
@@ -330,17 +317,9 @@ impl<'a> PartitionState<'a> {
         for (path, target) in self.pod_targets() {
             self.hold(path, self.held(path).union(&target));
         }
-        for index in 0..self.leaves.len() {
-            let Some(leaf) = self
-                .leaves
-                .get(index)
-                .filter(|leaf| !leaf.target.is_empty())
-            else {
-                continue;
-            };
-            let (container, kind): (&'a ObservedContainer, _) = (leaf.container, leaf.kind);
-            let path = container.cgroup.path.as_str();
-            let target = leaf.target.clone();
+        let mut leaves = self.leaf_targets();
+        leaves.retain(|(_, _, target)| !target.is_empty());
+        for (path, kind, target) in leaves {
             self.hold(path, target.clone());
             self.become_kind(path, kind, &target);
         }

@@ -1,14 +1,41 @@
 //! Steps for assignment records and quotas, shared by all enforcements.
 
 use super::super::assignment::PodAssignment;
-use super::super::model::Step;
+use super::super::ledger::{ObservedContainer, ObservedPod};
+use super::super::model::{PodPlan, Step};
 use super::super::record::{AssignmentRecord, EarlierSettings};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::Quota;
 
+/// The desired record of a pod's cgroup.
+pub(super) fn pod_record(pod: &ObservedPod, plan: &PodPlan) -> AssignmentRecord {
+    let (record, cgroup) = (pod.record.as_ref(), &pod.cgroup);
+    let (assignment, own) = (plan.assignment.clone(), &cgroup.cpuset.cpus);
+    let limited = cgroup.quota.filter(|_| plan.all_own_cpus);
+    let mut next = next_record(record, assignment, plan.name.as_ref(), own, limited);
+    next.confirmed = plan.is_confirmed(record);
+    next
+}
+
+/// The desired record of a container's cgroup. `assignment` is the owner's part of the pod's assignment; `None` for a
+/// container without CPUs. `own` are the CPUs to record as the container's earlier set.
+pub(super) fn container_record(
+    container: &ObservedContainer,
+    plan: &PodPlan,
+    assignment: Option<PodAssignment>,
+    own: &CpuSet,
+) -> AssignmentRecord {
+    let (record, names) = (container.record.as_ref(), plan.name.as_ref());
+    let limited = container.cgroup.quota.filter(|_| assignment.is_some());
+    let by_id = assignment.is_some() && container.by_id;
+    let mut next = next_record(record, assignment.unwrap_or_default(), names, own, limited);
+    next.by_id = by_id;
+    next
+}
+
 /// The desired record of a cgroup: the new assignment, with the earlier settings from the first
 /// record.
-pub(super) fn next_record(
+fn next_record(
     present: Option<&AssignmentRecord>,
     assignment: PodAssignment,
     names: Option<&(String, String)>,
@@ -34,10 +61,10 @@ pub(super) fn next_record(
         quota,
         numa: earlier.numa,
     });
+    let recorded = present.map(|present| (&present.namespace, &present.pod));
+    let names = names.map(|(namespace, pod)| (namespace, pod)).or(recorded);
     if let Some((namespace, pod)) = names.filter(|_| !assignment.is_empty()) {
         (next.namespace, next.pod) = (namespace.clone(), pod.clone());
-    } else if let Some(present) = present.filter(|_| !assignment.is_empty()) {
-        (next.namespace, next.pod) = (present.namespace.clone(), present.pod.clone());
     }
     next.assignment = assignment;
     next
@@ -45,13 +72,12 @@ pub(super) fn next_record(
 
 /// The CPUs to record as the container's earlier set. A set equal to the target counts as unset:
 /// the container runtime wrote the set at Pinfold's request.
-pub(super) fn cpus_to_record<'a>(own: &'a CpuSet, target: &CpuSet, none: &'a CpuSet) -> &'a CpuSet {
-    if own == target { none } else { own }
-}
-
-/// Whether a cgroup has an unreadable record. Pinfold leaves the cgroup alone.
-pub(super) fn unreadable(record: Option<&AssignmentRecord>, text: Option<&str>) -> bool {
-    record.is_none() && text.is_some()
+pub(super) fn cpus_to_record(own: &CpuSet, target: &CpuSet) -> CpuSet {
+    if own == target {
+        CpuSet::new()
+    } else {
+        own.clone()
+    }
 }
 
 /// Lifts a quota with a limit. Returns `None` for a quota without a limit.
@@ -59,7 +85,10 @@ pub(super) fn lift_quota(path: &str, now: Option<Quota>) -> Option<Step> {
     let quota = now.filter(|quota| quota.quota.is_some())?;
     Some(Step::Quota {
         path: path.to_owned(),
-        quota: quota.without_limit(),
+        quota: Quota {
+            quota: None,
+            ..quota
+        },
     })
 }
 

@@ -13,51 +13,32 @@ use crate::host::cgroup::{AncestorCgroup, Partition, PartitionKind, is_below};
 pub fn release(observed: &Observed, online: &CpuSet, all_memory: &CpuSet) -> Vec<Step> {
     let mut steps = undo_partitions(observed);
     let mut back = Vec::new();
+    let mut recorded = Vec::new();
     for pod in &observed.pods {
         let Some(record) = &pod.record else { continue };
-        back.extend(restore_cpus(
-            &pod.cgroup.path,
-            &pod.cgroup.cpuset.cpus,
-            record,
-            online,
-        ));
-        back.extend(give_back_quota(
-            &pod.cgroup.path,
-            pod.cgroup.quota,
-            Some(record),
-        ));
+        let (cgroup, cpus) = (&pod.cgroup, &pod.cgroup.cpuset.cpus);
+        back.extend(restore_cpus(&cgroup.path, cpus, record, online));
+        back.extend(give_back_quota(&cgroup.path, cgroup.quota, Some(record)));
+        recorded.push(&cgroup.path);
     }
     for container in observed.containers() {
         let Some(record) = &container.record else {
             continue;
         };
-        let cgroup = &container.cgroup;
+        let (cgroup, cpus) = (&container.cgroup, &container.cgroup.cpuset.cpus);
         back.extend(give_back_quota(&cgroup.path, cgroup.quota, Some(record)));
-        back.extend(restore_cpus(
-            &cgroup.path,
-            &cgroup.cpuset.cpus,
-            record,
-            online,
-        ));
+        back.extend(restore_cpus(&cgroup.path, cpus, record, online));
         back.extend(memory::give_back(container, all_memory));
+        recorded.push(&cgroup.path);
     }
-    // The removal of records follows all writes: an interrupted release can start again while the
-    // records exist.
-    let pods = observed
-        .pods
-        .iter()
-        .filter(|pod| pod.record.is_some())
-        .map(|pod| &pod.cgroup.path);
-    let containers = observed
-        .containers()
-        .filter(|container| container.record.is_some());
-    let recorded = pods.chain(containers.map(|container| &container.cgroup.path));
     let idle = observed.containers().filter(|container| container.idle);
     let gone = idle.map(|container| Step::Remove {
         path: container.cgroup.path.clone(),
     });
     steps.append(&mut back);
-    steps.extend(recorded.map(|path| remove_record(path)));
+    // The removal of records follows all writes: an interrupted release can start again while the
+    // records exist.
+    steps.extend(recorded.into_iter().map(|path| remove_record(path)));
     steps.extend(gone);
     steps
 }
@@ -164,15 +145,10 @@ fn kept_cpus(pod: &ObservedPod) -> CpuSet {
 
 /// The CPUs of a pod's live partitions.
 fn live(pod: &ObservedPod) -> CpuSet {
-    let cpusets = pod
-        .containers
-        .iter()
-        .map(|container| &container.cgroup.cpuset);
-    union(
-        cpusets
-            .filter(|cpuset| cpuset.partition.is_live())
-            .map(|cpuset| &cpuset.exclusive),
-    )
+    let containers = pod.containers.iter();
+    let cpusets = containers.map(|container| &container.cgroup.cpuset);
+    let live = cpusets.filter(|cpuset| cpuset.partition.is_live());
+    union(live.map(|cpuset| &cpuset.exclusive))
 }
 
 /// The step to change a cgroup's exclusive CPUs from `now` to `cpus`, if they differ.
@@ -187,14 +163,9 @@ fn set_exclusive(path: &str, now: &CpuSet, cpus: CpuSet) -> Option<Step> {
 /// Whether Pinfold made the container's partition. An unrecorded cgroup also counts if the pod's
 /// record covers all its exclusive CPUs.
 pub(super) fn is_made_by_pinfold(pod: &ObservedPod, container: &ObservedContainer) -> bool {
-    let assigned = pod
-        .record
-        .as_ref()
-        .map(AssignmentRecord::cpus)
-        .unwrap_or_default();
     let exclusive = &container.cgroup.cpuset.exclusive;
     container.record.is_some()
-        || (container.cgroup.record_text.is_none() && exclusive.is_subset(&assigned))
+        || (container.cgroup.record_text.is_none() && exclusive.is_subset(&pod.recorded_cpus()))
 }
 
 pub(super) fn member(path: &str) -> Step {

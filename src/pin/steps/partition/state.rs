@@ -6,7 +6,7 @@ use super::super::super::assignment::{PodAssignment, union};
 use super::super::super::ledger::{Observed, ObservedContainer, ObservedPod};
 use super::super::super::model::{Desired, PodPlan, Step};
 use super::super::super::record::AssignmentRecord;
-use super::super::records::{cpus_to_record, next_record, unreadable};
+use super::super::records::{container_record, cpus_to_record, pod_record};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{Partition, PartitionKind, is_below};
 
@@ -137,6 +137,15 @@ impl<'a> PartitionState<'a> {
             .map(|above| above.path.as_str())
     }
 
+    /// The cgroup, the kind of partition, and the target of each container.
+    pub(super) fn leaf_targets(&self) -> Vec<(&'a str, PartitionKind, CpuSet)> {
+        let target = |leaf: &Leaf<'a>| {
+            let path = leaf.container.cgroup.path.as_str();
+            (path, leaf.kind, leaf.target.clone())
+        };
+        self.leaves.iter().map(target).collect()
+    }
+
     /// The cgroup and the exclusive CPUs of each pod, without the pods that the plan leaves alone.
     pub(super) fn pod_targets(&self) -> Vec<(&'a str, CpuSet)> {
         let pods = self.pods.iter().filter(|pod| !pod.left_alone);
@@ -164,8 +173,8 @@ impl<'a> PartitionState<'a> {
         let plan = plan.unwrap_or_default();
         let exclusive = &pod.cgroup.cpuset.exclusive;
         // Without a record and without an assignment, a pod's exclusive CPUs are not from Pinfold.
-        let left_alone = unreadable(pod.record.as_ref(), pod.cgroup.record_text.as_deref())
-            || (pod.record.is_none() && plan.assignment.is_empty());
+        let left_alone =
+            pod.has_unreadable_record() || (pod.record.is_none() && plan.assignment.is_empty());
         let mut target = if left_alone {
             exclusive.clone()
         } else {
@@ -260,11 +269,7 @@ fn is_left_alone(container: &ObservedContainer, plan: &PodPlan) -> bool {
             .cpuset
             .exclusive
             .is_subset(&assignment.cpus());
-    !is_explained
-        || unreadable(
-            container.record.as_ref(),
-            container.cgroup.record_text.as_deref(),
-        )
+    !is_explained || container.has_unreadable_record()
 }
 
 /// The kind of a container's partition with the CPUs `target`.
@@ -301,21 +306,8 @@ impl PodTarget<'_> {
     /// The desired record of the pod's cgroup. `None` for a pod without CPUs, and for a pod that the
     /// plan leaves alone.
     pub(super) fn next_record(&self) -> Option<AssignmentRecord> {
-        if self.left_alone || self.plan.assignment.is_empty() {
-            return None;
-        }
-        let cgroup = &self.pod.cgroup;
-        let limited = cgroup.quota.filter(|_| self.plan.all_own_cpus);
-        let record = self.pod.record.as_ref();
-        let mut next = next_record(
-            record,
-            self.plan.assignment.clone(),
-            self.plan.name.as_ref(),
-            &cgroup.cpuset.cpus,
-            limited,
-        );
-        next.confirmed = self.plan.is_confirmed(record);
-        Some(next)
+        let has_assignment = !self.left_alone && !self.plan.assignment.is_empty();
+        has_assignment.then(|| pod_record(self.pod, &self.plan))
     }
 }
 
@@ -323,23 +315,9 @@ impl PodTarget<'_> {
 
 impl Leaf<'_> {
     pub(super) fn next_record(&self, pod_target: &PodTarget<'_>) -> AssignmentRecord {
-        let cgroup = &self.container.cgroup;
-        let assignment = if self.owner {
-            own_part(&pod_target.plan.assignment, self.container)
-        } else {
-            PodAssignment::default()
-        };
-        let quota = cgroup.quota.filter(|_| self.owner);
-        let none = CpuSet::new();
-        let before = cpus_to_record(&cgroup.cpuset.cpus, &self.target, &none);
-        let mut next = next_record(
-            self.container.record.as_ref(),
-            assignment,
-            pod_target.plan.name.as_ref(),
-            before,
-            quota,
-        );
-        next.by_id = self.owner && self.container.by_id;
-        next
+        let (container, plan) = (self.container, &pod_target.plan);
+        let assignment = self.owner.then(|| own_part(&plan.assignment, container));
+        let earlier = cpus_to_record(&container.cgroup.cpuset.cpus, &self.target);
+        container_record(container, plan, assignment, &earlier)
     }
 }
