@@ -33,23 +33,37 @@ pub enum FileError {
     },
 }
 
+// === impl FileError ===
+
 impl FileError {
     /// Whether the file, cgroup or process is gone, which happens in normal operation.
     pub fn is_gone(&self) -> bool {
+        is_gone(self.kernel_error())
+    }
+
+    /// The kernel's error.
+    pub fn kernel_error(&self) -> &io::Error {
         let (Self::Read { source, .. } | Self::Write { source, .. }) = self;
-        is_gone(source)
+        source
+    }
+
+    /// Adds the path to the error of a failed read.
+    pub(super) fn reading(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Read {
+            path: path.to_owned(),
+            source,
+        }
     }
 }
 
 /// Reads a whole file, without the white space at its end.
 pub fn read(path: &Path) -> Result<String, FileError> {
-    match fs::read(path) {
-        Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).trim_end().to_owned()),
-        Err(source) => Err(FileError::Read {
-            path: path.to_owned(),
-            source,
-        }),
-    }
+    let bytes = fs::read(path).map_err(FileError::reading(path))?;
+    Ok(trimmed_text(&bytes))
+}
+
+fn trimmed_text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).trim_end().to_owned()
 }
 
 /// Reads a whole file; `None` if the file does not exist.
@@ -60,10 +74,7 @@ pub fn read_optional(path: &Path) -> Result<Option<String>, FileError> {
 /// Reads a file with a single value, as in cgroupfs and sysfs, without the white space at its end. The kernel returns
 /// a short file in a single read. A node with hundreds of cgroups is therefore read with half the calls.
 pub fn read_value(path: &Path) -> Result<String, FileError> {
-    value(path).map_err(|source| FileError::Read {
-        path: path.to_owned(),
-        source,
-    })
+    value(path).map_err(FileError::reading(path))
 }
 
 /// Like [`read_value`]; `None` if the file does not exist.
@@ -90,11 +101,11 @@ fn value(path: &Path) -> io::Result<String> {
     };
     let start = start.get(..length).unwrap_or_default();
     if length < PAGE / 2 {
-        return Ok(String::from_utf8_lossy(start).trim_end().to_owned());
+        return Ok(trimmed_text(start));
     }
     let mut whole = start.to_vec();
     file.read_to_end(&mut whole)?;
-    Ok(String::from_utf8_lossy(&whole).trim_end().to_owned())
+    Ok(trimmed_text(&whole))
 }
 
 /// Writes to an existing file in one write call.
@@ -157,7 +168,7 @@ pub(super) fn list_optional(folder: &Path) -> io::Result<Vec<FolderEntry>> {
     }
 }
 
-fn is_gone(error: &io::Error) -> bool {
+pub(super) fn is_gone(error: &io::Error) -> bool {
     const ENODEV: i32 = nix::errno::Errno::ENODEV as i32;
     const ESRCH: i32 = nix::errno::Errno::ESRCH as i32;
     error.kind() == io::ErrorKind::NotFound || matches!(error.raw_os_error(), Some(ENODEV | ESRCH))
@@ -202,8 +213,7 @@ impl Reader {
     /// # Errors
     /// The file can't be opened or read.
     pub(super) fn once(&mut self, path: &Path) -> io::Result<&str> {
-        let length = fill(&mut self.buffer, &File::open(path)?)?;
-        Ok(self.text(length))
+        self.read(&File::open(path)?)
     }
 
     /// Opens a file and reads its text; `None` if the file does not exist.
@@ -214,14 +224,8 @@ impl Reader {
         let opened = File::open(&path).and_then(|file| Ok((fill(&mut self.buffer, &file)?, file)));
         match opened {
             Ok((length, file)) => Ok(Some((file, self.text(length)))),
-            Err(source) => {
-                let error = FileError::Read { path, source };
-                if error.is_gone() {
-                    Ok(None)
-                } else {
-                    Err(error)
-                }
-            }
+            Err(source) if is_gone(&source) => Ok(None),
+            Err(source) => Err(FileError::Read { path, source }),
         }
     }
 }

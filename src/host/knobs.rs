@@ -11,6 +11,8 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use nix::libc::{EINVAL, EOPNOTSUPP};
+
 use super::cgroup::{CgroupError, Cgroups};
 use super::file::{self, FileError};
 use crate::cpu::{CpuSet, ParseCpuSetError};
@@ -81,17 +83,6 @@ struct Slices {
     trees: Vec<String>,
 }
 
-/// The reason why a knob could not be set.
-#[derive(Debug, thiserror::Error)]
-pub enum KnobWriteError {
-    /// A kernel file could not be written.
-    #[error(transparent)]
-    File(#[from] FileError),
-    /// The CPUs of a slice or scope could not be set.
-    #[error(transparent)]
-    Cgroup(#[from] CgroupError),
-}
-
 /// The reason why a knob could not be read.
 #[derive(Debug, thiserror::Error)]
 enum KnobError {
@@ -114,18 +105,6 @@ impl Knob {
             Self::Workqueues => KnobKind::Workqueues,
             Self::Receive { .. } | Self::Transmit { .. } => KnobKind::PacketSteering,
             Self::Slice(_) => KnobKind::SystemSlices,
-        }
-    }
-}
-
-// === impl KnobWriteError ===
-
-impl KnobWriteError {
-    /// Whether the knob is gone, which happens in normal operation.
-    pub fn is_gone(&self) -> bool {
-        match self {
-            Self::File(error) => error.is_gone(),
-            Self::Cgroup(error) => error.is_gone(),
         }
     }
 }
@@ -226,9 +205,7 @@ impl Knobs {
     /// The error is a sentence: the file can't be read, or holds no set of CPUs.
     pub fn get(&self, knob: &Knob) -> Result<Option<CpuSet>, String> {
         self.value(knob).map_err(|error| match &error {
-            KnobError::File(FileError::Read { source, .. } | FileError::Write { source, .. }) => {
-                format!("{error}: {source}")
-            }
+            KnobError::File(file) => format!("{error}: {}", file.kernel_error()),
             KnobError::Malformed { .. } => error.to_string(),
         })
     }
@@ -238,9 +215,9 @@ impl Knobs {
     /// # Errors
     /// The kernel's error: EIO for an interrupt that the kernel manages, EINVAL for a set without an online CPU. For
     /// a slice or scope, the error of the cgroup or of systemd.
-    pub fn set(&self, knob: &Knob, cpus: &CpuSet) -> Result<(), KnobWriteError> {
+    pub fn set(&self, knob: &Knob, cpus: &CpuSet) -> Result<(), CgroupError> {
         if let (Knob::Slice(name), Some(slices)) = (knob, &self.slices) {
-            return Ok(slices.cgroups.set_cpus(name, cpus)?);
+            return slices.cgroups.set_cpus(name, cpus);
         }
         let text = if matches!(knob, Knob::Irq(_)) {
             cpus.to_string()
@@ -258,11 +235,8 @@ impl Knobs {
             // Before Linux 4.9 each user has a folder in `/proc/irq/N`.
             _ => {
                 let folder = self.proc.join(format!("irq/{irq}"));
-                let names = names(&folder).unwrap_or_default();
-                let users: Vec<_> = names
-                    .into_iter()
-                    .filter(|name| folder.join(name).is_dir())
-                    .collect();
+                let mut users = names(&folder).unwrap_or_default();
+                users.retain(|name| folder.join(name).is_dir());
                 users.join(",")
             }
         }
@@ -271,12 +245,11 @@ impl Knobs {
     /// Whether irqbalance runs. The daemon spreads interrupts by its own rules.
     pub fn irqbalance_runs(&self) -> bool {
         let processes = names(&self.proc).unwrap_or_default();
-        processes
-            .iter()
-            .filter(|name| name.bytes().all(|b| b.is_ascii_digit()))
-            .any(|pid| {
-                fs::read(self.proc.join(pid).join("comm")).is_ok_and(|comm| comm == b"irqbalance\n")
-            })
+        // Most further entries of /proc have no file `comm`.
+        processes.iter().any(|process| {
+            let name = fs::read(self.proc.join(process).join("comm"));
+            name.is_ok_and(|name| name == b"irqbalance\n")
+        })
     }
 
     fn queues(&self, into: &mut Vec<Knob>) -> Result<(), FileError> {
@@ -309,19 +282,19 @@ impl Knobs {
             }
         }
         let text = match file::read_optional(&path) {
-            Ok(Some(text)) => text,
-            Ok(None) => return Ok(None),
             // A queue of a device without packet steering returns EINVAL or EOPNOTSUPP.
-            Err(FileError::Read { source, .. })
+            Err(error)
                 if knob.kind() == KnobKind::PacketSteering
-                    && [nix::libc::EINVAL, nix::libc::EOPNOTSUPP]
-                        .map(Some)
-                        .contains(&source.raw_os_error()) =>
+                    && matches!(
+                        error.kernel_error().raw_os_error(),
+                        Some(EINVAL | EOPNOTSUPP)
+                    ) =>
             {
-                return Ok(None);
+                None
             }
-            Err(error) => return Err(error.into()),
+            text => text?,
         };
+        let Some(text) = text else { return Ok(None) };
         let cpus = match knob {
             // An empty file means all CPUs, including CPUs that are offline now.
             Knob::Slice(_) if text.trim().is_empty() => {
@@ -347,11 +320,8 @@ impl Knobs {
                 .sys
                 .join(format!("class/net/{device}/queues/tx-{queue}/xps_cpus")),
             Knob::Slice(name) => {
-                let root = self
-                    .slices
-                    .as_ref()
-                    .map(|slices| slices.cgroups.root())
-                    .unwrap_or(Path::new(""));
+                let slices = self.slices.as_ref();
+                let root = slices.map_or(Path::new(""), |slices| slices.cgroups.root());
                 root.join(name).join("cpuset.cpus")
             }
         }
@@ -376,10 +346,7 @@ impl Slices {
 
 /// The names in a folder; empty if the folder does not exist.
 fn names(folder: &Path) -> Result<Vec<String>, FileError> {
-    let entries = file::list_optional(folder).map_err(|source| FileError::Read {
-        path: folder.to_owned(),
-        source,
-    })?;
+    let entries = file::list_optional(folder).map_err(FileError::reading(folder))?;
     Ok(entries.into_iter().map(|entry| entry.name).collect())
 }
 

@@ -3,12 +3,13 @@
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
 use super::memory::{NumaUsage, numa_usage};
 use super::model::{CgroupError, Cgroups, Version, ignore_gone};
-use crate::host::file::{self, Reader};
+use crate::host::file::{self, FileError, Reader};
 
 /// CPU controller counters of a cgroup since its creation; `None` where no controller counts the value.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -44,7 +45,7 @@ pub enum Usage {
     Total(Duration),
 }
 
-/// Indexes of a cgroup's files in [`Files`], an array of open files. CPU time has two files. Each of [`RESOURCES`] has
+/// Indexes of a cgroup's files in [`Files`]. CPU time has two files. Each of [`RESOURCES`] has
 /// a file for its pressure.
 const DIRECTORY: usize = 0;
 const CPU: usize = 1;
@@ -55,6 +56,7 @@ const MEMORY: usize = 5;
 const PRESSURE: usize = 6;
 const FILES: usize = PRESSURE + RESOURCES.len();
 
+/// The open files of one cgroup.
 type Files = [Option<File>; FILES];
 
 /// Reads kernel counters of cgroups. A limited number of files stays open. The files of further cgroups are opened
@@ -62,9 +64,15 @@ type Files = [Option<File>; FILES];
 #[derive(Debug)]
 pub struct Counters {
     cgroups: Cgroups,
+    files: OpenFiles,
+}
+
+/// The open files of all cgroups.
+#[derive(Debug)]
+struct OpenFiles {
     reader: Reader,
-    /// The open files, indexed by the cgroup's number.
-    open: Vec<Files>,
+    /// The files of each cgroup, indexed by the cgroup's number.
+    cgroups: Vec<Files>,
     /// The number of open files; `most` is its limit.
     count: usize,
     most: usize,
@@ -74,18 +82,9 @@ pub struct Counters {
 #[derive(Debug)]
 pub struct CgroupCounters<'a> {
     cgroups: &'a Cgroups,
+    number: usize,
     path: &'a str,
-    files: OpenFiles<'a>,
-}
-
-/// The files of one cgroup.
-#[derive(Debug)]
-struct OpenFiles<'a> {
-    reader: &'a mut Reader,
-    /// The cgroup's entry in `Counters::open`; `None` keeps no file open.
-    open: Option<&'a mut Files>,
-    count: &'a mut usize,
-    most: usize,
+    files: &'a mut OpenFiles,
 }
 
 // === impl Cgroups ===
@@ -138,51 +137,38 @@ impl Counters {
     pub fn new(cgroups: Cgroups, files: usize) -> Self {
         Self {
             cgroups,
-            reader: Reader::default(),
-            open: Vec::new(),
-            count: 0,
-            most: files,
+            files: OpenFiles {
+                reader: Reader::default(),
+                cgroups: Vec::new(),
+                count: 0,
+                most: files,
+            },
         }
     }
 
     /// Closes the files of the cgroup with the given number.
     pub fn forget(&mut self, number: usize) {
-        let files = self
-            .open
-            .get_mut(number)
-            .map(std::mem::take)
-            .unwrap_or_default();
-        self.count -= files.iter().flatten().count();
+        self.files.close(number);
     }
 
     /// The number of open files.
     #[cfg(test)]
     pub(crate) fn open_count(&self) -> usize {
-        self.count
+        self.files.count
     }
 
     /// The counters of a cgroup below the top of the hierarchies. The caller chooses the cgroup's number, which is an
     /// index and should be small. No other cgroup may have the number until [`Counters::forget`].
     pub fn of<'a>(&'a mut self, number: usize, path: &'a str) -> CgroupCounters<'a> {
-        let Self {
-            cgroups,
-            reader,
-            open,
-            count,
-            most,
-        } = self;
-        if open.len() <= number {
-            open.resize_with(number + 1, Files::default);
+        let Self { cgroups, files } = self;
+        if files.cgroups.len() <= number {
+            files.cgroups.resize_with(number + 1, Files::default);
         }
         CgroupCounters {
             cgroups,
+            number,
             path,
-            files: OpenFiles {
-                reader,
-                open: open.get_mut(number),
-                count,
-                most: *most,
-            },
+            files,
         }
     }
 }
@@ -195,20 +181,14 @@ impl CgroupCounters<'_> {
     /// # Errors
     /// A file exists and can't be read. The methods below have the same error.
     pub fn cpu_stat(&mut self) -> Result<CpuStat, CgroupError> {
-        let (cgroups, path) = (self.cgroups, self.path);
         let mut stat = CpuStat::default();
-        if let Some(cpu) = &cgroups.cpu {
-            let file = || cpu.join(path).join("cpu.stat");
-            self.files.read(CPU, file, |text| stat = cpu_stat(text))?;
+        if let Some(cpu) = &self.cgroups.cpu {
+            let read = self.read(CPU, cpu, "cpu.stat", cpu_stat)?;
+            stat = read.unwrap_or_default();
         }
-        if let (None, Some(cpuacct)) = (stat.usage, &cgroups.cpuacct) {
-            let file = || cpuacct.join(path).join("cpuacct.usage");
-            let usage = |text: &str| text.trim_end().parse::<u64>().ok();
-            stat.usage = self
-                .files
-                .read(CPUACCT, file, usage)?
-                .flatten()
-                .map(Duration::from_nanos);
+        if let (None, Some(cpuacct)) = (stat.usage, &self.cgroups.cpuacct) {
+            let usage = self.read(CPUACCT, cpuacct, "cpuacct.usage", number)?;
+            stat.usage = usage.flatten().map(Duration::from_nanos);
         }
         Ok(stat)
     }
@@ -219,13 +199,12 @@ impl CgroupCounters<'_> {
     /// thread. If the cgroup itself has as many processes as `threads`, the cgroups below are empty and not read.
     pub fn processes(&mut self, threads: Option<usize>) -> Result<Vec<i32>, CgroupError> {
         let (cgroups, path) = (self.cgroups, self.path);
-        let dir = || cgroups.cpuset.join(path);
         let ids = |text: &str| text.lines().filter_map(|line| line.parse().ok()).collect();
-        let file = || dir().join("cgroup.procs");
-        let found: Option<Vec<i32>> = self.files.read(PROCESSES, file, ids)?;
+        let found: Option<Vec<i32>> = self.read(PROCESSES, &cgroups.cpuset, "cgroup.procs", ids)?;
         let mut found = found.unwrap_or_default();
-        if threads != Some(found.len()) && self.files.has_children(dir) {
-            for child in ignore_gone(cgroups.children(path))?.unwrap_or_default() {
+        let directory = || cgroups.cpuset.join(path);
+        if threads != Some(found.len()) && self.files.has_children(self.number, directory) {
+            for child in cgroups.children_if_present(path)? {
                 let below = ignore_gone(cgroups.processes(&format!("{path}/{child}")))?;
                 found.extend(below.unwrap_or_default());
             }
@@ -238,11 +217,7 @@ impl CgroupCounters<'_> {
         let Some(pids) = &self.cgroups.pids else {
             return Ok(None);
         };
-        let file = || pids.join(self.path).join("pids.current");
-        Ok(self
-            .files
-            .read(THREADS, file, |text| text.trim_end().parse().ok())?
-            .flatten())
+        Ok(self.read(THREADS, pids, "pids.current", number)?.flatten())
     }
 
     /// The cgroup's memory by NUMA node; `None` where the kernel does not count memory by NUMA node.
@@ -256,81 +231,97 @@ impl CgroupCounters<'_> {
         } else {
             procfs::page_size()
         };
-        let file = || memory.join(self.path).join("memory.numa_stat");
-        self.files.read(MEMORY, file, |text| numa_usage(text, unit))
+        let usage = |text: &str| numa_usage(text, unit);
+        self.read(MEMORY, memory, "memory.numa_stat", usage)
     }
 
     /// The waiting time of the cgroup's tasks for each of [`RESOURCES`]; `None` where the kernel does not count the
     /// pressure.
     pub fn pressure(&mut self) -> Result<[Option<Pressure>; RESOURCES.len()], CgroupError> {
-        let dir = || self.cgroups.cpuset.join(self.path);
         let mut found = [None; RESOURCES.len()];
         for (at, (found, resource)) in found.iter_mut().zip(RESOURCES).enumerate() {
-            let file = || dir().join(format!("{resource}.pressure"));
-            *found = self.files.read(PRESSURE + at, file, pressure)?.flatten();
+            let file = format!("{resource}.pressure");
+            let read = self.read(PRESSURE + at, &self.cgroups.cpuset, &file, pressure)?;
+            *found = read.flatten();
         }
         Ok(found)
+    }
+
+    /// Reads a file of the cgroup in a hierarchy; `None` if the file does not exist.
+    fn read<T>(
+        &mut self,
+        which: usize,
+        hierarchy: &Path,
+        name: &str,
+        parse: impl FnOnce(&str) -> T,
+    ) -> Result<Option<T>, CgroupError> {
+        let path = self.path;
+        let file = || hierarchy.join(path).join(name);
+        Ok(self.files.read(self.number, which, file, parse)?)
     }
 }
 
 // === impl OpenFiles ===
 
-impl OpenFiles<'_> {
+impl OpenFiles {
     /// Whether the cgroup has cgroups below. The links to a directory come from the directory itself, its parent and
     /// each subdirectory.
-    fn has_children(&mut self, directory: impl FnOnce() -> PathBuf) -> bool {
+    fn has_children(&mut self, number: usize, directory: impl FnOnce() -> PathBuf) -> bool {
         let links = |file: &File| file.metadata().map_or(0, |directory| directory.nlink());
-        if let Some(directory) = self.file(DIRECTORY) {
+        if let Some(directory) = file(&self.cgroups, number, DIRECTORY) {
             return links(directory) > 2;
         }
         let Ok(file) = File::open(directory()) else {
             return false;
         };
         let found = links(&file) > 2;
-        self.keep_open(DIRECTORY, file);
+        self.keep_open(number, DIRECTORY, file);
         found
     }
 
-    /// Reads a file of the cgroup; `None` if the file does not exist.
+    /// Reads a file of a cgroup; `None` if the file does not exist.
     fn read<T>(
         &mut self,
+        number: usize,
         which: usize,
-        file: impl FnOnce() -> PathBuf,
+        path: impl FnOnce() -> PathBuf,
         parse: impl FnOnce(&str) -> T,
-    ) -> Result<Option<T>, CgroupError> {
-        let open = self.open.as_deref();
-        if let Some(file) = open.and_then(|files| files.get(which)?.as_ref()) {
+    ) -> Result<Option<T>, FileError> {
+        if let Some(file) = file(&self.cgroups, number, which) {
             match self.reader.read(file) {
                 Ok(text) => return Ok(Some(parse(text))),
                 // The cgroup is gone, or a new cgroup has its path. All open files of the cgroup are stale then.
-                Err(_) => self.close(),
+                Err(_) => self.close(number),
             }
         }
-        let Some((file, text)) = self.reader.open(file())? else {
+        let Some((file, text)) = self.reader.open(path())? else {
             return Ok(None);
         };
         let value = parse(text);
-        self.keep_open(which, file);
+        self.keep_open(number, which, file);
         Ok(Some(value))
     }
 
-    fn file(&self, which: usize) -> Option<&File> {
-        self.open.as_deref()?.get(which)?.as_ref()
+    fn close(&mut self, number: usize) {
+        let closed = self.cgroups.get_mut(number).map(std::mem::take);
+        self.count -= closed.iter().flatten().flatten().count();
     }
 
-    fn close(&mut self) {
-        for entry in self.open.iter_mut().flat_map(|files| files.iter_mut()) {
-            *self.count -= usize::from(entry.take().is_some());
-        }
-    }
-
-    fn keep_open(&mut self, which: usize, file: File) {
-        let files = self.open.as_deref_mut();
+    fn keep_open(&mut self, number: usize, which: usize, file: File) {
+        let files = self.cgroups.get_mut(number);
         let entry = files.and_then(|files| files.get_mut(which));
-        if let Some(entry) = entry.filter(|_| *self.count < self.most) {
-            *self.count += usize::from(entry.replace(file).is_none());
+        if let Some(entry) = entry.filter(|_| self.count < self.most) {
+            self.count += usize::from(entry.replace(file).is_none());
         }
     }
+}
+
+fn file(cgroups: &[Files], number: usize, which: usize) -> Option<&File> {
+    cgroups.get(number)?.get(which)?.as_ref()
+}
+
+fn number<T: FromStr>(text: &str) -> Option<T> {
+    text.trim_end().parse().ok()
 }
 
 fn cpu_stat(text: &str) -> CpuStat {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::model::{CgroupError, Cgroups, Version, cpu_list};
-use super::systemd::Property;
+use super::systemd::ALLOWED_MEMORY_NODES;
 use crate::cpu::CpuSet;
 use crate::host::file;
 
@@ -55,7 +55,7 @@ impl Cgroups {
     /// Sets the NUMA nodes allowed for a cgroup's memory.
     pub fn set_memory_nodes(&self, path: &str, numa: &CpuSet) -> Result<(), CgroupError> {
         let file = self.root().join(path).join("cpuset.mems");
-        self.write_set(path, &file, Property::Memory, numa)
+        self.write_set(path, &file, ALLOWED_MEMORY_NODES, numa)
     }
 
     /// The NUMA nodes with memory.
@@ -75,16 +75,11 @@ pub(super) fn numa_usage(text: &str, unit: u64) -> Vec<NumaUsage> {
         let mut fields = line.split(' ');
         let first = fields.next().unwrap_or_default();
         let memory_type = first.split_once('=').map_or(first, |(name, _)| name);
-        for field in fields {
-            let Some((node, count)) = field
-                .strip_prefix('N')
-                .and_then(|field| field.split_once('='))
-            else {
-                continue;
-            };
-            let (Ok(numa), Ok(count)) = (node.parse::<u32>(), count.parse::<u64>()) else {
-                continue;
-            };
+        let count_of_node = |field: &str| -> Option<(u32, u64)> {
+            let (numa, count) = field.strip_prefix('N')?.split_once('=')?;
+            Some((numa.parse().ok()?, count.parse().ok()?))
+        };
+        for (numa, count) in fields.filter_map(count_of_node) {
             let usage = found.entry(numa).or_insert(NumaUsage {
                 numa,
                 ..NumaUsage::default()

@@ -20,21 +20,18 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::sync::Arc;
 
-use nix::errno::Errno;
+use nix::libc::EOPNOTSUPP;
 
-use super::file::{self, FileError};
+use super::file;
 use crate::cpu::CpuSet;
 
 pub use counters::{CgroupCounters, Counters, CpuStat, Pressure, RESOURCES, Usage};
 pub use layout::{is_below, is_within};
 pub use memory::{CgroupMemory, NumaUsage};
-pub use model::{
-    CgroupError, Cgroups, Cpuset, Partition, PartitionKind, Quota, QuotaError, Version,
-};
-use model::{contains_word, cpu_list, directories, ignore_gone, parse, populated};
+pub use model::{CgroupError, Cgroups, Cpuset, Partition, PartitionKind, Quota, Version};
+use model::{contains_word, cpu_list, cpu_list_optional, directories, ignore_gone, populated};
 pub use namespace::join_host;
 pub use note::NoteSubject;
 pub use partition::{AncestorCgroup, PARTITION, PodSurroundings};
@@ -53,32 +50,24 @@ impl Cgroups {
     /// # Errors
     /// [`CgroupError::NoCpuset`] where no hierarchy has the cpuset controller.
     pub fn detect(root: &Path) -> Result<Self, CgroupError> {
-        let named = |names: &[&str]| {
-            names
-                .iter()
-                .map(|name| root.join(name))
-                .find(|path| path.is_dir())
+        let existing = |names: &[&str]| -> Vec<PathBuf> {
+            let paths = names.iter().map(|name| root.join(name));
+            paths.filter(|path| path.is_dir()).collect()
         };
+        let named = |names: &[&str]| existing(names).into_iter().next();
         let cpu = named(&["cpu", "cpu,cpuacct"]);
         let cpuacct = named(&["cpuacct", "cpu,cpuacct"]);
         let v1 = root.join("cpuset");
         if v1.join("cpuset.cpus").exists() {
-            let others = ["memory", "pids", "freezer", "devices", "blkio", "unified"];
-            let others = others
-                .iter()
-                .map(|name| root.join(name))
-                .filter(|path| path.is_dir())
-                .collect();
-            let (memory, pids, systemd) = (named(&["memory"]), named(&["pids"]), None);
             return Ok(Self {
                 version: Version::V1,
                 cpuset: v1,
                 cpu,
                 cpuacct,
-                memory,
-                pids,
-                systemd,
-                others,
+                memory: named(&["memory"]),
+                pids: named(&["pids"]),
+                systemd: None,
+                others: existing(&["memory", "pids", "freezer", "devices", "blkio", "unified"]),
             });
         }
         for v2 in [root.to_owned(), root.join("unified")] {
@@ -136,10 +125,7 @@ impl Cgroups {
         let cpus = cpu_list(&dir.join("cpuset.cpus"))?;
         // Before Linux 3.17 a v1 cpuset has no file of effective CPUs: the written CPUs are in
         // force.
-        let effective = match file::read_value_optional(&dir.join(effective))? {
-            Some(text) => parse(&dir.join(effective), &text)?,
-            None => cpus.clone(),
-        };
+        let effective = cpu_list_optional(&dir.join(effective))?.unwrap_or_else(|| cpus.clone());
         let (exclusive, partition) = match self.version {
             Version::V1 => (CpuSet::new(), Partition::Unsupported),
             Version::V2 => (self.exclusive(path)?, self.partition(path)?),
@@ -157,17 +143,13 @@ impl Cgroups {
     /// On v1 a cgroup's set must contain the sets of the cgroups below. If a container has made
     /// cgroups of its own, their sets are narrowed first.
     pub fn set_cpus(&self, path: &str, cpus: &CpuSet) -> Result<(), CgroupError> {
-        let busy = |error: &CgroupError| {
-            let CgroupError::File(FileError::Write { source, .. }) = error else {
-                return false;
-            };
-            self.version == Version::V1 && source.kind() == io::ErrorKind::ResourceBusy
-        };
         for _ in 1..TRIES {
             match self.write_cpus(path, cpus) {
                 // EBUSY: a process has meanwhile made a cgroup below with the old CPUs. The write
                 // is repeated.
-                Err(error) if busy(&error) => {}
+                Err(CgroupError::File(error))
+                    if self.version == Version::V1
+                        && error.kernel_error().kind() == io::ErrorKind::ResourceBusy => {}
                 done => return done,
             }
         }
@@ -179,7 +161,7 @@ impl Cgroups {
         if self.version == Version::V1 {
             self.narrow_children(path, &file, cpus)?;
         }
-        self.write_set(path, &file, systemd::Property::Cpus, cpus)
+        self.write_set(path, &file, systemd::ALLOWED_CPUS, cpus)
     }
 
     /// Narrows the sets of the cgroups below to `cpus`. `file` has the set of the cgroup itself.
@@ -210,7 +192,7 @@ impl Cgroups {
         &self,
         path: &str,
         file: &Path,
-        property: systemd::Property,
+        property: &str,
         set: &CpuSet,
     ) -> Result<(), CgroupError> {
         if let Some((systemd, unit)) = self.systemd.as_ref().zip(systemd::unit(path)) {
@@ -224,15 +206,9 @@ impl Cgroups {
     /// The folders for watching a tree's changes: the folder of the CPU sets, and the folder of the
     /// quotas.
     pub fn watch_folders(&self, tree: &str) -> Vec<PathBuf> {
-        let roots = [
-            Some(&self.cpuset),
-            self.cpu.as_ref().filter(|cpu| **cpu != self.cpuset),
-        ];
-        roots
-            .into_iter()
-            .flatten()
-            .map(|root| root.join(tree))
-            .collect()
+        let quotas = self.cpu.iter().filter(|cpu| **cpu != self.cpuset);
+        let roots = [&self.cpuset].into_iter().chain(quotas);
+        roots.map(|root| root.join(tree)).collect()
     }
 
     /// Whether the cgroups directly below `path` have CPU sets. On v2, `path` must enable the
@@ -275,17 +251,10 @@ impl Cgroups {
         let text = match file::read_value(&dir.join("cgroup.procs")) {
             // The processes of a threaded cgroup are listed in the domain cgroup above, which was
             // read before.
-            Err(FileError::Read { source, .. })
-                if source.raw_os_error() == Some(Errno::EOPNOTSUPP as i32) =>
-            {
-                String::new()
-            }
+            Err(error) if error.kernel_error().raw_os_error() == Some(EOPNOTSUPP) => String::new(),
             text => text?,
         };
-        let mut found: Vec<i32> = text
-            .lines()
-            .filter_map(|line| i32::from_str(line).ok())
-            .collect();
+        let mut found: Vec<i32> = text.lines().filter_map(|line| line.parse().ok()).collect();
         // The links to a directory come from the directory itself, its parent and each
         // subdirectory.
         if fs::metadata(&dir).is_ok_and(|dir| dir.nlink() <= 2) {
@@ -302,5 +271,10 @@ impl Cgroups {
     /// The names of the cgroups directly below `path`.
     pub fn children(&self, path: &str) -> Result<Vec<String>, CgroupError> {
         directories(&self.cpuset.join(path))
+    }
+
+    /// Like [`Cgroups::children`]; empty for a cgroup that is gone.
+    fn children_if_present(&self, path: &str) -> Result<Vec<String>, CgroupError> {
+        Ok(ignore_gone(self.children(path))?.unwrap_or_default())
     }
 }

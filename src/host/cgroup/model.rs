@@ -5,7 +5,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::systemd::{Systemd, SystemdError};
@@ -63,8 +62,17 @@ pub enum CgroupError {
         source: crate::cpu::ParseCpuSetError,
     },
     /// The CPU quota can't be read or written.
-    #[error(transparent)]
-    Quota(#[from] QuotaError),
+    #[error("can't {operation} the CPU quota of cgroup {}", path.display())]
+    Quota {
+        /// The operation.
+        operation: &'static str,
+        /// The cgroup.
+        path: PathBuf,
+        /// Whether the cgroup is gone.
+        is_gone: bool,
+        /// The kernel's error, or the parser's.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// systemd did not set a property of a unit.
     #[error(transparent)]
     Systemd(#[from] SystemdError),
@@ -111,17 +119,6 @@ pub struct Quota {
     pub period: u64,
 }
 
-/// The failure of reading or writing a quota.
-#[derive(Debug, thiserror::Error)]
-#[error("can't {operation} the CPU quota of cgroup {}", path.display())]
-pub struct QuotaError {
-    /// Whether the cgroup is gone.
-    pub(super) gone: bool,
-    pub(super) operation: &'static str,
-    pub(super) path: PathBuf,
-    pub(super) source: Box<dyn std::error::Error + Send + Sync>,
-}
-
 impl fmt::Display for Quota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.quota {
@@ -143,20 +140,14 @@ pub enum PartitionKind {
     Isolated,
 }
 
-impl PartitionKind {
-    /// The word to write to `cpuset.cpus.partition`.
-    pub fn word(self) -> &'static str {
-        match self {
+/// The word to write to `cpuset.cpus.partition`.
+impl fmt::Display for PartitionKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
             Self::Member => "member",
             Self::Root => "root",
             Self::Isolated => "isolated",
-        }
-    }
-}
-
-impl fmt::Display for PartitionKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.word())
+        })
     }
 }
 
@@ -214,12 +205,21 @@ impl CgroupError {
     pub fn is_gone(&self) -> bool {
         match self {
             Self::File(error) => error.is_gone(),
-            Self::Quota(error) => error.gone,
-            Self::Directory { source, .. } => {
-                source.kind() == io::ErrorKind::NotFound
-                    || source.raw_os_error() == Some(Errno::ENODEV as i32)
-            }
+            Self::Quota { is_gone, .. } => *is_gone,
+            Self::Directory { source, .. } => file::is_gone(source),
             _ => false,
+        }
+    }
+
+    /// Adds the operation and the cgroup's directory to an error.
+    pub(super) fn directory(
+        operation: &'static str,
+        path: &Path,
+    ) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Directory {
+            operation,
+            path: path.to_owned(),
+            source,
         }
     }
 }
@@ -237,19 +237,6 @@ impl Cgroups {
     }
 }
 
-// === impl Quota ===
-
-impl Quota {
-    /// The same period without a limit.
-    #[must_use]
-    pub fn without_limit(self) -> Self {
-        Self {
-            quota: None,
-            ..self
-        }
-    }
-}
-
 /// Whether cgroup v2 reports a process in the cgroup at `folder`, or below; `None` without `cgroup.events`.
 pub(super) fn populated(folder: &Path) -> Result<Option<bool>, FileError> {
     let events = file::read_value_optional(&folder.join("cgroup.events"))?;
@@ -260,7 +247,13 @@ pub(super) fn cpu_list(path: &Path) -> Result<CpuSet, CgroupError> {
     parse(path, &file::read_value(path)?)
 }
 
-pub(super) fn parse(path: &Path, text: &str) -> Result<CpuSet, CgroupError> {
+/// A CPU list; `None` if the file does not exist.
+pub(super) fn cpu_list_optional(path: &Path) -> Result<Option<CpuSet>, CgroupError> {
+    let text = file::read_value_optional(path)?;
+    text.map(|text| parse(path, &text)).transpose()
+}
+
+fn parse(path: &Path, text: &str) -> Result<CpuSet, CgroupError> {
     text.parse().map_err(|source| CgroupError::Malformed {
         path: path.to_owned(),
         source,
@@ -268,11 +261,7 @@ pub(super) fn parse(path: &Path, text: &str) -> Result<CpuSet, CgroupError> {
 }
 
 pub(super) fn directories(path: &Path) -> Result<Vec<String>, CgroupError> {
-    let entries = file::list(path).map_err(|source| CgroupError::Directory {
-        operation: "list",
-        path: path.to_owned(),
-        source,
-    })?;
+    let entries = file::list(path).map_err(CgroupError::directory("list", path))?;
     let folders = entries.into_iter().filter(|entry| entry.is_folder);
     Ok(folders.map(|entry| entry.name).collect())
 }

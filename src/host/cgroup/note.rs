@@ -56,12 +56,7 @@ impl Cgroups {
             xattr::remove(&self.cpuset, &name)?;
             Ok(kept.as_deref() == Some(b"probe".as_slice()))
         })();
-        let path = self.cpuset.clone();
-        tried.map_err(|source| CgroupError::Directory {
-            operation: "set an attribute of",
-            path,
-            source,
-        })
+        tried.map_err(CgroupError::directory("set an attribute of", &self.cpuset))
     }
 
     /// The note on a cgroup; `None` without a note.
@@ -92,14 +87,8 @@ impl Cgroups {
         operation: &'static str,
     ) -> Result<Option<String>, CgroupError> {
         let path = self.root().join(path);
-        match xattr::get(&path, name) {
-            Ok(value) => Ok(value.map(|bytes| String::from_utf8_lossy(&bytes).into_owned())),
-            Err(source) => Err(CgroupError::Directory {
-                operation,
-                path,
-                source,
-            }),
-        }
+        let value = xattr::get(&path, name).map_err(CgroupError::directory(operation, &path))?;
+        Ok(value.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
     }
 
     fn set_attribute(
@@ -112,16 +101,11 @@ impl Cgroups {
         let path = self.root().join(path);
         let done = match value {
             Some(value) => xattr::set(&path, name, value.as_bytes()),
-            None => match xattr::get(&path, name) {
-                Ok(None) => Ok(()),
-                Ok(Some(_)) => xattr::remove(&path, name),
-                Err(error) => Err(error),
-            },
+            None => xattr::get(&path, name).and_then(|value| match value {
+                Some(_) => xattr::remove(&path, name),
+                None => Ok(()),
+            }),
         };
-        done.map_err(|source| CgroupError::Directory {
-            operation,
-            path,
-            source,
-        })
+        done.map_err(CgroupError::directory(operation, &path))
     }
 }

@@ -6,8 +6,8 @@
 
 use super::layout::{self, PodTreeEntry};
 use super::model::{
-    CgroupError, Cgroups, Cpuset, Partition, PartitionKind, Version, contains_word, ignore_gone,
-    join, parse,
+    CgroupError, Cgroups, Cpuset, Partition, PartitionKind, Version, contains_word,
+    cpu_list_optional, ignore_gone, join,
 };
 use crate::cpu::CpuSet;
 use crate::host::file;
@@ -125,10 +125,7 @@ impl Cgroups {
     /// not exist.
     pub fn exclusive(&self, path: &str) -> Result<CpuSet, CgroupError> {
         let file = self.root().join(path).join("cpuset.cpus.exclusive");
-        match file::read_value_optional(&file)? {
-            Some(text) => parse(&file, &text),
-            None => Ok(CpuSet::new()),
-        }
+        Ok(cpu_list_optional(&file)?.unwrap_or_default())
     }
 
     /// Sets the CPUs that a cgroup may hold as exclusive; an empty set clears them.
@@ -147,7 +144,7 @@ impl Cgroups {
     pub fn set_partition(&self, path: &str, kind: PartitionKind) -> Result<(), CgroupError> {
         Ok(file::write(
             &self.root().join(path).join(PARTITION),
-            kind.word(),
+            &kind.to_string(),
         )?)
     }
 
@@ -183,7 +180,7 @@ impl Cgroups {
         let ancestors = self.ancestors_of_pods(trees)?;
         let mut other_exclusive = |parent: &str, holds_pods: bool| -> Result<CpuSet, CgroupError> {
             let mut all = CpuSet::new();
-            for name in ignore_gone(self.children(parent))?.unwrap_or_default() {
+            for name in self.children_if_present(parent)? {
                 let path = join(parent, &name);
                 let pod = holds_pods && matches!(layout::entry(&name), PodTreeEntry::Pod { .. });
                 if pod || ancestors.iter().any(|(ancestor, _)| *ancestor == path) {
@@ -221,7 +218,7 @@ impl Cgroups {
                 path = join(&path, part);
                 ancestors.push((path.clone(), path == *tree));
             }
-            for name in ignore_gone(self.children(tree))?.unwrap_or_default() {
+            for name in self.children_if_present(tree)? {
                 if layout::entry(&name) == PodTreeEntry::Class {
                     ancestors.push((join(tree, &name), true));
                 }
@@ -257,7 +254,7 @@ impl Cgroups {
     }
 
     fn collect_live(&self, path: &str, live: &mut CpuSet) -> Result<(), CgroupError> {
-        for child in ignore_gone(self.children(path))?.unwrap_or_default() {
+        for child in self.children_if_present(path)? {
             let child = join(path, &child);
             // The state is read directly, because [`Cgroups::partition`] ignores partitions without a
             // file of exclusive CPUs. Before Linux 6.7, no partition has the file.

@@ -1,10 +1,11 @@
 //! The CPU controller's quota, on both cgroup versions.
 
+use std::io::{Error, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use cgroups_rs::fs::cpu::CpuController;
 
-use super::model::{CgroupError, Cgroups, Quota, QuotaError, Version};
+use super::model::{CgroupError, Cgroups, Quota, Version};
 use crate::host::file::read_value_optional;
 
 // === impl Cgroups ===
@@ -15,13 +16,13 @@ impl Cgroups {
         let Some(cpu) = &self.cpu else {
             return Ok(None);
         };
-        Ok(read(&cpu.join(path), self.cpu_version())?)
+        read(&cpu.join(path), self.cpu_version())
     }
 
     /// Writes the CFS quota of a cgroup.
     pub fn set_quota(&self, path: &str, quota: Quota) -> Result<(), CgroupError> {
         let Some(cpu) = &self.cpu else { return Ok(()) };
-        Ok(write(&cpu.join(path), self.cpu_version(), quota)?)
+        write(&cpu.join(path), self.cpu_version(), quota)
     }
 }
 
@@ -34,7 +35,7 @@ fn file(version: Version) -> &'static str {
 }
 
 /// Reads the quota of the cgroup at `path`; `None` for a cgroup without a CPU controller.
-fn read(path: &Path, version: Version) -> Result<Option<Quota>, QuotaError> {
+fn read(path: &Path, version: Version) -> Result<Option<Quota>, CgroupError> {
     // The crate `cgroups-rs` would need three times as many calls, for every cgroup in every reconcile pass.
     let read = |name: &str| {
         read_value_optional(&path.join(name)).map_err(|error| failed("read", path, error))
@@ -67,19 +68,16 @@ fn read(path: &Path, version: Version) -> Result<Option<Quota>, QuotaError> {
 /// Writes the quota of the cgroup at `path`.
 ///
 /// The file must exist: `cgroups-rs` would create a missing file, even in a directory without a cgroup.
-fn write(path: &Path, version: Version, quota: Quota) -> Result<(), QuotaError> {
+fn write(path: &Path, version: Version, quota: Quota) -> Result<(), CgroupError> {
     if !path.join(file(version)).exists() {
-        return Err(failed(
-            "write",
-            path,
-            std::io::Error::from(std::io::ErrorKind::NotFound),
-        ));
+        return Err(failed("write", path, Error::from(ErrorKind::NotFound)));
     }
     let limit = match quota.quota {
         Some(quota) => i64::try_from(quota).unwrap_or(i64::MAX),
         None => -1,
     };
-    controller(path, version)
+    // With an empty root, the controller works on exactly the given directory.
+    CpuController::new(path.to_owned(), PathBuf::new(), version == Version::V2)
         .set_cfs_quota_and_period(Some(limit), Some(quota.period))
         .map_err(|source| failed("write", path, source))
 }
@@ -88,16 +86,11 @@ fn failed(
     operation: &'static str,
     path: &Path,
     source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
-) -> QuotaError {
-    QuotaError {
-        gone: !path.exists(),
+) -> CgroupError {
+    CgroupError::Quota {
         operation,
         path: path.to_owned(),
+        is_gone: !path.exists(),
         source: source.into(),
     }
-}
-
-fn controller(path: &Path, version: Version) -> CpuController {
-    // With an empty root, the controller works on exactly the given directory.
-    CpuController::new(path.to_owned(), PathBuf::new(), version == Version::V2)
 }

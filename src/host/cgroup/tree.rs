@@ -1,13 +1,14 @@
 //! Scanning the pods' tree, and making and removing cgroups of Pinfold's own.
 
 use std::fs;
-use std::path::PathBuf;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 
 use super::layout::{self, PodTreeEntry};
 use super::memory::CgroupMemory;
 use super::model::{
-    CgroupError, Cgroups, Cpuset, Quota, Version, contains_word, cpu_list, directories,
-    ignore_gone, parse,
+    CgroupError, Cgroups, Cpuset, Quota, Version, contains_word, cpu_list, cpu_list_optional,
+    directories, ignore_gone,
 };
 use crate::cpu::CpuSet;
 use crate::host::file;
@@ -67,7 +68,7 @@ impl Cgroups {
         let mut found = Vec::new();
         let mut list = |parent: &str| -> Result<Vec<String>, CgroupError> {
             let mut classes = Vec::new();
-            for name in ignore_gone(self.children(parent))?.unwrap_or_default() {
+            for name in self.children_if_present(parent)? {
                 let path = format!("{parent}/{name}");
                 match layout::entry(&name) {
                     PodTreeEntry::Pod { uid } => found.push((path, uid)),
@@ -132,15 +133,8 @@ impl Cgroups {
         for root in self.hierarchies() {
             let dir = root.join(path);
             match fs::create_dir(&dir) {
-                Ok(()) => {}
-                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-                Err(source) => {
-                    return Err(CgroupError::Directory {
-                        operation: "make",
-                        path: dir,
-                        source,
-                    });
-                }
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                made => made.map_err(CgroupError::directory("make", &dir))?,
             }
         }
         let parent = path.rsplit_once('/').map_or("", |(parent, _)| parent);
@@ -184,7 +178,7 @@ impl Cgroups {
     /// cgroup is an error.
     pub fn remove(&self, path: &str) -> Result<(), CgroupError> {
         for root in self.hierarchies() {
-            remove_tree(root.join(path))?;
+            remove_tree(&root.join(path))?;
         }
         Ok(())
     }
@@ -212,7 +206,7 @@ impl Cgroups {
     /// CPUs of all isolated partitions on the node; empty where the kernel does not report the CPUs.
     pub fn isolated_cpus(&self) -> Result<CpuSet, CgroupError> {
         let path = self.root().join("cpuset.cpus.isolated");
-        file::read_optional(&path)?.map_or(Ok(CpuSet::new()), |text| parse(&path, &text))
+        Ok(cpu_list_optional(&path)?.unwrap_or_default())
     }
 
     fn hierarchies(&self) -> impl Iterator<Item = &PathBuf> {
@@ -226,21 +220,15 @@ impl Cgroups {
     }
 }
 
-fn remove_tree(dir: PathBuf) -> Result<(), CgroupError> {
-    let Some(children) = ignore_gone(directories(&dir))? else {
+fn remove_tree(dir: &Path) -> Result<(), CgroupError> {
+    let Some(children) = ignore_gone(directories(dir))? else {
         return Ok(());
     };
     for child in children {
-        remove_tree(dir.join(child))?;
+        remove_tree(&dir.join(child))?;
     }
-    match fs::remove_dir(&dir) {
-        Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
-            Err(CgroupError::Directory {
-                operation: "remove",
-                path: dir,
-                source,
-            })
-        }
-        _ => Ok(()),
+    match fs::remove_dir(dir) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        removed => removed.map_err(CgroupError::directory("remove", dir)),
     }
 }

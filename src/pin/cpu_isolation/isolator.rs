@@ -1,17 +1,19 @@
 //! [`CpuIsolator`]: reads the knobs, plans, writes, and reports the result.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::path::Path;
 
+use nix::libc::{EIO, EPERM};
 use serde::Serialize;
 
 use super::super::apply::chain;
+use super::super::assignment::union;
 use super::record::ranges;
 use super::{IsolationInput, IsolationPlan, KnobRecord, KnobWrite, plan};
 use crate::cpu::CpuSet;
-use crate::host::cgroup::{Cgroups, NoteSubject};
-use crate::host::file::FileError;
-use crate::host::knobs::{Knob, KnobWriteError, Knobs};
+use crate::host::cgroup::{CgroupError, Cgroups, NoteSubject};
+use crate::host::knobs::{Knob, Knobs};
 
 /// The result of one CPU isolation pass.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -162,13 +164,9 @@ impl CpuIsolator {
         if input.options.irqs {
             report.managed = self.managed(&knobs.values, input.exclusive);
         }
-        let turned = plan
-            .writes
-            .iter()
-            .find(|write| write.knob == Knob::Workqueues);
-        let turned = turned
-            .filter(|write| !failures.contains(&write.knob))
-            .map(|write| &write.cpus);
+        let is_turned =
+            |write: &&KnobWrite| write.knob == Knob::Workqueues && !failures.contains(&write.knob);
+        let turned = plan.writes.iter().find(is_turned).map(|write| &write.cpus);
         let allowed = turned.or(knobs.values.get(&Knob::Workqueues)).cloned();
         report.workqueues = allowed.map(|allowed| (allowed, turned.is_some()));
         keep(&settled, ahead.as_deref())?;
@@ -198,13 +196,17 @@ impl CpuIsolator {
                     Err(reason) => reason,
                 },
                 Err(error) if error.is_gone() => continue,
-                Err(error) => match (knob, refusal(&error)) {
-                    (Knob::Irq(irq), true) => {
+                Err(error) => match (knob, kernel_error(knob, &error)) {
+                    // The kernel forbids moving the interrupt.
+                    (Knob::Irq(irq), Some(source))
+                        if matches!(source.raw_os_error(), Some(EIO | EPERM)) =>
+                    {
                         self.refused.insert(*irq, self.knobs.irq_name(*irq));
                         failures.insert(knob.clone());
                         continue;
                     }
-                    _ => cause(&error),
+                    (_, Some(source)) => source.to_string(),
+                    (_, None) => chain(&error),
                 },
             };
             failures.insert(knob.clone());
@@ -237,17 +239,10 @@ impl IsolationReport {
         if !self.managed.is_empty() {
             let irqs = self.managed.iter().map(|irq| irq.irq).collect();
             let names: BTreeSet<&str> = self.managed.iter().map(|irq| irq.name.as_str()).collect();
-            let cpus = self
-                .managed
-                .iter()
-                .fold(CpuSet::new(), |all, irq| all.union(&irq.cpus));
-            let stay = if self.managed.len() == 1 {
-                "IRQ"
-            } else {
-                "IRQs"
-            };
+            let cpus = union(self.managed.iter().map(|irq| &irq.cpus));
+            let plural = if self.managed.len() == 1 { "" } else { "s" };
             sentences.push(format!(
-                "on exclusive {}: {stay} {} ({}), which the kernel manages itself, mostly one per CPU for what that CPU asks \
+                "on exclusive {}: IRQ{plural} {} ({}), which the kernel manages itself, mostly one per CPU for what that CPU asks \
                  of the device; fewer queues (a parameter of the driver), or isolcpus=managed_irq at boot, keep the CPUs free",
                 cpus.in_words(),
                 ranges(&irqs),
@@ -275,34 +270,19 @@ impl IsolationReport {
     }
 }
 
-/// Whether the error means that the kernel forbids moving the interrupt.
-fn refusal(error: &KnobWriteError) -> bool {
-    use nix::libc::{EIO, EPERM};
-    let KnobWriteError::File(FileError::Read { source, .. } | FileError::Write { source, .. }) =
-        error
-    else {
-        return false;
-    };
-    [EIO, EPERM].map(Some).contains(&source.raw_os_error())
-}
-
-/// The kernel's error text alone, without the file: files with the same error then share a
-/// sentence.
-fn cause(error: &KnobWriteError) -> String {
-    match error {
-        KnobWriteError::File(FileError::Read { source, .. } | FileError::Write { source, .. }) => {
-            source.to_string()
-        }
-        KnobWriteError::Cgroup(error) => chain(error),
+/// The kernel's error without the file: files with the same error then share a sentence. `None` for
+/// systemd's slices.
+fn kernel_error<'a>(knob: &Knob, error: &'a CgroupError) -> Option<&'a io::Error> {
+    match (knob, error) {
+        (Knob::Slice(_), _) => None,
+        (_, CgroupError::File(error)) => Some(error.kernel_error()),
+        _ => None,
     }
 }
 
 fn fail(report: &mut IsolationReport, reason: String, what: String) {
-    match report
-        .failed
-        .iter_mut()
-        .find(|failed| failed.reason == reason)
-    {
+    let mut known = report.failed.iter_mut();
+    match known.find(|failed| failed.reason == reason) {
         Some(failed) => failed.what.push(what),
         None => report.failed.push(KnobFailure {
             reason,
