@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Lines};
 use std::net::Ipv4Addr;
 use std::process::{ChildStdout, Command};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pinfold::host::netns::{Netns, Switch};
 use pinfold::host::spawn::{Launcher, Process, Spawn, Stderr};
@@ -57,6 +57,11 @@ fn last(lines: Lines<BufReader<ChildStdout>>) -> Line {
         loss,
         ..last.unwrap()
     }
+}
+
+/// A deadline for a process that ends when it is asked to.
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(10)
 }
 
 #[test]
@@ -105,7 +110,7 @@ fn a_job_runs_across_namespaces() {
     for server in &mut servers {
         let lines = lines(server);
         assert!(
-            server.stop(Duration::from_secs(10)).unwrap().success(),
+            server.stop_by(soon()).unwrap().success(),
             "SIGTERM is the way to end a server"
         );
         let line = last(lines);
@@ -131,7 +136,7 @@ fn a_neighbour_reports_and_ends_on_sigterm() {
         line.steps > 0 && line.step_ms_p99 >= line.step_ms_p50 && line.loss.is_none(),
         "{line:?}"
     );
-    assert!(neighbour.stop(Duration::from_secs(10)).unwrap().success());
+    assert!(neighbour.stop_by(soon()).unwrap().success());
 }
 
 #[test]

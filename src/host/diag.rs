@@ -15,11 +15,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nix::libc;
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recvfrom, sendto,
-    setsockopt, socket, sockopt,
-};
-use nix::sys::time::TimeVal;
+use nix::sys::socket::{NetlinkAddr, SockProtocol, recvfrom};
 
 use super::netlink::{self, Message, number32, number64};
 
@@ -27,20 +23,20 @@ use super::netlink::{self, Message, number32, number64};
 /// process can delay the end of the answer up to this limit.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The state of a connection.
+/// The state of a connection, with the kernel's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[allow(missing_docs, reason = "they are the names of RFC 9293")]
 pub enum TcpState {
-    Established,
-    SynSent,
-    SynReceived,
-    FinWait1,
-    FinWait2,
-    TimeWait,
-    Close,
-    CloseWait,
-    LastAck,
-    Closing,
+    Established = 1,
+    SynSent = 2,
+    SynReceived = 3,
+    FinWait1 = 4,
+    FinWait2 = 5,
+    TimeWait = 6,
+    Close = 7,
+    CloseWait = 8,
+    LastAck = 9,
+    Closing = 11,
 }
 
 /// A TCP connection at the time of the request.
@@ -107,8 +103,10 @@ const COOKIE: usize = 44;
 const INFO: u16 = 2;
 const CGROUP_ID: u16 = 21;
 
-/// All states except the state of listening sockets (10). The last state (`TCP_NEW_SYN_RECV`, 12)
-/// means a connection in setup.
+/// The state `TCP_NEW_SYN_RECV`, the last state: a connection in setup.
+const NEW_SYN_RECEIVED: u8 = 12;
+
+/// All states except the state of listening sockets (10).
 const ALL_STATES: u32 = 0x1ffe & !(1 << 10);
 
 // Offsets in `struct tcp_info`. New fields have only ever been added at the end.
@@ -153,19 +151,10 @@ impl TcpState {
     }
 
     fn of(number: u8) -> Option<Self> {
-        Some(match number {
-            1 => Self::Established,
-            2 => Self::SynSent,
-            3 | 12 => Self::SynReceived,
-            4 => Self::FinWait1,
-            5 => Self::FinWait2,
-            6 => Self::TimeWait,
-            7 => Self::Close,
-            8 => Self::CloseWait,
-            9 => Self::LastAck,
-            11 => Self::Closing,
-            _ => return None,
-        })
+        if number == NEW_SYN_RECEIVED {
+            return Some(Self::SynReceived);
+        }
+        Self::ALL.into_iter().find(|state| *state as u8 == number)
     }
 }
 
@@ -177,12 +166,9 @@ impl SocketDiag {
     /// # Errors
     /// The kernel lacks socket diagnosis, or is short of resources.
     pub fn open() -> io::Result<Self> {
-        let (flags, protocol) = (SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkSockDiag);
-        let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, Some(protocol))?;
-        setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::new(1, 0))?;
         // The kernel fills the whole buffer, up to 32 KiB.
         Ok(Self {
-            socket,
+            socket: netlink::open(SockProtocol::NetlinkSockDiag)?,
             sequence: 0,
             buffer: vec![0; 32 * 1024],
         })
@@ -196,13 +182,7 @@ impl SocketDiag {
     /// namespace has more than `most` connections.
     pub fn connections(&mut self, most: usize) -> io::Result<Vec<TcpConnection>> {
         self.sequence = self.sequence.wrapping_add(1);
-        let request = request(self.sequence)?;
-        sendto(
-            self.socket.as_raw_fd(),
-            &request,
-            &NetlinkAddr::new(0, 0),
-            MsgFlags::empty(),
-        )?;
+        netlink::send(&self.socket, &request(self.sequence)?)?;
         let mut found = Vec::new();
         let until = Instant::now() + TIMEOUT;
         loop {

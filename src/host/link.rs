@@ -82,7 +82,7 @@ impl Links {
     pub(super) async fn add_bridge(&self, name: &str) -> Result<(), NetError> {
         let message = LinkBridge::new(name).build();
         let added = self.handle.link().add(message).execute().await;
-        added.map_err(|error| NetError::new("add", format!("bridge {name}"), kernel(error)))
+        added.map_err(failed("add", format!("bridge {name}")))
     }
 
     /// Adds a veth pair and sets `name` up. `name` belongs to the current namespace and to the
@@ -106,7 +106,7 @@ impl Links {
             .up()
             .build();
         let added = self.handle.link().add(message).execute().await;
-        added.map_err(|error| NetError::new("add", format!("veth pair {name}"), kernel(error)))
+        added.map_err(failed("add", format!("veth pair {name}")))
     }
 
     /// Gives a link an address with a prefix of `prefix` bits.
@@ -123,38 +123,41 @@ impl Links {
             .add(index, IpAddr::V4(address), prefix)
             .execute()
             .await;
-        added.map_err(|error| {
-            NetError::new(
-                "add",
-                format!("address {address}/{prefix} to {name}"),
-                kernel(error),
-            )
-        })
+        added.map_err(failed(
+            "add",
+            format!("address {address}/{prefix} to {name}"),
+        ))
     }
 
     /// Sets a link up.
     pub(super) async fn set_up(&self, name: &str) -> Result<(), NetError> {
         let message = LinkUnspec::new_with_name(name).up().build();
         let set = self.handle.link().set(message).execute().await;
-        set.map_err(|error| NetError::new("set up", format!("link {name}"), kernel(error)))
+        set.map_err(failed("set up", format!("link {name}")))
     }
 
     async fn index(&self, name: &str) -> Result<u32, NetError> {
-        let failed = |source: io::Error| NetError::new("find", format!("link {name}"), source);
+        let subject = format!("link {name}");
         let mut found = Box::pin(self.handle.link().get().match_name(name).execute());
-        match found.try_next().await {
-            Ok(Some(link)) => Ok(link.header.index),
-            Ok(None) => Err(failed(io::ErrorKind::NotFound.into())),
-            Err(error) => Err(failed(kernel(error))),
+        match found
+            .try_next()
+            .await
+            .map_err(failed("find", subject.clone()))?
+        {
+            Some(link) => Ok(link.header.index),
+            None => Err(NetError::new("find", subject, io::ErrorKind::NotFound)),
         }
     }
 }
 
-/// The kernel's errno if the kernel answered, else the error of the library.
-fn kernel(error: rtnetlink::Error) -> io::Error {
-    match error {
-        rtnetlink::Error::NetlinkError(message) => message.to_io(),
-        other => io::Error::other(other),
+/// Adds the operation to the kernel's errno if the kernel answered, else to the error of the library.
+fn failed(operation: &'static str, subject: String) -> impl FnOnce(rtnetlink::Error) -> NetError {
+    move |error| {
+        let source = match error {
+            rtnetlink::Error::NetlinkError(message) => message.to_io(),
+            other => io::Error::other(other),
+        };
+        NetError::new(operation, subject, source)
     }
 }
 

@@ -3,6 +3,13 @@
 //! Shapes: include/uapi/linux/netlink.h.
 
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, sendto, setsockopt,
+    socket, sockopt,
+};
+use nix::sys::time::TimeVal;
 
 /// The length of a message's header.
 pub(super) const HEADER: usize = 16;
@@ -16,6 +23,21 @@ pub(super) const NOOP: u16 = 1;
 pub(super) const ERROR: u16 = 2;
 /// A message's kind: the end of an answer in parts.
 pub(super) const DONE: u16 = 3;
+
+/// Opens a socket in the calling thread's network namespace. A receive call waits for at most a second.
+pub(super) fn open(protocol: SockProtocol) -> io::Result<OwnedFd> {
+    let flags = SockFlag::SOCK_CLOEXEC;
+    let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, Some(protocol))?;
+    setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::new(1, 0))?;
+    Ok(socket)
+}
+
+/// Sends a message to the kernel.
+pub(super) fn send(socket: &OwnedFd, message: &[u8]) -> io::Result<()> {
+    let kernel = NetlinkAddr::new(0, 0);
+    sendto(socket.as_raw_fd(), message, &kernel, MsgFlags::empty())?;
+    Ok(())
+}
 
 /// A message that was received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

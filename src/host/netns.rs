@@ -58,7 +58,7 @@ impl Netns {
     /// The kernel refuses, because `CAP_SYS_ADMIN` is missing or the kernel was built without namespaces.
     pub fn new() -> Result<Self, NetError> {
         // Unsharing moves the calling thread for good, hence the call is made by a thread that ends right after.
-        in_thread("pinfold-netns", || {
+        in_thread(|| {
             unshare(CloneFlags::CLONE_NEWNET)
                 .map_err(|errno| NetError::new("create", "a network namespace", errno))?;
             let path = "/proc/thread-self/ns/net";
@@ -77,7 +77,7 @@ impl Netns {
     ///
     /// The namespace can't be entered.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, NetError> {
-        in_thread("pinfold-netns", || {
+        in_thread(|| {
             setns(&*self.file, CloneFlags::CLONE_NEWNET)
                 .map_err(|errno| NetError::new("enter", "a network namespace", errno))?;
             Ok(work())
@@ -117,7 +117,7 @@ pub fn for_each_netns(
     namespaces: &[NetnsRef],
     mut work: impl FnMut(usize) + Send,
 ) -> Result<(), NetError> {
-    in_thread("pinfold-netns", || {
+    in_thread(|| {
         let (mut entered, mut refused) = (false, None);
         for (index, namespace) in namespaces.iter().enumerate() {
             let Ok(file) = File::open(&namespace.file) else {
@@ -205,13 +205,10 @@ impl Switch {
 }
 
 /// Runs `work` on a new thread, because namespaces belong to threads.
-fn in_thread<T: Send>(
-    name: &str,
-    work: impl FnOnce() -> Result<T, NetError> + Send,
-) -> Result<T, NetError> {
+fn in_thread<T: Send>(work: impl FnOnce() -> Result<T, NetError> + Send) -> Result<T, NetError> {
     thread::scope(|scope| {
         let thread = thread::Builder::new()
-            .name(name.to_owned())
+            .name("pinfold-netns".to_owned())
             .spawn_scoped(scope, work)
             .map_err(|source| NetError::new("start", "a thread for a namespace", source))?;
         thread

@@ -27,7 +27,7 @@ use nix::unistd::{Pid, getpid, getppid, pipe2, read, write};
 
 use super::netns::Netns;
 
-/// The interval at which [`Process::stop`] checks whether the process has ended.
+/// The interval at which [`Process::stop_by`] checks whether the process has ended.
 const STOP_POLL: Duration = Duration::from_millis(10);
 
 /// The description of a process to start.
@@ -80,77 +80,13 @@ pub struct Launcher {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Why a process could not be started.
+/// Why a process could not be started: the failed step, with the program or the file.
 #[derive(Debug, thiserror::Error)]
-pub enum SpawnError {
-    /// The kernel refuses to open a `cgroup.procs` file for writing.
-    #[error("cannot open {}: the cgroup must exist and be writable, which needs root", path.display())]
-    OpenCgroup {
-        /// The file.
-        path: PathBuf,
-        /// The kernel's error.
-        #[source]
-        source: io::Error,
-    },
-    /// The kernel refuses to move the child into a cgroup.
-    #[error(
-        "cannot move {} into its cgroup by {}: a cpuset needs CPUs and memory nodes, and a cgroup with \
-         controllers enabled for its children takes no processes",
-        program.display(), path.display()
-    )]
-    JoinCgroup {
-        /// The program that was to run.
-        program: PathBuf,
-        /// The file.
-        path: PathBuf,
-        /// The kernel's error.
-        #[source]
-        source: io::Error,
-    },
-    /// The kernel refuses to move the child into the network namespace.
-    #[error("cannot move {} into its network namespace: run as root or with CAP_SYS_ADMIN", program.display())]
-    JoinNetns {
-        /// The program that was to run.
-        program: PathBuf,
-        /// The kernel's error.
-        #[source]
-        source: io::Error,
-    },
-    /// The kernel refuses to open the file for standard error.
-    #[error("cannot open {} for the standard error of {}", path.display(), program.display())]
-    Stderr {
-        /// The program that was to run.
-        program: PathBuf,
-        /// The file.
-        path: PathBuf,
-        /// The kernel's error.
-        #[source]
-        source: io::Error,
-    },
-    /// The kernel refuses to set the parent-death signal, or the parent died during the fork.
-    #[error("cannot tie {} to the life of this program", program.display())]
-    Tie {
-        /// The program that was to run.
-        program: PathBuf,
-        /// The kernel's error.
-        #[source]
-        source: io::Error,
-    },
-    /// The fork or the exec of the program failed.
-    #[error("cannot start {}", program.display())]
-    Start {
-        /// The program.
-        program: PathBuf,
-        /// The kernel's error.
-        #[source]
-        source: io::Error,
-    },
-    /// The launcher's thread has ended.
-    #[error("cannot start {}: the thread that starts processes has ended", program.display())]
-    NoLauncher {
-        /// The program.
-        program: PathBuf,
-    },
+#[error("cannot {step}")]
+pub struct SpawnError {
+    step: String,
+    /// The kernel's error; `None` if the launcher's thread has ended.
+    source: Option<io::Error>,
 }
 
 #[derive(Debug)]
@@ -166,6 +102,18 @@ mod stage {
     pub(super) const NETNS: u8 = 2;
     /// The first `cgroup.procs` file. The index of the file is added.
     pub(super) const CGROUP: u8 = 3;
+}
+
+// === impl SpawnError ===
+
+impl SpawnError {
+    /// Adds the failed step to an error of the kernel.
+    fn at(step: String) -> impl FnOnce(io::Error) -> Self {
+        |source| Self {
+            step,
+            source: Some(source),
+        }
+    }
 }
 
 // === impl Launcher ===
@@ -203,14 +151,18 @@ impl Launcher {
     pub fn spawn(&self, spawn: Spawn) -> Result<Process, SpawnError> {
         let program = spawn.program.clone();
         let (reply, answer) = mpsc::channel();
-        let sent = self
+        // Without the thread, the job and its `reply` are dropped, and no answer comes.
+        let _ = self
             .jobs
             .as_ref()
             .is_some_and(|jobs| jobs.send(Job { spawn, reply }).is_ok());
-        match answer.recv() {
-            Ok(result) if sent => result,
-            _ => Err(SpawnError::NoLauncher { program }),
-        }
+        answer.recv().unwrap_or_else(|_| {
+            let why = "the thread that starts processes has ended";
+            Err(SpawnError {
+                step: format!("start {}: {why}", program.display()),
+                source: None,
+            })
+        })
     }
 }
 
@@ -269,17 +221,8 @@ impl Process {
         kill(Pid::from_raw(self.child.id().cast_signed()), signal).map_err(io::Error::from)
     }
 
-    /// Sends SIGTERM, waits up to `grace`, and then sends SIGKILL. Blocks the thread.
-    ///
-    /// # Errors
-    ///
-    /// The kernel refuses a signal, for example for lack of a privilege.
-    pub fn stop(&mut self, grace: Duration) -> io::Result<ExitStatus> {
-        self.stop_by(Instant::now() + grace)
-    }
-
-    /// Like [`Process::stop`], but with a deadline. Callers can stop many processes with a common
-    /// deadline.
+    /// Sends SIGTERM, waits until `deadline` at most, and then sends SIGKILL. Blocks the thread.
+    /// Callers can stop many processes with a common deadline.
     ///
     /// # Errors
     ///
@@ -322,24 +265,21 @@ fn run_anywhere() {
 
 /// Starts a process from the calling thread. The end of the thread ends the process.
 fn start(spawn: &Spawn) -> Result<Process, SpawnError> {
-    let program = || spawn.program.clone();
-    let start_error = |source: io::Error| SpawnError::Start {
-        program: program(),
-        source,
-    };
-
+    let program = spawn.program.display();
     let mut procs_files = Vec::with_capacity(spawn.cgroup_procs.len());
     for path in &spawn.cgroup_procs {
         // The file is neither created nor truncated. A missing file means that the cgroup is
         // missing.
         let file = OpenOptions::new().write(true).open(path);
-        procs_files.push(file.map_err(|source| SpawnError::OpenCgroup {
-            path: path.clone(),
-            source,
-        })?);
+        procs_files.push(file.map_err(SpawnError::at(format!(
+            "open {}: the cgroup must exist and be writable, which needs root",
+            path.display()
+        )))?);
     }
-    let (report, child_report) =
-        pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).map_err(|errno| start_error(errno.into()))?;
+    let started = || SpawnError::at(format!("start {program}"));
+    let (report, child_report) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)
+        .map_err(io::Error::from)
+        .map_err(started())?;
 
     let mut command = Command::new(&spawn.program);
     command.args(&spawn.args).env_clear().envs(&spawn.env);
@@ -360,9 +300,9 @@ fn start(spawn: &Spawn) -> Result<Process, SpawnError> {
         .map_err(|source| {
             let mut at = [0_u8];
             match read(&report, &mut at) {
-                Ok(1) => stage_error(spawn, at[0], source),
+                Ok(1) => SpawnError::at(step(spawn, at[0]))(source),
                 // The child reported no step: the fork or the exec failed.
-                _ => start_error(source),
+                _ => started()(source),
             }
         })
 }
@@ -396,22 +336,24 @@ fn join_all(
     Ok(())
 }
 
-fn stage_error(spawn: &Spawn, at: u8, source: io::Error) -> SpawnError {
-    let program = spawn.program.clone();
+/// The step of the child with the given number.
+fn step(spawn: &Spawn, at: u8) -> String {
+    let program = spawn.program.display();
     match at {
-        stage::TIE => SpawnError::Tie { program, source },
-        stage::NETNS => SpawnError::JoinNetns { program, source },
-        later => match spawn
-            .cgroup_procs
-            .get(usize::from(later.saturating_sub(stage::CGROUP)))
-        {
-            Some(path) => SpawnError::JoinCgroup {
-                program,
-                path: path.clone(),
-                source,
-            },
-            None => SpawnError::Start { program, source },
-        },
+        stage::TIE => format!("tie {program} to the life of this program"),
+        stage::NETNS => {
+            format!("move {program} into its network namespace: run as root or with CAP_SYS_ADMIN")
+        }
+        later => {
+            let index = usize::from(later.saturating_sub(stage::CGROUP));
+            let file = spawn.cgroup_procs.get(index).map(|path| path.display());
+            file.map_or(format!("start {program}"), |file| {
+                format!(
+                    "move {program} into its cgroup by {file}: a cpuset needs CPUs and memory nodes, and a cgroup with \
+                     controllers enabled for its children takes no processes"
+                )
+            })
+        }
     }
 }
 
@@ -419,14 +361,12 @@ fn stderr(spawn: &Spawn) -> Result<Stdio, SpawnError> {
     match &spawn.stderr {
         Stderr::Inherit => Ok(Stdio::inherit()),
         Stderr::Null => Ok(Stdio::null()),
-        Stderr::File(path) => match OpenOptions::new().create(true).append(true).open(path) {
-            Ok(file) => Ok(file.into()),
-            Err(source) => Err(SpawnError::Stderr {
-                program: spawn.program.clone(),
-                path: path.clone(),
-                source,
-            }),
-        },
+        Stderr::File(path) => {
+            let opened = OpenOptions::new().create(true).append(true).open(path);
+            let (file, program) = (path.display(), spawn.program.display());
+            let step = format!("open {file} for the standard error of {program}");
+            Ok(opened.map_err(SpawnError::at(step))?.into())
+        }
     }
 }
 

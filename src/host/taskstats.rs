@@ -9,11 +9,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::thread;
 use std::time::Duration;
 
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto,
-    setsockopt, socket, sockopt,
-};
-use nix::sys::time::TimeVal;
+use nix::sys::socket::{MsgFlags, SockProtocol, recv};
 
 use super::netlink::{self, HEADER, number64};
 use super::proc::SchedulerCounts;
@@ -68,17 +64,8 @@ impl Taskstats {
     /// machine's own process ids (`hostPID`). Kernels before 2026 forget the context switches of
     /// ended threads, which is an error, too.
     pub fn open() -> io::Result<Self> {
-        let flags = SockFlag::SOCK_CLOEXEC;
-        let socket = socket(
-            AddressFamily::Netlink,
-            SockType::Raw,
-            flags,
-            Some(SockProtocol::NetlinkGeneric),
-        )?;
-        // The kernel answers before `sendto` returns, or never.
-        setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::new(1, 0))?;
         let mut taskstats = Self {
-            socket,
+            socket: netlink::open(SockProtocol::NetlinkGeneric)?,
             family: CONTROLLER,
             sequence: 0,
             buffer: vec![0; 8192],
@@ -151,13 +138,8 @@ impl Taskstats {
     fn request(&mut self, command: u8, kind: u16, value: &[u8]) -> io::Result<&[u8]> {
         self.sequence = self.sequence.wrapping_add(1);
         let request = request_message(self.family, self.sequence, command, kind, value)?;
-        let kernel = NetlinkAddr::new(0, 0);
-        sendto(
-            self.socket.as_raw_fd(),
-            &request,
-            &kernel,
-            MsgFlags::empty(),
-        )?;
+        // The kernel answers before `send` returns, or never.
+        netlink::send(&self.socket, &request)?;
         let length = loop {
             let length = recv(self.socket.as_raw_fd(), &mut self.buffer, MsgFlags::empty())?;
             let mut received = self.buffer.get(..length).unwrap_or_default();
