@@ -20,7 +20,7 @@ pub use super::file::Reader;
 pub use net::{InterfaceTraffic, PacketCounts};
 pub use netns_handles::{NetnsHandles, NetnsKey};
 pub use tasks::Task;
-pub use tcp::TcpSegments;
+pub use tcp::NamespaceTcpCounts;
 
 /// The bit of `CAP_SYS_ADMIN` in a set of capabilities.
 const SYS_ADMIN: u64 = 1 << 21;
@@ -112,13 +112,7 @@ impl Proc {
     fn scheduled(&self, pid: i32, tid: i32) -> Option<SchedulerCounts> {
         let dir = self.dir.join(format!("{pid}/task/{tid}"));
         let status = file::read_value(&dir.join("status")).ok()?;
-        let of = |name: &str| {
-            let line = status
-                .lines()
-                .rev()
-                .find_map(|line| line.strip_prefix(name))?;
-            line.trim().parse::<u64>().ok()
-        };
+        let of = |name: &str| last_field(&status, name)?.parse().ok();
         // A thread that ends between the two reads is left out. With half of its counters, the thread would look like
         // a different thread.
         let run_delay = if self.counts_delay {
@@ -179,6 +173,13 @@ impl Proc {
             _ => None,
         }
     }
+}
+
+/// The value in a line `name value` of a process's status. The name includes the colon. The names of interest are in the
+/// last lines.
+fn last_field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+    let mut lines = status.lines().rev();
+    lines.find_map(|line| Some(line.strip_prefix(name)?.trim()))
 }
 
 #[cfg(test)]

@@ -44,7 +44,7 @@ pub struct TrafficCount {
 
 /// TCP's counts of sent segments, for both versions of IP together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct TcpCounts {
+pub struct SocketTcpCounts {
     /// Segments sent, without segments that only repeat sent data.
     pub sent: u64,
     /// Segments sent again.
@@ -61,7 +61,7 @@ pub struct SocketTraffic {
     /// Sent traffic.
     pub transmit: TrafficCount,
     /// TCP segments and timeouts of the sent traffic.
-    pub tcp: TcpCounts,
+    pub tcp: SocketTcpCounts,
 }
 
 /// Counts the traffic of the pods in some trees. Dropping the counter ends counting.
@@ -221,15 +221,14 @@ impl SocketCounter {
         let map = Map::new("pinfold_sockets", max_entries.saturating_add(1))?;
         map.add(&OVERFLOW)?;
         let timers = LruMap::new("pinfold_timers", TIMERS)?;
-        let (attached, ended_counts, ending) = (BTreeMap::new(), HashMap::new(), HashMap::new());
         let mut counter = Self {
             hierarchy,
             trees,
             map,
             timers,
-            attached,
-            ended_counts,
-            ending,
+            attached: BTreeMap::new(),
+            ended_counts: HashMap::new(),
+            ending: HashMap::new(),
             overflowed_packets: 0,
         };
         counter.attach()?;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use pinfold::host::bpf::{Direction, Link, Program};
 use pinfold::host::netns::{Netns, Switch};
-use pinfold::host::sockets::{DEFAULT_ENTRIES, SocketCounter, TcpCounts};
+use pinfold::host::sockets::{DEFAULT_ENTRIES, SocketCounter, SocketTcpCounts};
 
 use crate::agent::{Manifests, Settings, best_effort, metric};
 use crate::kernel::{Kernel, Tree, kernel_tests};
@@ -130,7 +130,7 @@ impl Connection {
     }
 }
 
-fn counted(kernel: &Kernel, counter: &mut SocketCounter, pods: [&str; 2]) -> [TcpCounts; 2] {
+fn counted(kernel: &Kernel, counter: &mut SocketCounter, pods: [&str; 2]) -> [SocketTcpCounts; 2] {
     let look = counter
         .sample(&kernel.cgroups, &HashSet::from(pods))
         .unwrap();
@@ -138,16 +138,16 @@ fn counted(kernel: &Kernel, counter: &mut SocketCounter, pods: [&str; 2]) -> [Tc
     pods.map(|pod| look.pods[pod].tcp)
 }
 
-fn sum([one, other]: [TcpCounts; 2]) -> TcpCounts {
-    TcpCounts {
+fn sum([one, other]: [SocketTcpCounts; 2]) -> SocketTcpCounts {
+    SocketTcpCounts {
         sent: one.sent + other.sent,
         retransmitted: one.retransmitted + other.retransmitted,
         timeouts: one.timeouts + other.timeouts,
     }
 }
 
-fn gained(before: TcpCounts, after: TcpCounts) -> TcpCounts {
-    TcpCounts {
+fn gained(before: SocketTcpCounts, after: SocketTcpCounts) -> SocketTcpCounts {
+    SocketTcpCounts {
         sent: after.sent - before.sent,
         retransmitted: after.retransmitted - before.retransmitted,
         timeouts: after.timeouts - before.timeouts,
@@ -164,7 +164,7 @@ fn counter(tree: &Tree<'_>) -> SocketCounter {
 }
 
 /// What a network has counted.
-fn network_tcp(network: &Netns) -> TcpCounts {
+fn network_tcp(network: &Netns) -> SocketTcpCounts {
     network
         .run(|| tcp_counts(nix::unistd::gettid().as_raw()))
         .unwrap()
@@ -194,12 +194,12 @@ fn two_pods_in_a_lossy_network() {
             let status = || Command::new("ip").args(args.split(' ')).status().unwrap();
             assert!(network.run(status).unwrap().success());
         }
-        assert_eq!(network_tcp(&network), TcpCounts::default());
+        assert_eq!(network_tcp(&network), SocketTcpCounts::default());
         // Older kernels do not show a program how IPv6 answers who wants to connect: there it begins when that is over.
         let early = host.is_ipv4().then(|| counter(&tree));
         let mut connection = Connection::new(Some(&network), mains, host);
         let older = if early.is_some() {
-            TcpCounts::default()
+            SocketTcpCounts::default()
         } else {
             network_tcp(&network)
         };
@@ -341,7 +341,7 @@ fn pods_on_the_nodes_network_have_segments_of_their_own_where_it_is_asked_for() 
         );
     }
     assert!(seen("one")[1].unwrap() > 0.0);
-    let TcpCounts {
+    let SocketTcpCounts {
         sent,
         retransmitted,
         timeouts,

@@ -20,7 +20,7 @@ use pinfold::host::bpf::Direction;
 use pinfold::host::netns::{Netns, Switch};
 use pinfold::host::proc::Proc;
 use pinfold::host::sockets::{
-    DEFAULT_ENTRIES, SocketCounter, SocketSample, SocketTraffic, TcpCounts, TrafficCount,
+    DEFAULT_ENTRIES, SocketCounter, SocketSample, SocketTcpCounts, SocketTraffic, TrafficCount,
 };
 use pinfold::metrics::{Format, Sources};
 use pinfold::pin::{Enforcement, Snapshot};
@@ -57,7 +57,7 @@ fn datagrams(headers: u64) -> SocketTraffic {
     SocketTraffic {
         receive: sum(replies, reply),
         transmit: sum(count, size),
-        tcp: TcpCounts::default(),
+        tcp: SocketTcpCounts::default(),
     }
 }
 
@@ -67,7 +67,7 @@ fn gained(before: SocketTraffic, after: SocketTraffic) -> SocketTraffic {
         bytes: after.bytes - before.bytes,
         packets: after.packets - before.packets,
     };
-    let tcp = TcpCounts {
+    let tcp = SocketTcpCounts {
         sent: after.tcp.sent - before.tcp.sent,
         retransmitted: after.tcp.retransmitted - before.tcp.retransmitted,
         timeouts: after.tcp.timeouts - before.tcp.timeouts,
@@ -286,7 +286,7 @@ fn what_goes_through_a_pair_of_interfaces() {
 }
 
 /// What TCP has counted in a namespace.
-fn own_tcp(network: &Netns) -> TcpCounts {
+fn own_tcp(network: &Netns) -> SocketTcpCounts {
     network
         .run(|| tcp_counts(nix::unistd::gettid().as_raw()))
         .unwrap()

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::time::Duration;
 
 use pinfold::host::netns::Switch;
-use pinfold::host::sockets::TcpCounts;
+use pinfold::host::sockets::SocketTcpCounts;
 
 use crate::agent::{Manifests, Settings, best_effort, metric};
 use crate::kernel::kernel_tests;
@@ -70,7 +70,7 @@ fn segments_are_the_pods_own() {
     let seen = |pod: &str| {
         FAMILIES.map(|name| metric(&text, name, &[("namespace", "train"), ("pod", pod)]))
     };
-    let TcpCounts {
+    let SocketTcpCounts {
         sent,
         retransmitted,
         timeouts,

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use pinfold::host::file::Reader;
 use pinfold::host::netns::Netns;
-use pinfold::host::proc::Proc;
-use pinfold::host::sockets::TcpCounts;
+use pinfold::host::proc::{NetnsHandles, NetnsKey, Proc};
+use pinfold::host::sockets::SocketTcpCounts;
 use pinfold::host::spawn::{Launcher, Process, Spawn, Stderr};
 
 use crate::kernel::Kernel;
@@ -125,12 +125,13 @@ fn within<T: Send>(network: Option<&Netns>, work: impl FnOnce() -> T + Send) -> 
 }
 
 /// TCP's counts in the network namespace of a process or thread.
-pub(crate) fn tcp_counts(pid: i32) -> TcpCounts {
+pub(crate) fn tcp_counts(pid: i32) -> SocketTcpCounts {
     let (proc, mut reader) = (Proc::new(Path::new("/")), Reader::default());
-    let segments = proc.segments(pid, &mut reader).unwrap();
-    TcpCounts {
+    let (mut handles, key) = (NetnsHandles::new(0), NetnsKey { pid, number: 0 });
+    let segments = handles.segments(&proc, key, &mut reader).unwrap();
+    SocketTcpCounts {
         sent: segments.sent,
         retransmitted: segments.retransmitted,
-        timeouts: proc.timeouts(pid, &mut reader).unwrap(),
+        timeouts: handles.timeouts(&proc, key, &mut reader).unwrap(),
     }
 }

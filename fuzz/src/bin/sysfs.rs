@@ -10,7 +10,7 @@ use std::cell::RefCell;
 use libfuzzer_sys::fuzz_target;
 use pinfold::cpu::{Cores, CpuSet, Order, Placer, Request, Topology};
 use pinfold::host::knobs::{KnobKind, Knobs};
-use pinfold::host::proc::{Proc, Reader};
+use pinfold::host::proc::{NetnsHandles, NetnsKey, Proc, Reader};
 use pinfold::host::{pci, perf, rdma, topology};
 use pinfold_fuzz::{Tree, check_groups, check_places, files, says_why, text};
 
@@ -112,11 +112,13 @@ fn processes(proc: &Proc) {
     let mut reader = Reader::default();
     let _ = (
         proc.threads(1),
-        proc.traffic(1, &mut reader),
         proc.network_namespace(1),
         proc.tasks(1),
     );
-    let _ = (proc.segments(1, &mut reader), proc.timeouts(1, &mut reader));
+    let (mut handles, key) = (NetnsHandles::new(0), NetnsKey { pid: 1, number: 0 });
+    let _ = handles.traffic(proc, key, &mut reader);
+    let _ = handles.segments(proc, key, &mut reader);
+    let _ = handles.timeouts(proc, key, &mut reader);
     for name in proc
         .variables(1, &["OMP_NUM_THREADS"])
         .unwrap_or_default()

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use libfuzzer_sys::fuzz_target;
 use pinfold::cpu::CpuSet;
-use pinfold::host::proc::TcpSegments;
+use pinfold::host::proc::NamespaceTcpCounts;
 use pinfold::pin::AssignmentRecord;
 use pinfold::pin::cpu_isolation::KnobRecord;
 use pinfold::pod::quantity::{bytes, cpu_millis, format_bytes, format_cpu};
@@ -26,7 +26,7 @@ fuzz_target!(|data: &[u8]| {
     mark(text);
     note(text);
     // Whatever is in its place, what TCP counts is a number or nothing.
-    let _ = TcpSegments::parse(text);
+    let _ = NamespaceTcpCounts::parse(text);
     match text.parse::<Profile>() {
         Ok(profile) => assert_eq!(profile.to_string(), text),
         Err(error) => says_why(&error),

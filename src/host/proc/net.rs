@@ -3,7 +3,6 @@
 //! No file stays open, because an open file would keep the namespace alive after the pod's end.
 
 use super::Proc;
-use super::tcp::{TcpSegments, timeouts};
 use crate::host::file::Reader;
 use crate::host::netns::NetnsRef;
 
@@ -45,27 +44,6 @@ impl Proc {
         Some(NetnsRef { file, number })
     }
 
-    /// The counters of each interface in a process's network namespace, without the loopback;
-    /// `None` if the counters can't be read.
-    pub fn traffic(
-        &self,
-        pid: i32,
-        reader: &mut Reader,
-    ) -> Option<Vec<(String, InterfaceTraffic)>> {
-        interfaces(self.read(pid, "dev", reader)?)
-    }
-
-    /// TCP's segment counters in the network namespace of a process; `None` if the counters can't
-    /// be read.
-    pub fn segments(&self, pid: i32, reader: &mut Reader) -> Option<TcpSegments> {
-        TcpSegments::parse(self.read(pid, "snmp", reader)?)
-    }
-
-    /// TCP's timeouts in the network namespace of a process; `None` if the counter can't be read.
-    pub fn timeouts(&self, pid: i32, reader: &mut Reader) -> Option<u64> {
-        timeouts(self.read(pid, "netstat", reader)?)
-    }
-
     pub(super) fn read<'a>(&self, pid: i32, name: &str, reader: &'a mut Reader) -> Option<&'a str> {
         reader
             .once(&self.dir.join(format!("{pid}/net/{name}")))
@@ -93,33 +71,13 @@ fn interface(line: &str) -> Option<(String, InterfaceTraffic)> {
     for value in &mut values {
         *value = columns.next()?.parse().ok()?;
     }
-    let [
-        bytes,
-        packets,
-        errors,
-        dropped,
-        _,
-        _,
-        _,
-        _,
-        sent,
-        sent_packets,
-        sent_errors,
-        sent_dropped,
-        ..,
-    ] = values;
-    let receive = PacketCounts {
-        bytes,
-        packets,
-        errors,
-        dropped,
-    };
-    let transmit = PacketCounts {
-        bytes: sent,
-        packets: sent_packets,
-        errors: sent_errors,
-        dropped: sent_dropped,
-    };
+    // Eight columns of received data come before eight columns of sent data.
+    let [receive, transmit] = [0, 8].map(|first| PacketCounts {
+        bytes: values[first],
+        packets: values[first + 1],
+        errors: values[first + 2],
+        dropped: values[first + 3],
+    });
     Some((
         name.trim().to_owned(),
         InterfaceTraffic { receive, transmit },
@@ -181,13 +139,13 @@ veth-very-long1: 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0
         let proc = Proc::new(std::path::Path::new("/"));
         let own = i32::try_from(std::process::id()).unwrap();
         let mut reader = Reader::default();
-        let interfaces = proc.traffic(own, &mut reader).unwrap();
+        let interfaces = interfaces(proc.read(own, "dev", &mut reader).unwrap()).unwrap();
         assert!(
             interfaces.iter().all(|(name, _)| name != "lo"),
             "{interfaces:?}"
         );
         assert!(proc.network_namespace(own).unwrap() > 0);
-        assert_eq!(proc.traffic(-1, &mut reader), None);
+        assert_eq!(proc.read(-1, "dev", &mut reader), None);
         assert_eq!(proc.network_namespace(-1), None);
     }
 }

@@ -12,7 +12,7 @@ use nix::fcntl::{OFlag, openat, readlinkat};
 use nix::sys::stat::Mode;
 
 use super::net::{self, InterfaceTraffic};
-use super::tcp::{TcpSegments, timeouts};
+use super::tcp::{NamespaceTcpCounts, timeouts};
 use super::{Proc, Reader};
 
 /// The number of descriptors of a handle.
@@ -93,7 +93,8 @@ impl NetnsHandles {
         Some(number)
     }
 
-    /// See [`Proc::traffic`].
+    /// The counters of each interface in the network namespace of a process, without the loopback; `None` if the
+    /// counters can't be read.
     pub fn traffic(
         &mut self,
         proc: &Proc,
@@ -103,17 +104,17 @@ impl NetnsHandles {
         net::interfaces(self.read(proc, key, "dev", reader)?)
     }
 
-    /// See [`Proc::segments`].
+    /// TCP's segment counters in the network namespace of a process; `None` if the counters can't be read.
     pub fn segments(
         &mut self,
         proc: &Proc,
         key: NetnsKey,
         reader: &mut Reader,
-    ) -> Option<TcpSegments> {
-        TcpSegments::parse(self.read(proc, key, "snmp", reader)?)
+    ) -> Option<NamespaceTcpCounts> {
+        NamespaceTcpCounts::parse(self.read(proc, key, "snmp", reader)?)
     }
 
-    /// See [`Proc::timeouts`].
+    /// TCP's timeouts in the network namespace of a process; `None` if the counter can't be read.
     pub fn timeouts(&mut self, proc: &Proc, key: NetnsKey, reader: &mut Reader) -> Option<u64> {
         timeouts(self.read(proc, key, "netstat", reader)?)
     }
@@ -202,12 +203,7 @@ mod tests {
                     .collect::<Vec<_>>(),
             )
         };
-        let names: Vec<String> = proc
-            .traffic(key.pid, &mut reader)
-            .unwrap()
-            .into_iter()
-            .map(|(name, _)| name)
-            .collect();
+        let names = dev(&mut NetnsHandles::new(0), &mut reader).unwrap();
         for kept in [&mut handles, &mut no_room] {
             for _ in 0..2 {
                 assert_eq!(kept.network_namespace(&proc, key), number);

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use procfs_core::process::{Stat, StatFlags};
 
-use super::Proc;
+use super::{Proc, last_field};
 use crate::cpu::CpuSet;
 use crate::host::file;
 
@@ -38,20 +38,15 @@ impl Proc {
     fn task(&self, pid: i32, tid: i32) -> Option<Task> {
         let dir = self.dir.join(format!("{pid}/task/{tid}"));
         let status = file::read_value(&dir.join("status")).ok()?;
-        let allowed = status
-            .lines()
-            .rev()
-            .find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
-        let allowed = allowed.trim().parse().ok()?;
-        let sched = if self.counts_migrations {
-            file::read_value(&dir.join("sched")).ok()
-        } else {
-            None
-        };
+        let allowed = last_field(&status, "Cpus_allowed_list:")?.parse().ok()?;
+        let sched = self
+            .counts_migrations
+            .then(|| file::read_value(&dir.join("sched")));
+        let migrations = sched.and_then(|sched| migrations(&sched.ok()?));
         Some(Task {
             tid,
             allowed,
-            migrations: sched.as_deref().and_then(migrations),
+            migrations,
         })
     }
 
@@ -107,9 +102,8 @@ impl Proc {
 
 /// The number in the line `se.nr_migrations : 12`.
 fn migrations(sched: &str) -> Option<u64> {
-    let line = sched
-        .lines()
-        .find_map(|line| line.strip_prefix("se.nr_migrations"))?;
+    let mut lines = sched.lines();
+    let line = lines.find_map(|line| line.strip_prefix("se.nr_migrations"))?;
     line.trim_start().strip_prefix(':')?.trim().parse().ok()
 }
 

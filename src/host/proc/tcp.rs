@@ -2,7 +2,7 @@
 
 /// TCP's counters of segments and of failed connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct TcpSegments {
+pub struct NamespaceTcpCounts {
     /// Segments sent, without segments that only repeat sent data.
     pub sent: u64,
     /// Segments sent again.
@@ -11,9 +11,9 @@ pub struct TcpSegments {
     pub failures: [u64; 3],
 }
 
-// === impl TcpSegments ===
+// === impl NamespaceTcpCounts ===
 
-impl TcpSegments {
+impl NamespaceTcpCounts {
     /// Parses the text of `net/snmp`; `None` if a counter is missing.
     pub fn parse(snmp: &str) -> Option<Self> {
         let names = [
@@ -65,7 +65,7 @@ fn columns<'a>(text: &'a str, protocol: &str) -> Option<impl Iterator<Item = (&'
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Proc, Reader};
+    use super::super::{NetnsHandles, NetnsKey, Proc, Reader};
     use super::*;
 
     /// The format of Linux 6.18. The line of `TcpExt` lacks most of its hundred columns.
@@ -90,33 +90,33 @@ IpExt: 0 0
 
     #[test]
     fn counters_are_found_by_their_names() {
-        let expected = TcpSegments {
+        let expected = NamespaceTcpCounts {
             sent: 41_190,
             retransmitted: 17,
             failures: [52, 131, 204],
         };
-        assert_eq!(TcpSegments::parse(SNMP), Some(expected));
+        assert_eq!(NamespaceTcpCounts::parse(SNMP), Some(expected));
         assert_eq!(timeouts(NETSTAT), Some(9));
         let other = SNMP
             .replace("OutSegs", "New OutSegs")
             .replace(" 41190 ", " 5 41190 ");
-        assert_eq!(TcpSegments::parse(&other), Some(expected));
+        assert_eq!(NamespaceTcpCounts::parse(&other), Some(expected));
     }
 
     #[test]
     fn what_is_not_there_is_not_zero() {
-        assert_eq!((TcpSegments::parse(""), timeouts("")), (None, None));
+        assert_eq!((NamespaceTcpCounts::parse(""), timeouts("")), (None, None));
         for other in [
             SNMP.replace("RetransSegs", "Retrans"),
             SNMP.replace(" 17 ", " -1 "),
             SNMP.replace(" 17 ", " 18446744073709551616 "),
         ] {
-            assert_eq!(TcpSegments::parse(&other), None, "{other}");
+            assert_eq!(NamespaceTcpCounts::parse(&other), None, "{other}");
         }
         assert_eq!(timeouts(&NETSTAT.replace("TcpExt:", "TcpExt")), None);
         let end = SNMP.find(" 204 0\n").unwrap();
         for cut in 0..=end {
-            assert_eq!(TcpSegments::parse(&SNMP[..cut]), None, "{cut}");
+            assert_eq!(NamespaceTcpCounts::parse(&SNMP[..cut]), None, "{cut}");
         }
     }
 
@@ -124,9 +124,11 @@ IpExt: 0 0
     fn this_machine_counts() {
         let own = i32::try_from(std::process::id()).unwrap();
         let (proc, mut reader) = (Proc::new(std::path::Path::new("/")), Reader::default());
-        assert!(proc.segments(own, &mut reader).is_some());
-        assert!(proc.timeouts(own, &mut reader).is_some());
-        assert_eq!(proc.segments(-1, &mut reader), None);
-        assert_eq!(proc.timeouts(-1, &mut reader), None);
+        let mut handles = NetnsHandles::new(0);
+        let [own, none] = [own, -1].map(|pid| NetnsKey { pid, number: 0 });
+        assert!(handles.segments(&proc, own, &mut reader).is_some());
+        assert!(handles.timeouts(&proc, own, &mut reader).is_some());
+        assert_eq!(handles.segments(&proc, none, &mut reader), None);
+        assert_eq!(handles.timeouts(&proc, none, &mut reader), None);
     }
 }

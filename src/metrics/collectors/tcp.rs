@@ -14,7 +14,7 @@ use super::super::lock;
 use super::super::page::{Labels, Page};
 use super::namespaces::{Network, Scope};
 use super::{Outcome, Scrape};
-use crate::host::proc::TcpSegments;
+use crate::host::proc::NamespaceTcpCounts;
 
 /// For how long timeouts are taken to be as they were, if nothing speaks against it.
 const LASTS: Duration = Duration::from_secs(60);
@@ -31,7 +31,7 @@ struct Read {
     labels: Labels,
     namespace: Option<u64>,
     /// What was counted then.
-    segments: TcpSegments,
+    segments: NamespaceTcpCounts,
     timeouts: u64,
 }
 
@@ -97,7 +97,7 @@ impl Timeouts {
 
 impl Read {
     /// Whether the timeouts are taken to be the same still.
-    fn holds(&self, pod: &Network, now: &TcpSegments, at: Instant) -> bool {
+    fn holds(&self, pod: &Network, now: &NamespaceTcpCounts, at: Instant) -> bool {
         let same = self.labels == pod.labels && self.namespace == pod.namespace;
         let before = &self.segments;
         same && now.sent >= before.sent
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn timeouts_are_read_anew_when_something_may_have_run_out() {
-        let counted = TcpSegments {
+        let counted = NamespaceTcpCounts {
             sent: 100,
             retransmitted: 5,
             failures: [1, 2, 3],
@@ -137,13 +137,13 @@ mod tests {
             segments: counted,
             timeouts: 4,
         };
-        let holds = |pod: &Network, segments: &TcpSegments, later| {
+        let holds = |pod: &Network, segments: &NamespaceTcpCounts, later| {
             read.holds(pod, segments, now + Duration::from_secs(later))
         };
         assert!(holds(&pod("a", 1), &counted, 0));
         assert!(holds(
             &pod("a", 1),
-            &TcpSegments {
+            &NamespaceTcpCounts {
                 sent: 1000,
                 ..counted
             },
@@ -152,7 +152,7 @@ mod tests {
         assert!(!holds(&pod("a", 1), &counted, 60));
         assert!(!holds(
             &pod("a", 1),
-            &TcpSegments {
+            &NamespaceTcpCounts {
                 retransmitted: 6,
                 ..counted
             },
@@ -161,7 +161,7 @@ mod tests {
         for failures in [[2, 2, 3], [1, 3, 3], [1, 2, 4]] {
             assert!(!holds(
                 &pod("a", 1),
-                &TcpSegments {
+                &NamespaceTcpCounts {
                     failures,
                     ..counted
                 },
@@ -171,7 +171,7 @@ mod tests {
         assert!(
             !holds(
                 &pod("a", 1),
-                &TcpSegments {
+                &NamespaceTcpCounts {
                     sent: 99,
                     ..counted
                 },
