@@ -510,7 +510,7 @@ fn malformed_files_are_named_with_what_they_hold() {
     let machine = Machine::of(&[("system/cpu/online/file", "")]);
     let error = read(&machine.root).unwrap_err();
     assert!(
-        matches!(&error, TopologyError::Read { path, .. } if path.ends_with("cpu/online")),
+        matches!(&error, TopologyError::File(error) if error.to_string().ends_with("cpu/online")),
         "{error:?}"
     );
 }

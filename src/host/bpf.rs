@@ -151,9 +151,10 @@ fn address_mut<T>(slice: &mut [T]) -> u64 {
 
 fn name(name: &str) -> [u8; 16] {
     let mut bytes = [0; 16];
+    let letters = name.bytes().take(15);
     bytes
         .iter_mut()
-        .zip(name.bytes().take(15))
+        .zip(letters)
         .for_each(|(byte, letter)| *byte = letter);
     bytes
 }
@@ -172,9 +173,8 @@ fn map(
         value_size: size(value),
         max_entries: entries,
         flags,
-        inner_map: 0,
-        numa_node: 0,
         name: name(title),
+        ..MapCreate::default()
     };
     // SAFETY: the argument contains no address, and the command returns a new descriptor.
     unsafe { make(MAP_CREATE, &mut argument) }.map_err(|error| BpfError::new(MAKE_MAP, error))
@@ -201,12 +201,7 @@ impl Direction {
         let mut argument = ProgramQuery {
             target: number(cgroup),
             attach_type: self as u32,
-            flags: 0,
-            attach_flags: 0,
-            programs: 0,
-            count: 0,
-            _gap: 0,
-            newer: [0; 4],
+            ..ProgramQuery::default()
         };
         // SAFETY: the argument has no buffer for programs, so the kernel writes only into the
         // argument.
@@ -248,15 +243,13 @@ impl<const K: usize, const V: usize> PerCpuHash<K, V> {
     pub fn new(title: &str, max_entries: u32) -> Result<Self, BpfError> {
         // The kernel that runs this process copies the values. Therefore the path lies below the
         // real root, not below a configured root.
-        let possible = file::read_value(Path::new("/sys/devices/system/cpu/possible")).ok();
-        let cpus = possible
-            .and_then(|list| list.parse::<CpuSet>().ok())
-            .filter(|cpus| !cpus.is_empty());
-        let unknown = || BpfError::Other {
-            operation: MAKE_MAP,
-            source: io::Error::other("/sys/devices/system/cpu/possible holds no list of CPUs"),
-        };
-        let cpus = cpus.ok_or_else(unknown)?.len();
+        let possible = file::read_value(Path::new("/sys/devices/system/cpu/possible"));
+        let cpus: Option<CpuSet> = possible.ok().and_then(|list| list.parse().ok());
+        let cpus = cpus.unwrap_or_default().len();
+        if cpus == 0 {
+            let source = io::Error::other("/sys/devices/system/cpu/possible holds no list of CPUs");
+            return Err(BpfError::new(MAKE_MAP, source));
+        }
         Ok(Self {
             map: map(title, PER_CPU_HASH, [K, V], max_entries, NO_PREALLOCATION)?,
             cpus,
@@ -332,13 +325,12 @@ impl<const K: usize, const V: usize> PerCpuHash<K, V> {
     pub fn add(&self, key: &[u64; K]) -> Result<(), BpfError> {
         const NO_EXIST: u64 = 1;
         let values = vec![[0_u64; V]; self.cpus];
-        let map = number(self.map.as_fd());
         let mut argument = Element {
-            map,
-            _gap: 0,
+            map: number(self.map.as_fd()),
             key: address(key),
             value: address(&values),
             flags: NO_EXIST,
+            ..Element::default()
         };
         // SAFETY: the kernel reads the key, and a value for each possible CPU.
         match unsafe { bpf(MAP_UPDATE, &mut argument) } {
@@ -356,10 +348,8 @@ impl<const K: usize, const V: usize> PerCpuHash<K, V> {
     pub fn delete(&self, key: &[u64; K]) -> Result<(), BpfError> {
         let mut argument = Element {
             map: number(self.map.as_fd()),
-            _gap: 0,
             key: address(key),
-            value: 0,
-            flags: 0,
+            ..Element::default()
         };
         // SAFETY: the kernel reads the key only.
         match unsafe { bpf(MAP_DELETE, &mut argument) } {
@@ -412,11 +402,9 @@ impl Program {
                 log_level: u32::from(!log.is_empty()),
                 log_size: u32::try_from(log.len()).unwrap_or(0),
                 log: if log.is_empty() { 0 } else { address_mut(log) },
-                kernel_version: 0,
-                flags: 0,
                 name: name(title),
-                interface: 0,
                 attach_type: direction as u32,
+                ..ProgramLoad::default()
             };
             // SAFETY: the kernel reads the instructions and the license, and writes at most
             // `log_size` bytes of the log. The command returns a new descriptor.

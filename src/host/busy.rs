@@ -126,12 +126,7 @@ impl Sampler {
     /// Makes a sampler of the machine whose `proc` and `sys` are below `root`.
     pub fn new(root: &Path) -> Self {
         let proc = root.join("proc");
-        let text = |path: PathBuf| {
-            file::read_optional(&path)
-                .ok()
-                .flatten()
-                .unwrap_or_default()
-        };
+        let text = |path: PathBuf| file::read(&path).unwrap_or_default();
         let release = text(proc.join("sys/kernel/osrelease"));
         let line = text(proc.join("cmdline"));
         let periodic = line
@@ -142,10 +137,9 @@ impl Sampler {
         let nohz_full = text(root.join("sys/devices/system/cpu/nohz_full"))
             .parse()
             .unwrap_or_default();
-        let started = Instant::now();
         Self {
             proc,
-            started,
+            started: Instant::now(),
             sampled,
             nohz_full,
             slices: BTreeMap::new(),
@@ -183,14 +177,12 @@ impl Sampler {
             _ => None,
         };
         let stat = file::read(&self.proc.join("stat"))?;
+        let mut slices = None;
         // Usage per CPU makes idle time unnecessary, so `/proc/schedstat` is not read.
-        let slices = if all_tasks.is_none() && self.sampled {
-            let text =
-                file::read_optional(&self.proc.join("schedstat"))?.ok_or(BusyError::NoBound)?;
-            Some(run_slices(&text))
-        } else {
-            None
-        };
+        if all_tasks.is_none() && self.sampled {
+            let text = file::read_optional(&self.proc.join("schedstat"))?;
+            slices = Some(run_slices(&text.ok_or(BusyError::NoBound)?));
+        }
         let ended = self.started.elapsed();
         let (mut cpus, mut separate_interrupts) = (BTreeMap::new(), false);
         for (cpu, hard_interrupts, mut times) in stat.lines().filter_map(cpu_times) {

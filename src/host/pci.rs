@@ -16,7 +16,7 @@ pub fn numa_node(root: &Path, address: &str) -> Option<u32> {
         .join("sys/bus/pci/devices")
         .join(address.to_ascii_lowercase())
         .join("numa_node");
-    file::read_optional(&path).ok().flatten()?.parse().ok()
+    file::read(&path).ok()?.parse().ok()
 }
 
 /// Whether a text is domain, bus, device and function in hexadecimal. A text from another program

@@ -54,6 +54,12 @@ pub const SOFTWARE: Events = [
     software(bindings::PERF_COUNT_SW_CPU_MIGRATIONS),
 ];
 
+/// The general events "cache references" and "cache misses". Each kind of CPU counts another level.
+const CACHE_EVENTS: [Event; 2] = [
+    hardware(bindings::PERF_COUNT_HW_CACHE_REFERENCES),
+    hardware(bindings::PERF_COUNT_HW_CACHE_MISSES),
+];
+
 const fn software(config: u32) -> Event {
     Event {
         kind: bindings::PERF_TYPE_SOFTWARE,
@@ -61,7 +67,7 @@ const fn software(config: u32) -> Event {
     }
 }
 
-const fn hardware_event(config: u32) -> Event {
+const fn hardware(config: u32) -> Event {
     Event {
         kind: bindings::PERF_TYPE_HARDWARE,
         config: config as u64,
@@ -86,30 +92,16 @@ const fn last_level(result: u32) -> Event {
 /// Intel's, the function therefore returns the specific events of the last-level cache. A CPU
 /// without the specific events refuses to open them.
 pub fn hardware_events(root: &Path) -> Events {
-    let info = file::read_optional(&root.join("proc/cpuinfo"))
-        .ok()
-        .flatten()
-        .unwrap_or_default();
-    let vendor = info
-        .lines()
-        .find_map(|line| line.strip_prefix("vendor_id")?.split_once(':'));
-    let [references, misses] = match vendor.map(|(_, name)| name.trim()) {
-        Some("GenuineIntel") => [
-            bindings::PERF_COUNT_HW_CACHE_REFERENCES,
-            bindings::PERF_COUNT_HW_CACHE_MISSES,
-        ]
-        .map(hardware_event),
+    let [references, misses] = match cpu_info(root, "vendor_id").as_deref() {
+        Some("GenuineIntel") => CACHE_EVENTS,
         _ => [
             bindings::PERF_COUNT_HW_CACHE_RESULT_ACCESS,
             bindings::PERF_COUNT_HW_CACHE_RESULT_MISS,
         ]
         .map(last_level),
     };
-    let [cycles, instructions] = [
-        bindings::PERF_COUNT_HW_CPU_CYCLES,
-        bindings::PERF_COUNT_HW_INSTRUCTIONS,
-    ]
-    .map(hardware_event);
+    let cycles = hardware(bindings::PERF_COUNT_HW_CPU_CYCLES);
+    let instructions = hardware(bindings::PERF_COUNT_HW_INSTRUCTIONS);
     [cycles, instructions, references, misses]
 }
 
@@ -120,23 +112,12 @@ pub fn hardware_events(root: &Path) -> Events {
 /// The reason, in words: the kernel has no names for the events, or the machine has CPUs of several
 /// kinds.
 pub fn second_level_cache_events(root: &Path) -> Result<[Event; 2], String> {
-    let info = file::read_optional(&root.join("proc/cpuinfo"))
-        .ok()
-        .flatten()
-        .unwrap_or_default();
-    let of = |name: &str| {
-        info.lines()
-            .find_map(|line| Some(line.strip_prefix(name)?.split_once(':')?.1.trim()))
-    };
-    let family = of("cpu family").and_then(|family| family.parse::<u32>().ok());
+    let is_amd = cpu_info(root, "vendor_id").is_some_and(|vendor| vendor == "AuthenticAMD");
+    let family = cpu_info(root, "cpu family").and_then(|family| family.parse::<u32>().ok());
     // On AMD CPUs since Zen, "cache references" means the second level
     // (arch/x86/events/amd/core.c).
-    if of("vendor_id") == Some("AuthenticAMD") && family.is_some_and(|family| family >= ZEN) {
-        return Ok([
-            bindings::PERF_COUNT_HW_CACHE_REFERENCES,
-            bindings::PERF_COUNT_HW_CACHE_MISSES,
-        ]
-        .map(hardware_event));
+    if is_amd && family.is_some_and(|family| family >= ZEN) {
+        return Ok(CACHE_EVENTS);
     }
     // The Arm architecture defines numbers for the events. The driver names the events of the CPU
     // in sysfs.
@@ -159,6 +140,16 @@ pub fn second_level_cache_events(root: &Path) -> Result<[Event; 2], String> {
     }
 }
 
+/// A property of the first CPU, from `/proc/cpuinfo`.
+fn cpu_info(root: &Path, name: &str) -> Option<String> {
+    let info = file::read(&root.join("proc/cpuinfo")).ok()?;
+    let mut lines = info.lines();
+    let value = lines
+        .find_map(|line| line.strip_prefix(name)?.split_once(':'))?
+        .1;
+    Some(value.trim().to_owned())
+}
+
 /// The family of the first Zen CPUs.
 const ZEN: u32 = 0x17;
 
@@ -166,12 +157,8 @@ const ZEN: u32 = 0x17;
 /// type number.
 fn named(device: &Path, event: &str) -> Option<Event> {
     let number = |text: &str| u64::from_str_radix(text.trim().strip_prefix("0x")?, 16).ok();
-    let text = file::read_value_optional(&device.join("events").join(event))
-        .ok()
-        .flatten()?;
-    let kind = file::read_value_optional(&device.join("type"))
-        .ok()
-        .flatten()?;
+    let text = file::read_value(&device.join("events").join(event)).ok()?;
+    let kind = file::read_value(&device.join("type")).ok()?;
     Some(Event {
         kind: kind.parse().ok()?,
         config: number(text.strip_prefix("event=")?)?,

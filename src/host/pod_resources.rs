@@ -152,21 +152,9 @@ impl PodResources {
     /// # Errors
     /// The errors of [`PodResources::list`].
     pub async fn allocatable_cpus(&self) -> Result<CpuSet, DevicesError> {
-        match self
-            .call(
-                "/v1.PodResourcesLister/GetAllocatableResources",
-                parse_allocatable,
-            )
-            .await
-        {
-            Err(DevicesError::Call {
-                source: CallError::Unimplemented,
-                ..
-            }) => Ok(CpuSet::new()),
-            Err(DevicesError::Call {
-                source: CallError::Status { message, .. },
-                ..
-            }) if message.contains(GATE_OFF) => Ok(CpuSet::new()),
+        let method = "/v1.PodResourcesLister/GetAllocatableResources";
+        match self.call(method, parse_allocatable).await {
+            Err(DevicesError::Call { source, .. }) if is_unavailable(&source) => Ok(CpuSet::new()),
             answer => answer,
         }
     }
@@ -194,8 +182,7 @@ impl PodResources {
     /// stays valid.
     pub fn unanswered(&self, known: Option<CpuManager>) -> CpuManager {
         match known {
-            Some(CpuManager::Assigns) => CpuManager::Assigns,
-            Some(CpuManager::Disabled) => CpuManager::Disabled,
+            Some(known @ (CpuManager::Assigns | CpuManager::Disabled)) => known,
             _ if self.socket.symlink_metadata().is_ok() => CpuManager::Unanswered,
             _ => CpuManager::NoSocket,
         }
@@ -232,6 +219,15 @@ impl PodResources {
             socket: self.socket.clone(),
             source,
         })
+    }
+}
+
+/// Whether the kubelet lacks the called method, or has switched the method off.
+fn is_unavailable(error: &CallError) -> bool {
+    match error {
+        CallError::Unimplemented => true,
+        CallError::Status { message, .. } => message.contains(GATE_OFF),
+        _ => false,
     }
 }
 

@@ -20,24 +20,9 @@ pub const GROUP_PREFIX: &str = "pinfold-";
 /// Why monitoring is impossible, or why an operation on a group failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ResctrlError {
-    /// The kernel lacks the file system, mostly because the CPU has no resources to control.
-    #[error(
-        "there is no {}: this CPU or kernel offers no monitoring of caches and memory bandwidth (Intel RDT, AMD QoS, Arm MPAM)",
-        .0.display()
-    )]
-    NotOffered(PathBuf),
-    /// The file system is not mounted, or the mount is invisible in the container.
-    #[error(
-        "nothing is mounted on {path}: run \"mount -t resctrl resctrl {path}\" on the node; a pod has to be given the \
-         folder as a volume, too", path = .0.display()
-    )]
-    NotMounted(PathBuf),
-    /// The file system offers control without monitoring.
-    #[error("{} lacks info/L3_MON: this CPU can't monitor its last-level cache", .0.display())]
-    NotMonitoring(PathBuf),
-    /// The file system does not let Pinfold make groups.
-    #[error("{} can't be written to: mount it read-write, for root", .0.display())]
-    ReadOnly(PathBuf),
+    /// The machine offers no monitoring, or does not let Pinfold monitor. The text has the reason and the remedy.
+    #[error("{0}")]
+    Unsupported(String),
     /// All hardware monitors are in use, or wait until data of a former group has left the cache.
     #[error("no monitoring group can be made now: all RMIDs are in use ({})", .0.display())]
     Exhausted(PathBuf),
@@ -140,15 +125,26 @@ impl Resctrl {
     /// # Errors
     /// Monitoring is impossible. The error states the reason and the remedy.
     pub fn available_groups(&self) -> Result<usize, ResctrlError> {
+        let (top, unsupported) = (self.top.display(), |text| {
+            Err(ResctrlError::Unsupported(text))
+        });
         if !self.top.is_dir() {
-            return Err(ResctrlError::NotOffered(self.top.clone()));
+            return unsupported(format!(
+                "there is no {top}: this CPU or kernel offers no monitoring of caches and memory bandwidth (Intel RDT, AMD \
+                 QoS, Arm MPAM)"
+            ));
         }
         if !self.top.join("info").is_dir() {
-            return Err(ResctrlError::NotMounted(self.top.clone()));
+            return unsupported(format!(
+                "nothing is mounted on {top}: run \"mount -t resctrl resctrl {top}\" on the node; a pod has to be given the \
+                 folder as a volume, too"
+            ));
         }
         let path = self.top.join("info/L3_MON/num_rmids");
         let Some(text) = file::read_value_optional(&path)? else {
-            return Err(ResctrlError::NotMonitoring(self.top.clone()));
+            return unsupported(format!(
+                "{top} lacks info/L3_MON: this CPU can't monitor its last-level cache"
+            ));
         };
         let Ok(all) = text.parse::<usize>() else {
             return Err(ResctrlError::Unreadable { path, text });
@@ -208,7 +204,10 @@ impl Resctrl {
                 ResctrlError::Exhausted(self.monitoring())
             }
             io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => {
-                ResctrlError::ReadOnly(self.top.clone())
+                let top = self.top.display();
+                ResctrlError::Unsupported(format!(
+                    "{top} can't be written to: mount it read-write, for root"
+                ))
             }
             _ => ResctrlError::Folder { path, source },
         })
@@ -219,16 +218,12 @@ impl Resctrl {
     /// # Errors
     /// Some CPU is offline, or belongs to a control group of another program.
     pub fn bind(&self, name: &str, cpus: &CpuSet) -> Result<(), ResctrlError> {
-        let written = (self.folders.bind)(&self.group(name).join("cpus_list"), &cpus.to_string());
-        let Err(FileError::Write { path, data, source }) = written else {
-            return Ok(written?);
-        };
-        if source.kind() != io::ErrorKind::InvalidInput {
-            return Err(FileError::Write { path, data, source }.into());
+        let path = self.group(name).join("cpus_list");
+        match (self.folders.bind)(&path, &cpus.to_string()) {
+            Err(error) if error.kernel_error().kind() == io::ErrorKind::InvalidInput => {}
+            bound => return Ok(bound?),
         }
-        let says = file::read_value_optional(&self.top.join("info/last_cmd_status"))
-            .ok()
-            .flatten();
+        let says = file::read_value(&self.top.join("info/last_cmd_status")).ok();
         let says = says.filter(|says| !says.is_empty() && says != "ok");
         Err(ResctrlError::Refused {
             cpus: cpus.clone(),
@@ -307,182 +302,4 @@ fn count(path: &Path) -> Result<Option<Count>, ResctrlError> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use super::*;
-
-    /// A tree of files in which mkdir and rmdir behave as the kernel's documentation says. A new
-    /// group gets files and takes a monitor. The file `limbo` holds the number of monitors in
-    /// limbo.
-    pub(crate) fn tree(root: &Path, rmids: usize) -> Resctrl {
-        let top = root.join("sys/fs/resctrl");
-        fs::create_dir_all(top.join("mon_groups")).unwrap();
-        fs::create_dir_all(top.join("info/L3_MON")).unwrap();
-        fs::write(top.join("info/L3_MON/num_rmids"), format!("{rmids}\n")).unwrap();
-        Resctrl::with_folders(
-            root,
-            Folders {
-                make,
-                remove: |path| fs::remove_dir_all(path),
-                bind,
-            },
-        )
-    }
-
-    /// Refuses CPUs listed in the file `refused`, as the kernel refuses CPUs of another control
-    /// group.
-    fn bind(path: &Path, cpus: &str) -> Result<(), FileError> {
-        let top = path.ancestors().nth(3).unwrap();
-        let refused = fs::read_to_string(top.join("refused")).unwrap_or_default();
-        if !refused.is_empty() && !set(refused.trim()).is_disjoint(&set(cpus)) {
-            let source = io::Error::from_raw_os_error(22);
-            return Err(FileError::Write {
-                path: path.to_owned(),
-                data: cpus.to_owned(),
-                source,
-            });
-        }
-        file::write(path, cpus)
-    }
-
-    fn make(path: &Path) -> io::Result<()> {
-        let top = path.parent().unwrap().parent().unwrap();
-        let number = |file: &str| -> usize {
-            fs::read_to_string(top.join(file))
-                .ok()
-                .and_then(|text| text.trim().parse().ok())
-                .unwrap_or(0)
-        };
-        let used = 1 + fs::read_dir(path.parent().unwrap()).unwrap().count();
-        if used >= number("info/L3_MON/num_rmids") {
-            return Err(io::Error::from_raw_os_error(28));
-        }
-        if used + number("limbo") >= number("info/L3_MON/num_rmids") {
-            return Err(io::Error::from_raw_os_error(16));
-        }
-        fs::create_dir(path)?;
-        fs::write(path.join("cpus_list"), "\n")?;
-        fs::write(path.join("tasks"), "")?;
-        for domain in ["mon_L3_00", "mon_L3_01"] {
-            let domain = path.join("mon_data").join(domain);
-            fs::create_dir_all(&domain)?;
-            for file in ["llc_occupancy", "mbm_total_bytes", "mbm_local_bytes"] {
-                fs::write(domain.join(file), "0\n")?;
-            }
-        }
-        Ok(())
-    }
-
-    fn set(list: &str) -> CpuSet {
-        list.parse().unwrap()
-    }
-
-    #[test]
-    fn what_is_missing_is_told_with_what_to_do() {
-        let root = tempfile::tempdir().unwrap();
-        let resctrl = Resctrl::new(root.path());
-        let says = || resctrl.available_groups().unwrap_err().to_string();
-        assert!(says().contains("no monitoring of caches"), "{}", says());
-        let top = root.path().join("sys/fs/resctrl");
-        fs::create_dir_all(&top).unwrap();
-        assert!(
-            says().contains(&format!("mount -t resctrl resctrl {}", top.display())),
-            "{}",
-            says()
-        );
-        fs::create_dir_all(top.join("info")).unwrap();
-        assert!(says().contains("info/L3_MON"), "{}", says());
-        fs::create_dir_all(top.join("info/L3_MON")).unwrap();
-        fs::write(top.join("info/L3_MON/num_rmids"), "many\n").unwrap();
-        assert!(says().contains("\"many\""), "{}", says());
-    }
-
-    #[test]
-    fn others_have_their_monitors() {
-        let root = tempfile::tempdir().unwrap();
-        let resctrl = tree(root.path(), 10);
-        assert_eq!(
-            resctrl.available_groups().unwrap(),
-            9,
-            "the root group has one"
-        );
-        let top = root.path().join("sys/fs/resctrl");
-        for folder in [
-            "mon_data",
-            "gold/mon_groups/a",
-            "gold/mon_groups/b",
-            "mon_groups/theirs",
-            "mon_groups/pinfold-a",
-        ] {
-            fs::create_dir_all(top.join(folder)).unwrap();
-        }
-        assert_eq!(resctrl.available_groups().unwrap(), 5);
-    }
-
-    #[test]
-    fn groups_come_and_go() {
-        let root = tempfile::tempdir().unwrap();
-        let resctrl = tree(root.path(), 3);
-        resctrl.make("pinfold-a").unwrap();
-        resctrl.bind("pinfold-a", &set("2-3,8")).unwrap();
-        let top = root.path().join("sys/fs/resctrl");
-        fs::create_dir_all(top.join("mon_groups/theirs")).unwrap();
-        assert_eq!(
-            resctrl.groups().unwrap(),
-            BTreeMap::from([("pinfold-a".to_owned(), set("2-3,8"))])
-        );
-        assert!(
-            matches!(resctrl.make("pinfold-b"), Err(ResctrlError::Exhausted(_))),
-            "ENOSPC"
-        );
-        fs::remove_dir(top.join("mon_groups/theirs")).unwrap();
-        fs::write(top.join("limbo"), "1").unwrap();
-        assert!(
-            matches!(resctrl.make("pinfold-b"), Err(ResctrlError::Exhausted(_))),
-            "EBUSY"
-        );
-        resctrl.remove("pinfold-a").unwrap();
-        resctrl.remove("pinfold-a").unwrap();
-        assert!(resctrl.groups().unwrap().is_empty());
-        assert!(matches!(
-            resctrl.bind("pinfold-a", &set("2")),
-            Err(ResctrlError::File(_))
-        ));
-    }
-
-    #[test]
-    fn domains_are_read_one_by_one() {
-        let root = tempfile::tempdir().unwrap();
-        let resctrl = tree(root.path(), 3);
-        resctrl.make("pinfold-a").unwrap();
-        let data = root
-            .path()
-            .join("sys/fs/resctrl/mon_groups/pinfold-a/mon_data");
-        fs::write(data.join("mon_L3_00/llc_occupancy"), "4096\n").unwrap();
-        fs::write(data.join("mon_L3_00/mbm_total_bytes"), "Unassigned\n").unwrap();
-        fs::write(data.join("mon_L3_01/llc_occupancy"), "Unavailable\n").unwrap();
-        fs::write(data.join("mon_L3_01/mbm_total_bytes"), "Error\n").unwrap();
-        fs::remove_file(data.join("mon_L3_01/mbm_local_bytes")).unwrap();
-        // Parts of a cache, and a different resource.
-        for other in [
-            "mon_L3_00/mon_sub_L3_00",
-            "mon_sub_L3_01",
-            "mon_PERF_PKG_00",
-        ] {
-            fs::create_dir_all(data.join(other)).unwrap();
-            fs::write(data.join(other).join("llc_occupancy"), "4096\n").unwrap();
-        }
-        let zero = CacheCounters {
-            id: "0".to_owned(),
-            occupancy: Some(Count::Bytes(4096)),
-            total: Some(Count::Unassigned),
-            local: Some(Count::Bytes(0)),
-        };
-        let one = CacheCounters {
-            id: "1".to_owned(),
-            occupancy: Some(Count::Unknown),
-            total: Some(Count::Unknown),
-            local: None,
-        };
-        assert_eq!(resctrl.read("pinfold-a").unwrap(), [zero, one]);
-    }
-}
+pub(crate) mod tests;

@@ -10,9 +10,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use nix::errno::Errno;
-
-use super::file;
+use super::file::{self, FileError};
 use crate::cpu::{CoreKind, CpuSet, Facts, MAX_CPU, NumaNode, ParseCpuSetError, Topology};
 
 /// Folders of the kernel's CPU event sources, which exist on hybrid x86 machines, one per kind of core.
@@ -31,15 +29,9 @@ pub enum TopologyError {
         /// The folder expected to hold CPUs.
         path: PathBuf,
     },
-    /// An existing file or folder can't be read.
-    #[error("can't read {}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        #[source]
-        source: io::Error,
-    },
+    /// An existing file or directory can't be read.
+    #[error(transparent)]
+    File(#[from] FileError),
     /// A file holds no CPU ids where CPU ids are expected.
     #[error("{} should hold CPU ids, and holds {text:?}", path.display())]
     Cpus {
@@ -48,7 +40,6 @@ pub enum TopologyError {
         /// The file's text.
         text: String,
         /// The parser's error.
-        #[source]
         source: ParseCpuSetError,
     },
     /// A file has content that no kernel writes.
@@ -72,7 +63,6 @@ pub enum OnlineError {
         /// The file.
         path: PathBuf,
         /// The kernel's error.
-        #[source]
         source: io::Error,
     },
     /// The file does not hold a CPU list.
@@ -81,7 +71,6 @@ pub enum OnlineError {
         /// The file.
         path: PathBuf,
         /// The parser's error.
-        #[source]
         source: ParseCpuSetError,
     },
 }
@@ -212,14 +201,12 @@ fn online_and_offline(cpus: &Path) -> Result<(CpuSet, CpuSet), TopologyError> {
 }
 
 fn switched_on(path: &Path) -> Result<Option<bool>, TopologyError> {
-    let Some(text) = text(path)? else {
-        return Ok(None);
-    };
-    match text.as_str() {
-        "0" => Ok(Some(false)),
-        "1" => Ok(Some(true)),
+    let switched_on = |text: String| match text.as_str() {
+        "0" => Ok(false),
+        "1" => Ok(true),
         _ => Err(malformed(path, "0 or 1", text)),
-    }
+    };
+    text(path)?.map(switched_on).transpose()
 }
 
 /// The CPUs that share the highest data or unified cache of a CPU, from the CPU's `cache` folder.
@@ -337,13 +324,11 @@ fn memory(path: &Path) -> Result<Option<u64>, TopologyError> {
             .ok()?
             .checked_mul(1024)
     });
-    match total {
-        Some(bytes) => Ok(Some(bytes)),
-        None => {
-            let first = text.lines().next().unwrap_or_default().to_owned();
-            Err(malformed(path, "a line with MemTotal in kB", first))
-        }
+    if total.is_none() {
+        let first = text.lines().next().unwrap_or_default().to_owned();
+        return Err(malformed(path, "a line with MemTotal in kB", first));
     }
+    Ok(total)
 }
 
 /// The CPUs from the first existing file: lists first, then masks.
@@ -373,27 +358,22 @@ fn cpus(
     path: &Path,
     parse: impl Fn(&str) -> Result<CpuSet, ParseCpuSetError>,
 ) -> Result<Option<CpuSet>, TopologyError> {
-    let Some(text) = text(path)? else {
-        return Ok(None);
-    };
-    match parse(&text) {
-        Ok(cpus) => Ok(Some(cpus)),
-        Err(source) => Err(TopologyError::Cpus {
+    let cpus = |text: String| {
+        parse(&text).map_err(|source| TopologyError::Cpus {
             path: path.to_owned(),
             text,
             source,
-        }),
-    }
+        })
+    };
+    text(path)?.map(cpus).transpose()
 }
 
 fn number(path: &Path) -> Result<Option<i64>, TopologyError> {
-    let Some(text) = text(path)? else {
-        return Ok(None);
+    let number = |text: String| {
+        let number = text.parse();
+        number.map_err(|_| malformed(path, "a whole number", text))
     };
-    match text.parse() {
-        Ok(number) => Ok(Some(number)),
-        Err(_) => Err(malformed(path, "a whole number", text)),
-    }
+    text(path)?.map(number).transpose()
 }
 
 fn malformed(path: &Path, expected: &'static str, text: String) -> TopologyError {
@@ -406,26 +386,15 @@ fn malformed(path: &Path, expected: &'static str, text: String) -> TopologyError
 
 /// The text of a file, without white space around it; `None` if the file does not exist.
 fn text(path: &Path) -> Result<Option<String>, TopologyError> {
-    match fs::read_to_string(path) {
-        // Some copies of sysfs files have the file's nominal size, and end in zero bytes.
-        Ok(text) => Ok(Some(
-            text.trim_matches(|c: char| c.is_whitespace() || c == '\0')
-                .to_owned(),
-        )),
-        Err(error) if is_missing(&error) => Ok(None),
-        Err(source) => Err(TopologyError::Read {
-            path: path.to_owned(),
-            source,
-        }),
-    }
+    // Some copies of sysfs files have the file's nominal size, and end in zero bytes.
+    let outside = |c: char| c.is_whitespace() || c == '\0';
+    let text = file::read_optional(path)?;
+    Ok(text.map(|text| text.trim_matches(outside).to_owned()))
 }
 
 /// The numbers N of the entries `<prefix>N` of a folder, ascending; empty if the folder does not exist.
 fn numbered(folder: &Path, prefix: &str) -> Result<Vec<u32>, TopologyError> {
-    let entries = file::list_optional(folder).map_err(|source| TopologyError::Read {
-        path: folder.to_owned(),
-        source,
-    })?;
+    let entries = file::list_optional(folder).map_err(FileError::reading(folder))?;
     // Names like `cpufreq` share the prefix and are skipped. No id is above the largest CPU id.
     let mut numbers: Vec<u32> = entries
         .iter()
@@ -434,11 +403,6 @@ fn numbered(folder: &Path, prefix: &str) -> Result<Vec<u32>, TopologyError> {
         .collect();
     numbers.sort_unstable();
     Ok(numbers)
-}
-
-/// Whether a read failed because the file is missing, or vanished with its CPU while open.
-fn is_missing(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(Errno::ENODEV as i32)
 }
 
 #[cfg(test)]

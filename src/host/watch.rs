@@ -21,6 +21,7 @@ const CHANGES: WatchMask = WatchMask::CREATE
     .union(WatchMask::ONLYDIR);
 
 /// A watch of a directory tree, down to a chosen depth.
+#[derive(Debug)]
 pub struct Watch {
     root: PathBuf,
     depth: usize,
@@ -37,6 +38,7 @@ pub struct Watch {
 }
 
 /// A watched directory.
+#[derive(Debug)]
 struct WatchedFolder {
     inode: u64,
     /// The inotify watches of the directory and of the file in the directory.
@@ -71,15 +73,6 @@ struct WatchEvents {
     /// Directories below which the set of directories may have changed. The root stands for the
     /// whole tree.
     directories: BTreeSet<PathBuf>,
-}
-
-impl std::fmt::Debug for Watch {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Watch")
-            .field("root", &self.root)
-            .field("covered", &self.covered.len())
-            .finish()
-    }
 }
 
 // === impl Watch ===
@@ -157,19 +150,19 @@ impl Watch {
             events.directories.insert(self.root.clone());
             return;
         }
+        // A late event of a removed watch has no directory.
         let Some(folder) = self.folders.get(&event.wd).cloned() else {
-            // A late event of a removed watch.
             return;
         };
         let Some(covered) = self.covered.get_mut(&folder) else {
             return;
         };
         let ended = event.mask.contains(EventMask::IGNORED);
-        if covered.only.is_some() && covered.only != event.name && !ended {
+        let above = covered.only.is_some();
+        if above && covered.only != event.name && !ended {
             return;
         }
         events.change = true;
-        let above = covered.only.is_some();
         if ended {
             // A new directory at the same path may have the same inode, and needs a new watch. At
             // the removal of a cgroup, a kernel may end only the watch of the file, and keep the

@@ -8,6 +8,7 @@ use nix::libc;
 // The layout of each command's argument equals the command's part of the kernel's `union bpf_attr`,
 // without padding between fields.
 
+#[derive(Default)]
 #[repr(C)]
 pub(super) struct MapCreate {
     pub(super) kind: u32,
@@ -20,6 +21,7 @@ pub(super) struct MapCreate {
     pub(super) name: [u8; 16],
 }
 
+#[derive(Default)]
 #[repr(C)]
 pub(super) struct Element {
     pub(super) map: u32,
@@ -41,6 +43,7 @@ pub(super) struct Batch {
     pub(super) flags: u64,
 }
 
+#[derive(Default)]
 #[repr(C)]
 pub(super) struct ProgramLoad {
     pub(super) kind: u32,
@@ -65,6 +68,7 @@ pub(super) struct LinkCreate {
     pub(super) flags: u32,
 }
 
+#[derive(Default)]
 #[repr(C)]
 pub(super) struct ProgramQuery {
     pub(super) target: u32,
@@ -79,37 +83,14 @@ pub(super) struct ProgramQuery {
     pub(super) newer: [u64; 4],
 }
 
-/// The types that the kernel reads as a command's argument.
-///
-/// # Safety
-///
-/// The type must be `repr(C)`, without padding, and laid out as the kernel's argument of the
-/// command.
-pub(super) unsafe trait Argument {}
-
-// SAFETY: order and size of all fields equal the kernel's; all fields are aligned without padding.
-unsafe impl Argument for MapCreate {}
-// SAFETY: as for `MapCreate`.
-unsafe impl Argument for Element {}
-// SAFETY: as for `MapCreate`.
-unsafe impl Argument for Batch {}
-// SAFETY: as for `MapCreate`.
-unsafe impl Argument for ProgramLoad {}
-// SAFETY: as for `MapCreate`.
-unsafe impl Argument for LinkCreate {}
-// SAFETY: as for `MapCreate`.
-unsafe impl Argument for ProgramQuery {}
-
 /// Makes the system call. For some commands the result is a file descriptor; for all further
 /// commands the result has no meaning.
 ///
 /// # Safety
 ///
-/// The addresses in `argument` must point to memory that the command may read and write.
-pub(super) unsafe fn bpf<A: Argument>(
-    command: libc::c_int,
-    argument: &mut A,
-) -> io::Result<libc::c_int> {
+/// `argument` must be the argument of the command, as declared above. The addresses in `argument` must
+/// point to memory that the command may read and write.
+pub(super) unsafe fn bpf<A>(command: libc::c_int, argument: &mut A) -> io::Result<libc::c_int> {
     // SAFETY: the kernel reads and writes `size` bytes of the argument, which is borrowed
     // exclusively. The caller guarantees that the addresses in the argument are valid.
     let returned = unsafe {
@@ -131,10 +112,7 @@ pub(super) unsafe fn bpf<A: Argument>(
 /// # Safety
 ///
 /// As for [`bpf`]. The command must return a new file descriptor.
-pub(super) unsafe fn make<A: Argument>(
-    command: libc::c_int,
-    argument: &mut A,
-) -> io::Result<OwnedFd> {
+pub(super) unsafe fn make<A>(command: libc::c_int, argument: &mut A) -> io::Result<OwnedFd> {
     // SAFETY: the caller guarantees that the argument is valid.
     let descriptor = unsafe { bpf(command, argument) }?;
     // SAFETY: the kernel has just made the descriptor, so the descriptor has no owner yet.

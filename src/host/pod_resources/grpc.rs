@@ -11,7 +11,7 @@ use std::time::Duration;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http2;
-use hyper::header::{CONTENT_TYPE, HeaderMap, TE};
+use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue, TE};
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::UnixStream;
@@ -113,9 +113,7 @@ async fn try_call(
             format!("{}m", deadline.as_millis().clamp(1, 99_999_999)),
         )
         .body(Full::new(Bytes::from_static(&[0; PREFIX])))
-        .map_err(|error| CallError::Protocol {
-            what: error.to_string(),
-        })?;
+        .map_err(|error| invalid(error.to_string()))?;
     let answer =
         async move { read(sender.send_request(request).await.map_err(broken)?, limit).await };
     tokio::pin!(answer, connection);
@@ -131,16 +129,12 @@ async fn try_call(
 async fn read(response: Response<Incoming>, limit: usize) -> Result<Bytes, CallError> {
     let (head, mut body) = response.into_parts();
     if head.status != StatusCode::OK {
-        return Err(CallError::Protocol {
-            what: format!("HTTP status {}", head.status),
-        });
+        return Err(invalid(format!("HTTP status {}", head.status)));
     }
     // An answer without a message has its status among the headers.
     if let Some(status) = status(&head.headers) {
         status?;
-        return Err(CallError::Protocol {
-            what: "a status without a message".to_owned(),
-        });
+        return Err(invalid("a status without a message"));
     }
     let mut data: Vec<u8> = Vec::new();
     let mut trailers = HeaderMap::new();
@@ -156,25 +150,22 @@ async fn read(response: Response<Incoming>, limit: usize) -> Result<Bytes, CallE
             return Err(CallError::TooLong { limit });
         }
     }
-    status(&trailers).unwrap_or_else(|| {
-        Err(CallError::Protocol {
-            what: "it ends without a status: the server broke off".to_owned(),
-        })
-    })?;
+    let no_status = || invalid("it ends without a status: the server broke off");
+    status(&trailers).ok_or_else(no_status)??;
     if data.first().is_some_and(|compressed| *compressed != 0) {
-        return Err(CallError::Protocol {
-            what: "it is compressed, which was not asked for".to_owned(),
-        });
+        return Err(invalid("it is compressed, which was not asked for"));
     }
     match length(&data) {
         Some(length) if data.len() == PREFIX + length => Ok(Bytes::from(data).slice(PREFIX..)),
-        _ => Err(CallError::Protocol {
-            what: format!(
-                "its length is {} bytes, which is not the length that its prefix announces",
-                data.len()
-            ),
-        }),
+        _ => Err(invalid(format!(
+            "its length is {} bytes, which is not the length that its prefix announces",
+            data.len()
+        ))),
     }
+}
+
+fn invalid(what: impl Into<String>) -> CallError {
+    CallError::Protocol { what: what.into() }
 }
 
 fn length(data: &[u8]) -> Option<usize> {
@@ -190,15 +181,11 @@ fn status(headers: &HeaderMap) -> Option<Result<(), CallError>> {
         Some(0) => Ok(()),
         Some(UNIMPLEMENTED) => Err(CallError::Unimplemented),
         Some(status) => {
-            let message = headers
-                .get("grpc-message")
-                .map(|value| decode_percent(value.as_bytes()))
-                .unwrap_or_default();
+            let message = headers.get("grpc-message").map(HeaderValue::as_bytes);
+            let message = message.map(decode_percent).unwrap_or_default();
             Err(CallError::Status { status, message })
         }
-        None => Err(CallError::Protocol {
-            what: format!("its status is {value:?}"),
-        }),
+        None => Err(invalid(format!("its status is {value:?}"))),
     })
 }
 

@@ -59,11 +59,7 @@ impl Monitors {
         }
         let room = match self.resctrl.available_groups() {
             Ok(room) => room,
-            Err(
-                error @ (ResctrlError::NotOffered(_)
-                | ResctrlError::NotMounted(_)
-                | ResctrlError::NotMonitoring(_)),
-            ) => return Outcome::Unsupported(error.to_string()),
+            Err(ResctrlError::Unsupported(reason)) => return Outcome::Unsupported(reason),
             Err(error) => return partial(&error),
         };
         // An agent that only looks makes no groups; those that another one has made are taken off.
@@ -102,8 +98,8 @@ impl Monitors {
             }
             match (self.carry_out(&step, &groups), &step) {
                 (Ok(()), _) => {}
-                (Err(error @ ResctrlError::ReadOnly(_)), _) => {
-                    return Outcome::Unsupported(error.to_string());
+                (Err(ResctrlError::Unsupported(reason)), _) => {
+                    return Outcome::Unsupported(reason);
                 }
                 // It is asked for again by the next scrape, and may be had then.
                 (Err(ResctrlError::Exhausted(_)), Step::Make(name)) => {
