@@ -6,15 +6,18 @@
 //! - On cgroup v1, `cpuacct.usage_percpu` of the root cgroup counts the time of all tasks on each
 //!   CPU in nanoseconds. The kernel updates the root cgroup and the task's own cgroup at the same
 //!   moment, so the difference of both is exact.
-//! - On every kernel, `/proc/stat` shows the idle time of each CPU in hundredths of a second. Up to
-//!   Linux 7.0, the kernel measures idle time with a clock at the start and end of each idle spell.
-//!   From Linux 7.1 on, and with `nohz=off`, the tick samples spells shorter than a tick. Each
-//!   sample is wrong by up to a tick.
-//! - `/proc/schedstat` (`CONFIG_SCHEDSTATS`) counts the run slices of tasks on a CPU, which limits the
-//!   number of idle spells ([`CpuTimes::idle_error`]). The file also shows the duration of all ended slices
-//!   in nanoseconds ([`RunSlices`]). The current slice is missing, and may last for hours on an
-//!   exclusive CPU. The count helps if slices are few, the duration if slices are many. The
-//!   sampler reads the file only if the kernel samples idle time and counts no usage per CPU.
+//! - On every kernel, `/proc/stat` shows the idle time of each CPU in hundredths of a second. A CPU is
+//!   idle in spells: between two spells, the CPU runs tasks. Up to Linux 7.0, the kernel reads a clock
+//!   at the start and at the end of each spell. From Linux 7.1 on, and with `nohz=off`, the kernel
+//!   samples short spells: each timer tick that finds the CPU idle counts as a whole tick of idle
+//!   time. The error of a sampled spell is up to one tick.
+//! - `/proc/schedstat` (`CONFIG_SCHEDSTATS`) describes run slices. A run slice is a time in which one
+//!   task runs on a CPU without a break. The file has the number of slices on each CPU, and the total
+//!   duration of all ended slices in nanoseconds. Each idle spell ends with a new slice. The number of
+//!   slices therefore limits the error of the idle time ([`CpuTimes::idle_error`]), a good limit if
+//!   slices are few. The duration is another measure of the tasks' time ([`RunSlices`]), a good measure
+//!   if slices are many. The duration lacks the current slice, which may last for hours on an exclusive
+//!   CPU. The sampler reads the file only if the kernel samples idle time and counts no usage per CPU.
 //!
 //! The user and system columns of `/proc/stat` are not used. Most kernels sample both columns, too,
 //! and a task that wakes with the tick can stay unseen for ever.
@@ -48,11 +51,11 @@ const PAUSE: Duration = Duration::from_millis(20);
 pub struct Sampler {
     proc: PathBuf,
     started: Instant,
-    /// Whether the kernel samples short idle spells instead of measuring them.
+    /// Whether the kernel samples short idle spells instead of measuring them with a clock.
     sampled: bool,
     nohz_full: CpuSet,
-    /// Per CPU, the number of run slices at the last reading, and a time at which the last slice had not
-    /// begun yet. `None` if no time is known.
+    /// Per CPU, the number of run slices at the last reading. The second value is a time before the start of the
+    /// last slice; `None` if no such time is known.
     slices: BTreeMap<u32, (u64, Option<Duration>)>,
     /// The time at which the last reading began.
     last: Option<Duration>,
@@ -78,8 +81,8 @@ pub struct CpuSample {
 /// The counters of a CPU since the CPU's start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CpuTimes {
-    /// Idle time, with and without waiting for devices: the sum of two numbers, each rounded down
-    /// to [`UNIT`].
+    /// Idle time, including the time in which tasks wait for devices: the sum of two numbers of the
+    /// kernel, each rounded down to [`UNIT`].
     pub idle: Duration,
     /// Time taken by a hypervisor, rounded down to [`UNIT`].
     pub steal: Duration,
@@ -153,8 +156,8 @@ impl Sampler {
     }
 
     /// Makes the next reading more exact if the kernel samples idle time: takes a reading, then
-    /// waits for 20 ms. A slice that begins after the reading is then known to last at most as long
-    /// as the wait and the next reading. Does nothing if the kernel measures idle time.
+    /// waits for 20 ms. The next reading then knows the start of a slice that began during the wait. Does
+    /// nothing if the kernel measures idle time with a clock.
     ///
     /// # Errors
     /// See [`BusyError`].
@@ -212,8 +215,8 @@ impl Sampler {
         })
     }
 
-    /// A time at which the current slice on a CPU had not begun yet. `count` is the number of run slices
-    /// until now. `None` if no time is known.
+    /// A time before the start of the current slice on a CPU; `None` if no such time is known. `count` is the number
+    /// of run slices until now.
     fn slice_start(&mut self, cpu: u32, count: u64) -> Option<Duration> {
         let known = match self.slices.get(&cpu) {
             Some((before, known)) if *before == count => *known,
@@ -228,9 +231,10 @@ impl Sampler {
 
 /// Parses `cpu3 user nice system idle iowait irq softirq steal …`, in hundredths of a second.
 ///
-/// Returns the CPU, the hardware interrupt time in hundredths of a second, and the times. Ticks are
-/// hardware interrupts, and never sample a hardware interrupt. A number above zero shows that the
-/// kernel measures interrupt time.
+/// Returns the CPU, the hardware interrupt time in hundredths of a second, and the times. A kernel
+/// that only samples interrupt time samples at the timer tick. The tick is a hardware interrupt itself
+/// and never interrupts another hardware interrupt, so the time stays zero. A time above zero
+/// therefore shows that the kernel measures interrupt time.
 fn cpu_times(line: &str) -> Option<(u32, u64, CpuTimes)> {
     let mut words = line.split_ascii_whitespace();
     let cpu = words.next()?.strip_prefix("cpu")?.parse().ok()?;

@@ -1,11 +1,11 @@
 //! [`SocketDiag`]: the TCP connections of a network namespace, with the kernel's measurements of each
 //! connection.
 //!
-//! For every request, the kernel walks the table of all connections on the machine, however few
-//! belong to the namespace. The older request type (`TCPDIAG_GETSOCK`) names no IP version. After a
-//! single walk, every kernel to date answers with connections of both IP versions. The newer
-//! request type needs a walk for each IP version. Listening sockets are in a separate table and are
-//! not requested.
+//! For every request, the kernel searches the table of all connections on the machine, even if few
+//! connections belong to the namespace. Two types of requests exist. The newer type
+//! (`SOCK_DIAG_BY_FAMILY`) names one IP version and would need a search for each version. The module
+//! uses the older type (`TCPDIAG_GETSOCK`): a single search finds the connections of both IP versions,
+//! on every kernel to date. Listening sockets are in a separate table and are not requested.
 //!
 //! Formats: include/uapi/linux/{inet_diag,tcp,netlink}.h.
 

@@ -1,5 +1,6 @@
-//! [`Taskstats`]: the scheduler's counts for all threads of a process, ended threads included. A
-//! single request over generic netlink replaces two files for each thread.
+//! [`Taskstats`]: the sum of the scheduler's counts of all threads of a process, including ended
+//! threads. A single request over generic netlink gives the sum. Without the request, the sum would
+//! need two files of each thread.
 //!
 //! Formats: Documentation/accounting/taskstats.rst and
 //! include/uapi/linux/{taskstats,genetlink,netlink}.h.
@@ -34,15 +35,16 @@ const REQUEST: u16 = 1;
 /// The length of the header of a generic netlink message.
 const GENERIC: usize = 4;
 
-/// The offset of the count of runs on a CPU. The count is 0 where the kernel was built without
-/// delay accounting.
+/// The offset of the number of times that threads started to run on a CPU. The number is 0 in a
+/// kernel without delay accounting.
 const RUNS: usize = 16;
 /// Offsets of counters in `struct taskstats`. New fields have only ever been added at the end.
 const RUN_DELAY: usize = 24;
 const VOLUNTARY: usize = 272;
 const INVOLUNTARY: usize = 280;
 
-/// The number of times that the test thread of `counts_ended_threads` sleeps.
+/// How often the test thread of `counts_ended_threads` sleeps. Each sleep is a voluntary context
+/// switch.
 const WAITS: u64 = 20;
 
 /// A connection to the kernel's task accounting.
@@ -92,7 +94,8 @@ impl Taskstats {
         Ok(taskstats)
     }
 
-    /// Tests whether the kernel still counts the context switches of an ended thread.
+    /// Whether the counts of a process include the context switches of ended threads. A test thread
+    /// sleeps some times and ends. Its context switches must then be part of the process's count.
     fn counts_ended_threads(&mut self, own: i32) -> io::Result<bool> {
         let waits = |taskstats: &mut Self| -> io::Result<u64> {
             Ok(taskstats
@@ -114,12 +117,11 @@ impl Taskstats {
     /// # Errors
     /// The kernel refuses to answer.
     pub fn of(&mut self, pid: i32) -> io::Result<Option<SchedulerCounts>> {
-        let Some(stats) = self.stats(pid)? else {
-            return Ok(None);
-        };
-        scheduled(stats)
-            .map(Some)
-            .ok_or_else(|| invalid_data("too few counters of a process"))
+        let too_few = || invalid_data("too few counters of a process");
+        let stats = self.stats(pid)?;
+        stats
+            .map(|stats| scheduled(stats).ok_or_else(too_few))
+            .transpose()
     }
 
     fn stats(&mut self, pid: i32) -> io::Result<Option<&[u8]>> {

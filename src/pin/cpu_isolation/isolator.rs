@@ -15,12 +15,12 @@ use crate::cpu::CpuSet;
 use crate::host::cgroup::{CgroupError, Cgroups, NoteSubject};
 use crate::host::knobs::{Knob, Knobs};
 
-/// The result of one CPU isolation pass.
+/// The result of a call of [`CpuIsolator::isolate`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct IsolationReport {
-    /// Knobs moved off exclusive CPUs by the pass.
+    /// Knobs that the call moved off exclusive CPUs.
     pub moved: Vec<String>,
-    /// Knobs set back to their earlier CPUs by the pass.
+    /// Knobs that the call set back to their earlier CPUs.
     pub restored: Vec<String>,
     /// The number of interrupts, masks and queues kept off exclusive CPUs now.
     pub away: usize,
@@ -28,11 +28,11 @@ pub struct IsolationReport {
     pub managed: Vec<ManagedIrq>,
     /// Knobs with a read or write error.
     pub failed: Vec<KnobFailure>,
-    /// The CPUs of unbound work queues, if read, and whether the pass changed them.
+    /// The CPUs of unbound work queues, if read, and whether the call changed the CPUs.
     #[serde(skip)]
     pub workqueues: Option<(CpuSet, bool)>,
-    /// The value for irqbalance's list of banned CPUs. `None` unless irqbalance runs: irqbalance
-    /// moves interrupts by its own rules.
+    /// The CPUs to put on irqbalance's list of banned CPUs; `None` unless irqbalance runs. The
+    /// program moves interrupts by its own rules, and may move interrupts back to exclusive CPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub irqbalance: Option<CpuSet>,
 }
@@ -92,12 +92,12 @@ impl CpuIsolator {
         self.knobs.get(&Knob::Workqueues).ok().flatten()
     }
 
-    /// Moves the kernel's own work off exclusive CPUs.
+    /// Moves the kernel's own work off exclusive CPUs, or back.
     ///
-    /// The record lies on the cgroup at `path`, which must be the same at each call. If no work
-    /// must avoid any CPU, the call is the release. Pinfold then restores every knob that Pinfold
-    /// moved, and removes the record. Later writes of foreign programs stay. The call is
-    /// idempotent. A release without a record reads no knob.
+    /// The record lies on the cgroup at `path`, which must be the same at each call. If no CPU must
+    /// be avoided any more, the call restores every knob that Pinfold moved, and removes the record. A
+    /// value that a foreign program wrote later stays. Another call with the same input changes
+    /// nothing. Without a record and without CPUs to avoid, the call reads no knob.
     pub fn isolate(
         &mut self,
         input: &IsolationInput<'_>,
