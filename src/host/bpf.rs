@@ -84,13 +84,6 @@ pub struct PerCpuHash<const K: usize, const V: usize> {
     cpus: usize,
 }
 
-/// A hash map for the state of a program. A key is `K` numbers, a value is `V` numbers. A full map
-/// drops the least recently used entry.
-#[derive(Debug)]
-pub struct LruMap<const K: usize, const V: usize> {
-    map: OwnedFd,
-}
-
 /// A key, and the sum of its values on all CPUs.
 pub type Entry<const K: usize, const V: usize> = ([u64; K], [u64; V]);
 
@@ -178,6 +171,16 @@ fn map(
     };
     // SAFETY: the argument contains no address, and the command returns a new descriptor.
     unsafe { make(MAP_CREATE, &mut argument) }.map_err(|error| BpfError::new(MAKE_MAP, error))
+}
+
+/// Makes a hash map for the state of a program, with room for `max_entries` keys. `sizes` are the
+/// sizes of a key and of a value, in numbers of 8 bytes. A full map drops the least recently used entry.
+///
+/// # Errors
+/// See [`BpfError`].
+pub fn lru_map(title: &str, sizes: [usize; 2], max_entries: u32) -> Result<OwnedFd, BpfError> {
+    // The kernel requires preallocation for LRU maps, so the map takes its full memory now.
+    map(title, LRU_HASH, sizes, max_entries, 0)
 }
 
 fn size(numbers: usize) -> u32 {
@@ -358,26 +361,6 @@ impl<const K: usize, const V: usize> PerCpuHash<K, V> {
             }
             _ => Ok(()),
         }
-    }
-}
-
-// === impl LruMap ===
-
-impl<const K: usize, const V: usize> LruMap<K, V> {
-    /// Makes a map with room for `max_entries` keys.
-    ///
-    /// # Errors
-    /// See [`BpfError`].
-    pub fn new(title: &str, max_entries: u32) -> Result<Self, BpfError> {
-        // The kernel requires preallocation for LRU maps, so the map takes its full memory now.
-        Ok(Self {
-            map: map(title, LRU_HASH, [K, V], max_entries, 0)?,
-        })
-    }
-
-    /// The descriptor of the map for a program's instructions.
-    pub fn descriptor(&self) -> i32 {
-        self.map.as_raw_fd()
     }
 }
 

@@ -40,7 +40,7 @@ pub(super) fn send(socket: &OwnedFd, message: &[u8]) -> io::Result<()> {
 }
 
 /// A message that was received.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) struct Message<'a> {
     /// The message's kind.
     pub(super) kind: u16,

@@ -24,11 +24,11 @@ mod program;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::bpf::{BpfError, Direction, Link, LruMap, PerCpuHash, Program};
+use super::bpf::{BpfError, Direction, Link, PerCpuHash, Program, lru_map};
 use super::cgroup::{CgroupError, Cgroups, Unified, is_below};
 use super::file;
 use program::program;
@@ -72,7 +72,7 @@ pub struct SocketCounter {
     trees: Vec<String>,
     map: Map,
     /// The programs' state of sockets with expired retransmission timers.
-    timers: LruMap<1, 2>,
+    timers: OwnedFd,
     attached: BTreeMap<String, Attached>,
     /// The sums of deleted entries of ended containers, by the id of the pod's cgroup.
     ended_counts: HashMap<u64, Counts>,
@@ -220,7 +220,7 @@ impl SocketCounter {
         let trees = trees.iter().filter(|tree| !inner(tree)).cloned().collect();
         let map = Map::new("pinfold_sockets", max_entries.saturating_add(1))?;
         map.add(&OVERFLOW)?;
-        let timers = LruMap::new("pinfold_timers", TIMERS)?;
+        let timers = lru_map("pinfold_timers", [1, 2], TIMERS)?;
         let mut counter = Self {
             hierarchy,
             trees,
@@ -253,7 +253,7 @@ impl SocketCounter {
                 opened => opened.map_err(|source| SocketsError::Cgroup { path, source })?,
             };
             let depth = tree.split('/').count();
-            let maps = [self.map.descriptor(), self.timers.descriptor()];
+            let maps = [self.map.descriptor(), self.timers.as_raw_fd()];
             let attach = |title, direction| {
                 let instructions = program(maps, depth, direction)?;
                 Program::load(title, &instructions, direction)?.attach(directory.as_fd())

@@ -137,11 +137,6 @@ impl Inventory {
             .filter_map(|(_, id)| self.sandboxes.get(id))
     }
 
-    /// All sandboxes.
-    pub fn sandboxes(&self) -> impl Iterator<Item = &PodSandbox> {
-        self.sandboxes.values()
-    }
-
     /// All pods.
     pub fn pods(&self) -> Vec<Pod> {
         self.sandboxes

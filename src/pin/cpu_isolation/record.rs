@@ -117,19 +117,13 @@ impl KnobRecord {
             let mut knobs: Vec<Knob> = numbers(&group.irqs)?.into_iter().map(Knob::Irq).collect();
             knobs.extend(group.new_irqs.then_some(Knob::NewIrqs));
             knobs.extend(group.workqueues.then_some(Knob::Workqueues));
-            for (device, queues) in group.receive {
-                let knob = |queue| Knob::Receive {
-                    device: device.clone(),
-                    queue,
-                };
-                knobs.extend(numbers(&queues)?.into_iter().map(knob));
-            }
-            for (device, queues) in group.transmit {
-                let knob = |queue| Knob::Transmit {
-                    device: device.clone(),
-                    queue,
-                };
-                knobs.extend(numbers(&queues)?.into_iter().map(knob));
+            let receive: QueueKnob = |device, queue| Knob::Receive { device, queue };
+            let transmit: QueueKnob = |device, queue| Knob::Transmit { device, queue };
+            for (devices, knob) in [(group.receive, receive), (group.transmit, transmit)] {
+                for (device, queues) in devices {
+                    let queues = numbers(&queues)?.into_iter();
+                    knobs.extend(queues.map(|queue| knob(device.clone(), queue)));
+                }
             }
             knobs.extend(group.slices.into_iter().map(Knob::Slice));
             entries.extend(knobs.into_iter().map(|knob| (knob, entry.clone())));
@@ -159,6 +153,12 @@ impl KnobRecord {
     }
 }
 
+/// Makes the knob of a queue, from the network interface and the queue's number.
+type QueueKnob = fn(String, u32) -> Knob;
+
+/// The queues of each network interface.
+type DeviceQueues<'a> = BTreeMap<&'a str, BTreeSet<u32>>;
+
 fn group(entry: &KnobHistory, knobs: &[&Knob]) -> Group {
     let mut group = Group {
         before: entry.before.clone(),
@@ -166,7 +166,7 @@ fn group(entry: &KnobHistory, knobs: &[&Knob]) -> Group {
         ..Group::default()
     };
     let mut irqs = BTreeSet::new();
-    let (mut receive, mut transmit) = (BTreeMap::new(), BTreeMap::new());
+    let (mut receive, mut transmit) = (DeviceQueues::new(), DeviceQueues::new());
     for knob in knobs {
         match knob {
             Knob::Irq(irq) => {
@@ -175,23 +175,23 @@ fn group(entry: &KnobHistory, knobs: &[&Knob]) -> Group {
             Knob::NewIrqs => group.new_irqs = true,
             Knob::Workqueues => group.workqueues = true,
             Knob::Slice(name) => group.slices.push(name.clone()),
-            Knob::Receive { device, queue } => queues(&mut receive, device, *queue),
-            Knob::Transmit { device, queue } => queues(&mut transmit, device, *queue),
+            Knob::Receive { device, queue } => {
+                receive.entry(device).or_default().insert(*queue);
+            }
+            Knob::Transmit { device, queue } => {
+                transmit.entry(device).or_default().insert(*queue);
+            }
         }
     }
     group.irqs = ranges(&irqs);
-    let texts = |queues: BTreeMap<String, BTreeSet<u32>>| {
-        queues
-            .into_iter()
-            .map(|(device, queues)| (device, ranges(&queues)))
+    let texts = |devices: DeviceQueues<'_>| {
+        let devices = devices.into_iter();
+        devices
+            .map(|(device, queues)| (device.to_owned(), ranges(&queues)))
             .collect()
     };
     (group.receive, group.transmit) = (texts(receive), texts(transmit));
     group
-}
-
-fn queues(of: &mut BTreeMap<String, BTreeSet<u32>>, device: &str, queue: u32) {
-    of.entry(device.to_owned()).or_default().insert(queue);
 }
 
 /// Numbers as ranges: `24-31,40`.
