@@ -97,14 +97,14 @@ fn open(kernel: &Kernel, cgroups: &[String]) -> Vec<CounterGroup> {
     for cgroup in cgroups {
         let folder = kernel
             .cgroups
-            .event_folder(cgroup)
+            .event_directory(cgroup)
             .unwrap_or_else(|| panic!("{cgroup} has no processes"));
         let folder = File::open(folder).unwrap();
         groups.extend(
             kernel
                 .online
                 .iter()
-                .map(|cpu| CounterGroup::open_in(&folder, cpu, &SOFTWARE).unwrap()),
+                .map(|cpu| CounterGroup::open_in(Some(&folder), cpu, &SOFTWARE).unwrap()),
         );
     }
     groups

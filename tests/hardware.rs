@@ -150,7 +150,7 @@ fn threads() {
 
 /// Says what RDMA ports there are.
 fn ports() {
-    let folder = rdma::folder(Path::new("/"));
+    let folder = rdma::directory(Path::new("/"));
     let ports = rdma::ports(&folder);
     if ports.is_empty() {
         return println!(

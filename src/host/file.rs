@@ -128,39 +128,39 @@ pub fn write(path: &Path, data: &str) -> Result<(), FileError> {
         })
 }
 
-/// An entry of a folder.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct FolderEntry {
+/// An entry of a directory.
+#[derive(Debug)]
+pub(super) struct DirectoryEntry {
     /// The entry's name.
     pub(super) name: String,
-    /// The inode of the file or folder.
+    /// The inode of the file or directory.
     pub(super) inode: u64,
-    /// Whether the entry is a folder. A link is no folder.
-    pub(super) is_folder: bool,
+    /// Whether the entry is a directory. A link is no directory.
+    pub(super) is_directory: bool,
 }
 
-/// The entries of a folder, sorted by name. The removal of the folder during the reading ends the list.
-pub(super) fn list(folder: &Path) -> io::Result<Vec<FolderEntry>> {
+/// The entries of a directory, sorted by name. The removal of the directory during the reading ends the list.
+pub(super) fn list(directory: &Path) -> io::Result<Vec<DirectoryEntry>> {
     let mut entries = Vec::new();
-    for entry in fs::read_dir(folder)? {
+    for entry in fs::read_dir(directory)? {
         let entry = match entry {
             Ok(entry) => entry,
             Err(error) if is_gone(&error) => break,
             Err(error) => return Err(error),
         };
-        entries.push(FolderEntry {
+        entries.push(DirectoryEntry {
             name: entry.file_name().to_string_lossy().into_owned(),
             inode: entry.ino(),
-            is_folder: entry.file_type().is_ok_and(|kind| kind.is_dir()),
+            is_directory: entry.file_type().is_ok_and(|kind| kind.is_dir()),
         });
     }
     entries.sort_unstable_by(|a, b| a.name.cmp(&b.name));
     Ok(entries)
 }
 
-/// The entries of a folder; empty if no folder has the path.
-pub(super) fn list_optional(folder: &Path) -> io::Result<Vec<FolderEntry>> {
-    match list(folder) {
+/// The entries of a directory; empty if no directory has the path.
+pub(super) fn list_optional(directory: &Path) -> io::Result<Vec<DirectoryEntry>> {
+    match list(directory) {
         Err(error) if is_gone(&error) || error.kind() == io::ErrorKind::NotADirectory => {
             Ok(Vec::new())
         }

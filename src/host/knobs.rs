@@ -159,7 +159,7 @@ impl Knobs {
     /// Reads every knob of the given kinds. Knobs that the kernel lacks, or that vanish meanwhile, are left out.
     ///
     /// # Errors
-    /// An existing folder can't be listed.
+    /// An existing directory can't be listed.
     pub fn read(&self, kinds: &BTreeSet<KnobKind>) -> Result<KnobValues, FileError> {
         let mut found = KnobValues {
             kinds: kinds.clone(),
@@ -232,11 +232,11 @@ impl Knobs {
         let actions = self.sys.join(format!("kernel/irq/{irq}/actions"));
         match file::read_optional(&actions) {
             Ok(Some(text)) => text.trim().to_owned(),
-            // Before Linux 4.9 each user has a folder in `/proc/irq/N`.
+            // Before Linux 4.9 each user has a directory in `/proc/irq/N`.
             _ => {
-                let folder = self.proc.join(format!("irq/{irq}"));
-                let mut users = names(&folder).unwrap_or_default();
-                users.retain(|name| folder.join(name).is_dir());
+                let directory = self.proc.join(format!("irq/{irq}"));
+                let mut users = names(&directory).unwrap_or_default();
+                users.retain(|name| directory.join(name).is_dir());
                 users.join(",")
             }
         }
@@ -344,9 +344,9 @@ impl Slices {
     }
 }
 
-/// The names in a folder; empty if the folder does not exist.
-fn names(folder: &Path) -> Result<Vec<String>, FileError> {
-    let entries = file::list_optional(folder).map_err(FileError::reading(folder))?;
+/// The names in a directory; empty if the directory does not exist.
+fn names(directory: &Path) -> Result<Vec<String>, FileError> {
+    let entries = file::list_optional(directory).map_err(FileError::reading(directory))?;
     Ok(entries.into_iter().map(|entry| entry.name).collect())
 }
 

@@ -1,11 +1,14 @@
 //! Performance counters of a CPU: cycles, instructions, and accesses to the last-level cache.
 //!
-//! By default the counters belong to a CPU, and not to a cgroup or a process. A context switch then
-//! costs nothing extra. On a CPU with a single owner, the counts are the owner's. Counters opened
-//! for a cgroup count only while tasks of the cgroup run on the CPU. The kernel switches such
-//! counters with the tasks, at a cost for every switch between cgroups. The counters of a CPU form
-//! a group: all count at the same times, and a single system call reads all counts. A read
-//! interrupts the CPU for a moment.
+//! Two ways of counting exist:
+//!
+//! - Counters of a whole CPU count all tasks on the CPU, at no cost for context switches. On an
+//!   exclusive CPU, the counts are the owner's.
+//! - Counters of a cgroup on a CPU count only while a task of the cgroup runs on the CPU. The kernel
+//!   starts and stops such counters at every switch between cgroups, which costs time.
+//!
+//! The counters of a CPU form a group. All counters of a group count at the same times, and a single
+//! system call reads all counts. The call interrupts the counted CPU for a moment.
 
 // No safe bindings open each event of a group separately. The module makes the system call and
 // takes ownership of the returned descriptor.
@@ -44,9 +47,9 @@ pub struct Event {
 /// The events of a group, in the order of [`GroupCounts::values`].
 pub type Events = [Event; EVENTS];
 
-/// Events that the kernel counts in software, on any machine. The same code counts hardware events,
-/// so tests can use software events. Clocks are unsuitable. On Linux 6.18, groups led by a clock
-/// left out events of another kind, and groups led by an event of another kind left out clocks.
+/// Events that the kernel counts in software, on any machine. Tests use software events where the
+/// machine has no hardware counters. The kernel's software clocks are no substitute: on Linux 6.18, a
+/// group can't hold both a clock and an event of another kind.
 pub const SOFTWARE: Events = [
     software(bindings::PERF_COUNT_SW_CONTEXT_SWITCHES),
     software(bindings::PERF_COUNT_SW_PAGE_FAULTS),
@@ -87,10 +90,10 @@ const fn last_level(result: u32) -> Event {
 /// Cycles, instructions, references and misses of the last-level cache. The machine's `proc` lies
 /// below `root`.
 ///
-/// The general event "cache references" of Linux means the last-level cache only on Intel CPUs. On
-/// AMD CPUs the event means the second level, and on Arm CPUs the first level. On all CPUs except
-/// Intel's, the function therefore returns the specific events of the last-level cache. A CPU
-/// without the specific events refuses to open them.
+/// The general event "cache references" counts another cache on each kind of CPU: the last level on
+/// Intel CPUs, the second level on AMD CPUs, the first level on Arm CPUs. On all CPUs except Intel's,
+/// the function therefore returns the events that Linux defines for the last-level cache alone. If a
+/// CPU lacks these events, the kernel refuses to open them.
 pub fn hardware_events(root: &Path) -> Events {
     let [references, misses] = match cpu_info(root, "vendor_id").as_deref() {
         Some("GenuineIntel") => CACHE_EVENTS,
@@ -106,7 +109,8 @@ pub fn hardware_events(root: &Path) -> Events {
 }
 
 /// References and misses of the second-level cache. The machine's `proc` and `sys` lie below
-/// `root`. Only events named by Linux are returned, because raw numbers differ between CPU models.
+/// `root`. The function returns only events with a name in Linux. The number of an event without a
+/// name differs between CPU models.
 ///
 /// # Errors
 /// The reason, in words: the kernel has no names for the events, or the machine has CPUs of several
@@ -214,8 +218,8 @@ pub enum PerfError {
 pub struct GroupCounts {
     /// Nanoseconds in which the group was enabled.
     pub enabled: u64,
-    /// Nanoseconds in which the group counted. The time is shorter than `enabled` if the CPU has
-    /// too few counters for all groups, so that groups take turns.
+    /// Nanoseconds in which the group counted. If the CPU has too few counters for all groups, the
+    /// groups take turns, and the time is shorter than `enabled`.
     pub running: u64,
     /// Each event's count during `running`; `None` for an event missing on the CPU.
     pub values: [Option<u64>; EVENTS],
@@ -239,18 +243,15 @@ impl CounterGroup {
     /// # Errors
     /// The CPU has none of the events, the kernel denies permission, or the CPU is offline.
     pub fn open(cpu: u32, events: &[Event]) -> Result<Self, PerfError> {
-        Self::open_for(cpu, events, None)
+        Self::open_in(None, cpu, events)
     }
 
-    /// Opens counters on a CPU for the tasks of a cgroup. `cgroup` is the cgroup's open folder.
+    /// Opens counters on a CPU for the tasks of a cgroup. `cgroup` is the cgroup's open directory; `None` counts all
+    /// tasks.
     ///
     /// # Errors
     /// As for [`CounterGroup::open`]. Also, the cgroup hierarchy may not support performance counters.
-    pub fn open_in(cgroup: &File, cpu: u32, events: &[Event]) -> Result<Self, PerfError> {
-        Self::open_for(cpu, events, Some(cgroup))
-    }
-
-    fn open_for(cpu: u32, events: &[Event], cgroup: Option<&File>) -> Result<Self, PerfError> {
+    pub fn open_in(cgroup: Option<&File>, cpu: u32, events: &[Event]) -> Result<Self, PerfError> {
         let mut group = Self {
             cpu,
             files: Vec::with_capacity(EVENTS),
@@ -297,8 +298,9 @@ impl CounterGroup {
     }
 }
 
-/// Decides whether a failed event ends the whole group. An event is only left out if the CPU lacks
-/// the event, or cannot count the event together with the rest of the group (EINVAL).
+/// The consequence of an event that could not be opened: an error for the whole group, or `Ok` to
+/// leave the event out. An event is left out if the CPU lacks the event, or can't count the event
+/// together with the rest of the group (EINVAL).
 fn refused(cpu: u32, errno: Errno) -> Result<(), PerfError> {
     match errno {
         Errno::ENOENT | Errno::EOPNOTSUPP | Errno::EINVAL => Ok(()),
@@ -329,7 +331,7 @@ fn open(
     let cpu = i32::try_from(cpu).map_err(|_| Errno::ENODEV)?;
     let leader = leader.map_or(-1, AsRawFd::as_raw_fd);
     let (of, mode) = match cgroup {
-        Some(folder) => (folder.as_raw_fd(), bindings::PERF_FLAG_PID_CGROUP),
+        Some(directory) => (directory.as_raw_fd(), bindings::PERF_FLAG_PID_CGROUP),
         None => (-1, 0),
     };
     let flags = bindings::PERF_FLAG_FD_CLOEXEC | mode;
@@ -343,8 +345,8 @@ fn open(
 }
 
 /// Decodes the kernel's words: the number of values, the time enabled, the time running, the
-/// values. A group that has ended returns nothing, or fewer values than opened events. The result
-/// is `None` then.
+/// values. `None` for a group that has ended: the kernel returns no words, or fewer values than opened
+/// events.
 fn decode(bytes: &[u8], has: [bool; EVENTS]) -> Option<GroupCounts> {
     let mut words = bytes
         .chunks_exact(WORD)

@@ -96,7 +96,7 @@ impl Proc {
 
     /// The number of a process's threads; 0 for a process that is gone.
     pub fn thread_count(&self, pid: i32) -> usize {
-        // The kernel counts each thread as a link to the folder `task`, which has two more links.
+        // The kernel counts each thread as a link to the directory `task`, which has two more links.
         let links =
             fs::metadata(self.dir.join(format!("{pid}/task"))).map_or(0, |tasks| tasks.nlink());
         usize::try_from(links.saturating_sub(2)).unwrap_or_default()

@@ -61,9 +61,9 @@ pub struct Port {
     pub hardware: BTreeMap<String, u64>,
 }
 
-/// The folder of the devices below a root: the machine's root, or the root of a process. The `/sys`
+/// The directory of the devices below a root: the machine's root, or the root of a process. The `/sys`
 /// of a process may show another network namespace.
-pub fn folder(root: &Path) -> PathBuf {
+pub fn directory(root: &Path) -> PathBuf {
     root.join("sys/class/infiniband")
 }
 
@@ -74,36 +74,36 @@ pub fn is_exclusive(root: &Path) -> bool {
     file::read_value(&mode).is_ok_and(|mode| mode == "N")
 }
 
-/// An open folder of devices. A container can replace the folder at a path, but not an open folder.
+/// An open directory of devices. A container can replace the directory at a path, but not an open directory.
 #[derive(Debug)]
-pub struct DeviceFolder(OwnedFd);
+pub struct DeviceDirectory(OwnedFd);
 
-// === impl DeviceFolder ===
+// === impl DeviceDirectory ===
 
-impl DeviceFolder {
-    /// Opens the folder below the root of a process, with symbolic links resolved within the root.
-    /// `None` where the folder cannot be opened or is not part of sysfs.
+impl DeviceDirectory {
+    /// Opens the directory below the root of a process, with symbolic links resolved within the root.
+    /// `None` where the directory cannot be opened or is not part of sysfs.
     pub fn open(root: &Path) -> Option<Self> {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let root = nix::fcntl::open(root, flags, Mode::empty()).ok()?;
         let within = ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS;
         let how = OpenHow::new().flags(flags).resolve(within);
-        let folder = openat2(&root, folder(Path::new("")).as_path(), how).ok()?;
-        let genuine = fstatfs(&folder).is_ok_and(|found| found.filesystem_type() == SYSFS);
-        genuine.then_some(Self(folder))
+        let directory = openat2(&root, directory(Path::new("")).as_path(), how).ok()?;
+        let genuine = fstatfs(&directory).is_ok_and(|found| found.filesystem_type() == SYSFS);
+        genuine.then_some(Self(directory))
     }
 
-    /// A path to the open folder.
+    /// A path to the open directory.
     pub fn path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.0.as_raw_fd()))
     }
 }
 
-/// All ports of all devices in a folder. An unreadable file counts as missing.
-pub fn ports(folder: &Path) -> Vec<Port> {
+/// All ports of all devices in a directory. An unreadable file counts as missing.
+pub fn ports(directory: &Path) -> Vec<Port> {
     let mut ports = Vec::new();
-    for device in names(folder) {
-        let all = folder.join(&device).join("ports");
+    for device in names(directory) {
+        let all = directory.join(&device).join("ports");
         for port in names(&all) {
             ports.push(read(&all.join(&port), &device, &port));
         }
@@ -114,7 +114,7 @@ pub fn ports(folder: &Path) -> Vec<Port> {
 fn read(port: &Path, device: &str, number: &str) -> Port {
     let counters = port.join("counters");
     let counts = COUNTERS.map(|name| {
-        // Older drivers have 32-bit counters, which stop at their maximum. The folder
+        // Older drivers have 32-bit counters, which stop at their maximum. The directory
         // `counters_ext` then holds 64-bit versions.
         let wide = count(&port.join("counters_ext").join(format!("{name}_64")));
         let count = wide.or_else(|| count(&counters.join(name)))?;
@@ -124,10 +124,12 @@ fn read(port: &Path, device: &str, number: &str) -> Port {
             count
         })
     });
-    let folder = port.join("hw_counters");
-    let hardware = names(&folder).into_iter().filter(|name| name != "lifespan");
+    let directory = port.join("hw_counters");
+    let hardware = names(&directory)
+        .into_iter()
+        .filter(|name| name != "lifespan");
     let hardware = hardware
-        .filter_map(|name| Some((name.clone(), count(&folder.join(name))?)))
+        .filter_map(|name| Some((name.clone(), count(&directory.join(name))?)))
         .collect();
     // For example `4: ACTIVE`.
     let state = file::read_value(&port.join("state")).ok();
@@ -146,9 +148,9 @@ fn count(path: &Path) -> Option<u64> {
     file::read_value(path).ok()?.parse().ok()
 }
 
-/// The names in a folder; empty where the folder can't be listed.
-fn names(folder: &Path) -> Vec<String> {
-    let entries = file::list(folder).unwrap_or_default();
+/// The names in a directory; empty where the directory can't be listed.
+fn names(directory: &Path) -> Vec<String> {
+    let entries = file::list(directory).unwrap_or_default();
     entries.into_iter().map(|entry| entry.name).collect()
 }
 

@@ -28,8 +28,8 @@ pub enum ResctrlError {
     Exhausted(PathBuf),
     /// A group can't be made or removed, or the groups can't be listed.
     #[error("can't make, remove or list {}", path.display())]
-    Folder {
-        /// The folder.
+    Directory {
+        /// The directory.
         path: PathBuf,
         /// The kernel's error.
         source: io::Error,
@@ -79,10 +79,10 @@ pub struct CacheCounters {
     pub local: Option<Count>,
 }
 
-/// The operations on the folders of groups. Tests replace the operations, because only the kernel
-/// fills new folders and refuses CPUs.
+/// The operations on the directories of groups. Tests replace the operations, because only the kernel
+/// fills new directories and refuses CPUs.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Folders {
+pub(crate) struct DirectoryOperations {
     pub(crate) make: fn(&Path) -> io::Result<()>,
     pub(crate) remove: fn(&Path) -> io::Result<()>,
     pub(crate) bind: fn(&Path, &str) -> Result<(), FileError>,
@@ -92,7 +92,7 @@ pub(crate) struct Folders {
 #[derive(Debug, Clone)]
 pub struct Resctrl {
     top: PathBuf,
-    folders: Folders,
+    operations: DirectoryOperations,
 }
 
 // === impl Resctrl ===
@@ -100,21 +100,21 @@ pub struct Resctrl {
 impl Resctrl {
     /// The file system of the machine with `sys` below `root`.
     pub fn new(root: &Path) -> Self {
-        let folders = Folders {
+        let operations = DirectoryOperations {
             make: |path| fs::create_dir(path),
             remove: |path| fs::remove_dir(path),
             bind: file::write,
         };
         Self {
             top: root.join("sys/fs/resctrl"),
-            folders,
+            operations,
         }
     }
 
     #[cfg(test)]
-    pub(crate) fn with_folders(root: &Path, folders: Folders) -> Self {
+    pub(crate) fn with_operations(root: &Path, operations: DirectoryOperations) -> Self {
         Self {
-            folders,
+            operations,
             ..Self::new(root)
         }
     }
@@ -199,7 +199,7 @@ impl Resctrl {
     /// All monitors are in use, perhaps only for a while, or groups can't be made.
     pub fn make(&self, name: &str) -> Result<(), ResctrlError> {
         let path = self.group(name);
-        (self.folders.make)(&path).map_err(|source| match source.kind() {
+        (self.operations.make)(&path).map_err(|source| match source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::ResourceBusy => {
                 ResctrlError::Exhausted(self.monitoring())
             }
@@ -209,7 +209,7 @@ impl Resctrl {
                     "{top} can't be written to: mount it read-write, for root"
                 ))
             }
-            _ => ResctrlError::Folder { path, source },
+            _ => ResctrlError::Directory { path, source },
         })
     }
 
@@ -219,7 +219,7 @@ impl Resctrl {
     /// Some CPU is offline, or belongs to a control group of another program.
     pub fn bind(&self, name: &str, cpus: &CpuSet) -> Result<(), ResctrlError> {
         let path = self.group(name).join("cpus_list");
-        match (self.folders.bind)(&path, &cpus.to_string()) {
+        match (self.operations.bind)(&path, &cpus.to_string()) {
             Err(error) if error.kernel_error().kind() == io::ErrorKind::InvalidInput => {}
             bound => return Ok(bound?),
         }
@@ -237,9 +237,9 @@ impl Resctrl {
     /// The kernel refuses.
     pub fn remove(&self, name: &str) -> Result<(), ResctrlError> {
         let path = self.group(name);
-        match (self.folders.remove)(&path) {
+        match (self.operations.remove)(&path) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                Err(ResctrlError::Folder { path, source })
+                Err(ResctrlError::Directory { path, source })
             }
             _ => Ok(()),
         }
@@ -253,11 +253,11 @@ impl Resctrl {
     pub fn read(&self, name: &str) -> Result<Vec<CacheCounters>, ResctrlError> {
         let data = self.group(name).join("mon_data");
         let mut domains = Vec::new();
-        for folder in self.names(&data)? {
-            let Some(number) = folder.strip_prefix("mon_L3_") else {
+        for directory in self.names(&data)? {
+            let Some(number) = directory.strip_prefix("mon_L3_") else {
                 continue;
             };
-            let count = |file: &str| count(&data.join(&folder).join(file));
+            let count = |file: &str| count(&data.join(&directory).join(file));
             domains.push(CacheCounters {
                 // The number without leading zeros, like the kernel's `id` of the cache.
                 id: number
@@ -279,14 +279,14 @@ impl Resctrl {
         self.monitoring().join(name)
     }
 
-    /// The names of the folders in a folder; empty where the folder is missing.
+    /// The names of the directories in a directory; empty where the directory is missing.
     fn names(&self, path: &Path) -> Result<Vec<String>, ResctrlError> {
-        let entries = file::list_optional(path).map_err(|source| ResctrlError::Folder {
+        let entries = file::list_optional(path).map_err(|source| ResctrlError::Directory {
             path: path.to_owned(),
             source,
         })?;
-        let folders = entries.into_iter().filter(|entry| entry.is_folder);
-        Ok(folders.map(|entry| entry.name).collect())
+        let directories = entries.into_iter().filter(|entry| entry.is_directory);
+        Ok(directories.map(|entry| entry.name).collect())
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Every path lies below a root given by the caller, which holds `sys/`; this machine's own root is `/`. Kernels
 //! since 2.6.16 are understood. New kernels have CPU lists, old kernels only masks, and some machines lack whole
-//! folders. A missing file makes the answer coarser and is no error. A file with content that no kernel writes is an
+//! directories. A missing file makes the answer coarser and is no error. A file with content that no kernel writes is an
 //! error.
 
 use std::collections::BTreeMap;
@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use super::file::{self, FileError};
 use crate::cpu::{CoreKind, CpuSet, Facts, MAX_CPU, NumaNode, ParseCpuSetError, Topology};
 
-/// Folders of the kernel's CPU event sources, which exist on hybrid x86 machines, one per kind of core.
-const KIND_FOLDERS: [(&str, CoreKind); 3] = [
+/// Directories of the kernel's CPU event sources, which exist on hybrid x86 machines, one per kind of core.
+const KIND_DIRECTORIES: [(&str, CoreKind); 3] = [
     ("cpu_core", CoreKind::Performance),
     ("cpu_atom", CoreKind::Efficiency),
     ("cpu_lowpower", CoreKind::Efficiency),
@@ -23,10 +23,10 @@ const KIND_FOLDERS: [(&str, CoreKind); 3] = [
 /// The reason why a machine's topology can't be read.
 #[derive(Debug, thiserror::Error)]
 pub enum TopologyError {
-    /// Neither a list of CPUs nor a CPU's folder exists.
+    /// Neither a list of CPUs nor a CPU's directory exists.
     #[error("no CPUs below {}: the root must be a folder that holds sys/, as / does", path.display())]
     NoCpus {
-        /// The folder expected to hold CPUs.
+        /// The directory expected to hold CPUs.
         path: PathBuf,
     },
     /// An existing file or directory can't be read.
@@ -132,8 +132,8 @@ pub fn read(root: &Path) -> Result<Topology, TopologyError> {
     // machines without socket ids.
     let mut packages: BTreeMap<i64, CpuSet> = BTreeMap::new();
     for cpu in facts.online.iter() {
-        let folder = cpus.join(format!("cpu{cpu}"));
-        let topology = folder.join("topology");
+        let directory = cpus.join(format!("cpu{cpu}"));
+        let topology = directory.join("topology");
         // A CPU is added to its own list, whatever the file holds. No list is empty.
         let with_self = |mut list: CpuSet| {
             list.insert(cpu);
@@ -161,7 +161,7 @@ pub fn read(root: &Path) -> Result<Topology, TopologyError> {
         }
         facts
             .llcs
-            .extend(last_level_cache(&folder.join("cache"))?.map(with_self));
+            .extend(last_level_cache(&directory.join("cache"))?.map(with_self));
     }
     facts.sockets.extend(packages.into_values());
     facts.kinds = kinds(&devices, &cpus, &facts.online)?;
@@ -173,10 +173,10 @@ pub fn read(root: &Path) -> Result<Topology, TopologyError> {
 ///
 /// The kernel's own `offline` file is not used, because the file also names possible ids without a CPU.
 fn online_and_offline(cpus: &Path) -> Result<(CpuSet, CpuSet), TopologyError> {
-    let folders = || numbered(cpus, "cpu").map(CpuSet::from_iter);
+    let directories = || numbered(cpus, "cpu").map(CpuSet::from_iter);
     let present = match list(&cpus.join("present"))? {
         Some(present) if !present.is_empty() => present,
-        _ => folders()?,
+        _ => directories()?,
     };
     let online = match list(&cpus.join("online"))? {
         Some(online) => online,
@@ -209,14 +209,14 @@ fn switched_on(path: &Path) -> Result<Option<bool>, TopologyError> {
     text(path)?.map(switched_on).transpose()
 }
 
-/// The CPUs that share the highest data or unified cache of a CPU, from the CPU's `cache` folder.
+/// The CPUs that share the highest data or unified cache of a CPU, from the CPU's `cache` directory.
 ///
-/// `None` if the folder is missing, or the highest cache does not list its CPUs. A lower cache would not be the last
+/// `None` if the directory is missing, or the highest cache does not list its CPUs. A lower cache would not be the last
 /// level.
-fn last_level_cache(folder: &Path) -> Result<Option<CpuSet>, TopologyError> {
+fn last_level_cache(directory: &Path) -> Result<Option<CpuSet>, TopologyError> {
     let mut last: Option<(i64, PathBuf)> = None;
-    for index in numbered(folder, "index")? {
-        let cache = folder.join(format!("index{index}"));
+    for index in numbered(directory, "index")? {
+        let cache = directory.join(format!("index{index}"));
         let path = cache.join("type");
         match text(&path)? {
             Some(kind) if kind == "Data" || kind == "Unified" => {}
@@ -243,8 +243,8 @@ fn kinds(
     online: &CpuSet,
 ) -> Result<Vec<(CoreKind, CpuSet)>, TopologyError> {
     let mut kinds = Vec::new();
-    for (folder, kind) in KIND_FOLDERS {
-        kinds.extend(list(&devices.join(folder).join("cpus"))?.map(|cpus| (kind, cpus)));
+    for (directory, kind) in KIND_DIRECTORIES {
+        kinds.extend(list(&devices.join(directory).join("cpus"))?.map(|cpus| (kind, cpus)));
     }
     if !kinds.is_empty() {
         return Ok(kinds);
@@ -268,14 +268,14 @@ fn kinds(
 }
 
 /// The NUMA nodes by ascending id; empty if the kernel was built without NUMA.
-fn numa(folder: &Path) -> Result<Vec<NumaNode>, TopologyError> {
-    let ids = numbered(folder, "node")?;
+fn numa(directory: &Path) -> Result<Vec<NumaNode>, TopologyError> {
+    let ids = numbered(directory, "node")?;
     let mut nodes: Vec<NumaNode> = Vec::with_capacity(ids.len());
     let mut consistent = true;
     for &id in &ids {
-        let node = folder.join(format!("node{id}"));
+        let node = directory.join(format!("node{id}"));
         let path = node.join("distance");
-        // The kernel writes a distance for each NUMA node with a folder, in the order of the ids.
+        // The kernel writes a distance for each NUMA node with a directory, in the order of the ids.
         let row = text(&path)?;
         let row = row.map(|row| {
             row.split_whitespace()
@@ -333,17 +333,17 @@ fn memory(path: &Path) -> Result<Option<u64>, TopologyError> {
 
 /// The CPUs from the first existing file: lists first, then masks.
 fn first_of(
-    folder: &Path,
+    directory: &Path,
     lists: &[&str],
     masks: &[&str],
 ) -> Result<Option<CpuSet>, TopologyError> {
     for name in lists {
-        if let Some(cpus) = list(&folder.join(name))? {
+        if let Some(cpus) = list(&directory.join(name))? {
             return Ok(Some(cpus));
         }
     }
     for name in masks {
-        if let Some(cpus) = cpus(&folder.join(name), CpuSet::from_mask)? {
+        if let Some(cpus) = cpus(&directory.join(name), CpuSet::from_mask)? {
             return Ok(Some(cpus));
         }
     }
@@ -392,9 +392,9 @@ fn text(path: &Path) -> Result<Option<String>, TopologyError> {
     Ok(text.map(|text| text.trim_matches(outside).to_owned()))
 }
 
-/// The numbers N of the entries `<prefix>N` of a folder, ascending; empty if the folder does not exist.
-fn numbered(folder: &Path, prefix: &str) -> Result<Vec<u32>, TopologyError> {
-    let entries = file::list_optional(folder).map_err(FileError::reading(folder))?;
+/// The numbers N of the entries `<prefix>N` of a directory, ascending; empty if the directory does not exist.
+fn numbered(directory: &Path, prefix: &str) -> Result<Vec<u32>, TopologyError> {
+    let entries = file::list_optional(directory).map_err(FileError::reading(directory))?;
     // Names like `cpufreq` share the prefix and are skipped. No id is above the largest CPU id.
     let mut numbers: Vec<u32> = entries
         .iter()

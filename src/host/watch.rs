@@ -1,4 +1,4 @@
-//! Inotify watches that report changes in directories: the folder of pod manifests, or the tree of
+//! Inotify watches that report changes in directories: the directory of pod manifests, or the tree of
 //! cgroups.
 
 use std::collections::{BTreeSet, HashMap};
@@ -29,9 +29,9 @@ pub struct Watch {
     file: Option<&'static str>,
     events: EventStream<[u8; 4096]>,
     watches: Watches,
-    covered: HashMap<PathBuf, WatchedFolder>,
+    covered: HashMap<PathBuf, WatchedDirectory>,
     /// The directory of each inotify watch.
-    folders: HashMap<WatchDescriptor, PathBuf>,
+    directories: HashMap<WatchDescriptor, PathBuf>,
     /// Whether a directory could not be watched, for example because the user's limit of inotify
     /// watches was reached. The next change of the directories triggers another attempt.
     is_incomplete: bool,
@@ -39,7 +39,7 @@ pub struct Watch {
 
 /// A watched directory.
 #[derive(Debug)]
-struct WatchedFolder {
+struct WatchedDirectory {
     inode: u64,
     /// The inotify watches of the directory and of the file in the directory.
     watched: Vec<WatchDescriptor>,
@@ -47,18 +47,18 @@ struct WatchedFolder {
     only: Option<OsString>,
 }
 
-/// The inode of each found directory, and the only name whose events matter (see [`WatchedFolder`]).
-type FoundFolders = HashMap<PathBuf, (u64, Option<OsString>)>;
+/// The inode of each found directory, and the only name whose events matter (see [`WatchedDirectory`]).
+type FoundDirectories = HashMap<PathBuf, (u64, Option<OsString>)>;
 
-impl WatchedFolder {
+impl WatchedDirectory {
     /// Removes the directory's watches.
     fn remove_watches(
         &mut self,
         watches: &mut Watches,
-        folders: &mut HashMap<WatchDescriptor, PathBuf>,
+        directories: &mut HashMap<WatchDescriptor, PathBuf>,
     ) {
         for watched in self.watched.drain(..) {
-            folders.remove(&watched);
+            directories.remove(&watched);
             // The kernel may already have ended the watch. The error is harmless then.
             let _ = watches.remove(watched);
         }
@@ -66,7 +66,7 @@ impl WatchedFolder {
 }
 
 /// A summary of several events.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Default)]
 struct WatchEvents {
     /// Whether something in the watched tree has changed.
     change: bool,
@@ -105,7 +105,7 @@ impl Watch {
             events,
             watches,
             covered: HashMap::new(),
-            folders: HashMap::new(),
+            directories: HashMap::new(),
             is_incomplete: false,
         };
         while watch.cover(&watch.root.clone()) {}
@@ -151,10 +151,10 @@ impl Watch {
             return;
         }
         // A late event of a removed watch has no directory.
-        let Some(folder) = self.folders.get(&event.wd).cloned() else {
+        let Some(directory) = self.directories.get(&event.wd).cloned() else {
             return;
         };
-        let Some(covered) = self.covered.get_mut(&folder) else {
+        let Some(covered) = self.covered.get_mut(&directory) else {
             return;
         };
         let ended = event.mask.contains(EventMask::IGNORED);
@@ -168,18 +168,18 @@ impl Watch {
             // the removal of a cgroup, a kernel may end only the watch of the file, and keep the
             // watch of the cgroup.
             covered.watched.retain(|watched| *watched != event.wd);
-            covered.remove_watches(&mut self.watches, &mut self.folders);
-            self.folders.remove(&event.wd);
-            self.covered.remove(&folder);
+            covered.remove_watches(&mut self.watches, &mut self.directories);
+            self.directories.remove(&event.wd);
+            self.covered.remove(&directory);
             events
                 .directories
-                .insert(if above { self.root.clone() } else { folder });
+                .insert(if above { self.root.clone() } else { directory });
         } else if above {
             events.directories.insert(self.root.clone());
         } else if event.mask.contains(EventMask::ISDIR)
             && let Some(name) = &event.name
         {
-            events.directories.insert(folder.join(name));
+            events.directories.insert(directory.join(name));
         }
     }
 
@@ -190,12 +190,12 @@ impl Watch {
     /// Pinfold removes the watch. The kernel sends no event about the end of the cgroup itself.
     fn cover(&mut self, below: &Path) -> bool {
         let (found, all) = (self.find(below), below == self.root);
-        let (watches, folders) = (&mut self.watches, &mut self.folders);
+        let (watches, directories) = (&mut self.watches, &mut self.directories);
         self.covered.retain(|path, covered| {
             let stays = !(all || path.starts_with(below))
                 || found.get(path) == Some(&(covered.inode, covered.only.clone()));
             if !stays {
-                covered.remove_watches(watches, folders);
+                covered.remove_watches(watches, directories);
             }
             stays
         });
@@ -210,7 +210,7 @@ impl Watch {
 
     /// The existing directories at and below `below`. If `below` is the root, the nearest existing
     /// directory above the root is included.
-    fn find(&self, below: &Path) -> FoundFolders {
+    fn find(&self, below: &Path) -> FoundDirectories {
         let mut found = HashMap::new();
         let all = below == self.root;
         let above = self
@@ -259,29 +259,29 @@ impl Watch {
         );
         for watched in &watched {
             // A renamed directory keeps the same watch. The old path is no longer covered.
-            let before = self.folders.insert(watched.clone(), path.clone());
+            let before = self.directories.insert(watched.clone(), path.clone());
             if let Some(before) = before.filter(|before| *before != path) {
                 self.covered.remove(&before);
             }
         }
-        let folder = WatchedFolder {
+        let directory = WatchedDirectory {
             inode,
             watched,
             only,
         };
-        self.covered.insert(path, folder);
+        self.covered.insert(path, directory);
         true
     }
 }
 
 /// Finds a directory and the directories up to `depth` levels below, with their inodes.
-fn descend(dir: &Path, inode: u64, depth: usize, found: &mut FoundFolders) {
+fn descend(dir: &Path, inode: u64, depth: usize, found: &mut FoundDirectories) {
     found.insert(dir.to_owned(), (inode, None));
     if depth == 0 {
         return;
     }
     let entries = file::list(dir).unwrap_or_default();
-    for entry in entries.iter().filter(|entry| entry.is_folder) {
+    for entry in entries.iter().filter(|entry| entry.is_directory) {
         descend(&dir.join(&entry.name), entry.inode, depth - 1, found);
     }
 }
@@ -347,7 +347,7 @@ mod tests {
             assert_eq!(watch.covered.len(), 4, "{:?}", watch.covered.keys());
             std::fs::remove_dir(&inside).unwrap();
             watch.changed().await.unwrap();
-            assert_eq!(watch.covered.len(), watch.folders.len());
+            assert_eq!(watch.covered.len(), watch.directories.len());
         }
     }
 

@@ -8,7 +8,7 @@
 //!
 //! 1. [`parse`] reads manifests, and [`Pod::from_k8s`] takes an API object. Both give the same [`Pod`], with the
 //!    API server's form of quantities ([`quantity`]) and with requests defaulted from limits.
-//! 2. [`qos`] computes the QoS class, as the API server does. A reported class is ignored: a manifest in a folder
+//! 2. [`qos`] computes the QoS class, as the API server does. A reported class is ignored: a manifest in a directory
 //!    has no status, and a decision must not depend on the source of the pod.
 //! 3. [`recognise`] gives the pod's role in a training job, with the label, variable or argument as evidence.
 //! 4. [`entitlement`] decides whether a container gets exclusive CPUs, and the number of CPUs.

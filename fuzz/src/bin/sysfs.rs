@@ -50,7 +50,7 @@ fuzz_target!(|data: &[u8]| {
         let _ = (
             perf::hardware_events(root),
             perf::second_level_cache_events(root),
-            rdma::ports(&rdma::folder(root)),
+            rdma::ports(&rdma::directory(root)),
         );
     });
 });

@@ -203,7 +203,7 @@ impl Cgroups {
         Ok(file::write(file, &set.to_string())?)
     }
 
-    /// The folders for watching a tree's changes: the folder of the CPU sets, and the folder of the
+    /// The directories for watching a tree's changes: the directory of the CPU sets, and the directory of the
     /// quotas.
     pub fn watch_folders(&self, tree: &str) -> Vec<PathBuf> {
         let quotas = self.cpu.iter().filter(|cpu| **cpu != self.cpuset);

@@ -47,7 +47,7 @@ pub enum CgroupError {
          {}/cpuset, or name the right folder with --cgroup-root", root.display(), root.display()
     )]
     NoCpuset {
-        /// The searched folder.
+        /// The searched directory.
         root: PathBuf,
     },
     /// A file of a cgroup can't be read or written.
@@ -237,9 +237,9 @@ impl Cgroups {
     }
 }
 
-/// Whether cgroup v2 reports a process in the cgroup at `folder`, or below; `None` without `cgroup.events`.
-pub(super) fn populated(folder: &Path) -> Result<Option<bool>, FileError> {
-    let events = file::read_value_optional(&folder.join("cgroup.events"))?;
+/// Whether cgroup v2 reports a process in the cgroup at `directory`, or below; `None` without `cgroup.events`.
+pub(super) fn populated(directory: &Path) -> Result<Option<bool>, FileError> {
+    let events = file::read_value_optional(&directory.join("cgroup.events"))?;
     Ok(events.map(|events| events.lines().any(|line| line == "populated 1")))
 }
 
@@ -262,8 +262,8 @@ fn parse(path: &Path, text: &str) -> Result<CpuSet, CgroupError> {
 
 pub(super) fn directories(path: &Path) -> Result<Vec<String>, CgroupError> {
     let entries = file::list(path).map_err(CgroupError::directory("list", path))?;
-    let folders = entries.into_iter().filter(|entry| entry.is_folder);
-    Ok(folders.map(|entry| entry.name).collect())
+    let directories = entries.into_iter().filter(|entry| entry.is_directory);
+    Ok(directories.map(|entry| entry.name).collect())
 }
 
 /// Turns the error of a vanished cgroup into `None`.

@@ -21,10 +21,10 @@ pub struct Unified {
 impl Unified {
     /// The hierarchy mounted at `cgroup_root`, or at `unified` beside the controllers of version 1.
     pub fn find(cgroup_root: &Path) -> Option<Self> {
-        let folders = [cgroup_root.to_owned(), cgroup_root.join("unified")];
-        let root = folders
+        let directories = [cgroup_root.to_owned(), cgroup_root.join("unified")];
+        let root = directories
             .into_iter()
-            .find(|folder| folder.join("cgroup.controllers").exists())?;
+            .find(|directory| directory.join("cgroup.controllers").exists())?;
         Some(Self { root })
     }
 
@@ -47,16 +47,14 @@ impl Unified {
         let mut found = Vec::new();
         let mut left = vec![self.root.join(path)];
         while let Some(dir) = left.pop() {
-            let entries = match file::list(&dir) {
+            let read = || -> io::Result<_> { Ok((file::list(&dir)?, fs::metadata(&dir)?.ino())) };
+            let (entries, id) = match read() {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                entries => entries?,
+                read => read?,
             };
-            match fs::metadata(&dir) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                metadata => found.push(metadata?.ino()),
-            }
-            let folders = entries.iter().filter(|entry| entry.is_folder);
-            left.extend(folders.map(|entry| dir.join(&entry.name)));
+            found.push(id);
+            let directories = entries.iter().filter(|entry| entry.is_directory);
+            left.extend(directories.map(|entry| dir.join(&entry.name)));
         }
         Ok(found)
     }
@@ -65,9 +63,9 @@ impl Unified {
 // === impl Cgroups ===
 
 impl Cgroups {
-    /// The cgroup's folder for counting events. The folder lies in the unified hierarchy, or in the hierarchy of
+    /// The cgroup's directory for counting events. The directory lies in the unified hierarchy, or in the hierarchy of
     /// `perf_event` if the controller is mounted separately. `None` if the cgroup has no processes in the hierarchy.
-    pub fn event_folder(&self, path: &str) -> Option<PathBuf> {
+    pub fn event_directory(&self, path: &str) -> Option<PathBuf> {
         let top = match self.version {
             Version::V2 => self.cpuset.clone(),
             Version::V1 => {
@@ -80,14 +78,14 @@ impl Cgroups {
                 }
             }
         };
-        let folder = top.join(path);
+        let directory = top.join(path);
         // A container may keep its processes in cgroups below. On version 2, `cgroup.events` covers the cgroups below
         // at once.
-        if let Ok(Some(populated)) = populated(&folder) {
-            return populated.then_some(folder);
+        if let Ok(Some(populated)) = populated(&directory) {
+            return populated.then_some(directory);
         }
-        let processes = fs::read_to_string(folder.join("cgroup.procs")).ok()?;
-        (!processes.trim().is_empty()).then_some(folder)
+        let processes = fs::read_to_string(directory.join("cgroup.procs")).ok()?;
+        (!processes.trim().is_empty()).then_some(directory)
     }
 }
 
@@ -137,29 +135,36 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let root = root.path();
         let put = |hierarchy: &str, text: &str| {
-            let folder = root.join(hierarchy).join("kubepods/a");
-            fs::create_dir_all(&folder).unwrap();
-            fs::write(folder.join("cgroup.procs"), text).unwrap();
-            folder
+            let directory = root.join(hierarchy).join("kubepods/a");
+            fs::create_dir_all(&directory).unwrap();
+            fs::write(directory.join("cgroup.procs"), text).unwrap();
+            directory
         };
         put("cpuset", "7\n");
         fs::write(root.join("cpuset/cpuset.cpus"), "0-1\n").unwrap();
         let cgroups = Cgroups::detect(root).unwrap();
         assert_eq!(
-            (cgroups.version, cgroups.event_folder("kubepods/a")),
+            (cgroups.version, cgroups.event_directory("kubepods/a")),
             (Version::V1, None)
         );
         put("unified", "");
-        assert_eq!(cgroups.event_folder("kubepods/a"), None, "nobody is in it");
+        assert_eq!(
+            cgroups.event_directory("kubepods/a"),
+            None,
+            "nobody is in it"
+        );
         let unified = put("unified", "7\n");
-        assert_eq!(cgroups.event_folder("kubepods/a").as_ref(), Some(&unified));
+        assert_eq!(
+            cgroups.event_directory("kubepods/a").as_ref(),
+            Some(&unified)
+        );
         for (populated, expected) in [("populated 1\n", Some(&unified)), ("populated 0\n", None)] {
             fs::write(unified.join("cgroup.events"), populated).unwrap();
-            assert_eq!(cgroups.event_folder("kubepods/a").as_ref(), expected);
+            assert_eq!(cgroups.event_directory("kubepods/a").as_ref(), expected);
         }
         let own = put("perf_event", "7\n");
         assert_eq!(
-            cgroups.event_folder("kubepods/a"),
+            cgroups.event_directory("kubepods/a"),
             Some(own),
             "then the unified one does not count"
         );

@@ -39,8 +39,8 @@ pub struct NetnsHandles {
 #[derive(Debug)]
 struct NetnsHandle {
     pid: i32,
-    /// The folder with the counters of the process's current namespace.
-    folder: OwnedFd,
+    /// The directory with the counters of the process's current namespace.
+    directory: OwnedFd,
     /// The link with the namespace's number.
     namespace: OwnedFd,
 }
@@ -156,7 +156,7 @@ impl NetnsHandle {
         let namespace = open("ns/net", OFlag::O_NOFOLLOW)?;
         Some(Self {
             pid,
-            folder: open("net", OFlag::O_DIRECTORY)?,
+            directory: open("net", OFlag::O_DIRECTORY)?,
             namespace,
         })
     }
@@ -167,7 +167,7 @@ impl NetnsHandle {
 
     fn open(&self, name: &str) -> Option<File> {
         openat(
-            &self.folder,
+            &self.directory,
             name,
             OFlag::O_RDONLY | OFlag::O_CLOEXEC,
             Mode::empty(),
@@ -230,8 +230,8 @@ mod tests {
 
     #[test]
     fn another_process_with_the_id_gets_a_way_of_its_own() {
-        let folder = tempfile::tempdir().unwrap();
-        let process = folder.path().join("proc/7");
+        let directory = tempfile::tempdir().unwrap();
+        let process = directory.path().join("proc/7");
         let make = |namespace: u64, sent: u64| {
             std::fs::create_dir_all(process.join("net")).unwrap();
             std::fs::create_dir_all(process.join("ns")).unwrap();
@@ -243,7 +243,7 @@ mod tests {
                 .unwrap();
         };
         make(1, 30);
-        let (proc, mut reader) = (Proc::new(folder.path()), Reader::default());
+        let (proc, mut reader) = (Proc::new(directory.path()), Reader::default());
         let (mut handles, key) = (NetnsHandles::new(2 * EACH), NetnsKey { pid: 7, number: 0 });
         assert_eq!(handles.network_namespace(&proc, key), Some(1));
         assert_eq!(handles.segments(&proc, key, &mut reader).unwrap().sent, 30);

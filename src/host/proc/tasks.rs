@@ -50,7 +50,7 @@ impl Proc {
         })
     }
 
-    /// The root folder of a process, as the process sees it.
+    /// The root directory of a process, as the process sees it.
     pub fn root_of(&self, pid: i32) -> PathBuf {
         self.dir.join(pid.to_string()).join("root")
     }

@@ -4,7 +4,7 @@ use super::*;
 
 /// Writes the files of a device's port in the kernel's format.
 pub(crate) fn port(root: &Path, device: &str, counters: &[(&str, &str)]) {
-    let port = folder(root).join(device).join("ports/1");
+    let port = directory(root).join(device).join("ports/1");
     for (name, text) in counters {
         let file = port.join(name);
         fs::create_dir_all(file.parent().unwrap()).unwrap();
@@ -17,21 +17,21 @@ fn only_what_the_kernel_shows_is_taken_hold_of() {
     let root = tempfile::tempdir().unwrap();
     port(root.path(), "mlx5_0", &[("state", "4: ACTIVE")]);
     assert!(
-        DeviceFolder::open(root.path()).is_none(),
-        "a folder of anybody's"
+        DeviceDirectory::open(root.path()).is_none(),
+        "a directory of anybody's"
     );
     // A symbolic link that points outside a container's root is not followed outside.
     let other = tempfile::tempdir().unwrap();
     fs::create_dir_all(other.path().join("sys")).unwrap();
     std::os::unix::fs::symlink("/sys/class", other.path().join("sys/class")).unwrap();
-    assert!(DeviceFolder::open(other.path()).is_none());
-    // The machine's own folder, if the machine has RDMA devices.
-    let held = DeviceFolder::open(Path::new("/"));
-    assert_eq!(held.is_some(), folder(Path::new("/")).is_dir());
+    assert!(DeviceDirectory::open(other.path()).is_none());
+    // The machine's own directory, if the machine has RDMA devices.
+    let held = DeviceDirectory::open(Path::new("/"));
+    assert_eq!(held.is_some(), directory(Path::new("/")).is_dir());
     if let Some(held) = held {
         assert_eq!(
             ports(&held.path()).len(),
-            ports(&folder(Path::new("/"))).len()
+            ports(&directory(Path::new("/"))).len()
         );
     }
 }
@@ -51,7 +51,7 @@ fn devices_of_one_namespace_each_are_told_by_the_module() {
 #[test]
 fn ports_tell_what_they_count() {
     let root = tempfile::tempdir().unwrap();
-    assert_eq!(ports(&folder(root.path())), []);
+    assert_eq!(ports(&directory(root.path())), []);
     let counters = [
         ("state", "4: ACTIVE"),
         ("counters/port_xmit_data", "1000"),
@@ -69,7 +69,7 @@ fn ports_tell_what_they_count() {
         ("counters_ext/port_xmit_data_64", "5000000000"),
     ];
     port(root.path(), "mlx4_0", &old);
-    let ports = ports(&folder(root.path()));
+    let ports = ports(&directory(root.path()));
     assert_eq!(
         ports
             .iter()

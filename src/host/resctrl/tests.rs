@@ -8,9 +8,9 @@ pub(crate) fn tree(root: &Path, rmids: usize) -> Resctrl {
     fs::create_dir_all(top.join("mon_groups")).unwrap();
     fs::create_dir_all(top.join("info/L3_MON")).unwrap();
     fs::write(top.join("info/L3_MON/num_rmids"), format!("{rmids}\n")).unwrap();
-    Resctrl::with_folders(
+    Resctrl::with_operations(
         root,
-        Folders {
+        DirectoryOperations {
             make,
             remove: |path| fs::remove_dir_all(path),
             bind,
@@ -96,14 +96,14 @@ fn others_have_their_monitors() {
         "the root group has one"
     );
     let top = root.path().join("sys/fs/resctrl");
-    for folder in [
+    for directory in [
         "mon_data",
         "gold/mon_groups/a",
         "gold/mon_groups/b",
         "mon_groups/theirs",
         "mon_groups/pinfold-a",
     ] {
-        fs::create_dir_all(top.join(folder)).unwrap();
+        fs::create_dir_all(top.join(directory)).unwrap();
     }
     assert_eq!(resctrl.available_groups().unwrap(), 5);
 }

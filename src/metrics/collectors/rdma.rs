@@ -43,12 +43,12 @@ const FIRST_PROCESS: i32 = 1;
 
 pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
     // In a pod, our own /sys shows the devices of the pod's namespace; the machine's first process sees the node's.
-    let of_node = rdma::folder(&scrape.sources.proc.root_of(FIRST_PROCESS));
+    let of_node = rdma::directory(&scrape.sources.proc.root_of(FIRST_PROCESS));
     let root = &scrape.sources.root;
     let folder = if of_node.is_dir() {
         of_node
     } else {
-        rdma::folder(root)
+        rdma::directory(root)
     };
     if !folder.is_dir() {
         // The class is there as soon as the kernel's module is loaded, in every namespace.
@@ -102,14 +102,14 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
         let of_process = scrape.sources.proc.root_of(pod.process.pid);
         // In a tree of files there is nothing that the kernel shows.
         let held = if root == Path::new("/") {
-            rdma::DeviceFolder::open(&of_process)
+            rdma::DeviceDirectory::open(&of_process)
         } else {
             None
         };
         let theirs = match &held {
             Some(held) => held.path(),
             None if root == Path::new("/") => continue,
-            None => rdma::folder(&of_process),
+            None => rdma::directory(&of_process),
         };
         for port in rdma::ports(&theirs)
             .iter()

@@ -107,14 +107,14 @@ impl Shared {
                 complete = false;
                 break;
             }
-            let folder = scrape.sources.cgroups.event_folder(cgroup);
-            let Some(folder) = folder.and_then(|path| File::open(path).ok()) else {
+            let directory = scrape.sources.cgroups.event_directory(cgroup);
+            let Some(directory) = directory.and_then(|path| File::open(path).ok()) else {
                 leave(NO_CGROUP, 1);
                 continue;
             };
             let groups: Result<BTreeMap<u32, CounterGroup>, PerfError> = online
                 .iter()
-                .map(|cpu| Ok((cpu, CounterGroup::open_in(&folder, cpu, events)?)))
+                .map(|cpu| Ok((cpu, CounterGroup::open_in(Some(&directory), cpu, events)?)))
                 .collect();
             match groups {
                 Ok(groups) => {

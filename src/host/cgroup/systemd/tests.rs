@@ -106,8 +106,11 @@ impl Drop for Bus {
 
 #[test]
 fn all_writes_share_one_connection_until_the_bus_restarts() {
-    let folder = tempfile::tempdir().unwrap();
-    let (file, socket) = (folder.path().join("cpuset.cpus"), folder.path().join("bus"));
+    let directory = tempfile::tempdir().unwrap();
+    let (file, socket) = (
+        directory.path().join("cpuset.cpus"),
+        directory.path().join("bus"),
+    );
     let address = format!("unix:path={}", socket.display());
     let callers = Arc::default();
     let systemd = Systemd {
@@ -173,15 +176,15 @@ fn all_writes_share_one_connection_until_the_bus_restarts() {
 
 #[test]
 fn a_bus_that_never_answers_is_given_up() {
-    let folder = tempfile::tempdir().unwrap();
-    let socket = folder.path().join("bus");
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("bus");
     let _silent = UnixListener::bind(&socket).unwrap();
     let address = format!("unix:path={}", socket.display());
     let systemd = Systemd {
         address: Some(address),
         ..Systemd::default()
     };
-    let file = folder.path().join("cpuset.cpus");
+    let file = directory.path().join("cpuset.cpus");
     let error = systemd
         .set("kubepods.slice", ALLOWED_CPUS, &CpuSet::new(), &file)
         .unwrap_err();
