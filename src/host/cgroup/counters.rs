@@ -239,9 +239,10 @@ impl CgroupCounters<'_> {
     /// pressure.
     pub fn pressure(&mut self) -> Result<[Option<Pressure>; RESOURCES.len()], CgroupError> {
         let mut found = [None; RESOURCES.len()];
-        for (at, (found, resource)) in found.iter_mut().zip(RESOURCES).enumerate() {
-            let file = format!("{resource}.pressure");
-            let read = self.read(PRESSURE + at, &self.cgroups.cpuset, &file, pressure)?;
+        // In the order of the resources.
+        let files = ["cpu.pressure", "io.pressure", "memory.pressure"];
+        for (which, (found, file)) in (PRESSURE..).zip(found.iter_mut().zip(files)) {
+            let read = self.read(which, &self.cgroups.cpuset, file, pressure)?;
             *found = read.flatten();
         }
         Ok(found)
