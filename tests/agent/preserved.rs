@@ -17,9 +17,9 @@
 //! | 3. CPUs that were just assigned are exempt from drift until the next full scan. | `asked::cpus_just_assigned_are_exempt_from_drift`, `drift::drift_is_counted_once_and_repaired`, [`passes_that_yield_are_completed_later`] |
 //! | 3. A pass that yields restores what it had noted. | [`passes_that_yield_are_completed_later`]; the backoff of released CPUs is not visible from outside |
 //! | 4. The deadline is three quarters of the runtime's limit, and time in the queue counts. | [`time_in_the_queue_counts_against_the_deadline`], `nri::scenarios::after_a_timeout_the_plugin_chooses_the_answer` |
-//! | 4. Handlers stay in order. | `nri::scenarios::calls_are_answered_in_their_order`, [`a_late_remove_updates_the_pods`], `agent::runtime::answers::a_late_end_is_told_before_a_newer_creation` |
+//! | 4. Handlers stay in order. | `nri::scenarios::calls_are_answered_in_their_order`, [`a_late_stop_or_remove_updates_the_pods`], `agent::runtime::answers::a_late_end_is_told_before_a_newer_creation` |
 //! | 5. An unanswered creation still records its assignment. | [`an_unanswered_create_still_records_its_assignment`] |
-//! | 5. A late stop or remove still updates the store. | [`a_late_remove_updates_the_pods`], `agent::runtime::answers::what_has_stopped_is_taken_note_of_also_where_the_answer_came_too_late` |
+//! | 5. A late stop or remove still updates the store. | [`a_late_stop_or_remove_updates_the_pods`], `agent::runtime::answers::what_has_stopped_is_taken_note_of_also_where_the_answer_came_too_late` |
 //! | 5. A `required` container is refused. | [`an_unanswered_request_of_a_required_pod_is_refused`], [`a_required_container_without_cpus_is_refused`], `answers::answers_to_creations_are_as_recorded`, `runtime::pinned::who_must_have_cpus_and_can_t_is_refused_and_told_why` |
 //! | 6. NRI serves only after the first snapshot. | [`nri_is_served_after_the_first_snapshot`] |
 //! | 6. Synchronize changes nothing. | [`synchronize_changes_nothing`], `runtime::pinned::restarts_of_the_agent_and_the_runtime_move_nothing` |
@@ -253,10 +253,15 @@ fn a_recreated_pod_cgroup_gets_its_own_record() {
     assert_eq!(runtime.create(&worker).cpus, Some(kernel.last()));
     assert_eq!(recorded(&kernel, &pod), kernel.last());
     wait_for_rest(&agent);
+    let cpus = kernel.written(&pod);
     // The reconciler hangs. The request therefore comes before the pass for the new cgroup.
     let pipe = root.hang();
     tree.remove(&pod);
     tree.make(&pod);
+    // Only the record tells the new cgroup from the old cgroup.
+    if kernel.written(&pod) != cpus {
+        kernel.write_cpus(&pod, &cpus);
+    }
     assert_eq!(recorded(&kernel, &pod), CpuSet::new());
     let call = runtime.begin("CreateContainer", worker.encode_to_vec());
     std::thread::sleep(READ);
@@ -301,12 +306,13 @@ fn cpus_given_up_are_assigned_after_the_handover() {
     let call = runtime.begin("CreateContainer", second.encode_to_vec());
     std::thread::sleep(READ);
     let answered = AtomicBool::new(false);
-    let records = || [&first, &second].map(|told| recorded(&kernel, &pod_of(told)));
+    // The second record is read before the first record, which must be gone by then.
+    let records = || [&second, &first].map(|told| recorded(&kernel, &pod_of(told)));
     let given = std::thread::scope(|scope| {
         let observer = scope.spawn(|| {
             let (mut rounds, begun) = (0, Instant::now());
             while !answered.load(Ordering::Relaxed) && begun.elapsed() < patience() {
-                let [first, second] = records();
+                let [second, first] = records();
                 assert!(
                     first.is_disjoint(&second),
                     "{first} and {second} after {rounds} rounds"
@@ -321,7 +327,7 @@ fn cpus_given_up_are_assigned_after_the_handover() {
         Given::read(&answer.unwrap())
     });
     assert_eq!(given.cpus, Some(own.clone()), "{}", agent.log());
-    assert_eq!(records(), [CpuSet::new(), own.clone()], "{}", agent.log());
+    assert_eq!(records(), [own.clone(), CpuSet::new()], "{}", agent.log());
     tree.make(&path(&second));
     tree.start(&path(&second));
     runtime.change(START_CONTAINER, &second);
@@ -641,39 +647,44 @@ fn an_unanswered_create_still_records_its_assignment() {
 }
 
 #[test]
-fn a_late_remove_updates_the_pods() {
+fn a_late_stop_or_remove_updates_the_pods() {
     let Some(kernel) = kernel_tests() else { return };
-    let mut tree = kernel.tree();
-    let root = Root::new();
-    let mut runtime = Runtime::new();
-    let settings = one_cpu_and_root(&kernel, &tree, &root);
-    let agent = runtime.settings(&settings).start();
-    connect_with_short_limit(&mut runtime, &agent);
-    let (first, second) = (told(&tree, "first", 1), told(&tree, "second", 1));
-    let own = begin(&mut tree, &mut runtime, &first).unwrap();
-    runtime.change(RUN_POD_SANDBOX, &second);
-    // A creation without an answer holds the events behind it until their deadline has passed.
-    let pipe = root.hang();
-    let mut calls = vec![
-        runtime.begin("CreateContainer", second.encode_to_vec()),
-        runtime.begin("StopContainer", first.encode_to_vec()),
+    let late_events = [
+        |told: &EventMessage| ("StopContainer", told.encode_to_vec()),
+        |told: &EventMessage| ("StateChange", state_change(REMOVE_CONTAINER, told)),
+        |told: &EventMessage| ("StateChange", state_change(STOP_POD_SANDBOX, told)),
+        |told: &EventMessage| ("StateChange", state_change(REMOVE_POD_SANDBOX, told)),
     ];
-    for event in [REMOVE_CONTAINER, STOP_POD_SANDBOX, REMOVE_POD_SANDBOX] {
-        calls.push(runtime.begin("StateChange", state_change(event, &first)));
-    }
-    for call in calls {
-        assert!(runtime.answer(call).is_ok(), "{}", agent.log());
-    }
-    tree.remove(&pod_of(&first));
-    drop(pipe);
-    agent.eventually(
-        "the first pod is gone, and the second has the CPU",
-        |status| {
+    for late_event in late_events {
+        let mut tree = kernel.tree();
+        let root = Root::new();
+        let mut runtime = Runtime::new();
+        let settings = one_cpu_and_root(&kernel, &tree, &root);
+        let agent = runtime.settings(&settings).start();
+        connect_with_short_limit(&mut runtime, &agent);
+        let (first, second) = (told(&tree, "first", 1), told(&tree, "second", 1));
+        let own = begin(&mut tree, &mut runtime, &first).unwrap();
+        agent.eventually("the first runs", |status| {
+            container(status, "first", "main").is_some_and(|one| one["running"] == true)
+        });
+        runtime.change(RUN_POD_SANDBOX, &second);
+        // A creation without an answer holds the event behind it until the event's deadline has passed.
+        let pipe = root.hang();
+        let create = runtime.begin("CreateContainer", second.encode_to_vec());
+        let (method, message) = late_event(&first);
+        let late = runtime.begin(method, message);
+        for call in [create, late] {
+            assert!(runtime.answer(call).is_ok(), "{}", agent.log());
+        }
+        tree.remove(&pod_of(&first));
+        drop(pipe);
+        let what = format!("{method}: the first pod is gone, and the second has the CPU");
+        agent.eventually(&what, |status| {
             container(status, "first", "main").is_none()
                 && recorded(&kernel, &pod_of(&second)) == own
-        },
-    );
-    agent.stop();
+        });
+        agent.stop();
+    }
 }
 
 #[test]
