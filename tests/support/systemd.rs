@@ -136,6 +136,11 @@ impl Systemd {
         *self.delay.lock().unwrap() = delay;
     }
 
+    /// How often the CPUs of any unit were set.
+    pub(crate) fn count_all(&self) -> usize {
+        self.set.lock().unwrap().len()
+    }
+
     /// How often the CPUs of a unit were set.
     pub(crate) fn count(&self, unit: &str) -> usize {
         let set = self.set.lock().unwrap();
