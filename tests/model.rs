@@ -1,8 +1,10 @@
-//! The pure core as a state machine: pods come, grow and go, strangers write, CPUs go offline, the agent is killed between
+//! The agent as a state machine: pods come, grow and go, strangers write, CPUs go offline, the agent is killed between
 //! any two steps; whatever the order, no CPU has two owners or none, and what runs stays where it is.
 //!
-//! The decisions, plans and the ledger are the real ones; the kernel is a model that is held to what was seen on real
-//! ones. Small histories are explored all, larger ones at random; `PINFOLD_MODEL_EVENTS=5` and `PROPTEST_CASES=4000` go further.
+//! The reconcile passes are the real ones, of a node and of a pod; the kernel is a model that is held to what was seen on
+//! real ones. An agent either begins anew with each pass, or lives on while the container runtime waits for its answers:
+//! then a pass yields at every point, and the agent is killed after every step. Small histories are explored all, larger
+//! ones at random; `PINFOLD_MODEL_EVENTS=5` and `PROPTEST_CASES=4000` go further.
 
 #![allow(
     clippy::unwrap_used,
@@ -24,10 +26,17 @@ mod kernel;
 mod machine;
 #[path = "model/mutants.rs"]
 mod mutants;
+#[path = "model/node.rs"]
+mod node;
 #[path = "model/random.rs"]
 mod random;
 #[path = "model/recorded.rs"]
 mod recorded;
+
+#[path = "model/requests.rs"]
+mod requests;
+#[path = "model/requests_tests.rs"]
+mod requests_tests;
 
 use agent::{Setup, Shape};
 use events::{Event, Menu};
@@ -89,6 +98,22 @@ fn check_both(kind: Kind, shapes: [Shape; 2], menu: Menu) {
         menu,
         Bounds {
             events: longer.unwrap_or(4),
+            kills: 1,
+            interruptions: 0,
+        },
+    );
+    let last = setup.shapes[0].containers().len() - 1;
+    let begins = [
+        Event::Create(0),
+        Event::Appear(0, last),
+        Event::Name(0, last),
+    ];
+    check(
+        &setup,
+        &[begins.map(Move::Happen).to_vec()],
+        menu,
+        Bounds {
+            events: 2,
             kills: 1,
             interruptions: 0,
         },

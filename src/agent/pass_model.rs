@@ -142,12 +142,12 @@ impl<'a> PassScope<'a> {
 
 impl PassResult {
     /// The decision about a container; `None` for a container outside the pod's description.
-    pub(super) fn decision(&self, uid: &str, container: &str) -> Option<&Decision> {
+    pub fn decision(&self, uid: &str, container: &str) -> Option<&Decision> {
         decision(&self.pods, uid, container, &self.decisions)
     }
 
     /// Whether a container gets fewer exclusive CPUs than its entitlement.
-    pub(super) fn lacks(&self, uid: &str, container: &str) -> bool {
+    pub fn lacks(&self, uid: &str, container: &str) -> bool {
         self.decision(uid, container).is_some_and(lacks)
     }
 }

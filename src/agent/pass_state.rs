@@ -73,6 +73,25 @@ impl PassState {
         }
     }
 
+    /// Notes partitions as refused by the kernel, by cgroup path. A test starts with the refusals of an earlier pass.
+    #[doc(hidden)]
+    pub fn note_refused(&mut self, paths: impl IntoIterator<Item = String>) {
+        let refused = paths.into_iter().map(|path| (path, String::new()));
+        self.refused.extend(refused);
+    }
+
+    /// The cgroup paths of the refused partitions.
+    #[doc(hidden)]
+    pub fn refused(&self) -> impl Iterator<Item = &str> {
+        self.refused.keys().map(String::as_str)
+    }
+
+    /// Whether the last node pass has given up CPUs. The next pass can assign the CPUs.
+    #[doc(hidden)]
+    pub fn has_released(&self) -> bool {
+        self.release_backoff.due().is_some()
+    }
+
     /// Permits new attempts for refused partitions.
     pub fn forget_refused(&mut self) {
         self.refused.clear();

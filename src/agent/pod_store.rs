@@ -241,7 +241,8 @@ impl PodStore {
 
     /// All pods, each uid once: first the API's pods, then the folder's, the runtime's, and pods known only from runtime
     /// requests. Container ids and environments come from the runtime if the runtime has the pod.
-    pub(super) fn known(&mut self) -> Arc<Vec<Pod>> {
+    #[doc(hidden)]
+    pub fn known(&mut self) -> Arc<Vec<Pod>> {
         let runtime = &self.runtime;
         let mut announced = self.pending.announced().peekable();
         let only_asked_about = announced.peek().is_some();
@@ -291,7 +292,8 @@ impl PodStore {
     }
 
     /// The uids of pods with a container, now or soon. If `pods` has a single pod, only the pod's uid is checked.
-    pub(super) fn here<'a>(&'a self, observed: &'a Observed, pods: &[Pod]) -> HashSet<&'a str> {
+    #[doc(hidden)]
+    pub fn here<'a>(&'a self, observed: &'a Observed, pods: &[Pod]) -> HashSet<&'a str> {
         let begun = observed
             .pods
             .iter()
@@ -315,7 +317,8 @@ impl PodStore {
     }
 
     /// Adds the pending assignments to the ledger, and ends no pending assignment.
-    pub(super) fn enter_pending(&self, ledger: &mut Ledger) {
+    #[doc(hidden)]
+    pub fn enter_pending(&self, ledger: &mut Ledger) {
         self.pending.enter(ledger);
     }
 

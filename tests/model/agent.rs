@@ -1,21 +1,26 @@
-//! The agent on the model: it observes, decides and plans with the real code, and carries out steps by the rules of
+//! The world that the agent works on, the plan that a pass must carry out there, and the steps by the rules of
 //! `src/pin/apply.rs`, which writes to a kernel that tests can't have.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
+use pinfold::agent::Source;
+use pinfold::agent::pass_state::PodStore;
 use pinfold::cpu::Facts;
 use pinfold::cpu::{CpuSet, Numbering, Placer, Shape as Machine, Topology};
-use pinfold::host::cgroup::PartitionKind as Made;
+use pinfold::host::cgroup::{PartitionKind as Made, PodCgroup};
 use pinfold::pin::decide::{DecisionInput, Decisions, decide};
 use pinfold::pin::{AssignmentRecord, Enforcement, Ledger, Observed, Reason, Step, plan};
-use pinfold::pod::{Container, ContainerKind, CpuPreferences, Pod, Policy, Resources};
+use pinfold::pod::{
+    Container, ContainerIds, ContainerKind, CpuPreferences, Pod, Policy, Resources,
+};
 
 use super::kernel::{
     self, Cpus, Kernel, Kind, Refused, State, bits, id, is_leaf, node_of, pod_node, set,
 };
+use super::node::Flaw;
 
 /// What a pod is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -91,6 +96,10 @@ pub(crate) struct Setup {
     pub(crate) shapes: Vec<Shape>,
     /// What a plan is made into before it is carried out; a mutant of the planner changes it.
     pub(crate) mutate: fn(Vec<Step>) -> Vec<Step>,
+    /// A mistake of the node that passes work on.
+    pub(crate) flaw: Option<Flaw>,
+    /// The pods as the last node pass found them, for a flaw.
+    pub(crate) earlier: RefCell<BTreeMap<String, PodCgroup>>,
     machines: RefCell<BTreeMap<Cpus, Rc<(Topology, Placer)>>>,
 }
 
@@ -101,6 +110,8 @@ pub(crate) struct Planned {
     pub(crate) observed: Observed,
     pub(crate) ledger: Ledger,
     pub(crate) decisions: Decisions,
+    /// The uids of pods with a container, now or soon.
+    pub(crate) here: BTreeSet<String>,
 }
 
 /// What became of a step.
@@ -118,7 +129,7 @@ pub(crate) enum Outcome {
 /// What later steps of a plan must keep off.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Held {
-    cpus: CpuSet,
+    pub(crate) cpus: CpuSet,
     refused: Vec<String>,
 }
 
@@ -145,6 +156,8 @@ impl Setup {
             threads,
             shapes: shapes.to_vec(),
             mutate: |steps| steps,
+            flaw: None,
+            earlier: RefCell::default(),
             machines,
         }
     }
@@ -173,7 +186,7 @@ impl Setup {
         (1 << (cores * self.threads)) - 1
     }
 
-    fn machine(&self, online: Cpus) -> Rc<(Topology, Placer)> {
+    pub(crate) fn machine(&self, online: Cpus) -> Rc<(Topology, Placer)> {
         let mut machines = self.machines.borrow_mut();
         let machine = machines.entry(online).or_insert_with(|| {
             let whole = Topology::from_shape(Machine {
@@ -203,7 +216,7 @@ impl Setup {
     }
 
     /// The manifest of a pod, with the status that the kubelet has written so far.
-    fn pod(&self, index: usize, state: &PodState) -> Pod {
+    pub(crate) fn pod(&self, index: usize, state: &PodState) -> Pod {
         let mut pod = Pod {
             namespace: "train".to_owned(),
             name: format!("worker-{index}"),
@@ -236,21 +249,35 @@ impl Setup {
         pod
     }
 
-    /// What the agent would do now.
-    pub(crate) fn plan(&self, world: &World) -> Planned {
+    /// The pods that the API describes.
+    pub(crate) fn described(&self, world: &World) -> Vec<Pod> {
         let known = world
             .pods
             .iter()
             .enumerate()
             .filter(|(_, state)| state.known);
-        let pods: Vec<Pod> = known.map(|(index, state)| self.pod(index, state)).collect();
-        let (observed, ledger) = Observed::new(world.kernel.scan(), &pods);
+        known.map(|(index, state)| self.pod(index, state)).collect()
+    }
+
+    /// A store with the pods of the API.
+    pub(crate) fn store(&self, world: &World) -> PodStore {
+        let mut store = PodStore::new(ContainerIds::Awaited);
+        store.pods(Source::Api, self.described(world), Vec::new());
+        store
+    }
+
+    /// The plan of an agent that starts now, with the pods of the API.
+    pub(crate) fn plan(&self, world: &World) -> Planned {
+        self.plan_with(world, &mut self.store(world))
+    }
+
+    /// The plan of a node pass with these pods, put together from the parts that a pass uses.
+    pub(crate) fn plan_with(&self, world: &World, store: &mut PodStore) -> Planned {
+        let pods = store.known();
+        let (observed, mut ledger) = Observed::new(world.kernel.scan(), &pods);
+        store.enter_pending(&mut ledger);
         let machine = self.machine(world.kernel.online);
-        let here: HashSet<&str> = observed
-            .pods
-            .iter()
-            .map(|pod| pod.cgroup.uid.as_str())
-            .collect();
+        let here = store.here(&observed, &pods);
         let inputs = DecisionInput {
             topology: &machine.0,
             placer: &machine.1,
@@ -279,12 +306,14 @@ impl Setup {
             &decisions.desired,
             world.enforcement.enforcement(),
         );
+        let here = here.into_iter().map(str::to_owned).collect();
         Planned {
             steps: (self.mutate)(steps),
-            pods,
+            pods: pods.to_vec(),
             observed,
             ledger,
             decisions,
+            here,
         }
     }
 }
@@ -304,7 +333,18 @@ impl World {
             Step::Partition { kind, .. } => *kind != Made::Member,
             _ => false,
         };
+        let asked = matches!(
+            step,
+            Step::Partition { .. }
+                | Step::Exclusive {
+                    in_force: Some(_),
+                    ..
+                }
+        );
         if gives && held.refused.iter().any(within) {
+            if asked {
+                self.refused.insert(node_of(step.path()));
+            }
             return Outcome::AncestorRefused;
         }
         let node = node_of(step.path());
@@ -360,14 +400,6 @@ impl World {
             }
             _ => {}
         }
-        let asked = matches!(
-            step,
-            Step::Partition { .. }
-                | Step::Exclusive {
-                    in_force: Some(_),
-                    ..
-                }
-        );
         if asked && !matches!(outcome, Outcome::Done | Outcome::Gone) {
             self.refused.insert(node);
         }

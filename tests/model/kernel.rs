@@ -120,6 +120,11 @@ pub(crate) fn pod_node(pod: usize) -> usize {
     2 + pod * (SLOTS + 1)
 }
 
+/// The uid of the pod that a cgroup belongs to.
+pub(crate) fn uid_of(node: usize) -> String {
+    ((node - 2) / (SLOTS + 1)).to_string()
+}
+
 /// The cgroup of a pod's container in one of its incarnations.
 pub(crate) fn leaf_node(pod: usize, container: usize, incarnation: usize) -> usize {
     pod_node(pod) + 1 + container * 2 + incarnation
@@ -513,7 +518,7 @@ impl Kernel {
         })
     }
 
-    fn cpuset(&self, index: usize) -> Cpuset {
+    pub(crate) fn cpuset(&self, index: usize) -> Cpuset {
         let Some(node) = self.get(index) else {
             return Cpuset::default();
         };
@@ -539,42 +544,39 @@ impl Kernel {
         })
     }
 
-    /// What the agent reads.
-    pub(crate) fn scan(&self) -> Scan {
-        let mut pods: Vec<PodCgroup> = Vec::new();
-        for index in self.there() {
-            let (cpuset, quota) = (self.cpuset(index), self.quota(index));
-            let record_text = self
-                .get(index)
-                .and_then(|node| node.mark.as_deref().map(str::to_owned));
-            let path = path(index).to_owned();
-            if is_pod(index) {
-                let uid = (index - 2) / (SLOTS + 1);
-                pods.push(PodCgroup {
-                    path,
-                    uid: uid.to_string(),
-                    cpuset,
-                    quota,
-                    record_text,
-                    containers: Vec::new(),
-                });
-            } else if is_leaf(index)
-                && let Some(pod) = pods.last_mut()
-            {
-                let id = path.rsplit('/').next().unwrap().to_owned();
-                let populated = true;
-                let memory = CgroupMemory::default();
-                pod.containers.push(ContainerCgroup {
-                    path,
-                    id,
-                    cpuset,
-                    quota,
-                    record_text,
-                    populated,
-                    memory,
-                });
-            }
+    fn record_text(&self, index: usize) -> Option<String> {
+        self.get(index)?.mark.as_deref().map(str::to_owned)
+    }
+
+    fn container(&self, index: usize) -> ContainerCgroup {
+        let path = path(index).to_owned();
+        ContainerCgroup {
+            id: path.rsplit('/').next().unwrap().to_owned(),
+            path,
+            cpuset: self.cpuset(index),
+            quota: self.quota(index),
+            record_text: self.record_text(index),
+            populated: true,
+            memory: CgroupMemory::default(),
         }
+    }
+
+    /// A pod's cgroup and those below it, as the agent reads them.
+    pub(crate) fn pod(&self, index: usize) -> Option<PodCgroup> {
+        self.get(index)?;
+        let leaves = self.leaves().filter(|leaf| is_below(*leaf, index));
+        Some(PodCgroup {
+            path: path(index).to_owned(),
+            uid: uid_of(index),
+            cpuset: self.cpuset(index),
+            quota: self.quota(index),
+            record_text: self.record_text(index),
+            containers: leaves.map(|leaf| self.container(leaf)).collect(),
+        })
+    }
+
+    /// The cgroups above and around the pods, as the agent reads them.
+    pub(crate) fn surroundings(&self) -> PodSurroundings {
         let mut around = PodSurroundings::default();
         if self.kind != Kind::V1 {
             let (path, cpuset) = (path(TREE).to_owned(), self.cpuset(TREE));
@@ -592,13 +594,30 @@ impl Kernel {
                     .push((self::path(STRANGER).to_owned(), set(stranger.exclusive)));
             }
         }
+        around
+    }
+
+    /// Online CPUs that no cgroup has.
+    pub(crate) fn nowhere(&self) -> CpuSet {
         let live = self.nodes.iter().flatten().filter(|node| node.is_live());
         let had = live.fold(self.top(), |had, node| had | node.held);
+        set(self.online & !had)
+    }
+
+    /// What the agent reads.
+    pub(crate) fn scan(&self) -> Scan {
         Scan {
-            pods,
-            surroundings: around,
-            lost: set(self.online & !had),
+            pods: self
+                .there()
+                .filter_map(|index| self.pod_at(index))
+                .collect(),
+            surroundings: self.surroundings(),
+            lost: self.nowhere(),
         }
+    }
+
+    fn pod_at(&self, index: usize) -> Option<PodCgroup> {
+        is_pod(index).then(|| self.pod(index)).flatten()
     }
 }
 

@@ -2,15 +2,18 @@
 
 use std::fmt;
 
+use pinfold::agent::pass_model::PassScope;
+use pinfold::agent::pass_state::PodStore;
 use pinfold::cpu::CpuSet;
 use pinfold::pin::{Drift, DriftCause, Reason, Step, drift};
 use pinfold::pod::Entitlement;
 
-use super::agent::{Held, Outcome, Planned, Setup, Wanted, World};
+use super::agent::{Outcome, Planned, Setup, Wanted, World};
 use super::events::Event;
 use super::kernel::{
     Cpus, Node, Refused, STRANGER, State, TREE, bits, is_leaf, node_of, path, pod_node, set,
 };
+use super::node::Orders;
 
 /// One move of a history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -69,14 +72,17 @@ impl Setup {
                 moment(world)?;
                 Ok(0)
             }
-            Move::Reconcile | Move::Wake => self.reconcile(world, planned, usize::MAX, None),
+            Move::Reconcile | Move::Wake => {
+                self.reconcile(world, (self.store(world), planned), usize::MAX, None)
+            }
             Move::Kill(steps) => {
-                let steps = self.reconcile(world, planned, steps, None)?;
+                let steps = self.reconcile(world, (self.store(world), planned), steps, None)?;
                 world.refused.clear();
                 Ok(steps)
             }
             Move::Interrupt(steps, event) => {
-                self.reconcile(world, planned, usize::MAX, Some((steps, event)))
+                let happens = Some((steps, event));
+                self.reconcile(world, (self.store(world), planned), usize::MAX, happens)
             }
         }
     }
@@ -84,50 +90,30 @@ impl Setup {
     fn reconcile(
         &self,
         world: &mut World,
-        planned: &Planned,
+        (store, planned): (PodStore, &Planned),
         most: usize,
         interruption: Option<(usize, Event)>,
     ) -> Result<usize, Broken> {
-        self.decided(world, planned)?;
-        let mut watch = Watch::new(world, planned);
-        let mut held = Held::default();
-        // What is planned from what was seen can be refused once something else has happened. What a stranger has made
-        // impossible may fail, too; what must hold at every moment holds there as well.
-        let mut stale = self.is_hopeless(world, planned);
-        let mut interrupted = false;
-        for (number, step) in planned.steps.iter().enumerate().take(most) {
-            if let Some((_, event)) = interruption.filter(|(after, _)| *after == number) {
-                world.happen(event);
-                (stale, interrupted) = (true, true);
-            }
-            let lost = world.kernel.lost;
-            let outcome = world.apply(step, &mut held);
-            let tell = |rule: String| {
-                format!(
-                    "{rule}\n  at step {} of\n{}",
-                    number + 1,
-                    list(&planned.steps)
-                )
-            };
-            if interrupted && world.endangered {
-                world.forfeited |= world.kernel.lost & !lost;
-            }
-            if !stale && !matches!(outcome, Outcome::Done) && !excused(world, step, &outcome) {
-                return Err(tell(format!(
-                    "a step of the plan did not come off: {outcome:?}"
-                )));
-            }
-            moment(world).map_err(tell)?;
-            if !stale {
-                watch.look(world, step).map_err(tell)?;
-            }
-        }
-        world.endangered &= world.kernel.is_in_danger();
+        let mut state = self.state(store);
+        let refused = world.refused.iter().map(|node| path(*node).to_owned());
+        state.note_refused(refused);
+        let orders = Orders {
+            most,
+            interruption,
+            ..Orders::NONE
+        };
+        self.pass(
+            world,
+            &mut state,
+            (PassScope::Node(None), planned),
+            &mut || false,
+            orders,
+        )?;
         Ok(planned.steps.len())
     }
 
     /// What must hold of decisions.
-    fn decided(&self, world: &World, planned: &Planned) -> Result<(), Broken> {
+    pub(crate) fn decided(&self, world: &World, planned: &Planned) -> Result<(), Broken> {
         let (ledger, desired) = (&planned.ledger, &planned.decisions.desired);
         if desired.shared().is_empty() {
             return Err("no shared CPU is left".to_owned());
@@ -175,11 +161,12 @@ impl Setup {
                 continue;
             };
             let pod = &planned.pods[decision.pod];
-            let here = planned
-                .observed
-                .pods
-                .iter()
-                .any(|seen| Some(seen.cgroup.uid.as_str()) == pod.cgroup_uid());
+            let has_cgroup = |uid: &&str| {
+                let mut seen = planned.observed.pods.iter();
+                seen.any(|seen| seen.cgroup.uid == **uid)
+            };
+            let uid = pod.cgroup_uid().filter(has_cgroup);
+            let here = uid.is_some_and(|uid| planned.here.contains(uid));
             let has = decision.cpus.as_ref().map_or(0, CpuSet::len);
             if here && *owed as usize > has && *owed as usize - has <= free {
                 return Err(format!(
@@ -194,18 +181,28 @@ impl Setup {
     /// After the last event at most two reconciles change anything, and then the kernel is as the ledger says. A reconcile
     /// that begins while a foreign setting blocks an assignment is not counted: what it does may remove the block.
     pub(crate) fn quiet(&self, world: &World) -> Result<(), Broken> {
+        self.quiet_with(world, &|world| self.store(world))
+    }
+
+    /// The same with an agent that starts with the pods of a store.
+    pub(crate) fn quiet_with(
+        &self,
+        world: &World,
+        store: &dyn Fn(&World) -> PodStore,
+    ) -> Result<(), Broken> {
         let mut world = world.clone();
         let mut plans = Vec::new();
         let mut counted = 0;
         while counted < 3 {
             world.refused.clear();
-            let planned = self.plan(&world);
+            let planned = self.plan_with(&world, &mut store(&world));
             let blocked = self.is_hopeless(&world, &planned);
             // A refused assignment is tried at each reconcile: the block may end one day.
             if plans.len() >= 2 && blocked {
                 return Ok(());
             }
-            let steps = self.go_with(&mut world, Move::Reconcile, &planned);
+            let told = (store(&world), &planned);
+            let steps = self.reconcile(&mut world, told, usize::MAX, None);
             if steps.map_err(|rule| format!("{rule}\n  in quiet"))? == 0 {
                 return self
                     .settled(&world, &planned)
@@ -222,7 +219,7 @@ impl Setup {
     }
 
     /// Whether a claim holds CPUs that the kernel has lost, or that somebody else keeps others from.
-    fn is_hopeless(&self, world: &World, planned: &Planned) -> bool {
+    pub(crate) fn is_hopeless(&self, world: &World, planned: &Planned) -> bool {
         planned
             .decisions
             .desired
@@ -236,7 +233,7 @@ impl Setup {
             || world.is_confined(bits(&planned.decisions.desired.shared()))
     }
 
-    fn settled(&self, world: &World, planned: &Planned) -> Result<(), Broken> {
+    pub(crate) fn settled(&self, world: &World, planned: &Planned) -> Result<(), Broken> {
         if world.enforcement == Wanted::Observe {
             return Ok(());
         }
@@ -330,7 +327,7 @@ impl Setup {
 }
 
 /// What must hold at every moment.
-fn moment(world: &World) -> Result<(), Broken> {
+pub(crate) fn moment(world: &World) -> Result<(), Broken> {
     let kernel = &world.kernel;
     let gone = kernel.lost & !world.forfeited;
     if gone != 0 {
@@ -367,7 +364,7 @@ fn moment(world: &World) -> Result<(), Broken> {
 
 /// Whether the kernel can't be brought to what a step wants: it has lost some of those CPUs, or somebody has confined
 /// another pod to them.
-fn excused(world: &World, step: &Step, outcome: &Outcome) -> bool {
+pub(crate) fn excused(world: &World, step: &Step, outcome: &Outcome) -> bool {
     let wanted = match step {
         Step::Exclusive { cpus, .. } | Step::Cpus { cpus, .. } => bits(cpus),
         Step::Partition { in_force, .. } => in_force.as_ref().map_or(0, bits),
@@ -392,22 +389,24 @@ fn holds(world: &World, node: usize, exclusive: Cpus) -> Result<(), Broken> {
     }
 }
 
-fn list(steps: &[Step]) -> String {
+pub(crate) fn list(steps: &[Step]) -> String {
     let lines = steps.iter().map(|step| format!("    {step}"));
     lines.collect::<Vec<String>>().join("\n")
 }
 
 /// Owners whose CPUs are in force, while a plan is carried out: they stay so.
-struct Watch {
+pub(crate) struct Watch {
     partition: bool,
     /// Cgroup, and CPUs that it has and keeps.
     owners: Vec<(usize, Cpus)>,
+    /// Cgroups, as bits, whose program has not begun. A pod pass need not know of them: their own start takes them off.
+    pub(crate) waiting: u32,
 }
 
 // === impl Watch ===
 
 impl Watch {
-    fn new(world: &World, planned: &Planned) -> Self {
+    pub(crate) fn new(world: &World, planned: &Planned) -> Self {
         let mut owners = Vec::new();
         let partition = world.enforcement == Wanted::Partition;
         for pod in &planned.observed.pods {
@@ -437,10 +436,14 @@ impl Watch {
                 }
             }
         }
-        Self { partition, owners }
+        Self {
+            partition,
+            owners,
+            waiting: 0,
+        }
     }
 
-    fn look(&mut self, world: &World, step: &Step) -> Result<(), Broken> {
+    pub(crate) fn look(&mut self, world: &World, step: &Step) -> Result<(), Broken> {
         if let Step::Cpus { path, cpus, reason } = step
             && !self.partition
             && is_leaf(node_of(path))
@@ -470,7 +473,8 @@ impl Watch {
                     set(effective)
                 ));
             }
-            for other in world.kernel.leaves().filter(|other| other != owner) {
+            let counts = |other: &usize| other != owner && self.waiting & (1 << other) == 0;
+            for other in world.kernel.leaves().filter(counts) {
                 if world.kernel.effective(other) & cpus != 0 {
                     return Err(format!(
                         "CPUs {} of {} are in reach of {}",

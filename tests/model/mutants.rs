@@ -23,7 +23,7 @@ fn found(kind: Kind, menu: Menu, mutate: fn(Vec<Step>) -> Vec<Step>) -> String {
         &[start],
         menu,
         Bounds {
-            events: if menu.foreign { 2 } else { 4 },
+            events: if menu.foreign { 2 } else { 5 },
             kills: 1,
             interruptions: 0,
         },

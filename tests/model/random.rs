@@ -9,6 +9,7 @@ use super::events::Menu;
 use super::kernel::Kind;
 use super::machine::{Move, describe};
 use super::mutants::trimmed_first;
+use super::requests::{Act, Agent, told};
 use super::{ALL, ALL_V1, PLAIN};
 
 /// What to do next, out of whatever can be done then.
@@ -21,6 +22,10 @@ enum Choice {
     Wake,
     Kill(u8),
     Interrupt(u8, u16),
+    /// The agent is killed after so many steps for a request.
+    KillIn(u8, u16),
+    /// A node pass yields to a request.
+    Yield(u8, u16),
 }
 
 /// A quarter of the usual cases: each is a long history. `PROPTEST_CASES` asks for more.
@@ -42,6 +47,63 @@ fn choice() -> impl Strategy<Value = Choice> {
         2 => any::<u8>().prop_map(Choice::Kill),
         2 => (any::<u8>(), any::<u16>()).prop_map(|(after, event)| Choice::Interrupt(after, event)),
     ]
+}
+
+/// Choices for an agent that lives on, and a runtime that waits for it.
+fn choice_of_requests() -> impl Strategy<Value = Choice> {
+    prop_oneof![
+        10 => any::<u16>().prop_map(Choice::Live),
+        3 => any::<u16>().prop_map(Choice::Happen),
+        3 => Just(Choice::Reconcile),
+        1 => Just(Choice::Wake),
+        1 => (0_u8..8).prop_map(Choice::Kill),
+        2 => (0_u8..8, any::<u16>()).prop_map(|(after, request)| Choice::KillIn(after, request)),
+        3 => (0_u8..24, any::<u16>()).prop_map(|(at, request)| Choice::Yield(at, request)),
+    ]
+}
+
+fn run_requests(setup: &Setup, menu: Menu, choices: &[Choice]) -> Result<(), TestCaseError> {
+    fn one<T: Copy>(all: &[T], number: u16) -> Option<T> {
+        let at = usize::from(number).checked_rem(all.len())?;
+        all.get(at).copied()
+    }
+    let mut agent = Agent::new(setup);
+    let mut acts: Vec<Act> = Vec::new();
+    for choice in choices {
+        let (own, others) = agent.acts(menu);
+        let requests = agent.requests();
+        let act = match choice {
+            Choice::Live(number) => one(&own, *number),
+            Choice::Happen(number) => one(&others, *number),
+            Choice::Kill(after) => Some(Act::Kill(usize::from(*after))),
+            Choice::KillIn(after, number) => {
+                one(&requests, *number).map(|request| Act::KillIn(usize::from(*after), request))
+            }
+            Choice::Yield(at, number) => {
+                one(&requests, *number).map(|request| Act::Yield(usize::from(*at), request))
+            }
+            Choice::Wake => Some(Act::Wake),
+            _ => None,
+        };
+        let act = act.unwrap_or(Act::Reconcile);
+        acts.push(act);
+        let went = agent.go(act).and_then(|_| agent.quiet());
+        went.map_err(|rule| TestCaseError::fail(told(&rule, &acts, &agent.world)))?;
+    }
+    let settled = agent.settle();
+    settled.map_err(|rule| TestCaseError::fail(told(&rule, &acts, &agent.world)))
+}
+
+fn run_requests_on(kind: Kind, menu: Menu, choices: &[Choice]) -> Result<(), TestCaseError> {
+    let shapes = [
+        Shape::Two(2, 1),
+        Shape::Init(2),
+        Shape::Sidecar(1),
+        Shape::Shared,
+    ];
+    let setup = Setup::new(kind, 8, 2, &shapes);
+    let run = run_requests(&setup, menu, choices);
+    run.map_err(|error| TestCaseError::fail(format!("{kind:?}: {error}")))
 }
 
 fn run(
@@ -106,6 +168,38 @@ proptest! {
     fn histories_on_kernels_without(choices in prop::collection::vec(choice(), 1..60)) {
         run(Kind::V1, ALL_V1, |steps| steps, &choices)?;
         run(Kind::V2, ALL, |steps| steps, &choices)?;
+    }
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    #[ignore = "a defect: the release of a pod that a foreign program confined to an owner's CPUs is refused"]
+    fn requests_on_kernels_with_partitions(
+        choices in prop::collection::vec(choice_of_requests(), 1..40)
+    ) {
+        for kind in [Kind::Early612, Kind::Late612, Kind::Linux72] {
+            run_requests_on(kind, ALL, &choices)?;
+        }
+    }
+
+    #[test]
+    fn requests_on_kernels_without(
+        choices in prop::collection::vec(choice_of_requests(), 1..40)
+    ) {
+        run_requests_on(Kind::V1, ALL_V1, &choices)?;
+        run_requests_on(Kind::V2, ALL, &choices)?;
+    }
+
+    /// Nobody but the kubelet and the runtime does anything: each start is held to the strictest rules.
+    #[test]
+    fn requests_that_nobody_disturbs(
+        choices in prop::collection::vec(choice_of_requests(), 1..40)
+    ) {
+        for kind in [Kind::V1, Kind::V2, Kind::Early612, Kind::Late612, Kind::Linux72] {
+            run_requests_on(kind, PLAIN, &choices)?;
+        }
     }
 }
 

@@ -1,0 +1,703 @@
+//! An agent whose state lives from pass to pass, and a container runtime that waits for its answers.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use pinfold::agent::pass_model::{PassEnd, PassResult, PassScope, RuntimeRequest};
+use pinfold::agent::pass_state::{PassState, PodStore};
+use pinfold::agent::{RuntimePod, RuntimeUpdate, Source};
+use pinfold::cpu::CpuSet;
+use pinfold::pin::{Ledger, Observed};
+use pinfold::pod::{ContainerKind, Entitlement};
+
+use super::agent::{PodState, Setup, Wanted, World};
+use super::events::{Event, Menu};
+use super::kernel::{bits, leaf_node, path, pod_node, set};
+use super::machine::Broken;
+use super::node::Orders;
+
+/// A request of the runtime about a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Request {
+    /// CreateContainer, for a pod and a container. The container has no cgroup so far.
+    Create(usize, usize),
+    /// StartContainer.
+    Start(usize, usize),
+}
+
+/// One move of a history.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Act {
+    /// Something that is not the runtime's doing.
+    Happen(Event),
+    /// The runtime runs a pod's sandbox.
+    Run(usize),
+    /// The runtime waits for the answer to a request.
+    Ask(Request),
+    /// The agent is killed after so many steps for a request, and starts again.
+    KillIn(usize, Request),
+    /// The runtime has given up waiting for the answer to CreateContainer.
+    Unheard(usize, usize),
+    /// The runtime makes a container's cgroup, with the answered CPUs.
+    Appear(usize, usize),
+    /// The creation of a container fails.
+    Fail(usize, usize),
+    /// A container ends, and its cgroup with it.
+    End(usize, usize),
+    /// A node pass of the timer.
+    Reconcile,
+    /// A node pass for another reason.
+    Wake,
+    /// The agent is killed after so many steps of a node pass, and starts again.
+    Kill(usize),
+    /// A node pass yields where it asks the n-th time for waiting requests. A second node pass follows the request.
+    Yield(usize, Request),
+    /// The same, and the second node pass comes later.
+    YieldOnly(usize, Request),
+}
+
+/// A container as the runtime knows it.
+#[derive(Debug, Clone, PartialEq)]
+struct Container {
+    incarnation: usize,
+    /// The CPUs of the answer, until the container has started or something else may change them.
+    answer: Option<CpuSet>,
+    has_cgroup: bool,
+    started: bool,
+}
+
+/// The agent, the runtime and the world.
+pub(crate) struct Agent<'a> {
+    setup: &'a Setup,
+    pub(crate) world: World,
+    state: PassState,
+    /// The containers of each pod of the runtime.
+    runtime: Vec<Option<[Option<Container>; 2]>>,
+    /// The incarnation that a container gets next.
+    next: BTreeMap<(usize, usize), usize>,
+    /// Whether somebody else has changed the node since the last node pass.
+    is_disturbed: bool,
+    /// A mutant ends the next node pass after so many steps, whatever the steps were.
+    pub(crate) yields_at: Option<usize>,
+    /// The number of requests served by a pod pass alone, and by node passes.
+    pub(crate) served: [usize; 2],
+}
+
+// === impl Request ===
+
+impl Request {
+    fn of(self) -> (usize, usize) {
+        let (Self::Create(pod, container) | Self::Start(pod, container)) = self;
+        (pod, container)
+    }
+}
+
+impl fmt::Display for Act {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Happen(event) => event.fmt(f),
+            other => write!(f, "{other:?}"),
+        }
+    }
+}
+
+fn name(container: usize) -> String {
+    format!("c{container}")
+}
+
+// === impl Agent ===
+
+impl<'a> Agent<'a> {
+    pub(crate) fn new(setup: &'a Setup) -> Self {
+        let world = setup.world();
+        Self {
+            setup,
+            state: setup.state(setup.store(&world)),
+            runtime: vec![None; world.pods.len()],
+            world,
+            next: BTreeMap::new(),
+            is_disturbed: false,
+            yields_at: None,
+            served: [0; 2],
+        }
+    }
+
+    /// An agent after some acts.
+    pub(crate) fn after(setup: &'a Setup, acts: &[Act]) -> Result<Self, Broken> {
+        let mut agent = Self::new(setup);
+        for (number, act) in acts.iter().enumerate() {
+            agent
+                .go(*act)
+                .map_err(|rule| told(&rule, &acts[..=number], &agent.world))?;
+        }
+        Ok(agent)
+    }
+
+    fn container(&self, pod: usize, container: usize) -> Option<&Container> {
+        self.runtime[pod].as_ref()?[container].as_ref()
+    }
+
+    fn change(&mut self, pod: usize, container: usize) -> Option<&mut Container> {
+        self.runtime[pod].as_mut()?[container].as_mut()
+    }
+
+    /// What the runtime says of a pod.
+    fn runtime_pod(&self, pod: usize) -> Option<RuntimePod> {
+        let containers = self.runtime[pod].as_ref()?;
+        let state = PodState {
+            named: [0, 1].map(|at| {
+                let one = containers[at].as_ref()?;
+                u8::try_from(one.incarnation).ok()
+            }),
+            ..self.world.pods[pod].clone()
+        };
+        let mut described = self.setup.pod(pod, &state);
+        described
+            .containers
+            .retain(|container| container.runtime_id.is_some());
+        Some(RuntimePod {
+            pod: described,
+            injected: BTreeMap::new(),
+        })
+    }
+
+    fn all_of_runtime(&self) -> RuntimeUpdate {
+        let pods = 0..self.runtime.len();
+        RuntimeUpdate::All(pods.filter_map(|pod| self.runtime_pod(pod)).collect())
+    }
+
+    /// A store as a new agent fills it.
+    fn store(&self, world: &World) -> PodStore {
+        let mut store = self.setup.store(world);
+        store.runtime(self.all_of_runtime());
+        store
+    }
+
+    fn restart(&mut self) {
+        self.world.refused.clear();
+        self.state = self.setup.state(self.store(&self.world));
+    }
+
+    /// The runtime reports a pod.
+    fn tell(&mut self, pod: usize) {
+        let uid = pod.to_string();
+        let Some(told) = self.runtime_pod(pod) else {
+            return self.state.pods.runtime(RuntimeUpdate::Gone(uid));
+        };
+        let is_new = told.pod.containers.is_empty();
+        self.state.pods.runtime(RuntimeUpdate::Pod(Box::new(told)));
+        if is_new {
+            self.setup
+                .read_new_pod(&mut self.world, &mut self.state, &uid);
+        }
+    }
+
+    /// The acts that are possible now.
+    pub(crate) fn acts(&self, menu: Menu) -> (Vec<Act>, Vec<Act>) {
+        let mut acts = Vec::new();
+        for (pod, shape) in self.setup.shapes.iter().enumerate() {
+            let Some(containers) = &self.runtime[pod] else {
+                if self.world.kernel.get(pod_node(pod)).is_none() {
+                    acts.push(Act::Run(pod));
+                }
+                continue;
+            };
+            let kinds = shape.containers();
+            let is_init = |at: usize| kinds[at].0 == ContainerKind::Init;
+            for at in 0..kinds.len() {
+                let clash =
+                    |other: usize| containers[other].is_some() && is_init(other) != is_init(at);
+                match &containers[at] {
+                    None if (0..kinds.len()).any(clash) => {}
+                    None => {
+                        acts.push(Act::Ask(Request::Create(pod, at)));
+                        acts.push(Act::Unheard(pod, at));
+                    }
+                    Some(one) if !one.has_cgroup => {
+                        acts.extend([Act::Appear(pod, at), Act::Fail(pod, at)]);
+                    }
+                    Some(one) => {
+                        acts.push(Act::End(pod, at));
+                        if !one.started {
+                            acts.push(Act::Ask(Request::Start(pod, at)));
+                        }
+                    }
+                }
+            }
+        }
+        let events = self.world.events(self.setup, menu).into_iter();
+        // A pod that the API forgets may lose its CPUs: an ignored test shows a defect of the plan then.
+        let others = events.filter(|event| {
+            !matches!(
+                event,
+                Event::Create(_)
+                    | Event::Appear(..)
+                    | Event::Name(..)
+                    | Event::End(..)
+                    | Event::Forget(_)
+            )
+        });
+        (acts, others.map(Act::Happen).collect())
+    }
+
+    /// The cgroups, as bits, of containers that have not started.
+    fn waiting(&self) -> u32 {
+        let all = (0..self.runtime.len()).flat_map(|pod| [(pod, 0), (pod, 1)]);
+        let waits = |(pod, at): (usize, usize)| {
+            let one = self.container(pod, at).filter(|one| !one.started)?;
+            Some(1 << leaf_node(pod, at, one.incarnation))
+        };
+        all.filter_map(waits).fold(0, |bits, leaf| bits | leaf)
+    }
+
+    /// The requests that the runtime could make now.
+    pub(crate) fn requests(&self) -> Vec<Request> {
+        let (acts, _) = self.acts(super::PLAIN);
+        let requests = acts.into_iter().filter_map(|act| match act {
+            Act::Ask(request) => Some(request),
+            _ => None,
+        });
+        requests.collect()
+    }
+
+    /// Makes a move. Whether an ordered kill or yield came about.
+    pub(crate) fn go(&mut self, act: Act) -> Result<bool, Broken> {
+        let mut came = true;
+        match act {
+            Act::Happen(event) => self.happen(event),
+            Act::Run(pod) => {
+                self.world.happen(Event::Create(pod));
+                self.describe();
+                self.runtime[pod] = Some([None, None]);
+                self.tell(pod);
+            }
+            Act::Ask(request) => came = self.ask(request, usize::MAX)?,
+            Act::KillIn(steps, request) => {
+                came = self.ask(request, steps)?;
+                self.restart();
+            }
+            Act::Unheard(pod, container) => {
+                self.ask(Request::Create(pod, container), usize::MAX)?;
+                if let Some(one) = self.change(pod, container) {
+                    one.answer = None;
+                }
+            }
+            Act::Appear(pod, container) => self.appear(pod, container)?,
+            Act::Fail(pod, container) => {
+                self.runtime[pod].as_mut().unwrap()[container] = None;
+                self.tell(pod);
+            }
+            Act::End(pod, container) => {
+                self.runtime[pod].as_mut().unwrap()[container] = None;
+                self.world.happen(Event::End(pod, container));
+                self.tell(pod);
+            }
+            Act::Reconcile | Act::Wake => {
+                if act == Act::Reconcile {
+                    self.world.refused.clear();
+                    self.state.forget_refused();
+                }
+                self.node_pass(None, &mut || false, &mut usize::MAX.to_owned())?;
+            }
+            Act::Kill(steps) => {
+                let mut left = steps;
+                came = self.node_pass(None, &mut || false, &mut left)?.is_none();
+                self.restart();
+            }
+            Act::Yield(at, request) | Act::YieldOnly(at, request) => {
+                came = self.yields(at, request)?;
+                if came && matches!(act, Act::Yield(..)) {
+                    self.node_pass(None, &mut || false, &mut usize::MAX.to_owned())?;
+                }
+            }
+        }
+        self.has_one_owner()?;
+        Ok(came)
+    }
+
+    fn yields(&mut self, at: usize, request: Request) -> Result<bool, Broken> {
+        let mut asked = 0;
+        let mut has_request = || {
+            asked += 1;
+            asked > at
+        };
+        let done = self.node_pass(None, &mut has_request, &mut usize::MAX.to_owned())?;
+        if done.is_none() {
+            self.ask(request, usize::MAX)?;
+        }
+        Ok(done.is_none())
+    }
+
+    /// The API reports its pods.
+    fn describe(&mut self) {
+        let pods = self.setup.described(&self.world);
+        self.state.pods.pods(Source::Api, pods, Vec::new());
+    }
+
+    fn happen(&mut self, event: Event) {
+        self.world.happen(event);
+        self.is_disturbed |=
+            event.is_foreign() || matches!(event, Event::Offline(_) | Event::Online(_));
+        match event {
+            Event::Remove(pod) => {
+                self.runtime[pod] = None;
+                self.describe();
+                self.tell(pod);
+            }
+            Event::Enforce(_) | Event::Reserve => self.restart(),
+            _ => self.describe(),
+        }
+        // The pod may own other CPUs than those of an answer now.
+        if let Event::Resize(pod) | Event::Forget(pod) = event {
+            let containers = self.runtime[pod].iter_mut().flatten().flatten();
+            containers.for_each(|one| one.answer = None);
+        }
+        if let Event::Enforce(_) = event {
+            let all = self.runtime.iter_mut().flatten().flatten().flatten();
+            all.for_each(|one| one.answer = None);
+        }
+    }
+
+    /// The runtime makes a container's cgroup, and writes the CPUs of the answer.
+    fn appear(&mut self, pod: usize, container: usize) -> Result<(), Broken> {
+        let one = self.change(pod, container).unwrap();
+        one.has_cgroup = true;
+        let (incarnation, answer) = (one.incarnation, one.answer.clone());
+        let leaf = leaf_node(pod, container, incarnation);
+        self.world.kernel.make(leaf);
+        let Some(cpus) = answer else { return Ok(()) };
+        let written = self.world.kernel.write_cpus(leaf, bits(&cpus));
+        match written {
+            Err(refused) if !self.is_disturbed => Err(format!(
+                "the runtime can't write {cpus} to {}: {refused:?}",
+                path(leaf)
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// The runtime makes a container without asking.
+    pub(crate) fn make_unasked(&mut self, pod: usize, container: usize) {
+        self.runtime[pod].as_mut().unwrap()[container] = Some(Container {
+            incarnation: 1,
+            answer: None,
+            has_cgroup: true,
+            started: true,
+        });
+        self.world.kernel.make(leaf_node(pod, container, 1));
+        self.tell(pod);
+    }
+
+    /// Serves a request as `runtime_requests.rs` does. Returns whether the agent was killed meanwhile.
+    fn ask(&mut self, request: Request, most: usize) -> Result<bool, Broken> {
+        let (pod, at) = request.of();
+        let (uid, container) = (pod.to_string(), name(at));
+        let mut left = most;
+        match request {
+            Request::Create(..) => {
+                let next = self.next.entry((pod, at)).or_default();
+                let incarnation = *next;
+                *next = 1 - incarnation;
+                self.runtime[pod].as_mut().unwrap()[at] = Some(Container {
+                    incarnation,
+                    answer: None,
+                    has_cgroup: false,
+                    started: false,
+                });
+                self.tell(pod);
+                let request = RuntimeRequest::Create {
+                    uid: &uid,
+                    container: &container,
+                };
+                let Some(result) = self.run_for_request(request, &mut left)? else {
+                    return Ok(true);
+                };
+                self.created(pod, at, &result)?;
+            }
+            Request::Start(..) => {
+                self.tell(pod);
+                let request = RuntimeRequest::Start { uid: &uid };
+                let result = self.run_for_request(request, &mut left)?;
+                let one = self.change(pod, at).unwrap();
+                (one.started, one.answer) = (true, None);
+                if result.is_none() {
+                    return Ok(true);
+                }
+                self.started(pod, at)?;
+            }
+        }
+        Ok(false)
+    }
+
+    /// A pod pass, then a node pass if necessary. `None`: the agent was killed.
+    fn run_for_request(
+        &mut self,
+        request: RuntimeRequest<'_>,
+        left: &mut usize,
+    ) -> Result<Option<PassResult>, Broken> {
+        let planned = self.setup.plan_with(&self.world, &mut self.state.pods);
+        let orders = Orders {
+            most: *left,
+            stale: self.is_disturbed,
+            waiting: self.waiting(),
+            ..Orders::NONE
+        };
+        let ran = self.setup.pass(
+            &mut self.world,
+            &mut self.state,
+            (PassScope::Pod(request), &planned),
+            &mut || false,
+            orders,
+        )?;
+        *left -= ran.done;
+        match ran.end {
+            _ if ran.is_cut => return Ok(None),
+            PassEnd::Done(result) => {
+                self.served[0] += 1;
+                return Ok(Some(*result));
+            }
+            PassEnd::NeedsNode => self.served[1] += 1,
+            other => return Err(format!("a pod pass ended so: {other:?}")),
+        }
+        let Some(result) = self.node_pass(Some(request), &mut || false, left)? else {
+            return Ok(None);
+        };
+        if let RuntimeRequest::Create { uid, container } = request
+            && self.state.has_released()
+            && result.lacks(uid, container)
+        {
+            return self.node_pass(Some(request), &mut || false, left);
+        }
+        Ok(Some(result))
+    }
+
+    /// Runs a node pass as the reconciler does. `None`: the pass has yielded, or the agent was killed.
+    fn node_pass(
+        &mut self,
+        request: Option<RuntimeRequest<'_>>,
+        has_request: &mut dyn FnMut() -> bool,
+        left: &mut usize,
+    ) -> Result<Option<PassResult>, Broken> {
+        let planned = self.setup.plan_with(&self.world, &mut self.state.pods);
+        let orders = Orders {
+            most: *left,
+            yields_at: self.yields_at.take(),
+            ..Orders::NONE
+        };
+        let ran = self.setup.pass(
+            &mut self.world,
+            &mut self.state,
+            (PassScope::Node(request), &planned),
+            has_request,
+            orders,
+        )?;
+        *left -= ran.done;
+        let PassEnd::Done(mut result) = ran.end else {
+            return Ok(None);
+        };
+        if ran.is_cut {
+            return Ok(None);
+        }
+        let yielded = result.may_yield && has_request();
+        self.state.keep(&mut result, yielded);
+        // An agent that only observes repairs nothing.
+        let observes = self.world.enforcement == Wanted::Observe;
+        self.is_disturbed &= yielded || observes || !self.world.refused.is_empty();
+        Ok((!yielded).then_some(*result))
+    }
+
+    /// The ledger as a new agent reads it.
+    fn ledger(&self) -> (Observed, Ledger) {
+        let pods = self.store(&self.world).known();
+        Observed::new(self.world.kernel.scan(), &pods)
+    }
+
+    /// After an answer the pod's record holds the assignment.
+    fn created(&mut self, pod: usize, at: usize, result: &PassResult) -> Result<(), Broken> {
+        let uid = pod.to_string();
+        let Some(decision) = result.decision(&uid, &name(at)) else {
+            return Err(format!("no decision about container {at} of pod {pod}"));
+        };
+        let cpus = decision.cpus.clone();
+        let owns = matches!(decision.entitlement, Entitlement::Exclusive { .. });
+        if let Some(cpus) = cpus
+            .as_ref()
+            .filter(|_| self.world.enforcement != Wanted::Observe)
+        {
+            let mark = self
+                .world
+                .kernel
+                .get(pod_node(pod))
+                .and_then(|node| node.mark.clone());
+            let record = mark.and_then(|text| pinfold::pin::AssignmentRecord::parse(&text).ok());
+            let recorded = record.map(|record| match owns {
+                true => record
+                    .assignment
+                    .containers
+                    .get(&name(at))
+                    .cloned()
+                    .unwrap_or_default(),
+                false => record.assignment.usable(),
+            });
+            if recorded.as_ref() != Some(cpus) {
+                return Err(format!(
+                    "the answer is {cpus}, and the record of pod {pod} holds {recorded:?}"
+                ));
+            }
+        }
+        self.change(pod, at).unwrap().answer = cpus;
+        Ok(())
+    }
+
+    /// No CPU has two owners, in a record or an answer. A record holds what was answered.
+    fn has_one_owner(&self) -> Result<(), Broken> {
+        let (_, ledger) = self.ledger();
+        if let Some(both) = ledger
+            .unexplained
+            .iter()
+            .find(|text| text.contains(" to both "))
+        {
+            return Err(both.clone());
+        }
+        for (pod, containers) in self.runtime.iter().enumerate() {
+            for (at, one) in containers.iter().flatten().enumerate() {
+                let Some(cpus) = one.as_ref().and_then(|one| one.answer.as_ref()) else {
+                    continue;
+                };
+                let uid = pod.to_string();
+                let is_init = self.setup.shapes[pod].containers()[at].0 == ContainerKind::Init;
+                for (owner, assignment) in &ledger.assignments {
+                    let others = assignment
+                        .containers
+                        .iter()
+                        .filter(|(other, _)| *owner != uid || (!is_init && **other != name(at)));
+                    for (other, owned) in others {
+                        if !owned.is_disjoint(cpus) {
+                            return Err(format!(
+                                "{cpus} was answered for container {at} of pod {pod}, and {other} of pod {owner} owns {owned}"
+                            ));
+                        }
+                    }
+                }
+                let owned = ledger.of(&uid);
+                let owned = match is_init {
+                    true => owned.usable(),
+                    false => owned.containers.get(&name(at)).cloned().unwrap_or_default(),
+                };
+                // A container that lacks CPUs may get more later.
+                if self.world.enforcement != Wanted::Observe && !cpus.is_subset(&owned) {
+                    return Err(format!(
+                        "{cpus} was answered for container {at} of pod {pod}, and the records hold {owned}"
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// After a start the container's CPUs are in force, and no other container that has started runs on them.
+    fn started(&mut self, pod: usize, at: usize) -> Result<(), Broken> {
+        let planned = self.setup.plan_with(&self.world, &mut self.state.pods);
+        if self.world.enforcement == Wanted::Observe
+            || self.is_disturbed
+            || !self.world.refused.is_empty()
+            || self.setup.is_hopeless(&self.world, &planned)
+        {
+            return Ok(());
+        }
+        let kernel = &self.world.kernel;
+        let leaf = |pod: usize, at: usize| {
+            let one = self.container(pod, at)?;
+            let leaf = leaf_node(pod, at, one.incarnation);
+            (one.started && kernel.get(leaf).is_some()).then_some(leaf)
+        };
+        let own = leaf(pod, at).unwrap();
+        let (_, ledger) = self.ledger();
+        let owned = ledger.of(&pod.to_string());
+        let is_init = self.setup.shapes[pod].containers()[at].0 == ContainerKind::Init;
+        let cpus = if is_init {
+            owned.usable()
+        } else {
+            owned.containers.get(&name(at)).cloned().unwrap_or_default()
+        };
+        let there = bits(&cpus) & kernel.online;
+        let effective = kernel.effective(own);
+        if there == 0 {
+            let exclusive = bits(&ledger.exclusive());
+            if effective & exclusive != 0 && exclusive & kernel.online & !kernel.top() == exclusive
+            {
+                return Err(format!(
+                    "{} started on {}, which others own",
+                    path(own),
+                    set(effective & exclusive)
+                ));
+            }
+            return Ok(());
+        }
+        if effective != there {
+            return Err(format!(
+                "{} started on {}, not on {}",
+                path(own),
+                set(effective),
+                set(there)
+            ));
+        }
+        let partition = self.world.enforcement == Wanted::Partition;
+        if partition != kernel.get(own).unwrap().is_live() {
+            return Err(format!(
+                "{} started as {:?}",
+                path(own),
+                kernel.get(own).unwrap().state
+            ));
+        }
+        for other in (0..self.runtime.len()).flat_map(|pod| [(pod, 0), (pod, 1)]) {
+            let beside = leaf(other.0, other.1).filter(|_| other != (pod, at));
+            if let Some(beside) = beside.filter(|beside| kernel.effective(*beside) & there != 0) {
+                return Err(format!(
+                    "{} started on {}, where {} runs, too",
+                    path(own),
+                    set(there),
+                    path(beside)
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// A new agent settles what is left, and the agent itself does.
+    pub(crate) fn quiet(&self) -> Result<(), Broken> {
+        self.setup
+            .quiet_with(&self.world, &|world| self.store(world))
+    }
+
+    /// The agent itself settles what is left within two node passes.
+    pub(crate) fn settle(&mut self) -> Result<(), Broken> {
+        let mut blocked = false;
+        for _ in 0..4 {
+            let planned = self.setup.plan_with(&self.world, &mut self.state.pods);
+            blocked |= self.setup.is_hopeless(&self.world, &planned);
+            self.go(Act::Reconcile)?;
+        }
+        let planned = self.setup.plan_with(&self.world, &mut self.state.pods);
+        if blocked {
+            return Ok(());
+        }
+        if !planned.steps.is_empty() {
+            let steps = super::machine::list(&planned.steps);
+            return Err(format!("after four passes the agent still plans\n{steps}"));
+        }
+        self.setup.settled(&self.world, &planned)
+    }
+
+    /// Whether any record holds CPUs of a pod.
+    pub(crate) fn owns(&self, pod: usize) -> bool {
+        !self.ledger().1.of(&pod.to_string()).is_empty()
+    }
+}
+
+/// A broken rule, and the history that broke it.
+pub(crate) fn told(rule: &str, acts: &[Act], world: &World) -> Broken {
+    let acts: Vec<String> = acts.iter().map(|act| format!("  {act}")).collect();
+    let after = super::machine::describe(world);
+    format!("{rule}\n{}\nafterwards:\n{after}", acts.join("\n"))
+}
