@@ -34,7 +34,7 @@ fn upwards(path: &str) -> impl Iterator<Item = &str> {
 
 /// Whether a step leaves all exclusive sets as before, and changes only the CPUs of containers without an assignment. `owners`
 /// are the pods with an assignment, now or in the desired state.
-pub(super) fn is_for_others(step: &Step, owners: &BTreeSet<&str>) -> bool {
+pub(super) fn keeps_exclusive_sets(step: &Step, owners: &BTreeSet<&str>) -> bool {
     match step {
         Step::Cpus {
             reason: Reason::Narrow | Reason::Share,
@@ -47,8 +47,8 @@ pub(super) fn is_for_others(step: &Step, owners: &BTreeSet<&str>) -> bool {
         } => !owners.contains(path.as_str()),
         Step::Record {
             record: Some(record),
-            ..
-        } => record.assignment.is_empty(),
+            path,
+        } => record.assignment.is_empty() && !owners.contains(path.as_str()),
         Step::Record { record: None, path } => !owners.iter().any(|owner| is_within(path, owner)),
         _ => false,
     }
@@ -98,7 +98,7 @@ impl CachedState {
             && (enforcement != Enforcement::Cpuset || same_cpus())
     }
 
-    /// Reads a pod. A pod missing in the cached state is searched in the pods' trees. Returns false if the pod can't be read
+    /// Reads a pod. A pod outside the cached state is searched in the pods' trees. Returns false if the pod can't be read
     /// or explained.
     pub(super) fn read_pod(&mut self, uid: &str, pods: &[Pod], node: &impl PassNode) -> bool {
         let at = self
@@ -247,7 +247,7 @@ mod tests {
     use crate::cpu::CpuSet;
 
     #[test]
-    fn pods_that_were_written_to_and_those_below_what_was() {
+    fn written_pods_and_pods_below_written_cgroups_are_touched() {
         let cpus = |path: &str| Step::Cpus {
             path: path.to_owned(),
             cpus: CpuSet::new(),
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_owns_nothing_is_one_of_the_others() {
+    fn steps_on_pods_without_an_assignment_keep_exclusive_sets() {
         let owners = BTreeSet::from(["kubepods/pod1"]);
         let step = |path: &str, reason| Step::Cpus {
             path: path.to_owned(),
@@ -328,7 +328,7 @@ mod tests {
                 false,
             ),
         ] {
-            assert_eq!(is_for_others(&step, &owners), expected, "{step:?}");
+            assert_eq!(keeps_exclusive_sets(&step, &owners), expected, "{step:?}");
         }
     }
 }

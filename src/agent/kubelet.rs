@@ -1,4 +1,4 @@
-//! [`AskKubelet`]: the task that asks the kubelet for the devices of pods and for the policy of its CPU Manager.
+//! [`AskKubelet`]: the task that asks the kubelet for the devices of pods and for the policy of the kubelet's CPU Manager.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,13 +15,13 @@ use crate::pin::Snapshot;
 
 /// How long a kubelet answer stays valid while no cgroup appears or disappears. A reconcile pass within this time causes no
 /// request. A later pass causes a new request.
-const ASK_AGAIN: Duration = Duration::from_millis(500);
+const ANSWER_VALID_FOR: Duration = Duration::from_millis(500);
 
 /// The time between two requests to a kubelet that has never answered.
-const ASK_UNTIL_ANSWERED: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The shortest time between two requests to the kubelet.
-const ASK_AT_MOST: Duration = Duration::from_millis(200);
+const MIN_REQUEST_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Asks the kubelet for the devices of pods and for its CPU Manager's policy.
 ///
@@ -49,16 +49,16 @@ impl AskKubelet {
         cgroups: Arc<Notify>,
         mut reconciled: watch::Receiver<Option<Arc<Snapshot>>>,
     ) -> anyhow::Result<()> {
-        let (mut devices, mut complaint) = (BTreeMap::new(), String::new());
+        let (mut devices, mut last_error) = (BTreeMap::new(), String::new());
         loop {
             let asked = tokio::time::Instant::now();
             match self.ask(&mut devices).await {
-                Ok(()) => complaint.clear(),
+                Ok(()) => last_error.clear(),
                 Err(error) => {
                     let error = format!("{error:#}");
-                    if error != complaint {
+                    if error != last_error {
                         tracing::warn!("the kubelet's last answer stands: {error}");
-                        complaint = error;
+                        last_error = error;
                     }
                 }
             }
@@ -69,15 +69,15 @@ impl AskKubelet {
             loop {
                 tokio::select! {
                     () = cgroups.notified() => break,
-                    () = tokio::time::sleep(ASK_UNTIL_ANSWERED), if unanswered => break,
+                    () = tokio::time::sleep(RETRY_INTERVAL), if unanswered => break,
                     reconciled = reconciled.changed() => match reconciled {
-                        Ok(()) if asked.elapsed() < ASK_AGAIN => {}
+                        Ok(()) if asked.elapsed() < ANSWER_VALID_FOR => {}
                         Ok(()) => break,
                         Err(_) => return Ok(()),
                     }
                 }
             }
-            tokio::time::sleep_until(asked + ASK_AT_MOST).await;
+            tokio::time::sleep_until(asked + MIN_REQUEST_INTERVAL).await;
         }
     }
 

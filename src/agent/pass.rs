@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::cached_state::{CachedState, Written, is_for_others};
+use super::cached_state::{CachedState, Written, keeps_exclusive_sets};
 use super::pass_model::{
     PassEnd, PassNode, PassResult, PassScope, RuntimeRequest, decision, lacks,
 };
@@ -18,7 +18,7 @@ use crate::pin::{self, Applied, Drift, Enforcement, Ledger, Observed, Scan, Step
 use crate::pod::{self, Pod};
 
 /// Why a pass ends before its last stage.
-enum Stop {
+enum EarlyEnd {
     NeedsNode,
     Yielded,
     Failed(anyhow::Error),
@@ -29,10 +29,9 @@ enum Stop {
 struct View {
     pods: Arc<Vec<Pod>>,
     observed: Observed,
-    /// The ledger of all assignments, pending assignments included.
+    /// The ledger of all assignments. Pending assignments are included until the pods are read again.
     ledger: Ledger,
-    /// Whether the view contains all pods.
-    whole: bool,
+    has_all_pods: bool,
 }
 
 /// A running pass.
@@ -46,9 +45,9 @@ struct Pass<'a, N> {
     may_yield: bool,
 }
 
-// === impl Stop ===
+// === impl EarlyEnd ===
 
-impl From<anyhow::Error> for Stop {
+impl From<anyhow::Error> for EarlyEnd {
     fn from(error: anyhow::Error) -> Self {
         Self::Failed(error)
     }
@@ -62,23 +61,25 @@ pub fn run<N: PassNode>(
     has_request: &mut dyn FnMut() -> bool,
 ) -> PassEnd {
     let release_backoff = state.release_backoff.clone();
+    let is_first = state.is_first;
     let mut pass = Pass {
         state,
         node,
         scope,
         view: View::default(),
         has_request,
-        may_yield: matches!(scope, PassScope::Node(None)),
+        // The first pass records the state at the agent's start, and runs to its end.
+        may_yield: matches!(scope, PassScope::Node(None)) && !is_first,
     };
     let end = pass.run();
     match end {
         Ok(result) => PassEnd::Done(Box::new(result)),
-        Err(Stop::NeedsNode) => PassEnd::NeedsNode,
-        Err(Stop::Yielded) => {
+        Err(EarlyEnd::NeedsNode) => PassEnd::NeedsNode,
+        Err(EarlyEnd::Yielded) => {
             state.release_backoff = release_backoff;
             PassEnd::Yielded
         }
-        Err(Stop::Failed(error)) => {
+        Err(EarlyEnd::Failed(error)) => {
             state.cached = None;
             PassEnd::Failed(error)
         }
@@ -88,7 +89,7 @@ pub fn run<N: PassNode>(
 // === impl Pass ===
 
 impl<N: PassNode> Pass<'_, N> {
-    fn run(&mut self) -> Result<PassResult, Stop> {
+    fn run(&mut self) -> Result<PassResult, EarlyEnd> {
         self.state.heartbeat.begin("read the pods' cgroups");
         match self.scope {
             PassScope::Node(_) => self.observe_node()?,
@@ -103,7 +104,7 @@ impl<N: PassNode> Pass<'_, N> {
         self.yield_to_request(&[])?;
         let steps = self.plan(&decisions)?;
         self.yield_to_request(&[])?;
-        self.note(&decisions, &drift);
+        self.note_changes(&decisions, &drift);
         let lost = self.view.ledger.lost.clone();
         let planned = steps.len();
         let before = (planned > 0).then(|| self.view.observed.clone());
@@ -137,25 +138,25 @@ impl<N: PassNode> Pass<'_, N> {
 
     /// Ends the pass if a runtime request waits and yielding is safe. The observed state stays cached. The written pods become
     /// stale.
-    fn yield_to_request(&mut self, applied: &[Applied]) -> Result<(), Stop> {
+    fn yield_to_request(&mut self, applied: &[Applied]) -> Result<(), EarlyEnd> {
         if self.may_yield && (self.has_request)() {
             return Err(self.yielded(applied));
         }
         Ok(())
     }
 
-    fn yielded(&mut self, applied: &[Applied]) -> Stop {
+    fn yielded(&mut self, applied: &[Applied]) -> EarlyEnd {
         let View {
             observed, ledger, ..
         } = std::mem::take(&mut self.view);
         let mut cached = CachedState::new(observed, ledger);
         cached.note_written(applied, None);
         self.state.cached = Some(cached);
-        Stop::Yielded
+        EarlyEnd::Yielded
     }
 
     /// Reads all pods.
-    fn observe_node(&mut self) -> Result<(), Stop> {
+    fn observe_node(&mut self) -> Result<(), EarlyEnd> {
         let mut pods = self.state.pods.known();
         let mut scan = Scan {
             surroundings: self.node.surroundings()?,
@@ -164,7 +165,7 @@ impl<N: PassNode> Pass<'_, N> {
         for (path, uid) in self.node.pod_paths()? {
             // The earlier cached state stays.
             if self.may_yield && (self.has_request)() {
-                return Err(Stop::Yielded);
+                return Err(EarlyEnd::Yielded);
             }
             scan.pods.extend(self.node.pod(path, uid)?);
         }
@@ -177,23 +178,21 @@ impl<N: PassNode> Pass<'_, N> {
         }
         self.state.pods.keep_pending(&mut ledger, &observed);
         self.node.choose_reserved(&ledger);
-        // The first pass records the state at the agent's start, and runs to its end.
-        self.may_yield &= !self.state.is_first;
         self.view = View {
             pods,
             observed,
             ledger,
-            whole: true,
+            has_all_pods: true,
         };
         Ok(())
     }
 
     /// Reads the request's pod, and takes the remaining pods from the cached state.
-    fn observe_pod(&mut self, request: RuntimeRequest<'_>) -> Result<(), Stop> {
+    fn observe_pod(&mut self, request: RuntimeRequest<'_>) -> Result<(), EarlyEnd> {
         let uid = request.uid();
-        let pod = self.state.pods.pod(uid).ok_or(Stop::NeedsNode)?;
-        let cached = self.state.cached.as_mut().ok_or(Stop::NeedsNode)?;
-        let mut whole = false;
+        let pod = self.state.pods.pod(uid).ok_or(EarlyEnd::NeedsNode)?;
+        let cached = self.state.cached.as_mut().ok_or(EarlyEnd::NeedsNode)?;
+        let mut needs_others = false;
         match request {
             RuntimeRequest::Create { .. } => {
                 let nobody = HashSet::new();
@@ -207,33 +206,34 @@ impl<N: PassNode> Pass<'_, N> {
                     && !cached.stale.contains(uid)
                     && (!may_own || cached.is_current(uid, enforcement, self.node));
                 if !is_current {
-                    // A missing cgroup matters only if the pod gets CPUs.
+                    // A new pod may have no cgroup. The plan asks for a node pass if the pod gets CPUs.
                     let read = cached.read_pod(uid, std::slice::from_ref(&pod), self.node);
                     if !read && cached.has_pod(uid) {
-                        return Err(Stop::NeedsNode);
+                        return Err(EarlyEnd::NeedsNode);
                     }
                 }
             }
             RuntimeRequest::Start { .. } => {
                 if !cached.read_pod(uid, std::slice::from_ref(&pod), self.node) {
-                    return Err(Stop::NeedsNode);
+                    return Err(EarlyEnd::NeedsNode);
                 }
                 for above in &mut cached.observed.surroundings.above {
                     let cpuset = self.node.cpuset(&above.path);
-                    above.cpuset = cpuset.map_err(|_| Stop::NeedsNode)?;
+                    above.cpuset = cpuset.map_err(|_| EarlyEnd::NeedsNode)?;
                 }
                 // With enforcement `cpuset`, Pinfold itself takes the pod's CPUs from the remaining containers.
-                whole = self.node.enforcement() == Enforcement::Cpuset && !cached.is_alone(uid);
+                needs_others =
+                    self.node.enforcement() == Enforcement::Cpuset && !cached.is_alone(uid);
             }
         }
-        if whole {
+        if needs_others {
             return self.observe_others();
         }
         self.view = View {
             observed: cached.observed.only(uid).unwrap_or_default(),
             ledger: cached.ledger.clone(),
             pods: Arc::new(vec![pod]),
-            whole,
+            has_all_pods: false,
         };
         // A move needs the descriptions of all pods.
         if let RuntimeRequest::Create { .. } = request
@@ -246,39 +246,40 @@ impl<N: PassNode> Pass<'_, N> {
     }
 
     /// Takes the view of all pods from the cached state. Stale pods are read again.
-    fn observe_others(&mut self) -> Result<(), Stop> {
+    fn observe_others(&mut self) -> Result<(), EarlyEnd> {
         let pods = self.state.pods.known();
-        let cached = self.state.cached.as_mut().ok_or(Stop::NeedsNode)?;
+        let cached = self.state.cached.as_mut().ok_or(EarlyEnd::NeedsNode)?;
         for uid in std::mem::take(&mut cached.stale) {
             if !cached.read_pod(&uid, &pods, self.node) && cached.has_pod(&uid) {
-                return Err(Stop::NeedsNode);
+                return Err(EarlyEnd::NeedsNode);
             }
         }
         let lost = self
             .node
             .lost_cpus(&mut cached.observed.pods.iter().map(|pod| &pod.cgroup))
-            .map_err(|_| Stop::NeedsNode)?;
+            .map_err(|_| EarlyEnd::NeedsNode)?;
         let (observed, ledger) = cached.observed.clone().matched_again(lost, &pods);
         *cached = CachedState::new(observed.clone(), ledger.clone());
         self.view = View {
             pods,
             observed,
             ledger,
-            whole: true,
+            has_all_pods: true,
         };
         self.state.pods.enter_pending(&mut self.view.ledger);
         Ok(())
     }
 
     /// Compares the observed state with the ledger. Drift is reported only once, so a pass with drift runs to its end. A pod
-    /// pass leaves the repair to a node pass. CreateContainer has read no container, so nothing is compared.
-    fn find_drift(&mut self) -> Result<Vec<Drift>, Stop> {
+    /// pass leaves the repair to a node pass. A pass for CreateContainer skips the comparison, because the new container has
+    /// no cgroup.
+    fn find_drift(&mut self) -> Result<Vec<Drift>, EarlyEnd> {
         if let PassScope::Pod(RuntimeRequest::Create { .. }) = self.scope {
             return Ok(Vec::new());
         }
         let drift = self.drift();
         match self.scope {
-            PassScope::Pod(_) if !drift.is_empty() => return Err(Stop::NeedsNode),
+            PassScope::Pod(_) if !drift.is_empty() => return Err(EarlyEnd::NeedsNode),
             _ => self.may_yield &= drift.is_empty(),
         }
         Ok(drift)
@@ -295,7 +296,7 @@ impl<N: PassNode> Pass<'_, N> {
         )
     }
     /// Decides what each container of the view gets.
-    fn decide(&mut self) -> Result<Decisions, Stop> {
+    fn decide(&mut self) -> Result<Decisions, EarlyEnd> {
         let mut decisions = self.decide_once()?;
         if let PassScope::Pod(request) = self.scope {
             // Owners of CPUs may have ended since the last scan.
@@ -306,9 +307,10 @@ impl<N: PassNode> Pass<'_, N> {
                 decisions = self.decide_once()?;
             }
             if self.view.lacks(request, &decisions) || !decisions.moves.is_empty() {
-                return Err(Stop::NeedsNode);
+                return Err(EarlyEnd::NeedsNode);
             }
         }
+        // Refused partitions wait for the timer.
         decisions.desired.held_back = self.state.refused.keys().cloned().collect();
         // CreateContainer writes a record only.
         if !matches!(self.scope, PassScope::Pod(RuntimeRequest::Create { .. })) {
@@ -319,13 +321,13 @@ impl<N: PassNode> Pass<'_, N> {
         Ok(decisions)
     }
 
-    fn decide_once(&mut self) -> Result<Decisions, Stop> {
+    fn decide_once(&mut self) -> Result<Decisions, EarlyEnd> {
         let moves = match self.scope {
             PassScope::Pod(RuntimeRequest::Start { .. }) => 0,
             _ => self.state.moves_left(self.node),
         };
         let all = match &self.state.cached {
-            Some(cached) if !self.view.whole => &cached.observed,
+            Some(cached) if !self.view.has_all_pods => &cached.observed,
             _ => &self.view.observed,
         };
         let here = self.state.pods.here(all, &self.view.pods);
@@ -368,12 +370,12 @@ impl<N: PassNode> Pass<'_, N> {
             // Another program may have changed the work queues' mask since the last pass.
             gate.check(self.node.workqueue_cpus().as_ref());
         }
-        let only = self.scope.request().filter(|_| !self.view.whole);
+        let only = self.scope.request().filter(|_| !self.view.has_all_pods);
         gate.note_wanted(desired, only.map(RuntimeRequest::uid), Instant::now());
     }
 
     /// Plans the steps. CreateContainer writes only the pod's record: no cgroup of the container exists so far.
-    fn plan(&mut self, decisions: &Decisions) -> Result<Vec<Step>, Stop> {
+    fn plan(&mut self, decisions: &Decisions) -> Result<Vec<Step>, EarlyEnd> {
         let (view, desired) = (&self.view, &decisions.desired);
         let enforcement = self.node.enforcement();
         if enforcement == Enforcement::Observe && matches!(self.scope, PassScope::Pod(_)) {
@@ -383,12 +385,13 @@ impl<N: PassNode> Pass<'_, N> {
         match self.scope {
             PassScope::Node(_) => {}
             PassScope::Pod(RuntimeRequest::Start { uid }) => {
-                // The ledger has all CPUs since CreateContainer. Further CPUs may belong to other containers.
+                // CreateContainer has recorded all CPUs of the pod. CPUs outside the record need a node pass, because another
+                // container may run on these CPUs.
                 let wanted = desired.assignment(uid).cpus();
                 if enforcement == Enforcement::Cpuset
                     && !wanted.is_subset(&view.ledger.of(uid).cpus())
                 {
-                    return Err(Stop::NeedsNode);
+                    return Err(EarlyEnd::NeedsNode);
                 }
             }
             PassScope::Pod(RuntimeRequest::Create { uid, container }) => {
@@ -396,15 +399,15 @@ impl<N: PassNode> Pass<'_, N> {
                 if gets.is_none_or(|decision| decision.cpus.is_none()) {
                     return Ok(Vec::new());
                 }
-                let pod = view.observed.pods.first().ok_or(Stop::NeedsNode)?;
+                let pod = view.observed.pods.first().ok_or(EarlyEnd::NeedsNode)?;
                 // The runtime can't give a container CPUs outside the pod's set.
-                let room = &pod.cgroup.cpuset.cpus;
+                let pod_cpus = &pod.cgroup.cpuset.cpus;
                 let assignment = desired.assignment(uid).cpus();
                 if enforcement == Enforcement::Cpuset
-                    && !room.is_empty()
-                    && !assignment.is_subset(room)
+                    && !pod_cpus.is_empty()
+                    && !assignment.is_subset(pod_cpus)
                 {
-                    return Err(Stop::NeedsNode);
+                    return Err(EarlyEnd::NeedsNode);
                 }
                 let path = &pod.cgroup.path;
                 steps.retain(|step| {
@@ -415,8 +418,8 @@ impl<N: PassNode> Pass<'_, N> {
         Ok(steps)
     }
 
-    /// Notes drift, moves and CPUs given up, before the first step.
-    fn note(&mut self, decisions: &Decisions, drift: &[Drift]) {
+    /// Logs and counts moves and new drift, and notes the CPUs given up, before the first step.
+    fn note_changes(&mut self, decisions: &Decisions, drift: &[Drift]) {
         if let PassScope::Pod(_) = self.scope {
             return;
         }
@@ -470,7 +473,7 @@ impl<N: PassNode> Pass<'_, N> {
         self.node.apply(steps, &mut |next| {
             heartbeat.begin(next.to_string());
             let go_on = !(*may_yield && has_request());
-            *may_yield &= is_for_others(next, &owners);
+            *may_yield &= keeps_exclusive_sets(next, &owners);
             go_on
         })
     }
@@ -482,7 +485,7 @@ impl<N: PassNode> Pass<'_, N> {
         uid: &str,
         decisions: &Decisions,
         applied: &[Applied],
-    ) -> Result<(), Stop> {
+    ) -> Result<(), EarlyEnd> {
         let state = &mut *self.state;
         if let (PassScope::Pod(RuntimeRequest::Create { container, .. }), Some(cached)) =
             (self.scope, &mut state.cached)
@@ -493,7 +496,7 @@ impl<N: PassNode> Pass<'_, N> {
             let enforces = self.node.enforcement() != Enforcement::Observe;
             let wanted = decisions.desired.assignment(uid);
             if gets && enforces && cached.recorded(uid) != Some(&wanted) {
-                return Err(Stop::NeedsNode);
+                return Err(EarlyEnd::NeedsNode);
             }
         }
         for decision in &decisions.containers {
@@ -515,7 +518,7 @@ impl<N: PassNode> Pass<'_, N> {
     /// Reads the written pods again, and compares the new state with the ledger. `complete`: the pass has applied all steps.
     ///
     /// The kernel itself takes a partition's CPUs from all remaining cgroups. The next scan reads the result.
-    fn verify(&mut self, applied: &[Applied], complete: bool) -> Result<(), Stop> {
+    fn verify(&mut self, applied: &[Applied], complete: bool) -> Result<(), EarlyEnd> {
         self.state
             .heartbeat
             .begin("read again the cgroups that were written");
@@ -527,17 +530,17 @@ impl<N: PassNode> Pass<'_, N> {
         }
     }
 
-    fn verify_pod(&mut self, uid: &str, applied: &[Applied]) -> Result<(), Stop> {
-        let cached = self.state.cached.as_mut().ok_or(Stop::NeedsNode)?;
+    fn verify_pod(&mut self, uid: &str, applied: &[Applied]) -> Result<(), EarlyEnd> {
+        let cached = self.state.cached.as_mut().ok_or(EarlyEnd::NeedsNode)?;
         cached.note_written(applied, Some(uid));
         if !cached.read_pod(uid, &self.view.pods, self.node) {
-            return Err(Stop::NeedsNode);
+            return Err(EarlyEnd::NeedsNode);
         }
         self.view.observed = cached.observed.only(uid).unwrap_or_default();
         Ok(())
     }
 
-    fn verify_node(&mut self, applied: &[Applied]) -> Result<(), Stop> {
+    fn verify_node(&mut self, applied: &[Applied]) -> Result<(), EarlyEnd> {
         let written = Written::new(applied.iter().map(|done| &done.step));
         let mut scan = Scan {
             surroundings: self.node.surroundings()?,

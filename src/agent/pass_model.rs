@@ -35,7 +35,7 @@ pub trait PassNode {
     fn apply(&self, steps: Vec<Step>, go_on: &mut dyn FnMut(&Step) -> bool) -> Vec<Applied>;
     /// Chooses the default reserved CPUs, if none are chosen.
     fn choose_reserved(&mut self, ledger: &Ledger);
-    /// The topology and the policy for decisions about `pods`. Moves are not permitted.
+    /// The topology and the policy for decisions about `pods`. `moves` is 0: the pass sets the limit.
     fn decision_input<'a>(
         &'a self,
         pods: &'a [Pod],
@@ -78,9 +78,9 @@ pub enum PassScope<'a> {
 /// How a pass ended.
 #[derive(Debug)]
 pub enum PassEnd {
-    /// All steps are applied and read back.
+    /// The pass has run to its end. [`PassResult::errors`] names the failed steps.
     Done(Box<PassResult>),
-    /// The pod pass wrote nothing, because a node pass is necessary.
+    /// A node pass is necessary. The pod pass may have written the pod's cgroups.
     NeedsNode,
     /// The pass yielded to a runtime request. The completed steps are safe. A later pass does the rest.
     Yielded,

@@ -61,8 +61,8 @@ impl PassState {
         }
     }
 
-    /// Moves the observed state of a node pass into the cache, for later pod passes. A pass with `yielded` has published
-    /// nothing.
+    /// Moves the observed state of a node pass into the cache, for later pod passes. `yielded`: the pass has not
+    /// published its result.
     pub fn keep(&mut self, result: &mut PassResult, yielded: bool) {
         let observed = std::mem::take(&mut result.observed);
         let ledger = std::mem::take(&mut result.ledger);
@@ -183,7 +183,8 @@ impl PassState {
             // containers may use the CPUs, too.
             let effective = &cgroup.cpuset.effective;
             let cpus = decision.cpus.as_ref();
-            let is_confined = cpus.is_some_and(|cpus| effective.is_subset(cpus));
+            let is_confined =
+                !effective.is_empty() && cpus.is_some_and(|cpus| effective.is_subset(cpus));
             decision.note = barred.or_else(|| {
                 Some(if is_confined {
                     format!("others may run on its CPUs: {says}")

@@ -14,7 +14,7 @@ use crate::pin::{Enforcement, Observed, Snapshot};
 use crate::pod::Pod;
 
 /// How long the kernel of a busy machine may take to add a new online CPU to the cgroups.
-const HANDED_ON: Duration = Duration::from_millis(900);
+const LOST_CPU_DELAY: Duration = Duration::from_millis(900);
 
 // === impl Reconciler ===
 
@@ -163,7 +163,7 @@ impl Reconciler {
         }
         let gate = &mut self.passes.isolation;
         let isolated = if gate.any() {
-            // If the file can't be read, work queues return to no CPU.
+            // If the file can't be read, all online CPUs count as isolated, so work queues stay off.
             node.cgroups
                 .isolated_cpus()
                 .unwrap_or_else(|_| node.topology.online.clone())
@@ -197,7 +197,7 @@ impl Reconciler {
             (options.any() || report.away > 0 || !report.failed.is_empty()).then_some(report);
     }
 
-    /// Reports CPUs missing for at least [`HANDED_ON`] as lost.
+    /// Reports CPUs missing for at least [`LOST_CPU_DELAY`] as lost.
     fn note_lost_cpus(&mut self, missing: &CpuSet) {
         self.missing.retain(|cpu, _| missing.contains(*cpu));
         for cpu in missing.iter() {
@@ -206,7 +206,7 @@ impl Reconciler {
         let long = self
             .missing
             .iter()
-            .filter(|(_, since)| since.elapsed() >= HANDED_ON);
+            .filter(|(_, since)| since.elapsed() >= LOST_CPU_DELAY);
         let lost: CpuSet = long.map(|(cpu, _)| *cpu).collect();
         if !lost.is_subset(&self.lost) {
             tracing::error!(

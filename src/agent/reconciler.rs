@@ -107,7 +107,7 @@ impl Reconciler {
                 // The receiver is gone if the agent ended before this thread.
                 let _ = ended.send(());
             })?;
-        end.await.context("the reconciler's thread broke")
+        end.await.context("the reconciler's thread panicked")
     }
 
     /// Handles events and runs the scheduled passes, until `stop` is cancelled or all event senders are dropped.
@@ -211,6 +211,8 @@ impl Reconciler {
             return (PassOutcome::Yielded, None);
         }
         if let Err(error) = self.publish(&result) {
+            // The cached state is from before the pass.
+            self.passes.cached = None;
             self.publish_failure(&error);
             return (PassOutcome::Failed, None);
         }
@@ -218,7 +220,8 @@ impl Reconciler {
         (PassOutcome::Done, Some(result))
     }
 
-    /// Reports a pass to the heartbeat and the metrics. A pass for CreateContainer is counted with the pass that follows.
+    /// Reports a pass to the heartbeat and the metrics. Pod passes for CreateContainer, yielded passes and passes that need a
+    /// node pass are not counted.
     fn count_pass(&self, report: &PassReport) {
         let is_creation = report.trigger == Trigger::Create && report.extent == Extent::Pod;
         if is_creation

@@ -62,7 +62,7 @@ impl Reconciler {
             && self.passes.release_backoff.due().is_some()
             && result.lacks(uid, container)
         {
-            return self.run_pass(trigger, node, None);
+            return self.run_pass(trigger, node, None).or(Some(result));
         }
         Some(result)
     }
@@ -124,7 +124,7 @@ impl Reconciler {
             PassScope::Pod(request)
         };
         let result = self.run_for_request(Trigger::StartContainer, request, scope);
-        // A refused container never begins. Every accepted container begins now, whatever the pass found.
+        // The program of an accepted container begins with the answer. A refused container never has a program.
         self.history.begins(uid, container);
         let answer = match &result {
             _ if !required => Ok(()),
@@ -136,7 +136,8 @@ impl Reconciler {
         self.isolate_cached();
     }
 
-    /// Whether a `required` container may start, according to the effective CPUs that the pass has read.
+    /// Whether a `required` container may start, according to the effective CPUs that the pass has read. A container outside
+    /// the pod's description, for example a debug container, may start.
     fn start_answer(&self, uid: &str, container: &str, result: &PassResult) -> Result<(), String> {
         let Some(cached) = &self.passes.cached else {
             return Err(gate::UNSEEN.to_owned());
