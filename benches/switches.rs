@@ -30,7 +30,7 @@ const TRIPS: usize = 30_000;
 /// Measurements of each kind, in turns.
 const ROUNDS: usize = 15;
 
-/// Other containers that are counted.
+/// The number of further containers with counters.
 const OTHERS: usize = 100;
 
 /// How often they are, for what it takes of memory.

@@ -60,7 +60,7 @@ fn topology_files_are_read_only_after_cpus_or_numa_nodes_came_or_went() {
     let agent = settings
         .with(&["--root", machine.root.path(), "--reconcile-seconds=1"])
         .start();
-    // Whoever reads this file says that it makes no sense.
+    // Every reader of the file reports invalid content.
     let first = kernel.first().to_string();
     let siblings = format!("cpu/cpu{first}/topology/thread_siblings_list");
     machine.write(&siblings, "nonsense");

@@ -130,6 +130,14 @@ fn one_cpu_and_root(kernel: &Kernel, tree: &Tree<'_>, root: &Root) -> Settings {
     ])
 }
 
+/// Starts an agent that may assign one CPU, and a runtime that is not connected so far.
+fn start(kernel: &Kernel, tree: &Tree<'_>) -> (Root, Runtime, Agent) {
+    let (root, runtime) = (Root::new(), Runtime::new());
+    let settings = one_cpu_and_root(kernel, tree, &root);
+    let agent = runtime.settings(&settings).start();
+    (root, runtime, agent)
+}
+
 /// Connects the runtime. A slow machine has 15 seconds for each answer.
 fn connect(runtime: &mut Runtime, agent: &Agent) {
     runtime.connect_with_limit(agent, 20_000);
@@ -242,10 +250,7 @@ fn a_record_is_written_before_create_is_answered() {
 fn a_recreated_pod_cgroup_gets_its_own_record() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
-    let root = Root::new();
-    let mut runtime = Runtime::new();
-    let settings = one_cpu_and_root(&kernel, &tree, &root);
-    let agent = runtime.settings(&settings).start();
+    let (root, mut runtime, agent) = start(&kernel, &tree);
     connect(&mut runtime, &agent);
     let worker = told(&tree, "worker", 1);
     let pod = pod_of(&worker);
@@ -590,10 +595,7 @@ fn passes_that_yield_are_completed_later() {
 fn time_in_the_queue_counts_against_the_deadline() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
-    let root = Root::new();
-    let mut runtime = Runtime::new();
-    let settings = one_cpu_and_root(&kernel, &tree, &root);
-    let agent = runtime.settings(&settings).start();
+    let (root, mut runtime, agent) = start(&kernel, &tree);
     let limit = Duration::from_secs(4);
     connect_with_short_limit(&mut runtime, &agent);
     let (first, second) = (told(&tree, "first", 1), told(&tree, "second", 1));
@@ -623,10 +625,7 @@ fn time_in_the_queue_counts_against_the_deadline() {
 fn an_unanswered_create_still_records_its_assignment() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
-    let root = Root::new();
-    let mut runtime = Runtime::new();
-    let settings = one_cpu_and_root(&kernel, &tree, &root);
-    let agent = runtime.settings(&settings).start();
+    let (root, mut runtime, agent) = start(&kernel, &tree);
     connect_with_short_limit(&mut runtime, &agent);
     let worker = told(&tree, "worker", 1);
     runtime.change(RUN_POD_SANDBOX, &worker);
@@ -691,10 +690,7 @@ fn a_late_stop_or_remove_updates_the_pods() {
 fn an_unanswered_request_of_a_required_pod_is_refused() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
-    let root = Root::new();
-    let mut runtime = Runtime::new();
-    let settings = one_cpu_and_root(&kernel, &tree, &root);
-    let agent = runtime.settings(&settings).start();
+    let (root, mut runtime, agent) = start(&kernel, &tree);
     connect_with_short_limit(&mut runtime, &agent);
     let worker = required(told(&tree, "worker", 1));
     runtime.change(RUN_POD_SANDBOX, &worker);

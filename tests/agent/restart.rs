@@ -134,7 +134,7 @@ fn pods_nobody_tells_of_keep_what_they_have() {
     assert_eq!(agent.metric("pinfold_steps_total", &[]), None);
     assert_eq!(state(&kernel, &scene), before);
 
-    // When its cgroup goes, so does its claim.
+    // The assignment ends with the pod's cgroup.
     tree.remove(&scene.paths[0]);
     agent.eventually("its CPUs are free", |status| status["exclusive"] == "");
     agent.eventually("the other one has all CPUs", |_| {

@@ -56,9 +56,9 @@ impl Shape {
 /// What the agent knows of a pod, and what the kubelet does with it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(crate) struct PodState {
-    /// Whether its manifest is there.
+    /// Whether a source describes the pod.
     pub(crate) known: bool,
-    /// Whether it was given a CPU more.
+    /// Whether a resize has added a CPU to the pod's last container.
     pub(crate) grown: bool,
     /// The incarnation that its status names, per container.
     pub(crate) named: [Option<u8>; 2],

@@ -263,7 +263,7 @@ impl Kernel {
         self.nodes[node] = Some(new);
     }
 
-    /// Removes a cgroup that has none below it.
+    /// Removes a cgroup without children.
     pub(crate) fn remove(&mut self, node: usize) {
         let Some(gone) = self.get(node) else { return };
         match gone.state {

@@ -87,7 +87,7 @@ pub(crate) struct ModelNode<'a> {
 }
 
 thread_local! {
-    /// Counters that nobody reads.
+    /// The metrics that a pass counts into. No test reads the values.
     static METRICS: AgentMetrics = AgentMetrics::new().unwrap();
 }
 

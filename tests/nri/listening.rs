@@ -1,4 +1,4 @@
-//! A plugin that notes what it hears, and one that is served.
+//! A plugin that records the events of the runtime, and a running instance of the plugin.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -28,7 +28,7 @@ pub(crate) enum Conduct {
     Slow,
 }
 
-/// A plugin that notes what it hears.
+/// A plugin that records the events of the runtime.
 #[derive(Default)]
 pub(crate) struct Listening {
     pub(crate) events: Events,

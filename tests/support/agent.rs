@@ -204,7 +204,7 @@ pub(crate) struct Agent {
 // === impl Agent ===
 
 impl Agent {
-    /// What it has logged.
+    /// The log lines of the agent so far.
     pub(crate) fn log(&self) -> String {
         self.log.lock().unwrap().join("\n")
     }
@@ -214,7 +214,7 @@ impl Agent {
             .unwrap_or_else(|error| panic!("GET {path}: {error}\n{}", self.log()))
     }
 
-    /// `/status`, once there is one.
+    /// The body of `/status`; `None` before the first snapshot.
     pub(crate) fn status(&self) -> Option<Value> {
         let answer = self.get("/status");
         (answer.status == 200).then(|| serde_json::from_str(&answer.body).unwrap())

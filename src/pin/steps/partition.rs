@@ -38,6 +38,7 @@ pub(super) fn plan(observed: &Observed, desired: &Desired) -> Vec<Step> {
     state.make_idle_cgroups();
     state.separate_pod_mates();
     state.shrink_partitions();
+    state.restore_released_pods();
     state.trim_ancestors(Trim::KeepWanted);
     state.restore_quotas_and_record_losses();
     state.move_partitions();
@@ -202,6 +203,29 @@ impl<'a> PartitionState<'a> {
             }
             self.hold(path, rest);
         }
+    }
+
+    /// Pods without an assignment get their earlier CPUs back before they give up exclusive CPUs. A
+    /// foreign program may have confined the pod to the CPUs of another owner, and the kernel then
+    /// refuses to clear the pod's exclusive CPUs.
+    fn restore_released_pods(&mut self) {
+        let pods = self.pods.iter().filter(|pod| !pod.left_alone);
+        let released = pods.filter(|pod| pod.plan.assignment.is_empty());
+        let steps: Vec<Step> = released
+            .filter_map(|pod| self.restored_pod_cpus(pod))
+            .collect();
+        self.steps.extend(steps);
+    }
+
+    /// The step that gives a pod its earlier CPUs back, if an earlier enforcement or a foreign program
+    /// has narrowed the pod. Offline CPUs in the pod's set are no reason for a write.
+    fn restored_pod_cpus(&self, pod_target: &PodTarget<'_>) -> Option<Step> {
+        let cgroup = &pod_target.pod.cgroup;
+        let record = pod_target.pod.record.as_ref()?;
+        let earlier = restored_cpus(record, &self.desired.online);
+        let online = cgroup.cpuset.cpus.intersection(&self.desired.online);
+        let is_narrowed = !cgroup.cpuset.cpus.is_empty() && online != earlier;
+        is_narrowed.then(|| Step::cpus(&cgroup.path, earlier, Reason::Share))
     }
 
     /// Cgroups above partitions give up CPUs, from the lowest cgroup up. Every cgroup always keeps
@@ -417,18 +441,9 @@ impl<'a> PartitionState<'a> {
         if plan.all_own_cpus && !plan.assignment.is_empty() {
             last.writes.extend(lift_quota(&cgroup.path, cgroup.quota));
         }
-        let Some(record) = &pod_target.pod.record else {
-            return;
-        };
-        // An earlier enforcement may have narrowed the pod. Offline CPUs in the pod's set are no
-        // reason for a write.
-        let earlier = restored_cpus(record, &self.desired.online);
-        let online = cgroup.cpuset.cpus.intersection(&self.desired.online);
-        if !cgroup.cpuset.cpus.is_empty() && online != earlier {
-            last.writes
-                .push(Step::cpus(&cgroup.path, earlier, Reason::Share));
-        }
-        if plan.assignment.is_empty() {
+        if !plan.assignment.is_empty() {
+            last.writes.extend(self.restored_pod_cpus(pod_target));
+        } else if pod_target.pod.record.is_some() {
             last.removals.push(remove_record(&cgroup.path));
         }
     }
