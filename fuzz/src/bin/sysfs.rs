@@ -110,11 +110,7 @@ fn knobs(knobs: &Knobs) {
 
 fn processes(proc: &Proc) {
     let mut reader = Reader::default();
-    let _ = (
-        proc.threads(1),
-        proc.network_namespace(1),
-        proc.tasks(1),
-    );
+    let _ = (proc.threads(1), proc.network_namespace(1), proc.tasks(1));
     let (mut handles, key) = (NetnsHandles::new(0), NetnsKey { pid: 1, number: 0 });
     let _ = handles.traffic(proc, key, &mut reader);
     let _ = handles.segments(proc, key, &mut reader);
