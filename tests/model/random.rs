@@ -175,7 +175,6 @@ proptest! {
     #![proptest_config(config())]
 
     #[test]
-    #[ignore = "a defect: the kernel refuses the release of a pod whose record keeps a foreign set of CPUs as the earlier set"]
     fn requests_on_kernels_with_partitions(
         choices in prop::collection::vec(choice_of_requests(), 1..40)
     ) {

@@ -226,15 +226,10 @@ impl<'a> Agent<'a> {
             }
         }
         let events = self.world.events(self.setup, menu).into_iter();
-        // A pod that the API forgets may lose its CPUs: an ignored test shows a defect of the plan then.
         let others = events.filter(|event| {
             !matches!(
                 event,
-                Event::Create(_)
-                    | Event::Appear(..)
-                    | Event::Name(..)
-                    | Event::End(..)
-                    | Event::Forget(_)
+                Event::Create(_) | Event::Appear(..) | Event::Name(..) | Event::End(..)
             )
         });
         (acts, others.map(Act::Happen).collect())

@@ -329,10 +329,9 @@ fn mutant_that_does_not_read_stale_pods_again() {
     }
 }
 
-/// With only its init container left in all descriptions, a pod loses its CPUs. The plan gives the pod's cgroup all CPUs
-/// before the container gets a set of its own, so the container reaches the CPUs of another pod's owner.
+/// With only its init container left in all descriptions, a pod loses its CPUs. The container gets a set of its own before
+/// the pod's cgroup gets all CPUs. Otherwise the container would reach the CPUs of another pod's owner.
 #[test]
-#[ignore = "a defect of the plans for enforcement cpuset; other histories with a runtime have no `Event::Forget`"]
 fn a_pod_that_loses_its_cpus_keeps_off_those_of_others() {
     let setup = Setup::new(Kind::V2, 8, 2, &[Shape::One(1), Shape::Init(2)]);
     let then = [

@@ -34,8 +34,9 @@ enum CpusetPhase {
     /// a remaining CPU, gets the CPUs shared both before and after the plan. Without any
     /// always-shared CPU, the container gets its target at once.
     Narrow,
-    /// Former owners get their earlier quotas and NUMA nodes back.
-    RestoreLimits,
+    /// Former owners get their earlier quotas and NUMA nodes back. Pods without an assignment get
+    /// their earlier CPUs back: by now, their containers have sets without the CPUs of owners.
+    RestoreReleased,
     /// Records of pods and former owners that lost CPUs, and the removal of obsolete records.
     RecordLosses,
     /// Owners get their assigned CPUs.
@@ -116,7 +117,7 @@ impl<'a> CpusetPlanner<'a> {
         let plan = desired.pod(&pod.cgroup.uid).unwrap_or(&none);
         let held = self.plan_containers(pod, plan);
         if plan.assignment.is_empty() {
-            self.release_pod(pod, &held.after);
+            self.release_pod(pod, &held);
         } else {
             self.record_pod(pod, plan);
             self.resize_pod(pod, held);
@@ -147,28 +148,33 @@ impl<'a> CpusetPlanner<'a> {
                 held.during = held.during.union(written);
             }
         }
-        held.during = held.during.union(&held.after);
         held
     }
 
     /// Gives a pod without an assignment its earlier CPUs back, plus the CPUs of its containers.
-    fn release_pod(&mut self, pod: &ObservedPod, held: &CpuSet) {
+    ///
+    /// A container without a written set inherits the pod's set. The pod therefore first gets only
+    /// the CPUs of the narrowed containers.
+    fn release_pod(&mut self, pod: &ObservedPod, held: &HeldCpus) {
         let Some(record) = &pod.record else { return };
-        let path = &pod.cgroup.path;
+        let (path, mut own) = (&pod.cgroup.path, &pod.cgroup.cpuset.cpus);
         let before = record.before.cpus.intersection(&self.desired.online);
         let restored = if before.is_empty() {
             self.desired.online.clone()
         } else {
-            before.union(held)
+            before.union(&held.after)
         };
-        if pod.cgroup.cpuset.cpus != restored {
-            self.add(
-                CpusetPhase::WidenPods,
-                [Step::cpus(path, restored, Reason::Pod)],
-            );
+        if !own.is_empty() && !held.during.is_subset(own) {
+            let step = Step::cpus(path, held.during.clone(), Reason::Pod);
+            self.add(CpusetPhase::WidenPods, [step]);
+            own = &held.during;
+        }
+        if *own != restored {
+            let step = Step::cpus(path, restored, Reason::Pod);
+            self.add(CpusetPhase::RestoreReleased, [step]);
         }
         let quota = give_back_quota(path, pod.cgroup.quota, Some(record));
-        self.add(CpusetPhase::RestoreLimits, quota);
+        self.add(CpusetPhase::RestoreReleased, quota);
         self.add(CpusetPhase::RecordLosses, [remove_record(path)]);
     }
 
@@ -190,10 +196,11 @@ impl<'a> CpusetPlanner<'a> {
     /// held after the plan.
     fn resize_pod(&mut self, pod: &ObservedPod, held: HeldCpus) {
         let (path, own) = (&pod.cgroup.path, &pod.cgroup.cpuset.cpus);
+        let during = held.during.union(&held.after);
         let mut widened = own;
-        if !held.during.is_subset(own) {
-            widened = &held.during;
-            let step = Step::cpus(path, held.during.clone(), Reason::Pod);
+        if !during.is_subset(own) {
+            widened = &during;
+            let step = Step::cpus(path, during.clone(), Reason::Pod);
             self.add(CpusetPhase::WidenPods, [step]);
         }
         if held.after != *widened {
@@ -212,7 +219,7 @@ impl<'a> CpusetPlanner<'a> {
             // The node agent cannot tell whether all containers of an unknown pod own CPUs, so the
             // quota stays.
             let back = give_back_quota(path, quota, pod.record.as_ref());
-            self.add(CpusetPhase::RestoreLimits, back);
+            self.add(CpusetPhase::RestoreReleased, back);
         }
     }
 
@@ -288,7 +295,9 @@ impl<'a> CpusetPlanner<'a> {
     /// write to the container.
     fn reachable(&self, target: &Target<'_>, pod: &ObservedPod) -> CpuSet {
         let cpuset = &target.container.cgroup.cpuset;
-        let unwritten = cpuset.cpus.is_empty() && !target.plan.assignment.is_empty();
+        let is_released = target.plan.assignment.is_empty() && pod.record.is_some();
+        let resizes_pod = is_released || !target.plan.assignment.is_empty();
+        let unwritten = cpuset.cpus.is_empty() && resizes_pod;
         let may_gain = match target.reason {
             Reason::Share => unwritten || self.ends_partitions,
             _ => unwritten && self.widens(pod, target.plan),
@@ -378,9 +387,9 @@ impl<'a> CpusetPlanner<'a> {
             self.add(CpusetPhase::LiftLimits, lift_quota(path, quota));
         } else {
             let numa = memory::give_back(container, &self.desired.all_memory);
-            self.add(CpusetPhase::RestoreLimits, numa);
+            self.add(CpusetPhase::RestoreReleased, numa);
             let quota = give_back_quota(path, quota, container.record.as_ref());
-            self.add(CpusetPhase::RestoreLimits, quota);
+            self.add(CpusetPhase::RestoreReleased, quota);
         }
     }
 }

@@ -222,10 +222,24 @@ impl<'a> PartitionState<'a> {
     fn restored_pod_cpus(&self, pod_target: &PodTarget<'_>) -> Option<Step> {
         let cgroup = &pod_target.pod.cgroup;
         let record = pod_target.pod.record.as_ref()?;
-        let earlier = restored_cpus(record, &self.desired.online);
+        let mut restored = restored_cpus(record, &self.desired.online);
+        // The kernel refuses to clear a pod's exclusive CPUs while other pods hold all CPUs of the
+        // pod's set. Without the exclusive CPUs, the pod would have no CPU.
+        let is_released = pod_target.plan.assignment.is_empty();
+        if is_released && restored.is_subset(&self.exclusive_of_others(&cgroup.path)) {
+            restored = self.desired.online.clone();
+        }
         let online = cgroup.cpuset.cpus.intersection(&self.desired.online);
-        let is_narrowed = !cgroup.cpuset.cpus.is_empty() && online != earlier;
-        is_narrowed.then(|| Step::cpus(&cgroup.path, earlier, Reason::Share))
+        let is_narrowed = !cgroup.cpuset.cpus.is_empty() && online != restored;
+        is_narrowed.then(|| Step::cpus(&cgroup.path, restored, Reason::Share))
+    }
+
+    /// The exclusive CPUs of the other pods, now or after the plan.
+    fn exclusive_of_others(&self, path: &str) -> CpuSet {
+        let pods = self.pods.iter();
+        let others = pods.filter(|other| other.pod.cgroup.path != path);
+        let cpus = others.map(|other| self.held(&other.pod.cgroup.path).union(&other.target));
+        cpus.fold(CpuSet::new(), |all, cpus| all.union(&cpus))
     }
 
     /// Cgroups above partitions give up CPUs, from the lowest cgroup up. Every cgroup always keeps
