@@ -1,6 +1,6 @@
 //! Placement against brute force, against the kubelet's own cases, and under churn.
 
-// A helper that can't do its work fails the test that called it.
+// A helper function that cannot do its work fails the calling test.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 #[path = "placement/brute.rs"]
@@ -34,7 +34,7 @@ use machines::{cpu, even, machine};
 use pinfold::cpu::{CpuSet, Placer, TooFewCpus, Topology};
 use proptest::prelude::*;
 
-/// Machines of 8 CPUs, one of each shape that a search could get wrong.
+/// Machines of 8 CPUs: each has a shape that a search could get wrong.
 fn small_machines() -> Vec<(&'static str, Topology)> {
     let list = |cpus: [(i32, i32, i32, i32); 8]| {
         machine(
@@ -137,7 +137,7 @@ fn small_machines() -> Vec<(&'static str, Topology)> {
     ]
 }
 
-/// Every count out of one free set, against every subset of it.
+/// Compares every count out of one free set with every subset of that size.
 fn check(name: &str, topology: &Topology, placer: &Placer, free: &CpuSet) {
     assert!(placer.is_exact(), "{name}: {topology:?}");
     for (n, (cost, cpus)) in brute::best(topology, free).into_iter().enumerate() {
@@ -162,7 +162,7 @@ fn best_for_every_free_set_and_count_on_small_machines() {
     }
 }
 
-/// CPUs with sparse ids, each in groups that have nothing to do with each other.
+/// CPUs with sparse ids, in groups that are independent of each other.
 fn wild() -> impl Strategy<Value = Topology> {
     let one = (1_u32..40, -1_i32..6, -1_i32..3, -1_i32..4, -1_i32..4);
     proptest::collection::vec(one, 1..=10).prop_map(|cpus| {
@@ -299,7 +299,7 @@ fn never_worse_than_the_kubelet_on_its_own_cases() {
     println!("better:\n{}", better.join("\n"));
 }
 
-/// What the churn benchmark measures against must be the kubelet's algorithm, not our idea of it.
+/// The churn benchmark measures against the kubelet's algorithm, so `rival` must give the kubelet's own answers.
 #[test]
 fn the_rival_answers_as_the_kubelet_does() {
     let cases = Cases::load();
@@ -372,7 +372,7 @@ fn no_placement_under_churn_is_worse_than_the_best() {
     }
 }
 
-/// The comparison can tell: another algorithm does worse under the same requests.
+/// The churn comparison can find differences: the kubelet's algorithm does worse under the same requests.
 #[test]
 fn the_kubelet_is_worse_under_churn() {
     for chooser in [Chooser::KubeletPacked, Chooser::KubeletPackedByLlc] {
@@ -384,7 +384,7 @@ fn the_kubelet_is_worse_under_churn() {
     }
 }
 
-/// The groups of the machines in tests/machines, as their own records tell.
+/// The groups of the machines in tests/machines, as recorded in truth.json.
 fn real_machines() -> Vec<(String, Topology)> {
     type Groups = Option<Vec<Vec<u32>>>;
     #[derive(serde::Deserialize)]
@@ -457,7 +457,8 @@ fn never_worse_than_the_kubelet_on_real_machines() {
     assert!(better > 0);
 }
 
-/// Groups that cross each other wildly would take for ever: then placements are merely good, and quick.
+/// Groups that cross each other without order would take too long to search. The placer then answers fast with a good, not
+/// always the best, placement.
 #[test]
 fn a_machine_beyond_reason_is_served_all_the_same() {
     let mut random = random::Random(3);

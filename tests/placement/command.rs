@@ -1,4 +1,4 @@
-//! `pinfold place` as a person and a program see it.
+//! `pinfold place`, as people and programs use the command.
 
 use std::fs;
 use std::path::Path;

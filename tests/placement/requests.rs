@@ -17,7 +17,7 @@ const ORDERS: [Order; 2] = [Order::Pack, Order::Spread];
 const CORES: [Cores; 3] = [Cores::Preferred, Cores::Whole, Cores::Single];
 const ISOLATED: [Isolated; 3] = [Isolated::Avoid, Isolated::Prefer, Isolated::Ignore];
 
-/// The machine with distances between its NUMA nodes, one of them without CPUs, and with some CPUs isolated.
+/// The machine with distances between the NUMA nodes, a NUMA node without CPUs, and some isolated CPUs.
 fn told(mut topology: Topology, isolated: CpuSet) -> Topology {
     let mut ids: Vec<u32> = topology.cpus.iter().filter_map(|cpu| cpu.numa).collect();
     ids.push(7);
@@ -39,7 +39,7 @@ fn told(mut topology: Topology, isolated: CpuSet) -> Topology {
             .map(|cpu| cpu.id)
             .collect(),
         memory_bytes: None,
-        // One NUMA node tells nothing itself.
+        // NUMA node 1 reports no distances.
         distances: if id == 1 {
             Vec::new()
         } else {
@@ -51,7 +51,7 @@ fn told(mut topology: Topology, isolated: CpuSet) -> Topology {
     topology
 }
 
-/// Every count out of one free set for one request, against every subset of it.
+/// Compares every count out of one free set, for one request, with every subset of that size.
 fn check(name: &str, topology: &Topology, placer: &Placer, free: &CpuSet, request: &Request) {
     assert!(placer.is_exact_for(request.order), "{name}: {topology:?}");
     let brute = Machine::new(topology);
@@ -171,7 +171,7 @@ fn best_with_devices_and_isolated_cpus_on_small_machines() {
     let mut random = Random(5);
     for (name, topology) in small_machines() {
         for round in 0..60 {
-            // Now and then siblings of first threads, as `isolcpus=4-7` makes them.
+            // In every fourth round, siblings of first threads, as with `isolcpus=4-7`.
             let isolated = if round % 4 == 0 {
                 "4-7".parse().unwrap()
             } else {
@@ -197,7 +197,8 @@ fn best_with_devices_and_isolated_cpus_on_small_machines() {
     }
 }
 
-/// Found by chance: a core in pieces gives one CPU, also where its other pieces are on NUMA nodes that may not be used.
+/// Random tests found this case: a core in pieces gives one CPU, also where the rest of the core is on NUMA nodes that may
+/// not be used.
 #[test]
 fn cores_in_pieces_on_the_fewest_numa_nodes() {
     let places = [
@@ -347,7 +348,7 @@ fn spread_is_even_over_numa_nodes_and_llcs() {
         [2, 0, 2, 0],
         "one core in each socket"
     );
-    // A NUMA node that has less gives what it has, one that has nothing gives nothing.
+    // A NUMA node with fewer free CPUs gives all of them, and a NUMA node without free CPUs gives none.
     let free = topology.online.difference(&cpus("4-7,20-23,8-10,24-26"));
     assert_eq!(spread(&free, 16).0, [8, 0, 2, 6]);
 }
@@ -459,7 +460,7 @@ fn devices_decide_before_the_number_of_numa_nodes() {
     );
 }
 
-/// The whole-core rule with every wish at once has nothing left to choose, and must find it.
+/// The whole-core rule together with every preference leaves no choice, and the placer must find the only placement.
 #[test]
 fn isolated_cpus_are_the_last_to_go() {
     let mut topology = even(8, 2, 8, 8, 8);
