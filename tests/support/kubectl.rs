@@ -19,7 +19,8 @@ fn plural(kind: &str) -> String {
     }
 }
 
-/// Answers discovery for the kinds of these objects, as an API server, and requests for those that are `live`; nothing else.
+/// Answers as an API server: discovery for the kinds of the objects, and requests for the `live` objects; every further
+/// request fails.
 fn serve(objects: &[Value], live: Vec<Value>) -> std::net::SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -127,7 +128,7 @@ fn serve(objects: &[Value], live: Vec<Value>) -> std::net::SocketAddr {
     address
 }
 
-/// What an apply of objects says that were applied before, line by line.
+/// The lines that kubectl prints when it applies objects again.
 pub(crate) fn apply_again(kubectl: &Path, objects: &[Value]) -> Vec<String> {
     let list = json!({"apiVersion": "v1", "kind": "List", "items": objects}).to_string();
     let live: Vec<Value> = create(kubectl, &list, objects, &["--save-config"])
@@ -148,9 +149,10 @@ pub(crate) fn apply_again(kubectl: &Path, objects: &[Value]) -> Vec<String> {
     said.lines().map(str::to_owned).collect()
 }
 
-/// An object as the API server keeps it: without a `false` that it drops, and with the default scope of admission rules.
+/// An object as the API server stores the object: without a dropped `false`, and with the default scope of admission rules.
 ///
-/// The scope matters because the list of rules is replaced as a whole: kubectl leaves any other defaulted field alone.
+/// The scope matters because the list of rules is replaced as a whole; kubectl leaves every further defaulted field
+/// unchanged.
 fn kept(mut object: Value) -> Value {
     for (holder, field) in [
         ("", "globalDefault"),
@@ -173,7 +175,7 @@ fn kept(mut object: Value) -> Value {
     object
 }
 
-/// What kubectl makes of a text of YAML or JSON: the objects, as it would send them. `objects` are their kinds.
+/// The objects that kubectl would send for a text of YAML or JSON. `objects` lists their kinds.
 pub(crate) fn dry_run(kubectl: &Path, text: &str, objects: &[Value]) -> Vec<Value> {
     create(kubectl, text, objects, &[])
 }
@@ -192,7 +194,7 @@ fn create(kubectl: &Path, text: &str, objects: &[Value], more: &[&str]) -> Vec<V
             .args(["-s", &server, "-o", "json", "-f"])
             .arg(file),
     );
-    // One object comes alone; several come one behind the other, or in a List.
+    // A single object comes alone; several objects come in sequence or in a List.
     let read = serde_json::Deserializer::from_str(&printed)
         .into_iter::<Value>()
         .map(Result::unwrap);

@@ -1,4 +1,4 @@
-//! Files of the repository, and the documents in them.
+//! Files of the repository, and the documents in these files.
 
 use std::path::{Path, PathBuf};
 
