@@ -41,7 +41,7 @@ fn set_env(told: &mut EventMessage, lines: &[&str]) {
     env.extend(lines.iter().map(|&line| line.to_owned()));
 }
 
-/// A pod's name, the CPUs of its container, and a change of the description.
+/// A pod's name, the CPUs of the container, and a change of the description.
 type Case = (&'static str, i64, fn(&mut EventMessage));
 
 const ROLE: &str = "training.kubeflow.org/replica-type";

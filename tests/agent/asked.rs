@@ -25,7 +25,7 @@ use crate::runtime::{
     Changed, EventMessage, FakeRuntime, PLUGIN, Reply, Socket, StateChange, Synchronize,
 };
 
-// The answers, by the numbers of their fields.
+// The answers, by field numbers.
 
 #[derive(Clone, PartialEq, Message)]
 struct Created {
@@ -65,7 +65,7 @@ struct Update {
     resources: Option<LinuxResources>,
 }
 
-/// What a container was made to be.
+/// The properties with which a container was created.
 #[derive(Debug)]
 pub(crate) struct Given {
     pub(crate) cpus: Option<CpuSet>,
@@ -88,7 +88,7 @@ impl Given {
     }
 }
 
-/// A runtime that calls and waits.
+/// A fake runtime that calls the plugin and waits for answers.
 pub(crate) struct Runtime {
     tokio: tokio::runtime::Runtime,
     socket: Socket,
@@ -119,7 +119,7 @@ impl Runtime {
         ])
     }
 
-    /// Takes the plugin in, and tells it that there is nothing.
+    /// Accepts the plugin and synchronizes an empty list.
     pub(crate) fn connect(&mut self, agent: &Agent) {
         self.connect_with_limit(agent, 2000);
     }
@@ -190,13 +190,13 @@ impl Runtime {
         self.try_create(told).unwrap()
     }
 
-    /// The same for a creation that may be refused.
+    /// As `create`, for a creation that may be refused.
     pub(crate) fn try_create(&mut self, told: &EventMessage) -> Result<Given, String> {
         let answer = self.call("CreateContainer", told.encode_to_vec())?;
         Ok(Given::read(&answer))
     }
 
-    /// The CPUs that are written with an update, by container.
+    /// The CPUs that an answer updates, by container.
     fn update(&mut self, told: &EventMessage) -> Vec<u8> {
         let EventMessage { pod, container } = told.clone();
         let cpu = LinuxCpu {
@@ -220,7 +220,7 @@ impl Runtime {
     }
 }
 
-/// A pod's cgroup, and a worker with one CPU in it as a runtime tells of it; or a pod that asks for nothing.
+/// The cgroup of a pod, and the runtime's description of a worker with one CPU, or of a pod without requests.
 pub(crate) fn told(tree: &Tree<'_>, name: &str, cpus: i64) -> EventMessage {
     let uid = format!("{name}-uid");
     let cgroup = tree.pod(if cpus > 0 { "" } else { "besteffort" }, &uid);
@@ -275,7 +275,7 @@ pub(crate) fn told(tree: &Tree<'_>, name: &str, cpus: i64) -> EventMessage {
     }
 }
 
-/// The message StateChange about a pod, and from event 4 on about its container.
+/// The message StateChange about a pod, and from event 4 on about the pod's container.
 pub(crate) fn state_change(event: i32, told: &EventMessage) -> Vec<u8> {
     let EventMessage { pod, container } = told.clone();
     let container = container.filter(|_| event > 3);
@@ -309,7 +309,7 @@ fn creations_in_a_row_get_cpus_of_their_own() {
     let mut runtime = Runtime::new();
     let agent = runtime.settings(&alone(&kernel, &tree)).start();
     runtime.connect(&agent);
-    // One after the other, before any of their cgroups is there: each is answered with what nobody else was promised.
+    // Creations in sequence, before any cgroup exists. Each answer has CPUs that no pending assignment holds.
     let count = kernel.online.len() - 1;
     let all: Vec<EventMessage> = (0..count)
         .map(|number| told(&tree, &format!("worker-{number}"), 1))
@@ -350,7 +350,7 @@ fn creations_in_a_row_get_cpus_of_their_own() {
             .unwrap()
             .contains("too few free CPUs")
     );
-    // What one leaves behind is the next one's at once, although nobody has looked since.
+    // The next container gets the freed CPUs at once, although no pass ran since.
     let gone = &all[0];
     runtime.call("StopContainer", gone.encode_to_vec()).unwrap();
     tree.remove(&path(gone));
@@ -393,7 +393,7 @@ fn shutdown_answers_every_request_that_was_read() {
             .tokio
             .block_on(link.begin("CreateContainer", one.encode_to_vec()));
     }
-    // The agent reads the requests while its reconciler hangs.
+    // The agent reads the requests while the reconciler hangs.
     std::thread::sleep(Duration::from_millis(200));
     agent.signal(Signal::SIGTERM);
     std::thread::sleep(Duration::from_millis(200));
@@ -424,7 +424,7 @@ fn shutdown_answers_every_request_that_was_read() {
         "each is answered before the connection ends: {}",
         agent.log()
     );
-    // The first ones got the free CPUs, and their records outlive the agent.
+    // The first containers got the free CPUs, and the records outlive the agent.
     let free = kernel.online.len() - 1;
     assert_eq!(owners, free);
     let owned = burst.iter().filter(|one| {
@@ -459,7 +459,7 @@ fn interrupts_are_read_after_a_start_is_answered() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let root = Root::new();
-    // An interrupt that is where it belongs is read all the same.
+    // An interrupt with a correct affinity is read too.
     let others = kernel.all_but_one();
     let irq = with_one_interrupt(&root, &others);
     let config = Path::new(root.path()).join("pinfold.yaml");
@@ -478,7 +478,7 @@ fn interrupts_are_read_after_a_start_is_answered() {
         kernel.effective(&path(&worker)) == own
     });
     std::thread::sleep(Duration::from_millis(300));
-    // Whoever reads the interrupt's affinity now hangs.
+    // A read of the interrupt's affinity hangs from here on.
     fs::remove_file(&irq).unwrap();
     nix::unistd::mkfifo(&irq, nix::sys::stat::Mode::S_IRWXU).unwrap();
     let begun = Instant::now();
@@ -501,7 +501,7 @@ fn interrupts_are_read_after_a_start_is_answered() {
         "{answered:?}: {}",
         agent.log()
     );
-    // The pipe goes before the writer, so that a reader does not find the pipe again.
+    // The pipe is removed before the writer, so that a reader does not find the pipe again.
     fs::remove_file(&irq).unwrap();
     fs::write(&irq, others.to_string()).unwrap();
     drop(writer.expect("the interrupts are read within 100 ms"));
@@ -571,7 +571,7 @@ fn who_owns_nothing_is_updated_as_it_was_asked_for() {
         tree.start(&path(one));
         runtime.change(6, one);
     }
-    // What is known of a container is told with the look that follows its start.
+    // The pass after the start reports the known state of a container.
     agent.eventually("both run", |status| {
         let runs =
             |pod: &str| container(status, pod, "main").is_some_and(|one| one["running"] == true);
@@ -738,7 +738,7 @@ fn a_pods_own_limits_count_although_the_api_tells_of_them_late() {
         status["cluster"]["complete"] == true
     });
     runtime.connect(&agent);
-    // The limit of the pod is all that there is. Kubelets pass it on as the container's, or they pass on nothing.
+    // The limit of the pod is the only limit. A kubelet passes the limit on as the container's, or passes no limit on.
     for (name, passed_on) in [("passed-on", true), ("kept", false)] {
         let mut worker = told(&tree, name, 1);
         if !passed_on {

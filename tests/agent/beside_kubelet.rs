@@ -99,7 +99,7 @@ fn the_last_answer_stands_while_the_kubelet_restarts() {
     tree.start(&main);
     runs_unpinned(&agent, "worker-0");
 
-    // The kubelet is away: first its socket stays, then it is gone.
+    // The kubelet is away: the socket remains at first, then disappears.
     drop(kubelet);
     let several = std::time::Duration::from_millis(2500);
     std::thread::sleep(several);
@@ -108,7 +108,7 @@ fn the_last_answer_stands_while_the_kubelet_restarts() {
     std::thread::sleep(several);
     runs_unpinned(&agent, "worker-0");
 
-    // Its successor has policy `none`, and that stands as well.
+    // The next kubelet also has policy `none`.
     let kubelet = root.kubelet(false);
     agent.eventually("the container is pinned", |status| {
         in_force(status, "worker-0")

@@ -11,7 +11,7 @@ use crate::kernel::kernel_tests;
 /// How long an agent at rest is watched.
 const REST: Duration = Duration::from_secs(15);
 
-/// How often the threads of a process were woken and taken off their CPUs, by name.
+/// The voluntary and involuntary context switches of a process's threads, by thread name.
 fn switches(agent: &Agent) -> Vec<(String, u64)> {
     let mut seen = Vec::new();
     for task in fs::read_dir(format!("/proc/{}/task", agent.id()))
@@ -62,7 +62,7 @@ fn an_agent_at_rest_sleeps() {
             .body
             .contains("pinfold_container_threads{")
     );
-    // A thread that read files for others waits ten seconds for more to read, and then ends.
+    // A thread that read files for the runtime waits ten seconds for more work and then ends.
     std::thread::sleep(Duration::from_secs(11));
     let before = switches(&agent);
     std::thread::sleep(REST);
@@ -92,11 +92,10 @@ fn at_rest_it_is_woken_by_the_reconciles_alone() {
     let before = woken();
     std::thread::sleep(Duration::from_secs(10));
     let after = woken();
-    // The two scrapes fall outside of what is counted, and each of them into a second of its own.
+    // The two scrapes are outside of the counted time, and each scrape falls into a separate second.
     let made = reconciles() - first - 1.0;
-    // A wheel of timers turns in steps of 64 ms and then of one, and whoever is told of the new state may be on another thread:
-    // six or seven times were seen, eleven on a machine that is busy with other things. And a thread that has nothing to do
-    // any more ends.
+    // A wheel of timers turns in steps of 64 ms and then of 1 ms, and the receiver of the new state may be on another
+    // thread. Measured: six or seven switches, eleven on a machine with further load. A thread without work also ends.
     let most = 16.0 * made + 8.0;
     assert!(
         made >= 8.0 && ((after - before) as f64) < most,
@@ -119,7 +118,7 @@ fn descriptors(agent: &Agent) -> Vec<String> {
                     .into_owned(),
             )
         })
-        // A number that says nothing.
+        // The number in a socket's name carries no information.
         .map(|name| name.split(":[").next().unwrap_or_default().to_owned())
         .collect();
     open.sort();
@@ -152,7 +151,7 @@ fn scrapes_of_pods_that_come_and_go_leave_nothing_open() {
         }
     };
     there("stays", true);
-    // Those of connections that are being closed are there for a moment.
+    // Descriptors of closing connections exist for a moment longer.
     let at_rest = || {
         let mut least = descriptors(&agent);
         for _ in 0..20 {

@@ -1,5 +1,5 @@
-//! Counters of exclusive CPUs, with events that the kernel counts in software: the collector that counts in hardware, against
-//! what `/proc` says of a real process on that CPU and of the whole machine.
+//! Counters of exclusive CPUs, with events that the kernel counts in software. The tests compare the collector of hardware
+//! counters with `/proc`: for a real process on the CPU and for the whole machine.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -29,7 +29,7 @@ struct Seen {
     faults: u64,
 }
 
-/// A shell that starts a program again and again: it waits for it, and each one has page faults.
+/// A shell that starts a program again and again and waits for each; each program has page faults.
 fn busy(kernel: &Kernel, launcher: &Launcher, path: &str) -> Process {
     let spawn = Spawn {
         program: "/bin/sh".into(),
@@ -42,7 +42,7 @@ fn busy(kernel: &Kernel, launcher: &Launcher, path: &str) -> Process {
     launcher.spawn(spawn).unwrap()
 }
 
-/// What the kernel has counted for one process.
+/// The kernel's counts for one process.
 fn of_process(pid: u32) -> Seen {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let number = |name: &str| -> u64 {
@@ -70,7 +70,7 @@ fn of_process(pid: u32) -> Seen {
     }
 }
 
-/// What it has counted on the whole machine.
+/// The kernel's counts for the whole machine.
 fn of_machine() -> Seen {
     let number = |file: &str, name: &str| -> u64 {
         let text = fs::read_to_string(file).unwrap();
@@ -149,7 +149,7 @@ pub(crate) fn snapshot(kernel: &Kernel, containers: &[ContainerState]) -> Snapsh
     }
 }
 
-/// A pod's counters, and for how many seconds they counted and ran; nothing where it has no series.
+/// A pod's counters, and the seconds for which the counters were enabled and ran; `None` where the pod has no series.
 fn counters(text: &str, pod: &str) -> Option<(Seen, f64, f64)> {
     let value = |family: &str| {
         let start = format!(
@@ -205,7 +205,7 @@ fn exclusive_cpus_are_counted() {
         ..of_b.clone()
     };
 
-    // The machine's numbers around, the process's within what is counted between two scrapes.
+    // The readings of the machine enclose the scrapes; the readings of the process lie inside.
     let (start, machine) = (Instant::now(), of_machine());
     let (first, ..) = counters(&scrape(&[of_a.clone(), shared.clone()]), "a").unwrap();
     let (began, before) = (Instant::now(), of_process(process.pid()));
@@ -234,7 +234,7 @@ fn exclusive_cpus_are_counted() {
         own.switches <= more.switches && more.switches <= all.switches,
         "{own:?} {more:?} {all:?}"
     );
-    // A child that ran when counting began is told of when it has ended, with all its faults: one of a hundred.
+    // A child that runs when counting begins is counted at its end, with all faults: one child in a hundred.
     let faults = own.faults - own.faults / 20;
     assert!(
         faults <= more.faults && more.faults <= all.faults,
@@ -254,7 +254,7 @@ fn exclusive_cpus_are_counted() {
         "in the shared pool there is nothing to tell"
     );
 
-    // Another gets the CPU: it gets nothing of what was counted before, and who gave it has no series.
+    // A second container gets the CPU. The earlier counts stay out of its counters, and the first container has no series.
     let text = scrape(&[
         ContainerState {
             assigned: None,
@@ -269,12 +269,12 @@ fn exclusive_cpus_are_counted() {
     );
     assert_eq!(counters(&text, "a"), None);
 
-    // It comes back: its counters go on where they were.
+    // The first container comes back, and its counters continue.
     let (again, ..) = counters(&scrape(&[of_a]), "a").unwrap();
     assert!(
         again.switches >= counted.switches && again.switches < counted.switches + more.switches / 2
     );
-    // And they are gone with it: another of that name begins at nothing.
+    // The counters end with the container: a new container with the name begins at zero.
     scrape(&[]);
     let (anew, ..) = counters(&scrape(&[state("a", &a, &cpus)]), "a").unwrap();
     assert!(anew.switches < counted.switches / 2, "{anew:?} {counted:?}");
@@ -294,8 +294,8 @@ fn a_cpu_that_is_not_there_has_no_counters() {
     );
 }
 
-/// Of a container in the shared pool, the kernel counts what its own threads do, on whichever CPU; of one that is left out,
-/// nothing is told but that.
+/// For a container in the shared pool, the kernel counts the container's own threads on every CPU. A container beyond the
+/// budget has only the series that says so.
 #[test]
 fn containers_that_share_their_cpus_are_counted_within_a_budget() {
     let Some(kernel) = kernel_tests() else { return };
@@ -334,7 +334,7 @@ fn containers_that_share_their_cpus_are_counted_within_a_budget() {
         text
     };
 
-    // Room for one: the server.
+    // The budget is enough for the server alone.
     let sources = new(budget);
     let machine = of_machine();
     let first = scrape(&sources, &containers);
@@ -351,7 +351,7 @@ fn containers_that_share_their_cpus_are_counted_within_a_budget() {
     assert!(text.contains(left_out), "{text}");
     let own = after.switches - before.switches;
     let more = counted.switches - first.switches;
-    // Its children, too, and nobody else.
+    // The server's children count too, and no further process.
     assert!(own > 20 && own <= more, "{own} {more}");
     assert!(more <= machine_after.switches - machine.switches, "{more}");
     assert!(counted.faults > first.faults, "{counted:?}");
@@ -360,7 +360,7 @@ fn containers_that_share_their_cpus_are_counted_within_a_budget() {
         "its threads mostly wait: {enabled}"
     );
 
-    // Room for both; each has its own.
+    // The budget is enough for both containers; each has counters.
     let sources = new(2 * budget);
     scrape(&sources, &containers);
     std::thread::sleep(SPELL);
@@ -372,7 +372,7 @@ fn containers_that_share_their_cpus_are_counted_within_a_budget() {
     );
     assert!(!text.contains("containers_left_out"), "{text}");
 
-    // It gets CPUs of its own, which are counted then: its counters go on.
+    // The container gets exclusive CPUs, and the CPUs are counted from then on: the counters continue.
     let owner = ContainerState {
         assigned: Some(kernel.last()),
         effective: Some(kernel.last()),
@@ -382,7 +382,7 @@ fn containers_that_share_their_cpus_are_counted_within_a_budget() {
     let (again, ..) = counters(&text, "a").unwrap();
     assert!(again.switches >= of_a.switches, "{again:?} {of_a:?}");
 
-    // Nobody is counted unless it is asked for.
+    // Without a budget no shared container is counted.
     let text = scrape(&new(0), &containers);
     assert!(
         !text.contains("pinfold_container_cpu_cycles_total"),

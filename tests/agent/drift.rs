@@ -1,4 +1,4 @@
-//! Somebody else writes: it is counted once and repaired.
+//! A foreign program writes: the drift is counted once and repaired.
 
 use crate::agent::{Manifests, Settings, best_effort, container, in_force, worker, worker_with};
 use crate::kernel::{allowed, kernel_tests};
@@ -20,7 +20,7 @@ fn drift_is_counted_once_and_repaired() {
     let web = tree.container(&web, "web1");
     let web_pid = tree.start(&web);
     let pod = tree.pod("", "worker-uid");
-    // A sandbox, which keeps the pod's cgroup wide: a v1 cgroup can't be wider than the one above it.
+    // A sandbox, which keeps the pod's cgroup wide: a v1 cgroup cannot have more CPUs than its parent.
     let pause = tree.container(&pod, "pause1");
     tree.start(&pause);
     let main = tree.container(&pod, "main1");
@@ -31,19 +31,19 @@ fn drift_is_counted_once_and_repaired() {
         in_force(status, "worker-0") && settled()
     });
     let drift = |cause: &str| agent.metric("pinfold_drift_total", &[("cause", cause)]);
-    // Whoever makes a cgroup writes its CPUs too; what that raced with is not what is tested here.
+    // The maker of a cgroup writes the CPUs too; the test ignores drift from this race.
     let (written, overlap) = (drift("written").unwrap(), drift("overlap").unwrap());
 
-    // The owner's set, onto another CPU.
+    // A foreign write moves the owner's set onto another CPU.
     kernel.write_cpus(&main, &kernel.first());
     agent.eventually("the owner is back", |_| settled());
     agent.eventually("it is counted", |_| drift("written") == Some(written + 1.0));
 
-    // Another container's set, onto the owner's CPU.
+    // A foreign write extends another container's set onto the owner's CPU.
     kernel.write_cpus(&web, &kernel.online);
     agent.eventually("the other one is back", |_| settled());
     agent.eventually("it is counted", |_| drift("overlap") == Some(overlap + 1.0));
-    // Who was on whose CPUs is told, with the cgroups' names, when it is over, too.
+    // The status names the cgroups that were on the owner's CPUs, also after the end of the overlap.
     let status = agent.eventually("it is told", |status| {
         container(status, "web", "main").is_some_and(|web| web["repaired"]["cause"] == "overlap")
     });
@@ -86,7 +86,7 @@ fn a_runtime_that_writes_after_the_agent_is_noticed_at_once() {
     let mut tree = kernel.tree();
     let pods = Manifests::new();
     pods.put("worker.yaml", &worker("worker-0", "worker-uid", 1));
-    // The clock can't help here.
+    // With this interval no timer pass can help.
     let settings = Settings::new(&tree.path, &pods, &kernel.all_but_one())
         .with(&["--reconcile-seconds", "3600"]);
     let agent = settings.start();
@@ -101,7 +101,7 @@ fn a_runtime_that_writes_after_the_agent_is_noticed_at_once() {
         agent.eventually("a new one is shared", |_| {
             allowed(other) == kernel.all_but_one()
         });
-        // runc writes the CPUs of a container that it makes after the cgroup has appeared.
+        // runc writes the CPUs of a new container after the cgroup has appeared.
         kernel.write_cpus(&pod, &kernel.online);
         kernel.write_cpus(&path, &kernel.online);
         agent.eventually(&format!("{path} is moved away again"), |_| {

@@ -1,5 +1,5 @@
-//! CPUs that go offline and come back, as the kernel's files tell it. The CPUs themselves stay online: other programs use
-//! this machine.
+//! CPUs that go offline and come back, according to fake kernel files. The real CPUs stay online: further programs use the
+//! machine.
 
 use std::fs;
 use std::path::PathBuf;
@@ -41,7 +41,7 @@ impl Machine {
         machine
     }
 
-    /// Replaces a file at once, so that no half of it is read.
+    /// Replaces a file in one step, so that no reader sees half of the text.
     pub(crate) fn write(&self, name: &str, text: &str) {
         let path = self.system.join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();

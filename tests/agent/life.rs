@@ -1,4 +1,4 @@
-//! What happens to a claim while its pod lives, and when it ends.
+//! An assignment during the life of the pod and at the end.
 
 use pinfold::cpu::CpuSet;
 
@@ -41,7 +41,7 @@ fn a_claim_outlives_its_container_but_not_its_pod() {
     let pid = tree.start(&second);
     agent.eventually("the next container is pinned", |_| allowed(pid) == own);
 
-    // The pod's end, as the kubelet brings it about: cgroups first, then the API knows.
+    // The end of the pod in the kubelet's order: cgroups first, then the API.
     tree.remove(&pod);
     pods.remove("worker.yaml");
     agent.eventually("the CPUs are free", |status| status["exclusive"] == "");
@@ -151,7 +151,7 @@ fn a_manifest_that_cannot_be_read_takes_nothing_away() {
     });
     let own: CpuSet = assigned(&status, "worker-0").unwrap();
 
-    // A new file that is no manifest, and one that was a good one before.
+    // A new file that is no manifest, and a file that was a valid manifest before.
     for (file, text) in [
         ("broken.yaml", "kind: Pod\nmetadata: ["),
         ("worker.yaml", "kind: Deployment\n"),

@@ -1,4 +1,4 @@
-//! Peers on other nodes: their addresses from the API server, with the rights that the agent has anyway.
+//! Peers on other nodes: the addresses come from the API server, with the rights that the agent has in any case.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -59,7 +59,7 @@ fn pods_of_the_job_on_other_nodes_are_known_by_their_addresses() {
             std::thread::sleep(Duration::from_millis(100));
         }
     };
-    // The mark of the beginning was seen before anybody was asked.
+    // The zero from the start appeared before the first request to the API.
     until(0.0);
     client.write_all(&[7; 50_000]).unwrap();
     server.read_exact(&mut [0; 50_000]).unwrap();

@@ -1,4 +1,4 @@
-//! A pod appears and is pinned, whatever comes first and whoever names the cgroups.
+//! A pod appears and is pinned, in every order of events and with every naming of cgroups.
 
 use pinfold::cpu::CpuSet;
 
@@ -56,7 +56,7 @@ fn manifest_then_cgroup() {
     assert_eq!(kernel.quota(&main), None, "quota of the container");
     assert_eq!(kernel.quota(&pod), None, "quota of the pod");
 
-    // What the agent says.
+    // The agent's status.
     assert_eq!(status["exclusive"], own.to_string());
     assert_eq!(status["shared"], others.to_string());
     assert_eq!(status["reserved"], others.to_string());
@@ -70,7 +70,7 @@ fn manifest_then_cgroup() {
     );
     assert_eq!(status["errors"].as_array().unwrap().len(), 0, "{status:#}");
 
-    // What a plan says that begins with this node as it is: a newcomer's name comes first, and it changes nothing.
+    // A plan that begins with the node's present state: the newcomer's name sorts first and changes nothing.
     pods.put("newcomer.yaml", &worker("newcomer", "newcomer-uid", 1));
     let mut plan = pinfold();
     plan.args([
@@ -142,7 +142,7 @@ fn manifest_then_cgroup() {
         window < 1.0,
         "pinned {window} s after its first instruction"
     );
-    // Both are written as decimals and read back, each in its own way.
+    // Both texts are decimals and are parsed separately.
     assert!(
         (one["windowSeconds"].as_f64().unwrap() - window).abs() < 1e-9,
         "{one}"
@@ -169,7 +169,7 @@ fn cgroup_then_manifest_with_a_sandbox() {
     let id = "containerd://other";
     assert!(!worker("x", "y", 1).contains(id));
 
-    // Two cgroups and no status: nothing tells which one is the container.
+    // Two cgroups and no status: the agent cannot know which cgroup is the container's.
     pods.put("worker.yaml", &worker("worker-0", "0a-1b", 1));
     agent.eventually("the pod is known", |status| {
         assigned(status, "worker-0").is_some()

@@ -83,7 +83,7 @@ fn recorded(kernel: &Kernel, path: &str) -> CpuSet {
         .unwrap_or_default()
 }
 
-/// The settings of the cgroups of containers and their pods that Pinfold may write.
+/// The settings of the cgroups of containers and pods that Pinfold may write.
 fn state(kernel: &Kernel, containers: &[&EventMessage]) -> Vec<String> {
     let describe = |path: String| {
         let (cpuset, quota) = (kernel.cgroups.cpuset(&path), kernel.cgroups.quota(&path));
@@ -233,7 +233,7 @@ fn a_record_is_written_before_create_is_answered() {
     let mut runtime = Runtime::new();
     let agent = runtime.settings(&one_cpu(&kernel, &tree)).start();
     connect(&mut runtime, &agent);
-    // A record that follows the answer may be there in time by chance, but not in each of several rounds.
+    // A record after the answer may arrive in time by chance, but not in each of several rounds.
     for number in 0..5 {
         let worker = told(&tree, &format!("worker-{number}"), 1);
         runtime.change(RUN_POD_SANDBOX, &worker);
@@ -350,7 +350,7 @@ fn cpus_that_could_not_be_taken_are_not_given() {
         tree.container(&web_pod, "web"),
         tree.container(&pod, "main"),
     );
-    // The pod of the other container is confined to the CPU that the container should give up.
+    // The pod of the second container is confined to the CPU that the container should give up.
     kernel.write_cpus(&web, &kernel.last());
     kernel.write_cpus(&web_pod, &kernel.last());
     let before = kernel.written(&main);
@@ -560,7 +560,7 @@ fn passes_that_yield_are_completed_later() {
         let worker = told(&tree, life, 1);
         runtime.change(RUN_POD_SANDBOX, &worker);
         assert_eq!(runtime.create(&worker).cpus, Some(kernel.last()), "{life}");
-        // Each request interrupts the pass that takes the CPU from the others.
+        // Each request interrupts the pass that takes the CPU from the shared containers.
         for number in 0..25 {
             std::thread::sleep(Duration::from_millis(6));
             let web = told(&tree, &format!("web-{life}-{number}"), 0);
@@ -637,7 +637,7 @@ fn an_unanswered_create_still_records_its_assignment() {
     agent.eventually("the assignment is recorded", |_| {
         recorded(&kernel, &pod_of(&worker)) == kernel.last()
     });
-    // The container exists without CPUs of its own. The start waits for the CPUs.
+    // The container exists without exclusive CPUs. The start waits for the CPUs.
     tree.make(&path(&worker));
     tree.start(&path(&worker));
     runtime.change(START_CONTAINER, &worker);
@@ -719,7 +719,7 @@ fn a_required_container_without_cpus_is_refused() {
     runtime.change(RUN_POD_SANDBOX, &second);
     let refusal = runtime.try_create(&second).unwrap_err();
     assert!(refusal.contains("can't have CPUs of its own"), "{refusal}");
-    // A container that was created while no agent ran is refused at its start.
+    // A container from the time without an agent is refused at its start.
     tree.make(&path(&second));
     let start = state_change(START_CONTAINER, &second);
     let refusal = runtime.call("StateChange", start.clone()).unwrap_err();
@@ -776,7 +776,7 @@ fn synchronize_changes_nothing() {
         existing.containers.extend(told.container.clone());
     }
     let [worker, web] = &all;
-    // The worker runs without CPUs of its own. The answer leaves the worker as it is; a pass pins the worker afterwards.
+    // The worker runs without exclusive CPUs. The answer leaves the worker unchanged; a pass pins the worker afterwards.
     let answer = runtime.synchronize(&agent, 20_000, &existing);
     assert_eq!(answer, Changed::default());
     agent.eventually("the worker is pinned", |_| {
@@ -889,7 +889,7 @@ fn a_started_container_is_isolated_two_seconds_after_workqueues_left() {
     let worker = annotated(told(&tree, "worker", 2), "pinfold.io/partition", "isolated");
     let own = begin(&mut tree, &mut runtime, &worker).unwrap();
     let main = path(&worker);
-    // The program begins on its own CPUs, with load balancing.
+    // The program begins on exclusive CPUs, with load balancing.
     assert_eq!(
         (kernel.partition(&main).as_str(), kernel.effective(&main)),
         ("root", own.clone())
@@ -1127,7 +1127,7 @@ fn a_failed_pass_keeps_the_last_snapshot_with_its_error() {
     failing.set_fails(true);
     let status = agent.eventually("the failure is reported", has_failed);
     assert_eq!(decided(&status), decided(&before));
-    // The error stays the only one, however many passes fail.
+    // The error remains the only error, however many passes fail.
     let timer = passes(&agent, "timer");
     let status = agent.eventually("more passes have failed", |status| {
         passes(&agent, "timer") >= timer + 2.0 && has_failed(status)

@@ -35,7 +35,7 @@ fn puts_everything_back() {
     let pod = tree.pod("", "worker-uid");
     let main = tree.container(&pod, "main1");
     let paths = [&web_pod, &web, &pod, &main];
-    // Written on both versions, so that there is something to put back exactly.
+    // The values are written on both cgroup versions, so that the release has exact values to restore.
     for path in paths {
         kernel.write_cpus(path, &kernel.online);
         kernel.set_quota(path, 1);
@@ -106,7 +106,7 @@ fn puts_everything_back() {
 fn removes_monitoring_groups_of_ours_alone() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
-    // This machine, but for the groups.
+    // The tree of the machine without the resctrl groups.
     let root = tempfile::tempdir().unwrap();
     let groups = root.path().join("sys/fs/resctrl/mon_groups");
     for group in ["theirs", "pinfold-uid-main"] {

@@ -5,7 +5,7 @@ use pinfold::cpu::CpuSet;
 use crate::agent::{Agent, Manifests, Settings, assigned, best_effort, in_force, worker};
 use crate::kernel::{Kernel, Tree, allowed, kernel_tests};
 
-/// A worker on one CPU and a pod that asks for nothing, settled.
+/// A worker on one CPU and a pod without requests, both settled.
 struct Scene {
     paths: Vec<String>,
     pids: Vec<u32>,
@@ -34,7 +34,7 @@ fn settle(kernel: &Kernel, tree: &mut Tree<'_>, pods: &Manifests, agent: &Agent)
     }
 }
 
-/// All that Pinfold may write, as it is now.
+/// The present values of all files that Pinfold may write.
 fn state(kernel: &Kernel, scene: &Scene) -> Vec<String> {
     let describe = |path: &String| {
         let (cpus, quota) = (

@@ -8,7 +8,7 @@ use crate::agent::{assigned, in_force, pinfold};
 use crate::api::{Cluster, NODE, pod, two_reconciles};
 use crate::kernel::{allowed, kernel_tests};
 
-/// What a node needs to be labelled: the definition, itself, and a plan with one slot.
+/// The objects for a labelled node: the definition, the Node, and a plan with one slot.
 fn install(cluster: &Cluster) {
     cluster.put(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "pinfold"}}));
     cluster.put(&serde_json::to_value(definition()).unwrap());
@@ -127,7 +127,8 @@ fn a_node_that_comes_back_gets_its_old_place() {
     let tree = kernel.tree();
     let cluster = Cluster::new();
     install(&cluster);
-    // Twenty slots: that it is the same one by chance is unlikely, and the one that it has is not the one it would try first.
+    // With twenty slots, the node hardly gets the same slot by chance. The slot is also not the first that the node would
+    // try.
     let plan = |slots: u32| {
         json!({
             "apiVersion": "pinfold.io/v1alpha1", "kind": "ScenePlan", "metadata": {"name": "p"},
@@ -156,7 +157,7 @@ fn a_node_that_comes_back_gets_its_old_place() {
             "spec": {}, "status": {"allocatable": {"cpu": "8", "memory": "64Gi"}},
         }));
     };
-    // The Node goes, and with it labels, claims and the agent's pod; then all of it is made anew.
+    // The Node is deleted, with the labels, claims and the agent's pod; then everything is created again.
     agent.stop();
     forget("uid-2");
     let agent = start();

@@ -65,7 +65,7 @@ fn answers() {
         "{status:?}"
     );
 
-    // What is no HTTP is refused, and nobody else notices.
+    // A request that is not HTTP is refused without an effect on further clients.
     let mut stream = TcpStream::connect(agent.address).unwrap();
     stream.write_all(b"\x16\x03\x01hello\r\n\r\n").unwrap();
     let mut text = Vec::new();
@@ -236,7 +236,7 @@ fn is_not_ready_before_it_has_read_the_manifests() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
     let pods = Manifests::new();
-    // So many pods that reading them takes a while.
+    // The number of pods is large, so that the agent reads for a while.
     let many: String = (0..20_000)
         .map(|number| {
             format!(
@@ -252,13 +252,13 @@ fn is_not_ready_before_it_has_read_the_manifests() {
         assert_eq!(answer.status, 503, "{path}: {answer:?}");
         assert!(answer.body.contains("not ready"), "{answer:?}");
     }
-    // The startup probe decides how long that may take.
+    // The startup probe limits the duration.
     let answer = agent.get("/healthz");
     assert!(
         answer.status == 503 && answer.body.starts_with("starting: "),
         "{answer:?}"
     );
-    // And it ends at once, whatever it is doing.
+    // The agent ends at once during every activity.
     agent.stop();
 }
 
@@ -288,7 +288,7 @@ fn leaves_a_containers_cgroup_namespace() {
     let Some(_kernel) = kernel_tests() else {
         return;
     };
-    // What /proc is to a thread whose first process is this one.
+    // The view of /proc in a thread whose first process is the test.
     let root = tempfile::tempdir().unwrap();
     std::fs::create_dir(root.path().join("proc")).unwrap();
     for (name, target) in [
@@ -302,7 +302,7 @@ fn leaves_a_containers_cgroup_namespace() {
         scope.spawn(|| {
             let before = namespace();
             assert!(!join_host(root.path()).unwrap(), "it is there");
-            // As a runtime makes one for a container.
+            // A runtime makes a cgroup namespace for a container in the same way.
             unshare(CloneFlags::CLONE_NEWCGROUP).unwrap();
             assert_ne!(namespace(), before);
             assert!(join_host(root.path()).unwrap());
@@ -343,7 +343,7 @@ fn a_port_that_is_taken() {
     let address = taken.local_addr().unwrap().to_string();
     let settings = Settings::new(&tree.path, &pods, &kernel.first());
     let mut command = settings.command();
-    // The later flag would be a mistake, so the setting comes from where nothing else sets it.
+    // A second flag would be an error, so the setting comes from a place without a flag.
     let args: Vec<_> = command.get_args().skip(3).map(ToOwned::to_owned).collect();
     command = pinfold();
     command
@@ -360,7 +360,7 @@ fn a_port_that_is_taken() {
     );
 }
 
-/// An agent with a pinned worker and another pod: every family has something to show.
+/// An agent with a pinned worker and a second pod: every family has a series.
 fn busy(check: impl FnOnce(&Agent, &str)) {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
@@ -385,7 +385,7 @@ fn busy(check: impl FnOnce(&Agent, &str)) {
     agent.stop();
 }
 
-/// Requires that promtool has nothing to say.
+/// Requires that promtool reports no problem.
 pub(crate) fn promtool(text: &str) {
     let mut promtool = Command::new("promtool")
         .args(["check", "metrics"])
@@ -421,7 +421,7 @@ fn promtool_finds_nothing() {
     busy(|_, text| promtool(text));
 }
 
-/// The series of a page, without those that are other in each scrape.
+/// The series of a page, without the series that differ in every scrape.
 fn series(text: &str) -> Vec<&str> {
     let varies = [
         "pinfold_collector_",
@@ -455,7 +455,7 @@ fn whoever_asks_gets_the_format_that_he_prefers() {
             open.contains("\n# TYPE pinfold_container_cpu_usage_seconds counter\n"),
             "{open}"
         );
-        // There, the bounds of a histogram are seen to be floats.
+        // OpenMetrics shows the bounds of a histogram as floats.
         assert!(
             open.contains("pinfold_window_seconds_bucket{le=\"1.0\"} "),
             "{open}"
@@ -482,7 +482,7 @@ fn whoever_asks_gets_the_format_that_he_prefers() {
     });
 }
 
-/// Two servers cost as much as one: what a scrape has collected is not collected again at once.
+/// Two scrapers cost as much as one: the agent does not collect again within a second.
 #[test]
 fn scrapes_within_a_second_share_what_was_collected() {
     busy(|agent, _| {
@@ -504,7 +504,7 @@ fn scrapes_within_a_second_share_what_was_collected() {
     });
 }
 
-/// A scraper that waits for a moment only gets a page in time, which says what is missing.
+/// A scraper with a short timeout gets a page in time, and the page names the missing families.
 #[test]
 fn a_page_keeps_to_the_scrapers_timeout() {
     busy(|agent, _| {
@@ -539,8 +539,8 @@ fn families_are_as_the_table_says() {
             let network = ["pinfold_pod_network_", "pinfold_pod_tcp_"];
             let network = network.iter().any(|name| family.name.starts_with(name))
                 && family.kind == Kind::Counter;
-            // The pods of this test use the node's network, whose counters are not theirs; and what this machine does not
-            // offer has a reason instead.
+            // The pods of the test use the node's network, whose counters are not the pods'. A feature that the machine
+            // lacks has a reason instead.
             let reason = |collector: &str| {
                 text.contains(&format!(
                     "pinfold_collector_unsupported{{collector=\"{collector}\",reason=\""
@@ -554,7 +554,7 @@ fn families_are_as_the_table_says() {
                 | "pinfold_container_instructions_total"
                 | "pinfold_container_perf_enabled_seconds_total"
                 | "pinfold_container_perf_running_seconds_total" => reason("caches"),
-                // Not every CPU with counters has these.
+                // Not every CPU with counters has these events.
                 "pinfold_container_llc_misses_total" | "pinfold_container_llc_references_total" => {
                     reason("caches") || series.is_empty()
                 }
@@ -564,9 +564,9 @@ fn families_are_as_the_table_says() {
                     reason("caches") || reason("l2")
                 }
                 "pinfold_container_cpu_migrations_total" => reason("tasks"),
-                // An average takes two scrapes, and who is left out others.
+                // An average needs two scrapes, and containers are left out only under load.
                 "pinfold_collector_containers_left_out" => series.is_empty(),
-                // Nobody has asked for looks at connections.
+                // The setting for connection samples is off.
                 "pinfold_pod_tcp_connections" | "pinfold_pod_tcp_rtt_seconds" => true,
                 name if name.starts_with("pinfold_peer_") => true,
                 name if name.starts_with("pinfold_node_rdma_") => {

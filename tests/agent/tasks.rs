@@ -1,5 +1,5 @@
-//! Threads looked at one by one, on the real kernel: masks that a program narrows itself, threads that are moved, threads that
-//! want to run on too few CPUs, and what is said of them.
+//! Readings of single threads on the real kernel: masks that a program narrows, threads that are moved, threads that want to
+//! run on too few CPUs, and the report about them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,7 +20,7 @@ use pinfold::pod::{
 use crate::counters::{snapshot, state};
 use crate::kernel::{Kernel, kernel_tests};
 
-/// How long is waited for what a process does by itself.
+/// The time limit for a change that a process makes by itself.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 fn start(
@@ -44,7 +44,7 @@ fn start(
     launcher.spawn(spawn).unwrap()
 }
 
-/// The environment of a worker that would get so many CPUs of its own.
+/// The environment of a worker with the given number of exclusive CPUs.
 fn environment(cpus: usize) -> ThreadEnvironment {
     let container = Container::default();
     let label = (
@@ -160,7 +160,7 @@ fn masks_migrations_and_threads_that_want_to_run() {
     node.state.threads = environment(2);
     let launcher = Launcher::new().unwrap();
 
-    // One thread that sleeps: nothing is bound, and it is fewer than the four that the pools would be.
+    // One sleeping thread: no thread is bound, and one thread is fewer than the four of the pools.
     let sleeper = start(
         &kernel,
         &launcher,
@@ -193,14 +193,14 @@ fn masks_migrations_and_threads_that_want_to_run() {
         "and no secret"
     );
 
-    // It narrows its own mask, as taskset or a bound OpenMP runtime does.
+    // The program narrows its own mask, as taskset or a bound OpenMP runtime does.
     bind(sleeper.pid(), second);
     let text = node.eventually("it is bound", |text| {
         value(text, "threads_bound") == Some(1.0)
     });
     assert_eq!(value(&text, "cpus_allowed_by_tasks"), Some(1.0));
 
-    // Six that never wait, on two CPUs: they are more than the pools, and more than two want to run.
+    // Six spinning threads on two CPUs: more threads than the pools have, and more than two want to run.
     let spinning: Vec<Process> = (0..6)
         .map(|_| start(&kernel, &launcher, &main, "while :; do :; done", &[]))
         .collect();
@@ -220,7 +220,7 @@ fn masks_migrations_and_threads_that_want_to_run() {
         "{sentence}"
     );
 
-    // Those that are moved are counted as the kernel counts them; what has ended takes nothing back.
+    // Moved threads count as the kernel counts them; an ended thread takes no count back.
     let pid = spinning[0].pid();
     let before = node.eventually("it counts", |text| {
         value(text, "cpu_migrations_total").is_some()

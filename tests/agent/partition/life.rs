@@ -1,4 +1,4 @@
-//! Containers come, grow, shrink, restart and go; so does the agent.
+//! Containers come, grow, shrink, restart and go; the agent does too.
 
 use pinfold::cpu::CpuSet;
 
@@ -43,7 +43,7 @@ fn a_claim_outlives_its_container_but_not_its_pod() {
     pair.pods
         .put("worker.yaml", &worker("worker-0", "worker-uid", 2));
     pair.tree.remove(&pair.main);
-    // Others may use them meanwhile, but nobody may own them.
+    // Shared containers may use the CPUs meanwhile, but no container may own them.
     pair.agent.eventually("others use them", |_| {
         allowed(pair.other_pid) == kernel.online
     });
@@ -69,7 +69,7 @@ fn a_claim_outlives_its_container_but_not_its_pod() {
     pair.agent.stop();
 }
 
-/// A pod with these containers: name, kind, CPUs.
+/// A pod with the given containers: name, kind, CPUs.
 fn pod(containers: &[(&str, &str, usize)]) -> String {
     let list = |wanted: fn(&str) -> bool| -> String {
         let chosen = containers.iter().filter(|(_, kind, _)| wanted(kind));

@@ -1,4 +1,4 @@
-//! Strangers, CPUs that go and come, and what is in the way.
+//! Foreign partitions, CPUs that go offline and come back, and obstacles for a partition.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use super::partition_tests;
 use crate::agent::{Manifests, Settings, container, in_force, worker};
 use crate::kernel::{Kernel, allowed};
 
-/// A cgroup at the top that is nobody's pod; gone when dropped.
+/// A cgroup at the top that is not a pod's; removed at the drop.
 struct Stranger<'a>(&'a Kernel, String);
 
 impl<'a> Stranger<'a> {
@@ -36,7 +36,7 @@ fn a_strangers_partition_is_reported_and_left_alone() {
         return;
     };
     let stranger = Stranger::new(&kernel);
-    // All but the reserved one, two for the worker, and one that is shared.
+    // All but the reserved CPU, two CPUs for the worker, and one shared CPU.
     let theirs: CpuSet = kernel
         .online
         .iter()
@@ -68,7 +68,7 @@ fn a_set_that_is_in_the_way_is_named_and_the_rest_goes_on() {
         return;
     };
     let stranger = Stranger::new(&kernel);
-    // Whatever is chosen has this CPU in it, and the stranger would be left without any.
+    // Every possible choice contains this CPU, and the foreign cgroup would have no CPU left.
     let size = kernel.online.len() - 1;
     stranger.write("cpuset.cpus", &kernel.last().to_string());
     let mut tree = kernel.tree();
@@ -93,11 +93,11 @@ fn a_set_that_is_in_the_way_is_named_and_the_rest_goes_on() {
     agent.stop();
 }
 
-/// A CPU that is offline until this is dropped.
+/// A CPU that is offline until the drop.
 struct Offline(u32);
 
 impl Offline {
-    /// `None` if the kernel keeps it, as Linux 6.12 does with the last CPU of a partition.
+    /// `None` if the kernel refuses, as Linux 6.12 does for the last CPU of a partition.
     fn new(cpu: u32) -> Option<Self> {
         fs::write(format!("/sys/devices/system/cpu/cpu{cpu}/online"), "0")
             .is_ok()
@@ -124,7 +124,7 @@ fn cpus_that_go_offline_come_back_to_their_owner() {
     });
     pair.agent
         .eventually("it is counted", |_| pair.drift("offline") >= 1.0);
-    // The last one too: the kernel makes the partition invalid, and the container must run somewhere.
+    // The last CPU too: the kernel makes the partition invalid, and the container must run somewhere.
     if let Some(second) = Offline::new(cpus[1]) {
         pair.agent.eventually("it is with the others", |status| {
             kernel.effective(&pair.main).is_disjoint(&pair.own)

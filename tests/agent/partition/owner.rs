@@ -1,4 +1,4 @@
-//! An owner's CPUs are its own, whatever is written by whom.
+//! An owner keeps exclusive CPUs against every foreign write.
 
 use pinfold::cpu::CpuSet;
 
@@ -8,7 +8,7 @@ use crate::agent::{
 };
 use crate::kernel::{Kernel, Tree, allowed};
 
-/// Two containers' worth of a node: a worker on two CPUs, and somebody else.
+/// Two containers on a node: a worker on two CPUs, and a container without requests.
 pub(crate) struct Pair<'a> {
     pub(crate) tree: Tree<'a>,
     pub(crate) pods: Manifests,
@@ -55,7 +55,7 @@ impl<'a> Pair<'a> {
         }
     }
 
-    /// Waits until the kernel has it all as it should be.
+    /// Waits until the kernel has the desired state.
     pub(crate) fn settled(&self, kernel: &Kernel, what: &str) {
         self.agent.eventually(what, |_| self.holds(kernel));
     }
@@ -90,7 +90,8 @@ fn nobody_else_has_its_cpus() {
     for path in [&pair.tree.path, &pair.pod, &pair.main] {
         assert_eq!(kernel.exclusive(path), pair.own, "{path}");
     }
-    // This program is no pod's, nobody writes to its cgroup, and it is off the CPUs all the same; so is the first process.
+    // The test program belongs to no pod, and nobody writes to its cgroup. The program is off the CPUs nevertheless; the
+    // first process is too.
     let rest = kernel.online.difference(&pair.own);
     assert_eq!(allowed(std::process::id()), rest);
     assert_eq!(allowed(1), rest);
@@ -108,7 +109,7 @@ fn nobody_else_has_its_cpus() {
         0,
         "{status:#}"
     );
-    // Nobody else's cgroup was written to.
+    // No further cgroup was written to.
     assert_eq!(
         kernel.written(&format!("{}/besteffort/podweb-uid/web1", pair.tree.path)),
         CpuSet::new()
@@ -158,7 +159,7 @@ fn an_undone_partition_is_made_again_at_once() {
     let Some(kernel) = partition_tests() else {
         return;
     };
-    // The clock can't help here.
+    // With this interval no timer pass can help.
     let pair = Pair::new(&kernel, &["--reconcile-seconds", "3600"]);
     pair.settled(&kernel, "all is settled");
     let before = pair.drift("partition");
@@ -167,7 +168,7 @@ fn an_undone_partition_is_made_again_at_once() {
     pair.agent
         .eventually("it is counted", |_| pair.drift("partition") == before + 1.0);
 
-    // Its exclusive CPUs, onto others.
+    // The exclusive CPUs are set to other CPUs.
     let other = kernel
         .online
         .difference(&pair.own)
@@ -182,7 +183,7 @@ fn an_undone_partition_is_made_again_at_once() {
             &pair.own.union(&other).to_string()
         ));
     }
-    // The cgroups above may be trimmed already; then this one makes the partition invalid.
+    // The cgroups above may be trimmed already; then this write makes the partition invalid.
     kernel.write(&pair.main, "cpuset.cpus.exclusive", &other.to_string());
     pair.agent
         .eventually("its own CPUs are back, and it is counted", |_| {
@@ -216,7 +217,7 @@ fn a_pod_mate_that_reaches_for_its_cpus_is_moved_off() {
     pair.settled(&kernel, "all is settled");
     let mate = pair.tree.container(&pair.pod, "mate1");
     let mate_pid = pair.tree.start(&mate);
-    // On Linux 6.12 this makes the live partition invalid; left so, its CPUs would be lost with its cgroup.
+    // On Linux 6.12 the write makes the live partition invalid. Without a repair, the CPUs would be lost with the cgroup.
     for list in ["0-7".to_owned(), pair.own.to_string()] {
         assert!(kernel.write(&mate, "cpuset.cpus", &list));
         pair.settled(&kernel, "it is a partition again");
