@@ -1,4 +1,4 @@
-//! Mistakes that a planner could make: the search finds each of them, so it would have found one of ours.
+//! Mistakes that a planner could make. The search finds each mistake, so the search would have found a mistake of ours.
 
 use pinfold::host::cgroup::PartitionKind as Made;
 use pinfold::pin::{Reason, Step};
@@ -9,7 +9,7 @@ use super::explore::{Bounds, explore};
 use super::kernel::{Kind, is_leaf, node_of};
 use super::{PLAIN, running};
 
-/// What the search says of a planner whose plans are changed in this way.
+/// The violations that the search reports for a planner with changed plans.
 fn found(kind: Kind, menu: Menu, mutate: fn(Vec<Step>) -> Vec<Step>) -> String {
     let mut setup = Setup::new(kind, 4, 1, &[Shape::Two(1, 1), Shape::One(1)]);
     setup.mutate = mutate;
