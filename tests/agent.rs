@@ -34,8 +34,6 @@ mod runtime;
 mod answers;
 #[path = "agent/api.rs"]
 mod api;
-#[path = "agent/asked.rs"]
-mod asked;
 #[path = "agent/beside_kubelet.rs"]
 mod beside_kubelet;
 #[path = "agent/churn.rs"]
@@ -66,6 +64,8 @@ mod preserved;
 mod release;
 #[path = "agent/restart.rs"]
 mod restart;
+#[path = "agent/runtime_requests.rs"]
+mod runtime_requests;
 #[path = "agent/scenes.rs"]
 mod scenes;
 #[path = "agent/serving.rs"]

@@ -161,8 +161,8 @@ pub(crate) fn two_reconciles(agent: &Agent) {
             .metric("pinfold_reconcile_total", &[("reason", "timer")])
             .unwrap_or(0.0)
     };
-    let seen = timer();
-    agent.eventually("two more reconciles", |_| timer() >= seen + 2.0);
+    let passes = timer();
+    agent.eventually("two more reconciles", |_| timer() >= passes + 2.0);
 }
 
 /// The limit for steps that take several attempts, with waits between the attempts.
@@ -171,12 +171,12 @@ fn long() -> Duration {
 }
 
 #[test]
-fn a_pod_is_pinned_and_told_of_and_then_there_is_peace() {
+fn a_pod_is_pinned_and_reported_and_the_agent_then_writes_nothing() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let cluster = Cluster::new();
     let agent = cluster.settings(&tree, &kernel).start();
-    agent.eventually("the first list is there", |status| {
+    agent.eventually("the agent has the first list", |status| {
         status["cluster"]["complete"] == true
     });
     assert_eq!(agent.get("/readyz").status, 200);
@@ -221,7 +221,7 @@ fn a_pod_is_pinned_and_told_of_and_then_there_is_peace() {
 
     if enforcement == "cpuset" {
         kernel.write_cpus(&main, &kernel.first());
-        agent.eventually("it is put right", |_| allowed(pid) == own);
+        agent.eventually("the CPUs are restored", |_| allowed(pid) == own);
         let note = cluster.event(&agent, "DriftRepaired", "worker-0");
         assert!(note.contains(&format!("instead of {own}")), "{note}");
     }
@@ -283,14 +283,14 @@ fn a_pod_is_pinned_and_told_of_and_then_there_is_peace() {
     // The end of the pod in the kubelet's order.
     tree.remove(&cgroup);
     cluster.remove(&stored);
-    agent.eventually("its CPU goes to the other", |status| {
+    agent.eventually("the second worker gets the CPU", |status| {
         in_force(status, "worker-1")
     });
     agent.stop();
 }
 
 #[test]
-fn an_api_that_is_away_takes_nothing_away() {
+fn an_unreachable_api_changes_no_assignment() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let cluster = Cluster::new();
@@ -307,7 +307,7 @@ fn an_api_that_is_away_takes_nothing_away() {
     cluster.event(&agent, "Pinned", "worker-0");
 
     cluster.fake.go_away();
-    let status = agent.within(long(), "it is noticed", |status| {
+    let status = agent.within(long(), "the outage is reported", |status| {
         status["cluster"]["connected"] == false
     });
     assert!(
@@ -348,7 +348,7 @@ fn an_api_that_is_away_takes_nothing_away() {
     assert_eq!(
         agent.metric("pinfold_steps_total", &[]),
         None,
-        "nothing was written"
+        "the agent wrote nothing"
     );
     // Pods from before the restart cause no new Events.
     let events = cluster.events();
@@ -361,7 +361,7 @@ fn an_api_that_is_away_takes_nothing_away() {
     assert_eq!(
         agent.metric("pinfold_steps_total", &[]),
         None,
-        "nothing was written"
+        "the agent wrote nothing"
     );
     assert_eq!(
         (
@@ -427,7 +427,7 @@ fn a_sandbox_is_no_container() {
     let second = tree.pod("", "worker-1-uid");
     let running = tree.container(&second, "main1");
     tree.start(&running);
-    agent.eventually("the other pod is pinned", |status| {
+    agent.eventually("the second pod is pinned", |status| {
         in_force(status, "worker-1")
     });
     tree.remove(&second);
@@ -440,7 +440,7 @@ fn a_sandbox_is_no_container() {
     assert_ne!(
         allowed(pid),
         kernel.last(),
-        "nothing says yet which of both is the container"
+        "no source says yet which cgroup is the container's"
     );
     let mut named = stored.clone();
     named["metadata"]["resourceVersion"] = Value::Null;
@@ -498,7 +498,7 @@ fn an_upgrade_frees_what_a_sandbox_holds() {
     let second = tree.pod("", "worker-1-uid");
     let running = tree.container(&second, "main1");
     tree.start(&running);
-    agent.eventually("its CPU goes to a container", |status| {
+    agent.eventually("the CPU goes to a container", |status| {
         in_force(status, "worker-1")
     });
     assert_eq!(kernel.cgroups.assignment_record(&cgroup).unwrap(), None);
@@ -540,7 +540,7 @@ fn an_annotation_takes_nothing_from_the_pod_that_has_the_uid() {
     });
 
     cluster.put(&impostor("a", "worker-0-uid"));
-    let status = agent.eventually("it is reported", |status| {
+    let status = agent.eventually("the error is reported", |status| {
         status["errors"]
             .to_string()
             .contains("pod train/worker-0 has that uid")
@@ -586,27 +586,29 @@ fn a_static_pod_is_pinned_by_its_mirror_pod_and_keeps_its_cpus() {
         ];
         named.iter().all(|part| errors.contains(part))
     };
-    agent.eventually("it is reported", reported);
+    agent.eventually("the error is reported", reported);
     two_reconciles(&agent);
     assert_eq!(allowed(pid), kernel.last());
     agent.stop();
     let agent = settings.start();
-    let status = agent.eventually("it is reported again", reported);
+    let status = agent.eventually("the error is reported again", reported);
     two_reconciles(&agent);
     assert_eq!(allowed(pid), kernel.last(), "{status:#}");
     assert_eq!(
         agent.metric("pinfold_steps_total", &[]),
         None,
-        "nothing was written"
+        "the agent wrote nothing"
     );
     cluster.remove(&impostor("a", "hash"));
-    let status = agent.eventually("it is known again", |status| in_force(status, "worker-0"));
+    let status = agent.eventually("the pod is known again", |status| {
+        in_force(status, "worker-0")
+    });
     assert!(!reported(&status), "{status:#}");
     agent.stop();
 }
 
 #[test]
-fn two_mirror_pods_get_nothing_while_nobody_knows_better() {
+fn two_mirror_pods_of_one_static_pod_get_no_cpus() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let cluster = Cluster::new();
@@ -634,7 +636,7 @@ fn two_mirror_pods_get_nothing_while_nobody_knows_better() {
 }
 
 #[test]
-fn an_api_that_talks_nonsense_is_asked_again() {
+fn invalid_api_responses_are_retried() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let cluster = Cluster::new();
@@ -689,7 +691,7 @@ fn an_api_that_talks_nonsense_is_asked_again() {
 }
 
 #[test]
-fn an_end_waits_for_nobody() {
+fn shutdown_waits_for_no_api_request() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let cluster = Cluster::new();
@@ -705,13 +707,13 @@ fn an_end_waits_for_nobody() {
         in_force(status, "worker-0")
     });
     let asked = || agent.metric("pinfold_api_requests_total", &[("request", "create_event")]);
-    agent.eventually("an Event is on its way", |_| asked() == Some(1.0));
+    agent.eventually("an Event is being sent", |_| asked() == Some(1.0));
     // `stop` requires that the agent ends at once.
     agent.stop();
 }
 
 #[test]
-fn a_folder_beside_the_api() {
+fn pods_come_from_the_api_and_from_a_folder() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
     let cluster = Cluster::new();
@@ -728,7 +730,7 @@ fn a_folder_beside_the_api() {
         ..cluster.settings(&tree, &kernel)
     };
     let agent = settings.start();
-    let status = agent.eventually("both have told", |status| {
+    let status = agent.eventually("both sources have reported", |status| {
         container(status, "worker-0", "main").is_some()
             && container(status, "web", "main").is_some()
     });
@@ -749,7 +751,7 @@ fn a_folder_beside_the_api() {
 }
 
 #[test]
-fn a_first_look_that_fails_is_made_again_without_any_news() {
+fn a_failed_first_pass_is_repeated_without_a_trigger() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
     let cluster = Cluster::new();

@@ -267,7 +267,7 @@ impl<'a> Churn<'a> {
         }
     }
 
-    /// The containers there are.
+    /// The cgroups of the existing containers.
     pub(crate) fn containers(&self) -> Vec<String> {
         self.pods
             .iter()
@@ -302,13 +302,13 @@ impl<'a> Churn<'a> {
             }
             if owed && claim.is_none() && enough {
                 return Err(format!(
-                    "{} owns nothing, and there is enough for all",
+                    "{} owns no CPU, and the CPUs suffice for all pods",
                     pod.path
                 ));
             }
             if claim.is_none() && pod.record_text.is_some() {
                 return Err(format!(
-                    "{} has a mark and owns nothing: {:?}",
+                    "{} has a record and owns no CPU: {:?}",
                     pod.path, pod.record_text
                 ));
             }
@@ -342,7 +342,7 @@ impl<'a> Churn<'a> {
                     .map(|cpus| cpus as u64 * 100_000);
                 if limit.is_some() && self.kernel.quota(&container.path) != limit {
                     return Err(format!(
-                        "{}: its quota should be {limit:?}, {container:?}",
+                        "{}: the quota should be {limit:?}, {container:?}",
                         container.path
                     ));
                 }
@@ -376,7 +376,7 @@ pub(crate) fn settled(churn: &Churn<'_>, agent: &Agent) {
 }
 
 #[test]
-fn invariants_survive_it() {
+fn invariants_hold_during_churn() {
     let Some(kernel) = kernel_tests() else { return };
     let seed = seed("churn");
     let mut churn = Churn::new(&kernel, seed);

@@ -13,7 +13,7 @@ const REST: Duration = Duration::from_secs(15);
 
 /// The voluntary and involuntary context switches of a process's threads, by thread name.
 fn switches(agent: &Agent) -> Vec<(String, u64)> {
-    let mut seen = Vec::new();
+    let mut switches = Vec::new();
     for task in fs::read_dir(format!("/proc/{}/task", agent.id()))
         .unwrap()
         .flatten()
@@ -21,7 +21,7 @@ fn switches(agent: &Agent) -> Vec<(String, u64)> {
         let Ok(status) = fs::read_to_string(task.path().join("status")) else {
             continue;
         };
-        let of = |name: &str| {
+        let field = |name: &str| {
             status
                 .lines()
                 .find_map(|line| line.strip_prefix(name))
@@ -29,17 +29,17 @@ fn switches(agent: &Agent) -> Vec<(String, u64)> {
                 .trim()
         };
         let id = task.file_name().into_string().unwrap();
-        seen.push((
-            format!("{} {id}", of("Name:")),
-            of("voluntary_ctxt_switches:").parse().unwrap(),
+        switches.push((
+            format!("{} {id}", field("Name:")),
+            field("voluntary_ctxt_switches:").parse().unwrap(),
         ));
     }
-    seen.sort();
-    seen
+    switches.sort();
+    switches
 }
 
 #[test]
-fn an_agent_at_rest_sleeps() {
+fn an_agent_descriptors_at_rest_sleeps() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let manifests = Manifests::new();
@@ -54,7 +54,7 @@ fn an_agent_at_rest_sleeps() {
     let agent = settings.start();
     agent.eventually("both run", |status| {
         let all = status["containers"].as_array().unwrap();
-        all.len() == 2 && all.iter().all(|one| one["running"] == true)
+        all.len() == 2 && all.iter().all(|container| container["running"] == true)
     });
     assert!(
         agent
@@ -68,12 +68,12 @@ fn an_agent_at_rest_sleeps() {
     std::thread::sleep(REST);
     let after = switches(&agent);
     assert!(before.len() > 1, "{before:?}");
-    assert_eq!(before, after, "it was woken, and nothing had happened");
+    assert_eq!(before, after, "a thread woke up without a cause");
     agent.stop();
 }
 
 #[test]
-fn at_rest_it_is_woken_by_the_reconciles_alone() {
+fn only_reconciles_wake_an_agent_descriptors_at_rest() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
     let manifests = Manifests::new();
@@ -126,7 +126,7 @@ fn descriptors(agent: &Agent) -> Vec<String> {
 }
 
 #[test]
-fn scrapes_of_pods_that_come_and_go_leave_nothing_open() {
+fn scrapes_of_removed_pods_leave_no_descriptor_open() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let manifests = Manifests::new();
@@ -135,7 +135,7 @@ fn scrapes_of_pods_that_come_and_go_leave_nothing_open() {
     let main = tree.container(&pod, "stays-main");
     tree.start(&main);
     let agent = Settings::new(&tree.path, &manifests, &kernel.first()).start();
-    let there = |pod: &str, wanted: bool| {
+    let wait_for_series = |pod: &str, wanted: bool| {
         let deadline = Instant::now() + patience();
         let series = format!("pinfold_container_threads{{namespace=\"train\",pod=\"{pod}\"");
         loop {
@@ -145,14 +145,14 @@ fn scrapes_of_pods_that_come_and_go_leave_nothing_open() {
             }
             assert!(
                 Instant::now() < deadline,
-                "{pod}: {wanted} was never seen\n{text}"
+                "{pod}: presence {wanted} never came\n{text}"
             );
             std::thread::sleep(Duration::from_millis(5));
         }
     };
-    there("stays", true);
+    wait_for_series("stays", true);
     // Descriptors of closing connections exist for a moment longer.
-    let at_rest = || {
+    let descriptors_at_rest = || {
         let mut least = descriptors(&agent);
         for _ in 0..20 {
             std::thread::sleep(Duration::from_millis(20));
@@ -160,7 +160,7 @@ fn scrapes_of_pods_that_come_and_go_leave_nothing_open() {
         }
         least
     };
-    let before = at_rest();
+    let before = descriptors_at_rest();
     for life in 0..30 {
         let uid = format!("life{life}");
         let file = format!("{uid}.yaml");
@@ -169,17 +169,17 @@ fn scrapes_of_pods_that_come_and_go_leave_nothing_open() {
         let cgroup = tree.container(&pod, &format!("{uid}-main"));
         tree.start_in(&cgroup, Some(&network));
         manifests.put(&file, &best_effort(&uid, &uid));
-        there(&uid, true);
+        wait_for_series(&uid, true);
         if life == 0 {
             assert!(
-                at_rest().len() > before.len() + 2,
-                "nothing is kept open while it is there"
+                descriptors_at_rest().len() > before.len() + 2,
+                "the agent keeps no descriptor of a live pod open"
             );
         }
         tree.remove(&pod);
         manifests.remove(&file);
-        there(&uid, false);
+        wait_for_series(&uid, false);
     }
-    assert_eq!(at_rest(), before);
+    assert_eq!(descriptors_at_rest(), before);
     agent.stop();
 }

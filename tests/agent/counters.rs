@@ -24,7 +24,7 @@ const SPELL: Duration = Duration::from_secs(1);
 
 /// Context switches and page faults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Seen {
+struct Counts {
     switches: u64,
     faults: u64,
 }
@@ -43,7 +43,7 @@ fn busy(kernel: &Kernel, launcher: &Launcher, path: &str) -> Process {
 }
 
 /// The kernel's counts for one process.
-fn of_process(pid: u32) -> Seen {
+fn of_process(pid: u32) -> Counts {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let number = |name: &str| -> u64 {
         status
@@ -64,14 +64,14 @@ fn of_process(pid: u32) -> Seen {
         .skip(7)
         .take(2);
     let faults = fields.map(|field| field.parse::<u64>().unwrap()).sum();
-    Seen {
+    Counts {
         switches: number("voluntary_ctxt_switches:") + number("nonvoluntary_ctxt_switches:"),
         faults,
     }
 }
 
 /// The kernel's counts for the whole machine.
-fn of_machine() -> Seen {
+fn of_machine() -> Counts {
     let number = |file: &str, name: &str| -> u64 {
         let text = fs::read_to_string(file).unwrap();
         text.lines()
@@ -81,7 +81,7 @@ fn of_machine() -> Seen {
             .parse()
             .unwrap()
     };
-    Seen {
+    Counts {
         switches: number("/proc/stat", "ctxt "),
         faults: number("/proc/vmstat", "pgfault "),
     }
@@ -150,7 +150,7 @@ pub(crate) fn snapshot(kernel: &Kernel, containers: &[ContainerState]) -> Snapsh
 }
 
 /// A pod's counters, and the seconds for which the counters were enabled and ran; `None` where the pod has no series.
-fn counters(text: &str, pod: &str) -> Option<(Seen, f64, f64)> {
+fn counters(text: &str, pod: &str) -> Option<(Counts, f64, f64)> {
     let value = |family: &str| {
         let start = format!(
             "pinfold_container_{family}{{namespace=\"train\",pod=\"{pod}\",container=\"main\"}} "
@@ -159,19 +159,19 @@ fn counters(text: &str, pod: &str) -> Option<(Seen, f64, f64)> {
     };
     let count = |family: &str| value(family).map(|value| value.parse::<u64>().unwrap());
     let seconds = |family: &str| value(family).map(|value| value.parse::<f64>().unwrap());
-    let seen = Seen {
+    let counts = Counts {
         switches: count("cpu_cycles_total")?,
         faults: count("instructions_total")?,
     };
     Some((
-        seen,
+        counts,
         seconds("perf_enabled_seconds_total")?,
         seconds("perf_running_seconds_total")?,
     ))
 }
 
 #[test]
-fn exclusive_cpus_are_counted() {
+fn hardware_counters_of_exclusive_cpus_agree_with_proc() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
     let pod = tree.pod("", "counted-uid");
@@ -214,15 +214,15 @@ fn exclusive_cpus_are_counted() {
     let text = scrape(&[of_a.clone(), shared]);
     let (machine_after, most) = (of_machine(), start.elapsed().as_secs_f64());
     let (counted, enabled, running) = counters(&text, "a").unwrap();
-    let more = Seen {
+    let more = Counts {
         switches: counted.switches - first.switches,
         faults: counted.faults - first.faults,
     };
-    let own = Seen {
+    let own = Counts {
         switches: after.switches - before.switches,
         faults: after.faults - before.faults,
     };
-    let all = Seen {
+    let all = Counts {
         switches: machine_after.switches - machine.switches,
         faults: machine_after.faults - machine.faults,
     };
@@ -251,7 +251,7 @@ fn exclusive_cpus_are_counted() {
     assert_eq!(
         counters(&text, "b"),
         None,
-        "in the shared pool there is nothing to tell"
+        "a shared container has no such series"
     );
 
     // A second container gets the CPU. The earlier counts stay out of its counters, and the first container has no series.
@@ -281,7 +281,7 @@ fn exclusive_cpus_are_counted() {
 }
 
 #[test]
-fn a_cpu_that_is_not_there_has_no_counters() {
+fn a_missing_cpu_has_no_counters() {
     let Some(kernel) = kernel_tests() else { return };
     let beyond = kernel.online.iter().last().unwrap() + 1;
     CounterGroup::open(beyond, &SOFTWARE).unwrap_err();
@@ -345,7 +345,11 @@ fn containers_that_share_their_cpus_are_counted_within_a_budget() {
     let text = scrape(&sources, &containers);
     let machine_after = of_machine();
     let (counted, enabled, _) = counters(&text, "a").unwrap();
-    assert_eq!(counters(&text, "b"), None, "nothing of who is left out");
+    assert_eq!(
+        counters(&text, "b"),
+        None,
+        "a container beyond the budget has no such series"
+    );
     let left_out = "pinfold_collector_containers_left_out{collector=\"caches\",reason=\"metrics.sharedCounters is too small \
                     for all containers that share their CPUs\"} 1\n";
     assert!(text.contains(left_out), "{text}");
@@ -357,7 +361,7 @@ fn containers_that_share_their_cpus_are_counted_within_a_budget() {
     assert!(counted.faults > first.faults, "{counted:?}");
     assert!(
         enabled > 0.0 && enabled < 2.0 * SPELL.as_secs_f64(),
-        "its threads mostly wait: {enabled}"
+        "the threads mostly wait: {enabled}"
     );
 
     // The budget is enough for both containers; each has counters.

@@ -37,36 +37,40 @@ fn drift_is_counted_once_and_repaired() {
     // A foreign write moves the owner's set onto another CPU.
     kernel.write_cpus(&main, &kernel.first());
     agent.eventually("the owner is back", |_| settled());
-    agent.eventually("it is counted", |_| drift("written") == Some(written + 1.0));
+    agent.eventually("the drift is counted", |_| {
+        drift("written") == Some(written + 1.0)
+    });
 
     // A foreign write extends another container's set onto the owner's CPU.
     kernel.write_cpus(&web, &kernel.online);
-    agent.eventually("the other one is back", |_| settled());
-    agent.eventually("it is counted", |_| drift("overlap") == Some(overlap + 1.0));
+    agent.eventually("the other container is back", |_| settled());
+    agent.eventually("the drift is counted", |_| {
+        drift("overlap") == Some(overlap + 1.0)
+    });
     // The status names the cgroups that were on the owner's CPUs, also after the end of the overlap.
-    let status = agent.eventually("it is told", |status| {
+    let status = agent.eventually("the overlap is reported", |status| {
         container(status, "web", "main").is_some_and(|web| web["repaired"]["cause"] == "overlap")
     });
-    let others = container(&status, "web", "main").unwrap()["repaired"]["others"].clone();
-    let named = serde_json::json!([
+    let reported = container(&status, "web", "main").unwrap()["repaired"]["others"].clone();
+    let expected = serde_json::json!([
         {"path": main, "pod": "train/worker-0", "container": "main", "cpus": own.to_string()}
     ]);
-    assert_eq!(others, named);
+    assert_eq!(reported, expected);
     let log = agent.log();
-    let told = format!(
+    let message = format!(
         "{web} should run on CPUs that nobody owns and runs on {}; also on these CPUs: train/worker-0/main ({main}) on {own}",
         kernel.online
     );
-    assert!(log.contains(&told), "{log}");
+    assert!(log.contains(&message), "{log}");
 
-    // Nothing more is counted when nothing more happens.
+    // Without a further write the counters stay.
     let timer = || {
         agent
             .metric("pinfold_reconcile_total", &[("reason", "timer")])
             .unwrap_or(0.0)
     };
-    let seen = timer();
-    agent.eventually("two more reconciles", |_| timer() >= seen + 2.0);
+    let passes = timer();
+    agent.eventually("two more reconciles", |_| timer() >= passes + 2.0);
     assert_eq!(
         (drift("written"), drift("overlap")),
         (Some(written + 1.0), Some(overlap + 1.0))
@@ -98,7 +102,7 @@ fn a_runtime_that_writes_after_the_agent_is_noticed_at_once() {
         let pod = tree.pod(class, uid);
         let path = tree.container(&pod, "c1");
         let other = tree.start(&path);
-        agent.eventually("a new one is shared", |_| {
+        agent.eventually("a new process is shared", |_| {
             allowed(other) == kernel.all_but_one()
         });
         // runc writes the CPUs of a new container after the cgroup has appeared.

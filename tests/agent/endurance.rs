@@ -20,7 +20,7 @@ fn count(name: &str, usual: u64) -> u64 {
 }
 
 #[test]
-fn kills_at_random_moments_move_nothing() {
+fn kills_at_random_moments_move_no_container() {
     let Some(kernel) = kernel_tests() else { return };
     let kills = count("PINFOLD_TEST_KILLS", 200);
     let mut churn = Churn::new(&kernel, seed("kills"));
@@ -116,7 +116,7 @@ impl Hostile {
 }
 
 #[test]
-fn hostile_writers_are_outlived() {
+fn invariants_return_after_hostile_writes() {
     let Some(kernel) = kernel_tests() else { return };
     let seconds = count("PINFOLD_TEST_HOSTILE_SECONDS", 20);
     let seed = seed("hostile");
@@ -236,7 +236,7 @@ fn quiet(agent: &Agent, kernel: &Kernel, tree: &str) {
 }
 
 #[test]
-fn a_long_life_leaves_nothing_behind() {
+fn many_pod_lifetimes_leak_nothing() {
     let Some(kernel) = kernel_tests() else { return };
     let lifetimes = count("PINFOLD_TEST_LIFETIMES", 2000);
     let mut churn = Churn::new(&kernel, 1);

@@ -118,7 +118,7 @@ fn parts(containers: Range<usize>) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn variables_of_many_services_are_dropped_as_they_come() {
+fn service_variables_are_dropped_while_synchronize_is_read() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
     let tokio = tokio::runtime::Builder::new_current_thread()
@@ -142,18 +142,18 @@ fn variables_of_many_services_are_dropped_as_they_come() {
         link.configure(600_000).await;
         for (number, part) in parts.iter().enumerate() {
             let answer = link.call("Synchronize", part.clone()).await;
-            let told = memory(&agent, "VmHWM");
+            let peak = memory(&agent, "VmHWM");
             assert!(
                 answer.is_ok(),
                 "part {number}: {answer:?}, {} MiB\n{}",
-                told >> 20,
+                peak >> 20,
                 agent.log()
             );
         }
         link
     });
     let took = start.elapsed();
-    agent.eventually("it is synchronized", |status| {
+    agent.eventually("the agent is synchronized", |status| {
         status["runtime"]["state"] == "synchronized"
     });
     let grown = memory(&agent, "VmHWM") - before;

@@ -22,9 +22,9 @@ fn pods_of_the_job_on_other_nodes_are_known_by_their_addresses() {
     let [own, far] = [1, 2].map(|host| Ipv4Addr::new(10, 83, 0, host));
     let (inside, outside) = (switch.join(own).unwrap(), switch.join(far).unwrap());
     cluster.put(&pod("worker-0", NODE));
-    let mut there = pod("worker-9", "node-2");
-    there["status"] = json!({"phase": "Running", "podIPs": [{"ip": far.to_string()}]});
-    cluster.put(&there);
+    let mut peer = pod("worker-9", "node-2");
+    peer["status"] = json!({"phase": "Running", "podIPs": [{"ip": far.to_string()}]});
+    cluster.put(&peer);
     let of_pod = tree.pod("", "worker-0-uid");
     let main = tree.container(&of_pod, "main1");
     tree.start_in(&main, Some(&inside));
@@ -47,13 +47,13 @@ fn pods_of_the_job_on_other_nodes_are_known_by_their_addresses() {
                 ("peer_pod", "worker-9"),
                 ("peer_role", "worker"),
             ];
-            let seen = agent.metric(SENT, &labels);
-            if seen == Some(wanted) {
+            let sent = agent.metric(SENT, &labels);
+            if sent == Some(wanted) {
                 return;
             }
             assert!(
                 Instant::now() < deadline,
-                "{seen:?}, not {wanted}\n{}",
+                "{sent:?}, not {wanted}\n{}",
                 agent.log()
             );
             std::thread::sleep(Duration::from_millis(100));

@@ -28,7 +28,7 @@ fn install(cluster: &Cluster) {
 }
 
 #[test]
-fn a_node_gets_its_place_and_release_takes_all_of_it_back() {
+fn a_node_gets_its_labels_and_release_removes_them() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let cluster = Cluster::new();
@@ -46,7 +46,7 @@ fn a_node_gets_its_place_and_release_takes_all_of_it_back() {
         in_force(status, "worker-0")
     });
     let own = assigned(&status, "worker-0").unwrap();
-    let status = agent.eventually("the node has its place", |status| {
+    let status = agent.eventually("the node has a slot", |status| {
         status["cluster"]["scene"]["phase"] == "placed"
     });
     assert_eq!(
@@ -84,7 +84,7 @@ fn a_node_gets_its_place_and_release_takes_all_of_it_back() {
     two_reconciles(&agent);
     agent.stop();
     let agent = cluster.settings(&tree, &kernel).start();
-    agent.eventually("the node has its place", |status| {
+    agent.eventually("the node has a slot", |status| {
         status["cluster"]["scene"]["phase"] == "placed"
     });
     agent.stop();
@@ -122,7 +122,7 @@ fn a_node_gets_its_place_and_release_takes_all_of_it_back() {
 }
 
 #[test]
-fn a_node_that_comes_back_gets_its_old_place() {
+fn a_recreated_node_gets_its_old_slot() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
     let cluster = Cluster::new();
@@ -142,8 +142,8 @@ fn a_node_that_comes_back_gets_its_old_place() {
     let place = |status: &Value| status["cluster"]["scene"]["slot"]["index"].as_u64();
     let placed = |status: &Value| status["cluster"]["scene"]["phase"] == "placed";
     let agent = start();
-    let first = agent.eventually("it has its place", placed);
-    assert_eq!(place(&first), Some(0), "there is one");
+    let first = agent.eventually("the node has a slot", placed);
+    assert_eq!(place(&first), Some(0), "the plan has one slot");
     cluster.put(&plan(20));
     let forget = |uid: &str| {
         let node = cluster.fake.get("v1", "Node", "", NODE).unwrap();
@@ -162,9 +162,9 @@ fn a_node_that_comes_back_gets_its_old_place() {
     forget("uid-2");
     let agent = start();
     assert_eq!(
-        place(&agent.eventually("it has its place", placed)),
+        place(&agent.eventually("the node has a slot", placed)),
         Some(0),
-        "the one that it had"
+        "the slot from before"
     );
     agent.stop();
     // A release leaves nothing to go by.
@@ -178,9 +178,9 @@ fn a_node_that_comes_back_gets_its_old_place() {
     forget("uid-3");
     let agent = start();
     assert_ne!(
-        place(&agent.eventually("it has its place", placed)),
+        place(&agent.eventually("the node has a slot", placed)),
         Some(0),
-        "it would not come upon it by itself"
+        "a free choice would not give this slot"
     );
     agent.stop();
     assert!(release.output().unwrap().status.success());

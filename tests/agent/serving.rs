@@ -107,7 +107,7 @@ fn explains_the_pods_of_its_node() {
         "pinfold: no pod worker-0 on this node: there is none at all\n"
     );
     pods.put("worker-0.yaml", &worker("worker-0", "explained", 1));
-    agent.eventually("it is known", |status| {
+    agent.eventually("the pod is known", |status| {
         container(status, "worker-0", "main").is_some()
     });
     let (code, out, _) = explain(&["worker-0"]);
@@ -119,7 +119,9 @@ fn explains_the_pods_of_its_node() {
     let pod = tree.pod("", "explained");
     let main = tree.container(&pod, "main");
     tree.start(&main);
-    agent.eventually("it owns its CPU", |status| in_force(status, "worker-0"));
+    agent.eventually("the worker owns a CPU", |status| {
+        in_force(status, "worker-0")
+    });
     let (code, out, error) = explain(&["train/worker-0"]);
     assert_eq!((code, error.as_str()), (Some(0), ""));
     let own = format!("  CPUs     {}, its own", kernel.last());
@@ -131,16 +133,16 @@ fn explains_the_pods_of_its_node() {
         out.contains("no runtime asks") && out.contains("TF_NUM_INTRAOP_THREADS=1"),
         "{out}"
     );
-    let seen = "fewer than expected: 1 thread, 2 in the pools that its environment sizes; its pools have not started yet";
-    assert!(out.contains(seen), "{out}");
+    let finding = "fewer than expected: 1 thread, 2 in the pools that its environment sizes; its pools have not started yet";
+    assert!(out.contains(finding), "{out}");
     let (code, out, _) = explain(&["worker-0", "-o", "json"]);
-    let told: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let explanation: serde_json::Value = serde_json::from_str(&out).unwrap();
     assert_eq!(
-        (code, told[0]["assigned"].as_str()),
+        (code, explanation[0]["assigned"].as_str()),
         (Some(0), Some(kernel.last().to_string().as_str()))
     );
     assert_eq!(
-        told[0]["seen"]["verdict"]["finding"], "fewer than expected",
+        explanation[0]["seen"]["verdict"]["finding"], "fewer than expected",
         "{out}"
     );
     let (code, _, error) = explain(&["ps-0"]);
@@ -153,18 +155,18 @@ fn explains_the_pods_of_its_node() {
 }
 
 #[test]
-fn slow_clients_hold_nobody_up() {
+fn slow_clients_delay_no_request() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
     let pods = Manifests::new();
     let agent = Settings::new(&tree.path, &pods, &kernel.first()).start();
     let slow = |count: usize, text: &str| -> Vec<TcpStream> {
-        let one = |_| {
+        let connect = |_| {
             let mut stream = TcpStream::connect(agent.address).unwrap();
             stream.write_all(text.as_bytes()).unwrap();
             stream
         };
-        (0..count).map(one).collect()
+        (0..count).map(connect).collect()
     };
     let few = slow(10, "GET /metrics HTTP/1.1\r\nHost: slow");
     let start = Instant::now();
@@ -301,7 +303,10 @@ fn leaves_a_containers_cgroup_namespace() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let before = namespace();
-            assert!(!join_host(root.path()).unwrap(), "it is there");
+            assert!(
+                !join_host(root.path()).unwrap(),
+                "the thread is in the namespace already"
+            );
             // A runtime makes a cgroup namespace for a container in the same way.
             unshare(CloneFlags::CLONE_NEWCGROUP).unwrap();
             assert_ne!(namespace(), before);
@@ -312,7 +317,7 @@ fn leaves_a_containers_cgroup_namespace() {
     let nowhere = tempfile::tempdir().unwrap();
     assert!(
         !join_host(nowhere.path()).unwrap(),
-        "no process is there to join"
+        "no process exists to join"
     );
 }
 
@@ -379,7 +384,7 @@ fn busy(check: impl FnOnce(&Agent, &str)) {
                 .as_array()
                 .unwrap()
                 .iter()
-                .all(|one| one["running"] == true)
+                .all(|container| container["running"] == true)
     });
     check(&agent, &agent.get("/metrics").body);
     agent.stop();
@@ -417,7 +422,7 @@ pub(crate) fn promtool(text: &str) {
 }
 
 #[test]
-fn promtool_finds_nothing() {
+fn promtool_reports_no_problem() {
     busy(|_, text| promtool(text));
 }
 
@@ -438,7 +443,7 @@ fn series(text: &str) -> Vec<&str> {
 }
 
 #[test]
-fn whoever_asks_gets_the_format_that_he_prefers() {
+fn metrics_come_in_the_format_that_the_client_prefers() {
     busy(|agent, text| {
         let accept = "Accept: application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3\r\n";
         let (head, body) = exchange(agent.address, "GET", "/metrics", accept).unwrap();
@@ -528,7 +533,7 @@ fn a_page_keeps_to_the_scrapers_timeout() {
 }
 
 #[test]
-fn families_are_as_the_table_says() {
+fn metric_families_match_the_documented_table() {
     busy(|_, text| {
         let mut seen = 0;
         for family in FAMILIES {

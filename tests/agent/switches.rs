@@ -16,7 +16,7 @@ use crate::agent::metric;
 use crate::kernel::kernel_tests;
 
 #[test]
-fn switches_are_those_that_perf_counts() {
+fn context_switches_agree_with_perf() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
     let pod = tree.pod("", "switching-uid");

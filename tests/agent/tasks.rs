@@ -195,7 +195,7 @@ fn masks_migrations_and_threads_that_want_to_run() {
 
     // The program narrows its own mask, as taskset or a bound OpenMP runtime does.
     bind(sleeper.pid(), second);
-    let text = node.eventually("it is bound", |text| {
+    let text = node.eventually("the thread is bound", |text| {
         value(text, "threads_bound") == Some(1.0)
     });
     assert_eq!(value(&text, "cpus_allowed_by_tasks"), Some(1.0));
@@ -222,7 +222,7 @@ fn masks_migrations_and_threads_that_want_to_run() {
 
     // Moved threads count as the kernel counts them; an ended thread takes no count back.
     let pid = spinning[0].pid();
-    let before = node.eventually("it counts", |text| {
+    let before = node.eventually("the counter runs", |text| {
         value(text, "cpu_migrations_total").is_some()
     });
     let (before, own) = (value(&before, "cpu_migrations_total").unwrap(), moved(pid));
@@ -231,14 +231,16 @@ fn masks_migrations_and_threads_that_want_to_run() {
         std::thread::sleep(Duration::from_millis(20));
     }
     let more = (moved(pid) - own) as f64;
-    assert!(more >= 10.0, "the kernel moved it {more} times");
-    node.eventually("its moves count", |text| {
+    assert!(more >= 10.0, "the kernel moved the thread {more} times");
+    node.eventually("the moves count", |text| {
         value(text, "cpu_migrations_total").is_some_and(|now| now - before >= more)
     });
     let text = node.scrape();
     let total = value(&text, "cpu_migrations_total").unwrap();
     drop(spinning);
-    let text = node.eventually("they are gone", |text| value(text, "threads") == Some(1.0));
+    let text = node.eventually("the spinning threads are gone", |text| {
+        value(text, "threads") == Some(1.0)
+    });
     assert!(
         value(&text, "cpu_migrations_total").unwrap() >= total,
         "{text}"

@@ -45,7 +45,7 @@ fn programs_that_bind_their_threads_get_no_load_balancing_while_others_come_and_
         agent.eventually("the worker is pinned", |_| {
             kernel.partition(&main) == "root"
         });
-        assert_eq!(work_queues(), before, "nothing is asked of them");
+        assert_eq!(work_queues(), before, "the work queues keep their masks");
         for _ in 0..TIMES {
             pods.put(
                 "worker.yaml",
@@ -85,7 +85,7 @@ fn programs_that_bind_their_threads_get_no_load_balancing_while_others_come_and_
         });
         tree.remove(&pod);
         pods.remove("worker.yaml");
-        agent.eventually("the end of its pod gives them back", |_| {
+        agent.eventually("the end of the pod restores the masks", |_| {
             work_queues() == before
         });
         drop(ends);

@@ -3,11 +3,11 @@
 //! `tests/vm/run` runs the tests in guests and sets `PINFOLD_PARTITION_TESTS=1`. Elsewhere, each test without partitions
 //! prints its name.
 
+mod foreign;
 mod isolated;
 mod life;
-mod others;
 mod owner;
-mod wishes;
+mod preferences;
 
 use std::fs;
 

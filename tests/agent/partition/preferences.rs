@@ -71,16 +71,16 @@ fn memory_comes_from_where_the_cpus_are() {
         numa.len() < all.len(),
         "a placement on one of {all}: {numa}"
     );
-    agent.eventually("its memory follows", |_| memory(&kernel, &bound) == numa);
+    agent.eventually("the memory follows", |_| memory(&kernel, &bound) == numa);
     assert_eq!(memory(&kernel, &free), all);
     // A restarted agent knows the old value; release restores the value.
     agent.kill();
     let agent = settings.start();
-    agent.eventually("nothing has moved", |_| memory(&kernel, &bound) == numa);
+    agent.eventually("the memory stays", |_| memory(&kernel, &bound) == numa);
     assert_eq!(
         agent.metric("pinfold_steps_total", &[]).unwrap_or(0.0),
         0.0,
-        "a restart plans nothing"
+        "a restart plans no step"
     );
     agent.stop();
     let output = crate::agent::pinfold()
@@ -107,7 +107,7 @@ fn siblings_stay_idle_where_one_cpu_of_each_core_is_wanted() {
     let pid = tree.start(&main);
     let mut idle = CpuSet::new();
     let rest = |idle: &CpuSet, own: &CpuSet| kernel.online.difference(&own.union(idle));
-    agent.eventually("nobody runs on the siblings", |status| {
+    agent.eventually("no process runs on the siblings", |status| {
         let Some(own) = assigned(status, "w0") else {
             return false;
         };
@@ -127,7 +127,7 @@ fn siblings_stay_idle_where_one_cpu_of_each_core_is_wanted() {
     assert_eq!(
         agent.metric("pinfold_steps_total", &[]).unwrap_or(0.0),
         0.0,
-        "a restart plans nothing"
+        "a restart plans no step"
     );
     assert_eq!(allowed(std::process::id()), rest(&idle, &own));
     // The preference is removed: the siblings are shared again, and the cgroup of the siblings is gone.
@@ -210,7 +210,7 @@ fn a_running_container_that_allows_it_moves_to_make_room() {
     let pod = tree.pod("", "big-uid");
     let main = tree.container(&pod, "big-main");
     let big = tree.start(&main);
-    agent.eventually("the big one is not split", |status| {
+    agent.eventually("the big worker is not split", |status| {
         in_force(status, "big") && in_force(status, "moving")
     });
     assert_eq!((allowed(big), allowed(moving)), (cpus("4-7"), cpus("2-3")));
@@ -219,7 +219,7 @@ fn a_running_container_that_allows_it_moves_to_make_room() {
 }
 
 #[test]
-fn the_kernels_own_work_leaves_exclusive_cpus_and_comes_back() {
+fn interrupts_and_work_queues_leave_exclusive_cpus_and_return() {
     let Some(kernel) = partition_tests() else {
         return;
     };
@@ -259,16 +259,19 @@ fn the_kernels_own_work_leaves_exclusive_cpus_and_comes_back() {
                 .count()
                 > 1
     };
-    agent.eventually("interrupts and work queues are off its CPUs", |_| {
-        off(&knobs())
-    });
+    agent.eventually(
+        "interrupts and work queues are off the exclusive CPUs",
+        |_| off(&knobs()),
+    );
     // The killed agent has left a note of the previous values.
     agent.kill();
     let agent = settings.start();
     assert!(off(&knobs()));
     pods.remove("w0.yaml");
     tree.remove(&pod);
-    agent.eventually("all is as it was", |_| knobs() == before);
+    agent.eventually("every affinity has the earlier value", |_| {
+        knobs() == before
+    });
     agent.stop();
 }
 

@@ -31,7 +31,7 @@ impl Drop for Stranger<'_> {
 }
 
 #[test]
-fn a_strangers_partition_is_reported_and_left_alone() {
+fn a_foreign_partition_is_reported_and_left_alone() {
     let Some(kernel) = partition_tests() else {
         return;
     };
@@ -63,7 +63,7 @@ fn a_strangers_partition_is_reported_and_left_alone() {
 }
 
 #[test]
-fn a_set_that_is_in_the_way_is_named_and_the_rest_goes_on() {
+fn a_blocking_cpuset_is_named_and_further_pods_are_pinned() {
     let Some(kernel) = partition_tests() else {
         return;
     };
@@ -80,16 +80,19 @@ fn a_set_that_is_in_the_way_is_named_and_the_rest_goes_on() {
     let pod = tree.pod("", "worker-uid");
     let main = tree.container(&pod, "main1");
     let pid = tree.start(&main);
-    agent.eventually("it is refused, and why", |status| {
+    agent.eventually("the partition is refused with a reason", |status| {
         status["errors"].to_string().contains(&stranger.1)
-            && container(status, "worker-0", "main").is_some_and(|one| one["note"].is_string())
+            && container(status, "worker-0", "main")
+                .is_some_and(|container| container["note"].is_string())
     });
     assert_eq!(
         (allowed(pid), kernel.partition(&main)),
         (kernel.online.clone(), "member".to_owned())
     );
     drop(stranger);
-    agent.eventually("it gets its CPUs", |status| in_force(status, "worker-0"));
+    agent.eventually("the worker gets CPUs", |status| {
+        in_force(status, "worker-0")
+    });
     agent.stop();
 }
 
@@ -119,28 +122,30 @@ fn cpus_that_go_offline_come_back_to_their_owner() {
     let pair = Pair::new(&kernel, &["--reconcile-seconds", "1"]);
     let cpus: Vec<u32> = pair.own.iter().collect();
     let first = Offline::new(cpus[0]).unwrap();
-    pair.agent.eventually("one is left", |_| {
+    pair.agent.eventually("the worker has one CPU left", |_| {
         allowed(pair.pid).len() == 1 && kernel.partition(&pair.main) == "root"
     });
     pair.agent
-        .eventually("it is counted", |_| pair.drift("offline") >= 1.0);
+        .eventually("the drift is counted", |_| pair.drift("offline") >= 1.0);
     // The last CPU too: the kernel makes the partition invalid, and the container must run somewhere.
     if let Some(second) = Offline::new(cpus[1]) {
-        pair.agent.eventually("it is with the others", |status| {
-            kernel.effective(&pair.main).is_disjoint(&pair.own)
-                && kernel.partition(&pair.main) == "member"
-                && status["lost"] == ""
-        });
+        pair.agent
+            .eventually("the worker runs on the shared CPUs", |status| {
+                kernel.effective(&pair.main).is_disjoint(&pair.own)
+                    && kernel.partition(&pair.main) == "member"
+                    && status["lost"] == ""
+            });
         drop(second);
     } else {
         assert_eq!(kernel.partition(&pair.main), "root");
     }
-    pair.agent.eventually("it has the last one again", |_| {
-        allowed(pair.pid) == [cpus[1]].into_iter().collect()
-            && kernel.partition(&pair.main) == "root"
-    });
+    pair.agent
+        .eventually("the worker has the last CPU again", |_| {
+            allowed(pair.pid) == [cpus[1]].into_iter().collect()
+                && kernel.partition(&pair.main) == "root"
+        });
     drop(first);
-    pair.settled(&kernel, "it has both");
+    pair.settled(&kernel, "the worker has both CPUs");
     let status = pair.agent.status().unwrap();
     assert_eq!(
         (&status["lost"], status["errors"].as_array().unwrap().len()),
