@@ -334,7 +334,7 @@ pub(crate) fn container<'a>(status: &'a Value, pod: &str, name: &str) -> Option<
     let containers = status["containers"].as_array().unwrap();
     containers
         .iter()
-        .find(|one| one["pod"] == pod && one["container"] == name)
+        .find(|container| container["pod"] == pod && container["container"] == name)
 }
 
 /// The CPUs that a pod's container `main` owns according to the status.
@@ -346,8 +346,9 @@ pub(crate) fn assigned(status: &Value, pod: &str) -> Option<CpuSet> {
 
 /// Whether the kernel has applied the assignment of a pod's container `main`.
 pub(crate) fn in_force(status: &Value, pod: &str) -> bool {
-    container(status, pod, "main")
-        .is_some_and(|one| one["assigned"].is_string() && one["assigned"] == one["effective"])
+    container(status, pod, "main").is_some_and(|container| {
+        container["assigned"].is_string() && container["assigned"] == container["effective"]
+    })
 }
 
 /// A manifest of a TFJob's worker with one container `main`.

@@ -126,29 +126,29 @@ impl Policy {
         let list = |key: &str| policy["spec"][key].as_array().cloned().unwrap_or_default();
         let conditions = list("matchConditions")
             .iter()
-            .map(|one| compile(&one["expression"]))
+            .map(|item| compile(&item["expression"]))
             .collect();
         let variables = list("variables")
             .iter()
-            .map(|one| {
+            .map(|item| {
                 (
-                    one["name"].as_str().unwrap().to_owned(),
-                    compile(&one["expression"]),
+                    item["name"].as_str().unwrap().to_owned(),
+                    compile(&item["expression"]),
                 )
             })
             .collect();
         let validations = list("validations")
             .into_iter()
-            .map(|one| (compile(&one["expression"]), one))
+            .map(|item| (compile(&item["expression"]), item))
             .collect();
         let mutations = list("mutations")
             .iter()
-            .map(|one| {
+            .map(|item| {
                 assert_eq!(
-                    one["patchType"], "ApplyConfiguration",
+                    item["patchType"], "ApplyConfiguration",
                     "the form that is known to work"
                 );
-                compile(&one["applyConfiguration"]["expression"])
+                compile(&item["applyConfiguration"]["expression"])
             })
             .collect();
         Self {
@@ -245,19 +245,22 @@ impl Policy {
             Ok(false) => return Verdict::NotMatched,
             Err(error) => return Verdict::Denied(error.to_string(), "Error".to_owned()),
         }
-        for (program, one) in &self.validations {
-            let reason = one["reason"].as_str().unwrap_or("Invalid").to_owned();
+        for (program, validation) in &self.validations {
+            let reason = validation["reason"]
+                .as_str()
+                .unwrap_or("Invalid")
+                .to_owned();
             match program.execute(&context) {
                 Ok(Value::Bool(true)) => {}
                 Ok(Value::Bool(false)) => {
-                    let message = match one["messageExpression"].as_str() {
+                    let message = match validation["messageExpression"].as_str() {
                         Some(text) => {
                             match self.env.compile(text).unwrap().execute(&context).unwrap() {
                                 Value::String(text) => text.to_string(),
                                 other => panic!("a message is {other:?}"),
                             }
                         }
-                        None => one["message"].as_str().unwrap().to_owned(),
+                        None => validation["message"].as_str().unwrap().to_owned(),
                     };
                     return Verdict::Denied(message, reason);
                 }

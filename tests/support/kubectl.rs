@@ -26,10 +26,10 @@ fn serve(objects: &[Value], live: Vec<Value>) -> std::net::SocketAddr {
     let address = listener.local_addr().unwrap();
     let kinds: Vec<(String, String)> = objects
         .iter()
-        .map(|one| {
+        .map(|object| {
             (
-                one["apiVersion"].as_str().unwrap().to_owned(),
-                one["kind"].as_str().unwrap().to_owned(),
+                object["apiVersion"].as_str().unwrap().to_owned(),
+                object["kind"].as_str().unwrap().to_owned(),
             )
         })
         .collect();
@@ -69,10 +69,10 @@ fn serve(objects: &[Value], live: Vec<Value>) -> std::net::SocketAddr {
             let groups: Vec<Value> = groups.collect();
             return Some(json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}));
         }
-        let named = live.iter().find(|one| {
+        let named = live.iter().find(|object| {
             let (kind, name) = (
-                one["kind"].as_str().unwrap(),
-                one["metadata"]["name"].as_str().unwrap(),
+                object["kind"].as_str().unwrap(),
+                object["metadata"]["name"].as_str().unwrap(),
             );
             path.ends_with(&format!("/{}/{name}", plural(kind)))
         });
@@ -198,9 +198,9 @@ fn create(kubectl: &Path, text: &str, objects: &[Value], more: &[&str]) -> Vec<V
     let read = serde_json::Deserializer::from_str(&printed)
         .into_iter::<Value>()
         .map(Result::unwrap);
-    read.flat_map(|one| match one["items"].as_array() {
+    read.flat_map(|object| match object["items"].as_array() {
         Some(items) => items.clone(),
-        None => vec![one],
+        None => vec![object],
     })
     .collect()
 }
