@@ -184,15 +184,20 @@ impl<'a> Machine<'a> {
         let Some(from) = self.topology.cpus[cpu].numa else {
             return 20;
         };
-        let place = |id: u32| nodes.iter().position(|node| node.id == id);
-        let to = |to: u32| {
-            let told =
-                |from: u32, to: u32| nodes.get(place(from)?)?.distances.get(place(to)?).copied();
-            told(from, to)
-                .or(told(to, from))
+        let position = |id: u32| nodes.iter().position(|node| node.id == id);
+        let distance_to = |to: u32| {
+            let distance = |from: u32, to: u32| {
+                nodes
+                    .get(position(from)?)?
+                    .distances
+                    .get(position(to)?)
+                    .copied()
+            };
+            distance(from, to)
+                .or(distance(to, from))
                 .unwrap_or(if from == to { 10 } else { 20 })
         };
-        near.iter().map(to).min().unwrap_or(20) as usize
+        near.iter().map(distance_to).min().unwrap_or(20) as usize
     }
 
     fn numbers(&self, free: u32, taken: u32, request: &Request, distances: &[usize]) -> Vec<usize> {

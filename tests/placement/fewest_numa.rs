@@ -26,7 +26,7 @@ fn eights(numa: u32) -> Topology {
 
 /// The text of a refusal appears in the container's note.
 #[test]
-fn a_refusal_has_the_numbers() {
+fn a_refusal_names_the_numbers() {
     let placer = Placer::new(&eights(3));
     let refused = |free: &str, request: &Request| {
         placer
@@ -78,7 +78,7 @@ fn a_refusal_has_the_numbers() {
 
 /// Whole cores of different sizes may need more NUMA nodes than the same number of single CPUs.
 #[test]
-fn what_is_needed_is_counted_by_what_can_be_used() {
+fn needed_numa_nodes_are_counted_with_usable_cpus() {
     // Each NUMA node has two cores of three threads.
     let topology = machine(
         (0..12)
@@ -122,7 +122,7 @@ fn what_is_needed_is_counted_by_what_can_be_used() {
 
 /// The rule is stronger than split cores, which come before NUMA nodes otherwise.
 #[test]
-fn a_core_is_shared_rather_than_a_container_split() {
+fn a_core_is_split_before_a_container() {
     // Three cores on each NUMA node, siblings 6 apart.
     let placer = Placer::new(&even(6, 2, 3, 3, 3));
     let free = cpus("0-2,6,3,9");
@@ -139,9 +139,13 @@ fn a_core_is_shared_rather_than_a_container_split() {
         (usual.cpus, usual.cost.split_cores, usual.cost.numa),
         (cpus("0,3,6,9"), 0, 2)
     );
-    let one = placer.place_as(&free, &fewest(4)).unwrap();
+    let placement = placer.place_as(&free, &fewest(4)).unwrap();
     assert_eq!(
-        (one.cpus, one.cost.split_cores, one.cost.numa),
+        (
+            placement.cpus,
+            placement.cost.split_cores,
+            placement.cost.numa
+        ),
         (cpus("0-2,6"), 2, 1)
     );
     let refusal = placer
@@ -254,7 +258,7 @@ fn growth_is_best_on_small_machines() {
 
 /// Equal NUMA nodes are not tried in every combination, and the placer takes the lowest ids first.
 #[test]
-fn many_numa_nodes_are_quick_and_the_lowest_are_taken() {
+fn many_equal_numa_nodes_are_fast_and_the_lowest_ids_are_chosen() {
     let topology = even(256, 1, 128, 8, 8);
     let placer = Placer::new(&topology);
     let spread = Request {
@@ -302,7 +306,7 @@ fn many_numa_nodes_are_quick_and_the_lowest_are_taken() {
 
 /// Repacking moves owners before a request is refused.
 #[test]
-fn others_move_before_it_is_refused() {
+fn owners_move_before_a_request_is_refused() {
     let placer = Placer::new(&eights(2));
     let owner = |list: &str| Owner {
         cpus: cpus(list),

@@ -33,7 +33,7 @@ pub(crate) struct Case {
     pub(crate) name: String,
     topology: String,
     #[serde(flatten)]
-    pub(crate) asked: Asked,
+    pub(crate) requests: Requests,
     #[serde(default)]
     options: BTreeMap<String, serde_json::Value>,
     /// The CPUs of the last request.
@@ -45,7 +45,7 @@ pub(crate) struct Case {
 
 #[derive(Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
-pub(crate) enum Asked {
+pub(crate) enum Requests {
     /// A single request out of a free set.
     Take { available: Vec<u32>, num: usize },
     /// The containers of one pod, in order.
@@ -78,7 +78,15 @@ impl Cases {
         let members = self.topologies[&case.topology].cpus.iter();
         machine(
             members
-                .map(|of| cpu(of.cpu, of.core, of.socket, of.numa, of.uncore))
+                .map(|member| {
+                    cpu(
+                        member.cpu,
+                        member.core,
+                        member.socket,
+                        member.numa,
+                        member.uncore,
+                    )
+                })
                 .collect(),
         )
     }
@@ -100,8 +108,8 @@ impl Case {
         topology: &Topology,
         mut choose: impl FnMut(&Request) -> CpuSet,
     ) -> Vec<(Request, CpuSet)> {
-        let (default, reserved, requests, hint, kinds) = match &self.asked {
-            Asked::Take { available, num } => {
+        let (default, reserved, requests, hint, kinds) = match &self.requests {
+            Requests::Take { available, num } => {
                 let free = available.iter().copied().collect();
                 let request = Request {
                     free,
@@ -111,7 +119,7 @@ impl Case {
                 let answer = choose(&request);
                 return vec![(request, answer)];
             }
-            Asked::Policy {
+            Requests::Policy {
                 default_cpuset,
                 reserved,
                 requests,

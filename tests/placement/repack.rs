@@ -198,7 +198,7 @@ fn as_few_moves_as_brute_force_finds() {
             }
             splits += 1;
             let moved = |ours: &Repacking| {
-                let cpus: usize = ours.moves.iter().map(|one| one.to.cpus.len()).sum();
+                let cpus: usize = ours.moves.iter().map(|step| step.to.cpus.len()).sum();
                 (ours.moves.len(), cpus)
             };
             let best = brute(&topology, &placer, &scene, 2);
@@ -213,18 +213,18 @@ fn as_few_moves_as_brute_force_finds() {
             if ours.as_ref().map(moved) != best {
                 missed += 1;
                 // An owner on one group of some kind goes to the best place in one group; another place may do more.
-                let of_one = |owner: &Owner| {
+                let is_on_one_group = |owner: &Owner| {
                     numbers(placer.cost(&owner.cpus))[1..]
                         .iter()
                         .all(|&n| n == 1)
                 };
-                let alike = topology
+                let single_threaded = topology
                     .cpus
                     .iter()
                     .all(|cpu| topology.core_of(cpu.id).len() == 1);
-                let simple = name == "one thread per core, two NUMA nodes" && alike;
+                let simple = name == "one thread per core, two NUMA nodes" && single_threaded;
                 assert!(
-                    !(simple && scene.owners.iter().all(of_one)),
+                    !(simple && scene.owners.iter().all(is_on_one_group)),
                     "{name}: {scene:?}: {ours:?}, but {best:?} is possible"
                 );
             }
@@ -302,7 +302,7 @@ fn the_second_move_may_need_the_first() {
         repacking
             .moves
             .iter()
-            .map(|one| one.to.cpus.len())
+            .map(|step| step.to.cpus.len())
             .sum::<usize>(),
         3
     );
@@ -339,7 +339,7 @@ fn idle_siblings_move_along() {
 }
 
 #[test]
-fn what_need_not_be_mended_is_left() {
+fn an_unavoidable_split_moves_no_owner() {
     let placer = Placer::new(&even(8, 1, 4, 4, 4));
     let owners = [owner("0-1"), owner("4-5")];
     let free = cpus("2-3,6-7");
@@ -385,7 +385,7 @@ fn what_need_not_be_mended_is_left() {
 
 /// On a large machine the moves must be possible, too, and end within a bounded number of decisions.
 #[test]
-fn large_machines_are_mended() {
+fn splits_on_large_machines_are_mended() {
     let topology = epyc_nps4();
     let placer = Placer::new(&topology);
     let mut random = Random(23);

@@ -18,12 +18,12 @@ const CORES: [Cores; 3] = [Cores::Preferred, Cores::Whole, Cores::Single];
 const ISOLATED: [Isolated; 3] = [Isolated::Avoid, Isolated::Prefer, Isolated::Ignore];
 
 /// The machine with distances between the NUMA nodes, a NUMA node without CPUs, and some isolated CPUs.
-fn told(mut topology: Topology, isolated: CpuSet) -> Topology {
+fn with_numa_distances(mut topology: Topology, isolated: CpuSet) -> Topology {
     let mut ids: Vec<u32> = topology.cpus.iter().filter_map(|cpu| cpu.numa).collect();
     ids.push(7);
     ids.sort_unstable();
     ids.dedup();
-    let far = |a: u32, b: u32| {
+    let distance = |a: u32, b: u32| {
         if a == b {
             10
         } else {
@@ -43,7 +43,7 @@ fn told(mut topology: Topology, isolated: CpuSet) -> Topology {
         distances: if id == 1 {
             Vec::new()
         } else {
-            ids.iter().map(|&to| far(id, to)).collect()
+            ids.iter().map(|&to| distance(id, to)).collect()
         },
     };
     topology.numa = ids.iter().map(node).collect();
@@ -177,7 +177,7 @@ fn best_with_devices_and_isolated_cpus_on_small_machines() {
             } else {
                 random_set(&mut random, &topology)
             };
-            let topology = told(topology.clone(), isolated);
+            let topology = with_numa_distances(topology.clone(), isolated);
             let placer = Placer::new(&topology);
             for _ in 0..40 {
                 let free =
@@ -229,7 +229,7 @@ fn cores_in_pieces_on_the_fewest_numa_nodes() {
         ..Topology::default()
     };
     for isolated in [CpuSet::new(), (5..=9).collect()] {
-        let topology = told(topology.clone(), isolated);
+        let topology = with_numa_distances(topology.clone(), isolated);
         let placer = Placer::new(&topology);
         for (cores, order) in CORES
             .into_iter()
@@ -275,11 +275,11 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(600) })]
 
     #[test]
-    fn best_where_groups_have_nothing_to_do_with_each_other(
+    fn best_where_groups_are_independent(
         topology in wild(), bits in any::<u32>(), isolated in any::<u32>(), request in any_request()
     ) {
         let isolated = some_of(&topology, isolated);
-        let topology = told(topology, isolated);
+        let topology = with_numa_distances(topology, isolated);
         let placer = Placer::new(&topology);
         check("wild", &topology, &placer, &some_of(&topology, bits), &request);
         check("wild", &topology, &placer, &topology.online, &request);
@@ -290,7 +290,7 @@ proptest! {
         topology in orderly(), bits in any::<u32>(), isolated in any::<u32>(), request in any_request()
     ) {
         let isolated = some_of(&topology, isolated);
-        let topology = told(topology, isolated);
+        let topology = with_numa_distances(topology, isolated);
         let placer = Placer::new(&topology);
         check("orderly", &topology, &placer, &some_of(&topology, bits), &request);
         check("orderly", &topology, &placer, &topology.online, &request);
@@ -354,7 +354,7 @@ fn spread_is_even_over_numa_nodes_and_llcs() {
 }
 
 #[test]
-fn the_rest_comes_from_where_most_is_free() {
+fn the_remainder_comes_from_the_group_with_the_most_free_cpus() {
     let topology = even(8, 1, 4, 4, 4);
     let placer = Placer::new(&topology);
     let request = Request {
@@ -367,7 +367,7 @@ fn the_rest_comes_from_where_most_is_free() {
 }
 
 #[test]
-fn whole_cores_or_a_refusal_that_says_what_works() {
+fn whole_cores_or_a_refusal_with_the_nearest_counts() {
     // Cores 0-3 of two threads, core 3 without its sibling 7: CPUs 0-6.
     let mut topology = even(4, 2, 4, 4, 4);
     topology.cpus.retain(|cpu| cpu.id != 7);
@@ -431,7 +431,7 @@ fn siblings_of_single_cpus_are_idle() {
 
 #[test]
 fn devices_decide_before_the_number_of_numa_nodes() {
-    let topology = told(even(12, 1, 6, 3, 3), CpuSet::new());
+    let topology = with_numa_distances(even(12, 1, 6, 3, 3), CpuSet::new());
     let placer = Placer::new(&topology);
     let near = |free: &str, n, near: &str| {
         let request = Request {
@@ -445,18 +445,18 @@ fn devices_decide_before_the_number_of_numa_nodes() {
     assert_eq!(
         near("0-5,9", 2, "3"),
         cpus("3,9"),
-        "NUMA node 1 tells nothing of 3, and 3 says that it is far"
+        "NUMA node 1 reports no distance to 3, and 3 reports a large distance"
     );
     assert_eq!(
         near("0-11", 2, "7"),
         cpus("9-10"),
-        "the nearest to one without CPUs"
+        "the nearest to a NUMA node without CPUs"
     );
     assert_eq!(near("0-11", 4, "0,3"), cpus("0-2,9"));
     assert_eq!(
         near("0-11", 2, "1000"),
         cpus("0-1"),
-        "as far from everywhere"
+        "the same distance from every NUMA node"
     );
 }
 
