@@ -170,8 +170,8 @@ impl World {
                 continue;
             };
             if index != TREE {
-                let one: Cpus = 1 << self.kernel.online.ilog2();
-                for cpus in [self.kernel.online, one] {
+                let last_cpu: Cpus = 1 << self.kernel.online.ilog2();
+                for cpus in [self.kernel.online, last_cpu] {
                     if node.cpus != cpus {
                         events.push(Event::Cpus(index, cpus));
                     }

@@ -24,9 +24,9 @@ pub(crate) struct Bounds {
     pub(crate) interruptions: u32,
 }
 
-/// What was seen.
+/// Totals of a search.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Seen {
+pub(crate) struct Totals {
     /// Different states in which the agent waits.
     pub(crate) states: usize,
     /// Moves between plans, and reconciles without events.
@@ -66,10 +66,10 @@ pub(crate) fn explore(
     starts: &[Vec<Move>],
     menu: Menu,
     bounds: Bounds,
-) -> Result<Seen, Vec<Violation>> {
+) -> Result<Totals, Vec<Violation>> {
     let mut broken: Vec<Violation> = Vec::new();
     let clock = Instant::now();
-    let mut seen = Seen::default();
+    let mut totals = Totals::default();
     let mut known = HashSet::new();
     let mut trail: Vec<(Option<usize>, Move)> = Vec::new();
     let mut level: Vec<Point> = Vec::new();
@@ -102,16 +102,16 @@ pub(crate) fn explore(
             if !known.insert(fingerprint(&point)) {
                 continue;
             }
-            seen.states += 1;
+            totals.states += 1;
             let at = point.from.map(|(index, _)| index);
-            if let Err(rule) = setup.quiet(&point.world) {
+            if let Err(rule) = setup.check_settled(&point.world) {
                 note(&mut broken, violation(&trail, at, None, rule, point.world));
                 continue;
             }
             let planned = setup.plan(&point.world);
             for (step, left) in moves(setup, &point, planned.steps.len(), menu) {
                 let mut world = point.world.clone();
-                seen.moves += 1;
+                totals.moves += 1;
                 let anew = step == Move::Reconcile && !world.refused.is_empty();
                 let went = if anew {
                     setup.go(&mut world, step)
@@ -151,12 +151,12 @@ pub(crate) fn explore(
         setup.kind,
         setup.cpus,
         setup.shapes,
-        seen.states,
-        seen.moves,
+        totals.states,
+        totals.moves,
         clock.elapsed().as_secs_f64()
     );
     if broken.is_empty() {
-        Ok(seen)
+        Ok(totals)
     } else {
         Err(broken)
     }

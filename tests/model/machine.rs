@@ -162,8 +162,8 @@ impl Setup {
             };
             let pod = &planned.pods[decision.pod];
             let has_cgroup = |uid: &&str| {
-                let mut seen = planned.observed.pods.iter();
-                seen.any(|seen| seen.cgroup.uid == **uid)
+                let mut observed = planned.observed.pods.iter();
+                observed.any(|pod| pod.cgroup.uid == **uid)
             };
             let uid = pod.cgroup_uid().filter(has_cgroup);
             let here = uid.is_some_and(|uid| planned.here.contains(uid));
@@ -180,12 +180,12 @@ impl Setup {
 
     /// After the last event at most two reconciles change the kernel, and then the kernel agrees with the ledger. A
     /// reconcile that begins while a foreign setting blocks an assignment is not counted: its steps may remove the block.
-    pub(crate) fn quiet(&self, world: &World) -> Result<(), Broken> {
-        self.quiet_with(world, &|world| self.store(world))
+    pub(crate) fn check_settled(&self, world: &World) -> Result<(), Broken> {
+        self.check_settled_with(world, &|world| self.store(world))
     }
 
-    /// As `quiet`, with an agent that starts with the pods of a store.
-    pub(crate) fn quiet_with(
+    /// As `check_settled`, with an agent that starts with the pods of a store.
+    pub(crate) fn check_settled_with(
         &self,
         world: &World,
         store: &dyn Fn(&World) -> PodStore,
@@ -201,19 +201,19 @@ impl Setup {
             if plans.len() >= 2 && blocked {
                 return Ok(());
             }
-            let told = (store(&world), &planned);
-            let steps = self.reconcile(&mut world, told, usize::MAX, None);
-            if steps.map_err(|rule| format!("{rule}\n  in quiet"))? == 0 {
+            let known = (store(&world), &planned);
+            let steps = self.reconcile(&mut world, known, usize::MAX, None);
+            if steps.map_err(|rule| format!("{rule}\n  without events"))? == 0 {
                 return self
                     .settled(&world, &planned)
-                    .map_err(|rule| format!("{rule}\n  after quiet"));
+                    .map_err(|rule| format!("{rule}\n  after the last reconcile"));
             }
             counted += usize::from(!blocked);
             plans.push(planned);
         }
         let plans: Vec<String> = plans.iter().map(|planned| list(&planned.steps)).collect();
         Err(format!(
-            "three plans in a row in quiet:\n{}",
+            "three plans in a row without events:\n{}",
             plans.join("\n    then\n")
         ))
     }
@@ -265,19 +265,19 @@ impl Setup {
                     continue;
                 };
                 let mut wanted = claims.containers.get(name).map_or(0, bits);
-                if inside.iter().any(|one| one == name) {
+                if inside.iter().any(|container| container == name) {
                     wanted = all;
                 }
-                let there = wanted & world.kernel.online;
-                let possible = there != 0 && wanted & world.kernel.lost == 0;
+                let wanted_online = wanted & world.kernel.online;
+                let possible = wanted_online != 0 && wanted & world.kernel.lost == 0;
                 if wanted & world.kernel.lost != 0 || walled {
                     continue;
                 }
-                if possible && effective != there {
+                if possible && effective != wanted_online {
                     return Err(format!(
                         "{path} runs on {}, not on {}",
                         set(effective),
-                        set(there)
+                        set(wanted_online)
                     ));
                 }
                 if node.is_live() != (partition && possible) {
@@ -294,7 +294,7 @@ impl Setup {
                 holds(world, index, if partition && possible { wanted } else { 0 })?;
                 let owner = claims.containers.contains_key(name);
                 // A container whose CPUs are all offline may count as an owner or not.
-                if node.limited == owner && (there != 0 || !owner) {
+                if node.limited == owner && (wanted_online != 0 || !owner) {
                     return Err(format!(
                         "{path}: an owner's quota is lifted, another's is not"
                     ));

@@ -89,7 +89,7 @@ fn cgroups_above_trimmed_before_the_partitions_below() {
 }
 
 #[test]
-fn claims_that_are_not_noted() {
+fn assignments_without_a_record() {
     let says = found(Kind::Linux72, PLAIN, |steps| {
         steps
             .into_iter()
@@ -108,7 +108,7 @@ fn claims_that_are_not_noted() {
 }
 
 #[test]
-fn claims_noted_last() {
+fn assignments_recorded_last() {
     fn rest(step: &Step) -> bool {
         !matches!(
             step,
@@ -123,7 +123,7 @@ fn claims_noted_last() {
 }
 
 #[test]
-fn owners_given_their_cpus_before_others_are_off_them() {
+fn owners_get_their_cpus_before_shared_containers_leave_them() {
     fn own(step: &Step) -> bool {
         matches!(
             step,

@@ -142,7 +142,9 @@ fn run(
         };
         moves.push(step);
         let before = world.clone();
-        let broken = setup.go(&mut world, step).and_then(|_| setup.quiet(&world));
+        let broken = setup
+            .go(&mut world, step)
+            .and_then(|_| setup.check_settled(&world));
         if let Err(rule) = broken {
             let moves: Vec<String> = moves.iter().map(|step| format!("  {step}")).collect();
             let (moves, before) = (moves.join("\n"), describe(&before));
@@ -194,7 +196,7 @@ proptest! {
 
     /// Nobody but the kubelet and the runtime does anything: each start is held to the strictest rules.
     #[test]
-    fn requests_that_nobody_disturbs(
+    fn requests_without_foreign_writes(
         choices in prop::collection::vec(choice_of_requests(), 1..40)
     ) {
         for kind in [Kind::V1, Kind::V2, Kind::Early612, Kind::Late612, Kind::Linux72] {
@@ -298,7 +300,7 @@ fn a_foreign_set_of_a_pod_leaves_pod_mates_apart() {
 
 /// A planner that trims cgroups above partitions before the cgroups below is detected by a short history.
 #[test]
-fn a_mutant_is_found_and_shrunk() {
+fn a_mutant_is_detected_and_shrunk() {
     let histories = prop::collection::vec(choice(), 1..60);
     let mut runner =
         TestRunner::new_with_rng(config(), TestRng::deterministic_rng(RngAlgorithm::ChaCha));

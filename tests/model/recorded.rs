@@ -190,7 +190,7 @@ fn pods_come_and_go() {
 }
 
 #[test]
-fn an_init_container_and_the_one_after_it() {
+fn an_init_container_and_the_next_container() {
     compare("init-container", |_| {
         let mut moves = happen([Event::Create(1)]).to_vec();
         moves.extend(begins(1, 0));
@@ -235,7 +235,7 @@ fn a_resize_up_and_down() {
 }
 
 #[test]
-fn writes_of_others_and_an_agent_that_is_killed() {
+fn foreign_writes_and_a_killed_agent() {
     compare("writes-of-others", |_| {
         let mut moves = one_pod_runs();
         let leaf = leaf_node(0, 0, 0);
@@ -282,7 +282,7 @@ fn cpus_and_configurations_that_change() {
 }
 
 #[test]
-fn what_is_recorded_shows_steps_of_every_kind_that_a_kernel_takes() {
+fn recorded_histories_contain_every_kind_of_step() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/steps");
     for (_, kernel) in KERNELS {
         let files = std::fs::read_dir(&folder)

@@ -667,7 +667,7 @@ impl<'a> Agent<'a> {
     /// A new agent repairs the remaining differences, and the running agent does too.
     pub(crate) fn quiet(&self) -> Result<(), Broken> {
         self.setup
-            .quiet_with(&self.world, &|world| self.store(world))
+            .check_settled_with(&self.world, &|world| self.store(world))
     }
 
     /// The running agent repairs the remaining differences within two node passes.

@@ -146,7 +146,7 @@ fn every_short_history_of_requests() {
 }
 
 #[test]
-fn an_answer_that_nobody_waited_for_stays_recorded() {
+fn an_unanswered_creation_stays_recorded() {
     for kind in KINDS {
         let setup = setup(kind);
         let mut agent = Agent::after(&setup, &begin([Run(0), Unheard(0, 0)])).unwrap();
