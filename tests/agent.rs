@@ -1,9 +1,9 @@
 //! The agent on the real kernel: real cgroups, real processes, and the program itself.
 //!
-//! Needs root, a cgroup hierarchy with cpuset and two CPUs, so plain `cargo test` leaves these tests to `tests/run` and
-//! names them. Every test makes a pods' tree of its own and touches no other.
+//! The tests need root, a cgroup hierarchy with cpuset and two CPUs. Plain `cargo test` leaves the tests to `tests/run` and
+//! names each. Every test makes a separate tree of pods and touches no further tree.
 
-// A helper that can't do its work fails the test that called it.
+// A helper function that cannot do its work fails the calling test.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -34,8 +34,6 @@ mod runtime;
 mod answers;
 #[path = "agent/api.rs"]
 mod api;
-#[path = "agent/asked.rs"]
-mod asked;
 #[path = "agent/beside_kubelet.rs"]
 mod beside_kubelet;
 #[path = "agent/churn.rs"]
@@ -66,6 +64,8 @@ mod preserved;
 mod release;
 #[path = "agent/restart.rs"]
 mod restart;
+#[path = "agent/runtime_requests.rs"]
+mod runtime_requests;
 #[path = "agent/scenes.rs"]
 mod scenes;
 #[path = "agent/serving.rs"]

@@ -1,10 +1,10 @@
-//! The agent as a state machine: pods come, grow and go, strangers write, CPUs go offline, the agent is killed between
-//! any two steps; whatever the order, no CPU has two owners or none, and what runs stays where it is.
+//! The agent as a state machine: pods come, grow and go, foreign programs write, CPUs go offline, the agent is killed
+//! between any two steps. In every order, each CPU has exactly one owner, and running containers stay in place.
 //!
-//! The reconcile passes are the real ones, of a node and of a pod; the kernel is a model that is held to what was seen on
-//! real ones. An agent either begins anew with each pass, or lives on while the container runtime waits for its answers:
-//! then a pass yields at every point, and the agent is killed after every step. Small histories are explored all, larger
-//! ones at random; `PINFOLD_MODEL_EVENTS=5` and `PROPTEST_CASES=4000` go further.
+//! The reconcile passes are the real passes of a node and of a pod. The kernel is a model that agrees with observations of
+//! real kernels. An agent either begins anew with each pass, or lives on while the container runtime waits for answers: then
+//! a pass yields at every point, and the agent is killed after every step. The tests explore all small histories, and larger
+//! histories at random; `PINFOLD_MODEL_EVENTS=5` and `PROPTEST_CASES=4000` go further.
 
 #![allow(
     clippy::unwrap_used,
@@ -49,19 +49,19 @@ const ALL: Menu = Menu {
     hotplug: true,
     configuration: true,
 };
-/// Nobody but the kubelet does anything.
+/// Only the kubelet acts.
 const PLAIN: Menu = Menu {
     foreign: false,
     hotplug: false,
     configuration: false,
 };
-/// On cgroup v1 a CPU that was offline does not come back to the cgroups it was in, whatever one writes further down.
+/// On cgroup v1 a CPU that was offline does not return to its earlier cgroups, for any write further down.
 const ALL_V1: Menu = Menu {
     hotplug: false,
     ..ALL
 };
 
-/// Pods that are there, with all their containers named, and have what they are owed.
+/// Existing pods whose containers the status names, and which have their entitlement.
 fn running(setup: &Setup, pods: &[usize]) -> Vec<Move> {
     let mut moves = Vec::new();
     for pod in pods {
@@ -86,7 +86,7 @@ fn check(setup: &Setup, starts: &[Vec<Move>], menu: Menu, bounds: Bounds) {
     }
 }
 
-/// From nothing, and from two pods that run.
+/// From an empty node, and from two running pods.
 fn check_both(kind: Kind, shapes: [Shape; 2], menu: Menu) {
     let setup = Setup::new(kind, 4, 1, &shapes);
     let longer = std::env::var("PINFOLD_MODEL_EVENTS")
@@ -155,7 +155,7 @@ fn cgroup_v1() {
     check_both(Kind::V1, [Shape::One(1), Shape::Two(1, 1)], ALL_V1);
 }
 
-/// Three CPUs, of which two pods would have all that aren't reserved.
+/// Three CPUs: two pods would own all CPUs that are not reserved.
 #[test]
 fn too_few_cpus() {
     for kind in [Kind::V2, Kind::Late612] {

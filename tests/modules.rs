@@ -12,7 +12,7 @@ mod cycles;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Each module and the modules that it may import. The table in `src/lib.rs` is the same.
+/// Each module and the modules that each may import. The table in `src/lib.rs` is the same.
 const MODULES: [(&str, &[&str]); 12] = [
     ("text", &[]),
     ("cpu", &[]),
@@ -44,10 +44,10 @@ const MODULES: [(&str, &[&str]); 12] = [
     ),
 ];
 
-/// Modules that only compute.
+/// Modules that compute without I/O.
 const PURE: [&str; 4] = ["text", "cpu", "pod", "scene"];
 
-/// Names that a module which only computes never has.
+/// Names that never occur in a module of `PURE`.
 const IMPURE: [&str; 10] = [
     "std::fs",
     "std::io::Read",
@@ -64,7 +64,7 @@ const IMPURE: [&str; 10] = [
 /// The longest file, in lines.
 const LONGEST: usize = 600;
 
-/// A line without its comment. A `//` in a string cuts it too; no import stands behind one.
+/// A line without the comment. A `//` in a string also ends the line here; no import follows a string.
 fn code(line: &str) -> &str {
     line.split("//").next().unwrap_or_default()
 }
@@ -77,7 +77,7 @@ fn imports(text: &str) -> Vec<String> {
         .collect();
     let mut found = Vec::new();
     for (at, _) in text.match_indices("crate::") {
-        // `pub(in crate::x)` and the like name no import; `mycrate::` is another crate.
+        // `pub(in crate::x)` and similar visibilities name no import; `mycrate::` is another crate.
         let before = text[..at].chars().next_back();
         if before.is_some_and(|before| before.is_alphanumeric() || before == '_') {
             continue;
@@ -150,7 +150,7 @@ fn offences(path: &str, text: &str) -> Vec<String> {
             ));
         }
     }
-    // `super` beyond the module would hide an import: src/module/mod.rs is one level below the crate.
+    // A `super` that leaves the module would hide an import: src/module/mod.rs is one level below the crate.
     let depth = path.trim_end_matches("/mod.rs").matches('/').count() + 1;
     let leaves = "super::".repeat(depth);
     let outermost = |line: &&str| line.starts_with("use ") || line.starts_with("pub");
@@ -198,7 +198,7 @@ fn src() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
 }
 
-/// The text of a file above its own tests. Attributes may stand between `#[cfg(test)]` and the module.
+/// The text of a file above the test module. Attributes may stand between `#[cfg(test)]` and the module.
 fn without_tests(text: &str) -> &str {
     let Some(module) = text.find("\nmod tests {") else {
         return text;
@@ -216,7 +216,7 @@ fn every_file_keeps_the_rules_of_its_module() {
     let mut found = Vec::new();
     for file in &files {
         let path = file.strip_prefix(src()).unwrap().to_str().unwrap();
-        // Tests of a module may read and write what the module may not.
+        // Tests of a module may read and write files even where the module may not.
         let test = path.ends_with("/tests.rs") || path.contains("/tests/");
         let text = fs::read_to_string(file).unwrap();
         let text = without_tests(&text);
@@ -234,7 +234,7 @@ fn every_file_keeps_the_rules_of_its_module() {
 }
 
 #[test]
-fn the_table_for_readers_is_the_same() {
+fn the_documented_table_matches() {
     let text = fs::read_to_string(src().join("lib.rs")).unwrap();
     let mut rows = 0;
     for line in text.lines().filter(|line| line.starts_with("//! | [`")) {

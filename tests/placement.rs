@@ -1,6 +1,6 @@
 //! Placement against brute force, against the kubelet's own cases, and under churn.
 
-// A helper that can't do its work fails the test that called it.
+// A helper function that cannot do its work fails the calling test.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 #[path = "placement/brute.rs"]
@@ -34,7 +34,7 @@ use machines::{cpu, even, machine};
 use pinfold::cpu::{CpuSet, Placer, TooFewCpus, Topology};
 use proptest::prelude::*;
 
-/// Machines of 8 CPUs, one of each shape that a search could get wrong.
+/// Machines of 8 CPUs: each has a shape that a search could get wrong.
 fn small_machines() -> Vec<(&'static str, Topology)> {
     let list = |cpus: [(i32, i32, i32, i32); 8]| {
         machine(
@@ -137,7 +137,7 @@ fn small_machines() -> Vec<(&'static str, Topology)> {
     ]
 }
 
-/// Every count out of one free set, against every subset of it.
+/// Compares every count out of one free set with every subset of that size.
 fn check(name: &str, topology: &Topology, placer: &Placer, free: &CpuSet) {
     assert!(placer.is_exact(), "{name}: {topology:?}");
     for (n, (cost, cpus)) in brute::best(topology, free).into_iter().enumerate() {
@@ -162,16 +162,16 @@ fn best_for_every_free_set_and_count_on_small_machines() {
     }
 }
 
-/// CPUs with sparse ids, each in groups that have nothing to do with each other.
+/// CPUs with sparse ids, in groups that are independent of each other.
 fn wild() -> impl Strategy<Value = Topology> {
-    let one = (1_u32..40, -1_i32..6, -1_i32..3, -1_i32..4, -1_i32..4);
-    proptest::collection::vec(one, 1..=10).prop_map(|cpus| {
+    let cpu_fields = (1_u32..40, -1_i32..6, -1_i32..3, -1_i32..4, -1_i32..4);
+    proptest::collection::vec(cpu_fields, 1..=10).prop_map(|cpus| {
         let mut id = 0;
-        let place = |(step, core, socket, numa, llc): (u32, i32, i32, i32, i32)| {
+        let new_cpu = |(step, core, socket, numa, llc): (u32, i32, i32, i32, i32)| {
             id += step;
             cpu(id, core, socket, numa, llc)
         };
-        machine(cpus.into_iter().map(place).collect())
+        machine(cpus.into_iter().map(new_cpu).collect())
     })
 }
 
@@ -190,10 +190,10 @@ fn orderly() -> impl Strategy<Value = Topology> {
                 .iter()
                 .zip(0..)
                 .flat_map(|(&threads, core)| std::iter::repeat_n(core, threads));
-            let place = |(core, &id): (i32, &u32)| {
+            let new_cpu = |(core, &id): (i32, &u32)| {
                 cpu(id, core, core / per_socket, core / per_numa, core / per_llc)
             };
-            machine(threads.zip(&ids).map(place).collect())
+            machine(threads.zip(&ids).map(new_cpu).collect())
         })
 }
 
@@ -211,7 +211,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(500) })]
 
     #[test]
-    fn best_where_groups_have_nothing_to_do_with_each_other(topology in wild(), bits in any::<u32>()) {
+    fn best_where_groups_are_independent(topology in wild(), bits in any::<u32>()) {
         check("wild", &topology, &Placer::new(&topology), &some_of(&topology, bits));
         check("wild", &topology, &Placer::new(&topology), &topology.online);
     }
@@ -239,7 +239,7 @@ fn llcs_of(topology: &Topology, cpus: &CpuSet) -> Vec<u32> {
 #[test]
 fn never_worse_than_the_kubelet_on_its_own_cases() {
     let cases = Cases::load();
-    let (mut equal, mut better, mut nothing, mut llcs_equal, mut llcs_better) =
+    let (mut equal, mut better, mut without_cpus, mut llcs_equal, mut llcs_better) =
         (0, Vec::new(), 0, 0, 0);
     for case in &cases.cases {
         let topology = cases.topology(case);
@@ -260,7 +260,7 @@ fn never_worse_than_the_kubelet_on_its_own_cases() {
             let theirs: CpuSet = expected.iter().copied().collect();
             if theirs.is_empty() {
                 assert_eq!((request.n, ours), (0, &theirs), "{name}");
-                nothing += 1;
+                without_cpus += 1;
                 continue;
             }
             let (our_cost, their_cost) = (placer.cost(ours), placer.cost(&theirs));
@@ -292,18 +292,18 @@ fn never_worse_than_the_kubelet_on_its_own_cases() {
     }
     println!("{} cases", cases.cases.len());
     println!(
-        "CPUs given: cost equal in {equal}, better in {}, {nothing} asked for nothing",
+        "CPUs given: cost equal in {equal}, better in {}, {without_cpus} requests for no CPU",
         better.len()
     );
     println!("LLCs given: equal in {llcs_equal}, fewer in {llcs_better}; no case expects an error");
     println!("better:\n{}", better.join("\n"));
 }
 
-/// What the churn benchmark measures against must be the kubelet's algorithm, not our idea of it.
+/// The churn benchmark measures against the kubelet's algorithm, so `rival` must give the kubelet's own answers.
 #[test]
-fn the_rival_answers_as_the_kubelet_does() {
+fn the_reimplementation_answers_as_the_kubelet() {
     let cases = Cases::load();
-    let (mut same, mut others) = (0, Vec::new());
+    let (mut same, mut different) = (0, Vec::new());
     for case in &cases.cases {
         let Some(expected) = &case.expected else {
             continue;
@@ -327,28 +327,28 @@ fn the_rival_answers_as_the_kubelet_does() {
         if *ours == expected.iter().copied().collect() {
             same += 1;
         } else {
-            others.push(format!("{}: {ours} instead of {expected:?}", case.name));
+            different.push(format!("{}: {ours} instead of {expected:?}", case.name));
         }
     }
     assert!(
-        others.is_empty(),
+        different.is_empty(),
         "{same} as the kubelet, {} not:\n{}",
-        others.len(),
-        others.join("\n")
+        different.len(),
+        different.join("\n")
     );
 }
 
 /// 64 cores of two threads; every NUMA node has a quarter of every LLC.
 fn grid() -> Topology {
-    let place = |id: u32| {
+    let new_cpu = |id: u32| {
         let core = id.cast_signed() % 64;
         cpu(id, core, 0, core / 16, core % 4)
     };
-    machine((0..128).map(place).collect())
+    machine((0..128).map(new_cpu).collect())
 }
 
 #[test]
-fn no_placement_under_churn_is_worse_than_the_best() {
+fn no_placement_under_churn_is_worse_than_the_optimum() {
     for (name, topology) in [
         ("EPYC NPS1", machines::epyc_nps1()),
         ("EPYC NPS4", machines::epyc_nps4()),
@@ -372,7 +372,7 @@ fn no_placement_under_churn_is_worse_than_the_best() {
     }
 }
 
-/// The comparison can tell: another algorithm does worse under the same requests.
+/// The churn comparison can find differences: the kubelet's algorithm does worse under the same requests.
 #[test]
 fn the_kubelet_is_worse_under_churn() {
     for chooser in [Chooser::KubeletPacked, Chooser::KubeletPackedByLlc] {
@@ -384,7 +384,7 @@ fn the_kubelet_is_worse_under_churn() {
     }
 }
 
-/// The groups of the machines in tests/machines, as their own records tell.
+/// The groups of the machines in tests/machines, as recorded in truth.json.
 fn real_machines() -> Vec<(String, Topology)> {
     type Groups = Option<Vec<Vec<u32>>>;
     #[derive(serde::Deserialize)]
@@ -399,17 +399,18 @@ fn real_machines() -> Vec<(String, Topology)> {
     let truth: BTreeMap<String, Truth> =
         serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
     let group = |groups: &Groups, id: u32| {
-        let of = groups
+        let position = groups
             .iter()
             .flatten()
             .position(|group| group.contains(&id));
-        of.map_or(-1, |number| i32::try_from(number).unwrap())
+        position.map_or(-1, |number| i32::try_from(number).unwrap())
     };
-    let topology = |of: &Truth| {
-        let (core, socket) = (|id| group(&of.cores, id), |id| group(&of.sockets, id));
-        let (numa, llc) = (|id| group(&of.numa, id), |id| group(&of.llc, id));
+    let topology = |truth: &Truth| {
+        let (core, socket) = (|id| group(&truth.cores, id), |id| group(&truth.sockets, id));
+        let (numa, llc) = (|id| group(&truth.numa, id), |id| group(&truth.llc, id));
         machine(
-            of.online
+            truth
+                .online
                 .iter()
                 .map(|&id| cpu(id, core(id), socket(id), numa(id), llc(id)))
                 .collect(),
@@ -417,7 +418,7 @@ fn real_machines() -> Vec<(String, Topology)> {
     };
     truth
         .iter()
-        .map(|(name, of)| (name.clone(), topology(of)))
+        .map(|(name, truth)| (name.clone(), topology(truth)))
         .collect()
 }
 
@@ -457,9 +458,10 @@ fn never_worse_than_the_kubelet_on_real_machines() {
     assert!(better > 0);
 }
 
-/// Groups that cross each other wildly would take for ever: then placements are merely good, and quick.
+/// Groups that cross each other without order would take too long to search. The placer then answers fast with a good, not
+/// always the best, placement.
 #[test]
-fn a_machine_beyond_reason_is_served_all_the_same() {
+fn a_machine_without_order_gets_fast_inexact_placements() {
     let mut random = random::Random(3);
     let mut group = |count: usize| i32::try_from(random.below(count)).unwrap();
     let cpus = (0..512).map(|id: u32| cpu(id, group(200), group(16), group(16), group(64)));
@@ -487,10 +489,10 @@ fn only_free_cpus_that_are_online_count() {
         Err(TooFewCpus { wanted: 3, free: 2 })
     );
     assert_eq!(placer.cost(&free), placer.cost(&"3,7".parse().unwrap()));
-    let nothing = Placer::new(&Topology::default());
-    assert_eq!(nothing.place(&free, 0).unwrap().cpus, CpuSet::new());
+    let placer = Placer::new(&Topology::default());
+    assert_eq!(placer.place(&free, 0).unwrap().cpus, CpuSet::new());
     assert_eq!(
-        nothing.place(&free, 1),
+        placer.place(&free, 1),
         Err(TooFewCpus { wanted: 1, free: 0 })
     );
 }

@@ -9,13 +9,13 @@ use pinfold::nri::{OptionalInt64, OptionalUInt64};
 use prost::Message;
 
 use crate::agent::Settings;
-use crate::asked::{Runtime, path, told};
 use crate::kernel::kernel_tests;
 use crate::runtime::EventMessage;
+use crate::runtime_requests::{Runtime, event_message, path};
 
 /// A container's CPU request and limit in thousandths.
-fn set_cpus(told: &mut EventMessage, milli: u64) {
-    let container = told.container.as_mut().unwrap();
+fn set_cpus(description: &mut EventMessage, milli: u64) {
+    let container = description.container.as_mut().unwrap();
     let resources = container.linux.as_mut().unwrap().resources.as_mut();
     let cpu = resources.unwrap().cpu.as_mut().unwrap();
     cpu.shares = Some(OptionalUInt64 {
@@ -26,61 +26,77 @@ fn set_cpus(told: &mut EventMessage, milli: u64) {
     });
 }
 
-fn annotate(told: &mut EventMessage, key: &str, value: &str) {
-    let annotations = &mut told.pod.as_mut().unwrap().annotations;
+fn annotate(description: &mut EventMessage, key: &str, value: &str) {
+    let annotations = &mut description.pod.as_mut().unwrap().annotations;
     annotations.insert(key.to_owned(), value.to_owned());
 }
 
-fn label(told: &mut EventMessage, key: &str, value: &str) {
-    let labels = &mut told.pod.as_mut().unwrap().labels;
+fn label(description: &mut EventMessage, key: &str, value: &str) {
+    let labels = &mut description.pod.as_mut().unwrap().labels;
     labels.insert(key.to_owned(), value.to_owned());
 }
 
-fn set_env(told: &mut EventMessage, lines: &[&str]) {
-    let env = &mut told.container.as_mut().unwrap().env;
+fn set_env(description: &mut EventMessage, lines: &[&str]) {
+    let env = &mut description.container.as_mut().unwrap().env;
     env.extend(lines.iter().map(|&line| line.to_owned()));
 }
 
-/// A pod's name, the CPUs of its container, and a change of the description.
+/// A pod's name, the CPUs of the container, and a change of the description.
 type Case = (&'static str, i64, fn(&mut EventMessage));
 
 const ROLE: &str = "training.kubeflow.org/replica-type";
 
 const CASES: [Case; 18] = [
     ("worker", 1, |_| {}),
-    ("parameter-server", 1, |told| label(told, ROLE, "ps")),
-    ("chief", 1, |told| label(told, ROLE, "chief")),
-    ("evaluator", 1, |told| label(told, ROLE, "evaluator")),
-    ("launcher", 1, |told| label(told, ROLE, "launcher")),
-    ("no-training", 1, |told| {
-        told.pod.as_mut().unwrap().labels.clear();
+    ("parameter-server", 1, |description| {
+        label(description, ROLE, "ps")
     }),
-    ("no-training-but-exclusive", 1, |told| {
-        told.pod.as_mut().unwrap().labels.clear();
-        annotate(told, "pinfold.io/cpus", "exclusive");
+    ("chief", 1, |description| label(description, ROLE, "chief")),
+    ("evaluator", 1, |description| {
+        label(description, ROLE, "evaluator")
     }),
-    ("shared-by-annotation", 1, |told| {
-        annotate(told, "pinfold.io/cpus", "shared");
+    ("launcher", 1, |description| {
+        label(description, ROLE, "launcher")
     }),
-    ("required", 1, |told| {
-        annotate(told, "pinfold.io/cpus", "required");
+    ("no-training", 1, |description| {
+        description.pod.as_mut().unwrap().labels.clear();
     }),
-    ("required-and-too-large", 2, |told| {
-        annotate(told, "pinfold.io/cpus", "required");
+    ("no-training-but-exclusive", 1, |description| {
+        description.pod.as_mut().unwrap().labels.clear();
+        annotate(description, "pinfold.io/cpus", "exclusive");
+    }),
+    ("shared-by-annotation", 1, |description| {
+        annotate(description, "pinfold.io/cpus", "shared");
+    }),
+    ("required", 1, |description| {
+        annotate(description, "pinfold.io/cpus", "required");
+    }),
+    ("required-and-too-large", 2, |description| {
+        annotate(description, "pinfold.io/cpus", "required");
     }),
     ("too-large", 2, |_| {}),
-    ("half-a-cpu", 1, |told| set_cpus(told, 500)),
-    ("one-and-a-half", 1, |told| set_cpus(told, 1500)),
+    ("half-a-cpu", 1, |description| set_cpus(description, 500)),
+    ("one-and-a-half", 1, |description| {
+        set_cpus(description, 1500)
+    }),
     ("best-effort", 0, |_| {}),
-    ("best-effort-worker", 0, |told| label(told, ROLE, "worker")),
-    ("threads-by-the-user", 1, |told| {
-        set_env(told, &["OMP_NUM_THREADS=7", "TF_NUM_INTEROP_THREADS=2"]);
+    ("best-effort-worker", 0, |description| {
+        label(description, ROLE, "worker")
     }),
-    ("cpus-by-the-user", 1, |told| {
-        set_env(told, &["PINFOLD_CPUS=none", "PATH=/bin"]);
+    ("threads-by-the-user", 1, |description| {
+        set_env(
+            description,
+            &["OMP_NUM_THREADS=7", "TF_NUM_INTEROP_THREADS=2"],
+        );
     }),
-    ("services", 1, |told| {
-        set_env(told, &["WEB_SERVICE_HOST=10.0.0.1", "WEB_SERVICE_PORT=80"]);
+    ("cpus-by-the-user", 1, |description| {
+        set_env(description, &["PINFOLD_CPUS=none", "PATH=/bin"]);
+    }),
+    ("services", 1, |description| {
+        set_env(
+            description,
+            &["WEB_SERVICE_HOST=10.0.0.1", "WEB_SERVICE_PORT=80"],
+        );
     }),
 ];
 
@@ -96,11 +112,11 @@ fn answers_to_creations_are_as_recorded() {
     runtime.connect(&agent);
     let mut text = String::new();
     for (name, cpus, change) in CASES {
-        let mut one = told(&tree, name, cpus);
-        change(&mut one);
-        runtime.change(1, &one);
+        let mut description = event_message(&tree, name, cpus);
+        change(&mut description);
+        runtime.change(1, &description);
         writeln!(text, "{name}").unwrap();
-        match runtime.try_create(&one) {
+        match runtime.try_create(&description) {
             Err(refusal) => writeln!(text, "    refused: {refusal}").unwrap(),
             Ok(given) => {
                 if let Some(cpus) = given.cpus {
@@ -117,13 +133,15 @@ fn answers_to_creations_are_as_recorded() {
                 }
             }
         }
-        runtime.call("StopContainer", one.encode_to_vec()).unwrap();
+        runtime
+            .call("StopContainer", description.encode_to_vec())
+            .unwrap();
         [11, 2, 3]
             .into_iter()
-            .for_each(|event| runtime.change(event, &one));
-        let container = path(&one);
+            .for_each(|event| runtime.change(event, &description));
+        let container = path(&description);
         tree.remove(container.rsplit_once('/').unwrap().0);
-        agent.eventually("nothing is owned any more", |status| {
+        agent.eventually("no CPU is owned any more", |status| {
             status["exclusive"] == ""
         });
     }

@@ -32,7 +32,7 @@ impl Cluster {
         let fake = runtime.block_on(FakeApi::start());
         fake.put(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "train"}}));
         let folder = TempDir::new().unwrap();
-        // The agent has the shipped rights, and is held to its node by the shipped policies.
+        // The agent has the shipped rights, and the shipped policies limit the agent to its node.
         fake.install_shipped();
         let token = fake.agent_on(NODE);
         std::fs::write(folder.path().join("kubeconfig"), fake.kubeconfig(&token)).unwrap();
@@ -69,7 +69,7 @@ impl Cluster {
         self.fake.put(pod)
     }
 
-    /// Definitions are followed by their kinds, as they are in a moment.
+    /// The fake server serves a kind only some time after its definition, as a real server does.
     pub(crate) fn establish(&self) {
         let _here = self.runtime.enter();
         self.fake.run_controllers();
@@ -95,7 +95,7 @@ impl Cluster {
             .collect()
     }
 
-    /// Waits for an Event, and returns its note.
+    /// Waits for an Event and returns its note.
     pub(crate) fn event(&self, agent: &Agent, reason: &str, pod: &str) -> String {
         let deadline = Instant::now() + patience();
         loop {
@@ -116,7 +116,7 @@ impl Cluster {
         }
     }
 
-    /// What was written so far.
+    /// The writes so far.
     pub(crate) fn writes(&self) -> Vec<String> {
         let log = self.fake.log().into_iter();
         let writes = log.filter(|asked| !matches!(&*asked.verb, "get" | "list" | "watch"));
@@ -126,7 +126,7 @@ impl Cluster {
     }
 }
 
-/// A TFJob's worker that wants one CPU. Its container runs as `main1`.
+/// A worker of a TFJob with one CPU. The container runs as `main1`.
 pub(crate) fn pod(name: &str, node: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -146,7 +146,7 @@ pub(crate) fn pod(name: &str, node: &str) -> Value {
     })
 }
 
-/// What the kubelet writes once the container of a pod has this id.
+/// The status that the kubelet writes once the container of a pod has the id.
 pub(crate) fn status_of(id: &str) -> Value {
     json!({"containerStatuses": [{
         "name": "main", "image": "tf", "imageID": "", "ready": true, "restartCount": 0,
@@ -161,22 +161,22 @@ pub(crate) fn two_reconciles(agent: &Agent) {
             .metric("pinfold_reconcile_total", &[("reason", "timer")])
             .unwrap_or(0.0)
     };
-    let seen = timer();
-    agent.eventually("two more reconciles", |_| timer() >= seen + 2.0);
+    let passes = timer();
+    agent.eventually("two more reconciles", |_| timer() >= passes + 2.0);
 }
 
-/// What takes a few tries, with waits between them.
+/// The limit for steps that take several attempts, with waits between the attempts.
 fn long() -> Duration {
     patience() * 9
 }
 
 #[test]
-fn a_pod_is_pinned_and_told_of_and_then_there_is_peace() {
+fn a_pod_is_pinned_and_reported_and_the_agent_then_writes_nothing() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let cluster = Cluster::new();
     let agent = cluster.settings(&tree, &kernel).start();
-    agent.eventually("the first list is there", |status| {
+    agent.eventually("the agent has the first list", |status| {
         status["cluster"]["complete"] == true
     });
     assert_eq!(agent.get("/readyz").status, 200);
@@ -184,12 +184,12 @@ fn a_pod_is_pinned_and_told_of_and_then_there_is_peace() {
     let stored = cluster.put(&pod("worker-0", NODE));
     cluster.put(&pod("stranger", "node-2"));
     let cgroup = tree.pod("", "worker-0-uid");
-    // A sandbox, which keeps the pod's cgroup wide: a v1 cgroup can't be wider than the one above it.
+    // A sandbox, which keeps the pod's cgroup wide: a v1 cgroup cannot have more CPUs than its parent.
     let pause = tree.container(&cgroup, "pause1");
     tree.start(&pause);
     let main = tree.container(&cgroup, "main1");
     let pid = tree.start(&main);
-    // The agent may be faster than whoever makes the cgroup, whose first write is then one to repair.
+    // The agent may be faster than the program that makes the cgroup; the program's first write is then a drift to repair.
     let status = agent.eventually("the worker is pinned", |status| {
         in_force(status, "worker-0") && allowed(pid) == kernel.last()
     });
@@ -221,12 +221,12 @@ fn a_pod_is_pinned_and_told_of_and_then_there_is_peace() {
 
     if enforcement == "cpuset" {
         kernel.write_cpus(&main, &kernel.first());
-        agent.eventually("it is put right", |_| allowed(pid) == own);
+        agent.eventually("the CPUs are restored", |_| allowed(pid) == own);
         let note = cluster.event(&agent, "DriftRepaired", "worker-0");
         assert!(note.contains(&format!("instead of {own}")), "{note}");
     }
 
-    // What others do to a pod's status is no news, and at rest nothing is written.
+    // A foreign change of the pod's status triggers nothing, and an agent at rest writes nothing.
     two_reconciles(&agent);
     cluster.fake.clear_log();
     let mut beat = stored.clone();
@@ -259,7 +259,7 @@ fn a_pod_is_pinned_and_told_of_and_then_there_is_peace() {
     );
     let text = agent.get("/metrics").body;
     promtool(&text);
-    // The slot's series are there only while there is a slot: see scenes.rs.
+    // The series of the slot exist only while the node has a slot: see scenes.rs.
     let families = pinfold::metrics::API_FAMILIES
         .iter()
         .filter(|family| family.name != "pinfold_scene_info");
@@ -280,17 +280,17 @@ fn a_pod_is_pinned_and_told_of_and_then_there_is_peace() {
         Some(cluster.events().len() as f64)
     );
 
-    // Its end, as the kubelet brings it about.
+    // The end of the pod in the kubelet's order.
     tree.remove(&cgroup);
     cluster.remove(&stored);
-    agent.eventually("its CPU goes to the other", |status| {
+    agent.eventually("the second worker gets the CPU", |status| {
         in_force(status, "worker-1")
     });
     agent.stop();
 }
 
 #[test]
-fn an_api_that_is_away_takes_nothing_away() {
+fn an_unreachable_api_changes_no_assignment() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let cluster = Cluster::new();
@@ -307,7 +307,7 @@ fn an_api_that_is_away_takes_nothing_away() {
     cluster.event(&agent, "Pinned", "worker-0");
 
     cluster.fake.go_away();
-    let status = agent.within(long(), "it is noticed", |status| {
+    let status = agent.within(long(), "the outage is reported", |status| {
         status["cluster"]["connected"] == false
     });
     assert!(
@@ -326,7 +326,7 @@ fn an_api_that_is_away_takes_nothing_away() {
     assert_eq!(agent.metric("pinfold_api_connected", &[]), Some(0.0));
     agent.stop();
 
-    // A restart without the API: the kernel knows who owns what.
+    // A restart without the API: the kernel holds all assignments.
     let mark = kernel.cgroups.assignment_record(&cgroup).unwrap();
     let agent = settings.start();
     two_reconciles(&agent);
@@ -348,9 +348,9 @@ fn an_api_that_is_away_takes_nothing_away() {
     assert_eq!(
         agent.metric("pinfold_steps_total", &[]),
         None,
-        "nothing was written"
+        "the agent wrote nothing"
     );
-    // What was there before is no news.
+    // Pods from before the restart cause no new Events.
     let events = cluster.events();
     cluster.fake.come_back();
     agent.within(long(), "the pods are known again", |status| {
@@ -361,7 +361,7 @@ fn an_api_that_is_away_takes_nothing_away() {
     assert_eq!(
         agent.metric("pinfold_steps_total", &[]),
         None,
-        "nothing was written"
+        "the agent wrote nothing"
     );
     assert_eq!(
         (
@@ -374,7 +374,7 @@ fn an_api_that_is_away_takes_nothing_away() {
     agent.stop();
 }
 
-/// Waits until this many Events of a reason are there, and a little longer for one too many.
+/// Waits until the given number of Events with a reason exist, and a little longer to find a surplus Event.
 pub(crate) fn count_events(cluster: &Cluster, agent: &Agent, reason: &str, pod: &str) -> usize {
     cluster.event(agent, reason, pod);
     two_reconciles(agent);
@@ -422,25 +422,25 @@ fn a_sandbox_is_no_container() {
     );
     assert_eq!(cluster.events(), []);
 
-    // A pod that runs is not refused for its sake.
+    // A running pod is not refused in its place.
     let other = cluster.put(&pod("worker-1", NODE));
     let second = tree.pod("", "worker-1-uid");
     let running = tree.container(&second, "main1");
     tree.start(&running);
-    agent.eventually("the other pod is pinned", |status| {
+    agent.eventually("the second pod is pinned", |status| {
         in_force(status, "worker-1")
     });
     tree.remove(&second);
     cluster.remove(&other);
 
-    // The container comes, and then its status.
+    // The container appears first, and its status second.
     let main = tree.container(&cgroup, "main2");
     let pid = tree.start(&main);
     two_reconciles(&agent);
     assert_ne!(
         allowed(pid),
         kernel.last(),
-        "nothing says yet which of both is the container"
+        "no source says yet which cgroup is the container's"
     );
     let mut named = stored.clone();
     named["metadata"]["resourceVersion"] = Value::Null;
@@ -467,7 +467,7 @@ fn an_upgrade_frees_what_a_sandbox_holds() {
     let cgroup = tree.pod("", "worker-0-uid");
     let pause = tree.container(&cgroup, "pause1");
     let pid = tree.start(&pause);
-    // Without an API nobody ever tells ids, and the record is as an earlier version wrote it everywhere.
+    // Without an API no source reports container ids, and the record has the format of earlier versions everywhere.
     let pods = crate::agent::Manifests::new();
     pods.put(
         "worker.yaml",
@@ -498,14 +498,14 @@ fn an_upgrade_frees_what_a_sandbox_holds() {
     let second = tree.pod("", "worker-1-uid");
     let running = tree.container(&second, "main1");
     tree.start(&running);
-    agent.eventually("its CPU goes to a container", |status| {
+    agent.eventually("the CPU goes to a container", |status| {
         in_force(status, "worker-1")
     });
     assert_eq!(kernel.cgroups.assignment_record(&cgroup).unwrap(), None);
     agent.stop();
 }
 
-/// The annotations of a mirror pod, and its owner.
+/// The annotations and the owner of a mirror pod.
 fn mirror_of(uid: &str, mut pod: Value) -> Value {
     pod["metadata"]["annotations"] = json!({
         "kubernetes.io/config.hash": uid, "kubernetes.io/config.mirror": uid, "kubernetes.io/config.source": "file",
@@ -514,7 +514,7 @@ fn mirror_of(uid: &str, mut pod: Value) -> Value {
     pod
 }
 
-/// A pod of nobody in particular that says that it is another's mirror.
+/// An unrelated pod that claims to be the mirror of another pod.
 fn impostor(name: &str, uid: &str) -> Value {
     let mut impostor = pod(name, NODE);
     impostor["metadata"]["namespace"] = json!("default");
@@ -540,7 +540,7 @@ fn an_annotation_takes_nothing_from_the_pod_that_has_the_uid() {
     });
 
     cluster.put(&impostor("a", "worker-0-uid"));
-    let status = agent.eventually("it is reported", |status| {
+    let status = agent.eventually("the error is reported", |status| {
         status["errors"]
             .to_string()
             .contains("pod train/worker-0 has that uid")
@@ -586,27 +586,29 @@ fn a_static_pod_is_pinned_by_its_mirror_pod_and_keeps_its_cpus() {
         ];
         named.iter().all(|part| errors.contains(part))
     };
-    agent.eventually("it is reported", reported);
+    agent.eventually("the error is reported", reported);
     two_reconciles(&agent);
     assert_eq!(allowed(pid), kernel.last());
     agent.stop();
     let agent = settings.start();
-    let status = agent.eventually("it is reported again", reported);
+    let status = agent.eventually("the error is reported again", reported);
     two_reconciles(&agent);
     assert_eq!(allowed(pid), kernel.last(), "{status:#}");
     assert_eq!(
         agent.metric("pinfold_steps_total", &[]),
         None,
-        "nothing was written"
+        "the agent wrote nothing"
     );
     cluster.remove(&impostor("a", "hash"));
-    let status = agent.eventually("it is known again", |status| in_force(status, "worker-0"));
+    let status = agent.eventually("the pod is known again", |status| {
+        in_force(status, "worker-0")
+    });
     assert!(!reported(&status), "{status:#}");
     agent.stop();
 }
 
 #[test]
-fn two_mirror_pods_get_nothing_while_nobody_knows_better() {
+fn two_mirror_pods_of_one_static_pod_get_no_cpus() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let cluster = Cluster::new();
@@ -625,7 +627,7 @@ fn two_mirror_pods_get_nothing_while_nobody_knows_better() {
     });
     two_reconciles(&agent);
     assert_eq!(allowed(pid), kernel.online);
-    // One of them goes, and the other is who is left.
+    // The first pod is deleted, and the second pod remains.
     cluster.remove(&pod("worker-1", NODE));
     agent.eventually("the static pod is pinned", |status| {
         in_force(status, "worker-0")
@@ -634,7 +636,7 @@ fn two_mirror_pods_get_nothing_while_nobody_knows_better() {
 }
 
 #[test]
-fn an_api_that_talks_nonsense_is_asked_again() {
+fn invalid_api_responses_are_retried() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let cluster = Cluster::new();
@@ -689,7 +691,7 @@ fn an_api_that_talks_nonsense_is_asked_again() {
 }
 
 #[test]
-fn an_end_waits_for_nobody() {
+fn shutdown_waits_for_no_api_request() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let cluster = Cluster::new();
@@ -705,18 +707,18 @@ fn an_end_waits_for_nobody() {
         in_force(status, "worker-0")
     });
     let asked = || agent.metric("pinfold_api_requests_total", &[("request", "create_event")]);
-    agent.eventually("an Event is on its way", |_| asked() == Some(1.0));
-    // It requires that the end comes at once.
+    agent.eventually("an Event is being sent", |_| asked() == Some(1.0));
+    // `stop` requires that the agent ends at once.
     agent.stop();
 }
 
 #[test]
-fn a_folder_beside_the_api() {
+fn pods_come_from_the_api_and_from_a_folder() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
     let cluster = Cluster::new();
     let pods = crate::agent::Manifests::new();
-    // One that both know, and one that only the folder does.
+    // A pod that both sources know, and a pod that only the folder knows.
     cluster.put(&pod("worker-0", NODE));
     pods.put(
         "both.yaml",
@@ -728,7 +730,7 @@ fn a_folder_beside_the_api() {
         ..cluster.settings(&tree, &kernel)
     };
     let agent = settings.start();
-    let status = agent.eventually("both have told", |status| {
+    let status = agent.eventually("both sources have reported", |status| {
         container(status, "worker-0", "main").is_some()
             && container(status, "web", "main").is_some()
     });
@@ -736,7 +738,7 @@ fn a_folder_beside_the_api() {
         container(&status, "of-the-folder", "main").is_none(),
         "the API's word counts: {status:#}"
     );
-    // What the folder can't tell does not touch what the API tells.
+    // A folder that cannot be read leaves pods from the API untouched.
     pods.put("both.yaml", "kind: [");
     let status = agent.eventually("the file is named", |status| {
         status["errors"].to_string().contains("both.yaml")
@@ -749,11 +751,11 @@ fn a_folder_beside_the_api() {
 }
 
 #[test]
-fn a_first_look_that_fails_is_made_again_without_any_news() {
+fn a_failed_first_pass_is_repeated_without_a_trigger() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
     let cluster = Cluster::new();
-    // Nobody ever tells of pods, and no answer says that there is trouble.
+    // No source reports pods, and no answer reports an error.
     cluster.fake.fail(When::always().on("pods"), Fault::Hang);
     let agent = cluster.settings(&tree, &kernel).start();
     let descriptors = |most: u32| {

@@ -23,7 +23,7 @@ fn is_observing(status: &Value) -> bool {
 
 fn runs_unpinned(agent: &Agent, pod: &str) -> Value {
     let status = agent.eventually("the container is seen running", |status| {
-        container(status, pod, "main").is_some_and(|one| one["running"] == true)
+        container(status, pod, "main").is_some_and(|container| container["running"] == true)
     });
     assert!(is_observing(&status), "{status:#}");
     assert_eq!(assigned(&status, pod), None, "{status:#}");
@@ -31,7 +31,7 @@ fn runs_unpinned(agent: &Agent, pod: &str) -> Value {
 }
 
 #[test]
-fn a_kubelet_that_assigns_cpus_is_left_alone() {
+fn pinfold_only_observes_beside_a_kubelet_that_assigns_cpus() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let (pods, root) = (Manifests::new(), Root::new());
@@ -87,7 +87,7 @@ fn a_kubelet_that_assigns_cpus_is_left_alone() {
 }
 
 #[test]
-fn the_last_answer_stands_while_the_kubelet_restarts() {
+fn the_kubelets_last_policy_applies_while_the_kubelet_restarts() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let (pods, root) = (Manifests::new(), Root::new());
@@ -99,7 +99,7 @@ fn the_last_answer_stands_while_the_kubelet_restarts() {
     tree.start(&main);
     runs_unpinned(&agent, "worker-0");
 
-    // The kubelet is away: first its socket stays, then it is gone.
+    // The kubelet is away: the socket remains at first, then disappears.
     drop(kubelet);
     let several = std::time::Duration::from_millis(2500);
     std::thread::sleep(several);
@@ -108,7 +108,7 @@ fn the_last_answer_stands_while_the_kubelet_restarts() {
     std::thread::sleep(several);
     runs_unpinned(&agent, "worker-0");
 
-    // Its successor has policy `none`, and that stands as well.
+    // The next kubelet also has policy `none`.
     let kubelet = root.kubelet(false);
     agent.eventually("the container is pinned", |status| {
         in_force(status, "worker-0")
@@ -133,7 +133,7 @@ fn nothing_is_assigned_before_a_kubelet_has_answered() {
     let main = tree.container(&pod, "c0ffee");
     tree.start(&main);
     let status = agent.eventually("the container is seen running", |status| {
-        container(status, "worker-0", "main").is_some_and(|one| one["running"] == true)
+        container(status, "worker-0", "main").is_some_and(|container| container["running"] == true)
     });
     assert_eq!(assigned(&status, "worker-0"), None, "{status:#}");
     assert_ne!(

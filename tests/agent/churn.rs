@@ -15,11 +15,11 @@ pub(crate) mod random;
 
 use random::Random;
 
-/// How many events, and how many times the agent is killed among them.
+/// The number of events, and the number of kills of the agent among the events.
 const EVENTS: usize = 200;
 const KILLS: usize = 10;
 
-/// The seed of the events: `PINFOLD_TEST_SEED`, or a new one that is said so that it can be repeated.
+/// The seed of the events: `PINFOLD_TEST_SEED`, or a new seed that is printed for a repetition.
 pub(crate) fn seed(test: &str) -> u64 {
     let seed = std::env::var("PINFOLD_TEST_SEED").ok().map_or_else(
         || u64::from(std::process::id()) ^ std::time::UNIX_EPOCH.elapsed().unwrap().as_secs() << 20,
@@ -31,7 +31,7 @@ pub(crate) fn seed(test: &str) -> u64 {
     seed
 }
 
-/// Says something past the capture, so that it is known whatever happens.
+/// Prints a line without the harness's capture, so that the line appears in every case.
 pub(crate) fn say(line: &str) {
     std::io::stderr()
         .write_all(format!("{line}\n").as_bytes())
@@ -41,7 +41,7 @@ pub(crate) fn say(line: &str) {
 /// A pod of the test.
 struct Pod {
     uid: String,
-    /// CPUs that it asks for; none for one that asks for nothing.
+    /// The requested CPUs; `None` for a pod without requests.
     cpus: Option<usize>,
     shared: bool,
     cgroup: Option<String>,
@@ -104,7 +104,7 @@ impl<'a> Churn<'a> {
         }
     }
 
-    /// A pod that is to come: its manifest and its cgroups follow piece by piece, in any order.
+    /// Starts a pod: the manifest and the cgroups follow piece by piece, in any order.
     fn create(&mut self) {
         self.made += 1;
         let most = self.kernel.online.len() - 1;
@@ -181,7 +181,8 @@ impl<'a> Churn<'a> {
         }
     }
 
-    /// What marks claim, by container. Nobody's claim meets another's or the reserved CPUs, at any moment.
+    /// The CPUs in the assignment records, by container. At every moment, no two records overlap, and no record has reserved
+    /// CPUs.
     pub(crate) fn claims(&self, when: &str) -> BTreeMap<String, CpuSet> {
         let mut claims = BTreeMap::new();
         for pod in self.kernel.cgroups.scan(&self.tree.path).unwrap() {
@@ -209,7 +210,8 @@ impl<'a> Churn<'a> {
         claims
     }
 
-    /// The CPUs of live partitions. No two have a CPU in common, none has a reserved one, and none is lost; at any moment.
+    /// The CPUs of live partitions. At any moment no two partitions share a CPU, no partition has a reserved CPU, and no CPU
+    /// is lost.
     fn partitions(&self, when: &str) -> CpuSet {
         let mut all = CpuSet::new();
         for pod in self.kernel.cgroups.scan(&self.tree.path).unwrap() {
@@ -235,7 +237,7 @@ impl<'a> Churn<'a> {
         all
     }
 
-    /// The CPUs in force, of containers that have what they are owed.
+    /// The effective CPUs of the containers that have their entitlement.
     pub(crate) fn in_force(&self) -> BTreeMap<String, CpuSet> {
         let claims = self.claims("now");
         let mut found = BTreeMap::new();
@@ -265,7 +267,7 @@ impl<'a> Churn<'a> {
         }
     }
 
-    /// The containers there are.
+    /// The cgroups of the existing containers.
     pub(crate) fn containers(&self) -> Vec<String> {
         self.pods
             .iter()
@@ -273,11 +275,12 @@ impl<'a> Churn<'a> {
             .collect()
     }
 
-    /// What must hold once the agent has caught up, on the kernel's word alone; an error where it doesn't.
+    /// The invariants once the agent has caught up, read from the kernel alone; an error where an invariant does not hold.
     fn invariants(&self, enforcement: &str) -> Result<(), String> {
         let claims = self.claims("at the end");
         let partition = enforcement == "partition";
-        // What a pod owns whose container is not there is open to others as long as the kernel has no partition for it.
+        // The CPUs of a pod without a running container are open to shared containers while the kernel has no partition for
+        // the pod.
         let owned = if partition {
             self.partitions("at the end")
         } else {
@@ -285,26 +288,27 @@ impl<'a> Churn<'a> {
                 .values()
                 .fold(CpuSet::new(), |all, cpus| all.union(cpus))
         };
-        // Counted as if each had a cgroup: where that is enough for all, it is for those that have one.
+        // The count treats every pod as if the pod had a cgroup. If the CPUs suffice for all pods, the CPUs suffice for the
+        // pods with cgroups.
         let wanting = self.pods.iter().filter(|pod| pod.manifest && !pod.shared);
         let enough = wanting.filter_map(|pod| pod.cpus).sum::<usize>() < self.kernel.online.len();
         for pod in self.kernel.cgroups.scan(&self.tree.path).unwrap() {
             let known = self.pods.iter().find(|known| known.uid == pod.uid).unwrap();
             let owed = known.manifest && !known.shared && known.cpus.is_some();
             let claim = claims.get(&format!("{}/main", pod.uid));
-            // One whose manifest is still to come may be owed anything: nothing is taken from it, and nothing given.
+            // A pod without a manifest may have any entitlement: Pinfold takes nothing from the pod and gives nothing.
             if !owed && claim.is_some() {
                 return Err(format!("{} owns {claim:?} and is owed nothing", pod.path));
             }
             if owed && claim.is_none() && enough {
                 return Err(format!(
-                    "{} owns nothing, and there is enough for all",
+                    "{} owns no CPU, and the CPUs suffice for all pods",
                     pod.path
                 ));
             }
             if claim.is_none() && pod.record_text.is_some() {
                 return Err(format!(
-                    "{} has a mark and owns nothing: {:?}",
+                    "{} has a record and owns no CPU: {:?}",
                     pod.path, pod.record_text
                 ));
             }
@@ -319,7 +323,7 @@ impl<'a> Churn<'a> {
                     None if partition => {
                         *now == shared_part(&container.cpuset.cpus, &self.kernel.online, &owned)
                     }
-                    // One that we never wrote to keeps the set that somebody chose for it, as long as it is nobody's.
+                    // A container that Pinfold never wrote to keeps its own set as long as the set has no owned CPU.
                     None => {
                         now.is_disjoint(&owned)
                             && (container.record_text.is_none()
@@ -338,7 +342,7 @@ impl<'a> Churn<'a> {
                     .map(|cpus| cpus as u64 * 100_000);
                 if limit.is_some() && self.kernel.quota(&container.path) != limit {
                     return Err(format!(
-                        "{}: its quota should be {limit:?}, {container:?}",
+                        "{}: the quota should be {limit:?}, {container:?}",
                         container.path
                     ));
                 }
@@ -348,7 +352,7 @@ impl<'a> Churn<'a> {
     }
 }
 
-/// What the kernel leaves beside partitions to one who was given these CPUs by whomever: nobody needs to write to it.
+/// The CPUs that the kernel leaves beside partitions to a container with the written set; Pinfold needs no write.
 fn shared_part(written: &CpuSet, online: &CpuSet, owned: &CpuSet) -> CpuSet {
     let shared = online.difference(owned);
     let part = written.intersection(&shared);
@@ -372,7 +376,7 @@ pub(crate) fn settled(churn: &Churn<'_>, agent: &Agent) {
 }
 
 #[test]
-fn invariants_survive_it() {
+fn invariants_hold_during_churn() {
     let Some(kernel) = kernel_tests() else { return };
     let seed = seed("churn");
     let mut churn = Churn::new(&kernel, seed);

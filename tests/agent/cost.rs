@@ -11,9 +11,9 @@ use crate::kernel::kernel_tests;
 /// How long an agent at rest is watched.
 const REST: Duration = Duration::from_secs(15);
 
-/// How often the threads of a process were woken and taken off their CPUs, by name.
+/// The voluntary and involuntary context switches of a process's threads, by thread name.
 fn switches(agent: &Agent) -> Vec<(String, u64)> {
-    let mut seen = Vec::new();
+    let mut switches = Vec::new();
     for task in fs::read_dir(format!("/proc/{}/task", agent.id()))
         .unwrap()
         .flatten()
@@ -21,7 +21,7 @@ fn switches(agent: &Agent) -> Vec<(String, u64)> {
         let Ok(status) = fs::read_to_string(task.path().join("status")) else {
             continue;
         };
-        let of = |name: &str| {
+        let field = |name: &str| {
             status
                 .lines()
                 .find_map(|line| line.strip_prefix(name))
@@ -29,17 +29,17 @@ fn switches(agent: &Agent) -> Vec<(String, u64)> {
                 .trim()
         };
         let id = task.file_name().into_string().unwrap();
-        seen.push((
-            format!("{} {id}", of("Name:")),
-            of("voluntary_ctxt_switches:").parse().unwrap(),
+        switches.push((
+            format!("{} {id}", field("Name:")),
+            field("voluntary_ctxt_switches:").parse().unwrap(),
         ));
     }
-    seen.sort();
-    seen
+    switches.sort();
+    switches
 }
 
 #[test]
-fn an_agent_at_rest_sleeps() {
+fn an_agent_descriptors_at_rest_sleeps() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let manifests = Manifests::new();
@@ -54,7 +54,7 @@ fn an_agent_at_rest_sleeps() {
     let agent = settings.start();
     agent.eventually("both run", |status| {
         let all = status["containers"].as_array().unwrap();
-        all.len() == 2 && all.iter().all(|one| one["running"] == true)
+        all.len() == 2 && all.iter().all(|container| container["running"] == true)
     });
     assert!(
         agent
@@ -62,18 +62,18 @@ fn an_agent_at_rest_sleeps() {
             .body
             .contains("pinfold_container_threads{")
     );
-    // A thread that read files for others waits ten seconds for more to read, and then ends.
+    // A thread that read files for the runtime waits ten seconds for more work and then ends.
     std::thread::sleep(Duration::from_secs(11));
     let before = switches(&agent);
     std::thread::sleep(REST);
     let after = switches(&agent);
     assert!(before.len() > 1, "{before:?}");
-    assert_eq!(before, after, "it was woken, and nothing had happened");
+    assert_eq!(before, after, "a thread woke up without a cause");
     agent.stop();
 }
 
 #[test]
-fn at_rest_it_is_woken_by_the_reconciles_alone() {
+fn only_reconciles_wake_an_agent_descriptors_at_rest() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
     let manifests = Manifests::new();
@@ -92,11 +92,10 @@ fn at_rest_it_is_woken_by_the_reconciles_alone() {
     let before = woken();
     std::thread::sleep(Duration::from_secs(10));
     let after = woken();
-    // The two scrapes fall outside of what is counted, and each of them into a second of its own.
+    // The two scrapes are outside of the counted time, and each scrape falls into a separate second.
     let made = reconciles() - first - 1.0;
-    // A wheel of timers turns in steps of 64 ms and then of one, and whoever is told of the new state may be on another thread:
-    // six or seven times were seen, eleven on a machine that is busy with other things. And a thread that has nothing to do
-    // any more ends.
+    // A wheel of timers turns in steps of 64 ms and then of 1 ms, and the receiver of the new state may be on another
+    // thread. Measured: six or seven switches, eleven on a machine with further load. A thread without work also ends.
     let most = 16.0 * made + 8.0;
     assert!(
         made >= 8.0 && ((after - before) as f64) < most,
@@ -119,7 +118,7 @@ fn descriptors(agent: &Agent) -> Vec<String> {
                     .into_owned(),
             )
         })
-        // A number that says nothing.
+        // The number in a socket's name carries no information.
         .map(|name| name.split(":[").next().unwrap_or_default().to_owned())
         .collect();
     open.sort();
@@ -127,7 +126,7 @@ fn descriptors(agent: &Agent) -> Vec<String> {
 }
 
 #[test]
-fn scrapes_of_pods_that_come_and_go_leave_nothing_open() {
+fn scrapes_of_removed_pods_leave_no_descriptor_open() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let manifests = Manifests::new();
@@ -136,7 +135,7 @@ fn scrapes_of_pods_that_come_and_go_leave_nothing_open() {
     let main = tree.container(&pod, "stays-main");
     tree.start(&main);
     let agent = Settings::new(&tree.path, &manifests, &kernel.first()).start();
-    let there = |pod: &str, wanted: bool| {
+    let wait_for_series = |pod: &str, wanted: bool| {
         let deadline = Instant::now() + patience();
         let series = format!("pinfold_container_threads{{namespace=\"train\",pod=\"{pod}\"");
         loop {
@@ -146,14 +145,14 @@ fn scrapes_of_pods_that_come_and_go_leave_nothing_open() {
             }
             assert!(
                 Instant::now() < deadline,
-                "{pod}: {wanted} was never seen\n{text}"
+                "{pod}: presence {wanted} never came\n{text}"
             );
             std::thread::sleep(Duration::from_millis(5));
         }
     };
-    there("stays", true);
-    // Those of connections that are being closed are there for a moment.
-    let at_rest = || {
+    wait_for_series("stays", true);
+    // Descriptors of closing connections exist for a moment longer.
+    let descriptors_at_rest = || {
         let mut least = descriptors(&agent);
         for _ in 0..20 {
             std::thread::sleep(Duration::from_millis(20));
@@ -161,7 +160,7 @@ fn scrapes_of_pods_that_come_and_go_leave_nothing_open() {
         }
         least
     };
-    let before = at_rest();
+    let before = descriptors_at_rest();
     for life in 0..30 {
         let uid = format!("life{life}");
         let file = format!("{uid}.yaml");
@@ -170,17 +169,17 @@ fn scrapes_of_pods_that_come_and_go_leave_nothing_open() {
         let cgroup = tree.container(&pod, &format!("{uid}-main"));
         tree.start_in(&cgroup, Some(&network));
         manifests.put(&file, &best_effort(&uid, &uid));
-        there(&uid, true);
+        wait_for_series(&uid, true);
         if life == 0 {
             assert!(
-                at_rest().len() > before.len() + 2,
-                "nothing is kept open while it is there"
+                descriptors_at_rest().len() > before.len() + 2,
+                "the agent keeps no descriptor of a live pod open"
             );
         }
         tree.remove(&pod);
         manifests.remove(&file);
-        there(&uid, false);
+        wait_for_series(&uid, false);
     }
-    assert_eq!(at_rest(), before);
+    assert_eq!(descriptors_at_rest(), before);
     agent.stop();
 }

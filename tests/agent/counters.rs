@@ -1,5 +1,5 @@
-//! Counters of exclusive CPUs, with events that the kernel counts in software: the collector that counts in hardware, against
-//! what `/proc` says of a real process on that CPU and of the whole machine.
+//! Counters of exclusive CPUs, with events that the kernel counts in software. The tests compare the collector of hardware
+//! counters with `/proc`: for a real process on the CPU and for the whole machine.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,12 +24,12 @@ const SPELL: Duration = Duration::from_secs(1);
 
 /// Context switches and page faults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Seen {
+struct Counts {
     switches: u64,
     faults: u64,
 }
 
-/// A shell that starts a program again and again: it waits for it, and each one has page faults.
+/// A shell that starts a program again and again and waits for each; each program has page faults.
 fn busy(kernel: &Kernel, launcher: &Launcher, path: &str) -> Process {
     let spawn = Spawn {
         program: "/bin/sh".into(),
@@ -42,8 +42,8 @@ fn busy(kernel: &Kernel, launcher: &Launcher, path: &str) -> Process {
     launcher.spawn(spawn).unwrap()
 }
 
-/// What the kernel has counted for one process.
-fn of_process(pid: u32) -> Seen {
+/// The kernel's counts for one process.
+fn of_process(pid: u32) -> Counts {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let number = |name: &str| -> u64 {
         status
@@ -64,14 +64,14 @@ fn of_process(pid: u32) -> Seen {
         .skip(7)
         .take(2);
     let faults = fields.map(|field| field.parse::<u64>().unwrap()).sum();
-    Seen {
+    Counts {
         switches: number("voluntary_ctxt_switches:") + number("nonvoluntary_ctxt_switches:"),
         faults,
     }
 }
 
-/// What it has counted on the whole machine.
-fn of_machine() -> Seen {
+/// The kernel's counts for the whole machine.
+fn of_machine() -> Counts {
     let number = |file: &str, name: &str| -> u64 {
         let text = fs::read_to_string(file).unwrap();
         text.lines()
@@ -81,7 +81,7 @@ fn of_machine() -> Seen {
             .parse()
             .unwrap()
     };
-    Seen {
+    Counts {
         switches: number("/proc/stat", "ctxt "),
         faults: number("/proc/vmstat", "pgfault "),
     }
@@ -149,8 +149,8 @@ pub(crate) fn snapshot(kernel: &Kernel, containers: &[ContainerState]) -> Snapsh
     }
 }
 
-/// A pod's counters, and for how many seconds they counted and ran; nothing where it has no series.
-fn counters(text: &str, pod: &str) -> Option<(Seen, f64, f64)> {
+/// A pod's counters, and the seconds for which the counters were enabled and ran; `None` where the pod has no series.
+fn counters(text: &str, pod: &str) -> Option<(Counts, f64, f64)> {
     let value = |family: &str| {
         let start = format!(
             "pinfold_container_{family}{{namespace=\"train\",pod=\"{pod}\",container=\"main\"}} "
@@ -159,19 +159,19 @@ fn counters(text: &str, pod: &str) -> Option<(Seen, f64, f64)> {
     };
     let count = |family: &str| value(family).map(|value| value.parse::<u64>().unwrap());
     let seconds = |family: &str| value(family).map(|value| value.parse::<f64>().unwrap());
-    let seen = Seen {
+    let counts = Counts {
         switches: count("cpu_cycles_total")?,
         faults: count("instructions_total")?,
     };
     Some((
-        seen,
+        counts,
         seconds("perf_enabled_seconds_total")?,
         seconds("perf_running_seconds_total")?,
     ))
 }
 
 #[test]
-fn exclusive_cpus_are_counted() {
+fn hardware_counters_of_exclusive_cpus_agree_with_proc() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
     let pod = tree.pod("", "counted-uid");
@@ -205,7 +205,7 @@ fn exclusive_cpus_are_counted() {
         ..of_b.clone()
     };
 
-    // The machine's numbers around, the process's within what is counted between two scrapes.
+    // The readings of the machine enclose the scrapes; the readings of the process lie inside.
     let (start, machine) = (Instant::now(), of_machine());
     let (first, ..) = counters(&scrape(&[of_a.clone(), shared.clone()]), "a").unwrap();
     let (began, before) = (Instant::now(), of_process(process.pid()));
@@ -214,15 +214,15 @@ fn exclusive_cpus_are_counted() {
     let text = scrape(&[of_a.clone(), shared]);
     let (machine_after, most) = (of_machine(), start.elapsed().as_secs_f64());
     let (counted, enabled, running) = counters(&text, "a").unwrap();
-    let more = Seen {
+    let more = Counts {
         switches: counted.switches - first.switches,
         faults: counted.faults - first.faults,
     };
-    let own = Seen {
+    let own = Counts {
         switches: after.switches - before.switches,
         faults: after.faults - before.faults,
     };
-    let all = Seen {
+    let all = Counts {
         switches: machine_after.switches - machine.switches,
         faults: machine_after.faults - machine.faults,
     };
@@ -234,7 +234,7 @@ fn exclusive_cpus_are_counted() {
         own.switches <= more.switches && more.switches <= all.switches,
         "{own:?} {more:?} {all:?}"
     );
-    // A child that ran when counting began is told of when it has ended, with all its faults: one of a hundred.
+    // A child that runs when counting begins is counted at its end, with all faults: one child in a hundred.
     let faults = own.faults - own.faults / 20;
     assert!(
         faults <= more.faults && more.faults <= all.faults,
@@ -251,10 +251,10 @@ fn exclusive_cpus_are_counted() {
     assert_eq!(
         counters(&text, "b"),
         None,
-        "in the shared pool there is nothing to tell"
+        "a shared container has no such series"
     );
 
-    // Another gets the CPU: it gets nothing of what was counted before, and who gave it has no series.
+    // A second container gets the CPU. The earlier counts stay out of its counters, and the first container has no series.
     let text = scrape(&[
         ContainerState {
             assigned: None,
@@ -269,19 +269,19 @@ fn exclusive_cpus_are_counted() {
     );
     assert_eq!(counters(&text, "a"), None);
 
-    // It comes back: its counters go on where they were.
+    // The first container comes back, and its counters continue.
     let (again, ..) = counters(&scrape(&[of_a]), "a").unwrap();
     assert!(
         again.switches >= counted.switches && again.switches < counted.switches + more.switches / 2
     );
-    // And they are gone with it: another of that name begins at nothing.
+    // The counters end with the container: a new container with the name begins at zero.
     scrape(&[]);
     let (anew, ..) = counters(&scrape(&[state("a", &a, &cpus)]), "a").unwrap();
     assert!(anew.switches < counted.switches / 2, "{anew:?} {counted:?}");
 }
 
 #[test]
-fn a_cpu_that_is_not_there_has_no_counters() {
+fn a_missing_cpu_has_no_counters() {
     let Some(kernel) = kernel_tests() else { return };
     let beyond = kernel.online.iter().last().unwrap() + 1;
     CounterGroup::open(beyond, &SOFTWARE).unwrap_err();
@@ -294,8 +294,8 @@ fn a_cpu_that_is_not_there_has_no_counters() {
     );
 }
 
-/// Of a container in the shared pool, the kernel counts what its own threads do, on whichever CPU; of one that is left out,
-/// nothing is told but that.
+/// For a container in the shared pool, the kernel counts the container's own threads on every CPU. A container beyond the
+/// budget has only the series that says so.
 #[test]
 fn containers_that_share_their_cpus_are_counted_within_a_budget() {
     let Some(kernel) = kernel_tests() else { return };
@@ -334,7 +334,7 @@ fn containers_that_share_their_cpus_are_counted_within_a_budget() {
         text
     };
 
-    // Room for one: the server.
+    // The budget is enough for the server alone.
     let sources = new(budget);
     let machine = of_machine();
     let first = scrape(&sources, &containers);
@@ -345,22 +345,26 @@ fn containers_that_share_their_cpus_are_counted_within_a_budget() {
     let text = scrape(&sources, &containers);
     let machine_after = of_machine();
     let (counted, enabled, _) = counters(&text, "a").unwrap();
-    assert_eq!(counters(&text, "b"), None, "nothing of who is left out");
+    assert_eq!(
+        counters(&text, "b"),
+        None,
+        "a container beyond the budget has no such series"
+    );
     let left_out = "pinfold_collector_containers_left_out{collector=\"caches\",reason=\"metrics.sharedCounters is too small \
                     for all containers that share their CPUs\"} 1\n";
     assert!(text.contains(left_out), "{text}");
     let own = after.switches - before.switches;
     let more = counted.switches - first.switches;
-    // Its children, too, and nobody else.
+    // The server's children count too, and no further process.
     assert!(own > 20 && own <= more, "{own} {more}");
     assert!(more <= machine_after.switches - machine.switches, "{more}");
     assert!(counted.faults > first.faults, "{counted:?}");
     assert!(
         enabled > 0.0 && enabled < 2.0 * SPELL.as_secs_f64(),
-        "its threads mostly wait: {enabled}"
+        "the threads mostly wait: {enabled}"
     );
 
-    // Room for both; each has its own.
+    // The budget is enough for both containers; each has counters.
     let sources = new(2 * budget);
     scrape(&sources, &containers);
     std::thread::sleep(SPELL);
@@ -372,7 +376,7 @@ fn containers_that_share_their_cpus_are_counted_within_a_budget() {
     );
     assert!(!text.contains("containers_left_out"), "{text}");
 
-    // It gets CPUs of its own, which are counted then: its counters go on.
+    // The container gets exclusive CPUs, and the CPUs are counted from then on: the counters continue.
     let owner = ContainerState {
         assigned: Some(kernel.last()),
         effective: Some(kernel.last()),
@@ -382,7 +386,7 @@ fn containers_that_share_their_cpus_are_counted_within_a_budget() {
     let (again, ..) = counters(&text, "a").unwrap();
     assert!(again.switches >= of_a.switches, "{again:?} {of_a:?}");
 
-    // Nobody is counted unless it is asked for.
+    // Without a budget no shared container is counted.
     let text = scrape(&new(0), &containers);
     assert!(
         !text.contains("pinfold_container_cpu_cycles_total"),

@@ -1,4 +1,4 @@
-//! Somebody else writes: it is counted once and repaired.
+//! A foreign program writes: the drift is counted once and repaired.
 
 use crate::agent::{Manifests, Settings, best_effort, container, in_force, worker, worker_with};
 use crate::kernel::{allowed, kernel_tests};
@@ -20,7 +20,7 @@ fn drift_is_counted_once_and_repaired() {
     let web = tree.container(&web, "web1");
     let web_pid = tree.start(&web);
     let pod = tree.pod("", "worker-uid");
-    // A sandbox, which keeps the pod's cgroup wide: a v1 cgroup can't be wider than the one above it.
+    // A sandbox, which keeps the pod's cgroup wide: a v1 cgroup cannot have more CPUs than its parent.
     let pause = tree.container(&pod, "pause1");
     tree.start(&pause);
     let main = tree.container(&pod, "main1");
@@ -31,42 +31,46 @@ fn drift_is_counted_once_and_repaired() {
         in_force(status, "worker-0") && settled()
     });
     let drift = |cause: &str| agent.metric("pinfold_drift_total", &[("cause", cause)]);
-    // Whoever makes a cgroup writes its CPUs too; what that raced with is not what is tested here.
+    // The maker of a cgroup writes the CPUs too; the test ignores drift from this race.
     let (written, overlap) = (drift("written").unwrap(), drift("overlap").unwrap());
 
-    // The owner's set, onto another CPU.
+    // A foreign write moves the owner's set onto another CPU.
     kernel.write_cpus(&main, &kernel.first());
     agent.eventually("the owner is back", |_| settled());
-    agent.eventually("it is counted", |_| drift("written") == Some(written + 1.0));
+    agent.eventually("the drift is counted", |_| {
+        drift("written") == Some(written + 1.0)
+    });
 
-    // Another container's set, onto the owner's CPU.
+    // A foreign write extends another container's set onto the owner's CPU.
     kernel.write_cpus(&web, &kernel.online);
-    agent.eventually("the other one is back", |_| settled());
-    agent.eventually("it is counted", |_| drift("overlap") == Some(overlap + 1.0));
-    // Who was on whose CPUs is told, with the cgroups' names, when it is over, too.
-    let status = agent.eventually("it is told", |status| {
+    agent.eventually("the other container is back", |_| settled());
+    agent.eventually("the drift is counted", |_| {
+        drift("overlap") == Some(overlap + 1.0)
+    });
+    // The status names the cgroups that were on the owner's CPUs, also after the end of the overlap.
+    let status = agent.eventually("the overlap is reported", |status| {
         container(status, "web", "main").is_some_and(|web| web["repaired"]["cause"] == "overlap")
     });
-    let others = container(&status, "web", "main").unwrap()["repaired"]["others"].clone();
-    let named = serde_json::json!([
+    let reported = container(&status, "web", "main").unwrap()["repaired"]["others"].clone();
+    let expected = serde_json::json!([
         {"path": main, "pod": "train/worker-0", "container": "main", "cpus": own.to_string()}
     ]);
-    assert_eq!(others, named);
+    assert_eq!(reported, expected);
     let log = agent.log();
-    let told = format!(
+    let message = format!(
         "{web} should run on CPUs that nobody owns and runs on {}; also on these CPUs: train/worker-0/main ({main}) on {own}",
         kernel.online
     );
-    assert!(log.contains(&told), "{log}");
+    assert!(log.contains(&message), "{log}");
 
-    // Nothing more is counted when nothing more happens.
+    // Without a further write the counters stay.
     let timer = || {
         agent
             .metric("pinfold_reconcile_total", &[("reason", "timer")])
             .unwrap_or(0.0)
     };
-    let seen = timer();
-    agent.eventually("two more reconciles", |_| timer() >= seen + 2.0);
+    let passes = timer();
+    agent.eventually("two more reconciles", |_| timer() >= passes + 2.0);
     assert_eq!(
         (drift("written"), drift("overlap")),
         (Some(written + 1.0), Some(overlap + 1.0))
@@ -86,7 +90,7 @@ fn a_runtime_that_writes_after_the_agent_is_noticed_at_once() {
     let mut tree = kernel.tree();
     let pods = Manifests::new();
     pods.put("worker.yaml", &worker("worker-0", "worker-uid", 1));
-    // The clock can't help here.
+    // With this interval no timer pass can help.
     let settings = Settings::new(&tree.path, &pods, &kernel.all_but_one())
         .with(&["--reconcile-seconds", "3600"]);
     let agent = settings.start();
@@ -98,10 +102,10 @@ fn a_runtime_that_writes_after_the_agent_is_noticed_at_once() {
         let pod = tree.pod(class, uid);
         let path = tree.container(&pod, "c1");
         let other = tree.start(&path);
-        agent.eventually("a new one is shared", |_| {
+        agent.eventually("a new process is shared", |_| {
             allowed(other) == kernel.all_but_one()
         });
-        // runc writes the CPUs of a container that it makes after the cgroup has appeared.
+        // runc writes the CPUs of a new container after the cgroup has appeared.
         kernel.write_cpus(&pod, &kernel.online);
         kernel.write_cpus(&path, &kernel.online);
         agent.eventually(&format!("{path} is moved away again"), |_| {

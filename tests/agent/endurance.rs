@@ -1,6 +1,6 @@
-//! What an agent goes through in months, in minutes: it is killed, others write against it, pods come and go.
+//! The events of months in minutes: the agent is killed, foreign programs write against the agent, pods come and go.
 //!
-//! How often is said by `PINFOLD_TEST_KILLS`, `PINFOLD_TEST_HOSTILE_SECONDS` and `PINFOLD_TEST_LIFETIMES`.
+//! `PINFOLD_TEST_KILLS`, `PINFOLD_TEST_HOSTILE_SECONDS` and `PINFOLD_TEST_LIFETIMES` set the amounts.
 
 use std::fs;
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ fn count(name: &str, usual: u64) -> u64 {
 }
 
 #[test]
-fn kills_at_random_moments_move_nothing() {
+fn kills_at_random_moments_move_no_container() {
     let Some(kernel) = kernel_tests() else { return };
     let kills = count("PINFOLD_TEST_KILLS", 200);
     let mut churn = Churn::new(&kernel, seed("kills"));
@@ -35,7 +35,7 @@ fn kills_at_random_moments_move_nothing() {
             settled(&churn, &agent);
             churn.event();
         }
-        // In the middle of what the events made it do.
+        // The kill comes while the agent handles the events.
         std::thread::sleep(Duration::from_micros(churn.random.below(8000) as u64));
         agent.kill();
         let before = churn.in_force();
@@ -64,7 +64,7 @@ fn kills_at_random_moments_move_nothing() {
     ));
 }
 
-/// A thread that writes to the containers' CPU sets as a runtime or a kubelet would, as fast as it can.
+/// A thread that writes the containers' CPU sets as a runtime or a kubelet would, as fast as possible.
 struct Hostile {
     stop: Arc<AtomicBool>,
     writes: Arc<AtomicU64>,
@@ -86,7 +86,7 @@ impl Hostile {
                 let targets = targets.lock().unwrap().clone();
                 if !targets.is_empty() {
                     let path = &targets[random.below(targets.len())];
-                    // All CPUs, as a runtime does that knows of no set; or some, as one that has its own idea.
+                    // All CPUs, as a runtime without a set writes; or some CPUs, as a runtime with a set of its own writes.
                     let some: CpuSet = online.iter().filter(|_| random.below(3) == 0).collect();
                     let list = if random.below(2) == 0 || some.is_empty() {
                         &online
@@ -116,7 +116,7 @@ impl Hostile {
 }
 
 #[test]
-fn hostile_writers_are_outlived() {
+fn invariants_return_after_hostile_writes() {
     let Some(kernel) = kernel_tests() else { return };
     let seconds = count("PINFOLD_TEST_HOSTILE_SECONDS", 20);
     let seed = seed("hostile");
@@ -157,7 +157,7 @@ fn hostile_writers_are_outlived() {
     assert!(writes > 0);
 }
 
-/// What a process takes: memory in KiB, open files, and directories that the kernel watches for it.
+/// The resources of a process: memory in KiB, open files, and directories that the kernel watches for the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Footprint {
     kib: u64,
@@ -165,7 +165,7 @@ struct Footprint {
     watches: usize,
 }
 
-/// Of a process at rest: a connection or a file that is being read is there for a moment only.
+/// The footprint of a process at rest: a connection or a file in use exists only for a moment.
 fn footprint(agent: &Agent) -> Footprint {
     let mut least = Footprint {
         kib: u64::MAX,
@@ -175,7 +175,8 @@ fn footprint(agent: &Agent) -> Footprint {
     for _ in 0..20 {
         let proc = PathBuf::from(format!("/proc/{}", agent.id()));
         let status = fs::read_to_string(proc.join("status")).unwrap();
-        // Its own memory: of its code, as much is mapped as was run since the start, and with debug information that is much.
+        // Anonymous memory only. The mapped code grows with every function that ran since the start, and debug information
+        // makes the code large.
         let resident = status
             .lines()
             .find_map(|line| line.strip_prefix("RssAnon:"))
@@ -203,7 +204,7 @@ fn footprint(agent: &Agent) -> Footprint {
     least
 }
 
-/// One pod's life: manifest, cgroups, a process, its CPUs, and the end of it all.
+/// The life of a pod: manifest, cgroups, a process, CPUs, and the end.
 fn lifetime(churn: &mut Churn<'_>, number: u64) {
     let uid = format!("soak{number}");
     let file = format!("{uid}.yaml");
@@ -235,7 +236,7 @@ fn quiet(agent: &Agent, kernel: &Kernel, tree: &str) {
 }
 
 #[test]
-fn a_long_life_leaves_nothing_behind() {
+fn many_pod_lifetimes_leak_nothing() {
     let Some(kernel) = kernel_tests() else { return };
     let lifetimes = count("PINFOLD_TEST_LIFETIMES", 2000);
     let mut churn = Churn::new(&kernel, 1);

@@ -20,8 +20,8 @@ const MOST_MEMORY: usize = 40 << 20;
 /// The longest message of a runtime is 4 MiB. The envelope needs less than the difference.
 const PART: usize = (4 << 20) - 4096;
 
-/// The environment of a container in a namespace with this many services. The kubelet sets seven variables for a service
-/// with one port without a name.
+/// The environment of a container in a namespace with the given number of services. The kubelet sets seven variables for a
+/// service with one port without a name.
 fn environment(services: usize) -> Vec<String> {
     let variables = |service: usize| {
         let (name, address) = (
@@ -44,7 +44,7 @@ fn environment(services: usize) -> Vec<String> {
         .collect()
 }
 
-/// A pod and its container, as protobuf fields 1 and 2 of Synchronize. The environment comes encoded: it is the same for all.
+/// A pod and a container, as protobuf fields 1 and 2 of Synchronize. The encoded environment is the same for all containers.
 fn fields(number: usize, environment: &[u8]) -> [Vec<u8>; 2] {
     let text = |what: &str| format!("{what}-{number}");
     let (name, id) = (text("web"), text("sandbox"));
@@ -74,7 +74,7 @@ fn fields(number: usize, environment: &[u8]) -> [Vec<u8>; 2] {
     ]
 }
 
-/// Memory of a process in bytes, by the name of the line in its status.
+/// Memory of a process in bytes, by the line's name in `/proc/PID/status`.
 fn memory(agent: &Agent, line: &str) -> usize {
     let status = std::fs::read_to_string(format!("/proc/{}/status", agent.id())).unwrap();
     let value = status
@@ -118,7 +118,7 @@ fn parts(containers: Range<usize>) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn variables_of_many_services_are_dropped_as_they_come() {
+fn service_variables_are_dropped_while_synchronize_is_read() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
     let tokio = tokio::runtime::Builder::new_current_thread()
@@ -142,18 +142,18 @@ fn variables_of_many_services_are_dropped_as_they_come() {
         link.configure(600_000).await;
         for (number, part) in parts.iter().enumerate() {
             let answer = link.call("Synchronize", part.clone()).await;
-            let told = memory(&agent, "VmHWM");
+            let peak = memory(&agent, "VmHWM");
             assert!(
                 answer.is_ok(),
                 "part {number}: {answer:?}, {} MiB\n{}",
-                told >> 20,
+                peak >> 20,
                 agent.log()
             );
         }
         link
     });
     let took = start.elapsed();
-    agent.eventually("it is synchronized", |status| {
+    agent.eventually("the agent is synchronized", |status| {
         status["runtime"]["state"] == "synchronized"
     });
     let grown = memory(&agent, "VmHWM") - before;

@@ -1,5 +1,5 @@
-//! CPUs that go offline and come back, as the kernel's files tell it. The CPUs themselves stay online: other programs use
-//! this machine.
+//! CPUs that go offline and come back, according to fake kernel files. The real CPUs stay online: further programs use the
+//! machine.
 
 use std::fs;
 use std::path::PathBuf;
@@ -41,7 +41,7 @@ impl Machine {
         machine
     }
 
-    /// Replaces a file at once, so that no half of it is read.
+    /// Replaces a file in one step, so that no reader sees half of the text.
     pub(crate) fn write(&self, name: &str, text: &str) {
         let path = self.system.join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -118,7 +118,7 @@ fn default_reserved_cpus_never_move_onto_an_owned_core() {
         Some(others.clone()),
         "{status:#}"
     );
-    let status = agent.eventually("nothing is reserved", |status| status["reserved"] == "");
+    let status = agent.eventually("no CPU is reserved", |status| status["reserved"] == "");
     assert!(
         status["errors"]
             .to_string()
@@ -129,13 +129,13 @@ fn default_reserved_cpus_never_move_onto_an_owned_core() {
     pods.put("late.yaml", &worker("late", "uid-2", 1));
     let late = tree.pod("", "uid-2");
     tree.start(&tree.container(&late, "late"));
-    let status = agent.eventually("it runs", |status| {
-        container(status, "late", "main").is_some_and(|one| one["running"] == true)
+    let status = agent.eventually("the container runs", |status| {
+        container(status, "late", "main").is_some_and(|container| container["running"] == true)
     });
     assert_eq!(assigned(&status, "late"), None);
 
     machine.write("cpu/online", &kernel.online.to_string());
-    let status = agent.eventually("it is reserved again", |status| {
+    let status = agent.eventually("the CPU is reserved again", |status| {
         status["reserved"] == first.to_string()
     });
     assert_eq!(assigned(&status, "worker-0"), Some(others));

@@ -1,4 +1,4 @@
-//! What happens to a claim while its pod lives, and when it ends.
+//! An assignment during the life of the pod and at the end.
 
 use pinfold::cpu::CpuSet;
 
@@ -8,7 +8,7 @@ use crate::agent::{
 use crate::kernel::{allowed, kernel_tests};
 
 #[test]
-fn a_claim_outlives_its_container_but_not_its_pod() {
+fn an_assignment_outlives_its_container_but_not_its_pod() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let pods = Manifests::new();
@@ -28,7 +28,7 @@ fn a_claim_outlives_its_container_but_not_its_pod() {
 
     tree.remove(&first);
     let status = agent.eventually("the container is gone", |status| {
-        container(status, "worker-0", "main").is_some_and(|one| one["cgroup"].is_null())
+        container(status, "worker-0", "main").is_some_and(|container| container["cgroup"].is_null())
     });
     assert_eq!(
         assigned(&status, "worker-0"),
@@ -41,11 +41,11 @@ fn a_claim_outlives_its_container_but_not_its_pod() {
     let pid = tree.start(&second);
     agent.eventually("the next container is pinned", |_| allowed(pid) == own);
 
-    // The pod's end, as the kubelet brings it about: cgroups first, then the API knows.
+    // The end of the pod in the kubelet's order: cgroups first, then the API.
     tree.remove(&pod);
     pods.remove("worker.yaml");
     agent.eventually("the CPUs are free", |status| status["exclusive"] == "");
-    agent.eventually("the other one has all CPUs", |_| {
+    agent.eventually("the shared container has all CPUs", |_| {
         allowed(web_pid) == kernel.online
     });
     assert_eq!(kernel.written(&web), kernel.online);
@@ -64,7 +64,7 @@ fn an_annotation_releases_a_running_pod() {
     let main = tree.container(&pod, "main1");
     kernel.set_quota(&main, 1);
     let pid = tree.start(&main);
-    agent.eventually("the worker is pinned, its quota lifted", |status| {
+    agent.eventually("the worker is pinned without a quota", |status| {
         in_force(status, "worker-0")
             && kernel.quota(&main).is_none()
             && kernel.quota(&pod).is_none()
@@ -78,7 +78,7 @@ fn an_annotation_releases_a_running_pod() {
     let status = agent.eventually("the worker is shared", |status| {
         assigned(status, "worker-0").is_none() && allowed(pid) == kernel.online
     });
-    agent.eventually("its quota is back", |_| {
+    agent.eventually("the quota is back", |_| {
         (kernel.quota(&main), kernel.quota(&pod)) == (Some(100_000), Some(100_000))
     });
     let reason =
@@ -93,7 +93,7 @@ fn an_annotation_releases_a_running_pod() {
 }
 
 #[test]
-fn too_few_cpus_are_waited_for() {
+fn a_container_waits_while_too_few_cpus_are_free() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let pods = Manifests::new();
@@ -112,12 +112,12 @@ fn too_few_cpus_are_waited_for() {
     kernel.set_quota(&main, u64::try_from(cpus).unwrap());
     let pid = tree.start(&main);
     let status = agent.eventually("the second is in the shared pool", |status| {
-        container(status, "worker-1", "main").is_some_and(|one| one["running"] == true)
+        container(status, "worker-1", "main").is_some_and(|container| container["running"] == true)
             && allowed(pid) == kernel.first()
     });
-    let one = container(&status, "worker-1", "main").unwrap();
-    assert_eq!(one["assigned"], serde_json::Value::Null);
-    let note = one["note"].as_str().unwrap();
+    let worker = container(&status, "worker-1", "main").unwrap();
+    assert_eq!(worker["assigned"], serde_json::Value::Null);
+    let note = worker["note"].as_str().unwrap();
     assert!(
         note.contains("shared pool") && note.contains("0 free"),
         "{note}"
@@ -125,19 +125,19 @@ fn too_few_cpus_are_waited_for() {
     assert_eq!(
         kernel.quota(&main),
         Some(u64::try_from(cpus).unwrap() * 100_000),
-        "who owns nothing keeps its quota"
+        "a container without exclusive CPUs keeps its quota"
     );
 
     tree.remove(&first);
     pods.remove("a.yaml");
-    agent.eventually("the second gets its CPUs", |status| {
+    agent.eventually("the second worker gets CPUs", |status| {
         in_force(status, "worker-1") && allowed(pid) == own
     });
     agent.stop();
 }
 
 #[test]
-fn a_manifest_that_cannot_be_read_takes_nothing_away() {
+fn an_unreadable_manifest_changes_no_assignment() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let pods = Manifests::new();
@@ -151,7 +151,7 @@ fn a_manifest_that_cannot_be_read_takes_nothing_away() {
     });
     let own: CpuSet = assigned(&status, "worker-0").unwrap();
 
-    // A new file that is no manifest, and one that was a good one before.
+    // A new file that is no manifest, and a file that was a valid manifest before.
     for (file, text) in [
         ("broken.yaml", "kind: Pod\nmetadata: ["),
         ("worker.yaml", "kind: Deployment\n"),
@@ -183,7 +183,7 @@ fn a_manifest_that_cannot_be_read_takes_nothing_away() {
 }
 
 #[test]
-fn what_is_no_file_blocks_nobody() {
+fn a_pipe_in_the_manifest_folder_blocks_no_pod() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
     let pods = Manifests::new();

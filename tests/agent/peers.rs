@@ -1,4 +1,4 @@
-//! Peers on other nodes: their addresses from the API server, with the rights that the agent has anyway.
+//! Peers on other nodes: the addresses come from the API server, with the rights that the agent has in any case.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -22,9 +22,9 @@ fn pods_of_the_job_on_other_nodes_are_known_by_their_addresses() {
     let [own, far] = [1, 2].map(|host| Ipv4Addr::new(10, 83, 0, host));
     let (inside, outside) = (switch.join(own).unwrap(), switch.join(far).unwrap());
     cluster.put(&pod("worker-0", NODE));
-    let mut there = pod("worker-9", "node-2");
-    there["status"] = json!({"phase": "Running", "podIPs": [{"ip": far.to_string()}]});
-    cluster.put(&there);
+    let mut peer = pod("worker-9", "node-2");
+    peer["status"] = json!({"phase": "Running", "podIPs": [{"ip": far.to_string()}]});
+    cluster.put(&peer);
     let of_pod = tree.pod("", "worker-0-uid");
     let main = tree.container(&of_pod, "main1");
     tree.start_in(&main, Some(&inside));
@@ -47,19 +47,19 @@ fn pods_of_the_job_on_other_nodes_are_known_by_their_addresses() {
                 ("peer_pod", "worker-9"),
                 ("peer_role", "worker"),
             ];
-            let seen = agent.metric(SENT, &labels);
-            if seen == Some(wanted) {
+            let sent = agent.metric(SENT, &labels);
+            if sent == Some(wanted) {
                 return;
             }
             assert!(
                 Instant::now() < deadline,
-                "{seen:?}, not {wanted}\n{}",
+                "{sent:?}, not {wanted}\n{}",
                 agent.log()
             );
             std::thread::sleep(Duration::from_millis(100));
         }
     };
-    // The mark of the beginning was seen before anybody was asked.
+    // The zero from the start appeared before the first request to the API.
     until(0.0);
     client.write_all(&[7; 50_000]).unwrap();
     server.read_exact(&mut [0; 50_000]).unwrap();

@@ -1,4 +1,4 @@
-//! A pod appears and is pinned, whatever comes first and whoever names the cgroups.
+//! A pod appears and is pinned, in every order of events and with every naming of cgroups.
 
 use pinfold::cpu::CpuSet;
 
@@ -28,7 +28,7 @@ fn manifest_then_cgroup() {
     assert_eq!(
         assigned(&status, "worker-0"),
         None,
-        "nobody is narrowed for a pod without a cgroup"
+        "a pod without a cgroup narrows no container"
     );
     assert_eq!(allowed(web_pid), kernel.online);
 
@@ -39,8 +39,9 @@ fn manifest_then_cgroup() {
     let pid = tree.start(&main);
     let status = agent.eventually("the worker is pinned", |status| {
         in_force(status, "worker-0")
-            && container(status, "worker-0", "main")
-                .is_some_and(|one| one["running"] == true && one["windowSeconds"].is_number())
+            && container(status, "worker-0", "main").is_some_and(|container| {
+                container["running"] == true && container["windowSeconds"].is_number()
+            })
             && kernel.quota(&main).is_none()
             && kernel.quota(&pod).is_none()
             && kernel.effective(&web) == others
@@ -56,21 +57,21 @@ fn manifest_then_cgroup() {
     assert_eq!(kernel.quota(&main), None, "quota of the container");
     assert_eq!(kernel.quota(&pod), None, "quota of the pod");
 
-    // What the agent says.
+    // The agent's status.
     assert_eq!(status["exclusive"], own.to_string());
     assert_eq!(status["shared"], others.to_string());
     assert_eq!(status["reserved"], others.to_string());
-    let one = container(&status, "worker-0", "main").unwrap();
-    assert_eq!(one["role"], "worker");
-    assert_eq!(one["qos"], "Guaranteed");
-    assert_eq!(one["cgroup"], main.as_str());
+    let reported = container(&status, "worker-0", "main").unwrap();
+    assert_eq!(reported["role"], "worker");
+    assert_eq!(reported["qos"], "Guaranteed");
+    assert_eq!(reported["cgroup"], main.as_str());
     assert_eq!(
         container(&status, "web", "main").unwrap()["assigned"],
         serde_json::Value::Null
     );
     assert_eq!(status["errors"].as_array().unwrap().len(), 0, "{status:#}");
 
-    // What a plan says that begins with this node as it is: a newcomer's name comes first, and it changes nothing.
+    // A plan that begins with the node's present state: the newcomer's name sorts first and changes nothing.
     pods.put("newcomer.yaml", &worker("newcomer", "newcomer-uid", 1));
     let mut plan = pinfold();
     plan.args([
@@ -88,7 +89,10 @@ fn manifest_then_cgroup() {
     let planned: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let of = |pod: &str| {
         let mut containers = planned["containers"].as_array().unwrap().iter();
-        containers.find(|one| one["pod"] == pod).unwrap().clone()
+        containers
+            .find(|container| container["pod"] == pod)
+            .unwrap()
+            .clone()
     };
     assert_eq!(
         (&of("worker-0")["cpus"], &of("worker-0")["exclusive"]),
@@ -140,12 +144,12 @@ fn manifest_then_cgroup() {
     let window = agent.metric("pinfold_window_seconds_sum", &[]).unwrap();
     assert!(
         window < 1.0,
-        "pinned {window} s after its first instruction"
+        "pinned {window} s after the first instruction"
     );
-    // Both are written as decimals and read back, each in its own way.
+    // Both texts are decimals and are parsed separately.
     assert!(
-        (one["windowSeconds"].as_f64().unwrap() - window).abs() < 1e-9,
-        "{one}"
+        (reported["windowSeconds"].as_f64().unwrap() - window).abs() < 1e-9,
+        "{reported}"
     );
     let web = [("pod", "web"), ("container", "main")];
     assert_eq!(
@@ -169,7 +173,7 @@ fn cgroup_then_manifest_with_a_sandbox() {
     let id = "containerd://other";
     assert!(!worker("x", "y", 1).contains(id));
 
-    // Two cgroups and no status: nothing tells which one is the container.
+    // Two cgroups and no status: the agent cannot know which cgroup is the container's.
     pods.put("worker.yaml", &worker("worker-0", "0a-1b", 1));
     agent.eventually("the pod is known", |status| {
         assigned(status, "worker-0").is_some()
@@ -177,7 +181,7 @@ fn cgroup_then_manifest_with_a_sandbox() {
     assert_eq!(
         allowed(pid),
         kernel.all_but_one(),
-        "the claimed CPU is nobody's yet"
+        "no container runs alone on the assigned CPU yet"
     );
 
     pods.put(
@@ -197,7 +201,7 @@ fn cgroup_then_manifest_with_a_sandbox() {
     assert_eq!(
         kernel.effective(&pod),
         kernel.online,
-        "the pod holds what its cgroups hold"
+        "the pod holds the CPUs of both cgroups"
     );
     agent.stop();
 }
@@ -227,7 +231,7 @@ fn systemd_names() {
     let own = assigned(&status, "worker-0").unwrap();
     assert_eq!(own.len(), 1);
     assert_eq!(allowed(pid), own);
-    agent.eventually("the other one is moved away", |_| {
+    agent.eventually("the shared container is moved away", |_| {
         allowed(web_pid).is_disjoint(&own)
     });
     agent.stop();

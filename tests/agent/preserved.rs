@@ -10,11 +10,11 @@
 //! | 1. The assignment record is written before CreateContainer is answered. | [`a_record_is_written_before_create_is_answered`], [`cpus_given_up_are_assigned_after_the_handover`] (with a node pass) |
 //! | 1. The record is compared with the record that was read, which detects a recreated cgroup. | [`a_recreated_pod_cgroup_gets_its_own_record`] |
 //! | 2. CPUs that are given up are barred until they are handed back. | [`cpus_given_up_are_assigned_after_the_handover`], `model::random`, `model::recorded` |
-//! | 2. `apply` never gives CPUs that could not be taken. | [`cpus_that_could_not_be_taken_are_not_given`], `model::mutants::owners_given_their_cpus_before_others_are_off_them` |
+//! | 2. `apply` never gives CPUs that could not be taken. | [`cpus_that_could_not_be_taken_are_not_assigned`], `model::mutants::owners_given_their_cpus_before_others_are_off_them` |
 //! | 2. `apply` never writes where the record failed. | [`a_cgroup_without_a_record_gets_no_writes`], [`a_pod_whose_record_fails_is_left_unpinned`] |
-//! | 3. Running containers move only after a full scan. | [`a_move_makes_room_before_create_is_answered`]*, `partition::wishes::a_running_container_that_allows_it_moves_to_make_room`* |
-//! | 3. Partitions that the kernel refused wait for the timer. | [`a_refused_partition_waits_for_the_timer`]*, `partition::others::a_set_that_is_in_the_way_is_named_and_the_rest_goes_on`* |
-//! | 3. CPUs that were just assigned are exempt from drift until the next full scan. | `asked::cpus_just_assigned_are_exempt_from_drift`, `drift::drift_is_counted_once_and_repaired`, [`passes_that_yield_are_completed_later`] |
+//! | 3. Running containers move only after a full scan. | [`a_move_makes_room_before_create_is_answered`]*, `partition::preferences::a_running_container_that_allows_it_moves_to_make_room`* |
+//! | 3. Partitions that the kernel refused wait for the timer. | [`a_refused_partition_waits_for_the_timer`]*, `partition::others::a_blocking_cpuset_is_named_and_further_pods_are_pinned`* |
+//! | 3. CPUs that were just assigned are exempt from drift until the next full scan. | `runtime_requests::cpus_just_assigned_are_exempt_from_drift`, `drift::drift_is_counted_once_and_repaired`, [`passes_that_yield_are_completed_later`] |
 //! | 3. A pass that yields restores what it had noted. | [`passes_that_yield_are_completed_later`]; the backoff of released CPUs is not visible from outside |
 //! | 4. The deadline is three quarters of the runtime's limit, and time in the queue counts. | [`time_in_the_queue_counts_against_the_deadline`], `nri::scenarios::after_a_timeout_the_plugin_chooses_the_answer` |
 //! | 4. Handlers stay in order. | `nri::scenarios::calls_are_answered_in_their_order`, [`a_late_stop_or_remove_updates_the_pods`], `agent::runtime::answers::a_late_end_is_told_before_a_newer_creation` |
@@ -23,15 +23,15 @@
 //! | 5. A `required` container is refused. | [`an_unanswered_request_of_a_required_pod_is_refused`], [`a_required_container_without_cpus_is_refused`], `answers::answers_to_creations_are_as_recorded`, `runtime::pinned::who_must_have_cpus_and_can_t_is_refused_and_told_why` |
 //! | 6. NRI serves only after the first snapshot. | [`nri_is_served_after_the_first_snapshot`] |
 //! | 6. Synchronize changes nothing. | [`synchronize_changes_nothing`], `runtime::pinned::restarts_of_the_agent_and_the_runtime_move_nothing` |
-//! | 6. Nothing is decided before the pods are synced or the wait has ended. | [`nothing_is_decided_before_the_pods_are_synced`], `serving::is_not_ready_before_it_has_read_the_manifests`, `agent::schedule::no_pass_runs_before_the_pods_are_synced` |
+//! | 6. Nothing is decided before the pods are synced or the wait has ended. | [`no_pass_decides_before_the_pods_are_synced`], `serving::is_not_ready_before_it_has_read_the_manifests`, `agent::schedule::no_pass_runs_before_the_pods_are_synced` |
 //! | 7. Workqueues leave, two seconds pass, then the partition is isolated. | [`a_partition_is_isolated_two_seconds_after_workqueues_left`]*, `partition::isolated`*, `agent::isolation_gate` |
 //! | 7. The same holds in a pod's scope. | [`a_started_container_is_isolated_two_seconds_after_workqueues_left`]* |
 //! | 8. One D-Bus write may wait 500 ms, and StartContainer uses that path. | [`a_start_waits_for_systemd_to_write_the_cpus`]*, [`a_start_waits_half_a_second_for_each_write_of_systemd_at_most`]*, `host::cgroup::systemd` |
 //! | 9. A failed pass keeps the last snapshot with its error. | [`a_failed_pass_keeps_the_last_snapshot_with_its_error`] |
 //! | 9. A failed pass drops the cached state. | [`a_failed_pass_drops_the_cached_state`] |
 //! | 9. A CPU counts as lost after 900 ms only. | [`a_missing_cpu_counts_as_lost_after_900_ms`]* |
-//! | 10. At shutdown every request that was read is answered. | `asked::shutdown_answers_every_request_that_was_read`, `nri::scenarios::received_requests_are_answered_after_stop` |
-//! | 10. Assignments stay. | `restart::a_restart_moves_nothing`, `asked::shutdown_answers_every_request_that_was_read` |
+//! | 10. At shutdown every request that was read is answered. | `runtime_requests::shutdown_answers_every_request_that_was_read`, `nri::scenarios::received_requests_are_answered_after_stop` |
+//! | 10. Assignments stay. | `restart::a_restart_moves_no_container`, `runtime_requests::shutdown_answers_every_request_that_was_read` |
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -51,7 +51,6 @@ use crate::agent::{
     Agent, Manifests, Settings, best_effort, container, in_force, patience, worker, worker_with,
 };
 use crate::api::{Cluster, NODE, pod};
-use crate::asked::{Given, Runtime, alone, path, state_change, told};
 use crate::fakeapi::{Fault, When};
 use crate::gate;
 use crate::hotplug::Machine;
@@ -59,6 +58,9 @@ use crate::kernel::{Kernel, Tree, allowed, kernel_tests};
 use crate::kubelet::Root;
 use crate::partition::{partition_tests, work_queues};
 use crate::runtime::{Changed, EventMessage, Synchronize};
+use crate::runtime_requests::{
+    CreatedContainer, Runtime, alone, event_message, path, state_change,
+};
 use crate::systemd::Systemd;
 
 /// How long the agent may take to read a request or a file while its reconciler hangs.
@@ -72,8 +74,8 @@ const START_CONTAINER: i32 = 6;
 const REMOVE_CONTAINER: i32 = 11;
 
 /// The cgroup of a container's pod.
-fn pod_of(told: &EventMessage) -> String {
-    path(told).rsplit_once('/').unwrap().0.to_owned()
+fn pod_of(description: &EventMessage) -> String {
+    path(description).rsplit_once('/').unwrap().0.to_owned()
 }
 
 /// The CPUs in the assignment record of a cgroup.
@@ -83,7 +85,7 @@ fn recorded(kernel: &Kernel, path: &str) -> CpuSet {
         .unwrap_or_default()
 }
 
-/// The settings of the cgroups of containers and their pods that Pinfold may write.
+/// The settings of the cgroups of containers and pods that Pinfold may write.
 fn state(kernel: &Kernel, containers: &[&EventMessage]) -> Vec<String> {
     let describe = |path: String| {
         let (cpuset, quota) = (kernel.cgroups.cpuset(&path), kernel.cgroups.quota(&path));
@@ -97,21 +99,21 @@ fn state(kernel: &Kernel, containers: &[&EventMessage]) -> Vec<String> {
     };
     containers
         .iter()
-        .flat_map(|told| [pod_of(told), path(told)])
+        .flat_map(|description| [pod_of(description), path(description)])
         .map(describe)
         .collect()
 }
 
 /// The description of a pod with an annotation.
-fn annotated(mut told: EventMessage, key: &str, value: &str) -> EventMessage {
-    let annotations = &mut told.pod.as_mut().unwrap().annotations;
+fn annotated(mut description: EventMessage, key: &str, value: &str) -> EventMessage {
+    let annotations = &mut description.pod.as_mut().unwrap().annotations;
     annotations.insert(key.to_owned(), value.to_owned());
-    told
+    description
 }
 
 /// The description of a pod that must not run without exclusive CPUs.
-fn required(told: EventMessage) -> EventMessage {
-    annotated(told, "pinfold.io/cpus", "required")
+fn required(description: EventMessage) -> EventMessage {
+    annotated(description, "pinfold.io/cpus", "required")
 }
 
 /// Settings that leave a single CPU for exclusive assignments. Pods come from the container runtime alone.
@@ -149,22 +151,24 @@ fn connect_with_short_limit(runtime: &mut Runtime, agent: &Agent) {
 }
 
 /// Creates and starts a container. Returns its exclusive CPUs.
-fn begin(tree: &mut Tree<'_>, runtime: &mut Runtime, told: &EventMessage) -> Option<CpuSet> {
-    runtime.change(RUN_POD_SANDBOX, told);
-    let cpus = runtime.create(told).cpus;
-    tree.make(&path(told));
-    tree.start(&path(told));
-    runtime.change(START_CONTAINER, told);
+fn begin(tree: &mut Tree<'_>, runtime: &mut Runtime, description: &EventMessage) -> Option<CpuSet> {
+    runtime.change(RUN_POD_SANDBOX, description);
+    let cpus = runtime.create(description).cpus;
+    tree.make(&path(description));
+    tree.start(&path(description));
+    runtime.change(START_CONTAINER, description);
     cpus
 }
 
 /// Ends a container and its pod.
-fn end(tree: &mut Tree<'_>, runtime: &mut Runtime, told: &EventMessage) {
-    runtime.call("StopContainer", told.encode_to_vec()).unwrap();
+fn end(tree: &mut Tree<'_>, runtime: &mut Runtime, description: &EventMessage) {
+    runtime
+        .call("StopContainer", description.encode_to_vec())
+        .unwrap();
     for event in [REMOVE_CONTAINER, STOP_POD_SANDBOX, REMOVE_POD_SANDBOX] {
-        runtime.change(event, told);
+        runtime.change(event, description);
     }
-    tree.remove(&pod_of(told));
+    tree.remove(&pod_of(description));
 }
 
 /// The number of reconcile passes for a reason.
@@ -182,13 +186,13 @@ fn steps(agent: &Agent, labels: &[(&str, &str)]) -> f64 {
 
 /// Waits until no pass has run for a while.
 fn wait_for_rest(agent: &Agent) {
-    let all = || agent.metric("pinfold_reconcile_total", &[]);
-    let mut seen = all();
+    let pass_count = || agent.metric("pinfold_reconcile_total", &[]);
+    let mut last = pass_count();
     let mut since = Instant::now();
     while since.elapsed() < Duration::from_millis(400) {
         std::thread::sleep(Duration::from_millis(20));
-        if all() != seen {
-            (seen, since) = (all(), Instant::now());
+        if pass_count() != last {
+            (last, since) = (pass_count(), Instant::now());
         }
     }
 }
@@ -233,9 +237,9 @@ fn a_record_is_written_before_create_is_answered() {
     let mut runtime = Runtime::new();
     let agent = runtime.settings(&one_cpu(&kernel, &tree)).start();
     connect(&mut runtime, &agent);
-    // A record that follows the answer may be there in time by chance, but not in each of several rounds.
+    // A record after the answer may arrive in time by chance, but not in each of several rounds.
     for number in 0..5 {
-        let worker = told(&tree, &format!("worker-{number}"), 1);
+        let worker = event_message(&tree, &format!("worker-{number}"), 1);
         runtime.change(RUN_POD_SANDBOX, &worker);
         let own = runtime.create(&worker).cpus;
         let record = recorded(&kernel, &pod_of(&worker));
@@ -252,7 +256,7 @@ fn a_recreated_pod_cgroup_gets_its_own_record() {
     let mut tree = kernel.tree();
     let (root, mut runtime, agent) = start(&kernel, &tree);
     connect(&mut runtime, &agent);
-    let worker = told(&tree, "worker", 1);
+    let worker = event_message(&tree, "worker", 1);
     let pod = pod_of(&worker);
     runtime.change(RUN_POD_SANDBOX, &worker);
     assert_eq!(runtime.create(&worker).cpus, Some(kernel.last()));
@@ -271,10 +275,10 @@ fn a_recreated_pod_cgroup_gets_its_own_record() {
     let call = runtime.begin("CreateContainer", worker.encode_to_vec());
     std::thread::sleep(READ);
     drop(pipe);
-    let given = Given::read(&runtime.answer(call).unwrap());
+    let created = CreatedContainer::read(&runtime.answer(call).unwrap());
     let record = recorded(&kernel, &pod);
     assert_eq!(
-        (given.cpus, record),
+        (created.cpus, record),
         (Some(kernel.last()), kernel.last()),
         "{}",
         agent.log()
@@ -294,7 +298,10 @@ fn cpus_given_up_are_assigned_after_the_handover() {
         pods: Some(pods.path().to_owned()),
         ..one_cpu_and_root(&kernel, &tree, &root)
     };
-    let (first, second) = (told(&tree, "first", 1), told(&tree, "second", 1));
+    let (first, second) = (
+        event_message(&tree, "first", 1),
+        event_message(&tree, "second", 1),
+    );
     pods.put("first.yaml", &worker("first", "first-uid", 1));
     let agent = runtime.settings(&settings).start();
     connect(&mut runtime, &agent);
@@ -312,8 +319,8 @@ fn cpus_given_up_are_assigned_after_the_handover() {
     std::thread::sleep(READ);
     let answered = AtomicBool::new(false);
     // The second record is read before the first record, which must be gone by then.
-    let records = || [&second, &first].map(|told| recorded(&kernel, &pod_of(told)));
-    let given = std::thread::scope(|scope| {
+    let records = || [&second, &first].map(|description| recorded(&kernel, &pod_of(description)));
+    let created = std::thread::scope(|scope| {
         let observer = scope.spawn(|| {
             let (mut rounds, begun) = (0, Instant::now());
             while !answered.load(Ordering::Relaxed) && begun.elapsed() < patience() {
@@ -329,9 +336,9 @@ fn cpus_given_up_are_assigned_after_the_handover() {
         let answer = runtime.answer(call);
         answered.store(true, Ordering::Relaxed);
         observer.join().unwrap();
-        Given::read(&answer.unwrap())
+        CreatedContainer::read(&answer.unwrap())
     });
-    assert_eq!(given.cpus, Some(own.clone()), "{}", agent.log());
+    assert_eq!(created.cpus, Some(own.clone()), "{}", agent.log());
     assert_eq!(records(), [own.clone(), CpuSet::new()], "{}", agent.log());
     tree.make(&path(&second));
     tree.start(&path(&second));
@@ -342,7 +349,7 @@ fn cpus_given_up_are_assigned_after_the_handover() {
 }
 
 #[test]
-fn cpus_that_could_not_be_taken_are_not_given() {
+fn cpus_that_could_not_be_taken_are_not_assigned() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
     let (web_pod, pod) = (tree.pod("besteffort", "web-uid"), tree.pod("", "uid"));
@@ -350,7 +357,7 @@ fn cpus_that_could_not_be_taken_are_not_given() {
         tree.container(&web_pod, "web"),
         tree.container(&pod, "main"),
     );
-    // The pod of the other container is confined to the CPU that the container should give up.
+    // The pod of the second container is confined to the CPU that the container should give up.
     kernel.write_cpus(&web, &kernel.last());
     kernel.write_cpus(&web_pod, &kernel.last());
     let before = kernel.written(&main);
@@ -436,7 +443,7 @@ fn a_pod_whose_record_fails_is_left_unpinned() {
     let mut runtime = Runtime::new();
     let agent = runtime.settings(&one_cpu(&kernel, &tree)).start();
     connect(&mut runtime, &agent);
-    let mut worker = told(&tree, "worker", 1);
+    let mut worker = event_message(&tree, "worker", 1);
     // The record names the pod, and the kernel takes attributes of up to 64 KiB.
     worker.pod.as_mut().unwrap().name = "x".repeat(70_000);
     runtime.change(RUN_POD_SANDBOX, &worker);
@@ -474,7 +481,13 @@ fn a_move_makes_room_before_create_is_answered() {
     let mut runtime = Runtime::new();
     let agent = runtime.settings(&settings).start();
     connect(&mut runtime, &agent);
-    let free = |name: &str, cpus| annotated(told(&tree, name, cpus), "pinfold.io/memory", "free");
+    let free = |name: &str, cpus| {
+        annotated(
+            event_message(&tree, name, cpus),
+            "pinfold.io/memory",
+            "free",
+        )
+    };
     let (first, big) = (free("first", 2), free("big", 4));
     let moving = annotated(free("moving", 2), "pinfold.io/movable", "true");
     let set = |list: &str| -> CpuSet { list.parse().unwrap() };
@@ -483,10 +496,10 @@ fn a_move_makes_room_before_create_is_answered() {
     end(&mut tree, &mut runtime, &first);
     agent.eventually("the first has ended", |status| status["exclusive"] == "4-5");
     runtime.change(RUN_POD_SANDBOX, &big);
-    let given = runtime.create(&big).cpus;
+    let created = runtime.create(&big).cpus;
     let now = kernel.effective(&path(&moving));
     assert_eq!(
-        (given, now),
+        (created, now),
         (Some(set("4-7")), set("2-3")),
         "{}",
         agent.log()
@@ -502,8 +515,8 @@ fn a_refused_partition_waits_for_the_timer() {
         return;
     };
     // A cgroup outside the pods has a single CPU, which every placement includes. The kernel refuses the partition.
-    let other = Cgroup::new(&kernel, format!("pinfold-test-other-{}", getpid()));
-    assert!(kernel.write(&other.1, "cpuset.cpus", &kernel.last().to_string()));
+    let foreign = Cgroup::new(&kernel, format!("pinfold-test-other-{}", getpid()));
+    assert!(kernel.write(&foreign.1, "cpuset.cpus", &kernel.last().to_string()));
     let mut tree = kernel.tree();
     let pods = Manifests::new();
     let size = kernel.online.len() - 1;
@@ -515,19 +528,22 @@ fn a_refused_partition_waits_for_the_timer() {
     let main = tree.container(&pod, "main1");
     tree.start(&main);
     agent.eventually("the partition is refused", |status| {
-        status["errors"].to_string().contains(&other.1)
-            && container(status, "worker-0", "main").is_some_and(|one| one["note"].is_string())
+        status["errors"].to_string().contains(&foreign.1)
+            && container(status, "worker-0", "main")
+                .is_some_and(|container| container["note"].is_string())
     });
     wait_for_rest(&agent);
     let failed =
         || ["failed", "blocked", "invalid"].map(|name| steps(&agent, &[("outcome", name)]));
     let before = failed();
     // The CPUs are free now, and passes for other reasons do not try the partition again.
-    drop(other);
+    drop(foreign);
     for number in 0..3 {
-        let seen = passes(&agent, "cgroups");
+        let earlier_passes = passes(&agent, "cgroups");
         tree.pod("besteffort", &format!("more-{number}"));
-        agent.eventually("a pass has run", |_| passes(&agent, "cgroups") > seen);
+        agent.eventually("a pass has run", |_| {
+            passes(&agent, "cgroups") > earlier_passes
+        });
     }
     assert_eq!(
         (kernel.partition(&main).as_str(), failed()),
@@ -557,13 +573,13 @@ fn passes_that_yield_are_completed_later() {
             .all(|path| kernel.effective(path) == *expected)
     };
     for life in ["one", "two"] {
-        let worker = told(&tree, life, 1);
+        let worker = event_message(&tree, life, 1);
         runtime.change(RUN_POD_SANDBOX, &worker);
         assert_eq!(runtime.create(&worker).cpus, Some(kernel.last()), "{life}");
-        // Each request interrupts the pass that takes the CPU from the others.
+        // Each request interrupts the pass that takes the CPU from the shared containers.
         for number in 0..25 {
             std::thread::sleep(Duration::from_millis(6));
-            let web = told(&tree, &format!("web-{life}-{number}"), 0);
+            let web = event_message(&tree, &format!("web-{life}-{number}"), 0);
             runtime.change(RUN_POD_SANDBOX, &web);
             assert_eq!(runtime.create(&web).cpus, None);
         }
@@ -577,7 +593,7 @@ fn passes_that_yield_are_completed_later() {
         end(&mut tree, &mut runtime, &worker);
         for number in 0..25 {
             std::thread::sleep(Duration::from_millis(6));
-            let web = told(&tree, &format!("after-{life}-{number}"), 0);
+            let web = event_message(&tree, &format!("after-{life}-{number}"), 0);
             runtime.change(RUN_POD_SANDBOX, &web);
             assert_eq!(runtime.create(&web).cpus, None);
         }
@@ -598,13 +614,16 @@ fn time_in_the_queue_counts_against_the_deadline() {
     let (root, mut runtime, agent) = start(&kernel, &tree);
     let limit = Duration::from_secs(4);
     connect_with_short_limit(&mut runtime, &agent);
-    let (first, second) = (told(&tree, "first", 1), told(&tree, "second", 1));
+    let (first, second) = (
+        event_message(&tree, "first", 1),
+        event_message(&tree, "second", 1),
+    );
     runtime.change(RUN_POD_SANDBOX, &first);
     runtime.change(RUN_POD_SANDBOX, &second);
     let pipe = root.hang();
     let begun = Instant::now();
-    let calls =
-        [&first, &second].map(|told| runtime.begin("CreateContainer", told.encode_to_vec()));
+    let calls = [&first, &second]
+        .map(|description| runtime.begin("CreateContainer", description.encode_to_vec()));
     for call in calls {
         // A container without an answer is created unchanged.
         assert_eq!(runtime.answer(call), Ok(Vec::new()), "{}", agent.log());
@@ -627,17 +646,20 @@ fn an_unanswered_create_still_records_its_assignment() {
     let mut tree = kernel.tree();
     let (root, mut runtime, agent) = start(&kernel, &tree);
     connect_with_short_limit(&mut runtime, &agent);
-    let worker = told(&tree, "worker", 1);
+    let worker = event_message(&tree, "worker", 1);
     runtime.change(RUN_POD_SANDBOX, &worker);
     let pipe = root.hang();
-    let given = runtime.create(&worker);
-    assert!(given.cpus.is_none() && given.env.is_empty(), "{given:?}");
+    let created = runtime.create(&worker);
+    assert!(
+        created.cpus.is_none() && created.env.is_empty(),
+        "{created:?}"
+    );
     assert_eq!(recorded(&kernel, &pod_of(&worker)), CpuSet::new());
     drop(pipe);
     agent.eventually("the assignment is recorded", |_| {
         recorded(&kernel, &pod_of(&worker)) == kernel.last()
     });
-    // The container exists without CPUs of its own. The start waits for the CPUs.
+    // The container exists without exclusive CPUs. The start waits for the CPUs.
     tree.make(&path(&worker));
     tree.start(&path(&worker));
     runtime.change(START_CONTAINER, &worker);
@@ -649,10 +671,10 @@ fn an_unanswered_create_still_records_its_assignment() {
 fn a_late_stop_or_remove_updates_the_pods() {
     let Some(kernel) = kernel_tests() else { return };
     let late_events = [
-        |told: &EventMessage| ("StopContainer", told.encode_to_vec()),
-        |told: &EventMessage| ("StateChange", state_change(REMOVE_CONTAINER, told)),
-        |told: &EventMessage| ("StateChange", state_change(STOP_POD_SANDBOX, told)),
-        |told: &EventMessage| ("StateChange", state_change(REMOVE_POD_SANDBOX, told)),
+        |description: &EventMessage| ("StopContainer", description.encode_to_vec()),
+        |description: &EventMessage| ("StateChange", state_change(REMOVE_CONTAINER, description)),
+        |description: &EventMessage| ("StateChange", state_change(STOP_POD_SANDBOX, description)),
+        |description: &EventMessage| ("StateChange", state_change(REMOVE_POD_SANDBOX, description)),
     ];
     for late_event in late_events {
         let mut tree = kernel.tree();
@@ -661,10 +683,13 @@ fn a_late_stop_or_remove_updates_the_pods() {
         let settings = one_cpu_and_root(&kernel, &tree, &root);
         let agent = runtime.settings(&settings).start();
         connect_with_short_limit(&mut runtime, &agent);
-        let (first, second) = (told(&tree, "first", 1), told(&tree, "second", 1));
+        let (first, second) = (
+            event_message(&tree, "first", 1),
+            event_message(&tree, "second", 1),
+        );
         let own = begin(&mut tree, &mut runtime, &first).unwrap();
         agent.eventually("the first runs", |status| {
-            container(status, "first", "main").is_some_and(|one| one["running"] == true)
+            container(status, "first", "main").is_some_and(|container| container["running"] == true)
         });
         runtime.change(RUN_POD_SANDBOX, &second);
         // A creation without an answer holds the event behind it until the event's deadline has passed.
@@ -692,7 +717,7 @@ fn an_unanswered_request_of_a_required_pod_is_refused() {
     let tree = kernel.tree();
     let (root, mut runtime, agent) = start(&kernel, &tree);
     connect_with_short_limit(&mut runtime, &agent);
-    let worker = required(told(&tree, "worker", 1));
+    let worker = required(event_message(&tree, "worker", 1));
     runtime.change(RUN_POD_SANDBOX, &worker);
     let pipe = root.hang();
     for refusal in [
@@ -713,13 +738,13 @@ fn a_required_container_without_cpus_is_refused() {
     let mut runtime = Runtime::new();
     let agent = runtime.settings(&one_cpu(&kernel, &tree)).start();
     connect(&mut runtime, &agent);
-    let first = told(&tree, "first", 1);
+    let first = event_message(&tree, "first", 1);
     begin(&mut tree, &mut runtime, &first).unwrap();
-    let second = required(told(&tree, "second", 1));
+    let second = required(event_message(&tree, "second", 1));
     runtime.change(RUN_POD_SANDBOX, &second);
     let refusal = runtime.try_create(&second).unwrap_err();
     assert!(refusal.contains("can't have CPUs of its own"), "{refusal}");
-    // A container that was created while no agent ran is refused at its start.
+    // A container from the time without an agent is refused at its start.
     tree.make(&path(&second));
     let start = state_change(START_CONTAINER, &second);
     let refusal = runtime.call("StateChange", start.clone()).unwrap_err();
@@ -764,19 +789,19 @@ fn synchronize_changes_nothing() {
     let mut runtime = Runtime::new();
     let agent = runtime.settings(&one_cpu(&kernel, &tree)).start();
     let all = ["worker", "web"].map(|name| {
-        let mut told = told(&tree, name, i64::from(name == "worker"));
-        told.container.as_mut().unwrap().state = ContainerState::Running as i32;
-        told
+        let mut description = event_message(&tree, name, i64::from(name == "worker"));
+        description.container.as_mut().unwrap().state = ContainerState::Running as i32;
+        description
     });
     let mut existing = Synchronize::default();
-    for told in &all {
-        tree.make(&path(told));
-        tree.start(&path(told));
-        existing.pods.extend(told.pod.clone());
-        existing.containers.extend(told.container.clone());
+    for description in &all {
+        tree.make(&path(description));
+        tree.start(&path(description));
+        existing.pods.extend(description.pod.clone());
+        existing.containers.extend(description.container.clone());
     }
     let [worker, web] = &all;
-    // The worker runs without CPUs of its own. The answer leaves the worker as it is; a pass pins the worker afterwards.
+    // The worker runs without exclusive CPUs. The answer leaves the worker unchanged; a pass pins the worker afterwards.
     let answer = runtime.synchronize(&agent, 20_000, &existing);
     assert_eq!(answer, Changed::default());
     agent.eventually("the worker is pinned", |_| {
@@ -796,7 +821,7 @@ fn synchronize_changes_nothing() {
 }
 
 #[test]
-fn nothing_is_decided_before_the_pods_are_synced() {
+fn no_pass_decides_before_the_pods_are_synced() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let cluster = Cluster::new();
@@ -886,10 +911,14 @@ fn a_started_container_is_isolated_two_seconds_after_workqueues_left() {
     let mut runtime = Runtime::new();
     let agent = runtime.settings(&alone(&kernel, &tree)).start();
     connect(&mut runtime, &agent);
-    let worker = annotated(told(&tree, "worker", 2), "pinfold.io/partition", "isolated");
+    let worker = annotated(
+        event_message(&tree, "worker", 2),
+        "pinfold.io/partition",
+        "isolated",
+    );
     let own = begin(&mut tree, &mut runtime, &worker).unwrap();
     let main = path(&worker);
-    // The program begins on its own CPUs, with load balancing.
+    // The program begins on exclusive CPUs, with load balancing.
     assert_eq!(
         (kernel.partition(&main).as_str(), kernel.effective(&main)),
         ("root", own.clone())
@@ -932,7 +961,7 @@ impl StartInSlice {
         let systemd = Systemd::start(&units);
         systemd.write_after(delay);
         let plain = kernel.tree();
-        let mut worker = told(&plain, "worker", 1);
+        let mut worker = event_message(&plain, "worker", 1);
         let (of_pod, of_container) = (
             worker.pod.as_mut().unwrap(),
             worker.container.as_mut().unwrap(),
@@ -1127,7 +1156,7 @@ fn a_failed_pass_keeps_the_last_snapshot_with_its_error() {
     failing.set_fails(true);
     let status = agent.eventually("the failure is reported", has_failed);
     assert_eq!(decided(&status), decided(&before));
-    // The error stays the only one, however many passes fail.
+    // The error remains the only error, however many passes fail.
     let timer = passes(&agent, "timer");
     let status = agent.eventually("more passes have failed", |status| {
         passes(&agent, "timer") >= timer + 2.0 && has_failed(status)
@@ -1151,7 +1180,7 @@ fn a_failed_pass_drops_the_cached_state() {
     let settings = runtime.settings(&one_cpu(&kernel, &tree));
     let agent = failing.settings(&settings).start();
     connect(&mut runtime, &agent);
-    let worker = told(&tree, "worker", 1);
+    let worker = event_message(&tree, "worker", 1);
     runtime.change(RUN_POD_SANDBOX, &worker);
     wait_for_rest(&agent);
     failing.set_fails(true);
@@ -1192,13 +1221,13 @@ fn a_missing_cpu_counts_as_lost_after_900_ms() {
     machine.write("cpu/present", &all);
     machine.write("cpu/online", &all);
     let mut status = agent.eventually("the CPU is online", |status| status["online"] == all);
-    let seen = Instant::now();
+    let start = Instant::now();
     for number in 0.. {
-        assert_eq!(status["lost"], "", "after {:?}", seen.elapsed());
+        assert_eq!(status["lost"], "", "after {:?}", start.elapsed());
         tree.pod("besteffort", &format!("more-{number}"));
         std::thread::sleep(Duration::from_millis(50));
         status = agent.status().unwrap();
-        if seen.elapsed() > Duration::from_millis(700) {
+        if start.elapsed() > Duration::from_millis(700) {
             break;
         }
     }

@@ -24,7 +24,7 @@ fn release(tree: &str, more: &[&str]) -> (Option<i32>, String, String) {
 }
 
 #[test]
-fn puts_everything_back() {
+fn release_restores_every_value() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let pods = Manifests::new();
@@ -35,14 +35,14 @@ fn puts_everything_back() {
     let pod = tree.pod("", "worker-uid");
     let main = tree.container(&pod, "main1");
     let paths = [&web_pod, &web, &pod, &main];
-    // Written on both versions, so that there is something to put back exactly.
+    // The values are written on both cgroup versions, so that the release has exact values to restore.
     for path in paths {
         kernel.write_cpus(path, &kernel.online);
         kernel.set_quota(path, 1);
     }
     let pids = [tree.start(&main), tree.start(&web)];
     let state = || -> Vec<(CpuSet, CpuSet, Option<u64>, Option<String>)> {
-        let one = |path: &&String| {
+        let values = |path: &&String| {
             let cpus = kernel.cgroups.cpuset(path).unwrap();
             (
                 cpus.cpus,
@@ -51,7 +51,7 @@ fn puts_everything_back() {
                 kernel.cgroups.assignment_record(path).unwrap(),
             )
         };
-        paths.iter().map(one).collect()
+        paths.iter().map(values).collect()
     };
     let before = state();
     let agent = Settings::new(&tree.path, &pods, &kernel.all_but_one()).start();
@@ -81,7 +81,7 @@ fn puts_everything_back() {
         out.contains(&main) && out.contains("would be done"),
         "{out}"
     );
-    assert_eq!(state(), pinned, "a dry run changes nothing");
+    assert_eq!(state(), pinned, "a dry run changes no file");
 
     let (code, out, error) = release(&tree.path, &["-o", "json"]);
     assert_eq!(code, Some(0), "{error}");
@@ -95,7 +95,7 @@ fn puts_everything_back() {
             .all(|step| step["error"].is_null()),
         "{out}"
     );
-    assert_eq!(state(), before, "everything is as it was");
+    assert_eq!(state(), before, "every file has the earlier value");
     assert_eq!(allowed(pids[0]), kernel.online);
 
     let (code, out, _) = release(&tree.path, &[]);
@@ -103,10 +103,10 @@ fn puts_everything_back() {
 }
 
 #[test]
-fn removes_monitoring_groups_of_ours_alone() {
+fn release_removes_only_monitoring_groups_of_pinfold() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
-    // This machine, but for the groups.
+    // The tree of the machine without the resctrl groups.
     let root = tempfile::tempdir().unwrap();
     let groups = root.path().join("sys/fs/resctrl/mon_groups");
     for group in ["theirs", "pinfold-uid-main"] {

@@ -5,7 +5,7 @@ use pinfold::cpu::CpuSet;
 use crate::agent::{Agent, Manifests, Settings, assigned, best_effort, in_force, worker};
 use crate::kernel::{Kernel, Tree, allowed, kernel_tests};
 
-/// A worker on one CPU and a pod that asks for nothing, settled.
+/// A worker on one CPU and a pod without requests, both settled.
 struct Scene {
     paths: Vec<String>,
     pids: Vec<u32>,
@@ -34,7 +34,7 @@ fn settle(kernel: &Kernel, tree: &mut Tree<'_>, pods: &Manifests, agent: &Agent)
     }
 }
 
-/// All that Pinfold may write, as it is now.
+/// The present values of all files that Pinfold may write.
 fn state(kernel: &Kernel, scene: &Scene) -> Vec<String> {
     let describe = |path: &String| {
         let (cpus, quota) = (
@@ -55,7 +55,7 @@ fn state(kernel: &Kernel, scene: &Scene) -> Vec<String> {
 }
 
 #[test]
-fn a_restart_moves_nothing() {
+fn a_restart_moves_no_container() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let pods = Manifests::new();
@@ -73,7 +73,7 @@ fn a_restart_moves_nothing() {
 
     for end in ["SIGTERM", "SIGKILL"] {
         let agent = settings.clone().with(&["--reconcile-seconds", "1"]).start();
-        agent.eventually("the worker has its CPU", |status| {
+        agent.eventually("the worker has a CPU", |status| {
             assigned(status, "worker-0") == Some(scene.own.clone())
         });
         let timer = || {
@@ -91,9 +91,13 @@ fn a_restart_moves_nothing() {
         assert_eq!(
             agent.metric("pinfold_window_seconds_count", &[]),
             Some(0.0),
-            "its window was not seen"
+            "the unpinned time is missing"
         );
-        assert_eq!(state(&kernel, &scene), before, "a restart moves nothing");
+        assert_eq!(
+            state(&kernel, &scene),
+            before,
+            "a restart moves no container"
+        );
         if end == "SIGTERM" {
             agent.stop();
         } else {
@@ -108,7 +112,7 @@ fn a_restart_moves_nothing() {
 }
 
 #[test]
-fn pods_nobody_tells_of_keep_what_they_have() {
+fn pods_that_no_source_reports_keep_their_assignments() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let pods = Manifests::new();
@@ -136,8 +140,8 @@ fn pods_nobody_tells_of_keep_what_they_have() {
 
     // The assignment ends with the pod's cgroup.
     tree.remove(&scene.paths[0]);
-    agent.eventually("its CPUs are free", |status| status["exclusive"] == "");
-    agent.eventually("the other one has all CPUs", |_| {
+    agent.eventually("the CPUs are free", |status| status["exclusive"] == "");
+    agent.eventually("the shared container has all CPUs", |_| {
         allowed(scene.pids[1]) == kernel.online
     });
     agent.stop();

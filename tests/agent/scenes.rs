@@ -8,7 +8,7 @@ use crate::agent::{assigned, in_force, pinfold};
 use crate::api::{Cluster, NODE, pod, two_reconciles};
 use crate::kernel::{allowed, kernel_tests};
 
-/// What a node needs to be labelled: the definition, itself, and a plan with one slot.
+/// The objects for a labelled node: the definition, the Node, and a plan with one slot.
 fn install(cluster: &Cluster) {
     cluster.put(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "pinfold"}}));
     cluster.put(&serde_json::to_value(definition()).unwrap());
@@ -28,7 +28,7 @@ fn install(cluster: &Cluster) {
 }
 
 #[test]
-fn a_node_gets_its_place_and_release_takes_all_of_it_back() {
+fn a_node_gets_its_labels_and_release_removes_them() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let cluster = Cluster::new();
@@ -46,7 +46,7 @@ fn a_node_gets_its_place_and_release_takes_all_of_it_back() {
         in_force(status, "worker-0")
     });
     let own = assigned(&status, "worker-0").unwrap();
-    let status = agent.eventually("the node has its place", |status| {
+    let status = agent.eventually("the node has a slot", |status| {
         status["cluster"]["scene"]["phase"] == "placed"
     });
     assert_eq!(
@@ -84,7 +84,7 @@ fn a_node_gets_its_place_and_release_takes_all_of_it_back() {
     two_reconciles(&agent);
     agent.stop();
     let agent = cluster.settings(&tree, &kernel).start();
-    agent.eventually("the node has its place", |status| {
+    agent.eventually("the node has a slot", |status| {
         status["cluster"]["scene"]["phase"] == "placed"
     });
     agent.stop();
@@ -122,12 +122,13 @@ fn a_node_gets_its_place_and_release_takes_all_of_it_back() {
 }
 
 #[test]
-fn a_node_that_comes_back_gets_its_old_place() {
+fn a_recreated_node_gets_its_old_slot() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
     let cluster = Cluster::new();
     install(&cluster);
-    // Twenty slots: that it is the same one by chance is unlikely, and the one that it has is not the one it would try first.
+    // With twenty slots, the node hardly gets the same slot by chance. The slot is also not the first that the node would
+    // try.
     let plan = |slots: u32| {
         json!({
             "apiVersion": "pinfold.io/v1alpha1", "kind": "ScenePlan", "metadata": {"name": "p"},
@@ -141,8 +142,8 @@ fn a_node_that_comes_back_gets_its_old_place() {
     let place = |status: &Value| status["cluster"]["scene"]["slot"]["index"].as_u64();
     let placed = |status: &Value| status["cluster"]["scene"]["phase"] == "placed";
     let agent = start();
-    let first = agent.eventually("it has its place", placed);
-    assert_eq!(place(&first), Some(0), "there is one");
+    let first = agent.eventually("the node has a slot", placed);
+    assert_eq!(place(&first), Some(0), "the plan has one slot");
     cluster.put(&plan(20));
     let forget = |uid: &str| {
         let node = cluster.fake.get("v1", "Node", "", NODE).unwrap();
@@ -156,14 +157,14 @@ fn a_node_that_comes_back_gets_its_old_place() {
             "spec": {}, "status": {"allocatable": {"cpu": "8", "memory": "64Gi"}},
         }));
     };
-    // The Node goes, and with it labels, claims and the agent's pod; then all of it is made anew.
+    // The Node is deleted, with the labels, claims and the agent's pod; then everything is created again.
     agent.stop();
     forget("uid-2");
     let agent = start();
     assert_eq!(
-        place(&agent.eventually("it has its place", placed)),
+        place(&agent.eventually("the node has a slot", placed)),
         Some(0),
-        "the one that it had"
+        "the slot from before"
     );
     agent.stop();
     // A release leaves nothing to go by.
@@ -177,9 +178,9 @@ fn a_node_that_comes_back_gets_its_old_place() {
     forget("uid-3");
     let agent = start();
     assert_ne!(
-        place(&agent.eventually("it has its place", placed)),
+        place(&agent.eventually("the node has a slot", placed)),
         Some(0),
-        "it would not come upon it by itself"
+        "a free choice would not give this slot"
     );
     agent.stop();
     assert!(release.output().unwrap().status.success());

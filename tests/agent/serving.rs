@@ -65,7 +65,7 @@ fn answers() {
         "{status:?}"
     );
 
-    // What is no HTTP is refused, and nobody else notices.
+    // A request that is not HTTP is refused without an effect on further clients.
     let mut stream = TcpStream::connect(agent.address).unwrap();
     stream.write_all(b"\x16\x03\x01hello\r\n\r\n").unwrap();
     let mut text = Vec::new();
@@ -107,7 +107,7 @@ fn explains_the_pods_of_its_node() {
         "pinfold: no pod worker-0 on this node: there is none at all\n"
     );
     pods.put("worker-0.yaml", &worker("worker-0", "explained", 1));
-    agent.eventually("it is known", |status| {
+    agent.eventually("the pod is known", |status| {
         container(status, "worker-0", "main").is_some()
     });
     let (code, out, _) = explain(&["worker-0"]);
@@ -119,7 +119,9 @@ fn explains_the_pods_of_its_node() {
     let pod = tree.pod("", "explained");
     let main = tree.container(&pod, "main");
     tree.start(&main);
-    agent.eventually("it owns its CPU", |status| in_force(status, "worker-0"));
+    agent.eventually("the worker owns a CPU", |status| {
+        in_force(status, "worker-0")
+    });
     let (code, out, error) = explain(&["train/worker-0"]);
     assert_eq!((code, error.as_str()), (Some(0), ""));
     let own = format!("  CPUs     {}, its own", kernel.last());
@@ -131,16 +133,16 @@ fn explains_the_pods_of_its_node() {
         out.contains("no runtime asks") && out.contains("TF_NUM_INTRAOP_THREADS=1"),
         "{out}"
     );
-    let seen = "fewer than expected: 1 thread, 2 in the pools that its environment sizes; its pools have not started yet";
-    assert!(out.contains(seen), "{out}");
+    let finding = "fewer than expected: 1 thread, 2 in the pools that its environment sizes; its pools have not started yet";
+    assert!(out.contains(finding), "{out}");
     let (code, out, _) = explain(&["worker-0", "-o", "json"]);
-    let told: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let explanation: serde_json::Value = serde_json::from_str(&out).unwrap();
     assert_eq!(
-        (code, told[0]["assigned"].as_str()),
+        (code, explanation[0]["assigned"].as_str()),
         (Some(0), Some(kernel.last().to_string().as_str()))
     );
     assert_eq!(
-        told[0]["seen"]["verdict"]["finding"], "fewer than expected",
+        explanation[0]["seen"]["verdict"]["finding"], "fewer than expected",
         "{out}"
     );
     let (code, _, error) = explain(&["ps-0"]);
@@ -153,18 +155,18 @@ fn explains_the_pods_of_its_node() {
 }
 
 #[test]
-fn slow_clients_hold_nobody_up() {
+fn slow_clients_delay_no_request() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
     let pods = Manifests::new();
     let agent = Settings::new(&tree.path, &pods, &kernel.first()).start();
     let slow = |count: usize, text: &str| -> Vec<TcpStream> {
-        let one = |_| {
+        let connect = |_| {
             let mut stream = TcpStream::connect(agent.address).unwrap();
             stream.write_all(text.as_bytes()).unwrap();
             stream
         };
-        (0..count).map(one).collect()
+        (0..count).map(connect).collect()
     };
     let few = slow(10, "GET /metrics HTTP/1.1\r\nHost: slow");
     let start = Instant::now();
@@ -236,7 +238,7 @@ fn is_not_ready_before_it_has_read_the_manifests() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
     let pods = Manifests::new();
-    // So many pods that reading them takes a while.
+    // The number of pods is large, so that the agent reads for a while.
     let many: String = (0..20_000)
         .map(|number| {
             format!(
@@ -252,13 +254,13 @@ fn is_not_ready_before_it_has_read_the_manifests() {
         assert_eq!(answer.status, 503, "{path}: {answer:?}");
         assert!(answer.body.contains("not ready"), "{answer:?}");
     }
-    // The startup probe decides how long that may take.
+    // The startup probe limits the duration.
     let answer = agent.get("/healthz");
     assert!(
         answer.status == 503 && answer.body.starts_with("starting: "),
         "{answer:?}"
     );
-    // And it ends at once, whatever it is doing.
+    // The agent ends at once during every activity.
     agent.stop();
 }
 
@@ -288,7 +290,7 @@ fn leaves_a_containers_cgroup_namespace() {
     let Some(_kernel) = kernel_tests() else {
         return;
     };
-    // What /proc is to a thread whose first process is this one.
+    // The view of /proc in a thread whose first process is the test.
     let root = tempfile::tempdir().unwrap();
     std::fs::create_dir(root.path().join("proc")).unwrap();
     for (name, target) in [
@@ -301,8 +303,11 @@ fn leaves_a_containers_cgroup_namespace() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let before = namespace();
-            assert!(!join_host(root.path()).unwrap(), "it is there");
-            // As a runtime makes one for a container.
+            assert!(
+                !join_host(root.path()).unwrap(),
+                "the thread is in the namespace already"
+            );
+            // A runtime makes a cgroup namespace for a container in the same way.
             unshare(CloneFlags::CLONE_NEWCGROUP).unwrap();
             assert_ne!(namespace(), before);
             assert!(join_host(root.path()).unwrap());
@@ -312,7 +317,7 @@ fn leaves_a_containers_cgroup_namespace() {
     let nowhere = tempfile::tempdir().unwrap();
     assert!(
         !join_host(nowhere.path()).unwrap(),
-        "no process is there to join"
+        "no process exists to join"
     );
 }
 
@@ -343,7 +348,7 @@ fn a_port_that_is_taken() {
     let address = taken.local_addr().unwrap().to_string();
     let settings = Settings::new(&tree.path, &pods, &kernel.first());
     let mut command = settings.command();
-    // The later flag would be a mistake, so the setting comes from where nothing else sets it.
+    // A second flag would be an error, so the setting comes from a place without a flag.
     let args: Vec<_> = command.get_args().skip(3).map(ToOwned::to_owned).collect();
     command = pinfold();
     command
@@ -360,7 +365,7 @@ fn a_port_that_is_taken() {
     );
 }
 
-/// An agent with a pinned worker and another pod: every family has something to show.
+/// An agent with a pinned worker and a second pod: every family has a series.
 fn busy(check: impl FnOnce(&Agent, &str)) {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
@@ -379,13 +384,13 @@ fn busy(check: impl FnOnce(&Agent, &str)) {
                 .as_array()
                 .unwrap()
                 .iter()
-                .all(|one| one["running"] == true)
+                .all(|container| container["running"] == true)
     });
     check(&agent, &agent.get("/metrics").body);
     agent.stop();
 }
 
-/// Requires that promtool has nothing to say.
+/// Requires that promtool reports no problem.
 pub(crate) fn promtool(text: &str) {
     let mut promtool = Command::new("promtool")
         .args(["check", "metrics"])
@@ -417,11 +422,11 @@ pub(crate) fn promtool(text: &str) {
 }
 
 #[test]
-fn promtool_finds_nothing() {
+fn promtool_reports_no_problem() {
     busy(|_, text| promtool(text));
 }
 
-/// The series of a page, without those that are other in each scrape.
+/// The series of a page, without the series that differ in every scrape.
 fn series(text: &str) -> Vec<&str> {
     let varies = [
         "pinfold_collector_",
@@ -438,7 +443,7 @@ fn series(text: &str) -> Vec<&str> {
 }
 
 #[test]
-fn whoever_asks_gets_the_format_that_he_prefers() {
+fn metrics_come_in_the_format_that_the_client_prefers() {
     busy(|agent, text| {
         let accept = "Accept: application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3\r\n";
         let (head, body) = exchange(agent.address, "GET", "/metrics", accept).unwrap();
@@ -455,7 +460,7 @@ fn whoever_asks_gets_the_format_that_he_prefers() {
             open.contains("\n# TYPE pinfold_container_cpu_usage_seconds counter\n"),
             "{open}"
         );
-        // There, the bounds of a histogram are seen to be floats.
+        // OpenMetrics shows the bounds of a histogram as floats.
         assert!(
             open.contains("pinfold_window_seconds_bucket{le=\"1.0\"} "),
             "{open}"
@@ -482,7 +487,7 @@ fn whoever_asks_gets_the_format_that_he_prefers() {
     });
 }
 
-/// Two servers cost as much as one: what a scrape has collected is not collected again at once.
+/// Two scrapers cost as much as one: the agent does not collect again within a second.
 #[test]
 fn scrapes_within_a_second_share_what_was_collected() {
     busy(|agent, _| {
@@ -504,7 +509,7 @@ fn scrapes_within_a_second_share_what_was_collected() {
     });
 }
 
-/// A scraper that waits for a moment only gets a page in time, which says what is missing.
+/// A scraper with a short timeout gets a page in time, and the page names the missing families.
 #[test]
 fn a_page_keeps_to_the_scrapers_timeout() {
     busy(|agent, _| {
@@ -528,7 +533,7 @@ fn a_page_keeps_to_the_scrapers_timeout() {
 }
 
 #[test]
-fn families_are_as_the_table_says() {
+fn metric_families_match_the_documented_table() {
     busy(|_, text| {
         let mut seen = 0;
         for family in FAMILIES {
@@ -539,8 +544,8 @@ fn families_are_as_the_table_says() {
             let network = ["pinfold_pod_network_", "pinfold_pod_tcp_"];
             let network = network.iter().any(|name| family.name.starts_with(name))
                 && family.kind == Kind::Counter;
-            // The pods of this test use the node's network, whose counters are not theirs; and what this machine does not
-            // offer has a reason instead.
+            // The pods of the test use the node's network, whose counters are not the pods'. A feature that the machine
+            // lacks has a reason instead.
             let reason = |collector: &str| {
                 text.contains(&format!(
                     "pinfold_collector_unsupported{{collector=\"{collector}\",reason=\""
@@ -554,7 +559,7 @@ fn families_are_as_the_table_says() {
                 | "pinfold_container_instructions_total"
                 | "pinfold_container_perf_enabled_seconds_total"
                 | "pinfold_container_perf_running_seconds_total" => reason("caches"),
-                // Not every CPU with counters has these.
+                // Not every CPU with counters has these events.
                 "pinfold_container_llc_misses_total" | "pinfold_container_llc_references_total" => {
                     reason("caches") || series.is_empty()
                 }
@@ -564,9 +569,9 @@ fn families_are_as_the_table_says() {
                     reason("caches") || reason("l2")
                 }
                 "pinfold_container_cpu_migrations_total" => reason("tasks"),
-                // An average takes two scrapes, and who is left out others.
+                // An average needs two scrapes, and containers are left out only under load.
                 "pinfold_collector_containers_left_out" => series.is_empty(),
-                // Nobody has asked for looks at connections.
+                // The setting for connection samples is off.
                 "pinfold_pod_tcp_connections" | "pinfold_pod_tcp_rtt_seconds" => true,
                 name if name.starts_with("pinfold_peer_") => true,
                 name if name.starts_with("pinfold_node_rdma_") => {

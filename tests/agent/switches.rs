@@ -1,4 +1,4 @@
-//! Context switches, against what `perf stat` counts of the same process in the same time.
+//! Context switches, compared with the count of `perf stat` for the same process in the same time.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,14 +16,14 @@ use crate::agent::metric;
 use crate::kernel::kernel_tests;
 
 #[test]
-fn switches_are_those_that_perf_counts() {
+fn context_switches_agree_with_perf() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
     let pod = tree.pod("", "switching-uid");
     let main = tree.container(&pod, "main");
     let spawn = Spawn {
         program: "/usr/bin/perl".into(),
-        // It waits for nothing, again and again.
+        // The process waits for a very short time, again and again.
         args: vec![
             "-e".into(),
             "select(undef, undef, undef, 0.002) while 1".into(),
@@ -33,7 +33,7 @@ fn switches_are_those_that_perf_counts() {
         netns: None,
         stderr: Stderr::Inherit,
     };
-    // What it has started ends with it.
+    // Processes of the launcher end with the launcher.
     let launcher = Launcher::new().unwrap();
     let process = launcher.spawn(spawn).unwrap();
     let pid = Pid::from_raw(i32::try_from(process.pid()).unwrap());
@@ -54,7 +54,7 @@ fn switches_are_those_that_perf_counts() {
         kill(pid, signal).unwrap();
         std::thread::sleep(Duration::from_millis(100));
     };
-    // What is counted at its end and its beginning is counted while it stands still.
+    // The process is stopped for both readings, at the start and at the end.
     pause(Signal::SIGSTOP);
     let before = scrape();
     let perf = Command::new("perf")

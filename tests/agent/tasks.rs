@@ -1,5 +1,5 @@
-//! Threads looked at one by one, on the real kernel: masks that a program narrows itself, threads that are moved, threads that
-//! want to run on too few CPUs, and what is said of them.
+//! Readings of single threads on the real kernel: masks that a program narrows, threads that are moved, threads that want to
+//! run on too few CPUs, and the report about them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,7 +20,7 @@ use pinfold::pod::{
 use crate::counters::{snapshot, state};
 use crate::kernel::{Kernel, kernel_tests};
 
-/// How long is waited for what a process does by itself.
+/// The time limit for a change that a process makes by itself.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 fn start(
@@ -44,7 +44,7 @@ fn start(
     launcher.spawn(spawn).unwrap()
 }
 
-/// The environment of a worker that would get so many CPUs of its own.
+/// The environment of a worker with the given number of exclusive CPUs.
 fn environment(cpus: usize) -> ThreadEnvironment {
     let container = Container::default();
     let label = (
@@ -160,7 +160,7 @@ fn masks_migrations_and_threads_that_want_to_run() {
     node.state.threads = environment(2);
     let launcher = Launcher::new().unwrap();
 
-    // One thread that sleeps: nothing is bound, and it is fewer than the four that the pools would be.
+    // One sleeping thread: no thread is bound, and one thread is fewer than the four of the pools.
     let sleeper = start(
         &kernel,
         &launcher,
@@ -193,14 +193,14 @@ fn masks_migrations_and_threads_that_want_to_run() {
         "and no secret"
     );
 
-    // It narrows its own mask, as taskset or a bound OpenMP runtime does.
+    // The program narrows its own mask, as taskset or a bound OpenMP runtime does.
     bind(sleeper.pid(), second);
-    let text = node.eventually("it is bound", |text| {
+    let text = node.eventually("the thread is bound", |text| {
         value(text, "threads_bound") == Some(1.0)
     });
     assert_eq!(value(&text, "cpus_allowed_by_tasks"), Some(1.0));
 
-    // Six that never wait, on two CPUs: they are more than the pools, and more than two want to run.
+    // Six spinning threads on two CPUs: more threads than the pools have, and more than two want to run.
     let spinning: Vec<Process> = (0..6)
         .map(|_| start(&kernel, &launcher, &main, "while :; do :; done", &[]))
         .collect();
@@ -220,9 +220,9 @@ fn masks_migrations_and_threads_that_want_to_run() {
         "{sentence}"
     );
 
-    // Those that are moved are counted as the kernel counts them; what has ended takes nothing back.
+    // Moved threads count as the kernel counts them; an ended thread takes no count back.
     let pid = spinning[0].pid();
-    let before = node.eventually("it counts", |text| {
+    let before = node.eventually("the counter runs", |text| {
         value(text, "cpu_migrations_total").is_some()
     });
     let (before, own) = (value(&before, "cpu_migrations_total").unwrap(), moved(pid));
@@ -231,14 +231,16 @@ fn masks_migrations_and_threads_that_want_to_run() {
         std::thread::sleep(Duration::from_millis(20));
     }
     let more = (moved(pid) - own) as f64;
-    assert!(more >= 10.0, "the kernel moved it {more} times");
-    node.eventually("its moves count", |text| {
+    assert!(more >= 10.0, "the kernel moved the thread {more} times");
+    node.eventually("the moves count", |text| {
         value(text, "cpu_migrations_total").is_some_and(|now| now - before >= more)
     });
     let text = node.scrape();
     let total = value(&text, "cpu_migrations_total").unwrap();
     drop(spinning);
-    let text = node.eventually("they are gone", |text| value(text, "threads") == Some(1.0));
+    let text = node.eventually("the spinning threads are gone", |text| {
+        value(text, "threads") == Some(1.0)
+    });
     assert!(
         value(&text, "cpu_migrations_total").unwrap() >= total,
         "{text}"

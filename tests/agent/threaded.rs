@@ -1,4 +1,4 @@
-//! Cgroups of type `threaded`, which a container with cgroup namespaces of its own can make.
+//! Cgroups of type `threaded`, which a container with its own cgroup namespace can make.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -14,7 +14,7 @@ fn processes_are_found_where_a_cgroup_below_is_threaded() {
     let Some(_kernel) = kernel_tests() else {
         return;
     };
-    // The hierarchy of cgroup v2, beside the ones of cgroup v1 or alone.
+    // The hierarchy of cgroup v2, alone or beside the hierarchies of cgroup v1.
     let v2 = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"].map(Path::new);
     let v2 = v2
         .into_iter()

@@ -1,5 +1,5 @@
-//! The world that the agent works on, the plan that a pass must carry out there, and the steps by the rules of
-//! `src/pin/apply.rs`, which writes to a kernel that tests can't have.
+//! The world that the agent works on, the plan that a pass must carry out, and the steps by the rules of `src/pin/apply.rs`,
+//! which writes to a real kernel and cannot run in a test.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,10 +22,10 @@ use super::kernel::{
 };
 use super::node::Flaw;
 
-/// What a pod is made of.
+/// The containers of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Shape {
-    /// One container with so many CPUs.
+    /// One container with this number of CPUs.
     One(u64),
     /// Two containers.
     Two(u64, u64),
@@ -33,7 +33,7 @@ pub(crate) enum Shape {
     Init(u64),
     /// A sidecar with one CPU beside the container.
     Sidecar(u64),
-    /// A container with half a CPU: it is never pinned.
+    /// A container with half a CPU, which is never pinned.
     Shared,
 }
 
@@ -53,18 +53,18 @@ impl Shape {
     }
 }
 
-/// What the agent knows of a pod, and what the kubelet does with it.
+/// The agent's knowledge of a pod, and the kubelet's actions for the pod.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(crate) struct PodState {
     /// Whether a source describes the pod.
     pub(crate) known: bool,
     /// Whether a resize has added a CPU to the pod's last container.
     pub(crate) grown: bool,
-    /// The incarnation that its status names, per container.
+    /// The incarnation that the pod's status names, per container.
     pub(crate) named: [Option<u8>; 2],
 }
 
-/// All there is, but for a plan that is half carried out.
+/// The complete state, except for a half-applied plan.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct World {
     pub(crate) kernel: Kernel,
@@ -72,11 +72,11 @@ pub(crate) struct World {
     pub(crate) enforcement: Wanted,
     /// Whether two cores are reserved instead of one.
     pub(crate) wide: bool,
-    /// Cgroups whose partition the kernel refused since the timer rang.
+    /// Cgroups whose partition the kernel refused since the last timer pass.
     pub(crate) refused: BTreeSet<usize>,
-    /// Whether somebody else has brought the kernel to where CPUs can be lost.
+    /// Whether a foreign program has brought the kernel to a state that may lose CPUs.
     pub(crate) endangered: bool,
-    /// CPUs that were lost by somebody else's doing.
+    /// CPUs that were lost through a foreign program.
     pub(crate) forfeited: Cpus,
 }
 
@@ -88,22 +88,22 @@ pub(crate) enum Wanted {
     Observe,
 }
 
-/// What stays the same all along.
+/// The constants of a history.
 pub(crate) struct Setup {
     pub(crate) kind: Kind,
     pub(crate) cpus: u32,
     pub(crate) threads: u32,
     pub(crate) shapes: Vec<Shape>,
-    /// What a plan is made into before it is carried out; a mutant of the planner changes it.
+    /// The change of a plan before the plan is carried out; a mutant of the planner changes the steps.
     pub(crate) mutate: fn(Vec<Step>) -> Vec<Step>,
     /// A mistake of the node that passes work on.
     pub(crate) flaw: Option<Flaw>,
-    /// The pods as the last node pass found them, for a flaw.
+    /// The pods in the observed state of the last node pass, for a flaw.
     pub(crate) earlier: RefCell<BTreeMap<String, PodCgroup>>,
     machines: RefCell<BTreeMap<Cpus, Rc<(Topology, Placer)>>>,
 }
 
-/// A plan and what it was made from.
+/// A plan with its inputs.
 pub(crate) struct Planned {
     pub(crate) steps: Vec<Step>,
     pub(crate) pods: Vec<Pod>,
@@ -114,7 +114,7 @@ pub(crate) struct Planned {
     pub(crate) here: BTreeSet<String>,
 }
 
-/// What became of a step.
+/// The outcome of a step.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Outcome {
     Done,
@@ -126,7 +126,7 @@ pub(crate) enum Outcome {
     Blocked,
 }
 
-/// What later steps of a plan must keep off.
+/// The cgroups and CPUs that later steps of a plan must avoid.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Held {
     pub(crate) cpus: CpuSet,
@@ -180,7 +180,7 @@ impl Setup {
         }
     }
 
-    /// The CPUs that nobody is given: the first core, or the first two.
+    /// The CPUs that are never assigned: the first core, or the first two.
     pub(crate) fn reserved(&self, world: &World) -> Cpus {
         let cores = if world.wide { 2 } else { 1 };
         (1 << (cores * self.threads)) - 1
@@ -271,7 +271,7 @@ impl Setup {
         self.plan_with(world, &mut self.store(world))
     }
 
-    /// The plan of a node pass with these pods, put together from the parts that a pass uses.
+    /// The plan of a node pass with the given pods, composed of the parts that a pass uses.
     pub(crate) fn plan_with(&self, world: &World, store: &mut PodStore) -> Planned {
         let pods = store.known();
         let (observed, mut ledger) = Observed::new(world.kernel.scan(), &pods);
@@ -321,7 +321,7 @@ impl Setup {
 // === impl World ===
 
 impl World {
-    /// Carries out one step and reads back, as `apply` does.
+    /// Carries out one step and reads the result back, as `apply` does.
     pub(crate) fn apply(&mut self, step: &Step, held: &mut Held) -> Outcome {
         let within = |cgroup: &String| {
             step.path()
@@ -367,7 +367,7 @@ impl World {
                 }
                 Ok(())
             }
-            // Neither idle siblings nor memory are asked for here.
+            // The model requests neither idle siblings nor memory.
             Step::Make { .. } | Step::Remove { .. } | Step::Memory { .. } => {
                 panic!("{step}: not asked for")
             }
@@ -447,8 +447,8 @@ impl World {
         }
     }
 
-    /// Whether somebody has confined another pod to CPUs that this one is to have, or holds one of them as exclusive: the
-    /// kernel then refuses them.
+    /// Whether a foreign program has confined another pod to CPUs that the pod should get, or holds a wanted CPU as
+    /// exclusive. The kernel then refuses the CPUs.
     pub(crate) fn is_walled(&self, pod: usize, wanted: Cpus) -> bool {
         let others = (0..self.pods.len())
             .map(pod_node)
@@ -462,8 +462,8 @@ impl World {
                 }))
     }
 
-    /// Whether somebody has confined a pod that owns nothing to less than the shared CPUs, or to others. Nothing is written
-    /// to such a pod by this enforcement, and what is written to its containers is not in force.
+    /// Whether a foreign program has confined a pod without exclusive CPUs to a part of the shared CPUs, or to further CPUs.
+    /// The enforcement writes nothing to the pod, and writes to the pod's containers have no effect.
     pub(crate) fn is_confined(&self, shared: Cpus) -> bool {
         let pods = (0..self.pods.len()).filter_map(|pod| self.kernel.get(pod_node(pod)));
         let mut free = pods.filter(|pod| pod.mark.is_none());

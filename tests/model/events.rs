@@ -8,49 +8,49 @@ use pinfold::pod::ContainerKind;
 use super::agent::{Setup, Wanted, World};
 use super::kernel::{Cpus, STRANGER, TREE, is_leaf, leaf_node, path, pod_node, set};
 
-/// Something that happens to the world; what the agent does is not among them.
+/// An event in the world. The agent's own actions are not events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Event {
-    /// A pod's manifest and cgroup are there.
+    /// A pod's manifest and cgroup appear.
     Create(usize),
     /// A container's cgroup appears.
     Appear(usize, usize),
     /// The pod's status names a container's cgroup.
     Name(usize, usize),
-    /// A container ends, and its cgroup with it.
+    /// A container ends together with its cgroup.
     End(usize, usize),
-    /// A pod is gone, with all its cgroups.
+    /// A pod disappears with all cgroups.
     Remove(usize),
-    /// A pod's manifest is gone and its cgroups are not.
+    /// A pod's manifest disappears, and the cgroups stay.
     Forget(usize),
-    /// It is there again.
+    /// The manifest is back.
     Learn(usize),
     /// A pod's last container is to have a CPU more, or no longer.
     Resize(usize),
-    /// Somebody writes `cpuset.cpus`.
+    /// A foreign program writes `cpuset.cpus`.
     Cpus(usize, Cpus),
     /// Somebody writes `member`.
     Member(usize),
-    /// Somebody clears `cpuset.cpus.exclusive`.
+    /// A foreign program clears `cpuset.cpus.exclusive`.
     Clear(usize),
-    /// Somebody makes a cgroup beside the tree that holds the last CPU as exclusive, or removes it.
+    /// A foreign program makes a cgroup beside the tree with the last CPU as exclusive, or removes the cgroup.
     Stranger,
     /// A CPU goes offline.
     Offline(u32),
     /// It comes back.
     Online(u32),
-    /// The agent is started again with another enforcement.
+    /// The agent restarts with another enforcement.
     Enforce(Wanted),
     /// The agent is started again with more or fewer reserved CPUs.
     Reserve,
 }
 
-/// What a history may hold.
+/// The events that a history may contain.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Menu {
     /// Writes by strangers.
     pub(crate) foreign: bool,
-    /// CPUs that go and come.
+    /// CPUs go offline and come back.
     pub(crate) hotplug: bool,
     /// Another configuration.
     pub(crate) configuration: bool,
@@ -59,7 +59,7 @@ pub(crate) struct Menu {
 // === impl Event ===
 
 impl Event {
-    /// Whether somebody writes what is the agent's to write.
+    /// Whether the event writes a file that belongs to the agent.
     pub(crate) fn is_foreign(self) -> bool {
         matches!(
             self,
@@ -93,7 +93,7 @@ impl fmt::Display for Event {
 // === impl World ===
 
 impl World {
-    /// What can happen now.
+    /// The events that are possible now.
     pub(crate) fn events(&self, setup: &Setup, menu: Menu) -> Vec<Event> {
         let mut events = Vec::new();
         for (pod, state) in self.pods.iter().enumerate() {
@@ -115,7 +115,7 @@ impl World {
             let kinds = setup.shapes[pod].containers();
             for (container, (kind, _)) in kinds.iter().enumerate() {
                 let Some(incarnation) = self.incarnation(pod, container) else {
-                    // An init container is done before the others begin.
+                    // Init containers end before the main containers begin.
                     let other = |kind: ContainerKind| {
                         (0..kinds.len()).any(|other| {
                             kinds[other].0 == kind && self.incarnation(pod, other).is_some()
@@ -170,8 +170,8 @@ impl World {
                 continue;
             };
             if index != TREE {
-                let one: Cpus = 1 << self.kernel.online.ilog2();
-                for cpus in [self.kernel.online, one] {
+                let last_cpu: Cpus = 1 << self.kernel.online.ilog2();
+                for cpus in [self.kernel.online, last_cpu] {
                     if node.cpus != cpus {
                         events.push(Event::Cpus(index, cpus));
                     }
@@ -205,7 +205,7 @@ impl World {
                 self.kernel.make(pod_node(pod));
             }
             Event::Appear(pod, container) => {
-                // Never the one that the status names: a container that comes back has a new id.
+                // Never the incarnation that the status names: a container that comes back has a new id.
                 let incarnation = usize::from(self.pods[pod].named[container] == Some(0));
                 self.kernel.make(leaf_node(pod, container, incarnation));
             }
@@ -230,7 +230,7 @@ impl World {
             Event::Forget(pod) => self.pods[pod].known = false,
             Event::Learn(pod) => self.pods[pod].known = true,
             Event::Resize(pod) => self.pods[pod].grown = !self.pods[pod].grown,
-            // What the kernel refuses to a stranger has not happened.
+            // A foreign write that the kernel refuses has no effect.
             Event::Cpus(node, cpus) => _ = self.kernel.write_cpus(node, cpus),
             Event::Member(node) => _ = self.kernel.write_partition(node, Made::Member),
             Event::Clear(node) => _ = self.kernel.write_exclusive(node, 0),
@@ -249,7 +249,7 @@ impl World {
         if matches!(event, Event::Enforce(_) | Event::Reserve) {
             self.refused.clear();
         }
-        // What a stranger's write leads to is not the agent's doing, until the agent has seen to it.
+        // Consequences of a foreign write do not count against the agent until the agent has handled the write.
         let endangered = self.kernel.is_in_danger();
         if event.is_foreign() && endangered && !danger {
             self.endangered = true;

@@ -1,4 +1,4 @@
-//! Every history up to a size, the shorter the earlier: the first that breaks a rule is a shortest one.
+//! Every history up to a size, in order of length: the first violation has a shortest history.
 
 use std::collections::HashSet;
 use std::collections::hash_map::DefaultHasher;
@@ -18,18 +18,18 @@ const MOST: usize = 6;
 pub(crate) struct Bounds {
     /// Things that happen.
     pub(crate) events: u32,
-    /// Plans that the agent is killed in.
+    /// Plans during which the agent is killed.
     pub(crate) kills: u32,
-    /// Plans that something happens in.
+    /// Plans during which an event happens.
     pub(crate) interruptions: u32,
 }
 
-/// What was seen.
+/// Totals of a search.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Seen {
+pub(crate) struct Totals {
     /// Different states in which the agent waits.
     pub(crate) states: usize,
-    /// Moves between them, and reconciles in quiet.
+    /// Moves between plans, and reconciles without events.
     pub(crate) moves: usize,
 }
 
@@ -53,7 +53,7 @@ impl fmt::Display for Violation {
 
 struct Point {
     world: World,
-    /// Where it was reached from, in the list of all.
+    /// The index of the previous point, and the move from that point.
     from: Option<(usize, Move)>,
     left: Bounds,
 }
@@ -66,10 +66,10 @@ pub(crate) fn explore(
     starts: &[Vec<Move>],
     menu: Menu,
     bounds: Bounds,
-) -> Result<Seen, Vec<Violation>> {
+) -> Result<Totals, Vec<Violation>> {
     let mut broken: Vec<Violation> = Vec::new();
     let clock = Instant::now();
-    let mut seen = Seen::default();
+    let mut totals = Totals::default();
     let mut known = HashSet::new();
     let mut trail: Vec<(Option<usize>, Move)> = Vec::new();
     let mut level: Vec<Point> = Vec::new();
@@ -102,16 +102,16 @@ pub(crate) fn explore(
             if !known.insert(fingerprint(&point)) {
                 continue;
             }
-            seen.states += 1;
+            totals.states += 1;
             let at = point.from.map(|(index, _)| index);
-            if let Err(rule) = setup.quiet(&point.world) {
+            if let Err(rule) = setup.check_settled(&point.world) {
                 note(&mut broken, violation(&trail, at, None, rule, point.world));
                 continue;
             }
             let planned = setup.plan(&point.world);
             for (step, left) in moves(setup, &point, planned.steps.len(), menu) {
                 let mut world = point.world.clone();
-                seen.moves += 1;
+                totals.moves += 1;
                 let anew = step == Move::Reconcile && !world.refused.is_empty();
                 let went = if anew {
                     setup.go(&mut world, step)
@@ -132,7 +132,7 @@ pub(crate) fn explore(
                     trail.pop();
                     continue;
                 }
-                // A reconcile costs nothing: it belongs to this length of history.
+                // A reconcile costs nothing and belongs to the same length of history.
                 let same = matches!(step, Move::Reconcile | Move::Wake);
                 if same {
                     level.push(onward);
@@ -151,18 +151,18 @@ pub(crate) fn explore(
         setup.kind,
         setup.cpus,
         setup.shapes,
-        seen.states,
-        seen.moves,
+        totals.states,
+        totals.moves,
         clock.elapsed().as_secs_f64()
     );
     if broken.is_empty() {
-        Ok(seen)
+        Ok(totals)
     } else {
         Err(broken)
     }
 }
 
-/// Keeps a violation, unless there is one of the same rule, whatever the CPUs and cgroups in it.
+/// Keeps a violation, unless a violation of the same rule exists, with any CPUs and cgroups.
 fn note(broken: &mut Vec<Violation>, new: Violation) {
     let kind = |violation: &Violation| -> String {
         violation
@@ -179,7 +179,7 @@ fn note(broken: &mut Vec<Violation>, new: Violation) {
     }
 }
 
-/// A state and what may still happen. Two different ones have the same number once in ten million such searches.
+/// A state and the budget that remains. Two different points have the same number once in ten million searches of this size.
 fn fingerprint(point: &Point) -> u64 {
     let mut hasher = DefaultHasher::new();
     point.world.hash(&mut hasher);

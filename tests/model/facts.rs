@@ -1,4 +1,4 @@
-//! The model against what real kernels were seen to do.
+//! The model against observations of real kernels.
 
 use pinfold::host::cgroup::PartitionKind as Made;
 
@@ -56,12 +56,12 @@ fn a_partition_takes_its_cpus_from_everybody() {
         for member in [TREE, pod, other, sandbox, second] {
             assert_eq!(effective(&kernel, member), "0-1,4-7");
         }
-        // Whatever is written to it, or above it.
+        // After every write to the partition or above.
         for node in [main, pod] {
             assert_eq!(kernel.write_cpus(node, 1), Ok(()));
             assert_eq!(effective(&kernel, main), "2-3");
         }
-        // In place: more, less, others.
+        // In place: more CPUs, fewer CPUs, different CPUs.
         own(&mut kernel, [TREE, pod, main], C4_5);
         assert_eq!(effective(&kernel, main), "2-5");
         assert_eq!(kernel.write_exclusive(main, C4_5), Ok(()));
@@ -99,7 +99,7 @@ fn a_second_owner_is_refused() {
             (LIVE, "2-3".to_owned())
         );
         assert_eq!(kernel.write_partition(second, Made::Member), Ok(()));
-        // All CPUs, the last shared one too.
+        // All CPUs, including the last shared CPU.
         let (mut kernel, [pod, _, main, _, _]) = self::kernel(kind);
         own(&mut kernel, [TREE, pod, main], 0xff);
         assert_eq!(
@@ -115,7 +115,7 @@ fn cpus_of_a_neighbour() {
     for kind in PARTITIONS {
         let breaks = kind != Kind::Linux72;
         let (mut kernel, [pod, _, main, sandbox, _]) = kernel(kind);
-        // Beside it before it is made: wholly inside is refused everywhere, in part before 7.2.
+        // A set beside the future partition: fully inside is refused everywhere, partly inside before 7.2.
         assert_eq!(kernel.write_cpus(sandbox, C2_3), Ok(()));
         for node in [TREE, pod] {
             assert_eq!(kernel.write_exclusive(node, C2_3), Ok(()));
@@ -127,7 +127,7 @@ fn cpus_of_a_neighbour() {
         let refused = State::Invalid("Cpu list in cpuset.cpus not exclusive");
         assert_eq!(state(&kernel, main), if breaks { refused } else { LIVE });
         assert_eq!(kernel.write_partition(main, Made::Member), Ok(()));
-        // While it is live.
+        // While the partition is live.
         assert_eq!(kernel.write_cpus(sandbox, 1), Ok(()));
         assert_eq!(kernel.write_partition(main, Made::Root), Ok(()));
         assert_eq!(state(&kernel, main), LIVE);
@@ -137,7 +137,7 @@ fn cpus_of_a_neighbour() {
             if breaks { State::Invalid("") } else { LIVE }
         );
         assert_eq!(kernel.top(), 0xff & !C2_3);
-        // `root` alone leaves the CPUs to nobody, `member` brings them back, an end without it does not.
+        // `root` alone takes the CPUs from every cgroup and `member` brings the CPUs back; an end without `member` does not.
         let mut root = kernel.clone();
         assert_eq!(root.write_partition(main, Made::Root), Ok(()));
         assert_eq!(root.top(), 0xff & !C2_3);

@@ -1,11 +1,11 @@
-//! The kernel's cpuset rules, as a value: what a write is answered with, and what is in force afterwards.
+//! The kernel's cpuset rules as a value: the answer to each write, and the effective CPUs afterwards.
 //!
-//! Cgroups are numbered. There is a pods' tree, pods in it, and in each pod two containers, each in one of two
-//! incarnations; beside the tree lies a cgroup of somebody else. CPU sets are bits, so that a state is small.
+//! Cgroups are numbered. The tree of pods contains pods, and each pod contains two containers, each in one of two
+//! incarnations. A foreign cgroup lies beside the tree. CPU sets are bits, which keeps a state small.
 //!
-//! What differs between kernels was tried on Linux 6.12.107, 6.12.117 and 7.2.13; `facts.rs` holds the model to it. Where
-//! a kernel was seen to refuse what another lets through, the model lets it through and shows the worse outcome: the last
-//! CPU of a partition can go offline here, which Linux 6.12 answers with EBUSY.
+//! Differences between kernels were observed on Linux 6.12.107, 6.12.117 and 7.2.13; `facts.rs` compares the model with the
+//! observations. Where some kernel refuses a write that another kernel accepts, the model accepts the write and shows the
+//! worse outcome. Example: here the last CPU of a partition can go offline, which Linux 6.12 refuses with EBUSY.
 
 use std::fmt;
 use std::sync::{Arc, LazyLock};
@@ -23,13 +23,13 @@ pub(crate) type Cpus = u16;
 
 /// The pods' tree.
 pub(crate) const TREE: usize = 0;
-/// A cgroup beside it that is none of ours.
+/// A foreign cgroup beside the tree.
 pub(crate) const STRANGER: usize = 1;
-/// The most pods there are.
+/// The largest number of pods.
 pub(crate) const PODS: usize = 4;
 /// Cgroups of containers in a pod: two containers in two incarnations each.
 pub(crate) const SLOTS: usize = 4;
-/// The quota that everybody is started with.
+/// The initial quota of every container.
 const LIMITED: Quota = Quota {
     quota: Some(100_000),
     period: 100_000,
@@ -42,16 +42,16 @@ pub(crate) enum Kind {
     V1,
     /// cgroup v2 without partitions below the top: Linux 6.1.
     V2,
-    /// A partition is made invalid by a neighbour's plain CPU set and keeps its CPUs from everybody, and an ancestor that lets go
-    /// of what is live below it makes the kernel forget whose it was: Linux 6.12.107.
+    /// A neighbour's plain CPU set makes a partition invalid, and the partition withholds its CPUs from every cgroup. An
+    /// ancestor that releases live CPUs below makes the kernel forget their owner: Linux 6.12.107.
     Early612,
-    /// The first of these only: Linux 6.12.117.
+    /// Only the first of the two defects: Linux 6.12.117.
     Late612,
     /// Neither: Linux 7.2.
     Linux72,
 }
 
-/// What a cgroup is.
+/// The partition state of a cgroup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum State {
     Member,
@@ -70,27 +70,27 @@ pub(crate) enum Refused {
     Enoent,
 }
 
-/// What the kernel keeps for one cgroup.
+/// The kernel's data of one cgroup.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Node {
     pub(crate) cpus: Cpus,
     pub(crate) exclusive: Cpus,
     pub(crate) state: State,
-    /// CPUs that the kernel has taken from everybody for this cgroup, offline ones included.
+    /// CPUs that the kernel has reserved for this cgroup, offline CPUs included.
     pub(crate) held: Cpus,
     /// CPUs that `member` would lose.
     ghost: Cpus,
     pub(crate) mark: Option<Arc<str>>,
-    /// Whether it has a quota.
+    /// Whether the cgroup has a quota.
     pub(crate) limited: bool,
 }
 
-/// A kernel and its cgroups.
+/// A kernel with its cgroups.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Kernel {
     pub(crate) kind: Kind,
     pub(crate) online: Cpus,
-    /// CPUs that nobody will have until the next boot.
+    /// CPUs that no cgroup gets until the next boot.
     pub(crate) lost: Cpus,
     pub(crate) nodes: Vec<Option<Node>>,
 }
@@ -120,12 +120,12 @@ pub(crate) fn pod_node(pod: usize) -> usize {
     2 + pod * (SLOTS + 1)
 }
 
-/// The uid of the pod that a cgroup belongs to.
+/// The uid of the pod of a cgroup.
 pub(crate) fn uid_of(node: usize) -> String {
     ((node - 2) / (SLOTS + 1)).to_string()
 }
 
-/// The cgroup of a pod's container in one of its incarnations.
+/// The cgroup of a pod's container in one of the incarnations.
 pub(crate) fn leaf_node(pod: usize, container: usize, incarnation: usize) -> usize {
     pod_node(pod) + 1 + container * 2 + incarnation
 }
@@ -186,12 +186,12 @@ impl Node {
         matches!(self.state, State::Live(_))
     }
 
-    /// Invalid, and nobody else has its CPUs either.
+    /// Whether the partition is invalid and still withholds its CPUs.
     pub(crate) fn is_stuck(&self) -> bool {
         !self.is_live() && self.held != 0
     }
 
-    /// The CPUs that count when others are checked against this one.
+    /// The CPUs that count in the check against the siblings.
     fn user(&self) -> Cpus {
         if self.exclusive == 0 {
             self.cpus
@@ -227,12 +227,12 @@ impl Kernel {
             .ok_or(Refused::Enoent)
     }
 
-    /// The numbers of the cgroups there are.
+    /// The numbers of the existing cgroups.
     pub(crate) fn there(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.nodes.len()).filter(|node| self.nodes[*node].is_some())
     }
 
-    /// The containers' cgroups there are.
+    /// The existing cgroups of containers.
     pub(crate) fn leaves(&self) -> impl Iterator<Item = usize> + '_ {
         self.there().filter(|node| is_leaf(*node))
     }
@@ -268,13 +268,13 @@ impl Kernel {
         let Some(gone) = self.get(node) else { return };
         match gone.state {
             State::Live(_) => self.give_back(node),
-            // The kernel doesn't ask an invalid one for what it holds.
+            // The kernel ignores the exclusive CPUs of an invalid partition.
             _ => self.lost |= gone.held,
         }
         self.nodes[node] = None;
     }
 
-    /// What a cgroup may hold as exclusive, by its own word and those above it.
+    /// The CPUs that a cgroup may hold as exclusive, according to the cgroup's files and the files above.
     fn allowed(&self, node: usize) -> Cpus {
         let above = parent(node).map_or(Cpus::MAX, |parent| self.allowed(parent));
         self.get(node).map_or(0, |node| node.exclusive & above)
@@ -287,12 +287,12 @@ impl Kernel {
             .fold(self.lost, |taken, node| taken | node.held)
     }
 
-    /// What is in force at the top: the shared CPUs.
+    /// The effective CPUs at the top: the shared CPUs.
     pub(crate) fn top(&self) -> Cpus {
         self.online & !self.taken()
     }
 
-    /// What is in force at a cgroup.
+    /// The effective CPUs of a cgroup.
     pub(crate) fn effective(&self, node: usize) -> Cpus {
         let above = parent(node).map_or(self.top(), |parent| self.effective(parent));
         let Some(node) = self.get(node) else {
@@ -307,7 +307,7 @@ impl Kernel {
         }
     }
 
-    /// Takes a partition's CPUs away from it, to those who are told by what is allowed to it at this moment.
+    /// Takes a partition's CPUs away. The present allowance of the cgroup decides which cgroup gets the CPUs.
     fn give_back(&mut self, node: usize) {
         let back = self.allowed(node);
         let forgets = self.kind == Kind::Early612;
@@ -325,7 +325,8 @@ impl Kernel {
         }
     }
 
-    /// Whether a cgroup can be beside its siblings with these sets; `exclusive_flag` where it is or becomes a partition.
+    /// Whether a cgroup with the given sets can exist beside the siblings; `exclusive_flag` where the cgroup is or becomes a
+    /// partition.
     fn fits(&self, node: usize, cpus: Cpus, exclusive: Cpus, flag: bool) -> bool {
         let user = if exclusive == 0 { cpus } else { exclusive };
         self.siblings(node).all(|other| {
@@ -379,7 +380,7 @@ impl Kernel {
                 })
                 .collect();
             for other in broken {
-                // Its CPUs are still taken from everybody.
+                // The CPUs of the partition are still withheld from every cgroup.
                 self.node(other)?.state = State::Invalid("");
             }
         }
@@ -421,7 +422,7 @@ impl Kernel {
             .collect();
         let allowed = self.allowed(node);
         if self.kind == Kind::Early612 {
-            // Those below are asked only if something is left here, and then forgotten without a word.
+            // The kernel checks the children only if a CPU is left here, and then forgets the children without an error.
             let above = parent(node).map_or(Cpus::MAX, |parent| self.allowed(parent));
             let gone = allowed & !(exclusive & above);
             for leaf in below.into_iter().filter(|_| exclusive != 0) {
@@ -507,7 +508,7 @@ impl Kernel {
         self.online |= 1 << cpu;
     }
 
-    /// Whether some CPUs will be lost if nobody does anything about it, or the wrong thing.
+    /// Whether some CPUs will be lost without an action, or after the wrong action.
     pub(crate) fn is_in_danger(&self) -> bool {
         self.there().any(|index| {
             self.get(index).is_some_and(|node| {
@@ -561,7 +562,7 @@ impl Kernel {
         }
     }
 
-    /// A pod's cgroup and those below it, as the agent reads them.
+    /// A pod's cgroup with the cgroups below, as the agent reads them.
     pub(crate) fn pod(&self, index: usize) -> Option<PodCgroup> {
         self.get(index)?;
         let leaves = self.leaves().filter(|leaf| is_below(*leaf, index));
@@ -604,7 +605,7 @@ impl Kernel {
         set(self.online & !had)
     }
 
-    /// What the agent reads.
+    /// The scan that the agent reads.
     pub(crate) fn scan(&self) -> Scan {
         Scan {
             pods: self
@@ -621,9 +622,9 @@ impl Kernel {
     }
 }
 
-/// Why a partition without any online CPU is none.
+/// The kernel's reason for a partition without an online CPU.
 const HOTPLUG: &str = "No cpu available due to hotplug";
-/// What `root` makes of one that a neighbour has broken: its CPUs are nobody's, not even its own.
+/// The result of `root` for a partition that a neighbour has broken: no cgroup has the CPUs, not even the partition.
 const ROOT_ALONE: &str = "Invalid cpu list in cpuset.cpus.exclusive, and held";
 
 impl fmt::Display for Kernel {

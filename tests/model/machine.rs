@@ -1,4 +1,4 @@
-//! The state machine: what happens, what the agent does about it, and what must hold after every single step.
+//! The state machine: events, the agent's reactions, and the rules that hold after every step.
 
 use std::fmt;
 
@@ -20,13 +20,13 @@ use super::node::Orders;
 pub(crate) enum Move {
     /// Something happens while the agent waits.
     Happen(Event),
-    /// The timer rings: the agent observes, decides, and carries its plan out.
+    /// A timer pass: the agent observes, decides, and carries the plan out.
     Reconcile,
     /// The same on account of a changed cgroup: what was refused is not tried again.
     Wake,
-    /// The agent is killed after so many steps of its plan, and started again.
+    /// The agent is killed after this number of steps of the plan, and restarted.
     Kill(usize),
-    /// Something happens after so many steps of the agent's plan, which goes on.
+    /// An event happens after this number of steps of the agent's plan, which goes on.
     Interrupt(usize, Event),
 }
 
@@ -44,13 +44,13 @@ impl fmt::Display for Move {
     }
 }
 
-/// What a rule says that was broken.
+/// The text of a broken rule.
 pub(crate) type Broken = String;
 
 // === impl Setup ===
 
 impl Setup {
-    /// Makes a move. The number of steps in the plan, if there was one.
+    /// Makes a move. Returns the number of steps in the plan, if the move has a plan.
     pub(crate) fn go(&self, world: &mut World, to: Move) -> Result<usize, Broken> {
         if to == Move::Reconcile {
             world.refused.clear();
@@ -59,7 +59,7 @@ impl Setup {
         self.go_with(world, to, &planned)
     }
 
-    /// The same, where the plan is known that would be made now.
+    /// As `go`, where the present plan is known.
     pub(crate) fn go_with(
         &self,
         world: &mut World,
@@ -112,7 +112,7 @@ impl Setup {
         Ok(planned.steps.len())
     }
 
-    /// What must hold of decisions.
+    /// The rules for decisions.
     pub(crate) fn decided(&self, world: &World, planned: &Planned) -> Result<(), Broken> {
         let (ledger, desired) = (&planned.ledger, &planned.decisions.desired);
         if desired.shared().is_empty() {
@@ -162,8 +162,8 @@ impl Setup {
             };
             let pod = &planned.pods[decision.pod];
             let has_cgroup = |uid: &&str| {
-                let mut seen = planned.observed.pods.iter();
-                seen.any(|seen| seen.cgroup.uid == **uid)
+                let mut observed = planned.observed.pods.iter();
+                observed.any(|pod| pod.cgroup.uid == **uid)
             };
             let uid = pod.cgroup_uid().filter(has_cgroup);
             let here = uid.is_some_and(|uid| planned.here.contains(uid));
@@ -178,14 +178,14 @@ impl Setup {
         Ok(())
     }
 
-    /// After the last event at most two reconciles change anything, and then the kernel is as the ledger says. A reconcile
-    /// that begins while a foreign setting blocks an assignment is not counted: what it does may remove the block.
-    pub(crate) fn quiet(&self, world: &World) -> Result<(), Broken> {
-        self.quiet_with(world, &|world| self.store(world))
+    /// After the last event at most two reconciles change the kernel, and then the kernel agrees with the ledger. A
+    /// reconcile that begins while a foreign setting blocks an assignment is not counted: its steps may remove the block.
+    pub(crate) fn check_settled(&self, world: &World) -> Result<(), Broken> {
+        self.check_settled_with(world, &|world| self.store(world))
     }
 
-    /// The same with an agent that starts with the pods of a store.
-    pub(crate) fn quiet_with(
+    /// As `check_settled`, with an agent that starts with the pods of a store.
+    pub(crate) fn check_settled_with(
         &self,
         world: &World,
         store: &dyn Fn(&World) -> PodStore,
@@ -197,28 +197,28 @@ impl Setup {
             world.refused.clear();
             let planned = self.plan_with(&world, &mut store(&world));
             let blocked = self.is_hopeless(&world, &planned);
-            // A refused assignment is tried at each reconcile: the block may end one day.
+            // Each reconcile tries a refused assignment again: the block may end one day.
             if plans.len() >= 2 && blocked {
                 return Ok(());
             }
-            let told = (store(&world), &planned);
-            let steps = self.reconcile(&mut world, told, usize::MAX, None);
-            if steps.map_err(|rule| format!("{rule}\n  in quiet"))? == 0 {
+            let known = (store(&world), &planned);
+            let steps = self.reconcile(&mut world, known, usize::MAX, None);
+            if steps.map_err(|rule| format!("{rule}\n  without events"))? == 0 {
                 return self
                     .settled(&world, &planned)
-                    .map_err(|rule| format!("{rule}\n  after quiet"));
+                    .map_err(|rule| format!("{rule}\n  after the last reconcile"));
             }
             counted += usize::from(!blocked);
             plans.push(planned);
         }
         let plans: Vec<String> = plans.iter().map(|planned| list(&planned.steps)).collect();
         Err(format!(
-            "three plans in a row in quiet:\n{}",
+            "three plans in a row without events:\n{}",
             plans.join("\n    then\n")
         ))
     }
 
-    /// Whether a claim holds CPUs that the kernel has lost, or that somebody else keeps others from.
+    /// Whether an assignment contains CPUs that the kernel has lost, or that a foreign program withholds.
     pub(crate) fn is_hopeless(&self, world: &World, planned: &Planned) -> bool {
         planned
             .decisions
@@ -265,19 +265,19 @@ impl Setup {
                     continue;
                 };
                 let mut wanted = claims.containers.get(name).map_or(0, bits);
-                if inside.iter().any(|one| one == name) {
+                if inside.iter().any(|container| container == name) {
                     wanted = all;
                 }
-                let there = wanted & world.kernel.online;
-                let possible = there != 0 && wanted & world.kernel.lost == 0;
+                let wanted_online = wanted & world.kernel.online;
+                let possible = wanted_online != 0 && wanted & world.kernel.lost == 0;
                 if wanted & world.kernel.lost != 0 || walled {
                     continue;
                 }
-                if possible && effective != there {
+                if possible && effective != wanted_online {
                     return Err(format!(
                         "{path} runs on {}, not on {}",
                         set(effective),
-                        set(there)
+                        set(wanted_online)
                     ));
                 }
                 if node.is_live() != (partition && possible) {
@@ -293,8 +293,8 @@ impl Setup {
                 }
                 holds(world, index, if partition && possible { wanted } else { 0 })?;
                 let owner = claims.containers.contains_key(name);
-                // One whose CPUs are all offline is an owner still, or is none.
-                if node.limited == owner && (there != 0 || !owner) {
+                // A container whose CPUs are all offline may count as an owner or not.
+                if node.limited == owner && (wanted_online != 0 || !owner) {
                     return Err(format!(
                         "{path}: an owner's quota is lifted, another's is not"
                     ));
@@ -326,7 +326,7 @@ impl Setup {
     }
 }
 
-/// What must hold at every moment.
+/// The rules for every moment.
 pub(crate) fn moment(world: &World) -> Result<(), Broken> {
     let kernel = &world.kernel;
     let gone = kernel.lost & !world.forfeited;
@@ -362,8 +362,8 @@ pub(crate) fn moment(world: &World) -> Result<(), Broken> {
     Ok(())
 }
 
-/// Whether the kernel can't be brought to what a step wants: it has lost some of those CPUs, or somebody has confined
-/// another pod to them.
+/// Whether the kernel cannot reach the state that a step wants: some CPUs are lost, or a foreign program has confined
+/// another pod to the CPUs.
 pub(crate) fn excused(world: &World, step: &Step, outcome: &Outcome) -> bool {
     let wanted = match step {
         Step::Exclusive { cpus, .. } | Step::Cpus { cpus, .. } => bits(cpus),
@@ -394,12 +394,12 @@ pub(crate) fn list(steps: &[Step]) -> String {
     lines.collect::<Vec<String>>().join("\n")
 }
 
-/// Owners whose CPUs are in force, while a plan is carried out: they stay so.
+/// Owners whose CPUs are effective while a plan is carried out. The CPUs must stay effective.
 pub(crate) struct Watch {
     partition: bool,
-    /// Cgroup, and CPUs that it has and keeps.
+    /// Cgroup, and the CPUs that the cgroup keeps.
     owners: Vec<(usize, Cpus)>,
-    /// Cgroups, as bits, whose program has not begun. A pod pass need not know of them: their own start takes them off.
+    /// Cgroups, as bits, whose program has not begun. A pod pass may ignore the cgroups: their start moves them off.
     pub(crate) waiting: u32,
 }
 
@@ -428,7 +428,7 @@ impl Watch {
                 };
                 let in_force = match partition {
                     true => node.is_live(),
-                    // Somebody else may have written what only the pod's cgroup keeps from being in force.
+                    // A foreign program may have written CPUs that only the pod's cgroup keeps from being effective.
                     false => effective == node.cpus && world.kernel.leaves().all(alone),
                 };
                 if in_force && effective & !bits(claim) == 0 {
@@ -456,7 +456,7 @@ impl Watch {
                 .map(|(_, cpus)| *cpus);
             self.owners.retain(|(owner, _)| *owner != index);
             match (reason, had) {
-                // What is written to a partition is in force once it is none.
+                // A write to a partition takes effect once the partition ends.
                 (Reason::Own, _) if world.kernel.get(index).is_some_and(Node::is_live) => {}
                 (Reason::Own, _) => self.owners.push((index, bits(cpus))),
                 (Reason::Narrow, Some(had)) => self.owners.push((index, had)),

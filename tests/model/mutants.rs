@@ -1,4 +1,4 @@
-//! Mistakes that a planner could make: the search finds each of them, so it would have found one of ours.
+//! Mistakes that a planner could make. The search finds each mistake, so the search would have found a mistake of ours.
 
 use pinfold::host::cgroup::PartitionKind as Made;
 use pinfold::pin::{Reason, Step};
@@ -9,7 +9,7 @@ use super::explore::{Bounds, explore};
 use super::kernel::{Kind, is_leaf, node_of};
 use super::{PLAIN, running};
 
-/// What the search says of a planner whose plans are changed in this way.
+/// The violations that the search reports for a planner with changed plans.
 fn found(kind: Kind, menu: Menu, mutate: fn(Vec<Step>) -> Vec<Step>) -> String {
     let mut setup = Setup::new(kind, 4, 1, &[Shape::Two(1, 1), Shape::One(1)]);
     setup.mutate = mutate;
@@ -89,7 +89,7 @@ fn cgroups_above_trimmed_before_the_partitions_below() {
 }
 
 #[test]
-fn claims_that_are_not_noted() {
+fn assignments_without_a_record() {
     let says = found(Kind::Linux72, PLAIN, |steps| {
         steps
             .into_iter()
@@ -108,7 +108,7 @@ fn claims_that_are_not_noted() {
 }
 
 #[test]
-fn claims_noted_last() {
+fn assignments_recorded_last() {
     fn rest(step: &Step) -> bool {
         !matches!(
             step,
@@ -123,7 +123,7 @@ fn claims_noted_last() {
 }
 
 #[test]
-fn owners_given_their_cpus_before_others_are_off_them() {
+fn owners_get_their_cpus_before_shared_containers_leave_them() {
     fn own(step: &Step) -> bool {
         matches!(
             step,

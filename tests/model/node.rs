@@ -1,4 +1,4 @@
-//! The node that the real reconcile pass of the agent works on: it reads and writes a world, and holds each step to the
+//! The node under the agent's real reconcile pass. The node reads and writes a world, and checks each step against the
 //! rules.
 
 use std::cell::RefCell;
@@ -25,24 +25,24 @@ use super::machine::{Broken, Watch, excused, list, moment};
 /// A mistake of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Flaw {
-    /// CreateContainer writes no record, and says that it did.
+    /// CreateContainer writes no record, and answers as if the record existed.
     NoRecord,
-    /// A pod pass sees the remaining pods as the last node pass found them at its start.
+    /// A pod pass sees the remaining pods in the state at the start of the last node pass.
     StalePods,
 }
 
-/// What happens to a pass.
+/// The events during a pass.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Orders {
     /// The agent is killed after this many steps.
     pub(crate) most: usize,
-    /// Something happens after so many steps.
+    /// An event, and the number of steps before the event.
     pub(crate) interruption: Option<(usize, Event)>,
     /// Whether something has happened since the pass read the node. Steps may then fail.
     pub(crate) stale: bool,
     /// Cgroups, as bits, whose program has not begun.
     pub(crate) waiting: u32,
-    /// A mutant ends the pass after so many steps as if it had yielded.
+    /// A mutant ends the pass after this number of steps, as if the pass had yielded.
     pub(crate) yields_at: Option<usize>,
 }
 
@@ -60,7 +60,7 @@ struct Run<'a> {
     world: &'a mut World,
     planned: Option<&'a Planned>,
     orders: Orders,
-    /// Whether the steps must be those of `planned`.
+    /// Whether the steps must equal the steps of `planned`.
     compares: bool,
     /// The number of steps that the pass has planned.
     steps: usize,
@@ -213,7 +213,7 @@ impl<'a> Run<'a> {
                 self.is_cut = true;
                 break;
             }
-            // What is planned from what was seen can be refused once something else has happened.
+            // The kernel can refuse a plan from an older observation once a further event has happened.
             if let Some((_, event)) = self.orders.interruption.filter(|(at, _)| *at == number) {
                 self.world.happen(event);
                 (self.orders.stale, self.interrupted) = (true, true);

@@ -1,4 +1,4 @@
-//! Longer histories on a larger machine, at random; what breaks a rule is shrunk.
+//! Longer random histories on a larger machine; proptest shrinks a history that breaks a rule.
 
 use pinfold::pin::Step;
 use proptest::prelude::*;
@@ -12,7 +12,7 @@ use super::mutants::trimmed_first;
 use super::requests::{Act, Agent, told};
 use super::{ALL, ALL_V1, PLAIN};
 
-/// What to do next, out of whatever can be done then.
+/// The choice of the next move among the possible moves.
 #[derive(Debug, Clone, Copy)]
 enum Choice {
     /// Something by the kubelet's hand.
@@ -22,7 +22,7 @@ enum Choice {
     Wake,
     Kill(u8),
     Interrupt(u8, u16),
-    /// The agent is killed after so many steps for a request.
+    /// The agent is killed after this number of steps for a request.
     KillIn(u8, u16),
     /// A node pass yields to a request.
     Yield(u8, u16),
@@ -49,7 +49,7 @@ fn choice() -> impl Strategy<Value = Choice> {
     ]
 }
 
-/// Choices for an agent that lives on, and a runtime that waits for it.
+/// Choices for an agent that lives on, and for a runtime that waits for answers.
 fn choice_of_requests() -> impl Strategy<Value = Choice> {
     prop_oneof![
         10 => any::<u16>().prop_map(Choice::Live),
@@ -142,7 +142,9 @@ fn run(
         };
         moves.push(step);
         let before = world.clone();
-        let broken = setup.go(&mut world, step).and_then(|_| setup.quiet(&world));
+        let broken = setup
+            .go(&mut world, step)
+            .and_then(|_| setup.check_settled(&world));
         if let Err(rule) = broken {
             let moves: Vec<String> = moves.iter().map(|step| format!("  {step}")).collect();
             let (moves, before) = (moves.join("\n"), describe(&before));
@@ -193,7 +195,7 @@ proptest! {
 
     /// Nobody but the kubelet and the runtime does anything: each start is held to the strictest rules.
     #[test]
-    fn requests_that_nobody_disturbs(
+    fn requests_without_foreign_writes(
         choices in prop::collection::vec(choice_of_requests(), 1..40)
     ) {
         for kind in [Kind::V1, Kind::V2, Kind::Early612, Kind::Late612, Kind::Linux72] {
@@ -202,8 +204,8 @@ proptest! {
     }
 }
 
-/// Somebody confined pod 2 to a CPU of pod 1, so the kernel refuses pod 1's CPUs. The first reconcile frees a CPU, the second
-/// gives that CPU to pod 2 and so ends the block, the third gives pod 1 its CPUs.
+/// A foreign program confined pod 2 to a CPU of pod 1, so the kernel refuses pod 1's CPUs. The first reconcile frees a CPU.
+/// The second gives the CPU to pod 2 and so ends the block. The third gives pod 1 its CPUs.
 #[test]
 fn a_block_that_a_reconcile_ends() {
     use Choice::{Happen, Kill, Live, Reconcile};
@@ -223,8 +225,8 @@ fn a_block_that_a_reconcile_ends() {
     run(Kind::Early612, ALL, |steps| steps, &choices).unwrap();
 }
 
-/// Somebody wrote all CPUs to a pod mate, then one of them went offline: what it was moved to held that one, which the next plan
-/// took away again.
+/// A foreign program wrote all CPUs to a pod mate, then a CPU went offline. The mate's new set contained the offline CPU,
+/// which the next plan removed again.
 #[test]
 fn offline_cpus_are_not_written_to_be_taken_away() {
     use Choice::{Happen, Interrupt, Live, Reconcile};
@@ -295,9 +297,9 @@ fn a_foreign_set_of_a_pod_leaves_pod_mates_apart() {
     run(Kind::V2, ALL, |steps| steps, &choices).unwrap();
 }
 
-/// A planner that trims cgroups above partitions before those below is found out, by a short history.
+/// A planner that trims cgroups above partitions before the cgroups below is detected by a short history.
 #[test]
-fn a_mutant_is_found_and_shrunk() {
+fn a_mutant_is_detected_and_shrunk() {
     let histories = prop::collection::vec(choice(), 1..60);
     let mut runner =
         TestRunner::new_with_rng(config(), TestRng::deterministic_rng(RngAlgorithm::ChaCha));

@@ -1,8 +1,8 @@
-//! The steps of thirty histories, compared with recorded ones: six histories on five models of the kernel.
+//! The steps of thirty histories, compared with recorded steps: six histories on five models of the kernel.
 //!
-//! The files in `tests/data/steps` name what each step does to the kernel. They contain no words of the program, so a
-//! change of names in the code leaves them as they are. `PINFOLD_RECORD=1` writes the files anew; a reviewer then reads
-//! the difference.
+//! The files in `tests/data/steps` name the effect of each step on the kernel. The files contain no names from the code, so
+//! renames in the code leave the files unchanged. `PINFOLD_RECORD=1` writes the files anew; a reviewer then reads the
+//! difference.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -22,7 +22,8 @@ const KERNELS: [(Kind, &str); 5] = [
     (Kind::Linux72, "linux-7.2"),
 ];
 
-/// Two containers with 2 and 1 CPUs; an init container before one with 2; a sidecar beside one with 1; half a CPU.
+/// Two containers with 2 and 1 CPUs; an init container with 2 CPUs before a container; a sidecar beside a container with 1
+/// CPU; half a CPU.
 const SHAPES: [Shape; 4] = [
     Shape::Two(2, 1),
     Shape::Init(2),
@@ -152,7 +153,7 @@ fn operation(step: &Step) -> String {
     }
 }
 
-/// A container's cgroup appears, and the pod's status names it.
+/// A container's cgroup appears, and the pod's status names the container.
 fn begins(pod: usize, container: usize) -> [Move; 2] {
     [Event::Appear(pod, container), Event::Name(pod, container)].map(Move::Happen)
 }
@@ -161,7 +162,7 @@ fn happen<const N: usize>(events: [Event; N]) -> [Move; N] {
     events.map(Move::Happen)
 }
 
-/// Both containers of the first pod run on their CPUs.
+/// Both containers of the first pod run on the assigned CPUs.
 fn one_pod_runs() -> Vec<Move> {
     let mut moves = happen([Event::Create(0)]).to_vec();
     moves.extend(begins(0, 0));
@@ -189,7 +190,7 @@ fn pods_come_and_go() {
 }
 
 #[test]
-fn an_init_container_and_the_one_after_it() {
+fn an_init_container_and_the_next_container() {
     compare("init-container", |_| {
         let mut moves = happen([Event::Create(1)]).to_vec();
         moves.extend(begins(1, 0));
@@ -234,7 +235,7 @@ fn a_resize_up_and_down() {
 }
 
 #[test]
-fn writes_of_others_and_an_agent_that_is_killed() {
+fn foreign_writes_and_a_killed_agent() {
     compare("writes-of-others", |_| {
         let mut moves = one_pod_runs();
         let leaf = leaf_node(0, 0, 0);
@@ -261,7 +262,7 @@ fn writes_of_others_and_an_agent_that_is_killed() {
 fn cpus_and_configurations_that_change() {
     compare("hotplug-and-configuration", |kind| {
         let mut moves = one_pod_runs();
-        // With cgroup v1 the kernel does not give a CPU that was offline back to its cgroups.
+        // With cgroup v1 the kernel does not give a CPU that was offline back to the earlier cgroups.
         if kind != Kind::V1 {
             for event in [Event::Offline(7), Event::Online(7)] {
                 moves.extend([Move::Happen(event), Move::Reconcile]);
@@ -281,7 +282,7 @@ fn cpus_and_configurations_that_change() {
 }
 
 #[test]
-fn what_is_recorded_shows_steps_of_every_kind_that_a_kernel_takes() {
+fn recorded_histories_contain_every_kind_of_step() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/steps");
     for (_, kernel) in KERNELS {
         let files = std::fs::read_dir(&folder)

@@ -1,4 +1,4 @@
-//! An agent whose state lives from pass to pass, and a container runtime that waits for its answers.
+//! An agent whose state lives from pass to pass, and a container runtime that waits for answers.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,13 +28,13 @@ pub(crate) enum Request {
 /// One move of a history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Act {
-    /// Something that is not the runtime's doing.
+    /// An event outside of the runtime.
     Happen(Event),
     /// The runtime runs a pod's sandbox.
     Run(usize),
     /// The runtime waits for the answer to a request.
     Ask(Request),
-    /// The agent is killed after so many steps for a request, and starts again.
+    /// The agent is killed after this number of steps for a request, and restarts.
     KillIn(usize, Request),
     /// The runtime has given up waiting for the answer to CreateContainer.
     Unheard(usize, usize),
@@ -42,7 +42,7 @@ pub(crate) enum Act {
     Appear(usize, usize),
     /// The creation of a container fails.
     Fail(usize, usize),
-    /// A container ends, and its cgroup with it.
+    /// A container ends together with its cgroup.
     End(usize, usize),
     /// A node pass of the timer.
     Reconcile,
@@ -56,7 +56,7 @@ pub(crate) enum Act {
     YieldOnly(usize, Request),
 }
 
-/// A container as the runtime knows it.
+/// A container in the runtime's view.
 #[derive(Debug, Clone, PartialEq)]
 struct Container {
     incarnation: usize,
@@ -73,11 +73,11 @@ pub(crate) struct Agent<'a> {
     state: PassState,
     /// The containers of each pod of the runtime.
     runtime: Vec<Option<[Option<Container>; 2]>>,
-    /// The incarnation that a container gets next.
+    /// The next incarnation of each container.
     next: BTreeMap<(usize, usize), usize>,
-    /// Whether somebody else has changed the node since the last node pass.
+    /// Whether a foreign program has changed the node since the last node pass.
     is_disturbed: bool,
-    /// A mutant ends the next node pass after so many steps, whatever the steps were.
+    /// A mutant ends the next node pass after this number of steps, for every kind of step.
     pub(crate) yields_at: Option<usize>,
     /// The number of requests served by a pod pass alone, and by node passes.
     pub(crate) served: [usize; 2],
@@ -141,7 +141,7 @@ impl<'a> Agent<'a> {
         self.runtime[pod].as_mut()?[container].as_mut()
     }
 
-    /// What the runtime says of a pod.
+    /// The runtime's description of a pod.
     fn runtime_pod(&self, pod: usize) -> Option<RuntimePod> {
         let containers = self.runtime[pod].as_ref()?;
         let state = PodState {
@@ -166,7 +166,7 @@ impl<'a> Agent<'a> {
         RuntimeUpdate::All(pods.filter_map(|pod| self.runtime_pod(pod)).collect())
     }
 
-    /// A store as a new agent fills it.
+    /// A store with the pods that a new agent reads.
     fn store(&self, world: &World) -> PodStore {
         let mut store = self.setup.store(world);
         store.runtime(self.all_of_runtime());
@@ -323,7 +323,7 @@ impl<'a> Agent<'a> {
         Ok(done.is_none())
     }
 
-    /// The API reports its pods.
+    /// The API reports the described pods.
     fn describe(&mut self) {
         let pods = self.setup.described(&self.world);
         self.state.pods.pods(Source::Api, pods, Vec::new());
@@ -342,7 +342,7 @@ impl<'a> Agent<'a> {
             Event::Enforce(_) | Event::Reserve => self.restart(),
             _ => self.describe(),
         }
-        // The pod may own other CPUs than those of an answer now.
+        // The pod may now own other CPUs than the last answer said.
         if let Event::Resize(pod) | Event::Forget(pod) = event {
             let containers = self.runtime[pod].iter_mut().flatten().flatten();
             containers.for_each(|one| one.answer = None);
@@ -579,7 +579,7 @@ impl<'a> Agent<'a> {
                     true => owned.usable(),
                     false => owned.containers.get(&name(at)).cloned().unwrap_or_default(),
                 };
-                // A container that lacks CPUs may get more later.
+                // A container that lacks CPUs may get more CPUs later.
                 if self.world.enforcement != Wanted::Observe && !cpus.is_subset(&owned) {
                     return Err(format!(
                         "{cpus} was answered for container {at} of pod {pod}, and the records hold {owned}"
@@ -590,7 +590,7 @@ impl<'a> Agent<'a> {
         Ok(())
     }
 
-    /// After a start the container's CPUs are in force, and no other container that has started runs on them.
+    /// After a start the container's CPUs are effective, and no other started container runs on the CPUs.
     fn started(&mut self, pod: usize, at: usize) -> Result<(), Broken> {
         let planned = self.setup.plan_with(&self.world, &mut self.state.pods);
         if self.world.enforcement == Wanted::Observe
@@ -659,13 +659,13 @@ impl<'a> Agent<'a> {
         Ok(())
     }
 
-    /// A new agent settles what is left, and the agent itself does.
+    /// A new agent repairs the remaining differences, and the running agent does too.
     pub(crate) fn quiet(&self) -> Result<(), Broken> {
         self.setup
-            .quiet_with(&self.world, &|world| self.store(world))
+            .check_settled_with(&self.world, &|world| self.store(world))
     }
 
-    /// The agent itself settles what is left within two node passes.
+    /// The running agent repairs the remaining differences within two node passes.
     pub(crate) fn settle(&mut self) -> Result<(), Broken> {
         let mut blocked = false;
         for _ in 0..4 {
@@ -690,7 +690,7 @@ impl<'a> Agent<'a> {
     }
 }
 
-/// A broken rule, and the history that broke it.
+/// A broken rule, and the history that broke the rule.
 pub(crate) fn told(rule: &str, acts: &[Act], world: &World) -> Broken {
     let acts: Vec<String> = acts.iter().map(|act| format!("  {act}")).collect();
     let after = super::machine::describe(world);

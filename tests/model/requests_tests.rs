@@ -1,5 +1,5 @@
-//! Histories of an agent that lives on and of a runtime that waits for it: all short ones, and some in which the agent is
-//! killed or a node pass yields at every point.
+//! Histories of an agent that lives on and of a runtime that waits for answers: all short histories, and some histories in
+//! which the agent is killed or a node pass yields at every point.
 
 use super::agent::{Setup, Shape, World};
 use super::events::{Event, Menu};
@@ -38,7 +38,7 @@ fn and(mut acts: Vec<Act>, more: impl IntoIterator<Item = Act>) -> Vec<Act> {
     acts
 }
 
-/// Every history of so many acts after a start.
+/// Every history with this number of acts after a start.
 fn every(setup: &Setup, start: &[Act], menu: Menu, length: usize) -> usize {
     let mut level = vec![start.to_vec()];
     let mut count = 0;
@@ -73,12 +73,12 @@ fn histories() -> Vec<(Vec<Act>, Vec<Request>)> {
     vec![
         // A pod is created beside a pod that has just begun.
         (and(one.clone(), [Run(1)]), vec![Create(1, 0), Create(1, 1)]),
-        // A shared container runs on what a new owner gets.
+        // A shared container runs on the CPUs of a new owner.
         (
             and(shared(begin([Run(0)])), [Ask(Create(0, 0)), Appear(0, 0)]),
             vec![Start(0, 0)],
         ),
-        // Nobody has asked about the first pod: a node pass assigns its CPUs.
+        // No request arrived for the first pod: a node pass assigns the CPUs.
         (
             and(begin([Run(0), Run(1)]), [Unheard(0, 0), Appear(0, 0)]),
             vec![Create(1, 0), Start(0, 0)],
@@ -146,7 +146,7 @@ fn every_short_history_of_requests() {
 }
 
 #[test]
-fn an_answer_that_nobody_waited_for_stays_recorded() {
+fn an_unanswered_creation_stays_recorded() {
     for kind in KINDS {
         let setup = setup(kind);
         let mut agent = Agent::after(&setup, &begin([Run(0), Unheard(0, 0)])).unwrap();
@@ -284,8 +284,8 @@ fn mutant_that_yields_after_a_step_on_an_owner() {
     assert!(found.iter().any(|says| says.contains("both")), "{found:?}");
 }
 
-/// Two shared containers get the CPUs of an owner that has gone. The pass yields between them, and a creation gets the CPUs.
-/// The rule that breaks if the pass yields at the point `at`; `None` if there is no such point.
+/// Two shared containers get the CPUs of an owner that has gone. The pass yields between the two containers, and a creation
+/// gets the CPUs. Returns the rule that breaks if the pass yields at the point `at`; `None` without the point.
 fn yields_while_shared_containers_widen(setup: &Setup, at: usize) -> Option<Result<(), String>> {
     let start = and(begin([Run(0)]), runs(0, 0));
     let shared = [1, 2].map(|pod| and(vec![Run(pod)], runs(pod, 0)));

@@ -1,7 +1,7 @@
 //! Import cycles between the files of one module.
 //!
-//! A file imports another if a `use` declaration or a path in its code names an item of the other. `mod` and `pub use`
-//! declarations do not count, and neither do tests: a name that a file re-exports belongs to the file that defines it.
+//! A file imports a second file if a `use` declaration or a path in its code names an item of the second file. `mod` and
+//! `pub use` declarations do not count, and neither do tests. A re-exported name belongs to the file that defines the item.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -12,20 +12,20 @@ use syn::{Attribute, Item, UseTree, Visibility};
 /// The path of a file's module below the crate: `["cpu", "placement", "plan"]`.
 type ModulePath = Vec<String>;
 
-/// The path that a re-exported name stands for.
+/// The path behind a re-exported name.
 type Reexports = BTreeMap<String, ModulePath>;
 
-/// One file, as far as imports concern it.
+/// The imports and re-exports of one file.
 struct File {
-    /// Paths that the file's code names, from the crate or relative to the file.
+    /// Paths in the file's code, from the crate or relative to the file.
     paths: Vec<ModulePath>,
-    /// The names that `pub use` declarations give away.
+    /// The names that the file's `pub use` declarations re-export.
     reexports: Reexports,
     /// The modules whose public names are all re-exported.
     globs: Vec<ModulePath>,
 }
 
-/// Collects the paths that code outside of tests names.
+/// Collects the paths in code outside of tests.
 #[derive(Default)]
 struct Collector {
     paths: Vec<ModulePath>,
@@ -59,7 +59,7 @@ impl<'ast> Visit<'ast> for Collector {
     /// `pub(super)` and `pub(in path)` import nothing.
     fn visit_visibility(&mut self, _: &'ast Visibility) {}
 
-    /// A path of one name is a local name or the name of an import.
+    /// A path of one segment is a local name or the name of an import.
     fn visit_path(&mut self, path: &'ast syn::Path) {
         if path.segments.len() > 1 {
             let names = path.segments.iter().map(|part| part.ident.to_string());
@@ -78,7 +78,7 @@ fn is_test(attributes: &[Attribute]) -> bool {
     })
 }
 
-/// The names that a tree of imports declares, with their paths. A glob declares no name.
+/// The names that a tree of imports declares, with the paths. A glob declares no name.
 fn flatten(tree: &UseTree, above: &mut ModulePath, names: &mut Vec<(Option<String>, ModulePath)>) {
     let joined = |above: &ModulePath, name: &syn::Ident| {
         let own = (name != "self").then(|| name.to_string());
@@ -106,7 +106,7 @@ fn flatten(tree: &UseTree, above: &mut ModulePath, names: &mut Vec<(Option<Strin
     }
 }
 
-/// All files of the crate that are no tests, by the path of their module.
+/// All files of the crate except tests, by the path of the module.
 struct Crate(BTreeMap<ModulePath, File>);
 
 impl Crate {
@@ -128,9 +128,9 @@ impl Crate {
         Self(all)
     }
 
-    /// The file that defines what `path` names in the file `from`; none if the path leaves the crate.
+    /// The file that defines `path` as seen from the file `from`; `None` if the path leaves the crate.
     fn file_of(&self, from: &ModulePath, path: &[String], depth: usize) -> Option<ModulePath> {
-        // Re-exports of re-exports end after a few steps, unless they are circular.
+        // Chains of re-exports end after a few steps, unless the chain is circular.
         if depth > 8 {
             return None;
         }
@@ -207,12 +207,12 @@ fn parse(text: &str) -> File {
     }
 }
 
-/// Files that import one another, directly or through others. Empty without a cycle.
+/// Files that import each other, directly or through further files. Empty without a cycle.
 fn cycle(imports: &BTreeMap<ModulePath, BTreeSet<ModulePath>>) -> Vec<String> {
     let mut left = imports.clone();
     loop {
         let before = left.len();
-        // A file that imports no file left, or that no file left imports, is in no cycle.
+        // A file without remaining imports, or without a remaining importer, is in no cycle.
         let names: BTreeSet<ModulePath> = left.keys().cloned().collect();
         left.retain(|_, others| others.iter().any(|other| names.contains(other)));
         let imported: BTreeSet<ModulePath> = left.values().flatten().cloned().collect();

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 
 use pinfold::cpu::{Cores, CpuSet, Isolated, Order, Request, Topology};
 
-/// The numbers that a request is judged by, in order, and the ids.
+/// The numbers that rank a placement for a request, in order, and the ids.
 type Rank = (Vec<usize>, Vec<u32>);
 
-/// Every CPU and what it belongs to, by ascending id.
+/// Every CPU with its groups, by ascending id.
 pub(crate) struct Machine<'a> {
     topology: &'a Topology,
     cores: Vec<u32>,
@@ -72,12 +72,12 @@ impl<'a> Machine<'a> {
         held.map(|(cpu, _)| cpu.id).collect()
     }
 
-    /// For each count, the best placement; none where the request can't be met.
+    /// For each count, the best placement; `None` where the request cannot be met.
     pub(crate) fn best(&self, free: u32, request: &Request) -> Vec<Option<Rank>> {
         self.best_beside(free, 0, request)
     }
 
-    /// The same for one who has CPUs already.
+    /// As `best`, for a container that already has CPUs.
     pub(crate) fn best_beside(&self, free: u32, own: u32, request: &Request) -> Vec<Option<Rank>> {
         let needs = self.numa_needed(request.cores);
         let own_count = own.count_ones() as usize;
@@ -132,7 +132,7 @@ impl<'a> Machine<'a> {
             .count()
     }
 
-    /// For each count, the fewest NUMA nodes touched by so many CPUs of the empty machine; none where no set can be had.
+    /// For each count, the fewest NUMA nodes that hold this many CPUs on the empty machine; `None` where no set exists.
     pub(crate) fn numa_needed(&self, cores: Cores) -> Vec<Option<usize>> {
         let all = self.topology.cpus.len();
         let mut needed: Vec<Option<usize>> = vec![None; all + 1];
@@ -145,7 +145,8 @@ impl<'a> Machine<'a> {
         needed
     }
 
-    /// The most CPUs, fewer than some count, that can be had so that with a container's own they touch so few NUMA nodes.
+    /// The largest number of CPUs below a limit for which the container, with its own CPUs, touches no more than the given
+    /// NUMA nodes.
     pub(crate) fn most_on(
         &self,
         free: u32,
@@ -183,15 +184,20 @@ impl<'a> Machine<'a> {
         let Some(from) = self.topology.cpus[cpu].numa else {
             return 20;
         };
-        let place = |id: u32| nodes.iter().position(|node| node.id == id);
-        let to = |to: u32| {
-            let told =
-                |from: u32, to: u32| nodes.get(place(from)?)?.distances.get(place(to)?).copied();
-            told(from, to)
-                .or(told(to, from))
+        let position = |id: u32| nodes.iter().position(|node| node.id == id);
+        let distance_to = |to: u32| {
+            let distance = |from: u32, to: u32| {
+                nodes
+                    .get(position(from)?)?
+                    .distances
+                    .get(position(to)?)
+                    .copied()
+            };
+            distance(from, to)
+                .or(distance(to, from))
                 .unwrap_or(if from == to { 10 } else { 20 })
         };
-        near.iter().map(to).min().unwrap_or(20) as usize
+        near.iter().map(distance_to).min().unwrap_or(20) as usize
     }
 
     fn numbers(&self, free: u32, taken: u32, request: &Request, distances: &[usize]) -> Vec<usize> {

@@ -1,4 +1,4 @@
-//! Containers come and go at random; every placement is compared with the best one there was, found by another method.
+//! Containers come and go at random. Each placement is compared with the best possible placement, found by another method.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use pinfold::cpu::{Cost, CpuSet, Placer, Topology};
 use crate::random::Random;
 use crate::rival;
 
-/// Who chooses the CPUs.
+/// The algorithm that chooses the CPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Chooser {
     Pinfold,
@@ -25,7 +25,7 @@ pub(crate) enum Sizes {
     Any,
 }
 
-/// What came of one run.
+/// The results of one run.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) placements: usize,
@@ -41,7 +41,7 @@ pub(crate) struct Outcome {
     pub(crate) times: Vec<Duration>,
 }
 
-/// Runs one chooser; the same seed gives the same requests.
+/// Runs one chooser. The same seed gives the same requests.
 pub(crate) fn run(
     topology: &Topology,
     chooser: Chooser,
@@ -104,13 +104,13 @@ pub(crate) fn run(
     outcome
 }
 
-/// The least split cores, then NUMA nodes, sockets and LLCs on machines with two threads per core, by looking at every set
-/// of cells (a cell is what one NUMA node, one socket and one LLC have in common; at most 16 of them).
+/// The fewest split cores, then NUMA nodes, sockets and LLCs on machines with two threads per core. The search tries every
+/// set of cells. A cell is the intersection of one NUMA node, one socket and one LLC; at most 16 cells are possible.
 struct Optimum {
-    /// The cell of each CPU, and its core.
+    /// The cell of each CPU, and the CPU's core.
     cells: Vec<(u32, usize, u32)>,
     count: usize,
-    /// Every set of cells after its NUMA nodes, sockets and LLCs, the fewest first.
+    /// Every set of cells with the number of NUMA nodes, sockets and LLCs; the set with the fewest is first.
     sets: Vec<([usize; 3], usize)>,
 }
 
@@ -180,7 +180,7 @@ impl Optimum {
     }
 }
 
-/// The fewest cores held in part when `n` CPUs come from these whole and half cores, if they can.
+/// The fewest partly held cores when `n` CPUs come from these whole and half cores; `None` if too few CPUs exist.
 fn split_cores((whole, half): (usize, usize), n: usize) -> Option<usize> {
     let full = whole.min(n / 2);
     let rest = n - 2 * full;

@@ -1,4 +1,4 @@
-//! `pinfold place` as a person and a program see it.
+//! `pinfold place`, as people and programs use the command.
 
 use std::fs;
 use std::path::Path;
@@ -77,7 +77,7 @@ fn prints_the_placement_for_people() {
 }
 
 #[test]
-fn too_few_free_cpus_are_an_answer_of_its_own() {
+fn too_few_free_cpus_have_their_own_exit_code() {
     let root = machine();
     let sentence = "too few free CPUs: 9 wanted, 8 free";
     let (code, out, error) = place(root.path(), &["9", "-o", "json"]);
@@ -97,7 +97,7 @@ fn too_few_free_cpus_are_an_answer_of_its_own() {
 }
 
 #[test]
-fn a_split_is_refused_where_it_is_not_wanted() {
+fn a_split_over_numa_nodes_is_refused_with_numa_fewest() {
     let root = machine();
     let free = ["4", "--free", "0-2,4,6"];
     let (code, out, _) = place(root.path(), &free);

@@ -24,9 +24,9 @@ fn eights(numa: u32) -> Topology {
     even(8 * numa, 1, 8 * numa, 8, 8 * numa)
 }
 
-/// The words of a refusal are what the container's note says.
+/// The text of a refusal appears in the container's note.
 #[test]
-fn a_refusal_has_the_numbers() {
+fn a_refusal_names_the_numbers() {
     let placer = Placer::new(&eights(3));
     let refused = |free: &str, request: &Request| {
         placer
@@ -76,9 +76,9 @@ fn a_refusal_has_the_numbers() {
     );
 }
 
-/// Whole cores of different sizes may need more NUMA nodes than their CPUs would.
+/// Whole cores of different sizes may need more NUMA nodes than the same number of single CPUs.
 #[test]
-fn what_is_needed_is_counted_by_what_can_be_used() {
+fn needed_numa_nodes_are_counted_with_usable_cpus() {
     // Each NUMA node has two cores of three threads.
     let topology = machine(
         (0..12)
@@ -122,7 +122,7 @@ fn what_is_needed_is_counted_by_what_can_be_used() {
 
 /// The rule is stronger than split cores, which come before NUMA nodes otherwise.
 #[test]
-fn a_core_is_shared_rather_than_a_container_split() {
+fn a_core_is_split_before_a_container() {
     // Three cores on each NUMA node, siblings 6 apart.
     let placer = Placer::new(&even(6, 2, 3, 3, 3));
     let free = cpus("0-2,6,3,9");
@@ -139,9 +139,13 @@ fn a_core_is_shared_rather_than_a_container_split() {
         (usual.cpus, usual.cost.split_cores, usual.cost.numa),
         (cpus("0,3,6,9"), 0, 2)
     );
-    let one = placer.place_as(&free, &fewest(4)).unwrap();
+    let placement = placer.place_as(&free, &fewest(4)).unwrap();
     assert_eq!(
-        (one.cpus, one.cost.split_cores, one.cost.numa),
+        (
+            placement.cpus,
+            placement.cost.split_cores,
+            placement.cost.numa
+        ),
         (cpus("0-2,6"), 2, 1)
     );
     let refusal = placer
@@ -166,7 +170,7 @@ fn a_core_is_shared_rather_than_a_container_split() {
     );
 }
 
-/// What a container has counts, for every free set beside some own one.
+/// The container's own CPUs count: every free set is tried beside a random own set.
 #[test]
 fn growth_is_best_on_small_machines() {
     let mut random = Random(17);
@@ -178,7 +182,8 @@ fn growth_is_best_on_small_machines() {
             let bits = |random: &mut Random| u32::try_from(random.below(256)).unwrap();
             let own = some_of(&topology, bits(&mut random) & bits(&mut random));
             let free = some_of(&topology, bits(&mut random) | bits(&mut random)).difference(&own);
-            // What it has may not be whole cores: then what is needed of these is another matter.
+            // The container's own CPUs may be parts of cores. For whole cores the required NUMA nodes then follow another
+            // rule.
             let cores = [Cores::Preferred, Cores::Single][random.below(2)];
             let order = [Order::Pack, Order::Spread][random.below(2)];
             let request = Request {
@@ -193,7 +198,7 @@ fn growth_is_best_on_small_machines() {
                 .iter()
                 .enumerate()
             {
-                // So many cores the machine may not have.
+                // The machine may have fewer whole cores than this count needs.
                 let Some(needs) = needs.get(own.len() + n).copied().flatten() else {
                     continue;
                 };
@@ -251,9 +256,9 @@ fn growth_is_best_on_small_machines() {
     );
 }
 
-/// NUMA nodes that differ in nothing are not tried in every combination, and the lowest come first.
+/// Equal NUMA nodes are not tried in every combination, and the placer takes the lowest ids first.
 #[test]
-fn many_numa_nodes_are_quick_and_the_lowest_are_taken() {
+fn many_equal_numa_nodes_are_fast_and_the_lowest_ids_are_chosen() {
     let topology = even(256, 1, 128, 8, 8);
     let placer = Placer::new(&topology);
     let spread = Request {
@@ -266,7 +271,7 @@ fn many_numa_nodes_are_quick_and_the_lowest_are_taken() {
         (placement.cpus, placement.cost.numa),
         (cpus("0-31,128-159"), 8)
     );
-    // Each NUMA node fragmented in its own way: the rule holds, whatever was looked at.
+    // Each NUMA node is fragmented differently; the rule holds for every search order.
     let mut random = Random(23);
     for _ in 0..3 {
         let free: CpuSet = topology
@@ -299,9 +304,9 @@ fn many_numa_nodes_are_quick_and_the_lowest_are_taken() {
     }
 }
 
-/// A refusal is what a repacking mends.
+/// Repacking moves owners before a request is refused.
 #[test]
-fn others_move_before_it_is_refused() {
+fn owners_move_before_a_request_is_refused() {
     let placer = Placer::new(&eights(2));
     let owner = |list: &str| Owner {
         cpus: cpus(list),
@@ -319,7 +324,7 @@ fn others_move_before_it_is_refused() {
         (1, 1)
     );
     assert_eq!(placer.repack(&free, &owners, &fewest(4), 1), None, "fits");
-    // One who wants the fewest itself is not moved to more of them.
+    // An owner that wants the fewest NUMA nodes is not moved to more NUMA nodes.
     let strict = |list: &str| Owner {
         movable: Some(fewest(0)),
         ..owner(list)

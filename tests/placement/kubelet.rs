@@ -1,4 +1,4 @@
-//! The kubelet's own test cases: what it was asked, and what it answered.
+//! The kubelet's own test cases: the requests and the kubelet's answers.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -33,20 +33,20 @@ pub(crate) struct Case {
     pub(crate) name: String,
     topology: String,
     #[serde(flatten)]
-    pub(crate) asked: Asked,
+    pub(crate) requests: Requests,
     #[serde(default)]
     options: BTreeMap<String, serde_json::Value>,
     /// The CPUs of the last request.
     pub(crate) expected: Option<Vec<u32>>,
-    /// The LLCs that all requests touch together.
+    /// The LLCs that all requests together touch.
     pub(crate) expected_uncore_ids: Option<Vec<u32>>,
     pub(crate) expected_error: Option<String>,
 }
 
 #[derive(Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
-pub(crate) enum Asked {
-    /// One request out of a free set.
+pub(crate) enum Requests {
+    /// A single request out of a free set.
     Take { available: Vec<u32>, num: usize },
     /// The containers of one pod, in order.
     Policy {
@@ -54,16 +54,16 @@ pub(crate) enum Asked {
         reserved: Vec<u32>,
         requests: Vec<usize>,
         numa_hint: Option<Vec<u32>>,
-        /// `init` gives its CPUs to the containers after it; `sidecar` and `app` keep theirs.
+        /// `init` containers give their CPUs to the containers after them; `sidecar` and `app` containers keep theirs.
         #[serde(default)]
         container_kinds: Vec<String>,
     },
 }
 
-/// One request as it stands when its turn has come.
+/// A request in the state at which the kubelet serves the request.
 pub(crate) struct Request {
     pub(crate) free: CpuSet,
-    /// What the kubelet takes before anything else, because its hint names it and it does not suffice.
+    /// The CPUs that the kubelet takes first, because the hint names them and they do not suffice.
     pub(crate) first: CpuSet,
     pub(crate) n: usize,
 }
@@ -78,7 +78,15 @@ impl Cases {
         let members = self.topologies[&case.topology].cpus.iter();
         machine(
             members
-                .map(|of| cpu(of.cpu, of.core, of.socket, of.numa, of.uncore))
+                .map(|member| {
+                    cpu(
+                        member.cpu,
+                        member.core,
+                        member.socket,
+                        member.numa,
+                        member.uncore,
+                    )
+                })
                 .collect(),
         )
     }
@@ -91,16 +99,17 @@ impl Case {
 
     /// Serves all requests with one chooser and returns each with its answer.
     ///
-    /// A hint confines the kubelet to the CPUs of its NUMA nodes (of their sockets under `align-by-socket`) while they
-    /// suffice; otherwise it takes all of those first and the rest from anywhere. The chooser is given the same choice:
-    /// the confined free set where it suffices, else all, and what the kubelet takes first.
+    /// A hint confines the kubelet to the CPUs of the hinted NUMA nodes (of their sockets under `align-by-socket`) while the
+    /// hinted CPUs suffice. Otherwise the kubelet takes all hinted CPUs first and the rest from anywhere. The chooser gets
+    /// the same choice: the confined free set where the set suffices, else all CPUs, and the CPUs that the kubelet takes
+    /// first.
     pub(crate) fn serve(
         &self,
         topology: &Topology,
         mut choose: impl FnMut(&Request) -> CpuSet,
     ) -> Vec<(Request, CpuSet)> {
-        let (default, reserved, requests, hint, kinds) = match &self.asked {
-            Asked::Take { available, num } => {
+        let (default, reserved, requests, hint, kinds) = match &self.requests {
+            Requests::Take { available, num } => {
                 let free = available.iter().copied().collect();
                 let request = Request {
                     free,
@@ -110,7 +119,7 @@ impl Case {
                 let answer = choose(&request);
                 return vec![(request, answer)];
             }
-            Asked::Policy {
+            Requests::Policy {
                 default_cpuset,
                 reserved,
                 requests,
@@ -133,7 +142,7 @@ impl Case {
         let mut from_init = CpuSet::new();
         let mut served = Vec::new();
         for (turn, &n) in requests.iter().enumerate() {
-            // CPUs of a finished init container are used before any others.
+            // CPUs of a finished init container are used before all other CPUs.
             let mut allowed = if from_init.len() >= n {
                 from_init.clone()
             } else {

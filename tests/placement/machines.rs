@@ -2,7 +2,7 @@
 
 use pinfold::cpu::{Cpu, CpuSet, Topology};
 
-/// One CPU; group ids below 0 are unknown.
+/// A CPU; group ids below 0 are unknown.
 pub(crate) fn cpu(id: u32, core: i32, socket: i32, numa: i32, llc: i32) -> Cpu {
     let known = |id| u32::try_from(id).ok();
     Cpu {
@@ -15,7 +15,7 @@ pub(crate) fn cpu(id: u32, core: i32, socket: i32, numa: i32, llc: i32) -> Cpu {
     }
 }
 
-/// The machine with these CPUs, all online.
+/// The machine with the given CPUs, all online.
 pub(crate) fn machine(mut cpus: Vec<Cpu>) -> Topology {
     cpus.sort_by_key(|cpu| cpu.id);
     let online: CpuSet = cpus.iter().map(|cpu| cpu.id).collect();
@@ -26,8 +26,8 @@ pub(crate) fn machine(mut cpus: Vec<Cpu>) -> Topology {
     }
 }
 
-/// A machine of equal cores, counted through sockets; the second threads of all cores follow the first ones, as Linux
-/// counts on most servers. The last three numbers say how many cores next to each other make one group, 0 if unknown.
+/// A machine of equal cores, counted through sockets. The second threads of all cores follow the first threads, as Linux
+/// counts on most servers. The last three numbers are the numbers of neighbouring cores that make one group; 0 is unknown.
 pub(crate) fn even(
     cores: u32,
     threads: u32,
@@ -49,7 +49,7 @@ pub(crate) fn even(
     machine(cpus.collect())
 }
 
-/// Two sockets of 64 cores, one NUMA node each, 16 LLCs.
+/// Two sockets of 64 cores, each with one NUMA node; 16 LLCs.
 pub(crate) fn epyc_nps1() -> Topology {
     even(128, 2, 64, 64, 8)
 }
@@ -59,7 +59,7 @@ pub(crate) fn epyc_nps4() -> Topology {
     even(128, 2, 64, 16, 8)
 }
 
-/// Two sockets of 56 cores, two NUMA nodes each, one LLC each: an LLC spans two NUMA nodes.
+/// Two sockets of 56 cores, each with two NUMA nodes and one LLC: an LLC spans two NUMA nodes.
 pub(crate) fn xeon_snc2() -> Topology {
     even(112, 2, 56, 28, 56)
 }

@@ -1,4 +1,4 @@
-//! Numbers that look random and are the same on every run.
+//! Pseudo-random numbers that are the same on every run.
 
 /// SplitMix64: small, and the same everywhere.
 pub(crate) struct Random(pub(crate) u64);

@@ -1,4 +1,4 @@
-//! Repacking against brute force: every way to move one owner or two.
+//! Repacking against brute force: every way to move one or two owners.
 
 use pinfold::cpu::{Cores, Cost, CpuSet, Move, Order, Owner, Placer, Repacking, Request, Topology};
 
@@ -26,12 +26,12 @@ fn owner(list: &str) -> Owner {
     }
 }
 
-/// What must be as it is now or better: split cores, then the groups of each kind.
+/// The numbers that must not become worse: split cores, then the groups of each kind.
 fn numbers(cost: Cost) -> [usize; 4] {
     [cost.split_cores, cost.numa, cost.sockets, cost.llcs]
 }
 
-/// The kind that a request is split over, with what it has now and what it needs.
+/// The kind of group over which the request is split, with the numbers now and the numbers that the request needs.
 fn split(placer: &Placer, scene: &Scene) -> Option<(usize, [usize; 4], [usize; 4])> {
     let now = placer.place_as(&scene.free, &scene.request).ok()?.cost;
     let all = scene
@@ -50,7 +50,7 @@ fn is_mended(cost: Cost, (kind, now, need): (usize, [usize; 4], [usize; 4])) -> 
     cost[kind] <= need[kind] && (0..kind).all(|before| cost[before] <= now[before])
 }
 
-/// The fewest moves that mend a split, and with these the fewest CPUs moved, whatever places owners go to.
+/// The fewest moves that mend a split, and for this count the fewest moved CPUs, over all target places.
 fn brute(
     topology: &Topology,
     placer: &Placer,
@@ -109,7 +109,7 @@ fn brute(
     best
 }
 
-/// That the moves can be made one after the other, harm nobody, and do what they are for.
+/// Checks that the moves can be made in order, make no owner worse, and mend the split.
 fn check(placer: &Placer, scene: &Scene, Repacking { moves, placement }: &Repacking) {
     let split = split(placer, scene).unwrap();
     let (mut free, mut moved) = (scene.free.clone(), Vec::new());
@@ -146,7 +146,7 @@ fn check(placer: &Placer, scene: &Scene, Repacking { moves, placement }: &Repack
     );
 }
 
-/// Owners of 1 to 3 CPUs each at random places, or at the best ones, and what is free beside them.
+/// Owners of 1 to 3 CPUs, each at a random or at the best place, and the free CPUs beside the owners.
 fn random_scene(random: &mut Random, topology: &Topology, placer: &Placer) -> Scene {
     let mut free = topology.online.clone();
     let mut owners = Vec::new();
@@ -154,7 +154,7 @@ fn random_scene(random: &mut Random, topology: &Topology, placer: &Placer) -> Sc
     while free.len() > 4 || (free.len() > 2 && random.below(2) == 0) {
         let size = (1 + random.below(3)).min(free.len());
         let cpus = if well_placed {
-            // Out of some of what is free: as if others had been there and left.
+            // A part of the free CPUs, as if earlier owners had left.
             let some: CpuSet = free.iter().filter(|_| random.below(3) > 0).collect();
             placer.place(&some, size.min(some.len())).unwrap().cpus
         } else {
@@ -198,7 +198,7 @@ fn as_few_moves_as_brute_force_finds() {
             }
             splits += 1;
             let moved = |ours: &Repacking| {
-                let cpus: usize = ours.moves.iter().map(|one| one.to.cpus.len()).sum();
+                let cpus: usize = ours.moves.iter().map(|step| step.to.cpus.len()).sum();
                 (ours.moves.len(), cpus)
             };
             let best = brute(&topology, &placer, &scene, 2);
@@ -212,19 +212,19 @@ fn as_few_moves_as_brute_force_finds() {
             }
             if ours.as_ref().map(moved) != best {
                 missed += 1;
-                // An owner that is on one group of some kind goes to the best place in one; other places may do more.
-                let of_one = |owner: &Owner| {
+                // An owner on one group of some kind goes to the best place in one group; another place may do more.
+                let is_on_one_group = |owner: &Owner| {
                     numbers(placer.cost(&owner.cpus))[1..]
                         .iter()
                         .all(|&n| n == 1)
                 };
-                let alike = topology
+                let single_threaded = topology
                     .cpus
                     .iter()
                     .all(|cpu| topology.core_of(cpu.id).len() == 1);
-                let simple = name == "one thread per core, two NUMA nodes" && alike;
+                let simple = name == "one thread per core, two NUMA nodes" && single_threaded;
                 assert!(
-                    !(simple && scene.owners.iter().all(of_one)),
+                    !(simple && scene.owners.iter().all(is_on_one_group)),
                     "{name}: {scene:?}: {ours:?}, but {best:?} is possible"
                 );
             }
@@ -254,7 +254,7 @@ fn one_move_makes_room() {
         (0, &cpus("6-7"))
     );
     assert_eq!(repacking.placement.cpus, cpus("0-3"));
-    // Who may not move stays, and the other one goes.
+    // An owner that may not move stays, and the second owner moves.
     let owners = [
         Owner {
             movable: None,
@@ -269,7 +269,7 @@ fn one_move_makes_room() {
         (repacking.moves[0].owner, repacking.placement.cpus),
         (1, cpus("4-7"))
     );
-    // Nobody may: nothing to do.
+    // No owner may move: nothing to do.
     let owners = owners.map(|owner| Owner {
         movable: None,
         ..owner
@@ -302,7 +302,7 @@ fn the_second_move_may_need_the_first() {
         repacking
             .moves
             .iter()
-            .map(|one| one.to.cpus.len())
+            .map(|step| step.to.cpus.len())
             .sum::<usize>(),
         3
     );
@@ -339,7 +339,7 @@ fn idle_siblings_move_along() {
 }
 
 #[test]
-fn what_need_not_be_mended_is_left() {
+fn an_unavoidable_split_moves_no_owner() {
     let placer = Placer::new(&even(8, 1, 4, 4, 4));
     let owners = [owner("0-1"), owner("4-5")];
     let free = cpus("2-3,6-7");
@@ -385,7 +385,7 @@ fn what_need_not_be_mended_is_left() {
 
 /// On a large machine the moves must be possible, too, and end within a bounded number of decisions.
 #[test]
-fn large_machines_are_mended() {
+fn splits_on_large_machines_are_mended() {
     let topology = epyc_nps4();
     let placer = Placer::new(&topology);
     let mut random = Random(23);

@@ -17,13 +17,13 @@ const ORDERS: [Order; 2] = [Order::Pack, Order::Spread];
 const CORES: [Cores; 3] = [Cores::Preferred, Cores::Whole, Cores::Single];
 const ISOLATED: [Isolated; 3] = [Isolated::Avoid, Isolated::Prefer, Isolated::Ignore];
 
-/// The machine with distances between its NUMA nodes, one of them without CPUs, and with some CPUs isolated.
-fn told(mut topology: Topology, isolated: CpuSet) -> Topology {
+/// The machine with distances between the NUMA nodes, a NUMA node without CPUs, and some isolated CPUs.
+fn with_numa_distances(mut topology: Topology, isolated: CpuSet) -> Topology {
     let mut ids: Vec<u32> = topology.cpus.iter().filter_map(|cpu| cpu.numa).collect();
     ids.push(7);
     ids.sort_unstable();
     ids.dedup();
-    let far = |a: u32, b: u32| {
+    let distance = |a: u32, b: u32| {
         if a == b {
             10
         } else {
@@ -39,11 +39,11 @@ fn told(mut topology: Topology, isolated: CpuSet) -> Topology {
             .map(|cpu| cpu.id)
             .collect(),
         memory_bytes: None,
-        // One NUMA node tells nothing itself.
+        // NUMA node 1 reports no distances.
         distances: if id == 1 {
             Vec::new()
         } else {
-            ids.iter().map(|&to| far(id, to)).collect()
+            ids.iter().map(|&to| distance(id, to)).collect()
         },
     };
     topology.numa = ids.iter().map(node).collect();
@@ -51,7 +51,7 @@ fn told(mut topology: Topology, isolated: CpuSet) -> Topology {
     topology
 }
 
-/// Every count out of one free set for one request, against every subset of it.
+/// Compares every count out of one free set, for one request, with every subset of that size.
 fn check(name: &str, topology: &Topology, placer: &Placer, free: &CpuSet, request: &Request) {
     assert!(placer.is_exact_for(request.order), "{name}: {topology:?}");
     let brute = Machine::new(topology);
@@ -171,13 +171,13 @@ fn best_with_devices_and_isolated_cpus_on_small_machines() {
     let mut random = Random(5);
     for (name, topology) in small_machines() {
         for round in 0..60 {
-            // Now and then siblings of first threads, as `isolcpus=4-7` makes them.
+            // In every fourth round, siblings of first threads, as with `isolcpus=4-7`.
             let isolated = if round % 4 == 0 {
                 "4-7".parse().unwrap()
             } else {
                 random_set(&mut random, &topology)
             };
-            let topology = told(topology.clone(), isolated);
+            let topology = with_numa_distances(topology.clone(), isolated);
             let placer = Placer::new(&topology);
             for _ in 0..40 {
                 let free =
@@ -197,7 +197,8 @@ fn best_with_devices_and_isolated_cpus_on_small_machines() {
     }
 }
 
-/// Found by chance: a core in pieces gives one CPU, also where its other pieces are on NUMA nodes that may not be used.
+/// Random tests found this case: a core in pieces gives one CPU, also where the rest of the core is on NUMA nodes that may
+/// not be used.
 #[test]
 fn cores_in_pieces_on_the_fewest_numa_nodes() {
     let places = [
@@ -228,7 +229,7 @@ fn cores_in_pieces_on_the_fewest_numa_nodes() {
         ..Topology::default()
     };
     for isolated in [CpuSet::new(), (5..=9).collect()] {
-        let topology = told(topology.clone(), isolated);
+        let topology = with_numa_distances(topology.clone(), isolated);
         let placer = Placer::new(&topology);
         for (cores, order) in CORES
             .into_iter()
@@ -274,11 +275,11 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(600) })]
 
     #[test]
-    fn best_where_groups_have_nothing_to_do_with_each_other(
+    fn best_where_groups_are_independent(
         topology in wild(), bits in any::<u32>(), isolated in any::<u32>(), request in any_request()
     ) {
         let isolated = some_of(&topology, isolated);
-        let topology = told(topology, isolated);
+        let topology = with_numa_distances(topology, isolated);
         let placer = Placer::new(&topology);
         check("wild", &topology, &placer, &some_of(&topology, bits), &request);
         check("wild", &topology, &placer, &topology.online, &request);
@@ -289,7 +290,7 @@ proptest! {
         topology in orderly(), bits in any::<u32>(), isolated in any::<u32>(), request in any_request()
     ) {
         let isolated = some_of(&topology, isolated);
-        let topology = told(topology, isolated);
+        let topology = with_numa_distances(topology, isolated);
         let placer = Placer::new(&topology);
         check("orderly", &topology, &placer, &some_of(&topology, bits), &request);
         check("orderly", &topology, &placer, &topology.online, &request);
@@ -347,13 +348,13 @@ fn spread_is_even_over_numa_nodes_and_llcs() {
         [2, 0, 2, 0],
         "one core in each socket"
     );
-    // A NUMA node that has less gives what it has, one that has nothing gives nothing.
+    // A NUMA node with fewer free CPUs gives all of them, and a NUMA node without free CPUs gives none.
     let free = topology.online.difference(&cpus("4-7,20-23,8-10,24-26"));
     assert_eq!(spread(&free, 16).0, [8, 0, 2, 6]);
 }
 
 #[test]
-fn the_rest_comes_from_where_most_is_free() {
+fn the_remainder_comes_from_the_group_with_the_most_free_cpus() {
     let topology = even(8, 1, 4, 4, 4);
     let placer = Placer::new(&topology);
     let request = Request {
@@ -366,7 +367,7 @@ fn the_rest_comes_from_where_most_is_free() {
 }
 
 #[test]
-fn whole_cores_or_a_refusal_that_says_what_works() {
+fn whole_cores_or_a_refusal_with_the_nearest_counts() {
     // Cores 0-3 of two threads, core 3 without its sibling 7: CPUs 0-6.
     let mut topology = even(4, 2, 4, 4, 4);
     topology.cpus.retain(|cpu| cpu.id != 7);
@@ -430,7 +431,7 @@ fn siblings_of_single_cpus_are_idle() {
 
 #[test]
 fn devices_decide_before_the_number_of_numa_nodes() {
-    let topology = told(even(12, 1, 6, 3, 3), CpuSet::new());
+    let topology = with_numa_distances(even(12, 1, 6, 3, 3), CpuSet::new());
     let placer = Placer::new(&topology);
     let near = |free: &str, n, near: &str| {
         let request = Request {
@@ -444,22 +445,22 @@ fn devices_decide_before_the_number_of_numa_nodes() {
     assert_eq!(
         near("0-5,9", 2, "3"),
         cpus("3,9"),
-        "NUMA node 1 tells nothing of 3, and 3 says that it is far"
+        "NUMA node 1 reports no distance to 3, and 3 reports a large distance"
     );
     assert_eq!(
         near("0-11", 2, "7"),
         cpus("9-10"),
-        "the nearest to one without CPUs"
+        "the nearest to a NUMA node without CPUs"
     );
     assert_eq!(near("0-11", 4, "0,3"), cpus("0-2,9"));
     assert_eq!(
         near("0-11", 2, "1000"),
         cpus("0-1"),
-        "as far from everywhere"
+        "the same distance from every NUMA node"
     );
 }
 
-/// The whole-core rule with every wish at once has nothing left to choose, and must find it.
+/// The whole-core rule together with every preference leaves no choice, and the placer must find the only placement.
 #[test]
 fn isolated_cpus_are_the_last_to_go() {
     let mut topology = even(8, 2, 8, 8, 8);

@@ -1,14 +1,15 @@
-//! The kubelet's packed assignment (`static` CPU manager), rebuilt from its documented order, to measure against.
+//! The kubelet's packed assignment (`static` CPU manager), rebuilt from its documented order as a measure for Pinfold.
 //!
-//! Take whole free NUMA nodes and sockets that fit (the NUMA nodes first where there are no more of them than sockets,
-//! else the sockets), then LLCs if alignment is on, then whole free cores, then single CPUs. At every level those
-//! with the fewest free CPUs come first, equal ones by id, and lower levels are listed inside the upper ones.
+//! The algorithm takes whole free NUMA nodes and sockets that fit, then LLCs if alignment is on, then whole free cores, then
+//! single CPUs. NUMA nodes come before sockets if the machine has no more NUMA nodes than sockets, else after them. At every
+//! level, groups with the fewest free CPUs come first and equal groups by id. Lower levels are listed inside the upper
+//! levels.
 
 use std::collections::BTreeSet;
 
 use pinfold::cpu::{Cpu, CpuSet, Topology};
 
-/// One request served, step by step.
+/// A request while the algorithm serves the request step by step.
 struct Taking<'a> {
     topology: &'a Topology,
     free: CpuSet,
@@ -22,7 +23,7 @@ const NUMA: Level = |cpu| cpu.numa.unwrap_or_default();
 const LLC: Level = |cpu| cpu.llc.unwrap_or_default();
 const CORE: Level = |cpu| cpu.core.unwrap_or(cpu.id + 100_000);
 
-/// What the kubelet would take, or `None` if too little is free.
+/// The CPUs that the kubelet would take, or `None` if too few are free.
 pub(crate) fn packed(
     topology: &Topology,
     free: &CpuSet,
@@ -95,7 +96,7 @@ impl Taking<'_> {
         self.left -= cpus.len();
     }
 
-    /// Ids of the last level that have free CPUs, each level sorted inside the one before it.
+    /// Ids of the last level that have free CPUs; each level is sorted inside the level above.
     fn ordered(&self, path: &[Level]) -> Vec<u32> {
         fn descend(taking: &Taking<'_>, path: &[Level], within: &CpuSet, out: &mut Vec<u32>) {
             let Some((&level, deeper)) = path.split_first() else {
@@ -142,8 +143,8 @@ impl Taking<'_> {
         }
     }
 
-    /// LLCs in order: entirely free ones while at least one LLC's worth is wanted; else all the rest from one LLC, if
-    /// as many cores as the rest makes give exactly the rest.
+    /// LLCs in order. While at least a full LLC is wanted, take entirely free LLCs. Then take the rest from one LLC, if the
+    /// cores for the rest have exactly the wanted CPUs.
     fn llcs(&mut self, upper: &[Level; 2]) {
         let count = self
             .topology
@@ -187,7 +188,7 @@ impl Taking<'_> {
                 .take(wanted)
                 .flat_map(|core| self.free_in(CORE, core).iter().collect::<Vec<_>>())
                 .collect();
-            // An odd rest needs one CPU less than its cores have.
+            // An odd rest needs one CPU less than the cores of the rest have.
             if cpus.len() == self.left + 1
                 && let Some(last) = cpus.iter().last()
             {

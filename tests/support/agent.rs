@@ -1,4 +1,4 @@
-//! The agent as a process of its own, with its folder of manifests.
+//! The agent as a child process with a folder of manifests.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -23,7 +23,7 @@ pub(crate) fn patience() -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// The program, or the one named by `PINFOLD`; with nothing of this process's settings.
+/// The program, or the program that `PINFOLD` names, without the settings of the test's environment.
 pub(crate) fn pinfold() -> Command {
     let program =
         std::env::var_os("PINFOLD").unwrap_or_else(|| env!("CARGO_BIN_EXE_pinfold").into());
@@ -33,7 +33,7 @@ pub(crate) fn pinfold() -> Command {
             command.env_remove(name);
         }
     }
-    // Nor with those of a pod, or of a person who uses a cluster.
+    // The variables of a pod or of a cluster user are removed too.
     for name in [
         "KUBECONFIG",
         "KUBERNETES_SERVICE_HOST",
@@ -45,7 +45,7 @@ pub(crate) fn pinfold() -> Command {
     command
 }
 
-/// A folder of manifests, in a folder of its own: the agent also watches the folder above, and other programs write to the
+/// A folder of manifests inside a separate folder: the agent also watches the folder above, and other programs write to the
 /// system's folder for temporary files.
 pub(crate) struct Manifests {
     _above: TempDir,
@@ -69,7 +69,7 @@ impl Manifests {
         &self.path
     }
 
-    /// Writes a file as careful writers do: beside its place, then moved there.
+    /// Writes a file as careful writers do: under a temporary name in the folder, then renamed.
     pub(crate) fn put(&self, name: &str, text: &str) {
         let beside = self.path().join(format!(".{name}"));
         fs::write(&beside, text).unwrap();
@@ -103,13 +103,13 @@ impl Settings {
         }
     }
 
-    /// One that hears of pods from elsewhere.
+    /// An agent that receives pods from elsewhere than manifests.
     pub(crate) fn without_manifests(tree: &str, reserved: &CpuSet) -> Self {
         Self {
             trees: vec![tree.to_owned()],
             pods: None,
             reserved: reserved.clone(),
-            // Where a kernel offers several, whoever runs the tests says which enforcement they are about.
+            // Where a kernel offers several enforcements, the person who runs the tests names the enforcement under test.
             more: std::env::var("PINFOLD_TEST_ENFORCEMENT")
                 .map(|enforcement| vec![format!("--enforcement={enforcement}")])
                 .unwrap_or_default(),
@@ -149,7 +149,7 @@ impl Settings {
         agent
     }
 
-    /// Starts an agent and waits until it serves; it may not be ready.
+    /// Starts an agent and waits until the agent serves HTTP; the agent may not be ready.
     pub(crate) fn start_early(&self) -> Agent {
         let mut child = self
             .command()
@@ -193,7 +193,7 @@ impl Settings {
     }
 }
 
-/// A running agent; killed when it is dropped.
+/// A running agent, killed when dropped.
 pub(crate) struct Agent {
     child: Child,
     log: Arc<Mutex<Vec<String>>>,
@@ -225,7 +225,7 @@ impl Agent {
         self.within(patience(), what, wanted)
     }
 
-    /// The same for what takes its time.
+    /// As `eventually`, for a status that takes longer than usual.
     pub(crate) fn within(
         &self,
         time: Duration,
@@ -248,7 +248,7 @@ impl Agent {
         }
     }
 
-    /// The sum of a family's series that have these labels; nothing where there are none.
+    /// The sum of the series of a family with the given labels; `None` without a series.
     pub(crate) fn metric(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
         metric(&self.get("/metrics").body, name, labels)
     }
@@ -265,13 +265,13 @@ impl Agent {
         .unwrap();
     }
 
-    /// Kills it as the kernel does when memory is short.
+    /// Kills the agent as the kernel does when memory is short.
     pub(crate) fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// Sends SIGTERM and waits for the end; says how it ended and how long that took.
+    /// Sends SIGTERM and waits for the end. Returns the exit status, the duration and the log.
     pub(crate) fn terminate(mut self) -> (ExitStatus, Duration, String) {
         let start = Instant::now();
         self.signal(Signal::SIGTERM);
@@ -292,7 +292,7 @@ impl Agent {
         }
     }
 
-    /// Stops it as a node's shutdown does, and requires that it goes well.
+    /// Stops the agent as a node's shutdown does, and requires a clean exit.
     pub(crate) fn stop(self) {
         let (status, took, log) = self.terminate();
         assert!(
@@ -307,13 +307,13 @@ impl Drop for Agent {
         if std::thread::panicking() {
             eprintln!("what the agent said:\n{}", self.log());
         }
-        // It may have ended already, and then there is nothing to kill.
+        // The agent may have ended already; then the kill has no effect.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The sum of a family's series that have these labels, in the text of a scrape.
+/// The sum of the series of a family with the given labels, in the text of a scrape.
 pub(crate) fn metric(text: &str, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
     let fits = |line: &&str| {
         let series = line.split(['{', ' ']).next() == Some(name);
@@ -334,20 +334,21 @@ pub(crate) fn container<'a>(status: &'a Value, pod: &str, name: &str) -> Option<
     let containers = status["containers"].as_array().unwrap();
     containers
         .iter()
-        .find(|one| one["pod"] == pod && one["container"] == name)
+        .find(|container| container["pod"] == pod && container["container"] == name)
 }
 
-/// The CPUs that a pod's container `main` owns by the status.
+/// The CPUs that a pod's container `main` owns according to the status.
 pub(crate) fn assigned(status: &Value, pod: &str) -> Option<CpuSet> {
     container(status, pod, "main")?["assigned"]
         .as_str()
         .map(|list| list.parse().unwrap())
 }
 
-/// Whether the kernel has given a pod's container `main` what it owns.
+/// Whether the kernel has applied the assignment of a pod's container `main`.
 pub(crate) fn in_force(status: &Value, pod: &str) -> bool {
-    container(status, pod, "main")
-        .is_some_and(|one| one["assigned"].is_string() && one["assigned"] == one["effective"])
+    container(status, pod, "main").is_some_and(|container| {
+        container["assigned"].is_string() && container["assigned"] == container["effective"]
+    })
 }
 
 /// A manifest of a TFJob's worker with one container `main`.
@@ -392,7 +393,7 @@ spec:
     )
 }
 
-/// A manifest of a pod that asks for nothing.
+/// A manifest of a pod without resource requests.
 pub(crate) fn best_effort(name: &str, uid: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: train, uid: {uid}}}\nspec:\n  containers:\n  - {{name: main, image: web}}\n"

@@ -1,9 +1,10 @@
 //! Admission policies, evaluated as an API server evaluates them: match conditions, variables, validations, and the apply
 //! configuration of a mutation merged into the object.
 //!
-//! The expressions run in the crate `cel`. What Kubernetes adds to the language and the policies use is here: quantities,
-//! `Object…{}` with the field names of a Pod, and the authorizer, which answers by given roles and bindings. The server's type check is not: that the recorded policies of a real server
-//! give the recorded answers shows how far this goes.
+//! The crate `cel` runs the expressions. This file adds the Kubernetes extensions that the policies use: quantities,
+//! `Object…{}` with the field names of a Pod, and the authorizer, which answers from given roles and bindings. The server's
+//! type check is missing. The recorded policies of a real server give the recorded answers here, so the evaluation is close
+//! enough.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -14,18 +15,18 @@ use cel::extractors::This;
 use cel::{Context, Env, ExecutionError, Program, StructType, Value};
 use serde_json::{Value as Json, json};
 
-/// What a validation said.
+/// The result of the validations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// The policy has nothing to say on it.
+    /// The policy does not match the request.
     NotMatched,
     /// Every validation holds.
     Allowed,
-    /// The first that does not: its message and its reason.
+    /// The first validation that fails: the message and the reason.
     Denied(String, String),
 }
 
-/// A literal `Object.a.b{…}`: its name, and its fields.
+/// A literal `Object.a.b{…}`: the type's name and the fields.
 struct Shape {
     ty: Type,
     fields: &'static [&'static str],
@@ -103,7 +104,7 @@ pub(crate) struct Policy {
     rights: Arc<Vec<Json>>,
 }
 
-/// What an expression sees.
+/// The request that an expression reads.
 #[derive(Clone)]
 pub(crate) struct Request {
     pub(crate) object: Json,
@@ -125,29 +126,29 @@ impl Policy {
         let list = |key: &str| policy["spec"][key].as_array().cloned().unwrap_or_default();
         let conditions = list("matchConditions")
             .iter()
-            .map(|one| compile(&one["expression"]))
+            .map(|item| compile(&item["expression"]))
             .collect();
         let variables = list("variables")
             .iter()
-            .map(|one| {
+            .map(|item| {
                 (
-                    one["name"].as_str().unwrap().to_owned(),
-                    compile(&one["expression"]),
+                    item["name"].as_str().unwrap().to_owned(),
+                    compile(&item["expression"]),
                 )
             })
             .collect();
         let validations = list("validations")
             .into_iter()
-            .map(|one| (compile(&one["expression"]), one))
+            .map(|item| (compile(&item["expression"]), item))
             .collect();
         let mutations = list("mutations")
             .iter()
-            .map(|one| {
+            .map(|item| {
                 assert_eq!(
-                    one["patchType"], "ApplyConfiguration",
+                    item["patchType"], "ApplyConfiguration",
                     "the form that is known to work"
                 );
-                compile(&one["applyConfiguration"]["expression"])
+                compile(&item["applyConfiguration"]["expression"])
             })
             .collect();
         Self {
@@ -160,7 +161,7 @@ impl Policy {
         }
     }
 
-    /// The policy in a cluster with these roles and bindings.
+    /// The policy in a cluster with the given roles and bindings.
     pub(crate) fn beside(mut self, objects: &[Json]) -> Self {
         self.rights = Arc::new(objects.to_vec());
         self
@@ -197,7 +198,7 @@ impl Policy {
         ] {
             context.add_variable(name, value.clone()).unwrap();
         }
-        // The server evaluates a variable when it is used; one that can't be is an error only then.
+        // The server evaluates a variable at its first use; a variable that cannot be evaluated is an error only then.
         let mut known: HashMap<String, Value> = HashMap::new();
         for (name, program) in &self.variables {
             context.add_variable_from_value("variables", Value::from(known.clone()));
@@ -209,7 +210,8 @@ impl Policy {
         context
     }
 
-    /// The authorizer of a user: each call appends its argument to a text, and the last one looks the right up.
+    /// The authorizer of a user: each call appends an argument to a text, and the last call looks up the right in the
+    /// bindings.
     fn authorize(&self, context: &mut Context<'static, 'static>, user: String) {
         context.add_variable("authorizer", json!("")).unwrap();
         let append = |This(text): This<Arc<String>>, word: Arc<String>| format!("{text}{word} ");
@@ -235,7 +237,7 @@ impl Policy {
         Ok(true)
     }
 
-    /// What the validations say; one that can't be evaluated denies, as failurePolicy Fail does.
+    /// The result of the validations. An expression that cannot be evaluated denies, as with failurePolicy Fail.
     pub(crate) fn validate(&self, request: &Request) -> Verdict {
         let context = self.context(request);
         match self.matches(&context) {
@@ -243,19 +245,22 @@ impl Policy {
             Ok(false) => return Verdict::NotMatched,
             Err(error) => return Verdict::Denied(error.to_string(), "Error".to_owned()),
         }
-        for (program, one) in &self.validations {
-            let reason = one["reason"].as_str().unwrap_or("Invalid").to_owned();
+        for (program, validation) in &self.validations {
+            let reason = validation["reason"]
+                .as_str()
+                .unwrap_or("Invalid")
+                .to_owned();
             match program.execute(&context) {
                 Ok(Value::Bool(true)) => {}
                 Ok(Value::Bool(false)) => {
-                    let message = match one["messageExpression"].as_str() {
+                    let message = match validation["messageExpression"].as_str() {
                         Some(text) => {
                             match self.env.compile(text).unwrap().execute(&context).unwrap() {
                                 Value::String(text) => text.to_string(),
                                 other => panic!("a message is {other:?}"),
                             }
                         }
-                        None => one["message"].as_str().unwrap().to_owned(),
+                        None => validation["message"].as_str().unwrap().to_owned(),
                     };
                     return Verdict::Denied(message, reason);
                 }
@@ -266,10 +271,10 @@ impl Policy {
         Verdict::Allowed
     }
 
-    /// The pod after the mutation; the same where the policy does not match.
+    /// The pod after the mutation; unchanged where the policy does not match.
     ///
     /// # Errors
-    /// An expression that can't be evaluated: with failurePolicy Ignore the server then leaves the pod as it is.
+    /// An expression that cannot be evaluated: with failurePolicy Ignore the server then leaves the pod unchanged.
     pub(crate) fn mutate(&self, pod: &Json) -> Result<Json, ExecutionError> {
         let request = Request {
             object: pod.clone(),
@@ -287,7 +292,7 @@ impl Policy {
     }
 }
 
-/// Whether a ClusterRoleBinding among these objects gives a service account the right to a group, resource and verb.
+/// Whether a ClusterRoleBinding among the objects gives a service account the right to a group, resource and verb.
 fn may(objects: &[Json], user: &str, right: [&str; 3]) -> bool {
     let of_kind = |kind: &'static str| objects.iter().filter(move |object| object["kind"] == kind);
     let has = |list: &Json, word: &str| {

@@ -1,10 +1,10 @@
-//! Which tests this machine is meant for.
+//! Decides which tests run on the machine.
 
 use std::io::Write;
 
-/// Whether `PINFOLD_KERNEL_TESTS=1` says that this machine is meant for the calling test; else a line names the test.
+/// Whether `PINFOLD_KERNEL_TESTS=1` allows the calling test on this machine; else a line on stderr names the test.
 ///
-/// Once it is meant for it, what lacks is a failure: a check that was not made must not look like one that passed.
+/// On an allowed machine, a missing requirement is a failure: a skipped check must not look like a passed check.
 pub(crate) fn meant_for_this_machine(needs: &str) -> bool {
     if std::env::var_os("PINFOLD_KERNEL_TESTS").is_some_and(|value| value == "1") {
         assert!(
@@ -17,12 +17,12 @@ pub(crate) fn meant_for_this_machine(needs: &str) -> bool {
     false
 }
 
-/// Names the calling test as one that is left to another command.
+/// Names the calling test on stderr as a test that belongs to another command.
 pub(crate) fn leave(to: &str, needs: &str) {
     let thread = std::thread::current();
     let name = thread.name().unwrap_or("a test");
-    // Written past the capture of the test harness, which keeps what a passing test prints to itself.
-    // In one piece: other tests write at the same time.
+    // Bypasses the test harness, which captures the output of a passing test. A single write keeps the line in one piece:
+    // tests write at the same time.
     let line = format!("{name}: left to {to} (it needs {needs})\n");
     let _ = std::io::stderr().write_all(line.as_bytes());
 }

@@ -28,7 +28,7 @@ pub(crate) fn ask(address: SocketAddr, method: &str, path: &str) -> std::io::Res
     })
 }
 
-/// Asks with these headers, each with its line's end; head and body of the answer.
+/// Sends a request with the given headers, each with a line end. Returns the head and the body of the answer.
 pub(crate) fn exchange(
     address: SocketAddr,
     method: &str,

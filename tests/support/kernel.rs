@@ -1,4 +1,5 @@
-//! The real kernel: whether a test may use it, cgroups of its own, and processes in them as a runtime starts them.
+//! The real kernel: whether a test may use the kernel, separate cgroups, and processes in the cgroups, started as a runtime
+//! starts processes.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,22 +13,22 @@ use pinfold::host::cgroup::{Cgroups, Quota};
 use pinfold::host::netns::Netns;
 use pinfold::host::spawn::{Launcher, Process, Spawn, Stderr};
 
-/// CPUs and the lock on the hierarchy are the machine's: one test of this program at a time uses them.
+/// The whole machine shares the CPUs and the lock on the hierarchy: only one test of a program uses them at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// Numbers the trees of this program.
+/// A number for each tree of the test program.
 static TREES: AtomicU32 = AtomicU32::new(0);
 
-/// The right to use the kernel, while it is held.
+/// The right to use the kernel, held until dropped.
 pub(crate) struct Kernel {
     _turn: MutexGuard<'static, ()>,
     pub(crate) cgroups: Cgroups,
     pub(crate) online: CpuSet,
 }
 
-/// The kernel, where `PINFOLD_KERNEL_TESTS=1` says that this machine is meant for it; else a line that names the test.
+/// The kernel, where `PINFOLD_KERNEL_TESTS=1` allows the kernel tests; else `None`, and a line on stderr names the test.
 ///
-/// Once it is meant for it, what lacks is a failure: a check that was not made must not look like one that passed.
+/// On an allowed machine, a missing requirement is a failure: a skipped check must not look like a passed check.
 pub(crate) fn kernel_tests() -> Option<Kernel> {
     if !super::gate::meant_for_this_machine("root, cgroups with cpuset and two CPUs") {
         return None;
@@ -56,7 +57,7 @@ impl Kernel {
         self.online.iter().take(1).collect()
     }
 
-    /// All but one CPU: as reserved ones they leave exactly one to be given.
+    /// All CPUs but the last. Reserved, they leave exactly one CPU for assignments.
     pub(crate) fn all_but_one(&self) -> CpuSet {
         self.online.iter().take(self.online.len() - 1).collect()
     }
@@ -66,12 +67,12 @@ impl Kernel {
         self.online.difference(&self.all_but_one())
     }
 
-    /// A tree of our own, made as the kubelet's cgroupfs driver makes it.
+    /// A test's tree, made as the kubelet's cgroupfs driver makes a tree.
     pub(crate) fn tree(&self) -> Tree<'_> {
         self.tree_named("kubepods", &["burstable", "besteffort"])
     }
 
-    /// A tree of our own, with these QoS classes.
+    /// A test's tree with the given QoS classes.
     pub(crate) fn tree_named(&self, name: &str, classes: &[&str]) -> Tree<'_> {
         let number = TREES.fetch_add(1, Ordering::Relaxed);
         let top = format!("pinfold-test-{}-{number}", std::process::id());
@@ -98,22 +99,22 @@ impl Kernel {
         self.cgroups.cpuset(path).unwrap().cpus
     }
 
-    /// What is in force.
+    /// The effective CPUs of a cgroup.
     pub(crate) fn effective(&self, path: &str) -> CpuSet {
         self.cgroups.cpuset(path).unwrap().effective
     }
 
-    /// What the kernel says of a cgroup's partition.
+    /// The kernel's text for the partition of a cgroup.
     pub(crate) fn partition(&self, path: &str) -> String {
         self.cgroups.partition(path).unwrap().to_string()
     }
 
-    /// What a cgroup holds as exclusive.
+    /// The exclusive CPUs of a cgroup.
     pub(crate) fn exclusive(&self, path: &str) -> CpuSet {
         self.cgroups.exclusive(path).unwrap()
     }
 
-    /// Writes a file of a cgroup as somebody else would; says whether the kernel took it.
+    /// Writes a file of a cgroup as another program would; returns whether the kernel accepted the text.
     pub(crate) fn write(&self, path: &str, file: &str, text: &str) -> bool {
         fs::write(self.cgroups.root().join(path).join(file), text).is_ok()
     }
@@ -139,7 +140,7 @@ impl Kernel {
             .unwrap_or_else(|error| panic!("{path}: {error:?}"));
     }
 
-    /// Writes `cpuset.cpus` as somebody else would, past Pinfold's own code.
+    /// Writes `cpuset.cpus` as another program would, without Pinfold's own code.
     pub(crate) fn write_cpus(&self, path: &str, cpus: &CpuSet) {
         fs::write(
             self.cgroups.root().join(path).join("cpuset.cpus"),
@@ -149,7 +150,7 @@ impl Kernel {
     }
 }
 
-/// A pods' tree of our own, with the processes in it; all gone when it is dropped, also by a panic.
+/// A tree of pods for a test, with the processes inside. The drop removes everything, also after a panic.
 pub(crate) struct Tree<'a> {
     kernel: &'a Kernel,
     top: String,
@@ -181,12 +182,12 @@ impl Tree<'_> {
         path.to_owned()
     }
 
-    /// Starts a process that lives in a cgroup from its first instruction on, and returns its id.
+    /// Starts a process that runs in a cgroup from the first instruction, and returns the process id.
     pub(crate) fn start(&mut self, path: &str) -> u32 {
         self.start_in(path, None)
     }
 
-    /// The same, in a network namespace of its own.
+    /// As `start`, in a separate network namespace.
     pub(crate) fn start_in(&mut self, path: &str, network: Option<&Netns>) -> u32 {
         let spawn = Spawn {
             program: "/bin/sleep".into(),
@@ -208,10 +209,10 @@ impl Tree<'_> {
         pid
     }
 
-    /// Ends what runs in a cgroup and removes it, with all below it.
+    /// Ends the processes in a cgroup and removes the cgroup with everything below.
     pub(crate) fn remove(&mut self, path: &str) {
         let below = |other: &String| other == path || other.starts_with(&format!("{path}/"));
-        // Dropping a process kills it and waits for its end.
+        // A dropped process is killed; the drop waits for the end.
         self.processes.retain(|other, _| !below(other));
         let deadline = Instant::now() + Duration::from_secs(5);
         // The kernel may count a dead process for a moment longer.
@@ -235,7 +236,7 @@ impl Drop for Tree<'_> {
     }
 }
 
-/// The CPUs on which a process may run, by its own status.
+/// The CPUs on which a process may run, from the process's own status.
 pub(crate) fn allowed(pid: u32) -> CpuSet {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let list = text

@@ -19,16 +19,17 @@ fn plural(kind: &str) -> String {
     }
 }
 
-/// Answers discovery for the kinds of these objects, as an API server, and requests for those that are `live`; nothing else.
+/// Answers as an API server: discovery for the kinds of the objects, and requests for the `live` objects; every further
+/// request fails.
 fn serve(objects: &[Value], live: Vec<Value>) -> std::net::SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let kinds: Vec<(String, String)> = objects
         .iter()
-        .map(|one| {
+        .map(|object| {
             (
-                one["apiVersion"].as_str().unwrap().to_owned(),
-                one["kind"].as_str().unwrap().to_owned(),
+                object["apiVersion"].as_str().unwrap().to_owned(),
+                object["kind"].as_str().unwrap().to_owned(),
             )
         })
         .collect();
@@ -68,10 +69,10 @@ fn serve(objects: &[Value], live: Vec<Value>) -> std::net::SocketAddr {
             let groups: Vec<Value> = groups.collect();
             return Some(json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}));
         }
-        let named = live.iter().find(|one| {
+        let named = live.iter().find(|object| {
             let (kind, name) = (
-                one["kind"].as_str().unwrap(),
-                one["metadata"]["name"].as_str().unwrap(),
+                object["kind"].as_str().unwrap(),
+                object["metadata"]["name"].as_str().unwrap(),
             );
             path.ends_with(&format!("/{}/{name}", plural(kind)))
         });
@@ -127,7 +128,7 @@ fn serve(objects: &[Value], live: Vec<Value>) -> std::net::SocketAddr {
     address
 }
 
-/// What an apply of objects says that were applied before, line by line.
+/// The lines that kubectl prints when it applies objects again.
 pub(crate) fn apply_again(kubectl: &Path, objects: &[Value]) -> Vec<String> {
     let list = json!({"apiVersion": "v1", "kind": "List", "items": objects}).to_string();
     let live: Vec<Value> = create(kubectl, &list, objects, &["--save-config"])
@@ -148,9 +149,10 @@ pub(crate) fn apply_again(kubectl: &Path, objects: &[Value]) -> Vec<String> {
     said.lines().map(str::to_owned).collect()
 }
 
-/// An object as the API server keeps it: without a `false` that it drops, and with the default scope of admission rules.
+/// An object as the API server stores the object: without a dropped `false`, and with the default scope of admission rules.
 ///
-/// The scope matters because the list of rules is replaced as a whole: kubectl leaves any other defaulted field alone.
+/// The scope matters because the list of rules is replaced as a whole; kubectl leaves every further defaulted field
+/// unchanged.
 fn kept(mut object: Value) -> Value {
     for (holder, field) in [
         ("", "globalDefault"),
@@ -173,7 +175,7 @@ fn kept(mut object: Value) -> Value {
     object
 }
 
-/// What kubectl makes of a text of YAML or JSON: the objects, as it would send them. `objects` are their kinds.
+/// The objects that kubectl would send for a text of YAML or JSON. `objects` lists their kinds.
 pub(crate) fn dry_run(kubectl: &Path, text: &str, objects: &[Value]) -> Vec<Value> {
     create(kubectl, text, objects, &[])
 }
@@ -192,13 +194,13 @@ fn create(kubectl: &Path, text: &str, objects: &[Value], more: &[&str]) -> Vec<V
             .args(["-s", &server, "-o", "json", "-f"])
             .arg(file),
     );
-    // One object comes alone; several come one behind the other, or in a List.
+    // A single object comes alone; several objects come in sequence or in a List.
     let read = serde_json::Deserializer::from_str(&printed)
         .into_iter::<Value>()
         .map(Result::unwrap);
-    read.flat_map(|one| match one["items"].as_array() {
+    read.flat_map(|object| match object["items"].as_array() {
         Some(items) => items.clone(),
-        None => vec![one],
+        None => vec![object],
     })
     .collect()
 }

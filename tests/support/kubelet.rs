@@ -1,5 +1,5 @@
-//! The kubelet's PodResources socket, served with the two methods that the agent calls. The answers have the fields of a
-//! real kubelet with CPU Manager policy `none` or `static`.
+//! The kubelet's PodResources socket with the two methods that the agent calls. The answers have the fields of a real
+//! kubelet with CPU Manager policy `none` or `static`.
 
 use std::convert::Infallible;
 use std::fs;
@@ -29,7 +29,7 @@ pub(crate) struct Pipe {
     _writer: fs::File,
 }
 
-/// A kubelet that answers until it is dropped. As a real one, it leaves its socket behind.
+/// A kubelet that answers until dropped. As a real kubelet, the fake leaves the socket behind.
 pub(crate) struct Kubelet {
     assigns: Arc<AtomicBool>,
     _runtime: tokio::runtime::Runtime,
@@ -66,7 +66,7 @@ impl Root {
         nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRUSR).unwrap();
         let deadline = Instant::now() + Duration::from_secs(10);
         loop {
-            // Opening it succeeds once the other end is open, and the reader then waits for bytes.
+            // Opening the pipe succeeds once the reader has opened the pipe; the reader then waits for bytes.
             match fs::OpenOptions::new()
                 .write(true)
                 .custom_flags(nix::fcntl::OFlag::O_NONBLOCK.bits())
@@ -88,7 +88,7 @@ impl Root {
         }
     }
 
-    /// A socket on which nobody listens any more.
+    /// A socket without a listener.
     pub(crate) fn leave_socket(&self) {
         drop(std::os::unix::net::UnixListener::bind(self.socket()).unwrap());
     }
@@ -127,7 +127,7 @@ impl Root {
 
 impl Drop for Pipe {
     fn drop(&mut self) {
-        // The writer is closed after this, so a reader does not find the pipe again.
+        // The writer is closed afterwards, and a reader does not find the pipe again.
         fs::remove_file(&self.path).unwrap();
     }
 }
@@ -144,9 +144,9 @@ type Body = StreamBody<stream::Iter<std::vec::IntoIter<Result<Frame<Bytes>, Infa
 
 async fn answer(request: Request<Incoming>, assigns: bool) -> Result<Response<Body>, Infallible> {
     let message: &[u8] = match request.uri().path() {
-        // A pod without CPUs of its own; such a list has no `cpu_ids` with either policy.
+        // A pod without exclusive CPUs; the list has no `cpu_ids` with either policy.
         "/v1.PodResourcesLister/List" => b"\x0a\x0d\x0a\x01p\x12\x03net\x1a\x03\x0a\x01c",
-        // Field 2, `cpu_ids`, packed: CPU 1 with `static`, nothing with `none`.
+        // Field 2, `cpu_ids`, packed: CPU 1 with `static`, no CPU with `none`.
         "/v1.PodResourcesLister/GetAllocatableResources" if assigns => b"\x12\x01\x01",
         "/v1.PodResourcesLister/GetAllocatableResources" => b"",
         other => panic!("the agent called {other}"),

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use bzip2::read::BzDecoder;
 use tempfile::TempDir;
 
-/// File names that the topology reader may look at; the archives hold thousands of others.
+/// File names that the topology reader may open; the archives hold thousands of further files.
 const WANTED: [&str; 22] = [
     "online",
     "offline",
@@ -38,7 +38,7 @@ pub(crate) fn archives() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/machines")
 }
 
-/// Unpacks a machine to a folder of its own, which a test may damage.
+/// Unpacks a machine to a separate folder, which a test may damage.
 pub(crate) fn unpack(name: &str) -> TempDir {
     let folder = TempDir::new().unwrap();
     let archive = fs::File::open(archives().join(format!("{name}.tar.bz2"))).unwrap();

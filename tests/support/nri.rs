@@ -1,6 +1,7 @@
 //! A container runtime's half of NRI, as small as tests need.
 //!
-//! The framing here is its own, after recordings, so that what the library does is held to something else than itself.
+//! The framing here is independent of the library's framing and follows recordings, so that a test compares the library with
+//! another implementation.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
@@ -12,7 +13,7 @@ use prost::Message;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 
-/// What takes longer than this does not come.
+/// The limit after which a message is missing.
 pub(crate) const WAIT: Duration = Duration::from_secs(60);
 
 pub(crate) const PLUGIN: u32 = 1;
@@ -27,7 +28,7 @@ pub(crate) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
         .unwrap_or_else(|_| panic!("{what} does not come"))
 }
 
-// The ttrpc envelope and the calls' messages, by the numbers of their fields.
+// The ttrpc envelope and the messages of the calls, by field numbers.
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Call {
@@ -93,7 +94,7 @@ pub(crate) struct Synchronize {
     pub(crate) more: bool,
 }
 
-/// The answers that hold updates, and the one to parts of what exists.
+/// The fields of the answers with updates, and of the answer to Synchronize.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Changed {
     #[prost(message, repeated, tag = "1")]
@@ -167,7 +168,7 @@ pub(crate) fn message(stream: u32, kind: u8, data: &[u8]) -> Vec<u8> {
     .concat()
 }
 
-/// A message as runtimes send it: what does not fit into their buffer makes a second frame.
+/// A message as runtimes send a message: bytes beyond the runtime's buffer make a second frame.
 pub(crate) fn framed(channel: u32, message: &[u8]) -> Vec<u8> {
     let (first, rest) = message.split_at(message.len().min(4096));
     let rest = if rest.is_empty() {
@@ -196,11 +197,11 @@ pub(crate) struct Frame {
     pub(crate) stream: u32,
     pub(crate) kind: u8,
     pub(crate) data: Vec<u8>,
-    /// Where in the stream its last byte is.
+    /// The position of the last byte in the stream.
     pub(crate) end: usize,
 }
 
-/// Takes a stream apart as Go's reader would, and fails where that would.
+/// Splits a stream as Go's reader would, and fails where Go's reader would.
 #[derive(Debug, Default)]
 pub(crate) struct Parser {
     buffer: Vec<u8>,
@@ -249,7 +250,7 @@ impl Parser {
     }
 }
 
-/// A socket in a folder that goes away.
+/// A socket in a temporary folder.
 pub(crate) struct Socket {
     folder: tempfile::TempDir,
     listener: Option<UnixListener>,
@@ -269,7 +270,7 @@ impl Socket {
         self.folder.path().join("nri.sock")
     }
 
-    /// Nobody listens any more.
+    /// The socket loses its listener.
     pub(crate) fn close(&mut self) {
         self.listener = None;
         let _ = std::fs::remove_file(self.path());

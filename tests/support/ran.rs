@@ -1,8 +1,8 @@
-//! What a program that was run to its end has left to say.
+//! The output of a program after its exit.
 
 use std::process::{Command, Output};
 
-/// Its exit code, standard output and standard error.
+/// The exit code, standard output and standard error.
 pub(crate) fn run(command: &mut Command) -> (i32, String, String) {
     let Output {
         status,

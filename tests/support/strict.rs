@@ -1,10 +1,10 @@
-//! Objects by the types of the API: what is no field of theirs is told.
+//! Objects by the types of the API: fields that the type does not know are errors.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-/// Reads a value into a type and back; what is not there any more was no field of it.
+/// Reads a value into a type and back. A value that is missing afterwards was no field of the type.
 pub(crate) fn strictly<T: DeserializeOwned + Serialize>(value: &Value) -> Vec<String> {
     let typed: T = match serde_json::from_value(value.clone()) {
         Ok(typed) => typed,

@@ -70,7 +70,7 @@ impl Drop for Daemon {
     }
 }
 
-/// Debian's message bus, with a systemd of the tests. Both end when this is dropped.
+/// Debian's message bus, with a fake systemd. Both end when dropped.
 pub(crate) struct Systemd {
     _daemon: Daemon,
     folder: tempfile::TempDir,
@@ -82,7 +82,7 @@ pub(crate) struct Systemd {
 // === impl Systemd ===
 
 impl Systemd {
-    /// Starts a systemd that has a unit for each of the cgroups.
+    /// Starts a fake systemd with a unit for each of the cgroups.
     pub(crate) fn start(cgroups: &[PathBuf]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let address = address(folder.path());
@@ -131,7 +131,7 @@ impl Systemd {
         )
     }
 
-    /// From now on the CPUs of a unit are written after the time; `None` for never.
+    /// From the call on, the CPUs of a unit are written after the delay; `None` for never.
     pub(crate) fn write_after(&self, delay: Option<Duration>) {
         *self.delay.lock().unwrap() = delay;
     }

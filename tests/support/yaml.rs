@@ -1,4 +1,4 @@
-//! Files of the repository, and the documents in them.
+//! Files of the repository, and the documents in these files.
 
 use std::path::{Path, PathBuf};
 
@@ -21,5 +21,7 @@ pub(crate) fn documents(path: &str) -> Vec<Value> {
 pub(crate) fn parse(text: &str, what: &str) -> Vec<Value> {
     let all: Vec<Value> =
         serde_saphyr::from_multiple(text).unwrap_or_else(|error| panic!("{what}: {error}"));
-    all.into_iter().filter(|one| !one.is_null()).collect()
+    all.into_iter()
+        .filter(|document| !document.is_null())
+        .collect()
 }

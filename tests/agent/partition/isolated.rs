@@ -1,4 +1,4 @@
-//! Partitions without load balancing, which Linux 6.12 makes and unmakes under a lock that it may hang with.
+//! Partitions without load balancing. Linux 6.12 makes and removes such partitions under a lock that may hang the kernel.
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,7 +7,7 @@ use std::thread;
 use super::{partition_tests, work_queues};
 use crate::agent::{Manifests, Settings, worker, worker_with};
 
-/// How often the worker is isolated and balanced again. Without care 6.12 survived 2 to 15 such changes.
+/// The number of changes between isolated and balanced. Without care, Linux 6.12 survived 2 to 15 changes.
 const TIMES: usize = 6;
 
 #[test]
@@ -36,7 +36,7 @@ fn programs_that_bind_their_threads_get_no_load_balancing_while_others_come_and_
             }
             moves
         });
-        // A failure in here must not leave the scope waiting.
+        // A failure inside the scope must not leave the scope waiting.
         let ends = Ends(&ends);
         let pod = tree.pod("", "worker-uid");
         let main = tree.container(&pod, "main1");
@@ -45,7 +45,7 @@ fn programs_that_bind_their_threads_get_no_load_balancing_while_others_come_and_
         agent.eventually("the worker is pinned", |_| {
             kernel.partition(&main) == "root"
         });
-        assert_eq!(work_queues(), before, "nothing is asked of them");
+        assert_eq!(work_queues(), before, "the work queues keep their masks");
         for _ in 0..TIMES {
             pods.put(
                 "worker.yaml",
@@ -85,7 +85,7 @@ fn programs_that_bind_their_threads_get_no_load_balancing_while_others_come_and_
         });
         tree.remove(&pod);
         pods.remove("worker.yaml");
-        agent.eventually("the end of its pod gives them back", |_| {
+        agent.eventually("the end of the pod restores the masks", |_| {
             work_queues() == before
         });
         drop(ends);
@@ -96,7 +96,7 @@ fn programs_that_bind_their_threads_get_no_load_balancing_while_others_come_and_
     agent.stop();
 }
 
-/// Ends the moves when it goes.
+/// Ends the moves at the drop.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {

@@ -1,4 +1,4 @@
-//! Containers come, grow, shrink, restart and go; so does the agent.
+//! Containers come, grow, shrink, restart and go; the agent does too.
 
 use pinfold::cpu::CpuSet;
 
@@ -20,22 +20,23 @@ fn a_live_container_grows_and_shrinks_in_place() {
             &worker_with("worker-0", "worker-uid", size, "", "main1"),
         );
         let mut now = CpuSet::new();
-        pair.agent.eventually("it has its new size", |_| {
-            now = allowed(pair.pid);
-            assert_eq!(kernel.partition(&pair.main), "root", "all the way");
-            assert!(
-                now.is_subset(&had) || had.is_subset(&now),
-                "{had} becomes {now}"
-            );
-            now.len() == size && kernel.exclusive(&pair.tree.path) == now
-        });
+        pair.agent
+            .eventually("the container has the new size", |_| {
+                now = allowed(pair.pid);
+                assert_eq!(kernel.partition(&pair.main), "root", "all the way");
+                assert!(
+                    now.is_subset(&had) || had.is_subset(&now),
+                    "{had} becomes {now}"
+                );
+                now.len() == size && kernel.exclusive(&pair.tree.path) == now
+            });
         had = now;
     }
     pair.agent.stop();
 }
 
 #[test]
-fn a_claim_outlives_its_container_but_not_its_pod() {
+fn an_assignment_outlives_its_container_but_not_its_pod() {
     let Some(kernel) = partition_tests() else {
         return;
     };
@@ -43,10 +44,11 @@ fn a_claim_outlives_its_container_but_not_its_pod() {
     pair.pods
         .put("worker.yaml", &worker("worker-0", "worker-uid", 2));
     pair.tree.remove(&pair.main);
-    // Others may use them meanwhile, but nobody may own them.
-    pair.agent.eventually("others use them", |_| {
-        allowed(pair.other_pid) == kernel.online
-    });
+    // Shared containers may use the CPUs meanwhile, but no container may own them.
+    pair.agent
+        .eventually("shared containers use the CPUs", |_| {
+            allowed(pair.other_pid) == kernel.online
+        });
     assert_eq!(kernel.exclusive(&pair.pod), pair.own);
     pair.pods
         .put("second.yaml", &worker("worker-1", "second-uid", 5));
@@ -62,18 +64,18 @@ fn a_claim_outlives_its_container_but_not_its_pod() {
         .eventually("the next container is pinned", |_| allowed(pid) == pair.own);
     pair.tree.remove(&pair.pod);
     pair.pods.remove("worker.yaml");
-    pair.agent.eventually("nobody owns them", |_| {
+    pair.agent.eventually("no container owns the CPUs", |_| {
         allowed(pair.other_pid) == kernel.online.difference(&allowed(second))
             && kernel.exclusive(&pair.tree.path) == allowed(second)
     });
     pair.agent.stop();
 }
 
-/// A pod with these containers: name, kind, CPUs.
+/// A pod with the given containers: name, kind, CPUs.
 fn pod(containers: &[(&str, &str, usize)]) -> String {
     let list = |wanted: fn(&str) -> bool| -> String {
         let chosen = containers.iter().filter(|(_, kind, _)| wanted(kind));
-        let one = |&(name, kind, cpus): &(&str, &str, usize)| {
+        let manifest = |&(name, kind, cpus): &(&str, &str, usize)| {
             let always = if kind == "sidecar" {
                 ", restartPolicy: Always"
             } else {
@@ -83,7 +85,7 @@ fn pod(containers: &[(&str, &str, usize)]) -> String {
                 "\n  - {{name: {name}, image: x, resources: {{limits: {{cpu: '{cpus}', memory: 1Gi}}}}{always}}}"
             )
         };
-        chosen.map(one).collect()
+        chosen.map(manifest).collect()
     };
     let (init, main) = (list(|kind| kind != "main"), list(|kind| kind == "main"));
     let status = |name: &str| {
@@ -126,7 +128,7 @@ fn init_containers_run_inside_the_set_of_their_pod() {
     let p = tree.pod("", "p-uid");
     let init = tree.container(&p, "init1");
     let init_pid = tree.start(&init);
-    agent.eventually("the init container has all that its pod will have", |_| {
+    agent.eventually("the init container has all CPUs of the pod", |_| {
         allowed(init_pid).len() == 3
     });
     let all = allowed(init_pid);
@@ -137,7 +139,9 @@ fn init_containers_run_inside_the_set_of_their_pod() {
     tree.remove(&init);
     let side = tree.container(&p, "side1");
     let side_pid = tree.start(&side);
-    agent.eventually("the sidecar has its own", |_| allowed(side_pid).len() == 1);
+    agent.eventually("the sidecar has exclusive CPUs", |_| {
+        allowed(side_pid).len() == 1
+    });
     assert!(allowed(side_pid).is_subset(&all));
     let late = tree.container(&p, "late1");
     let late_pid = tree.start(&late);
@@ -147,14 +151,14 @@ fn init_containers_run_inside_the_set_of_their_pod() {
     tree.remove(&late);
     let main = tree.container(&p, "main1");
     let main_pid = tree.start(&main);
-    agent.eventually("the container has its own", |_| {
+    agent.eventually("the container has exclusive CPUs", |_| {
         allowed(main_pid) == all.difference(&allowed(side_pid)) && kernel.partition(&main) == "root"
     });
     agent.stop();
 }
 
 #[test]
-fn neither_death_nor_restart_nor_upgrade_moves_anything() {
+fn kill_restart_and_upgrade_move_no_container() {
     let Some(kernel) = partition_tests() else {
         return;
     };
@@ -180,12 +184,14 @@ fn neither_death_nor_restart_nor_upgrade_moves_anything() {
     assert!(held());
     for _ in 0..3 {
         let agent = settings.start();
-        agent.eventually("it is ready", |status| in_force(status, "worker-0"));
+        agent.eventually("the worker is pinned", |status| {
+            in_force(status, "worker-0")
+        });
         assert!(held());
         assert_eq!(
             agent.metric("pinfold_steps_total", &[]).unwrap_or(0.0),
             0.0,
-            "a restart plans nothing"
+            "a restart plans no step"
         );
         agent.kill();
         assert!(held());
@@ -193,7 +199,7 @@ fn neither_death_nor_restart_nor_upgrade_moves_anything() {
 }
 
 #[test]
-fn a_change_of_enforcement_moves_nothing_that_runs() {
+fn a_change_of_enforcement_moves_no_running_container() {
     let Some(kernel) = partition_tests() else {
         return;
     };
@@ -222,7 +228,7 @@ fn a_change_of_enforcement_moves_nothing_that_runs() {
             .clone()
             .with(&["--enforcement", enforcement])
             .start();
-        agent.eventually("it is so", |status| {
+        agent.eventually("the enforcement is in force", |status| {
             assert_eq!(allowed(pid), own, "{enforcement}: at every moment");
             status["enforcement"] == enforcement && allowed(other_pid) == others
         });
@@ -237,7 +243,9 @@ fn a_change_of_enforcement_moves_nothing_that_runs() {
                 );
             }
             "partition" => {
-                agent.eventually("it is a partition", |_| kernel.partition(&main) == "root");
+                agent.eventually("the container is a partition", |_| {
+                    kernel.partition(&main) == "root"
+                });
                 assert_eq!(kernel.exclusive(&pod), own);
             }
             _ => {}
@@ -247,7 +255,7 @@ fn a_change_of_enforcement_moves_nothing_that_runs() {
 }
 
 #[test]
-fn too_few_cpus_are_waited_for() {
+fn a_container_waits_while_too_few_cpus_are_free() {
     let Some(kernel) = partition_tests() else {
         return;
     };
@@ -257,14 +265,15 @@ fn too_few_cpus_are_waited_for() {
     let big = pair.tree.pod("", "big-uid");
     let big = pair.tree.container(&big, "big1");
     let big_pid = pair.tree.start(&big);
-    let status = pair.agent.eventually("it waits", |status| {
-        crate::agent::container(status, "big", "main").is_some_and(|one| one["note"].is_string())
+    let status = pair.agent.eventually("the worker waits", |status| {
+        crate::agent::container(status, "big", "main")
+            .is_some_and(|container| container["note"].is_string())
     });
     assert_eq!(assigned(&status, "big"), None);
     pair.pods.remove("worker.yaml");
     pair.tree.remove(&pair.pod);
     pair.agent
-        .eventually("it gets its CPUs", |_| allowed(big_pid).len() == size);
+        .eventually("the worker gets CPUs", |_| allowed(big_pid).len() == size);
     assert!(
         kernel.first().is_subset(&allowed(pair.other_pid)),
         "reserved CPUs stay shared"
@@ -273,7 +282,7 @@ fn too_few_cpus_are_waited_for() {
 }
 
 #[test]
-fn systemds_tree_is_as_good() {
+fn partitions_work_in_the_tree_of_the_systemd_driver() {
     let Some(kernel) = partition_tests() else {
         return;
     };
@@ -292,7 +301,7 @@ fn systemds_tree_is_as_good() {
     // As crun does: the processes are one level further down.
     let inner = tree.make(&format!("{scope}/container"));
     let pid = tree.start(&inner);
-    agent.eventually("it is pinned", |_| {
+    agent.eventually("the worker is pinned", |_| {
         allowed(pid).len() == 2 && kernel.partition(&scope) == "root"
     });
     assert!(allowed(std::process::id()).is_disjoint(&allowed(pid)));

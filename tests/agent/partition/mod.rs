@@ -1,13 +1,13 @@
-//! Enforcement `partition`, on kernels that have it: cgroup v2 with eight CPUs, Linux 6.7 or newer.
+//! Enforcement `partition`, on kernels with remote partitions: cgroup v2 with eight CPUs, Linux 6.7 or newer.
 //!
-//! `tests/vm/run` runs these in guests and says so with `PINFOLD_PARTITION_TESTS=1`; elsewhere each that finds no
-//! partitions names itself.
+//! `tests/vm/run` runs the tests in guests and sets `PINFOLD_PARTITION_TESTS=1`. Elsewhere, each test without partitions
+//! prints its name.
 
+mod foreign;
 mod isolated;
 mod life;
-mod others;
 mod owner;
-mod wishes;
+mod preferences;
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! An owner's CPUs are its own, whatever is written by whom.
+//! An owner keeps exclusive CPUs against every foreign write.
 
 use pinfold::cpu::CpuSet;
 
@@ -8,7 +8,7 @@ use crate::agent::{
 };
 use crate::kernel::{Kernel, Tree, allowed};
 
-/// Two containers' worth of a node: a worker on two CPUs, and somebody else.
+/// Two containers on a node: a worker on two CPUs, and a container without requests.
 pub(crate) struct Pair<'a> {
     pub(crate) tree: Tree<'a>,
     pub(crate) pods: Manifests,
@@ -55,7 +55,7 @@ impl<'a> Pair<'a> {
         }
     }
 
-    /// Waits until the kernel has it all as it should be.
+    /// Waits until the kernel has the desired state.
     pub(crate) fn settled(&self, kernel: &Kernel, what: &str) {
         self.agent.eventually(what, |_| self.holds(kernel));
     }
@@ -79,18 +79,19 @@ fn cpus(list: &str) -> CpuSet {
 }
 
 #[test]
-fn nobody_else_has_its_cpus() {
+fn no_further_process_runs_on_exclusive_cpus() {
     let Some(kernel) = partition_tests() else {
         return;
     };
     let pair = Pair::new(&kernel, &[]);
     assert_eq!(pair.agent.status().unwrap()["enforcement"], "partition");
     assert_eq!(pair.own.len(), 2);
-    pair.settled(&kernel, "the other one is off them");
+    pair.settled(&kernel, "the shared container is off the CPUs");
     for path in [&pair.tree.path, &pair.pod, &pair.main] {
         assert_eq!(kernel.exclusive(path), pair.own, "{path}");
     }
-    // This program is no pod's, nobody writes to its cgroup, and it is off the CPUs all the same; so is the first process.
+    // The test program belongs to no pod, and nobody writes to its cgroup. The program is off the CPUs nevertheless; the
+    // first process is too.
     let rest = kernel.online.difference(&pair.own);
     assert_eq!(allowed(std::process::id()), rest);
     assert_eq!(allowed(1), rest);
@@ -108,7 +109,7 @@ fn nobody_else_has_its_cpus() {
         0,
         "{status:#}"
     );
-    // Nobody else's cgroup was written to.
+    // No further cgroup was written to.
     assert_eq!(
         kernel.written(&format!("{}/besteffort/podweb-uid/web1", pair.tree.path)),
         CpuSet::new()
@@ -116,7 +117,7 @@ fn nobody_else_has_its_cpus() {
     pair.agent.stop();
     assert!(
         kernel.partition(&pair.main) == "root",
-        "the end of the agent moves nothing"
+        "the end of the agent moves no container"
     );
     let mut release = crate::agent::pinfold();
     release.args(["release", "--tree", &pair.tree.path]);
@@ -131,7 +132,7 @@ fn nobody_else_has_its_cpus() {
 }
 
 #[test]
-fn what_others_write_to_it_is_not_in_force() {
+fn foreign_writes_to_a_partition_have_no_effect() {
     let Some(kernel) = partition_tests() else {
         return;
     };
@@ -146,10 +147,10 @@ fn what_others_write_to_it_is_not_in_force() {
         assert!(kernel.write(&pair.main, "cpuset.cpus", list));
         assert!(pair.holds(&kernel), "after {list}");
     }
-    let seen = timer().unwrap_or(0.0);
+    let passes = timer().unwrap_or(0.0);
     pair.agent
-        .eventually("two reconciles", |_| timer().unwrap_or(0.0) >= seen + 2.0);
-    assert_eq!(steps(), before, "there was nothing to repair");
+        .eventually("two reconciles", |_| timer().unwrap_or(0.0) >= passes + 2.0);
+    assert_eq!(steps(), before, "the agent repaired no file");
     pair.agent.stop();
 }
 
@@ -158,23 +159,24 @@ fn an_undone_partition_is_made_again_at_once() {
     let Some(kernel) = partition_tests() else {
         return;
     };
-    // The clock can't help here.
+    // With this interval no timer pass can help.
     let pair = Pair::new(&kernel, &["--reconcile-seconds", "3600"]);
     pair.settled(&kernel, "all is settled");
     let before = pair.drift("partition");
     assert!(kernel.write(&pair.main, "cpuset.cpus.partition", "member"));
-    pair.settled(&kernel, "it is a partition again");
-    pair.agent
-        .eventually("it is counted", |_| pair.drift("partition") == before + 1.0);
+    pair.settled(&kernel, "the container is a partition again");
+    pair.agent.eventually("the drift is counted", |_| {
+        pair.drift("partition") == before + 1.0
+    });
 
-    // Its exclusive CPUs, onto others.
+    // The exclusive CPUs are set to other CPUs.
     let other = kernel
         .online
         .difference(&pair.own)
         .difference(&kernel.first());
     let other: CpuSet = other.iter().take(2).collect();
     let counted = || pair.agent.metric("pinfold_drift_total", &[]).unwrap();
-    let so_far = counted();
+    let drift_before = counted();
     for path in [&pair.tree.path, &pair.pod] {
         assert!(kernel.write(
             path,
@@ -182,17 +184,17 @@ fn an_undone_partition_is_made_again_at_once() {
             &pair.own.union(&other).to_string()
         ));
     }
-    // The cgroups above may be trimmed already; then this one makes the partition invalid.
+    // The cgroups above may be trimmed already; then this write makes the partition invalid.
     kernel.write(&pair.main, "cpuset.cpus.exclusive", &other.to_string());
-    pair.agent
-        .eventually("its own CPUs are back, and it is counted", |_| {
-            pair.holds(&kernel) && counted() > so_far
-        });
+    pair.agent.eventually(
+        "the exclusive CPUs are back, and the drift is counted",
+        |_| pair.holds(&kernel) && counted() > drift_before,
+    );
     pair.agent.stop();
 }
 
 #[test]
-fn a_cleared_ancestor_is_mended_and_no_cpu_is_lost() {
+fn a_cleared_ancestor_is_repaired_and_no_cpu_is_lost() {
     let Some(kernel) = partition_tests() else {
         return;
     };
@@ -200,7 +202,7 @@ fn a_cleared_ancestor_is_mended_and_no_cpu_is_lost() {
     pair.settled(&kernel, "all is settled");
     for path in [&pair.tree.path, &pair.pod, &pair.tree.path] {
         assert!(kernel.write(path, "cpuset.cpus.exclusive", "\n"));
-        pair.settled(&kernel, "it is a partition again");
+        pair.settled(&kernel, "the container is a partition again");
     }
     let status = pair.agent.status().unwrap();
     assert_eq!(status["lost"], "", "{status:#}");
@@ -208,7 +210,7 @@ fn a_cleared_ancestor_is_mended_and_no_cpu_is_lost() {
 }
 
 #[test]
-fn a_pod_mate_that_reaches_for_its_cpus_is_moved_off() {
+fn a_pod_mate_on_exclusive_cpus_is_moved_off() {
     let Some(kernel) = partition_tests() else {
         return;
     };
@@ -216,11 +218,11 @@ fn a_pod_mate_that_reaches_for_its_cpus_is_moved_off() {
     pair.settled(&kernel, "all is settled");
     let mate = pair.tree.container(&pair.pod, "mate1");
     let mate_pid = pair.tree.start(&mate);
-    // On Linux 6.12 this makes the live partition invalid; left so, its CPUs would be lost with its cgroup.
+    // On Linux 6.12 the write makes the live partition invalid. Without a repair, the CPUs would be lost with the cgroup.
     for list in ["0-7".to_owned(), pair.own.to_string()] {
         assert!(kernel.write(&mate, "cpuset.cpus", &list));
-        pair.settled(&kernel, "it is a partition again");
-        pair.agent.eventually("the mate is off it", |_| {
+        pair.settled(&kernel, "the container is a partition again");
+        pair.agent.eventually("the pod mate is off the CPU", |_| {
             kernel.written(&mate).is_disjoint(&pair.own)
         });
         assert!(allowed(mate_pid).is_disjoint(&pair.own));
@@ -243,7 +245,7 @@ fn a_pod_mate_that_reaches_for_its_cpus_is_moved_off() {
 }
 
 #[test]
-fn a_pod_mate_gets_back_what_it_had() {
+fn a_pod_mate_gets_its_earlier_cpus_back() {
     let Some(kernel) = partition_tests() else {
         return;
     };
@@ -279,11 +281,11 @@ fn a_pod_mate_gets_back_what_it_had() {
             "main1",
         ),
     );
-    agent.eventually("it has what it had", |_| {
+    agent.eventually("the pod mate has the earlier CPUs", |_| {
         kernel.written(&mate) == cpus("0-7")
     });
     assert_eq!(kernel.partition(&main), "member");
-    agent.eventually("nothing is noted any longer", |_| {
+    agent.eventually("the record is gone", |_| {
         kernel.cgroups.assignment_record(&mate).unwrap().is_none()
     });
     agent.stop();

@@ -1,5 +1,5 @@
-//! A tree of files that look like the kernel's. Unlike the kernel's, they keep what a shorter text doesn't overwrite, so the
-//! sets here are chosen to be equally long.
+//! CPU isolation on a tree of files with the kernel's paths. A regular file keeps the rest of its old text after a shorter
+//! write, unlike the kernel's files. The CPU sets here therefore have texts of equal length.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use pinfold::host::cgroup::{Cgroups, NoteSubject};
 use pinfold::pin::cpu_isolation::{CpuIsolationOptions, CpuIsolator, IsolationReport};
 
-use super::{ALL, gate, set, situation};
+use super::{ALL, gate, isolation_input, set};
 
 const TREE: &str = "kubepods";
 
@@ -49,11 +49,11 @@ impl Machine {
         Cgroups::detect(&self.path("cgroup")).unwrap()
     }
 
-    /// As an agent that has just been started.
+    /// Isolates the CPUs with a new isolator, as an agent after its start.
     fn isolate(&self, options: CpuIsolationOptions, exclusive: &str) -> IsolationReport {
-        let mut keeper = CpuIsolator::new(self.root.path());
-        keeper.isolate(
-            &situation(options, &set(exclusive), &set("0-7")),
+        let mut isolator = CpuIsolator::new(self.root.path());
+        isolator.isolate(
+            &isolation_input(options, &set(exclusive), &set("0-7")),
             &self.cgroups(),
             TREE,
         )
@@ -65,13 +65,13 @@ impl Machine {
             .unwrap()
     }
 
-    /// Every file and what it holds.
-    fn all(&self) -> BTreeMap<PathBuf, String> {
-        fn into(folder: &Path, all: &mut BTreeMap<PathBuf, String>) {
+    /// Every file with its content.
+    fn contents(&self) -> BTreeMap<PathBuf, String> {
+        fn collect(folder: &Path, all: &mut BTreeMap<PathBuf, String>) {
             for entry in fs::read_dir(folder).unwrap() {
                 let path = entry.unwrap().path();
                 if path.is_dir() {
-                    into(&path, all);
+                    collect(&path, all);
                 } else {
                     all.insert(
                         path.clone(),
@@ -81,7 +81,7 @@ impl Machine {
             }
         }
         let mut all = BTreeMap::new();
-        into(self.root.path(), &mut all);
+        collect(self.root.path(), &mut all);
         all
     }
 }
@@ -89,7 +89,7 @@ impl Machine {
 const IRQ: &str = "proc/irq/24/smp_affinity_list";
 const RPS: &str = "sys/class/net/eth0/queues/rx-0/rps_cpus";
 
-fn usual() -> Machine {
+fn typical_machine() -> Machine {
     Machine::new(&[
         (IRQ, "0-7\n"),
         ("proc/irq/24/effective_affinity_list", "6\n"),
@@ -112,28 +112,28 @@ fn usual() -> Machine {
     ])
 }
 
-/// Whether this machine lets us keep notes as attributes.
-fn meant() -> bool {
+/// Whether the machine lets the test write notes as extended attributes.
+fn attributes_available() -> bool {
     gate::meant_for_this_machine("root, for attributes in the namespace trusted")
 }
 
 #[test]
-fn only_what_must_change_changes_and_all_comes_back() {
-    if !meant() {
+fn isolation_changes_only_overlapping_files_and_restores_them() {
+    if !attributes_available() {
         return;
     }
-    let machine = usual();
-    let before = machine.all();
+    let machine = typical_machine();
+    let before = machine.contents();
     assert_eq!(
         machine.isolate(CpuIsolationOptions::default(), "4-7"),
         machine.isolate(ALL, ""),
-        "nothing to do, nothing to say"
+        "without exclusive CPUs or options the report is empty"
     );
-    assert_eq!((machine.all(), machine.note()), (before.clone(), None));
+    assert_eq!((machine.contents(), machine.note()), (before.clone(), None));
 
     let report = machine.isolate(ALL, "4-7");
     let changed: BTreeMap<String, String> = machine
-        .all()
+        .contents()
         .into_iter()
         .filter(|(path, text)| before.get(path) != Some(text))
         .map(|(path, text)| {
@@ -160,7 +160,7 @@ fn only_what_must_change_changes_and_all_comes_back() {
             .map(|(path, text)| (path.to_owned(), text.to_owned()))
             .into()
     );
-    assert_eq!(machine.all().len(), before.len(), "a file was made");
+    assert_eq!(machine.contents().len(), before.len(), "a file was created");
     assert_eq!(
         (report.moved.len(), report.away, report.failed.len()),
         (6, 6, 0),
@@ -171,13 +171,17 @@ fn only_what_must_change_changes_and_all_comes_back() {
         "{report:?}"
     );
 
-    let again = machine.isolate(ALL, "4-7");
-    assert_eq!((again.moved.len(), again.away), (0, 6), "{again:?}");
-    let less = machine.isolate(ALL, "6-7");
+    let second_report = machine.isolate(ALL, "4-7");
+    assert_eq!(
+        (second_report.moved.len(), second_report.away),
+        (0, 6),
+        "{second_report:?}"
+    );
+    let narrower_report = machine.isolate(ALL, "6-7");
     assert_eq!(machine.read(IRQ), "0-5");
     assert_eq!(machine.read("proc/irq/25/smp_affinity_list"), "4-5");
-    assert_eq!(less.failed, [], "{less:?}");
-    // One option is switched off.
+    assert_eq!(narrower_report.failed, [], "{narrower_report:?}");
+    // The option for packet steering is switched off.
     machine.isolate(
         CpuIsolationOptions {
             packet_steering: false,
@@ -190,15 +194,15 @@ fn only_what_must_change_changes_and_all_comes_back() {
 
     let report = machine.isolate(ALL, "");
     assert_eq!(report.away, 0, "{report:?}");
-    assert_eq!((machine.all(), machine.note()), (before, None));
+    assert_eq!((machine.contents(), machine.note()), (before, None));
 }
 
 #[test]
-fn a_newer_will_stays() {
-    if !meant() {
+fn a_value_changed_by_an_administrator_stays() {
+    if !attributes_available() {
         return;
     }
-    let machine = usual();
+    let machine = typical_machine();
     machine.isolate(ALL, "4-7");
     machine.write(IRQ, "2-2\n");
     machine.isolate(ALL, "4-7");
@@ -208,12 +212,12 @@ fn a_newer_will_stays() {
 }
 
 #[test]
-fn a_note_that_can_not_be_read_or_kept_stops_everything() {
-    if !meant() {
+fn an_unreadable_or_unwritable_note_stops_isolation() {
+    if !attributes_available() {
         return;
     }
-    let machine = usual();
-    let before = machine.all();
+    let machine = typical_machine();
+    let before = machine.contents();
     for note in ["hello", r#"{"version":9}"#] {
         machine
             .cgroups()
@@ -224,7 +228,7 @@ fn a_note_that_can_not_be_read_or_kept_stops_everything() {
             assert!(report.sentences().concat().contains("record"), "{report:?}");
         }
         assert_eq!(
-            (machine.all(), machine.note().as_deref()),
+            (machine.contents(), machine.note().as_deref()),
             (before.clone(), Some(note))
         );
     }
@@ -234,23 +238,23 @@ fn a_note_that_can_not_be_read_or_kept_stops_everything() {
         report.sentences().concat().contains("kubepods"),
         "{report:?}"
     );
-    assert_eq!(machine.all(), before);
+    assert_eq!(machine.contents(), before);
     assert_eq!(
         machine.isolate(ALL, ""),
         IsolationReport::default(),
-        "without pods there is nothing to note"
+        "without pods the agent needs no note"
     );
 }
 
 #[test]
-fn trouble_is_said_with_what_to_do() {
-    if !meant() {
+fn failures_are_reported_with_a_remedy() {
+    if !attributes_available() {
         return;
     }
-    let machine = usual();
+    let machine = typical_machine();
     machine.write("proc/77/comm", "irqbalance\n");
     machine.write("proc/irq/27/smp_affinity_list", "a few\n");
-    // A file that reads as a list of CPUs and lets nobody write.
+    // A file that reads as a list of CPUs and that refuses every write.
     let online = "/sys/devices/system/cpu/online";
     fs::create_dir(machine.path("proc/irq/28")).unwrap();
     std::os::unix::fs::symlink(online, machine.path("proc/irq/28/smp_affinity_list")).unwrap();
@@ -259,17 +263,17 @@ fn trouble_is_said_with_what_to_do() {
         .parse::<pinfold::cpu::CpuSet>()
         .unwrap();
     let (own, online) = (set("0"), first.union(&set("0-7")));
-    let situation = situation(ALL, &own, &online);
+    let isolation_input = isolation_input(ALL, &own, &online);
     let report =
-        CpuIsolator::new(machine.root.path()).isolate(&situation, &machine.cgroups(), TREE);
-    let said = report.sentences().join("\n");
+        CpuIsolator::new(machine.root.path()).isolate(&isolation_input, &machine.cgroups(), TREE);
+    let sentences = report.sentences().join("\n");
     for part in [
         "a few",
         "IRQ 28",
         "IRQBALANCE_BANNED_CPULIST=0",
         "restart it, or stop it",
     ] {
-        assert!(said.contains(part), "{part}: {said}");
+        assert!(sentences.contains(part), "{part}: {sentences}");
     }
     assert!(
         report.irqbalance == Some(set("0")) && report.managed.is_empty(),

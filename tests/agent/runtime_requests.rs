@@ -25,7 +25,7 @@ use crate::runtime::{
     Changed, EventMessage, FakeRuntime, PLUGIN, Reply, Socket, StateChange, Synchronize,
 };
 
-// The answers, by the numbers of their fields.
+// The answers, by field numbers.
 
 #[derive(Clone, PartialEq, Message)]
 struct Created {
@@ -65,22 +65,25 @@ struct Update {
     resources: Option<LinuxResources>,
 }
 
-/// What a container was made to be.
+/// The properties with which a container was created.
 #[derive(Debug)]
-pub(crate) struct Given {
+pub(crate) struct CreatedContainer {
     pub(crate) cpus: Option<CpuSet>,
     pub(crate) env: BTreeMap<String, String>,
 }
 
-// === impl Given ===
+// === impl CreatedContainer ===
 
-impl Given {
+impl CreatedContainer {
     /// Reads the answer to CreateContainer.
     pub(crate) fn read(answer: &[u8]) -> Self {
         let adjust = Created::decode(answer).unwrap().adjust.unwrap_or_default();
         let cpu = adjust.linux.and_then(|linux| linux.resources?.cpu);
         let cpus = cpu.map(|cpu| cpu.cpus).filter(|cpus| !cpus.is_empty());
-        let env = adjust.env.into_iter().map(|one| (one.key, one.value));
+        let env = adjust
+            .env
+            .into_iter()
+            .map(|variable| (variable.key, variable.value));
         Self {
             cpus: cpus.map(|cpus| cpus.parse().unwrap()),
             env: env.collect(),
@@ -88,7 +91,7 @@ impl Given {
     }
 }
 
-/// A runtime that calls and waits.
+/// A fake runtime that calls the plugin and waits for answers.
 pub(crate) struct Runtime {
     tokio: tokio::runtime::Runtime,
     socket: Socket,
@@ -119,7 +122,7 @@ impl Runtime {
         ])
     }
 
-    /// Takes the plugin in, and tells it that there is nothing.
+    /// Accepts the plugin and synchronizes an empty list.
     pub(crate) fn connect(&mut self, agent: &Agent) {
         self.connect_with_limit(agent, 2000);
     }
@@ -149,7 +152,7 @@ impl Runtime {
             (link, answer.unwrap())
         });
         self.link = Some(link);
-        agent.eventually("it is asked", |status| {
+        agent.eventually("the plugin gets requests", |status| {
             status["runtime"]["state"] == "synchronized"
         });
         Changed::decode(answer.as_slice()).unwrap()
@@ -182,23 +185,27 @@ impl Runtime {
             .map_err(|(_, words)| words)
     }
 
-    pub(crate) fn change(&mut self, event: i32, told: &EventMessage) {
-        self.call("StateChange", state_change(event, told)).unwrap();
+    pub(crate) fn change(&mut self, event: i32, description: &EventMessage) {
+        self.call("StateChange", state_change(event, description))
+            .unwrap();
     }
 
-    pub(crate) fn create(&mut self, told: &EventMessage) -> Given {
-        self.try_create(told).unwrap()
+    pub(crate) fn create(&mut self, description: &EventMessage) -> CreatedContainer {
+        self.try_create(description).unwrap()
     }
 
-    /// The same for a creation that may be refused.
-    pub(crate) fn try_create(&mut self, told: &EventMessage) -> Result<Given, String> {
-        let answer = self.call("CreateContainer", told.encode_to_vec())?;
-        Ok(Given::read(&answer))
+    /// As `create`, for a creation that may be refused.
+    pub(crate) fn try_create(
+        &mut self,
+        description: &EventMessage,
+    ) -> Result<CreatedContainer, String> {
+        let answer = self.call("CreateContainer", description.encode_to_vec())?;
+        Ok(CreatedContainer::read(&answer))
     }
 
-    /// The CPUs that are written with an update, by container.
-    fn update(&mut self, told: &EventMessage) -> Vec<u8> {
-        let EventMessage { pod, container } = told.clone();
+    /// The CPUs that an answer updates, by container.
+    fn update(&mut self, description: &EventMessage) -> Vec<u8> {
+        let EventMessage { pod, container } = description.clone();
         let cpu = LinuxCpu {
             shares: Some(OptionalUInt64 { value: 512 }),
             ..LinuxCpu::default()
@@ -220,8 +227,8 @@ impl Runtime {
     }
 }
 
-/// A pod's cgroup, and a worker with one CPU in it as a runtime tells of it; or a pod that asks for nothing.
-pub(crate) fn told(tree: &Tree<'_>, name: &str, cpus: i64) -> EventMessage {
+/// The cgroup of a pod, and the runtime's description of a worker with one CPU, or of a pod without requests.
+pub(crate) fn event_message(tree: &Tree<'_>, name: &str, cpus: i64) -> EventMessage {
     let uid = format!("{name}-uid");
     let cgroup = tree.pod(if cpus > 0 { "" } else { "besteffort" }, &uid);
     let worker = [
@@ -275,9 +282,9 @@ pub(crate) fn told(tree: &Tree<'_>, name: &str, cpus: i64) -> EventMessage {
     }
 }
 
-/// The message StateChange about a pod, and from event 4 on about its container.
-pub(crate) fn state_change(event: i32, told: &EventMessage) -> Vec<u8> {
-    let EventMessage { pod, container } = told.clone();
+/// The message StateChange about a pod, and from event 4 on about the pod's container.
+pub(crate) fn state_change(event: i32, description: &EventMessage) -> Vec<u8> {
+    let EventMessage { pod, container } = description.clone();
     let container = container.filter(|_| event > 3);
     StateChange {
         event,
@@ -287,8 +294,9 @@ pub(crate) fn state_change(event: i32, told: &EventMessage) -> Vec<u8> {
     .encode_to_vec()
 }
 
-pub(crate) fn path(told: &EventMessage) -> String {
-    told.container
+pub(crate) fn path(description: &EventMessage) -> String {
+    description
+        .container
         .as_ref()
         .unwrap()
         .cgroups_path()
@@ -303,45 +311,47 @@ pub(crate) fn alone(kernel: &Kernel, tree: &Tree<'_>) -> Settings {
 }
 
 #[test]
-fn creations_in_a_row_get_cpus_of_their_own() {
+fn creations_in_sequence_get_disjoint_cpus() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let mut runtime = Runtime::new();
     let agent = runtime.settings(&alone(&kernel, &tree)).start();
     runtime.connect(&agent);
-    // One after the other, before any of their cgroups is there: each is answered with what nobody else was promised.
+    // Creations in sequence, before any cgroup exists. Each answer has CPUs that no pending assignment holds.
     let count = kernel.online.len() - 1;
-    let all: Vec<EventMessage> = (0..count)
-        .map(|number| told(&tree, &format!("worker-{number}"), 1))
+    let messages: Vec<EventMessage> = (0..count)
+        .map(|number| event_message(&tree, &format!("worker-{number}"), 1))
         .collect();
-    all.iter().for_each(|one| runtime.change(1, one));
-    let mut given = CpuSet::new();
-    let mut places = Vec::new();
-    for one in &all {
-        let cpus = runtime.create(one).cpus.unwrap();
+    messages
+        .iter()
+        .for_each(|message| runtime.change(1, message));
+    let mut assigned = CpuSet::new();
+    let mut answers = Vec::new();
+    for message in &messages {
+        let cpus = runtime.create(message).cpus.unwrap();
         assert!(
-            cpus.len() == 1 && cpus.is_disjoint(&given),
-            "{cpus} after {given}\n{}",
+            cpus.len() == 1 && cpus.is_disjoint(&assigned),
+            "{cpus} after {assigned}\n{}",
             agent.log()
         );
-        given = given.union(&cpus);
-        places.push(cpus);
+        assigned = assigned.union(&cpus);
+        answers.push(cpus);
     }
-    assert_eq!(given, kernel.online.difference(&kernel.first()));
-    let late = told(&tree, "late", 1);
+    assert_eq!(assigned, kernel.online.difference(&kernel.first()));
+    let late = event_message(&tree, "late", 1);
     runtime.change(1, &late);
-    assert_eq!(runtime.create(&late).cpus, None, "there are no more");
-    for (one, cpus) in all.iter().zip(&places) {
-        tree.make(&path(one));
-        tree.start(&path(one));
-        runtime.change(6, one);
+    assert_eq!(runtime.create(&late).cpus, None, "no CPU is left");
+    for (message, cpus) in messages.iter().zip(&answers) {
+        tree.make(&path(message));
+        tree.start(&path(message));
+        runtime.change(6, message);
         assert_eq!(
-            kernel.effective(&path(one)),
+            kernel.effective(&path(message)),
             *cpus,
-            "as it was promised, before its program begins"
+            "the assigned CPU, before the program begins"
         );
     }
-    let status = agent.eventually("the late one is known", |status| {
+    let status = agent.eventually("the late worker is known", |status| {
         container(status, "late", "main").is_some()
     });
     assert!(
@@ -350,8 +360,8 @@ fn creations_in_a_row_get_cpus_of_their_own() {
             .unwrap()
             .contains("too few free CPUs")
     );
-    // What one leaves behind is the next one's at once, although nobody has looked since.
-    let gone = &all[0];
+    // The next container gets the freed CPUs at once, although no pass ran since.
+    let gone = &messages[0];
     runtime.call("StopContainer", gone.encode_to_vec()).unwrap();
     tree.remove(&path(gone));
     [11, 2, 3]
@@ -360,7 +370,7 @@ fn creations_in_a_row_get_cpus_of_their_own() {
     tree.remove(path(gone).trim_end_matches("/worker-0-main"));
     assert_eq!(
         runtime.create(&late).cpus.as_ref(),
-        Some(&places[0]),
+        Some(&answers[0]),
         "{}",
         agent.log()
     );
@@ -383,17 +393,17 @@ fn shutdown_answers_every_request_that_was_read() {
     runtime.connect(&agent);
     // Few enough for a busy machine to answer all within the two seconds of a runtime.
     let burst: Vec<EventMessage> = (0..8)
-        .map(|number| told(&tree, &format!("worker-{number}"), 1))
+        .map(|number| event_message(&tree, &format!("worker-{number}"), 1))
         .collect();
-    burst.iter().for_each(|one| runtime.change(1, one));
+    burst.iter().for_each(|message| runtime.change(1, message));
     let pipe = root.hang();
     let link = runtime.link.as_mut().unwrap();
-    for one in &burst {
+    for message in &burst {
         runtime
             .tokio
-            .block_on(link.begin("CreateContainer", one.encode_to_vec()));
+            .block_on(link.begin("CreateContainer", message.encode_to_vec()));
     }
-    // The agent reads the requests while its reconciler hangs.
+    // The agent reads the requests while the reconciler hangs.
     std::thread::sleep(Duration::from_millis(200));
     agent.signal(Signal::SIGTERM);
     std::thread::sleep(Duration::from_millis(200));
@@ -410,7 +420,7 @@ fn shutdown_answers_every_request_that_was_read() {
             adjust
                 .env
                 .iter()
-                .any(|one| one.key == "TF_NUM_INTRAOP_THREADS"),
+                .any(|variable| variable.key == "TF_NUM_INTRAOP_THREADS"),
             "{adjust:?}\n{}",
             agent.log()
         );
@@ -424,11 +434,11 @@ fn shutdown_answers_every_request_that_was_read() {
         "each is answered before the connection ends: {}",
         agent.log()
     );
-    // The first ones got the free CPUs, and their records outlive the agent.
+    // The first containers got the free CPUs, and the records outlive the agent.
     let free = kernel.online.len() - 1;
     assert_eq!(owners, free);
-    let owned = burst.iter().filter(|one| {
-        let pod = path(one);
+    let owned = burst.iter().filter(|message| {
+        let pod = path(message);
         let pod = pod.rsplit_once('/').unwrap().0;
         kernel.cgroups.assignment_record(pod).unwrap().is_some()
     });
@@ -459,7 +469,7 @@ fn interrupts_are_read_after_a_start_is_answered() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let root = Root::new();
-    // An interrupt that is where it belongs is read all the same.
+    // An interrupt with a correct affinity is read too.
     let others = kernel.all_but_one();
     let irq = with_one_interrupt(&root, &others);
     let config = Path::new(root.path()).join("pinfold.yaml");
@@ -469,16 +479,16 @@ fn interrupts_are_read_after_a_start_is_answered() {
         alone(&kernel, &tree).with(&["--root", root.path(), "--config", config.to_str().unwrap()]);
     let agent = runtime.settings(&settings).start();
     runtime.connect(&agent);
-    let worker = told(&tree, "worker", 1);
+    let worker = event_message(&tree, "worker", 1);
     runtime.change(1, &worker);
     let own = runtime.create(&worker).cpus.unwrap();
     tree.make(&path(&worker));
     tree.start(&path(&worker));
-    agent.eventually("its cgroup is seen", |_| {
+    agent.eventually("the agent has read the cgroup", |_| {
         kernel.effective(&path(&worker)) == own
     });
     std::thread::sleep(Duration::from_millis(300));
-    // Whoever reads the interrupt's affinity now hangs.
+    // A read of the interrupt's affinity hangs from here on.
     fs::remove_file(&irq).unwrap();
     nix::unistd::mkfifo(&irq, nix::sys::stat::Mode::S_IRWXU).unwrap();
     let begun = Instant::now();
@@ -501,7 +511,7 @@ fn interrupts_are_read_after_a_start_is_answered() {
         "{answered:?}: {}",
         agent.log()
     );
-    // The pipe goes before the writer, so that a reader does not find the pipe again.
+    // The pipe is removed before the writer, so that a reader does not find the pipe again.
     fs::remove_file(&irq).unwrap();
     fs::write(&irq, others.to_string()).unwrap();
     drop(writer.expect("the interrupts are read within 100 ms"));
@@ -516,14 +526,14 @@ fn cpus_just_assigned_are_exempt_from_drift() {
     let mut runtime = Runtime::new();
     let agent = runtime.settings(&alone(&kernel, &tree)).start();
     runtime.connect(&agent);
-    let web = told(&tree, "web", 0);
+    let web = event_message(&tree, "web", 0);
     runtime.change(1, &web);
     runtime.create(&web);
     tree.make(&path(&web));
     tree.start(&path(&web));
     runtime.change(6, &web);
     for life in ["one", "two", "three"] {
-        let worker = told(&tree, life, 1);
+        let worker = event_message(&tree, life, 1);
         runtime.change(1, &worker);
         let own = runtime.create(&worker).cpus.unwrap();
         tree.make(&path(&worker));
@@ -543,7 +553,7 @@ fn cpus_just_assigned_are_exempt_from_drift() {
             .into_iter()
             .for_each(|event| runtime.change(event, &worker));
         tree.remove(path(&worker).trim_end_matches(&format!("/{life}-main")));
-        agent.eventually("its CPU is everybody's again", |_| {
+        agent.eventually("the CPU is shared again", |_| {
             kernel.effective(&path(&web)) == kernel.online
         });
     }
@@ -557,30 +567,34 @@ fn cpus_just_assigned_are_exempt_from_drift() {
 }
 
 #[test]
-fn who_owns_nothing_is_updated_as_it_was_asked_for() {
+fn a_container_without_cpus_keeps_the_requested_update() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let mut runtime = Runtime::new();
     let agent = runtime.settings(&alone(&kernel, &tree)).start();
     runtime.connect(&agent);
-    let (web, worker) = (told(&tree, "web", 0), told(&tree, "worker", 1));
-    for one in [&web, &worker] {
-        runtime.change(1, one);
-        runtime.create(one);
-        tree.make(&path(one));
-        tree.start(&path(one));
-        runtime.change(6, one);
+    let (web, worker) = (
+        event_message(&tree, "web", 0),
+        event_message(&tree, "worker", 1),
+    );
+    for message in [&web, &worker] {
+        runtime.change(1, message);
+        runtime.create(message);
+        tree.make(&path(message));
+        tree.start(&path(message));
+        runtime.change(6, message);
     }
-    // What is known of a container is told with the look that follows its start.
+    // The pass after the start reports the known state of a container.
     agent.eventually("both run", |status| {
-        let runs =
-            |pod: &str| container(status, pod, "main").is_some_and(|one| one["running"] == true);
+        let runs = |pod: &str| {
+            container(status, pod, "main").is_some_and(|container| container["running"] == true)
+        };
         runs("web") && runs("worker")
     });
     assert_eq!(
         runtime.update(&web),
         Vec::<u8>::new(),
-        "its CPUs are nobody's business"
+        "the shared container's CPUs stay as requested"
     );
     let own = kernel.effective(&path(&worker));
     let answer = runtime.update(&worker);
@@ -588,12 +602,15 @@ fn who_owns_nothing_is_updated_as_it_was_asked_for() {
     let written = answer
         .windows(text.len())
         .any(|part| part == text.as_bytes());
-    assert!(written && own.len() == 1, "it keeps {own}: {answer:?}");
+    assert!(
+        written && own.len() == 1,
+        "the worker keeps {own}: {answer:?}"
+    );
     agent.stop();
 }
 
 #[test]
-fn who_only_observes_gives_variables_and_nothing_else() {
+fn enforcement_observe_sets_only_environment_variables() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let mut runtime = Runtime::new();
@@ -606,7 +623,7 @@ fn who_only_observes_gives_variables_and_nothing_else() {
         .with(&["--enforcement=observe"])
         .start();
     runtime.connect(&agent);
-    let mut worker = told(&tree, "worker", 1);
+    let mut worker = event_message(&tree, "worker", 1);
     worker
         .pod
         .as_mut()
@@ -614,14 +631,17 @@ fn who_only_observes_gives_variables_and_nothing_else() {
         .annotations
         .insert("pinfold.io/cpus".to_owned(), "required".to_owned());
     runtime.change(1, &worker);
-    let given = runtime.create(&worker);
-    assert_eq!(given.cpus, None);
+    let created = runtime.create(&worker);
+    assert_eq!(created.cpus, None);
     assert_eq!(
-        given.env.get("TF_NUM_INTRAOP_THREADS").map(String::as_str),
+        created
+            .env
+            .get("TF_NUM_INTRAOP_THREADS")
+            .map(String::as_str),
         Some("1"),
-        "{given:?}"
+        "{created:?}"
     );
-    assert!(!given.env.contains_key("PINFOLD_CPUS"), "{given:?}");
+    assert!(!created.env.contains_key("PINFOLD_CPUS"), "{created:?}");
     tree.make(&path(&worker));
     tree.start(&path(&worker));
     runtime.change(6, &worker);
@@ -630,7 +650,7 @@ fn who_only_observes_gives_variables_and_nothing_else() {
 }
 
 #[test]
-fn a_pod_learns_its_nodes_place() {
+fn a_pod_gets_the_slot_of_its_node_in_the_environment() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
     let cluster = Cluster::new();
@@ -645,14 +665,17 @@ fn a_pod_learns_its_nodes_place() {
     let agent = runtime.settings(&settings).start();
     // Asked at once: the place may have yet to be read.
     runtime.connect(&agent);
-    let (worker, web) = (told(&tree, "worker", 1), told(&tree, "web", 0));
+    let (worker, web) = (
+        event_message(&tree, "worker", 1),
+        event_message(&tree, "web", 0),
+    );
     runtime.change(1, &worker);
-    let given = runtime.create(&worker);
-    let place = |name: &str| given.env.get(name).map(String::as_str);
+    let created = runtime.create(&worker);
+    let place = |name: &str| created.env.get(name).map(String::as_str);
     assert_eq!(
         (place("SCENCE"), place("CASE")),
         (Some("2"), Some("3")),
-        "{given:?}\n{}",
+        "{created:?}\n{}",
         agent.log()
     );
     assert_eq!(
@@ -666,20 +689,20 @@ fn a_pod_learns_its_nodes_place() {
     runtime.change(1, &web);
     assert!(
         runtime.create(&web).env.is_empty(),
-        "who does not train has no place"
+        "a pod that does not train has no slot"
     );
     agent.stop();
 }
 
 #[test]
-fn a_sandbox_that_is_seen_before_its_runtime_tells_is_no_container() {
+fn a_sandbox_cgroup_that_appears_before_its_event_is_no_container() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let cluster = Cluster::new();
     let mut runtime = Runtime::new();
     let agent = runtime.settings(&cluster.settings(&tree, &kernel)).start();
     runtime.connect(&agent);
-    let worker = told(&tree, "worker-0", 1);
+    let worker = event_message(&tree, "worker-0", 1);
     let pause = tree.make(&path(&worker).replace("worker-0-main", "crio-pause1.scope"));
     let pause = tree.start(&pause);
     let mut known = pod("worker-0", NODE);
@@ -712,7 +735,7 @@ fn a_sandbox_that_is_seen_before_its_runtime_tells_is_no_container() {
     assert_eq!(
         kernel.effective(&path(&worker)),
         kernel.last(),
-        "before its program begins"
+        "before the program begins"
     );
     assert_eq!(
         count_events(&cluster, &agent, "Pinned", "worker-0"),
@@ -727,20 +750,20 @@ fn a_sandbox_that_is_seen_before_its_runtime_tells_is_no_container() {
 }
 
 #[test]
-fn a_pods_own_limits_count_although_the_api_tells_of_them_late() {
+fn pod_level_limits_count_although_the_api_reports_them_late() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
     let cluster = Cluster::new();
     let mut runtime = Runtime::new();
     let settings = cluster.settings(&tree, &kernel).with(&["--api=always"]);
     let agent = runtime.settings(&settings).start();
-    agent.eventually("the first list is there", |status| {
+    agent.eventually("the agent has the first list", |status| {
         status["cluster"]["complete"] == true
     });
     runtime.connect(&agent);
-    // The limit of the pod is all that there is. Kubelets pass it on as the container's, or they pass on nothing.
+    // The limit of the pod is the only limit. A kubelet passes the limit on as the container's, or passes no limit on.
     for (name, passed_on) in [("passed-on", true), ("kept", false)] {
-        let mut worker = told(&tree, name, 1);
+        let mut worker = event_message(&tree, name, 1);
         if !passed_on {
             let of_container = worker.container.as_mut().unwrap().linux.as_mut().unwrap();
             let cpu = LinuxCpu {
@@ -766,18 +789,21 @@ fn a_pods_own_limits_count_although_the_api_tells_of_them_late() {
                 "containers": [{"name": "main", "image": "tf"}],
             },
         });
-        let given = std::thread::scope(|scope| {
+        let created = std::thread::scope(|scope| {
             scope.spawn(|| {
                 std::thread::sleep(Duration::from_millis(100));
                 cluster.put(&pod);
             });
             runtime.create(&worker)
         });
-        let threads = given.env.get("TF_NUM_INTRAOP_THREADS").map(String::as_str);
-        assert_eq!(threads, Some("1"), "{name}: {given:?}\n{}", agent.log());
+        let threads = created
+            .env
+            .get("TF_NUM_INTRAOP_THREADS")
+            .map(String::as_str);
+        assert_eq!(threads, Some("1"), "{name}: {created:?}\n{}", agent.log());
         assert_eq!(
-            given.cpus, None,
-            "{name}: a limit of the pod gives its container no CPUs: {given:?}"
+            created.cpus, None,
+            "{name}: a limit of the pod gives the container no CPUs: {created:?}"
         );
     }
     agent.stop();

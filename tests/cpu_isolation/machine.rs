@@ -1,4 +1,4 @@
-//! The machine's own interrupts and work queues: in a guest that goes away afterwards.
+//! The whole machine's interrupts and work queues, in a guest that ends afterwards.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -9,18 +9,18 @@ use pinfold::host::knobs::{Knob, KnobKind, Knobs};
 use pinfold::pin::cpu_isolation::{CpuIsolationOptions, CpuIsolator};
 
 use super::kernel::kernel_tests;
-use super::{ALL, situation};
+use super::{ALL, isolation_input};
 
-/// Whether this whole machine is meant for a test.
-pub(crate) fn is_ours() -> bool {
-    std::env::var_os("PINFOLD_QUIET_TESTS").is_some_and(|value| value == "1")
+/// Whether the whole machine belongs to the tests.
+pub(crate) fn is_own_guest() -> bool {
+    std::env::var_os("PINFOLD_CPU_ISOLATION_TESTS").is_some_and(|value| value == "1")
 }
 
 #[test]
-fn all_interrupts_and_work_queues_move_and_come_back() {
-    if !is_ours() {
-        // Past the capture of the test harness, which keeps what a passing test prints to itself.
-        let line = "all_interrupts_and_work_queues_move_and_come_back: left to a guest (PINFOLD_QUIET_TESTS=1)\n";
+fn interrupts_and_work_queues_are_isolated_and_restored() {
+    if !is_own_guest() {
+        // Bypasses the test harness, which captures the output of a passing test.
+        let line = "interrupts_and_work_queues_are_isolated_and_restored: left to a guest (PINFOLD_CPU_ISOLATION_TESTS=1)\n";
         let _ = std::io::stderr().write_all(line.as_bytes());
         return;
     }
@@ -28,8 +28,8 @@ fn all_interrupts_and_work_queues_move_and_come_back() {
     let tree = kernel.tree();
     let root = Path::new("/");
     let knobs = Knobs::new(root);
-    let look = || knobs.read(&KnobKind::ALL.into()).unwrap();
-    let before = look();
+    let read_knobs = || knobs.read(&KnobKind::ALL.into()).unwrap();
+    let before = read_knobs();
     println!(
         "{} knobs; unreadable: {:?}",
         before.values.len(),
@@ -39,9 +39,9 @@ fn all_interrupts_and_work_queues_move_and_come_back() {
         .last()
         .union(&kernel.online.iter().nth(2).into_iter().collect());
 
-    let mut keeper = CpuIsolator::new(root);
-    let report = keeper.isolate(
-        &situation(ALL, &own, &kernel.online),
+    let mut isolator = CpuIsolator::new(root);
+    let report = isolator.isolate(
+        &isolation_input(ALL, &own, &kernel.online),
         &kernel.cgroups,
         &tree.path,
     );
@@ -58,8 +58,8 @@ fn all_interrupts_and_work_queues_move_and_come_back() {
             .unwrap()
     );
     assert_eq!(report.failed, []);
-    let quiet = look();
-    let touching: BTreeSet<&Knob> = quiet
+    let isolated = read_knobs();
+    let touching: BTreeSet<&Knob> = isolated
         .values
         .iter()
         .filter(|(_, cpus)| !cpus.is_disjoint(&own))
@@ -77,39 +77,44 @@ fn all_interrupts_and_work_queues_move_and_come_back() {
     }
     assert!(
         !managed.is_empty(),
-        "the timer's interrupt is nobody's to move"
+        "the kernel lets no program move the timer's interrupt"
     );
     assert!(report.moved.len() > 5, "{report:?}");
 
-    let again = keeper.isolate(
-        &situation(ALL, &own, &kernel.online),
+    let second_report = isolator.isolate(
+        &isolation_input(ALL, &own, &kernel.online),
         &kernel.cgroups,
         &tree.path,
     );
     assert_eq!(
-        (again.moved.len(), again.restored.len()),
+        (second_report.moved.len(), second_report.restored.len()),
         (0, 0),
-        "{again:?}"
+        "{second_report:?}"
     );
-    assert_eq!((again.away, &again.managed), (report.away, &report.managed));
+    assert_eq!(
+        (second_report.away, &second_report.managed),
+        (report.away, &report.managed)
+    );
 
-    // Somebody else chooses another CPU for one of them; then the process that moved them dies.
-    let other = quiet
+    // An administrator sets another CPU for an interrupt; then the process that moved the interrupts dies.
+    let administered = isolated
         .values
         .iter()
         .find(|(knob, cpus)| matches!(knob, Knob::Irq(_)) && before.values[*knob] != **cpus);
-    let (other, chosen) = (other.unwrap().0, kernel.first());
-    knobs.set(other, &chosen).unwrap();
-    let mut later = CpuIsolator::new(root);
-    let report = later.isolate(
-        &situation(CpuIsolationOptions::default(), &own, &kernel.online),
+    let (administered, administrator_cpus) = (administered.unwrap().0, kernel.first());
+    knobs.set(administered, &administrator_cpus).unwrap();
+    let mut restarted = CpuIsolator::new(root);
+    let report = restarted.isolate(
+        &isolation_input(CpuIsolationOptions::default(), &own, &kernel.online),
         &kernel.cgroups,
         &tree.path,
     );
     assert_eq!(report.failed, []);
     let mut expected = before;
-    expected.values.insert(other.clone(), chosen);
-    assert_eq!(look(), expected);
+    expected
+        .values
+        .insert(administered.clone(), administrator_cpus);
+    assert_eq!(read_knobs(), expected);
     assert_eq!(
         kernel
             .cgroups

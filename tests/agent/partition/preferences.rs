@@ -1,4 +1,4 @@
-//! What pods wish for, as the kernel has it then: memory, idle siblings, room made by moves, quiet CPUs.
+//! The preferences of pods, checked in the kernel: memory, idle siblings, room by moves, CPU isolation.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use super::{WORK_QUEUES, partition_tests, work_queues};
 use crate::agent::{Manifests, Settings, assigned, in_force, worker_with};
 use crate::kernel::{Kernel, allowed};
 
-/// A worker that a NUMA node of a small guest has memory for.
+/// A worker that fits into the memory of a NUMA node of a small guest.
 fn small(name: &str, cpus: usize, annotations: &str) -> String {
     worker_with(
         name,
@@ -25,7 +25,7 @@ fn cpus(list: &str) -> CpuSet {
     list.parse().unwrap()
 }
 
-/// The NUMA nodes that a cgroup's memory comes from.
+/// The NUMA nodes that may supply a cgroup's memory.
 fn memory(kernel: &Kernel, path: &str) -> CpuSet {
     let file = kernel
         .cgroups
@@ -50,7 +50,7 @@ fn memory_comes_from_where_the_cpus_are() {
     let mut start = |name: &str| {
         let pod = tree.pod("", &format!("{name}-uid"));
         let main = tree.container(&pod, &format!("{name}-main"));
-        // As on a kubelet's node: where nobody counts a container's memory, none of it is moved.
+        // As on a node with a kubelet: memory that no controller counts is not moved.
         let top = tree.path.split('/').next().unwrap();
         for path in ["", top, &tree.path, &pod] {
             assert!(
@@ -71,16 +71,16 @@ fn memory_comes_from_where_the_cpus_are() {
         numa.len() < all.len(),
         "a placement on one of {all}: {numa}"
     );
-    agent.eventually("its memory follows", |_| memory(&kernel, &bound) == numa);
+    agent.eventually("the memory follows", |_| memory(&kernel, &bound) == numa);
     assert_eq!(memory(&kernel, &free), all);
-    // A restart knows; release puts it back.
+    // A restarted agent knows the old value; release restores the value.
     agent.kill();
     let agent = settings.start();
-    agent.eventually("nothing has moved", |_| memory(&kernel, &bound) == numa);
+    agent.eventually("the memory stays", |_| memory(&kernel, &bound) == numa);
     assert_eq!(
         agent.metric("pinfold_steps_total", &[]).unwrap_or(0.0),
         0.0,
-        "a restart plans nothing"
+        "a restart plans no step"
     );
     agent.stop();
     let output = crate::agent::pinfold()
@@ -107,7 +107,7 @@ fn siblings_stay_idle_where_one_cpu_of_each_core_is_wanted() {
     let pid = tree.start(&main);
     let mut idle = CpuSet::new();
     let rest = |idle: &CpuSet, own: &CpuSet| kernel.online.difference(&own.union(idle));
-    agent.eventually("nobody runs on the siblings", |status| {
+    agent.eventually("no process runs on the siblings", |status| {
         let Some(own) = assigned(status, "w0") else {
             return false;
         };
@@ -121,16 +121,16 @@ fn siblings_stay_idle_where_one_cpu_of_each_core_is_wanted() {
     });
     let own = allowed(pid);
     assert_eq!((own.len(), idle.len()), (2, 2), "{own} and {idle}");
-    // A restart takes it as it is, and what is idle is given to nobody.
+    // A restart keeps the placement, and the idle CPUs go to no container.
     agent.kill();
     let agent = settings.start();
     assert_eq!(
         agent.metric("pinfold_steps_total", &[]).unwrap_or(0.0),
         0.0,
-        "a restart plans nothing"
+        "a restart plans no step"
     );
     assert_eq!(allowed(std::process::id()), rest(&idle, &own));
-    // The wish is taken back: the siblings are everybody's, and the cgroup that held them is gone.
+    // The preference is removed: the siblings are shared again, and the cgroup of the siblings is gone.
     pods.put("w0.yaml", &small("w0", 2, ""));
     agent.eventually("the siblings are everybody's", |_| {
         allowed(std::process::id()) == kernel.online.difference(&own)
@@ -210,7 +210,7 @@ fn a_running_container_that_allows_it_moves_to_make_room() {
     let pod = tree.pod("", "big-uid");
     let main = tree.container(&pod, "big-main");
     let big = tree.start(&main);
-    agent.eventually("the big one is not split", |status| {
+    agent.eventually("the big worker is not split", |status| {
         in_force(status, "big") && in_force(status, "moving")
     });
     assert_eq!((allowed(big), allowed(moving)), (cpus("4-7"), cpus("2-3")));
@@ -219,7 +219,7 @@ fn a_running_container_that_allows_it_moves_to_make_room() {
 }
 
 #[test]
-fn the_kernels_own_work_leaves_exclusive_cpus_and_comes_back() {
+fn interrupts_and_work_queues_leave_exclusive_cpus_and_return() {
     let Some(kernel) = partition_tests() else {
         return;
     };
@@ -244,7 +244,7 @@ fn the_kernels_own_work_leaves_exclusive_cpus_and_comes_back() {
     let own = assigned(&status, "w0").unwrap();
     let off = |knobs: &[(String, CpuSet)]| {
         let moved = |file: &String, cpus: &CpuSet| {
-            // Some interrupts the kernel keeps where they are; those are told, and none of the work queues is one.
+            // Some interrupts cannot be moved by the kernel's rules; the status names them, and no work queue is among them.
             before
                 .iter()
                 .any(|(other, had)| other == file && had == cpus)
@@ -259,16 +259,19 @@ fn the_kernels_own_work_leaves_exclusive_cpus_and_comes_back() {
                 .count()
                 > 1
     };
-    agent.eventually("interrupts and work queues are off its CPUs", |_| {
-        off(&knobs())
-    });
-    // Killed, it has left a note of what was there before.
+    agent.eventually(
+        "interrupts and work queues are off the exclusive CPUs",
+        |_| off(&knobs()),
+    );
+    // The killed agent has left a note of the previous values.
     agent.kill();
     let agent = settings.start();
     assert!(off(&knobs()));
     pods.remove("w0.yaml");
     tree.remove(&pod);
-    agent.eventually("all is as it was", |_| knobs() == before);
+    agent.eventually("every affinity has the earlier value", |_| {
+        knobs() == before
+    });
     agent.stop();
 }
 

@@ -1,4 +1,4 @@
-//! Strangers, CPUs that go and come, and what is in the way.
+//! Foreign partitions, CPUs that go offline and come back, and obstacles for a partition.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use super::partition_tests;
 use crate::agent::{Manifests, Settings, container, in_force, worker};
 use crate::kernel::{Kernel, allowed};
 
-/// A cgroup at the top that is nobody's pod; gone when dropped.
+/// A cgroup at the top that is not a pod's; removed at the drop.
 struct Stranger<'a>(&'a Kernel, String);
 
 impl<'a> Stranger<'a> {
@@ -31,12 +31,12 @@ impl Drop for Stranger<'_> {
 }
 
 #[test]
-fn a_strangers_partition_is_reported_and_left_alone() {
+fn a_foreign_partition_is_reported_and_left_alone() {
     let Some(kernel) = partition_tests() else {
         return;
     };
     let stranger = Stranger::new(&kernel);
-    // All but the reserved one, two for the worker, and one that is shared.
+    // All but the reserved CPU, two CPUs for the worker, and one shared CPU.
     let theirs: CpuSet = kernel
         .online
         .iter()
@@ -63,12 +63,12 @@ fn a_strangers_partition_is_reported_and_left_alone() {
 }
 
 #[test]
-fn a_set_that_is_in_the_way_is_named_and_the_rest_goes_on() {
+fn a_blocking_cpuset_is_named_and_further_pods_are_pinned() {
     let Some(kernel) = partition_tests() else {
         return;
     };
     let stranger = Stranger::new(&kernel);
-    // Whatever is chosen has this CPU in it, and the stranger would be left without any.
+    // Every possible choice contains this CPU, and the foreign cgroup would have no CPU left.
     let size = kernel.online.len() - 1;
     stranger.write("cpuset.cpus", &kernel.last().to_string());
     let mut tree = kernel.tree();
@@ -80,24 +80,27 @@ fn a_set_that_is_in_the_way_is_named_and_the_rest_goes_on() {
     let pod = tree.pod("", "worker-uid");
     let main = tree.container(&pod, "main1");
     let pid = tree.start(&main);
-    agent.eventually("it is refused, and why", |status| {
+    agent.eventually("the partition is refused with a reason", |status| {
         status["errors"].to_string().contains(&stranger.1)
-            && container(status, "worker-0", "main").is_some_and(|one| one["note"].is_string())
+            && container(status, "worker-0", "main")
+                .is_some_and(|container| container["note"].is_string())
     });
     assert_eq!(
         (allowed(pid), kernel.partition(&main)),
         (kernel.online.clone(), "member".to_owned())
     );
     drop(stranger);
-    agent.eventually("it gets its CPUs", |status| in_force(status, "worker-0"));
+    agent.eventually("the worker gets CPUs", |status| {
+        in_force(status, "worker-0")
+    });
     agent.stop();
 }
 
-/// A CPU that is offline until this is dropped.
+/// A CPU that is offline until the drop.
 struct Offline(u32);
 
 impl Offline {
-    /// `None` if the kernel keeps it, as Linux 6.12 does with the last CPU of a partition.
+    /// `None` if the kernel refuses, as Linux 6.12 does for the last CPU of a partition.
     fn new(cpu: u32) -> Option<Self> {
         fs::write(format!("/sys/devices/system/cpu/cpu{cpu}/online"), "0")
             .is_ok()
@@ -119,28 +122,30 @@ fn cpus_that_go_offline_come_back_to_their_owner() {
     let pair = Pair::new(&kernel, &["--reconcile-seconds", "1"]);
     let cpus: Vec<u32> = pair.own.iter().collect();
     let first = Offline::new(cpus[0]).unwrap();
-    pair.agent.eventually("one is left", |_| {
+    pair.agent.eventually("the worker has one CPU left", |_| {
         allowed(pair.pid).len() == 1 && kernel.partition(&pair.main) == "root"
     });
     pair.agent
-        .eventually("it is counted", |_| pair.drift("offline") >= 1.0);
-    // The last one too: the kernel makes the partition invalid, and the container must run somewhere.
+        .eventually("the drift is counted", |_| pair.drift("offline") >= 1.0);
+    // The last CPU too: the kernel makes the partition invalid, and the container must run somewhere.
     if let Some(second) = Offline::new(cpus[1]) {
-        pair.agent.eventually("it is with the others", |status| {
-            kernel.effective(&pair.main).is_disjoint(&pair.own)
-                && kernel.partition(&pair.main) == "member"
-                && status["lost"] == ""
-        });
+        pair.agent
+            .eventually("the worker runs on the shared CPUs", |status| {
+                kernel.effective(&pair.main).is_disjoint(&pair.own)
+                    && kernel.partition(&pair.main) == "member"
+                    && status["lost"] == ""
+            });
         drop(second);
     } else {
         assert_eq!(kernel.partition(&pair.main), "root");
     }
-    pair.agent.eventually("it has the last one again", |_| {
-        allowed(pair.pid) == [cpus[1]].into_iter().collect()
-            && kernel.partition(&pair.main) == "root"
-    });
+    pair.agent
+        .eventually("the worker has the last CPU again", |_| {
+            allowed(pair.pid) == [cpus[1]].into_iter().collect()
+                && kernel.partition(&pair.main) == "root"
+        });
     drop(first);
-    pair.settled(&kernel, "it has both");
+    pair.settled(&kernel, "the worker has both CPUs");
     let status = pair.agent.status().unwrap();
     assert_eq!(
         (&status["lost"], status["errors"].as_array().unwrap().len()),

@@ -1,4 +1,4 @@
-//! RPS and XPS of real interfaces, in a network namespace of their own.
+//! RPS and XPS of real interfaces, in a separate network namespace.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -11,11 +11,11 @@ use pinfold::host::knobs::{Knob, KnobKind, Knobs};
 use pinfold::host::netns::Switch;
 use pinfold::pin::cpu_isolation::{CpuIsolationOptions, CpuIsolator};
 
+use super::isolation_input;
 use super::kernel::{Kernel, kernel_tests};
-use super::situation;
 
 #[test]
-fn a_veth_pair_is_steered_away_and_back() {
+fn packet_steering_of_a_veth_pair_is_isolated_and_restored() {
     let Some(kernel) = kernel_tests() else { return };
     let mut switch = Switch::new().unwrap();
     let container = switch.join(Ipv4Addr::new(10, 77, 1, 1)).unwrap();
@@ -23,7 +23,7 @@ fn a_veth_pair_is_steered_away_and_back() {
 }
 
 fn in_namespace(kernel: &Kernel) {
-    // This thread gets mounts of its own, and with them a sysfs that shows this namespace's interfaces.
+    // The thread gets separate mounts, and with them a sysfs with the interfaces of the network namespace.
     let root = tempfile::tempdir().unwrap();
     let sys = root.path().join("sys");
     fs::create_dir(&sys).unwrap();
@@ -38,38 +38,38 @@ fn in_namespace(kernel: &Kernel) {
 fn steer(kernel: &Kernel, root: &Path) {
     let tree = kernel.tree();
     let knobs = Knobs::new(root);
-    let look = || knobs.read(&[KnobKind::PacketSteering].into()).unwrap();
+    let read_knobs = || knobs.read(&[KnobKind::PacketSteering].into()).unwrap();
     let queue = |device: &str| Knob::Receive {
         device: device.to_owned(),
         queue: 0,
     };
     let (eth0, lo) = (queue("eth0"), queue("lo"));
-    let send = Knob::Transmit {
+    let transmit = Knob::Transmit {
         device: "eth0".to_owned(),
         queue: 0,
     };
-    let before = look();
+    let before = read_knobs();
     assert!(
         before.values[&eth0].is_empty(),
         "off is the default: {before:?}"
     );
     assert_eq!(before.unreadable.len(), 0, "{before:?}");
     knobs.set(&eth0, &kernel.online).unwrap();
-    knobs.set(&send, &kernel.online).unwrap();
-    let before = look();
+    knobs.set(&transmit, &kernel.online).unwrap();
+    let before = read_knobs();
     assert_eq!(
-        (&before.values[&eth0], &before.values[&send]),
+        (&before.values[&eth0], &before.values[&transmit]),
         (&kernel.online, &kernel.online)
     );
 
-    let (own, rest) = (kernel.last(), kernel.all_but_one());
-    let only = CpuIsolationOptions {
+    let (own, shared) = (kernel.last(), kernel.all_but_one());
+    let packet_steering = CpuIsolationOptions {
         packet_steering: true,
         ..CpuIsolationOptions::default()
     };
-    let mut keeper = CpuIsolator::new(root);
-    let report = keeper.isolate(
-        &situation(only, &own, &kernel.online),
+    let mut isolator = CpuIsolator::new(root);
+    let report = isolator.isolate(
+        &isolation_input(packet_steering, &own, &kernel.online),
         &kernel.cgroups,
         &tree.path,
     );
@@ -78,9 +78,15 @@ fn steer(kernel: &Kernel, root: &Path) {
         (2, 2, 0),
         "{report:?}"
     );
-    let quiet = look();
-    assert_eq!((&quiet.values[&eth0], &quiet.values[&send]), (&rest, &rest));
-    assert!(quiet.values[&lo].is_empty(), "what is off stays off");
+    let isolated = read_knobs();
+    assert_eq!(
+        (&isolated.values[&eth0], &isolated.values[&transmit]),
+        (&shared, &shared)
+    );
+    assert!(
+        isolated.values[&lo].is_empty(),
+        "a queue without steering stays without steering"
+    );
     let note = kernel
         .cgroups
         .note(&tree.path, NoteSubject::CpuIsolation)
@@ -88,15 +94,15 @@ fn steer(kernel: &Kernel, root: &Path) {
         .unwrap();
     assert!(note.contains(r#""receive":{"eth0":"0"}"#), "{note}");
 
-    // The process that moved them died.
-    let mut later = CpuIsolator::new(root);
-    let report = later.isolate(
-        &situation(CpuIsolationOptions::default(), &own, &kernel.online),
+    // The process that moved the queues died.
+    let mut restarted = CpuIsolator::new(root);
+    let report = restarted.isolate(
+        &isolation_input(CpuIsolationOptions::default(), &own, &kernel.online),
         &kernel.cgroups,
         &tree.path,
     );
     assert_eq!(report.restored.len(), 2, "{report:?}");
-    assert_eq!(look(), before);
+    assert_eq!(read_knobs(), before);
     assert_eq!(
         kernel
             .cgroups

@@ -1,7 +1,7 @@
-//! Quiet CPUs and foreign time: on a tree of files, on a namespace of its own, and on the real kernel.
+//! CPU isolation and interference: on a tree of files, in a network namespace, and on the real kernel.
 //!
-//! What moves the interrupts of the machine itself is left to a guest, where `PINFOLD_QUIET_TESTS=1` asks for it:
-//! `PINFOLD_KERNEL_TESTS=1 PINFOLD_QUIET_TESTS=1 tests/vm/boot 6.12 -- target/…/deps/quiet-…`.
+//! A test moves the interrupts of the whole machine. The test runs only in a guest, where `PINFOLD_CPU_ISOLATION_TESTS=1`
+//! allows it: `PINFOLD_KERNEL_TESTS=1 PINFOLD_CPU_ISOLATION_TESTS=1 tests/vm/boot 6.12 -- target/…/deps/cpu_isolation-…`.
 
 #![allow(
     clippy::unwrap_used,
@@ -15,13 +15,13 @@ mod gate;
 #[path = "support/kernel.rs"]
 mod kernel;
 
-#[path = "quiet/files.rs"]
+#[path = "cpu_isolation/files.rs"]
 mod files;
-#[path = "quiet/foreign.rs"]
-mod foreign;
-#[path = "quiet/machine.rs"]
+#[path = "cpu_isolation/interference.rs"]
+mod interference;
+#[path = "cpu_isolation/machine.rs"]
 mod machine;
-#[path = "quiet/steering.rs"]
+#[path = "cpu_isolation/steering.rs"]
 mod steering;
 
 use std::sync::LazyLock;
@@ -42,8 +42,8 @@ fn set(list: &str) -> CpuSet {
 
 static NONE: LazyLock<CpuSet> = LazyLock::new(CpuSet::new);
 
-/// What is asked for, for CPUs that are somebody's own and not isolated.
-fn situation<'a>(
+/// The input for exclusive CPUs without a partition of type `isolated`.
+fn isolation_input<'a>(
     options: CpuIsolationOptions,
     exclusive: &'a CpuSet,
     online: &'a CpuSet,
