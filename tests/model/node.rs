@@ -19,7 +19,7 @@ use pinfold::pod::{CpuPreferences, Pod, Policy};
 
 use super::agent::{Held, Outcome, Planned, Setup, World};
 use super::events::Event;
-use super::kernel::{node_of, path, pod_node, set};
+use super::kernel::{node_of, path, pod_node, set, uid_of};
 use super::machine::{Broken, Watch, excused, list, moment};
 
 /// A mistake of a node.
@@ -70,6 +70,8 @@ struct Run<'a> {
     is_cut: bool,
     interrupted: bool,
     broken: Option<Broken>,
+    /// The pod of a pod pass.
+    pod: Option<String>,
 }
 
 /// The node of a pass.
@@ -133,6 +135,12 @@ impl Setup {
         let mut run = Run::new(world, orders);
         run.planned = Some(planned);
         run.compares = is_node;
+        run.pod = match scope {
+            PassScope::Pod(RuntimeRequest::Create { uid, .. } | RuntimeRequest::Start { uid }) => {
+                Some(uid.to_owned())
+            }
+            PassScope::Node(_) => None,
+        };
         let mut node = ModelNode::new(self, scope, run);
         let end = pass::run(state, &mut node, scope, has_request);
         let run = node.run.into_inner();
@@ -185,6 +193,7 @@ impl<'a> Run<'a> {
             is_cut: false,
             interrupted: false,
             broken: None,
+            pod: None,
         }
     }
 
@@ -248,7 +257,11 @@ impl<'a> Run<'a> {
         if self.interrupted && world.endangered {
             world.forfeited |= world.kernel.lost & !lost;
         }
-        if !stale && !matches!(outcome, Outcome::Done) && !excused(world, step, &outcome) {
+        // A pod pass knows the other pods' containers from an earlier pass. Such a container may have ended.
+        let has_ended = outcome == Outcome::Gone
+            && (self.pod.as_ref()).is_some_and(|pod| uid_of(node_of(step.path())) != *pod);
+        let is_done = outcome == Outcome::Done || has_ended;
+        if !stale && !is_done && !excused(world, step, &outcome) {
             return Err(format!("a step of the plan did not come off: {outcome:?}"));
         }
         moment(world)?;
