@@ -1,6 +1,7 @@
-//! How many placements are worse than the best when containers come and go: ours beside the kubelet's packed
-//! assignment, each on the machine as its own choices have left it. Then how many of ours are split over NUMA nodes by
-//! force, and how many of these splits one move or two would remove. `cargo bench --bench churn`
+//! The share of placements that are worse than the best when containers arrive and leave. The bench compares Pinfold
+//! with the kubelet's packed assignment, each on the machine that its own choices have left. Then the bench counts
+//! Pinfold's forced splits over NUMA nodes, and the splits that one or two moves would remove. `cargo bench --bench
+//! churn`
 #![allow(clippy::unwrap_used, missing_docs)]
 
 #[path = "../tests/placement/churn.rs"]
@@ -34,9 +35,9 @@ fn main() {
         ("kubelet packed", Chooser::KubeletPacked),
         ("kubelet packed, by LLC", Chooser::KubeletPackedByLlc),
     ];
-    for (what, sizes) in [("2, 4, … 32", Sizes::Even), ("2, 3, … 32", Sizes::Any)] {
+    for (sizes_text, sizes) in [("2, 4, … 32", Sizes::Even), ("2, 3, … 32", Sizes::Any)] {
         println!(
-            "{STEPS} steps, sizes {what}, at most 80 % full, one core reserved; share worse than the best"
+            "{STEPS} steps, sizes {sizes_text}, at most 80 % full, one core reserved; share of placements worse than the best"
         );
         println!(
             "{:38}{:25}{:>6} {:>8} {:>10} {:>7} {:>7}  {:>9} {:>9} {:>9}",
@@ -44,7 +45,7 @@ fn main() {
             "chooser",
             "placed",
             "any",
-            "strangers",
+            "split core",
             "NUMA",
             "LLC",
             "median",
@@ -64,7 +65,8 @@ fn main() {
                     outcome.worse_llcs,
                 ]
                 .map(share);
-                // The kubelet's times are those of our unhurried copy, so they are not shown.
+                // The kubelet column has no times, because the bench runs an unoptimized copy of the kubelet's
+                // algorithm.
                 let times = if chooser == Chooser::Pinfold {
                     spread(&mut outcome.times)
                         .map(|time| format!("{:.1} µs", time.as_secs_f64() * 1e6))
@@ -89,12 +91,12 @@ fn main() {
     forced_splits(&machines);
 }
 
-/// How full the machine may be, in percent.
+/// The maximum load of the machine, in percent.
 const LOADS: [usize; 3] = [70, 80, 90];
 
 fn forced_splits(machines: &[(&str, Topology)]) {
     println!(
-        "{STEPS} steps, sizes 2, 4, … 32, every owner movable; the share of forced splits that moves remove"
+        "{STEPS} steps, sizes 2, 4, … 32, every owner movable; the share of forced splits that moves would remove"
     );
     println!(
         "{:38}{:>6} {:>7} {:>7} {:>7} {:>9} {:>9}  {:>29}  {:>29}",
@@ -116,17 +118,18 @@ fn forced_splits(machines: &[(&str, Topology)]) {
                 splits => format!("{:.0} %", 100.0 * count as f64 / splits as f64),
             };
             let removed = outcome.removed.map(share);
-            let [one, two] = outcome
-                .times
-                .each_mut()
-                .map(|times| match times.is_empty() {
-                    true => "-".to_owned(),
-                    false => spread(times)
-                        .map(|time| format!("{:.2} ms", time.as_secs_f64() * 1e3))
-                        .join(" "),
-                });
+            let [one_move, two_moves] =
+                outcome
+                    .times
+                    .each_mut()
+                    .map(|times| match times.is_empty() {
+                        true => "-".to_owned(),
+                        false => spread(times)
+                            .map(|time| format!("{:.2} ms", time.as_secs_f64() * 1e3))
+                            .join(" "),
+                    });
             println!(
-                "{machine:38}{load:>4} % {:>7} {:>7} {:>7} {:>9} {:>9}  {one:>29}  {two:>29}",
+                "{machine:38}{load:>4} % {:>7} {:>7} {:>7} {:>9} {:>9}  {one_move:>29}  {two_moves:>29}",
                 outcome.owners, outcome.placements, outcome.splits, removed[0], removed[1]
             );
         }

@@ -1,5 +1,5 @@
-//! What a look at the pods' TCP connections costs: an agent looks every second at pods with namespaces of their own, and tells
-//! what CPU time that has taken; first without any connections, then with many in one pod.
+//! The cost of sampling the pods' TCP connections. An agent samples pods with private network namespaces every second
+//! and reports the used CPU time: first without connections, then with many connections in a pod.
 //! `PINFOLD_KERNEL_TESTS=1 cargo bench --bench connections`, as root
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
@@ -23,13 +23,13 @@ use pinfold::host::netns::Netns;
 use crate::agent::{Agent, Manifests, Settings, best_effort};
 use crate::kernel::kernel_tests;
 
-/// Pods with a namespace each.
+/// The number of pods. Each pod has a network namespace.
 const PODS: usize = 100;
 
-/// Connections in one of them, each with both ends.
+/// The number of connections in the first pod, each with both ends.
 const CONNECTIONS: usize = 2_000;
 
-/// Seconds, and so looks, over which it is measured.
+/// The duration of a measurement in seconds, equal to the number of samples.
 const SECONDS: u64 = 10;
 
 fn main() {
@@ -53,12 +53,12 @@ fn main() {
     let agent = settings
         .with(&["--connections=1", "--reconcile-seconds=60"])
         .start();
-    agent.eventually("all run", |status| {
-        let all = status["containers"].as_array().unwrap();
-        all.len() == PODS && all.iter().all(|one| one["running"] == true)
+    agent.eventually("all containers run", |status| {
+        let containers = status["containers"].as_array().unwrap();
+        containers.len() == PODS && containers.iter().all(|entry| entry["running"] == true)
     });
     let each = micros(&agent) / PODS as f64;
-    println!("{PODS} pods without connections: {each:.0} µs of CPU for each in a look");
+    println!("{PODS} pods without connections: {each:.0} µs of CPU for each pod and sample");
 
     let open = || {
         std::process::Command::new("ip")
@@ -78,14 +78,14 @@ fn main() {
     let _open = networks[0].run(open).unwrap();
     let all = micros(&agent) - each * PODS as f64;
     println!(
-        "{} connections in one of them: {:.2} µs more for each",
+        "{} connection ends in one pod: {:.2} µs more for each",
         2 * CONNECTIONS,
         all / (2 * CONNECTIONS) as f64
     );
     agent.stop();
 }
 
-/// Microseconds of CPU time that a look takes.
+/// Microseconds of CPU time for a sample.
 fn micros(agent: &Agent) -> f64 {
     std::thread::sleep(Duration::from_millis(1500));
     let used = || {

@@ -1,7 +1,7 @@
-//! What the plugin costs: its handlers' own time beside 0, 100 and 250 containers on the node, and what it adds to a
-//! container's creation by a real containerd, of two series, in turns with and without it.
-//! `PINFOLD_KERNEL_TESTS=1 cargo bench --bench nri` (`-- handlers` or `-- creation` for one part, `-- handlers 500` beside as many), as root, after
-//! `tests/runtime/prepare`
+//! The cost of the plugin: the handlers' time with 0, 100 and 250 containers on the node, and the time added to a
+//! container's creation by a real containerd. The bench runs two series of containerd, in turns with and without the
+//! plugin. `PINFOLD_KERNEL_TESTS=1 cargo bench --bench nri` (`-- handlers` or `-- creation` for one part, `-- handlers
+//! 500` for a different number of containers), as root, after `tests/runtime/prepare`
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[path = "../tests/support/agent.rs"]
@@ -55,18 +55,18 @@ use crate::kernel::{Kernel, Tree, kernel_tests};
 use crate::pods::{ContainerSpec, Pod, PodSpec};
 use crate::runtime::{Changed, EventMessage, FakeRuntime, Socket, StateChange, Synchronize};
 
-/// Containers that are on the node already.
+/// The numbers of existing containers on the node.
 const OTHERS: [usize; 3] = [0, 100, 250];
 
-/// How containers come: what is between a creation and the start, where runc takes 50 ms at least, and between one container
-/// and the next, in which the agent sees to all others; and how many come and go.
+/// The arrival of containers: the time between creation and start (runc takes at least 50 ms), the time between two
+/// containers (in which the agent reconciles all others), and the number of containers.
 const PACES: [(Duration, Duration, usize); 3] = [
     (Duration::ZERO, Duration::ZERO, 300),
     (Duration::from_millis(50), Duration::ZERO, 300),
     (Duration::from_millis(200), Duration::from_millis(300), 150),
 ];
 
-/// Turns with and without the plugin, and creations in each.
+/// The number of turns with and without the plugin, and the number of creations in each turn.
 const TURNS: (u32, u32) = (6, 25);
 
 fn main() {
@@ -81,7 +81,7 @@ fn main() {
     let (numbers, parts): (Vec<_>, Vec<_>) = parts
         .into_iter()
         .partition(|part| part.parse::<usize>().is_ok());
-    let wanted = |part: &str| parts.is_empty() || parts.iter().any(|one| one == part);
+    let wanted = |part: &str| parts.is_empty() || parts.iter().any(|argument| argument == part);
     let sizes: Vec<usize> = numbers
         .iter()
         .map(|number| number.parse().unwrap())
@@ -136,7 +136,7 @@ async fn handlers(
     let mut runtime = socket.accept().await;
     runtime.register().await;
     runtime.configure(2000).await;
-    // As a runtime does: in parts.
+    // The synchronization is sent in parts, as by a real runtime.
     while !pods.is_empty() || !containers.is_empty() {
         let part = |left: usize| left.saturating_sub(50);
         let (pods_now, containers_now) = (
@@ -165,13 +165,13 @@ async fn handlers(
     let mut times: BTreeMap<&str, Vec<Duration>> = BTreeMap::new();
     let mut owned = 0;
     for life in 0..lives {
-        let one = pod(&tree, "", &format!("worker-{life}"), 1024, Some(100_000));
-        change(&mut runtime, 1, &one).await;
-        // What a sandbox takes to come up.
+        let new_pod = pod(&tree, "", &format!("worker-{life}"), 1024, Some(100_000));
+        change(&mut runtime, 1, &new_pod).await;
+        // The start time of a sandbox.
         tokio::time::sleep(Duration::from_millis(30)).await;
         let message = EventMessage {
-            pod: Some(one.sandbox.clone()),
-            container: Some(one.container.clone()),
+            pod: Some(new_pod.sandbox.clone()),
+            container: Some(new_pod.container.clone()),
         };
         let start = Instant::now();
         let answer = runtime
@@ -183,11 +183,11 @@ async fn handlers(
             .or_default()
             .push(start.elapsed());
         owned += usize::from(Changed::decode(answer.as_slice()).is_ok() && !answer.is_empty());
-        let cgroup = tree.container(&one.cgroup, &one.container.id);
+        let cgroup = tree.container(&new_pod.cgroup, &new_pod.container.id);
         tree.start(&cgroup);
         tokio::time::sleep(pause).await;
         let start = Instant::now();
-        change(&mut runtime, 6, &one).await;
+        change(&mut runtime, 6, &new_pod).await;
         times
             .entry("StartContainer")
             .or_default()
@@ -196,20 +196,20 @@ async fn handlers(
             kernel.effective(&cgroup),
             kernel.last(),
             "{}",
-            one.container.id
+            new_pod.container.id
         );
         runtime
             .call("StopContainer", message.encode_to_vec())
             .await
             .unwrap();
         tree.remove(&cgroup);
-        change(&mut runtime, 11, &one).await;
-        change(&mut runtime, 2, &one).await;
-        tree.remove(&one.cgroup);
-        change(&mut runtime, 3, &one).await;
+        change(&mut runtime, 11, &new_pod).await;
+        change(&mut runtime, 2, &new_pod).await;
+        tree.remove(&new_pod.cgroup);
+        change(&mut runtime, 3, &new_pod).await;
         tokio::time::sleep(rest).await;
     }
-    assert_eq!(owned, lives, "each was given CPUs");
+    assert_eq!(owned, lives, "each container got exclusive CPUs");
     for (call, times) in &mut times {
         println!(
             "{others:>3} containers, {:>3}, {:>3} ms between, {call:15} {}",
@@ -247,7 +247,7 @@ async fn handlers(
     agent.stop();
 }
 
-/// A pod with one container, as a runtime tells of it, and its cgroup.
+/// A pod with one container as described by a runtime, and the pod's cgroup.
 struct Made {
     sandbox: PodSandbox,
     container: Container,
@@ -294,7 +294,7 @@ fn pod(tree: &Tree<'_>, class: &str, name: &str, shares: u64, quota: Option<i64>
         id: format!("{name}-main"),
         pod_sandbox_id: sandbox.id.clone(),
         name: "main".to_owned(),
-        // What the kubelet puts into every environment.
+        // Variables that the kubelet adds to every environment.
         env: (0..30).map(env).collect(),
         args: vec!["python".to_owned(), "train.py".to_owned()],
         linux: Some(LinuxContainer {
@@ -314,12 +314,12 @@ fn pod(tree: &Tree<'_>, class: &str, name: &str, shares: u64, quota: Option<i64>
     }
 }
 
-async fn change(runtime: &mut FakeRuntime, event: i32, one: &Made) {
+async fn change(runtime: &mut FakeRuntime, event: i32, new_pod: &Made) {
     let of_container = event > 3;
     let message = StateChange {
         event,
-        pod: Some(one.sandbox.clone()),
-        container: of_container.then(|| one.container.clone()),
+        pod: Some(new_pod.sandbox.clone()),
+        container: of_container.then(|| new_pod.container.clone()),
     };
     runtime
         .call("StateChange", message.encode_to_vec())
@@ -335,7 +335,7 @@ fn creation(kernel: &Kernel, suite: &str) {
     let spec = PodSpec::worker("worker", 1);
     let pod = Pod::run(kernel, &tree, &runtime, &spec);
     let mut number = 0;
-    // Create and start, without and with the plugin.
+    // Durations of create and start, without and with the plugin.
     let mut times: [[Vec<Duration>; 2]; 2] = Default::default();
     lives(
         &pod,

@@ -1,7 +1,7 @@
-//! How long one decision takes. `cargo bench --bench placement`
+//! The duration of a placement decision. `cargo bench --bench placement`
 //!
-//! First two tables: the spread over many free sets, among them the nastiest we know, for plain requests and for those
-//! with wishes. Then single decisions by divan.
+//! The bench prints two tables with the spread over many free sets, including the worst known sets: for plain requests
+//! and for requests with preferences. Then divan measures single decisions.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 #[path = "../tests/placement/machines.rs"]
@@ -18,12 +18,12 @@ use pinfold::cpu::{Cores, CpuSet, NumaNode, Order, Placer, Refusal, Request, Top
 use random::Random;
 use spread::spread;
 
-/// Free sets per row of the table.
+/// The number of free sets per row of the table.
 const DRAWS: usize = 400;
 
 fn main() {
     table();
-    wishes();
+    preferences();
     divan::main();
 }
 
@@ -53,7 +53,7 @@ fn large_machines() -> Vec<(&'static str, Topology)> {
     ]
 }
 
-/// How a machine can look when a decision is due.
+/// States of a machine before a decision.
 const STATES: [&str; 6] = [
     "fresh",
     "whole cores at random",
@@ -75,7 +75,7 @@ fn free_set(state: &str, topology: &Topology, placer: &Placer, random: &mut Rand
                 .entry(cpu.core)
                 .or_insert_with(|| random.below(100) < share),
             "CPUs at random" => random.below(100) < share,
-            // Most cores have one CPU less than they could.
+            // Most cores lack a CPU.
             "halves of cores" => {
                 let first = !whole.contains_key(&cpu.core);
                 let spoiled = *whole
@@ -110,9 +110,7 @@ fn free_set(state: &str, topology: &Topology, placer: &Placer, random: &mut Rand
 }
 
 fn table() {
-    println!(
-        "one decision, any count, {DRAWS} free sets per row, each timed three times and the best taken"
-    );
+    println!("one decision, any count, {DRAWS} free sets per row, best of three measurements each");
     println!(
         "{:31} {:22} {:>9} {:>9} {:>9}   hardest",
         "machine", "state", "median", "p99", "max"
@@ -145,7 +143,7 @@ fn table() {
 }
 
 /// The machine with distances between its NUMA nodes, and a quarter of its CPUs isolated.
-fn told(mut topology: Topology) -> Topology {
+fn with_distances_and_isolated_cpus(mut topology: Topology) -> Topology {
     let nodes = topology.numa_nodes();
     let ids = || (0..).take(nodes.len());
     let distance = |a: u32, b: u32| if a == b { 10 } else { 11 + a.abs_diff(b) };
@@ -160,7 +158,7 @@ fn told(mut topology: Topology) -> Topology {
     topology
 }
 
-/// What requests can want.
+/// Requests with different preferences.
 fn requests() -> Vec<(&'static str, Request)> {
     let near: CpuSet = "0".parse().unwrap();
     let plain = Request::default();
@@ -205,7 +203,7 @@ fn requests() -> Vec<(&'static str, Request)> {
     ]
 }
 
-fn wishes() {
+fn preferences() {
     println!(
         "\none decision with wishes, any count, {DRAWS} free sets per row, the best of three; refusals left out"
     );
@@ -214,7 +212,7 @@ fn wishes() {
         "machine", "wish", "state", "median", "p99", "max"
     );
     for (name, topology) in large_machines() {
-        let isolated = told(topology.clone());
+        let isolated = with_distances_and_isolated_cpus(topology.clone());
         let not_isolated = Topology {
             isolated: CpuSet::new(),
             ..isolated.clone()
@@ -284,7 +282,7 @@ const COUNTS: [usize; 5] = [2, 7, 16, 48, 120];
 fn decide(bencher: divan::Bencher, topology: &Topology, state: &str, n: usize) {
     let placer = Placer::new(topology);
     let free = free_set(state, topology, &placer, &mut Random(7));
-    assert!(n <= free.len(), "a refusal would be timed");
+    assert!(n <= free.len(), "the bench would measure a refusal");
     bencher.bench_local(|| placer.place(divan::black_box(&free), divan::black_box(n)));
 }
 

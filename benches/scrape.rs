@@ -1,10 +1,12 @@
-//! What a scrape costs, beside the floor: a program that only reads seven files of each container, kept open, asks the kernel's
-//! accounting for its process, and writes as many lines. Real cgroups, processes and network namespaces; in turns, in one run.
-//! `PINFOLD_KERNEL_TESTS=1 cargo bench --bench scrape` (`-- 100 250` for other numbers of pods), as root
+//! The cost of a scrape, compared with a minimal program. The minimal program only reads seven open files of each
+//! container, requests the kernel's accounting for each process, and writes as many lines. The bench uses real cgroups,
+//! processes and network namespaces, and measures both programs in turns in one run. `PINFOLD_KERNEL_TESTS=1 cargo
+//! bench --bench scrape` (`-- 100 250` for different numbers of pods), as root
 //!
-//! With `-- all 250`, the agent does all that is off by default, too.
+//! With `-- all 250`, the agent also has all features that are off by default.
 //!
-//! With `-- lives 10000`, what the agent holds while so many pods come and go, each scraped when it is there and when it is gone.
+//! With `-- lives 10000`, the bench measures the agent's memory and open files while 10000 pods come and go. A scrape
+//! follows each arrival and each departure.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[path = "../tests/support/agent.rs"]
@@ -37,7 +39,7 @@ use crate::agent::{Agent, Manifests, Settings};
 use crate::http::exchange;
 use crate::kernel::{Kernel, Tree, kernel_tests};
 
-/// What is off by default.
+/// Options of all features that are off by default.
 const ALL: [&str; 4] = [
     "--sockets=true",
     "--shared-counters=8000",
@@ -48,16 +50,16 @@ const ALL: [&str; 4] = [
 /// Containers of each pod.
 const CONTAINERS: usize = 4;
 
-/// Scrapes that count.
+/// The number of measured scrapes.
 const SCRAPES: usize = 20;
 
-/// Between two scrapes: more than the second in which they share what was collected.
+/// The pause between two scrapes: more than the second in which scrapes share a collection.
 const PAUSE: Duration = Duration::from_millis(1200);
 
 /// Pods that a bridge of the local network joins.
 const PORTS: usize = 250;
 
-/// The files that the floor reads, as the hierarchies of cgroup v1 have them, or cgroup v2.
+/// The files that the minimal program reads, with cgroup v1 and cgroup v2.
 const FILES: [(&str, &str); 7] = [
     ("cpu", "cpu.stat"),
     ("cpuacct", "cpuacct.usage"),
@@ -89,9 +91,9 @@ fn main() {
         .iter()
         .filter_map(|argument| argument.parse().ok())
         .collect();
-    let given = |word: &str| arguments.iter().any(|argument| argument == word);
-    let more: &[&str] = if given("all") { &ALL } else { &[] };
-    if given("lives") {
+    let has_argument = |word: &str| arguments.iter().any(|argument| argument == word);
+    let more: &[&str] = if has_argument("all") { &ALL } else { &[] };
+    if has_argument("lives") {
         return lives(&kernel, numbers.first().copied().unwrap_or(10_000), more);
     }
     println!(
@@ -125,7 +127,7 @@ fn main() {
     }
 }
 
-/// A node with so many pods.
+/// A node with the given number of pods.
 struct Node<'a> {
     kernel: &'a Kernel,
     tree: Tree<'a>,
@@ -168,7 +170,7 @@ impl<'a> Node<'a> {
                 .as_array()
                 .map(Vec::as_slice)
                 .unwrap_or_default();
-            all.len() == pods * CONTAINERS && all.iter().all(|one| one["running"] == true)
+            all.len() == pods * CONTAINERS && all.iter().all(|entry| entry["running"] == true)
         });
         Self {
             kernel,
@@ -181,7 +183,7 @@ impl<'a> Node<'a> {
     }
 }
 
-/// Prints a line of the table; what each collector costs.
+/// Prints a line of the table and returns the cost of each collector.
 fn measure(kernel: &Kernel, pods: usize, more: &[&str]) -> String {
     let node = Node::new(kernel, pods, more);
     let agent = &node.agent;
@@ -203,14 +205,14 @@ fn measure(kernel: &Kernel, pods: usize, more: &[&str]) -> String {
             if at == 0 {
                 times[3].push(1000.0 * start.elapsed().as_secs_f64());
             }
-            // The floor gets no kernel whose caches are warm from somebody else's reading.
+            // The minimal program must not profit from caches that another reader has warmed.
             std::thread::sleep(PAUSE);
         }
         let used = thread_cpu_time();
-        let (read, asked) = floor.round(series);
+        let (read, after_accounting) = floor.round(series);
         times[2].push(1000.0 * (thread_cpu_time() - used).as_secs_f64());
         times[4].push(1000.0 * (read - used).as_secs_f64());
-        times[5].push(1000.0 * (asked - read).as_secs_f64());
+        times[5].push(1000.0 * (after_accounting - read).as_secs_f64());
     }
     std::thread::sleep(PAUSE);
     let after = collectors(&scrape(agent, "").0);
@@ -245,7 +247,8 @@ fn measure(kernel: &Kernel, pods: usize, more: &[&str]) -> String {
     costs.join(", ")
 }
 
-/// Pods come and go, and there is a scrape of each when it is there and when it is gone: what the agent then holds.
+/// Runs pods that come and go, with a scrape after each arrival and departure, and prints the agent's memory and open
+/// files.
 fn lives(kernel: &Kernel, lives: usize, more: &[&str]) {
     let mut node = Node::new(kernel, 10, more);
     let mut scrapes = 0;
@@ -258,12 +261,15 @@ fn lives(kernel: &Kernel, lives: usize, more: &[&str]) {
             if text.contains(&series) == wanted {
                 return scrapes;
             }
-            assert!(Instant::now() < deadline, "{pod}: {wanted} was never seen");
+            assert!(
+                Instant::now() < deadline,
+                "{pod}: timeout while waiting for {wanted}"
+            );
             std::thread::sleep(Duration::from_millis(2));
         }
     };
     println!("{:>6} {:>8} {:>8} {:>6}", "pods", "scrapes", "KiB", "files");
-    let mut seen = 0;
+    let mut scrape_count = 0;
     for life in 0..lives {
         let number = 1000 + life;
         let uid = format!("life-{life}");
@@ -277,17 +283,17 @@ fn lives(kernel: &Kernel, lives: usize, more: &[&str]) {
         there(&node.agent, &name, true);
         node.manifests.remove(&file);
         node.tree.remove(&pod);
-        seen = there(&node.agent, &name, false);
+        scrape_count = there(&node.agent, &name, false);
         if life == 0 || (life + 1) % (lives / 10).max(1) == 0 {
             println!(
-                "{:>6} {seen:>8} {:>8} {:>6}",
+                "{:>6} {scrape_count:>8} {:>8} {:>6}",
                 life + 1,
                 resident(&node.agent),
                 descriptors(&node.agent)
             );
         }
     }
-    println!("{lives} pods came and went, with {seen} scrapes");
+    println!("{lives} pods came and went, with {scrape_count} scrapes");
     node.agent.stop();
 }
 
@@ -347,12 +353,12 @@ fn resident(agent: &Agent) -> String {
     line.trim().trim_end_matches(" kB").to_owned()
 }
 
-/// The least that a program could do for the same series.
+/// The minimal program for the same series.
 struct Floor {
     files: Vec<File>,
-    /// What there was no room for among the open files: it is opened in each round.
+    /// Files above the limit of open files, opened in each round.
     others: Vec<PathBuf>,
-    /// The kernel's accounting, where it may be asked for processes, and the processes.
+    /// The kernel's accounting, if permitted, and the processes.
     taskstats: Option<Taskstats>,
     processes: Vec<i32>,
     page: String,
@@ -405,7 +411,7 @@ impl Floor {
         }
     }
 
-    /// What this thread had used when all was read, and when all processes were asked for.
+    /// Returns this thread's CPU time after all reads, and after all requests for processes.
     fn round(&mut self, series: usize) -> (Duration, Duration) {
         let (mut buffer, mut sum) = ([0; 4096], 0);
         for file in &self.files {
@@ -420,7 +426,7 @@ impl Floor {
                 sum += usize::from(taskstats.of(*pid).unwrap().is_some());
             }
         }
-        let asked = thread_cpu_time();
+        let after_accounting = thread_cpu_time();
         self.page.clear();
         for number in 0..series {
             let _ = writeln!(
@@ -430,6 +436,6 @@ impl Floor {
             );
         }
         std::hint::black_box(&self.page);
-        (read, asked)
+        (read, after_accounting)
     }
 }

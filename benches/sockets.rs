@@ -1,6 +1,6 @@
-//! What counting the pods' sockets costs their packets: 64 bytes go to and fro between two sockets on the loopback, as datagrams
-//! and as segments of TCP, without the BPF programs and with them, in turns, in one run. Each packet is sent and received in the
-//! tree, so that two programs see it. Segments are looked at more closely on a connection that has ever sent one again.
+//! The cost of counting sockets for the pods' packets. Two sockets exchange 64 bytes over the loopback, as datagrams
+//! and as TCP segments, without and with the BPF programs, in turns in one run. Each packet is sent and received in the
+//! tree, so two programs run. A connection that has ever retransmitted needs more work for each segment.
 //! `PINFOLD_KERNEL_TESTS=1 cargo bench --bench sockets`, as root
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
@@ -23,13 +23,13 @@ use pinfold::host::sockets::{DEFAULT_ENTRIES, SocketCounter};
 
 use crate::kernel::kernel_tests;
 
-/// How often it goes to and fro in each round.
+/// The number of exchanges in each round.
 const EXCHANGES: u32 = 20_000;
 
-/// The same before the clock starts: what was attached or detached has emptied caches.
+/// The number of exchanges before the measurement, because attaching or detaching programs empties caches.
 const WARM_UP: u32 = 2_000;
 
-/// Rounds of each kind.
+/// The number of rounds of each kind.
 const ROUNDS: usize = 31;
 
 const ROOT: &str = "/sys/fs/cgroup";
@@ -43,7 +43,7 @@ fn main() {
     let pod = tree.pod("burstable", "uid");
     let main = tree.container(&pod, "main");
     let outside = Pair::datagrams();
-    // A socket belongs for ever to the cgroup in which it was made.
+    // A socket belongs forever to the cgroup of its creator.
     let own = fs::read_to_string("/proc/self/cgroup").unwrap();
     let own = own
         .lines()
@@ -73,15 +73,15 @@ fn main() {
         )
         .unwrap();
         let with: Vec<f64> = kinds.iter().map(|(_, pair)| pair.round()).collect();
-        let seen = counter
+        let counts = counter
             .sample(&kernel.cgroups, &HashSet::from([pod.as_str()]))
             .unwrap()
             .pods[&pod];
-        assert_eq!(seen.receive.packets, seen.transmit.packets);
-        let datagrams = seen.transmit.packets - seen.tcp.sent - seen.tcp.retransmitted;
+        assert_eq!(counts.receive.packets, counts.transmit.packets);
+        let datagrams = counts.transmit.packets - counts.tcp.sent - counts.tcp.retransmitted;
         assert_eq!(datagrams, u64::from(2 * (EXCHANGES + WARM_UP)));
-        assert!(seen.tcp.sent >= 2 * datagrams);
-        // The first only warms up.
+        assert!(counts.tcp.sent >= 2 * datagrams);
+        // The first round only warms up.
         if round > 0 {
             for (times, took) in times.iter_mut().zip(without.into_iter().zip(with)) {
                 times[0].push(took.0);
@@ -93,20 +93,20 @@ fn main() {
         "CPU time of a packet, sent and received, median of {ROUNDS} rounds of {} packets:",
         2 * EXCHANGES
     );
-    for ((who, _), times) in kinds.iter().zip(times) {
+    for ((kind, _), times) in kinds.iter().zip(times) {
         let [without, with] = times.map(|mut times| {
             times.sort_by(f64::total_cmp);
             times[times.len() / 2]
         });
         println!(
-            "  {who}: {without:.0} ns without, {with:.0} ns with the programs; {:+.0} ns, ratio {:.3}",
+            "  {kind}: {without:.0} ns without, {with:.0} ns with the programs; {:+.0} ns, ratio {:.3}",
             with - without,
             with / without
         );
     }
 }
 
-/// Moves this process into a cgroup of version 2.
+/// Moves this process into a cgroup v2 cgroup.
 fn enter(cgroup: &str) {
     fs::write(
         directory(cgroup).join("cgroup.procs"),
@@ -115,14 +115,14 @@ fn enter(cgroup: &str) {
     .unwrap();
 }
 
-/// A cgroup's directory in the hierarchy of version 2.
+/// A cgroup's directory in the cgroup v2 hierarchy.
 fn directory(cgroup: &str) -> PathBuf {
     let hybrid = PathBuf::from(ROOT).join("unified");
     let root = if hybrid.exists() { hybrid } else { ROOT.into() };
     root.join(cgroup)
 }
 
-/// Two sockets that know each other.
+/// Two connected sockets.
 enum Pair {
     Datagrams(UdpSocket, UdpSocket),
     Segments(TcpStream, TcpStream),
@@ -132,44 +132,44 @@ enum Pair {
 
 impl Pair {
     fn datagrams() -> Self {
-        let [one, other] = [(), ()].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
-        one.connect(other.local_addr().unwrap()).unwrap();
-        other.connect(one.local_addr().unwrap()).unwrap();
-        Self::Datagrams(one, other)
+        let [first, second] = [(), ()].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
+        first.connect(second.local_addr().unwrap()).unwrap();
+        second.connect(first.local_addr().unwrap()).unwrap();
+        Self::Datagrams(first, second)
     }
 
     fn segments() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let other = listener.accept().unwrap().0;
-        for end in [&one, &other] {
+        let first = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let second = listener.accept().unwrap().0;
+        for end in [&first, &second] {
             end.set_nodelay(true).unwrap();
         }
-        Self::Segments(one, other)
+        Self::Segments(first, second)
     }
 
-    /// Loses everything in a cgroup for a while in which both send, so that they have to do it again.
+    /// Drops all packets in a cgroup for a while, so that both ends retransmit.
     fn lose(&self, directory: &Path) {
-        // Returns 0, so that no packet passes.
+        // The program returns 0 and drops every packet.
         let lose = [0xb7, 0x95];
         let program = Program::load("pinfold_loss", &lose, Direction::Ingress).unwrap();
         let lossy = program
             .attach(fs::File::open(directory).unwrap().as_fd())
             .unwrap();
-        let Self::Segments(one, other) = self else {
+        let Self::Segments(first, second) = self else {
             return;
         };
-        for mut end in [one, other] {
+        for mut end in [first, second] {
             end.write_all(&[0; 64]).unwrap();
         }
         std::thread::sleep(std::time::Duration::from_millis(500));
         drop(lossy);
-        for mut end in [one, other] {
+        for mut end in [first, second] {
             end.read_exact(&mut [0; 64]).unwrap();
         }
     }
 
-    /// Nanoseconds of CPU time for a packet, its way through both sockets included.
+    /// Nanoseconds of CPU time for a packet, including the way through both sockets.
     fn round(&self) -> f64 {
         self.exchange(WARM_UP);
         let used = thread_cpu_time();
@@ -182,14 +182,14 @@ impl Pair {
         let mut buffer = [0; 64];
         for _ in 0..times {
             match self {
-                Self::Datagrams(one, other) => {
-                    for (from, to) in [(one, other), (other, one)] {
+                Self::Datagrams(first, second) => {
+                    for (from, to) in [(first, second), (second, first)] {
                         assert_eq!(from.send(&buffer).unwrap(), 64);
                         assert_eq!(to.recv(&mut buffer).unwrap(), 64);
                     }
                 }
-                Self::Segments(one, other) => {
-                    for (mut from, mut to) in [(one, other), (other, one)] {
+                Self::Segments(first, second) => {
+                    for (mut from, mut to) in [(first, second), (second, first)] {
                         from.write_all(&buffer).unwrap();
                         to.read_exact(&mut buffer).unwrap();
                     }

@@ -1,8 +1,7 @@
-//! What a switch between two containers costs where their counters are switched with them (`metrics.sharedCounters`): two
-//! processes in cgroups of their own hand a byte to and fro on one CPU. With events that the kernel counts in software; those
-//! of the hardware cost the writing of their registers besides.
-//! And what the counters of a container hold of this process's memory.
-//! `PINFOLD_KERNEL_TESTS=1 cargo bench --bench switches`, as root
+//! The cost of a switch between two containers whose counters are switched too (`metrics.sharedCounters`). Two
+//! processes in separate cgroups exchange a byte on one CPU. The events are software events of the kernel; hardware
+//! events also cost the writes to their registers. The bench also measures the memory of a container's counters in this
+//! process. `PINFOLD_KERNEL_TESTS=1 cargo bench --bench switches`, as root
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[path = "../tests/support/gate.rs"]
@@ -24,16 +23,16 @@ use pinfold::host::perf::{CounterGroup, SOFTWARE};
 
 use crate::kernel::{Kernel, kernel_tests};
 
-/// Round trips of one measurement.
+/// The number of round trips of a measurement.
 const TRIPS: usize = 30_000;
 
-/// Measurements of each kind, in turns.
+/// The number of measurements of each kind, in turns.
 const ROUNDS: usize = 15;
 
 /// The number of further containers with counters.
 const OTHERS: usize = 100;
 
-/// How often they are, for what it takes of memory.
+/// The number of repetitions for the measurement of memory.
 const TIMES: usize = 10;
 
 fn main() {
@@ -47,7 +46,7 @@ fn main() {
     }
 }
 
-/// Gives each byte back.
+/// Sends each received byte back.
 fn echo() {
     let (mut from, mut to, mut byte) = (std::io::stdin(), std::io::stdout(), [0]);
     while from.read_exact(&mut byte).is_ok() {
@@ -55,7 +54,7 @@ fn echo() {
     }
 }
 
-/// Hands bytes to the other and back when it is told to, and says how long a switch took in nanoseconds.
+/// Exchanges bytes with the echo process on request, and prints the duration of a switch in nanoseconds.
 fn drive() {
     let mut other = start("--echo");
     println!("{}", other.0.id());
@@ -175,7 +174,7 @@ fn measure(kernel: &Kernel) {
     );
 }
 
-/// What this process has in memory, in bytes.
+/// The resident memory of this process in bytes.
 fn resident() -> usize {
     let text = fs::read_to_string("/proc/self/statm").unwrap();
     text.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096

@@ -1,7 +1,7 @@
-//! What is shipped for a cluster and for systemd: manifests, the chart, admission policies, the image, the unit.
+//! The files for clusters and systemd: manifests, chart, admission policies, image and unit.
 //!
-//! What needs a program that Debian's plain installation lacks (kubectl, helm, buildah, systemd-analyze) or the real kernel
-//! is left to `tests/run`, and named.
+//! Tests that need the real kernel or a program outside Debian's plain installation (kubectl, helm, buildah,
+//! systemd-analyze) run with `tests/run`. Plain `cargo test` skips and names these tests.
 
 #![allow(
     clippy::unwrap_used,
@@ -13,7 +13,7 @@
 mod evaluate;
 #[path = "support/gate.rs"]
 mod gate;
-#[allow(dead_code, reason = "the tests of the agent use more of it")]
+#[allow(dead_code, reason = "the tests of the agent use the rest")]
 #[path = "support/kernel.rs"]
 mod kernel;
 #[path = "support/kubectl.rs"]

@@ -1,4 +1,4 @@
-//! The kubelet's PodResources socket, played by a server that says what a real one said, or something wrong.
+//! The kubelet's PodResources socket, imitated by a server with recorded or faulty answers.
 
 #![allow(
     clippy::unwrap_used,
@@ -49,7 +49,7 @@ fn field(number: u64, bytes: &[u8]) -> Vec<u8> {
 }
 
 fn number(field: u64, value: u64) -> Vec<u8> {
-    // proto3 leaves out what is zero.
+    // proto3 omits zero values.
     if value == 0 {
         Vec::new()
     } else {
@@ -95,7 +95,7 @@ fn list(answer: &Value) -> Vec<u8> {
             } else {
                 field(3, &cpus)
             };
-            // Fields of a kubelet that is newer than this client.
+            // Fields of a newer kubelet than the client knows.
             let unknown = [field(15, b"later"), number(14, 7), vec![0x6d, 1, 2, 3, 4]].concat();
             field(
                 3,
@@ -137,7 +137,7 @@ fn recorded(name: &str) -> Value {
 
 // --- the kubelet ---
 
-/// What the server answers: bytes of the body, and the status that follows them, if any does.
+/// The server's answer: the bytes of the body, and an optional status in the trailers.
 #[derive(Debug, Clone)]
 struct Answer {
     body: Vec<u8>,
@@ -177,7 +177,7 @@ fn framed(message: &[u8]) -> Vec<u8> {
     .concat()
 }
 
-/// A kubelet below a root of its own.
+/// A fake kubelet with a private root folder.
 struct Kubelet {
     root: tempfile::TempDir,
 }
@@ -217,7 +217,7 @@ impl Kubelet {
         self.client().list().await
     }
 
-    /// Why a call fails, and that its sentences name the socket.
+    /// Returns the error of a call, whose message must name the socket.
     async fn error(&self) -> CallError {
         let error = self.list().await.unwrap_err();
         assert!(error.to_string().contains(SOCKET), "{error}");
@@ -275,7 +275,7 @@ async fn serve(request: Request<Incoming>, answer: Answer) -> Result<Response<Bo
             HeaderValue::from_static(words),
         );
     }
-    // Without a message the status comes with the headers, as from the real one.
+    // Without a message the status is in the headers, as with a real kubelet.
     let only_status = answer.body.is_empty() && answer.status.is_some();
     let mut frames: Vec<_> = answer
         .body
@@ -300,17 +300,17 @@ fn set(list: &str) -> CpuSet {
     list.parse().unwrap()
 }
 
-// --- what is asked and answered ---
+// --- requests and answers ---
 
 #[tokio::test]
-async fn what_a_real_kubelet_said() {
+async fn a_recorded_answer_is_read_completely() {
     let containers = Kubelet::answering(Answer::message(&list(&recorded("none.json"))))
         .list()
         .await
         .unwrap();
     let names: Vec<_> = containers
         .iter()
-        .map(|one| format!("{}/{}/{}", one.namespace, one.pod, one.container))
+        .map(|entry| format!("{}/{}/{}", entry.namespace, entry.pod, entry.container))
         .collect();
     assert_eq!(
         names,
@@ -326,7 +326,7 @@ async fn what_a_real_kubelet_said() {
     assert!(
         containers
             .iter()
-            .all(|one| one.devices.is_empty() && one.cpus.is_empty())
+            .all(|entry| entry.devices.is_empty() && entry.cpus.is_empty())
     );
 
     let containers = Kubelet::answering(Answer::message(&list(&recorded("static.json"))))
@@ -338,7 +338,7 @@ async fn what_a_real_kubelet_said() {
         (containers[0].pod.as_str(), &containers[0].cpus),
         ("vm-static", &set("2-3"))
     );
-    assert!(containers[1..].iter().all(|one| one.cpus.is_empty()));
+    assert!(containers[1..].iter().all(|entry| entry.cpus.is_empty()));
 
     assert_eq!(
         Kubelet::answering(Answer::message(&[]))
@@ -351,7 +351,7 @@ async fn what_a_real_kubelet_said() {
 }
 
 #[tokio::test]
-async fn the_cpu_managers_policy_as_real_kubelets_tell() {
+async fn the_cpu_manager_policy_follows_from_recorded_answers() {
     for (name, cpus, policy) in [
         ("none.json", "", CpuManager::Disabled),
         ("static.json", "1-7", CpuManager::Assigns),
@@ -369,7 +369,7 @@ async fn the_cpu_managers_policy_as_real_kubelets_tell() {
             "{name}"
         );
     }
-    // A container's CPUs in the list are enough.
+    // A container with CPUs in the list proves the static policy.
     let listed = ContainerDevices {
         cpus: set("2"),
         ..ContainerDevices::default()
@@ -391,13 +391,13 @@ async fn the_cpu_managers_policy_as_real_kubelets_tell() {
             "{words}"
         );
     }
-    // Any other failure is no answer.
+    // Every different failure is an error.
     let failing = Kubelet::answering(Answer::failed("2", "Pod Resources API is not ready"));
     assert!(failing.client().cpu_manager(&[]).await.is_err());
 }
 
 #[tokio::test]
-async fn a_kubelet_that_does_not_answer_leaves_the_last_answer() {
+async fn the_last_answer_stays_while_the_kubelet_does_not_answer() {
     let kubelet = Kubelet::absent();
     let unanswered = |known| kubelet.client().unanswered(known);
     assert_eq!(unanswered(None), CpuManager::NoSocket);
@@ -465,7 +465,7 @@ fn numa_of_pod(containers: &[ContainerDevices], namespace: &str, pod: &str) -> C
 }
 
 #[tokio::test]
-async fn a_long_answer_is_read_whole() {
+async fn a_long_answer_is_read_completely() {
     let pod = |index: usize| serde_json::json!({"name": format!("pod-{index}"), "namespace": "default", "containers": [{"name": "c"}]});
     let pods: Vec<_> = (0..20_000).map(pod).collect();
     let message = list(&serde_json::json!({"pod_resources": pods}));
@@ -480,19 +480,19 @@ async fn a_long_answer_is_read_whole() {
     );
 }
 
-// --- what can go wrong ---
+// --- failures ---
 
 #[tokio::test]
-async fn nobody_listens() {
+async fn a_missing_server_is_an_error() {
     let kubelet = Kubelet::absent();
     assert!(matches!(kubelet.error().await, CallError::NoSocket { .. }));
-    // A kubelet that died leaves its socket behind.
+    // A dead kubelet leaves the socket behind.
     drop(kubelet.listen());
     assert!(matches!(kubelet.error().await, CallError::NoSocket { .. }));
 }
 
 #[tokio::test]
-async fn a_server_that_is_slow_or_silent() {
+async fn a_slow_or_silent_server_is_an_error() {
     let slow = Kubelet::answering(Answer {
         wait: Duration::from_secs(60),
         ..Answer::message(&[])
@@ -523,7 +523,7 @@ async fn a_server_that_is_slow_or_silent() {
 }
 
 #[tokio::test]
-async fn a_server_that_says_no() {
+async fn a_refusal_of_the_server_is_an_error() {
     let error = Kubelet::answering(Answer::failed("12", "unknown method List"))
         .error()
         .await;
@@ -547,24 +547,24 @@ async fn a_server_that_says_no() {
 }
 
 #[tokio::test]
-async fn answers_that_are_no_grpc() {
-    let whole = framed(&list(&recorded("static.json")));
-    let cut = Answer::raw(whole[..whole.len() - 1].to_vec());
-    let more = Answer::raw([&whole[..], &whole].concat());
-    let compressed = Answer::raw([&[1], &whole[1..]].concat());
+async fn answers_outside_the_grpc_protocol_are_errors() {
+    let complete = framed(&list(&recorded("static.json")));
+    let cut = Answer::raw(complete[..complete.len() - 1].to_vec());
+    let more = Answer::raw([&complete[..], &complete].concat());
+    let compressed = Answer::raw([&[1], &complete[1..]].concat());
     let without_status = Answer {
         status: None,
-        ..Answer::raw(whole.clone())
+        ..Answer::raw(complete.clone())
     };
     let no_number = Answer {
         status: Some(("fine", "")),
-        ..Answer::raw(whole.clone())
+        ..Answer::raw(complete.clone())
     };
     let http = Answer {
         code: 404,
-        ..Answer::raw(whole)
+        ..Answer::raw(complete)
     };
-    for (answer, says) in [
+    for (answer, message) in [
         (cut, "length"),
         (more, "length"),
         (compressed, "compressed"),
@@ -575,14 +575,14 @@ async fn answers_that_are_no_grpc() {
     ] {
         let error = Kubelet::answering(answer).error().await;
         assert!(
-            matches!(error, CallError::Protocol { .. }) && error.to_string().contains(says),
-            "{says}: {error:?}"
+            matches!(error, CallError::Protocol { .. }) && error.to_string().contains(message),
+            "{message}: {error:?}"
         );
     }
 }
 
 #[tokio::test]
-async fn a_message_that_was_cut() {
+async fn a_truncated_message_is_an_error() {
     let message = list(&recorded("static.json"));
     let error = Kubelet::answering(Answer::message(&message[..message.len() - 3]))
         .list()
@@ -593,13 +593,13 @@ async fn a_message_that_was_cut() {
 
 #[tokio::test]
 async fn a_huge_answer_is_not_read() {
-    // The length alone is enough: the rest never comes.
-    let told = Answer {
+    // The length prefix alone is enough for the refusal.
+    let huge = Answer {
         wait: Duration::ZERO,
         ..Answer::raw(vec![0, 0xff, 0xff, 0xff, 0xff, 1, 2, 3])
     };
     assert!(matches!(
-        Kubelet::answering(told).error().await,
+        Kubelet::answering(huge).error().await,
         CallError::TooLong { limit: MAX_ANSWER }
     ));
     let body = [framed(&[])[..].to_vec(), vec![0; MAX_ANSWER + 10_000]].concat();
@@ -610,7 +610,7 @@ async fn a_huge_answer_is_not_read() {
 }
 
 #[tokio::test]
-async fn something_else_behind_the_socket() {
+async fn a_server_of_a_different_protocol_is_an_error() {
     let kubelet = Kubelet::absent();
     let listener = kubelet.listen();
     tokio::spawn(async move {

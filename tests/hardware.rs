@@ -1,7 +1,7 @@
-//! What this machine can count: *supported*, with what was counted just now, or *not here*, with the reason. What is said to
-//! be supported and does not count fails.
+//! The events that this machine can count. The output is *supported* with a fresh count, or *not here* with the reason.
+//! A supported event that does not count fails the test.
 //!
-//! `PINFOLD_KERNEL_TESTS=1 cargo test --test hardware`, as root: a monitoring group is made for a moment.
+//! `PINFOLD_KERNEL_TESTS=1 cargo test --test hardware`, as root: the test makes a monitoring group for a moment.
 
 #![allow(
     clippy::unwrap_used,
@@ -25,14 +25,14 @@ use pinfold::host::rdma;
 use pinfold::host::resctrl::{Count, GROUP_PREFIX, Resctrl, ResctrlError};
 use pinfold::host::topology::online_cpus;
 
-/// How long each CPU works.
+/// The duration of the work on each CPU.
 const SPELL: Duration = Duration::from_millis(100);
 
-/// What is worked on: more than most caches hold.
+/// The size of the memory for the work: more than most caches hold.
 const BYTES: usize = 64 << 20;
 
 fn main() {
-    // As a harness does, it heeds the names of the tests that are asked for.
+    // Like a test harness, the program runs only the tests named in the arguments.
     let mut names = std::env::args()
         .skip(1)
         .filter(|word| !word.starts_with('-'))
@@ -78,7 +78,7 @@ fn main() {
     }
 }
 
-/// Counts on each CPU while it works.
+/// Counts the events on each CPU during work.
 fn counters(online: &CpuSet, events: &[Event], names: &[&str]) {
     let mut sums = [None; 4];
     let mut refused = None;
@@ -91,7 +91,7 @@ fn counters(online: &CpuSet, events: &[Event], names: &[&str]) {
             }
             Err(error) => panic!("{error}"),
         };
-        assert!(work_on(cpu), "CPU {cpu} is not for this process");
+        assert!(work_on(cpu), "the process may not use CPU {cpu}");
         let reading = group
             .read()
             .unwrap()
@@ -116,7 +116,7 @@ fn counters(online: &CpuSet, events: &[Event], names: &[&str]) {
     }
 }
 
-/// Counts how often a thread of this process is moved that binds itself to one CPU and then to another.
+/// Counts the moves of a thread that binds itself to one CPU and then to a second CPU.
 fn threads() {
     let (proc, own) = (
         Proc::new(Path::new("/")),
@@ -137,7 +137,7 @@ fn threads() {
     let before = moves();
     if let [first, .., last] = online[..] {
         for cpu in [first, last, first, last] {
-            assert!(work_on(cpu), "CPU {cpu} is not for this process");
+            assert!(work_on(cpu), "the process may not use CPU {cpu}");
         }
         assert!(
             moves() >= before + 3,
@@ -148,7 +148,7 @@ fn threads() {
     println!("moves of threads: supported, {}", moves() - before);
 }
 
-/// Says what RDMA ports there are.
+/// Prints the RDMA ports.
 fn ports() {
     let folder = rdma::directory(Path::new("/"));
     let ports = rdma::ports(&folder);
@@ -172,7 +172,7 @@ fn ports() {
     }
 }
 
-/// Binds a monitoring group to a CPU that works.
+/// Binds a monitoring group to a busy CPU.
 fn monitors(online: &CpuSet) {
     let resctrl = Resctrl::new(Path::new("/"));
     let room = match resctrl.available_groups() {
@@ -181,7 +181,7 @@ fn monitors(online: &CpuSet) {
         }
         other => other.unwrap(),
     };
-    assert!(room > 0, "somebody else has all monitors");
+    assert!(room > 0, "all monitors are in use");
     let cpu = online.iter().last().unwrap();
     let name = format!("{GROUP_PREFIX}test-{}", std::process::id());
     resctrl.make(&name).unwrap();
@@ -190,7 +190,7 @@ fn monitors(online: &CpuSet) {
     let domains = resctrl.read(&name);
     resctrl.remove(&name).unwrap();
     bound.unwrap();
-    assert!(worked, "CPU {cpu} is not for this process");
+    assert!(worked, "the process may not use CPU {cpu}");
     let domains = domains.unwrap();
     let of = |pick: fn(&pinfold::host::resctrl::CacheCounters) -> Option<Count>| -> Vec<Count> {
         domains.iter().filter_map(pick).collect()
@@ -225,7 +225,7 @@ fn monitors(online: &CpuSet) {
     }
 }
 
-/// Works on a CPU for a while, waiting at times; says whether it may.
+/// Works on a CPU for a while with pauses. Returns false if the process may not use the CPU.
 fn work_on(cpu: u32) -> bool {
     let mut mask = Mask::new();
     if mask.set(cpu as usize).is_err() || sched_setaffinity(Pid::from_raw(0), &mask).is_err() {

@@ -1,4 +1,4 @@
-//! Network namespaces on the real kernel. Needs root; without it the tests fail and say so.
+//! Network namespaces on the real kernel. The tests need root and fail with a message without root.
 
 #![allow(
     clippy::unwrap_used,
@@ -24,12 +24,12 @@ fn switch() -> Switch {
     Switch::new().unwrap()
 }
 
-/// Whether this machine is meant for these tests.
-fn meant() -> bool {
+/// Whether this machine is prepared for these tests.
+fn is_prepared() -> bool {
     gate::meant_for_this_machine("root, for network namespaces")
 }
 
-/// The interfaces of the namespace that the calling thread is in.
+/// The interfaces in the calling thread's namespace.
 fn interfaces() -> BTreeSet<String> {
     let text = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
     text.lines()
@@ -38,7 +38,7 @@ fn interfaces() -> BTreeSet<String> {
         .collect()
 }
 
-/// The routes of that namespace, as the kernel prints them.
+/// The routes in the calling thread's namespace, as the kernel prints them.
 fn routes() -> String {
     std::fs::read_to_string("/proc/thread-self/net/route").unwrap()
 }
@@ -47,7 +47,7 @@ fn inode(netns: &Netns) -> u64 {
     nix::sys::stat::fstat(netns.as_fd()).unwrap().st_ino
 }
 
-/// Whether any thread or any open file on this machine holds the namespace.
+/// Whether a thread or an open file on this machine holds the namespace.
 fn is_held(inode: u64) -> bool {
     let name = format!("net:[{inode}]");
     let is_it = |path: std::path::PathBuf| {
@@ -69,14 +69,14 @@ fn is_held(inode: u64) -> bool {
 fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while !is_true() {
-        assert!(Instant::now() < deadline, "still not so after 10 s: {what}");
+        assert!(Instant::now() < deadline, "timeout after 10 s: {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
 #[test]
-fn two_containers_talk_and_the_host_sees_nothing() {
-    if !meant() {
+fn two_containers_communicate_without_changes_to_the_host() {
+    if !is_prepared() {
         return;
     }
     let before = (interfaces(), routes());
@@ -96,9 +96,9 @@ fn two_containers_talk_and_the_host_sees_nothing() {
     let listener = a.run(|| TcpListener::bind((A, 2222))).unwrap().unwrap();
     let server = std::thread::spawn(move || {
         let (mut stream, from) = listener.accept().unwrap();
-        let mut got = Vec::new();
-        stream.read_to_end(&mut got).unwrap();
-        (got.len(), from.ip())
+        let mut received = Vec::new();
+        stream.read_to_end(&mut received).unwrap();
+        (received.len(), from.ip())
     });
     let sent = vec![7_u8; 1 << 20];
     b.run(|| {
@@ -110,7 +110,7 @@ fn two_containers_talk_and_the_host_sees_nothing() {
     .unwrap();
     assert_eq!(server.join().unwrap(), (sent.len(), B.into()));
 
-    // The loopback of a container is its own and is up.
+    // Each container has a private loopback, which is up.
     let own = b
         .run(|| {
             TcpListener::bind("127.0.0.1:2222")
@@ -124,8 +124,8 @@ fn two_containers_talk_and_the_host_sees_nothing() {
 }
 
 #[test]
-fn nothing_stays_behind() {
-    if !meant() {
+fn all_namespaces_and_interfaces_are_removed() {
+    if !is_prepared() {
         return;
     }
     let before = interfaces();
@@ -137,8 +137,8 @@ fn nothing_stays_behind() {
 
     drop(b);
     eventually("nobody holds b's namespace", || !is_held(b_inode));
-    // The switch's namespace has no other handle: that a's end of the pair vanishes is the kernel saying that the
-    // bridge's namespace, and every link in it, has been removed.
+    // The switch's namespace has no further handle. The kernel removes a's end of the pair only with the bridge's
+    // namespace and all its links.
     assert!(a.run(interfaces).unwrap().contains("eth0"));
     drop(switch);
     eventually("a's eth0 is gone with the switch", || {
@@ -150,8 +150,8 @@ fn nothing_stays_behind() {
 }
 
 #[test]
-fn an_address_must_make_sense() {
-    if !meant() {
+fn invalid_addresses_are_refused() {
+    if !is_prepared() {
         return;
     }
     let mut switch = switch();

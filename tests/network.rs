@@ -1,6 +1,7 @@
-//! What pods send and receive, on the real kernel: known traffic of real processes in real cgroups against what is counted.
+//! Network metrics of pods on the real kernel: known traffic of real processes in real cgroups, compared with the
+//! counts.
 
-// A helper that can't do its work fails the test that called it.
+// A helper that fails also fails its calling test.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -1,7 +1,7 @@
-//! The module `nri`: against the recorded traffic of containerd, and against a runtime that does what none should.
+//! Tests of the module `nri` with recorded traffic of containerd, and with a runtime that breaks the protocol.
 //!
-//! `tests/data/nri` holds what containerd sent a plugin over a few containers' lives, what that plugin answered (Go, the
-//! protocol's own library), and what it logged.
+//! `tests/data/nri` has recordings of a few containers' lives: the messages from containerd to a plugin, the plugin's
+//! answers (written in Go with the protocol's official library), and the plugin's log.
 
 #![allow(
     clippy::unwrap_used,

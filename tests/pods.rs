@@ -1,4 +1,4 @@
-//! The `pod` module on whole manifests: see `tests/data/pods/README.md`.
+//! The `pod` module with complete manifests: see `tests/data/pods/README.md`.
 
 #![allow(
     clippy::unwrap_used,
@@ -58,7 +58,7 @@ fn role(pod: &Pod) -> String {
 }
 
 #[test]
-fn manifests_are_what_they_expect_to_be() {
+fn manifests_meet_the_expectations_in_their_annotations() {
     let mut checked = 0;
     for entry in fs::read_dir(data()).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
@@ -66,17 +66,17 @@ fn manifests_are_what_they_expect_to_be() {
             continue;
         }
         for pod in read(&name) {
-            let mut expects = 0;
-            let mut check = |key: &str, seen: String| {
+            let mut expectations = 0;
+            let mut check = |key: &str, actual: String| {
                 if let Some(expected) = pod.annotations.get(key) {
-                    assert_eq!(&seen, expected, "{key} of {} in {name}", pod.name);
-                    expects += 1;
+                    assert_eq!(&actual, expected, "{key} of {} in {name}", pod.name);
+                    expectations += 1;
                 }
             };
             check("expect/qos", pod::qos(&pod).to_string());
             check("expect/role", role(&pod));
             check("expect/cpus", entitlements(&pod, &Policy::default()));
-            assert!(expects > 0, "{} in {name} expects nothing", pod.name);
+            assert!(expectations > 0, "{} in {name} expects nothing", pod.name);
             checked += 1;
         }
     }
@@ -84,7 +84,7 @@ fn manifests_are_what_they_expect_to_be() {
 }
 
 #[test]
-fn a_real_list_of_pods() {
+fn a_recorded_list_of_pods_is_read_completely() {
     let pods = read("node-list.json");
     let names: Vec<_> = pods.iter().map(|pod| pod.name.as_str()).collect();
     assert_eq!(
@@ -135,7 +135,7 @@ fn a_real_list_of_pods() {
         }
     );
 
-    // The same list as YAML, as kubectl would print it, is the same pods.
+    // The same list as YAML, as printed by kubectl, gives the same pods.
     let json: serde_json::Value =
         serde_json::from_str(&fs::read_to_string(data().join("node-list.json")).unwrap()).unwrap();
     let yaml = serde_saphyr::to_string(&json).unwrap();
@@ -143,7 +143,7 @@ fn a_real_list_of_pods() {
 }
 
 #[test]
-fn a_mirror_pod_says_which_static_pod_it_stands_for() {
+fn a_mirror_pod_names_its_static_pod() {
     let pods = read("static.yaml");
     let own = "7a1d9c52-8f0e-4c59-a8c2-09f2c1b0f001";
     assert_eq!(
@@ -155,7 +155,7 @@ fn a_mirror_pod_says_which_static_pod_it_stands_for() {
         "4be0c4a1-3c6f-4c6d-8f57-0d1f8f6a9c11".into(),
     );
     assert_eq!(pods[0].mirror, Some(pod::Mirror { uid, node }));
-    // One annotation, other ones, or another owner is no mirror pod.
+    // A single annotation, different annotations, or a different owner make no mirror pod.
     let text = fs::read_to_string(data().join("static.yaml")).unwrap();
     let changes = [
         ("config.mirror: 0c1d", "config.mirror: 1c1d"),
@@ -205,7 +205,7 @@ fn a_policy_chooses_more_pods() {
 }
 
 #[test]
-fn reasons_say_what_to_change() {
+fn reasons_name_the_remedy() {
     let reason = |file: &str, pod: &str, container: &str| {
         let pods = read(file);
         let pod = pods.iter().find(|candidate| candidate.name == pod).unwrap();
@@ -497,7 +497,7 @@ fn thread_policy_in_configuration() {
 }
 
 #[test]
-fn who_is_denied_should_be_told() {
+fn denied_containers_are_recognized() {
     let pod = |annotation: &str, label: &str, limits: &str, phase: &str| {
         let text = format!(
             "{{apiVersion: v1, kind: Pod, metadata: {{name: p, labels: {{{label}}}, annotations: {{{annotation}}}}}, \
@@ -528,9 +528,9 @@ fn who_is_denied_should_be_told() {
                 training_only,
                 ..Policy::default()
             };
-            let is = pod::is_denied(&pod, &pod.containers[0], &policy);
+            let is_denied = pod::is_denied(&pod, &pod.containers[0], &policy);
             assert_eq!(
-                is, denied,
+                is_denied, denied,
                 "{annotation} {label} {limits} {phase} {training_only}"
             );
         }

@@ -1,4 +1,4 @@
-//! The cgroups of real nodes, as they were recorded: see `tests/data/cgroups/README.md`.
+//! The recorded cgroups of real nodes: see `tests/data/cgroups/README.md`.
 
 #![allow(
     clippy::unwrap_used,
@@ -28,17 +28,17 @@ fn unpack(version: &str) -> TempDir {
     folder
 }
 
-/// What the API server said of one pod.
-struct Told {
+/// A pod as described by the API server.
+struct RecordedPod {
     path: String,
-    /// Ids of the containers that run, and of those that have ended.
+    /// The ids of the running containers and of the ended containers.
     running: Vec<String>,
     ended: Vec<String>,
 }
 
-fn told(version: &str) -> Vec<Told> {
+fn recorded_pods(version: &str) -> Vec<RecordedPod> {
     let text = fs::read_to_string(data().join(format!("{version}-pods.txt"))).unwrap();
-    let mut pods: Vec<Told> = Vec::new();
+    let mut pods: Vec<RecordedPod> = Vec::new();
     for line in text.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
         if line.starts_with(' ') {
@@ -51,7 +51,7 @@ fn told(version: &str) -> Vec<Told> {
             ids.push(words[4].to_owned());
         } else {
             let path = words[2].trim_start_matches('/').to_owned();
-            pods.push(Told {
+            pods.push(RecordedPod {
                 path,
                 running: Vec::new(),
                 ended: Vec::new(),
@@ -63,41 +63,41 @@ fn told(version: &str) -> Vec<Told> {
 
 /// Every file below a folder with its content.
 fn contents(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let mut found = BTreeMap::new();
+    let mut files = BTreeMap::new();
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            found.extend(contents(&path));
+            files.extend(contents(&path));
         } else {
             let content = fs::read(&path).unwrap();
-            found.insert(path, content);
+            files.insert(path, content);
         }
     }
-    found
+    files
 }
 
-/// Reads the recorded node and compares it with what was told of its pods.
+/// Reads the recorded node and compares the cgroups with the API server's pods.
 fn scan(root: &Path, name: &str, version: Version) -> Vec<PodCgroup> {
     let before = contents(root);
     let cgroups = Cgroups::detect(root).unwrap();
     assert_eq!(cgroups.version, version);
     assert!(cgroups.has_cpu_controller());
     let pods = cgroups.scan("kubepods").unwrap();
-    let told = told(name);
-    assert_eq!(pods.len(), told.len());
-    for told in told {
+    let recorded_pods = recorded_pods(name);
+    assert_eq!(pods.len(), recorded_pods.len());
+    for recorded in recorded_pods {
         let pod = pods
             .iter()
-            .find(|pod| pod.path == told.path)
-            .unwrap_or_else(|| panic!("no {}", told.path));
-        let uid = told.path.rsplit_once("/pod").unwrap().1;
+            .find(|pod| pod.path == recorded.path)
+            .unwrap_or_else(|| panic!("no {}", recorded.path));
+        let uid = recorded.path.rsplit_once("/pod").unwrap().1;
         assert_eq!(pod.uid, uid);
         let mut ids: Vec<&str> = pod
             .containers
             .iter()
             .map(|container| container.id.as_str())
             .collect();
-        for id in &told.running {
+        for id in &recorded.running {
             let at = ids
                 .iter()
                 .position(|other| other == id)
@@ -111,7 +111,8 @@ fn scan(root: &Path, name: &str, version: Version) -> Vec<PodCgroup> {
             pod.path
         );
         assert!(
-            told.ended
+            recorded
+                .ended
                 .iter()
                 .all(|id| pod.containers.iter().all(|container| container.id != *id))
         );
@@ -125,7 +126,7 @@ fn scan(root: &Path, name: &str, version: Version) -> Vec<PodCgroup> {
     pods
 }
 
-/// What the ledger makes of the recorded node, of whose pods nobody tells it.
+/// The ledger of the recorded node, without any information about the pods.
 fn ledger(root: &Path, pods: &[PodCgroup]) -> (Observed, Ledger) {
     let around = Cgroups::detect(root)
         .unwrap()
@@ -143,33 +144,37 @@ fn ledger(root: &Path, pods: &[PodCgroup]) -> (Observed, Ledger) {
     (observed, ledger)
 }
 
-/// CPUs written and in force, and the quota in thousandths of a CPU, of the container whose id starts so.
+/// The written CPUs, the effective CPUs, and the quota in thousandths of a CPU, of the container whose id starts with
+/// `id`.
 fn container(pods: &[PodCgroup], id: &str) -> (String, String, Option<u64>) {
     let mut all = pods.iter().flat_map(|pod| &pod.containers);
-    let found = all.find(|container| container.id.starts_with(id)).unwrap();
-    let quota = found.quota.unwrap();
+    let container = all.find(|container| container.id.starts_with(id)).unwrap();
+    let quota = container.quota.unwrap();
     let thousandths = quota.quota.map(|limit| limit * 1000 / quota.period);
     (
-        found.cpuset.cpus.to_string(),
-        found.cpuset.effective.to_string(),
+        container.cpuset.cpus.to_string(),
+        container.cpuset.effective.to_string(),
         thousandths,
     )
 }
 
-fn is(cpus: &str, effective: &str, quota: Option<u64>) -> (String, String, Option<u64>) {
+fn expected(cpus: &str, effective: &str, quota: Option<u64>) -> (String, String, Option<u64>) {
     (cpus.to_owned(), effective.to_owned(), quota)
 }
 
 #[test]
 fn cgroup_v1() {
     let folder = unpack("v1");
-    // The recording begins at the pods' tree; what tells a v1 hierarchy lies above.
+    // The recording begins at the pods' tree. The files that identify a v1 hierarchy are above the tree.
     fs::write(folder.path().join("cpuset/cpuset.cpus"), "0-1\n").unwrap();
     let pods = scan(folder.path(), "v1", Version::V1);
     assert_eq!(ledger(folder.path(), &pods).1, Ledger::default());
-    assert_eq!(container(&pods, "22e1116d"), is("0-1", "0-1", Some(200)));
-    assert_eq!(container(&pods, "529cd501"), is("0", "0", None));
-    assert_eq!(container(&pods, "146c28df"), is("0-1", "0-1", None));
+    assert_eq!(
+        container(&pods, "22e1116d"),
+        expected("0-1", "0-1", Some(200))
+    );
+    assert_eq!(container(&pods, "529cd501"), expected("0", "0", None));
+    assert_eq!(container(&pods, "146c28df"), expected("0-1", "0-1", None));
     let pod = pods
         .iter()
         .find(|pod| pod.uid.starts_with("4661fbb0"))
@@ -181,12 +186,19 @@ fn cgroup_v1() {
 fn cgroup_v2_with_partitions() {
     let folder = unpack("v2");
     let pods = scan(folder.path(), "v2", Version::V2);
-    // The partitions: what was written is not what is in force.
-    assert_eq!(container(&pods, "54da2aae"), is("0-7", "2-3", Some(1500)));
-    assert_eq!(container(&pods, "ca39d95f"), is("", "6-7", Some(500)));
-    assert_eq!(container(&pods, "2df255db"), is("", "0-1,4-5", Some(300)));
-    assert_eq!(container(&pods, "82b64f00"), is("", "0-1,4-5", None));
-    // Somebody made them by hand: they are reported, nobody else is given their CPUs, and no plan touches them.
+    // In a partition, the effective CPUs differ from the written CPUs.
+    assert_eq!(
+        container(&pods, "54da2aae"),
+        expected("0-7", "2-3", Some(1500))
+    );
+    assert_eq!(container(&pods, "ca39d95f"), expected("", "6-7", Some(500)));
+    assert_eq!(
+        container(&pods, "2df255db"),
+        expected("", "0-1,4-5", Some(300))
+    );
+    assert_eq!(container(&pods, "82b64f00"), expected("", "0-1,4-5", None));
+    // The partitions were made by hand. The ledger reports them, their CPUs go to no container, and no plan touches
+    // them.
     let (observed, ledger) = ledger(folder.path(), &pods);
     assert_eq!(ledger.barred.to_string(), "2-3,6-7");
     assert_eq!(

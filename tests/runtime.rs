@@ -1,9 +1,10 @@
-//! Real container runtimes on the real kernel: containerd of two series with their runc, driven as the kubelet drives them.
+//! Real container runtimes on the real kernel: two series of containerd with their runc, called as the kubelet calls
+//! them.
 //!
-//! Needs root, a cgroup hierarchy with cpuset, two CPUs and what `tests/runtime/prepare` fetches, so plain `cargo test`
-//! leaves these tests to `tests/run` and names them.
+//! The tests need root, a cgroup hierarchy with cpuset, two CPUs and the files that `tests/runtime/prepare` fetches.
+//! Plain `cargo test` skips the tests and names them; `tests/run` runs them.
 
-// A helper that can't do its work fails the test that called it.
+// A helper that fails also fails its calling test.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,

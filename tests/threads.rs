@@ -1,4 +1,4 @@
-//! What is counted for all threads of a process, by the kernel's accounting and one by one.
+//! Counts of all threads of a process, from the kernel's accounting and from each thread's files.
 
 #![allow(
     clippy::unwrap_used,
@@ -19,7 +19,7 @@ use std::time::Duration;
 use pinfold::host::proc::{Proc, SchedulerCounts};
 use pinfold::host::taskstats::Taskstats;
 
-/// How often each thread waits.
+/// The number of waits of each thread.
 const WAITS: u64 = 50;
 const THREADS: usize = 6;
 
@@ -35,7 +35,7 @@ fn the_accounting_agrees_with_the_files_of_each_thread() {
         .spawn()
         .unwrap();
     let pid = i32::try_from(child.id()).unwrap();
-    // It sleeps once all of it has been loaded; nothing counts any more then.
+    // The counts stop when the program is loaded and sleeps.
     let agree = || {
         let [(tid, counted)] = proc.threads(pid)[..] else {
             panic!("{:?}", proc.threads(pid))
@@ -54,11 +54,15 @@ fn the_accounting_agrees_with_the_files_of_each_thread() {
     assert_eq!(proc.thread_count(pid), 1);
     child.kill().unwrap();
     child.wait().unwrap();
-    assert_eq!(taskstats.of(pid).unwrap(), None, "gone");
+    assert_eq!(
+        taskstats.of(pid).unwrap(),
+        None,
+        "the ended process has no counts"
+    );
 }
 
 #[test]
-fn threads_that_have_ended_still_count() {
+fn ended_threads_still_count() {
     if !gate::meant_for_this_machine("root and the machine's own process ids") {
         return;
     }
@@ -67,7 +71,7 @@ fn threads_that_have_ended_still_count() {
     let mut counted = || taskstats.of(own).unwrap().unwrap();
     let before = counted();
     let threads: Vec<_> = (0..THREADS).map(|_| waiting()).collect();
-    // Each has waited so often when it answers, and lives on.
+    // Each thread has waited `WAITS` times before the answer, and keeps running.
     threads
         .iter()
         .for_each(|(waited, _, _)| waited.recv().unwrap());
@@ -93,9 +97,9 @@ fn threads_that_have_ended_still_count() {
     );
 }
 
-/// A thread that waits so often, says so, and ends when it is told to.
+/// A thread that waits `WAITS` times, sends a message, and ends on request.
 fn waiting() -> (mpsc::Receiver<()>, mpsc::Sender<()>, thread::JoinHandle<()>) {
-    let (waited, told) = mpsc::channel();
+    let (waited, done) = mpsc::channel();
     let (end, ended) = mpsc::channel::<()>();
     let thread = thread::spawn(move || {
         for _ in 0..WAITS {
@@ -104,5 +108,5 @@ fn waiting() -> (mpsc::Receiver<()>, mpsc::Sender<()>, thread::JoinHandle<()>) {
         waited.send(()).unwrap();
         let _ = ended.recv();
     });
-    (told, end, thread)
+    (done, end, thread)
 }

@@ -1,6 +1,6 @@
-//! The topology of real machines, of damaged copies of them, and of the machine that the test runs on.
+//! The topology of real machines, of damaged copies, and of the machine that runs the test.
 
-// A helper that can't do its work fails the test that called it.
+// A helper that fails also fails its calling test.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ mod machine;
 
 use machine::{archives, unpack};
 
-/// What is known of a machine: which CPUs are together. `None`: not judged.
+/// The known groups of a machine's CPUs; `None`: not checked.
 #[derive(Deserialize)]
 struct Truth {
     online: Vec<u32>,
@@ -32,7 +32,7 @@ fn set(list: &str) -> CpuSet {
     list.parse().unwrap()
 }
 
-/// A machine unpacked to a folder of its own, which a test may damage.
+/// A machine unpacked to a private folder, which a test may damage.
 struct Machine {
     root: PathBuf,
     _folder: TempDir,
@@ -47,7 +47,7 @@ impl Machine {
         }
     }
 
-    /// A machine of the given files below `sys/devices`.
+    /// A machine with the given files below `sys/devices`.
     fn of(files: &[(&str, &str)]) -> Self {
         let folder = TempDir::new().unwrap();
         let machine = Self {
@@ -70,7 +70,7 @@ impl Machine {
         fs::write(path, text).unwrap();
     }
 
-    /// Removes files and folders of this name, and says that there were some.
+    /// Removes all files and folders with a name. At least one must exist.
     fn remove_all(&self, name: &str) {
         let mut removed = 0;
         let mut folders = vec![self.root.clone()];
@@ -98,7 +98,7 @@ impl Machine {
         read(&self.root).unwrap()
     }
 
-    /// The error, which must name the file and what it holds.
+    /// Returns the error, which must name the file and the content.
     fn error(&self, path: &str, text: &str) -> TopologyError {
         let error = read(&self.root).unwrap_err();
         let shown = error.to_string();
@@ -120,7 +120,7 @@ fn sorted(groups: impl IntoIterator<Item = CpuSet>) -> Vec<CpuSet> {
     groups
 }
 
-/// The CPUs that have the same id of a kind; `None` if one has none.
+/// Groups of CPUs with the same id of a kind; `None` if a CPU has no id.
 fn by_id(
     topology: &Topology,
     id: impl Fn(&pinfold::cpu::Cpu) -> Option<u32>,
@@ -133,7 +133,7 @@ fn by_id(
 }
 
 #[test]
-fn real_machines_are_read_as_they_are() {
+fn real_machines_are_read_correctly() {
     let truth = fs::read_to_string(archives().join("truth.json")).unwrap();
     let truth: BTreeMap<String, Truth> = serde_json::from_str(&truth).unwrap();
     assert_eq!(truth.len(), 14);
@@ -148,7 +148,7 @@ fn real_machines_are_read_as_they_are() {
     assert_eq!(archives.count(), truth.len(), "every archive has its truth");
     let judge = |(name, truth): (&String, &Truth)| {
         let topology = Machine::unpack(name).read();
-        let mut said = Vec::new();
+        let mut checked_levels = Vec::new();
         let online: CpuSet = truth.online.iter().copied().collect();
         assert_eq!(topology.online, online, "{name}: online");
         assert_eq!(
@@ -184,21 +184,25 @@ fn real_machines_are_read_as_they_are() {
         ];
         for (level, truth, ids, groups) in levels {
             let Some(truth) = truth else {
-                said.push(format!("{level} not judged"));
+                checked_levels.push(format!("{level} not judged"));
                 continue;
             };
             let truth = sorted(truth.iter().map(|group| group.iter().copied().collect()));
             assert_eq!(ids.as_ref(), Some(&truth), "{name}: {level} by id");
             assert_eq!(sorted(groups), truth, "{name}: {level} as groups");
-            said.push(format!("{} {level}", truth.len()));
+            checked_levels.push(format!("{} {level}", truth.len()));
         }
-        format!("{name}: {} CPUs, {}", online.len(), said.join(", "))
+        format!(
+            "{name}: {} CPUs, {}",
+            online.len(),
+            checked_levels.join(", ")
+        )
     };
-    // Unpacking is most of the work; two halves at a time.
+    // Unpacking takes most of the time, so two threads share the archives.
     let all: Vec<_> = truth.iter().collect();
-    let (one, other) = all.split_at(all.len() / 2);
+    let (first_half, second_half) = all.split_at(all.len() / 2);
     let lines = std::thread::scope(|scope| {
-        let halves = [one, other]
+        let halves = [first_half, second_half]
             .map(|half| scope.spawn(|| half.iter().map(|&m| judge(m)).collect::<Vec<_>>()));
         halves.map(|half| half.join().unwrap()).concat()
     });
@@ -256,7 +260,7 @@ fn offline_siblings_are_not_in_any_group() {
     assert_eq!(topology.core_of(7), set("7,15"));
     assert_eq!(topology.core_of(2), set(""));
 
-    // The same where the lists still name the sibling, as they do on some kernels.
+    // Some kernels still name the sibling in the lists; the result is the same.
     let machine = Machine::of(&[
         ("system/cpu/online", "0-2\n"),
         ("system/cpu/present", "0-3\n"),
@@ -303,11 +307,15 @@ fn hybrid_kinds_come_from_event_sources_or_else_from_capacities() {
 }
 
 #[test]
-fn what_is_missing_makes_the_answer_coarser() {
+fn missing_files_give_coarser_groups() {
     let machine = Machine::unpack("8em64t-2s2ca2c");
-    let whole = machine.read();
+    let complete = machine.read();
     assert_eq!(
-        (whole.llcs().len(), whole.sockets().len(), whole.numa.len()),
+        (
+            complete.llcs().len(),
+            complete.sockets().len(),
+            complete.numa.len()
+        ),
         (4, 2, 1)
     );
 
@@ -315,13 +323,13 @@ fn what_is_missing_makes_the_answer_coarser() {
     machine.remove_all("thread_siblings_list");
     machine.remove_all("core_siblings_list");
     machine.remove_all("cpulist");
-    assert_eq!(machine.read(), whole, "masks say the same as lists");
+    assert_eq!(machine.read(), complete, "masks give the same as lists");
 
-    // The online CPUs follow from the folders, and from the files in them.
+    // The folders and the files in the folders give the online CPUs.
     machine.remove_all("online");
-    assert_eq!(machine.read(), whole);
+    assert_eq!(machine.read(), complete);
     machine.remove_all("present");
-    assert_eq!(machine.read(), whole);
+    assert_eq!(machine.read(), complete);
     machine.write("system/cpu/cpu6/online", "0\n");
     machine.write("system/cpu/cpu7/online", "1\n");
     let topology = machine.read();
@@ -332,7 +340,11 @@ fn what_is_missing_makes_the_answer_coarser() {
     machine.write("system/cpu/cpu6/online", "1\n");
 
     machine.remove_all("core_siblings");
-    assert_eq!(machine.read(), whole, "socket ids say the same as lists");
+    assert_eq!(
+        machine.read(),
+        complete,
+        "socket ids give the same as lists"
+    );
     machine.remove_all("physical_package_id");
     let topology = machine.read();
     assert!(topology.cpus.iter().all(|cpu| cpu.socket.is_none()));
@@ -377,9 +389,9 @@ fn what_is_missing_makes_the_answer_coarser() {
 }
 
 #[test]
-fn new_names_of_the_lists_serve_as_well() {
+fn new_names_of_the_lists_are_read() {
     let machine = Machine::unpack("memorysidecaches");
-    let whole = machine.read();
+    let complete = machine.read();
     for name in [
         "thread_siblings_list",
         "thread_siblings",
@@ -388,15 +400,15 @@ fn new_names_of_the_lists_serve_as_well() {
     ] {
         machine.remove_all(name);
     }
-    assert_eq!(machine.read(), whole);
+    assert_eq!(machine.read(), complete);
     for name in ["core_cpus_list", "package_cpus_list"] {
         machine.remove_all(name);
     }
-    assert_eq!(machine.read(), whole);
+    assert_eq!(machine.read(), complete);
 }
 
 #[test]
-fn a_cache_that_does_not_tell_whom_it_serves_hides_the_lower_ones() {
+fn a_cache_without_a_cpu_list_hides_the_lower_caches() {
     let machine = Machine::of(&[("system/cpu/online", "0-1")]);
     for (index, level, kind) in [
         (0, "1", "Data"),
@@ -416,16 +428,12 @@ fn a_cache_that_does_not_tell_whom_it_serves_hides_the_lower_ones() {
     assert_eq!(machine.read().cpu(0).unwrap().llc, None);
     machine.write("system/cpu/cpu0/cache/index10/shared_cpu_list", "0-1");
     let topology = machine.read();
-    assert_eq!(
-        topology.llcs(),
-        [set("0-1")],
-        "CPU 1 is told by CPU 0's list"
-    );
+    assert_eq!(topology.llcs(), [set("0-1")], "CPU 0's list names CPU 1");
     assert_eq!(topology.cpu(1).unwrap().llc, Some(0));
 }
 
 #[test]
-fn malformed_files_are_named_with_what_they_hold() {
+fn errors_of_malformed_files_name_file_and_content() {
     let cases = [
         ("system/cpu/online", "0-3,", "CPU ids"),
         ("system/cpu/online", "all", "CPU ids"),
@@ -506,7 +514,7 @@ fn malformed_files_are_named_with_what_they_hold() {
         read(&machine.root),
         Err(TopologyError::NoCpus { .. })
     ));
-    // A folder where a file should be can't be read, which is not the same as missing.
+    // A folder in place of a file is unreadable, which differs from missing.
     let machine = Machine::of(&[("system/cpu/online/file", "")]);
     let error = read(&machine.root).unwrap_err();
     assert!(
@@ -516,7 +524,7 @@ fn malformed_files_are_named_with_what_they_hold() {
 }
 
 #[test]
-fn this_machine_is_what_its_own_sys_says() {
+fn the_topology_of_this_machine_matches_sysfs() {
     let topology = read(Path::new("/")).unwrap();
     let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
     assert_eq!(topology.online, online.parse().unwrap());
@@ -537,7 +545,7 @@ fn this_machine_is_what_its_own_sys_says() {
             topology.online.len()
         );
     }
-    // Every CPU that this process may use is one of them.
+    // The topology has every CPU that this process may use.
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let allowed = status
         .lines()
@@ -559,7 +567,7 @@ fn pinfold(args: &[&str]) -> std::process::Output {
 }
 
 #[test]
-fn the_command_draws_and_prints_json() {
+fn the_topology_command_draws_and_prints_json() {
     let machine = Machine::unpack("16em64t-4s2c2t-offlines");
     let root = machine.root.to_str().unwrap();
     let drawn = pinfold(&["--root", root]);
@@ -585,7 +593,7 @@ NUMA node 0 · 16.0 GiB
 }
 
 #[test]
-fn a_root_without_a_machine_is_bad_input() {
+fn the_topology_command_refuses_a_root_without_a_machine() {
     let folder = TempDir::new().unwrap();
     let missing = folder.path().join("nothing");
     for root in [folder.path(), &missing] {

@@ -1,4 +1,4 @@
-//! How many forced splits moves remove.
+//! Simulation of forced splits over NUMA nodes, and of the moves that remove splits.
 
 use std::time::{Duration, Instant};
 
@@ -6,23 +6,24 @@ use pinfold::cpu::{CpuSet, Owner, Placer, Request, Topology};
 
 use crate::random::Random;
 
-/// What came of one run.
+/// The result of a simulation.
 #[derive(Debug, Default)]
 pub(crate) struct Forced {
-    /// Requests that were placed.
+    /// The number of placed requests.
     pub(crate) placements: usize,
-    /// Those that one NUMA node could hold if it were empty, and that none could hold as it was.
+    /// Placements on more NUMA nodes than on the empty machine.
     pub(crate) splits: usize,
-    /// Of these, those that one move removes, and those that one or two remove.
+    /// The number of splits that at most one move, and at most two moves, would remove.
     pub(crate) removed: [usize; 2],
-    /// How long a search for at most one move took, and for at most two.
+    /// The durations of the searches for at most one move and for at most two moves.
     pub(crate) times: [Vec<Duration>; 2],
-    /// The most owners at one time.
+    /// The maximum number of owners at the same time.
     pub(crate) owners: usize,
 }
 
-/// Lets containers of 2, 4, … 32 CPUs come and go, three of four steps a coming while no more than `load` % of the machine
-/// are then taken. Moves are only asked for, never made, so that every share is of the same splits.
+/// Simulates containers of 2, 4, … 32 CPUs that arrive and leave. Three of four steps are arrivals while at most `load`
+/// % of the machine would be used. The simulation searches for moves but makes none, so all shares refer to the same
+/// splits.
 pub(crate) fn run(topology: &Topology, load: usize, steps: usize, seed: u64) -> Forced {
     let placer = Placer::new(topology);
     let mut random = Random(seed);
@@ -37,13 +38,13 @@ pub(crate) fn run(topology: &Topology, load: usize, steps: usize, seed: u64) -> 
     let mut owners: Vec<Owner> = Vec::new();
     let mut outcome = Forced::default();
     for _ in 0..steps {
-        let (comes, size, leaver) = (
+        let (arrives, size, leaver) = (
             random.below(4) > 0,
             2 * (random.below(16) + 1),
             random.below(1 << 20),
         );
         let used = usable.len() - free.len();
-        if comes && (used + size) * 100 <= topology.cpus.len() * load {
+        if arrives && (used + size) * 100 <= topology.cpus.len() * load {
             let placement = placer.place(&free, size).unwrap();
             outcome.placements += 1;
             if placement.cost.numa > placer.place(&usable, size).unwrap().cost.numa {

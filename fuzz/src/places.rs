@@ -1,10 +1,10 @@
-//! What must hold of any topology, and of any placement on it.
+//! Properties of every topology and of every placement.
 
 use pinfold::cpu::{
     Cores, Cost, CpuSet, Isolated, Order, Placement, Placer, Refusal, Request, Topology,
 };
 
-/// The groups of a topology are in order: all of them are of online CPUs, and each kind has every CPU once.
+/// Checks a topology's groups: all CPUs are online, and each kind of group has every CPU once.
 pub fn check_groups(topology: &Topology) {
     let Topology {
         online,
@@ -42,7 +42,7 @@ pub fn check_groups(topology: &Topology) {
     }
 }
 
-/// Serves requests one after the other, each from what the ones before have left, and checks every answer.
+/// Places requests in turn, each on the CPUs that the earlier requests have left, and checks every result.
 pub fn check_places(topology: &Topology, placer: &Placer, free: &CpuSet, requests: &[Request]) {
     let mut free = free.clone();
     for request in requests {
@@ -118,7 +118,7 @@ fn check_placement(
         llcs: touched(&topology.llcs()),
     };
     assert_eq!(*cost, counted, "{placement:?}");
-    // Where nothing but the machine's groups counts, no other choice may be cheaper: not the lowest ids, not the highest.
+    // Without further preferences, neither the lowest nor the highest ids may be cheaper.
     let plain = request.order == Order::Pack
         && request.cores == Cores::Preferred
         && request.near.is_empty();
@@ -127,7 +127,7 @@ fn check_placement(
         let usable: Vec<u32> = free.intersection(&topology.online).iter().collect();
         let lowest: CpuSet = usable.iter().copied().take(request.cpus).collect();
         let highest: CpuSet = usable.iter().rev().copied().take(request.cpus).collect();
-        // A choice on too many NUMA nodes is none.
+        // Choices on too many NUMA nodes do not count.
         let most = if request.fewest_numa {
             least_numa(topology, request.cpus, request.cores)
         } else {
@@ -149,8 +149,8 @@ fn check_refusal(topology: &Topology, free: &CpuSet, request: &Request, refusal:
     let free = free.intersection(&topology.online);
     assert!(!refusal.to_string().is_empty());
     let cores = topology.cores();
-    let whole: Vec<&CpuSet> = cores.iter().filter(|core| core.is_subset(&free)).collect();
-    let on_whole: usize = whole.iter().map(|core| core.len()).sum();
+    let free_cores: Vec<&CpuSet> = cores.iter().filter(|core| core.is_subset(&free)).collect();
+    let cpus_on_free_cores: usize = free_cores.iter().map(|core| core.len()).sum();
     match refusal {
         Refusal::TooFewCpus(refusal) => {
             assert_eq!((refusal.wanted, refusal.free), (request.cpus, free.len()));
@@ -159,18 +159,18 @@ fn check_refusal(topology: &Topology, free: &CpuSet, request: &Request, refusal:
         Refusal::TooFewOnWholeCores { wanted, free } => {
             assert_eq!(
                 (request.cores, wanted, free),
-                (Cores::Whole, request.cpus, on_whole)
+                (Cores::Whole, request.cpus, cpus_on_free_cores)
             );
             assert!(free < wanted);
         }
         Refusal::NotWholeCores { wanted, less, more } => {
             assert_eq!((request.cores, wanted), (Cores::Whole, request.cpus));
-            assert!(less < wanted && wanted < more && more <= on_whole);
+            assert!(less < wanted && wanted < more && more <= cpus_on_free_cores);
         }
         Refusal::TooFewCores { wanted, free } => {
             assert_eq!(
                 (request.cores, wanted, free),
-                (Cores::Single, request.cpus, whole.len())
+                (Cores::Single, request.cpus, free_cores.len())
             );
             assert!(free < wanted);
         }
@@ -184,7 +184,7 @@ fn check_refusal(topology: &Topology, free: &CpuSet, request: &Request, refusal:
         } => {
             assert!(request.fewest_numa && (wanted, held, held_on) == (request.cpus, 0, 0));
             assert!(most < wanted && needs > 0);
-            // Where cores don't matter, so many NUMA nodes really have too little.
+            // Without a preference for cores, `needs` NUMA nodes really have too few CPUs.
             if request.cores == Cores::Preferred {
                 let mut sizes: Vec<usize> = topology
                     .numa_nodes()
@@ -198,8 +198,8 @@ fn check_refusal(topology: &Topology, free: &CpuSet, request: &Request, refusal:
     }
 }
 
-/// As many NUMA nodes as so many CPUs touch on the empty machine where they are taken from those that have most. That is the
-/// fewest for [`Cores::Preferred`]; for the others, whose cores may lie in pieces or not come out even, all may be needed.
+/// The number of NUMA nodes that `cpus` CPUs need on the empty machine, taken from the largest NUMA nodes. The number
+/// is the minimum for [`Cores::Preferred`]. With different core rules, split or odd cores may need all NUMA nodes.
 fn least_numa(topology: &Topology, cpus: usize, cores: Cores) -> usize {
     let mut sizes: Vec<usize> = topology.numa_nodes().iter().map(CpuSet::len).collect();
     if cores != Cores::Preferred {
@@ -207,6 +207,6 @@ fn least_numa(topology: &Topology, cpus: usize, cores: Cores) -> usize {
     }
     sizes.sort_unstable_by(|a, b| b.cmp(a));
     (0..=sizes.len())
-        .find(|&some| sizes[..some].iter().sum::<usize>() >= cpus)
+        .find(|&count| sizes[..count].iter().sum::<usize>() >= cpus)
         .unwrap_or(sizes.len())
 }

@@ -1,25 +1,25 @@
-//! A tree of small files made from a fuzzer's input: the /sys, /proc or cgroups of a machine that nobody has.
+//! A tree of small files made from a fuzzer's input: /sys, /proc or the cgroups of an imaginary machine.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// More lines than this of an input are not read.
+/// The maximum number of lines that are read of an input.
 const MOST_LINES: usize = 256;
 
-/// What stands at a path.
+/// The node at a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Node {
     /// A folder.
     Folder,
-    /// A file with this in it.
+    /// A file with the content.
     File(Vec<u8>),
 }
 
-/// The files that an input describes, one in each line: `path = content`, with `\n` for a new line in the content.
+/// The files of an input, with a file in each line: `path = content`, with `\n` for a new line in the content.
 ///
-/// A line without ` = ` is a folder, and `./name = content` is a file in the folder named last. Lines whose path leads
-/// out of the tree are left out.
+/// A line without ` = ` is a folder, and `./name = content` is a file in the last named folder. Lines with a path out
+/// of the tree are skipped.
 pub fn files(text: &str) -> BTreeMap<String, Node> {
     let mut nodes = BTreeMap::new();
     let mut folder = "";
@@ -42,7 +42,7 @@ pub fn files(text: &str) -> BTreeMap<String, Node> {
             continue;
         }
         for (at, _) in path.match_indices('/') {
-            // What has something below it is a folder, whatever another line says.
+            // A path with children is a folder, whatever a different line says.
             nodes.insert(path[..at].to_owned(), Node::Folder);
         }
         if nodes.get(path) != Some(&Node::Folder) {
@@ -52,9 +52,9 @@ pub fn files(text: &str) -> BTreeMap<String, Node> {
     nodes
 }
 
-/// A folder on disk that holds the files of the latest input.
+/// A folder on disk with the files of the latest input.
 ///
-/// From one input to the next only what differs is written: most inputs differ in one line.
+/// Only the differences to the previous input are written: most inputs differ in one line.
 #[derive(Debug)]
 pub struct Tree {
     root: PathBuf,
@@ -64,7 +64,7 @@ pub struct Tree {
 // === impl Tree ===
 
 impl Tree {
-    /// An empty tree in the system's folder for temporary files, which `fuzz/run` sets and removes.
+    /// An empty tree in the folder for temporary files, which `fuzz/run` sets and removes.
     pub fn new() -> Self {
         let root = std::env::temp_dir().join(format!("pinfold-fuzz-{}", std::process::id()));
         fs::create_dir_all(&root).expect("a folder for the tree");
@@ -74,14 +74,14 @@ impl Tree {
         }
     }
 
-    /// Where the files are.
+    /// The root folder of the files.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Makes the tree hold these files, and nothing else.
+    /// Changes the tree to hold exactly the given files.
     pub fn set(&mut self, nodes: BTreeMap<String, Node>) {
-        // Backwards, what is in a folder comes before the folder.
+        // In reverse order, the content of a folder precedes the folder.
         for (path, old) in self.nodes.iter().rev() {
             let at = self.root.join(path);
             match (old, nodes.get(path)) {

@@ -1,5 +1,5 @@
-//! The program as the DaemonSet and the unit start it, on the real kernel: with their capabilities and no others, and with a
-//! service manager that listens.
+//! The program as started by the DaemonSet and by the unit, on the real kernel: with exactly their capabilities, and
+//! with a service manager that receives notifications.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -16,12 +16,12 @@ use crate::tools::{debian, documents};
 
 const UID: &str = "5d0f8a51-6d3e-4a44-9d0b-0a1f5f7a9c11";
 
-/// How long anything may take that should happen at once.
+/// The time limit for actions that should happen at once.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
-    while !holds() {
+    while !condition() {
         assert!(Instant::now() < deadline, "{what}: not within {PATIENCE:?}");
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -51,7 +51,7 @@ impl Drop for Running {
 }
 
 impl Running {
-    /// The line on stdout or stderr that holds a word, and an address after it.
+    /// Waits for a line on stdout or stderr with `word`, and returns the address after `word`.
     fn address_after(&mut self, word: &str) -> SocketAddr {
         let (out, err) = (self.0.stdout.take(), self.0.stderr.take());
         let (sender, lines) = std::sync::mpsc::channel();
@@ -68,17 +68,17 @@ impl Running {
             });
         }
         drop(sender);
-        let mut seen = String::new();
+        let mut earlier_lines = String::new();
         let deadline = Instant::now() + PATIENCE;
         while let Ok(line) = lines.recv_timeout(deadline.saturating_duration_since(Instant::now()))
         {
             if let Some((_, rest)) = line.split_once(word) {
                 return rest.split('/').next().unwrap().trim().parse().unwrap();
             }
-            seen.push_str(&line);
-            seen.push('\n');
+            earlier_lines.push_str(&line);
+            earlier_lines.push('\n');
         }
-        panic!("{word} was never said:\n{seen}");
+        panic!("no line contained {word}:\n{earlier_lines}");
     }
 
     fn terminate(&mut self) {
@@ -91,8 +91,8 @@ impl Running {
     }
 }
 
-/// Pinfold under some capabilities and no others, as root without a way to more, as a container's runtime starts it.
-fn under(capabilities: &[&str]) -> Command {
+/// Pinfold with exactly the given capabilities, as root and with `no_new_privs`, like a process of a container runtime.
+fn with_capabilities(capabilities: &[&str]) -> Command {
     let mut set = "-all".to_owned();
     for capability in capabilities {
         set.push_str(&format!(",+{}", capability.to_lowercase()));
@@ -115,7 +115,7 @@ fn under(capabilities: &[&str]) -> Command {
     command
 }
 
-/// A folder with one pod's manifest: a worker with one CPU of its own.
+/// A folder with the manifest of a worker pod with one exclusive CPU.
 fn manifests() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let text = format!(
@@ -126,7 +126,7 @@ fn manifests() -> tempfile::TempDir {
     folder
 }
 
-/// The pod's container with a process of another user in a network namespace of its own, as in a cluster.
+/// The pod's container. The process has a different user and a network namespace, as in a cluster.
 fn container(kernel: &Kernel, tree: &Tree<'_>) -> (String, Running) {
     let path = tree.container(&tree.pod("", UID), "c0ffee");
     let user = [
@@ -144,7 +144,7 @@ fn container(kernel: &Kernel, tree: &Tree<'_>) -> (String, Running) {
         .spawn()
         .unwrap();
     let process = Running(process);
-    eventually("the container's process is another user's", || {
+    eventually("the container's process has the user 1000", || {
         std::fs::read_to_string(format!("/proc/{}/status", process.0.id()))
             .is_ok_and(|status| status.contains("\nUid:\t1000\t"))
     });
@@ -168,39 +168,43 @@ fn settings(command: &mut Command, kernel: &Kernel, tree: &Tree<'_>, pods: &temp
         .stderr(Stdio::piped());
 }
 
-/// What an agent under some capabilities achieves: whether the pod has a CPU of its own, whether its network is known, and
-/// whether the kernel's accounting is asked for its processes.
-fn achieved(kernel: &Kernel, capabilities: &[&str]) -> (bool, bool, bool) {
+/// The results of an agent with the given capabilities: whether the pod has an exclusive CPU, whether the pod's network
+/// is known, and whether the agent uses the kernel's accounting.
+fn results_with(kernel: &Kernel, capabilities: &[&str]) -> (bool, bool, bool) {
     let (tree, pods) = (kernel.tree(), manifests());
     let (path, process) = container(kernel, &tree);
-    let mut command = under(capabilities);
+    let mut command = with_capabilities(capabilities);
     command.arg("run");
     settings(&mut command, kernel, &tree, &pods);
     let mut agent = Running(command.spawn().unwrap());
     let address = agent.address_after("serving http://");
-    eventually("the pod is known", || {
+    eventually("the metrics list the pod", || {
         get(address, "/metrics").is_some_and(|text| text.contains("pinfold_pod_network_scope{"))
     });
     let pinned = kernel.effective(&path).len() == 1;
     let network = get(address, "/metrics")
         .unwrap()
         .contains(r#"pinfold_pod_network_scope{namespace="train",pod="w",scope="pod"} 1"#);
-    let accounting = asks_accounting(agent.0.id());
+    let accounting = uses_accounting(agent.0.id());
     agent.terminate();
-    // SIGTERM left it as it was; the same rights hand it back.
+    // SIGTERM keeps the assignment. `release` with the same capabilities returns the CPU.
     if pinned {
-        let mut release = under(capabilities);
+        let mut release = with_capabilities(capabilities);
         release.arg("release");
         settings(&mut release, kernel, &tree, &pods);
         assert!(release.output().unwrap().status.success());
-        assert!(kernel.effective(&path).len() > 1, "handed back");
+        assert!(
+            kernel.effective(&path).len() > 1,
+            "release returned the CPU"
+        );
     }
     drop(process);
     (pinned, network, accounting)
 }
 
-/// Whether a process holds a socket of generic netlink (protocol 16): it keeps the one that was answered, and no other.
-fn asks_accounting(pid: u32) -> bool {
+/// Whether a process has a socket of generic netlink (protocol 16). The agent keeps the socket only after an answer
+/// from the kernel's accounting.
+fn uses_accounting(pid: u32) -> bool {
     let sockets = std::fs::read_to_string("/proc/net/netlink").unwrap();
     sockets.lines().any(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();
@@ -209,7 +213,7 @@ fn asks_accounting(pid: u32) -> bool {
 }
 
 #[test]
-fn the_daemonsets_capabilities_are_enough_and_each_is_needed() {
+fn the_daemonsets_capabilities_are_sufficient_and_necessary() {
     let Some(kernel) = kernel_tests() else { return };
     let manifest = documents("deploy/base/daemonset.yaml").remove(0);
     let add = &manifest["spec"]["template"]["spec"]["containers"][0]["securityContext"]["capabilities"]
@@ -218,22 +222,30 @@ fn the_daemonsets_capabilities_are_enough_and_each_is_needed() {
         .as_array()
         .unwrap()
         .iter()
-        .map(|one| one.as_str().unwrap())
+        .map(|capability| capability.as_str().unwrap())
         .collect();
-    assert_eq!(achieved(&kernel, &all), (true, true, true), "with {all:?}");
+    assert_eq!(
+        results_with(&kernel, &all),
+        (true, true, true),
+        "with {all:?}"
+    );
     for without in &all {
-        let rest: Vec<&str> = all.iter().copied().filter(|one| one != without).collect();
+        let rest: Vec<&str> = all
+            .iter()
+            .copied()
+            .filter(|capability| capability != without)
+            .collect();
         assert_ne!(
-            achieved(&kernel, &rest),
+            results_with(&kernel, &rest),
             (true, true, true),
             "{without} is not needed"
         );
     }
 }
 
-/// Nothing is wrong where the agent can do its work: not in its pod, nor as a service, nor by hand.
+/// `doctor` reports no problem with the capabilities of the DaemonSet's pod, of the service, and of a manual start.
 #[test]
-fn doctor_is_right_with_the_agents_capabilities() {
+fn doctor_accepts_the_agents_capabilities() {
     let Some(kernel) = kernel_tests() else { return };
     let (tree, pods) = (kernel.tree(), manifests());
     let doctor = |mut command: Command| {
@@ -253,7 +265,7 @@ fn doctor_is_right_with_the_agents_capabilities() {
         .as_array()
         .unwrap()
         .iter()
-        .map(|one| one.as_str().unwrap())
+        .map(|capability| capability.as_str().unwrap())
         .collect();
     let unit = std::fs::read_to_string(crate::tools::here("systemd/pinfold.service")).unwrap();
     let set = unit
@@ -262,30 +274,30 @@ fn doctor_is_right_with_the_agents_capabilities() {
         .unwrap();
     let service: Vec<&str> = set
         .split(' ')
-        .map(|one| one.strip_prefix("CAP_").unwrap())
+        .map(|capability| capability.strip_prefix("CAP_").unwrap())
         .collect();
     for capabilities in [pod, service] {
-        let (code, said) = doctor(under(&capabilities));
+        let (code, report) = doctor(with_capabilities(&capabilities));
         assert_eq!(
-            (code, &said["canPin"]),
+            (code, &report["canPin"]),
             (Some(0), &true.into()),
-            "{capabilities:?}: {said:#}"
+            "{capabilities:?}: {report:#}"
         );
     }
-    let (code, said) = doctor(Command::new(env!("CARGO_BIN_EXE_pinfold")));
+    let (code, report) = doctor(Command::new(env!("CARGO_BIN_EXE_pinfold")));
     assert_eq!(
-        (code, &said["canPin"]),
+        (code, &report["canPin"]),
         (Some(0), &true.into()),
-        "by hand: {said:#}"
+        "manual start: {report:#}"
     );
-    // What the agent lacks is named.
-    let (code, said) = doctor(under(&["sys_ptrace", "net_admin"]));
+    // `doctor` names a missing capability.
+    let (code, report) = doctor(with_capabilities(&["sys_ptrace", "net_admin"]));
     assert_eq!(
-        (code, &said["canPin"]),
+        (code, &report["canPin"]),
         (Some(1), &false.into()),
-        "{said:#}"
+        "{report:#}"
     );
-    let findings = said["findings"].as_array().unwrap();
+    let findings = report["findings"].as_array().unwrap();
     let marks = findings
         .iter()
         .find(|finding| finding["what"] == "marks")
@@ -296,8 +308,8 @@ fn doctor_is_right_with_the_agents_capabilities() {
     );
 }
 
-/// A hierarchy of cgroup v2 that offers partitions, with a top that only `CAP_DAC_OVERRIDE` can write to, as the kernel's.
-fn offers_partitions() -> tempfile::TempDir {
+/// A fake cgroup v2 hierarchy with partitions. As in the kernel, only `CAP_DAC_OVERRIDE` permits writes to the root.
+fn hierarchy_with_partitions() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let kubepods = folder.path().join("kubepods");
     std::fs::create_dir(&kubepods).unwrap();
@@ -329,14 +341,14 @@ fn offers_partitions() -> tempfile::TempDir {
     folder
 }
 
-/// A trial that needs more rights than the agent is no reason to say that the agent can't work.
+/// A trial partition that needs more rights than the agent does not make `doctor` fail.
 #[test]
-fn doctor_tries_no_partition_where_it_can_make_no_cgroup() {
+fn doctor_skips_the_trial_partition_without_the_right_to_make_a_cgroup() {
     if kernel_tests().is_none() {
         return;
     }
-    let cgroups = offers_partitions();
-    let mut doctor = under(&["sys_admin", "sys_ptrace", "net_admin"]);
+    let cgroups = hierarchy_with_partitions();
+    let mut doctor = with_capabilities(&["sys_admin", "sys_ptrace", "net_admin"]);
     doctor
         .args([
             "doctor",
@@ -348,13 +360,13 @@ fn doctor_tries_no_partition_where_it_can_make_no_cgroup() {
         ])
         .arg(cgroups.path());
     let output = doctor.output().unwrap();
-    let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let findings = said["findings"].as_array().unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let findings = report["findings"].as_array().unwrap();
     let partitions = findings
         .iter()
         .find(|finding| finding["what"] == "partitions")
         .unwrap();
-    assert_eq!(partitions["verdict"], "weak", "{said:#}");
+    assert_eq!(partitions["verdict"], "weak", "{report:#}");
     assert!(
         partitions["finding"]
             .as_str()
@@ -363,18 +375,18 @@ fn doctor_tries_no_partition_where_it_can_make_no_cgroup() {
         "{partitions}"
     );
     assert_eq!(
-        (output.status.code(), &said["canPin"]),
+        (output.status.code(), &report["canPin"]),
         (Some(0), &true.into()),
-        "{said:#}"
+        "{report:#}"
     );
 }
 
 #[test]
-fn a_release_that_stays_listens_once_all_is_handed_back() {
+fn release_with_stay_listens_after_all_cpus_are_returned() {
     let Some(kernel) = kernel_tests() else { return };
     let (tree, pods) = (kernel.tree(), manifests());
     let (path, process) = container(&kernel, &tree);
-    let mut command = under(&["sys_admin"]);
+    let mut command = with_capabilities(&["sys_admin"]);
     command.arg("run");
     settings(&mut command, &kernel, &tree, &pods);
     let mut agent = Running(command.spawn().unwrap());
@@ -382,22 +394,22 @@ fn a_release_that_stays_listens_once_all_is_handed_back() {
     eventually("the container has its CPU", || {
         kernel.effective(&path).len() == 1
     });
-    // While the agent lives, nothing is taken from under it, and no probe sees a release that is done.
-    let mut early = under(&["sys_admin"]);
+    // While the agent runs, `release` refuses to work, so no probe can see a finished release.
+    let mut early = with_capabilities(&["sys_admin"]);
     early.args(["release", "--stay"]);
     settings(&mut early, &kernel, &tree, &pods);
     assert_eq!(early.output().unwrap().status.code(), Some(2));
     agent.terminate();
-    let mut command = under(&["sys_admin"]);
+    let mut command = with_capabilities(&["sys_admin"]);
     command.args(["release", "--stay"]);
     settings(&mut command, &kernel, &tree, &pods);
     let mut release = Running(command.spawn().unwrap());
     let address = release.address_after("waiting for SIGTERM on ");
     assert!(
         kernel.effective(&path).len() > 1,
-        "handed back before it listens"
+        "release listens before it has returned the CPU"
     );
-    // As often as a probe asks in ten minutes.
+    // The number of connections of a probe in ten minutes.
     for _ in 0..300 {
         TcpStream::connect_timeout(&address, PATIENCE).unwrap();
     }
@@ -406,7 +418,7 @@ fn a_release_that_stays_listens_once_all_is_handed_back() {
 }
 
 #[test]
-fn the_service_manager_hears_ready_alive_and_stopping() {
+fn the_service_manager_gets_ready_watchdog_and_stopping() {
     let Some(kernel) = kernel_tests() else { return };
     let (tree, pods) = (kernel.tree(), manifests());
     let (_, process) = container(&kernel, &tree);
@@ -414,7 +426,7 @@ fn the_service_manager_hears_ready_alive_and_stopping() {
     let socket = folder.path().join("notify");
     let listener = UnixDatagram::bind(&socket).unwrap();
     listener.set_read_timeout(Some(PATIENCE)).unwrap();
-    let mut command = under(&["sys_admin", "sys_ptrace"]);
+    let mut command = with_capabilities(&["sys_admin", "sys_ptrace"]);
     command
         .arg("run")
         .env("NOTIFY_SOCKET", &socket)
@@ -422,35 +434,35 @@ fn the_service_manager_hears_ready_alive_and_stopping() {
     settings(&mut command, &kernel, &tree, &pods);
     let mut agent = Running(command.spawn().unwrap());
     agent.address_after("serving http://");
-    let hear = |wanted: &str| {
-        let mut heard = Vec::new();
+    let wait_for_notification = |wanted: &str| {
+        let mut earlier = Vec::new();
         let deadline = Instant::now() + PATIENCE;
         while Instant::now() < deadline {
             let mut buffer = [0; 4096];
             let length = listener
                 .recv(&mut buffer)
-                .unwrap_or_else(|error| panic!("{wanted}: {error} after {heard:?}"));
+                .unwrap_or_else(|error| panic!("{wanted}: {error} after {earlier:?}"));
             let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
             if text.lines().any(|line| line == wanted) {
                 return text;
             }
-            heard.push(text);
+            earlier.push(text);
         }
-        panic!("{wanted} was not heard, but {heard:?}");
+        panic!("no {wanted} arrived, only {earlier:?}");
     };
-    let ready = hear("READY=1");
+    let ready = wait_for_notification("READY=1");
     assert!(
         ready.contains("STATUS=") && ready.contains("with exclusive CPUs"),
         "{ready}"
     );
-    hear("WATCHDOG=1");
-    hear("WATCHDOG=1");
+    wait_for_notification("WATCHDOG=1");
+    wait_for_notification("WATCHDOG=1");
     kill(
         Pid::from_raw(i32::try_from(agent.0.id()).unwrap()),
         Signal::SIGTERM,
     )
     .unwrap();
-    hear("STOPPING=1");
+    wait_for_notification("STOPPING=1");
     eventually("the agent ends", || agent.0.try_wait().unwrap().is_some());
     drop(process);
 }

@@ -1,4 +1,4 @@
-//! The chart renders what kustomize makes, value by value.
+//! The chart renders the same objects as kustomize, for each value.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -38,7 +38,7 @@ fn template(helm: &Path, values: &[&str]) -> Vec<Value> {
     )
 }
 
-/// Objects by kind and name, lists that are maps by name in order.
+/// Objects by kind and name. Lists whose entries have names are sorted by name.
 fn ordered(objects: Vec<Value>) -> BTreeMap<String, Value> {
     fn sort(value: &mut Value) {
         match value {
@@ -47,26 +47,26 @@ fn ordered(objects: Vec<Value>) -> BTreeMap<String, Value> {
             }
             Value::Array(list) => {
                 list.iter_mut().for_each(sort);
-                if list.iter().all(|one| one["name"].is_string()) {
-                    list.sort_by_key(|one| one["name"].to_string());
+                if list.iter().all(|entry| entry["name"].is_string()) {
+                    list.sort_by_key(|entry| entry["name"].to_string());
                 }
             }
-            // One prints 10000.0 as it stands, the other as 10000.
+            // Helm and kustomize print 10000.0 differently: as 10000.0 and as 10000.
             Value::Number(number) => *value = json!(number.as_f64()),
             _ => {}
         }
     }
-    let named = objects.into_iter().map(|mut object| {
+    let by_name = objects.into_iter().map(|mut object| {
         sort(&mut object);
         (
             format!("{} {}", object["kind"], object["metadata"]["name"]),
             object,
         )
     });
-    named.collect()
+    by_name.collect()
 }
 
-fn same(helm: Vec<Value>, kustomize: Vec<Value>, what: &str) {
+fn assert_equal(helm: Vec<Value>, kustomize: Vec<Value>, what: &str) {
     let (helm, kustomize) = (ordered(helm), ordered(kustomize));
     assert_eq!(
         helm.keys().collect::<Vec<_>>(),
@@ -85,23 +85,23 @@ fn chart_and_overlays_render_the_same_objects() {
     };
     let overlay = |name: &str| kustomize(&kubectl, &here("deploy").join(name));
     let namespace = "namespace.create=true";
-    same(
+    assert_equal(
         template(&helm, &[namespace, "runtime=none"]),
         overlay("base"),
         "base",
     );
-    same(
+    assert_equal(
         template(&helm, &[namespace]),
         overlay("overlays/containerd"),
         "containerd",
     );
-    same(
+    assert_equal(
         template(&helm, &[namespace, "runtime=crio"]),
         overlay("overlays/crio"),
         "crio",
     );
     let observe = [namespace, "runtime=none", "enforcement=observe"];
-    same(
+    assert_equal(
         template(&helm, &observe),
         overlay("overlays/observe-only"),
         "observe-only",
@@ -117,7 +117,7 @@ fn chart_and_overlays_render_the_same_objects() {
         "podMonitor.enabled=true",
         "prometheusRule.enabled=true",
     ];
-    same(
+    assert_equal(
         template(&helm, &values),
         monitored,
         "podmonitor and prometheusrule",
@@ -132,7 +132,7 @@ fn chart_and_overlays_render_the_same_objects() {
         daemon.contains("\"mountPath\":\"/sys/fs/resctrl\""),
         "{daemon}"
     );
-    same(
+    assert_equal(
         template(&helm, &[namespace, "resctrl=true"]),
         controlled,
         "resctrl",
@@ -146,29 +146,34 @@ fn chart_and_overlays_render_the_same_objects() {
         find(&reclaiming, "Deployment", "pinfold-reclaim")["spec"]["replicas"],
         1
     );
-    same(
+    assert_equal(
         template(&helm, &[namespace, "reclaim.enabled=true"]),
         reclaiming,
         "reclaim",
     );
 }
 
-/// Whoever moves or renames the account by kustomize must not set it free.
+/// A namespace or prefix of kustomize must not free the reclaimer's account from the policy.
 #[test]
-fn a_reclaimer_that_was_moved_is_held_to_its_policy() {
+fn the_policy_restricts_a_moved_or_renamed_reclaimer() {
     let Some(kubectl) = program("kubectl") else {
         return;
     };
-    for more in [
+    for kustomization in [
         "",
         "namespace: tools\n",
         "namespace: tools\nnamePrefix: our\nnameSuffix: -two\n",
     ] {
         let folder = tempfile::tempdir_in(here("deploy")).unwrap();
-        let text = format!("{more}components: [../components/reclaim]\n");
+        let text = format!("{kustomization}components: [../components/reclaim]\n");
         std::fs::write(folder.path().join("kustomization.yaml"), text).unwrap();
         let objects = kustomize(&kubectl, folder.path());
-        let of_kind = |kind: &str| objects.iter().find(|one| one["kind"] == kind).unwrap();
+        let of_kind = |kind: &str| {
+            objects
+                .iter()
+                .find(|object| object["kind"] == kind)
+                .unwrap()
+        };
         let subject = &of_kind("ClusterRoleBinding")["subjects"][0];
         let text = |value: &Value| value.as_str().unwrap().to_owned();
         let account = format!(
@@ -176,7 +181,11 @@ fn a_reclaimer_that_was_moved_is_held_to_its_policy() {
             text(&subject["namespace"]),
             text(&subject["name"])
         );
-        assert_eq!(account.contains(":tools:"), !more.is_empty(), "{account}");
+        assert_eq!(
+            account.contains(":tools:"),
+            !kustomization.is_empty(),
+            "{account}"
+        );
         assert_eq!(
             of_kind("ServiceAccount")["metadata"]["name"],
             subject["name"]
@@ -198,25 +207,29 @@ fn a_reclaimer_that_was_moved_is_held_to_its_policy() {
             matches!(delete(&account, json!({"job": "ps"})), Verdict::Denied(..)),
             "{account}"
         );
-        for other in [
+        for other_user in [
             "system:serviceaccount:tools:admin",
             "pinfold-reclaim",
             "system:admin",
         ] {
-            assert_eq!(delete(other, json!({})), Verdict::NotMatched, "{other}");
+            assert_eq!(
+                delete(other_user, json!({})),
+                Verdict::NotMatched,
+                "{other_user}"
+            );
         }
     }
 }
 
-/// The same for the agents: a namespace of the operator's own must not leave the policies holding nobody.
+/// An operator's own namespace or name must not free the agents' account from the policies.
 #[test]
-fn agents_that_were_moved_are_held_to_their_policies() {
+fn the_policies_restrict_moved_or_renamed_agents() {
     let Some(kubectl) = program("kubectl") else {
         return;
     };
     let renamed = "patches: [{target: {kind: ServiceAccount}, \
                    patch: '[{\"op\": \"replace\", \"path\": \"/metadata/name\", \"value\": \"agent\"}]'}]\n";
-    for (more, account) in [
+    for (kustomization, account) in [
         ("", "system:serviceaccount:pinfold:pinfold"),
         ("namespace: tools\n", "system:serviceaccount:tools:pinfold"),
         (
@@ -226,33 +239,36 @@ fn agents_that_were_moved_are_held_to_their_policies() {
         (renamed, "system:serviceaccount:pinfold:agent"),
     ] {
         let folder = tempfile::tempdir_in(here("deploy")).unwrap();
-        let text = format!("{more}resources: [../base]\n");
+        let text = format!("{kustomization}resources: [../base]\n");
         std::fs::write(folder.path().join("kustomization.yaml"), text).unwrap();
         let objects = kustomize(&kubectl, folder.path());
         let of_kind = |kind: &str| -> Vec<&Value> {
-            objects.iter().filter(|one| one["kind"] == kind).collect()
+            objects
+                .iter()
+                .filter(|object| object["kind"] == kind)
+                .collect()
         };
         let subject = &of_kind("ClusterRoleBinding")[0]["subjects"][0];
         let text = |value: &Value| value.as_str().unwrap().to_owned();
-        let real = format!(
+        let rendered_account = format!(
             "system:serviceaccount:{}:{}",
             text(&subject["namespace"]),
             text(&subject["name"])
         );
-        assert_eq!(real, account);
+        assert_eq!(rendered_account, account);
         let pod = &of_kind("DaemonSet")[0]["spec"]["template"]["spec"];
         assert_eq!(pod["serviceAccountName"], subject["name"]);
         let policies = of_kind("ValidatingAdmissionPolicy");
         assert_eq!(policies.len(), 4);
         for policy in policies
             .into_iter()
-            .filter(|one| !one["spec"]["matchConditions"].is_null())
+            .filter(|policy| !policy["spec"]["matchConditions"].is_null())
         {
             let bindings = of_kind("ValidatingAdmissionPolicyBinding");
             assert!(
                 bindings
                     .iter()
-                    .any(|one| one["spec"]["policyName"] == policy["metadata"]["name"])
+                    .any(|binding| binding["spec"]["policyName"] == policy["metadata"]["name"])
             );
             let policy = Policy::new(policy).beside(&objects);
             let create = |user: &str| {
@@ -268,21 +284,22 @@ fn agents_that_were_moved_are_held_to_their_policies() {
                 "{account}: {:?}",
                 create(account)
             );
-            for other in [
+            for other_user in [
                 "system:serviceaccount:tools:admin",
                 "system:serviceaccount:pinfold:pinfold-reclaim",
                 "system:serviceaccount:pinfold-two:pinfold",
                 "pinfold",
             ] {
-                assert_eq!(create(other), Verdict::NotMatched, "{other}");
+                assert_eq!(create(other_user), Verdict::NotMatched, "{other_user}");
             }
         }
     }
 }
 
-/// The notes hold all that an uninstallation takes: the chart may come from a registry, without this repository.
+/// The chart's notes contain all steps of an uninstallation, because a chart from a registry comes without this
+/// repository.
 #[test]
-fn the_notes_suffice_to_uninstall() {
+fn the_chart_notes_describe_a_complete_uninstallation() {
     let (Some(helm), Some(kubectl)) = (program("helm"), program("kubectl")) else {
         return;
     };
@@ -325,7 +342,7 @@ fn the_notes_suffice_to_uninstall() {
 }
 
 #[test]
-fn values_arrive() {
+fn chart_values_reach_the_objects() {
     let Some(helm) = program("helm") else { return };
     let objects = template(
         &helm,
@@ -346,8 +363,8 @@ fn values_arrive() {
         assert_eq!(faults(object), Vec::<String>::new(), "{}", object["kind"]);
     }
     assert!(
-        !objects.iter().any(|one| one["kind"] == "Namespace"),
-        "helm install would find it there"
+        !objects.iter().any(|object| object["kind"] == "Namespace"),
+        "the Namespace of `helm install` exists already"
     );
     let spec = &find(&objects, "DaemonSet", "pinfold")["spec"];
     assert_eq!(spec["updateStrategy"]["rollingUpdate"]["maxUnavailable"], 3);
@@ -356,10 +373,11 @@ fn values_arrive() {
     assert_eq!(agent["image"], "registry.example/pinfold:1.2.3");
     assert_eq!(pod["imagePullSecrets"], json!([{"name": "pull"}]));
     let value = |name: &str| {
-        let all = agent["env"].as_array().unwrap();
-        all.iter()
-            .find(|one| one["name"] == name)
-            .map(|one| one["value"].clone())
+        let variables = agent["env"].as_array().unwrap();
+        variables
+            .iter()
+            .find(|variable| variable["name"] == name)
+            .map(|variable| variable["value"].clone())
     };
     assert_eq!(value("PINFOLD_RESERVED"), Some(json!("0-1,32")));
     let path = value("PINFOLD_CONFIG").unwrap();
@@ -367,7 +385,7 @@ fn values_arrive() {
         .as_array()
         .unwrap()
         .iter()
-        .find(|one| one["name"] == "config")
+        .find(|mount| mount["name"] == "config")
         .unwrap();
     let file = path
         .as_str()
@@ -375,13 +393,13 @@ fn values_arrive() {
         .strip_prefix(mount["mountPath"].as_str().unwrap())
         .unwrap();
     let text = &find(&objects, "ConfigMap", "pinfold")["data"][file.trim_start_matches('/')];
-    // What arrives is a configuration that the agent takes.
+    // The ConfigMap contains a valid configuration.
     let config = pinfold::agent::config::Config::parse(text.as_str().unwrap()).unwrap();
     assert_eq!(config.moves_per_hour, 3);
     let policy = find(&objects, "ValidatingAdmissionPolicy", "pinfold-node");
     let variables = policy["spec"]["variables"].as_array().unwrap().iter();
     let expressions: Vec<&str> = variables
-        .map(|one| one["expression"].as_str().unwrap())
+        .map(|variable| variable["expression"].as_str().unwrap())
         .collect();
     assert_eq!(
         expressions[..3],
@@ -415,14 +433,14 @@ fn values_arrive() {
 }
 
 #[test]
-fn the_chart_passes_its_lint_and_its_schema_refuses_mistakes() {
+fn the_chart_passes_lint_and_the_schema_refuses_invalid_values() {
     let Some(helm) = program("helm") else { return };
     succeed(
         command(&helm)
             .args(["lint", "--strict"])
             .arg(here("deploy/helm/pinfold")),
     );
-    for (value, named) in [
+    for (value, invalid_key) in [
         ("runtime=docker", "/runtime"),
         ("enforcement=maybe", "/enforcement"),
         ("reserved=all", "/reserved"),
@@ -438,11 +456,11 @@ fn the_chart_passes_its_lint_and_its_schema_refuses_mistakes() {
         template
             .args(["template", "pinfold", "--set", value])
             .arg(here("deploy/helm/pinfold"));
-        let refused = output(&mut template);
-        let said = String::from_utf8_lossy(&refused.stderr);
+        let result = output(&mut template);
+        let stderr = String::from_utf8_lossy(&result.stderr);
         assert!(
-            !refused.status.success() && said.contains(named),
-            "{value}: {said}"
+            !result.status.success() && stderr.contains(invalid_key),
+            "{value}: {stderr}"
         );
     }
 }

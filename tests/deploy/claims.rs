@@ -1,5 +1,6 @@
-//! What an agent may touch: its own Node, its own labels and taints, its own claims, Events of its node. The policies are evaluated on requests
-//! built here and on those that a real server was sent; that server's own policy gives its recorded answers.
+//! The policies restrict an agent to its own Node, to the agent's labels and taints, to claims of the Node, and to
+//! Events of the Node. The tests evaluate the policies with constructed requests and with recorded requests of a real
+//! API server. The recorded server's own policy must give the recorded answers.
 
 use std::fs;
 
@@ -17,23 +18,23 @@ fn policy(file: &str) -> Policy {
         .beside(&documents("deploy/base/rbac.yaml"))
 }
 
-/// The extra words of a token that is bound to a node, as a server reviews it.
+/// The user of a token that is bound to a node, from a recorded TokenReview.
 fn review() -> Value {
     let text = fs::read_to_string(here(
         "tests/data/policies/bound-token-claims-and-review.json",
     ))
     .unwrap();
-    let all: Value = serde_json::from_str(&text).unwrap();
-    all["tokenReviewStatus"]["user"].clone()
+    let recording: Value = serde_json::from_str(&text).unwrap();
+    recording["tokenReviewStatus"]["user"].clone()
 }
 
-fn asks(operation: &str, name: &str, user: &str, extra: &Value) -> Value {
+fn admission_request(operation: &str, name: &str, user: &str, extra: &Value) -> Value {
     json!({"operation": operation, "name": name, "userInfo": {"username": user, "extra": extra}})
 }
 
 #[allow(
     clippy::needless_pass_by_value,
-    reason = "what is written at the call is owned by nobody else"
+    reason = "a value at the call is shorter to read than a reference"
 )]
 fn node(labels: Value) -> Value {
     json!({"metadata": {"name": "bench-node", "labels": labels}, "spec": {"podCIDR": "10.0.0.0/24"}})
@@ -47,12 +48,12 @@ fn denied(verdict: &Verdict, words: &str) {
 }
 
 #[test]
-fn an_agent_changes_its_own_node_only_and_of_it_its_labels_only() {
+fn an_agent_may_change_only_the_labels_of_its_own_node() {
     let policy = policy("node-policy");
     let extra = review()["extra"].clone();
-    let own = asks("UPDATE", "bench-node", USER, &extra);
+    let own = admission_request("UPDATE", "bench-node", USER, &extra);
     let old = node(json!({"kubernetes.io/os": "linux"}));
-    let say = |object: Value, request: &Value| {
+    let evaluate = |object: Value, request: &Value| {
         policy.validate(&Request {
             object,
             old: old.clone(),
@@ -62,18 +63,21 @@ fn an_agent_changes_its_own_node_only_and_of_it_its_labels_only() {
     let labelled = node(
         json!({"kubernetes.io/os": "linux", "SCENCE": "1", "CASE": "2", "INDEX": "0", "TYPE": "PS"}),
     );
-    assert_eq!(say(labelled.clone(), &own), Verdict::Allowed);
-    // Everyone else is none of its business.
+    assert_eq!(evaluate(labelled.clone(), &own), Verdict::Allowed);
+    // The policy ignores all other users.
     assert_eq!(
-        say(
+        evaluate(
             node(json!({})),
-            &asks("UPDATE", "bench-node", "kubelet", &extra)
+            &admission_request("UPDATE", "bench-node", "kubelet", &extra)
         ),
         Verdict::NotMatched
     );
-    let other = say(labelled.clone(), &asks("UPDATE", "node-b", USER, &extra));
+    let other_node = evaluate(
+        labelled.clone(),
+        &admission_request("UPDATE", "node-b", USER, &extra),
+    );
     assert_eq!(
-        other,
+        other_node,
         Verdict::Denied(
             "the agent of node bench-node may not change node node-b".into(),
             "Forbidden".into()
@@ -84,48 +88,48 @@ fn an_agent_changes_its_own_node_only_and_of_it_its_labels_only() {
         json!({"authentication.kubernetes.io/credential-id": ["JTI=x"]}),
     ] {
         denied(
-            &say(
+            &evaluate(
                 labelled.clone(),
-                &asks("UPDATE", "bench-node", USER, &unbound),
+                &admission_request("UPDATE", "bench-node", USER, &unbound),
             ),
             "bound to none",
         );
     }
     denied(
-        &say(
+        &evaluate(
             labelled.clone(),
             &json!({"operation": "UPDATE", "name": "bench-node", "userInfo": {"username": USER}}),
         ),
         "bound to none",
     );
     denied(
-        &say(
+        &evaluate(
             labelled.clone(),
-            &asks("CREATE", "bench-node", USER, &extra),
+            &admission_request("CREATE", "bench-node", USER, &extra),
         ),
         "never creates",
     );
     let mut status = own.clone();
     status["subResource"] = json!("status");
-    denied(&say(labelled, &status), "never writes its status");
+    denied(&evaluate(labelled, &status), "never writes its status");
     for key in ["evil", "pinfold.io/x", "pinfold.io/node-uid"] {
         denied(
-            &say(node(json!({"kubernetes.io/os": "linux", key: "1"})), &own),
+            &evaluate(node(json!({"kubernetes.io/os": "linux", key: "1"})), &own),
             "SCENCE, CASE, INDEX, TYPE only",
         );
     }
     denied(
-        &say(node(json!({"kubernetes.io/os": "windows"})), &own),
+        &evaluate(node(json!({"kubernetes.io/os": "windows"})), &own),
         "SCENCE, CASE, INDEX, TYPE only",
     );
     denied(
-        &say(node(json!({})), &own),
+        &evaluate(node(json!({})), &own),
         "SCENCE, CASE, INDEX, TYPE only",
     );
     let with = |pointer: &str, key: &str, value: Value| {
         let mut changed = old.clone();
         changed.pointer_mut(pointer).unwrap()[key] = value;
-        say(changed, &own)
+        evaluate(changed, &own)
     };
     assert_eq!(
         with(
@@ -159,11 +163,11 @@ fn an_agent_changes_its_own_node_only_and_of_it_its_labels_only() {
     );
 }
 
-/// An operator's taints stay as they are, whatever their effect, while the agent changes its own.
+/// An operator's taints stay, whatever their effect, while the agent changes the scene taint.
 #[test]
-fn taints_of_others_are_no_reason_to_refuse_the_own_one() {
+fn foreign_taints_do_not_block_the_agents_taint() {
     let policy = policy("node-policy");
-    let own = asks("UPDATE", "bench-node", USER, &review()["extra"]);
+    let own = admission_request("UPDATE", "bench-node", USER, &review()["extra"]);
     let tainted =
         |taints: Value| json!({"metadata": {"name": "bench-node"}, "spec": {"taints": taints}});
     let others = [
@@ -173,7 +177,7 @@ fn taints_of_others_are_no_reason_to_refuse_the_own_one() {
     ];
     let scene = json!({"key": "pinfold.io/scene", "effect": "NoSchedule"});
     let with = |more: &[Value]| tainted(json!([&others[..], more].concat()));
-    let say = |object: Value, old: Value| {
+    let evaluate = |object: Value, old: Value| {
         policy.validate(&Request {
             object,
             old,
@@ -181,37 +185,37 @@ fn taints_of_others_are_no_reason_to_refuse_the_own_one() {
         })
     };
     assert_eq!(
-        say(with(std::slice::from_ref(&scene)), with(&[])),
+        evaluate(with(std::slice::from_ref(&scene)), with(&[])),
         Verdict::Allowed
     );
     assert_eq!(
-        say(with(&[]), with(std::slice::from_ref(&scene))),
+        evaluate(with(&[]), with(std::slice::from_ref(&scene))),
         Verdict::Allowed
     );
     denied(
-        &say(tainted(json!([scene])), with(&[])),
+        &evaluate(tainted(json!([scene])), with(&[])),
         "taints pinfold.io/scene only",
     );
 }
 
 #[test]
-fn events_are_written_in_the_name_of_the_own_node_only() {
+fn an_agent_may_write_events_only_as_its_own_node() {
     let policy = policy("event-policy");
     let extra = review()["extra"].clone();
-    // The Event that a real server was sent.
+    // A recorded Event that a real server accepted.
     let text = fs::read_to_string(here("tests/data/apiserver/70-event-create-201.http"))
         .unwrap()
         .replace("\r\n", "\n");
-    let sent = text
+    let recorded_event = text
         .split_once("### response")
         .unwrap()
         .0
         .split_once("\n\n")
         .unwrap()
         .1;
-    let of_node: Value = serde_json::from_str(sent).unwrap();
-    let say = |operation: &str, object: &Value, old: &Value, extra: &Value| {
-        let request = asks(operation, "pinfold-1", USER, extra);
+    let of_node: Value = serde_json::from_str(recorded_event).unwrap();
+    let evaluate = |operation: &str, object: &Value, old: &Value, extra: &Value| {
+        let request = admission_request(operation, "pinfold-1", USER, extra);
         policy.validate(&Request {
             object: object.clone(),
             old: old.clone(),
@@ -219,24 +223,27 @@ fn events_are_written_in_the_name_of_the_own_node_only() {
         })
     };
     assert_eq!(
-        say("CREATE", &of_node, &Value::Null, &extra),
+        evaluate("CREATE", &of_node, &Value::Null, &extra),
         Verdict::Allowed
     );
     let mut of_pod = of_node.clone();
     of_pod["regarding"] =
         json!({"apiVersion": "v1", "kind": "Pod", "namespace": "a", "name": "b", "uid": "c"});
     assert_eq!(
-        say("CREATE", &of_pod, &Value::Null, &extra),
+        evaluate("CREATE", &of_pod, &Value::Null, &extra),
         Verdict::Allowed
     );
-    assert_eq!(say("UPDATE", &of_pod, &of_pod, &extra), Verdict::Allowed);
+    assert_eq!(
+        evaluate("UPDATE", &of_pod, &of_pod, &extra),
+        Verdict::Allowed
+    );
 
     for unbound in [
         json!({}),
         json!({"authentication.kubernetes.io/credential-id": ["JTI=x"]}),
     ] {
         denied(
-            &say("CREATE", &of_pod, &Value::Null, &unbound),
+            &evaluate("CREATE", &of_pod, &Value::Null, &unbound),
             "bound to no node",
         );
     }
@@ -268,53 +275,53 @@ fn events_are_written_in_the_name_of_the_own_node_only() {
         if wrong["reportingInstance"].is_null() {
             wrong.as_object_mut().unwrap().remove("reportingInstance");
         }
-        denied(&say("CREATE", &wrong, &Value::Null, &extra), words);
+        denied(&evaluate("CREATE", &wrong, &Value::Null, &extra), words);
     }
-    // An Event of the kubelet, or of another agent, is not taken over.
+    // An agent may not change an Event of the kubelet or of another agent.
     let mut foreign = of_pod.clone();
     foreign["reportingInstance"] = json!("node-b");
     denied(
-        &say("UPDATE", &of_pod, &foreign, &extra),
+        &evaluate("UPDATE", &of_pod, &foreign, &extra),
         "agent of node bench-node",
     );
-    // Other reporters are not restricted.
+    // The policy ignores the Events of all other reporters.
     let kubelet = Request {
         object: foreign,
         old: Value::Null,
-        request: asks("CREATE", "x", "system:node:node-b", &json!({})),
+        request: admission_request("CREATE", "x", "system:node:node-b", &json!({})),
     };
     assert_eq!(policy.validate(&kubelet), Verdict::NotMatched);
 }
 
-/// A node's name may be longer than the field that names it in an Event.
+/// A node's name may be longer than the Event's field for the reporting instance.
 #[test]
-fn events_of_a_node_with_a_long_name_are_taken() {
+fn events_of_a_node_with_a_long_name_are_allowed() {
     let policy = policy("event-policy");
     let name = "n".repeat(200);
     let extra = json!({"authentication.kubernetes.io/node-name": [name]});
     let event = |instance: &str| json!({"reportingInstance": instance, "regarding": {"kind": "Pod", "name": "a"}});
-    let say = |instance: &str| {
-        let request = asks("CREATE", "x", USER, &extra);
+    let evaluate = |instance: &str| {
+        let request = admission_request("CREATE", "x", USER, &extra);
         policy.validate(&Request {
             object: event(instance),
             old: Value::Null,
             request,
         })
     };
-    assert_eq!(say(&name[..128]), Verdict::Allowed);
-    denied(&say(&name[..127]), "reportingInstance");
+    assert_eq!(evaluate(&name[..128]), Verdict::Allowed);
+    denied(&evaluate(&name[..127]), "reportingInstance");
 }
 
-/// A second installation would give its own agents the rights of those that are there.
+/// A second installation would take the rights away from the first installation's agents.
 #[test]
 fn a_second_installation_is_refused() {
     let policy = policy("installation-policy");
     let binding = documents("deploy/base/rbac.yaml")
         .into_iter()
-        .find(|one| one["kind"] == "ClusterRoleBinding");
+        .find(|object| object["kind"] == "ClusterRoleBinding");
     let binding = binding.unwrap();
     let admin = json!({"operation": "UPDATE", "name": "pinfold", "userInfo": {"username": "kubernetes-admin"}});
-    let say = |object: &Value| {
+    let evaluate = |object: &Value| {
         let (object, old) = (object.clone(), binding.clone());
         policy.validate(&Request {
             object,
@@ -325,23 +332,23 @@ fn a_second_installation_is_refused() {
     let mut second = binding.clone();
     second["subjects"][0]["namespace"] = json!("two");
     denied(
-        &say(&second),
+        &evaluate(&second),
         "gives rights to pinfold/pinfold, and this change would take them away",
     );
-    assert_eq!(say(&binding), Verdict::Allowed);
-    // An account more takes nothing away.
-    let mut wider = binding.clone();
-    wider["subjects"]
+    assert_eq!(evaluate(&binding), Verdict::Allowed);
+    // A further account takes no rights away.
+    let mut with_more_subjects = binding.clone();
+    with_more_subjects["subjects"]
         .as_array_mut()
         .unwrap()
         .push(json!({"kind": "User", "name": "a"}));
-    assert_eq!(say(&wider), Verdict::Allowed);
-    let mut none = binding.clone();
-    none.as_object_mut().unwrap().remove("subjects");
-    denied(&say(&none), "take them away");
+    assert_eq!(evaluate(&with_more_subjects), Verdict::Allowed);
+    let mut without_subjects = binding.clone();
+    without_subjects.as_object_mut().unwrap().remove("subjects");
+    denied(&evaluate(&without_subjects), "take them away");
 }
 
-/// A right of all verbs is an administrator's, who is no agent.
+/// An account with all verbs is an administrator and not an agent.
 #[test]
 fn an_administrator_is_not_restricted() {
     let mut objects = documents("deploy/base/rbac.yaml");
@@ -349,13 +356,13 @@ fn an_administrator_is_not_restricted() {
     let create = Request {
         object: node(json!({})),
         old: Value::Null,
-        request: asks("CREATE", "node-b", USER, &json!({})),
+        request: admission_request("CREATE", "node-b", USER, &json!({})),
     };
     let policy = policy.beside(&objects);
     assert!(matches!(policy.validate(&create), Verdict::Denied(..)));
     let role = objects
         .iter_mut()
-        .find(|one| one["kind"] == "ClusterRole")
+        .find(|object| object["kind"] == "ClusterRole")
         .unwrap();
     role["rules"] = json!([{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]);
     assert_eq!(
@@ -365,14 +372,14 @@ fn an_administrator_is_not_restricted() {
 }
 
 #[test]
-fn the_policy_knows_the_labels_of_plans() {
+fn the_policy_lists_the_default_labels_and_taint() {
     let policy = &documents("deploy/base/node-policy.yaml")[0];
-    let ours = policy["spec"]["variables"][0]["expression"]
+    let policy_keys = policy["spec"]["variables"][0]["expression"]
         .as_str()
         .unwrap();
     let keys = LabelKeys::default();
     assert_eq!(
-        ours,
+        policy_keys,
         format!(
             "['{}', '{}', '{}', '{}']",
             keys.scene, keys.case, keys.index, keys.kind
@@ -385,7 +392,7 @@ fn the_policy_knows_the_labels_of_plans() {
 }
 
 #[test]
-fn claims_are_made_and_given_back_for_the_own_node_only() {
+fn an_agent_may_create_and_delete_claims_only_for_its_own_node() {
     let policy = policy("claim-policy");
     let user = review();
     let (name, uid) = (
@@ -402,63 +409,72 @@ fn claims_are_made_and_given_back_for_the_own_node_only() {
         })
     };
     let own = lease(name, uid, name);
-    let say = |operation: &str, object: Value, old: Value, extra: &Value| {
+    let evaluate = |operation: &str, object: Value, old: Value, extra: &Value| {
         policy.validate(&Request {
             object,
             old,
-            request: asks(operation, "scene.a.1.2.0", USER, extra),
+            request: admission_request(operation, "scene.a.1.2.0", USER, extra),
         })
     };
     let extra = &user["extra"];
     assert_eq!(
-        say("CREATE", own.clone(), Value::Null, extra),
+        evaluate("CREATE", own.clone(), Value::Null, extra),
         Verdict::Allowed
     );
     assert_eq!(
-        say("DELETE", Value::Null, own.clone(), extra),
+        evaluate("DELETE", Value::Null, own.clone(), extra),
         Verdict::Allowed
     );
     denied(
-        &say("UPDATE", own.clone(), own.clone(), extra),
+        &evaluate("UPDATE", own.clone(), own.clone(), extra),
         "never changes",
     );
     let foreign = lease("node-b", uid, name);
     denied(
-        &say("CREATE", foreign.clone(), Value::Null, extra),
+        &evaluate("CREATE", foreign.clone(), Value::Null, extra),
         "own node only",
     );
-    denied(&say("DELETE", Value::Null, foreign, extra), "own node only");
-    // The Node was made anew under its name, and the token still has the uid of the one before.
-    let anew = lease(name, "another", name);
+    denied(
+        &evaluate("DELETE", Value::Null, foreign, extra),
+        "own node only",
+    );
+    // The Node was recreated with the same name. The token still has the uid of the earlier Node.
+    let recreated = lease(name, "another", name);
     assert_eq!(
-        say("CREATE", anew.clone(), Value::Null, extra),
+        evaluate("CREATE", recreated.clone(), Value::Null, extra),
         Verdict::Allowed
     );
     assert_eq!(
-        say("DELETE", Value::Null, anew.clone(), extra),
+        evaluate("DELETE", Value::Null, recreated.clone(), extra),
         Verdict::Allowed
     );
-    // By its label a claim is found again: it says the same as the owner.
+    // The agent finds its claims by the label, so the label must have the owner's uid.
     for labels in [
         json!(null),
         json!({}),
         json!({"x": uid}),
         json!({NODE_LABEL: uid}),
     ] {
-        let mut astray = anew.clone();
-        astray["metadata"]["labels"] = labels.clone();
+        let mut mislabelled = recreated.clone();
+        mislabelled["metadata"]["labels"] = labels.clone();
         if labels.is_null() {
-            astray["metadata"].as_object_mut().unwrap().remove("labels");
+            mislabelled["metadata"]
+                .as_object_mut()
+                .unwrap()
+                .remove("labels");
         }
         denied(
-            &say("CREATE", astray.clone(), Value::Null, extra),
+            &evaluate("CREATE", mislabelled.clone(), Value::Null, extra),
             "pinfold.io/node-uid",
         );
-        // What is there may go.
-        assert_eq!(say("DELETE", Value::Null, astray, extra), Verdict::Allowed);
+        // An agent may delete a mislabelled claim of its node.
+        assert_eq!(
+            evaluate("DELETE", Value::Null, mislabelled, extra),
+            Verdict::Allowed
+        );
     }
     denied(
-        &say("CREATE", lease(name, uid, "node-b"), Value::Null, extra),
+        &evaluate("CREATE", lease(name, uid, "node-b"), Value::Null, extra),
         "holder",
     );
     let mut orphan = own.clone();
@@ -466,31 +482,37 @@ fn claims_are_made_and_given_back_for_the_own_node_only() {
         .as_object_mut()
         .unwrap()
         .remove("ownerReferences");
-    denied(&say("CREATE", orphan, Value::Null, extra), "own node only");
+    denied(
+        &evaluate("CREATE", orphan, Value::Null, extra),
+        "own node only",
+    );
     let mut shared = own.clone();
     shared["metadata"]["ownerReferences"]
         .as_array_mut()
         .unwrap()
         .push(json!({"kind": "Node", "name": "b"}));
-    denied(&say("CREATE", shared, Value::Null, extra), "own node only");
     denied(
-        &say("CREATE", own, Value::Null, &json!({})),
+        &evaluate("CREATE", shared, Value::Null, extra),
+        "own node only",
+    );
+    denied(
+        &evaluate("CREATE", own, Value::Null, &json!({})),
         "bound to none",
     );
 }
 
 #[test]
-fn a_recorded_exchange_is_answered_as_it_was() {
-    let theirs = Policy::new(&documents("tests/data/policies/vap-node-agent.yaml")[0]);
-    // The same rules under our account's name: the recorded agents set no other label.
-    let ours = policy("node-policy");
+fn the_recorded_policy_gives_the_recorded_answers() {
+    let recorded_policy = Policy::new(&documents("tests/data/policies/vap-node-agent.yaml")[0]);
+    // Pinfold's policy has the same rules under Pinfold's account. The recorded agents set no other label.
+    let own_policy = policy("node-policy");
     let bound = review();
     let before = json!({"metadata": {"name": "bench-node", "labels": {"kubernetes.io/os": "linux"}}, "spec": {}});
     let mut checked = 0;
     for entry in fs::read_dir(here("tests/data/policies")).unwrap() {
         let path = entry.unwrap().path();
         let file = path.file_name().unwrap().to_str().unwrap().to_owned();
-        // A Node that is not there is refused before any policy is asked.
+        // The server refuses a missing Node before any policy.
         if !file.starts_with("vap-") || !file.ends_with(".http") || file.contains("nonexistent") {
             continue;
         }
@@ -514,13 +536,13 @@ fn a_recorded_exchange_is_answered_as_it_was() {
             bound["extra"].clone()
         };
         for (policy, user) in [
-            (&theirs, bound["username"].as_str().unwrap()),
-            (&ours, USER),
+            (&recorded_policy, bound["username"].as_str().unwrap()),
+            (&own_policy, USER),
         ] {
             let request = Request {
                 object: after.clone(),
                 old: before.clone(),
-                request: asks("UPDATE", name, user, &extra),
+                request: admission_request("UPDATE", name, user, &extra),
             };
             let verdict = policy.validate(&request);
             match &verdict {
@@ -534,7 +556,9 @@ fn a_recorded_exchange_is_answered_as_it_was() {
                 }
                 Verdict::NotMatched => panic!("{file} is not matched"),
             }
-            if let (Verdict::Denied(message, _), true) = (&verdict, std::ptr::eq(policy, &theirs)) {
+            if let (Verdict::Denied(message, _), true) =
+                (&verdict, std::ptr::eq(policy, &recorded_policy))
+            {
                 assert!(response.contains(message.as_str()), "{file}: {message}");
             }
         }
@@ -543,7 +567,8 @@ fn a_recorded_exchange_is_answered_as_it_was() {
     assert_eq!(checked, 8);
 }
 
-/// A merge patch; an apply of these objects is the same, where nobody else has the labels.
+/// Applies a merge patch. A server-side apply of these objects has the same result, because no other manager has the
+/// labels.
 fn merge(into: &mut Value, patch: &Value) {
     match (into, patch) {
         (Value::Object(into), Value::Object(patch)) => {

@@ -1,4 +1,4 @@
-//! The image: built without a daemon, from nothing, with nothing in it but the binary, which runs from it.
+//! The image, built from scratch and without a daemon, contains only the binary, which runs in the image.
 
 use std::process::Command;
 
@@ -9,25 +9,29 @@ fn the_image_holds_the_binary_and_nothing_else() {
     if debian("buildah", "buildah").is_none() {
         return;
     }
-    // A test's binary is mostly symbols; the image's size is that of the release binary, which tests/run builds.
+    // A test binary consists mostly of symbols, so the test strips the binary. `tests/run` measures the image with the
+    // release binary.
     let folder = tempfile::tempdir().unwrap();
-    let small = folder.path().join("pinfold");
+    let stripped = folder.path().join("pinfold");
     succeed(
         Command::new("strip")
             .arg("-o")
-            .arg(&small)
+            .arg(&stripped)
             .arg(env!("CARGO_BIN_EXE_pinfold")),
     );
-    let said = succeed(Command::new(here("tests/deploy/image.sh")).arg(&small));
-    let content: Vec<&str> = said
+    let script_output = succeed(Command::new(here("tests/deploy/image.sh")).arg(&stripped));
+    let content: Vec<&str> = script_output
         .lines()
         .filter(|line| line.starts_with("content: "))
         .collect();
-    assert_eq!(content, ["content: /pinfold -rwxr-xr-x"], "{said}");
+    assert_eq!(content, ["content: /pinfold -rwxr-xr-x"], "{script_output}");
     assert!(
-        said.contains("user=0:0 entrypoint=[/pinfold] cmd=[run]"),
-        "{said}"
+        script_output.contains("user=0:0 entrypoint=[/pinfold] cmd=[run]"),
+        "{script_output}"
     );
     let version = format!("pinfold {}", env!("CARGO_PKG_VERSION"));
-    assert!(said.lines().any(|line| line == version), "{said}");
+    assert!(
+        script_output.lines().any(|line| line == version),
+        "{script_output}"
+    );
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the image around a binary, lists what is in it, and runs the binary from the image's own root.
+# Builds the image with a binary, lists the content, and runs the binary with the image as root directory.
 #
 #   tests/deploy/image.sh BINARY
 set -euo pipefail
@@ -17,7 +17,7 @@ trap clean EXIT
 
 mkdir "$work/context"
 cp "$binary" "$work/context/pinfold"
-# Nothing is pulled: the image is made from scratch.
+# The image is made from scratch, so buildah pulls nothing.
 images build --isolation chroot --pull-never -f deploy/Dockerfile -t pinfold:test "$work/context" >"$work/log" 2>&1 ||
     { cat "$work/log" >&2; exit 1; }
 images inspect --type image --format 'user={{.OCIv1.Config.User}} entrypoint={{.OCIv1.Config.Entrypoint}} cmd={{.OCIv1.Config.Cmd}}' pinfold:test
@@ -26,5 +26,5 @@ container=$(images from --pull-never pinfold:test)
 root=$(images mount "$container")
 (cd "$root" && find . -mindepth 1 -printf 'content: /%P %M\n' | sort)
 printf 'size: %s bytes\n' "$(stat -c %s "$root/pinfold")"
-# In a root of its own, with nothing but itself: a library that it lacked would show.
+# The root directory has only the binary, so a missing library would show.
 chroot "$root" /pinfold --version

@@ -1,4 +1,4 @@
-//! The manifests: every field is one that the API knows, kubectl takes them, and what they grant is what is said.
+//! The manifests: the API knows every field, kubectl accepts the objects, and the rights equal the documented rights.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -19,7 +19,7 @@ use crate::kubectl::{apply_again, dry_run};
 use crate::strict::strictly;
 use crate::tools::{documents, find, here, kustomize, program, succeed};
 
-/// What is wrong with an object, by the type of its kind.
+/// The faults of an object, checked with the Rust type of the object's kind.
 pub(crate) fn faults(object: &Value) -> Vec<String> {
     let version = object["apiVersion"].as_str().unwrap_or_default();
     match (version, object["kind"].as_str().unwrap_or_default()) {
@@ -50,7 +50,7 @@ pub(crate) fn faults(object: &Value) -> Vec<String> {
         ("admissionregistration.k8s.io/v1", "MutatingAdmissionPolicyBinding") => {
             strictly::<MutatingAdmissionPolicyBinding>(object)
         }
-        // The operator's own kinds have no type here; kubectl takes them, and that is all that is known of them.
+        // The Prometheus operator's kinds have no Rust type here. Only kubectl checks these objects.
         ("monitoring.coreos.com/v1", "PodMonitor" | "PrometheusRule") => Vec::new(),
         (version, kind) => vec![format!("{version} {kind} is not expected here")],
     }
@@ -69,8 +69,8 @@ fn check(objects: &[Value], what: &str) {
 }
 
 #[test]
-fn every_field_is_known() {
-    let mut seen = 0;
+fn the_api_knows_every_field() {
+    let mut checked = 0;
     let policies = [
         "node-policy",
         "claim-policy",
@@ -84,10 +84,10 @@ fn every_field_is_known() {
     .concat();
     for file in files {
         let objects = documents(&format!("deploy/base/{file}.yaml"));
-        seen += objects.len();
+        checked += objects.len();
         check(&objects, file);
     }
-    assert_eq!(seen, 17, "all of the base");
+    assert_eq!(checked, 17, "all objects of the base");
     check(&documents("deploy/policies/threads.yaml"), "threads");
     for kind in ["podmonitor", "prometheusrule"] {
         check(
@@ -101,7 +101,7 @@ fn every_field_is_known() {
             file,
         );
     }
-    // The check itself: a field that is none, a wrong type, a value that changes.
+    // The check itself finds an unknown field, a wrong type and an unknown kind.
     let mut wrong = documents("deploy/base/daemonset.yaml").remove(0);
     wrong["spec"]["template"]["spec"]["hostPid"] = json!(true);
     assert_eq!(
@@ -117,7 +117,7 @@ fn every_field_is_known() {
 }
 
 #[test]
-fn overlays_are_the_base_with_what_they_say() {
+fn overlays_change_only_the_daemonset() {
     let Some(kubectl) = program("kubectl") else {
         return;
     };
@@ -128,29 +128,29 @@ fn overlays_are_the_base_with_what_they_say() {
     let paths = |pod: &Value| -> Vec<String> {
         let volumes = pod["volumes"].as_array().unwrap().iter();
         let mut paths: Vec<_> = volumes
-            .map(|one| one["hostPath"]["path"].as_str().unwrap().to_owned())
+            .map(|volume| volume["hostPath"]["path"].as_str().unwrap().to_owned())
             .collect();
         paths.sort();
         paths
     };
-    let seen = ["/sys/fs/cgroup", "/var/lib/kubelet/pod-resources"];
-    let writes = ["/sys/devices/virtual/workqueue", "/var/run/nri"];
+    let observed = ["/sys/fs/cgroup", "/var/lib/kubelet/pod-resources"];
+    let written = ["/sys/devices/virtual/workqueue", "/var/run/nri"];
     let systemd = ["/run/dbus/system_bus_socket", "/run/systemd/system"];
     let sorted = |mut paths: Vec<&'static str>| {
         paths.sort_unstable();
         paths
     };
-    let narrow = sorted([&seen[..], &writes].concat());
-    assert_eq!(paths(&pod(&base)), narrow);
+    let base_paths = sorted([&observed[..], &written].concat());
+    assert_eq!(paths(&pod(&base)), base_paths);
     for name in ["containerd", "crio", "observe-only"] {
         let objects = kustomize(&kubectl, &here("deploy/overlays").join(name));
         check(&objects, name);
-        // Only the DaemonSet differs.
-        for (ours, theirs) in objects.iter().zip(&base) {
+        // All objects except the DaemonSet equal the base.
+        for (object, base_object) in objects.iter().zip(&base) {
             assert!(
-                ours["kind"] == "DaemonSet" || ours == theirs,
+                object["kind"] == "DaemonSet" || object == base_object,
                 "{name}: {}",
-                ours["kind"]
+                object["kind"]
             );
         }
         let pod = pod(&objects);
@@ -164,24 +164,27 @@ fn overlays_are_the_base_with_what_they_say() {
             (&json!(true), &json!(false))
         );
         assert_eq!(security["capabilities"]["drop"], json!(["ALL"]));
-        // Under the runtime's own profile systemd can't be asked over D-Bus.
+        // The container runtime's default AppArmor profile blocks D-Bus calls to systemd.
         assert_eq!(security["appArmorProfile"], json!({"type": "Unconfined"}));
         let cgroup = agent["volumeMounts"]
             .as_array()
             .unwrap()
             .iter()
-            .find(|one| one["name"] == "cgroup")
+            .find(|mount| mount["name"] == "cgroup")
             .unwrap();
         if name == "observe-only" {
             assert_eq!(
                 (adds, &cgroup["readOnly"]),
                 (&json!(["SYS_PTRACE"]), &json!(true))
             );
-            // Submounts, too: with cgroup v1 each controller is one.
+            // Submounts are read-only too: with cgroup v1 each controller is a mount.
             let recursive = (&cgroup["recursiveReadOnly"], &cgroup["mountPropagation"]);
             assert_eq!(recursive, (&json!("IfPossible"), &Value::Null));
-            assert_eq!(paths(&pod), seen);
-            assert_eq!(agent["volumeMounts"].as_array().unwrap().len(), seen.len());
+            assert_eq!(paths(&pod), observed);
+            assert_eq!(
+                agent["volumeMounts"].as_array().unwrap().len(),
+                observed.len()
+            );
         } else {
             assert_eq!(
                 (adds, &cgroup["readOnly"]),
@@ -190,7 +193,10 @@ fn overlays_are_the_base_with_what_they_say() {
                     &Value::Null
                 )
             );
-            assert_eq!(paths(&pod), sorted([&seen[..], &writes, &systemd].concat()));
+            assert_eq!(
+                paths(&pod),
+                sorted([&observed[..], &written, &systemd].concat())
+            );
         }
         assert_eq!(
             security["seLinuxOptions"]["type"] == "spc_t",
@@ -199,7 +205,7 @@ fn overlays_are_the_base_with_what_they_say() {
     }
 }
 
-/// An object after a patch of kubectl.
+/// Returns an object after `kubectl patch`.
 pub(crate) fn patched<A: AsRef<OsStr>>(kubectl: &Path, object: &Value, patch: [A; 2]) -> Value {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), object.to_string()).unwrap();
@@ -212,7 +218,7 @@ pub(crate) fn patched<A: AsRef<OsStr>>(kubectl: &Path, object: &Value, patch: [A
 }
 
 #[test]
-fn the_uninstall_patch_fits_every_overlay() {
+fn the_uninstall_patch_applies_to_every_overlay() {
     let Some(kubectl) = program("kubectl") else {
         return;
     };
@@ -229,18 +235,18 @@ fn the_uninstall_patch_fits_every_overlay() {
         check(std::slice::from_ref(&patched), name);
         let agent = &patched["spec"]["template"]["spec"]["containers"][0];
         assert_eq!(agent["args"], json!(["release", "--cluster", "--stay"]));
-        // It serves no HTTP, and a probe that asks for some would kill it in the middle.
+        // `release` serves no HTTP, and an HTTP probe would kill the container too early.
         assert_eq!(
             (&agent["livenessProbe"], &agent["startupProbe"]),
             (&Value::Null, &Value::Null)
         );
         assert_eq!(agent["readinessProbe"]["tcpSocket"]["port"], "metrics");
         assert_eq!(agent["readinessProbe"]["httpGet"], Value::Null);
-        // The node is in reach, and the marks are, whatever the agent might do before.
+        // The patched container can write to the cgroups and to the assignment records, whatever the overlay permitted.
         let mounts = agent["volumeMounts"].as_array().unwrap();
         let cgroup: Vec<&Value> = mounts
             .iter()
-            .filter(|one| one["name"] == "cgroup")
+            .filter(|mount| mount["name"] == "cgroup")
             .collect();
         assert_eq!(
             cgroup,
@@ -258,7 +264,7 @@ fn the_uninstall_patch_fits_every_overlay() {
 }
 
 #[test]
-fn kubectl_takes_them() {
+fn kubectl_accepts_all_objects() {
     let Some(kubectl) = program("kubectl") else {
         return;
     };
@@ -271,15 +277,15 @@ fn kubectl_takes_them() {
         objects.extend(documents(&format!("deploy/components/reclaim/{file}.yaml")));
     }
     let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
-    let taken = dry_run(&kubectl, &list.to_string(), &objects);
-    assert_eq!(taken.len(), objects.len());
+    let accepted = dry_run(&kubectl, &list.to_string(), &objects);
+    assert_eq!(accepted.len(), objects.len());
     assert_eq!(
-        find(&taken, "DaemonSet", "pinfold")["apiVersion"],
+        find(&accepted, "DaemonSet", "pinfold")["apiVersion"],
         "apps/v1"
     );
 }
 
-/// Only what has changed is reported as changed.
+/// `kubectl apply` reports no change for unchanged objects.
 #[test]
 fn a_second_apply_changes_nothing() {
     let Some(kubectl) = program("kubectl") else {
@@ -300,7 +306,7 @@ fn a_second_apply_changes_nothing() {
 }
 
 #[test]
-fn the_snippet_is_a_list_of_variables() {
+fn the_snippet_is_a_valid_list_of_variables() {
     let snippet = documents("deploy/policies/threads-snippet.yaml").remove(0);
     let variables = snippet["env"].as_array().unwrap();
     assert_eq!(variables.len(), 7);
@@ -310,7 +316,7 @@ fn the_snippet_is_a_list_of_variables() {
 }
 
 #[test]
-fn rights_are_few_and_bound_to_the_account_of_the_pod() {
+fn the_agent_has_only_the_listed_rights() {
     let objects = documents("deploy/base/rbac.yaml");
     let rules = |kind: &str| {
         find(&objects, kind, "pinfold")["rules"]
@@ -324,7 +330,7 @@ fn rights_are_few_and_bound_to_the_account_of_the_pod() {
                 .as_array()
                 .unwrap()
                 .iter()
-                .map(|one| one.as_str().unwrap().to_owned())
+                .map(|word| word.as_str().unwrap().to_owned())
                 .collect()
         };
         let rules = rules(kind);
@@ -337,7 +343,7 @@ fn rights_are_few_and_bound_to_the_account_of_the_pod() {
         });
         each.collect()
     };
-    // A right more or less is a decision: the requests of the module `cluster` are these.
+    // The rights match the requests of the module `cluster`. A change of the rights needs a decision.
     assert_eq!(
         allowed("ClusterRole"),
         [
@@ -358,14 +364,14 @@ fn rights_are_few_and_bound_to_the_account_of_the_pod() {
 }
 
 #[test]
-fn the_reclaimer_has_an_account_of_its_own_and_no_right_to_spare() {
+fn the_reclaimer_has_its_own_account_and_only_the_listed_rights() {
     let objects = documents("deploy/components/reclaim/rbac.yaml");
     let words = |value: &Value| -> Vec<String> {
         value
             .as_array()
             .unwrap()
             .iter()
-            .map(|one| one.as_str().unwrap().to_owned())
+            .map(|word| word.as_str().unwrap().to_owned())
             .collect()
     };
     let rules = find(&objects, "ClusterRole", "pinfold-reclaim")["rules"]
@@ -401,19 +407,19 @@ fn the_reclaimer_has_an_account_of_its_own_and_no_right_to_spare() {
     );
     assert_eq!(pod["spec"]["serviceAccountName"], "pinfold-reclaim");
     let policy = &documents("deploy/components/reclaim/policy.yaml")[0];
-    // It holds the account in other namespaces, too.
+    // The policy restricts the account in every namespace.
     let user = policy["spec"]["matchConditions"][0]["expression"]
         .as_str()
         .unwrap();
     assert!(!user.contains(":pinfold:"), "{user}");
-    // Neither the DaemonSet nor the PodMonitor takes its pod for an agent.
+    // Neither the DaemonSet nor the PodMonitor selects the reclaimer's pod.
     let agents = &documents("deploy/base/daemonset.yaml")[0]["spec"]["selector"]["matchLabels"];
     assert_ne!(*agents, pod["metadata"]["labels"]);
     assert_eq!(
         deployment["spec"]["selector"]["matchLabels"],
         pod["metadata"]["labels"]
     );
-    // The program takes the arguments that stand there.
+    // The program accepts the arguments of the Deployment.
     let container = &pod["spec"]["containers"][0];
     let args = words(&container["args"]);
     let said = Command::new(env!("CARGO_BIN_EXE_pinfold"))

@@ -1,10 +1,10 @@
-//! The policy that computes thread counts: the same variables as the agent computes from a limit, pod by pod.
+//! The admission policy for thread counts computes the same variables as the agent computes from a limit, for each pod.
 
 use std::collections::BTreeMap;
 use std::fs;
 
 use pinfold::pod::{
-    Policy as Owed, Selector, ThreadBasis, ThreadPolicy, parse, thread_environment,
+    Policy as EntitlementPolicy, Selector, ThreadBasis, ThreadPolicy, parse, thread_environment,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -17,17 +17,18 @@ fn policy() -> Policy {
 }
 
 fn variables(container: &Value) -> BTreeMap<String, Value> {
-    let all = container["env"].as_array().into_iter().flatten();
-    all.map(|one| {
-        (
-            one["name"].as_str().unwrap().to_owned(),
-            one["value"].clone(),
-        )
-    })
-    .collect()
+    let entries = container["env"].as_array().into_iter().flatten();
+    entries
+        .map(|entry| {
+            (
+                entry["name"].as_str().unwrap().to_owned(),
+                entry["value"].clone(),
+            )
+        })
+        .collect()
 }
 
-/// What the policy adds to each container.
+/// The variables that the policy adds to each container.
 fn added(policy: &Policy, pod: &Value) -> Vec<BTreeMap<String, String>> {
     let mutated = policy
         .mutate(pod)
@@ -40,7 +41,7 @@ fn added(policy: &Policy, pod: &Value) -> Vec<BTreeMap<String, String>> {
             assert_eq!(
                 after.remove(&name),
                 Some(value),
-                "{name} was set by the pod's owner"
+                "the policy changed {name}, which the pod sets"
             );
         }
         after
@@ -51,18 +52,18 @@ fn added(policy: &Policy, pod: &Value) -> Vec<BTreeMap<String, String>> {
     changes.collect()
 }
 
-/// What the agent adds, for whom every pod of an opted-in namespace trains.
+/// The variables that the agent adds. For the agent, every pod of an opted-in namespace is a training pod.
 fn computed(pod: &Value) -> Vec<BTreeMap<String, String>> {
     let pods =
         parse(&pod.to_string(), "generated").unwrap_or_else(|error| panic!("{error}: {pod}"));
-    let owed = Owed {
+    let policy = EntitlementPolicy {
         selector: Some("!nobody".parse::<Selector>().unwrap()),
-        ..Owed::default()
+        ..EntitlementPolicy::default()
     };
     let threads = ThreadPolicy::default();
     let each = pods[0].containers.iter().map(|container| {
         let basis = ThreadBasis::of_quota(&pods[0], container, &threads);
-        thread_environment(&pods[0], container, &owed, &threads, basis).variables
+        thread_environment(&pods[0], container, &policy, &threads, basis).variables
     });
     each.collect()
 }
@@ -101,20 +102,21 @@ fn container(at: usize) -> impl Strategy<Value = Value> {
     ];
     let from = prop_oneof![8 => Just(false), 1 => Just(true)];
     (limit, set, name, image, from).prop_map(|(limit, set, name, image, from)| {
-        let mut one = json!({"name": name, "image": image, "command": ["python", "train.py"]});
+        let mut container =
+            json!({"name": name, "image": image, "command": ["python", "train.py"]});
         if let Some(limit) = limit {
-            one["resources"] = json!({"limits": {"cpu": limit, "memory": "1Gi"}});
+            container["resources"] = json!({"limits": {"cpu": limit, "memory": "1Gi"}});
         }
         if !set.is_empty() {
             let env = set
                 .iter()
                 .map(|&at| json!({"name": NAMES[at], "value": "7"}));
-            one["env"] = env.collect();
+            container["env"] = env.collect();
         }
         if from {
-            one["envFrom"] = json!([{"configMapRef": {"name": "settings"}}]);
+            container["envFrom"] = json!([{"configMapRef": {"name": "settings"}}]);
         }
-        one
+        container
     })
 }
 
@@ -146,10 +148,10 @@ fn pod() -> impl Strategy<Value = Value> {
         "fast",
     ]));
     let processes = proptest::sample::select(text(&["", "", "", "1", "3", "16", "0", "many"]));
-    let whole = prop_oneof![4 => Just(None), 1 => (1u32..64).prop_map(Some)];
+    let pod_limit = prop_oneof![4 => Just(None), 1 => (1u32..64).prop_map(Some)];
     let containers = (container(0), container(1), container(2));
-    (labels, profile, processes, whole, containers, 1usize..=3).prop_map(
-        |(labels, profile, processes, whole, (a, b, c), count)| {
+    (labels, profile, processes, pod_limit, containers, 1usize..=3).prop_map(
+        |(labels, profile, processes, pod_limit, (a, b, c), count)| {
             let mut pod = json!({
                 "apiVersion": "v1", "kind": "Pod",
                 "metadata": {"name": "p", "namespace": "train", "uid": "u", "labels": labels, "annotations": {}},
@@ -158,16 +160,17 @@ fn pod() -> impl Strategy<Value = Value> {
             let containers = pod["spec"]["containers"].as_array_mut().unwrap();
             containers.truncate(count);
             // Names are unique in a pod.
-            let mut seen = std::collections::BTreeSet::new();
-            containers.retain(|one| seen.insert(one["name"].to_string()));
+            let mut names = std::collections::BTreeSet::new();
+            containers.retain(|container| names.insert(container["name"].to_string()));
             for (name, value) in [("pinfold.io/threads", profile), ("pinfold.io/processes", processes)] {
                 if !value.is_empty() {
                     pod["metadata"]["annotations"][name] = json!(value);
                 }
             }
-            // A limit of the pod below the sum of its containers is refused before any policy sees it.
-            if let Some(whole) = whole.map(|whole| whole + 10_000) {
-                pod["spec"]["resources"] = json!({"limits": {"cpu": whole.to_string()}});
+            // The API refuses a pod limit below the sum of the containers' limits before any policy, so the pod limit
+            // is large.
+            if let Some(pod_limit) = pod_limit.map(|cpus| cpus + 10_000) {
+                pod["spec"]["resources"] = json!({"limits": {"cpu": pod_limit.to_string()}});
             }
             pod
         },
@@ -175,7 +178,7 @@ fn pod() -> impl Strategy<Value = Value> {
 }
 
 #[test]
-fn the_policy_and_the_agent_compute_the_same() {
+fn the_policy_and_the_agent_add_the_same_variables() {
     let policy = policy();
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
         cases: 200,
@@ -185,7 +188,7 @@ fn the_policy_and_the_agent_compute_the_same() {
     let result = runner.run(&pod(), |pod| {
         let (admitted, agents) = (added(&policy, &pod), computed(&pod));
         prop_assert_eq!(&admitted, &agents, "{}", pod);
-        // Once more, as when another policy changed the pod: nothing is left to add.
+        // A second evaluation, as after a change by another policy, adds no variable.
         let again = policy.mutate(&policy.mutate(&pod).unwrap()).unwrap();
         prop_assert_eq!(again, policy.mutate(&pod).unwrap());
         Ok(())
@@ -194,7 +197,7 @@ fn the_policy_and_the_agent_compute_the_same() {
 }
 
 #[test]
-fn where_processes_are_started_the_policy_leaves_it_to_the_agent_or_to_an_annotation() {
+fn the_policy_sizes_multi_process_launchers_only_with_an_annotation() {
     let policy = policy();
     let pod = |command: &str, env: Value, annotations: Value| {
         json!({
@@ -225,9 +228,9 @@ fn where_processes_are_started_the_policy_leaves_it_to_the_agent_or_to_an_annota
     );
 }
 
-/// The evaluation is held to a real server: its policy, its pods, its answers.
+/// The evaluation equals a real server's: the recorded policy and pods give the recorded answers.
 #[test]
-fn recorded_pods_become_what_they_became() {
+fn recorded_pods_get_the_recorded_variables() {
     let policy = Policy::new(&documents("tests/data/policies/map-tf-threads.yaml")[0]);
     let mut checked = 0;
     for name in ["whole", "frac", "int", "mixed", "nolimit", "all-have-env"] {
@@ -238,9 +241,9 @@ fn recorded_pods_become_what_they_became() {
         let body = |text: &str| -> Value {
             serde_json::from_str(text.split_once("\n\n").unwrap().1.trim()).unwrap()
         };
-        let (mut sent, answered) = (body(request), body(response));
-        // A policy sees the decoded object, in which a quantity is text.
-        for container in sent["spec"]["containers"].as_array_mut().unwrap() {
+        let (mut pod, recorded) = (body(request), body(response));
+        // A policy gets the decoded object, in which a quantity is a string.
+        for container in pod["spec"]["containers"].as_array_mut().unwrap() {
             if let Some(cpu) = container
                 .pointer_mut("/resources/limits/cpu")
                 .filter(|cpu| cpu.is_number())
@@ -248,28 +251,36 @@ fn recorded_pods_become_what_they_became() {
                 *cpu = json!(cpu.to_string());
             }
         }
-        let mutated = policy.mutate(&sent).unwrap();
+        let mutated = policy.mutate(&pod).unwrap();
         let pairs = mutated["spec"]["containers"].as_array().unwrap().iter();
-        for (ours, theirs) in pairs.zip(answered["spec"]["containers"].as_array().unwrap()) {
-            assert_eq!(variables(ours), variables(theirs), "{name}");
+        for (container, recorded_container) in
+            pairs.zip(recorded["spec"]["containers"].as_array().unwrap())
+        {
+            assert_eq!(
+                variables(container),
+                variables(recorded_container),
+                "{name}"
+            );
             checked += 1;
         }
     }
     assert_eq!(checked, 13);
 }
 
-/// `JSONPatch` with `dyn([Object…])` as a value is taken by a 1.36 server, which then panics on every matching pod.
+/// A server 1.36 accepts `JSONPatch` with `dyn([Object…])` as a value, and then panics on every matching pod.
 #[test]
-fn the_form_that_panics_the_server_is_not_used() {
-    let all = documents("deploy/policies/threads.yaml");
-    let spec = &all[0]["spec"];
+fn the_policy_avoids_the_mutation_that_panics_the_server() {
+    let objects = documents("deploy/policies/threads.yaml");
+    let spec = &objects[0]["spec"];
     assert_eq!(spec["failurePolicy"], "Ignore");
     let mutations = spec["mutations"].as_array().unwrap();
     assert_eq!(mutations.len(), 1);
     assert_eq!(mutations[0]["patchType"], "ApplyConfiguration");
-    assert!(!all[0].to_string().contains("dyn(") && !all[0].to_string().contains("JSONPatch"));
-    // Without a selector each binding would take every pod of the cluster.
-    for binding in &all[1..] {
+    assert!(
+        !objects[0].to_string().contains("dyn(") && !objects[0].to_string().contains("JSONPatch")
+    );
+    // Without a selector, a binding would match every pod of the cluster.
+    for binding in &objects[1..] {
         let matching = &binding["spec"]["matchResources"];
         let chosen = ["namespaceSelector", "objectSelector"]
             .map(|key| &matching[key]["matchLabels"]["pinfold.io/threads"]);

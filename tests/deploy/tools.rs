@@ -1,4 +1,4 @@
-//! Programs that the tests need.
+//! External programs for the tests.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -7,47 +7,47 @@ use serde_json::Value;
 
 pub(crate) use crate::yaml::{documents, here, parse};
 
-/// The document of a kind and name.
-pub(crate) fn find<'a>(all: &'a [Value], kind: &str, name: &str) -> &'a Value {
-    let found = all
+/// Returns the document with the kind and name.
+pub(crate) fn find<'a>(documents: &'a [Value], kind: &str, name: &str) -> &'a Value {
+    let document = documents
         .iter()
-        .find(|one| one["kind"] == kind && one["metadata"]["name"] == name);
-    found.unwrap_or_else(|| panic!("no {kind} {name}"))
+        .find(|document| document["kind"] == kind && document["metadata"]["name"] == name);
+    document.unwrap_or_else(|| panic!("no {kind} {name}"))
 }
 
-/// kubectl or helm, as `tests/deploy/tools` fetches them; `None` where this machine is not meant for it.
+/// The path of kubectl or helm, fetched by `tests/deploy/tools`; `None` if the machine is not prepared for these tests.
 pub(crate) fn program(name: &str) -> Option<PathBuf> {
     let folder = std::env::var_os("PINFOLD_TOOLS")
         .map_or_else(|| "/var/cache/pinfold-tools".into(), PathBuf::from);
-    present(folder.join(name), "tests/deploy/tools fetches it")
+    present(folder.join(name), "tests/deploy/tools fetches the program")
 }
 
-/// A program of a Debian package.
+/// The path of a program of a Debian package.
 pub(crate) fn debian(name: &str, package: &str) -> Option<PathBuf> {
     let folders = ["/usr/bin", "/usr/sbin", "/bin", "/sbin"];
-    let found = folders
+    let existing = folders
         .iter()
         .map(|folder| Path::new(folder).join(name))
         .find(|path| path.exists());
     present(
-        found.unwrap_or_else(|| name.into()),
-        &format!("it is in Debian's package {package}"),
+        existing.unwrap_or_else(|| name.into()),
+        &format!("Debian's package {package} has the program"),
     )
 }
 
-fn present(path: PathBuf, how: &str) -> Option<PathBuf> {
+fn present(path: PathBuf, installation: &str) -> Option<PathBuf> {
     if path.exists() {
         return Some(path);
     }
     let name = path.display();
     assert!(
-        !crate::gate::meant_for_this_machine(&format!("{name}: {how}")),
-        "PINFOLD_KERNEL_TESTS=1 wants {name}: {how}"
+        !crate::gate::meant_for_this_machine(&format!("{name}: {installation}")),
+        "PINFOLD_KERNEL_TESTS=1 wants {name}: {installation}"
     );
     None
 }
 
-/// Runs a command that must succeed, and returns what it printed.
+/// Runs a command that must succeed, and returns the output.
 pub(crate) fn succeed(command: &mut Command) -> String {
     let output = output(command);
     assert!(
@@ -64,7 +64,7 @@ pub(crate) fn output(command: &mut Command) -> Output {
         .unwrap_or_else(|error| panic!("{command:?}: {error}"))
 }
 
-/// What `kubectl kustomize` makes of a folder below `deploy`.
+/// The objects that `kubectl kustomize` renders from a folder below `deploy`.
 pub(crate) fn kustomize(kubectl: &Path, folder: &Path) -> Vec<Value> {
     let text = succeed(Command::new(kubectl).arg("kustomize").arg(folder));
     parse(&text, &folder.display().to_string())

@@ -1,4 +1,5 @@
-//! The unit: systemd reads it without a complaint, scores it, and its example configuration is one that the agent takes.
+//! The unit: systemd reads the file without warnings and scores the exposure. The example configuration is valid for
+//! the agent.
 
 use std::process::Command;
 
@@ -7,18 +8,18 @@ use serde_json::json;
 
 use crate::tools::{debian, documents, here, output, succeed};
 
-/// systemd's own score of exposure, in tenths: what is left is what the agent is for (cgroups, /proc/irq, root, its network, the
-/// kernel's accounting, hardware counters, BPF where it is asked for).
+/// systemd's exposure score in tenths. The remaining exposure belongs to the agent's tasks (cgroups, /proc/irq, root,
+/// its network, the kernel's accounting, hardware counters, optional BPF).
 const EXPOSURE: u32 = 32;
 
 #[test]
-fn systemd_takes_the_unit_and_scores_it() {
+fn systemd_accepts_the_unit_and_its_exposure_score() {
     let Some(analyze) = debian("systemd-analyze", "systemd") else {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
     let unit = std::fs::read_to_string(here("systemd/pinfold.service")).unwrap();
-    // It looks for the program, which no test installs.
+    // `systemd-analyze` looks for the program, which no test installs.
     let (installed, built) = ("/usr/local/bin/pinfold", env!("CARGO_BIN_EXE_pinfold"));
     assert_eq!(
         unit.matches(&format!("ExecStart={installed} run\n"))
@@ -37,8 +38,11 @@ fn systemd_takes_the_unit_and_scores_it() {
             .args(["verify", "--man=no", "--recursive-errors=no"])
             .arg(&file),
     );
-    let said = String::from_utf8_lossy(&verified.stderr);
-    assert!(verified.status.success() && said.is_empty(), "{said}");
+    let warnings = String::from_utf8_lossy(&verified.stderr);
+    assert!(
+        verified.status.success() && warnings.is_empty(),
+        "{warnings}"
+    );
 
     let scored = succeed(
         Command::new(&analyze)
@@ -52,29 +56,30 @@ fn systemd_takes_the_unit_and_scores_it() {
         .unwrap();
     println!("{score}");
 
-    // The check itself: a unit with a mistake, and one without protection.
+    // The check itself finds a unit with a mistake and a unit without protection.
     std::fs::write(
         &file,
         unit.replace(installed, built)
             .replace("WatchdogSec=1min", "WatchdogSec=often"),
     )
     .unwrap();
-    let wrong = output(
+    let invalid = output(
         Command::new(&analyze)
             .args(["verify", "--man=no"])
             .arg(&file),
     );
     assert!(
-        String::from_utf8_lossy(&wrong.stderr).contains("Failed to parse"),
-        "{wrong:?}"
+        String::from_utf8_lossy(&invalid.stderr).contains("Failed to parse"),
+        "{invalid:?}"
     );
     std::fs::write(&file, format!("[Service]\nExecStart={built}\n")).unwrap();
-    let mut open = Command::new(&analyze);
-    open.args(["security", "--offline=yes", "--no-pager"])
+    let mut unprotected = Command::new(&analyze);
+    unprotected
+        .args(["security", "--offline=yes", "--no-pager"])
         .arg(format!("--threshold={EXPOSURE}"))
         .arg(&file);
     assert!(
-        !output(&mut open).status.success(),
+        !output(&mut unprotected).status.success(),
         "an unprotected unit passes the threshold"
     );
 }
@@ -88,7 +93,7 @@ fn the_unit_and_the_daemonset_have_the_same_capabilities() {
         .unwrap();
     let unit: Vec<&str> = line
         .split(' ')
-        .map(|one| one.trim_start_matches("CAP_"))
+        .map(|capability| capability.trim_start_matches("CAP_"))
         .collect();
     let pod = &documents("deploy/base/daemonset.yaml")[0]["spec"]["template"]["spec"];
     assert_eq!(
@@ -98,7 +103,7 @@ fn the_unit_and_the_daemonset_have_the_same_capabilities() {
 }
 
 #[test]
-fn the_example_is_a_configuration() {
+fn the_example_configuration_is_valid() {
     let text = std::fs::read_to_string(here("systemd/pinfold.yaml")).unwrap();
     let config = Config::parse(&text).unwrap_or_else(|error| panic!("{error:#}"));
     assert!(config.quiet.irqs && config.quiet.workqueues && config.reserved.is_some());

@@ -1,4 +1,4 @@
-//! TCP connections of pods, against what `ss` and /proc tell of them.
+//! TCP connections of pods, compared with `ss` and /proc.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
@@ -14,7 +14,7 @@ use crate::kernel::kernel_tests;
 use crate::traffic::start;
 
 const CONNECTIONS: &str = "pinfold_pod_tcp_connections";
-const TIMES: [(&str, &str); 3] = [
+const TIME_FAMILIES: [(&str, &str); 3] = [
     ("busy", "pinfold_pod_tcp_busy_seconds_total"),
     ("rwnd_limited", "pinfold_pod_tcp_rwnd_limited_seconds_total"),
     (
@@ -23,16 +23,18 @@ const TIMES: [(&str, &str); 3] = [
     ),
 ];
 
-/// Looks come every second, and scrapes within a second share what was collected: what is seen after this long is newer.
-const NEWER: Duration = Duration::from_millis(2300);
+/// The agent samples every second, and scrapes within a second share a collection. A scrape after the pause shows a
+/// newer sample.
+const SAMPLE_AND_SCRAPE: Duration = Duration::from_millis(2300);
 
-/// Seconds of all connections in a namespace, as `ss` tells them.
-fn truth(network: &Netns) -> BTreeMap<&'static str, f64> {
+/// Times of all connections in a namespace in seconds, from `ss`.
+fn ss_times(network: &Netns) -> BTreeMap<&'static str, f64> {
     let output = network
         .run(|| Command::new("ss").args(["-tinHO"]).output().unwrap())
         .unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
-    let mut times: BTreeMap<&str, f64> = TIMES.iter().map(|(name, _)| (*name, 0.0)).collect();
+    let mut times: BTreeMap<&str, f64> =
+        TIME_FAMILIES.iter().map(|(name, _)| (*name, 0.0)).collect();
     for (name, value) in text
         .split_whitespace()
         .filter_map(|word| word.split_once(':'))
@@ -44,7 +46,7 @@ fn truth(network: &Netns) -> BTreeMap<&'static str, f64> {
     times
 }
 
-/// How many connections in a namespace are in a state, by the kernel's number of it.
+/// The number of connections in a state in a namespace, by the kernel's number of the state.
 fn in_state(network: &Netns, state: &str) -> usize {
     let text = network
         .run(|| std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap())
@@ -55,7 +57,7 @@ fn in_state(network: &Netns, state: &str) -> usize {
         .count()
 }
 
-fn of(text: &str, name: &str, pod: &str, more: &[(&str, &str)]) -> Option<f64> {
+fn pod_metric(text: &str, name: &str, pod: &str, more: &[(&str, &str)]) -> Option<f64> {
     metric(
         text,
         name,
@@ -64,45 +66,45 @@ fn of(text: &str, name: &str, pod: &str, more: &[(&str, &str)]) -> Option<f64> {
 }
 
 fn times(text: &str, pod: &str) -> BTreeMap<&'static str, f64> {
-    TIMES
+    TIME_FAMILIES
         .iter()
-        .filter_map(|(name, family)| Some((*name, of(text, family, pod, &[])?)))
+        .filter_map(|(name, family)| Some((*name, pod_metric(text, family, pod, &[])?)))
         .collect()
 }
 
-/// Waits until a pod has so many connections in a state; nothing for none at all.
-fn until(agent: &Agent, pod: &str, state: &str, wanted: Option<f64>) -> String {
+/// Waits until a pod has the wanted number of connections in a state; `None` waits for no sample.
+fn wait_for_connections(agent: &Agent, pod: &str, state: &str, wanted: Option<f64>) -> String {
     let deadline = Instant::now() + patience();
     loop {
         let text = agent.get("/metrics").body;
-        let seen = of(&text, CONNECTIONS, pod, &[("state", state)]);
-        if seen == wanted {
+        let count = pod_metric(&text, CONNECTIONS, pod, &[("state", state)]);
+        if count == wanted {
             return text;
         }
         assert!(
             Instant::now() < deadline,
-            "{pod}: {seen:?} {state}, not {wanted:?}\n{}",
+            "{pod}: {count:?} {state} connections, expected {wanted:?}\n{}",
             agent.log()
         );
         std::thread::sleep(Duration::from_millis(100));
     }
 }
 
-fn all_run(agent: &Agent, count: usize) {
-    agent.eventually("all run", |status| {
-        let all = status["containers"].as_array().unwrap();
-        all.len() == count && all.iter().all(|one| one["running"] == true)
+fn wait_until_all_run(agent: &Agent, count: usize) {
+    agent.eventually("all containers run", |status| {
+        let containers = status["containers"].as_array().unwrap();
+        containers.len() == count && containers.iter().all(|entry| entry["running"] == true)
     });
 }
 
-/// Both ends of a new connection.
+/// A new connection's client and server streams.
 fn connect(listener: &TcpListener, inside: &Netns) -> (TcpStream, TcpStream) {
     let address = listener.local_addr().unwrap();
     let client = inside.run(|| TcpStream::connect(address).unwrap()).unwrap();
     (client, listener.accept().unwrap().0)
 }
 
-/// Sends until the other end has no room for more.
+/// Sends until the receiver's buffer is full.
 fn fill(client: &mut TcpStream) {
     client.set_nonblocking(true).unwrap();
     let end = Instant::now() + Duration::from_millis(300);
@@ -111,20 +113,21 @@ fn fill(client: &mut TcpStream) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 std::thread::sleep(Duration::from_millis(10));
             }
-            written => assert!(written.unwrap() > 0),
+            result => assert!(result.unwrap() > 0),
         }
     }
 }
 
 #[test]
-fn connections_are_told_as_the_kernel_tells_them() {
+fn connection_metrics_match_ss() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let manifests = Manifests::new();
     let mut switch = Switch::new().unwrap();
     let [own, silent, peer] = [1, 2, 3].map(|host| Ipv4Addr::new(10, 81, 0, host));
-    let [inside, quiet, outside] = [own, silent, peer].map(|address| switch.join(address).unwrap());
-    for (name, network) in [("own", &inside), ("silent", &quiet)] {
+    let [own_network, silent_network, peer_network] =
+        [own, silent, peer].map(|address| switch.join(address).unwrap());
+    for (name, network) in [("own", &own_network), ("silent", &silent_network)] {
         manifests.put(&format!("{name}.yaml"), &best_effort(name, name));
         let pod = tree.pod("besteffort", name);
         let main = tree.container(&pod, &format!("{name}-main"));
@@ -132,52 +135,52 @@ fn connections_are_told_as_the_kernel_tells_them() {
     }
     let settings = Settings::new(&tree.path, &manifests, &kernel.first());
     let agent = settings.clone().with(&["--connections=1"]).start();
-    all_run(&agent, 2);
-    until(&agent, "own", "established", Some(0.0));
+    wait_until_all_run(&agent, 2);
+    wait_for_connections(&agent, "own", "established", Some(0.0));
 
-    let listener = outside
+    let listener = peer_network
         .run(|| TcpListener::bind((peer, 0)).unwrap())
         .unwrap();
-    let (mut talks, mut hears) = connect(&listener, &inside);
-    let (_idle, _other) = connect(&listener, &inside);
-    let (mut stuck, _full) = connect(&listener, &inside);
-    let reads = std::thread::spawn(move || {
-        hears.read_exact(&mut vec![0; 2_000_000]).unwrap();
-        hears
+    let (mut sender, mut receiver) = connect(&listener, &own_network);
+    let (_idle, _idle_server) = connect(&listener, &own_network);
+    let (mut full_sender, _full_receiver) = connect(&listener, &own_network);
+    let reading = std::thread::spawn(move || {
+        receiver.read_exact(&mut vec![0; 2_000_000]).unwrap();
+        receiver
     });
-    talks.write_all(&[7; 2_000_000]).unwrap();
-    let hears = reads.join().unwrap();
-    fill(&mut stuck);
+    sender.write_all(&[7; 2_000_000]).unwrap();
+    let receiver = reading.join().unwrap();
+    fill(&mut full_sender);
 
-    let before = truth(&inside);
-    std::thread::sleep(NEWER);
+    let before = ss_times(&own_network);
+    std::thread::sleep(SAMPLE_AND_SCRAPE);
     let text = agent.get("/metrics").body;
-    let (seen, after) = (times(&text, "own"), truth(&inside));
-    for (name, _) in TIMES {
-        // It tells whole milliseconds, of three connections.
+    let (exported, after) = (times(&text, "own"), ss_times(&own_network));
+    for (name, _) in TIME_FAMILIES {
+        // `ss` rounds to milliseconds for each of the three connections.
         assert!(
-            before[name] <= seen[name] + 1e-9 && seen[name] <= after[name] + 0.004,
-            "{name}: {before:?} {seen:?} {after:?}"
+            before[name] <= exported[name] + 1e-9 && exported[name] <= after[name] + 0.004,
+            "{name}: {before:?} {exported:?} {after:?}"
         );
     }
     assert!(
-        seen["rwnd_limited"] > 1.0 && seen["busy"] >= seen["rwnd_limited"],
-        "{seen:?}"
+        exported["rwnd_limited"] > 1.0 && exported["busy"] >= exported["rwnd_limited"],
+        "{exported:?}"
     );
-    assert_eq!(in_state(&inside, "01"), 3);
+    assert_eq!(in_state(&own_network, "01"), 3);
     assert_eq!(
-        of(&text, CONNECTIONS, "own", &[("state", "established")]),
+        pod_metric(&text, CONNECTIONS, "own", &[("state", "established")]),
         Some(3.0)
     );
     assert_eq!(
-        of(&text, CONNECTIONS, "own", &[]),
+        pod_metric(&text, CONNECTIONS, "own", &[]),
         Some(3.0),
         "no other states: {text}"
     );
-    assert_eq!(of(&text, CONNECTIONS, "silent", &[]), Some(0.0));
-    let count = of(&text, "pinfold_pod_tcp_rtt_seconds_count", "own", &[]).unwrap();
-    let sum = of(&text, "pinfold_pod_tcp_rtt_seconds_sum", "own", &[]).unwrap();
-    let within = of(
+    assert_eq!(pod_metric(&text, CONNECTIONS, "silent", &[]), Some(0.0));
+    let count = pod_metric(&text, "pinfold_pod_tcp_rtt_seconds_count", "own", &[]).unwrap();
+    let sum = pod_metric(&text, "pinfold_pod_tcp_rtt_seconds_sum", "own", &[]).unwrap();
+    let within = pod_metric(
         &text,
         "pinfold_pod_tcp_rtt_seconds_bucket",
         "own",
@@ -195,18 +198,18 @@ fn connections_are_told_as_the_kernel_tells_them() {
     );
     assert_eq!(success, Some(1.0));
 
-    // Who closes first keeps a remnant.
-    drop(talks);
-    drop(hears);
-    let text = until(&agent, "own", "time_wait", Some(1.0));
-    assert_eq!(in_state(&inside, "06"), 1);
+    // The side that closes first keeps a connection in TIME_WAIT.
+    drop(sender);
+    drop(receiver);
+    let text = wait_for_connections(&agent, "own", "time_wait", Some(1.0));
+    assert_eq!(in_state(&own_network, "06"), 1);
     let later = times(&text, "own");
     assert!(
-        seen.iter().all(|(name, time)| later[name] >= *time),
-        "{seen:?} {later:?}"
+        exported.iter().all(|(name, time)| later[name] >= *time),
+        "{exported:?} {later:?}"
     );
-    drop((stuck, _full, _idle, _other));
-    let text = until(&agent, "own", "established", Some(0.0));
+    drop((full_sender, _full_receiver, _idle, _idle_server));
+    let text = wait_for_connections(&agent, "own", "established", Some(0.0));
     let last = times(&text, "own");
     assert!(
         later.iter().all(|(name, time)| last[name] >= *time),
@@ -214,9 +217,9 @@ fn connections_are_told_as_the_kernel_tells_them() {
     );
     agent.stop();
 
-    // Nobody looks where nobody has asked for it.
+    // Without `--connections` the agent samples no connections.
     let agent = settings.start();
-    all_run(&agent, 2);
+    wait_until_all_run(&agent, 2);
     let text = agent.get("/metrics").body;
     assert!(
         !text.contains("collector=\"connections\"") && !text.contains(CONNECTIONS),
@@ -226,13 +229,13 @@ fn connections_are_told_as_the_kernel_tells_them() {
 }
 
 #[test]
-fn on_the_nodes_network_the_cgroup_of_a_socket_tells_whose_it_is() {
+fn on_the_nodes_network_a_sockets_cgroup_names_its_pod() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
     let manifests = Manifests::new();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let SocketAddr::V4(address) = listener.local_addr().unwrap() else {
-        panic!("version 4 was bound")
+        panic!("the listener has no IPv4 address")
     };
     let launcher = Launcher::new().unwrap();
     let mut processes = Vec::new();
@@ -242,13 +245,13 @@ fn on_the_nodes_network_the_cgroup_of_a_socket_tells_whose_it_is() {
         manifests.put(&format!("{name}.yaml"), &text);
         let pod = tree.pod("besteffort", name);
         let main = tree.container(&pod, &format!("{name}-main"));
-        // One that a program in the container has made: its sockets are the pod's, too.
-        let below = tree.make(&format!("{main}/below"));
+        // A cgroup made by a program in the container: the cgroup's sockets belong to the pod, too.
+        let nested = tree.make(&format!("{main}/below"));
         let script = format!(
             "for ((i = 0; i < {count}; i++)); do exec {{fd}}<>/dev/tcp/127.0.0.1/{}; printf hello >&$fd; done; exec sleep 600",
             address.port()
         );
-        let cgroup = if name == "one" { &below } else { &main };
+        let cgroup = if name == "one" { &nested } else { &main };
         processes.push(start(&launcher, &kernel, cgroup, None, &script));
         for _ in 0..count {
             let (mut end, _) = listener.accept().unwrap();
@@ -259,15 +262,19 @@ fn on_the_nodes_network_the_cgroup_of_a_socket_tells_whose_it_is() {
     let settings =
         Settings::new(&tree.path, &manifests, &kernel.first()).with(&["--connections=1"]);
     let agent = settings.start();
-    all_run(&agent, 3);
+    wait_until_all_run(&agent, 3);
     for (pod, count) in [("one", 1.0), ("two", 2.0), ("none", 0.0)] {
-        let text = until(&agent, pod, "established", Some(count));
+        let text = wait_for_connections(&agent, pod, "established", Some(count));
         assert_eq!(
-            of(&text, "pinfold_pod_tcp_rtt_seconds_count", pod, &[]),
+            pod_metric(&text, "pinfold_pod_tcp_rtt_seconds_count", pod, &[]),
             Some(count),
             "{pod}"
         );
-        assert_eq!(of(&text, CONNECTIONS, pod, &[]), Some(count), "{pod}");
+        assert_eq!(
+            pod_metric(&text, CONNECTIONS, pod, &[]),
+            Some(count),
+            "{pod}"
+        );
     }
     let unsupported = agent.metric(
         "pinfold_collector_unsupported",
@@ -277,7 +284,7 @@ fn on_the_nodes_network_the_cgroup_of_a_socket_tells_whose_it_is() {
     agent.stop();
 }
 
-/// A pod's namespace must not outlive the pod, however often it was looked into.
+/// The agent's sampling must not keep a pod's namespace alive after the pod's end.
 #[test]
 fn a_namespace_ends_with_its_pod() {
     let Some(kernel) = kernel_tests() else { return };
@@ -295,31 +302,31 @@ fn a_namespace_ends_with_its_pod() {
         let network = Netns::new().unwrap();
         let pid = tree.start_in(&main, Some(&network));
         drop(network);
-        // The one end of a pair of interfaces goes when the other one's namespace does.
+        // A veth interface disappears when the peer interface's namespace ends.
         let pair = format!("link add {name} type veth peer name eth0 netns {pid}");
         let ip = || Command::new("ip").args(pair.split(' ')).status().unwrap();
         assert!(witness.run(ip).unwrap().success());
-        let is_there = || {
+        let exists = || {
             let text = witness
                 .run(|| std::fs::read_to_string("/proc/thread-self/net/dev").unwrap())
                 .unwrap();
             text.contains(&format!("{name}:"))
         };
-        assert!(is_there());
-        until(&agent, &name, "established", Some(0.0));
-        // At another place between two looks each time.
+        assert!(exists());
+        wait_for_connections(&agent, &name, "established", Some(0.0));
+        // Each round ends the pod at a different time between two samples.
         std::thread::sleep(Duration::from_millis(300 * round));
         tree.remove(&main);
         let since = Instant::now();
-        while is_there() {
+        while exists() {
             assert!(
                 since.elapsed() < Duration::from_secs(1),
-                "the namespace of {name} has outlived it"
+                "the namespace of {name} still exists after the pod's end"
             );
             std::thread::sleep(Duration::from_millis(10));
         }
         manifests.remove(&format!("{name}.yaml"));
-        until(&agent, &name, "established", None);
+        wait_for_connections(&agent, &name, "established", None);
     }
     agent.stop();
 }

@@ -1,4 +1,4 @@
-//! Who exchanges how much with whom in a training job, with known traffic between real namespaces.
+//! Bytes between the pods of a training job, with known traffic between real namespaces.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -19,7 +19,7 @@ fn member(name: &str, job: &str, role: &str) -> String {
     best_effort(name, name).replace("metadata: {", &format!("metadata: {{{labels}, "))
 }
 
-/// A connection over which the client has sent so much and received so much.
+/// A connection over which the client has sent `send` bytes and received `receive` bytes.
 fn exchange(
     listener: &TcpListener,
     client: &Netns,
@@ -29,39 +29,39 @@ fn exchange(
     let address = listener.local_addr().unwrap();
     let mut client = client.run(|| TcpStream::connect(address).unwrap()).unwrap();
     let mut server = listener.accept().unwrap().0;
-    let serves = std::thread::spawn(move || {
+    let serving = std::thread::spawn(move || {
         server.read_exact(&mut vec![0; send]).unwrap();
         server.write_all(&vec![7; receive]).unwrap();
         server
     });
     client.write_all(&vec![7; send]).unwrap();
     client.read_exact(&mut vec![0; receive]).unwrap();
-    (client, serves.join().unwrap())
+    (client, serving.join().unwrap())
 }
 
-fn of(text: &str, family: &str, pod: &str, peer: &str) -> Option<f64> {
+fn peer_metric(text: &str, family: &str, pod: &str, peer: &str) -> Option<f64> {
     metric(text, family, &[("pod", pod), ("peer_pod", peer)])
 }
 
-/// Waits until a pod's peers have sent and received as much as is wanted, but for the marks of a beginning.
-fn until(agent: &Agent, wanted: &[(&str, &str, f64, f64)]) -> String {
+/// Waits until the exported bytes equal the wanted bytes. A SYN may count as a further byte.
+fn wait_for_bytes(agent: &Agent, wanted: &[(&str, &str, f64, f64)]) -> String {
     let deadline = Instant::now() + patience();
     loop {
         let text = agent.get("/metrics").body;
-        let near = |seen: Option<f64>, wanted: f64| {
-            seen.is_some_and(|seen| (wanted..=wanted + 1.0).contains(&seen))
+        let near = |exported: Option<f64>, wanted: f64| {
+            exported.is_some_and(|exported| (wanted..=wanted + 1.0).contains(&exported))
         };
         let wrong = wanted.iter().find(|(pod, peer, sent, received)| {
-            !near(of(&text, SENT, pod, peer), *sent)
-                || !near(of(&text, RECEIVED, pod, peer), *received)
+            !near(peer_metric(&text, SENT, pod, peer), *sent)
+                || !near(peer_metric(&text, RECEIVED, pod, peer), *received)
         });
         let Some((pod, peer, ..)) = wrong else {
             return text;
         };
-        let seen = [SENT, RECEIVED].map(|family| of(&text, family, pod, peer));
+        let exported = [SENT, RECEIVED].map(|family| peer_metric(&text, family, pod, peer));
         assert!(
             Instant::now() < deadline,
-            "{wrong:?}: {seen:?}\n{}",
+            "expected {wrong:?}, got {exported:?}\n{}",
             agent.log()
         );
         std::thread::sleep(Duration::from_millis(100));
@@ -69,7 +69,7 @@ fn until(agent: &Agent, wanted: &[(&str, &str, f64, f64)]) -> String {
 }
 
 #[test]
-fn bytes_go_to_the_pods_of_the_same_job() {
+fn bytes_are_counted_by_peer_pod_of_the_same_job() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let manifests = Manifests::new();
@@ -91,7 +91,7 @@ fn bytes_go_to_the_pods_of_the_same_job() {
         tree.start_in(&main, Some(network));
     }
     let [ps, first, second, other, outside] = &networks[..] else {
-        panic!("there are five")
+        panic!("expected five networks")
     };
     let listen = |network: &Netns, host| {
         network
@@ -104,7 +104,7 @@ fn bytes_go_to_the_pods_of_the_same_job() {
         exchange(&server, second, 500_000, 20_000),
         exchange(&server, other, 7_000, 70),
         exchange(&elsewhere, first, 60_000, 100),
-        // Its own loopback is nobody else.
+        // A connection from w-0 to itself counts for no peer.
         exchange(&listen(first, 2), first, 0, 0),
     ];
     let own = first
@@ -122,12 +122,12 @@ fn bytes_go_to_the_pods_of_the_same_job() {
         ("w-1", "ps-0", 500_000.0, 20_000.0),
         ("ps-0", "w-0", 1_000_000.0, 3_000_000.0),
         ("ps-0", "w-1", 20_000.0, 500_000.0),
-        // A pod of another job, and what is no pod.
+        // Bytes to and from a pod of another job, and an address outside of all pods.
         ("ps-0", "", 70.0, 7_000.0),
         ("w-0", "", 60_000.0, 100.0),
         ("o-0", "", 7_000.0, 70.0),
     ];
-    let text = until(&agent, &wanted);
+    let text = wait_for_bytes(&agent, &wanted);
     let roles = [
         ("ps-0", "w-0", "worker"),
         ("w-0", "ps-0", "ps"),
@@ -145,11 +145,11 @@ fn bytes_go_to_the_pods_of_the_same_job() {
             "{pod} {peer} {role}: {text}"
         );
     }
-    // What comes later is added.
+    // Later bytes are added.
     let (client, server_end) = &mut open[0];
     client.write_all(&[7; 4_000]).unwrap();
     server_end.read_exact(&mut [0; 4_000]).unwrap();
-    until(
+    wait_for_bytes(
         &agent,
         &[
             ("w-0", "ps-0", 3_004_000.0, 1_000_000.0),
@@ -158,16 +158,16 @@ fn bytes_go_to_the_pods_of_the_same_job() {
     );
     agent.stop();
 
-    // With one place there is one peer, and nothing is lost.
+    // With `--peers=1` only one peer has a name, and no byte is lost.
     let agent = settings.with(&["--connections=1", "--peers=1"]).start();
-    let text = until(&agent, &[("w-1", "ps-0", 500_000.0, 20_000.0)]);
-    let named = ["w-0", "w-1"].map(|peer| of(&text, RECEIVED, "ps-0", peer));
+    let text = wait_for_bytes(&agent, &[("w-1", "ps-0", 500_000.0, 20_000.0)]);
+    let named = ["w-0", "w-1"].map(|peer| peer_metric(&text, RECEIVED, "ps-0", peer));
     assert_eq!(named.iter().flatten().count(), 1, "{named:?}");
     let of_server = format!("{RECEIVED}{{namespace=\"train\",pod=\"ps-0\",");
     let lines = text.lines().filter(|line| line.starts_with(&of_server));
-    let all: f64 = lines
+    let sum: f64 = lines
         .map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap())
         .sum();
-    assert!((3_511_000.0..=3_511_003.0).contains(&all), "{all}");
+    assert!((3_511_000.0..=3_511_003.0).contains(&sum), "{sum}");
     agent.stop();
 }

@@ -1,4 +1,4 @@
-//! The committed instructions of the BPF programs are those that the compiler makes of the committed source.
+//! The committed instructions of the BPF programs equal the compiler's output for the committed source.
 
 use std::fs;
 use std::path::Path;
@@ -6,12 +6,12 @@ use std::process::Command;
 
 use crate::gate::meant_for_this_machine;
 
-/// The compiler of Debian 12. Another version makes other instructions of the same source.
+/// The compiler of Debian 12. A different version produces different instructions from the same source.
 const CLANG: &str = "/usr/bin/clang-14";
 
 /// `PINFOLD_RECORD=1` writes the instructions anew.
 #[test]
-fn the_programs_instructions_belong_to_their_source() {
+fn the_committed_instructions_match_the_committed_source() {
     if !Path::new(CLANG).exists() {
         let needs = format!("{CLANG} of Debian's package clang-14");
         assert!(
@@ -23,7 +23,7 @@ fn the_programs_instructions_belong_to_their_source() {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/host/sockets");
     let folder = tempfile::tempdir().unwrap();
     let object = folder.path().join("program.o");
-    // The kernel's headers include some of the architecture.
+    // The kernel's headers include headers of the architecture.
     let headers = format!("-I/usr/include/{}-linux-gnu", std::env::consts::ARCH);
     let arguments = "-Wall -Wextra -Werror -O2 --target=bpfel -mcpu=v2 -c program.c -o";
     run(Command::new(CLANG)
@@ -33,7 +33,7 @@ fn the_programs_instructions_belong_to_their_source() {
         .arg(&object));
     for section in ["ingress", "egress"] {
         let compiled = folder.path().join(section);
-        // Debian's objcopy does not know the machine BPF, and copies a section all the same.
+        // Debian's objcopy does not know the BPF machine, but still copies a section.
         run(Command::new("objcopy")
             .args(["-I", "elf64-little", "-O", "binary", "-j", section])
             .args([&object, &compiled]));
@@ -44,7 +44,7 @@ fn the_programs_instructions_belong_to_their_source() {
         }
         assert!(
             !compiled.is_empty() && fs::read(&committed).unwrap() == compiled,
-            "{} differs from what {CLANG} makes of program.c: compile it with PINFOLD_RECORD=1",
+            "{} differs from the output of {CLANG} for program.c: compile program.c with PINFOLD_RECORD=1",
             committed.display()
         );
     }
@@ -54,6 +54,6 @@ fn run(command: &mut Command) {
     let output = command
         .output()
         .unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{command:?}: {said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {stderr}");
 }

@@ -1,5 +1,5 @@
-//! What TCP sends and sends again, by pod, where many pods share a network: counted by BPF programs, against the counters of
-//! the network and against what `ss -i` tells of each connection.
+//! Sent and retransmitted TCP segments by pod, for pods that share a network. BPF programs count; the reference is the
+//! network's own counters and `ss -i`.
 
 use std::collections::HashSet;
 use std::fs;
@@ -20,16 +20,16 @@ use crate::kernel::{Kernel, Tree, kernel_tests};
 use crate::sockets::unified;
 use crate::traffic::tcp_counts;
 
-/// How long the kernel may take for what it does after some timers.
+/// The time limit for kernel actions that follow several timers.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Bytes that one pod sends another while some are lost.
+/// Bytes that one pod sends to a second pod while packets are lost.
 const SENT: usize = 4_000_000;
 
-/// Sockets that are made meanwhile belong to a cgroup, as if a process in it had made them.
+/// Runs `make` in a cgroup, so that new sockets belong to the cgroup as if a process in the cgroup had made them.
 fn within<T>(cgroup: &str, make: impl FnOnce() -> T) -> T {
-    let own = fs::read_to_string("/proc/self/cgroup").unwrap();
-    let own = own
+    let cgroups = fs::read_to_string("/proc/self/cgroup").unwrap();
+    let own_cgroup = cgroups
         .lines()
         .find_map(|line| line.strip_prefix("0::/"))
         .unwrap();
@@ -38,12 +38,12 @@ fn within<T>(cgroup: &str, make: impl FnOnce() -> T) -> T {
         fs::write(procs, std::process::id().to_string()).unwrap();
     };
     enter(cgroup);
-    let made = make();
-    enter(own);
-    made
+    let result = make();
+    enter(own_cgroup);
+    result
 }
 
-/// Loses, of what the sockets of a cgroup are to receive, so many packets of 256, until it is dropped.
+/// Drops `of_256` of 256 incoming packets of the cgroup's sockets until the link is dropped.
 fn loss(cgroup: &str, of_256: u32) -> Link {
     let instructions = [
         0x0000_0007_0000_0085,                           // r0 = a random number
@@ -60,7 +60,7 @@ fn loss(cgroup: &str, of_256: u32) -> Link {
         .unwrap()
 }
 
-/// A connection from a pod to another.
+/// A connection between two pods.
 struct Connection {
     sender: TcpStream,
     receiver: TcpStream,
@@ -83,7 +83,7 @@ impl Connection {
         }
     }
 
-    /// Sends so much, and waits until it has arrived.
+    /// Sends bytes and waits until the receiver has read them.
     fn send(&mut self, bytes: usize) {
         let Self { sender, receiver } = self;
         std::thread::scope(|scope| {
@@ -92,8 +92,8 @@ impl Connection {
         });
     }
 
-    /// Sends so many messages, each of which is answered.
-    fn talk(&mut self, messages: usize) {
+    /// Sends messages, each of which gets an answer.
+    fn exchange_messages(&mut self, messages: usize) {
         let Self { sender, receiver } = self;
         let mut buffer = [0; 100];
         for _ in 0..messages {
@@ -104,18 +104,18 @@ impl Connection {
         }
     }
 
-    /// What `ss` tells of both ends: segments sent with those sent again, and those alone.
+    /// The counts of both ends from `ss`: segments sent including retransmissions, and retransmissions alone.
     fn ss(&self, network: Option<&Netns>) -> [[i64; 2]; 2] {
         let ports = [&self.sender, &self.receiver].map(|end| end.local_addr().unwrap().port());
         ports.map(|port| {
             let filter = format!("sport = :{port}");
-            let ask = || {
+            let run_ss = || {
                 Command::new("ss")
                     .args(["-tinHO", &filter])
                     .output()
                     .unwrap()
             };
-            let output = network.map_or_else(ask, |network| network.run(ask).unwrap());
+            let output = network.map_or_else(run_ss, |network| network.run(run_ss).unwrap());
             let text = String::from_utf8(output.stdout).unwrap();
             let number = |key: &str| {
                 let value = text
@@ -123,7 +123,7 @@ impl Connection {
                     .find_map(|word| word.strip_prefix(key))?;
                 Some(value.rsplit('/').next()?.parse::<i64>().unwrap())
             };
-            // What is zero is left out.
+            // `ss` omits counts of zero.
             assert_eq!(text.lines().count(), 1, "{text}");
             ["segs_out:", "retrans:"].map(|key| number(key).unwrap_or(0))
         })
@@ -131,18 +131,18 @@ impl Connection {
 }
 
 fn counted(kernel: &Kernel, counter: &mut SocketCounter, pods: [&str; 2]) -> [SocketTcpCounts; 2] {
-    let look = counter
+    let sample = counter
         .sample(&kernel.cgroups, &HashSet::from(pods))
         .unwrap();
-    assert!(!look.overflowed);
-    pods.map(|pod| look.pods[pod].tcp)
+    assert!(!sample.overflowed);
+    pods.map(|pod| sample.pods[pod].tcp)
 }
 
-fn sum([one, other]: [SocketTcpCounts; 2]) -> SocketTcpCounts {
+fn sum([first, second]: [SocketTcpCounts; 2]) -> SocketTcpCounts {
     SocketTcpCounts {
-        sent: one.sent + other.sent,
-        retransmitted: one.retransmitted + other.retransmitted,
-        timeouts: one.timeouts + other.timeouts,
+        sent: first.sent + second.sent,
+        retransmitted: first.retransmitted + second.retransmitted,
+        timeouts: first.timeouts + second.timeouts,
     }
 }
 
@@ -163,16 +163,16 @@ fn counter(tree: &Tree<'_>) -> SocketCounter {
     .unwrap()
 }
 
-/// What a network has counted.
+/// The network namespace's own TCP counts.
 fn network_tcp(network: &Netns) -> SocketTcpCounts {
     network
         .run(|| tcp_counts(nix::unistd::gettid().as_raw()))
         .unwrap()
 }
 
-/// Two pods alone in a network that is lossy: what is counted of both is what the network has counted.
+/// Two pods alone in a lossy network: the sum of their counts equals the network's counts.
 #[test]
-fn two_pods_in_a_lossy_network() {
+fn counts_of_two_pods_match_a_lossy_network() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
     let pods = [tree.pod("", "one"), tree.pod("burstable", "two")];
@@ -183,84 +183,84 @@ fn two_pods_in_a_lossy_network() {
         IpAddr::V4(Ipv4Addr::LOCALHOST),
         IpAddr::V6(Ipv6Addr::LOCALHOST),
     );
-    for (host, long) in [(v4, false), (v6, false), (v6, true)] {
+    for (host, big_packets) in [(v4, false), (v6, false), (v6, true)] {
         let network = Switch::new()
             .unwrap()
             .join(Ipv4Addr::new(10, 81, 0, 1))
             .unwrap();
-        if long {
-            // Longer than IP's header can say.
+        if big_packets {
+            // Packets longer than the length field of IP's header allows.
             let args = "link set dev lo gso_max_size 400000 gro_max_size 400000";
             let status = || Command::new("ip").args(args.split(' ')).status().unwrap();
             assert!(network.run(status).unwrap().success());
         }
         assert_eq!(network_tcp(&network), SocketTcpCounts::default());
-        // Older kernels do not show a program how IPv6 answers who wants to connect: there it begins when that is over.
-        let early = host.is_ipv4().then(|| counter(&tree));
+        // Older kernels hide the SYN-ACK of IPv6 from the program, so the counter starts after the handshake.
+        let early_counter = host.is_ipv4().then(|| counter(&tree));
         let mut connection = Connection::new(Some(&network), mains, host);
-        let older = if early.is_some() {
+        let handshake_counts = if early_counter.is_some() {
             SocketTcpCounts::default()
         } else {
             network_tcp(&network)
         };
-        // At this end the answer is older than the socket.
-        let older_ends = if early.is_some() {
+        // The SYN-ACK precedes the accepted socket, so `ss` omits the SYN-ACK at the receiver.
+        let handshake_ss = if early_counter.is_some() {
             [[0, 0], [-1, 0]]
         } else {
             connection.ss(Some(&network))
         };
-        let mut counter = early.unwrap_or_else(|| counter(&tree));
+        let mut counter = early_counter.unwrap_or_else(|| counter(&tree));
         connection.send(SENT);
         std::thread::sleep(Duration::from_millis(500));
-        let wanted = gained(older, network_tcp(&network));
+        let wanted = gained(handshake_counts, network_tcp(&network));
         assert_eq!(
             sum(counted(&kernel, &mut counter, pods)),
             wanted,
-            "{host}, nothing lost"
+            "{host}, without loss"
         );
 
         let lossy = mains.map(|main| loss(main, 8));
         connection.send(SENT);
-        connection.talk(150);
+        connection.exchange_messages(150);
         drop(lossy);
-        // Nobody hears anything of the other for some timers.
+        // All packets are lost for several timers.
         let before = network_tcp(&network).timeouts;
         let lossy = mains.map(|main| loss(main, 256));
         connection.sender.write_all(&[7; 1000]).unwrap();
         let deadline = Instant::now() + PATIENCE;
         while network_tcp(&network).timeouts < before + 3 {
-            assert!(Instant::now() < deadline, "no timer has run out");
+            assert!(Instant::now() < deadline, "too few retransmission timeouts");
             std::thread::sleep(Duration::from_millis(20));
         }
         drop(lossy);
         connection.receiver.read_exact(&mut [0; 1000]).unwrap();
-        connection.talk(1);
-        // The last acknowledgement waits a moment for something to go with.
+        connection.exchange_messages(1);
+        // Wait for the delayed last acknowledgement.
         std::thread::sleep(Duration::from_millis(500));
 
-        let seen = counted(&kernel, &mut counter, pods);
-        let wanted = gained(older, network_tcp(&network));
-        assert_eq!(sum(seen), wanted, "{host}: {seen:?}");
+        let pod_counts = counted(&kernel, &mut counter, pods);
+        let wanted = gained(handshake_counts, network_tcp(&network));
+        assert_eq!(sum(pod_counts), wanted, "{host}: {pod_counts:?}");
         assert!(
             wanted.retransmitted > 5 && wanted.timeouts >= 3,
             "{wanted:?}"
         );
-        for ((pod, before), after) in seen
+        for ((pod, before), after) in pod_counts
             .iter()
-            .zip(older_ends)
+            .zip(handshake_ss)
             .zip(connection.ss(Some(&network)))
         {
-            let all = i64::try_from(pod.sent + pod.retransmitted).unwrap();
-            let again = i64::try_from(pod.retransmitted).unwrap();
+            let total = i64::try_from(pod.sent + pod.retransmitted).unwrap();
+            let retransmitted = i64::try_from(pod.retransmitted).unwrap();
             assert_eq!(
-                [all, again],
+                [total, retransmitted],
                 [after[0] - before[0], after[1] - before[1]],
-                "{host}: {seen:?}"
+                "{host}: {pod_counts:?}"
             );
         }
         assert!(
-            seen[0].retransmitted > 0 && seen[0].timeouts > 0,
-            "{seen:?}"
+            pod_counts[0].retransmitted > 0 && pod_counts[0].timeouts > 0,
+            "{pod_counts:?}"
         );
 
         connection.sender.shutdown(Shutdown::Both).unwrap();
@@ -274,18 +274,19 @@ const FAMILIES: [&str; 3] = [
     "pinfold_pod_tcp_timeouts_total",
 ];
 
-/// The agent on a node with pods on its network, one with a network of its own, and traffic that is no pod's.
+/// The agent on a node with two pods on the node's network, a pod with a network namespace, and traffic outside of
+/// pods.
 #[test]
-fn pods_on_the_nodes_network_have_segments_of_their_own_where_it_is_asked_for() {
+fn with_sockets_enabled_pods_on_the_nodes_network_have_segment_metrics() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let manifests = Manifests::new();
-    let own = Switch::new()
+    let own_network = Switch::new()
         .unwrap()
         .join(Ipv4Addr::new(10, 82, 0, 1))
         .unwrap();
     let mut mains = Vec::new();
-    for (name, network) in [("one", None), ("two", None), ("own", Some(&own))] {
+    for (name, network) in [("one", None), ("two", None), ("own", Some(&own_network))] {
         let text = best_effort(name, name);
         let text = if network.is_some() {
             text
@@ -298,56 +299,56 @@ fn pods_on_the_nodes_network_have_segments_of_their_own_where_it_is_asked_for() 
         tree.start_in(&main, network);
         mains.push(main);
     }
-    let [one, two, alone] = [0, 1, 2].map(|at| mains[at].as_str());
+    let [one, two, separate] = [0, 1, 2].map(|at| mains[at].as_str());
     let outside = tree.make(&format!("{}/beside", tree.path.rsplit_once('/').unwrap().0));
     let host = IpAddr::V4(Ipv4Addr::LOCALHOST);
-    // Older than the programs that count.
+    // The connection exists before the counting programs.
     let mut connection = Connection::new(None, [one, two], host);
-    let mut others = Connection::new(None, [&outside, &outside], host);
+    let mut outside_connection = Connection::new(None, [&outside, &outside], host);
     connection.send(1000);
     let before = connection.ss(None);
 
     let settings = Settings::new(&tree.path, &manifests, &kernel.first());
     let agent = settings.clone().with(&["--sockets"]).start();
-    agent.eventually("all run", |status| {
-        let all = status["containers"].as_array().unwrap();
-        all.len() == 3 && all.iter().all(|one| one["running"] == true)
+    agent.eventually("all containers run", |status| {
+        let containers = status["containers"].as_array().unwrap();
+        containers.len() == 3 && containers.iter().all(|entry| entry["running"] == true)
     });
     let lossy = [one, two, &outside].map(|cgroup| loss(cgroup, 8));
     connection.send(SENT);
-    connection.talk(100);
-    others.send(SENT);
+    connection.exchange_messages(100);
+    outside_connection.send(SENT);
     drop(lossy);
-    connection.talk(1);
-    // The last acknowledgement waits a moment for something to go with; and scrapes within a second share what was collected.
-    Connection::new(Some(&own), [alone, alone], host).talk(10);
+    connection.exchange_messages(1);
+    // Wait for the delayed last acknowledgement. Scrapes within a second share a collection.
+    Connection::new(Some(&own_network), [separate, separate], host).exchange_messages(10);
     std::thread::sleep(Duration::from_millis(1100));
     let text = agent.get("/metrics").body;
-    let seen = |pod: &str| {
+    let exported = |pod: &str| {
         FAMILIES.map(|name| metric(&text, name, &[("namespace", "train"), ("pod", pod)]))
     };
     for (pod, at) in [("one", 0), ("two", 1)] {
         let gained: [i64; 2] =
             std::array::from_fn(|which| connection.ss(None)[at][which] - before[at][which]);
-        let [sent, again, timeouts] = seen(pod).map(Option::unwrap);
+        let [sent, retransmitted, timeouts] = exported(pod).map(Option::unwrap);
         assert_eq!(
-            [sent + again, again],
+            [sent + retransmitted, retransmitted],
             gained.map(|number| number as f64),
             "{pod}"
         );
         assert!(
-            timeouts <= again,
-            "{pod}: {timeouts} timeouts, {again} sent again"
+            timeouts <= retransmitted,
+            "{pod}: {timeouts} timeouts, {retransmitted} retransmitted segments"
         );
     }
-    assert!(seen("one")[1].unwrap() > 0.0);
+    assert!(exported("one")[1].unwrap() > 0.0);
     let SocketTcpCounts {
         sent,
         retransmitted,
         timeouts,
-    } = network_tcp(&own);
+    } = network_tcp(&own_network);
     assert_eq!(
-        seen("own"),
+        exported("own"),
         [sent, retransmitted, timeouts].map(|number| Some(number as f64))
     );
     for family in FAMILIES {
@@ -360,7 +361,7 @@ fn pods_on_the_nodes_network_have_segments_of_their_own_where_it_is_asked_for() 
     agent.stop();
 
     let agent = settings.start();
-    agent.eventually("all run", |status| {
+    agent.eventually("all containers run", |status| {
         status["containers"].as_array().unwrap().len() == 3
     });
     let text = agent.get("/metrics").body;

@@ -2,7 +2,7 @@
 
 #![allow(
     unsafe_code,
-    reason = "another owner's BPF program is attached by the system call itself"
+    reason = "the test attaches a foreign BPF program with the system call"
 )]
 
 use std::collections::HashSet;
@@ -41,13 +41,13 @@ fn counter(tree: &Tree<'_>) -> SocketCounter {
     .unwrap()
 }
 
-fn look(kernel: &Kernel, counter: &mut SocketCounter, pods: &[&str]) -> SocketSample {
+fn sample(kernel: &Kernel, counter: &mut SocketCounter, pods: &[&str]) -> SocketSample {
     counter
         .sample(&kernel.cgroups, &HashSet::from_iter(pods.iter().copied()))
         .unwrap()
 }
 
-/// What is counted of [`udp`]: beside the payload, this many bytes of headers in each packet.
+/// The expected counts of [`udp`] with `headers` bytes of headers in each packet.
 fn datagrams(headers: u64) -> SocketTraffic {
     let (count, size, replies, reply) = DATAGRAMS;
     let sum = |packets, payload: u64| TrafficCount {
@@ -61,7 +61,7 @@ fn datagrams(headers: u64) -> SocketTraffic {
     }
 }
 
-/// How much was counted between two looks.
+/// The difference between two samples.
 fn gained(before: SocketTraffic, after: SocketTraffic) -> SocketTraffic {
     let sum = |before: TrafficCount, after: TrafficCount| TrafficCount {
         bytes: after.bytes - before.bytes,
@@ -83,7 +83,7 @@ fn gained(before: SocketTraffic, after: SocketTraffic) -> SocketTraffic {
     }
 }
 
-/// A tree's directory in the hierarchy of version 2.
+/// A tree's directory in the cgroup v2 hierarchy.
 pub(crate) fn unified(tree: &str) -> PathBuf {
     let root = Path::new("/sys/fs/cgroup");
     let hybrid = root.join("unified");
@@ -106,7 +106,7 @@ fn datagrams_are_counted_to_the_byte() {
     let tree = kernel.tree();
     let mut counter = counter(&tree);
     assert_eq!(attached(&tree.path), [1, 1]);
-    // One as deep as a Guaranteed pod is, one in a QoS class, and one that says nothing.
+    // A Guaranteed pod, a pod in a QoS class, and a pod without traffic.
     let pods = [
         tree.pod("", "one"),
         tree.pod("burstable", "two"),
@@ -117,16 +117,16 @@ fn datagrams_are_counted_to_the_byte() {
         let main = tree.container(pod, "main");
         udp(&kernel, &main, None, host);
     }
-    let seen = look(&kernel, &mut counter, &[one, two, silent]);
-    assert_eq!(seen.pods[one], datagrams(20 + 8));
-    assert_eq!(seen.pods[two], datagrams(40 + 8));
-    assert_eq!(seen.pods[silent], SocketTraffic::default());
-    assert!(!seen.overflowed);
+    let counts = sample(&kernel, &mut counter, &[one, two, silent]);
+    assert_eq!(counts.pods[one], datagrams(20 + 8));
+    assert_eq!(counts.pods[two], datagrams(40 + 8));
+    assert_eq!(counts.pods[silent], SocketTraffic::default());
+    assert!(!counts.overflowed);
     drop(counter);
     assert_eq!(attached(&tree.path), [0, 0]);
 }
 
-/// A program of another owner, attached so that the cgroup may have no second one, until this is dropped.
+/// A foreign program, attached exclusively: the cgroup accepts no second program until the drop.
 struct Exclusive {
     cgroup: File,
     program: OwnedFd,
@@ -173,7 +173,7 @@ impl Drop for Exclusive {
     }
 }
 
-/// A command of BPF with its arguments.
+/// Calls a BPF command.
 fn bpf(command: i64, arguments: &mut [u64]) -> i32 {
     // SAFETY: the kernel reads and writes the arguments, and memory to which they point and that outlives the call.
     let returned = unsafe {
@@ -190,36 +190,36 @@ fn bpf(command: i64, arguments: &mut [u64]) -> i32 {
 }
 
 #[test]
-fn a_conflicting_program_is_no_missing_capability_and_counting_begins_after_it() {
+fn a_conflicting_program_is_reported_and_counting_starts_after_its_removal() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
-    let other = Exclusive::attach(&unified(&tree.path));
-    let begin = || {
+    let conflicting = Exclusive::attach(&unified(&tree.path));
+    let start_counter = || {
         SocketCounter::new(
             Path::new("/sys/fs/cgroup"),
             std::slice::from_ref(&tree.path),
             DEFAULT_ENTRIES,
         )
     };
-    let error = begin().unwrap_err();
-    let says = error.to_string();
+    let error = start_counter().unwrap_err();
+    let message = error.to_string();
     assert!(
-        says.contains("another program") && !says.contains("CAP_BPF"),
-        "{says}"
+        message.contains("another program") && !message.contains("CAP_BPF"),
+        "{message}"
     );
     assert!(!error.is_terminal(), "a later scrape tries again");
-    drop(other);
-    begin().unwrap();
+    drop(conflicting);
+    start_counter().unwrap();
 }
 
 #[test]
-fn streams_are_counted_with_the_headers_of_what_the_kernel_hands_over() {
+fn streams_are_counted_with_packet_headers() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
     let mut counter = counter(&tree);
     let pod = tree.pod("burstable", "uid");
     let main = tree.container(&pod, "main");
-    // Over a loopback of its own, so that what was sent twice is known.
+    // A private loopback, so that the number of retransmissions is known.
     let network = Switch::new()
         .unwrap()
         .join(Ipv4Addr::new(10, 80, 0, 1))
@@ -227,8 +227,8 @@ fn streams_are_counted_with_the_headers_of_what_the_kernel_hands_over() {
     let mut before = SocketTraffic::default();
     for (host, least) in [(V4, 20 + 20), (V6, 40 + 20)] {
         tcp(&kernel, &main, Some((&network, &network)), host);
-        let again = own_tcp(&network).retransmitted * 65536;
-        let after = look(&kernel, &mut counter, &[&pod]).pods[&pod];
+        let retransmitted = own_tcp(&network).retransmitted * 65536;
+        let after = sample(&kernel, &mut counter, &[&pod]).pods[&pod];
         let SocketTraffic {
             receive, transmit, ..
         } = gained(before, after);
@@ -236,46 +236,61 @@ fn streams_are_counted_with_the_headers_of_what_the_kernel_hands_over() {
             assert!(sum.packets > payload / 65536, "{sum:?}");
             let headers = sum.bytes - payload;
             // A packet has at most 40 bytes of TCP options.
-            let most = sum.packets * (least + 40) + again;
+            let most = sum.packets * (least + 40) + retransmitted;
             assert!(
                 headers > least && headers <= most,
-                "{host}: {sum:?}, {again} again"
+                "{host}: {sum:?}, {retransmitted} bytes retransmitted"
             );
         }
         before = after;
     }
 }
 
-/// Against what the namespace's own TCP and interface count.
+/// Compares with the namespace's own TCP and interface counters.
 #[test]
-fn what_goes_through_a_pair_of_interfaces() {
+fn counts_match_the_interface_of_the_namespace() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
     let mut counter = counter(&tree);
     let mut switch = Switch::new().unwrap();
     let [own, peer] = [1, 2].map(|host| Ipv4Addr::new(10, 79, 0, host));
-    let (inside, outside) = (switch.join(own).unwrap(), switch.join(peer).unwrap());
+    let (own_network, peer_network) = (switch.join(own).unwrap(), switch.join(peer).unwrap());
     let pod = tree.pod("", "uid");
     let main = tree.container(&pod, "main");
-    let mut seen = || look(&kernel, &mut counter, &[&pod]).pods[&pod];
+    let mut counts = || sample(&kernel, &mut counter, &[&pod]).pods[&pod];
 
-    let before = interface(&inside);
-    udp(&kernel, &main, Some((&inside, &outside)), peer.into());
-    assert_eq!(seen(), datagrams(20 + 8));
-    let gained_there: [u64; 2] = std::array::from_fn(|at| interface(&inside)[at] - before[at]);
-    for (there, here) in gained_there
+    let before = interface(&own_network);
+    udp(
+        &kernel,
+        &main,
+        Some((&own_network, &peer_network)),
+        peer.into(),
+    );
+    assert_eq!(counts(), datagrams(20 + 8));
+    let interface_bytes: [u64; 2] =
+        std::array::from_fn(|at| interface(&own_network)[at] - before[at]);
+    for (on_interface, on_socket) in interface_bytes
         .into_iter()
-        .zip([seen().receive, seen().transmit])
+        .zip([counts().receive, counts().transmit])
     {
-        // Each packet has a header of 14 bytes there; and there may be a few without a socket (ARP, neighbours of IPv6).
-        let more = there - here.bytes - 14 * here.packets;
-        assert!(more < 2000, "{there} bytes there, {here:?} here");
+        // The interface counts 14 bytes of header more for each packet, and a few packets without a socket (ARP,
+        // neighbours of IPv6).
+        let extra = on_interface - on_socket.bytes - 14 * on_socket.packets;
+        assert!(
+            extra < 2000,
+            "{on_interface} bytes on the interface, {on_socket:?} on the sockets"
+        );
     }
 
-    let before = seen();
-    tcp(&kernel, &main, Some((&inside, &outside)), peer.into());
-    let gained = gained(before, seen());
-    let sent = own_tcp(&inside);
+    let before = counts();
+    tcp(
+        &kernel,
+        &main,
+        Some((&own_network, &peer_network)),
+        peer.into(),
+    );
+    let gained = gained(before, counts());
+    let sent = own_tcp(&own_network);
     assert_eq!(
         gained.transmit.packets,
         sent.sent + sent.retransmitted,
@@ -285,7 +300,7 @@ fn what_goes_through_a_pair_of_interfaces() {
     assert!(gained.receive.packets > STREAM.1 / 1500, "{gained:?}");
 }
 
-/// What TCP has counted in a namespace.
+/// TCP's own counts in a namespace.
 fn own_tcp(network: &Netns) -> SocketTcpCounts {
     network
         .run(|| tcp_counts(nix::unistd::gettid().as_raw()))
@@ -308,7 +323,7 @@ fn interface(network: &Netns) -> [u64; 2] {
 }
 
 #[test]
-fn nothing_is_lost_with_processes_and_containers_and_pods_are_forgotten() {
+fn counts_survive_containers_and_end_with_pods() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let mut counter = counter(&tree);
@@ -322,57 +337,60 @@ fn nothing_is_lost_with_processes_and_containers_and_pods_are_forgotten() {
             udp(&kernel, &container, None, V4);
             tree.remove(&container);
         }
-        // Each container is gone before anybody has looked.
+        // Each container is gone before the first sample.
         for pod in both {
-            let seen = look(&kernel, &mut counter, &both).pods[pod];
-            let times = |sum: TrafficCount| TrafficCount {
+            let counts = sample(&kernel, &mut counter, &both).pods[pod];
+            let multiplied = |sum: TrafficCount| TrafficCount {
                 bytes: round * sum.bytes,
                 packets: round * sum.packets,
             };
             let wanted = SocketTraffic {
-                receive: times(once.receive),
-                transmit: times(once.transmit),
+                receive: multiplied(once.receive),
+                transmit: multiplied(once.transmit),
                 ..once
             };
-            assert_eq!(seen, wanted, "{pod} in round {round}");
+            assert_eq!(counts, wanted, "{pod} in round {round}");
         }
     }
-    // A pod that nobody asks for now keeps what it has.
-    assert!(look(&kernel, &mut counter, &[one]).pods.len() == 1);
-    let all = look(&kernel, &mut counter, &both);
+    // A pod without a request in this sample keeps the earlier counts.
+    assert!(sample(&kernel, &mut counter, &[one]).pods.len() == 1);
+    let all = sample(&kernel, &mut counter, &both);
     assert_eq!(all.pods[two].transmit.packets, 3 * once.transmit.packets);
-    assert_eq!(all.entries, 4, "three containers of the one, and the other");
+    assert_eq!(
+        all.entries, 4,
+        "three containers of the first pod, and the second pod"
+    );
 
     tree.remove(two);
-    look(&kernel, &mut counter, &both);
-    assert_eq!(look(&kernel, &mut counter, &both).entries, 3);
-    // One with the same name is another.
+    sample(&kernel, &mut counter, &both);
+    assert_eq!(sample(&kernel, &mut counter, &both).entries, 3);
+    // A new pod with the name of a removed pod starts at zero.
     let again = tree.pod("burstable", "two");
     assert_eq!(
-        look(&kernel, &mut counter, &both).pods[again.as_str()],
+        sample(&kernel, &mut counter, &both).pods[again.as_str()],
         SocketTraffic::default()
     );
 
-    // The tree itself may be made anew.
-    let whole = tree.path.clone();
-    tree.remove(&whole);
+    // The tree itself is removed and made again.
+    let tree_path = tree.path.clone();
+    tree.remove(&tree_path);
     counter.attach().unwrap();
-    assert!(look(&kernel, &mut counter, &both).pods.is_empty());
-    for path in [whole.as_str(), &format!("{whole}/burstable"), two] {
+    assert!(sample(&kernel, &mut counter, &both).pods.is_empty());
+    for path in [tree_path.as_str(), &format!("{tree_path}/burstable"), two] {
         tree.make(path);
     }
     assert!(
-        look(&kernel, &mut counter, &both).pods.is_empty(),
-        "nobody counts there yet"
+        sample(&kernel, &mut counter, &both).pods.is_empty(),
+        "the new tree is counted before the attachment"
     );
     counter.attach().unwrap();
     let main = tree.container(two, "main");
     udp(&kernel, &main, None, V4);
-    assert_eq!(look(&kernel, &mut counter, &both).pods[two], once);
+    assert_eq!(sample(&kernel, &mut counter, &both).pods[two], once);
 }
 
 #[test]
-fn a_pod_outlives_any_number_of_containers() {
+fn a_pods_counts_include_all_removed_containers() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let mut counter = counter(&tree);
@@ -384,7 +402,7 @@ fn a_pod_outlives_any_number_of_containers() {
         tree.remove(&container);
     }
     let once = datagrams(28);
-    let times = |rounds: u64| {
+    let multiplied = |rounds: u64| {
         let sum = |sum: TrafficCount| TrafficCount {
             bytes: rounds * sum.bytes,
             packets: rounds * sum.packets,
@@ -397,39 +415,39 @@ fn a_pod_outlives_any_number_of_containers() {
     };
     let mut entries = Vec::new();
     for _ in 0..4 {
-        let seen = look(&kernel, &mut counter, &[&pod]);
-        assert_eq!(seen.pods[&pod], times(rounds), "{entries:?}");
-        entries.push(seen.entries);
+        let counts = sample(&kernel, &mut counter, &[&pod]);
+        assert_eq!(counts.pods[&pod], multiplied(rounds), "{entries:?}");
+        entries.push(counts.entries);
     }
     assert_eq!(
         entries,
         [12, 12, 0, 0],
-        "seen, seen again unchanged, taken together"
+        "two samples with separate entries, then merged entries"
     );
-    // One that runs goes on as before, whatever has ended meanwhile.
+    // A running container's counts continue after the merge of removed containers.
     let lasting = tree.container(&pod, "lasting");
     udp(&kernel, &lasting, None, V4);
     assert_eq!(
-        look(&kernel, &mut counter, &[&pod]).pods[&pod],
-        times(rounds + 1)
+        sample(&kernel, &mut counter, &[&pod]).pods[&pod],
+        multiplied(rounds + 1)
     );
-    // What a pod had goes with it.
+    // A pod's counts end with the pod.
     tree.remove(&pod);
-    look(&kernel, &mut counter, &[&pod]);
+    sample(&kernel, &mut counter, &[&pod]);
     let again = tree.pod("", "uid");
     assert_eq!(
-        look(&kernel, &mut counter, &[&again]).pods[&again],
+        sample(&kernel, &mut counter, &[&again]).pods[&again],
         SocketTraffic::default()
     );
 }
 
-/// Set for this program where it is started again to be short of descriptors.
-const SHORT: &str = "PINFOLD_TEST_SHORT";
+/// Set for the second start of the test program, with too few file descriptors.
+const FEW_DESCRIPTORS: &str = "PINFOLD_TEST_SHORT";
 
 #[test]
-fn what_was_short_at_the_start_is_tried_again() {
+fn a_start_without_file_descriptors_is_retried() {
     let Some(kernel) = kernel_tests() else { return };
-    if std::env::var_os(SHORT).is_some() {
+    if std::env::var_os(FEW_DESCRIPTORS).is_some() {
         let tree = kernel.tree();
         let sources = Sources::new(
             kernel.cgroups.clone(),
@@ -442,7 +460,7 @@ fn what_was_short_at_the_start_is_tried_again() {
             Path::new("/sys/fs/cgroup"),
             std::slice::from_ref(&tree.path),
         );
-        let scrape = || sources.collect(&nothing()).text(Format::Text);
+        let scrape = || sources.collect(&empty_snapshot()).text(Format::Text);
         let success = |text: &str| {
             crate::agent::metric(
                 text,
@@ -464,10 +482,10 @@ fn what_was_short_at_the_start_is_tried_again() {
     let output = Command::new(std::env::current_exe().unwrap())
         .args([
             "--exact",
-            "sockets::what_was_short_at_the_start_is_tried_again",
+            "sockets::a_start_without_file_descriptors_is_retried",
             "--nocapture",
         ])
-        .env(SHORT, "1")
+        .env(FEW_DESCRIPTORS, "1")
         .output()
         .unwrap();
     assert!(
@@ -477,8 +495,8 @@ fn what_was_short_at_the_start_is_tried_again() {
     );
 }
 
-/// A node without pods.
-fn nothing() -> Snapshot {
+/// A snapshot of a node without pods.
+fn empty_snapshot() -> Snapshot {
     Snapshot {
         enforcement: Enforcement::Observe,
         enforcement_reason: String::new(),
@@ -498,7 +516,7 @@ fn nothing() -> Snapshot {
 }
 
 #[test]
-fn what_finds_no_room_is_told() {
+fn a_full_map_is_reported_as_overflow() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
     let mut counter = SocketCounter::new(
@@ -513,24 +531,24 @@ fn what_finds_no_room_is_told() {
         let main = tree.container(pod, "main");
         udp(&kernel, &main, None, V4);
         assert_eq!(
-            look(&kernel, &mut counter, &paths).overflowed,
+            sample(&kernel, &mut counter, &paths).overflowed,
             overflowed,
             "{pod}"
         );
     }
     assert_eq!(
-        look(&kernel, &mut counter, &paths).pods[paths[0]],
+        sample(&kernel, &mut counter, &paths).pods[paths[0]],
         datagrams(28)
     );
 }
 
-/// Set for this program where it is started again with fewer capabilities.
-const REFUSED: &str = "PINFOLD_TEST_REFUSED";
+/// Set for the second start of the test program, with fewer capabilities.
+const FEW_CAPABILITIES: &str = "PINFOLD_TEST_REFUSED";
 
 #[test]
 fn without_the_capabilities_the_reason_names_them() {
     let Some(kernel) = kernel_tests() else { return };
-    if std::env::var_os(REFUSED).is_some() {
+    if std::env::var_os(FEW_CAPABILITIES).is_some() {
         let tree = kernel.tree();
         let error = SocketCounter::new(
             Path::new("/sys/fs/cgroup"),
@@ -545,17 +563,17 @@ fn without_the_capabilities_the_reason_names_them() {
         return;
     }
     let name = "sockets::without_the_capabilities_the_reason_names_them";
-    // Loading is refused without the one, attaching without the other.
+    // Loading needs CAP_BPF, attaching needs CAP_NET_ADMIN.
     for dropped in ["-sys_admin,-bpf", "-sys_admin,-net_admin"] {
         let output = Command::new("setpriv")
             .args([&format!("--bounding-set={dropped}"), "--inh-caps=-all"])
             .arg(std::env::current_exe().unwrap())
             .args(["--exact", name, "--nocapture"])
-            .env(REFUSED, "1")
+            .env(FEW_CAPABILITIES, "1")
             .output()
             .unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{dropped}: {said}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{dropped}: {stderr}");
     }
 }
 
@@ -569,9 +587,9 @@ fn bytes(agent: &Agent, pod: &str) -> [Option<f64>; 2] {
     BYTES.map(|name| crate::agent::metric(&text, name, &[("namespace", "train"), ("pod", pod)]))
 }
 
-/// The agent on a node with a pod that uses the node's own network.
+/// The agent on a node with a pod on the node's own network.
 #[test]
-fn pods_on_the_nodes_network_have_bytes_of_their_own_where_it_is_asked_for() {
+fn with_sockets_enabled_pods_on_the_nodes_network_have_byte_metrics() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let pods = Manifests::new();
@@ -587,40 +605,44 @@ fn pods_on_the_nodes_network_have_bytes_of_their_own_where_it_is_asked_for() {
         tree.start(&main);
         main
     });
-    let known = |agent: &Agent| {
-        agent.eventually("both run", |status| {
-            let all = status["containers"].as_array().unwrap();
-            all.len() == 2 && all.iter().all(|one| one["running"] == true)
+    let wait_until_both_run = |agent: &Agent| {
+        agent.eventually("both containers run", |status| {
+            let containers = status["containers"].as_array().unwrap();
+            containers.len() == 2 && containers.iter().all(|entry| entry["running"] == true)
         });
     };
     let agent = settings.start();
-    known(&agent);
-    assert_eq!(attached(&tree.path), [0, 0], "nobody has asked for it");
+    wait_until_both_run(&agent);
+    assert_eq!(
+        attached(&tree.path),
+        [0, 0],
+        "programs are attached without --sockets"
+    );
     assert_eq!(bytes(&agent, "a"), [None, None]);
     assert!(!agent.get("/metrics").body.contains("collector=\"sockets\""));
     agent.stop();
 
     let agent = settings.clone().with(&["--sockets"]).start();
-    known(&agent);
+    wait_until_both_run(&agent);
     assert_eq!(attached(&tree.path), [1, 1]);
     assert_eq!(bytes(&agent, "a"), [Some(0.0); 2]);
     udp(&kernel, &mains[0], None, V4);
     let wanted = datagrams(28);
     let wanted = [wanted.receive, wanted.transmit].map(|sum| Some(sum.bytes as f64));
-    // Scrapes within a second share what was collected.
+    // Scrapes within a second share a collection.
     std::thread::sleep(Duration::from_millis(1100));
     assert_eq!(bytes(&agent, "a"), wanted);
     assert_eq!(bytes(&agent, "b"), [Some(0.0); 2]);
     let success = agent.metric("pinfold_collector_success", &[("collector", "sockets")]);
     assert_eq!(success, Some(1.0));
 
-    // Killed, it leaves nothing behind.
+    // A killed agent leaves no attached program.
     agent.kill();
     let deadline = Instant::now() + Duration::from_secs(5);
     while attached(&tree.path) != [0, 0] {
         assert!(
             Instant::now() < deadline,
-            "the programs have outlived the agent"
+            "the programs are still attached after the agent's end"
         );
         std::thread::sleep(Duration::from_millis(10));
     }

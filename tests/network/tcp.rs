@@ -1,4 +1,4 @@
-//! TCP's own counters, of pods with a network namespace of their own.
+//! TCP's own counters of pods with a network namespace.
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, TcpStream};
@@ -18,19 +18,19 @@ const FAMILIES: [&str; 3] = [
 ];
 
 #[test]
-fn segments_are_the_pods_own() {
+fn pods_with_a_network_namespace_have_segment_metrics() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let manifests = Manifests::new();
     let mut switch = Switch::new().unwrap();
     let [own, shared, peer] = [1, 2, 3].map(|host| Ipv4Addr::new(10, 78, 0, host));
-    let [inside, between, outside] =
+    let [own_network, shared_network, peer_network] =
         [own, shared, peer].map(|address| switch.join(address).unwrap());
-    // One has a network of its own, two share one, and one uses the node's.
+    // The pod `own` has a private network, `s1` and `s2` share a network, and `host` uses the node's network.
     let networks = [
-        ("own", Some(&inside)),
-        ("s1", Some(&between)),
-        ("s2", Some(&between)),
+        ("own", Some(&own_network)),
+        ("s1", Some(&shared_network)),
+        ("s2", Some(&shared_network)),
         ("host", None),
     ];
     let mut pids = Vec::new();
@@ -49,25 +49,30 @@ fn segments_are_the_pods_own() {
         mains.push(main);
     }
     let agent = Settings::new(&tree.path, &manifests, &kernel.first()).start();
-    agent.eventually("all run", |status| {
-        let all = status["containers"].as_array().unwrap();
-        all.len() == 4 && all.iter().all(|one| one["running"] == true)
+    agent.eventually("all containers run", |status| {
+        let containers = status["containers"].as_array().unwrap();
+        containers.len() == 4 && containers.iter().all(|entry| entry["running"] == true)
     });
-    tcp(&kernel, &mains[0], Some((&inside, &outside)), peer.into());
-    // The peer is gone, and its address still known: what is sent there is sent again after a second without an answer.
-    drop(outside);
-    let ask = |ms| {
-        let ask = || TcpStream::connect_timeout(&(peer, 9).into(), Duration::from_millis(ms));
-        inside.run(ask).unwrap().unwrap_err().kind()
+    tcp(
+        &kernel,
+        &mains[0],
+        Some((&own_network, &peer_network)),
+        peer.into(),
+    );
+    // The peer is gone, but the neighbour entry remains: TCP retransmits after a second without an answer.
+    drop(peer_network);
+    let connect_error = |ms| {
+        let connect = || TcpStream::connect_timeout(&(peer, 9).into(), Duration::from_millis(ms));
+        own_network.run(connect).unwrap().unwrap_err().kind()
     };
-    while ask(200) != ErrorKind::TimedOut {
+    while connect_error(200) != ErrorKind::TimedOut {
         std::thread::sleep(Duration::from_millis(20));
     }
-    assert_eq!(ask(1500), ErrorKind::TimedOut);
+    assert_eq!(connect_error(1500), ErrorKind::TimedOut);
 
     std::thread::sleep(Duration::from_millis(1100));
     let text = agent.get("/metrics").body;
-    let seen = |pod: &str| {
+    let exported = |pod: &str| {
         FAMILIES.map(|name| metric(&text, name, &[("namespace", "train"), ("pod", pod)]))
     };
     let SocketTcpCounts {
@@ -76,7 +81,7 @@ fn segments_are_the_pods_own() {
         timeouts,
     } = tcp_counts(i32::try_from(pids[0]).unwrap());
     assert_eq!(
-        seen("own"),
+        exported("own"),
         [sent, retransmitted, timeouts].map(|number| Some(number as f64))
     );
     assert!(
@@ -84,7 +89,7 @@ fn segments_are_the_pods_own() {
         "{sent} {retransmitted} {timeouts}"
     );
     for pod in ["s1", "s2", "host"] {
-        assert_eq!(seen(pod), [None; 3], "{pod}");
+        assert_eq!(exported(pod), [None; 3], "{pod}");
     }
     agent.stop();
 }

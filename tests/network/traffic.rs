@@ -1,4 +1,4 @@
-//! Processes in a pod that send and receive as much as they are told, and peers outside of all pods.
+//! Processes in a pod that send and receive a known amount, and peers outside of all pods.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -15,16 +15,16 @@ use pinfold::host::spawn::{Launcher, Process, Spawn, Stderr};
 
 use crate::kernel::Kernel;
 
-/// Datagrams that a pod sends in [`udp`], their size, and the same of those that it receives.
+/// The number and size of the datagrams that a pod sends in [`udp`], and the same for received datagrams.
 pub(crate) const DATAGRAMS: (u64, u64, u64, u64) = (50, 1000, 20, 500);
 
-/// Bytes that a pod sends in [`tcp`], and that it receives.
+/// Bytes that a pod sends and receives in [`tcp`].
 pub(crate) const STREAM: (u64, u64) = (3_000_000, 2_000_000);
 
-/// How long a peer waits for what should come at once.
+/// The time limit of a peer for expected data.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Runs a script in a cgroup to its end.
+/// Runs a script in a cgroup and waits for the end.
 pub(crate) fn run(kernel: &Kernel, cgroup: &str, network: Option<&Netns>, script: &str) {
     let launcher = Launcher::new().unwrap();
     let status = start(&launcher, kernel, cgroup, network, script)
@@ -33,7 +33,7 @@ pub(crate) fn run(kernel: &Kernel, cgroup: &str, network: Option<&Netns>, script
     assert!(status.success(), "{status}: {script}");
 }
 
-/// Starts a script in a cgroup; it ends with what it was started by, and when it is dropped.
+/// Starts a script in a cgroup. The script ends with the launcher, or at the drop of the process.
 pub(crate) fn start(
     launcher: &Launcher,
     kernel: &Kernel,
@@ -60,7 +60,7 @@ pub(crate) fn udp(kernel: &Kernel, cgroup: &str, networks: Option<(&Netns, &Netn
         socket.set_read_timeout(Some(PATIENCE)).unwrap();
         socket
     };
-    let socket = within(networks.map(|(_, peer)| peer), open);
+    let socket = in_network(networks.map(|(_, peer)| peer), open);
     let port = socket.local_addr().unwrap().port();
     let peer = std::thread::spawn(move || {
         let mut buffer = [0; 2000];
@@ -84,7 +84,7 @@ pub(crate) fn udp(kernel: &Kernel, cgroup: &str, networks: Option<(&Netns, &Netn
     peer.join().unwrap();
 }
 
-/// A process in the cgroup sends and receives a [`STREAM`], and lets the other side close first.
+/// A process in the cgroup sends and receives a [`STREAM`]. The peer closes first.
 pub(crate) fn tcp(kernel: &Kernel, cgroup: &str, networks: Option<(&Netns, &Netns)>, host: IpAddr) {
     let (send, receive) = STREAM;
     let (address, peer) = peer(networks.map(|(_, peer)| peer), host, send, receive);
@@ -96,20 +96,20 @@ pub(crate) fn tcp(kernel: &Kernel, cgroup: &str, networks: Option<(&Netns, &Netn
     peer.join().unwrap();
 }
 
-/// A server for one connection, that reads so much, writes so much, and closes.
+/// A server for one connection, which reads `read` bytes, writes `write` bytes, and closes.
 fn peer(
     network: Option<&Netns>,
     host: IpAddr,
     read: u64,
     write: u64,
 ) -> (SocketAddr, JoinHandle<()>) {
-    let listener = within(network, || TcpListener::bind((host, 0)).unwrap());
+    let listener = in_network(network, || TcpListener::bind((host, 0)).unwrap());
     let address = listener.local_addr().unwrap();
     let serve = move || {
         let (mut stream, _) = listener.accept().unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let mut got = vec![0; usize::try_from(read).unwrap()];
-        stream.read_exact(&mut got).unwrap();
+        let mut received = vec![0; usize::try_from(read).unwrap()];
+        stream.read_exact(&mut received).unwrap();
         stream
             .write_all(&vec![7; usize::try_from(write).unwrap()])
             .unwrap();
@@ -117,7 +117,7 @@ fn peer(
     (address, std::thread::spawn(serve))
 }
 
-fn within<T: Send>(network: Option<&Netns>, work: impl FnOnce() -> T + Send) -> T {
+fn in_network<T: Send>(network: Option<&Netns>, work: impl FnOnce() -> T + Send) -> T {
     match network {
         Some(network) => network.run(work).unwrap(),
         None => work(),

@@ -15,61 +15,64 @@ use tokio_util::sync::CancellationToken;
 
 use crate::runtime::{Socket, WAIT, soon};
 
-/// How a plugin carries on when a container is created.
+/// The plugin's behavior during a creation or start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum Conduct {
-    /// Like the plugin that was recorded: it does what annotations say.
+pub(crate) enum Behavior {
+    /// Like the recorded plugin: the pod's annotations decide.
     #[default]
     AsRecorded,
-    /// It never comes to an end.
+    /// The handler never ends.
     Hang,
     Refuse,
-    /// It takes a moment.
+    /// The handler takes 300 ms.
     Slow,
 }
 
 /// A plugin that records the events of the runtime.
 #[derive(Default)]
-pub(crate) struct Listening {
+pub(crate) struct RecordingPlugin {
     pub(crate) events: Events,
-    pub(crate) conduct: Conduct,
-    /// Whether what went unanswered is refused.
+    pub(crate) behavior: Behavior,
+    /// Whether an unanswered call is refused.
     pub(crate) strict: bool,
     pub(crate) refuse_synchronize: bool,
-    /// Whether environments of Synchronize are dropped.
+    /// Whether the plugin drops the environments in Synchronize.
     pub(crate) drop_environments: bool,
-    pub(crate) heard: Mutex<Vec<String>>,
+    pub(crate) event_log: Mutex<Vec<String>>,
     pub(crate) timeouts: Mutex<Vec<(String, HandlerTimeout)>>,
     pub(crate) cancelled: Arc<Mutex<usize>>,
     pub(crate) existing: Mutex<(Vec<PodSandbox>, Vec<Container>)>,
-    /// What was about to be created.
+    /// Pods and containers of the calls to `create`.
     pub(crate) created: Mutex<Vec<(PodSandbox, Container)>>,
 }
 
-/// Counts, when it goes away without having been defused, that a handler was cancelled.
-struct Cancelled(Arc<Mutex<usize>>, bool);
+/// Counts a cancelled handler: a dropped guard that is still armed.
+struct CancelGuard {
+    count: Arc<Mutex<usize>>,
+    armed: bool,
+}
 
-impl Drop for Cancelled {
+impl Drop for CancelGuard {
     fn drop(&mut self) {
-        if self.1 {
-            *self.0.lock().unwrap() += 1;
+        if self.armed {
+            *self.count.lock().unwrap() += 1;
         }
     }
 }
 
-impl Listening {
-    pub(crate) fn to(events: impl Into<Events>) -> Self {
+impl RecordingPlugin {
+    pub(crate) fn subscribed_to(events: impl Into<Events>) -> Self {
         Self {
             events: events.into(),
             ..Self::default()
         }
     }
 
-    pub(crate) fn heard(&self) -> Vec<String> {
-        self.heard.lock().unwrap().clone()
+    pub(crate) fn event_log(&self) -> Vec<String> {
+        self.event_log.lock().unwrap().clone()
     }
 
-    fn note(&self, event: Event, pod: &PodSandbox, container: Option<&Container>) {
+    fn record(&self, event: Event, pod: &PodSandbox, container: Option<&Container>) {
         let line = match (event, container) {
             (_, None) if event == Event::RunPodSandbox => {
                 let path = pod
@@ -103,23 +106,26 @@ impl Listening {
                 )
             }
         };
-        self.heard.lock().unwrap().push(line);
+        self.event_log.lock().unwrap().push(line);
     }
 
-    async fn carry_on(&self) -> Result<(), Refusal> {
-        let mut cancelled = Cancelled(Arc::clone(&self.cancelled), true);
-        match self.conduct {
-            Conduct::AsRecorded => {}
-            Conduct::Hang => std::future::pending().await,
-            Conduct::Slow => tokio::time::sleep(Duration::from_millis(300)).await,
-            Conduct::Refuse => return Err(Refusal::new("no CPUs left on n-1: scale ps down")),
+    async fn behave(&self) -> Result<(), Refusal> {
+        let mut guard = CancelGuard {
+            count: Arc::clone(&self.cancelled),
+            armed: true,
+        };
+        match self.behavior {
+            Behavior::AsRecorded => {}
+            Behavior::Hang => std::future::pending().await,
+            Behavior::Slow => tokio::time::sleep(Duration::from_millis(300)).await,
+            Behavior::Refuse => return Err(Refusal::new("no CPUs left on n-1: scale ps down")),
         }
-        cancelled.1 = false;
+        guard.armed = false;
         Ok(())
     }
 }
 
-impl Plugin for Listening {
+impl Plugin for RecordingPlugin {
     fn events(&self) -> Events {
         self.events.clone()
     }
@@ -141,8 +147,7 @@ impl Plugin for Listening {
     }
 
     fn reduce(&self, container: Container) -> Container {
-        let dropped = self.drop_environments;
-        if dropped {
+        if self.drop_environments {
             Container {
                 env: Vec::new(),
                 ..container
@@ -160,29 +165,29 @@ impl Plugin for Listening {
         if self.refuse_synchronize {
             return Err(Refusal::new("not ready"));
         }
-        let mut heard = self.heard.lock().unwrap();
-        heard.push(format!(
+        let mut event_log = self.event_log.lock().unwrap();
+        event_log.push(format!(
             "synchronize: {} pods, {} containers",
             pods.len(),
             containers.len()
         ));
         for container in &containers {
             let (name, pid, path) = (&container.name, container.pid, container.cgroups_path());
-            heard.push(format!("sync container {name} pid {pid} cgroup {path}"));
+            event_log.push(format!("sync container {name} pid {pid} cgroup {path}"));
         }
         *self.existing.lock().unwrap() = (pods, containers);
         Ok(Vec::new())
     }
 
     async fn create(&self, pod: &PodSandbox, container: &Container) -> Result<Creation, Refusal> {
-        self.note(Event::CreateContainer, pod, Some(container));
+        self.record(Event::CreateContainer, pod, Some(container));
         self.created
             .lock()
             .unwrap()
             .push((pod.clone(), container.clone()));
-        self.carry_on().await?;
+        self.behave().await?;
         let annotation = |key: &str| pod.annotations.get(key).map(String::as_str);
-        let set = |key: &str| annotation(key).map(|list| list.parse().unwrap());
+        let cpu_set = |key: &str| annotation(key).map(|list| list.parse().unwrap());
         let quota = annotation("pf/quota").map(|quota| quota.parse().unwrap());
         let pair = annotation("pf/env").and_then(|pair| pair.split_once('='));
         let adjustment = ContainerAdjustment {
@@ -192,8 +197,8 @@ impl Plugin for Listening {
                 .collect(),
             annotations: BTreeMap::new(),
             cpu: CpuChange {
-                cpus: set("pf/cpus"),
-                mems: set("pf/mems"),
+                cpus: cpu_set("pf/cpus"),
+                mems: cpu_set("pf/mems"),
                 quota: quota.map(|quota| Quota::Limited {
                     quota,
                     period: 100_000,
@@ -208,16 +213,16 @@ impl Plugin for Listening {
     }
 
     async fn created(&self, pod: &PodSandbox, container: &Container) {
-        self.note(Event::PostCreateContainer, pod, Some(container));
+        self.record(Event::PostCreateContainer, pod, Some(container));
     }
 
     async fn start(&self, pod: &PodSandbox, container: &Container) -> Result<(), Refusal> {
-        self.note(Event::StartContainer, pod, Some(container));
-        self.carry_on().await
+        self.record(Event::StartContainer, pod, Some(container));
+        self.behave().await
     }
 
     async fn started(&self, pod: &PodSandbox, container: &Container) {
-        self.note(Event::PostStartContainer, pod, Some(container));
+        self.record(Event::PostStartContainer, pod, Some(container));
     }
 
     async fn update(
@@ -232,52 +237,52 @@ impl Plugin for Listening {
                 .as_ref()
                 .is_none_or(|cpu| cpu.shares().is_some())
         );
-        self.note(Event::UpdateContainer, pod, Some(container));
+        self.record(Event::UpdateContainer, pod, Some(container));
         Ok(Vec::new())
     }
 
     async fn updated(&self, pod: &PodSandbox, container: &Container) {
-        self.note(Event::PostUpdateContainer, pod, Some(container));
+        self.record(Event::PostUpdateContainer, pod, Some(container));
     }
 
     async fn stopped(&self, pod: &PodSandbox, container: &Container) -> Vec<ContainerUpdate> {
-        self.note(Event::StopContainer, pod, Some(container));
+        self.record(Event::StopContainer, pod, Some(container));
         Vec::new()
     }
 
     async fn removed(&self, pod: &PodSandbox, container: &Container) {
-        self.note(Event::RemoveContainer, pod, Some(container));
+        self.record(Event::RemoveContainer, pod, Some(container));
     }
 
     async fn pod_run(&self, pod: &PodSandbox) -> Result<(), Refusal> {
-        self.note(Event::RunPodSandbox, pod, None);
+        self.record(Event::RunPodSandbox, pod, None);
         Ok(())
     }
 
     async fn pod_stopped(&self, pod: &PodSandbox) {
-        self.note(Event::StopPodSandbox, pod, None);
+        self.record(Event::StopPodSandbox, pod, None);
     }
 
     async fn pod_removed(&self, pod: &PodSandbox) {
-        self.note(Event::RemovePodSandbox, pod, None);
+        self.record(Event::RemovePodSandbox, pod, None);
     }
 }
 
-/// A plugin that is served.
+/// A running plugin with the runtime's socket.
 pub(crate) struct Serving {
     pub(crate) socket: Socket,
-    pub(crate) plugin: Arc<Listening>,
+    pub(crate) plugin: Arc<RecordingPlugin>,
     pub(crate) state: watch::Receiver<ConnectionState>,
     pub(crate) stop: CancellationToken,
     pub(crate) task: JoinHandle<()>,
 }
 
 impl Serving {
-    pub(crate) fn new(plugin: Listening) -> Self {
+    pub(crate) fn new(plugin: RecordingPlugin) -> Self {
         Self::with(plugin, |_| {})
     }
 
-    pub(crate) fn with(plugin: Listening, change: impl FnOnce(&mut PluginSettings)) -> Self {
+    pub(crate) fn with(plugin: RecordingPlugin, change: impl FnOnce(&mut PluginSettings)) -> Self {
         let socket = Socket::new();
         let plugin = Arc::new(plugin);
         let mut settings = PluginSettings::new("pf", 20).unwrap();
@@ -302,25 +307,28 @@ impl Serving {
         }
     }
 
-    /// Waits for a state.
+    /// Waits for a connection state.
     pub(crate) async fn until(
         &mut self,
         what: &str,
-        is: impl FnMut(&ConnectionState) -> bool,
+        wanted: impl FnMut(&ConnectionState) -> bool,
     ) -> ConnectionState {
-        soon(what, self.state.wait_for(is)).await.unwrap().clone()
+        soon(what, self.state.wait_for(wanted))
+            .await
+            .unwrap()
+            .clone()
     }
 
-    /// Waits until there is no runtime; for what reason.
-    pub(crate) async fn away(&mut self, is: impl Fn(&Disconnect) -> bool) {
+    /// Waits until the plugin is disconnected for a wanted reason.
+    pub(crate) async fn away(&mut self, wanted: impl Fn(&Disconnect) -> bool) {
         self.until(
-            "the loss",
-            |state| matches!(state, ConnectionState::Away(disconnect) if is(disconnect)),
+            "the disconnection",
+            |state| matches!(state, ConnectionState::Away(disconnect) if wanted(disconnect)),
         )
         .await;
     }
 
-    /// Stops it, which must come to an end.
+    /// Stops the plugin and waits for the end of the task.
     pub(crate) async fn end(self) {
         self.stop.cancel();
         soon("the end", self.task).await.unwrap();

@@ -1,13 +1,13 @@
-//! The pods that come of what containerd told.
+//! The pods built from containerd's messages.
 
 use pinfold::nri::{Event, Inventory};
 use pinfold::pod::{EnvSource, Pod, Qos, qos};
 
-use crate::listening::{Listening, Serving};
+use crate::listening::{RecordingPlugin, Serving};
 
-/// The pods of a recording: those that existed, and those that were created with all their containers.
+/// The pods of a recording: the existing pods, and the created pods with all their containers.
 async fn pods(version: &str) -> Vec<Pod> {
-    let mut serving = Serving::new(Listening::to(Event::ALL));
+    let mut serving = Serving::new(RecordingPlugin::subscribed_to(Event::ALL));
     let mut runtime = serving.socket.accept().await;
     let recorded = crate::replay::bytes(version, "runtime-to-plugin");
     runtime.send(&recorded).await;
@@ -22,17 +22,21 @@ async fn pods(version: &str) -> Vec<Pod> {
     }
     serving.end().await;
     let mut pods = inventory.pods();
-    pods.sort_by(|one, other| one.name.cmp(&other.name));
+    pods.sort_by(|left, right| left.name.cmp(&right.name));
     pods
 }
 
-/// A pod in a line: its class by its cgroup and as computed, and what its containers ask for and may use.
-fn line(pod: &Pod) -> String {
+/// A pod as a line: the QoS class by cgroup, the computed QoS class, and the containers' requests and limits.
+fn pod_line(pod: &Pod) -> String {
     let amount = |amount: Option<u64>| amount.map_or("-".to_owned(), |amount| amount.to_string());
     let containers = pod.containers.iter().map(|container| {
-        let given = container.resources;
-        let [request, limit, memory] =
-            [given.cpu_request, given.cpu_limit, given.memory_limit].map(amount);
+        let resources = container.resources;
+        let [request, limit, memory] = [
+            resources.cpu_request,
+            resources.cpu_limit,
+            resources.memory_limit,
+        ]
+        .map(amount);
         format!(" {}:{request}/{limit}/{memory}", container.name)
     });
     let class = pod
@@ -46,12 +50,12 @@ fn line(pod: &Pod) -> String {
 }
 
 #[tokio::test]
-async fn pods_are_what_the_kubelet_made_of_their_manifests() {
+async fn pods_match_the_manifests_of_the_recorded_kubelet() {
     for version in ["2.1.9", "1.7.24"] {
         let pods = pods(version).await;
         let lines: Vec<String> = pods
             .iter()
-            .map(line)
+            .map(pod_line)
             .filter(|line| !line.contains("agentpod"))
             .collect();
         assert_eq!(lines, LINES, "{version}");
@@ -77,7 +81,7 @@ async fn pods_are_what_the_kubelet_made_of_their_manifests() {
         let value = |name: &str| container.env.get(name).cloned();
         let set = |text: &str| Some(EnvSource::Value(text.to_owned()));
         assert_eq!(value("KUBERNETES_SERVICE_HOST"), set("10.96.0.1"));
-        // One of the two clusters sets it at admission.
+        // In one of the two clusters, an admission policy sets the variable.
         let at_admission = if version == "2.1.9" { set("1") } else { None };
         assert_eq!(value("TF_NUM_INTRAOP_THREADS"), at_admission);
         assert_eq!(live.qos_reported, Some(Qos::Guaranteed));
@@ -85,9 +89,9 @@ async fn pods_are_what_the_kubelet_made_of_their_manifests() {
     }
 }
 
-/// Name, class by the cgroup and as computed, and each container's CPU request, CPU limit and memory limit.
+/// Name, QoS class by cgroup, computed QoS class, and each container's CPU request, CPU limit and memory limit.
 const LINES: [&str; 6] = [
-    // It was resized and then began anew: the later container counts.
+    // The pod was resized and then restarted: the later container counts.
     "default/live Guaranteed Guaranteed c:300/300/33554432",
     "default/live-be BestEffort BestEffort c:-/-/-",
     "default/pre-besteffort BestEffort BestEffort c:-/-/-",

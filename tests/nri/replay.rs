@@ -1,4 +1,5 @@
-//! What containerd sent, sent again: call by call, in one piece, byte by byte, and cut off anywhere.
+//! The recorded messages of containerd, sent again: call by call, in one piece, byte by byte, and cut off at many
+//! places.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -7,12 +8,12 @@ use pinfold::nri::{ConnectionState, Disconnect, Event};
 use prost::Message;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::listening::{Listening, Serving};
+use crate::listening::{RecordingPlugin, Serving};
 use crate::runtime::{Call, Frame, PLUGIN, Parser, REQUEST, RESPONSE, RUNTIME, Registration, soon};
 
 const VERSIONS: [&str; 2] = ["2.1.9", "1.7.24"];
 
-/// One side's bytes, as recorded.
+/// The recorded bytes of one side.
 pub(crate) fn bytes(version: &str, name: &str) -> Vec<u8> {
     let path = format!(
         "{}/tests/data/nri/containerd-{version}/{name}.bz2",
@@ -25,8 +26,8 @@ pub(crate) fn bytes(version: &str, name: &str) -> Vec<u8> {
     bytes
 }
 
-/// What the recorded plugin heard.
-fn heard(version: &str) -> Vec<String> {
+/// The log of the recorded plugin.
+fn event_log(version: &str) -> Vec<String> {
     let path = format!(
         "{}/tests/data/nri/containerd-{version}/heard.txt",
         env!("CARGO_MANIFEST_DIR")
@@ -42,14 +43,14 @@ fn frames(bytes: &[u8]) -> Vec<Frame> {
     Parser::default().push(bytes)
 }
 
-/// What the recorded plugin answered, by the number of the call.
+/// The answers of the recorded plugin by stream number.
 pub(crate) fn answers(version: &str) -> BTreeMap<u32, Vec<u8>> {
     let frames = frames(&bytes(version, "plugin-to-runtime"));
     let answers = frames.into_iter().filter(|frame| frame.channel == PLUGIN);
     answers.map(|frame| (frame.stream, frame.data)).collect()
 }
 
-/// What the recorded plugin asked of the runtime, by the number of the call.
+/// The calls of the recorded plugin to the runtime by stream number.
 fn plugin_calls(version: &str) -> BTreeMap<u32, Call> {
     let frames = frames(&bytes(version, "plugin-to-runtime"));
     let calls_of_plugin = frames.into_iter().filter(|frame| frame.channel == RUNTIME);
@@ -65,11 +66,11 @@ fn is_closed(disconnect: &Disconnect) -> bool {
     )
 }
 
-/// Every answer of ours is, byte for byte, what the protocol's own library answered, and what is heard is the same.
+/// Every answer equals the answer of the protocol's official library byte for byte. The event logs are equal too.
 #[tokio::test]
-async fn call_by_call() {
+async fn recorded_calls_get_the_recorded_answers() {
     for version in VERSIONS {
-        let mut serving = Serving::new(Listening::to(Event::ALL));
+        let mut serving = Serving::new(RecordingPlugin::subscribed_to(Event::ALL));
         let mut runtime = serving.socket.accept().await;
         let (recorded, expected, calls_of_plugin) = (
             bytes(version, "runtime-to-plugin"),
@@ -78,16 +79,16 @@ async fn call_by_call() {
         );
         let (mut sent, mut calls) = (0, 0);
         for frame in frames(&recorded) {
-            // The recorded plugin also updated containers by calls of its own. Pinfold makes no such calls, and drops the
-            // answers to them.
+            // The recorded plugin also updated containers by calls of its own. Pinfold makes no such calls, and drops
+            // the answers to them.
             if frame.channel == RUNTIME && frame.stream == 1 {
                 let (stream, call) = runtime.called().await;
-                let theirs = &calls_of_plugin[&stream];
+                let recorded_call = &calls_of_plugin[&stream];
                 assert_eq!(
                     (&call.service, &call.method),
-                    (&theirs.service, &theirs.method)
+                    (&recorded_call.service, &recorded_call.method)
                 );
-                assert_eq!(call.payload, theirs.payload);
+                assert_eq!(call.payload, recorded_call.payload);
                 assert_eq!(stream, frame.stream);
                 assert!(call.timeout > 0);
             }
@@ -105,7 +106,7 @@ async fn call_by_call() {
             }
         }
         assert_eq!((sent, calls), (recorded.len(), expected.len()));
-        assert_eq!(serving.plugin.heard(), heard(version), "{version}");
+        assert_eq!(serving.plugin.event_log(), event_log(version), "{version}");
         let runtime = serving.state.borrow().runtime().cloned().unwrap();
         assert_eq!(
             *serving.state.borrow(),
@@ -121,14 +122,14 @@ async fn call_by_call() {
     }
 }
 
-/// However the bytes arrive, what is heard and answered is the same.
+/// The size of the received chunks changes neither the event log nor the answers.
 #[tokio::test]
-async fn in_one_piece_and_byte_by_byte() {
+async fn the_chunk_size_changes_no_answer() {
     for (version, part) in VERSIONS
         .into_iter()
         .flat_map(|version| [(version, usize::MAX), (version, 1), (version, 4099)])
     {
-        let mut serving = Serving::new(Listening::to(Event::ALL));
+        let mut serving = Serving::new(RecordingPlugin::subscribed_to(Event::ALL));
         let runtime = serving.socket.accept().await;
         let recorded = bytes(version, "runtime-to-plugin");
         let (mut reader, mut writer) = runtime.split();
@@ -144,7 +145,7 @@ async fn in_one_piece_and_byte_by_byte() {
             let length = soon("an answer", reader.read(&mut chunk)).await.unwrap();
             assert!(
                 length > 0,
-                "the plugin hung up; without an answer are {:?}",
+                "the plugin hung up; unanswered calls: {:?}",
                 expected.keys()
             );
             for frame in parser.push(&chunk[..length]) {
@@ -165,13 +166,13 @@ async fn in_one_piece_and_byte_by_byte() {
                 }
             }
         }
-        assert_eq!(serving.plugin.heard(), heard(version), "{version}");
+        assert_eq!(serving.plugin.event_log(), event_log(version), "{version}");
         drop(soon("the writer", writing).await.unwrap());
         serving.end().await;
     }
 }
 
-/// The places at which a connection is cut: around every message's and frame's begin, and some between.
+/// The cut positions: around the start of every message and frame, and some positions between.
 fn cuts(recorded: &[u8]) -> Vec<usize> {
     let ends = frames(recorded).into_iter().map(|frame| frame.end);
     let borders =
@@ -187,10 +188,10 @@ fn cuts(recorded: &[u8]) -> Vec<usize> {
     cuts
 }
 
-/// Sends so many bytes and hangs up, again and again: the plugin is away then, and comes back.
+/// For each cut, sends the bytes up to the cut and hangs up. The plugin must report the disconnection and reconnect.
 async fn cut_off(recorded: &[u8], cuts: impl Iterator<Item = usize>) -> usize {
-    let mut serving = Serving::new(Listening::to(Event::ALL));
-    let mut done = 0;
+    let mut serving = Serving::new(RecordingPlugin::subscribed_to(Event::ALL));
+    let mut cut_count = 0;
     for cut in cuts {
         let mut runtime = serving.socket.accept().await;
         serving
@@ -199,15 +200,15 @@ async fn cut_off(recorded: &[u8], cuts: impl Iterator<Item = usize>) -> usize {
             })
             .await;
         runtime.send(&recorded[..cut]).await;
-        // Nobody listens for a moment, so that it stays away until it was seen.
+        // The socket is closed for a moment, so that the plugin stays disconnected until the test has seen the state.
         serving.socket.close();
         drop(runtime);
         serving.away(is_closed).await;
         serving.socket.open();
-        done += 1;
+        cut_count += 1;
     }
     serving.end().await;
-    done
+    cut_count
 }
 
 #[tokio::test]
@@ -224,7 +225,7 @@ async fn cut_off_around_every_message() {
     }
 }
 
-/// Without a socket every byte is tried: so many whole messages are seen, and no more.
+/// The decoders get every byte alone, without a socket. Each recorded message is complete at its last byte.
 #[test]
 fn complete_messages_are_decoded_at_every_byte() {
     use pinfold::nri::framing::{Demux, MessageDecoder};
@@ -249,13 +250,13 @@ fn complete_messages_are_decoded_at_every_byte() {
                 let mut bytes = piece.bytes;
                 let decoder = &mut decoders[usize::from(piece.channel == RUNTIME)];
                 while let Some(frame) = decoder.next(&mut bytes) {
-                    let theirs = &expected[messages];
+                    let recorded_frame = &expected[messages];
                     assert_eq!(
                         (piece.channel, frame.stream),
-                        (theirs.channel, theirs.stream)
+                        (recorded_frame.channel, recorded_frame.stream)
                     );
-                    assert_eq!(frame.data.as_ref(), Ok(&theirs.data));
-                    assert_eq!(at + 1, theirs.end);
+                    assert_eq!(frame.data.as_ref(), Ok(&recorded_frame.data));
+                    assert_eq!(at + 1, recorded_frame.end);
                     messages += 1;
                 }
             }

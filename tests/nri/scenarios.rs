@@ -1,4 +1,4 @@
-//! A runtime that does what none should, and a plugin that is slow.
+//! A runtime that breaks the protocol, and a plugin that is slow.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use pinfold::nri::{ConnectionState, Container, Disconnect, Event, HandlerTimeout
 use prost::Message;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::listening::{Conduct, Listening, Serving};
+use crate::listening::{Behavior, RecordingPlugin, Serving};
 use crate::runtime::{
     Changed, EventMessage, PLUGIN, Parser, REQUEST, Reply, ReplyStatus, StateChange, Synchronize,
     event_message, frame, message, request, soon,
@@ -14,20 +14,20 @@ use crate::runtime::{
 
 const CREATE_AND_START: [Event; 2] = [Event::CreateContainer, Event::StartContainer];
 
-fn plugin(conduct: Conduct) -> Listening {
-    Listening {
-        conduct,
-        ..Listening::to(CREATE_AND_START)
+fn plugin(behavior: Behavior) -> RecordingPlugin {
+    RecordingPlugin {
+        behavior,
+        ..RecordingPlugin::subscribed_to(CREATE_AND_START)
     }
 }
 
-fn ps() -> Vec<u8> {
+fn ps_event() -> Vec<u8> {
     event_message("ps-0", "ps").encode_to_vec()
 }
 
 #[tokio::test]
-async fn the_socket_appears_later() {
-    let mut serving = Serving::new(plugin(Conduct::AsRecorded));
+async fn the_plugin_waits_for_the_socket() {
+    let mut serving = Serving::new(plugin(Behavior::AsRecorded));
     drop(serving.socket.accept().await);
     serving.socket.close();
     serving
@@ -58,7 +58,7 @@ async fn the_socket_appears_later() {
 
 #[tokio::test]
 async fn a_registration_that_is_refused_is_tried_again() {
-    let mut serving = Serving::new(plugin(Conduct::AsRecorded));
+    let mut serving = Serving::new(plugin(Behavior::AsRecorded));
     for _ in 0..3 {
         let mut runtime = serving.socket.accept().await;
         let (stream, call) = runtime.called().await;
@@ -77,7 +77,7 @@ async fn a_registration_that_is_refused_is_tried_again() {
                 },
             )
             .await;
-        // The plugin hangs up; what it heard is told before it finds nobody to come back to.
+        // The plugin hangs up. The state shows the refusal before the failed reconnection.
         assert_eq!(runtime.next(PLUGIN).await, None);
         serving
             .away(|disconnect| {
@@ -91,7 +91,7 @@ async fn a_registration_that_is_refused_is_tried_again() {
     }
     serving.end().await;
 
-    let mut serving = Serving::with(plugin(Conduct::AsRecorded), |settings| {
+    let mut serving = Serving::with(plugin(Behavior::AsRecorded), |settings| {
         settings.backoff = (Duration::from_secs(600), Duration::from_secs(600));
     });
     let mut runtime = serving.socket.accept().await;
@@ -116,19 +116,19 @@ async fn a_registration_that_is_refused_is_tried_again() {
                 .ends_with("refused the registration (7): go away")
         })
         .await;
-    // It ends at once although it waits.
+    // The plugin stops at once during the backoff.
     serving.end().await;
 }
 
 #[tokio::test]
-async fn a_runtime_that_never_registers_or_configures_is_left() {
-    for registers in [false, true] {
-        let mut serving = Serving::with(plugin(Conduct::AsRecorded), |settings| {
+async fn the_plugin_disconnects_from_a_runtime_that_never_registers_or_configures() {
+    for answers_registration in [false, true] {
+        let mut serving = Serving::with(plugin(Behavior::AsRecorded), |settings| {
             settings.registration_timeout = Duration::from_millis(200);
             settings.backoff = (Duration::from_secs(600), Duration::from_secs(600));
         });
         let mut runtime = serving.socket.accept().await;
-        if registers {
+        if answers_registration {
             runtime.register().await;
         }
         serving
@@ -141,11 +141,11 @@ async fn a_runtime_that_never_registers_or_configures_is_left() {
 }
 
 #[tokio::test]
-async fn a_runtime_that_dies_in_the_middle_of_a_call() {
-    let mut serving = Serving::new(plugin(Conduct::Hang));
+async fn a_handler_is_cancelled_when_the_runtime_dies_in_a_call() {
+    let mut serving = Serving::new(plugin(Behavior::Hang));
     let mut runtime = serving.socket.synchronized(0).await;
-    runtime.begin("StartContainer", ps()).await;
-    while serving.plugin.heard().len() < 2 {
+    runtime.begin("StartContainer", ps_event()).await;
+    while serving.plugin.event_log().len() < 2 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     serving.socket.close();
@@ -159,32 +159,35 @@ async fn a_runtime_that_dies_in_the_middle_of_a_call() {
     .await;
     serving.socket.open();
     let mut runtime = serving.socket.synchronized(0).await;
-    assert_eq!(runtime.call("RemoveContainer", ps()).await, Ok(Vec::new()));
+    assert_eq!(
+        runtime.call("RemoveContainer", ps_event()).await,
+        Ok(Vec::new())
+    );
     assert!(
         serving.plugin.timeouts.lock().unwrap().is_empty(),
-        "nobody is left to answer"
+        "a timeout was reported after the runtime's death"
     );
     serving.end().await;
 }
 
 #[tokio::test]
 async fn unknown_methods_are_answered_unimplemented() {
-    let mut serving = Serving::new(plugin(Conduct::AsRecorded));
+    let mut serving = Serving::new(plugin(Behavior::AsRecorded));
     let mut runtime = serving.socket.synchronized(0).await;
-    let (code, says) = runtime
-        .call("ValidateContainerAdjustment", ps())
+    let (code, text) = runtime
+        .call("ValidateContainerAdjustment", ps_event())
         .await
         .unwrap_err();
     assert_eq!(code, 12);
     assert_eq!(
-        says,
+        text,
         "nri.pkg.api.v1alpha1.Plugin/ValidateContainerAdjustment is not implemented by this plugin"
     );
     runtime
-        .send(&request(101, "Elsewhere", "CreateContainer", ps()))
+        .send(&request(101, "Elsewhere", "CreateContainer", ps_event()))
         .await;
     assert_eq!(runtime.answer(101).await.unwrap_err().0, 12);
-    // A message that is none, an event without its container, and what no request is.
+    // A malformed message, an event without a container, and a malformed request.
     assert_eq!(
         runtime
             .call("CreateContainer", vec![0xff])
@@ -205,20 +208,20 @@ async fn unknown_methods_are_answered_unimplemented() {
         .send(&frame(PLUGIN, &message(103, REQUEST, &[0xff; 9])))
         .await;
     assert_eq!(runtime.answer(103).await.unwrap_err().0, 3);
-    // Kinds that are no requests: nobody waits for an answer.
+    // Messages of other kinds than request get no answer.
     runtime
         .send(&frame(
             PLUGIN,
             &[message(105, 2, b""), message(107, 3, b"data")].concat(),
         ))
         .await;
-    assert!(runtime.call("CreateContainer", ps()).await.is_ok());
+    assert!(runtime.call("CreateContainer", ps_event()).await.is_ok());
     serving.end().await;
 }
 
 #[tokio::test]
-async fn unknown_channels_and_unsubscribed_events() {
-    let mut serving = Serving::new(plugin(Conduct::AsRecorded));
+async fn unknown_channels_and_unsubscribed_events_are_ignored() {
+    let mut serving = Serving::new(plugin(Behavior::AsRecorded));
     let mut runtime = serving.socket.synchronized(0).await;
     for channel in [0, 3, 77, u32::MAX] {
         runtime
@@ -233,30 +236,34 @@ async fn unknown_channels_and_unsubscribed_events() {
         "UpdatePodSandbox",
         "PostUpdatePodSandbox",
     ] {
-        assert_eq!(runtime.call(method, ps()).await, Ok(Vec::new()), "{method}");
+        assert_eq!(
+            runtime.call(method, ps_event()).await,
+            Ok(Vec::new()),
+            "{method}"
+        );
     }
     assert_eq!(
-        serving.plugin.heard(),
+        serving.plugin.event_log(),
         ["synchronize: 0 pods, 0 containers"]
     );
     serving.end().await;
 }
 
 #[tokio::test]
-async fn messages_and_frames_that_are_too_long() {
-    let mut serving = Serving::new(plugin(Conduct::AsRecorded));
+async fn too_long_messages_are_refused_and_too_long_frames_disconnect() {
+    let mut serving = Serving::new(plugin(Behavior::AsRecorded));
     let mut runtime = serving.socket.synchronized(0).await;
-    // A message above 4 MiB, in frames that are not.
+    // A message above 4 MiB in frames below the limit.
     let mut long = message(201, REQUEST, &vec![0; (4 << 20) + 1]);
     long.extend(message(203, REQUEST, b""));
     for part in long.chunks(1 << 20) {
         runtime.send(&frame(PLUGIN, part)).await;
     }
-    let (code, says) = runtime.answer(201).await.unwrap_err();
-    assert_eq!((code, says.contains("4194305 bytes")), (8, true), "{says}");
+    let (code, text) = runtime.answer(201).await.unwrap_err();
+    assert_eq!((code, text.contains("4194305 bytes")), (8, true), "{text}");
     assert_eq!(runtime.answer(203).await.unwrap_err().0, 12);
-    assert!(runtime.call("StartContainer", ps()).await.is_ok());
-    // The longest that may be is read.
+    assert!(runtime.call("StartContainer", ps_event()).await.is_ok());
+    // A message just below the limit is accepted.
     let mut longest = event_message("ps-0", "ps");
     longest.container.as_mut().unwrap().args = vec!["x".repeat(4_190_000)];
     assert!(
@@ -276,14 +283,14 @@ async fn messages_and_frames_that_are_too_long() {
 }
 
 #[tokio::test]
-async fn an_oversized_frame_is_the_reported_reason() {
-    let mut serving = Serving::with(plugin(Conduct::AsRecorded), |settings| {
+async fn an_oversized_frame_is_reported_as_the_reason_of_the_disconnection() {
+    let mut serving = Serving::with(plugin(Behavior::AsRecorded), |settings| {
         settings.backoff = (Duration::from_secs(600), Duration::from_secs(600));
     });
     let mut runtime = serving.socket.synchronized(0).await;
     runtime.send(&[0, 0, 0, 9, 0xff, 0xff, 0xff, 0xff]).await;
     serving
-        .away(|disconnect| matches!(disconnect, Disconnect::InvalidResponse(why) if why.contains("4294967295 bytes on channel 9")))
+        .away(|disconnect| matches!(disconnect, Disconnect::InvalidResponse(reason) if reason.contains("4294967295 bytes on channel 9")))
         .await;
     serving.end().await;
 }
@@ -298,24 +305,24 @@ async fn after_a_timeout_the_plugin_chooses_the_answer_with_threads() {
     answers_after_a_timeout().await;
 }
 
-/// Three quarters of what the runtime waits for.
+/// Three quarters of the runtime's timeout.
 const LIMIT: Duration = Duration::from_millis(300);
 
 async fn answers_after_a_timeout() {
-    for (conduct, strict, why) in [
-        (Conduct::Hang, true, HandlerTimeout(LIMIT)),
-        (Conduct::Hang, false, HandlerTimeout(LIMIT)),
+    for (behavior, strict, timeout) in [
+        (Behavior::Hang, true, HandlerTimeout(LIMIT)),
+        (Behavior::Hang, false, HandlerTimeout(LIMIT)),
     ] {
-        let mut serving = Serving::new(Listening {
+        let mut serving = Serving::new(RecordingPlugin {
             strict,
-            ..plugin(conduct)
+            ..plugin(behavior)
         });
-        // Three quarters of this is the handler's time.
+        // The handler gets three quarters of the 400 ms.
         let mut runtime = serving.socket.synchronized(400).await;
         for method in ["CreateContainer", "StartContainer"] {
             let call = format!("{method} of default/ps-0 container ps");
-            let refusal = format!("{call}: {why}");
-            let answer = runtime.call(method, ps()).await;
+            let refusal = format!("{call}: {timeout}");
+            let answer = runtime.call(method, ps_event()).await;
             assert_eq!(
                 answer,
                 if strict {
@@ -323,11 +330,11 @@ async fn answers_after_a_timeout() {
                 } else {
                     Ok(Vec::new())
                 },
-                "{conduct:?}"
+                "{behavior:?}"
             );
             assert_eq!(
                 serving.plugin.timeouts.lock().unwrap().pop(),
-                Some((call, why))
+                Some((call, timeout))
             );
         }
         assert_eq!(
@@ -340,44 +347,46 @@ async fn answers_after_a_timeout() {
 }
 
 #[tokio::test]
-async fn a_refusal_is_passed_on_in_its_own_words() {
-    let mut serving = Serving::new(plugin(Conduct::Refuse));
+async fn a_refusal_reaches_the_runtime_unchanged() {
+    let mut serving = Serving::new(plugin(Behavior::Refuse));
     let mut runtime = serving.socket.synchronized(0).await;
     let refused = Err((2, "no CPUs left on n-1: scale ps down".to_owned()));
-    assert_eq!(runtime.call("CreateContainer", ps()).await, refused);
-    assert_eq!(runtime.call("StartContainer", ps()).await, refused);
-    // An older runtime tells of it otherwise.
+    assert_eq!(runtime.call("CreateContainer", ps_event()).await, refused);
+    assert_eq!(runtime.call("StartContainer", ps_event()).await, refused);
+    // An older runtime sends the start as a StateChange.
     let start_event = event_message("ps-0", "ps");
-    let old = |event| StateChange {
+    let state_change = |event| StateChange {
         event,
         pod: start_event.pod.clone(),
         container: start_event.container.clone(),
     };
     assert_eq!(
-        runtime.call("StateChange", old(6).encode_to_vec()).await,
+        runtime
+            .call("StateChange", state_change(6).encode_to_vec())
+            .await,
         refused
     );
-    // What is not subscribed to, what has a method of its own, and what is newer than we are.
+    // Events without a subscription, events with a method of their own, and unknown later events are ignored.
     for event in [3, 4, 12, 13, 99, -1] {
         assert_eq!(
             runtime
-                .call("StateChange", old(event).encode_to_vec())
+                .call("StateChange", state_change(event).encode_to_vec())
                 .await,
             Ok(Vec::new())
         );
     }
-    let heard = serving.plugin.heard();
-    let starts = heard
+    let event_log = serving.plugin.event_log();
+    let starts = event_log
         .iter()
         .filter(|line| line.starts_with("StartContainer ps-0/ps "))
         .count();
-    assert_eq!((heard.len(), starts), (4, 2), "{heard:?}");
+    assert_eq!((event_log.len(), starts), (4, 2), "{event_log:?}");
     serving.end().await;
 }
 
 #[tokio::test]
-async fn synchronize_comes_in_parts() {
-    let mut serving = Serving::new(Listening::to(Event::ALL));
+async fn synchronize_in_parts_is_complete_with_the_last_part() {
+    let mut serving = Serving::new(RecordingPlugin::subscribed_to(Event::ALL));
     let mut runtime = serving.socket.accept().await;
     runtime.register().await;
     runtime.configure(2000).await;
@@ -404,7 +413,7 @@ async fn synchronize_comes_in_parts() {
             }
         );
         assert_eq!(serving.state.borrow().name(), "registered");
-        assert!(serving.plugin.heard().is_empty());
+        assert!(serving.plugin.event_log().is_empty());
     }
     let answer = runtime.call("Synchronize", part("d", false)).await.unwrap();
     assert_eq!(
@@ -412,7 +421,7 @@ async fn synchronize_comes_in_parts() {
         Changed::default()
     );
     assert_eq!(
-        serving.plugin.heard()[0],
+        serving.plugin.event_log()[0],
         "synchronize: 4 pods, 4 containers"
     );
     let names = |pods: &[PodSandbox]| pods.iter().map(|pod| pod.name.clone()).collect::<Vec<_>>();
@@ -422,12 +431,12 @@ async fn synchronize_comes_in_parts() {
     );
     assert_eq!(serving.state.borrow().name(), "synchronized");
 
-    // Half of it, and the runtime is gone: nothing of it is left when it comes back.
+    // The runtime disappears between two parts. The next connection starts without the earlier parts.
     runtime.call("Synchronize", part("e", true)).await.unwrap();
     drop(runtime);
     serving.socket.synchronized(0).await;
     assert_eq!(
-        serving.plugin.heard().last().unwrap(),
+        serving.plugin.event_log().last().unwrap(),
         "synchronize: 0 pods, 0 containers"
     );
     serving.end().await;
@@ -449,10 +458,10 @@ fn long_part(name: &str, more: bool) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn all_parts_may_be_longer_than_the_memory_if_the_plugin_reduces_them() {
-    let plugin = Listening {
+async fn the_memory_limit_counts_containers_after_the_plugins_reduction() {
+    let plugin = RecordingPlugin {
         drop_environments: true,
-        ..Listening::to(Event::ALL)
+        ..RecordingPlugin::subscribed_to(Event::ALL)
     };
     let mut serving = Serving::new(plugin);
     let mut runtime = serving.socket.accept().await;
@@ -465,7 +474,7 @@ async fn all_parts_may_be_longer_than_the_memory_if_the_plugin_reduces_them() {
         assert!(answer.is_ok(), "part {number}: {answer:?}");
     }
     assert_eq!(
-        serving.plugin.heard()[0],
+        serving.plugin.event_log()[0],
         "synchronize: 20 pods, 20 containers"
     );
     assert!(
@@ -482,8 +491,8 @@ async fn all_parts_may_be_longer_than_the_memory_if_the_plugin_reduces_them() {
 }
 
 #[tokio::test]
-async fn pods_and_containers_that_need_too_much_memory_are_refused() {
-    let mut serving = Serving::with(Listening::to(Event::ALL), |settings| {
+async fn a_synchronization_above_the_memory_limit_is_refused() {
+    let mut serving = Serving::with(RecordingPlugin::subscribed_to(Event::ALL), |settings| {
         settings.backoff = (Duration::from_secs(600), Duration::from_secs(600));
     });
     let mut runtime = serving.socket.accept().await;
@@ -507,16 +516,16 @@ async fn pods_and_containers_that_need_too_much_memory_are_refused() {
     );
     serving
         .away(
-            |disconnect| matches!(disconnect, Disconnect::SynchronizeRefused(why) if *why == words),
+            |disconnect| matches!(disconnect, Disconnect::SynchronizeRefused(reason) if *reason == words),
         )
         .await;
-    assert!(serving.plugin.heard().is_empty());
+    assert!(serving.plugin.event_log().is_empty());
     serving.end().await;
 }
 
 #[tokio::test]
-async fn many_short_texts_need_more_memory_than_their_letters() {
-    let mut serving = Serving::new(Listening::to(Event::ALL));
+async fn the_memory_limit_counts_the_overhead_of_short_strings() {
+    let mut serving = Serving::new(RecordingPlugin::subscribed_to(Event::ALL));
     let mut runtime = serving.socket.accept().await;
     runtime.register().await;
     runtime.configure(60_000).await;
@@ -538,9 +547,9 @@ async fn many_short_texts_need_more_memory_than_their_letters() {
 
 #[tokio::test]
 async fn a_plugin_may_refuse_synchronize() {
-    let plugin = Listening {
+    let plugin = RecordingPlugin {
         refuse_synchronize: true,
-        ..plugin(Conduct::AsRecorded)
+        ..plugin(Behavior::AsRecorded)
     };
     let mut serving = Serving::with(plugin, |settings| {
         settings.backoff = (Duration::from_secs(600), Duration::from_secs(600));
@@ -559,15 +568,15 @@ async fn a_plugin_may_refuse_synchronize() {
 }
 
 #[tokio::test]
-async fn a_runtime_that_shuts_down_says_so() {
-    let mut serving = Serving::with(plugin(Conduct::AsRecorded), |settings| {
+async fn a_shutdown_of_the_runtime_is_the_reported_reason() {
+    let mut serving = Serving::with(plugin(Behavior::AsRecorded), |settings| {
         settings.backoff = (Duration::from_secs(600), Duration::from_secs(600));
     });
     let mut runtime = serving.socket.synchronized(0).await;
     assert_eq!(runtime.call("Shutdown", Vec::new()).await, Ok(Vec::new()));
     assert!(
-        runtime.call("StartContainer", ps()).await.is_ok(),
-        "it may still have something to ask"
+        runtime.call("StartContainer", ps_event()).await.is_ok(),
+        "calls after Shutdown are answered"
     );
     drop(runtime);
     serving
@@ -578,10 +587,10 @@ async fn a_runtime_that_shuts_down_says_so() {
 
 #[tokio::test]
 async fn received_requests_are_answered_after_stop() {
-    let mut serving = Serving::new(plugin(Conduct::Slow));
+    let mut serving = Serving::new(plugin(Behavior::Slow));
     let mut runtime = serving.socket.synchronized(0).await;
-    let first = runtime.begin("CreateContainer", ps()).await;
-    while serving.plugin.heard().len() < 2 {
+    let first = runtime.begin("CreateContainer", ps_event()).await;
+    while serving.plugin.event_log().len() < 2 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     serving.stop.cancel();
@@ -591,12 +600,12 @@ async fn received_requests_are_answered_after_stop() {
 }
 
 #[tokio::test]
-async fn calls_are_answered_in_their_order() {
-    let mut serving = Serving::new(plugin(Conduct::Slow));
+async fn calls_are_answered_in_the_order_of_arrival() {
+    let mut serving = Serving::new(plugin(Behavior::Slow));
     let mut runtime = serving.socket.synchronized(0).await;
     let calls = [
-        request(301, "Plugin", "CreateContainer", ps()),
-        request(303, "Plugin", "StartContainer", ps()),
+        request(301, "Plugin", "CreateContainer", ps_event()),
+        request(303, "Plugin", "StartContainer", ps_event()),
         request(
             305,
             "Plugin",
@@ -608,13 +617,13 @@ async fn calls_are_answered_in_their_order() {
     for stream in [301, 303, 305] {
         assert!(runtime.answer(stream).await.is_ok());
     }
-    let heard = serving.plugin.heard();
-    let of: Vec<String> = heard[1..]
+    let event_log = serving.plugin.event_log();
+    let calls: Vec<String> = event_log[1..]
         .iter()
         .map(|line| line.split(" id=").next().unwrap().to_owned())
         .collect();
     assert_eq!(
-        of,
+        calls,
         [
             "CreateContainer ps-0/ps",
             "StartContainer ps-0/ps",
@@ -624,11 +633,11 @@ async fn calls_are_answered_in_their_order() {
     serving.end().await;
 }
 
-/// Far more is asked than anybody would, and the answers are read only then: nothing is lost, and what waits is bounded.
+/// The runtime sends 60,000 calls before reading an answer. No answer is lost, and the plugin's queue is bounded.
 #[tokio::test]
-async fn a_runtime_that_sends_many_calls_before_reading() {
+async fn the_plugin_stops_reading_calls_while_answers_are_not_read() {
     const CALLS: u32 = 60_000;
-    let mut serving = Serving::new(plugin(Conduct::AsRecorded));
+    let mut serving = Serving::new(plugin(Behavior::AsRecorded));
     let runtime = serving.socket.synchronized(0).await;
     let (mut reader, mut writer) = runtime.split();
     let mut calls = Vec::new();
@@ -647,7 +656,7 @@ async fn a_runtime_that_sends_many_calls_before_reading() {
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert!(
         !writing.is_finished(),
-        "{CALLS} calls were taken without an answer being read"
+        "the plugin read {CALLS} calls before an answer was read"
     );
     let (mut parser, mut chunk, mut next) = (Parser::default(), vec![0; 64 << 10], 1001);
     while next < 1001 + 2 * CALLS {
@@ -663,15 +672,15 @@ async fn a_runtime_that_sends_many_calls_before_reading() {
 }
 
 #[tokio::test]
-async fn a_runtime_that_reads_nothing_is_left() {
-    let mut serving = Serving::with(plugin(Conduct::AsRecorded), |settings| {
+async fn the_plugin_disconnects_from_a_runtime_that_reads_no_answers() {
+    let mut serving = Serving::with(plugin(Behavior::AsRecorded), |settings| {
         settings.backoff = (Duration::from_secs(600), Duration::from_secs(600));
     });
     let runtime = serving.socket.synchronized(0).await;
     let (_reader, mut writer) = runtime.split();
     let calls = request(1, "Plugin", &"x".repeat(300), Vec::new()).repeat(60_000);
     let writing = tokio::spawn(async move {
-        // Its other end goes away in the middle of it.
+        // The plugin closes the connection during the write.
         let _ = writer.write_all(&calls).await;
     });
     serving

@@ -1,6 +1,6 @@
-//! A client of the Container Runtime Interface, as the kubelet is one: gRPC over a unix socket.
+//! A client of the Container Runtime Interface, like the kubelet's: gRPC over a Unix socket.
 //!
-//! A connection for each call: a runtime that is killed and started again needs nothing more.
+//! Each call opens a new connection, so a killed and restarted runtime needs no reconnect logic.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -18,16 +18,16 @@ use tokio::net::UnixStream;
 use crate::agent::patience;
 use crate::messages::Call;
 
-/// What stands before each message: whether it is compressed, and its length.
+/// The bytes before each message: a compression flag and the message's length.
 const PREFIX: usize = 5;
 
-/// The runtime, as one who creates pods sees it.
+/// The runtime as seen by a client that creates pods.
 #[derive(Debug, Clone)]
 pub(crate) struct Cri {
     socket: PathBuf,
 }
 
-/// Why a call failed: in the runtime's own words, or those of the connection.
+/// The reason why a call failed, from the runtime or from the connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refused(pub(crate) String);
 
@@ -46,19 +46,19 @@ impl Cri {
         }
     }
 
-    /// Calls, and requires that it goes well.
+    /// Calls the runtime and panics if the call fails.
     pub(crate) fn call<C: Call>(&self, request: &C) -> C::Answer {
         self.try_call(request)
             .unwrap_or_else(|refused| panic!("{} with {request:?}: {refused}", C::METHOD))
     }
 
-    /// Calls; a runtime that does not answer at all within a generous time is an error too.
+    /// Calls the runtime. A missing answer is an error after a generous time.
     pub(crate) fn try_call<C: Call>(&self, request: &C) -> Result<C::Answer, Refused> {
         let message = request.encode_to_vec();
         let mut framed = vec![0];
         framed.extend(u32::try_from(message.len()).unwrap().to_be_bytes());
         framed.extend(message);
-        // In a thread's own small runtime: tests call from many threads.
+        // Tests call from many threads, so each call has a current-thread Tokio runtime.
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -86,10 +86,10 @@ async fn exchange(
     let stream = UnixStream::connect(socket)
         .await
         .map_err(|error| Refused(error.to_string()))?;
-    let broken = |error: hyper::Error| Refused(format!("the connection broke: {error}"));
+    let connection_error = |error: hyper::Error| Refused(format!("the connection broke: {error}"));
     let (mut sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
         .await
-        .map_err(broken)?;
+        .map_err(connection_error)?;
     tokio::spawn(connection);
     let request = Request::post(format!("http://localhost{method}"))
         .header(CONTENT_TYPE, "application/grpc")
@@ -100,11 +100,11 @@ async fn exchange(
     let (head, body) = sender
         .send_request(request)
         .await
-        .map_err(broken)?
+        .map_err(connection_error)?
         .into_parts();
-    // A refusal without a message has its status among the headers.
+    // A refusal without a message has a status in the headers.
     status(&head.headers).unwrap_or(Ok(()))?;
-    let body = body.collect().await.map_err(broken)?;
+    let body = body.collect().await.map_err(connection_error)?;
     status(body.trailers().unwrap_or(&HeaderMap::new()))
         .unwrap_or_else(|| Err(Refused("the answer broke off".to_owned())))?;
     let bytes = body.to_bytes();
@@ -120,10 +120,10 @@ fn status(headers: &HeaderMap) -> Option<Result<(), Refused>> {
     if status == "0" {
         return Some(Ok(()));
     }
-    let words = headers
+    let message_text = headers
         .get("grpc-message")
-        .map(|words| String::from_utf8_lossy(words.as_bytes()).into_owned());
+        .map(|message_text| String::from_utf8_lossy(message_text.as_bytes()).into_owned());
     Some(Err(Refused(
-        words.unwrap_or_else(|| format!("status {status:?}")),
+        message_text.unwrap_or_else(|| format!("status {status:?}")),
     )))
 }

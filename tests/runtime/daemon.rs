@@ -1,4 +1,4 @@
-//! A containerd of a test's own: its files, sockets and logs are in a folder that goes away with it.
+//! A containerd for one test. The files, sockets and logs are in a temporary folder.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -23,32 +23,33 @@ use crate::messages::{
     VersionRequest,
 };
 
-/// The Debian releases whose runtimes are tried, or those named by `PINFOLD_TEST_RUNTIMES`.
+/// The Debian releases with the tested runtimes. `PINFOLD_TEST_RUNTIMES` overrides the list.
 pub(crate) fn suites() -> Vec<String> {
-    let named = std::env::var("PINFOLD_TEST_RUNTIMES").unwrap_or_else(|_| "trixie,sid".to_owned());
-    named.split(',').map(str::to_owned).collect()
+    let releases =
+        std::env::var("PINFOLD_TEST_RUNTIMES").unwrap_or_else(|_| "trixie,sid".to_owned());
+    releases.split(',').map(str::to_owned).collect()
 }
 
-/// Where `tests/runtime/prepare` puts them.
+/// The folder into which `tests/runtime/prepare` writes the runtimes.
 fn tools() -> PathBuf {
     std::env::var_os("PINFOLD_TOOLS")
         .map_or_else(|| "/var/cache/pinfold-tools".into(), PathBuf::from)
 }
 
-/// A running containerd. What it runs is ended with it, when it is dropped.
+/// A running containerd. Drop ends the daemon and all of the daemon's containers.
 pub(crate) struct Runtime {
-    /// The Debian release it comes from.
+    /// The Debian release that provides the daemon.
     pub(crate) suite: String,
-    /// What it says of itself.
+    /// The version that the daemon reports.
     pub(crate) version: String,
     pub(crate) cri: Cri,
     folder: TempDir,
     bin: PathBuf,
     child: Mutex<Option<Child>>,
-    /// The pods' cgroups that were handed to it.
+    /// The cgroups of all pods that the daemon got.
     cgroups: Mutex<BTreeSet<String>>,
-    /// Sockets of shims that are not ours.
-    sockets: BTreeSet<PathBuf>,
+    /// Sockets of shims that existed before the test.
+    earlier_sockets: BTreeSet<PathBuf>,
 }
 
 // === impl Runtime ===
@@ -66,7 +67,7 @@ impl Runtime {
             .prefix("pinfold-containerd-")
             .tempdir()
             .unwrap();
-        // In memory: it writes each step to its files and waits until they are on the disk.
+        // A tmpfs saves the wait for the disk: containerd syncs each step to files.
         mount(
             Some("tmpfs"),
             folder.path(),
@@ -86,12 +87,12 @@ impl Runtime {
             bin,
             child: Mutex::new(None),
             cgroups: Mutex::default(),
-            sockets: leftovers::sockets(),
+            earlier_sockets: leftovers::sockets(),
         };
         fs::write(runtime.path("config.toml"), runtime.configuration()).unwrap();
-        let again = runtime.path("runc-again");
-        fs::write(&again, include_str!("runc-again")).unwrap();
-        fs::set_permissions(&again, fs::Permissions::from_mode(0o755)).unwrap();
+        let runc_wrapper = runtime.path("runc-again");
+        fs::write(&runc_wrapper, include_str!("runc-again")).unwrap();
+        fs::set_permissions(&runc_wrapper, fs::Permissions::from_mode(0o755)).unwrap();
         runtime.launch();
         runtime.import();
         runtime.version = runtime.cri.call(&VersionRequest {}).version;
@@ -102,32 +103,32 @@ impl Runtime {
         self.folder.path().join(name)
     }
 
-    /// The folder of everything that it has.
+    /// The folder with all files of the daemon.
     pub(crate) fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// The socket on which it waits for plugins.
+    /// The socket on which the daemon listens for NRI plugins.
     pub(crate) fn nri(&self) -> PathBuf {
         self.path("nri.sock")
     }
 
-    /// Where containers leave their reports; they see it as `/report`.
+    /// The folder for the containers' reports. Containers mount the folder as `/report`.
     pub(crate) fn reports(&self) -> PathBuf {
         self.path("reports")
     }
 
-    /// What it has logged.
+    /// The daemon's log.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.path("log")).unwrap_or_default()
     }
 
-    /// Version 1 and 2 have their settings in different places. The score of who is killed first when memory is short is
-    /// left to root itself to lower: on machines that are containers, root may not.
+    /// The configuration file. Versions 1 and 2 have different keys. With `restrict_oom_score_adj`, containerd never
+    /// lowers the OOM score below its own score: root in a container may not.
     fn configuration(&self) -> String {
         let here = self.folder.path().display();
-        let old = self.suite == "trixie";
-        let (version, cri, sandbox, images) = if old {
+        let is_series_1 = self.suite == "trixie";
+        let (version, cri, sandbox, images) = if is_series_1 {
             let cri = "io.containerd.grpc.v1.cri";
             let snapshotter = format!("[plugins.'{cri}'.containerd]\nsnapshotter = 'overlayfs'");
             (2, cri, format!("sandbox_image = '{IMAGE}'"), snapshotter)
@@ -171,7 +172,7 @@ plugin_config_path = '{here}/nri'
         )
     }
 
-    /// Starts the daemon and waits until it takes pods.
+    /// Starts the daemon and waits until the daemon accepts pods.
     pub(crate) fn launch(&self) {
         let log = fs::OpenOptions::new()
             .append(true)
@@ -194,18 +195,18 @@ plugin_config_path = '{here}/nri'
             .stderr(log)
             .spawn()
             .unwrap();
-        let mut place = self.child();
-        assert!(place.is_none(), "containerd runs already");
-        *place = Some(child);
-        drop(place);
-        self.eventually("containerd takes pods", || {
-            let ended = self
+        let mut running = self.child();
+        assert!(running.is_none(), "containerd runs already");
+        *running = Some(child);
+        drop(running);
+        self.eventually("containerd accepts pods", || {
+            let exit_status = self
                 .child()
                 .as_mut()
                 .and_then(|child| child.try_wait().unwrap());
             assert!(
-                ended.is_none(),
-                "containerd ended: {ended:?}\n{}",
+                exit_status.is_none(),
+                "containerd ended: {exit_status:?}\n{}",
                 self.log()
             );
             let answer = self
@@ -217,7 +218,7 @@ plugin_config_path = '{here}/nri'
                 status
                     .conditions
                     .iter()
-                    .any(|one| one.kind == "RuntimeReady" && one.status)
+                    .any(|condition| condition.kind == "RuntimeReady" && condition.status)
             })
         });
     }
@@ -226,7 +227,7 @@ plugin_config_path = '{here}/nri'
         self.child.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Kills the daemon; containers live on.
+    /// Kills the daemon with SIGKILL. Containers keep running.
     pub(crate) fn kill(&self) {
         if let Some(mut child) = self.child().take() {
             child.kill().unwrap();
@@ -234,7 +235,7 @@ plugin_config_path = '{here}/nri'
         }
     }
 
-    /// Stops the daemon in good order and starts it again; containers live on.
+    /// Stops the daemon with SIGTERM and starts the daemon again. Containers keep running.
     pub(crate) fn restart(&self) {
         self.terminate();
         self.launch();
@@ -244,7 +245,7 @@ plugin_config_path = '{here}/nri'
         let Some(mut child) = self.child().take() else {
             return;
         };
-        // It may have ended by itself.
+        // The daemon may have ended already.
         let _ = kill(
             Pid::from_raw(i32::try_from(child.id()).unwrap()),
             Signal::SIGTERM,
@@ -276,8 +277,8 @@ plugin_config_path = '{here}/nri'
             .output()
             .unwrap();
         assert!(output.status.success(), "{output:?}\n{}", self.log());
-        // The part that serves pods hears of it a moment later.
-        self.eventually("the image is known", || {
+        // The CRI plugin of containerd learns about the image a moment later.
+        self.eventually("the CRI plugin knows the image", || {
             let image = Some(Image {
                 image: IMAGE.to_owned(),
             });
@@ -285,65 +286,67 @@ plugin_config_path = '{here}/nri'
         });
     }
 
-    /// Waits for something that should come soon.
+    /// Waits for a condition that should hold soon.
     pub(crate) fn eventually(&self, what: &str, mut condition: impl FnMut() -> bool) {
         let deadline = Instant::now() + 6 * patience();
         while !condition() {
-            assert!(Instant::now() < deadline, "never seen: {what}");
+            assert!(
+                Instant::now() < deadline,
+                "timeout while waiting for: {what}"
+            );
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
-    /// Remembers a pod's cgroup, so that what runs in it can be ended whatever happens.
-    pub(crate) fn hand_over(&self, cgroup: &str) {
+    /// Records a pod's cgroup, so that drop can end all processes in the cgroup.
+    pub(crate) fn record_cgroup(&self, cgroup: &str) {
         self.cgroups.lock().unwrap().insert(cgroup.to_owned());
     }
 
-    /// Ends it, and requires that nothing of it is left on the machine: no sandbox, process, mount, cgroup or socket.
+    /// Stops the daemon and checks the machine for leftovers: sandboxes, processes, mounts, cgroups and sockets.
     pub(crate) fn stop(self) {
         let sandboxes = self.cri.call(&ListPodSandbox {}).items;
         assert!(
             sandboxes.is_empty(),
-            "sandboxes that nobody removed: {sandboxes:?}"
+            "sandboxes that the test did not remove: {sandboxes:?}"
         );
         for cgroup in self.cgroups.lock().unwrap().iter() {
             let left = leftovers::cgroups(cgroup);
-            assert!(left.is_empty(), "cgroups that were left behind: {left:?}");
+            assert!(left.is_empty(), "leftover cgroups: {left:?}");
         }
-        // Now and then it is runc's own doing; more often it would be ours.
-        let stumbled = fs::read_to_string(self.path("stumbled")).unwrap_or_default();
-        let times = stumbled.matches("created again after this").count();
-        assert!(times <= 3, "runc stumbled {times} times:\n{stumbled}");
+        // A few retries are runc's fault. More retries point to a fault of the tests or of Pinfold.
+        let retries = fs::read_to_string(self.path("stumbled")).unwrap_or_default();
+        let retry_count = retries.matches("created again after this").count();
+        assert!(
+            retry_count <= 3,
+            "the wrapper retried runc {retry_count} times:\n{retries}"
+        );
         self.terminate();
         let folder = self.folder.path();
-        self.eventually("no shim is left", || {
+        self.eventually("all shims have ended", || {
             leftovers::processes(folder).is_empty()
         });
         let mounts = leftovers::mounts(folder);
         assert_eq!(
             mounts,
             [folder.to_str().unwrap()],
-            "mounts that were left behind, but for its files"
+            "leftover mounts (expected: only the daemon's folder)"
         );
         let sockets: Vec<_> = leftovers::sockets()
-            .difference(&self.sockets)
+            .difference(&self.earlier_sockets)
             .cloned()
             .collect();
-        assert_eq!(
-            sockets,
-            Vec::<PathBuf>::new(),
-            "sockets that were left behind"
-        );
+        assert_eq!(sockets, Vec::<PathBuf>::new(), "leftover sockets");
     }
 }
 
 impl Drop for Runtime {
     fn drop(&mut self) {
         if let Ok(text) = fs::read_to_string(self.path("stumbled")) {
-            // Aloud, also where the test passes.
+            // Printed to stderr directly, so that passing tests show the text too.
             let _ = writeln!(
                 std::io::stderr(),
-                "runc of {} stumbled:\n{text}",
+                "the wrapper retried runc of {}:\n{text}",
                 self.suite
             );
         }
@@ -355,24 +358,24 @@ impl Drop for Runtime {
                 .collect();
             let last = lines.len().saturating_sub(40);
             println!(
-                "the last words of containerd of {}:\n{}",
+                "the last log lines of containerd of {}:\n{}",
                 self.suite,
                 lines[last..].join("\n")
             );
-            // In good order as far as it still goes.
+            // Try an orderly removal of the sandboxes first.
             if let Ok(sandboxes) = self.cri.try_call(&ListPodSandbox {}) {
-                for one in sandboxes.items {
+                for listed in sandboxes.items {
                     let _ = self.cri.try_call(&StopPodSandbox {
-                        sandbox: one.id.clone(),
+                        sandbox: listed.id.clone(),
                     });
-                    let _ = self.cri.try_call(&RemovePodSandbox { sandbox: one.id });
+                    let _ = self.cri.try_call(&RemovePodSandbox { sandbox: listed.id });
                 }
             }
         }
         self.terminate();
         let cgroups = self.cgroups.lock().unwrap_or_else(PoisonError::into_inner);
         leftovers::end(self.folder.path(), &cgroups);
-        for socket in leftovers::sockets().difference(&self.sockets) {
+        for socket in leftovers::sockets().difference(&self.earlier_sockets) {
             let _ = fs::remove_file(socket);
         }
     }

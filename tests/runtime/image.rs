@@ -1,11 +1,11 @@
-//! The image of every container of these tests: the probe and nothing else, written as an OCI layout.
+//! The image of every test container, written as an OCI layout. The probe is the only program.
 
 use std::fs;
 use std::path::Path;
 
 use serde_json::{Value, json};
 
-/// Its name. No registry is ever asked: it is imported.
+/// The image's name. The tests import the image and ask no registry.
 pub(crate) const IMAGE: &str = "pinfold.test/probe:1";
 
 fn digest(bytes: &[u8]) -> String {
@@ -17,7 +17,7 @@ fn digest(bytes: &[u8]) -> String {
         .collect()
 }
 
-/// An archive that grows in memory.
+/// A tar archive in memory.
 struct Archive(tar::Builder<Vec<u8>>);
 
 // === impl Archive ===
@@ -43,7 +43,7 @@ impl Archive {
         self.add(path, tar::EntryType::Directory, 0o755, &[]);
     }
 
-    /// Adds a blob and describes it.
+    /// Adds a blob and returns the blob's descriptor.
     fn blob(&mut self, kind: &str, bytes: &[u8]) -> Value {
         let digest = digest(bytes);
         self.file(&format!("blobs/sha256/{digest}"), bytes);
@@ -59,7 +59,7 @@ impl Archive {
     }
 }
 
-/// Writes the image as an archive that `ctr images import` reads. Run as it is, as a pod's sandbox is, it waits for ever.
+/// Writes the image as an archive for `ctr images import`. The default command, used by sandboxes, waits forever.
 pub(crate) fn write(probe: &Path, to: &Path) {
     let mut layer = Archive::new();
     for folder in ["dev", "etc", "proc", "report", "sys", "tmp"] {

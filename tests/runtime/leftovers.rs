@@ -1,4 +1,4 @@
-//! What a container runtime may leave behind on the machine, and how it is removed when all else failed.
+//! Leftovers of a container runtime on the machine, and the forced removal after a failed test.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,7 +9,7 @@ use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// Where shims of any containerd listen, whatever its own folders are.
+/// The folder of the shims' sockets. Every containerd uses the same folder.
 const SHIM_SOCKETS: &str = "/run/containerd/s";
 
 /// Mount points below a folder, the innermost last.
@@ -22,7 +22,7 @@ pub(crate) fn mounts(folder: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Processes that name a folder on their command line, as shims do.
+/// Processes with a folder's path on the command line, such as shims.
 pub(crate) fn processes(folder: &Path) -> Vec<i32> {
     let folder = folder.to_str().unwrap();
     let names = fs::read_dir("/proc")
@@ -46,7 +46,7 @@ pub(crate) fn sockets() -> BTreeSet<PathBuf> {
     entries.map(|entry| entry.unwrap().path()).collect()
 }
 
-/// The folders in which a cgroup's path may be, one per hierarchy.
+/// The mount points of all cgroup hierarchies.
 fn hierarchies() -> Vec<PathBuf> {
     let text = fs::read_to_string("/proc/self/mounts").unwrap();
     let fields = text.lines().map(|line| line.split(' ').collect::<Vec<_>>());
@@ -56,26 +56,26 @@ fn hierarchies() -> Vec<PathBuf> {
         .collect()
 }
 
-/// Cgroups below one, in all hierarchies.
+/// Cgroups below a cgroup, in all hierarchies.
 pub(crate) fn cgroups(path: &str) -> Vec<PathBuf> {
-    let mut found = Vec::new();
+    let mut descendants = Vec::new();
     for root in hierarchies() {
-        below(&root.join(path), &mut found);
+        collect_below(&root.join(path), &mut descendants);
     }
-    found
+    descendants
 }
 
-fn below(folder: &Path, into: &mut Vec<PathBuf>) {
+fn collect_below(folder: &Path, descendants: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            below(&entry.path(), into);
-            into.push(entry.path());
+            collect_below(&entry.path(), descendants);
+            descendants.push(entry.path());
         }
     }
 }
 
-/// Removes a pod's cgroup in hierarchies that Pinfold doesn't look at: a runtime makes one in each, and the kubelet
-/// removes them with the pod. Folders above it that are empty then go too, up to the test's own.
+/// Removes a pod's cgroup in the hierarchies that Pinfold does not use. A runtime makes a cgroup in each hierarchy, and
+/// the kubelet removes all of them with the pod. Empty parent folders go too, up to the test's folder.
 pub(crate) fn remove_elsewhere(path: &str) {
     for root in hierarchies() {
         let mut folder = root.join(path);
@@ -101,12 +101,12 @@ pub(crate) fn end(folder: &Path, pods: &BTreeSet<String>) {
         for &pid in &pids {
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
-        // The innermost come first.
-        let stuck = left
+        // The list has children before parents.
+        let remaining = left
             .iter()
             .filter(|cgroup| fs::remove_dir(cgroup).is_err())
             .count();
-        if (pids.is_empty() && stuck == 0) || Instant::now() >= deadline {
+        if (pids.is_empty() && remaining == 0) || Instant::now() >= deadline {
             break;
         }
         std::thread::sleep(Duration::from_millis(10));

@@ -1,12 +1,12 @@
-//! The messages of the Container Runtime Interface (`runtime.v1`) that the tests send and read, and the calls they belong to.
+//! The messages of the Container Runtime Interface (`runtime.v1`) that the tests send and read, and the calls.
 //!
-//! Only the fields that somebody uses: a reader passes over the others.
+//! The structs have only the fields that the tests use. Prost skips unknown fields.
 
 use std::collections::BTreeMap;
 
 use prost::Message;
 
-/// A request with its method and its answer.
+/// A request, the request's method and the type of the answer.
 pub(crate) trait Call: Message + std::fmt::Debug {
     type Answer: Message + Default;
     /// Service and method, as in the path of the HTTP request.
@@ -115,7 +115,7 @@ pub(crate) struct PodSecurity {
     pub(crate) namespaces: Option<Namespaces>,
 }
 
-/// What a container shares: 0 with its pod, 1 with nobody, 2 with the node.
+/// The namespaces of a container: 0 is the pod's namespace, 1 a private namespace, 2 the node's namespace.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Namespaces {
     #[prost(int32, tag = "1")]
@@ -189,7 +189,7 @@ pub(crate) struct Mount {
     pub(crate) host_path: String,
 }
 
-/// Zero and nothing mean: not asked for.
+/// Resources of a container. Zero and the empty string mean: no value requested.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Resources {
     #[prost(int64, tag = "1")]

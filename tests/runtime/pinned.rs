@@ -1,4 +1,4 @@
-//! The agent and a real container runtime: containers have what is theirs before their first instruction.
+//! The agent with a real container runtime: containers have their CPUs and variables before the first instruction.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -15,7 +15,7 @@ use crate::pods::{ContainerSpec, Pod, PodSpec};
 use crate::probe::Report;
 use crate::scenarios::{self, Stage, began_in, cpus};
 
-/// An agent that hears of pods from the runtime alone; one CPU is there to own.
+/// Settings of an agent that learns about pods only from the runtime. One CPU can become exclusive.
 fn settings(kernel: &Kernel, tree: &Tree<'_>, runtime: &Runtime) -> Settings {
     let socket = runtime.nri().display().to_string();
     let args = [
@@ -29,12 +29,12 @@ fn settings(kernel: &Kernel, tree: &Tree<'_>, runtime: &Runtime) -> Settings {
 }
 
 fn connected(agent: &Agent) {
-    agent.eventually("the runtime asks the agent", |status| {
+    agent.eventually("the runtime is synchronized", |status| {
         status["runtime"]["state"] == "synchronized"
     });
 }
 
-/// What a person is told of a pod.
+/// The output of `pinfold explain` for a pod.
 fn explained(agent: &Agent, pod: &str) -> String {
     let output = crate::agent::pinfold()
         .args(["explain", pod, "--agent", &agent.address.to_string()])
@@ -44,7 +44,7 @@ fn explained(agent: &Agent, pod: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Runs a scenario with each runtime, and an agent that is asked by it.
+/// Runs a scenario with each runtime and an agent that is connected to the runtime.
 fn with_each(scenario: impl Fn(Stage<'_>, &Agent)) {
     let Some(kernel) = kernel_tests() else { return };
     for suite in suites() {
@@ -64,14 +64,16 @@ fn with_each(scenario: impl Fn(Stage<'_>, &Agent)) {
     }
 }
 
-/// What everybody may run on who owns nothing, while the worker owns its CPU.
+/// The shared CPUs while the worker owns the exclusive CPU.
 fn shared(kernel: &Kernel) -> CpuSet {
     kernel.all_but_one()
 }
 
 fn injected(status: &Value, pod: &str) -> Vec<String> {
-    let all = container(status, pod, "main").and_then(|one| one["injected"].as_array().cloned());
-    all.unwrap_or_default()
+    let names =
+        container(status, pod, "main").and_then(|entry| entry["injected"].as_array().cloned());
+    names
+        .unwrap_or_default()
         .iter()
         .map(|name| name.as_str().unwrap().to_owned())
         .collect()
@@ -79,7 +81,7 @@ fn injected(status: &Value, pod: &str) -> Vec<String> {
 
 #[test]
 fn every_container_begins_on_its_own_cpus() {
-    let lives = scenarios::count("PINFOLD_TEST_CONTAINERS", 100);
+    let containers = scenarios::count("PINFOLD_TEST_CONTAINERS", 100);
     with_each(|stage, agent| {
         let Stage {
             kernel,
@@ -89,25 +91,25 @@ fn every_container_begins_on_its_own_cpus() {
         let worker = Pod::run(kernel, tree, runtime, &PodSpec::worker("worker", 1));
         let web = PodSpec::new("web", ContainerSpec::without_limits("main"));
         let web = Pod::run(kernel, tree, runtime, &web);
-        let each = u32::try_from(lives.div_ceil(2)).unwrap();
+        let each = u32::try_from(containers.div_ceil(2)).unwrap();
         let start = std::time::Instant::now();
-        // One that stays owns the CPU all the time; the others come and go beside it, and must begin off that CPU.
+        // The worker's first container owns the CPU. The web containers come and go, and must begin on the shared CPUs.
         let first = scenarios::begin(&worker, &worker.spec.containers[0], 0, &|_| kernel.last());
-        scenarios::lives(&web, 0, each, &|_| shared(kernel));
+        scenarios::run_containers(&web, 0, each, &|_| shared(kernel));
         first.remove();
-        scenarios::lives(&worker, 1, each, &|_| kernel.last());
-        let windows = agent.metric("pinfold_window_seconds_sum", &[]).unwrap();
-        let counted = agent.metric("pinfold_window_seconds_count", &[]).unwrap();
+        scenarios::run_containers(&worker, 1, each, &|_| kernel.last());
+        let unpinned_seconds = agent.metric("pinfold_window_seconds_sum", &[]).unwrap();
+        let measured = agent.metric("pinfold_window_seconds_count", &[]).unwrap();
         println!(
-            "{} {}: {} containers, 0 began elsewhere, {counted} windows of {windows} s together, {:.1} s",
+            "{} {}: {} containers, 0 began on other CPUs, {measured} measured unpinned times of {unpinned_seconds} s together, {:.1} s",
             runtime.suite,
             runtime.version,
             2 * each + 1,
             start.elapsed().as_secs_f64()
         );
         assert!(
-            windows == 0.0 && counted >= f64::from(each),
-            "{counted} windows, {windows} s"
+            unpinned_seconds == 0.0 && measured >= f64::from(each),
+            "{measured} measured unpinned times, {unpinned_seconds} s"
         );
         for call in ["create", "start"] {
             let label = [("call", call)];
@@ -126,14 +128,14 @@ fn every_container_begins_on_its_own_cpus() {
         assert_eq!(agent.metric("pinfold_nri_unanswered_total", &[]), Some(0.0));
         worker.remove();
         web.remove();
-        agent.eventually("nothing is owned any more", |status| {
+        agent.eventually("no CPU is exclusive any more", |status| {
             status["exclusive"] == ""
         });
     });
 }
 
 #[test]
-fn its_environment_is_there_and_the_users_value_stays() {
+fn thread_variables_are_injected_and_the_users_value_stays() {
     with_each(
         |Stage {
              kernel,
@@ -149,18 +151,18 @@ fn its_environment_is_there_and_the_users_value_stays() {
             let report = container.start();
             began_in("main", &report, &kernel.last());
             let get = |name: &str| report.env.get(name).map(String::as_str);
-            assert_eq!(get("OMP_NUM_THREADS"), Some("7"), "the user's own");
+            assert_eq!(get("OMP_NUM_THREADS"), Some("7"), "the user's value");
             assert_eq!(get("TF_NUM_INTRAOP_THREADS"), Some("1"), "{:?}", report.env);
             assert_eq!(
                 get("PINFOLD_CPUS"),
                 Some(kernel.last().to_string().as_str())
             );
             assert_eq!(report.parallelism, 1);
-            let ours = |status: &Value| injected(status, "worker");
-            let status = agent.eventually("it says what was injected", |status| {
-                !ours(status).is_empty()
+            let injected_names = |status: &Value| injected(status, "worker");
+            let status = agent.eventually("the status lists the injected variables", |status| {
+                !injected_names(status).is_empty()
             });
-            let names = ours(&status);
+            let names = injected_names(&status);
             assert!(
                 names.iter().any(|name| name == "PINFOLD_CPUS")
                     && !names.contains(&"OMP_NUM_THREADS".to_owned())
@@ -168,7 +170,7 @@ fn its_environment_is_there_and_the_users_value_stays() {
             for name in &names {
                 assert!(
                     report.env.contains_key(name),
-                    "{name} is said to be there: {:?}",
+                    "the status lists {name}, but the environment lacks the variable: {:?}",
                     report.env
                 );
             }
@@ -192,14 +194,14 @@ fn its_environment_is_there_and_the_users_value_stays() {
                 "{explanation}"
             );
             assert!(line("window").contains("none"), "{explanation}");
-            // After a restart of ours only the runtime can tell what was whose.
+            // After a restart of the agent, only the runtime can tell injected variables from the user's variables.
             pod.remove();
         },
     );
 }
 
 #[test]
-fn restarts_of_the_agent_and_the_runtime_move_nothing() {
+fn restarts_of_the_agent_and_the_runtime_move_no_container() {
     let Some(kernel) = kernel_tests() else { return };
     for suite in suites() {
         let tree = kernel.tree();
@@ -210,27 +212,28 @@ fn restarts_of_the_agent_and_the_runtime_move_nothing() {
         let pod = Pod::run(&kernel, &tree, &runtime, &spec);
         let main = pod.create(&spec.containers[0], 0).unwrap();
         began_in("main", &main.start(), &kernel.last());
-        let before = agent.eventually("it is told of", |status| {
+        let before = agent.eventually("the status lists the injected variables", |status| {
             !injected(status, "worker").is_empty()
         });
         agent.stop();
 
         let agent = settings(&kernel, &tree, &runtime).start();
         connected(&agent);
-        let after = agent.eventually("it is known again", |status| {
+        let after = agent.eventually("the restarted agent knows the assignment", |status| {
             assigned(status, "worker") == Some(kernel.last())
         });
         assert_eq!(
             injected(&after, "worker"),
             injected(&before, "worker"),
-            "what was injected is still told apart"
+            "the injected variables after the restart"
         );
-        let one = |status: &Value| container(status, "worker", "main").unwrap()["threads"].clone();
-        assert_eq!(one(&after)["kept"], one(&before)["kept"]);
+        let threads =
+            |status: &Value| container(status, "worker", "main").unwrap()["threads"].clone();
+        assert_eq!(threads(&after)["kept"], threads(&before)["kept"]);
         assert_eq!(
             agent.metric("pinfold_steps_total", &[]).unwrap_or(0.0),
             0.0,
-            "nothing is written: {}",
+            "the agent applied steps: {}",
             agent.log()
         );
         assert_eq!(cpus(&main.exec()), kernel.last());
@@ -240,7 +243,7 @@ fn restarts_of_the_agent_and_the_runtime_move_nothing() {
         assert_eq!(cpus(&main.exec()), kernel.last());
         main.remove();
         began_in(
-            "the next one",
+            "the next container",
             &pod.create(&spec.containers[0], 1).unwrap().start(),
             &kernel.last(),
         );
@@ -250,7 +253,7 @@ fn restarts_of_the_agent_and_the_runtime_move_nothing() {
 }
 
 #[test]
-fn who_must_have_cpus_and_can_t_is_refused_and_told_why() {
+fn a_required_container_without_free_cpus_is_refused_with_the_reason() {
     with_each(
         |Stage {
              kernel,
@@ -265,13 +268,13 @@ fn who_must_have_cpus_and_can_t_is_refused_and_told_why() {
                 BTreeMap::from([("pinfold.io/cpus".to_owned(), "required".to_owned())]);
             let second = Pod::run(kernel, tree, runtime, &spec);
             let Err(refused) = second.create(&spec.containers[0], 0) else {
-                panic!("it has no CPUs to own")
+                panic!("a required container was created without free CPUs")
             };
             assert!(
                 refused.0.contains("pinfold.io/cpus=required") && refused.0.contains("free"),
                 "{refused}"
             );
-            // Nothing is in its way once there are some.
+            // With a free CPU, the same pod starts.
             owner.remove();
             first.remove();
             agent.eventually("the CPU is free", |status| status["exclusive"] == "");
@@ -282,37 +285,37 @@ fn who_must_have_cpus_and_can_t_is_refused_and_told_why() {
 }
 
 #[test]
-fn init_containers_sidecars_and_what_is_executed() {
+fn init_containers_sidecars_and_exec_run_on_the_right_cpus() {
     with_each(|stage, agent| {
         let Stage { kernel, .. } = stage;
         let mut spec = PodSpec::worker("whole", 1);
         spec.init.push(ContainerSpec::new("prepare", 1));
         spec.sidecars
             .push(ContainerSpec::new("logs", 1).with_milli(500));
-        let place = |name: &str| {
+        let expected = |name: &str| {
             if name == "logs" {
                 CpuSet::new()
             } else {
                 kernel.last()
             }
         };
-        // The sidecar begins before the container that will own the CPU: everything is shared then.
+        // The sidecar begins before the main container owns the CPU, when all CPUs are shared.
         let pod = Pod::run(kernel, stage.tree, stage.runtime, &spec);
-        let prepare = pod.create_brief(&spec.init[0], 0).unwrap();
-        began_in("prepare", &prepare.start(), &place("prepare"));
+        let prepare = pod.create_init(&spec.init[0], 0).unwrap();
+        began_in("prepare", &prepare.start(), &expected("prepare"));
         stage.runtime.eventually("the init container ends", || {
             prepare.status().state() == crate::messages::State::Exited
         });
         let logs = pod.create(&spec.sidecars[0], 0).unwrap();
         logs.start();
-        let main = scenarios::begin(&pod, &spec.containers[0], 0, &place);
+        let main = scenarios::begin(&pod, &spec.containers[0], 0, &expected);
         assert_eq!(
             cpus(&logs.exec()),
             shared(kernel),
-            "the sidecar has left the container's CPUs"
+            "the sidecar runs on the shared CPUs only"
         );
         assert_eq!(cpus(&main.exec()), kernel.last());
-        let status = agent.eventually("both are known", |status| {
+        let status = agent.eventually("the status lists the sidecar", |status| {
             container(status, "whole", "logs").is_some()
         });
         assert_eq!(
@@ -324,17 +327,18 @@ fn init_containers_sidecars_and_what_is_executed() {
 }
 
 #[test]
-fn a_resize_leaves_it_where_it_is() {
+fn a_resize_keeps_the_containers_cpus() {
     with_each(|stage, _| {
         let spec = PodSpec::worker("grown", 1);
-        // A weight and a quota of half as much again: no whole number, which nobody owns more CPUs for.
-        let to = spec.containers[0].clone().with_milli(1000);
-        scenarios::resized(stage, &spec, &to, &|_| stage.kernel.last());
+        // Weight and quota grow by half. The new limit is no whole number, so the container gets no more exclusive
+        // CPUs.
+        let resized = spec.containers[0].clone().with_milli(1000);
+        scenarios::resized(stage, &spec, &resized, &|_| stage.kernel.last());
     });
 }
 
 #[test]
-fn who_was_created_while_nobody_was_asked_is_pinned_at_its_start() {
+fn a_container_created_without_the_agent_is_pinned_at_its_start() {
     let Some(kernel) = kernel_tests() else { return };
     for suite in suites() {
         let tree = kernel.tree();
@@ -345,43 +349,43 @@ fn who_was_created_while_nobody_was_asked_is_pinned_at_its_start() {
         let agent = settings(&kernel, &tree, &runtime).start();
         connected(&agent);
         began_in("main", &main.start(), &kernel.last());
-        // Counted from its first process, which is the runtime's own until the program begins.
-        let status = agent.eventually("it is its own", |status| {
+        // The unpinned time counts from the first process: runc's own process until the program begins.
+        let status = agent.eventually("the CPU is assigned to the container", |status| {
             assigned(status, "missed") == Some(kernel.last())
         });
-        let window = container(&status, "missed", "main").unwrap()["windowSeconds"]
+        let unpinned = container(&status, "missed", "main").unwrap()["windowSeconds"]
             .as_f64()
             .unwrap_or(0.0);
-        assert!(window < 0.5, "{window} s");
+        assert!(unpinned < 0.5, "{unpinned} s");
         pod.remove();
         agent.stop();
     }
 }
 
 #[test]
-fn restarts_of_agent_and_runtime_in_the_middle_of_creations() {
-    let lives = u32::try_from(scenarios::count("PINFOLD_TEST_DISTURBED", 12)).unwrap();
+fn containers_start_while_agent_and_runtime_restart() {
+    let containers = u32::try_from(scenarios::count("PINFOLD_TEST_DISTURBED", 12)).unwrap();
     let Some(kernel) = kernel_tests() else { return };
     for suite in suites() {
         let tree = kernel.tree();
         let runtime = Runtime::start(&suite);
-        let begun = || settings(&kernel, &tree, &runtime).start();
-        let agent = Mutex::new(Some(begun()));
+        let start_agent = || settings(&kernel, &tree, &runtime).start();
+        let agent = Mutex::new(Some(start_agent()));
         let with_agent = |act: &dyn Fn(&Agent)| agent.lock().unwrap().as_ref().map(act);
         with_agent(&connected);
         let spec = PodSpec::worker("disturbed", 1);
         let pod = Pod::run(&kernel, &tree, &runtime, &spec);
-        // The agent is killed and comes back, then the runtime, then both at once.
+        // Disturbances in turn: the agent is killed and restarted, then the runtime, then both together.
         let disturb = || {
-            let replace = |gone: bool| {
+            let replace = |with_runtime: bool| {
                 let before = agent.lock().unwrap().take();
                 before.into_iter().for_each(Agent::kill);
-                if gone {
+                if with_runtime {
                     runtime.kill();
                 }
                 std::thread::sleep(Duration::from_millis(100));
-                let new = begun();
-                if gone {
+                let new = start_agent();
+                if with_runtime {
                     runtime.launch();
                 }
                 *agent.lock().unwrap() = Some(new);
@@ -393,33 +397,34 @@ fn restarts_of_agent_and_runtime_in_the_middle_of_creations() {
             std::thread::sleep(Duration::from_millis(350));
             replace(true);
         };
-        let elsewhere = AtomicU32::new(0);
-        let judge = |made: &crate::pods::Container<'_>, report: &Report| {
-            // One that was created while nobody was there to be asked began where everybody may run, or was taken for a
-            // stranger in the pod by an agent that had not been told yet: off its CPUs, for a moment.
-            let place = cpus(report);
-            if place != kernel.last() {
+        let on_shared_cpus = AtomicU32::new(0);
+        let judge = |container: &crate::pods::Container<'_>, report: &Report| {
+            // A container created without a running agent began on all online CPUs. A new agent that had not been
+            // synchronized may have taken the container for an unknown container of the pod: then the container began
+            // on the shared CPUs.
+            let began_on = cpus(report);
+            if began_on != kernel.last() {
                 assert!(
-                    place == kernel.online || place == shared(&kernel),
-                    "{} began on {place}",
-                    made.id
+                    began_on == kernel.online || began_on == shared(&kernel),
+                    "{} began on {began_on}",
+                    container.id
                 );
-                elsewhere.fetch_add(1, Ordering::Relaxed);
+                on_shared_cpus.fetch_add(1, Ordering::Relaxed);
             }
         };
-        let lived = scenarios::disturbed(&pod, 0, lives, disturb, judge);
+        let started = scenarios::disturbed(&pod, 0, containers, disturb, judge);
         with_agent(&connected);
-        // All is as it was: they begin on their own CPUs, and nothing was left owned by those before.
-        scenarios::lives(&pod, 10_000, 3, &|_| kernel.last());
+        // After the disturbances, containers begin on their own CPUs again. No earlier container still owns a CPU.
+        scenarios::run_containers(&pod, 10_000, 3, &|_| kernel.last());
         println!(
-            "{} {}: {lived} containers while agent and runtime were killed, {} of them begun with nobody to ask",
+            "{} {}: {started} containers while agent and runtime were killed, {} of them began without the agent's answer",
             runtime.suite,
             runtime.version,
-            elsewhere.into_inner()
+            on_shared_cpus.into_inner()
         );
-        pod.forget();
+        pod.remove_if_possible();
         with_agent(&|agent| {
-            agent.eventually("nothing is owned any more", |status| {
+            agent.eventually("no CPU is exclusive any more", |status| {
                 status["exclusive"] == ""
             });
             assert_eq!(

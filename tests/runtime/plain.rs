@@ -1,4 +1,4 @@
-//! The runtimes by themselves, without a plugin: what the other tests measure against, and that this bench works at all.
+//! The runtimes without a plugin: the baseline for the plugin tests, and a check of the test setup.
 
 use pinfold::cpu::CpuSet;
 
@@ -13,7 +13,7 @@ fn cpus(report: &Report) -> CpuSet {
 }
 
 #[test]
-fn a_container_gets_what_it_asks_for_and_leaves_nothing() {
+fn a_container_gets_its_requested_resources_and_leaves_no_cgroup() {
     let Some(kernel) = kernel_tests() else { return };
     for suite in suites() {
         let tree = kernel.tree();
@@ -32,7 +32,7 @@ fn a_container_gets_what_it_asks_for_and_leaves_nothing() {
         assert_eq!(container.status().state(), State::Created);
         assert!(
             !kernel.cgroups.exists(&container.cgroup),
-            "containerd makes its cgroup when it starts"
+            "containerd makes the cgroup only at the container's start"
         );
 
         let report = container.start();
@@ -47,9 +47,9 @@ fn a_container_gets_what_it_asks_for_and_leaves_nothing() {
         assert_eq!(kernel.quota(&container.cgroup), Some(100_000));
         assert_eq!(cpus(&container.exec()), kernel.online);
 
-        // As an in-place resize, then as the kubelet's static CPU manager.
+        // An in-place resize, then an update as the kubelet's static CPU manager sends.
         let wider = main.clone().with_milli(1500);
-        pod.widen(1500);
+        pod.raise_limit(1500);
         container.update(wider.resources()).unwrap();
         assert_eq!(kernel.quota(&container.cgroup), Some(150_000));
         let mut narrow = wider.resources();
@@ -61,13 +61,13 @@ fn a_container_gets_what_it_asks_for_and_leaves_nothing() {
         container.remove();
         assert!(
             !kernel.cgroups.exists(&container.cgroup),
-            "its cgroup is gone"
+            "the cgroup of the removed container still exists"
         );
         let again = pod.create(&main, 1).unwrap();
         assert_eq!(
             cpus(&again.start()),
             kernel.online,
-            "nothing is remembered of the first"
+            "the second container has no settings of the first"
         );
         pod.remove();
         runtime.stop();
@@ -75,7 +75,7 @@ fn a_container_gets_what_it_asks_for_and_leaves_nothing() {
 }
 
 #[test]
-fn containers_outlive_their_daemon() {
+fn containers_survive_a_restart_of_the_daemon() {
     let Some(kernel) = kernel_tests() else { return };
     for suite in suites() {
         let tree = kernel.tree();
@@ -94,7 +94,7 @@ fn containers_outlive_their_daemon() {
         runtime.kill();
         assert!(
             runtime.cri.try_call(&ListContainers {}).is_err(),
-            "nobody answers"
+            "a killed daemon answered"
         );
         runtime.launch();
         runtime.restart();
@@ -107,7 +107,10 @@ fn containers_outlive_their_daemon() {
         assert_eq!(cpus(&container.exec()), kernel.online);
         let listed = runtime.cri.call(&ListContainers {}).containers;
         assert_eq!(
-            listed.iter().map(|one| &one.id).collect::<Vec<_>>(),
+            listed
+                .iter()
+                .map(|container| &container.id)
+                .collect::<Vec<_>>(),
             [&container.id]
         );
         pod.remove();

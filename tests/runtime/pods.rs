@@ -1,4 +1,4 @@
-//! Pods and containers, made as the kubelet makes them: cgroups first, then the runtime is called.
+//! Pods and containers, created as the kubelet creates them: first the cgroups, then the calls to the runtime.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -28,25 +28,25 @@ const MEMORY: i64 = 128 << 20;
 /// The kubelet's period, in microseconds.
 const PERIOD: i64 = 100_000;
 
-/// A container as its pod's author writes it.
+/// A container of a pod spec.
 #[derive(Debug, Clone)]
 pub(crate) struct ContainerSpec {
     pub(crate) name: String,
-    /// CPU limit and request in thousandths; nothing where none is asked for.
+    /// CPU limit and request in thousandths; `None` without limit and request.
     pub(crate) milli: Option<u64>,
     pub(crate) env: Vec<(String, String)>,
 }
 
-/// A pod as its author writes it.
+/// A pod spec.
 #[derive(Debug, Clone)]
 pub(crate) struct PodSpec {
     pub(crate) name: String,
     pub(crate) uid: String,
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) annotations: BTreeMap<String, String>,
-    /// Each runs to its end before the next begins.
+    /// Init containers. Each ends before the next begins.
     pub(crate) init: Vec<ContainerSpec>,
-    /// Init containers that stay.
+    /// Init containers that keep running.
     pub(crate) sidecars: Vec<ContainerSpec>,
     pub(crate) containers: Vec<ContainerSpec>,
 }
@@ -88,7 +88,7 @@ impl ContainerSpec {
         )
     }
 
-    /// The same with another limit.
+    /// The same container with a new limit.
     pub(crate) fn with_milli(self, milli: u64) -> Self {
         Self {
             milli: Some(milli),
@@ -96,7 +96,7 @@ impl ContainerSpec {
         }
     }
 
-    /// What the kubelet makes of it.
+    /// The resources that the kubelet derives from the limit.
     pub(crate) fn resources(&self) -> Resources {
         let Some(milli) = self.milli else {
             return Resources {
@@ -118,7 +118,7 @@ impl ContainerSpec {
 // === impl PodSpec ===
 
 impl PodSpec {
-    /// A pod with one container, `main`, and nothing that says what it is for.
+    /// A pod with the container `main` and without labels.
     pub(crate) fn new(name: &str, main: ContainerSpec) -> Self {
         Self {
             name: name.to_owned(),
@@ -131,7 +131,7 @@ impl PodSpec {
         }
     }
 
-    /// A TFJob's worker.
+    /// A worker of a TFJob.
     pub(crate) fn worker(name: &str, cpus: u64) -> Self {
         Self::new(name, ContainerSpec::new("main", cpus))
             .labelled("training.kubeflow.org/job-name", "job")
@@ -150,7 +150,7 @@ impl PodSpec {
             .chain(&self.containers)
     }
 
-    /// The folder of its QoS class below the pods' tree: none for a Guaranteed pod.
+    /// The folder of the pod's QoS class below the pods' tree; empty for a Guaranteed pod.
     fn class(&self) -> &'static str {
         if self.all().all(|container| container.milli.is_some()) {
             ""
@@ -161,7 +161,7 @@ impl PodSpec {
         }
     }
 
-    /// Its manifest.
+    /// The pod's manifest.
     pub(crate) fn manifest(&self) -> String {
         let pairs = |map: &BTreeMap<String, String>| {
             let pairs: Vec<String> = map
@@ -201,7 +201,7 @@ pub(crate) struct Pod<'a> {
     pub(crate) runtime: &'a Runtime,
     kernel: &'a Kernel,
     pub(crate) spec: PodSpec,
-    /// Its cgroup.
+    /// The pod's cgroup.
     pub(crate) cgroup: String,
     pub(crate) sandbox: String,
     config: PodConfig,
@@ -216,7 +216,7 @@ pub(crate) struct Container<'a> {
 }
 
 fn namespaces() -> Namespaces {
-    // The node's network needs no plugin; processes by container, as the kubelet has it.
+    // The node's network needs no CNI plugin. Each container has a PID namespace, as with the kubelet's defaults.
     Namespaces {
         network: 2,
         pid: 1,
@@ -239,7 +239,7 @@ impl<'a> Pod<'a> {
             .sidecars
             .iter()
             .chain(&spec.containers)
-            .filter_map(|one| one.milli)
+            .filter_map(|container| container.milli)
             .sum();
         kernel.cgroups.set_request(&cgroup, milli).unwrap();
         if spec.class().is_empty() {
@@ -254,7 +254,7 @@ impl<'a> Pod<'a> {
                 )
                 .unwrap();
         }
-        runtime.hand_over(&cgroup);
+        runtime.record_cgroup(&cgroup);
         let logs = runtime.folder().join("pods").join(&spec.uid);
         fs::create_dir_all(&logs).unwrap();
         let mut labels = spec.labels.clone();
@@ -297,29 +297,29 @@ impl<'a> Pod<'a> {
         }
     }
 
-    /// Creates a container, which is not started; `attempt` tells it from earlier ones of its name.
+    /// Creates a container without starting the container. `attempt` distinguishes containers of one name.
     pub(crate) fn create(
         &self,
         spec: &ContainerSpec,
         attempt: u32,
     ) -> Result<Container<'a>, Refused> {
-        self.create_to(spec, attempt, "report")
+        self.create_with_command(spec, attempt, "report")
     }
 
-    /// Creates one that ends by itself.
-    pub(crate) fn create_brief(
+    /// Creates a container that ends after its report, as an init container does.
+    pub(crate) fn create_init(
         &self,
         spec: &ContainerSpec,
         attempt: u32,
     ) -> Result<Container<'a>, Refused> {
-        self.create_to(spec, attempt, "once")
+        self.create_with_command(spec, attempt, "once")
     }
 
-    fn create_to(
+    fn create_with_command(
         &self,
         spec: &ContainerSpec,
         attempt: u32,
-        act: &str,
+        probe_command: &str,
     ) -> Result<Container<'a>, Refused> {
         let file = format!("{}-{}-{attempt}", self.spec.uid, spec.name);
         let mut labels: BTreeMap<String, String> = self.config.labels.clone();
@@ -335,7 +335,7 @@ impl<'a> Pod<'a> {
             }),
             command: vec![
                 "/probe".to_owned(),
-                act.to_owned(),
+                probe_command.to_owned(),
                 format!("/report/{file}"),
             ],
             envs: spec
@@ -376,8 +376,9 @@ impl<'a> Pod<'a> {
         })
     }
 
-    /// Gives the pod's cgroup room for so many thousandths of a CPU: the kubelet's first act of a resize to more.
-    pub(crate) fn widen(&self, milli: u64) {
+    /// Raises the pod cgroup's limit to `milli` thousandths of a CPU. The kubelet begins a resize to a higher limit in
+    /// the same way.
+    pub(crate) fn raise_limit(&self, milli: u64) {
         self.kernel
             .cgroups
             .set_request(&self.cgroup, milli)
@@ -394,9 +395,9 @@ impl<'a> Pod<'a> {
             .unwrap();
     }
 
-    /// Ends its sandbox, and leaves to the runtime's end what else there is.
-    pub(crate) fn forget(self) {
-        // A runtime that stumbles over what it had begun is ended in any case.
+    /// Ends the sandbox and ignores failures. The runtime's drop removes leftovers.
+    pub(crate) fn remove_if_possible(self) {
+        // The runtime may fail on half-created containers.
         let _ = self.runtime.cri.try_call(&StopPodSandbox {
             sandbox: self.sandbox.clone(),
         });
@@ -405,7 +406,7 @@ impl<'a> Pod<'a> {
         });
     }
 
-    /// Ends the pod as the kubelet does: its sandbox with all containers, then its cgroup.
+    /// Ends the pod as the kubelet does: first the sandbox with all containers, then the cgroup.
     pub(crate) fn remove(self) {
         self.runtime.cri.call(&StopPodSandbox {
             sandbox: self.sandbox.clone(),
@@ -413,12 +414,9 @@ impl<'a> Pod<'a> {
         self.runtime.cri.call(&RemovePodSandbox {
             sandbox: self.sandbox.clone(),
         });
-        // Where a container's cgroup is left, this fails.
+        // A leftover cgroup of a container fails the test here.
         let left = leftovers::cgroups(&self.cgroup);
-        assert!(
-            left.is_empty(),
-            "cgroups that the runtime left behind: {left:?}"
-        );
+        assert!(left.is_empty(), "leftover cgroups of the runtime: {left:?}");
         self.kernel.cgroups.remove(&self.cgroup).unwrap();
         leftovers::remove_elsewhere(&self.cgroup);
     }
@@ -427,13 +425,13 @@ impl<'a> Pod<'a> {
 // === impl Container ===
 
 impl Container<'_> {
-    /// Starts it and waits for its report.
+    /// Starts the container and waits for the report.
     pub(crate) fn start(&self) -> Report {
         self.try_start()
             .unwrap_or_else(|refused| panic!("{} can't be started: {refused}", self.id))
     }
 
-    /// Lets its program begin, and waits for nothing.
+    /// Starts the container without waiting for the report.
     pub(crate) fn begin(&self) -> Result<(), Refused> {
         self.runtime
             .cri
@@ -460,7 +458,7 @@ impl Container<'_> {
             .unwrap()
     }
 
-    /// What a program has that is executed in the container.
+    /// The report of a program that `exec` runs in the container.
     pub(crate) fn exec(&self) -> Report {
         let command = vec!["/probe".to_owned(), "show".to_owned()];
         let executed = self.runtime.cri.call(&ExecSync {
@@ -472,7 +470,7 @@ impl Container<'_> {
         Report::parse(&String::from_utf8(executed.stdout).unwrap()).unwrap()
     }
 
-    /// Changes its resources, as an in-place resize does.
+    /// Changes the container's resources, as an in-place resize does.
     pub(crate) fn update(&self, resources: Resources) -> Result<(), Refused> {
         let request = UpdateContainerResources {
             id: self.id.clone(),
@@ -481,12 +479,12 @@ impl Container<'_> {
         self.runtime.cri.try_call(&request).map(|_| ())
     }
 
-    /// Whether its program has begun.
+    /// Whether the container's program has begun.
     pub(crate) fn has_reported(&self) -> bool {
         self.report.exists()
     }
 
-    /// Ends it without waiting for its last words, and removes it.
+    /// Kills the container without a grace period and removes the container.
     pub(crate) fn remove(&self) {
         self.try_remove()
             .unwrap_or_else(|refused| panic!("{} can't be removed: {refused}", self.id));

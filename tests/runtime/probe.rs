@@ -1,41 +1,41 @@
-//! The program that the tests' containers run: its first act is to write down what it was given.
+//! The program in the test containers. The first action is a report about the process's CPUs and environment.
 //!
-//! `tests/runtime/prepare` builds it as a static program of its own; the tests include this file for [`Report`].
+//! `tests/runtime/prepare` builds the file as a static program; the tests include the file for [`Report`].
 //!
-//! - `probe report FILE`: writes a report to a file, then waits for ever.
+//! - `probe report FILE`: writes a report to a file, then waits forever.
 //! - `probe once FILE`: writes a report and ends, as an init container does.
 //! - `probe show`: prints a report and ends.
-//! - `probe pause`: waits for ever.
+//! - `probe pause`: waits forever.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// What the program was given when it began.
+/// CPUs, memory nodes, cgroups and environment of the process at its start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Report {
-    /// The CPUs that it may run on, as a list.
+    /// The allowed CPUs, as a list.
     pub(crate) cpus: String,
-    /// The NUMA nodes that it may have memory of, as a list.
+    /// The NUMA nodes from which the process may get memory, as a list.
     pub(crate) mems: String,
-    /// The CPU that it ran on.
+    /// The CPU on which the process ran.
     pub(crate) ran_on: u32,
-    /// How many threads a program would start by what the system says.
+    /// The number of threads that a program would start from `available_parallelism`.
     pub(crate) parallelism: usize,
-    /// When, in nanoseconds since 1970.
+    /// The time of the report, in nanoseconds since 1970.
     pub(crate) at: u128,
-    /// Its cgroups, as the kernel writes them.
+    /// The cgroups, in the kernel's format.
     pub(crate) cgroup: String,
-    /// Its environment.
+    /// The environment variables.
     pub(crate) env: BTreeMap<String, String>,
 }
 
 // === impl Report ===
 
 impl Report {
-    /// What this process has now.
+    /// The report of the current process.
     fn now() -> Self {
-        // First of all the CPUs: what follows takes time, in which somebody could change them.
+        // The CPUs come first, because the set could change during the later reads.
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
         let at = SystemTime::now()
@@ -45,7 +45,7 @@ impl Report {
             let line = status.lines().find_map(|line| line.strip_prefix(name));
             line.unwrap_or_default().trim().to_owned()
         };
-        // The 39th field; the second is the program's name, in brackets, and may hold spaces.
+        // The 39th field. The second field is the program's name in brackets and may contain spaces.
         let behind_name = stat.rsplit(") ").next().unwrap_or_default();
         let ran_on = behind_name
             .split(' ')
@@ -62,7 +62,7 @@ impl Report {
         }
     }
 
-    /// As text: a name and a value per line.
+    /// The report as text, with a name and a value per line.
     fn text(&self) -> String {
         let Self {
             cpus,
@@ -84,7 +84,7 @@ impl Report {
         text
     }
 
-    /// Reads [`Report::text`]. Environments of tests hold nothing that would be escaped.
+    /// Parses the output of [`Report::text`]. Test environments contain no characters that need an escape.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let all = |name: &str| {
             let prefix = format!("{name} ");
@@ -92,7 +92,7 @@ impl Report {
                 .filter_map(move |line| line.strip_prefix(&prefix).map(str::to_owned))
                 .collect()
         };
-        let one = |name: &str| -> Option<String> {
+        let first_value = |name: &str| -> Option<String> {
             let values: Vec<String> = all(name);
             values.into_iter().next()
         };
@@ -102,25 +102,25 @@ impl Report {
                 .map(|(name, value)| (name.to_owned(), value.to_owned()))
         };
         Some(Self {
-            cpus: one("cpus")?,
-            mems: one("mems")?,
-            ran_on: one("ran_on")?.parse().ok()?,
-            parallelism: one("parallelism")?.parse().ok()?,
-            at: one("at")?.parse().ok()?,
+            cpus: first_value("cpus")?,
+            mems: first_value("mems")?,
+            ran_on: first_value("ran_on")?.parse().ok()?,
+            parallelism: first_value("parallelism")?.parse().ok()?,
+            at: first_value("at")?.parse().ok()?,
             cgroup: all("cgroup").join("\n"),
             env: env.iter().filter_map(pair).collect(),
         })
     }
 }
 
-/// Writes to a file that is there only when it is whole.
+/// Writes a file atomically: first a temporary file, then a rename.
 fn write(path: &str, text: &str) -> std::io::Result<()> {
-    let beside = format!("{path}.new");
-    fs::write(&beside, text)?;
-    fs::rename(beside, path)
+    let temporary = format!("{path}.new");
+    fs::write(&temporary, text)?;
+    fs::rename(temporary, path)
 }
 
-/// The program.
+/// The entry point.
 pub(crate) fn main() {
     let report = Report::now();
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -142,7 +142,7 @@ pub(crate) fn main() {
         }
         ["pause"] => {}
         _ => {
-            eprintln!("probe: no such act: {args:?}");
+            eprintln!("probe: unknown command: {args:?}");
             std::process::exit(2);
         }
     }

@@ -1,5 +1,5 @@
-//! What must hold for containers whoever places them: a plugin of a test, or the agent. Each of these drives a runtime as the
-//! kubelet would and reads what the containers themselves report.
+//! Scenarios that must hold for each source of placements: the scripted plugin or the agent. Each scenario calls a
+//! runtime as the kubelet does and reads the containers' reports.
 
 use pinfold::cpu::CpuSet;
 
@@ -9,7 +9,7 @@ use crate::messages::{ListContainers, State};
 use crate::pods::{Container, ContainerSpec, Pod, PodSpec};
 use crate::probe::Report;
 
-/// What a scenario plays on.
+/// The kernel, cgroup tree and runtime of a scenario.
 #[derive(Clone, Copy)]
 pub(crate) struct Stage<'a> {
     pub(crate) kernel: &'a Kernel,
@@ -17,100 +17,122 @@ pub(crate) struct Stage<'a> {
     pub(crate) runtime: &'a Runtime,
 }
 
-/// The CPUs that a container of this name must run on; asked when it has begun.
-pub(crate) type Place<'a> = &'a dyn Fn(&str) -> CpuSet;
+/// Returns the CPUs on which a container with the given name must run. Called after the container's start.
+pub(crate) type ExpectedCpus<'a> = &'a dyn Fn(&str) -> CpuSet;
 
-/// The CPUs that a report names.
+/// The CPUs of a report.
 pub(crate) fn cpus(report: &Report) -> CpuSet {
     report.cpus.parse().unwrap()
 }
 
-/// How often something is done: a number from the environment, where tests are to be longer or shorter.
-pub(crate) fn count(name: &str, usual: usize) -> usize {
-    std::env::var(name).map_or(usual, |text| text.parse().unwrap())
+/// A repetition count. An environment variable overrides the default.
+pub(crate) fn count(name: &str, default: usize) -> usize {
+    std::env::var(name).map_or(default, |text| text.parse().unwrap())
 }
 
-/// Requires that a container's program began, and ran, where it must.
-pub(crate) fn began_in(what: &str, report: &Report, place: &CpuSet) {
+/// Asserts that a container's program was allowed on, and ran on, the expected CPUs.
+pub(crate) fn began_in(what: &str, report: &Report, expected: &CpuSet) {
     assert_eq!(
         &cpus(report),
-        place,
-        "{what}: where its first instruction might run\n{report:?}"
+        expected,
+        "{what}: allowed CPUs at the first instruction\n{report:?}"
     );
     assert!(
-        place.contains(report.ran_on),
-        "{what}: where it ran\n{report:?}"
+        expected.contains(report.ran_on),
+        "{what}: the CPU of the first instruction\n{report:?}"
     );
 }
 
-/// A container created and started; its program begins where it must.
+/// Creates and starts a container, whose program must begin on the expected CPUs.
 pub(crate) fn begin<'a>(
     pod: &Pod<'a>,
     spec: &ContainerSpec,
     attempt: u32,
-    place: Place<'_>,
+    expected: ExpectedCpus<'_>,
 ) -> Container<'a> {
     let container = pod
         .create(spec, attempt)
         .unwrap_or_else(|refused| panic!("{}: {refused}", spec.name));
     let report = container.start();
-    began_in(&spec.name, &report, &place(&spec.name));
+    began_in(&spec.name, &report, &expected(&spec.name));
     container
 }
 
-/// One life after the other of a pod's first container, as if it crashed each time; says how many.
-pub(crate) fn lives(pod: &Pod<'_>, first: u32, count: u32, place: Place<'_>) -> u32 {
+/// Creates, starts and removes a pod's first container `count` times, like a crash loop. Returns `count`.
+pub(crate) fn run_containers(
+    pod: &Pod<'_>,
+    first: u32,
+    count: u32,
+    expected: ExpectedCpus<'_>,
+) -> u32 {
     let main = &pod.spec.containers[0];
-    for life in first..first + count {
-        begin(pod, main, life, place).remove();
+    for attempt in first..first + count {
+        begin(pod, main, attempt, expected).remove();
     }
     count
 }
 
-/// A pod as a whole: init containers one after the other, sidecars, containers, and a program executed in each of them.
-pub(crate) fn whole_pod(stage: Stage<'_>, spec: &PodSpec, place: Place<'_>) {
+/// Runs a pod with init containers, sidecars and containers, and executes a program in each of them.
+pub(crate) fn whole_pod(stage: Stage<'_>, spec: &PodSpec, expected: ExpectedCpus<'_>) {
     let Stage {
         kernel,
         tree,
         runtime,
     } = stage;
     let pod = Pod::run(kernel, tree, runtime, spec);
-    for one in &spec.init {
-        let container = pod.create_brief(one, 0).unwrap();
+    for init in &spec.init {
+        let container = pod.create_init(init, 0).unwrap();
         let report = container.start();
-        began_in(&one.name, &report, &place(&one.name));
+        began_in(&init.name, &report, &expected(&init.name));
         runtime.eventually("the init container ends", || {
             container.status().state() == State::Exited
         });
         assert_eq!(container.status().exit_code, 0);
     }
-    let staying = spec.sidecars.iter().chain(&spec.containers);
-    let containers: Vec<_> = staying
-        .map(|one| (one, begin(&pod, one, 0, place)))
+    let long_running = spec.sidecars.iter().chain(&spec.containers);
+    let containers: Vec<_> = long_running
+        .map(|member| (member, begin(&pod, member, 0, expected)))
         .collect();
-    for (one, container) in &containers {
+    for (member, container) in &containers {
         began_in(
-            &format!("exec in {}", one.name),
+            &format!("exec in {}", member.name),
             &container.exec(),
-            &place(&one.name),
+            &expected(&member.name),
         );
     }
     pod.remove();
 }
 
-/// An in-place resize of a pod's first container: what it is given changes, where it runs does not.
-pub(crate) fn resized(stage: Stage<'_>, spec: &PodSpec, to: &ContainerSpec, place: Place<'_>) {
+/// Resizes a pod's first container in place: the resources change, the CPUs stay.
+pub(crate) fn resized(
+    stage: Stage<'_>,
+    spec: &PodSpec,
+    resized: &ContainerSpec,
+    expected: ExpectedCpus<'_>,
+) {
     let pod = Pod::run(stage.kernel, stage.tree, stage.runtime, spec);
-    let container = begin(&pod, &spec.containers[0], 0, place);
-    pod.widen(to.milli.unwrap());
-    container.update(to.resources()).unwrap();
-    began_in("exec after a resize", &container.exec(), &place(&to.name));
-    assert_eq!(stage.kernel.effective(&container.cgroup), place(&to.name));
+    let container = begin(&pod, &spec.containers[0], 0, expected);
+    pod.raise_limit(resized.milli.unwrap());
+    container.update(resized.resources()).unwrap();
+    began_in(
+        "exec after a resize",
+        &container.exec(),
+        &expected(&resized.name),
+    );
+    assert_eq!(
+        stage.kernel.effective(&container.cgroup),
+        expected(&resized.name)
+    );
     pod.remove();
 }
 
-/// A creation that is refused in these words: nothing of it is left, and nothing is in the way of the next one.
-pub(crate) fn refused_once(stage: Stage<'_>, spec: &PodSpec, words: &str, place: Place<'_>) {
+/// A creation that is refused with the given message leaves no container. The next creation succeeds.
+pub(crate) fn refused_once(
+    stage: Stage<'_>,
+    spec: &PodSpec,
+    words: &str,
+    expected: ExpectedCpus<'_>,
+) {
     let pod = Pod::run(stage.kernel, stage.tree, stage.runtime, spec);
     let main = &spec.containers[0];
     let Err(refused) = pod.create(main, 0) else {
@@ -118,55 +140,54 @@ pub(crate) fn refused_once(stage: Stage<'_>, spec: &PodSpec, words: &str, place:
     };
     assert!(
         refused.0.contains(words),
-        "the kubelet is told of {words:?}: {refused}"
+        "the kubelet gets the message {words:?}: {refused}"
     );
     let listed = stage.runtime.cri.call(&ListContainers {}).containers;
-    assert!(listed.is_empty(), "a refused container is left: {listed:?}");
-    // The kubelet tries again, under the same number.
-    begin(&pod, main, 0, place);
+    assert!(listed.is_empty(), "a refused container remains: {listed:?}");
+    // The kubelet retries with the same attempt number.
+    begin(&pod, main, 0, expected);
     pod.remove();
 }
 
-/// Lives of a pod's first container while the runtime and those who place its containers are disturbed; a creation that
-/// fails for that is tried again under the next number, as the kubelet does. Returns what each container reported that came
-/// to run, for the caller to judge: who was away at that moment has placed nobody.
+/// Creates and removes a pod's first container while `disturb` restarts the runtime, the plugin or the agent. A failed
+/// creation is retried with the next attempt number, as the kubelet does.
 pub(crate) fn disturbed(
     pod: &Pod<'_>,
     first: u32,
-    lives: u32,
+    wanted: u32,
     disturb: impl FnOnce() + Send,
     after: impl Fn(&Container<'_>, &Report),
 ) -> u32 {
     std::thread::scope(|scope| {
         let disturbance = scope.spawn(disturb);
-        let (mut lived, mut attempt) = (0, first);
-        while lived < lives || !disturbance.is_finished() {
+        let (mut started, mut attempt) = (0, first);
+        while started < wanted || !disturbance.is_finished() {
             attempt += 1;
             assert!(
-                attempt < first + 100 * lives,
-                "nothing comes to run any more"
+                attempt < first + 100 * wanted,
+                "no container starts any more"
             );
-            let made = tried(pod, attempt);
-            if made.is_none() {
-                // A runtime that is away refuses a thousand times a second.
+            let container = try_to_start(pod, attempt);
+            if container.is_none() {
+                // A stopped runtime would refuse a thousand calls per second.
                 std::thread::sleep(std::time::Duration::from_millis(10));
             }
-            if let Some((container, report)) = made {
+            if let Some((container, report)) = container {
                 after(&container, &report);
-                lived += 1;
-                // It may be the runtime's turn to be away.
+                started += 1;
+                // The runtime may be restarting.
                 while container.try_remove().is_err() {
                     std::thread::sleep(std::time::Duration::from_millis(50));
                 }
             }
         }
         disturbance.join().unwrap();
-        lived
+        started
     })
 }
 
-/// A container that came to run, if it did.
-fn tried<'a>(pod: &Pod<'a>, attempt: u32) -> Option<(Container<'a>, Report)> {
+/// Creates and starts a container; `None` after a failure.
+fn try_to_start<'a>(pod: &Pod<'a>, attempt: u32) -> Option<(Container<'a>, Report)> {
     let container = pod.create(&pod.spec.containers[0], attempt).ok()?;
     match container.try_start() {
         Ok(report) => Some((container, report)),

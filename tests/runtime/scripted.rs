@@ -1,13 +1,12 @@
-//! A plugin that does what a pod's annotations say, and remembers what it was told: the library's half of the bargain,
-//! without an agent.
+//! A plugin that follows a pod's annotations and records all events. The plugin tests the library without an agent.
 //!
-//! | annotation | what it does |
+//! | annotation | effect |
 //! |---|---|
-//! | `test/cpus` | gives this CPU set to each container |
-//! | `test/env` | sets `NAME=value`, unless the container has the name |
-//! | `test/refuse` | refuses the first creation, in these words |
-//! | `test/refuse-start` | refuses the first start, in these words |
-//! | `test/sleep` | takes so many milliseconds to answer a creation |
+//! | `test/cpus` | sets the CPU set of each container |
+//! | `test/env` | sets `NAME=value`, unless the container has the variable |
+//! | `test/refuse` | refuses the first creation with the given message |
+//! | `test/refuse-start` | refuses the first start with the given message |
+//! | `test/sleep` | delays the answer to a creation by the given milliseconds |
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -27,23 +26,23 @@ use tokio_util::sync::CancellationToken;
 use crate::agent::patience;
 use crate::daemon::Runtime;
 
-/// What was told of once.
+/// An event with its pod and container.
 #[derive(Debug, Clone)]
 pub(crate) struct RecordedEvent {
     pub(crate) event: Event,
     pub(crate) pod: PodSandbox,
     pub(crate) container: Container,
-    /// The CPUs that the kernel let the container's processes run on at that moment, where it had a cgroup.
+    /// The effective CPUs of the container's cgroup at the event; `None` without a cgroup.
     pub(crate) effective: Option<CpuSet>,
 }
 
-/// What the plugin remembers.
+/// All records of the plugin.
 #[derive(Debug, Default)]
 pub(crate) struct Recording {
     pub(crate) events: Vec<RecordedEvent>,
     /// The containers of each synchronization.
     pub(crate) synchronized: Vec<Vec<Container>>,
-    /// What went unanswered.
+    /// The calls without an answer.
     pub(crate) unanswered: Vec<String>,
     refused: Vec<Event>,
 }
@@ -60,7 +59,7 @@ impl Scripted {
         let effective = cgroup
             .ok()
             .filter(|_| !container.cgroups_path().is_empty())
-            .map(|one| one.effective);
+            .map(|cpuset| cpuset.effective);
         let event = RecordedEvent {
             event,
             pod: pod.clone(),
@@ -70,7 +69,7 @@ impl Scripted {
         self.0.lock().unwrap().events.push(event);
     }
 
-    /// Refuses once for each event.
+    /// Refuses the first event of each kind.
     fn refusal(&self, event: Event, pod: &PodSandbox, annotation: &str) -> Result<(), Refusal> {
         let mut recording = self.0.lock().unwrap();
         match pod.annotations.get(annotation) {
@@ -83,7 +82,7 @@ impl Scripted {
     }
 }
 
-/// The CPUs that a pod's annotation gives.
+/// The CPU change from a pod's annotation.
 fn cpus(pod: &PodSandbox) -> CpuChange {
     let cpus = pod
         .annotations
@@ -166,7 +165,7 @@ impl Plugin for Scripted {
         _resources: &LinuxResources,
     ) -> Result<Vec<ContainerUpdate>, Refusal> {
         self.record(Event::UpdateContainer, pod, container);
-        // Whatever else is changed, the CPUs stay.
+        // A change of resources keeps the CPUs.
         let container = container.id.clone();
         Ok(vec![ContainerUpdate {
             container,
@@ -202,7 +201,7 @@ impl Plugin for Scripted {
     }
 }
 
-/// The plugin while it serves; it stops when it is dropped.
+/// A running plugin. Drop stops the plugin.
 pub(crate) struct Serving {
     pub(crate) recording: Arc<Mutex<Recording>>,
     pub(crate) state: watch::Receiver<ConnectionState>,
@@ -214,7 +213,7 @@ pub(crate) struct Serving {
 // === impl Serving ===
 
 impl Serving {
-    /// Starts the plugin of this name and place, and waits until it knows what exists.
+    /// Starts a plugin with a name and an index, and waits for the synchronization.
     pub(crate) fn start(runtime: &Runtime, name: &str, index: u8) -> Self {
         let mut settings = PluginSettings::new(name, index).unwrap();
         settings.socket = runtime.nri();
@@ -242,18 +241,18 @@ impl Serving {
         serving
     }
 
-    /// Waits until it knows what exists.
+    /// Waits for the synchronization.
     pub(crate) fn synchronized(&self, runtime: &Runtime) {
         self.reaches(runtime, "synchronized");
     }
 
-    /// Waits for a state.
+    /// Waits for a connection state.
     pub(crate) fn reaches(&self, runtime: &Runtime, name: &str) {
-        let what = format!("the plugin is {name}");
-        runtime.eventually(&what, || self.state.borrow().name() == name);
+        let description = format!("the plugin is {name}");
+        runtime.eventually(&description, || self.state.borrow().name() == name);
     }
 
-    /// The events of a container, or of its pod where it is empty, in their order.
+    /// The events of a container in order. An empty name selects the events of the pod.
     pub(crate) fn events(&self, container: &str) -> Vec<Event> {
         let recording = self.recording.lock().unwrap();
         recording
@@ -264,18 +263,18 @@ impl Serving {
             .collect()
     }
 
-    /// The last that was told of a container with an event.
+    /// The last record of an event of a container.
     pub(crate) fn last(&self, event: Event, container: &str) -> RecordedEvent {
         let recording = self.recording.lock().unwrap();
         let events = recording.events.iter().rev();
         events
             .clone()
             .find(|recorded| recorded.event == event && recorded.container.name == container)
-            .unwrap_or_else(|| panic!("{event} of {container} was never told"))
+            .unwrap_or_else(|| panic!("no {event} of {container} was recorded"))
             .clone()
     }
 
-    /// Stops it in good order.
+    /// Stops the plugin and waits for the end.
     pub(crate) fn stop(mut self) {
         self.stop.cancel();
         let (server, serving) = (self.server.take().unwrap(), self.serving.take().unwrap());

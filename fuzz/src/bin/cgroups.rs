@@ -1,7 +1,7 @@
-//! Cgroups: the names of pods and containers, and what their files and marks say.
+//! Cgroups: the names of pods and containers, the cgroup files, and the assignment records.
 //!
-//! An input is a tree of files, as `pinfold_fuzz::Tree` takes it; its root is where the hierarchies are mounted. The
-//! content of a file called `mark` is also put on its cgroup as the mark.
+//! An input is a tree of files in the format of `pinfold_fuzz::Tree`. The root has the mounted hierarchies. The content
+//! of a file `mark` is also the assignment record of the cgroup.
 
 #![no_main]
 
@@ -13,7 +13,7 @@ use pinfold::host::cgroup::{CgroupError, Cgroups, Counters, PodCgroup};
 use pinfold::pin::{AssignmentRecord, Observed, Scan, release};
 use pinfold_fuzz::{Node, Tree, files, says_why, text};
 
-/// Where pods are looked for, as the configuration has it by default.
+/// The folders of the pods, as in the default configuration.
 const TREES: [&str; 2] = ["kubepods", "kubepods.slice"];
 
 thread_local! {
@@ -24,9 +24,9 @@ fuzz_target!(|data: &[u8]| {
     let Some(text) = text(data) else { return };
     TREE.with_borrow_mut(|tree| {
         let nodes = files(text);
-        let marks: Vec<(String, String)> = nodes
+        let records: Vec<(String, String)> = nodes
             .iter()
-            .filter_map(|(path, node)| mark(path, node))
+            .filter_map(|(path, node)| record_of(path, node))
             .collect();
         tree.set(nodes);
         let cgroups = match Cgroups::detect(tree.root()) {
@@ -36,9 +36,9 @@ fuzz_target!(|data: &[u8]| {
         let mut counters = Counters::new(cgroups.clone(), 64);
         let pods = TREES
             .iter()
-            .filter_map(|name| well(cgroups.scan(name)))
+            .filter_map(|name| checked(cgroups.scan(name)))
             .flatten();
-        let pods: Vec<PodCgroup> = pods.map(|pod| marked(pod, &marks)).collect();
+        let pods: Vec<PodCgroup> = pods.map(|pod| with_records(pod, &records)).collect();
         for pod in &pods {
             assert!(
                 !pod.uid.is_empty() && TREES.iter().any(|name| pod.path.starts_with(name)),
@@ -50,27 +50,27 @@ fuzz_target!(|data: &[u8]| {
                     !container.id.is_empty() && container.path.starts_with(&pod.path),
                     "{container:?}"
                 );
-                // Twice: opened, and from what is kept open then.
+                // Two reads: the first opens the files, the second uses the open files.
                 for _ in 0..2 {
                     let mut of = counters.of(number, &container.path);
-                    well(of.cpu_stat());
-                    well(of.processes(None));
-                    well(of.threads());
-                    well(of.memory_by_numa());
-                    well(of.pressure());
+                    checked(of.cpu_stat());
+                    checked(of.processes(None));
+                    checked(of.threads());
+                    checked(of.memory_by_numa());
+                    checked(of.pressure());
                 }
                 counters.forget(number);
-                well(cgroups.usage(&container.path));
+                checked(cgroups.usage(&container.path));
                 cgroups.blocking_siblings(&container.path, &container.cpuset.cpus);
             }
         }
         let online: CpuSet = (0..8).collect();
-        let all_memory = well(cgroups.memory_nodes()).unwrap_or_default();
-        let around = well(cgroups.surroundings(&TREES.map(str::to_owned))).unwrap_or_default();
-        let lost = well(cgroups.lost_cpus(&online, &CpuSet::new())).unwrap_or_default();
+        let all_memory = checked(cgroups.memory_nodes()).unwrap_or_default();
+        let around = checked(cgroups.surroundings(&TREES.map(str::to_owned))).unwrap_or_default();
+        let lost = checked(cgroups.lost_cpus(&online, &CpuSet::new())).unwrap_or_default();
         assert!(lost.is_subset(&online));
-        well(cgroups.all_cpus());
-        well(cgroups.has_cpusets_below("kubepods"));
+        checked(cgroups.all_cpus());
+        checked(cgroups.has_cpusets_below("kubepods"));
         let (observed, ledger) = Observed::new(
             Scan {
                 pods,
@@ -91,12 +91,12 @@ fuzz_target!(|data: &[u8]| {
     });
 });
 
-/// What a call came to; an error must say why.
-fn well<T>(result: Result<T, CgroupError>) -> Option<T> {
+/// The result of a call. An error must have a message.
+fn checked<T>(result: Result<T, CgroupError>) -> Option<T> {
     result.inspect_err(|error| says_why(error)).ok()
 }
 
-fn mark(path: &str, node: &Node) -> Option<(String, String)> {
+fn record_of(path: &str, node: &Node) -> Option<(String, String)> {
     let (cgroup, Node::File(content)) = (path.strip_suffix("/mark")?, node) else {
         return None;
     };
@@ -106,27 +106,28 @@ fn mark(path: &str, node: &Node) -> Option<(String, String)> {
     ))
 }
 
-/// A pod with the marks that the input has for it. Folders in memory take extended attributes only from root, and the
-/// targets run as anybody, so marks are handed over here.
-fn marked(mut pod: PodCgroup, marks: &[(String, String)]) -> PodCgroup {
+/// A pod with the input's assignment records. The kernel's tmpfs lets only root set extended attributes, and the
+/// targets run as any user, so the records are added here.
+fn with_records(mut pod: PodCgroup, records: &[(String, String)]) -> PodCgroup {
     let of = |path: &str| {
-        marks
+        records
             .iter()
             .find(|(cgroup, _)| cgroup == path)
-            .map(|(_, mark)| mark.clone())
+            .map(|(_, record)| record.clone())
     };
     pod.record_text = of(&pod.path);
     for container in &mut pod.containers {
         container.record_text = of(&container.path);
-        if let Some(Ok(mark)) = container
+        if let Some(Ok(record)) = container
             .record_text
             .as_deref()
             .map(AssignmentRecord::parse)
         {
             assert!(
-                mark.assignment
+                record
+                    .assignment
                     .entries()
-                    .all(|(_, cpus)| cpus.is_subset(&mark.cpus()))
+                    .all(|(_, cpus)| cpus.is_subset(&record.cpus()))
             );
         }
     }

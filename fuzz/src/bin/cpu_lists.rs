@@ -1,4 +1,4 @@
-//! CPU lists and CPU masks: two in an input, one in each line.
+//! CPU lists and CPU masks. An input has two, one in each line.
 
 #![no_main]
 
@@ -25,12 +25,12 @@ fuzz_target!(|data: &[u8]| {
         }
         list.or(mask).unwrap_or_default()
     });
-    let [one, other] = &sets;
-    laws(one, other);
-    laws(other, one);
+    let [left, right] = &sets;
+    laws(left, right);
+    laws(right, left);
 });
 
-/// What is written can be read, as a list and as a mask.
+/// A written set can be read again, as a list and as a mask.
 fn survives(set: &CpuSet) {
     assert_eq!(set.to_string().parse().as_ref(), Ok(set));
     assert_eq!(CpuSet::from_mask(&mask(set)).as_ref(), Ok(set));
@@ -58,23 +58,23 @@ fn mask(set: &CpuSet) -> String {
     words.join(",")
 }
 
-/// A set of CPUs is a set: what it does is what the standard library's does.
-fn laws(one: &CpuSet, other: &CpuSet) {
-    let (a, b): (BTreeSet<u32>, BTreeSet<u32>) = (one.iter().collect(), other.iter().collect());
-    assert!(one.union(other).iter().eq(a.union(&b).copied()));
+/// A `CpuSet` has the same results as a set of the standard library.
+fn laws(left: &CpuSet, right: &CpuSet) {
+    let (a, b): (BTreeSet<u32>, BTreeSet<u32>) = (left.iter().collect(), right.iter().collect());
+    assert!(left.union(right).iter().eq(a.union(&b).copied()));
     assert!(
-        one.intersection(other)
+        left.intersection(right)
             .iter()
             .eq(a.intersection(&b).copied())
     );
-    assert!(one.difference(other).iter().eq(a.difference(&b).copied()));
-    assert_eq!(one.is_subset(other), a.is_subset(&b));
-    assert_eq!(one.is_disjoint(other), a.is_disjoint(&b));
-    assert_eq!((one.cmp(other), one == other), (a.cmp(&b), a == b));
-    let (mut more, mut less) = (one.clone(), one.clone());
+    assert!(left.difference(right).iter().eq(a.difference(&b).copied()));
+    assert_eq!(left.is_subset(right), a.is_subset(&b));
+    assert_eq!(left.is_disjoint(right), a.is_disjoint(&b));
+    assert_eq!((left.cmp(right), left == right), (a.cmp(&b), a == b));
+    let (mut more, mut less) = (left.clone(), left.clone());
     for cpu in b {
         assert_eq!(more.insert(cpu), !a.contains(&cpu));
         assert_eq!(less.remove(cpu), a.contains(&cpu));
     }
-    assert_eq!((more, less), (one.union(other), one.difference(other)));
+    assert_eq!((more, less), (left.union(right), left.difference(right)));
 }

@@ -24,7 +24,7 @@ fuzz_target!(|data: &[u8]| {
                 .all(|id| id <= MAX_CPU)
         );
     }
-    // A message may be sent in parts, and fields of a later kubelet are passed over.
+    // A message may come in parts, and fields of a later kubelet are skipped.
     let later = [0x78, 0x01, 0x7a, 0x02, b'o', b'k'];
     let twice = [data, &later, data].concat();
     assert_eq!(

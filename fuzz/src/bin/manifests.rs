@@ -1,4 +1,4 @@
-//! Manifests of pods, and everything that is decided from them.
+//! Manifests of pods, and every decision that follows from a manifest.
 
 #![no_main]
 
@@ -72,7 +72,7 @@ fn check(pod: &Pod) {
     for container in &pod.containers {
         assert!(
             pod.container(&container.name)
-                .is_some_and(|found| found.name == container.name)
+                .is_some_and(|named| named.name == container.name)
         );
         if let Processes::Unknown { evidence } = processes(pod, container) {
             assert!(!evidence.is_empty());

@@ -1,6 +1,6 @@
-//! What comes over a container runtime's socket: frames, messages in them, calls in those.
+//! Bytes from a container runtime's socket: frames, messages in the frames, and calls in the messages.
 //!
-//! The first byte says in how long parts the rest arrives; that must make no difference.
+//! The first byte is the size of the chunks. The size must not change the result.
 
 #![no_main]
 
@@ -12,7 +12,7 @@ use pinfold::nri::framing::{
 use pinfold_fuzz::says_why;
 use prost::Message;
 
-/// The messages on the two channels, up to a frame that makes no sense; and whether the stream may end here.
+/// The messages on the two channels up to the first invalid frame, and the error.
 fn read<'a>(
     parts: impl Iterator<Item = &'a [u8]>,
 ) -> (Vec<(u32, RpcMessage)>, Option<OversizedFrame>) {
@@ -20,13 +20,13 @@ fn read<'a>(
         Demux::default(),
         [MessageDecoder::default(), MessageDecoder::default()],
     );
-    let mut found = Vec::new();
+    let mut messages = Vec::new();
     for mut part in parts {
         loop {
             let piece = match demux.next(&mut part) {
                 Ok(Some(piece)) => piece,
                 Ok(None) => break,
-                Err(error) => return (found, Some(error)),
+                Err(error) => return (messages, Some(error)),
             };
             assert!(!piece.bytes.is_empty());
             let decoder = match piece.channel {
@@ -36,35 +36,35 @@ fn read<'a>(
             };
             let mut bytes = piece.bytes;
             while let Some(frame) = decoder.next(&mut bytes) {
-                found.push((piece.channel, frame));
+                messages.push((piece.channel, frame));
             }
             assert!(bytes.is_empty());
         }
         assert!(part.is_empty());
     }
-    (found, None)
+    (messages, None)
 }
 
 fuzz_target!(|data: &[u8]| {
     let Some((&length, data)) = data.split_first() else {
         return;
     };
-    let (found, error) = read([data].into_iter());
+    let (messages, error) = read([data].into_iter());
     assert_eq!(
         read(data.chunks(usize::from(length).max(1))),
-        (found.clone(), error)
+        (messages.clone(), error)
     );
     if let Some(error) = error {
         says_why(&error);
     }
-    // What was read can be sent, and is read again as it was.
-    let mut sent = Vec::new();
+    // Decoded messages, encoded and decoded again, stay equal.
+    let mut encoded = Vec::new();
     let mut short = Vec::new();
-    for (channel, frame) in &found {
+    for (channel, frame) in &messages {
         let Ok(data) = &frame.data else { continue };
         let message =
             framing::encode_message(frame.stream, frame.kind, data).expect("it is not too long");
-        framing::append_frames(*channel, &message, &mut sent);
+        framing::append_frames(*channel, &message, &mut encoded);
         short.push((*channel, frame.clone()));
         if let Ok(request) = RpcRequest::decode(data.as_slice())
             && let Err(error) =
@@ -73,9 +73,9 @@ fuzz_target!(|data: &[u8]| {
             says_why(&error);
         }
         if let Ok(response) = RpcResponse::decode(data.as_slice()) {
-            // Its result may be either; it must be one.
+            // Decoding the result must not panic.
             let _ = response.into_result();
         }
     }
-    assert_eq!(read([sent.as_slice()].into_iter()), (short, None));
+    assert_eq!(read([encoded.as_slice()].into_iter()), (short, None));
 });

@@ -1,6 +1,6 @@
-//! What a container runtime tells of pods and containers, and the pods that come of it.
+//! A container runtime's messages about pods and containers, and the pods built from the messages.
 //!
-//! The first byte names the method, the rest is its message.
+//! The first byte selects the method, and the rest is the message.
 
 #![no_main]
 
@@ -50,7 +50,7 @@ fuzz_target!(|data: &[u8]| {
             } = *request_of_event;
             assert_eq!(event.to_string() == method, method != "StateChange");
             check(&pod(&sandbox, [&container]), sandbox.cgroup_parent());
-            // They must not panic, and a period is never zero.
+            // The getters must not panic, and a period is never zero.
             let cpu = resources.cpu.unwrap_or_default();
             assert!(cpu.period() > 0 && cpu.shares() != Some(0) && cpu.quota() != Some(0));
             inventory.put(sandbox.clone(), container);
@@ -71,7 +71,7 @@ fuzz_target!(|data: &[u8]| {
     }
 });
 
-/// What must hold of any pod that a runtime told of.
+/// Properties of every pod from a runtime.
 fn check(pod: &Pod, cgroup_parent: &str) {
     if !cgroup_parent.is_empty() {
         assert_eq!(pod.qos_reported, qos_class(cgroup_parent));

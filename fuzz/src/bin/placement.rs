@@ -1,4 +1,4 @@
-//! Machines of any kind, also of kinds that nobody builds, and placements on them.
+//! Machines of every kind, including impossible machines, and placements.
 
 #![no_main]
 
@@ -9,16 +9,16 @@ use pinfold::cpu::{
 };
 use pinfold_fuzz::{check_groups, check_places};
 
-/// What a machine's files might say. Bit `i` of a set is the CPU `i * stride`.
+/// The content of a machine's files. Bit `i` of a set is the CPU `i * stride`.
 #[derive(Arbitrary, Debug)]
 struct Machine {
     stride: u8,
     online: u64,
     offline: u64,
     isolated: u64,
-    /// CPUs in a core, LLC, socket and NUMA node, where these are regular; 0 for none.
+    /// The numbers of CPUs in a core, LLC, socket and NUMA node, if regular; 0 for none.
     regular: [u8; 4],
-    /// Groups beside those, which may overlap them and each other.
+    /// Further groups, which may overlap the regular groups and each other.
     cores: Vec<u64>,
     llcs: Vec<u64>,
     sockets: Vec<u64>,
@@ -39,7 +39,7 @@ struct Node {
 #[derive(Arbitrary, Debug)]
 struct Ask {
     cpus: u8,
-    /// Each choice from two bits.
+    /// Each option comes from two bits.
     choices: u8,
     near: u8,
 }

@@ -1,7 +1,7 @@
-//! A machine's files, below `sys` and `proc`: its topology, with placements on it; its knobs; processes; RDMA ports.
+//! A machine's files below `sys` and `proc`: the topology with placements, the knobs, processes, and RDMA ports.
 //!
-//! An input is a tree of files, as `pinfold_fuzz::Tree` takes it. `proc/1` is the process that is looked at, and
-//! `0000:3b:00.0` the device.
+//! An input is a tree of files in the format of `pinfold_fuzz::Tree`. The target reads the process `proc/1` and the
+//! device `0000:3b:00.0`.
 
 #![no_main]
 
@@ -14,7 +14,7 @@ use pinfold::host::proc::{NetnsHandles, NetnsKey, Proc, Reader};
 use pinfold::host::{pci, perf, rdma, topology};
 use pinfold_fuzz::{Tree, check_groups, check_places, files, says_why, text};
 
-/// Machines with more CPUs than this are left out: reading a file for each of thousands leaves time for little else.
+/// The maximum number of CPUs: reading a file for each of thousands of CPUs would take almost all the time.
 const MOST_CPUS: usize = 128;
 
 thread_local! {
@@ -95,15 +95,18 @@ fn machine(topology: &Topology) {
 }
 
 fn knobs(knobs: &Knobs) {
-    let seen = match knobs.read(&KnobKind::ALL.into_iter().collect()) {
-        Ok(seen) => seen,
+    let readings = match knobs.read(&KnobKind::ALL.into_iter().collect()) {
+        Ok(readings) => readings,
         Err(error) => return says_why(&error),
     };
-    for (knob, cpus) in &seen.values {
+    for (knob, cpus) in &readings.values {
         assert_eq!(knobs.get(knob).as_ref(), Ok(&Some(cpus.clone())), "{knob}");
     }
-    for (knob, why) in &seen.unreadable {
-        assert!(!why.is_empty() && !seen.values.contains_key(knob), "{knob}");
+    for (knob, reason) in &readings.unreadable {
+        assert!(
+            !reason.is_empty() && !readings.values.contains_key(knob),
+            "{knob}"
+        );
     }
     let _ = (knobs.irq_name(0), knobs.irqbalance_runs());
 }

@@ -1,6 +1,6 @@
-//! Short texts of our own and of Kubernetes: selectors, quantities, profiles; marks and notes on cgroups.
+//! Short texts of Pinfold and of Kubernetes: selectors, quantities, profiles, assignment records and notes on cgroups.
 //!
-//! Every input is tried as each of them. Further lines are labels, `key=value`, for a selector in the first to judge.
+//! Every input is parsed as each kind. Further lines are labels, `key=value`, for a selector in the first line.
 
 #![no_main]
 
@@ -23,9 +23,9 @@ fuzz_target!(|data: &[u8]| {
     let (first, rest) = text.split_once('\n').unwrap_or((text, ""));
     quantity(first);
     selector(first, rest);
-    mark(text);
+    assignment_record(text);
     note(text);
-    // Whatever is in its place, what TCP counts is a number or nothing.
+    // TCP's counts are a number or `None` for every text.
     let _ = NamespaceTcpCounts::parse(text);
     match text.parse::<Profile>() {
         Ok(profile) => assert_eq!(profile.to_string(), text),
@@ -34,23 +34,23 @@ fuzz_target!(|data: &[u8]| {
 });
 
 fn quantity(text: &str) {
-    let (millis, whole) = match (cpu_millis(text), bytes(text)) {
-        (Ok(millis), Ok(whole)) => (millis, whole),
+    let (millis, bytes_value) = match (cpu_millis(text), bytes(text)) {
+        (Ok(millis), Ok(bytes_value)) => (millis, bytes_value),
         (Err(error), Err(other)) => {
             assert_eq!(error, other);
             return says_why(&error);
         }
-        (millis, whole) => panic!("a quantity of one kind only: {millis:?}, {whole:?}"),
+        (millis, bytes_value) => panic!("a quantity of one kind only: {millis:?}, {bytes_value:?}"),
     };
-    assert!(millis <= MOST && whole <= MOST);
-    // Rounding up in one step or in two is the same, where neither is cut down.
+    assert!(millis <= MOST && bytes_value <= MOST);
+    // Rounding up in one step or in two steps gives the same number below the limit.
     if millis < MOST {
-        assert_eq!(millis.div_ceil(1000), whole);
+        assert_eq!(millis.div_ceil(1000), bytes_value);
     } else {
-        assert!(whole >= MOST / 1000);
+        assert!(bytes_value >= MOST / 1000);
     }
     assert_eq!(cpu_millis(&format_cpu(millis)), Ok(millis));
-    assert_eq!(bytes(&format_bytes(whole)), Ok(whole));
+    assert_eq!(bytes(&format_bytes(bytes_value)), Ok(bytes_value));
 }
 
 fn selector(text: &str, labels: &str) {
@@ -71,7 +71,7 @@ fn selector(text: &str, labels: &str) {
         .collect();
     let chosen = selector.matches(&labels);
     assert_eq!(again.matches(&labels), chosen);
-    // All conditions must hold, so with one more it chooses no more.
+    // A selector matches if all conditions hold, so a further condition never adds matches.
     if let Ok(narrower) = format!("{printed},!none-such").parse::<Selector>() {
         assert_eq!(
             narrower.matches(&labels),
@@ -80,19 +80,19 @@ fn selector(text: &str, labels: &str) {
     }
 }
 
-fn mark(text: &str) {
-    let mark = match AssignmentRecord::parse(text) {
-        Ok(mark) => mark,
+fn assignment_record(text: &str) {
+    let assignment_record = match AssignmentRecord::parse(text) {
+        Ok(assignment_record) => assignment_record,
         Err(error) => return says_why(&error),
     };
-    let all = mark
+    let all = assignment_record
         .assignment
         .entries()
         .fold(CpuSet::new(), |all, (_, cpus)| all.union(cpus));
-    assert_eq!(mark.cpus(), all);
+    assert_eq!(assignment_record.cpus(), all);
     assert_eq!(
-        AssignmentRecord::parse(&mark.text()).expect("a mark that was written"),
-        mark
+        AssignmentRecord::parse(&assignment_record.text()).expect("a mark that was written"),
+        assignment_record
     );
 }
 
