@@ -27,7 +27,7 @@
 //! | [`cluster`] | the Kubernetes API: pods, labels, claims, Events, reclaim; queries to Prometheus | `text` `pod` `scene` | touch /sys or cgroups |
 //! | [`metrics`] | families, collectors, exposition | `cpu` `pod` `host` `pin` (read) | change what it measures |
 //! | [`agent`] | configuration, schedule, reconciler, runtime requests, HTTP, lifecycle | all above | decide placement, entitlement or labels |
-//! | [`local`] | real cgroups and processes without a cluster, for demo and bench | all above | be needed by the agent |
+//! | [`sandbox`] | real cgroups and processes without a cluster, for demo and bench | all above | be needed by the agent |
 //! | [`cli`] | arguments, subcommands, output | all above | contain logic |
 //!
 //! The pure modules (`text`, `cpu`, `pod`, `scene`) and the pure half of `pin` hold every decision. The others fetch, plan
@@ -71,10 +71,10 @@ pub mod cli;
 pub mod cluster;
 pub mod cpu;
 pub mod host;
-pub mod local;
 pub mod metrics;
 pub mod nri;
 pub mod pin;
 pub mod pod;
+pub mod sandbox;
 pub mod scene;
 pub mod text;

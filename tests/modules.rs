@@ -30,7 +30,7 @@ const MODULES: [(&str, &[&str]); 12] = [
         ],
     ),
     (
-        "local",
+        "sandbox",
         &[
             "text", "cpu", "pod", "scene", "host", "pin", "nri", "cluster", "metrics", "agent",
         ],
@@ -39,7 +39,7 @@ const MODULES: [(&str, &[&str]); 12] = [
         "cli",
         &[
             "text", "cpu", "pod", "scene", "host", "pin", "nri", "cluster", "metrics", "agent",
-            "local",
+            "sandbox",
         ],
     ),
 ];

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use pinfold::host::netns::{Netns, Switch};
 use pinfold::host::spawn::{Launcher, Process, Spawn, Stderr};
-use pinfold::local::train::progress::{Line, Role};
+use pinfold::sandbox::train::progress::{Line, Role};
 
 const PINFOLD: &str = env!("CARGO_BIN_EXE_pinfold");
 

@@ -13,11 +13,11 @@ use super::run::{log, runtime};
 use super::{Draft, Format};
 use crate::agent::config::Wanted;
 use crate::cpu::CpuSet;
-use crate::local::bench::plan::{Plan, Way, Wishes, Work, counted};
-use crate::local::bench::report::{Comparison, Metric, Report};
-use crate::local::bench::stats::Summary;
-use crate::local::bench::steps::Pattern;
-use crate::local::bench::{self, Options, job, picture};
+use crate::sandbox::bench::plan::{Plan, Way, Wishes, Work, counted};
+use crate::sandbox::bench::report::{Comparison, Metric, Report};
+use crate::sandbox::bench::stats::Summary;
+use crate::sandbox::bench::steps::Pattern;
+use crate::sandbox::bench::{self, Options, job, picture};
 
 /// Measure what pinning and sizing would buy on this machine.
 ///

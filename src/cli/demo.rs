@@ -13,8 +13,8 @@ use indicatif::{HumanBytes, ProgressBar};
 
 use super::Format;
 use super::run::{log, runtime};
-use crate::local::demo::{self, Frame, Half, Options, Report, Row};
-use crate::local::job::Mode;
+use crate::sandbox::demo::{self, Frame, Half, Options, Report, Row};
+use crate::sandbox::job::Mode;
 
 /// Run a small training job on this machine: first shared, then pinned and sized by the agent.
 ///

@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{Args, Subcommand, value_parser};
 
-use crate::local::train::progress::{Progress, Role};
-use crate::local::train::{Geometry, neighbour, ps, threads, worker};
+use crate::sandbox::train::progress::{Progress, Role};
+use crate::sandbox::train::{Geometry, neighbour, ps, threads, worker};
 
 /// More parameters than this are a typing error, not a demo: 1 GiB of floats.
 const MAX_PARAMETERS: u64 = 1 << 28;
@@ -148,7 +148,7 @@ impl Train {
                 busy,
                 task_index,
             } => run_neighbour(threads, busy, task_index),
-            Process::Sweep { cgroup_root } => crate::local::bench::sweep(&cgroup_root),
+            Process::Sweep { cgroup_root } => crate::sandbox::bench::sweep(&cgroup_root),
         };
         if let Err(error) = done {
             eprintln!("pinfold train: {error:#}");

@@ -6,7 +6,7 @@ use regex_lite::Regex;
 use serde::{Serialize, Serializer};
 
 use super::stats;
-use crate::local::train::progress::Line;
+use crate::sandbox::train::progress::Line;
 
 /// More times of steps than this are not kept of one process: it floods, and a smaller part of its lines will do.
 const MOST: usize = 1_000_000;

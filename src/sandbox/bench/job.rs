@@ -256,8 +256,8 @@ fn uid(run: usize, pod: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::local::bench::plan::{Wishes, tests::machine};
     use crate::pod::{Entitlement, Qos};
+    use crate::sandbox::bench::plan::{Wishes, tests::machine};
 
     fn plan(cores: u32, wishes: Wishes) -> Plan {
         let wishes = Wishes {

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use anyhow::Context;
 
 use crate::host::cgroup::Cgroups;
-use crate::local::node;
+use crate::sandbox::node;
 
 /// The process that clears away. Dropping it lets it do so and waits for its end.
 #[derive(Debug)]

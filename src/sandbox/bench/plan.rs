@@ -363,7 +363,7 @@ pub(super) mod tests {
     use crate::pin::decide::default_reserved;
 
     /// A machine with one thread to a core.
-    pub(in crate::local::bench) fn machine(cores: u32) -> Topology {
+    pub(in crate::sandbox::bench) fn machine(cores: u32) -> Topology {
         Topology::from_shape(Shape {
             sockets: 1,
             numa_per_socket: 1,

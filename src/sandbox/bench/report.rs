@@ -327,10 +327,10 @@ fn words(ratio: &Spread, verdict: Verdict) -> String {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::local::bench::plan::{Wishes, tests::machine};
+    use crate::sandbox::bench::plan::{Wishes, tests::machine};
 
     /// A plan for a machine of two CPUs.
-    pub(in crate::local::bench) fn plan(rounds: usize) -> Plan {
+    pub(in crate::sandbox::bench) fn plan(rounds: usize) -> Plan {
         let wishes = Wishes {
             rounds,
             seconds: 1,
@@ -341,7 +341,7 @@ pub(super) mod tests {
     }
 
     /// Runs whose figures a function of round and way tells.
-    pub(in crate::local::bench) fn runs(
+    pub(in crate::sandbox::bench) fn runs(
         rounds: usize,
         figures: impl Fn(usize, Way) -> Vec<(Metric, f64)>,
     ) -> Vec<Run> {

@@ -291,7 +291,7 @@ mod tests {
         /// The interval does what it says, or better, for values that have nothing to do with a bell.
         #[test]
         fn a_spread_is_as_sure_as_it_says(seed in any::<u64>(), count in 5_usize..20) {
-            let mut random = crate::local::train::data::Random::new(seed);
+            let mut random = crate::sandbox::train::data::Random::new(seed);
             let rounds = 400;
             let mut held = 0;
             let mut said = 0.0;

@@ -17,8 +17,8 @@ use crate::agent::Agent;
 use crate::host::file;
 use crate::host::proc::Proc;
 use crate::host::spawn::Stderr;
-use crate::local::node::{Hear, LocalNode, Start};
-use crate::local::sample::{Counters, Sample};
+use crate::sandbox::node::{Hear, LocalNode, Start};
+use crate::sandbox::sample::{Counters, Sample};
 
 /// Whose reason it is that migrations are not counted, and that steps are not timed, beside the collectors' names.
 pub(super) const MIGRATIONS: &str = "migrations";
