@@ -17,8 +17,7 @@ use crate::agent::{Agent, Node};
 use crate::cpu::CpuSet;
 use crate::host::spawn::Stderr;
 
-/// How long the workers may take to their first step, and to their first in what is measured; a busy or emulated machine
-/// takes its time.
+/// The longest time until the workers' first step, and until the first measured step. A busy or emulated machine is slow.
 const FIRST_STEP: Duration = Duration::from_secs(120);
 
 /// Not counted at the start of each half: connecting, filling caches, first allocations.
@@ -38,12 +37,12 @@ pub struct Options {
     pub cgroup_root: std::path::PathBuf,
 }
 
-/// What is to be seen at one moment.
+/// The state of the demo at a moment.
 #[derive(Debug, Clone)]
 pub struct Frame {
     /// Which half.
     pub mode: Mode,
-    /// Seconds of this half so far, and in all.
+    /// Seconds of this half so far, and of the full half.
     pub seconds: (u64, u64),
     /// Where the agent serves.
     pub address: SocketAddr,
@@ -60,13 +59,13 @@ pub struct Row {
     pub role: String,
     /// Its QoS class.
     pub qos: String,
-    /// The CPUs it may run on.
+    /// The CPUs on which the pod may run.
     pub cpus: CpuSet,
-    /// Whether they are its own.
+    /// Whether the CPUs are exclusive.
     pub exclusive: bool,
     /// Its threads.
     pub threads: u64,
-    /// Variables it was given.
+    /// The variables that the pod got.
     pub env: BTreeMap<String, String>,
     /// Training steps (requests for a server) per second.
     pub steps_per_second: f64,
@@ -76,15 +75,15 @@ pub struct Row {
     pub receive_bytes_per_second: f64,
     /// Bytes sent per second.
     pub transmit_bytes_per_second: f64,
-    /// CFS periods per second in which its quota ran out.
+    /// CFS periods per second in which the quota ran out.
     pub throttled_periods_per_second: f64,
-    /// Seconds from its first instruction to its CPUs being its own.
+    /// Seconds from the first instruction until the assignment was effective.
     pub window_seconds: Option<f64>,
-    /// Why it has less than it is owed.
+    /// Why the container got fewer CPUs than the entitlement.
     pub note: Option<String>,
 }
 
-/// One half in figures.
+/// The figures of a half.
 #[derive(Debug, Clone, Serialize)]
 pub struct Half {
     /// Steps of all workers per second.
@@ -99,7 +98,7 @@ pub struct Half {
     pub threads: u64,
 }
 
-/// What the demo found.
+/// The result of the demo.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
     /// How assignments were enforced.
@@ -108,19 +107,19 @@ pub struct Report {
     pub seconds: f64,
     /// In the shared pool, threads as many as the host has.
     pub shared: Half,
-    /// On CPUs of its own, threads sized to them.
+    /// Exclusive CPUs, with threads sized to the CPUs.
     pub pinned: Half,
     /// The pods of the second half, with rates over all of it.
     pub pods: Vec<Row>,
 }
 
-/// Runs the demo and cleans up, whatever comes of it.
+/// Runs the demo and cleans up on every exit.
 ///
 /// `show` is called about once a second.
 ///
 /// # Errors
-/// No CPU to give away, no cpuset controller, no rights, another demo, a process of the job that fails.
-/// `None` if it was told to stop.
+/// No CPU for exclusive use, no cpuset controller, no rights, another running demo, a failed process of the job. `None`
+/// after a cancellation.
 pub async fn run(
     options: &Options,
     stop: &CancellationToken,
@@ -130,7 +129,7 @@ pub async fn run(
         cgroup_root: options.cgroup_root.clone(),
         trees: vec![TREE.to_owned()],
         listen: options.listen,
-        // It costs next to nothing for so few pods, and there is more to be seen.
+        // A frequent sampling of a few pods is cheap and shows more.
         metrics: Metrics {
             connections: 2,
             peers: 16,
@@ -143,7 +142,7 @@ pub async fn run(
         },
         ..Config::default()
     };
-    // A kubelet that pins by itself has no say in the demo's own tree.
+    // The CPU manager of a kubelet does not touch the demo's tree of cgroups.
     let mut node = Node::apart(config)?;
     let size = Size::of(&node.topology, &node.reserved)?;
     let mut local = tokio::task::block_in_place(|| LocalNode::open(node.cgroups.clone()))?;
@@ -189,28 +188,16 @@ async fn halves(
     })
 }
 
-/// Runs the job once: figures, pods with their rates, and the seconds measured.
-async fn half(
-    mode: Mode,
-    size: Size,
-    length: Duration,
-    agent: &mut Agent,
-    local: &mut LocalNode,
-    show: &mut impl FnMut(&Frame),
-) -> anyhow::Result<(Half, Vec<Row>, f64)> {
-    let run = match mode {
-        Mode::Shared => 1,
-        Mode::Pinned => 2,
-    };
-    let pods = job::pods(size, mode, run)?;
+/// Starts the pods as a container runtime does: the agent answers a request, and the container gets the answer's CPUs and
+/// variables.
+async fn start(pods: &[DemoPod], agent: &mut Agent, local: &mut LocalNode) -> anyhow::Result<()> {
     for DemoPod {
         pod,
         manifest,
         args,
         address,
-    } in &pods
+    } in pods
     {
-        // As a runtime does: ask the agent, then create the container with what it says.
         let container = pod
             .containers
             .first()
@@ -229,6 +216,24 @@ async fn half(
         };
         tokio::task::block_in_place(|| local.start(start))?;
     }
+    Ok(())
+}
+
+/// Runs the job once: figures, pods with their rates, and the seconds measured.
+async fn half(
+    mode: Mode,
+    size: Size,
+    length: Duration,
+    agent: &mut Agent,
+    local: &mut LocalNode,
+    show: &mut impl FnMut(&Frame),
+) -> anyhow::Result<(Half, Vec<Row>, f64)> {
+    let run = match mode {
+        Mode::Shared => 1,
+        Mode::Pinned => 2,
+    };
+    let pods = job::pods(size, mode, run)?;
+    start(&pods, agent, local).await?;
     // The first seconds are not counted, and neither is the time until every worker has said something.
     let mut ticks = tokio::time::interval(TICK);
     ticks.tick().await;
@@ -250,7 +255,7 @@ async fn half(
             }
             anyhow::ensure!(
                 running < FIRST_STEP,
-                "not every worker made a step within {} s: see above for what they said",
+                "not every worker made a step within {} s: see the workers' messages above",
                 FIRST_STEP.as_secs()
             );
         } else {
@@ -267,11 +272,11 @@ async fn half(
             address: agent.address(),
             rows,
         });
-        // Where steps take longer than what is to be measured, the measuring goes on until there is one to speak of.
-        let told = |base: &Sample| now.steps() > base.steps() || now.at - base.at >= FIRST_STEP;
+        // If a step takes longer than the measurement, the measurement goes on until the first step.
+        let has_step = |base: &Sample| now.steps() > base.steps() || now.at - base.at >= FIRST_STEP;
         if let Some(base) = base
             .as_ref()
-            .filter(|base| measured >= seconds && told(base))
+            .filter(|base| measured >= seconds && has_step(base))
         {
             let rows = self::rows(&pods, agent, base, &now);
             return Ok((
@@ -284,7 +289,7 @@ async fn half(
     }
 }
 
-/// A look at all pods: what the agent exports, and what their processes say.
+/// A sample of all pods: the agent's metrics, and the processes' lines.
 fn sample(agent: &Agent, local: &LocalNode, pods: &[DemoPod]) -> anyhow::Result<Sample> {
     let text = tokio::task::block_in_place(|| agent.scrape())?;
     let mut sample = Sample::parse(&text);

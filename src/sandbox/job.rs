@@ -19,18 +19,18 @@ const PORT: u16 = 2222;
 pub enum Mode {
     /// In the shared pool, threads as many as the host has.
     Shared,
-    /// CPUs of their own, threads sized to them.
+    /// Exclusive CPUs, with threads sized to the CPUs.
     Pinned,
 }
 
-/// One pod of the demo.
+/// A pod of the demo.
 #[derive(Debug, Clone)]
 pub struct DemoPod {
-    /// The pod, as the agent will read it.
+    /// The pod, as the agent reads the pod.
     pub pod: Pod,
     /// Its manifest.
     pub manifest: String,
-    /// The arguments of this program that it runs.
+    /// The arguments of the `pinfold` program in the container.
     pub args: Vec<String>,
     /// Its address.
     pub address: Ipv4Addr,
@@ -55,7 +55,7 @@ impl Size {
         let free = u32::try_from(topology.online.difference(reserved).len())?;
         anyhow::ensure!(
             free > 0,
-            "there is no CPU to give away: of {} one core must stay with the system; use a machine with two or more",
+            "no CPU to give away: of {} a core must stay with the system; use a machine with at least two cores",
             topology.online
         );
         Ok(match free {
@@ -75,10 +75,10 @@ impl Size {
     }
 }
 
-/// The pods of a run, in the order in which they are to be started. `run` sets the uids of one run apart from another's.
+/// The pods of a run, in starting order. `run` makes the uids of a run differ from the uids of another run.
 ///
 /// # Errors
-/// A manifest that its own reader refuses, which would be a defect.
+/// The manifest reader refuses a generated manifest, which would be a defect.
 pub fn pods(size: Size, mode: Mode, run: u32) -> anyhow::Result<Vec<DemoPod>> {
     let server = Ipv4Addr::new(10, 77, 0, 2);
     let hosts = format!("{server}:{PORT}");
@@ -104,7 +104,7 @@ pub fn pods(size: Size, mode: Mode, run: u32) -> anyhow::Result<Vec<DemoPod>> {
         };
         pods.push(training(member, mode, run)?);
     }
-    // Workers are served first: where there is one CPU to give away, it is worth most to them.
+    // Workers come first: a single available CPU has the greatest effect on a worker.
     pods.rotate_left(1);
     pods.push(neighbour(run)?);
     Ok(pods)

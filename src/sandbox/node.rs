@@ -1,8 +1,8 @@
-//! [`LocalNode`]: what a kubelet and a container runtime do for a pod, done here: cgroups, namespaces, processes.
+//! [`LocalNode`]: the work of a kubelet and a container runtime for a pod: cgroups, namespaces, processes.
 //!
-//! Its cgroups lie in a tree of their own, never in a real kubelet's. Everything it makes ends with it: processes when
-//! their launcher goes, namespaces with the last process, cgroups when it is closed. After a kill -9 only cgroups are
-//! left (and the folder of manifests); the next one finds and removes them, or [`clear`] does.
+//! The cgroups lie in a separate tree, never in the tree of a real kubelet. All parts end with the local node: processes
+//! with the launcher, namespaces with the last process, cgroups on close. After a kill -9 only the cgroups and the folder of
+//! manifests remain. The next local node or [`clear`] removes the remains.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -25,10 +25,10 @@ use crate::host::netns::Switch;
 use crate::host::spawn::{Launcher, Process, Spawn, Stderr};
 use crate::pod::{self, Pod, Qos};
 
-/// The cgroup that holds everything.
+/// The cgroup above all cgroups of the local node.
 const TOP: &str = "pinfold-demo";
 
-/// The tree that the agent is pointed at.
+/// The agent's cgroup tree of pods.
 pub(super) const TREE: &str = "pinfold-demo/kubepods";
 
 /// Where the manifests lie.
@@ -40,13 +40,13 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// How long processes may take to end when they are asked to, all together.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// The longest line of a process that is heard in one piece.
+/// The longest line that is read from a process, in bytes.
 const LONGEST_LINE: u64 = 1 << 20;
 
-/// A CFS period, as the kubelet sets it.
+/// The CFS period of the kubelet, in microseconds.
 const PERIOD: u64 = 100_000;
 
-/// A node of one machine, without a cluster.
+/// A node on this machine, without a cluster.
 #[derive(Debug)]
 pub(super) struct LocalNode {
     cgroups: Cgroups,
@@ -58,7 +58,7 @@ pub(super) struct LocalNode {
     _lock: Flock<fs::File>,
 }
 
-/// A pod that was started.
+/// A started pod.
 #[derive(Debug)]
 struct Running {
     cgroup: String,
@@ -67,36 +67,36 @@ struct Running {
     latest: Arc<Mutex<Option<Line>>>,
 }
 
-/// Who hears a line that a process writes, at the moment when it comes.
-pub(super) type Hear = Box<dyn FnMut(&[u8], Instant) + Send>;
+/// The listener for a process's lines; called when a line arrives.
+pub(super) type LineListener = Box<dyn FnMut(&[u8], Instant) + Send>;
 
-/// One pod to start, of one container.
+/// A pod to start, with a single container.
 pub(super) struct Start<'a> {
     /// The pod, with a uid.
     pub(super) pod: &'a Pod,
-    /// Its manifest, as JSON.
+    /// The manifest, as JSON.
     pub(super) manifest: &'a str,
-    /// The program that the container runs; this one where none is named.
+    /// The program of the container; the running `pinfold` program by default.
     pub(super) program: Option<PathBuf>,
     /// Its arguments.
     pub(super) args: Vec<String>,
-    /// Variables for its environment.
+    /// Variables for the environment.
     pub(super) env: BTreeMap<String, String>,
-    /// Its address, in a network namespace of its own; `None` for this program's namespace.
+    /// The address in a separate network namespace; `None` for the namespace of the caller.
     pub(super) address: Option<Ipv4Addr>,
-    /// Where its standard error goes.
+    /// The target of standard error.
     pub(super) stderr: Stderr,
-    /// Who hears its lines; without anybody the last one is kept for [`LocalNode::line`].
-    pub(super) hear: Option<Hear>,
+    /// The listener for lines; without a listener, [`LocalNode::line`] keeps the last line.
+    pub(super) hear: Option<LineListener>,
 }
 
 // === impl LocalNode ===
 
 impl LocalNode {
-    /// Makes the tree and the network, after clearing away what a killed predecessor left.
+    /// Creates the tree and the network, after the removal of a killed predecessor's remains.
     ///
     /// # Errors
-    /// Another one is running, or the kernel refuses a cgroup or a namespace.
+    /// Another local node is running, or the kernel refuses a cgroup or a namespace.
     pub(super) fn open(cgroups: Cgroups) -> anyhow::Result<Self> {
         cgroups.create(TOP)?;
         let lock = crate::agent::lock(&cgroups.root().join(TOP))
@@ -111,7 +111,7 @@ impl LocalNode {
                 _lock: lock,
             }),
             Err(error) => {
-                // What can't be removed either is the next one's to find; this error is the one to tell.
+                // The next local node removes the remains; the first error is the useful error.
                 let _ = sweep(&cgroups);
                 let _ = cgroups.remove(TOP);
                 Err(error)
@@ -129,7 +129,7 @@ impl LocalNode {
         matches!(self.cgroups.quota(TREE), Ok(Some(_)))
     }
 
-    /// The processes of a pod, whatever they have started included.
+    /// The processes of a pod, including descendants.
     pub(super) fn processes(&self, pod: &str) -> Vec<i32> {
         let running = self.running.get(pod);
         running
@@ -137,7 +137,8 @@ impl LocalNode {
             .unwrap_or_default()
     }
 
-    /// Starts a pod: its manifest appears, then its cgroups, then its process in them. Returns when the process began.
+    /// Starts a pod: the manifest appears, then the cgroups, then the process in the container's cgroup. Returns the
+    /// starting time of the process.
     pub(super) fn start(&mut self, start: Start<'_>) -> anyhow::Result<Instant> {
         let Start {
             pod,
@@ -150,44 +151,9 @@ impl LocalNode {
             hear,
         } = start;
         let uid = pod.cgroup_uid().context("a pod of the demo has no uid")?;
-        let path = self.folder().join(format!("{}.json", pod.name));
-        // Written beside and renamed, so that the agent never reads half of it.
-        let draft = path.with_extension("new");
-        fs::write(&draft, manifest).with_context(|| format!("can't write {}", draft.display()))?;
-        fs::rename(&draft, &path).with_context(|| format!("can't write {}", path.display()))?;
-
-        let resources = pod
-            .containers
-            .first()
-            .map(|container| container.resources)
-            .unwrap_or_default();
-        let class = match pod::qos(pod) {
-            Qos::BestEffort => "besteffort/",
-            Qos::Burstable => {
-                self.burstable += resources.cpu_request.unwrap_or(0);
-                let class = format!("{TREE}/burstable");
-                self.cgroups.create(&class)?;
-                self.cgroups.set_request(&class, self.burstable)?;
-                "burstable/"
-            }
-            Qos::Guaranteed => "",
-        };
-        let cgroup = format!("{TREE}/{class}pod{uid}");
-        let container = format!("{cgroup}/{}", pod.name);
-        for one in [&cgroup, &container] {
-            self.cgroups.create(one)?;
-            self.cgroups
-                .set_request(one, resources.cpu_request.unwrap_or(0))?;
-            if let Some(limit) = resources.cpu_limit {
-                self.cgroups.set_quota(
-                    one,
-                    Quota {
-                        quota: Some(limit * PERIOD / 1000),
-                        period: PERIOD,
-                    },
-                )?;
-            }
-        }
+        let path = self.write_manifest(&pod.name, manifest)?;
+        let cgroup = self.create_pod_cgroup(pod, uid)?;
+        let container = self.create_container_cgroup(pod, &cgroup)?;
         let began = Instant::now();
         let mut process = self.launcher.spawn(Spawn {
             program: match program {
@@ -220,7 +186,58 @@ impl LocalNode {
         Ok(began)
     }
 
-    /// What a pod's process said last.
+    /// Writes a manifest into the folder of manifests.
+    fn write_manifest(&self, pod: &str, manifest: &str) -> anyhow::Result<PathBuf> {
+        let path = self.folder().join(format!("{pod}.json"));
+        // A rename replaces the file, so that the agent never reads a part of the manifest.
+        let draft = path.with_extension("new");
+        fs::write(&draft, manifest).with_context(|| format!("can't write {}", draft.display()))?;
+        fs::rename(&draft, &path).with_context(|| format!("can't write {}", path.display()))?;
+        Ok(path)
+    }
+
+    /// Creates the cgroup of a pod, below the cgroup of the QoS class.
+    fn create_pod_cgroup(&mut self, pod: &Pod, uid: &str) -> anyhow::Result<String> {
+        let class = match pod::qos(pod) {
+            Qos::BestEffort => "besteffort/",
+            Qos::Burstable => {
+                self.burstable += resources(pod).cpu_request.unwrap_or(0);
+                let class = format!("{TREE}/burstable");
+                self.cgroups.create(&class)?;
+                self.cgroups.set_request(&class, self.burstable)?;
+                "burstable/"
+            }
+            Qos::Guaranteed => "",
+        };
+        let cgroup = format!("{TREE}/{class}pod{uid}");
+        self.create_with_limits(pod, &cgroup)?;
+        Ok(cgroup)
+    }
+
+    /// Creates the cgroup of the pod's container.
+    fn create_container_cgroup(&self, pod: &Pod, pod_cgroup: &str) -> anyhow::Result<String> {
+        let cgroup = format!("{pod_cgroup}/{}", pod.name);
+        self.create_with_limits(pod, &cgroup)?;
+        Ok(cgroup)
+    }
+
+    /// Creates a cgroup with the CPU request and the CPU limit of the pod's container.
+    fn create_with_limits(&self, pod: &Pod, cgroup: &str) -> anyhow::Result<()> {
+        let resources = resources(pod);
+        self.cgroups.create(cgroup)?;
+        self.cgroups
+            .set_request(cgroup, resources.cpu_request.unwrap_or(0))?;
+        if let Some(limit) = resources.cpu_limit {
+            let quota = Quota {
+                quota: Some(limit * PERIOD / 1000),
+                period: PERIOD,
+            };
+            self.cgroups.set_quota(cgroup, quota)?;
+        }
+        Ok(())
+    }
+
+    /// The last line of a pod's process.
     pub(super) fn line(&self, pod: &str) -> Option<Line> {
         let latest = &self.running.get(pod)?.latest;
         latest
@@ -229,19 +246,19 @@ impl LocalNode {
             .clone()
     }
 
-    /// An error if a process has ended, which none should do by itself.
+    /// An error if a process has ended; no process should end early.
     pub(super) fn check(&mut self) -> anyhow::Result<()> {
         for (name, running) in &mut self.running {
             if let Some(status) = running.process.try_wait()? {
                 anyhow::bail!(
-                    "the process of pod {name} ended by itself ({status}); see above for what it said"
+                    "the process of pod {name} ended early ({status}); see the messages of the process above"
                 );
             }
         }
         Ok(())
     }
 
-    /// How the process of a pod ended; `None` while it runs, or where there is no such pod.
+    /// The exit status of a pod's process; `None` for a running process or an unknown pod.
     pub(super) fn ended(&mut self, pod: &str) -> anyhow::Result<Option<ExitStatus>> {
         match self.running.get_mut(pod) {
             Some(running) => Ok(running.process.try_wait()?),
@@ -251,7 +268,7 @@ impl LocalNode {
 
     /// Ends every pod, as a deletion does: processes, then cgroups, then manifests.
     pub(super) fn stop_all(&mut self) -> anyhow::Result<()> {
-        // All are asked at once, so that nobody waits for a peer that is gone.
+        // All processes get the signal first, so that no process waits for a peer that is gone.
         for running in self.running.values_mut() {
             running.process.kill(Signal::SIGTERM)?;
             signal(&self.cgroups, &running.cgroup, Signal::SIGTERM);
@@ -261,7 +278,7 @@ impl LocalNode {
         for (_, mut running) in std::mem::take(&mut self.running) {
             running.process.stop_by(deadline)?;
             patiently(|| {
-                // What the process has started itself, such as a shell's commands, must not outlive it.
+                // Descendants of the process, such as a shell's commands, must not outlive the pod.
                 signal(&self.cgroups, &running.cgroup, Signal::SIGKILL);
                 self.cgroups.remove(&running.cgroup)
             })?;
@@ -273,7 +290,7 @@ impl LocalNode {
         Ok(())
     }
 
-    /// Ends every pod and removes all that was made.
+    /// Ends every pod and removes all remains.
     pub(super) fn close(mut self) -> anyhow::Result<()> {
         let stopped = self.stop_all();
         sweep(&self.cgroups)?;
@@ -282,14 +299,22 @@ impl LocalNode {
     }
 }
 
-/// Sends a signal to whatever runs in a cgroup; some of it may end meanwhile, or have ended.
+/// The resources of the pod's container.
+fn resources(pod: &Pod) -> pod::Resources {
+    let container = pod.containers.first();
+    container
+        .map(|container| container.resources)
+        .unwrap_or_default()
+}
+
+/// Sends a signal to all processes in a cgroup. Errors are ignored, because processes may end at any moment.
 fn signal(cgroups: &Cgroups, cgroup: &str, signal: Signal) {
     for pid in cgroups.processes(cgroup).unwrap_or_default() {
         let _ = nix::sys::signal::kill(Pid::from_raw(pid), signal);
     }
 }
 
-/// Removes what a local node that was killed has left, unless there is another by now.
+/// Removes the remains of a killed local node, unless another local node runs.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -297,7 +322,7 @@ pub(super) fn clear(cgroups: &Cgroups) -> anyhow::Result<()> {
     if !cgroups.exists(TOP) {
         return Ok(());
     }
-    // Whoever was killed may still be closing its files.
+    // A killed process may still be closing files.
     let Ok(_lock) = patiently(|| crate::agent::lock(&cgroups.root().join(TOP))) else {
         return Ok(());
     };
@@ -305,7 +330,7 @@ pub(super) fn clear(cgroups: &Cgroups) -> anyhow::Result<()> {
     patiently(|| cgroups.remove(TOP)).context("can't remove the cgroups that were left")
 }
 
-/// Makes what a node needs, after clearing away what a killed predecessor left.
+/// Creates the parts of a node, after the removal of a killed predecessor's remains.
 fn furnish(cgroups: &Cgroups) -> anyhow::Result<(Launcher, Switch)> {
     sweep(cgroups)?;
     cgroups.create(TREE)?;
@@ -317,7 +342,7 @@ fn furnish(cgroups: &Cgroups) -> anyhow::Result<(Launcher, Switch)> {
     Ok((launcher, Switch::new()?))
 }
 
-/// Removes what a predecessor left: processes (there are none unless it died a moment ago), cgroups, manifests.
+/// Removes the remains of a predecessor: processes (only if the predecessor died a moment ago), cgroups, manifests.
 fn sweep(cgroups: &Cgroups) -> anyhow::Result<()> {
     patiently(|| {
         // Again and again: a process may fork between being listed and being killed.
@@ -343,8 +368,8 @@ fn patiently<T, E>(mut action: impl FnMut() -> Result<T, E>) -> Result<T, E> {
     }
 }
 
-/// Lets somebody hear each line that a process writes, for as long as it writes.
-fn follow(stdout: std::process::ChildStdout, mut hear: Hear) {
+/// Calls the listener for each line of a process until the end of the output.
+fn follow(stdout: std::process::ChildStdout, mut hear: LineListener) {
     let mut stdout = BufReader::new(stdout);
     let mut line = Vec::new();
     loop {

@@ -3,20 +3,20 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// Counters of all pods at one moment.
+/// Counters of all pods at a moment.
 #[derive(Debug, Clone)]
 pub(super) struct Sample {
     pub(super) at: Instant,
     pub(super) pods: BTreeMap<String, Counters>,
-    /// Collectors that count nothing here, and why.
+    /// Collectors without counters on this machine, with the reasons.
     pub(super) unsupported: BTreeMap<String, String>,
 }
 
-/// Counters of one pod.
+/// Counters of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(super) struct Counters {
     pub(super) threads: u64,
-    /// What a collector may leave out: it was late, or the machine does not count it.
+    /// A counter that a collector may omit: the collector was late, or the machine does not count.
     pub(super) context_switches: Option<u64>,
     pub(super) throttled_periods: Option<u64>,
     pub(super) llc_misses: Option<u64>,
@@ -95,7 +95,7 @@ fn series(line: &str) -> Option<(&str, &str, u64)> {
     Some((name, pod, whole))
 }
 
-/// The collector and the reason in a line that tells of one which counts nothing here.
+/// The collector and the reason, in a line about a collector without counters.
 fn unsupported(line: &str) -> Option<(String, String)> {
     let labels = line.strip_prefix("pinfold_collector_unsupported{collector=\"")?;
     let (collector, rest) = labels.split_once("\",reason=\"")?;

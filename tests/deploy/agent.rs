@@ -288,7 +288,7 @@ fn doctor_is_right_with_the_agents_capabilities() {
     let findings = said["findings"].as_array().unwrap();
     let marks = findings
         .iter()
-        .find(|finding| finding["what"] == "marks")
+        .find(|finding| finding["what"] == "records")
         .unwrap();
     assert!(
         marks["advice"].as_str().unwrap().contains("CAP_SYS_ADMIN"),

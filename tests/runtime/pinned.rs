@@ -182,7 +182,7 @@ fn its_environment_is_there_and_the_users_value_stays() {
                     .find(|line| line.contains(words))
                     .unwrap_or_default()
             };
-            let put = line("put into its environment: ");
+            let put = line("added to the environment: ");
             assert!(
                 put.contains("PINFOLD_CPUS") && put.contains("TF_NUM_INTRAOP_THREADS"),
                 "{explanation}"

@@ -1,28 +1,34 @@
-//! What the articles claim, what was seen of it here, and why this machine may not be able to show it.
+//! The claims of articles about pinning, the bench's result for each, and the reasons why this machine may not confirm a
+//! claim.
 
 use serde::Serialize;
 
+use super::model::{Comparison, Effect, MachineFacts, Metric, WaySummary};
 use super::plan::{Plan, Work, counted};
-use super::report::{Comparison, Effect, Found, Metric, OfWay};
 
-/// A claim beside what was seen.
+/// A claim and the bench's result.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Claim {
     /// What is claimed.
     pub claimed: &'static str,
-    /// What it is about.
+    /// The subject of the claim.
     pub comparison: Comparison,
     /// In which metric.
     pub metric: Metric,
-    /// What was seen here, in words.
+    /// The bench's result, in words.
     pub here: String,
-    /// What is different here, each in a sentence.
+    /// The differences between the article's setup and this machine, a sentence each.
     pub but: Vec<String>,
 }
 
 /// The claims, all of one article: wide & deep models on hosts with 80 CPUs.
-pub(super) fn claims(plan: &Plan, effects: &[Effect], ways: &[OfWay], found: &Found) -> Vec<Claim> {
+pub(super) fn claims(
+    plan: &Plan,
+    effects: &[Effect],
+    ways: &[WaySummary],
+    found: &MachineFacts,
+) -> Vec<Claim> {
     let claim = |claimed, comparison, metric, but: Vec<String>| {
         let effect = effects
             .iter()
@@ -63,7 +69,7 @@ pub(super) fn claims(plan: &Plan, effects: &[Effect], ways: &[OfWay], found: &Fo
     ]
 }
 
-fn about_pinning(plan: &Plan, found: &Found) -> Vec<String> {
+fn about_pinning(plan: &Plan, found: &MachineFacts) -> Vec<String> {
     let mut but = vec![
         "the article shared its CPUs without limits; here who shares has the quota that Kubernetes gives a pod with limits"
             .to_owned(),
@@ -107,7 +113,7 @@ fn about_pinning(plan: &Plan, found: &Found) -> Vec<String> {
     but
 }
 
-fn about_threads(plan: &Plan, ways: &[OfWay]) -> Vec<String> {
+fn about_threads(plan: &Plan, ways: &[WaySummary]) -> Vec<String> {
     let mut but = Vec::new();
     let host = plan
         .host_threads
@@ -133,7 +139,7 @@ fn about_threads(plan: &Plan, ways: &[OfWay]) -> Vec<String> {
     for (ways, place) in [((0, 1), "in the shared pool"), ((2, 3), "pinned")] {
         if let (Some(host), Some(right)) = (threads(ways.0), threads(ways.1))
             && host == right
-            && !plan.whole()
+            && !plan.runs_to_end()
         {
             but.push(format!(
                 "{place}, the job has {} both ways: it takes no notice of the variables, or is right by itself",
@@ -154,14 +160,14 @@ fn about_threads(plan: &Plan, ways: &[OfWay]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::super::report::tests::{plan, runs};
-    use super::super::report::{Found, Report};
+    use super::super::report::{MachineFacts, Report};
     use super::*;
 
     #[test]
     fn a_small_machine_says_what_it_cannot_show() {
-        let found = Found {
+        let found = MachineFacts {
             enforcement: "cpuset".to_owned(),
-            ..Found::default()
+            ..MachineFacts::default()
         };
         let report = Report::new(
             plan(6),
@@ -196,7 +202,7 @@ mod tests {
             let mut plan = plan(6);
             plan.neighbours.busy_percent = busy;
             plan.neighbours.request_milli_cpus = 2000;
-            about_pinning(&plan, &Found::default()).join("\n")
+            about_pinning(&plan, &MachineFacts::default()).join("\n")
         };
         assert!(
             but(40).contains("the neighbours keep 0.4 CPUs busy, of 1 that"),
@@ -210,7 +216,7 @@ mod tests {
     fn threads_of_a_larger_host_are_named() {
         let mut plan = plan(6);
         plan.host_threads = Some(80);
-        let report = Report::new(plan, runs(6, |_, _| vec![]), Found::default());
+        let report = Report::new(plan, runs(6, |_, _| vec![]), MachineFacts::default());
         let but = report.claims[1].but.join("\n");
         assert!(
             but.contains("a host of 80 CPUs, on 2 CPUs") && !but.contains("only"),

@@ -1,6 +1,7 @@
-//! [`Guard`]: another process, which clears away what a bench leaves when it dies in a way that it can't do anything about.
+//! [`Guard`]: a process that removes the remains of a bench that was killed.
 //!
-//! It waits for the end of a pipe that only the bench holds; the kernel closes that whatever the bench dies of.
+//! The process waits for the end of a pipe. Only the bench holds the other end, and the kernel closes the pipe with the
+//! bench.
 
 use std::io::Read;
 use std::os::unix::process::CommandExt;
@@ -12,7 +13,7 @@ use anyhow::Context;
 use crate::host::cgroup::Cgroups;
 use crate::sandbox::node;
 
-/// The process that clears away. Dropping it lets it do so and waits for its end.
+/// The cleanup process. A drop starts the cleanup and waits for the end of the process.
 #[derive(Debug)]
 pub(super) struct Guard {
     child: Child,
@@ -35,7 +36,7 @@ impl Guard {
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
-        // What interrupts the bench from a terminal is not meant for it.
+        // An interrupt from the terminal must not end the cleanup process.
         command.process_group(0);
         let child = command
             .spawn()
@@ -47,7 +48,7 @@ impl Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         drop(self.child.stdin.take());
-        // It has nothing to say that anybody could act on: what it could not remove, the next bench finds.
+        // The cleanup process prints nothing, because nobody could act on an error. The next bench removes the remains.
         let _ = self.child.wait();
     }
 }

@@ -1,4 +1,4 @@
-//! The pods of one run: the job's, as the agent will read them, and their neighbours.
+//! The pods of a run: the job's pods, as the agent reads them, and the neighbours.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -15,49 +15,49 @@ use crate::pod::{
 /// The port of a parameter server.
 const PORT: u16 = 2222;
 
-/// Where its addresses begin.
+/// The first address of the pods.
 const NETWORK: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 
 /// No more pods with an address than a network of 254 has room for.
 pub const MOST_ADDRESSES: u32 = 200;
 
-/// One pod of a run.
+/// A pod of a run.
 #[derive(Debug, Clone)]
 pub struct BenchPod {
-    /// The pod, as the agent will read it.
+    /// The pod, as the agent reads the pod.
     pub pod: Pod,
     /// Its manifest.
     pub manifest: String,
-    /// What it does in the job.
+    /// The pod's role in the job.
     pub part: Part,
     /// What it runs.
     pub args: Vec<String>,
-    /// Variables of its own, whatever the agent adds.
+    /// Variables that the pod sets in addition to the agent's variables.
     pub env: BTreeMap<String, String>,
-    /// Its address; `None` in this program's own network namespace.
+    /// The pod's address; `None` in the network namespace of the bench.
     pub address: Option<Ipv4Addr>,
-    /// Whether it is to have CPUs of its own.
+    /// Whether the pod gets exclusive CPUs.
     pub exclusive: bool,
 }
 
-/// What a pod does.
+/// The work of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
     /// A parameter server of the built-in job.
     Ps,
-    /// A worker of it.
+    /// A worker of the built-in job.
     Worker,
     /// A copy of the command.
     Command,
-    /// Somebody else's.
+    /// A neighbour of the job.
     Neighbour,
 }
 
-/// The pods of a run, in the order in which they are to be started: those that others need or suffer from come first.
-/// `number` sets their uids apart from those of other runs.
+/// The pods of a run, in starting order: servers and neighbours before workers. `number` makes the uids differ from the uids
+/// of earlier runs.
 ///
 /// # Errors
-/// A manifest that its own reader refuses, which would be a defect.
+/// The manifest reader refuses a generated manifest, which would be a defect.
 pub fn pods(plan: &Plan, way: Way, number: usize) -> anyhow::Result<Vec<BenchPod>> {
     let address = |index: u32| Ipv4Addr::from(u32::from(NETWORK) + index);
     let hosts: Vec<String> = (0..plan.ps)
@@ -109,7 +109,7 @@ pub fn pods(plan: &Plan, way: Way, number: usize) -> anyhow::Result<Vec<BenchPod
     Ok(pods)
 }
 
-/// The variables that the agent gives a worker of a plan, and their values: with its own CPUs or its limit they are the same.
+/// The variables that the agent sets for a worker of a plan. The values are the same for exclusive CPUs and for a CPU limit.
 pub fn right_variables(plan: &Plan) -> anyhow::Result<BTreeMap<String, String>> {
     let member = Member {
         part: Part::Worker,
@@ -125,7 +125,7 @@ pub fn right_variables(plan: &Plan) -> anyhow::Result<BTreeMap<String, String>> 
     Ok(variables(&pod.pod, plan.cpus))
 }
 
-/// The variables that fit this many CPUs.
+/// The variables for a number of CPUs.
 fn variables(pod: &Pod, cpus: u32) -> BTreeMap<String, String> {
     let cpus = cpus as usize;
     let basis = ThreadBasis::exclusive(cpus, cpus, 1);
@@ -257,16 +257,16 @@ fn uid(run: usize, pod: usize) -> String {
 mod tests {
     use super::*;
     use crate::pod::{Entitlement, Qos};
-    use crate::sandbox::bench::plan::{Wishes, tests::machine};
+    use crate::sandbox::bench::plan::{PlanOptions, tests::machine};
 
-    fn plan(cores: u32, wishes: Wishes) -> Plan {
-        let wishes = Wishes {
+    fn plan(cores: u32, options: PlanOptions) -> Plan {
+        let options = PlanOptions {
             rounds: 4,
             seconds: 2,
             neighbour_busy: 100,
-            ..wishes
+            ..options
         };
-        Plan::new(wishes, &machine(cores), &"0".parse().unwrap()).unwrap()
+        Plan::new(options, &machine(cores), &"0".parse().unwrap()).unwrap()
     }
 
     fn owed(pod: &Pod) -> u32 {
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn the_way_is_what_the_agent_reads() {
-        let plan = plan(8, Wishes::default());
+        let plan = plan(8, PlanOptions::default());
         for way in Way::ALL {
             let pods = pods(&plan, way, 3).unwrap();
             assert_eq!(pods.len(), 4);
@@ -311,9 +311,9 @@ mod tests {
     fn a_larger_host_is_told_to_those_who_are_not_sized() {
         let plan = plan(
             4,
-            Wishes {
+            PlanOptions {
                 host_threads: Some(80),
-                ..Wishes::default()
+                ..PlanOptions::default()
             },
         );
         for way in Way::ALL {
@@ -335,11 +335,11 @@ mod tests {
         let command = Some("exec train".to_owned());
         let plan = plan(
             8,
-            Wishes {
+            PlanOptions {
                 command,
                 workers: Some(2),
                 neighbours: Some(0),
-                ..Wishes::default()
+                ..PlanOptions::default()
             },
         );
         let pods = pods(&plan, Way::ALL[0], 0).unwrap();
@@ -351,13 +351,13 @@ mod tests {
 
     #[test]
     fn nobody_waits_for_who_is_started_later() {
-        let order = |wishes| -> Vec<Part> {
+        let order = |options| -> Vec<Part> {
             let pods = pods(
                 &plan(
                     8,
-                    Wishes {
+                    PlanOptions {
                         neighbours: Some(1),
-                        ..wishes
+                        ..options
                     },
                 ),
                 Way::ALL[0],
@@ -367,19 +367,19 @@ mod tests {
             pods.iter().map(|pod| pod.part).collect()
         };
         assert_eq!(
-            order(Wishes::default()),
+            order(PlanOptions::default()),
             [Part::Ps, Part::Neighbour, Part::Worker, Part::Worker]
         );
-        let command = Wishes {
+        let command = PlanOptions {
             command: Some("true".to_owned()),
-            ..Wishes::default()
+            ..PlanOptions::default()
         };
         assert_eq!(order(command), [Part::Neighbour, Part::Command]);
     }
 
     #[test]
     fn uids_of_runs_differ() {
-        let plan = plan(8, Wishes::default());
+        let plan = plan(8, PlanOptions::default());
         let mut uids = std::collections::BTreeSet::new();
         for number in 0..300 {
             for pod in pods(&plan, Way::ALL[number % 4], number).unwrap() {

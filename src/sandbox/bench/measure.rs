@@ -1,4 +1,4 @@
-//! One run: pods are started in one of the four ways, watched, counted and ended.
+//! A run: the bench starts, measures and stops the pods of a way.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,10 +17,10 @@ use crate::agent::Agent;
 use crate::host::file;
 use crate::host::proc::Proc;
 use crate::host::spawn::Stderr;
-use crate::sandbox::node::{Hear, LocalNode, Start};
+use crate::sandbox::node::{LineListener, LocalNode, Start};
 use crate::sandbox::sample::{Counters, Sample};
 
-/// Whose reason it is that migrations are not counted, and that steps are not timed, beside the collectors' names.
+/// The label of the reasons for missing migrations and step times, beside the names of collectors.
 pub(super) const MIGRATIONS: &str = "migrations";
 pub(super) const STEPS: &str = "steps";
 
@@ -33,55 +33,55 @@ const WARM_UP: Duration = Duration::from_secs(1);
 /// How long a container may wait for CPUs of its own.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Time between two looks at what runs.
+/// The time between two samples.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// The same while a command's own time is taken.
 const CLOSE_LOOK: Duration = Duration::from_millis(5);
 
-/// Fewer steps than this say nothing of a step's time, so a run goes on until there are as many.
+/// The fewest steps that give a step time; a run goes on until the workers have made this many.
 const FEWEST: f64 = 10.0;
 
 /// A failed command's last words.
 const WORDS: usize = 2000;
 
-/// What a command may have written to standard error: beyond, what is older goes.
+/// The longest kept end of a command's standard error, in bytes.
 const KEPT: u64 = 8 << 20;
 
-/// What runs a bench's pods.
+/// The runner of a bench's pods.
 #[derive(Debug)]
 pub(super) struct Bench<'a> {
     pub(super) plan: &'a Plan,
     pub(super) agent: &'a mut Agent,
     pub(super) local: &'a mut LocalNode,
-    /// What a command has of this program's environment.
+    /// The variables that a command inherits from the environment.
     pub(super) environment: &'a BTreeMap<String, String>,
-    /// Why collectors count nothing here.
+    /// The reasons for missing counters, by collector.
     pub(super) unsupported: BTreeMap<String, String>,
     number: usize,
 }
 
-/// What is counted at one moment.
+/// The counters at a moment.
 #[derive(Debug)]
 struct Point {
     sample: Sample,
-    /// How often each thread of the job was moved so far; `None` where the kernel does not tell.
+    /// The migrations of each thread of the job so far; `None` if the kernel does not count migrations.
     moved: Option<BTreeMap<i32, u64>>,
 }
 
-/// A worker, or a copy of the command, as it is heard.
+/// The output of a worker or of a copy of the command.
 #[derive(Debug)]
-struct Heard {
+struct PodOutput {
     pod: String,
     listener: Arc<Mutex<Listener>>,
 }
 
-/// What became of the pods so far.
+/// The state of the pods so far.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Look {
-    /// The places of those copies of the command that have come to their end.
+struct PodStates {
+    /// The indexes of terminated copies of the command.
     ended: Vec<usize>,
-    /// Whether all have the CPUs that they are to have.
+    /// Whether all pods have the planned CPUs.
     settled: bool,
 }
 
@@ -104,7 +104,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Runs the job in one way and ends it.
+    /// Runs the job in a way and ends the job.
     pub(super) async fn run(&mut self, round: usize, way: Way) -> anyhow::Result<Run> {
         let pods = job::pods(self.plan, way, self.number)?;
         self.number += 1;
@@ -116,65 +116,65 @@ impl<'a> Bench<'a> {
 
     async fn measure(&mut self, round: usize, way: Way, pods: &[BenchPod]) -> anyhow::Result<Run> {
         let origin = Instant::now();
-        let (mut heard, mut started) = (Vec::new(), Vec::new());
+        let (mut outputs, mut started) = (Vec::new(), Vec::new());
         for pod in pods {
             let (began, listened) = self.start(pod, origin).await?;
             started.push(began);
-            heard.extend(listened);
+            outputs.extend(listened);
         }
-        if self.plan.whole() {
+        if self.plan.runs_to_end() {
             return self.whole(round, way, pods, &started).await;
         }
         let began = Instant::now();
-        self.until_all_step(began, pods, &heard).await?;
+        self.until_all_step(began, pods, &outputs).await?;
         tokio::time::sleep(WARM_UP).await;
         let before = self.point(pods)?;
         let from = origin.elapsed();
         let length = Duration::from_secs(self.plan.seconds);
         let longest = Duration::from_secs(self.plan.limit).max(length * 2);
-        let base: Vec<f64> = heard.iter().map(steps).collect();
+        let base: Vec<f64> = outputs.iter().map(steps).collect();
         loop {
             tokio::time::sleep(LOOK).await;
-            let look = self.look(began, pods, &heard)?;
+            let states = self.pod_states(began, pods, &outputs)?;
             let took = origin.elapsed() - from;
             anyhow::ensure!(
-                look.ended.is_empty(),
+                states.ended.is_empty(),
                 "the command ended {:.1} s after the measurement began, and {} s are to be measured: let it make more steps, \
                  ask for fewer --seconds, or leave --steps out, so that the time to its end is measured",
                 took.as_secs_f64(),
                 self.plan.seconds
             );
-            let made: Vec<f64> = heard
+            let made: Vec<f64> = outputs
                 .iter()
                 .zip(&base)
-                .map(|(one, base)| steps(one) - base)
+                .map(|(output, base)| steps(output) - base)
                 .collect();
             if took >= length && made.iter().sum::<f64>() > FEWEST {
                 let after = self.point(pods)?;
-                if let Some(stretches) = stretches(&heard, from, origin.elapsed()) {
+                if let Some(stretches) = stretches(&outputs, from, origin.elapsed()) {
                     return Ok(self.stepped(round, way, pods, (&before, &after), &stretches));
                 }
             }
-            let silent = heard.iter().zip(&made).find(|(_, made)| **made == 0.0);
+            let silent = outputs.iter().zip(&made).find(|(_, made)| **made == 0.0);
             anyhow::ensure!(
                 took < longest,
                 "{} in {} s: make steps smaller, or give a run more time with --limit",
                 silent.map_or_else(
                     || format!("fewer than {FEWEST} steps"),
-                    |(one, _)| format!("{} made no step", one.pod)
+                    |(output, _)| format!("{} made no step", output.pod)
                 ),
                 took.as_secs()
             );
         }
     }
 
-    /// Starts a pod as a runtime does: asks the agent, then makes the container with what it says. Returns when its process
-    /// began, and who listens.
+    /// Starts a pod as a container runtime does: the agent answers a request, and the container gets the answer's CPUs and
+    /// variables. Returns the starting time of the process and the line listener.
     async fn start(
         &mut self,
         pod: &BenchPod,
         origin: Instant,
-    ) -> anyhow::Result<(Instant, Option<Heard>)> {
+    ) -> anyhow::Result<(Instant, Option<PodOutput>)> {
         let container = pod
             .pod
             .containers
@@ -187,7 +187,7 @@ impl<'a> Bench<'a> {
             BTreeMap::new()
         };
         if pod.part == Part::Command {
-            // Lines are heard when they are written, not when a buffer is full.
+            // Lines must arrive as soon as the program writes a line, not when a buffer is full.
             env.entry("PYTHONUNBUFFERED".to_owned())
                 .or_insert_with(|| "1".to_owned());
         }
@@ -200,7 +200,7 @@ impl<'a> Bench<'a> {
             Work::BuiltIn => None,
         };
         let part = pod.part;
-        let hear: Option<Hear> = listener.clone().map(|listener| -> Hear {
+        let hear: Option<LineListener> = listener.clone().map(|listener| -> LineListener {
             Box::new(move |text, at| {
                 let at = at.saturating_duration_since(origin);
                 let mut listener = listener.lock().unwrap_or_else(PoisonError::into_inner);
@@ -213,7 +213,7 @@ impl<'a> Bench<'a> {
         });
         let command = pod.part == Part::Command;
         let words = self.words(&pod.pod.name);
-        // What an earlier copy said is nobody's business any more; there may have been none.
+        // An end of an earlier copy's output may be missing or outdated, so errors are ignored.
         let _ = std::fs::remove_file(&words);
         let start = Start {
             pod: &pod.pod,
@@ -232,7 +232,7 @@ impl<'a> Bench<'a> {
         let began = tokio::task::block_in_place(|| self.local.start(start))?;
         Ok((
             began,
-            listener.map(|listener| Heard {
+            listener.map(|listener| PodOutput {
                 pod: pod.pod.name.clone(),
                 listener,
             }),
@@ -244,43 +244,48 @@ impl<'a> Bench<'a> {
         self.local.folder().join(format!("{pod}.err"))
     }
 
-    /// Waits until every worker has made a step and has the CPUs that it is to have.
+    /// Waits until each worker has made a step and has the planned CPUs.
     async fn until_all_step(
         &mut self,
         began: Instant,
         pods: &[BenchPod],
-        heard: &[Heard],
+        outputs: &[PodOutput],
     ) -> anyhow::Result<()> {
         loop {
             tokio::time::sleep(LOOK).await;
-            let look = self.look(began, pods, heard)?;
-            let silent = heard.iter().find(|one| !one.listener().has_begun());
+            let states = self.pod_states(began, pods, outputs)?;
+            let silent = outputs.iter().find(|output| !output.listener().has_begun());
             match silent {
-                None if look.settled && look.ended.is_empty() => return Ok(()),
-                Some(one) => anyhow::ensure!(
-                    began.elapsed() < FIRST_STEP && look.ended.is_empty(),
+                None if states.settled && states.ended.is_empty() => return Ok(()),
+                Some(output) => anyhow::ensure!(
+                    began.elapsed() < FIRST_STEP && states.ended.is_empty(),
                     "{} made no step in {} s: does --steps match what the command writes to standard output? A program that \
                      keeps its lines in a buffer may need stdbuf -oL",
-                    one.pod,
+                    output.pod,
                     began.elapsed().as_secs()
                 ),
                 None => anyhow::ensure!(
-                    look.ended.is_empty(),
+                    states.ended.is_empty(),
                     "the command ended before it could be measured: let it make more steps"
                 ),
             }
         }
     }
 
-    /// Sees that all run and have their CPUs.
-    fn look(&mut self, began: Instant, pods: &[BenchPod], heard: &[Heard]) -> anyhow::Result<Look> {
+    /// Checks that all pods run and have the planned CPUs.
+    fn pod_states(
+        &mut self,
+        began: Instant,
+        pods: &[BenchPod],
+        outputs: &[PodOutput],
+    ) -> anyhow::Result<PodStates> {
         self.agent.check()?;
-        for one in heard {
-            if let Some(trouble) = one.listener().trouble() {
-                anyhow::bail!("the output of {} can't be used: {trouble}", one.pod);
+        for output in outputs {
+            if let Some(trouble) = output.listener().trouble() {
+                anyhow::bail!("the output of {} can't be used: {trouble}", output.pod);
             }
         }
-        let mut look = Look {
+        let mut states = PodStates {
             ended: Vec::new(),
             settled: true,
         };
@@ -292,7 +297,7 @@ impl<'a> Bench<'a> {
             match self.local.ended(name)? {
                 None => {}
                 Some(status) if pod.part == Part::Command && status.success() => {
-                    look.ended.push(place);
+                    states.ended.push(place);
                 }
                 Some(status) => anyhow::bail!(
                     "the process of {name} ended by itself ({status}){}",
@@ -305,9 +310,9 @@ impl<'a> Bench<'a> {
             }
         }
         let Some(snapshot) = self.agent.snapshot() else {
-            return Ok(Look {
+            return Ok(PodStates {
                 settled: false,
-                ..look
+                ..states
             });
         };
         for pod in pods.iter().filter(|pod| pod.part != Part::Neighbour) {
@@ -321,7 +326,7 @@ impl<'a> Bench<'a> {
                 Some(_) => own.is_none(),
                 None => false,
             };
-            look.settled &= settled;
+            states.settled &= settled;
             let note = state
                 .and_then(|state| state.note.as_deref())
                 .unwrap_or("the agent does not say why");
@@ -331,7 +336,7 @@ impl<'a> Bench<'a> {
                 pod.pod.name
             );
         }
-        Ok(look)
+        Ok(states)
     }
 
     fn sample(&mut self) -> anyhow::Result<Sample> {
@@ -341,8 +346,8 @@ impl<'a> Bench<'a> {
         Ok(sample)
     }
 
-    /// What the agent has counted, and how often each thread was moved: a scrape looks at as many threads as its allowance lets
-    /// it, and here each is to be looked at.
+    /// Reads the agent's counters and each thread's migrations. A scrape samples only a part of the threads; the bench reads
+    /// every thread.
     fn point(&mut self, pods: &[BenchPod]) -> anyhow::Result<Point> {
         let proc = Proc::new(Path::new("/"));
         let moved = match proc.no_migrations() {
@@ -377,10 +382,13 @@ impl<'a> Bench<'a> {
     ) -> Run {
         let (before, after) = (&begin.sample, &end.sample);
         let seconds = (after.at - before.at).as_secs_f64();
-        let rate: f64 = stretches.iter().map(|one| one.steps / one.seconds).sum();
+        let rate: f64 = stretches
+            .iter()
+            .map(|stretch| stretch.steps / stretch.seconds)
+            .sum();
         let millis: Vec<f64> = stretches
             .iter()
-            .flat_map(|one| one.millis.iter().copied())
+            .flat_map(|stretch| stretch.millis.iter().copied())
             .collect();
         let names: Vec<&str> = job(pods).collect();
         let gained = |pick: fn(&Counters) -> Option<u64>| -> Option<f64> {
@@ -410,25 +418,28 @@ impl<'a> Bench<'a> {
             (Metric::StepMsP99, stats::percentile(&millis, 99)),
             (
                 Metric::ContextSwitchesPerStep,
-                per_step(|one| one.context_switches),
+                per_step(|counters| counters.context_switches),
             ),
             (
                 Metric::ThrottledPeriodsPerSecond,
-                gained(|one| one.throttled_periods),
+                gained(|counters| counters.throttled_periods),
             ),
             (Metric::MigrationsPerStep, moves),
-            (Metric::CacheMissesPerStep, per_step(|one| one.llc_misses)),
+            (
+                Metric::CacheMissesPerStep,
+                per_step(|counters| counters.llc_misses),
+            ),
         ];
         Run {
             round,
             way,
             seconds,
-            steps: stretches.iter().map(|one| one.steps).sum(),
+            steps: stretches.iter().map(|stretch| stretch.steps).sum(),
             thread_count: Some(
                 names
                     .iter()
                     .filter_map(|name| after.pods.get(*name))
-                    .map(|one| one.threads)
+                    .map(|counters| counters.threads)
                     .sum(),
             ),
             figures: figures
@@ -438,7 +449,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Measures how long the command takes, each of its copies from its own start.
+    /// Measures the duration of the command for each copy, from the start of the copy.
     async fn whole(
         &mut self,
         round: usize,
@@ -453,9 +464,9 @@ impl<'a> Bench<'a> {
         let mut settled = false;
         while took.len() < copies {
             tokio::time::sleep(CLOSE_LOOK).await;
-            let look = self.look(began, pods, &[])?;
-            settled |= look.settled;
-            for place in look.ended {
+            let states = self.pod_states(began, pods, &[])?;
+            settled |= states.settled;
+            for place in states.ended {
                 took.entry(place)
                     .or_insert_with(|| started[place].elapsed().as_secs_f64());
             }
@@ -471,11 +482,16 @@ impl<'a> Bench<'a> {
             "the command took only {:.0} ms, and had ended before its CPUs were its own: let it do more",
             began.elapsed().as_secs_f64() * 1e3
         );
-        // Their cgroups are still there, and what they counted.
+        // The cgroups of terminated copies still exist, with the counters.
         let after = self.sample()?;
         let seconds = began.elapsed().as_secs_f64();
         let throttled: Option<u64> = job(pods)
-            .map(|name| after.pods.get(name).and_then(|one| one.throttled_periods))
+            .map(|name| {
+                after
+                    .pods
+                    .get(name)
+                    .and_then(|counters| counters.throttled_periods)
+            })
             .sum();
         let millis: Vec<f64> = took.values().map(|seconds| seconds * 1e3).collect();
         let figures = [
@@ -508,33 +524,35 @@ impl<'a> Bench<'a> {
     }
 }
 
-// === impl Heard ===
+// === impl PodOutput ===
 
-impl Heard {
+impl PodOutput {
     fn listener(&self) -> MutexGuard<'_, Listener> {
         self.listener.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The names of the pods that are the job.
+/// The names of the job's pods.
 fn job(pods: &[BenchPod]) -> impl Iterator<Item = &str> {
     pods.iter()
         .filter(|pod| pod.part != Part::Neighbour)
         .map(|pod| pod.pod.name.as_str())
 }
 
-fn steps(heard: &Heard) -> f64 {
-    heard.listener().steps()
+fn steps(output: &PodOutput) -> f64 {
+    output.listener().steps()
 }
 
-/// What each has done; `None` where one has done nothing.
-fn stretches(heard: &[Heard], from: Duration, to: Duration) -> Option<Vec<Stretch>> {
-    let of = |one: &Heard| stretch(one.listener().marks(), from, to).filter(|one| one.steps > 0.0);
-    heard.iter().map(of).collect()
+/// The steps of each worker; `None` if a worker has made no step.
+fn stretches(outputs: &[PodOutput], from: Duration, to: Duration) -> Option<Vec<Stretch>> {
+    let of = |output: &PodOutput| {
+        stretch(output.listener().marks(), from, to).filter(|output| output.steps > 0.0)
+    };
+    outputs.iter().map(of).collect()
 }
 
-/// How often threads were moved: one that ended is not counted, and one that shows less than before is another one with its
-/// id.
+/// The increase of the migrations. A terminated thread does not count; a thread with a smaller number than before is a new
+/// thread with a reused id.
 fn migrations(before: &Point, after: &Point) -> Option<f64> {
     let (before, after) = (before.moved.as_ref()?, after.moved.as_ref()?);
     let gained = after.iter().map(|(tid, now)| {
@@ -554,19 +572,19 @@ fn bound(words: &Path) {
         return;
     };
     if file.metadata().is_ok_and(|found| found.len() > KEPT) {
-        // It is written at its end, wherever that is; if it can't be cut, the next look tries again.
+        // The command appends to the file. If the file can't be truncated, the next sample tries again.
         let _ = file.set_len(0);
     }
 }
 
-/// Context switches of all processes that were started from here and have ended, their threads and descendants included.
+/// Context switches of all terminated child processes, including threads and descendants.
 fn reaped() -> anyhow::Result<i64> {
     let usage = getrusage(UsageWho::RUSAGE_CHILDREN)
         .context("can't read what ended processes have used")?;
     Ok(usage.voluntary_context_switches() + usage.involuntary_context_switches())
 }
 
-/// The end of what a command wrote to standard error.
+/// The end of a command's standard error.
 fn last_words(path: &Path) -> String {
     let Ok(Some(text)) = file::read_optional(path) else {
         return String::new();

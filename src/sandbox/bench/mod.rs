@@ -1,20 +1,20 @@
-//! The bench: what pinning and sizing would buy on this machine, by experiment.
+//! The bench: an experiment that measures the benefit of pinning and sizing on this machine.
 //!
-//! A training job, or any command, is run in four ways, shared or pinned and with the host's threads or the right ones
-//! ([`Way`]), again and again in balanced order, beside neighbours who keep the shared CPUs busy. The real agent pins and
-//! sizes it; what is shared is shared as Kubernetes does it, with its limit as a quota.
+//! A training job, or any command, runs in four ways ([`Way`]): shared or pinned, with the host's threads or the right
+//! threads. The rounds repeat in a balanced order, beside neighbours that keep the shared CPUs busy. The real agent pins and
+//! sizes the pods. Shared pods run as in Kubernetes, with the CPU limit as a quota.
 //!
-//! [`mod@plan`] decides what is run, [`job`] says which pods that takes, `measure` does it, [`steps`] hears of steps, [`report`]
-//! puts figures together with the [`stats`] of noisy numbers, [`claims`] sets them beside what others claim, [`picture`] draws
-//! them. All but `measure` and `guard` only compute.
+//! [`mod@plan`] decides the runs, [`job`] names the pods, `measure` runs the pods, [`steps`] reads steps from lines,
+//! [`report`] computes the figures with the help of [`stats`], [`claims`] compares the figures with published claims, and
+//! [`picture`] draws the figures. All modules but `measure` and `guard` only compute.
 //!
-//! Invariant: ratios are taken within a round, between runs that follow each other, so that a machine that is slower for a
-//! minute is slower for all.
+//! Invariant: a ratio compares consecutive runs of a round, so that a slow minute of the machine affects both sides.
 
 pub mod claims;
 mod guard;
 pub mod job;
 mod measure;
+mod model;
 pub mod picture;
 pub mod plan;
 pub mod report;
@@ -36,16 +36,16 @@ use crate::pin::Enforcement;
 use guard::Guard;
 pub use guard::sweep;
 use measure::Bench;
-use plan::{Plan, Way, Wishes, Work};
-use report::{Found, Metric, Report};
+use plan::{Plan, PlanOptions, Way, Work};
+use report::{MachineFacts, Metric, Report};
 
-/// How many descriptors may count the cache misses of containers that share their CPUs.
+/// The most perf descriptors for cache misses of containers in the shared pool.
 const SHARED_COUNTERS: usize = 4096;
 
 /// Why a bench does not run with enforcement observe.
 pub const NOTHING_TO_COMPARE: &str = "with enforcement observe nothing is pinned, so there is nothing to compare: use auto, partition or cpuset";
 
-/// What is run, and where.
+/// The task and the environment of a bench.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// What is run.
@@ -59,7 +59,7 @@ pub struct Options {
 /// How far a bench is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
-    /// Runs that are done.
+    /// The finished runs.
     pub done: usize,
     /// Runs there are.
     pub runs: usize,
@@ -71,10 +71,10 @@ pub struct Progress {
 ///
 /// # Errors
 /// No topology, reserved CPUs that are not online, too few CPUs, more pods than addresses.
-pub fn plan(wishes: Wishes, reserved: Option<&CpuSet>) -> anyhow::Result<Plan> {
+pub fn plan(options: PlanOptions, reserved: Option<&CpuSet>) -> anyhow::Result<Plan> {
     let topology = crate::host::topology::read(Path::new("/"))?;
     let reserved = agent::reserved(reserved, &topology)?;
-    let plan = Plan::new(wishes, &topology, &reserved)?;
+    let plan = Plan::new(options, &topology, &reserved)?;
     let pods = plan.workers.saturating_add(plan.ps);
     anyhow::ensure!(
         pods <= job::MOST_ADDRESSES || plan.ps == 0,
@@ -84,20 +84,18 @@ pub fn plan(wishes: Wishes, reserved: Option<&CpuSet>) -> anyhow::Result<Plan> {
     Ok(plan)
 }
 
-/// Runs a bench and cleans up, whatever comes of it. `show` is called before each run.
+/// Runs a bench and cleans up on every exit. The bench calls `show` before each run.
 ///
 /// # Errors
-/// Another agent, a kubelet that pins, pods that own CPUs, no cpuset controller, no rights; a process that fails.
-/// `None` if it was told to stop.
+/// Another agent, a kubelet that pins, pods with exclusive CPUs, no cpuset controller, no rights; a failed process. `None`
+/// after a cancellation.
 pub async fn run(
     options: &Options,
     stop: &CancellationToken,
     mut show: impl FnMut(&Progress),
 ) -> anyhow::Result<Option<Report>> {
     let Options {
-        plan,
-        enforcement,
-        cgroup_root,
+        plan, cgroup_root, ..
     } = options;
     let theirs = Node::new(Config {
         cgroup_root: cgroup_root.clone(),
@@ -105,32 +103,14 @@ pub async fn run(
     })?;
     let _lock = agent::lock(theirs.cgroups.root())?;
     alone(&theirs)?;
-    let config = Config {
-        cgroup_root: cgroup_root.clone(),
-        trees: vec![TREE.to_owned()],
-        // Nobody is told of it; it is asked from here.
-        listen: std::net::SocketAddr::from(([127, 0, 0, 1], 0)),
-        reserved: Some(plan.reserved.clone()),
-        enforcement: *enforcement,
-        metrics: Metrics {
-            shared_counters: SHARED_COUNTERS,
-            ..Metrics::default()
-        },
-        // No container runtime knows the bench's pods.
-        runtime: Runtime {
-            nri: Asked::Never,
-            ..Runtime::default()
-        },
-        ..Config::default()
-    };
-    let mut node = Node::apart(config)?;
+    let mut node = Node::apart(agent_config(options))?;
     anyhow::ensure!(node.enforcement != Enforcement::Observe, NOTHING_TO_COMPARE);
     let (enforcement, enforcement_reason) = (
         node.enforcement.name().to_owned(),
         node.enforcement_reason.clone(),
     );
     let (environment, left_out) = environment(plan)?;
-    // Declared first, so that it is dropped last: it clears away once the local node has let go of its lock.
+    // The guard is declared first and dropped last: the cleanup starts after the local node has released the lock.
     let _guard;
     let mut local = tokio::task::block_in_place(|| LocalNode::open(node.cgroups.clone()))?;
     _guard = match tokio::task::block_in_place(|| Guard::start(cgroup_root)) {
@@ -162,7 +142,7 @@ pub async fn run(
     closed.context("the bench ran, but could not clean up")?;
     let not_counted = not_counted(plan, &runs, &unsupported);
     let notes = notes(plan, &runs, &left_out);
-    let found = Found {
+    let found = MachineFacts {
         enforcement,
         enforcement_reason,
         not_counted,
@@ -199,7 +179,29 @@ async fn rounds(
     Ok(runs)
 }
 
-/// Whether nobody else gives CPUs away on this node.
+/// The configuration of the bench's agent.
+fn agent_config(options: &Options) -> Config {
+    Config {
+        cgroup_root: options.cgroup_root.clone(),
+        trees: vec![TREE.to_owned()],
+        // Any free port will do, because only the bench sends requests to the agent.
+        listen: std::net::SocketAddr::from(([127, 0, 0, 1], 0)),
+        reserved: Some(options.plan.reserved.clone()),
+        enforcement: options.enforcement,
+        metrics: Metrics {
+            shared_counters: SHARED_COUNTERS,
+            ..Metrics::default()
+        },
+        // No container runtime knows the bench's pods.
+        runtime: Runtime {
+            nri: Asked::Never,
+            ..Runtime::default()
+        },
+        ..Config::default()
+    }
+}
+
+/// Checks that no other program gives CPUs away on this node.
 fn alone(theirs: &Node) -> anyhow::Result<()> {
     anyhow::ensure!(
         theirs.enforcement != Enforcement::Observe,
@@ -216,8 +218,8 @@ fn alone(theirs: &Node) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a command has of this program's environment: all but what the agent is to decide; and the names of what that leaves
-/// out.
+/// The variables that a command inherits, without the variables that the agent decides; and the names of the removed
+/// variables.
 fn environment(plan: &Plan) -> anyhow::Result<(BTreeMap<String, String>, Vec<String>)> {
     let decided = job::right_variables(plan)?;
     let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
@@ -229,7 +231,7 @@ fn environment(plan: &Plan) -> anyhow::Result<(BTreeMap<String, String>, Vec<Str
     Ok((taken, left_out.into_keys().collect()))
 }
 
-/// What to bear in mind when reading the figures.
+/// Remarks for the reader of the figures.
 fn notes(plan: &Plan, runs: &[report::Run], left_out: &[String]) -> Vec<String> {
     let mut notes = Vec::new();
     if let Work::Command { steps, .. } = &plan.work {
@@ -287,7 +289,7 @@ fn not_counted(
         let reason = match unsupported.get(collector) {
             _ if ways == Way::ALL.len() => return None,
             _ if ways > 0 => "counted in some of the four ways only".to_owned(),
-            _ if plan.whole() => {
+            _ if plan.runs_to_end() => {
                 "a command that is run to its end can't be asked for it afterwards".to_owned()
             }
             Some(reason) => reason.clone(),

@@ -11,7 +11,7 @@ const HEIGHT: f64 = 560.0;
 const LEFT: f64 = 60.0;
 const TOP: f64 = 70.0;
 const BOTTOM: f64 = 250.0;
-/// The panel of ratios: where its scale begins and ends, and its first row.
+/// The panel of ratios: the ends of the scale, and the first row.
 const SCALE: (f64, f64) = (250.0, 620.0);
 const ROWS: f64 = 330.0;
 const ROW: f64 = 26.0;
@@ -199,7 +199,7 @@ fn short(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::plan::Work;
-    use super::super::report::Found;
+    use super::super::report::MachineFacts;
     use super::super::report::tests::{plan, runs as some_runs};
     use super::*;
 
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn every_run_is_a_dot_and_every_ratio_a_line() {
-        let report = Report::new(plan(6), some_runs(6, figures), Found::default());
+        let report = Report::new(plan(6), some_runs(6, figures), MachineFacts::default());
         let svg = draw(&report);
         assert_eq!(svg.matches("<circle").count(), 2 * 24 + 7);
         assert!(
@@ -229,7 +229,7 @@ mod tests {
             line: "a <b> & \u{1}c".repeat(30),
             steps: None,
         };
-        let svg = draw(&Report::new(plan, Vec::new(), Found::default()));
+        let svg = draw(&Report::new(plan, Vec::new(), MachineFacts::default()));
         assert!(svg.contains("a &lt;b&gt; &amp;  c") && svg.ends_with("</svg>\n"));
         assert!(
             !svg.contains('\u{1}') && !svg.contains("NaN") && !svg.contains("inf"),

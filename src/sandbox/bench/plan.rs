@@ -15,9 +15,9 @@ const AROUND: f64 = 2.5;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Cpus {
-    /// The shared pool, with its limit as a quota, as Kubernetes runs it.
+    /// The shared pool, with the CPU limit as a quota, as in Kubernetes.
     Shared,
-    /// CPUs of its own, the quota lifted, as the agent runs it.
+    /// Exclusive CPUs without a quota, as assigned by the agent.
     Pinned,
 }
 
@@ -25,24 +25,24 @@ pub enum Cpus {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Threads {
-    /// It is told nothing (or what a larger host would have), and takes what it finds on the host.
+    /// No variables (or the variables of a larger host): the framework counts the host's CPUs.
     Host,
-    /// As many as its CPUs, in the variables that the agent sets.
+    /// As many threads as CPUs, in the variables that the agent sets.
     Right,
 }
 
-/// One of the four ways to run a task.
+/// A way to run a task: a choice of CPUs and of threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Way {
-    /// Where its CPUs come from.
+    /// The choice of CPUs.
     pub cpus: Cpus,
-    /// How many threads it is told to use.
+    /// The choice of thread counts.
     pub threads: Threads,
 }
 
-/// What is wished for; what is left open is decided by the machine.
+/// The user's options. The plan fills the options left open.
 #[derive(Debug, Clone, Default)]
-pub struct Wishes {
+pub struct PlanOptions {
     /// How often each way is run.
     pub rounds: usize,
     /// How long each run is measured.
@@ -55,29 +55,29 @@ pub struct Wishes {
     pub cpus: Option<u32>,
     /// Parameter servers.
     pub ps: Option<u32>,
-    /// CPUs of each; 0 leaves them in the shared pool always.
+    /// CPUs of each worker; 0 keeps the workers in the shared pool.
     pub ps_cpus: Option<u32>,
-    /// How many CPUs the host of the host's threads has, where that is not this one.
+    /// The number of CPUs of the simulated larger host, if any.
     pub host_threads: Option<u32>,
     /// Busy pods in the shared pool.
     pub neighbours: Option<u32>,
     /// The share of a CPU's time that each wants, in percent.
     pub neighbour_busy: u8,
-    /// What each asks for, in thousandths of a CPU.
+    /// The CPU request of each neighbour, in thousandths of a CPU.
     pub neighbour_request: Option<u64>,
     /// A command in place of the built-in job.
     pub command: Option<String>,
-    /// How its steps are told; without it, the time to its end is measured.
+    /// The pattern of a step in the command's output; without a pattern, the bench measures the duration.
     pub pattern: Option<Pattern>,
 }
 
-/// What is run, how often, in which order.
+/// The tasks, the number of rounds and the order.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Plan {
     /// Online CPUs.
     pub online: CpuSet,
-    /// Those that nobody is given.
+    /// The reserved CPUs.
     pub reserved: CpuSet,
     /// What is run.
     pub work: Work,
@@ -91,13 +91,13 @@ pub struct Plan {
     pub ps_cpus: u32,
     /// How many CPUs the host of the host's threads has; null: the programs are told nothing.
     pub host_threads: Option<u32>,
-    /// Who else is busy.
+    /// The neighbours.
     pub neighbours: Neighbours,
     /// How long each run is measured.
     pub seconds: u64,
     /// How long a run may take, in seconds.
     pub limit: u64,
-    /// The ways of each round, in their order.
+    /// The ways of each round, in order.
     pub rounds: Vec<[Way; 4]>,
 }
 
@@ -105,14 +105,14 @@ pub struct Plan {
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Work {
-    /// The training job with parameter servers that this program brings.
+    /// The built-in training job with parameter servers.
     BuiltIn,
     /// A command.
     #[serde(rename_all = "camelCase")]
     Command {
         /// For the shell.
         line: String,
-        /// How its steps are told; null where it is run to its end.
+        /// The pattern of a step; null if the bench measures the duration.
         steps: Option<Pattern>,
     },
 }
@@ -129,18 +129,18 @@ pub struct Neighbours {
     pub request_milli_cpus: u64,
 }
 
-/// Why there is no plan.
+/// The reason why no plan is possible.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
-    /// No CPU can be given to anybody.
+    /// The machine has no CPU for exclusive use.
     #[error(
-        "there is no CPU to give away: of {online}, {reserved} must stay with the system; use a machine with two or more, \
+        "no CPU to give away: of {online}, {reserved} must stay with the system; use a machine with two or more, \
          or say with --reserved what the system needs"
     )]
     NothingFree {
         /// Online CPUs.
         online: CpuSet,
-        /// Those that nobody is given.
+        /// The reserved CPUs.
         reserved: CpuSet,
     },
     /// Fewer CPUs can be given away than are wished for.
@@ -150,15 +150,15 @@ pub enum PlanError {
         counted(.wanted, "CPU")
     )]
     TooFew {
-        /// CPUs that are wanted.
+        /// The number of wanted CPUs.
         wanted: u64,
-        /// How they add up.
+        /// The parts of the wanted number.
         sum: String,
-        /// CPUs that can be given away.
+        /// The CPUs available for exclusive use.
         free: usize,
         /// Online CPUs.
         online: CpuSet,
-        /// Those that nobody is given.
+        /// The reserved CPUs.
         reserved: CpuSet,
     },
 }
@@ -166,7 +166,7 @@ pub enum PlanError {
 // === impl Way ===
 
 impl Way {
-    /// All four: what is usual first.
+    /// All four ways, beginning with the usual way.
     pub const ALL: [Self; 4] = [
         Self {
             cpus: Cpus::Shared,
@@ -186,7 +186,7 @@ impl Way {
         },
     ];
 
-    /// Its name for people.
+    /// The name for people.
     pub fn name(self) -> &'static str {
         match (self.cpus, self.threads) {
             (Cpus::Shared, Threads::Host) => "shared, host's threads",
@@ -197,8 +197,8 @@ impl Way {
     }
 }
 
-/// The four ways in rounds: in any four rounds each is once at every place, and once right after every other, so that what
-/// one leaves behind, and what the machine does meanwhile, meets all alike.
+/// The order of the four ways by round. In any four rounds, each way runs once in each position and once right after each
+/// remaining way. Effects of the previous way, and changes of the machine, then affect all ways alike.
 pub fn rounds(count: usize) -> Vec<[Way; 4]> {
     const ORDERS: [[usize; 4]; 4] = [[0, 1, 3, 2], [1, 2, 0, 3], [2, 3, 1, 0], [3, 0, 2, 1]];
     ORDERS
@@ -209,27 +209,19 @@ pub fn rounds(count: usize) -> Vec<[Way; 4]> {
         .collect()
 }
 
-// === impl Plan ===
+/// The numbers of workers and servers, and the CPUs of each.
+struct Sizes {
+    workers: u32,
+    cpus: u32,
+    ps: u32,
+    ps_cpus: u32,
+}
 
-impl Plan {
-    /// Decides what was left open, and whether it fits the machine.
-    ///
-    /// # Errors
-    /// Too few CPUs.
-    pub fn new(
-        preferences: Wishes,
-        topology: &Topology,
-        reserved: &CpuSet,
-    ) -> Result<Self, PlanError> {
-        let online = topology.online.clone();
-        let free = online.difference(reserved).len();
-        if free == 0 {
-            return Err(PlanError::NothingFree {
-                online,
-                reserved: reserved.clone(),
-            });
-        }
-        let room = u32::try_from(free).unwrap_or(u32::MAX);
+// === impl Sizes ===
+
+impl Sizes {
+    /// The requested sizes. Sizes left open follow from the number of free CPUs.
+    fn new(preferences: &PlanOptions, free: u32) -> Self {
         let ps = if preferences.command.is_some() {
             0
         } else {
@@ -241,19 +233,54 @@ impl Plan {
             .saturating_mul(preferences.cpus.unwrap_or(1));
         let ps_cpus = preferences
             .ps_cpus
-            .unwrap_or_else(|| u32::from(ps > 0 && ps.saturating_add(least) <= room));
-        let left = room.saturating_sub(ps.saturating_mul(ps_cpus));
-        let usual =
-            if preferences.command.is_none() && left / preferences.cpus.unwrap_or(1).max(1) >= 2 {
-                2
-            } else {
-                1
-            };
+            .unwrap_or_else(|| u32::from(ps > 0 && ps.saturating_add(least) <= free));
+        let left = free.saturating_sub(ps.saturating_mul(ps_cpus));
+        let fits_two = left / preferences.cpus.unwrap_or(1).max(1) >= 2;
+        let usual = if preferences.command.is_none() && fits_two {
+            2
+        } else {
+            1
+        };
         let workers = preferences.workers.unwrap_or(usual).max(1);
         let cpus = preferences
             .cpus
             .unwrap_or((left / workers).clamp(1, MODEST))
             .max(1);
+        Self {
+            workers,
+            cpus,
+            ps,
+            ps_cpus,
+        }
+    }
+}
+
+// === impl Plan ===
+
+impl Plan {
+    /// Fills the options left open, and checks the machine's size.
+    ///
+    /// # Errors
+    /// The machine has too few CPUs.
+    pub fn new(
+        preferences: PlanOptions,
+        topology: &Topology,
+        reserved: &CpuSet,
+    ) -> Result<Self, PlanError> {
+        let online = topology.online.clone();
+        let free = online.difference(reserved).len();
+        if free == 0 {
+            return Err(PlanError::NothingFree {
+                online,
+                reserved: reserved.clone(),
+            });
+        }
+        let Sizes {
+            workers,
+            cpus,
+            ps,
+            ps_cpus,
+        } = Sizes::new(&preferences, u32::try_from(free).unwrap_or(u32::MAX));
         let wanted = u64::from(workers) * u64::from(cpus) + u64::from(ps) * u64::from(ps_cpus);
         if wanted > free as u64 {
             let servers = if ps > 0 {
@@ -299,18 +326,18 @@ impl Plan {
     }
 
     /// Whether the time to the command's end is measured, not steps.
-    pub fn whole(&self) -> bool {
+    pub fn runs_to_end(&self) -> bool {
         matches!(self.work, Work::Command { steps: None, .. })
     }
 
-    /// What all pods ask for, in thousandths of a CPU.
+    /// The sum of all CPU requests, in thousandths of a CPU.
     pub fn requested(&self) -> u64 {
         let job = u64::from(self.workers) * u64::from(self.cpus)
             + u64::from(self.ps) * u64::from(self.ps_cpus.max(1));
         1000 * job + u64::from(self.neighbours.count) * self.neighbours.request_milli_cpus
     }
 
-    /// How many CPUs the neighbours keep busy if they get them, and how many the job leaves.
+    /// The number of CPUs that the neighbours can keep busy, and the number that the job leaves free.
     pub fn busy(&self) -> (f64, u64) {
         let busy =
             f64::from(self.neighbours.count) * f64::from(self.neighbours.busy_percent) / 100.0;
@@ -319,22 +346,22 @@ impl Plan {
         (busy, (self.online.len() as u64).saturating_sub(job))
     }
 
-    /// Whether all CPUs are asked for, and somebody beside the job is there to use them.
+    /// Whether the requests cover all CPUs, and neighbours exist to use the CPUs.
     pub fn is_full(&self) -> bool {
         self.neighbours.count > 0 && self.requested() >= 1000 * self.online.len() as u64
     }
 
-    /// About how long it takes, in seconds; `None` where that is the command's secret.
+    /// The expected duration in seconds; `None` for a command of unknown duration.
     pub fn estimate(&self) -> Option<f64> {
         let runs = self.rounds.len() * 4;
-        (!self.whole()).then_some(runs as f64 * (self.seconds as f64 + AROUND))
+        (!self.runs_to_end()).then_some(runs as f64 * (self.seconds as f64 + AROUND))
     }
 }
 
 pub use crate::text::counted;
 
-/// The neighbours that are wished for; else as many as it takes to ask for what is left of the node.
-fn neighbours(preferences: &Wishes, left: u64) -> Neighbours {
+/// The requested number of neighbours; by default, as many as the remaining CPU requests of the node need.
+fn neighbours(preferences: &PlanOptions, left: u64) -> Neighbours {
     let count = preferences.neighbours.unwrap_or_else(|| {
         u32::try_from(left.div_ceil(1000))
             .unwrap_or(u32::MAX)
@@ -362,7 +389,7 @@ pub(super) mod tests {
     use crate::cpu::{Numbering, Shape};
     use crate::pin::decide::default_reserved;
 
-    /// A machine with one thread to a core.
+    /// A machine with a thread per core.
     pub(in crate::sandbox::bench) fn machine(cores: u32) -> Topology {
         Topology::from_shape(Shape {
             sockets: 1,
@@ -374,9 +401,9 @@ pub(super) mod tests {
         })
     }
 
-    fn plan(cores: u32, preferences: Wishes) -> Result<Plan, PlanError> {
+    fn plan(cores: u32, preferences: PlanOptions) -> Result<Plan, PlanError> {
         let topology = machine(cores);
-        let preferences = Wishes {
+        let preferences = PlanOptions {
             rounds: 4,
             seconds: 2,
             neighbour_busy: 100,
@@ -424,14 +451,14 @@ pub(super) mod tests {
             (64, [2, 4, 1, 1, 55]),
         ] {
             assert_eq!(
-                sizes(&plan(cores, Wishes::default()).unwrap()),
+                sizes(&plan(cores, PlanOptions::default()).unwrap()),
                 expected,
                 "{cores} cores"
             );
         }
-        let command = || Wishes {
+        let command = || PlanOptions {
             command: Some("true".to_owned()),
-            ..Wishes::default()
+            ..PlanOptions::default()
         };
         assert_eq!(sizes(&plan(2, command()).unwrap()), [1, 1, 0, 0, 1]);
         assert_eq!(sizes(&plan(8, command()).unwrap()), [1, 4, 0, 0, 4]);
@@ -444,9 +471,9 @@ pub(super) mod tests {
         assert!(
             !plan(
                 8,
-                Wishes {
+                PlanOptions {
                     neighbours: Some(0),
-                    ..Wishes::default()
+                    ..PlanOptions::default()
                 }
             )
             .unwrap()
@@ -458,9 +485,9 @@ pub(super) mod tests {
     fn too_few_cpus_are_said_with_numbers() {
         let error = plan(
             2,
-            Wishes {
+            PlanOptions {
                 cpus: Some(2),
-                ..Wishes::default()
+                ..PlanOptions::default()
             },
         )
         .unwrap_err()
@@ -471,15 +498,15 @@ pub(super) mod tests {
         );
         let error = plan(
             2,
-            Wishes {
+            PlanOptions {
                 ps_cpus: Some(1),
-                ..Wishes::default()
+                ..PlanOptions::default()
             },
         )
         .unwrap_err()
         .to_string();
         assert!(error.contains("1 worker of 1 and 1 server of 1"), "{error}");
-        let error = plan(1, Wishes::default()).unwrap_err().to_string();
+        let error = plan(1, PlanOptions::default()).unwrap_err().to_string();
         assert!(error.contains("no CPU to give away"), "{error}");
     }
 
@@ -494,7 +521,7 @@ pub(super) mod tests {
             command in any::<bool>(),
         ) {
             let command = command.then(String::new);
-            let preferences = Wishes { workers, cpus, ps, ps_cpus, command, ..Wishes::default() };
+            let preferences = PlanOptions { workers, cpus, ps, ps_cpus, command, ..PlanOptions::default() };
             if let Ok(plan) = plan(cores, preferences) {
                 let own = u64::from(plan.workers) * u64::from(plan.cpus) + u64::from(plan.ps) * u64::from(plan.ps_cpus);
                 prop_assert!(own < u64::from(cores) && own > 0);

@@ -1,216 +1,37 @@
-//! [`Report`]: what the runs say, ratios first. Only computes.
-
-use std::collections::BTreeMap;
+//! [`Report`]: the results of the runs, ratios first. The module only computes.
 
 use serde::Serialize;
 
 use super::claims::{Claim, claims};
-use super::plan::{Cpus, Plan, Threads, Way};
-use super::stats::{self, Spread, Summary, Verdict};
+use super::plan::{Plan, Way};
+use super::stats::{self, Spread, Verdict};
 
-/// One run in figures; what could not be counted is null.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Run {
-    /// Which round, from 0.
-    pub round: usize,
-    /// Which way.
-    #[serde(flatten)]
-    pub way: Way,
-    /// How long it was measured, in seconds.
-    pub seconds: f64,
-    /// Steps of all workers in that time; runs of a command without steps.
-    pub steps: f64,
-    /// Threads of the job.
-    pub thread_count: Option<u64>,
-    /// The figures that are compared.
-    pub figures: BTreeMap<Metric, f64>,
-}
+pub use super::model::{Comparison, Effect, MachineFacts, Metric, Run, WaySummary};
 
-/// What is measured of a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub enum Metric {
-    /// Steps of all workers per second.
-    StepsPerSecond,
-    /// The median time of a step, in milliseconds.
-    StepMsP50,
-    /// The time that 99 of 100 steps keep, in milliseconds.
-    StepMsP99,
-    /// Context switches of the job, servers included, per step of a worker.
-    ContextSwitchesPerStep,
-    /// CFS periods per second in which a quota of the job ran out.
-    ThrottledPeriodsPerSecond,
-    /// Moves of the job's threads from one CPU to another, per step.
-    MigrationsPerStep,
-    /// What the job did not find in the last-level cache, per step.
-    CacheMissesPerStep,
-}
-
-/// Two ways, or two pairs of ways, that are compared.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub enum Comparison {
-    /// Pinned against shared, whatever the threads.
-    Pinned,
-    /// Right threads against the host's, wherever the CPUs come from.
-    Right,
-    /// Pinned with right threads against shared with the host's.
-    Both,
-    /// Pinned against shared, with the host's threads.
-    PinnedHost,
-    /// Pinned against shared, with right threads.
-    PinnedRight,
-    /// Right threads against the host's, in the shared pool.
-    RightShared,
-    /// Right threads against the host's, pinned.
-    RightPinned,
-}
-
-/// A comparison in one metric.
-#[derive(Debug, Clone, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Effect {
-    /// What is compared.
-    pub comparison: Comparison,
-    /// In what.
-    pub metric: Metric,
-    /// The ratio's median over the rounds, with its spread; null where a round gives none.
-    pub ratio: Option<Spread>,
-    /// What it says; null without a ratio.
-    pub verdict: Option<Verdict>,
-    /// The same in words.
-    pub words: String,
-    /// The ratio of each round that gives one.
-    pub rounds: Vec<f64>,
-}
-
-/// One way in figures.
-#[derive(Debug, Clone, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct OfWay {
-    /// Which way.
-    #[serde(flatten)]
-    pub way: Way,
-    /// Threads of the job, in the last of its runs.
-    pub thread_count: Option<u64>,
-    /// Each metric over its runs.
-    pub figures: BTreeMap<Metric, Summary>,
-}
-
-/// What was found about this machine.
-#[derive(Debug, Clone, Default, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Found {
-    /// How assignments were enforced.
-    pub enforcement: String,
-    /// Why so.
-    pub enforcement_reason: String,
-    /// Why a metric is not counted here.
-    pub not_counted: BTreeMap<Metric, String>,
-    /// What to bear in mind when reading the figures, each in a sentence.
-    pub notes: Vec<String>,
-}
-
-/// What a bench found.
+/// The result of a bench.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
     /// The ratios.
     pub effects: Vec<Effect>,
-    /// What the articles claim, and what was seen of it here.
+    /// The articles' claims, with the results on this machine.
     pub claims: Vec<Claim>,
     /// The four ways.
-    pub ways: Vec<OfWay>,
-    /// What was found about this machine.
+    pub ways: Vec<WaySummary>,
+    /// Facts about this machine.
     #[serde(flatten)]
-    pub found: Found,
+    pub found: MachineFacts,
     /// What was run.
     pub plan: Plan,
     /// Every run.
     pub runs: Vec<Run>,
 }
 
-// === impl Metric ===
-
-impl Metric {
-    /// All, in the order of tables.
-    pub const ALL: [Self; 7] = [
-        Self::StepsPerSecond,
-        Self::StepMsP50,
-        Self::StepMsP99,
-        Self::ContextSwitchesPerStep,
-        Self::ThrottledPeriodsPerSecond,
-        Self::MigrationsPerStep,
-        Self::CacheMissesPerStep,
-    ];
-
-    /// Its name for people; `step` is what a step is called.
-    pub fn name(self, step: &str) -> String {
-        match self {
-            Self::StepsPerSecond => format!("{step}s/s"),
-            Self::StepMsP50 => format!("{step} time p50, ms"),
-            Self::StepMsP99 => format!("{step} time p99, ms"),
-            Self::ContextSwitchesPerStep => format!("context switches per {step}"),
-            Self::ThrottledPeriodsPerSecond => "throttled periods/s".to_owned(),
-            Self::MigrationsPerStep => format!("migrations per {step}"),
-            Self::CacheMissesPerStep => format!("LLC misses per {step}"),
-        }
-    }
-}
-
-// === impl Comparison ===
-
-impl Comparison {
-    /// All: the three questions first, then their parts.
-    pub const ALL: [Self; 7] = [
-        Self::Pinned,
-        Self::Right,
-        Self::Both,
-        Self::PinnedHost,
-        Self::PinnedRight,
-        Self::RightShared,
-        Self::RightPinned,
-    ];
-
-    /// Its name for people.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Pinned => "pinned vs shared",
-            Self::Right => "right vs host's threads",
-            Self::Both => "both vs neither",
-            Self::PinnedHost => "pinned vs shared, host's threads",
-            Self::PinnedRight => "pinned vs shared, right threads",
-            Self::RightShared => "right vs host's threads, shared",
-            Self::RightPinned => "right vs host's threads, pinned",
-        }
-    }
-
-    /// The pairs of ways whose ratios' mean it is: the way in question, and what it is compared with.
-    fn pairs(self) -> Vec<(Way, Way)> {
-        let way = |cpus, threads| Way { cpus, threads };
-        let pinned = |threads| (way(Cpus::Pinned, threads), way(Cpus::Shared, threads));
-        let right = |cpus| (way(cpus, Threads::Right), way(cpus, Threads::Host));
-        match self {
-            Self::Pinned => vec![pinned(Threads::Host), pinned(Threads::Right)],
-            Self::Right => vec![right(Cpus::Shared), right(Cpus::Pinned)],
-            Self::Both => vec![(
-                way(Cpus::Pinned, Threads::Right),
-                way(Cpus::Shared, Threads::Host),
-            )],
-            Self::PinnedHost => vec![pinned(Threads::Host)],
-            Self::PinnedRight => vec![pinned(Threads::Right)],
-            Self::RightShared => vec![right(Cpus::Shared)],
-            Self::RightPinned => vec![right(Cpus::Pinned)],
-        }
-    }
-}
-
 // === impl Report ===
 
 impl Report {
     /// Puts the runs together. A round that was not finished counts for nothing.
-    pub fn new(plan: Plan, runs: Vec<Run>, found: Found) -> Self {
+    pub fn new(plan: Plan, runs: Vec<Run>, found: MachineFacts) -> Self {
         let mut effects = Vec::new();
         for comparison in Comparison::ALL {
             effects.extend(Metric::ALL.map(|metric| effect(comparison, metric, &runs)));
@@ -228,7 +49,7 @@ impl Report {
                     Some((metric, stats::summary(&values)?))
                 };
                 let figures = Metric::ALL.into_iter().filter_map(figure).collect();
-                OfWay {
+                WaySummary {
                     way,
                     thread_count: of.last().and_then(|run| run.thread_count),
                     figures,
@@ -248,10 +69,14 @@ impl Report {
 
     /// What a step is called: the whole of a command without steps is a run.
     pub fn step(&self) -> &'static str {
-        if self.plan.whole() { "run" } else { "step" }
+        if self.plan.runs_to_end() {
+            "run"
+        } else {
+            "step"
+        }
     }
 
-    /// A comparison in one metric.
+    /// A comparison by a metric.
     pub fn effect(&self, comparison: Comparison, metric: Metric) -> Option<&Effect> {
         self.effects
             .iter()
@@ -284,7 +109,7 @@ fn effect(comparison: Comparison, metric: Metric, runs: &[Run]) -> Effect {
             .collect();
         rounds.extend(ratios.and_then(|ratios| stats::mean_ratio(&ratios)));
     }
-    // A median of the few rounds that happen to give a ratio would be a chosen one.
+    // A median over only a part of the rounds would be a biased selection.
     let ratio = if rounds.len() == counted {
         stats::spread(&rounds)
     } else {
@@ -326,21 +151,22 @@ fn words(ratio: &Spread, verdict: Verdict) -> String {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use super::super::plan::{Cpus, Threads};
     use super::*;
-    use crate::sandbox::bench::plan::{Wishes, tests::machine};
+    use crate::sandbox::bench::plan::{PlanOptions, tests::machine};
 
     /// A plan for a machine of two CPUs.
     pub(in crate::sandbox::bench) fn plan(rounds: usize) -> Plan {
-        let wishes = Wishes {
+        let options = PlanOptions {
             rounds,
             seconds: 1,
             neighbour_busy: 100,
-            ..Wishes::default()
+            ..PlanOptions::default()
         };
-        Plan::new(wishes, &machine(2), &"0".parse().unwrap()).unwrap()
+        Plan::new(options, &machine(2), &"0".parse().unwrap()).unwrap()
     }
 
-    /// Runs whose figures a function of round and way tells.
+    /// Runs with figures from a function of round and way.
     pub(in crate::sandbox::bench) fn runs(
         rounds: usize,
         figures: impl Fn(usize, Way) -> Vec<(Metric, f64)>,
@@ -380,7 +206,7 @@ pub(super) mod tests {
 
     #[test]
     fn ratios_are_taken_within_a_round() {
-        let report = Report::new(plan(6), runs(6, steps), Found::default());
+        let report = Report::new(plan(6), runs(6, steps), MachineFacts::default());
         for (comparison, expected) in [
             (Comparison::Pinned, 1.2),
             (Comparison::Right, 1.5),
@@ -404,7 +230,7 @@ pub(super) mod tests {
             words(Comparison::Pinned, Metric::StepsPerSecond),
             "+20 % (+20 to +20 %)"
         );
-        // Throttled periods go away, and there are none that right threads could take away from who is pinned.
+        // Throttled periods disappear with pinning. A pinned pod has none that right thread counts could remove.
         assert_eq!(
             words(Comparison::PinnedHost, Metric::ThrottledPeriodsPerSecond),
             "-100 % (-100 to -100 %)"
@@ -433,17 +259,17 @@ pub(super) mod tests {
             };
             vec![(Metric::StepsPerSecond, 100.0 * factor)]
         };
-        let report = Report::new(plan(6), runs(6, noisy), Found::default());
+        let report = Report::new(plan(6), runs(6, noisy), MachineFacts::default());
         let effect = report
             .effect(Comparison::Pinned, Metric::StepsPerSecond)
             .unwrap();
         assert_eq!(effect.words, "no difference beyond noise (-5 to +10 %)");
-        let few = Report::new(plan(3), runs(3, steps), Found::default());
+        let few = Report::new(plan(3), runs(3, steps), MachineFacts::default());
         let effect = few
             .effect(Comparison::Pinned, Metric::StepsPerSecond)
             .unwrap();
         assert_eq!(effect.words, "+20 %, too few rounds to tell (+20 to +20 %)");
-        let none = Report::new(plan(1), Vec::new(), Found::default());
+        let none = Report::new(plan(1), Vec::new(), MachineFacts::default());
         assert!(
             none.effects
                 .iter()
@@ -460,7 +286,7 @@ pub(super) mod tests {
                 if way.cpus == Cpus::Pinned { 1.0 } else { base },
             )]
         };
-        let report = Report::new(plan(6), runs(6, some), Found::default());
+        let report = Report::new(plan(6), runs(6, some), MachineFacts::default());
         let effect = report
             .effect(Comparison::Pinned, Metric::MigrationsPerStep)
             .unwrap();

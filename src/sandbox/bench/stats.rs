@@ -8,20 +8,20 @@ use serde::Serialize;
 /// How sure an interval is to be, where there are values enough.
 const WANTED: f64 = 0.95;
 
-/// An interval that is less sure than this says nothing: it takes five values.
+/// An interval below this confidence is not reported; five values are enough.
 const LEAST: f64 = 0.9;
 
 /// Values in short.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Summary {
-    /// How many there are.
+    /// The number of values.
     pub values: usize,
     /// The middle one.
     pub median: f64,
-    /// A quarter of them are below.
+    /// The lower quartile.
     pub lower_quartile: f64,
-    /// A quarter of them are above.
+    /// The upper quartile.
     pub upper_quartile: f64,
     /// The least.
     pub least: f64,
@@ -29,11 +29,11 @@ pub struct Summary {
     pub greatest: f64,
 }
 
-/// A median, and between which values the true one is.
+/// A median with an interval for the true median.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Spread {
-    /// How many values there are.
+    /// The number of values.
     pub values: usize,
     /// The middle one.
     pub median: f64,
@@ -41,15 +41,15 @@ pub struct Spread {
     pub low: f64,
     /// The interval's upper end.
     pub high: f64,
-    /// The chance that an interval made like this one holds the true median.
+    /// The probability that an interval computed in this way contains the true median.
     pub confidence: f64,
 }
 
-/// What a ratio says.
+/// The conclusion from a ratio.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Verdict {
-    /// There are too few values to say anything.
+    /// Too few values for a conclusion.
     TooFew,
     /// The spread covers 1.
     NoDifference,
@@ -59,7 +59,7 @@ pub enum Verdict {
     Less,
 }
 
-/// What is below a share of the values, 0 to 1, by straight lines between them; `None` without values.
+/// The quantile of the values for a share from 0 to 1, by linear interpolation; `None` without values.
 pub fn quantile(values: &[f64], share: f64) -> Option<f64> {
     let values = sorted(values);
     let last = values.len().checked_sub(1)?;
@@ -74,14 +74,14 @@ pub fn quantile(values: &[f64], share: f64) -> Option<f64> {
     Some(low + (high - low) * (at - below as f64))
 }
 
-/// The value that so many of a hundred values keep: one of the values; `None` without any.
+/// The smallest value that is at least as large as a percentage of the values; `None` without values.
 pub fn percentile(values: &[f64], percent: usize) -> Option<f64> {
     let values = sorted(values);
     let rank = (values.len() * percent).div_ceil(100).max(1);
     values.get(rank - 1).copied()
 }
 
-/// Values in short; `None` without any.
+/// A summary of values; `None` without values.
 pub fn summary(values: &[f64]) -> Option<Summary> {
     let at = |share| quantile(values, share);
     Some(Summary {
@@ -124,7 +124,7 @@ fn confidence(count: usize, left_out: usize) -> f64 {
     (1.0 - 2.0 * outside).max(0.0)
 }
 
-/// What a spread of ratios says.
+/// The conclusion from the ratios' interval.
 pub fn verdict(spread: &Spread) -> Verdict {
     if spread.confidence < LEAST {
         Verdict::TooFew
@@ -137,13 +137,14 @@ pub fn verdict(spread: &Spread) -> Verdict {
     }
 }
 
-/// How many times `base` is in `value`; `None` where that is not a number.
+/// The quotient `value
+/// base`; `None` if the quotient is no finite number.
 pub fn ratio(value: f64, base: f64) -> Option<f64> {
     let ratio = value / base;
     ratio.is_finite().then_some(ratio)
 }
 
-/// The mean of ratios: their product's root; `None` without any.
+/// The geometric mean of ratios; `None` without ratios.
 pub fn mean_ratio(ratios: &[f64]) -> Option<f64> {
     if ratios.is_empty() {
         return None;
@@ -158,7 +159,7 @@ pub fn mean_ratio(ratios: &[f64]) -> Option<f64> {
 /// A ratio as a change in percent: `+12 %`.
 pub fn percent(ratio: f64) -> String {
     let percent = (ratio - 1.0) * 100.0;
-    // No -0 for what is no change.
+    // No change is 0, never -0.
     let percent = if percent.abs() < 0.5 { 0.0 } else { percent };
     format!("{percent:+.0} %")
 }
@@ -249,7 +250,7 @@ mod tests {
         );
         // Exactly 1 is covered.
         assert_eq!(of(&[1.0; 6]), Some((1.0, 1.0, 1.0, Verdict::NoDifference)));
-        // With nine, one that is far off at each end changes nothing.
+        // With nine values, an outlier at each end changes nothing.
         let nine = [0.1, 1.1, 1.1, 1.2, 1.2, 1.2, 1.3, 1.3, 9.0];
         assert_eq!(of(&nine), Some((1.1, 1.2, 1.3, Verdict::More)));
     }
@@ -288,7 +289,7 @@ mod tests {
             prop_assert!(ordered.is_sorted(), "{ordered:?}");
         }
 
-        /// The interval does what it says, or better, for values that have nothing to do with a bell.
+        /// The interval has the promised confidence or more, also for values far from a normal distribution.
         #[test]
         fn a_spread_is_as_sure_as_it_says(seed in any::<u64>(), count in 5_usize..20) {
             let mut random = crate::sandbox::train::data::Random::new(seed);

@@ -8,26 +8,27 @@ use serde::{Serialize, Serializer};
 use super::stats;
 use crate::sandbox::train::progress::Line;
 
-/// More times of steps than this are not kept of one process: it floods, and a smaller part of its lines will do.
+/// The most step times kept per process. A process that prints more floods the bench, and a part of the lines is enough.
 const MOST: usize = 1_000_000;
 
 /// Where half of the steps seem to take less than this share of the mean, lines come in clumps.
 const CLUMP: f64 = 0.05;
 
-/// How a command's steps are told in its lines.
+/// The pattern of a step in a command's lines.
 ///
-/// Each line that matches is a step. A group named `step` holds the number of steps so far instead, and one named `ms` or
-/// `s` how long each of the last ones took; without them it is the time since the line before.
+/// Each line that matches is a step. With a group named `step`, the group holds the number of steps so far. A group named
+/// `ms` or `s` holds the duration of each new step; without the group, a step lasts as long as the time since the line
+/// before.
 #[derive(Debug, Clone)]
 pub struct Pattern(Regex);
 
 /// Why a pattern can't be used.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum PatternError {
-    /// It can't be read.
+    /// The pattern is no valid regular expression.
     #[error("this is no regular expression: {0}")]
     Syntax(String),
-    /// It has a group that means nothing.
+    /// The pattern has a group with an unknown name.
     #[error(
         "the group {0} means nothing: name it step (steps so far), ms or s (time of a step), or use (?:...)"
     )]
@@ -37,21 +38,21 @@ pub enum PatternError {
 /// Steps heard of at a moment.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Mark {
-    /// When, from an origin that all share.
+    /// The moment, from a common origin.
     pub at: Duration,
     /// Steps since the mark before.
     pub steps: f64,
-    /// How long they took, in milliseconds, where that was told or can be taken from the marks.
+    /// The durations of the steps in milliseconds, if the line tells the durations or the marks imply them.
     pub millis: Vec<f64>,
-    /// Whether that was told.
-    pub told: bool,
+    /// Whether the line tells the durations.
+    pub has_durations: bool,
 }
 
 /// Puts marks together from lines.
 #[derive(Debug, Default)]
 pub struct Listener {
     marks: Vec<Mark>,
-    /// How far the process's own clock is behind, where it tells its time.
+    /// The offset of the process's clock, if the process tells the time.
     offset: Option<f64>,
     counted: Option<f64>,
     steps: f64,
@@ -59,17 +60,17 @@ pub struct Listener {
     trouble: Option<String>,
 }
 
-/// What lies between two moments.
+/// The steps between two moments.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Stretch {
     /// Steps done.
     pub steps: f64,
     /// In how many seconds.
     pub seconds: f64,
-    /// How long each of them took, in milliseconds.
+    /// The duration of each step, in milliseconds.
     pub millis: Vec<f64>,
-    /// Whether that was told for all of them.
-    pub told: bool,
+    /// Whether the lines tell every duration.
+    pub has_durations: bool,
 }
 
 // === impl Pattern ===
@@ -103,22 +104,22 @@ impl Serialize for Pattern {
 // === impl Listener ===
 
 impl Listener {
-    /// What was heard so far, in order.
+    /// The marks so far, in order.
     pub fn marks(&self) -> &[Mark] {
         &self.marks
     }
 
-    /// How many steps were heard of so far.
+    /// The number of steps so far.
     pub fn steps(&self) -> f64 {
         self.steps
     }
 
-    /// Whether there are steps: a count's first line has nothing to be compared with, and shows it all the same.
+    /// Whether steps exist: the first line of a counting pattern counts as a step.
     pub fn has_begun(&self) -> bool {
         self.steps > 0.0 || self.counted.is_some()
     }
 
-    /// Why what is heard can't be used.
+    /// The reason why the lines give no step times.
     pub fn trouble(&self) -> Option<&str> {
         self.trouble.as_deref()
     }
@@ -142,10 +143,10 @@ impl Listener {
         let Ok(line) = serde_json::from_slice::<Line>(text) else {
             return;
         };
-        // By the process's own clock: how long its line takes to get here, on busy CPUs, is no matter.
-        let told = line.seconds.unwrap_or_default();
-        let offset = *self.offset.get_or_insert(at.as_secs_f64() - told);
-        let at = Duration::try_from_secs_f64(offset + told).unwrap_or(at);
+        // The process's clock decides: on busy CPUs, a line takes a while to arrive.
+        let seconds = line.seconds.unwrap_or_default();
+        let offset = *self.offset.get_or_insert(at.as_secs_f64() - seconds);
+        let at = Duration::try_from_secs_f64(offset + seconds).unwrap_or(at);
         let millis: Vec<f64> = line
             .step_ms
             .iter()
@@ -155,7 +156,7 @@ impl Listener {
             at,
             steps: millis.len() as f64,
             millis,
-            told: true,
+            has_durations: true,
         });
     }
 
@@ -181,10 +182,10 @@ impl Listener {
             }
             (None, None) => 1.0,
         };
-        let told = number("ms").or_else(|| number("s").map(|seconds| seconds * 1e3));
-        let since = || Some((at - self.marks.last()?.at.min(at)).as_secs_f64() * 1e3 / steps);
-        let each = told
-            .or_else(since)
+        let duration = number("ms").or_else(|| number("s").map(|seconds| seconds * 1e3));
+        let since_last = || Some((at - self.marks.last()?.at.min(at)).as_secs_f64() * 1e3 / steps);
+        let each = duration
+            .or_else(since_last)
             .filter(|millis| steps >= 1.0 && millis.is_finite());
         #[expect(
             clippy::cast_possible_truncation,
@@ -196,7 +197,7 @@ impl Listener {
             at,
             steps,
             millis,
-            told: told.is_some(),
+            has_durations: duration.is_some(),
         });
     }
 }
@@ -204,27 +205,26 @@ impl Listener {
 // === impl Stretch ===
 
 impl Stretch {
-    /// Whether lines came in clumps, as from a buffer that is written when it is full: then the time between two of them is
-    /// not that of a step.
+    /// Whether lines arrived in bursts, as from a full buffer. The time between two lines is then not the time of a step.
     pub fn is_clumped(&self) -> bool {
         let mean = self.seconds * 1e3 / self.steps;
-        !self.told
+        !self.has_durations
             && stats::percentile(&self.millis, 50).is_some_and(|median| median < mean * CLUMP)
     }
 }
 
-/// What was done between two moments, from the first mark in them to the last; `None` with fewer than two marks there.
+/// The steps between two moments, from the first mark to the last; `None` with fewer than two marks.
 pub fn stretch(marks: &[Mark], from: Duration, to: Duration) -> Option<Stretch> {
     let mut inside = marks.iter().filter(|mark| (from..=to).contains(&mark.at));
     let first = inside.next()?;
     let mut stretch = Stretch {
-        told: true,
+        has_durations: true,
         ..Stretch::default()
     };
     let mut last = None;
     for mark in inside {
         stretch.steps += mark.steps;
-        stretch.told &= mark.told;
+        stretch.has_durations &= mark.has_durations;
         stretch.millis.extend_from_slice(&mark.millis);
         last = Some(mark.at);
     }
@@ -291,7 +291,7 @@ mod tests {
             heard(r"took (?<s>[\d.]+)", &[("took 0.25 s", 3)]),
             [(1.0, vec![250.0])]
         );
-        // Lines that are no text, and lines that come in the wrong order.
+        // Lines that are no text, and lines in the wrong order.
         assert_eq!(
             heard("x", &[("x", 9), ("x", 3)]),
             [(1.0, vec![]), (1.0, vec![0.0])]
@@ -322,7 +322,7 @@ mod tests {
             at: millis(at),
             steps,
             millis: vec![1.0],
-            told: true,
+            has_durations: true,
         };
         let marks = [
             mark(100, 7.0),
@@ -338,7 +338,7 @@ mod tests {
                 steps: 6.0,
                 seconds: 2.0,
                 millis: vec![1.0, 1.0],
-                told: true
+                has_durations: true
             }
         );
         assert_eq!(stretch(&marks, millis(3001), millis(9000)), None);
@@ -361,7 +361,10 @@ mod tests {
             |number: u64| millis(number / 100 * 100) + Duration::from_micros(number % 100);
         assert!(clumped("x", "x", &buffered));
         assert!(!clumped("x", "x", &millis), "each line by itself");
-        assert!(!clumped("(?<ms>1)", "1", &buffered), "times were told");
+        assert!(
+            !clumped("(?<ms>1)", "1", &buffered),
+            "the lines tell the durations"
+        );
     }
 
     #[test]
@@ -404,7 +407,7 @@ mod tests {
         let mut listener = Listener::default();
         listener.job(line(0.5).as_bytes(), millis(10_000));
         listener.job(b"no line", millis(10_100));
-        // Half a second late, and still told to be one second after.
+        // The line is half a second late, and the time in the line is still a second later.
         listener.job(line(1.5).as_bytes(), millis(11_500));
         let at: Vec<_> = listener
             .marks()

@@ -1,4 +1,4 @@
-//! Synthetic clicks: skewed categorical features, and labels from a hidden teacher so that there is something to learn.
+//! Synthetic clicks: skewed categorical features, and labels of a hidden teacher, so that the model has a relation to learn.
 
 use super::Geometry;
 
@@ -11,11 +11,11 @@ pub struct Random {
 /// Examples to train on, as indices into the embedding table.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Batch {
-    /// The rows that occur, ascending, each once.
+    /// The rows that occur, ascending, without duplicates.
     pub rows: Vec<u32>,
     /// For each example and feature, the place of its row in `rows`.
     pub places: Vec<u32>,
-    /// For each example, 1 for a click and 0 for none.
+    /// The label of each example: 1 for a click, 0 otherwise.
     pub labels: Vec<f32>,
 }
 
@@ -30,7 +30,7 @@ pub struct Clicks {
 // === impl Random ===
 
 impl Random {
-    /// The sequence of this seed.
+    /// The sequence of a seed.
     pub fn new(seed: u64) -> Self {
         Self { state: seed }
     }
@@ -115,7 +115,7 @@ impl Clicks {
         value.min(self.geometry.vocabulary.saturating_sub(1))
     }
 
-    /// What the teacher thinks of a row, from -1 to 1.
+    /// The teacher's value of a row, from -1 to 1.
     fn taste(&self, row: u32) -> f32 {
         Random::new(self.teacher ^ u64::from(row)).signed()
     }

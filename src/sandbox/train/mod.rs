@@ -1,17 +1,17 @@
 //! A small training job with parameter servers: real mathematics, real sockets, real threads.
 //!
-//! It is what `pinfold demo` runs in its containers, and it has the habit that the demo is about: if its environment
-//! does not say how many threads to use, it takes one for each CPU of the *host*, whatever its cgroup allows.
+//! `pinfold demo` runs the job in containers. The job has the habit that the demo shows: without thread variables, a process
+//! starts a thread for each CPU of the *host*, whatever the cgroup allows.
 //!
 //! - [`ps`] holds a shard of the parameters and serves pulls and pushes.
 //! - [`worker`] trains: pull, forward, backward, push. Workers do not wait for each other (asynchronous SGD).
 //! - [`neighbour`] is a best-effort pod that keeps CPUs and caches busy.
 //!
-//! Inside: [`data`] makes clicks to learn from, [`model`] is the network and its gradients, [`pool`] the intra-op
-//! threads, [`wire`] the protocol, [`progress`] what a process says about itself.
+//! The internal modules: [`data`] makes clicks to learn from, [`model`] is the network with the gradients, [`pool`] holds
+//! the intra-op threads, [`wire`] is the protocol, and [`progress`] reports the progress of a process.
 //!
-//! Invariant: results do not depend on the number of threads, bit for bit. The demo compares thread counts; they must
-//! do the same work.
+//! Invariant: results do not depend on the number of threads, bit for bit. The demo compares thread counts, which must do
+//! the same work.
 
 pub mod data;
 pub mod model;
@@ -26,7 +26,7 @@ use std::path::Path;
 
 use crate::host::topology::{OnlineError, online_cpus};
 
-/// No process of the job uses more threads than this, whatever its environment says.
+/// The most threads of a process of the job, also if the environment asks for more.
 pub const MAX_THREADS: usize = 1024;
 
 /// What is trained: known to every process of the job and compared when a worker connects.

@@ -1,6 +1,6 @@
-//! The network that is trained: embeddings, two hidden layers with ReLU, one logit; and its gradients.
+//! The trained network: embeddings, two hidden layers with ReLU, a logit; and the gradients.
 //!
-//! Every sum is taken in one fixed order, whoever takes it, so that results do not depend on the number of threads.
+//! Every sum has a fixed order in every thread, so that results do not depend on the number of threads.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,18 +16,18 @@ pub struct Model {
     pool: Pool,
 }
 
-/// What one step found out.
+/// The result of a step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Gradients {
     /// Mean log loss of the batch, in nats.
     pub loss: f32,
     /// For each row of the batch, `dim` numbers.
     pub rows: Vec<f32>,
-    /// The dense tensors' gradients, one after the other.
+    /// The gradients of the dense tensors, concatenated.
     pub dense: Vec<f32>,
 }
 
-/// A matrix read with any stride, so that a transpose costs nothing.
+/// A matrix with any stride, so that a transpose costs nothing.
 #[derive(Clone)]
 struct View {
     values: Arc<Vec<f32>>,
@@ -59,12 +59,12 @@ pub fn initial_tensor(geometry: &Geometry, tensor: usize) -> Vec<f32> {
 // === impl Model ===
 
 impl Model {
-    /// A model that computes with these threads.
+    /// A model that computes with a pool of threads.
     pub fn new(geometry: Geometry, pool: Pool) -> Self {
         Self { geometry, pool }
     }
 
-    /// The number of threads it computes with.
+    /// The number of threads in the pool.
     pub fn threads(&self) -> usize {
         self.pool.threads()
     }
@@ -286,13 +286,13 @@ fn column_sums(values: &[f32], width: usize) -> Vec<f32> {
     sums
 }
 
-/// Mean log loss, and its derivative for each logit.
+/// Mean log loss, and the derivative for each logit.
 fn loss(logits: &[f32], bias: f32, labels: &[f32]) -> (f32, Vec<f32>) {
     let count = labels.len().max(1) as f32;
     let mut sum = 0.0_f64;
     let gradient = logits.iter().zip(labels).map(|(logit, &label)| {
         let z = logit + bias;
-        // log(1 + e^z) - label * z, written so that a large z can't overflow.
+        // log(1 + e^z) - label * z, in a form without overflow for large z.
         sum += f64::from(z.max(0.0) + (-z.abs()).exp().ln_1p() - label * z);
         (1.0 / (1.0 + (-z).exp()) - label) / count
     });

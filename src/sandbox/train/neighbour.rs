@@ -9,14 +9,14 @@ use super::data::Random;
 use super::progress::Progress;
 use crate::host::proc::thread_cpu_time;
 
-/// Memory that a thread walks through: more than its share of most caches.
+/// The memory that a thread walks through: more than a thread's share of most caches.
 const WORDS: usize = 4 << 20 >> 3;
 
 /// Words touched in a burst.
 const BURST: usize = 1 << 16;
 
-/// How long every second thread rests after a burst: such pods wait for something now and then, and a thread that
-/// wakes up is what the scheduler lets in first.
+/// The pause of every second thread after a burst. Real pods wait now and then, and the scheduler favours a thread that
+/// wakes up.
 const REST: Duration = Duration::from_millis(1);
 
 /// Starts `threads` threads that never end. Each burst counts as a step. `busy` is the share of a CPU's time that each of
@@ -42,7 +42,7 @@ pub fn start(threads: usize, busy: Option<u8>, progress: &Arc<Progress>) -> io::
                     match busy {
                         None if index % 2 == 1 => thread::sleep(REST),
                         None => {}
-                        // By the CPU time that the burst took: one that had to wait for a CPU is no busier for it.
+                        // The CPU time of the burst counts: a burst that had to wait for a CPU is no busier.
                         Some(percent) => {
                             thread::sleep(rest(thread_cpu_time().saturating_sub(begun), percent));
                         }
@@ -53,13 +53,13 @@ pub fn start(threads: usize, busy: Option<u8>, progress: &Arc<Progress>) -> io::
     Ok(())
 }
 
-/// How long to rest after so much work, to be busy for this share of the time.
+/// The pause after a burst for a share of busy time.
 fn rest(worked: Duration, percent: u8) -> Duration {
     let percent = u32::from(percent.clamp(1, 100));
     worked * (100 - percent) / percent
 }
 
-/// Reads and writes [`BURST`] words here and there, each depending on the last; returns where it stopped.
+/// Reads and writes [`BURST`] words at random places, each depending on the word before; returns the last place.
 fn burst(memory: &mut [u64], mut at: usize) -> usize {
     for _ in 0..BURST {
         let word = &mut memory[at];

@@ -21,7 +21,7 @@ const MIN_BLOCK: usize = 100_000;
 /// Computes some of a loop's output rows: appends `width` numbers for each row of the range.
 pub type Kernel = dyn Fn(Range<usize>, &mut Vec<f32>) + Send + Sync;
 
-/// A fixed number of threads that compute loops together. Dropping it ends them.
+/// A fixed number of threads that compute loops together. A drop ends the threads.
 #[derive(Debug)]
 pub struct Pool {
     shared: Arc<Shared>,
@@ -37,7 +37,7 @@ struct Helper {
 struct Shared {
     /// The loop under way. Read by every thread in it, written by the caller between loops.
     task: RwLock<Option<Task>>,
-    /// Helpers that have not finished their block.
+    /// Helpers that have not finished the current block.
     pending: AtomicUsize,
     /// A block panicked: the loop has no result.
     broken: AtomicBool,
@@ -51,10 +51,10 @@ struct Task {
     caller: Thread,
 }
 
-/// What belongs to one helper alone.
+/// The state of a helper.
 #[derive(Debug, Default)]
 struct Slot {
-    /// How many loops it has been called to.
+    /// The number of loops so far.
     calls: AtomicU64,
     /// Its block's numbers; the memory is kept from loop to loop.
     output: Mutex<Vec<f32>>,
@@ -123,7 +123,7 @@ impl Pool {
         let called = &self.helpers[..blocks - 1];
         for helper in called {
             helper.slot.calls.fetch_add(1, Ordering::Release);
-            // No system call unless it sleeps.
+            // A system call happens only if the thread sleeps.
             if let Some(thread) = &helper.thread {
                 thread.thread().unpark();
             }
@@ -223,7 +223,7 @@ fn help(block: usize, shared: &Shared, slot: &Slot) {
     }
 }
 
-/// Spins, then sleeps, until `is_done`. Whoever makes it true must unpark this thread.
+/// Spins, then sleeps, until `is_done`. The thread that makes the condition true must unpark this thread.
 fn wait(is_done: impl Fn() -> bool) {
     for _ in 0..SPINS {
         if is_done() {

@@ -1,4 +1,4 @@
-//! What a process of the job says about itself: one JSON line a second on standard output.
+//! The progress of a process of the job: a JSON line a second on standard output.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 /// Time between two lines.
 pub const PERIOD: Duration = Duration::from_secs(1);
 
-/// Time between two lines that hold every step's time: for those who measure spans of a few seconds.
+/// The time between two lines with every step's time, for measurements of a few seconds.
 pub const SHORT_PERIOD: Duration = Duration::from_millis(250);
 
-/// What a process does in the job.
+/// The role of a process in the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
@@ -30,17 +30,17 @@ pub enum Role {
 /// One line. Steps and bytes count from the start; loss and times are those of the steps since the last line.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Line {
-    /// What the process does.
+    /// The role of the process.
     pub role: Role,
-    /// Which one of its role it is, from 0.
+    /// The index of the process within the role, from 0.
     pub index: u32,
     /// Steps done: training steps of a worker, requests served by a server, bursts of a neighbour.
     pub steps: u64,
     /// Mean log loss, in nats; null if no step ended since the last line.
     pub loss: Option<f32>,
-    /// Median time of a step, in milliseconds; null if there was none.
+    /// Median time of a step, in milliseconds; null without a step.
     pub step_ms_p50: Option<f32>,
-    /// The time that 99 of 100 steps kept, in milliseconds; null if there was none.
+    /// The time within which 99 of 100 steps end, in milliseconds; null without a step.
     pub step_ms_p99: Option<f32>,
     /// Threads that compute: intra-op threads of a worker, request threads of a server.
     pub threads: usize,
@@ -48,7 +48,7 @@ pub struct Line {
     pub bytes_in: u64,
     /// Bytes written to sockets.
     pub bytes_out: u64,
-    /// Where it was asked for: seconds from the process's start to this line, by its own clock.
+    /// Seconds from the process's start to this line, by the process's clock; only on request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seconds: Option<f64>,
     /// Where it was asked for: the time of each step since the last line, in milliseconds.
@@ -56,7 +56,7 @@ pub struct Line {
     pub step_ms: Vec<f32>,
 }
 
-/// Counts what a process does; shared by its threads.
+/// Counters of a process, shared by the threads.
 #[derive(Debug)]
 pub struct Progress {
     role: Role,
@@ -100,10 +100,10 @@ impl Progress {
         })
     }
 
-    /// Counts a step, with its loss if it has one.
+    /// Counts a step, and the loss of the step if known.
     pub fn step(&self, took: Duration, loss: Option<f32>) {
         let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
-        // Under the lock, so that a line's steps and their times are the same ones.
+        // The lock keeps the steps and the times of a line consistent.
         self.steps.fetch_add(1, Ordering::Relaxed);
         window.millis.push(took.as_secs_f32() * 1000.0);
         if let Some(loss) = loss {
@@ -122,7 +122,7 @@ impl Progress {
         self.bytes_out.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// The next line; the one after it covers the steps from here on.
+    /// The next line; the following line covers the steps from now on.
     pub fn line(&self) -> Line {
         let (mut window, steps, seconds) = {
             let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
@@ -168,10 +168,11 @@ impl Progress {
         out.flush()
     }
 
-    /// From now on prints a line every [`PERIOD`] (or [`SHORT_PERIOD`]), and ends the whole process with status 0 on SIGTERM, on SIGINT, or
-    /// when nobody reads the lines any more: there is nothing to save.
+    /// Starts to print a line every [`PERIOD`] (or [`SHORT_PERIOD`]). The process ends with status 0 on SIGTERM, on SIGINT,
+    /// and when the reader of the lines is gone, because no state needs saving.
     ///
-    /// To be called before other threads are started, because they inherit that these signals are left to one thread.
+    /// The call must come before the start of other threads. Threads inherit the blocked signals, and only the printing
+    /// thread may receive the signals.
     ///
     /// # Errors
     ///

@@ -16,26 +16,26 @@ use super::progress::Progress;
 use super::wire::{self, Reply, Request, WireError};
 use crate::text::counted;
 
-/// Locks of the embedding table: enough that workers seldom meet.
+/// Locks of the embedding table: enough that workers seldom wait for the same lock.
 const STRIPES: usize = 64;
 
-/// What a server is to be.
+/// The parameters of a server.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
     /// Where to listen, as `host:port`.
     pub listen: String,
     /// What is trained.
     pub geometry: Geometry,
-    /// Which shard this is, from 0.
+    /// The index of the shard, from 0.
     pub shard: u32,
-    /// How many shards there are.
+    /// The number of shards.
     pub shards: u32,
     /// Inter-op threads.
     pub threads: usize,
     /// Step size for the dense tensors.
     pub learning_rate: f32,
-    /// Step size for the embeddings. Larger, because a row sees only the few examples that it occurs in, and the
-    /// gradients are those of the mean over the batch.
+    /// Step size for the embeddings. The size is larger, because a row occurs in only a few examples, and the gradients are
+    /// means over the batch.
     pub embedding_rate: f32,
 }
 
@@ -47,7 +47,7 @@ pub enum PsError {
     Listen {
         /// The address.
         address: String,
-        /// What the kernel said.
+        /// The error of the kernel.
         #[source]
         source: io::Error,
     },
@@ -56,13 +56,13 @@ pub enum PsError {
     System {
         /// What was tried.
         operation: &'static str,
-        /// What the kernel said.
+        /// The error of the kernel.
         #[source]
         source: io::Error,
     },
 }
 
-/// A server that listens.
+/// A listening server.
 #[derive(Debug)]
 pub struct Server {
     listener: TcpListener,
@@ -76,7 +76,7 @@ struct Parameters {
     options: Options,
     /// Row `id` is the shard's row `id / shards`; they are dealt to the stripes in turn.
     stripes: Vec<Mutex<Vec<f32>>>,
-    /// This shard's dense tensors.
+    /// The dense tensors of this shard.
     dense: Vec<Mutex<Vec<f32>>>,
 }
 
@@ -145,7 +145,7 @@ impl Server {
         loop {
             let (stream, _) = match self.listener.accept() {
                 Ok(accepted) => accepted,
-                // The worker gave up before it was its turn.
+                // The worker closed the connection before the request was served.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
                 Err(source) => {
                     return Err(PsError::System {
@@ -172,7 +172,7 @@ fn start(name: String, work: impl FnOnce() + Send + 'static) -> Result<(), PsErr
     })
 }
 
-/// Reads a connection's requests until it ends.
+/// Reads the requests of a connection until the end.
 fn read(mut stream: TcpStream, queue: &Queue, progress: &Progress) -> Result<(), WireError> {
     stream.set_nodelay(true)?;
     let answer = Arc::new(Mutex::new(stream.try_clone()?));
@@ -202,7 +202,7 @@ fn work(parameters: &Parameters, queue: &Queue, progress: &Progress) {
         let mut stream = answer.lock().unwrap_or_else(PoisonError::into_inner);
         match wire::send(&mut *stream, &reply) {
             Ok(bytes) => progress.sent(bytes),
-            // The reading side sees the end of it and says so.
+            // The reading side notices and reports the end.
             Err(_) => drop(stream.shutdown(std::net::Shutdown::Both)),
         }
         progress.step(since.elapsed(), None);

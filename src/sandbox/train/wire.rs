@@ -10,14 +10,14 @@ use super::Geometry;
 /// The longest frame, in bytes: far more than any batch needs, far less than would hurt.
 pub const MAX_FRAME: usize = 64 << 20;
 
-/// What a worker asks.
+/// The request of a worker.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Request {
-    /// Who is there: the job's geometry, this server's shard and the number of shards.
+    /// A request for the job's geometry, the server's shard and the number of shards.
     Hello(Geometry, u32, u32),
     /// The values of these rows and of the shard's dense tensors.
     Pull {
-        /// Row ids of the whole table, all of this shard.
+        /// Row ids of the full table, all of this shard.
         rows: Vec<u32>,
     },
     /// Gradients to apply.
@@ -26,12 +26,12 @@ pub enum Request {
         rows: Vec<u32>,
         /// `dim` numbers for each row.
         row_gradients: Vec<f32>,
-        /// Gradients of the shard's dense tensors, one after the other.
+        /// Gradients of the shard's dense tensors, concatenated.
         dense_gradients: Vec<f32>,
     },
 }
 
-/// What a server answers.
+/// The answer of a server.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Reply {
     /// To a hello or a push: done.
@@ -40,10 +40,10 @@ pub enum Reply {
     Values {
         /// `dim` numbers for each row asked for.
         rows: Vec<f32>,
-        /// The shard's dense tensors, one after the other.
+        /// The shard's dense tensors, concatenated.
         dense: Vec<f32>,
     },
-    /// The request makes no sense to this server, and why.
+    /// The reason why the server refuses the request.
     Refused(String),
 }
 
@@ -61,17 +61,17 @@ pub enum WireError {
         "a frame of {0} bytes is longer than the {MAX_FRAME} allowed: is the other side a pinfold trainer?"
     )]
     TooLong(usize),
-    /// A frame that is not what its kind says.
+    /// The frame's content does not match the frame's kind.
     #[error("malformed {0}: is the other side a pinfold trainer of this version?")]
     Malformed(&'static str),
 }
 
-/// Something that travels in a frame.
+/// A message in a frame.
 pub trait Message: Sized {
     /// Appends kind and body.
     fn encode(&self, out: &mut Vec<u8>);
 
-    /// Reads kind and body, all of it.
+    /// Reads kind and body to the end.
     ///
     /// # Errors
     ///
@@ -237,9 +237,9 @@ impl Message for Reply {
     }
 }
 
-/// A list: its length, then its items of four bytes.
+/// A list: the length, then items of four bytes.
 fn put<T: Copy>(out: &mut Vec<u8>, items: &[T], bytes: impl Fn(T) -> [u8; 4]) {
-    // A list too long for its length field makes a frame too long to be sent: `send` refuses it.
+    // A list too long for the length field makes a frame too long to send: `send` refuses the frame.
     out.extend(u32::try_from(items.len()).unwrap_or(u32::MAX).to_le_bytes());
     out.reserve(items.len() * 4);
     for &item in items {
@@ -247,7 +247,7 @@ fn put<T: Copy>(out: &mut Vec<u8>, items: &[T], bytes: impl Fn(T) -> [u8; 4]) {
     }
 }
 
-/// What is left of a frame.
+/// The rest of a frame.
 struct Body<'a> {
     rest: &'a [u8],
     what: &'static str,
@@ -395,7 +395,7 @@ mod tests {
             receive::<Request>(&mut &frame[..]),
             Err(WireError::Io(_))
         ));
-        // A list that claims more items than its frame has.
+        // A list that claims more items than the frame holds.
         let mut body = vec![2];
         body.extend(u32::MAX.to_le_bytes());
         assert!(matches!(

@@ -1,4 +1,4 @@
-//! A worker: pulls what its batch needs, computes, pushes the gradients.
+//! A worker: pulls the parameters of a batch, computes, pushes the gradients.
 
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
@@ -18,12 +18,12 @@ pub const PATIENCE: Duration = Duration::from_secs(120);
 /// Pause between two attempts to reach a lost server.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// What a worker is to do.
+/// The parameters of a worker.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
     /// The parameter servers, as `host:port`, in the order of their shards.
     pub ps_hosts: Vec<String>,
-    /// Which worker this is, from 0.
+    /// The index of the worker, from 0.
     pub index: u32,
     /// What is trained.
     pub geometry: Geometry,
@@ -31,7 +31,7 @@ pub struct Options {
     pub batch: usize,
     /// Intra-op threads.
     pub threads: usize,
-    /// Where to stop; `None` for never.
+    /// The last step; `None` for no limit.
     pub steps: Option<u64>,
     /// How long a lost server is waited for.
     pub patience: Duration,
@@ -51,7 +51,7 @@ pub enum WorkerError {
         #[source]
         source: WireError,
     },
-    /// The two sides don't understand each other.
+    /// The peer speaks a different protocol.
     #[error("cannot talk to parameter server {host}")]
     Protocol {
         /// The server.
@@ -73,7 +73,7 @@ pub enum WorkerError {
     Threads {
         /// How many were wanted.
         threads: usize,
-        /// What the kernel said.
+        /// The error of the kernel.
         #[source]
         source: io::Error,
     },
@@ -130,7 +130,7 @@ pub fn train(options: &Options, progress: &Progress) -> Result<(), WorkerError> 
             match cause {
                 Cause::Refused(reason) => return Err(WorkerError::Refused { host, reason }),
                 Cause::Wire(source @ (WireError::Io(_) | WireError::Closed)) => {
-                    // All streams go: a stale answer in one of them must not be taken for a new one.
+                    // All streams close: a late answer in an open stream could be taken for a new answer.
                     servers.streams.clear();
                     let patience = options.patience;
                     if lost_since.get_or_insert_with(Instant::now).elapsed() >= patience {
@@ -153,7 +153,7 @@ pub fn train(options: &Options, progress: &Progress) -> Result<(), WorkerError> 
 // === impl Servers ===
 
 impl Servers<'_> {
-    /// One step: pull, compute, push. Requests to all servers are on their way together.
+    /// A step: pull, compute, push. Requests to all servers are in flight at the same time.
     fn step(&mut self, model: &Model, batch: &Batch) -> Result<f32, Failure> {
         self.connect()?;
         let shards = self.streams.len();
@@ -268,7 +268,7 @@ impl Failure {
 /// Opens a connection; a server that is silent for `patience` counts as lost.
 fn open(host: &str, patience: Duration) -> io::Result<TcpStream> {
     let mut last = io::Error::from(io::ErrorKind::NotFound);
-    // Names are looked up each time: a server that comes back may have another address.
+    // Every connection resolves the name again, because a restarted server may have another address.
     for address in host.to_socket_addrs()? {
         match TcpStream::connect_timeout(&address, Duration::from_secs(1)) {
             Ok(stream) => {
@@ -290,7 +290,7 @@ struct Layout<'a> {
     shards: usize,
 }
 
-/// A server's part: numbers of its rows, and of its dense tensors.
+/// A server's part: numbers of rows, and of dense tensors.
 type Part = (Vec<f32>, Vec<f32>);
 
 impl Layout<'_> {

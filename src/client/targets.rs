@@ -1,4 +1,4 @@
-//! Which agents are asked: from flags and from a file.
+//! [`Target`]: the agents that `top` watches, from flags and from a file.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -7,25 +7,25 @@ use std::path::Path;
 
 use anyhow::Context;
 
-use super::super::agent::Endpoint;
+use super::endpoint::Endpoint;
 
-/// More than this are a mistake rather than a cluster to look at in one table.
-const MOST: usize = 5000;
+/// The most agents of one table.
+const MAX_TARGETS: usize = 5000;
 
-/// A file that names so many has long names; one that goes on is another file.
-const LONGEST: u64 = 1 << 20;
+/// The longest accepted file, in bytes: enough for the most agents, with long names.
+const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// An agent, and what it is called.
+/// An agent to watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Asked {
-    pub(super) name: String,
-    /// Whether a person has called it so.
-    pub(super) given: bool,
-    pub(super) endpoint: Endpoint,
+pub(crate) struct Target {
+    pub(crate) name: String,
+    /// Whether the name is the user's, and not the endpoint's.
+    pub(crate) named_by_user: bool,
+    pub(crate) endpoint: Endpoint,
 }
 
-/// An agent by `URL` or `NAME=URL`.
-fn asked(text: &str) -> anyhow::Result<Asked> {
+/// Parses `URL` or `NAME=URL`.
+fn parse(text: &str) -> anyhow::Result<Target> {
     let named = text
         .split_once('=')
         .filter(|(name, _)| !name.contains(['/', ':']));
@@ -35,76 +35,77 @@ fn asked(text: &str) -> anyhow::Result<Asked> {
         "{text:?} has no name before its =: write NAME=URL, or URL alone"
     );
     let endpoint: Endpoint = url.parse()?;
-    Ok(Asked {
+    Ok(Target {
         name: name.map_or_else(|| endpoint.name(), str::to_owned),
-        given: name.is_some(),
+        named_by_user: name.is_some(),
         endpoint,
     })
 }
 
-/// A file's text.
+/// Reads a file that lists nodes.
 ///
 /// # Errors
-/// What can't be read, is no text, or is too long to be a list of nodes.
-pub(super) fn read(file: &Path) -> anyhow::Result<String> {
+/// The file can't be read, is no text, or is too long.
+pub(crate) fn read(file: &Path) -> anyhow::Result<String> {
     let mut text = String::new();
-    let read = File::open(file).and_then(|open| open.take(LONGEST + 1).read_to_string(&mut text));
+    let read =
+        File::open(file).and_then(|open| open.take(MAX_FILE_BYTES + 1).read_to_string(&mut text));
     read.with_context(|| format!("can't read {}", file.display()))?;
     anyhow::ensure!(
-        text.len() as u64 <= LONGEST,
-        "{} is longer than {LONGEST} bytes: write one URL or NAME=URL in a line, and nothing else",
+        text.len() as u64 <= MAX_FILE_BYTES,
+        "{} is longer than {MAX_FILE_BYTES} bytes: each line has a URL or NAME=URL, and nothing else",
         file.display()
     );
     Ok(text)
 }
 
-/// The agents of a file: one in each line, empty lines and what follows a # left out.
-fn listed(text: &str, file: &Path) -> anyhow::Result<Vec<Asked>> {
+/// The agents in a file's text. Each line names an agent; empty lines and comments after `#` are skipped.
+fn parse_file(text: &str, file: &Path) -> anyhow::Result<Vec<Target>> {
     let mut all = Vec::new();
-    // Some editors begin a text with a mark of its encoding.
+    // Some editors begin a file with a byte order mark.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     for (line, number) in text.lines().zip(1u32..) {
         let text = line.split('#').next().unwrap_or_default().trim();
         if !text.is_empty() {
-            all.push(asked(text).with_context(|| format!("{}:{number}", file.display()))?);
+            all.push(parse(text).with_context(|| format!("{}:{number}", file.display()))?);
         }
     }
     anyhow::ensure!(
         !all.is_empty(),
-        "{} names no node: write one URL or NAME=URL in a line",
+        "{} names no node: write a URL or NAME=URL in each line",
         file.display()
     );
     Ok(all)
 }
 
-/// All that are named by flags and in a file with this text.
+/// The agents of the flags and of a file with this text.
 ///
 /// # Errors
-/// What names no agent, and an agent or a name that is there twice.
-pub(super) fn all(flags: &[String], file: Option<(&Path, &str)>) -> anyhow::Result<Vec<Asked>> {
+/// A text that is no agent address; an agent or a name that appears twice.
+pub(crate) fn all(flags: &[String], file: Option<(&Path, &str)>) -> anyhow::Result<Vec<Target>> {
     let mut all = Vec::new();
     for flag in flags {
-        all.push(asked(flag).context("--node")?);
+        all.push(parse(flag).context("--node")?);
     }
     if let Some((path, text)) = file {
-        all.extend(listed(text, path)?);
+        all.extend(parse_file(text, path)?);
     }
     anyhow::ensure!(
-        all.len() <= MOST,
-        "{} nodes, more than {MOST}: name fewer",
+        all.len() <= MAX_TARGETS,
+        "{} nodes, more than {MAX_TARGETS}: name fewer",
         all.len()
     );
-    let (mut seen, mut names) = (HashSet::new(), HashSet::new());
-    for one in &all {
+    let (mut endpoints, mut names) = (HashSet::new(), HashSet::new());
+    for target in &all {
         anyhow::ensure!(
-            seen.insert(one.endpoint.to_string()),
+            endpoints.insert(target.endpoint.to_string()),
             "{} is named twice: name each node once",
-            one.endpoint
+            target.endpoint
         );
         anyhow::ensure!(
-            !one.given || names.insert(&one.name),
-            "two nodes are called {:?}: give each a name of its own",
-            one.name
+            !target.named_by_user || names.insert(&target.name),
+            "two nodes have the name {:?}: give each node a different name",
+            target.name
         );
     }
     Ok(all)
@@ -115,16 +116,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nodes_come_from_flags_and_files() {
+    fn targets_come_from_flags_and_files() {
         let flags = ["node-1".to_owned(), "ps=http://10.0.0.2:9471".to_owned()];
         let text = "# all of them\n\nworker = node-3   # the third\nhttp://proxy:8001/a=b/proxy\n";
         let all = all(&flags, Some((Path::new("nodes"), text))).unwrap();
-        let told: Vec<String> = all
+        let names: Vec<String> = all
             .iter()
-            .map(|one| format!("{} {} {}", one.name, one.given, one.endpoint))
+            .map(|target| {
+                format!(
+                    "{} {} {}",
+                    target.name, target.named_by_user, target.endpoint
+                )
+            })
             .collect();
         assert_eq!(
-            told,
+            names,
             [
                 "node-1 false http://node-1:9470",
                 "ps true http://10.0.0.2:9471",
@@ -135,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named_with_their_place() {
+    fn an_error_names_the_line() {
         let file = |text| {
             all(&[], Some((Path::new("nodes"), text)))
                 .map(|_| ())
@@ -144,12 +150,12 @@ mod tests {
         assert!(
             file("a\nb c\n")
                 .unwrap_err()
-                .starts_with("nodes:2: \"b c\" names no agent")
+                .starts_with("nodes:2: \"b c\" is no agent address")
         );
         assert!(
             file("a\nhttps://b\n")
                 .unwrap_err()
-                .contains("nodes:2: \"https://b\" is not http")
+                .contains("nodes:2: the scheme of \"https://b\" is not http")
         );
         assert!(file("# none\n").unwrap_err().contains("names no node"));
         assert!(
@@ -166,17 +172,17 @@ mod tests {
         assert!(
             file("x=a\nx = b\n")
                 .unwrap_err()
-                .contains("two nodes are called \"x\"")
+                .contains("two nodes have the name \"x\"")
         );
         assert!(
             file("x=\n")
                 .unwrap_err()
-                .starts_with("nodes:1: \"\" names no agent")
+                .starts_with("nodes:1: \"\" is no agent address")
         );
     }
 
     #[test]
-    fn files_are_texts_of_a_certain_length() {
+    fn a_file_is_text_of_bounded_length() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("nodes");
         let written = |bytes: &[u8]| {
@@ -194,7 +200,7 @@ mod tests {
             2
         );
         assert!(written(&[0xff, 0xfe]).unwrap_err().contains("can't read"));
-        // As of /dev/zero, no more is read than tells that it is too much.
+        // Reading stops after the accepted length, as for /dev/zero.
         assert!(
             written(&vec![b'\n'; 3 << 20])
                 .unwrap_err()

@@ -1,4 +1,4 @@
-//! An agent's HTTP server, asked: where one is, and what it answers.
+//! [`Endpoint`]: the address of an agent's HTTP server, and requests to the server.
 
 use std::fmt;
 use std::io::Read;
@@ -11,78 +11,70 @@ use hyper::client::conn::http1;
 use hyper::header::{ACCEPT_ENCODING, CONTENT_ENCODING, HOST};
 use hyper_util::rt::TokioIo;
 
-use crate::agent::config::{Config, Overrides};
+/// The longest accepted response, in bytes: enough for many thousand containers.
+const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
-/// The longest answer that is read: that of many thousand containers.
-const LONGEST: usize = 64 << 20;
+/// The characters of an error response's body that the error message quotes.
+const EXCERPT_CHARS: usize = 200;
 
-/// How many signs are told of an answer that is no success.
-const EXCERPT: usize = 200;
+/// The agent's default port.
+const DEFAULT_PORT: u16 = 9470;
 
-/// The port where agents listen that nobody told otherwise.
-const PORT: u16 = 9470;
-
-/// Where an agent is asked: a host, and what comes before each path, as behind a proxy.
+/// The address of an agent: host, port, and a prefix of every path, as a proxy needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Endpoint {
+pub(crate) struct Endpoint {
     host: String,
     port: u16,
     prefix: String,
 }
 
-/// Why a text names no agent.
+/// The reason why a text is no valid agent address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(super) enum EndpointError {
-    /// Agents serve plain HTTP.
+pub(crate) enum EndpointError {
+    /// The URL's scheme is not `http`; agents serve plain HTTP.
     #[error(
-        "{0:?} is not http: agents serve plain HTTP; for one behind TLS, ask through kubectl proxy"
+        "the scheme of {0:?} is not http: agents serve plain HTTP; use kubectl proxy for an agent behind TLS"
     )]
     Scheme(String),
-    /// Anything else.
-    #[error("{0:?} names no agent: write http://HOST:9470, HOST:PORT or HOST")]
+    /// The text is no host, and no URL.
+    #[error("{0:?} is no agent address: write http://HOST:9470, HOST:PORT or HOST")]
     Form(String),
 }
 
 // === impl Endpoint ===
 
 impl Endpoint {
-    /// The agent of this machine: where it is said to listen, or where the configuration says.
-    ///
-    /// # Errors
-    /// A configuration that can't be read.
-    pub(super) fn here(agent: Option<SocketAddr>, overrides: Overrides) -> anyhow::Result<Self> {
-        let mut address = match agent {
-            Some(address) => address,
-            None => Config::load(overrides)?.listen,
-        };
-        // Who listens everywhere listens here.
+    /// The agent of this host that listens on `address`.
+    pub(crate) fn on_this_host(mut address: SocketAddr) -> Self {
+        // An agent that listens on every address also listens on the loopback address.
         if address.ip().is_unspecified() {
             address.set_ip(match address {
                 SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
                 SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
             });
         }
-        Ok(Self {
+        Self {
             host: address.ip().to_string(),
             port: address.port(),
             prefix: String::new(),
-        })
+        }
     }
 
-    /// A short name for it: what tells it from others.
-    pub(super) fn name(&self) -> String {
+    /// A short name of the agent, for people.
+    #[cfg(feature = "top")]
+    pub(crate) fn name(&self) -> String {
         match self
             .prefix
             .split('/')
             .rfind(|part| !matches!(*part, "" | "proxy"))
         {
-            // Behind a proxy of the API server: .../nodes/http:node-1:9470/proxy.
+            // A path of the API server's proxy: .../nodes/http:node-1:9470/proxy.
             Some(part) => match part.split(':').collect::<Vec<_>>()[..] {
                 [_, name, _] => name.to_owned(),
                 [name, ..] => name.to_owned(),
                 [] => part.to_owned(),
             },
-            None if self.port == PORT => self.host.clone(),
+            None if self.port == DEFAULT_PORT => self.host.clone(),
             None => self.authority(),
         }
     }
@@ -95,76 +87,78 @@ impl Endpoint {
         }
     }
 
-    /// Whether an answer comes over no network.
-    fn is_near(&self) -> bool {
+    /// Whether requests stay on this host.
+    fn is_loopback(&self) -> bool {
         self.host == "localhost" || self.host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
     }
 
-    /// The bodies at these paths, one after the other over one connection.
+    /// Requests the paths in order over the same connection, and returns the bodies.
     ///
     /// # Errors
-    /// Nobody there, no HTTP, an answer that is none of success, or one that is too long.
-    pub(super) async fn get(&self, paths: &[&str]) -> anyhow::Result<Vec<Bytes>> {
+    /// No connection, no HTTP, a status code other than 2xx, or a response that is too long.
+    pub(crate) async fn get(&self, paths: &[&str]) -> anyhow::Result<Vec<Bytes>> {
         let stream = tokio::net::TcpStream::connect((self.host.as_str(), self.port)).await?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-        let answers = async {
+        let responses = async {
             let mut bodies = Vec::new();
             for path in paths {
                 sender.ready().await?;
-                bodies.push(self.ask(&mut sender, path).await?);
+                bodies.push(self.request(&mut sender, path).await?);
             }
             Ok(bodies)
         };
-        tokio::pin!(answers);
+        tokio::pin!(responses);
         tokio::pin!(connection);
         tokio::select! {
-            answers = &mut answers => answers,
+            bodies = &mut responses => bodies,
             ended = &mut connection => {
                 ended?;
-                // What came before the end of the connection counts.
-                answers.await
+                // Responses that arrived before the end of the connection are valid.
+                responses.await
             }
         }
     }
 
-    async fn ask(
+    async fn request(
         &self,
         sender: &mut http1::SendRequest<Empty<Bytes>>,
         path: &str,
     ) -> anyhow::Result<Bytes> {
         let mut request =
             hyper::Request::get(format!("{}{path}", self.prefix)).header(HOST, self.authority());
-        if !self.is_near() {
+        if !self.is_loopback() {
             request = request.header(ACCEPT_ENCODING, "gzip");
         }
         let response = sender.send_request(request.body(Empty::new())?).await?;
         let status = response.status();
-        let packed = response
+        let is_compressed = response
             .headers()
             .get(CONTENT_ENCODING)
             .is_some_and(|coding| coding == "gzip");
-        let body = Limited::new(response.into_body(), LONGEST).collect().await;
+        let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES)
+            .collect()
+            .await;
         let body = body.map_err(|error| {
             if error.is::<LengthLimitError>() {
-                anyhow::anyhow!("the answer is longer than {LONGEST} bytes")
+                anyhow::anyhow!("the response is longer than {MAX_RESPONSE_BYTES} bytes")
             } else {
                 anyhow::anyhow!("{error}")
             }
         });
         let mut body = body?.to_bytes();
-        if packed {
-            body = unpacked(&body)?;
+        if is_compressed {
+            body = decompress(&body)?;
         }
         anyhow::ensure!(status.is_success(), "{status}: {}", excerpt(&body));
         Ok(body)
     }
 }
 
-/// The beginning of what was said instead, without what would act on a terminal.
+/// The beginning of an error response's body, with control characters replaced.
 fn excerpt(body: &[u8]) -> String {
-    // No sign takes more bytes than four.
-    let text = String::from_utf8_lossy(body.get(..4 * EXCERPT).unwrap_or(body));
-    let shown = text.trim().chars().take(EXCERPT);
+    // A character takes at most four bytes.
+    let text = String::from_utf8_lossy(body.get(..4 * EXCERPT_CHARS).unwrap_or(body));
+    let shown = text.trim().chars().take(EXCERPT_CHARS);
     shown
         .map(|c| {
             if c.is_control() {
@@ -176,18 +170,18 @@ fn excerpt(body: &[u8]) -> String {
         .collect()
 }
 
-/// What was compressed, as far as it is not too long.
-fn unpacked(body: &[u8]) -> anyhow::Result<Bytes> {
-    let mut whole = Vec::new();
-    let most = u64::try_from(LONGEST)?;
+/// Decompresses a gzip body up to the accepted length.
+fn decompress(body: &[u8]) -> anyhow::Result<Bytes> {
+    let mut content = Vec::new();
+    let limit = u64::try_from(MAX_RESPONSE_BYTES)?;
     flate2::read::GzDecoder::new(body)
-        .take(most + 1)
-        .read_to_end(&mut whole)?;
+        .take(limit + 1)
+        .read_to_end(&mut content)?;
     anyhow::ensure!(
-        whole.len() <= LONGEST,
-        "the answer is longer than {LONGEST} bytes"
+        content.len() <= MAX_RESPONSE_BYTES,
+        "the response is longer than {MAX_RESPONSE_BYTES} bytes"
     );
-    Ok(whole.into())
+    Ok(content.into())
 }
 
 impl fmt::Display for Endpoint {
@@ -201,12 +195,12 @@ impl FromStr for Endpoint {
 
     fn from_str(text: &str) -> Result<Self, EndpointError> {
         let form = || EndpointError::Form(text.to_owned());
-        let whole = if text.contains("://") {
+        let url = if text.contains("://") {
             text.to_owned()
         } else {
             format!("http://{text}")
         };
-        let url: hyper::Uri = whole.parse().map_err(|_| form())?;
+        let url: hyper::Uri = url.parse().map_err(|_| form())?;
         if url.scheme_str() != Some("http") {
             return Err(EndpointError::Scheme(text.to_owned()));
         }
@@ -216,20 +210,20 @@ impl FromStr for Endpoint {
             .trim_start_matches('[')
             .trim_end_matches(']')
             .to_owned();
-        let port_told = authority
+        let has_port = authority
             .as_str()
             .rsplit(']')
             .next()
             .is_some_and(|rest| rest.contains(':'));
         let port = match authority.port_u16() {
             Some(port) => port,
-            None if port_told => return Err(form()),
-            None => PORT,
+            None if has_port => return Err(form()),
+            None => DEFAULT_PORT,
         };
         if host.is_empty() || authority.as_str().contains('@') || url.query().is_some() {
             return Err(form());
         }
-        // Whoever copies the address of the status means the agent.
+        // A copied address of `/status` or `/metrics` names the agent.
         let path = url.path().trim_end_matches('/');
         let prefix = path
             .strip_suffix("/status")
@@ -248,8 +242,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn agents_are_named_in_many_ways() {
-        for (text, whole, name) in [
+    fn addresses_have_many_forms() {
+        for (text, url, name) in [
             ("node-1", "http://node-1:9470", "node-1"),
             ("node-1:9471", "http://node-1:9471", "node-1:9471"),
             ("http://10.0.0.7/", "http://10.0.0.7:9470", "10.0.0.7"),
@@ -270,7 +264,7 @@ mod tests {
             let endpoint: Endpoint = text.parse().unwrap();
             assert_eq!(
                 (endpoint.to_string().as_str(), endpoint.name().as_str()),
-                (whole, name),
+                (url, name),
                 "{text}"
             );
         }
@@ -296,25 +290,28 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_instead_is_told_in_short() {
+    fn an_error_message_quotes_the_beginning_of_the_body() {
         assert_eq!(excerpt(b" not ready\x1b[2J\n"), "not ready\u{fffd}[2J");
-        assert_eq!(excerpt(&[0xff; 5000]).chars().count(), EXCERPT);
-        assert_eq!(excerpt("漢".repeat(5000).as_bytes()), "漢".repeat(EXCERPT));
+        assert_eq!(excerpt(&[0xff; 5000]).chars().count(), EXCERPT_CHARS);
+        assert_eq!(
+            excerpt("漢".repeat(5000).as_bytes()),
+            "漢".repeat(EXCERPT_CHARS)
+        );
         assert_eq!(excerpt(b""), "");
     }
 
     #[test]
-    fn what_unpacks_to_too_much_is_refused() {
+    fn a_body_that_decompresses_to_too_many_bytes_is_refused() {
         use std::io::Write;
         let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
         packer.write_all(b"some").unwrap();
-        assert_eq!(unpacked(&packer.finish().unwrap()).unwrap(), "some");
-        assert!(unpacked(b"no gzip").is_err());
+        assert_eq!(decompress(&packer.finish().unwrap()).unwrap(), "some");
+        assert!(decompress(b"no gzip").is_err());
         let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
         let zeros = vec![0; 1 << 20];
         (0..65).for_each(|_| packer.write_all(&zeros).unwrap());
         assert!(
-            unpacked(&packer.finish().unwrap())
+            decompress(&packer.finish().unwrap())
                 .unwrap_err()
                 .to_string()
                 .contains("longer")
