@@ -188,10 +188,10 @@ fn its_environment_is_there_and_the_users_value_stays() {
                 "{explanation}"
             );
             assert!(
-                line("left as the pod has them: ").ends_with("OMP_NUM_THREADS"),
+                line("kept as the pod sets them: ").ends_with("OMP_NUM_THREADS"),
                 "{explanation}"
             );
-            assert!(line("window").contains("none"), "{explanation}");
+            assert!(line("  unpinned ").contains("never"), "{explanation}");
             // After a restart of ours only the runtime can tell what was whose.
             pod.remove();
         },
