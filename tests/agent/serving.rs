@@ -128,7 +128,8 @@ fn explains_the_pods_of_its_node() {
         "{out}"
     );
     assert!(
-        out.contains("the container runtime sends no requests") && out.contains("TF_NUM_INTRAOP_THREADS=1"),
+        out.contains("the container runtime sends no requests")
+            && out.contains("TF_NUM_INTRAOP_THREADS=1"),
         "{out}"
     );
     let seen = "fewer than expected: 1 thread, 2 in the pools that its environment sizes; its pools have not started yet";
