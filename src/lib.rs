@@ -27,7 +27,8 @@
 //! | [`cluster`] | the Kubernetes API: pods, labels, claims, Events, reclaim; queries to Prometheus | `text` `pod` `scene` | touch /sys or cgroups |
 //! | [`metrics`] | families, collectors, exposition | `cpu` `pod` `host` `pin` (read) | change what it measures |
 //! | [`agent`] | configuration, schedule, reconciler, runtime requests, HTTP, lifecycle | all above | decide placement, entitlement or labels |
-//! | [`local`] | real cgroups and processes without a cluster, for demo and bench | all above | be needed by the agent |
+//! | [`client`] | talks to a running agent: its HTTP API, the model behind `top` | `cpu` `pod` | be needed by the agent |
+//! | [`sandbox`] | real cgroups and processes without a cluster, for demo and bench | all above | be needed by the agent |
 //! | [`cli`] | arguments, subcommands, output | all above | contain logic |
 //!
 //! The pure modules (`text`, `cpu`, `pod`, `scene`) and the pure half of `pin` hold every decision. The others fetch, plan
@@ -68,13 +69,15 @@
 
 pub mod agent;
 pub mod cli;
+pub mod client;
 pub mod cluster;
 pub mod cpu;
 pub mod host;
-pub mod local;
 pub mod metrics;
 pub mod nri;
 pub mod pin;
 pub mod pod;
+#[cfg(any(feature = "demo", feature = "bench"))]
+pub mod sandbox;
 pub mod scene;
 pub mod text;

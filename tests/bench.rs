@@ -1,6 +1,6 @@
-//! The bench as a user runs it: its plan, its figures, its refusals, and that nothing is left behind, whatever ends it.
+//! The bench as users run the command: the plan, the figures, the refusals, and the cleanup on every kind of end.
 //!
-//! Most of these tests need root and a cgroup hierarchy with cpuset, so plain `cargo test` leaves them to `tests/run`.
+//! Most tests need root and a cgroup hierarchy with cpuset, so plain `cargo test` leaves the tests to `tests/run`.
 
 #![allow(
     clippy::unwrap_used,
@@ -28,7 +28,7 @@ use serde_json::Value;
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
-/// One bench at a time: it wants the machine's CPUs for itself.
+/// Benches run in sequence, because a bench needs all CPUs of the machine.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn kernel_tests() -> Option<MutexGuard<'static, ()>> {
@@ -59,7 +59,7 @@ fn report(arguments: &[&str]) -> Value {
     serde_json::from_str(&stdout).unwrap()
 }
 
-/// What a bench may leave: cgroups, the folder of manifests, processes, links.
+/// The possible remains of a bench: cgroups, the folder of manifests, processes, links.
 #[derive(Debug, PartialEq, Eq)]
 struct Left {
     cgroups: BTreeSet<PathBuf>,
@@ -69,7 +69,7 @@ struct Left {
 }
 
 impl Left {
-    /// Processes are those with `mark` in their command line, or the program's own.
+    /// A process counts if the command line contains `mark` or the program's path.
     fn now(mark: &str) -> Self {
         let mut cgroups = BTreeSet::new();
         find(Path::new("/sys/fs/cgroup"), 2, &mut cgroups);
@@ -103,7 +103,7 @@ fn find(dir: &Path, depth: usize, found: &mut BTreeSet<PathBuf>) {
         if path.is_dir() && !path.is_symlink() {
             let name = entry.file_name();
             let name = name.to_string_lossy();
-            // Cgroups of a test that was killed are no bench's.
+            // Cgroups of a killed test do not belong to a bench.
             if name.starts_with("pinfold-") && !name.starts_with("pinfold-test-") {
                 found.insert(path);
             } else if depth > 0 {
@@ -113,7 +113,7 @@ fn find(dir: &Path, depth: usize, found: &mut BTreeSet<PathBuf>) {
     }
 }
 
-/// A mark for the command lines of one test, which no other process has.
+/// A unique mark for the command lines of a test.
 const MARK: &str = "a-command-of-the-bench-test";
 
 fn nothing_left(links: &BTreeSet<String>) {
@@ -181,7 +181,7 @@ fn the_figures_of_a_short_bench() {
         assert!(figure(&report, way, "contextSwitchesPerStep") > 0.0);
         assert!(figure(&report, way, "stepMsP50") <= figure(&report, way, "stepMsP99"));
     }
-    // Who is pinned has no quota that could run out.
+    // A pinned pod has no quota that could run out.
     for way in [2, 3] {
         assert_eq!(figure(&report, way, "throttledPeriodsPerSecond"), 0.0);
     }
@@ -216,7 +216,7 @@ fn the_figures_of_a_short_bench() {
 fn a_command_is_measured_by_its_steps_or_to_its_end() {
     let Some(_alone) = kernel_tests() else { return };
     let links = Left::now(MARK).links;
-    // The shell's children must be gone with it, and its variables be the agent's.
+    // The shell's children must end with the shell, and the variables must be the agent's.
     let steps = "while :; do sleep 0.01; echo step $TF_NUM_INTRAOP_THREADS; done";
     let usual = [
         "--rounds",
@@ -291,7 +291,7 @@ fn a_command_that_fails_is_told_with_its_words() {
             &["--command", "echo step; sleep 2", "--steps", "^step"],
             &["the command ended", "--seconds"],
         ),
-        // A hundred lines are enough for this error: a slow machine prints them in time.
+        // A hundred lines are enough for the error: a slow machine prints a hundred lines in time.
         (
             &[
                 "--command",
@@ -397,7 +397,7 @@ fn who_owns_the_cgroups_already_is_named() {
         .unwrap();
     let deadline = Instant::now() + Duration::from_secs(20);
     let said = loop {
-        // The agent takes its lock a moment after its start; until then a bench would run.
+        // The agent takes the lock a moment after the start; before, a bench could run.
         std::thread::sleep(Duration::from_millis(500));
         let (code, _, stderr) = run(&mut bench(&[
             "--rounds",
@@ -494,7 +494,7 @@ fn what_makes_no_sense_is_refused_in_a_sentence() {
             code == 2 && stderr.contains("no cgroup hierarchy"),
             "{stderr}"
         );
-        // The binary may lie where nobody may go, so a copy is run.
+        // The test runs a copy, because other users may have no access to the binary's folder.
         let copy = folder.path().join("pinfold");
         fs::copy(env!("CARGO_BIN_EXE_pinfold"), &copy).unwrap();
         fs::set_permissions(
@@ -510,7 +510,7 @@ fn what_makes_no_sense_is_refused_in_a_sentence() {
     }
 }
 
-/// The example with a real TensorFlow, at a small size, where `PINFOLD_TENSORFLOW` names a Python that has it.
+/// The example with a real TensorFlow, at a small size. `PINFOLD_TENSORFLOW` names a Python with TensorFlow.
 #[test]
 fn tensorflow_is_measured_like_any_command() {
     let Some(python) = std::env::var_os("PINFOLD_TENSORFLOW") else {
@@ -556,7 +556,7 @@ fn tensorflow_is_measured_like_any_command() {
     for way in 0..4 {
         assert!(figure(&report, way, "stepsPerSecond") > 1.0, "{report}");
     }
-    // TensorFlow took its counts from the variables.
+    // TensorFlow took the thread counts from the variables.
     let threads = |way: usize| report["ways"][way]["threadCount"].as_u64().unwrap();
     assert!(
         threads(0) > threads(1) + 4 && threads(2) > threads(3) + 4,

@@ -1,4 +1,4 @@
-//! The program as people and scripts meet it: answers, mistakes, exit codes.
+//! The program as people and scripts use the program: answers, errors, exit codes.
 
 #![allow(
     clippy::unwrap_used,
@@ -80,7 +80,7 @@ fn json(args: &[&str]) -> Value {
     serde_json::from_str(&out).unwrap_or_else(|error| panic!("{args:?}: {error}\n{out}"))
 }
 
-/// A file in a folder of its own.
+/// A file in a separate folder.
 fn file(name: &str, text: &str) -> (TempDir, String) {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join(name);
@@ -210,7 +210,7 @@ fn explain_knows_its_pods() {
     assert_eq!((code, out.as_str()), (Some(2), ""));
     assert_eq!(
         error,
-        "pinfold: no pod worker-9 in these manifests; there are: train/worker-0, shop/web\n"
+        "pinfold: no pod worker-9 in these manifests; the pods are: train/worker-0, shop/web\n"
     );
     let twins = PODS.replace("name: web,", "name: worker-0,");
     let (_folder, pods) = file("pods.yaml", &twins);
@@ -219,7 +219,7 @@ fn explain_knows_its_pods() {
         code == Some(2) && error.contains("NAMESPACE/NAME"),
         "{error}"
     );
-    // Without manifests the agent here is asked; nobody listens at this port.
+    // Without manifests, the command asks the agent; no server listens on this port.
     let (code, out, error) = run(&["explain", "worker-0", "--agent", "127.0.0.1:1"]);
     assert_eq!((code, out.as_str()), (Some(2), ""));
     assert!(
@@ -341,7 +341,7 @@ fn mistakes_in_the_environment_are_named() {
     assert!(code == Some(2) && error.contains("PINFOLD_LOG"), "{error}");
 }
 
-/// A folder that looks like cgroup v2 with cpuset, and a machine: an agent can start there without any rights.
+/// A folder that resembles cgroup v2 with cpuset, and a machine: an agent can start on the folder without any rights.
 fn node() -> (TempDir, [String; 4]) {
     let machine = machine::unpack(MACHINE);
     let cgroups = machine.path().join("cgroup");
@@ -396,7 +396,7 @@ fn run_says_why_it_cannot() {
         "{error}"
     );
 
-    // The way to the API, or none.
+    // The kubeconfig, or a missing kubeconfig.
     let cases: [(&[&str], &[&str]); 8] = [
         (&[], &["--pods", "--kubeconfig", "KUBERNETES_SERVICE_HOST"]),
         (&["--api", "never"], &["--pods", "--api"]),
@@ -532,7 +532,7 @@ fn completions_are_scripts() {
             .spawn();
         let mut check = match check {
             Ok(check) => check,
-            // bash is wherever this is built; the others are checked where they are.
+            // A machine that builds the program has bash; the test checks the remaining shells if installed.
             Err(error) if shell != "bash" => {
                 writeln!(
                     std::io::stderr(),

@@ -1,6 +1,6 @@
-//! The demo as a user runs it: its figures, and that nothing is left behind, whatever ends it.
+//! The demo as users run the command: the figures, and the cleanup on every kind of end.
 //!
-//! These tests need root and a cgroup hierarchy with cpuset, so plain `cargo test` leaves them to `tests/run`.
+//! The tests need root and a cgroup hierarchy with cpuset, so plain `cargo test` leaves the tests to `tests/run`.
 
 #![allow(
     clippy::unwrap_used,
@@ -24,10 +24,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use ran::run;
 
-/// One demo at a time: it owns a tree of cgroups.
+/// Demos run in sequence, because a demo owns a tree of cgroups.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// The right to run demos, if this machine is meant for them.
+/// The right to run demos, on a machine with root and cpusets.
 fn kernel_tests() -> Option<MutexGuard<'static, ()>> {
     let meant = gate::meant_for_this_machine("root, cgroups with cpuset and two CPUs");
     meant.then(|| {
@@ -56,7 +56,7 @@ fn demo(arguments: &[&str]) -> Command {
     command
 }
 
-/// What a demo may leave: cgroups, processes, manifests, network namespaces, links.
+/// The possible remains of a demo: cgroups, processes, manifests, network namespaces, links.
 #[derive(Debug, PartialEq, Eq)]
 struct Left {
     cgroups: BTreeSet<PathBuf>,
@@ -150,7 +150,7 @@ fn the_figures_of_a_short_demo() {
         let theirs: pinfold::cpu::CpuSet = other["cpus"].as_str().unwrap().parse().unwrap();
         assert!(theirs.is_disjoint(&own), "{other}");
     }
-    // The job talks through its own network, and the agent counts it.
+    // The job's traffic passes the pods' networks, where the agent counts the traffic.
     assert!(
         worker["receive_bytes_per_second"].as_f64().unwrap() > 0.0,
         "{worker}"
@@ -175,10 +175,10 @@ fn ten_kills_and_a_rerun_that_finds_nothing_left() {
         let delay = Duration::from_millis((random >> 33) % 8000);
         let mut child = demo(&["--seconds", "4", "-o", "json"]).spawn().unwrap();
         std::thread::sleep(delay);
-        // It may have come to its end already, which is a moment like any other.
+        // The demo may have ended already, which the test allows.
         let _ = kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGKILL);
         child.wait().unwrap();
-        // Its processes end with it, by themselves; the kernel needs a moment.
+        // The processes end with the demo; the kernel needs a moment.
         let deadline = Instant::now() + Duration::from_secs(5);
         while !Left::now().processes.is_empty() {
             assert!(
@@ -244,7 +244,7 @@ fn a_second_demo_is_told_of_the_first() {
 fn top_shows_what_the_demo_does() {
     let Some(_alone) = kernel_tests() else { return };
     let links = Left::now().links;
-    // Somebody else could take the port meanwhile; then the demo says so.
+    // Another program could take the port in the meantime; the demo then reports an error.
     let port = std::net::TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()
@@ -258,13 +258,13 @@ fn top_shows_what_the_demo_does() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // Only a pod that owns CPUs is shown: the job's second half has one.
+    // Only a pod with exclusive CPUs is shown: the job's second half has an exclusive pod.
     let deadline = Instant::now() + Duration::from_secs(60);
     let node = format!("here={address}");
     let arguments = [
         "top",
         "--once",
-        "--own",
+        "--exclusive",
         "--interval",
         "1",
         "--width",
@@ -275,7 +275,7 @@ fn top_shows_what_the_demo_does() {
     let frame = loop {
         let (code, frame, complaint) = run(pinfold().args(arguments).stdin(Stdio::null()));
         let line = frame.lines().find(|line| line.contains("worker-0"));
-        // Its first look may have been before its first byte.
+        // The first sample may precede the first byte.
         if code == 0 && line.is_some_and(|line| !line.split_whitespace().any(|cell| cell == "-")) {
             break frame;
         }
@@ -330,7 +330,7 @@ fn what_is_missing_is_said_in_a_sentence() {
             "{stderr}"
         );
         use std::os::unix::process::CommandExt;
-        // The binary may lie where nobody may go, so a copy is run.
+        // The test runs a copy, because other users may have no access to the binary's folder.
         let copy = empty.path().join("pinfold");
         fs::copy(env!("CARGO_BIN_EXE_pinfold"), &copy).unwrap();
         fs::set_permissions(

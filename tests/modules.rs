@@ -13,7 +13,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each module and the modules that each may import. The table in `src/lib.rs` is the same.
-const MODULES: [(&str, &[&str]); 12] = [
+const MODULES: [(&str, &[&str]); 13] = [
     ("text", &[]),
     ("cpu", &[]),
     ("pod", &["text", "cpu"]),
@@ -29,17 +29,19 @@ const MODULES: [(&str, &[&str]); 12] = [
             "text", "cpu", "pod", "scene", "host", "pin", "nri", "cluster", "metrics",
         ],
     ),
+    ("client", &["cpu", "pod"]),
     (
-        "local",
+        "sandbox",
         &[
             "text", "cpu", "pod", "scene", "host", "pin", "nri", "cluster", "metrics", "agent",
+            "client",
         ],
     ),
     (
         "cli",
         &[
             "text", "cpu", "pod", "scene", "host", "pin", "nri", "cluster", "metrics", "agent",
-            "local",
+            "client", "sandbox",
         ],
     ),
 ];

@@ -1,7 +1,7 @@
-//! `pinfold top` as a user runs it: printed to a pipe, and on a terminal that the test reads.
+//! `pinfold top` as users run the command: printed to a pipe, and on a terminal that the test reads.
 //!
-//! The agents that it asks are answered for by the test, with what a real one has served (tests/data/top); `tests/demo.rs` has
-//! it ask a real one.
+//! The test serves recorded responses of a real agent (tests/data/top). `tests/demo.rs` runs the command against a real
+//! agent.
 
 #![allow(
     clippy::unwrap_used,
@@ -29,7 +29,7 @@ fn pinfold() -> Command {
     command
 }
 
-/// What `pinfold top` prints where there is no terminal.
+/// The output of `pinfold top` without a terminal.
 fn printed(arguments: &[&str]) -> (Option<i32>, String, String) {
     let command = &mut pinfold();
     let Output {
@@ -67,7 +67,7 @@ fn one_frame_goes_into_a_pipe() {
         .find(|line| line.contains("POD "))
         .unwrap_or_else(|| panic!("{frame}"));
     for column in [
-        "ROLE", "CPUS", "USE", "THR/CPU", "RUN", "FOREIGN", "WINDOW", "IN/S", "OUT/S",
+        "ROLE", "CPUS", "USE", "THR/CPU", "RUN", "INTERF", "UNPINNED", "IN/S", "OUT/S",
     ] {
         assert!(heading.contains(column), "{frame}");
     }
@@ -131,8 +131,8 @@ fn who_is_away_is_named_and_holds_up_nobody() {
         begun.elapsed()
     );
     for says in [
-        "silent  no answer",
-        ": nothing heard within 5 s",
+        "silent  no response",
+        ": no response within 5 s",
         "refused",
         "near  ",
         "demo/worker-0",
@@ -148,7 +148,8 @@ fn who_is_away_is_named_and_holds_up_nobody() {
     let other = agent("{\"some\": \"thing\"}".to_owned()).to_string();
     let (code, _, complaint) = printed(&["--once", "--node", &other]);
     assert!(
-        code == Some(2) && complaint.contains("is no agent, or one of another version"),
+        code == Some(2)
+            && complaint.contains("is no Pinfold agent, or an agent of another version"),
         "{complaint}"
     );
 }
@@ -186,7 +187,7 @@ fn what_can_not_be_in_a_file_is_said_with_its_line() {
     for (text, says) in [
         ("# nobody\n", "names no node"),
         ("a\nb c\n", "nodes:2: "),
-        ("x=a\nx=b\n", "two nodes are called"),
+        ("x=a\nx=b\n", "two nodes have the name"),
         ("=a\n", "has no name before its ="),
     ] {
         std::fs::write(&file, text).unwrap();
@@ -219,12 +220,12 @@ fn more_nodes_than_files_may_be_open_are_asked_in_turn() {
         .unwrap();
     let frame = String::from_utf8(stdout).unwrap();
     assert_eq!(status.code(), Some(0));
-    assert!(!frame.contains("no answer"), "{frame}");
+    assert!(!frame.contains("no response"), "{frame}");
     assert_eq!(frame.matches("demo/worker-0").count(), 600, "{frame}");
     assert!(frame.contains("node-599"), "{frame}");
 }
 
-/// Reads a request's head; who sends none needs no answer.
+/// Reads the head of a request; a client that sends no request needs no response.
 fn asked(stream: &TcpStream) -> bool {
     let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
     lines.any(|line| line.is_ok_and(|line| line.is_empty()))
@@ -258,22 +259,22 @@ fn who_answers_without_end_or_sense_is_named_and_holds_up_nobody() {
         ),
         (
             always(body, b" ".to_vec(), Duration::from_millis(100)),
-            "nothing heard within 5 s",
+            "no response within 5 s",
         ),
         (
             always("HTTP/1.1 200 OK\r\n", b"a: b\r\n".to_vec(), none),
-            "no answer",
+            "no response",
         ),
         (
             once("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{\"enforce"),
-            "no answer",
+            "no response",
         ),
         (
             once("HTTP/1.1 503 \r\nContent-Length: 13\r\n\r\nnot \u{1b}[2Jready"),
             "503 Service Unavailable: not \u{fffd}[2Jr",
         ),
-        (once("\u{1b}[2J\u{7}"), "no answer"),
-        (once(""), "no answer"),
+        (once("\u{1b}[2J\u{7}"), "no response"),
+        (once(""), "no response"),
         (
             agent(STATUS.replace("worker-0\"", "evil\\u001b[2J\\u009b\"")),
             "demo/evil\u{fffd}[2J\u{fffd}",
@@ -309,7 +310,7 @@ fn who_answers_without_end_or_sense_is_named_and_holds_up_nobody() {
         !frame.chars().any(|c| c.is_control() && c != '\n'),
         "{frame:?}"
     );
-    // Alone, it is what the complaint is about.
+    // A single node without a response is an error of the command.
     let (code, frame, complaint) = printed(&["--once", "--node", &names[5]]);
     assert_eq!((code, frame.as_str()), (Some(2), ""));
     assert!(

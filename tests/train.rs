@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use pinfold::host::netns::{Netns, Switch};
 use pinfold::host::spawn::{Launcher, Process, Spawn, Stderr};
-use pinfold::local::train::progress::{Line, Role};
+use pinfold::sandbox::train::progress::{Line, Role};
 
 const PINFOLD: &str = env!("CARGO_BIN_EXE_pinfold");
 
@@ -43,8 +43,8 @@ fn lines(process: &mut Process) -> Lines<BufReader<ChildStdout>> {
     BufReader::new(process.take_stdout().unwrap()).lines()
 }
 
-/// The last line, with the last loss that any line gave: a line each second may take the last steps, so that nothing is
-/// left for the line at the end.
+/// The last line, with the last loss of any line. The line of the last second may take the last steps, and then the final
+/// line has no loss.
 fn last(lines: Lines<BufReader<ChildStdout>>) -> Line {
     let mut loss = None;
     let mut last: Option<Line> = None;
@@ -59,7 +59,7 @@ fn last(lines: Lines<BufReader<ChildStdout>>) -> Line {
     }
 }
 
-/// A deadline for a process that ends when it is asked to.
+/// The time limit for the end of a process after a signal.
 fn soon() -> Instant {
     Instant::now() + Duration::from_secs(10)
 }
@@ -74,7 +74,7 @@ fn a_job_runs_across_namespaces() {
     let mut join = |host| Some(switch.join(Ipv4Addr::new(10, 77, 0, host)).unwrap());
     let job = "--ps-hosts 10.77.0.1:2222,10.77.0.2:2222 --vocabulary 100 --hidden 16,8";
 
-    // The first worker comes before its servers, as pods do.
+    // The first worker starts before the servers, as pods may.
     let env = [("TF_NUM_INTRAOP_THREADS", "2")];
     let first = launcher
         .spawn(train(&format!("worker {job} --steps 30"), &env, join(3)))

@@ -13,37 +13,38 @@ use super::run::{log, runtime};
 use super::{Draft, Format};
 use crate::agent::config::Wanted;
 use crate::cpu::CpuSet;
-use crate::local::bench::plan::{Plan, Way, Wishes, Work, counted};
-use crate::local::bench::report::{Comparison, Metric, Report};
-use crate::local::bench::stats::Summary;
-use crate::local::bench::steps::Pattern;
-use crate::local::bench::{self, Options, job, picture};
+use crate::sandbox::bench::plan::{Plan, PlanOptions, Way, Work, counted};
+use crate::sandbox::bench::report::{Comparison, Metric, Report};
+use crate::sandbox::bench::stats::Summary;
+use crate::sandbox::bench::steps::Pattern;
+use crate::sandbox::bench::{self, Options, job, picture};
 
-/// Measure what pinning and sizing would buy on this machine.
+/// Measure the benefit of pinning and sizing on this machine.
 ///
-/// Runs a training job in four ways, shared or pinned and with the host's threads or the right ones, again and again in
-/// balanced order, beside busy neighbours, and compares. Real processes in cgroups of their own, pinned and sized by the
-/// real agent; nothing is left behind. Needs root, and a node where nobody else gives CPUs away.
+/// The bench runs a training job in four ways: shared or pinned, with the host's threads or the right threads. The rounds repeat
+/// in a balanced order, beside busy neighbours, and the bench compares the ways. The processes are real, in separate cgroups,
+/// pinned and sized by the real agent. The bench leaves nothing behind. The bench needs root, and a node without another program
+/// that gives CPUs away.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  pinfold bench --dry-run                         what would be run, and for how long
+  pinfold bench --dry-run                         print the plan and the expected duration
   pinfold bench --svg bench.svg                   the built-in job, about four minutes
   pinfold bench --host-threads 80 --neighbours 4  as on a host with 80 CPUs, beside four busy pods
   pinfold bench --command 'python3 train.py' --steps '^step'
-                                                  a command: each line of its output that starts with step is one
+                                                  a command; each output line that begins with the word step is a step
   pinfold bench --command ./train --steps '(?<step>[0-9]+) steps, (?<ms>[0-9.]+) ms'
-                                                  a line counts its steps, and tells how long they took
-  pinfold bench --command './convert all' -o json the time to the command's end
+                                                  a line counts the steps and tells the duration
+  pinfold bench --command './convert all' -o json measure the duration of the command
 
-Exit codes: 0 done, 2 bad input, too few CPUs, no root, another agent, or a command that fails; 130 interrupted.")]
+Exit codes: 0 done, 2 bad input, too few CPUs, no root, another agent, or a failed command; 130 interrupted.")]
 pub(super) struct Bench {
     /// How often each of the four ways is run; from 5 there is something to say, from 6 with 95 % confidence.
     #[arg(long, default_value_t = 8, value_parser = value_parser!(u16).range(1..=1000))]
     rounds: u16,
-    /// Seconds that each run is measured, after its first step and a warm-up (no matter where the time to the end is taken).
+    /// Seconds of measurement per run, after the first step and a warm-up (ignored if the bench measures the duration).
     #[arg(long, default_value_t = 4, value_parser = value_parser!(u32).range(1..=3600))]
     seconds: u32,
-    /// Seconds that a run may take; one that takes longer is given up.
+    /// Seconds after which a run fails.
     #[arg(long, default_value_t = 3600, value_parser = value_parser!(u32).range(10..=604_800))]
     limit: u32,
     /// CPUs of each worker [default: as many as fit, up to 4]
@@ -55,30 +56,30 @@ pub(super) struct Bench {
     /// Parameter servers of the built-in job [default: 1]
     #[arg(long, conflicts_with = "command", value_parser = value_parser!(u32).range(1..=100))]
     ps: Option<u32>,
-    /// CPUs of each parameter server; 0 leaves them in the shared pool always [default: 1 if there is room, else 0]
+    /// CPUs of each parameter server; 0 keeps the servers in the shared pool [default: 1 if the machine has room, else 0]
     #[arg(long, conflicts_with = "command", value_parser = value_parser!(u32).range(0..=1024))]
     ps_cpus: Option<u32>,
-    /// CPUs that nobody is given, like 0-1 [default: the core of the lowest CPU]
+    /// Reserved CPUs, like 0-1 [default: the core of the lowest CPU]
     #[arg(long, value_name = "LIST")]
     reserved: Option<CpuSet>,
-    /// The host's threads are those of a host with so many CPUs, told in the variables that the agent would set
-    /// [default: the programs are told nothing, and take what this host has]
+    /// Simulate the threads of a host with N CPUs, by the variables that the agent would set
+    /// [default: no variables: the programs count this host's CPUs]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1024))]
     host_threads: Option<u32>,
     /// Busy pods in the shared pool [default: as many as fill the node]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(0..=1000))]
     neighbours: Option<u32>,
-    /// The share of a CPU's time that each neighbour wants.
+    /// The share of a CPU's time that each neighbour uses.
     #[arg(long, value_name = "PERCENT", default_value_t = 100, value_parser = value_parser!(u8).range(1..=100))]
     neighbour_busy: u8,
-    /// What each neighbour asks for, in thousandths of a CPU; 0 is best effort [default: what fills the node, up to 1000]
+    /// CPU request of each neighbour, in thousandths of a CPU; 0 is best effort [default: the rest of the node, up to 1000]
     #[arg(long, value_name = "MILLICPUS", value_parser = value_parser!(u64).range(0..=1_000_000))]
     neighbour_request: Option<u64>,
     /// A shell command to run in place of the built-in job.
     #[arg(long)]
     command: Option<String>,
-    /// A regular expression that finds the command's steps in the lines of its standard output; without it the time to its
-    /// end is measured.
+    /// A regular expression that matches the command's steps in the lines of standard output [default: measure the duration
+    /// of the command]
     #[arg(long, value_name = "PATTERN", requires = "command")]
     steps: Option<Pattern>,
     /// How pinned CPUs are enforced.
@@ -87,7 +88,7 @@ pub(super) struct Bench {
     /// Print the plan and do nothing.
     #[arg(long)]
     dry_run: bool,
-    /// Draw the figures into this file, as SVG.
+    /// File for a drawing of the figures, as SVG.
     #[arg(long, value_name = "FILE", conflicts_with = "dry_run")]
     svg: Option<PathBuf>,
     /// Folder where the cgroup hierarchies are mounted.
@@ -106,13 +107,13 @@ impl Bench {
             self.command
                 .as_deref()
                 .is_none_or(|line| !line.trim().is_empty()),
-            "--command is empty: name a command, or leave it out for the built-in job"
+            "--command is empty: name a command, or leave --command out for the built-in job"
         );
         anyhow::ensure!(
             self.enforcement != Wanted::Observe,
             bench::NOTHING_TO_COMPARE
         );
-        let wishes = Wishes {
+        let options = PlanOptions {
             rounds: usize::from(self.rounds),
             seconds: u64::from(self.seconds),
             limit: u64::from(self.limit),
@@ -124,10 +125,10 @@ impl Bench {
             neighbours: self.neighbours,
             neighbour_busy: self.neighbour_busy,
             neighbour_request: self.neighbour_request,
-            command: self.command,
-            pattern: self.steps,
+            command: self.command.clone(),
+            pattern: self.steps.clone(),
         };
-        let plan = bench::plan(wishes, self.reserved.as_ref())?;
+        let plan = bench::plan(options, self.reserved.as_ref())?;
         if self.dry_run {
             match self.output {
                 Format::Json => super::json(&plan)?,
@@ -135,12 +136,17 @@ impl Bench {
             }
             return Ok(ExitCode::SUCCESS);
         }
+        self.measure(plan)
+    }
+
+    /// Runs the bench and prints the report.
+    fn measure(&self, plan: Plan) -> anyhow::Result<ExitCode> {
         anyhow::ensure!(
             nix::unistd::geteuid().is_root(),
-            "a bench needs root, for cgroups and network namespaces: run it with sudo, or see its plan with --dry-run"
+            "a bench needs root, for cgroups and network namespaces: run the command with sudo, or print the plan with --dry-run"
         );
         log("error")?;
-        // Whether it can be written is found out before minutes are spent on it.
+        // An unwritable file is an error now, before minutes of measurement.
         let picture = self.svg.as_deref().map(Draft::new).transpose()?;
         let bar = ProgressBar::new(plan.rounds.len() as u64 * 4);
         bar.set_style(ProgressStyle::with_template(
@@ -149,18 +155,18 @@ impl Bench {
         let options = Options {
             plan,
             enforcement: self.enforcement,
-            cgroup_root: self.cgroup_root,
+            cgroup_root: self.cgroup_root.clone(),
         };
         let done = runtime()?.block_on(async {
             let stop = tokio_util::sync::CancellationToken::new();
-            let ended = super::demo::signals(stop.clone())?;
+            let signals = super::interrupt::cancel_on_signal(stop.clone())?;
             let report = bench::run(&options, &stop, |progress| {
                 bar.set_position(progress.done as u64);
                 bar.set_message(progress.way.name());
                 bar.tick();
             })
             .await;
-            ended.abort();
+            signals.abort();
             bar.finish_and_clear();
             report
         });
@@ -169,7 +175,7 @@ impl Bench {
             other => {
                 other?;
                 eprintln!("pinfold: interrupted; everything is cleaned up");
-                return Ok(ExitCode::from(super::demo::INTERRUPTED));
+                return Ok(ExitCode::from(super::interrupt::INTERRUPTED));
             }
         };
         if let Some(draft) = picture {
@@ -183,14 +189,14 @@ impl Bench {
     }
 }
 
-/// What is run, in words.
+/// The task, in words.
 fn setting(plan: &Plan) -> String {
     let free = plan.online.difference(&plan.reserved);
     let mut text = String::new();
     let work = match &plan.work {
         Work::BuiltIn => {
             let servers = match plan.ps_cpus {
-                0 => format!("{} in the shared pool always", counted(plan.ps, "server")),
+                0 => format!("{} always in the shared pool", counted(plan.ps, "server")),
                 cpus => format!("{} of {}", counted(plan.ps, "server"), counted(cpus, "CPU")),
             };
             let workers = format!(
@@ -203,7 +209,7 @@ fn setting(plan: &Plan) -> String {
         Work::Command { line, steps } => {
             let steps = match steps {
                 Some(pattern) => format!("steps by {pattern}"),
-                None => "the time to its end".to_owned(),
+                None => "measured by the duration".to_owned(),
             };
             let each = if plan.workers == 1 { "" } else { " each" };
             let copies = if plan.workers == 1 { "copy" } else { "copies" };
@@ -217,7 +223,7 @@ fn setting(plan: &Plan) -> String {
     let _ = writeln!(text, "  {work}");
     let _ = writeln!(
         text,
-        "  {}: {} for the system, {free} can be given away",
+        "  {}: {} reserved for the system, {free} available",
         plan.online.in_words(),
         plan.reserved
     );
@@ -243,9 +249,9 @@ fn setting(plan: &Plan) -> String {
         }
     };
     let host = match plan.host_threads {
-        Some(threads) => format!("those of a host with {}", counted(threads, "CPU")),
+        Some(threads) => format!("as on a host with {}", counted(threads, "CPU")),
         None => format!(
-            "what a program takes by itself on {}",
+            "a program's default on {}",
             counted(plan.online.len(), "CPU")
         ),
     };
@@ -258,17 +264,17 @@ fn setting(plan: &Plan) -> String {
 }
 
 fn planned(plan: &Plan) -> anyhow::Result<String> {
-    let mut text = format!("{}\n{}", style("What would be run").bold(), setting(plan));
+    let mut text = format!("{}\n{}", style("Planned setup").bold(), setting(plan));
     let variables: Vec<String> = job::right_variables(plan)?
         .into_iter()
         .map(|(name, value)| format!("{name}={value}"))
         .collect();
-    let _ = writeln!(text, "  right threads are told by {}", variables.join(" "));
+    let _ = writeln!(text, "  right threads are set by {}", variables.join(" "));
     let _ = writeln!(
         text,
-        "  shared: the limit is a CFS quota; pinned: CPUs of its own, the quota lifted\n"
+        "  shared: the limit is a CFS quota; pinned: exclusive CPUs without a quota\n"
     );
-    let _ = writeln!(text, "{}", style("In this order").bold());
+    let _ = writeln!(text, "{}", style("Order of the runs").bold());
     for (number, round) in (1..).zip(&plan.rounds) {
         let _ = writeln!(
             text,
@@ -289,19 +295,30 @@ fn planned(plan: &Plan) -> anyhow::Result<String> {
     Ok(text)
 }
 
+/// The report in words and tables.
 fn found(report: &Report) -> String {
-    let step = report.step();
-    let mut text = format!(
-        "{}\n{}\n",
-        style("What was run").bold(),
-        setting(&report.plan)
+    let mut text = format!("{}\n{}\n", style("Setup").bold(), setting(&report.plan));
+    write_effects(&mut text, report);
+    write_figures(&mut text, report);
+    write_claims(&mut text, report);
+    let found = &report.found;
+    let _ = write!(
+        text,
+        "\n  enforcement {} ({}); nothing is left behind",
+        found.enforcement, found.enforcement_reason
     );
+    text
+}
+
+/// The table of ratios.
+fn write_effects(text: &mut String, report: &Report) {
+    let step = report.step();
     let columns = [
         Metric::StepsPerSecond,
         Metric::StepMsP99,
         Metric::ContextSwitchesPerStep,
     ];
-    let columns = if report.plan.whole() {
+    let columns = if report.plan.runs_to_end() {
         [columns[0], Metric::StepMsP50, columns[2]]
     } else {
         columns
@@ -327,16 +344,21 @@ fn found(report: &Report) -> String {
         .and_then(|effect| effect.ratio)
         .map_or_else(String::new, |ratio| {
             format!(
-                ", with the interval that holds the true median in {:.1} of 100 cases",
+                ", with an interval that contains the true median in {:.1} of 100 cases",
                 ratio.confidence * 100.0
             )
         });
     let _ = writeln!(
         text,
         "{}\n{table}\n  median over {}{confidence}\n",
-        style("What it buys").bold(),
+        style("Effects").bold(),
         counted(report.plan.rounds.len() as u64, "round")
     );
+}
+
+/// The table of figures, and remarks about missing figures.
+fn write_figures(text: &mut String, report: &Report) {
+    let step = report.step();
     let mut table = super::table(&[
         "",
         "SHARED, HOST'S",
@@ -376,7 +398,7 @@ fn found(report: &Report) -> String {
     }
     let _ = writeln!(
         text,
-        "{}\n{table}\n  median (a quarter of the runs below, a quarter above)",
+        "{}\n{table}\n  median (lower and upper quartile)",
         style("Figures").bold()
     );
     for (metric, reason) in &report.found.not_counted {
@@ -385,8 +407,12 @@ fn found(report: &Report) -> String {
     for note in &report.found.notes {
         let _ = writeln!(text, "  {note}");
     }
-    let _ = writeln!(text, "\n{}", style("Beside what is claimed").bold());
-    let mut said: Vec<&str> = Vec::new();
+}
+
+/// The articles' claims, beside the results.
+fn write_claims(text: &mut String, report: &Report) {
+    let _ = writeln!(text, "\n{}", style("Published claims").bold());
+    let mut remarks: Vec<&str> = Vec::new();
     for claim in &report.claims {
         let _ = writeln!(
             text,
@@ -394,22 +420,15 @@ fn found(report: &Report) -> String {
             claim.claimed, claim.here
         );
         for but in &claim.but {
-            if !said.contains(&but.as_str()) {
+            if !remarks.contains(&but.as_str()) {
                 let _ = writeln!(text, "      but: {but}");
-                said.push(but);
+                remarks.push(but);
             }
         }
     }
-    let found = &report.found;
-    let _ = write!(
-        text,
-        "\n  enforcement {} ({}); nothing is left behind",
-        found.enforcement, found.enforcement_reason
-    );
-    text
 }
 
-/// A median with its quartiles.
+/// A median with the quartiles.
 fn cell(summary: &Summary) -> String {
     let digits = match summary.median.abs() {
         median if median >= 100.0 => 0,

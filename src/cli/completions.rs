@@ -1,8 +1,8 @@
-//! `pinfold completions`: what a shell needs to complete commands and flags.
+//! `pinfold completions`: shell completions for commands and flags.
 
 use std::process::ExitCode;
 
-use clap::{Args, Command, CommandFactory};
+use clap::{Args, Command};
 use clap_complete::Shell;
 
 /// Print the completions for a shell.
@@ -15,9 +15,10 @@ pub(super) struct Completions {
 }
 
 impl Completions {
-    pub(super) fn run(&self) -> anyhow::Result<ExitCode> {
-        // Commands that the help hides are not offered either; the generators know no such difference.
-        let command = super::Cli::command();
+    /// Prints the completions of `command`, the program's full command.
+    pub(super) fn run(&self, command: &Command) -> anyhow::Result<ExitCode> {
+        // Hidden commands get no completion. The generators do not know the difference, so hidden commands are removed
+        // first.
         let visible = command
             .get_subcommands()
             .filter(|command| !command.is_hide_set())

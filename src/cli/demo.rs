@@ -5,31 +5,31 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Context;
 use clap::Args;
 use comfy_table::CellAlignment;
 use console::{Term, style};
 use indicatif::{HumanBytes, ProgressBar};
 
 use super::Format;
+use super::interrupt::{INTERRUPTED, cancel_on_signal};
 use super::run::{log, runtime};
-use crate::local::demo::{self, Frame, Half, Options, Report, Row};
-use crate::local::job::Mode;
+use crate::sandbox::demo::{self, Frame, Half, Options, Report, Row};
+use crate::sandbox::job::Mode;
 
 /// Run a small training job on this machine: first shared, then pinned and sized by the agent.
 ///
-/// Real processes in cgroups and network namespaces of their own: a parameter server, workers, and a noisy neighbour. No
-/// cluster is needed, nothing is left behind, and a kubelet's own cgroups are not touched. Needs root.
+/// The processes are real, in separate cgroups and network namespaces: a parameter server, workers, and a noisy neighbour. The
+/// demo needs root but no cluster, leaves nothing behind, and does not touch a kubelet's cgroups.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold demo                    half a minute, with a live table
   pinfold demo --seconds 120      steadier figures
   pinfold demo -o json            only the figures, for programs")]
 pub(super) struct Demo {
-    /// Seconds that the job is measured, both halves together.
+    /// Seconds of measurement, both halves together.
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(2..=86_400))]
     seconds: u64,
-    /// Where the agent serves metrics meanwhile.
+    /// Address on which the agent serves metrics during the demo.
     #[arg(long, default_value = "127.0.0.1:9470")]
     listen: SocketAddr,
     /// Folder where the cgroup hierarchies are mounted.
@@ -39,9 +39,6 @@ pub(super) struct Demo {
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
     output: Format,
 }
-
-/// The exit code of what was ended by a signal, as shells have it: 128 and the signal's number.
-pub(super) const INTERRUPTED: u8 = 130;
 
 impl Demo {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
@@ -58,9 +55,9 @@ impl Demo {
         let mut screen = Screen::new(self.output);
         let done = runtime()?.block_on(async {
             let stop = tokio_util::sync::CancellationToken::new();
-            let ended = signals(stop.clone())?;
+            let signals = cancel_on_signal(stop.clone())?;
             let report = demo::run(&options, &stop, |frame| screen.show(frame)).await;
-            ended.abort();
+            signals.abort();
             screen.spinner.finish_and_clear();
             report
         })?;
@@ -76,29 +73,13 @@ impl Demo {
     }
 }
 
-/// Stops a demo, or a bench, at Ctrl-C or SIGTERM.
-pub(super) fn signals(
-    stop: tokio_util::sync::CancellationToken,
-) -> anyhow::Result<tokio::task::JoinHandle<()>> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let mut terminate = signal(SignalKind::terminate()).context("can't listen for SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("can't listen for Ctrl-C")?;
-    Ok(tokio::spawn(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-        stop.cancel();
-    }))
-}
-
 /// Where frames are drawn: over each other on a terminal, the last of each half elsewhere.
 struct Screen {
     term: Term,
     format: Format,
     lines: usize,
     half: Option<Mode>,
-    /// Where there is no table to look at; it draws on standard error, and only if that is a terminal.
+    /// The spinner when no table is shown. The spinner draws on standard error, and only on a terminal.
     spinner: ProgressBar,
 }
 
@@ -107,8 +88,8 @@ struct Screen {
 impl Screen {
     fn new(format: Format) -> Self {
         let term = Term::stdout();
-        let seen = format == Format::Text && term.is_term();
-        let spinner = if seen {
+        let has_table = format == Format::Text && term.is_term();
+        let spinner = if has_table {
             ProgressBar::hidden()
         } else {
             ProgressBar::new_spinner()
@@ -143,7 +124,7 @@ impl Screen {
             (self.half, self.lines) = (Some(frame.mode), 0);
         }
         let text = draw(frame);
-        // A terminal that can't be written to is nobody's loss: the summary goes the usual way.
+        // A failed write to the terminal is ignored: the summary is printed in any case.
         let _ = self.term.clear_last_lines(self.lines);
         let _ = self.term.write_str(&text);
         self.lines = text.lines().count();
@@ -152,8 +133,8 @@ impl Screen {
 
 fn draw(frame: &Frame) -> String {
     let title = match frame.mode {
-        Mode::Shared => "1 of 2: shared CPUs, threads as many as the host has CPUs",
-        Mode::Pinned => "2 of 2: CPUs of their own, threads sized to them",
+        Mode::Shared => "1 of 2: shared CPUs, as many threads as the host has CPUs",
+        Mode::Pinned => "2 of 2: exclusive CPUs, threads sized to the CPUs",
     };
     let (now, end) = frame.seconds;
     let clock = if now == 0 {
@@ -196,7 +177,7 @@ fn draw(frame: &Frame) -> String {
 
 fn cells(row: &Row) -> [String; 10] {
     let cpus = if row.exclusive {
-        format!("{} own", row.cpus)
+        format!("{} exclusive", row.cpus)
     } else {
         format!("{} shared", row.cpus)
     };
@@ -265,13 +246,13 @@ fn summary(report: &Report) -> String {
             .map_or("-", String::as_str);
         // The kernel notes the start of a process in hundredths of a second.
         let window = match row.window_seconds {
-            None => "at a time that was not seen".to_owned(),
-            Some(window) if window < 0.02 => "within 20 ms of its first instruction".to_owned(),
-            Some(window) => format!("{:.0} ms after its first instruction", window * 1e3),
+            None => "at an unknown time".to_owned(),
+            Some(window) if window < 0.02 => "within 20 ms of the first instruction".to_owned(),
+            Some(window) => format!("{:.0} ms after the first instruction", window * 1e3),
         };
         let _ = writeln!(
             text,
-            "  {}: {} of its own, TF_NUM_INTRAOP_THREADS={threads}, pinned {window}",
+            "  {}: exclusive {}, TF_NUM_INTRAOP_THREADS={threads}, pinned {window}",
             row.pod,
             row.cpus.in_words()
         );

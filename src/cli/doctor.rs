@@ -1,4 +1,4 @@
-//! `pinfold doctor`: what this node offers, what it lacks, what follows, what to do.
+//! `pinfold doctor`: the features of this node, the missing features, the consequences and the remedies.
 
 use std::io::ErrorKind;
 use std::process::ExitCode;
@@ -17,10 +17,10 @@ use crate::host::topology;
 use crate::pin::Enforcement;
 use crate::text::counted;
 
-/// Look at this node: what it offers, what it lacks, what follows, what to do.
+/// Examine this node: features, missing features, consequences, remedies.
 ///
-/// To see whether marks can be kept, an attribute of the top cgroup is set and removed again. To see how partitions fare here,
-/// a cgroup pinfold-probe gets one free CPU for some milliseconds. Nothing else is changed.
+/// To check extended attributes, the command sets and removes an attribute of the top cgroup. To check partitions, a cgroup
+/// pinfold-probe gets a free CPU for some milliseconds. The command changes nothing else.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold doctor
@@ -44,14 +44,14 @@ enum Verdict {
     Bad,
 }
 
-/// One thing that was looked at.
+/// The result of a check.
 #[derive(Debug, Serialize)]
 struct Finding {
     what: &'static str,
     verdict: Verdict,
-    /// What there is, and what follows.
+    /// The fact and the consequence.
     finding: String,
-    /// What to do about it.
+    /// The remedy.
     #[serde(skip_serializing_if = "Option::is_none")]
     advice: Option<String>,
 }
@@ -109,13 +109,13 @@ fn examine(config: &Config) -> Vec<Finding> {
     match Cgroups::detect(&config.cgroup_root) {
         Ok(cgroups) => {
             findings.extend(controllers(&cgroups));
-            findings.push(marks(&cgroups));
+            findings.push(records(&cgroups));
             findings.push(trees(config, &cgroups));
         }
         Err(error) => findings.push(bad(
             "cgroups",
             error.to_string(),
-            "pinfold can't work without them",
+            "mount a cgroup hierarchy, or name the folder with --cgroup-root",
         )),
     }
     findings.push(runtime(&config.runtime));
@@ -128,7 +128,7 @@ fn examine(config: &Config) -> Vec<Finding> {
         Err(error) => findings.push(bad(
             "agent",
             format!("{error:#}"),
-            "mend this first; pinfold run would say the same",
+            "fix this error first; pinfold run fails with the same error",
         )),
     }
     findings
@@ -164,7 +164,7 @@ fn bad(what: &'static str, finding: String, advice: &str) -> Finding {
 fn rights(config: &Config) -> Finding {
     let what = "rights";
     if !nix::unistd::geteuid().is_root() {
-        let advice = "run it with sudo, or as a privileged container";
+        let advice = "run the command with sudo, or in a privileged container";
         return bad(
             what,
             "not root: cgroups can't be written".to_owned(),
@@ -175,37 +175,39 @@ fn rights(config: &Config) -> Finding {
         Ok(false) => good(what, "root".to_owned()),
         Ok(true) => good(
             what,
-            "root; it leaves the container's own cgroup namespace for the host's".to_owned(),
+            "root; the agent moves from the container's cgroup namespace to the host's".to_owned(),
         ),
         Err(_) if config.enforcement == Wanted::Observe => {
-            good(what, "root; observing needs no more".to_owned())
+            good(what, "root, which is enough for observing".to_owned())
         }
         Err(error) => weak(
             what,
-            format!("root, in a cgroup namespace of its own that it can't leave: {error}"),
-            "give it CAP_SYS_ADMIN: on cgroup v2 the kernel may else keep it from moving its own container",
+            format!("root, but the agent can't leave the container's cgroup namespace: {error}"),
+            "give the container CAP_SYS_ADMIN: without the capability, the kernel may keep the agent from moving the agent's own container on cgroup v2",
         ),
     }
 }
 
-/// Whether the container runtime would ask us before a container begins.
+/// Checks whether the container runtime sends a request before a container starts.
 fn runtime(runtime: &Runtime) -> Finding {
     let (what, socket) = ("runtime", runtime.socket.display());
     if runtime.nri == Asked::Never {
         return weak(
             what,
-            "NRI is not used, by configuration".to_owned(),
-            "runtime.nri: auto uses it where it is",
+            "NRI is switched off in the configuration".to_owned(),
+            "set runtime.nri to auto, which uses NRI if the runtime has NRI",
         );
     }
     let advice = "containerd 1.7 and newer: [plugins.'io.containerd.nri.v1.nri'] disable = false in \
                   /etc/containerd/config.toml (the default from 2.0 on); CRI-O 1.26 and newer: [crio.nri] enable_nri = true \
-                  (the default from 1.30 on); then restart the runtime. Until then containers are pinned when their status \
-                  is known, a second or two after they have begun, and get no variables";
+                  (the default from 1.30 on); then restart the runtime. Without NRI, the agent pins a container one or two seconds after the \
+                  start, when the pod's status names the container, and sets no variables";
     match std::os::unix::net::UnixStream::connect(&runtime.socket) {
         Ok(_) => good(
             what,
-            format!("it has NRI ({socket}): containers are pinned and sized before they begin"),
+            format!(
+                "the runtime has NRI ({socket}): the agent pins and sizes containers before the start"
+            ),
         ),
         Err(error) => weak(what, format!("no NRI at {socket}: {error}"), advice),
     }
@@ -227,13 +229,13 @@ fn machine(topology: &Topology) -> Vec<Finding> {
             bad(
                 "CPUs",
                 format!(
-                    "{cpus} online, all on one core: the reserved core leaves none to give away"
+                    "{cpus} online, all on one core: the core is reserved, and no CPU remains for containers"
                 ),
-                "use a machine with two cores or more",
+                "use a machine with at least two cores",
             )
         },
     ];
-    let untold: Vec<&str> = [
+    let unreported: Vec<&str> = [
         ("cores", topology.cpus.iter().any(|cpu| cpu.core.is_none())),
         (
             "last-level caches",
@@ -249,19 +251,19 @@ fn machine(topology: &Topology) -> Vec<Finding> {
         ),
     ]
     .into_iter()
-    .filter_map(|(name, untold)| untold.then_some(name))
+    .filter_map(|(name, is_unreported)| is_unreported.then_some(name))
     .collect();
-    findings.push(if untold.is_empty() {
+    findings.push(if unreported.is_empty() {
         let (numa, llcs) = (topology.numa_nodes().len(), topology.llcs().len());
         good("topology", format!("{}, {}", counted(numa, "NUMA node"), counted(llcs, "last-level cache")))
     } else {
         weak(
             "topology",
             format!(
-                "the machine doesn't tell its {}: placement ignores what it can't see",
-                untold.join(" and ")
+                "the machine does not report {}: placement ignores the missing levels",
+                unreported.join(" and ")
             ),
-            "nothing to do on most virtual machines; else see the hypervisor's CPU topology settings",
+            "most virtual machines can't report more; otherwise check the hypervisor's CPU topology settings",
         )
     });
     findings
@@ -273,7 +275,7 @@ fn controllers(cgroups: &Cgroups) -> Vec<Finding> {
         Version::V1 => weak(
             "cpuset",
             format!(
-                "cgroup v1 at {root}: CPU sets are written, and anyone else may write them too"
+                "cgroup v1 at {root}: the agent writes CPU sets, but other programs can overwrite the sets"
             ),
             "boot with cgroup v2 (systemd.unified_cgroup_hierarchy=1) on Linux 6.7 or newer",
         ),
@@ -282,58 +284,61 @@ fn controllers(cgroups: &Cgroups) -> Vec<Finding> {
     let cpu = if cgroups.has_cpu_controller() {
         good(
             "quota",
-            "the CPU controller is there: quotas of exclusive containers can be lifted".to_owned(),
+            "the CPU controller exists: the agent can lift the quotas of exclusive containers"
+                .to_owned(),
         )
     } else {
         weak(
             "quota",
-            "no CPU controller: no quotas to lift, no throttling to measure".to_owned(),
-            "mount the cpu controller if your kubelet sets CPU limits",
+            "no CPU controller: the agent can neither lift quotas nor measure throttling"
+                .to_owned(),
+            "mount the cpu controller if the kubelet sets CPU limits",
         )
     };
     vec![cpuset, cpu]
 }
 
-fn marks(cgroups: &Cgroups) -> Finding {
+fn records(cgroups: &Cgroups) -> Finding {
     match cgroups.supports_attributes() {
         Ok(true) => good(
-            "marks",
-            "cgroups keep extended attributes: a restart will know every assignment".to_owned(),
+            "records",
+            "cgroups keep extended attributes: a restarted agent finds every assignment record"
+                .to_owned(),
         ),
         Ok(false) => bad(
-            "marks",
-            "an extended attribute was written to a cgroup and is not there".to_owned(),
+            "records",
+            "a cgroup lost an extended attribute that was written".to_owned(),
             "use a kernel with trusted.* attributes on cgroups (Linux 3.16 or newer)",
         ),
         Err(error) => bad(
-            "marks",
+            "records",
             format!("{:#}", anyhow::Error::new(error)),
-            "CAP_SYS_ADMIN in the first user namespace is needed to mark cgroups, and a cgroup mount that can be written",
+            "assignment records need CAP_SYS_ADMIN in the first user namespace and a writable cgroup mount",
         ),
     }
 }
 
 fn trees(config: &Config, cgroups: &Cgroups) -> Finding {
-    let there: Vec<&str> = config
+    let existing: Vec<&str> = config
         .trees
         .iter()
         .map(String::as_str)
         .filter(|tree| cgroups.exists(tree))
         .collect();
-    if there.is_empty() {
+    if existing.is_empty() {
         return weak(
             "pods",
             format!(
-                "no cgroup {} yet: they are waited for",
+                "no cgroup {} yet: the agent waits for the cgroup",
                 config.trees.join(" or ")
             ),
             "start the kubelet, or name its cgroup with --tree",
         );
     }
-    for tree in &there {
+    for tree in &existing {
         if !matches!(cgroups.has_cpusets_below(tree), Ok(true)) {
             let finding = format!(
-                "{tree} does not hand the cpuset controller down: its pods have no CPU sets"
+                "{tree} does not enable the cpuset controller for child cgroups: the pods have no CPU sets"
             );
             let advice = format!(
                 "echo +cpuset > {}/{tree}/cgroup.subtree_control",
@@ -342,15 +347,15 @@ fn trees(config: &Config, cgroups: &Cgroups) -> Finding {
             return bad("pods", finding, &advice);
         }
     }
-    let pods: usize = there
+    let pods: usize = existing
         .iter()
         .filter_map(|tree| cgroups.scan(tree).ok())
         .map(|pods| pods.len())
         .sum();
-    good("pods", format!("{pods} below {}", there.join(" and ")))
+    good("pods", format!("{pods} below {}", existing.join(" and ")))
 }
 
-/// Tries a partition out, with a CPU that nobody owns.
+/// Makes a test partition with a CPU without an owner.
 fn partitions(node: &Node) -> Option<Finding> {
     if node.enforcement != Enforcement::Partition {
         return None;
@@ -363,41 +368,40 @@ fn partitions(node: &Node) -> Option<Finding> {
                 .union(&ledger.barred)
                 .union(&node.reserved),
         ),
-        Err(error) => return Some(bad(what, format!("{error:#}"), "mend this first")),
+        Err(error) => return Some(bad(what, format!("{error:#}"), "fix this error first")),
     };
     let Some(cpu) = free.iter().last() else {
         return Some(weak(
             what,
-            "not tried: every CPU that is not reserved is owned".to_owned(),
-            "run doctor again when a pod has ended",
+            "not tried: no CPU is free for a test partition".to_owned(),
+            "run doctor again after a pod with exclusive CPUs has ended",
         ));
     };
     Some(match node.cgroups.siblings_can_break_partitions(cpu) {
-        Ok(false) => good(what, "a partition was made and holds against its neighbours".to_owned()),
+        Ok(false) => good(what, "a test partition stays valid beside sibling cgroups".to_owned()),
         Ok(true) => weak(
             what,
-            "this kernel lets a neighbour's CPU set break a partition, and loses the CPUs of one that goes while \
-             broken, until the next boot; Pinfold keeps neighbours apart and mends at once"
+            "on this kernel, the CPU set of a sibling cgroup can make a partition invalid, and the kernel loses the CPUs \
+             of an invalid partition that is removed, until the next boot; Pinfold keeps siblings apart and repairs at once"
                 .to_owned(),
-            "use a newer kernel (Linux 6.12 is like this, 7.2 is not)",
+            "use a newer kernel (Linux 6.12 is affected, 7.2 is not)",
         ),
-        // The agent makes no cgroups: it does without the capability, and so does doctor in the agent's pod.
+        // The agent makes no cgroups, and needs no CAP_DAC_OVERRIDE. Doctor in the agent's pod lacks the capability as well.
         Err(CgroupError::Directory { source, .. }) if source.kind() == ErrorKind::PermissionDenied => weak(
             what,
-            "not tried: without CAP_DAC_OVERRIDE, which the agent does not need, no cgroup for the trial can be made \
-             at the top"
+            "not tried: a test cgroup at the top needs CAP_DAC_OVERRIDE, which the agent lacks and does not need"
                 .to_owned(),
-            "run doctor on the node itself, outside the agent's pod, to have it tried",
+            "run doctor on the node, outside the agent's pod, for a full check",
         ),
         Err(error) => bad(
             what,
-            format!("a partition could not be made: {:#}", anyhow::Error::new(error)),
-            "run as root with CAP_SYS_ADMIN; see which cgroup has cpuset.cpus set, or use --enforcement cpuset",
+            format!("the kernel refused a test partition: {:#}", anyhow::Error::new(error)),
+            "run as root with CAP_SYS_ADMIN; find the cgroup that has cpuset.cpus set, or use --enforcement cpuset",
         ),
     })
 }
 
-/// CPUs that the kernel has lost already, and sets that nobody explains.
+/// Lost CPUs, and CPU sets without an explanation.
 fn lost(node: &Node) -> Vec<Finding> {
     let Ok((_, ledger)) = node.observe(&[]) else {
         return Vec::new();
@@ -407,17 +411,17 @@ fn lost(node: &Node) -> Vec<Finding> {
         findings.push(weak(
             "lost CPUs",
             format!(
-                "the kernel has lost {}: no cgroup has a lost CPU, and none is used",
+                "the kernel has lost {}: no cgroup can use a lost CPU",
                 ledger.lost.in_words()
             ),
-            "reboot: nothing else brings them back",
+            "reboot the node: only a reboot brings lost CPUs back",
         ));
     }
     for sentence in ledger.unexplained {
         findings.push(weak(
             "unexplained",
             sentence,
-            "find out who made it; pinfold release undoes its own only",
+            "find the program that made the setting; pinfold release removes only Pinfold's own settings",
         ));
     }
     findings
@@ -427,7 +431,7 @@ fn enforcement(node: &Node) -> Finding {
     let text = format!("{}: {}", node.enforcement.name(), node.enforcement_reason);
     if node.topology.online.is_subset(&node.reserved) {
         let finding = format!(
-            "every online CPU is reserved ({}): none is left to give away",
+            "every online CPU is reserved ({}): no CPU remains for containers",
             node.reserved
         );
         return bad("reserved", finding, "reserve fewer CPUs with --reserved");
@@ -442,7 +446,7 @@ fn enforcement(node: &Node) -> Finding {
         Enforcement::Observe => bad(
             "enforcement",
             text,
-            "threads, metrics and plans go on meanwhile",
+            "no CPUs are pinned; thread sizing, metrics and plans work",
         ),
     }
 }

@@ -1,29 +1,35 @@
-//! `pinfold explain`: what a pod is owed and why, by its manifest or by the agent that runs here.
-
-mod running;
+//! `pinfold explain`: a pod's entitlement, CPUs and threads with the reasons, from a manifest or from the agent on this node.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
+use serde_json::Value;
 
 use super::Format;
+use super::local_agent::local_agent;
 use super::plan::{Input, Planned, PlannedContainer};
+use crate::agent::config::Overrides;
+use crate::client::container_report;
 
-/// Explain a pod: what it is owed and why, which CPUs, which thread counts, which variables. Nothing is changed.
+/// The time limit of the request; a healthy agent answers sooner.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Explain a pod: the entitlement and the reason, the CPUs, the thread counts, the variables. The command changes nothing.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  pinfold explain worker-0                                     a pod of this node, as the agent here knows it
-  pinfold explain worker-0 --pods job.yaml                     a manifest, before it runs
+  pinfold explain worker-0                                     a pod of this node, as the agent reports the pod
+  pinfold explain worker-0 --pods job.yaml                     a manifest, before the pod runs
   pinfold explain train/worker-0 --pods ./pods --root ./machine")]
 pub(super) struct Explain {
     /// The pod, as NAME or NAMESPACE/NAME.
     pod: String,
-    /// Manifest file or folder of them (YAML or JSON); may be repeated [default: the agent of this node is asked]
+    /// Manifest file or folder of manifests (YAML or JSON); may be repeated [default: ask the agent of this node]
     #[arg(long, value_name = "FILE")]
     pods: Vec<PathBuf>,
-    /// Where that agent listens [default: where the configuration says]
+    /// Address of the agent [default: the address in the configuration]
     #[arg(long, value_name = "ADDRESS", env = "PINFOLD_LISTEN")]
     agent: Option<std::net::SocketAddr>,
     #[command(flatten)]
@@ -38,92 +44,144 @@ pub(super) struct Explain {
 impl Explain {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         if !self.pods.is_empty() {
-            return self.of_manifests();
+            return self.explain_manifests();
         }
         anyhow::ensure!(
             !self.input.live && self.input.moves.is_none(),
-            "--live and --moves are about manifests: name them with --pods, or leave both out to ask the agent of this node"
+            "--live and --moves need manifests: name the manifests with --pods, or leave both options out to ask the agent of \
+             this node"
         );
-        let pod = running::pod(self.agent, self.input.config.clone(), &self.pod)?;
+        let containers = self.reported_containers()?;
         match self.output {
-            Format::Json => super::json(&pod)?,
-            Format::Text => super::emit(&running::in_words(&pod)?)?,
+            Format::Json => super::json(&containers)?,
+            Format::Text => super::emit(&container_report::describe(&containers)?)?,
         }
         Ok(ExitCode::SUCCESS)
     }
 
-    fn of_manifests(&self) -> anyhow::Result<ExitCode> {
+    fn explain_manifests(&self) -> anyhow::Result<ExitCode> {
         let mut planned = self.input.plan(&self.pods)?;
-        let name = |one: &PlannedContainer| (one.namespace.clone(), one.pod.clone());
-        planned.containers = only(&self.pod, planned.containers, name, "in these manifests")?;
+        let name = |container: &PlannedContainer| {
+            let PlannedContainer { namespace, pod, .. } = container;
+            (namespace.clone(), pod.clone())
+        };
+        planned.containers = select(&self.pod, planned.containers, name, "in these manifests")?;
         match self.output {
             Format::Json => super::json(&planned.containers)?,
-            Format::Text => super::emit(&in_words(&planned))?,
+            Format::Text => super::emit(&describe(&planned))?,
         }
         Ok(ExitCode::SUCCESS)
+    }
+
+    /// The pod's containers, as the agent reports the containers in `/status`.
+    ///
+    /// # Errors
+    /// No agent answers; the server is no agent; no pod or more than one pod has the name.
+    fn reported_containers(&self) -> anyhow::Result<Vec<Value>> {
+        let overrides = Overrides {
+            config: self.input.config.clone(),
+            ..Overrides::default()
+        };
+        let endpoint = local_agent(self.agent, overrides)?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        let runtime = runtime.context("can't start the runtime for the request")?;
+        let request = runtime
+            .block_on(async { tokio::time::timeout(TIMEOUT, endpoint.get(&["/status"])).await });
+        let bodies = request
+            .unwrap_or_else(|_| Err(anyhow::anyhow!("no response within {} s", TIMEOUT.as_secs())))
+            .with_context(|| {
+                format!(
+                    "can't read {endpoint}/status: start the agent (pinfold run), give the agent's address with --agent, or \
+                     explain a manifest with --pods"
+                )
+            })?;
+        let status: Value = serde_json::from_slice(&bodies.concat()).with_context(|| {
+            format!(
+                "{endpoint}/status is no status of Pinfold: give the agent's address with --agent"
+            )
+        })?;
+        let containers = status.get("containers").and_then(Value::as_array).cloned();
+        let containers = containers.with_context(|| {
+            format!("{endpoint}/status lists no containers: give the address of a Pinfold agent with --agent")
+        })?;
+        let text = |container: &Value, key: &str| {
+            let text = container.get(key).and_then(Value::as_str);
+            text.unwrap_or_default().to_owned()
+        };
+        let name = |container: &Value| (text(container, "namespace"), text(container, "pod"));
+        select(&self.pod, containers, name, "on this node")
     }
 }
 
-/// The containers of the one pod that is meant.
-fn only<T>(
+/// Selects the containers of the pod with the wanted name, which may contain the namespace.
+fn select<T>(
     wanted: &str,
     mut containers: Vec<T>,
     name: impl Fn(&T) -> (String, String),
-    place: &str,
+    location: &str,
 ) -> anyhow::Result<Vec<T>> {
-    let whole = |one: &T| {
-        let (namespace, pod) = name(one);
+    let full_name = |container: &T| {
+        let (namespace, pod) = name(container);
         format!("{namespace}/{pod}")
     };
-    let mut names: Vec<String> = containers.iter().map(whole).collect();
+    let mut names: Vec<String> = containers.iter().map(full_name).collect();
     names.dedup();
-    containers.retain(|one| name(one).1 == wanted || whole(one) == wanted);
-    let first = containers.first().map(&whole);
+    containers.retain(|container| name(container).1 == wanted || full_name(container) == wanted);
+    let first = containers.first().map(full_name);
     let first = first.with_context(|| {
         if names.is_empty() {
-            format!("no pod {wanted} {place}: there is none at all")
+            format!("no pod {wanted} {location}: no pod exists")
         } else {
-            format!("no pod {wanted} {place}; there are: {}", names.join(", "))
+            format!(
+                "no pod {wanted} {location}; the pods are: {}",
+                names.join(", ")
+            )
         }
     })?;
-    let same = containers.iter().all(|one| whole(one) == first);
     anyhow::ensure!(
-        same,
-        "there are several pods {wanted}: write NAMESPACE/NAME"
+        containers
+            .iter()
+            .all(|container| full_name(container) == first),
+        "several pods have the name {wanted}: write NAMESPACE/NAME"
     );
     Ok(containers)
 }
 
-fn in_words(planned: &Planned) -> String {
+/// Puts the planned containers of a pod into words.
+fn describe(planned: &Planned) -> String {
     let mut lines = Vec::new();
-    for (index, one) in planned.containers.iter().enumerate() {
+    for (index, container) in planned.containers.iter().enumerate() {
         if index == 0 {
             lines.push(format!(
                 "Pod {}/{} is {}. Role {}: {}.",
-                one.namespace, one.pod, one.qos, one.role, one.evidence
+                container.namespace,
+                container.pod,
+                container.qos,
+                container.role,
+                container.evidence
             ));
         }
         lines.push(String::new());
-        lines.push(format!("Container {}", one.container));
-        lines.push(format!("  owed     {}", one.entitlement.reason()));
-        lines.push(match (&one.cost, &one.note) {
-            (Some(cost), _) => format!(
-                "  CPUs     {}, its own: {}",
-                one.cpus,
-                super::place::in_words(*cost)
-            ),
-            (None, Some(note)) => format!("  CPUs     {}, shared: {note}", one.cpus),
-            (None, None) => format!("  CPUs     {}, shared", one.cpus),
+        lines.push(format!("Container {}", container.container));
+        lines.push(format!("  entitled {}", container.entitlement.reason()));
+        let cpus = &container.cpus;
+        lines.push(match (&container.cost, &container.note) {
+            (Some(cost), _) => {
+                let cost = super::place::in_words(*cost);
+                format!("  CPUs     {cpus}, exclusive: {cost}")
+            }
+            (None, Some(note)) => format!("  CPUs     {cpus}, shared: {note}"),
+            (None, None) => format!("  CPUs     {cpus}, shared"),
         });
-        lines.push(format!("  threads  {}", one.threads.reason));
-        for (name, value) in &one.env {
+        lines.push(format!("  threads  {}", container.threads.reason));
+        for (name, value) in &container.env {
             lines.push(format!("           {name}={value}"));
         }
-        if !one.threads.kept.is_empty() {
-            lines.push(format!(
-                "           left as the pod has them: {}",
-                one.threads.kept.join(", ")
-            ));
+        if !container.threads.kept.is_empty() {
+            let kept = container.threads.kept.join(", ");
+            lines.push(format!("           kept as the pod sets them: {kept}"));
         }
     }
     lines.join("\n")

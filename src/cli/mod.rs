@@ -1,40 +1,48 @@
-//! Arguments, subcommands, and what a person sees.
+//! Arguments, subcommands and output.
 
-mod agent;
+#![warn(clippy::too_many_lines, clippy::excessive_nesting)]
+
+#[cfg(feature = "bench")]
 mod bench;
 mod completions;
 mod config;
+#[cfg(feature = "demo")]
 mod demo;
 mod doctor;
 mod explain;
+#[cfg(any(feature = "demo", feature = "bench"))]
+mod interrupt;
+mod local_agent;
 mod output;
 mod place;
 mod plan;
 mod release;
 mod run;
 mod scene;
+#[cfg(feature = "top")]
 mod top;
 mod topology;
+#[cfg(any(feature = "demo", feature = "bench"))]
 mod train;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 pub(crate) use output::{Draft, Format, emit, json, table};
 
-/// A node agent that gives training pods CPUs of their own and the right thread counts.
+/// A node agent that gives training pods exclusive CPUs and the right thread counts.
 #[derive(Debug, Parser)]
 #[command(name = "pinfold", version, max_term_width = 100)]
 #[command(after_help = "Start here:
   pinfold demo                 a real training job on this machine, shared, then pinned (needs root)
-  pinfold bench                what pinning and sizing would buy on this machine (needs root)
-  pinfold doctor               what this node offers, what it lacks, what to do
-  pinfold topology             draw the machine and who owns which CPUs
+  pinfold bench                measure the benefit of pinning and sizing on this machine (needs root)
+  pinfold doctor               check the features of this node, with remedies
+  pinfold topology             draw the machine and the owners of CPUs
   pinfold top                  watch the node's pods, CPUs, threads and traffic
   pinfold run --pods ./pods    run the agent on the manifests in a folder
 
-Every setting of the agent can also stand in a file (see pinfold config) or in the environment.")]
+Settings of the agent may also come from a file (see pinfold config) or from the environment.")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -43,9 +51,12 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(run::Run),
+    #[cfg(feature = "demo")]
     Demo(demo::Demo),
+    #[cfg(feature = "bench")]
     Bench(bench::Bench),
     Topology(topology::TopologyArgs),
+    #[cfg(feature = "top")]
     Top(top::Top),
     Place(place::PlaceArgs),
     Plan(plan::Plan),
@@ -55,6 +66,7 @@ enum Command {
     Scene(scene::SceneArgs),
     Config(config::ConfigArgs),
     Completions(completions::Completions),
+    #[cfg(any(feature = "demo", feature = "bench"))]
     #[command(hide = true)]
     Train(train::Train),
 }
@@ -65,9 +77,12 @@ enum Command {
 pub fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Run(args) => args.run(),
+        #[cfg(feature = "demo")]
         Command::Demo(args) => args.run(),
+        #[cfg(feature = "bench")]
         Command::Bench(args) => args.run(),
         Command::Topology(args) => topology::run(&args),
+        #[cfg(feature = "top")]
         Command::Top(args) => args.run(),
         Command::Place(args) => place::run(&args),
         Command::Plan(args) => args.run(),
@@ -76,7 +91,8 @@ pub fn main() -> ExitCode {
         Command::Release(args) => args.run(),
         Command::Scene(args) => args.run(),
         Command::Config(args) => args.run(),
-        Command::Completions(args) => args.run(),
+        Command::Completions(args) => args.run(&Cli::command()),
+        #[cfg(any(feature = "demo", feature = "bench"))]
         Command::Train(args) => args.run(),
     };
     match done {

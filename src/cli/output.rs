@@ -9,13 +9,13 @@ use clap::ValueEnum;
 use comfy_table::{ContentArrangement, Table, presets};
 use serde::Serialize;
 
-/// The form of what a command prints.
+/// The form of a command's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub(crate) enum Format {
     /// For people: tables and drawings, coloured when the output is a terminal.
     #[default]
     Text,
-    /// For programs: one JSON document.
+    /// For programs: a JSON document.
     Json,
 }
 
@@ -23,7 +23,7 @@ pub(crate) enum Format {
 pub(crate) fn emit(text: &str) -> anyhow::Result<()> {
     let newline = if text.ends_with('\n') { "" } else { "\n" };
     match write!(io::stdout(), "{text}{newline}") {
-        // Whoever reads the output, such as `head`, may have seen enough.
+        // The reader of a pipe, such as `head`, may close the pipe early.
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             Err(error).context("can't write the output")
         }
@@ -31,18 +31,18 @@ pub(crate) fn emit(text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Prints a value as one JSON document.
+/// Prints a value as a JSON document.
 pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
     emit(&serde_json::to_string(value).context("can't write the answer as JSON")?)
 }
 
-/// A plain table with these headings.
+/// A plain table with headings.
 pub(crate) fn table(headings: &[&str]) -> Table {
     let mut table = Table::new();
     table
         .load_style(presets::NOTHING)
         .set_content_arrangement(ContentArrangement::Dynamic);
-    // Text that is piped has no width to fit into.
+    // Piped text has no width limit.
     let width = if console::Term::stdout().is_term() {
         console::Term::stdout().size().1
     } else {
@@ -53,12 +53,12 @@ pub(crate) fn table(headings: &[&str]) -> Table {
     table
 }
 
-/// A file that is to hold what takes minutes to find out: whether it can be written is known now, and what stands there is
-/// replaced when the new text is complete, or not at all.
+/// A file for a result that takes minutes to compute. An unwritable file is an error at once. The old content is replaced
+/// only when the new text is complete.
 #[derive(Debug)]
 pub(crate) struct Draft {
     path: PathBuf,
-    /// Beside it; `None` where there is a device or a pipe, which is written to at the end.
+    /// A temporary file beside the target; `None` for a device or a pipe, which is written at the end.
     beside: Option<PathBuf>,
 }
 
@@ -66,7 +66,7 @@ pub(crate) struct Draft {
 
 impl Draft {
     /// # Errors
-    /// It can't be written there.
+    /// The file can't be written.
     pub(crate) fn new(path: &Path) -> anyhow::Result<Self> {
         let cannot = || format!("can't write {}", path.display());
         anyhow::ensure!(
@@ -84,7 +84,7 @@ impl Draft {
                 beside: None,
             });
         }
-        // What a link leads to is replaced, and not the link.
+        // A symbolic link stays; the link's target is replaced.
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         if path.exists() {
             fs::OpenOptions::new()
@@ -103,10 +103,10 @@ impl Draft {
         })
     }
 
-    /// Puts the text there.
+    /// Writes the text to the file.
     ///
     /// # Errors
-    /// It can't be written after all; what stood there stands there.
+    /// The file can't be written; the old content stays.
     pub(crate) fn write(self, text: &str) -> anyhow::Result<()> {
         let cannot = || format!("can't write {}", self.path.display());
         let Some(beside) = &self.beside else {
@@ -119,7 +119,7 @@ impl Draft {
 
 impl Drop for Draft {
     fn drop(&mut self) {
-        // Once it has been renamed, there is none.
+        // After the rename, the temporary file is gone.
         self.beside.as_ref().map(fs::remove_file);
     }
 }

@@ -42,16 +42,17 @@ pub(super) struct PlaceArgs {
     /// Close together, or evenly over NUMA nodes and LLCs.
     #[arg(long, value_enum, value_name = "ORDER", default_value_t)]
     placement: Order,
-    /// Whole cores where the count allows, only whole cores, or one CPU of each with its siblings idle.
+    /// Whole cores if the count allows, only whole cores, or a single CPU of each core with the siblings idle.
     #[arg(long, value_enum, value_name = "RULE", default_value_t)]
     cores: Cores,
-    /// NUMA nodes to be near to, as those of a GPU, like 0,2.
+    /// NUMA nodes to stay close to, such as the NUMA node of a GPU, like 0,2.
     #[arg(long, value_name = "LIST", default_value = "")]
     near: CpuSet,
-    /// On as few NUMA nodes as what is free allows, or on as few as so many CPUs need on the empty machine, or not at all.
+    /// As few NUMA nodes as the free CPUs allow, or as few as the count needs on an empty machine; with fewer free CPUs, the
+    /// command refuses.
     #[arg(long, value_enum, value_name = "RULE", default_value_t)]
     numa: Numa,
-    /// What to do about CPUs that were isolated at boot.
+    /// Treatment of CPUs that were isolated at boot.
     #[arg(long, value_enum, value_name = "RULE", default_value_t)]
     isolated: Isolated,
     /// Form of the output.
@@ -96,7 +97,7 @@ fn parse_free(list: &str) -> Result<CpuSet, ParseCpuSetError> {
     list.parse()
 }
 
-/// What is printed of a placement.
+/// The text of a placement.
 fn placed(placement: &Placement, form: Format) -> anyhow::Result<String> {
     Ok(match form {
         Format::Json => {
@@ -131,7 +132,8 @@ pub(super) fn in_words(cost: Cost) -> String {
     format!("{numa}, {sockets}, {llcs}; {shared}")
 }
 
-/// Programs read the answer where they read every answer; people find it beside the other complaints.
+/// Programs read a refusal on standard output, like every answer; people read the refusal on standard error, like every
+/// error.
 fn refuse(refusal: &Refusal, form: Format) -> anyhow::Result<()> {
     match form {
         Format::Json => super::emit(&json!({ "error": refusal.to_string() }).to_string()),

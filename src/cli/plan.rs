@@ -1,4 +1,4 @@
-//! `pinfold plan`: what the agent would do.
+//! `pinfold plan`: the agent's decisions for given pods.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ use crate::pod::{ContainerKind, Entitlement, Pod, Qos, Role, ThreadEnvironment};
 /// Giving up, moving and gaining take three reconciles; more than this come to nothing new.
 const MOST_RECONCILES: usize = 8;
 
-/// Show what the agent would do with these pods on this or that machine. Nothing is changed.
+/// Show the agent's decisions for pods on a machine. The command changes nothing.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold plan --pods job.yaml                       on this machine, all of it free
@@ -27,7 +27,7 @@ const MOST_RECONCILES: usize = 8;
   pinfold plan --pods ./pods --live --moves 2        on this node as it is: who keeps, who comes, who would move
   pinfold plan --pods ps.yaml --pods ./workers -o json")]
 pub(super) struct Plan {
-    /// Manifest file or folder of them (YAML or JSON); may be repeated; pods are served in this order.
+    /// Manifest file or folder of manifests (YAML or JSON); may be repeated; the order decides which pod comes first.
     #[arg(long, value_name = "FILE", required = true)]
     pods: Vec<PathBuf>,
     #[command(flatten)]
@@ -43,13 +43,13 @@ pub(super) struct Input {
     /// Folder that holds the machine's sys/.
     #[arg(long, value_name = "DIR", default_value = "/", env = "PINFOLD_ROOT")]
     root: PathBuf,
-    /// CPUs that no container is given, like 0-1,32 [default: the core of the lowest CPU that nobody owns]
+    /// Reserved CPUs, like 0-1,32 [default: the core of the lowest CPU without an owner]
     #[arg(long, value_name = "LIST", env = "PINFOLD_RESERVED")]
     reserved: Option<CpuSet>,
-    /// Configuration file, for its policy and threads.
+    /// Configuration file, for policy and threads.
     #[arg(long, value_name = "FILE", env = "PINFOLD_CONFIG")]
     pub(super) config: Option<PathBuf>,
-    /// Begin with what containers own on this node now, as the kernel says.
+    /// Start from the current assignments on this node, as reported by the kernel.
     #[arg(long, conflicts_with = "root")]
     pub(super) live: bool,
     /// Cgroup below which pods are found, with --live; may be repeated [default: the configuration's]
@@ -65,12 +65,12 @@ pub(super) struct Input {
     pub(super) moves: Option<u32>,
 }
 
-/// What would be done.
+/// The planned decisions.
 #[derive(Debug, Serialize)]
 pub(super) struct Planned {
     pub(super) reserved: CpuSet,
     pub(super) shared: CpuSet,
-    /// Running containers that would make room for others, in the order in which they move.
+    /// Running containers that would make room, in the order of the moves.
     pub(super) moves: Vec<ContainerMove>,
     pub(super) containers: Vec<PlannedContainer>,
 }
@@ -85,15 +85,15 @@ pub(super) struct PlannedContainer {
     pub(super) evidence: String,
     pub(super) qos: Qos,
     pub(super) entitlement: Entitlement,
-    /// The CPUs it would run on: its own, or the shared ones.
+    /// The CPUs of the container: exclusive or shared.
     pub(super) cpus: CpuSet,
     pub(super) exclusive: bool,
-    /// NUMA nodes of those CPUs; null where the machine doesn't tell.
+    /// NUMA nodes of the CPUs; null if the machine does not report NUMA nodes.
     pub(super) mems: Option<CpuSet>,
     pub(super) cost: Option<Cost>,
     pub(super) env: BTreeMap<String, String>,
     pub(super) threads: ThreadEnvironment,
-    /// Why it has less than it is owed.
+    /// Why the container got fewer CPUs than the entitlement.
     pub(super) note: Option<String>,
 }
 
@@ -162,7 +162,7 @@ fn planned(
     };
     let mut moves = Vec::new();
     let mut decisions = decide(&inputs, &ledger);
-    // What is given up on the way is free in the next reconcile; one that changes nothing is the last.
+    // The next pass can use CPUs that a move frees. The last pass changes nothing.
     for _ in 0..MOST_RECONCILES {
         let owners = decisions.desired.assignments();
         if owners == ledger.assignments {

@@ -21,37 +21,97 @@ use crate::host::resctrl::Resctrl;
 use crate::pin::cpu_isolation::{CpuIsolationOptions, CpuIsolator, IsolationInput};
 use crate::pin::{self, Applied, Outcome, Step};
 
-/// Hand every CPU back: each cgroup gets the CPUs and the quota it had, and no mark is left.
+/// Hand every CPU back: restore the CPUs and the quota of each cgroup, and remove every assignment record.
 ///
-/// With --cluster, the node's scene labels, its taint and its claims are taken off, too: then nothing of Pinfold is left.
-/// Stop the agent first; a running one would pin the pods and claim a slot again.
+/// With --cluster, the command also removes the node's scene labels, taint and claims; nothing of Pinfold remains.
+/// Stop the agent first: a running agent would pin the pods and claim a slot again.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  pinfold release --dry-run      see what would be written
+  pinfold release --dry-run      print the writes only
   pinfold release --cluster      before removing Pinfold from a node of a cluster
   pinfold release                CPUs only
   pinfold release --cluster-only --node-name n1 --kubeconfig admin.conf
-                                 labels and claims of a node that can't be reached any more
+                                 labels and claims of a node that can't be reached
   pinfold release --cluster --stay
-                                 as a DaemonSet's pod, which is ready once all is handed back
+                                 as a DaemonSet's pod, which is ready after the release
 
-Exit codes: 0 done, 1 something could not be handed back, 2 bad input, or the cluster can't be reached (CPUs are handed back
-all the same).")]
+Exit codes: 0 done, 1 a write failed, 2 bad input, or the cluster can't be reached (the release of CPUs is complete
+anyway).")]
 pub(super) struct Release {
     #[command(flatten)]
     overrides: Overrides,
     #[command(flatten)]
     cluster: cluster::Wanted,
-    /// Print the writes and do nothing.
+    /// Print the writes without writing.
     #[arg(long)]
     dry_run: bool,
-    /// When all is handed back, take connections on the listen address until SIGTERM, so that a probe sees that it is.
+    /// When the release is complete, accept connections on the listen address until SIGTERM, as a sign for a probe.
     #[arg(long, conflicts_with = "dry_run")]
     stay: bool,
     /// Form of the output.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
     output: Format,
 }
+
+/// The result of a release on this machine.
+struct Released {
+    /// The steps, with the error of each failed step.
+    steps: Vec<(Step, Option<String>)>,
+    /// The removed monitoring groups of resctrl.
+    groups: Vec<String>,
+    /// Settings that could not be restored, a sentence each.
+    not_restored: Vec<String>,
+}
+
+// === impl Released ===
+
+impl Released {
+    /// The number of failed steps and of settings that could not be restored.
+    fn failures(&self) -> usize {
+        let failed = self.steps.iter().filter(|(_, error)| error.is_some());
+        failed.count() + self.not_restored.len()
+    }
+
+    fn json(&self, dry_run: bool, cluster: Option<&cluster::Left>) -> serde_json::Value {
+        let steps: Vec<_> = self
+            .steps
+            .iter()
+            .map(|(step, error)| serde_json::json!({ "step": step.to_string(), "error": error }))
+            .collect();
+        let mut object = serde_json::json!({
+            "dryRun": dry_run, "steps": steps, "monitoringGroups": self.groups, "notPutBack": self.not_restored
+        });
+        if let (Some(cluster), Some(fields)) = (cluster, object.as_object_mut()) {
+            fields.insert("cluster".to_owned(), serde_json::json!(cluster));
+        }
+        object
+    }
+
+    fn text(&self, dry_run: bool, cluster: Option<&cluster::Left>) -> String {
+        let mut lines: Vec<String> = Vec::new();
+        lines.extend(self.steps.iter().map(|(step, error)| match error {
+            Some(error) => format!("FAILED: {error}"),
+            None => step.to_string(),
+        }));
+        let groups = self.groups.iter();
+        lines.extend(groups.map(|group| format!("remove monitoring group {group}")));
+        let not_restored = self.not_restored.iter();
+        lines.extend(not_restored.map(|error| format!("FAILED: {error}")));
+        let done = if dry_run { "would be done" } else { "done" };
+        lines.push(match self.steps.len() {
+            0 => "nothing is pinned here".to_owned(),
+            writes => format!(
+                "{} {done}, {} failed",
+                crate::text::counted(writes, "write"),
+                self.failures()
+            ),
+        });
+        lines.extend(cluster.map(|cluster| cluster.text(dry_run)));
+        lines.join("\n")
+    }
+}
+
+// === impl Release ===
 
 impl Release {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
@@ -67,123 +127,101 @@ impl Release {
             }
             return Ok(ExitCode::SUCCESS);
         }
-        // The marks are in attributes that only root can see: to anyone else nothing would seem to be pinned.
-        anyhow::ensure!(
-            nix::unistd::geteuid().is_root(),
-            "release needs root, to see marks and to write: run it with sudo"
-        );
-        anyhow::ensure!(
-            Proc::new(&config.root).may_administer(),
-            "release needs CAP_SYS_ADMIN, to see marks and to write: without it nothing would seem to be pinned; run it with \
-             the rights of an agent that pins"
-        );
+        check_rights(&config)?;
         super::run::join_host(&config);
         let node = Node::new(config)?;
-        let listen = node.config.listen;
-        let (observed, _) = node.observe(&[])?;
-        let steps = pin::release(
-            &observed,
-            &node.topology.online,
-            &node.cgroups.memory_nodes()?,
-        );
-        let applied = if self.dry_run {
-            steps.into_iter().map(|step| (step, None)).collect()
-        } else {
-            let _lock = lock(node.cgroups.root())?;
-            pin::apply(steps, &node.cgroups)
-                .into_iter()
-                .map(outcome)
-                .collect::<Vec<_>>()
-        };
-        // Interrupts, work queues and slices that could not be put back as they were.
-        let mut left_over: Vec<String> = Vec::new();
-        if !self.dry_run {
-            let mut keeper =
-                CpuIsolator::new(&node.config.root).with_slices(&node.cgroups, &node.config.trees);
-            let nobody = CpuSet::new();
-            let (options, online) = (CpuIsolationOptions::default(), &node.topology.online);
-            let situation = IsolationInput {
-                options,
-                exclusive: &nobody,
-                isolated: &nobody,
-                online,
-            };
-            let quiet = keeper.isolate(&situation, &node.cgroups, "");
-            // Nothing of ours is to be left, and it is no more than a preference.
-            let _ = node.cgroups.set_note("", NoteSubject::SceneSlot, None);
-            for restored in &quiet.restored {
-                tracing::info!("put back: {restored}");
-            }
-            let failed = quiet.failed.iter();
-            left_over = failed
-                .map(|one| format!("not put back: {} {}", one.what.join(", "), one.reason))
-                .collect();
-        }
-        let (groups, refused) = monitoring_groups(&Resctrl::new(&node.config.root), self.dry_run);
-        left_over.extend(refused);
-        let failed = applied.iter().filter(|(_, error)| error.is_some()).count() + left_over.len();
-        // CPUs first: they are handed back whatever the cluster says.
+        let released = release(&node, self.dry_run)?;
+        // CPUs come first: an error of the cluster does not affect CPUs.
         let left = self
             .cluster
             .wanted()
             .then(|| self.cluster.leave(self.dry_run, &cluster))
             .transpose();
+        let cluster = left.as_ref().ok().and_then(Option::as_ref);
         match self.output {
-            Format::Json => {
-                let steps: Vec<_> = applied
-                    .iter()
-                    .map(|(step, error)| serde_json::json!({ "step": step.to_string(), "error": error }))
-                    .collect();
-                let mut object = serde_json::json!({
-                    "dryRun": self.dry_run, "steps": steps, "monitoringGroups": groups, "notPutBack": left_over
-                });
-                if let (Ok(Some(left)), Some(fields)) = (&left, object.as_object_mut()) {
-                    fields.insert("cluster".to_owned(), serde_json::json!(left));
-                }
-                super::json(&object)?;
-            }
-            Format::Text => {
-                for (step, error) in &applied {
-                    super::emit(&match error {
-                        Some(error) => format!("FAILED: {error}"),
-                        None => step.to_string(),
-                    })?;
-                }
-                for group in &groups {
-                    super::emit(&format!("remove monitoring group {group}"))?;
-                }
-                for says in &left_over {
-                    super::emit(&format!("FAILED: {says}"))?;
-                }
-                let done = if self.dry_run {
-                    "would be done"
-                } else {
-                    "done"
-                };
-                super::emit(&match applied.len() {
-                    0 => "nothing is pinned here".to_owned(),
-                    writes => format!(
-                        "{} {done}, {failed} failed",
-                        crate::text::counted(writes, "write")
-                    ),
-                })?;
-                if let Ok(Some(left)) = &left {
-                    super::emit(&left.text(self.dry_run))?;
-                }
-            }
+            Format::Json => super::json(&released.json(self.dry_run, cluster))?,
+            Format::Text => super::emit(&released.text(self.dry_run, cluster))?,
         }
         left?;
-        if failed > 0 {
+        if released.failures() > 0 {
             return Ok(ExitCode::from(1));
         }
         if self.stay {
-            super::run::runtime()?.block_on(stay(listen))?;
+            super::run::runtime()?.block_on(stay(node.config.listen))?;
         }
         Ok(ExitCode::SUCCESS)
     }
 }
 
-/// Removes our groups that monitor caches, or only names them. Says which, and what could not be removed.
+/// Checks the rights to read assignment records, which only root can see. Without the rights, no container would seem pinned.
+fn check_rights(config: &Config) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        nix::unistd::geteuid().is_root(),
+        "release needs root to read assignment records and to write to cgroups: run the command with sudo"
+    );
+    anyhow::ensure!(
+        Proc::new(&config.root).may_administer(),
+        "release needs CAP_SYS_ADMIN to read assignment records and to write to cgroups: run the command with the rights of \
+         an agent that pins"
+    );
+    Ok(())
+}
+
+/// Hands the CPUs of the node back, or plans the steps in a dry run.
+fn release(node: &Node, dry_run: bool) -> anyhow::Result<Released> {
+    let (observed, _) = node.observe(&[])?;
+    let memory_nodes = node.cgroups.memory_nodes()?;
+    let steps = pin::release(&observed, &node.topology.online, &memory_nodes);
+    let steps = if dry_run {
+        steps.into_iter().map(|step| (step, None)).collect()
+    } else {
+        let _lock = lock(node.cgroups.root())?;
+        let applied = pin::apply(steps, &node.cgroups);
+        applied.into_iter().map(outcome).collect()
+    };
+    let mut not_restored = Vec::new();
+    if !dry_run {
+        not_restored = restore_isolation(node);
+    }
+    let (groups, refused) = monitoring_groups(&Resctrl::new(&node.config.root), dry_run);
+    not_restored.extend(refused);
+    Ok(Released {
+        steps,
+        groups,
+        not_restored,
+    })
+}
+
+/// Restores interrupts, work queues and slices. Returns the settings that could not be restored, a sentence each.
+fn restore_isolation(node: &Node) -> Vec<String> {
+    let mut isolator =
+        CpuIsolator::new(&node.config.root).with_slices(&node.cgroups, &node.config.trees);
+    let empty = CpuSet::new();
+    let input = IsolationInput {
+        options: CpuIsolationOptions::default(),
+        exclusive: &empty,
+        isolated: &empty,
+        online: &node.topology.online,
+    };
+    let isolation = isolator.isolate(&input, &node.cgroups, "");
+    // The slot's note is only a preference, so a failed removal is no error.
+    let _ = node.cgroups.set_note("", NoteSubject::SceneSlot, None);
+    for restored in &isolation.restored {
+        tracing::info!("put back: {restored}");
+    }
+    let failed = isolation.failed.iter();
+    failed
+        .map(|failure| {
+            format!(
+                "not put back: {} {}",
+                failure.what.join(", "),
+                failure.reason
+            )
+        })
+        .collect()
+}
+
+/// Removes Pinfold's monitoring groups of resctrl, or only lists the groups in a dry run. Returns the groups and the errors.
 fn monitoring_groups(resctrl: &Resctrl, dry_run: bool) -> (Vec<String>, Vec<String>) {
     let mut groups = match resctrl.own_groups() {
         Ok(groups) => groups,
@@ -200,7 +238,7 @@ fn monitoring_groups(resctrl: &Resctrl, dry_run: bool) -> (Vec<String>, Vec<Stri
     (groups, refused)
 }
 
-/// Takes connections, and closes them, until SIGTERM or an interrupt.
+/// Accepts and closes connections until SIGTERM or SIGINT.
 async fn stay(listen: SocketAddr) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -217,7 +255,7 @@ async fn stay(listen: SocketAddr) -> anyhow::Result<()> {
             _ = interrupt.recv() => return Ok(()),
             accepted = listener.accept() => {
                 if accepted.is_err() {
-                    // Out of file descriptors, for example: waiting is all that helps.
+                    // An error such as too many open files needs time to pass.
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
             }
@@ -226,7 +264,7 @@ async fn stay(listen: SocketAddr) -> anyhow::Result<()> {
 }
 
 fn outcome(applied: Applied) -> (Step, Option<String>) {
-    // Others may have narrowed it since: what was there before is written, and that is all that is asked.
+    // A CPU set that another program has narrowed since is no error: the release wrote the previous value.
     let error = match applied.outcome {
         Outcome::NotInForce { .. } => None,
         _ => applied.error(),

@@ -11,8 +11,8 @@ use crate::agent::config::{Config, Overrides, Wanted};
 
 /// Run the agent.
 ///
-/// Pins the containers of the pods in a folder or on this node of a cluster, follows changes, serves metrics. SIGTERM ends it and leaves every
-/// assignment as it is; started again, it moves nothing.
+/// The agent pins the containers of the pods in a folder or on this node of a cluster, follows changes, and serves metrics.
+/// After SIGTERM, every assignment stays. A restarted agent moves no container.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold run --pods ./pods                     pods from manifests; see pinfold demo for real ones
@@ -28,7 +28,7 @@ pub(super) struct Run {
 
 impl Run {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        // The client logs as errors what is tried again; we say it once, and as what it is.
+        // The client logs retried requests as errors. The agent logs the same events with the right level.
         log("info,kube_client=off")?;
         let config = Config::load(self.overrides)?;
         join_host(&config);
@@ -41,30 +41,30 @@ impl Run {
     }
 }
 
-/// Before the first thread, which would stay where it is.
+/// Joins the host's cgroup namespace. The call must come before the first thread, which would stay in the old namespace.
 pub(super) fn join_host(config: &Config) {
     match crate::host::cgroup::join_host(&config.root) {
-        Ok(true) => tracing::info!("left the container's own cgroup namespace for the host's"),
+        Ok(true) => tracing::info!("moved from the container's cgroup namespace to the host's"),
         Ok(false) => {}
         Err(error) => match advice(config.enforcement, &error) {
             Some(advice) => tracing::warn!("{advice}"),
-            None => tracing::debug!("stays in a cgroup namespace of its own: {error}"),
+            None => tracing::debug!("stays in the container's cgroup namespace: {error}"),
         },
     }
 }
 
-/// The advice to an agent that can't leave its cgroup namespace. An agent that only observes moves no process, and its manifests
-/// leave the capability out.
+/// The advice for an agent that can't leave the cgroup namespace. An agent that only observes moves no process, and the
+/// manifests for observing leave the capability out.
 fn advice(enforcement: Wanted, error: &std::io::Error) -> Option<String> {
     (enforcement != Wanted::Observe).then(|| {
         format!(
-            "in a cgroup namespace of its own, which it can't leave ({error}): on cgroup v2 the kernel may keep it from moving \
-             its own container; give it CAP_SYS_ADMIN"
+            "the agent can't leave the container's cgroup namespace ({error}): on cgroup v2 the kernel may keep the agent from \
+             moving the agent's own container; give the container CAP_SYS_ADMIN"
         )
     })
 }
 
-/// The runtime of everything that waits.
+/// The asynchronous runtime of the command.
 pub(super) fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     crate::host::limits::keep_memory_small();
     tokio::runtime::Builder::new_multi_thread()

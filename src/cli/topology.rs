@@ -1,4 +1,4 @@
-//! `pinfold topology`: the machine as the agent sees it.
+//! `pinfold topology`: the machine, as the agent reads the machine.
 
 mod drawing;
 
@@ -35,7 +35,7 @@ pub(super) struct TopologyArgs {
     output: Format,
 }
 
-/// Reads the machine and prints it.
+/// Reads and prints the machine.
 pub(super) fn run(args: &TopologyArgs) -> anyhow::Result<ExitCode> {
     let topology = topology::read(&args.root)?;
     match args.output {
@@ -45,7 +45,7 @@ pub(super) fn run(args: &TopologyArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Who owns which CPUs, by the marks in this machine's cgroups; nobody on another machine's copy.
+/// The owners of CPUs, from the assignment records in this machine's cgroups; empty for a copy of another machine.
 fn owners(root: &Path) -> anyhow::Result<BTreeMap<String, CpuSet>> {
     let mut owners = BTreeMap::new();
     if root != Path::new("/") {

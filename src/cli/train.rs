@@ -1,4 +1,5 @@
-//! `pinfold train`: the processes of the job that `demo` runs in its containers. Not for people, so hidden.
+//! `pinfold train`: the processes of the job in the demo's containers. The command is hidden, because people do not need the
+//! command.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -6,13 +7,13 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{Args, Subcommand, value_parser};
 
-use crate::local::train::progress::{Progress, Role};
-use crate::local::train::{Geometry, neighbour, ps, threads, worker};
+use crate::sandbox::train::progress::{Progress, Role};
+use crate::sandbox::train::{Geometry, neighbour, ps, threads, worker};
 
 /// More parameters than this are a typing error, not a demo: 1 GiB of floats.
 const MAX_PARAMETERS: u64 = 1 << 28;
 
-/// Runs one process of a small training job with parameter servers.
+/// Run a process of a small training job with parameter servers.
 #[derive(Debug, Args)]
 pub(crate) struct Train {
     #[command(subcommand)]
@@ -40,7 +41,7 @@ enum Process {
         /// Examples of a step.
         #[arg(long, default_value_t = 256, value_parser = value_parser!(u32).range(1..=65_536))]
         batch: u32,
-        /// Stop after this many steps.
+        /// The number of steps after which the worker stops.
         #[arg(long)]
         steps: Option<u64>,
         /// Print every step's time, four times a second.
@@ -51,17 +52,18 @@ enum Process {
     },
     /// A best-effort pod that keeps the CPUs busy.
     Neighbour {
-        /// Busy threads; one more than the host has CPUs if not given.
+        /// Busy threads [default: the host's CPUs plus 1]
         #[arg(long, value_parser = value_parser!(u16).range(1..=1024))]
         threads: Option<u16>,
-        /// The share of a CPU's time that each thread wants, in percent; as it comes if not given.
+        /// The share of a CPU's time that each thread uses, in percent [default: whatever the bursts take]
         #[arg(long, value_name = "PERCENT", value_parser = value_parser!(u8).range(1..=100))]
         busy: Option<u8>,
-        /// Which neighbour this is.
+        /// The index of this neighbour.
         #[arg(long, alias = "task_index", default_value_t = 0)]
         task_index: u32,
     },
-    /// Waits until standard input ends, then removes what a bench that was killed has left.
+    /// Wait for the end of standard input, then remove the remains of a killed bench.
+    #[cfg(feature = "bench")]
     Sweep {
         /// Folder where the cgroup hierarchies are mounted.
         #[arg(long)]
@@ -69,19 +71,19 @@ enum Process {
     },
 }
 
-/// What all processes of a job must agree on.
+/// The parameters that all processes of a job share.
 #[derive(Debug, Args)]
 struct Job {
-    /// The parameter servers, in the order of their indices, separated by commas.
+    /// The parameter servers, in the order of indices, separated by commas.
     #[arg(long, alias = "ps_hosts", value_delimiter = ',', value_parser = host_port, default_value = "127.0.0.1:2222")]
     ps_hosts: Vec<String>,
-    /// Which process of its role this is, from 0.
+    /// The index of this process within the role, from 0.
     #[arg(long, alias = "task_index", default_value_t = 0)]
     task_index: u32,
     /// Categorical features of an example.
     #[arg(long, default_value_t = Geometry::default().features, value_parser = value_parser!(u32).range(1..=256))]
     features: u32,
-    /// Values that a feature can take.
+    /// The number of values of a feature.
     #[arg(long, default_value_t = Geometry::default().vocabulary, value_parser = value_parser!(u32).range(1..=1_000_000))]
     vocabulary: u32,
     /// Length of an embedding.
@@ -99,7 +101,7 @@ struct Job {
 // === impl Train ===
 
 impl Train {
-    /// Runs the process. Status 0 when it has been told to end or its steps are done, 1 when it can't go on.
+    /// Runs the process. Status 0 after a signal or the last step, 1 after an error.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let done = match self.process {
             Process::Ps {
@@ -148,7 +150,8 @@ impl Train {
                 busy,
                 task_index,
             } => run_neighbour(threads, busy, task_index),
-            Process::Sweep { cgroup_root } => crate::local::bench::sweep(&cgroup_root),
+            #[cfg(feature = "bench")]
+            Process::Sweep { cgroup_root } => crate::sandbox::bench::sweep(&cgroup_root),
         };
         if let Err(error) = done {
             eprintln!("pinfold train: {error:#}");
@@ -230,7 +233,7 @@ fn count(names: &[&str]) -> anyhow::Result<usize> {
     )?)
 }
 
-/// Checks that an address looks like `host:port`; whether it exists shows later.
+/// Checks that an address has the form `host:port`; a wrong host is noticed later.
 fn host_port(text: &str) -> Result<String, String> {
     match text.rsplit_once(':') {
         Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => {

@@ -104,7 +104,7 @@ fn explains_the_pods_of_its_node() {
     assert_eq!((code, out.as_str()), (Some(2), ""));
     assert_eq!(
         error,
-        "pinfold: no pod worker-0 on this node: there is none at all\n"
+        "pinfold: no pod worker-0 on this node: no pod exists\n"
     );
     pods.put("worker-0.yaml", &worker("worker-0", "explained", 1));
     agent.eventually("the pod is known", |status| {
@@ -124,13 +124,14 @@ fn explains_the_pods_of_its_node() {
     });
     let (code, out, error) = explain(&["train/worker-0"]);
     assert_eq!((code, error.as_str()), (Some(0), ""));
-    let own = format!("  CPUs     {}, its own", kernel.last());
+    let own = format!("  CPUs     {}, exclusive", kernel.last());
     assert!(
         out.starts_with("Pod train/worker-0 is Guaranteed. Role worker") && out.contains(&own),
         "{out}"
     );
     assert!(
-        out.contains("no runtime asks") && out.contains("TF_NUM_INTRAOP_THREADS=1"),
+        out.contains("the container runtime sends no requests")
+            && out.contains("TF_NUM_INTRAOP_THREADS=1"),
         "{out}"
     );
     let finding = "fewer than expected: 1 thread, 2 in the pools that its environment sizes; its pools have not started yet";
@@ -148,7 +149,7 @@ fn explains_the_pods_of_its_node() {
     let (code, _, error) = explain(&["ps-0"]);
     assert_eq!(code, Some(2));
     assert!(
-        error.contains("there are: ") && error.contains("train/web"),
+        error.contains("the pods are: ") && error.contains("train/web"),
         "{error}"
     );
     agent.stop();

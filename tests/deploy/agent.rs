@@ -300,7 +300,7 @@ fn doctor_accepts_the_agents_capabilities() {
     let findings = report["findings"].as_array().unwrap();
     let marks = findings
         .iter()
-        .find(|finding| finding["what"] == "marks")
+        .find(|finding| finding["what"] == "records")
         .unwrap();
     assert!(
         marks["advice"].as_str().unwrap().contains("CAP_SYS_ADMIN"),

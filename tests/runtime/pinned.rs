@@ -184,16 +184,16 @@ fn thread_variables_are_injected_and_the_users_value_stays() {
                     .find(|line| line.contains(words))
                     .unwrap_or_default()
             };
-            let put = line("put into its environment: ");
+            let put = line("added to the environment: ");
             assert!(
                 put.contains("PINFOLD_CPUS") && put.contains("TF_NUM_INTRAOP_THREADS"),
                 "{explanation}"
             );
             assert!(
-                line("left as the pod has them: ").ends_with("OMP_NUM_THREADS"),
+                line("kept as the pod sets them: ").ends_with("OMP_NUM_THREADS"),
                 "{explanation}"
             );
-            assert!(line("window").contains("none"), "{explanation}");
+            assert!(line("  unpinned ").contains("never"), "{explanation}");
             // After a restart of the agent, only the runtime can tell injected variables from the user's variables.
             pod.remove();
         },

@@ -1,4 +1,4 @@
-//! Who answers as agents do, or as nobody should.
+//! Servers that answer as agents do, and servers that misbehave.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -24,14 +24,14 @@ pub(crate) fn agent(status: String) -> SocketAddr {
                 let lines = BufReader::new(stream.try_clone().unwrap()).lines();
                 for line in lines.map_while(Result::ok) {
                     let path = line.split(' ').nth(1).unwrap_or_default();
-                    // Whatever stands before, as with many agents behind one address.
+                    // A prefix of the path is ignored, as with many agents behind a proxy.
                     let body = match path.rsplit('/').next() {
                         Some("status") => status.as_str(),
                         Some("metrics") => METRICS[asked.fetch_add(1, Ordering::Relaxed).min(1)],
                         _ => continue,
                     };
                     let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len());
-                    // Who has gone meanwhile needs no answer.
+                    // A client that has disconnected needs no response.
                     let _ = stream
                         .write_all(head.as_bytes())
                         .and_then(|()| stream.write_all(body.as_bytes()));
@@ -42,7 +42,7 @@ pub(crate) fn agent(status: String) -> SocketAddr {
     address
 }
 
-/// Where somebody takes connections and never says a word.
+/// The address of a server that accepts connections and sends nothing.
 pub(crate) fn mute() -> (TcpListener, SocketAddr) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

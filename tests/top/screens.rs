@@ -90,7 +90,7 @@ fn little_is_written_while_little_changes() {
     );
 }
 
-/// Below a shell that knows jobs: it says when the program has stopped, and has it go on after a line.
+/// A shell with job control: the shell reports the stop of the program, and resumes the program after a line of input.
 const JOBS: &str = r#"set -m; stty -g >"$SETTINGS/before"; "$0" "$@"
 stty -g >"$SETTINGS/stopped"; echo it has stopped; read answer; fg >"$SETTINGS/fg"
 code=$?; stty -g >"$SETTINGS/after"; sleep 0.5; exit $code"#;
@@ -128,7 +128,7 @@ fn stopped_and_brought_back_it_draws_anew() {
 #[test]
 fn nobody_to_bring_it_back_is_no_reason_to_hang() {
     let node = format!("node-1={}", agent(STATUS.to_owned()));
-    // The shell knows no jobs, and above it nobody is in the session.
+    // The shell has no job control, and no process of the session could resume the program.
     let mut terminal = Terminal::start(80, 24, &["--node", &node]);
     terminal.until("the pods", |text| text.contains("demo/worker-0"));
     terminal.press("\u{1a}");
@@ -145,9 +145,9 @@ fn who_was_stopped_without_being_asked_takes_the_terminal_again() {
     terminal.until("the pods", |text| text.contains("demo/worker-0"));
     let id = terminal.id();
     kill(id, Signal::SIGSTOP).unwrap();
-    // Meanwhile somebody else has written, and set the terminal as shells do.
+    // Another program writes to the terminal and changes the settings, as shells do.
     terminal.sane();
-    // Longer than the program takes for a sign of a stop of its own.
+    // The time is longer than the program takes to handle a stop that the program asked for.
     std::thread::sleep(Duration::from_millis(1100));
     terminal
         .shown
@@ -159,7 +159,7 @@ fn who_was_stopped_without_being_asked_takes_the_terminal_again() {
     terminal.until("the pods again", |text| {
         text.contains("demo/worker-0") && !text.contains("somebody")
     });
-    // Keys are heard one by one, and not written by the terminal itself.
+    // The program reads single keys, and the terminal echoes no key.
     terminal.press("?");
     terminal.until("the help", |text| text.contains("Ctrl-L"));
     terminal.press("qq");
@@ -244,7 +244,7 @@ fn a_terminal_that_can_not_be_drawn_on_is_told_of() {
             &["--node", &node],
         );
         assert_eq!(terminal.exited().code(), Some(2));
-        // A parser needs a column; words are broken by it.
+        // The parser needs at least a column, and breaks words.
         terminal.until(says, |text| {
             text.replace('\n', "").contains(says) || columns == 0
         });

@@ -1,4 +1,4 @@
-//! A terminal that the test reads and types on.
+//! A terminal whose screen and keyboard belong to the test.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -28,11 +28,11 @@ pub(crate) struct Terminal {
 pub(crate) struct Shown {
     pub(crate) screen: vt100::Parser,
     pub(crate) bytes: usize,
-    /// Whether what was written is left where it is.
+    /// Whether the reader leaves the output in the terminal.
     pub(crate) deaf: bool,
 }
 
-/// The shell's last second is for the test to read what is still on its way.
+/// The shell waits for a moment at the end, so that the test reads the last output.
 pub(crate) const SHELL: &str = r#"stty -g >"$SETTINGS/before"; "$0" "$@"; code=$?; stty -g >"$SETTINGS/after"; sleep 0.5; exit $code"#;
 
 fn size(number: u16) -> NonZeroU16 {
@@ -44,7 +44,7 @@ impl Terminal {
         Self::start_in(SHELL, &[], columns, lines, arguments)
     }
 
-    /// The same below this script, with these variables.
+    /// Starts `pinfold top` below a script, with additional variables.
     pub(crate) fn start_in(
         shell: &str,
         variables: &[(&str, &str)],
@@ -61,7 +61,8 @@ impl Terminal {
         let OpenptyResult { master, slave } = openpty(Some(&window), None).unwrap();
         let settings = TempDir::new().unwrap();
         let end = || Stdio::from(slave.try_clone().unwrap());
-        // Below a shell in a session of its own with this terminal: who resizes it tells the program.
+        // The program runs below a shell in a separate session with this terminal, so that a resize sends SIGWINCH to the
+        // program.
         let child = Command::new("setsid")
             .args([
                 "--ctty",
@@ -147,7 +148,7 @@ impl Terminal {
         assert!(done.unwrap().success());
     }
 
-    /// Sets it as shells do.
+    /// Changes the settings as shells do.
     pub(crate) fn sane(&self) {
         let line = Stdio::from(self.line.try_clone().unwrap());
         assert!(
@@ -168,7 +169,7 @@ impl Terminal {
         Pid::from_raw(children.split_whitespace().next().unwrap().parse().unwrap())
     }
 
-    /// Waits for the end; the terminal must be as it was.
+    /// Waits for the end and checks that the terminal is restored.
     pub(crate) fn ended(mut self) -> ExitStatus {
         let status = self.exited();
         self.is_given_back("after");
@@ -191,7 +192,7 @@ impl Terminal {
         }
     }
 
-    /// Whether the terminal's settings at such a moment were those from before.
+    /// Checks that the terminal's settings at a moment equal the settings before the start.
     pub(crate) fn is_set_as_before(&self, when: &str) {
         let set = |when: &str| std::fs::read_to_string(self.settings.path().join(when)).unwrap();
         assert!(
@@ -200,10 +201,10 @@ impl Terminal {
         );
     }
 
-    /// The terminal is as it was before it was taken: its settings at such a moment, and its screen.
+    /// Checks that settings and screen of the terminal are restored at a moment.
     pub(crate) fn is_given_back(&self, when: &str) {
         self.is_set_as_before(when);
-        // The last bytes may still be on their way.
+        // The last bytes may not have arrived yet.
         self.until("the shell's own screen", |text| !text.contains("POD"));
         let shown = self.shown.lock().unwrap();
         let screen = shown.screen.screen();
@@ -217,7 +218,7 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // Once the shell is gone, the terminal is, and with it the program.
+        // The end of the shell closes the terminal, and the program ends with the terminal.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -14,18 +14,18 @@ use crate::scene::ScenePlan;
 /// How long an answer may take.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Whether labels and claims go, too, and whose.
+/// Whether and for which Node the command removes labels and claims.
 #[derive(Debug, Args)]
 pub(super) struct Wanted {
     /// Take the Node's scene labels, taint and claims off, too.
     #[arg(long)]
     cluster: bool,
-    /// Only take those off, and leave this machine's CPUs alone; needs no root.
+    /// Remove only labels and claims, and leave this machine's CPUs alone; needs no root.
     #[arg(long)]
     cluster_only: bool,
 }
 
-/// What was taken off, and of which Node.
+/// The removed labels, taints and claims, and the Node.
 #[derive(Debug, serde::Serialize)]
 pub(super) struct Left {
     node: String,
@@ -79,11 +79,11 @@ impl Wanted {
     }
 }
 
-/// The plans, for taints with keys of their own; without plans, those that are ours by key go.
+/// Plans may define additional taint keys. Without plans, only taints with the default keys are removed.
 async fn plans(api: &Api) -> Result<Vec<ScenePlan>, Failure> {
     let plans = match scenes::plans(api).await {
         Ok(plans) => plans,
-        // There are none where nobody has defined what they are.
+        // Without the custom resource definition, no plans exist.
         Err(failure) if failure.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         Err(failure) if failure.kind() == ErrorKind::Forbidden => {
             tracing::warn!("a taint with a key of a plan's own would stay: {failure}");

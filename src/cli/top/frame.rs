@@ -1,4 +1,4 @@
-//! A whole frame in lines: on a screen of a certain size, or as long as it gets.
+//! [`Picture`]: a frame in lines, for a screen or as text of any length.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,25 +7,24 @@ use ratatui_core::style::{Color, Modifier, Style};
 use ratatui_core::text::{Line, Span};
 
 use super::map::{LEGEND, Map};
-use super::model::{Node, Row};
-use super::status::Status;
 use super::table::{Content, Table};
 use super::view::View;
 use super::words::{cut, left, number, percent, seconds};
+use crate::client::{MonitoredNode, PodRow, Status};
 use crate::text::counted;
 
-/// What is drawn.
+/// The input of a frame.
 #[derive(Debug)]
 pub(super) struct Picture<'a> {
-    pub(super) nodes: &'a [Node],
-    /// Their names.
+    pub(super) nodes: &'a [MonitoredNode],
+    /// The names of the nodes.
     pub(super) names: &'a [String],
-    /// Those that are wanted, in their order.
-    pub(super) rows: &'a [Arc<Row>],
-    /// How many pods there are, wanted or not.
+    /// The rows that the view selects, in the view's order.
+    pub(super) rows: &'a [Arc<PodRow>],
+    /// The number of pods before the filter.
     pub(super) pods: usize,
     pub(super) view: &'a View,
-    /// Since the start.
+    /// The time since the start of the command.
     pub(super) now: Duration,
 }
 
@@ -33,19 +32,19 @@ pub(super) struct Picture<'a> {
 #[derive(Debug)]
 pub(super) struct Frame {
     pub(super) lines: Vec<Line<'static>>,
-    /// How many lines of the table there was room for.
+    /// The number of the table's lines that fit.
     pub(super) page: usize,
 }
 
-/// Below this height only the table is shown, and what can't be left out.
-const LOW: usize = 10;
+/// A lower screen shows only the title, the table and the keys.
+const MIN_FULL_HEIGHT: usize = 10;
 
 const DIM: Style = Style::new().add_modifier(Modifier::DIM);
 const RED: Style = Style::new().fg(Color::Red);
 const YELLOW: Style = Style::new().fg(Color::Yellow);
 
 impl Picture<'_> {
-    /// The frame on a screen of this size.
+    /// The frame for a screen.
     pub(super) fn on_screen(&self, width: usize, height: usize) -> Frame {
         if self.view.help {
             let lines = help().into_iter().map(|line| Line::raw(cut(line, width)));
@@ -54,50 +53,59 @@ impl Picture<'_> {
                 page: height,
             };
         }
-        let foot = self.keys(width);
-        let mut lines = self.head(width, if height < LOW { 1 } else { (height / 3).max(2) });
-        let silent = self.silent();
-        let content = self.content(&silent);
+        let keys = self.keys(width);
+        let mut lines = self.head(
+            width,
+            if height < MIN_FULL_HEIGHT {
+                1
+            } else {
+                (height / 3).max(2)
+            },
+        );
+        let outdated = self.outdated();
+        let content = self.content(&outdated);
         let table = Table::new(&content, width);
-        let chosen = self.view.chosen(self.rows);
-        let details = if height < LOW {
+        let selected = self.view.selected(self.rows);
+        let details = if height < MIN_FULL_HEIGHT {
             Vec::new()
         } else {
-            self.details(chosen, width)
+            self.details(selected, width)
         };
-        // The heading and the keys take a line each.
+        // The heading and the keys take two lines.
         let page = height
             .saturating_sub(lines.len() + details.len() + 2)
             .max(1);
-        let at = chosen.map(|row| table.place(row)).unwrap_or_default();
-        // A page at a time: going up and down within it changes two lines only.
-        let first = at / page * page;
+        let line = selected
+            .map(|row| table.first_line(row))
+            .unwrap_or_default();
+        // The table scrolls by pages, so that a step within a page changes only two lines.
+        let first = line / page * page;
         lines.push(table.heading());
         let body = lines.len();
         for (row, line) in table.lines(first, page) {
-            let is_chosen = Some(row) == chosen;
-            lines.push(if is_chosen {
+            let is_selected = Some(row) == selected;
+            lines.push(if is_selected {
                 line.patch_style(Style::new().add_modifier(Modifier::REVERSED))
             } else {
                 line
             });
         }
         if self.rows.is_empty() {
-            lines.push(Line::styled(cut(&self.nothing(), width), DIM));
+            lines.push(Line::styled(cut(&self.empty_text(), width), DIM));
         }
         lines.resize(body + page, Line::default());
         lines.extend(details);
         lines.truncate(height.saturating_sub(1));
-        lines.push(foot);
+        lines.push(keys);
         Frame { lines, page }
     }
 
-    /// The frame as a text without end: every node, every map, every note.
-    pub(super) fn whole(&self, width: usize) -> Vec<Line<'static>> {
+    /// The frame as text: every node, every map, every note.
+    pub(super) fn as_text(&self, width: usize) -> Vec<Line<'static>> {
         let mut lines = Vec::new();
         let shown = self.shown();
         for &(number, node) in &shown {
-            // Why a node is silent is worth a longer line.
+            // An error may take a longer line.
             lines.push(self.title(
                 number,
                 node,
@@ -108,19 +116,19 @@ impl Picture<'_> {
                 },
             ));
             lines.extend(self.map(node).iter().flat_map(|map| map.lines(width)));
-            lines.extend(troubles(node).map(|trouble| Line::raw(format!("! {trouble}"))));
+            lines.extend(problems(node).map(|problem| Line::raw(format!("! {problem}"))));
         }
         if shown.iter().any(|(_, node)| node.status().is_some()) {
             lines.push(Line::raw(cut(LEGEND, width)));
         }
         lines.push(Line::default());
-        let silent = self.silent();
-        let content = self.content(&silent);
+        let outdated = self.outdated();
+        let content = self.content(&outdated);
         let table = Table::new(&content, width);
         lines.push(table.heading());
         lines.extend(table.lines(0, usize::MAX).into_iter().map(|(_, line)| line));
         if self.rows.is_empty() {
-            lines.push(Line::raw(self.nothing()));
+            lines.push(Line::raw(self.empty_text()));
         }
         for row in self.rows {
             lines.extend(
@@ -132,53 +140,53 @@ impl Picture<'_> {
         lines
     }
 
-    fn content<'s>(&'s self, silent: &'s [bool]) -> Content<'s> {
+    fn content<'s>(&'s self, outdated: &'s [bool]) -> Content<'s> {
         Content {
             rows: self.rows,
             names: self.names,
-            nodes: self.nodes.len() > 1 && self.view.node.is_none(),
-            silent,
+            has_several_nodes: self.nodes.len() > 1 && self.view.node.is_none(),
+            outdated,
             sort: self.view.sort,
             containers: self.view.containers,
         }
     }
 
-    /// Which nodes don't answer.
-    fn silent(&self) -> Vec<bool> {
+    /// For each node, whether the last response is missing.
+    fn outdated(&self) -> Vec<bool> {
         self.nodes
             .iter()
             .map(|node| node.error().is_some())
             .collect()
     }
 
-    /// The nodes that are shown, with their numbers.
-    fn shown(&self) -> Vec<(usize, &Node)> {
-        let wanted = |number: usize| self.view.node.is_none_or(|node| node == number);
+    /// The shown nodes, with the index of each.
+    fn shown(&self) -> Vec<(usize, &MonitoredNode)> {
+        let is_shown = |number: usize| self.view.node.is_none_or(|node| node == number);
         self.nodes
             .iter()
             .enumerate()
-            .filter(|(number, _)| wanted(*number))
+            .filter(|(number, _)| is_shown(*number))
             .collect()
     }
 
-    /// What stands above the table, in at most so many lines.
-    fn head(&self, width: usize, most: usize) -> Vec<Line<'static>> {
+    /// The lines above the table, at most `max_lines`.
+    fn head(&self, width: usize, max_lines: usize) -> Vec<Line<'static>> {
         let shown = self.shown();
         if let [(number, node)] = shown[..] {
-            return self.one(number, node, width, most);
+            return self.single_node(number, node, width, max_lines);
         }
         let mut lines = vec![self.sum(&shown, width)];
-        // Those that don't answer, or have troubles, are what a person looks for.
-        let mut order: Vec<(usize, &Node)> = shown;
-        order.sort_by_key(|(_, node)| (node.error().is_none(), trouble_count(node) == 0));
-        let room = most.saturating_sub(1);
+        // Nodes without a response and nodes with problems come first.
+        let mut order: Vec<(usize, &MonitoredNode)> = shown;
+        order.sort_by_key(|(_, node)| (node.error().is_none(), problem_count(node) == 0));
+        let room = max_lines.saturating_sub(1);
         let all = order.len();
         let fit = if all > room {
             room.saturating_sub(1)
         } else {
             all
         };
-        let wide = self
+        let name_width = self
             .names
             .iter()
             .map(|name| console::measure_text_width(name))
@@ -189,13 +197,13 @@ impl Picture<'_> {
             order
                 .into_iter()
                 .take(fit)
-                .map(|(number, node)| self.node_line(number, node, wide, width)),
+                .map(|(number, node)| self.node_line(number, node, name_width, width)),
         );
         if fit < all && room > 0 {
             lines.push(Line::styled(
                 cut(
                     &format!(
-                        "… and {}; n shows one after the other",
+                        "… and {}; the key n shows the nodes in turn",
                         counted(all - fit, "more node")
                     ),
                     width,
@@ -203,28 +211,34 @@ impl Picture<'_> {
                 DIM,
             ));
         }
-        lines.truncate(most);
+        lines.truncate(max_lines);
         lines
     }
 
-    /// One node, with its map and its troubles.
-    fn one(&self, number: usize, node: &Node, width: usize, most: usize) -> Vec<Line<'static>> {
+    /// A node, with the CPU map and the problems.
+    fn single_node(
+        &self,
+        number: usize,
+        node: &MonitoredNode,
+        width: usize,
+        max_lines: usize,
+    ) -> Vec<Line<'static>> {
         let mut lines = vec![self.title(number, node, width)];
-        let troubles = trouble_count(node);
-        let room = most.saturating_sub(1);
-        let told = troubles.min(2).min(room);
+        let problems = problem_count(node);
+        let room = max_lines.saturating_sub(1);
+        let shown = problems.min(2).min(room);
         let mut map: Vec<Line<'static>> = self
             .map(node)
             .iter()
             .flat_map(|map| map.lines(width))
             .collect();
-        let rows = room.saturating_sub(told);
+        let rows = room.saturating_sub(shown);
         if map.len() > rows {
             map.truncate(rows.saturating_sub(1));
             if rows > 0 {
                 map.push(Line::styled(
                     cut(
-                        "… the map goes on: pinfold top --once shows all of it",
+                        "… the map is cut: pinfold top --once shows the full map",
                         width,
                     ),
                     DIM,
@@ -237,21 +251,21 @@ impl Picture<'_> {
         if drawn && spare > 0 {
             lines.push(Line::styled(cut(LEGEND, width), DIM));
         }
-        for (index, trouble) in self::troubles(node).take(told).enumerate() {
-            let more = if index + 1 == told && troubles > told {
-                format!(" (and {} more)", troubles - told)
+        for (index, problem) in self::problems(node).take(shown).enumerate() {
+            let more = if index + 1 == shown && problems > shown {
+                format!(" (and {} more)", problems - shown)
             } else {
                 String::new()
             };
             lines.push(Line::styled(
-                cut(&format!("! {trouble}{more}"), width),
+                cut(&format!("! {problem}{more}"), width),
                 YELLOW,
             ));
         }
         lines
     }
 
-    fn map<'n>(&self, node: &'n Node) -> Option<Map<'n>> {
+    fn map<'n>(&self, node: &'n MonitoredNode) -> Option<Map<'n>> {
         let status = node.status()?;
         Some(Map {
             layout: &status.layout,
@@ -262,15 +276,15 @@ impl Picture<'_> {
         })
     }
 
-    /// How it stands with a node, in one line.
-    fn title(&self, number: usize, node: &Node, width: usize) -> Line<'static> {
+    /// The state of a node in a line.
+    fn title(&self, number: usize, node: &MonitoredNode, width: usize) -> Line<'static> {
         let name = self.names.get(number).map_or("", String::as_str);
         let mut parts = vec![(name.to_owned(), Style::new().add_modifier(Modifier::BOLD))];
-        parts.extend(self.silence(node).map(|why| (why, RED)));
+        parts.extend(self.error(node).map(|error| (error, RED)));
         if let Some(status) = node.status() {
             let reserved = status.reserved.intersection(&status.shared).len();
             let cpus = format!(
-                "{}: {} own, {} shared ({reserved} reserved)",
+                "{}: {} exclusive, {} shared ({reserved} reserved)",
                 counted(status.online.len(), "CPU"),
                 status.exclusive.len(),
                 status.shared.len()
@@ -281,36 +295,37 @@ impl Picture<'_> {
             }
             parts.push((status.enforcement.to_string(), Style::new()));
         } else if node.error().is_none() {
-            parts.push(("asked, no answer yet".to_owned(), DIM));
+            parts.push(("no response yet".to_owned(), DIM));
         }
         joined(parts, width)
     }
 
-    /// Why a node is silent, and for how long.
-    fn silence(&self, node: &Node) -> Option<String> {
-        let (why, since) = node.error()?;
-        let known = node
-            .answered()
-            .map(|at| format!("; what is shown is {} old", age(self.now, at)));
-        let long = if self.now.saturating_sub(since).as_secs() > 0 {
+    /// The reason for a missing response, and the time since the first failure.
+    fn error(&self, node: &MonitoredNode) -> Option<String> {
+        let (error, since) = node.error()?;
+        let age_of_values = node
+            .last_response()
+            .map(|at| format!("; the values are {} old", age(self.now, at)));
+        let duration = if self.now.saturating_sub(since).as_secs() > 0 {
             format!(" for {}", age(self.now, since))
         } else {
             String::new()
         };
         Some(format!(
-            "no answer{long}: {why}{}",
-            known.unwrap_or_default()
+            "no response{duration}: {error}{}",
+            age_of_values.unwrap_or_default()
         ))
     }
 
+    /// The number of pods, before and after the filter.
     fn count(&self) -> Vec<(String, Style)> {
         let mut parts = Vec::new();
-        let of = if self.rows.len() == self.pods {
+        let selected = if self.rows.len() == self.pods {
             String::new()
         } else {
             format!("{} of ", self.rows.len())
         };
-        let pods = format!("{of}{}", counted(self.pods, "pod"));
+        let pods = format!("{selected}{}", counted(self.pods, "pod"));
         parts.push((pods, Style::new()));
         if self.view.paused {
             parts.push(("paused".to_owned(), YELLOW));
@@ -318,65 +333,77 @@ impl Picture<'_> {
         parts
     }
 
-    /// All nodes together.
-    fn sum(&self, shown: &[(usize, &Node)], width: usize) -> Line<'static> {
+    /// The sum of all nodes in a line.
+    fn sum(&self, shown: &[(usize, &MonitoredNode)], width: usize) -> Line<'static> {
         let statuses = || shown.iter().filter_map(|(_, node)| node.status());
-        let silent = shown
+        let failed = shown
             .iter()
             .filter(|(_, node)| node.error().is_some())
             .count();
         let online: usize = statuses().map(|status| status.online.len()).sum();
-        let own: usize = statuses().map(|status| status.exclusive.len()).sum();
+        let exclusive: usize = statuses().map(|status| status.exclusive.len()).sum();
         let mut parts = vec![(
             counted(shown.len(), "node"),
             Style::new().add_modifier(Modifier::BOLD),
         )];
-        if silent > 0 {
-            parts.push((format!("{silent} without an answer"), RED));
+        if failed > 0 {
+            parts.push((format!("{failed} without a response"), RED));
         }
         parts.push((
-            format!("{}: {own} own", counted(online, "CPU")),
+            format!("{}: {exclusive} exclusive", counted(online, "CPU")),
             Style::new(),
         ));
         parts.extend(self.count());
         joined(parts, width)
     }
 
-    /// One of many nodes.
-    fn node_line(&self, number: usize, node: &Node, wide: usize, width: usize) -> Line<'static> {
-        let name = left(self.names.get(number).map_or("", String::as_str), wide);
-        if let Some(why) = self.silence(node) {
+    /// A node in a list of nodes.
+    fn node_line(
+        &self,
+        number: usize,
+        node: &MonitoredNode,
+        name_width: usize,
+        width: usize,
+    ) -> Line<'static> {
+        let name = left(
+            self.names.get(number).map_or("", String::as_str),
+            name_width,
+        );
+        if let Some(error) = self.error(node) {
             return Line::from(vec![
                 Span::raw(name),
-                Span::styled(cut(&format!(" {why}"), width.saturating_sub(wide)), RED),
+                Span::styled(
+                    cut(&format!(" {error}"), width.saturating_sub(name_width)),
+                    RED,
+                ),
             ]);
         }
         let Some(status) = node.status() else {
             return Line::from(vec![
                 Span::raw(name),
                 Span::styled(
-                    cut(" asked, no answer yet", width.saturating_sub(wide)),
+                    cut(" no response yet", width.saturating_sub(name_width)),
                     DIM,
                 ),
             ]);
         };
-        let trouble = troubles(node)
+        let problem = problems(node)
             .next()
-            .map(|trouble| format!("  ! {trouble}"))
+            .map(|problem| format!("  ! {problem}"))
             .unwrap_or_default();
         let text = format!(
-            " {:>4} of {:<4} own  {:<9}",
+            " {:>4} of {:<4} exclusive  {:<9}",
             status.exclusive.len(),
             status.online.len(),
             status.enforcement.as_str()
         );
-        let room = width.saturating_sub(wide + text.len() + 1);
+        let room = width.saturating_sub(name_width + text.len() + 1);
         let mut line = Line::from(vec![
             Span::raw(name),
-            Span::raw(cut(&text, width.saturating_sub(wide))),
+            Span::raw(cut(&text, width.saturating_sub(name_width))),
         ]);
-        if !trouble.is_empty() {
-            line.push_span(Span::styled(cut(&trouble, room), YELLOW));
+        if !problem.is_empty() {
+            line.push_span(Span::styled(cut(&problem, room), YELLOW));
         } else if let Some(strip) = self.map(node).and_then(|map| map.strip(room)) {
             line.push_span(Span::raw(" "));
             line.spans.extend(strip.spans);
@@ -384,9 +411,9 @@ impl Picture<'_> {
         line
     }
 
-    /// What is known of the chosen pod and has no column.
-    fn details(&self, chosen: Option<usize>, width: usize) -> Vec<Line<'static>> {
-        let Some(row) = chosen.and_then(|at| self.rows.get(at)) else {
+    /// The values of the selected pod that have no column.
+    fn details(&self, selected: Option<usize>, width: usize) -> Vec<Line<'static>> {
+        let Some(row) = selected.and_then(|position| self.rows.get(position)) else {
             return Vec::new();
         };
         let total = &row.total;
@@ -399,7 +426,7 @@ impl Picture<'_> {
         if let Some(effective) = total
             .effective
             .as_ref()
-            .filter(|_| total.drift || total.own.is_none())
+            .filter(|_| total.drift || total.assigned.is_none())
         {
             parts.push(format!("in force {effective}"));
         }
@@ -424,11 +451,15 @@ impl Picture<'_> {
                 .filter(|times| *times > 0.0)
                 .map(|times| format!("{} throttled/s", number(times))),
         );
-        parts.extend(total.foreign_share().map(|share| {
-            let error = total.foreign_error.zip(total.own.as_ref());
+        parts.extend(total.interference_share().map(|share| {
+            let error = total.interference_error.zip(total.assigned.as_ref());
             let error = error
-                .map(|(error, own)| format!(" ± {}", percent(error / own.len().max(1) as f64)));
-            format!("foreign {}{}", percent(share), error.unwrap_or_default())
+                .map(|(error, cpus)| format!(" ± {}", percent(error / cpus.len().max(1) as f64)));
+            format!(
+                "interference {}{}",
+                percent(share),
+                error.unwrap_or_default()
+            )
         }));
         let first = Line::styled(
             cut(&parts.join("  "), width),
@@ -446,22 +477,22 @@ impl Picture<'_> {
         ]
     }
 
-    fn nothing(&self) -> String {
+    fn empty_text(&self) -> String {
         if self.pods > 0 {
-            return "no pod is wanted by the filter".to_owned();
+            return "no pod passes the filter".to_owned();
         }
         if self.nodes.iter().any(|node| node.status().is_some()) {
             "no pods".to_owned()
         } else {
-            "nothing is known yet".to_owned()
+            "no response yet".to_owned()
         }
     }
 
-    /// The last line: keys, or the filter while it is written.
+    /// The last line: the keys, or the filter while the user types the filter.
     fn keys(&self, width: usize) -> Line<'static> {
         let view = self.view;
         if view.editing {
-            // The end of what is written is what is seen.
+            // The end of a long filter is visible.
             let text = super::words::cut_front(&view.filter, width.saturating_sub(9));
             return Line::from(vec![
                 Span::styled("filter: ", YELLOW),
@@ -489,24 +520,24 @@ impl Picture<'_> {
         if self.nodes.len() > 1 {
             keys.push("n node".to_owned());
         }
-        keys.extend(["o own", "c containers", "p pause"].map(str::to_owned));
+        keys.extend(["o owners", "c containers", "p pause"].map(str::to_owned));
         Line::styled(cut(&keys.join("  "), width), DIM)
     }
 }
 
-fn troubles(node: &Node) -> impl Iterator<Item = String> {
-    node.status().into_iter().flat_map(Status::troubles)
+fn problems(node: &MonitoredNode) -> impl Iterator<Item = String> {
+    node.status().into_iter().flat_map(Status::problems)
 }
 
-fn trouble_count(node: &Node) -> usize {
-    node.status().map_or(0, Status::trouble_count)
+fn problem_count(node: &MonitoredNode) -> usize {
+    node.status().map_or(0, Status::problem_count)
 }
 
 fn age(now: Duration, then: Duration) -> String {
     format!("{} s", now.saturating_sub(then).as_secs())
 }
 
-/// Parts of a line side by side, as far as there is room.
+/// The parts of a line side by side, cut to the width.
 fn joined(parts: Vec<(String, Style)>, width: usize) -> Line<'static> {
     let mut spans = Vec::new();
     let mut room = width;
@@ -525,24 +556,25 @@ fn joined(parts: Vec<(String, Style)>, width: usize) -> Line<'static> {
 
 fn help() -> Vec<&'static str> {
     vec![
-        "q, Esc, Ctrl-C  quit                   up, down, PgUp, PgDn  choose a pod",
-        "s, S            sort by the next,      r  the other way round",
-        "                the previous column    o  only pods with CPUs of their own",
-        "/               filter: words that all have to be in a pod's name, node,",
-        "                role, job, QoS class, own|shared|drift|running; !word: no such",
-        "n, N, Enter     one node, the next, the chosen pod's; Esc: all of them",
-        "c               containers             p  pause",
-        "Ctrl-L          draw everything anew   Ctrl-Z  to the shell (fg: back)",
+        "q, Esc, Ctrl-C  quit                    up, down, PgUp, PgDn  select a pod",
+        "s, S            sort by the next,       r  reverse the order",
+        "                the previous column     o  only pods with exclusive CPUs",
+        "/               filter: words that a pod's name, node, role, job, QoS class or",
+        "                state (exclusive, shared, drift, running) contains; !word excludes",
+        "n, N, Enter     next, previous, selected pod's node; Esc: all nodes",
+        "c               containers              p  pause",
+        "Ctrl-L          draw every cell again   Ctrl-Z  back to the shell (fg resumes)",
         "",
-        "CPUS     the CPUs that it owns; ! if the kernel has something else in force",
-        "USE      CPUs in use                   THR/CPU  threads, and CPUs for them",
+        "CPUS     exclusive CPUs; ! if the kernel reports different effective CPUs",
+        "USE      CPUs in use                    THR/CPU  threads, and their CPUs",
         "RUN      threads that run or wait for a CPU",
-        "FOREIGN  part of its own CPUs' time in which they did something else;",
-        "         ~ where that can't be told from none",
-        "WINDOW   from its first instruction until its CPUs were in force; 0: before",
-        "IN/S     bytes per second by its interfaces, or by its sockets where it has",
-        "OUT/S    none of its own (metrics.sockets)",
-        "-        is not known; rates are means over the last six seconds or so",
+        "INTERF   share of the exclusive CPUs' time that was spent on other work;",
+        "         ~ if the measurement error is as large",
+        "UNPINNED time from the first instruction until the CPUs were in force;",
+        "         0: the CPUs were in force before",
+        "IN/S     bytes per second of the pod's interfaces, or of the pod's sockets",
+        "OUT/S    if the pod uses the host's network (metrics.sockets)",
+        "-        unknown; rates are means over about six seconds",
         "",
         "any key: back to the table",
     ]

@@ -1,11 +1,12 @@
-//! The CPU map of a node: a sign for each CPU, cores without a gap, last-level caches and NUMA nodes apart.
+//! The CPU map of a node: a sign for each CPU. The CPUs of a core stand side by side; gaps separate last-level caches and NUMA
+//! nodes.
 
 use std::collections::BTreeMap;
 
 use ratatui_core::style::{Color, Modifier, Style};
 use ratatui_core::text::{Line, Span};
 
-use super::model::NO_LETTER;
+use crate::client::NO_LETTER;
 use crate::cpu::{CpuSet, Layout};
 
 const COLORS: [Color; 6] = [
@@ -17,25 +18,27 @@ const COLORS: [Color; 6] = [
     Color::Red,
 ];
 
-/// Signs of CPUs that no pod owns.
+/// The sign of a shared CPU.
 const SHARED: char = '.';
+/// The sign of a reserved CPU.
 const RESERVED: char = 'r';
+/// The sign of a lost CPU.
 const LOST: char = 'x';
-/// And of one that more than one pod owns, which must not be.
-const TWICE: char = '!';
+/// The sign of a CPU with two owners, which is an error.
+const TWO_OWNERS: char = '!';
 
-/// What the signs mean, for people.
+/// The meaning of the signs.
 pub(super) const LEGEND: &str =
-    ". shared  r reserved  x lost  ! two owners; a letter: the pod's own";
+    ". shared  r reserved  x lost  ! two owners; letter: owned by a pod";
 
-/// What is drawn.
+/// The input of a CPU map.
 #[derive(Debug)]
 pub(super) struct Map<'a> {
     pub(super) layout: &'a Layout,
     pub(super) online: &'a CpuSet,
     pub(super) reserved: &'a CpuSet,
     pub(super) lost: &'a CpuSet,
-    /// Who owns what.
+    /// The owners' letters and CPUs.
     pub(super) owners: Vec<(char, CpuSet)>,
 }
 
@@ -46,7 +49,7 @@ pub(super) fn style(letter: char) -> Style {
         .copied()
         .unwrap_or(Color::Reset);
     match letter {
-        TWICE | LOST => Style::new().fg(Color::Red).add_modifier(Modifier::REVERSED),
+        TWO_OWNERS | LOST => Style::new().fg(Color::Red).add_modifier(Modifier::REVERSED),
         SHARED | RESERVED => Style::new().add_modifier(Modifier::DIM),
         NO_LETTER => Style::new().add_modifier(Modifier::BOLD),
         _ => Style::new().fg(color).add_modifier(Modifier::BOLD),
@@ -56,7 +59,7 @@ pub(super) fn style(letter: char) -> Style {
 // === impl Map ===
 
 impl Map<'_> {
-    /// The map in lines of this width, the CPUs of each NUMA node beginning a line or, where they are short, side by side.
+    /// The map in lines of a width. Each NUMA node begins a line; short NUMA nodes share a line.
     pub(super) fn lines(&self, width: usize) -> Vec<Line<'static>> {
         let blocks = self.blocks();
         let titles = blocks
@@ -68,11 +71,10 @@ impl Map<'_> {
         let mut open = false;
         for (title, caches) in &blocks {
             let (title, signs) = (format!("{title:titles$}"), caches.join(" "));
-            let whole = title.len() + signs.len();
-            // Several short ones share a line.
+            let length_of_block = title.len() + signs.len();
             if let Some(line) = lines
                 .last_mut()
-                .filter(|line| open && length(line) + GAP.len() + whole <= width)
+                .filter(|line| open && length(line) + GAP.len() + length_of_block <= width)
             {
                 line.extend([
                     Piece::Text(GAP.to_owned()),
@@ -81,13 +83,13 @@ impl Map<'_> {
                 ]);
                 continue;
             }
-            open = whole <= width;
+            open = length_of_block <= width;
             lines.extend(wrapped(title, caches, width));
         }
         lines.into_iter().map(painted).collect()
     }
 
-    /// All signs in a row, for a line with room for so many.
+    /// All signs in a line; `None` if the line is wider than `width`.
     pub(super) fn strip(&self, width: usize) -> Option<Line<'static>> {
         let caches: Vec<String> = self
             .blocks()
@@ -104,20 +106,20 @@ impl Map<'_> {
             signs.extend(cpus.intersection(self.online).iter().map(|cpu| (cpu, sign)));
         };
         put(self.reserved, RESERVED);
-        let (mut owned, mut twice) = (CpuSet::new(), CpuSet::new());
+        let (mut owned, mut two_owners) = (CpuSet::new(), CpuSet::new());
         for (letter, cpus) in &self.owners {
-            // However many owners there are, each CPU is looked at once.
+            // Set operations keep the time linear in the owners, of which an agent may report many.
             put(&cpus.difference(&owned), *letter);
-            twice = twice.union(&cpus.intersection(&owned));
+            two_owners = two_owners.union(&cpus.intersection(&owned));
             owned = owned.union(cpus);
         }
-        put(&twice, TWICE);
+        put(&two_owners, TWO_OWNERS);
         put(self.lost, LOST);
         signs
     }
 
-    /// For each NUMA node its title, none where there is only one, and the signs of its CPUs by last-level cache, the CPUs of a
-    /// core beside each other. Whatever the layout says, each online CPU is there once.
+    /// The title of each NUMA node, with the signs of the node's CPUs by last-level cache. A single NUMA node has no title. The
+    /// CPUs of a core stand side by side. Each online CPU appears exactly once, even with a wrong layout.
     fn blocks(&self) -> Vec<(String, Vec<String>)> {
         let Layout {
             cores, llcs, numa, ..
@@ -125,7 +127,7 @@ impl Map<'_> {
         let ids: Vec<u32> = numa.keys().copied().collect();
         let numa = self.ranks(numa.values().filter(|_| ids.len() > 1));
         let (llcs, cores) = (self.ranks(llcs), self.ranks(cores));
-        // What belongs nowhere stands at the end.
+        // A CPU outside of all groups stands at the end.
         let rank =
             |ranks: &BTreeMap<u32, usize>, cpu| ranks.get(&cpu).copied().unwrap_or(usize::MAX);
         let mut order: Vec<(usize, usize, usize, u32, char)> = self
@@ -144,7 +146,7 @@ impl Map<'_> {
         order.sort_unstable();
         let block = |cpus: &[(usize, usize, usize, u32, char)]| {
             let title = cpus.first().and_then(|cpu| ids.get(cpu.0));
-            let caches = cpus.chunk_by(|one, other| one.1 == other.1);
+            let caches = cpus.chunk_by(|left, right| left.1 == right.1);
             let signs = caches
                 .map(|cpus| cpus.iter().map(|cpu| cpu.4).collect())
                 .collect();
@@ -154,20 +156,20 @@ impl Map<'_> {
             )
         };
         order
-            .chunk_by(|one, other| one.0 == other.0)
+            .chunk_by(|left, right| left.0 == right.0)
             .map(block)
             .collect()
     }
 
-    /// For each online CPU the first of these groups that has it.
+    /// The index of the first group that contains each online CPU.
     fn ranks<'g>(&self, groups: impl IntoIterator<Item = &'g CpuSet>) -> BTreeMap<u32, usize> {
         let mut rest = self.online.clone();
         let mut ranks = BTreeMap::new();
         for (rank, group) in groups.into_iter().enumerate() {
-            let here = group.intersection(&rest);
-            if !here.is_empty() {
-                rest = rest.difference(&here);
-                ranks.extend(here.iter().map(|cpu| (cpu, rank)));
+            let cpus = group.intersection(&rest);
+            if !cpus.is_empty() {
+                rest = rest.difference(&cpus);
+                ranks.extend(cpus.iter().map(|cpu| (cpu, rank)));
             }
         }
         ranks
@@ -176,7 +178,7 @@ impl Map<'_> {
 
 const GAP: &str = "   ";
 
-/// A part of a line, all of it ASCII.
+/// A part of a line, in ASCII.
 enum Piece {
     Text(String),
     Signs(String),
@@ -188,7 +190,7 @@ fn length(line: &[Piece]) -> usize {
         .sum()
 }
 
-/// Words of signs after a title, continued below the first one; a word that is longer than a line is broken.
+/// Words of signs after a title. Long lines continue below the first word; a word that is longer than a line is broken.
 fn wrapped(title: String, words: &[String], width: usize) -> Vec<Vec<Piece>> {
     let margin = title.len().min(width.saturating_sub(1));
     let room = width.saturating_sub(margin).max(1);
@@ -220,7 +222,7 @@ fn wrapped(title: String, words: &[String], width: usize) -> Vec<Vec<Piece>> {
     rows.into_iter().map(titled).collect()
 }
 
-/// Signs in their colours.
+/// A line of signs with colours.
 fn painted(line: Vec<Piece>) -> Line<'static> {
     let mut spans = Vec::new();
     for piece in line {
@@ -235,17 +237,17 @@ fn painted(line: Vec<Piece>) -> Line<'static> {
         let mut last = ' ';
         for sign in signs.chars() {
             if sign != last && !run.is_empty() {
-                spans.push(Span::styled(std::mem::take(&mut run), look(last)));
+                spans.push(Span::styled(std::mem::take(&mut run), sign_style(last)));
             }
             last = sign;
             run.push(sign);
         }
-        spans.push(Span::styled(run, look(last)));
+        spans.push(Span::styled(run, sign_style(last)));
     }
     Line::from(spans)
 }
 
-fn look(sign: char) -> Style {
+fn sign_style(sign: char) -> Style {
     if sign == ' ' {
         Style::new()
     } else {
@@ -289,10 +291,10 @@ mod tests {
     }
 
     #[test]
-    fn cpus_of_a_core_stand_together_and_caches_apart() {
-        let one = machine(1, 2, 2);
+    fn cpus_of_a_core_stand_together_and_a_gap_separates_caches() {
+        let single = machine(1, 2, 2);
         assert_eq!(
-            drawn(&one, &[('a', "1,5"), ('b', "2,6"), ('c', "6")], 80),
+            drawn(&single, &[('a', "1,5"), ('b', "2,6"), ('c', "6")], 80),
             ["r.aa b!x."]
         );
         let two = machine(2, 1, 2);
@@ -307,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wider_than_the_screen_goes_on_below() {
+    fn a_wide_map_continues_below() {
         let big = machine(2, 2, 16);
         let lines = drawn(&big, &[('a', "16-31")], 60);
         assert_eq!(
@@ -334,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_layout_that_does_not_fit_loses_no_cpu() {
+    fn a_wrong_layout_loses_no_cpu() {
         let topology = Topology {
             online: set("0-5"),
             ..Topology::default()

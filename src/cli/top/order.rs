@@ -1,34 +1,36 @@
-//! What of the rows is shown, and in which order: [`Column`], [`Filter`].
+//! Which rows are shown, and in which order: [`Column`], [`Filter`].
 
 use std::cmp::Ordering;
 use std::sync::Arc;
 
 use clap::ValueEnum;
 
-use super::model::Row;
+use crate::client::PodRow;
 use crate::scene::natural;
 
-/// A column of the table; what it can be sorted by.
+/// A column of the table. Each column can sort the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Column {
     /// Name of the node.
     Node,
     /// Namespace and name of the pod.
     Pod,
-    /// Its role in its training job.
+    /// Role of the pod in the training job.
     Role,
-    /// CPUs that it owns.
+    /// Number of exclusive CPUs.
     Cpus,
     /// CPUs in use.
     Use,
-    /// Threads for each of its CPUs.
+    /// Threads per CPU.
     Threads,
-    /// Threads that run or wait for a CPU.
+    /// Runnable threads: running, or waiting for a CPU.
     Runnable,
-    /// The part of its own CPUs' time that others had.
-    Foreign,
-    /// Time from its first instruction until its CPUs were in force.
-    Window,
+    /// Share of the exclusive CPUs' time spent on other work.
+    #[value(alias = "foreign")]
+    Interference,
+    /// Time from the first instruction until the assignment was effective.
+    #[value(alias = "window")]
+    Unpinned,
     /// Bytes received per second.
     In,
     /// Bytes sent per second.
@@ -36,7 +38,7 @@ pub(super) enum Column {
 }
 
 impl Column {
-    /// All of them, from left to right.
+    /// All columns, from left to right.
     pub(super) const ALL: [Self; 11] = [
         Self::Node,
         Self::Pod,
@@ -45,13 +47,13 @@ impl Column {
         Self::Use,
         Self::Threads,
         Self::Runnable,
-        Self::Foreign,
-        Self::Window,
+        Self::Interference,
+        Self::Unpinned,
         Self::In,
         Self::Out,
     ];
 
-    /// What stands above it.
+    /// The heading of the column.
     pub(super) fn heading(self) -> &'static str {
         match self {
             Self::Node => "NODE",
@@ -61,88 +63,109 @@ impl Column {
             Self::Use => "USE",
             Self::Threads => "THR/CPU",
             Self::Runnable => "RUN",
-            Self::Foreign => "FOREIGN",
-            Self::Window => "WINDOW",
+            Self::Interference => "INTERF",
+            Self::Unpinned => "UNPINNED",
             Self::In => "IN/S",
             Self::Out => "OUT/S",
         }
     }
 
-    /// The column that many (also negative) places further on, around the end.
+    /// The next or the previous column; the first follows the last.
     pub(super) fn next(self, forward: bool) -> Self {
         let count = Self::ALL.len();
-        let at = Self::ALL
+        let position = Self::ALL
             .iter()
             .position(|column| *column == self)
             .unwrap_or_default();
         let step = if forward { 1 } else { count - 1 };
-        Self::ALL.get((at + step) % count).copied().unwrap_or(self)
+        Self::ALL
+            .get((position + step) % count)
+            .copied()
+            .unwrap_or(self)
     }
 
-    /// Names and the like go up, numbers down: what a person looks for stands at the top.
+    /// Whether the column sorts ascending, as names do. Numbers sort descending: large numbers matter most.
     fn is_name(self) -> bool {
         matches!(self, Self::Node | Self::Pod | Self::Role)
     }
 
-    fn number(self, row: &Row) -> Option<f64> {
+    fn number(self, row: &PodRow) -> Option<f64> {
         match self {
             Self::Node | Self::Pod | Self::Role => None,
-            Self::Cpus => row.total.own.as_ref().map(|own| own.len() as f64),
+            Self::Cpus => row.total.assigned.as_ref().map(|cpus| cpus.len() as f64),
             Self::Use => row.total.usage,
-            Self::Threads => row.total.crowd(),
+            Self::Threads => row.total.threads_per_cpu(),
             Self::Runnable => row.total.runnable,
-            Self::Foreign => row.total.foreign_share(),
-            Self::Window => row.total.window,
+            Self::Interference => row.total.interference_share(),
+            Self::Unpinned => row.total.unpinned,
             Self::In => row.receive,
             Self::Out => row.transmit,
         }
     }
 
-    fn compare(self, one: &Row, other: &Row, names: &[String]) -> Ordering {
+    fn compare(self, left: &PodRow, right: &PodRow, names: &[String]) -> Ordering {
         match self {
-            Self::Node => natural(node(one, names), node(other, names)),
+            Self::Node => natural(node(left, names), node(right, names)),
             Self::Pod => Ordering::Equal,
-            Self::Role => one.role.cmp(&other.role),
-            _ => match (self.number(one), self.number(other)) {
-                (Some(one), Some(other)) => other.total_cmp(&one),
+            Self::Role => left.role.cmp(&right.role),
+            _ => match (self.number(left), self.number(right)) {
+                (Some(left), Some(right)) => right.total_cmp(&left),
                 _ => Ordering::Equal,
             },
         }
     }
 }
 
-fn node<'a>(row: &Row, names: &'a [String]) -> &'a str {
+fn node<'a>(row: &PodRow, names: &'a [String]) -> &'a str {
     names.get(row.node).map_or("", String::as_str)
 }
 
-/// Sorts rows; `names` are those of the nodes. What is not known stands at the end, whichever way round.
-pub(super) fn sort(rows: &mut [Arc<Row>], by: Column, reverse: bool, names: &[String]) {
-    let last = |row: &Row| !by.is_name() && by.number(row).is_none();
-    let turned = |order: Ordering| if reverse { order.reverse() } else { order };
-    let name = |one: &Row, other: &Row| {
-        natural(one.key.namespace.as_str(), other.key.namespace.as_str())
-            .then_with(|| natural(one.key.pod.as_str(), other.key.pod.as_str()))
+/// Sorts rows; `names` are the names of the nodes. Unknown numbers stand at the end in both orders.
+pub(super) fn sort(rows: &mut [Arc<PodRow>], by: Column, reverse: bool, names: &[String]) {
+    let is_unknown = |row: &PodRow| !by.is_name() && by.number(row).is_none();
+    let directed = |order: Ordering| if reverse { order.reverse() } else { order };
+    let name = |left: &PodRow, right: &PodRow| {
+        natural(left.key.namespace.as_str(), right.key.namespace.as_str())
+            .then_with(|| natural(left.key.pod.as_str(), right.key.pod.as_str()))
     };
-    rows.sort_by(|one: &Arc<Row>, other: &Arc<Row>| {
+    rows.sort_by(|left: &Arc<PodRow>, right: &Arc<PodRow>| {
         let by_name = || match by {
-            Column::Pod => turned(name(one, other)),
-            _ => name(one, other),
+            Column::Pod => directed(name(left, right)),
+            _ => name(left, right),
         };
-        last(one)
-            .cmp(&last(other))
-            .then_with(|| turned(by.compare(one, other, names)))
+        is_unknown(left)
+            .cmp(&is_unknown(right))
+            .then_with(|| directed(by.compare(left, right, names)))
             .then_with(by_name)
-            .then_with(|| natural(node(one, names), node(other, names)))
-            // Whoever took another's place stands above it.
-            .then_with(|| other.total.running.cmp(&one.total.running))
-            .then_with(|| one.key.cmp(&other.key))
+            .then_with(|| natural(node(left, names), node(right, names)))
+            // A running pod stands above a terminated pod of the same name.
+            .then_with(|| right.total.running.cmp(&left.total.running))
+            .then_with(|| left.key.cmp(&right.key))
     });
 }
 
-/// Words, all of which a pod has to have somewhere: in its name, namespace, node, role, job, QoS class, or in what is said
-/// of it (own, shared, drift, running). A word after an exclamation mark must be nowhere.
+/// The words of a filter. A pod passes if each word is a part of the pod's namespace, name, node, role, job, QoS class or
+/// state (exclusive, shared, drift, running). A word after an exclamation mark must be a part of none.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) struct Filter(Vec<(bool, String)>);
+pub(super) struct Filter(Vec<Word>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Word {
+    text: String,
+    /// Whether the text must be absent.
+    is_excluded: bool,
+}
+
+// === impl Word ===
+
+impl Word {
+    fn new(text: &str, is_excluded: bool) -> Self {
+        Self {
+            text: text.to_lowercase(),
+            is_excluded,
+        }
+    }
+}
 
 // === impl Filter ===
 
@@ -151,19 +174,19 @@ impl Filter {
         let words = text
             .split_whitespace()
             .map(|word| match word.strip_prefix('!') {
-                Some(word) => (false, word.to_lowercase()),
-                None => (true, word.to_lowercase()),
+                Some(word) => Word::new(word, true),
+                None => Word::new(word, false),
             });
-        Self(words.filter(|(_, word)| !word.is_empty()).collect())
+        Self(words.filter(|word| !word.text.is_empty()).collect())
     }
 
-    /// Whether a row is wanted; `names` are those of the nodes.
-    pub(super) fn takes(&self, row: &Row, names: &[String]) -> bool {
+    /// Whether a row passes; `names` are the names of the nodes.
+    pub(super) fn passes(&self, row: &PodRow, names: &[String]) -> bool {
         if self.0.is_empty() {
             return true;
         }
-        let cpus = if row.total.own.is_some() {
-            "own"
+        let cpus = if row.total.assigned.is_some() {
+            "exclusive"
         } else {
             "shared"
         };
@@ -180,6 +203,6 @@ impl Filter {
         let text = text.to_lowercase();
         self.0
             .iter()
-            .all(|(wanted, word)| text.contains(word.as_str()) == *wanted)
+            .all(|word| text.contains(&word.text) != word.is_excluded)
     }
 }

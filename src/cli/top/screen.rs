@@ -1,4 +1,4 @@
-//! The terminal: taken, drawn on, given back whatever happens.
+//! [`Screen`]: the terminal in raw mode, restored on every exit.
 
 use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
 use std::sync::Once;
@@ -19,26 +19,26 @@ use tokio::sync::mpsc;
 
 use super::signals;
 
-/// A frame leaves in few writes: over a slow connection each would be a packet.
-const BUFFER: usize = 64 << 10;
+/// The size of the output buffer, in bytes. Few large writes suit a slow connection, where each write is a packet.
+const BUFFER_BYTES: usize = 64 << 10;
 
-/// Keys that wait; whoever types faster than a terminal draws loses nothing that matters.
-const KEYS: usize = 64;
+/// The capacity of the channel of events.
+const MAX_WAITING: usize = 64;
 
-/// Whoever goes on is told so by a signal as well, and soon.
-const SOON: Duration = Duration::from_secs(1);
+/// SIGCONT follows a resume after [`Screen::suspend`] within this time, and asks for no second resume.
+const RESUME_SIGNAL_DELAY: Duration = Duration::from_secs(1);
 
-/// The terminal while it is ours.
+/// The terminal, from [`Screen::take`] until the drop.
 pub(super) struct Screen {
     terminal: Terminal<CrosstermBackend<BufWriter<Stdout>>>,
-    /// Whether colours are wanted.
+    /// Whether frames have colours; NO_COLOR switches colours off.
     colors: bool,
-    /// Since when the terminal is ours.
-    since: Instant,
+    /// The moment when the terminal was taken last.
+    taken: Instant,
 }
 
-/// Whether there is a terminal to draw on and to read keys from.
-pub(super) fn is_there() -> bool {
+/// Whether standard input and output are a terminal that can move the cursor.
+pub(super) fn is_terminal() -> bool {
     io::stdin().is_terminal()
         && io::stdout().is_terminal()
         && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
@@ -47,50 +47,50 @@ pub(super) fn is_there() -> bool {
 // === impl Screen ===
 
 impl Screen {
-    /// Takes the terminal; it is given back when this is dropped, and on a panic.
+    /// Switches the terminal to raw mode and the alternate screen. A drop or a panic restores the terminal.
     pub(super) fn take() -> anyhow::Result<Self> {
         static HOOK: Once = Once::new();
         HOOK.call_once(|| {
             let before = std::panic::take_hook();
-            // What a panic says is to be read, and the shell to be used, afterwards.
+            // A restored terminal shows the panic's message and leaves the shell usable.
             std::panic::set_hook(Box::new(move |panic| {
-                give_back();
+                restore();
                 before(panic);
             }));
         });
         let (width, height) = terminal::size().context(NO_SIZE)?;
         anyhow::ensure!(
             width > 0 && height > 0,
-            "the terminal does not tell its size, as over a serial line: stty rows 24 cols 80 sets it"
+            "the terminal reports no size, as on a serial line: set the size with stty rows 24 cols 80"
         );
         enter()
-            .inspect_err(|_| give_back())
-            .context("can't take the terminal (pinfold top --once needs none)")?;
-        let backend = CrosstermBackend::new(BufWriter::with_capacity(BUFFER, io::stdout()));
-        let terminal = Terminal::new(backend).inspect_err(|_| give_back());
+            .inspect_err(|_| restore())
+            .context("can't set up the terminal; pinfold top --once needs no terminal")?;
+        let backend = CrosstermBackend::new(BufWriter::with_capacity(BUFFER_BYTES, io::stdout()));
+        let terminal = Terminal::new(backend).inspect_err(|_| restore());
         let colors = std::env::var_os("NO_COLOR").is_none_or(|no| no.is_empty());
         Ok(Self {
             terminal: terminal.context(NO_SIZE)?,
             colors,
-            since: Instant::now(),
+            taken: Instant::now(),
         })
     }
 
-    /// Columns and lines.
+    /// The terminal's columns and lines.
     pub(super) fn size(&self) -> anyhow::Result<(usize, usize)> {
         let size = self
             .terminal
             .size()
-            .context("can't tell the terminal's size")?;
+            .context("can't read the terminal's size")?;
         Ok((size.width.into(), size.height.into()))
     }
 
-    /// Draws a frame: only what differs from the one before is written.
+    /// Draws a frame. Only cells that differ from the last frame are written.
     pub(super) fn draw(&mut self, lines: &[Line<'_>]) -> anyhow::Result<()> {
         let draw = |frame: &mut ratatui_core::terminal::Frame<'_>| {
             paint(lines, frame.buffer_mut());
             if !self.colors {
-                // The backend would write an empty one, and that takes bold and reversed away with it.
+                // The backend writes a reset for no colour, and the reset would remove bold and reversed.
                 frame
                     .buffer_mut()
                     .content
@@ -104,28 +104,28 @@ impl Screen {
         Ok(())
     }
 
-    /// Has the next frame drawn as a whole.
+    /// Makes the next frame write every cell.
     pub(super) fn clear(&mut self) -> anyhow::Result<()> {
         let size = self
             .terminal
             .size()
-            .context("can't tell the terminal's size")?;
-        // Its own `clear` asks the terminal where the cursor is, and the answer would be taken for keys.
+            .context("can't read the terminal's size")?;
+        // `Terminal::clear` asks the terminal for the cursor's position, and the answer would arrive among the keys.
         self.terminal
             .resize(ratatui_core::layout::Rect::from(size))
             .context("can't write to the terminal")
     }
 
-    /// Leaves the terminal to the shell until it brings us back.
+    /// Leaves the terminal to the shell until the shell resumes the command.
     pub(super) fn suspend(&mut self) -> anyhow::Result<()> {
-        give_back();
+        restore();
         signals::stop()?;
         self.take_again()
     }
 
-    /// Takes the terminal again after a stop that nobody was asked about.
-    pub(super) fn go_on(&mut self) -> anyhow::Result<()> {
-        if self.since.elapsed() < SOON {
+    /// Takes the terminal again after SIGSTOP, which comes without notice.
+    pub(super) fn resume(&mut self) -> anyhow::Result<()> {
+        if self.taken.elapsed() < RESUME_SIGNAL_DELAY {
             Ok(())
         } else {
             self.take_again()
@@ -133,21 +133,21 @@ impl Screen {
     }
 
     fn take_again(&mut self) -> anyhow::Result<()> {
-        // Whoever had it meanwhile may have set it otherwise.
+        // Another program may have changed the settings.
         unset();
-        enter().context("can't take the terminal again")?;
-        self.since = Instant::now();
+        enter().context("can't set up the terminal again")?;
+        self.taken = Instant::now();
         self.clear()
     }
 }
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        give_back();
+        restore();
     }
 }
 
-/// Writes lines into a buffer of cells.
+/// Writes lines into a buffer of cells, a line per row.
 pub(super) fn paint(lines: &[Line<'_>], buffer: &mut ratatui_core::buffer::Buffer) {
     let area = *buffer.area();
     for (line, y) in lines.iter().zip(area.top()..area.bottom()) {
@@ -168,23 +168,23 @@ fn enter() -> io::Result<()> {
     execute!(io::stdout(), EnterAlternateScreen, Hide)
 }
 
-const NO_SIZE: &str = "can't tell the terminal's size (pinfold top --once needs none)";
+const NO_SIZE: &str = "can't read the terminal's size; pinfold top --once needs no terminal";
 
-/// Sets the terminal as it was before, without a word to it.
+/// Restores the terminal's settings without writing to the terminal.
 pub(super) fn unset() {
     let _ = disable_raw_mode();
 }
 
-/// As it was before. What can't be written any more is nobody's loss.
-fn give_back() {
+/// Restores settings and screen of the terminal. A failed write is ignored: the terminal is gone.
+fn restore() {
     unset();
     let _ = execute!(io::stdout(), LeaveAlternateScreen, Show);
     let _ = io::stdout().flush();
 }
 
-/// What is typed and how the size changes, until the terminal is gone.
+/// Keys and changes of the terminal's size, until the terminal is gone.
 pub(super) fn events() -> anyhow::Result<mpsc::Receiver<Event>> {
-    let (sender, events) = mpsc::channel(KEYS);
+    let (sender, events) = mpsc::channel(MAX_WAITING);
     let read = move || {
         while let Ok(event) = event::read() {
             if sender.blocking_send(event).is_err() {

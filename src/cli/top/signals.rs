@@ -1,4 +1,4 @@
-//! Signals: those that end it, and those by which a shell has it stop and go on.
+//! Signals that end the command, and signals by which a shell stops and resumes the command.
 
 use std::time::Duration;
 
@@ -7,24 +7,22 @@ use nix::sys::signal::{self, SigSet, Signal};
 use nix::unistd::Pid;
 use tokio::sync::mpsc;
 
-use super::screen;
-
-/// What a signal asks for.
+/// The action that a signal asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Told {
-    /// The end, with the exit code that shells have for it.
-    End(u8),
-    /// To leave the terminal to the shell for a while.
-    Stop,
-    /// To go on, with a terminal that anybody may have used meanwhile.
-    GoOn,
+pub(super) enum SignalAction {
+    /// End the command with this exit code, 128 plus the signal's number.
+    Quit(u8),
+    /// Leave the terminal to the shell until SIGCONT.
+    Suspend,
+    /// Take the terminal again, in an unknown state.
+    Resume,
 }
 
-/// For so long may a terminal that takes nothing hold up the end.
-const GRACE: Duration = Duration::from_secs(2);
+/// The longest time that a blocked terminal may delay the end of the command.
+const QUIT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Signals that wait; the same again asks for nothing new.
-const WAITING: usize = 16;
+/// The capacity of the channel; a repeated signal asks for the same action.
+const MAX_WAITING: usize = 16;
 
 const ALL: [Signal; 5] = [
     Signal::SIGTERM,
@@ -34,34 +32,35 @@ const ALL: [Signal; 5] = [
     Signal::SIGCONT,
 ];
 
-/// Keeps the signals for [`listen`], in this thread and in all that it starts from now on.
+/// Blocks the signals in this thread and in threads started later, so that [`listen`] receives the signals.
 ///
-/// They are waited for rather than handled: what SIGTSTP does by default is needed once the terminal is given back.
-pub(super) fn hold() -> anyhow::Result<()> {
+/// A signal handler would replace the default action of SIGTSTP, which stops the process after the terminal is restored.
+pub(super) fn block() -> anyhow::Result<()> {
     SigSet::from_iter(ALL)
         .thread_block()
-        .context("can't hold back signals")
+        .context("can't block signals")
 }
 
-/// Says what signals ask for; after one that ends it, nothing holds up the end for long.
-pub(super) fn listen() -> anyhow::Result<mpsc::Receiver<Told>> {
-    let (sender, told) = mpsc::channel(WAITING);
+/// Starts a thread that receives the signals. After a signal that ends the command, the thread restores the terminal's settings
+/// with `restore_settings` and ends the process if the command does not end in time.
+pub(super) fn listen(restore_settings: fn()) -> anyhow::Result<mpsc::Receiver<SignalAction>> {
+    let (sender, actions) = mpsc::channel(MAX_WAITING);
     let listen = move || {
         let all = SigSet::from_iter(ALL);
         while let Ok(signal) = all.wait() {
-            let what = match signal {
-                Signal::SIGTSTP => Told::Stop,
-                Signal::SIGCONT => Told::GoOn,
-                Signal::SIGINT => Told::End(130),
-                Signal::SIGHUP => Told::End(129),
-                _ => Told::End(143),
+            let action = match signal {
+                Signal::SIGTSTP => SignalAction::Suspend,
+                Signal::SIGCONT => SignalAction::Resume,
+                Signal::SIGINT => SignalAction::Quit(130),
+                Signal::SIGHUP => SignalAction::Quit(129),
+                _ => SignalAction::Quit(143),
             };
-            // Where so many wait, this one is among them, or there is an end.
-            let _ = sender.try_send(what);
-            if let Told::End(code) = what {
-                std::thread::sleep(GRACE);
-                // Whoever draws waits for the terminal, which would not take the sequences that give it back, either.
-                screen::unset();
+            // A full channel already holds the same action, or the end.
+            let _ = sender.try_send(action);
+            if let SignalAction::Quit(code) = action {
+                std::thread::sleep(QUIT_TIMEOUT);
+                // The drawing thread waits for the terminal. The terminal would block escape sequences as well.
+                restore_settings();
                 std::process::exit(code.into());
             }
         }
@@ -70,19 +69,21 @@ pub(super) fn listen() -> anyhow::Result<mpsc::Receiver<Told>> {
         .name("signals".to_owned())
         .spawn(listen)
         .context("can't start the thread that waits for signals")?;
-    Ok(told)
+    Ok(actions)
 }
 
-/// What a terminal does itself, while it is not ours, on Ctrl-Z: all that were started together are to stop.
-pub(super) fn ask_to_stop() -> anyhow::Result<()> {
-    signal::kill(Pid::from_raw(0), Signal::SIGTSTP).context("can't stop")
+/// Stops all processes of the shell's job, as the terminal does on Ctrl-Z outside of raw mode.
+pub(super) fn stop_job() -> anyhow::Result<()> {
+    signal::kill(Pid::from_raw(0), Signal::SIGTSTP).context("can't stop the processes of the job")
 }
 
-/// Stops until it is told to go on, or not at all where nobody could tell it to.
+/// Stops the process until SIGCONT. The kernel ignores the stop in an orphaned process group.
 pub(super) fn stop() -> anyhow::Result<()> {
     let stop = SigSet::from_iter([Signal::SIGTSTP]);
     let stopped = stop
         .thread_unblock()
         .and_then(|()| signal::raise(Signal::SIGTSTP));
-    stop.thread_block().and(stopped).context("can't stop")
+    stop.thread_block()
+        .and(stopped)
+        .context("can't stop the process")
 }

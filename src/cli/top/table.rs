@@ -1,4 +1,4 @@
-//! The table of pods: which columns there is room for, and what stands in them.
+//! The table of pods: the columns that fit into the width, and their cells.
 
 use std::sync::Arc;
 
@@ -7,24 +7,23 @@ use ratatui_core::style::{Color, Modifier, Style};
 use ratatui_core::text::{Line, Span};
 
 use super::map;
-use super::model::{Figures, PodKey, Row};
 use super::order::Column;
-use super::status::Clean;
 use super::words::{self, bytes, cut_front, left, number, percent, right, seconds};
+use crate::client::{Figures, PodKey, PodRow, SafeText};
 
-/// Columns of the owner's sign, and of the gap after it.
-const SIGN: usize = 2;
+/// The width of the owner's sign and of the gap after the sign.
+const SIGN_WIDTH: usize = 2;
 
-/// No name of a pod is squeezed into less, as long as there is another column to leave out.
-const NARROWEST_POD: usize = 16;
+/// The least width of the pods' names while another column can be left out.
+const MIN_POD_WIDTH: usize = 16;
 
-/// In which order columns are left out where there is no room: never a pod's name, nor what it is sorted by.
-const EXPENDABLE: [Column; 10] = [
+/// The columns in the order in which a narrow table drops columns. The pod's name and the sorted column stay.
+const DROP_ORDER: [Column; 10] = [
     Column::Runnable,
     Column::Use,
     Column::Role,
-    Column::Window,
-    Column::Foreign,
+    Column::Unpinned,
+    Column::Interference,
     Column::Out,
     Column::In,
     Column::Threads,
@@ -32,23 +31,23 @@ const EXPENDABLE: [Column; 10] = [
     Column::Cpus,
 ];
 
-/// A table, of which only those lines are made that are seen.
+/// A table that makes only the visible lines.
 #[derive(Debug)]
 pub(super) struct Table<'a> {
     content: &'a Content<'a>,
     columns: Vec<(Column, usize)>,
 }
 
-/// What is drawn.
+/// The input of a table.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Content<'a> {
-    pub(super) rows: &'a [Arc<Row>],
-    /// Of the nodes.
+    pub(super) rows: &'a [Arc<PodRow>],
+    /// The names of the nodes.
     pub(super) names: &'a [String],
-    /// Whether rows of several nodes may be among them.
-    pub(super) nodes: bool,
-    /// Which nodes don't answer: what is known of them is old.
-    pub(super) silent: &'a [bool],
+    /// Whether the rows belong to several nodes.
+    pub(super) has_several_nodes: bool,
+    /// For each node, whether the last response is missing and the rows are old.
+    pub(super) outdated: &'a [bool],
     pub(super) sort: Column,
     pub(super) containers: bool,
 }
@@ -56,7 +55,7 @@ pub(super) struct Content<'a> {
 // === impl Table ===
 
 impl<'a> Table<'a> {
-    /// A table in so many columns.
+    /// A table of a width.
     pub(super) fn new(content: &'a Content<'a>, width: usize) -> Self {
         Self {
             content,
@@ -78,45 +77,46 @@ impl<'a> Table<'a> {
             };
             [Span::raw(" "), Span::styled(text, style)]
         });
-        // The first gap is the second column of the sign.
+        // The gap before the first column belongs to the sign.
         Line::from_iter(std::iter::once(Span::raw(" ")).chain(heading))
     }
 
-    /// In which line a row begins.
-    pub(super) fn place(&self, row: usize) -> usize {
+    /// The first line of a row.
+    pub(super) fn first_line(&self, row: usize) -> usize {
         self.content
             .rows
             .iter()
             .take(row)
-            .map(|row| 1 + self.inner(row).len())
+            .map(|row| 1 + self.containers(row).len())
             .sum()
     }
 
-    /// So many lines from this one on, each with the number of the row that it shows.
-    pub(super) fn lines(&self, first: usize, most: usize) -> Vec<(usize, Line<'static>)> {
+    /// At most `count` lines from line `first` on, each with the index of the row.
+    pub(super) fn lines(&self, first: usize, count: usize) -> Vec<(usize, Line<'static>)> {
         let all = self
             .content
             .rows
             .iter()
             .enumerate()
             .flat_map(|(number, row)| {
-                let inner = self
-                    .inner(row)
+                let containers = self
+                    .containers(row)
                     .iter()
                     .map(|(name, figures)| Some((name.as_str(), figures)));
                 std::iter::once(None)
-                    .chain(inner)
+                    .chain(containers)
                     .map(move |container| (number, row, container))
             });
-        let seen = all.skip(first).take(most);
-        seen.map(|(number, row, container)| {
-            (number, line(self.content, row, &self.columns, container))
-        })
-        .collect()
+        let visible = all.skip(first).take(count);
+        visible
+            .map(|(number, row, container)| {
+                (number, line(self.content, row, &self.columns, container))
+            })
+            .collect()
     }
 
-    /// The containers that have lines of their own.
-    fn inner<'r>(&self, row: &'r Row) -> &'r [(Clean, Figures)] {
+    /// The containers that have separate lines.
+    fn containers<'r>(&self, row: &'r PodRow) -> &'r [(SafeText, Figures)] {
         if self.content.containers && row.containers.len() > 1 {
             &row.containers
         } else {
@@ -125,14 +125,14 @@ impl<'a> Table<'a> {
     }
 }
 
-/// The columns that there is room for, with their widths.
+/// The columns that fit, with the width of each.
 fn columns(content: &Content<'_>, width: usize) -> Vec<(Column, usize)> {
     let widest = |texts: &mut dyn Iterator<Item = usize>, least: usize, most: usize| {
         texts.max().unwrap_or_default().clamp(least, most)
     };
     let mut columns: Vec<(Column, usize)> = Column::ALL
         .into_iter()
-        .filter(|column| *column != Column::Node || content.nodes)
+        .filter(|column| *column != Column::Node || content.has_several_nodes)
         .map(|column| {
             let width = match column {
                 Column::Node => widest(
@@ -160,12 +160,12 @@ fn columns(content: &Content<'_>, width: usize) -> Vec<(Column, usize)> {
                             + 1
                             + measure_text_width(pod.as_str())
                     }),
-                    NARROWEST_POD,
+                    MIN_POD_WIDTH,
                     60,
                 ),
                 Column::Use | Column::Runnable => 5,
-                Column::Window => 6,
-                Column::Threads | Column::Foreign | Column::In | Column::Out => 7,
+                Column::Unpinned => 8,
+                Column::Threads | Column::Interference | Column::In | Column::Out => 7,
             };
             (column, width)
         })
@@ -173,22 +173,22 @@ fn columns(content: &Content<'_>, width: usize) -> Vec<(Column, usize)> {
     let total = |columns: &[(Column, usize)], pod: usize| {
         let width =
             |(column, width): &(Column, usize)| if *column == Column::Pod { pod } else { *width };
-        SIGN - 1
+        SIGN_WIDTH - 1
             + columns
                 .iter()
                 .map(|column| width(column) + 1)
                 .sum::<usize>()
     };
-    for column in EXPENDABLE {
-        if total(&columns, NARROWEST_POD) <= width {
+    for column in DROP_ORDER {
+        if total(&columns, MIN_POD_WIDTH) <= width {
             break;
         }
         columns.retain(|(other, _)| *other != column || column == content.sort);
     }
-    let others = total(&columns, 0);
-    for (column, wide) in &mut columns {
+    let other_columns = total(&columns, 0);
+    for (column, pod_width) in &mut columns {
         if *column == Column::Pod {
-            *wide = (*wide).min(width.saturating_sub(others)).max(1);
+            *pod_width = (*pod_width).min(width.saturating_sub(other_columns)).max(1);
         }
     }
     columns
@@ -201,19 +201,19 @@ fn is_text(column: Column) -> bool {
     )
 }
 
-fn full_name(row: &Row) -> String {
+fn full_name(row: &PodRow) -> String {
     format!("{}/{}", row.key.namespace, row.key.pod)
 }
 
-/// A pod, or one of its containers.
+/// The line of a pod, or of a container of the pod.
 fn line(
     content: &Content<'_>,
-    row: &Row,
+    row: &PodRow,
     columns: &[(Column, usize)],
     container: Option<(&str, &Figures)>,
 ) -> Line<'static> {
     let figures = container.map_or(&row.total, |(_, figures)| figures);
-    let silent = content.silent.get(row.node).copied().unwrap_or_default();
+    let is_outdated = content.outdated.get(row.node).copied().unwrap_or_default();
     let sign = match (row.letter, container) {
         (Some(letter), None) => Span::styled(letter.to_string(), map::style(letter)),
         _ => Span::raw(" "),
@@ -228,8 +228,8 @@ fn line(
             (Column::Node | Column::Role | Column::In | Column::Out, Some(_)) => String::new(),
             (Column::Node, None) => content.names.get(row.node).cloned().unwrap_or_default(),
             (Column::Role, None) => row.role.to_string(),
-            (Column::In, None) => told(row.receive, bytes),
-            (Column::Out, None) => told(row.transmit, bytes),
+            (Column::In, None) => or_dash(row.receive, bytes),
+            (Column::Out, None) => or_dash(row.transmit, bytes),
             _ => text(column, figures),
         };
         let text = if is_text(column) {
@@ -241,15 +241,15 @@ fn line(
         spans.push(Span::styled(text, alarm(column, figures)));
     }
     let line = Line::from(spans);
-    if silent || !figures.running && row.total.own.is_none() {
+    if is_outdated || !figures.running && row.total.assigned.is_none() {
         line.style(Style::new().add_modifier(Modifier::DIM))
     } else {
         line
     }
 }
 
-/// A pod's name in so many columns: without its namespace first, without its beginning then.
-fn name(row: &Row, width: usize) -> String {
+/// A pod's name: the namespace is left out if the width is short, then the beginning of the name.
+fn name(row: &PodRow, width: usize) -> String {
     let full = full_name(row);
     if measure_text_width(&full) <= width {
         full
@@ -258,52 +258,52 @@ fn name(row: &Row, width: usize) -> String {
     }
 }
 
-fn told(value: Option<f64>, word: fn(f64) -> String) -> String {
+fn or_dash(value: Option<f64>, word: fn(f64) -> String) -> String {
     value.map_or_else(|| "-".to_owned(), word)
 }
 
 fn text(column: Column, figures: &Figures) -> String {
     match column {
         Column::Cpus => cpus(figures),
-        Column::Use => told(figures.usage, number),
+        Column::Use => or_dash(figures.usage, number),
         Column::Threads => match (figures.threads, figures.cpus()) {
             (None, _) => "-".to_owned(),
             (Some(threads), None) => format!("{threads}/-"),
             (Some(threads), Some(cpus)) => format!("{threads}/{}", cpus.len()),
         },
-        Column::Runnable => told(figures.runnable, number),
-        Column::Foreign => match figures.foreign_share() {
+        Column::Runnable => or_dash(figures.runnable, number),
+        Column::Interference => match figures.interference_share() {
             None => "-".to_owned(),
-            Some(share) if figures.foreign_is_doubtful() => format!("~{}", percent(share)),
+            Some(share) if figures.interference_is_uncertain() => format!("~{}", percent(share)),
             Some(share) => percent(share),
         },
-        Column::Window => told(figures.window, seconds),
+        Column::Unpinned => or_dash(figures.unpinned, seconds),
         Column::Node | Column::Pod | Column::Role | Column::In | Column::Out => String::new(),
     }
 }
 
-/// The CPUs that it owns, with a mark where the kernel says otherwise.
+/// The exclusive CPUs; an exclamation mark says that the effective CPUs differ.
 fn cpus(figures: &Figures) -> String {
-    match &figures.own {
-        Some(own) if figures.drift => format!("{}!", words::cpus(own)),
-        Some(own) => words::cpus(own),
+    match &figures.assigned {
+        Some(cpus) if figures.drift => format!("{}!", words::cpus(cpus)),
+        Some(cpus) => words::cpus(cpus),
         None if !figures.running => "-".to_owned(),
         None => "shared".to_owned(),
     }
 }
 
-/// How what a person should look at stands out.
+/// The style of a cell: problems have a colour.
 fn alarm(column: Column, figures: &Figures) -> Style {
-    let foreign = figures
-        .foreign_share()
-        .filter(|_| !figures.foreign_is_doubtful())
+    let interference = figures
+        .interference_share()
+        .filter(|_| !figures.interference_is_uncertain())
         .unwrap_or_default();
     match column {
         Column::Cpus if figures.drift => Style::new().fg(Color::Red),
-        Column::Threads if figures.finding => Style::new().fg(Color::Yellow),
-        Column::Foreign if foreign >= 0.2 => Style::new().fg(Color::Red),
-        Column::Foreign if foreign >= 0.05 => Style::new().fg(Color::Yellow),
-        Column::Window if figures.window.is_some_and(|seconds| seconds >= 1.0) => {
+        Column::Threads if figures.threads_unexpected => Style::new().fg(Color::Yellow),
+        Column::Interference if interference >= 0.2 => Style::new().fg(Color::Red),
+        Column::Interference if interference >= 0.05 => Style::new().fg(Color::Yellow),
+        Column::Unpinned if figures.unpinned.is_some_and(|seconds| seconds >= 1.0) => {
             Style::new().fg(Color::Yellow)
         }
         _ => Style::new(),

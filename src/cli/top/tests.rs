@@ -1,4 +1,4 @@
-//! Frames without a terminal: what is seen of made answers.
+//! Frames without a terminal, from generated responses.
 
 mod choices;
 mod frames;
@@ -6,17 +6,21 @@ mod many;
 mod rates;
 
 use std::fmt::Write;
+use std::time::Instant;
 
 use ratatui_core::backend::TestBackend;
 use ratatui_core::{buffer::Buffer, layout::Rect, terminal::Terminal};
-use ratatui_crossterm::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use ratatui_crossterm::crossterm::event::{Event, KeyCode, KeyEvent, KeyModifiers};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::cli::top::frame::Frame;
+use crate::cli::top::frame::{Frame, Picture};
+use crate::cli::top::live::handle;
 use crate::cli::top::order::Filter;
+use crate::cli::top::view::Action;
+use crate::client::{Response, Scrape, Status};
 
-/// A container as `/status` has it; without CPUs of its own it is in the shared pool.
+/// A container of `/status`; a container without exclusive CPUs is in the shared pool.
 fn container(pod: &str, role: &str, own: Option<&str>) -> Value {
     json!({
         "namespace": "train", "pod": pod, "container": "main", "uid": format!("{pod}-uid"), "kind": "app",
@@ -50,7 +54,7 @@ fn job() -> Vec<Value> {
     ]
 }
 
-/// A scrape that shows so much of each pod, of an agent that started then.
+/// A scrape of an agent with a start time and with counters of pods.
 fn metrics(started: u32, counts: &[(&str, f64)]) -> String {
     let mut text = format!("process_start_time_seconds {started}\n");
     for (pod, count) in counts {
@@ -94,10 +98,10 @@ fn metrics(started: u32, counts: &[(&str, f64)]) -> String {
     text
 }
 
-fn answer(status: &Value, metrics: &str) -> Answer {
+fn answer(status: &Value, metrics: &str) -> Response {
     Ok((
         Status::parse(status.to_string().as_bytes()).unwrap(),
-        Numbers::parse(metrics),
+        Scrape::parse(metrics),
     ))
 }
 
@@ -105,20 +109,20 @@ fn at(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// A state with these nodes, at a moment that is chosen when it is drawn.
+/// A state with nodes of these names. The moment of a frame is chosen in `draw`.
 fn state(names: &[&str]) -> State {
     let nodes = names
         .iter()
         .enumerate()
-        .map(|(number, name)| Node::new(number, name, true))
+        .map(|(number, name)| MonitoredNode::new(number, name, true))
         .collect();
     State::new(nodes, View::new(Column::Pod, false, ""))
 }
 
 /// A job on a node, looked at twice within two seconds.
-fn looked_at() -> State {
+fn two_samples() -> State {
     let mut state = state(&["node-1"]);
-    state.note((
+    state.record((
         0,
         at(1),
         answer(
@@ -126,7 +130,7 @@ fn looked_at() -> State {
             &metrics(7, &[("ps-0", 1.0), ("worker-2", 1.0), ("worker-10", 5.0)]),
         ),
     ));
-    state.note((
+    state.record((
         0,
         at(3),
         answer(
@@ -165,8 +169,8 @@ fn on_screen(state: &State, width: u16, height: u16) -> String {
     text(&draw(state, width, height).1)
 }
 
-fn press(state: &mut State, keys: &str) -> Done {
-    let mut done = Done::Nothing;
+fn press(state: &mut State, keys: &str) -> Action {
+    let mut done = Action::Nothing;
     for key in keys.chars() {
         let code = match key {
             '\n' => KeyCode::Enter,

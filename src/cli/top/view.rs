@@ -1,53 +1,52 @@
-//! [`View`]: what a person has chosen to see, changed key by key.
+//! [`View`]: the user's choices, which keys change.
 
 use std::sync::Arc;
 
 use ratatui_crossterm::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
-use super::model::{PodKey, Row};
 use super::order::{Column, Filter, sort};
-use super::status::Clean;
+use crate::client::{PodKey, PodRow, SafeText};
 
-/// The longest filter: more than a line shows.
-const LONGEST_FILTER: usize = 200;
+/// The longest filter, in bytes: more than a line shows.
+const MAX_FILTER_BYTES: usize = 200;
 
-/// What is to be done after a key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Done {
-    /// Nothing has changed.
+/// The action that a key asks for, in increasing order: of two actions, the greater includes the smaller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Action {
+    /// No action.
     Nothing,
-    /// The frame is to be drawn again.
+    /// Draw the frame again.
     Draw,
-    /// So it is, and every cell of it: what is on the screen may be anything.
+    /// Draw every cell again, because the content of the screen is unknown.
     Clear,
-    /// The terminal is to be left to the shell for a while.
+    /// Leave the terminal to the shell until the shell resumes the command.
     Suspend,
-    /// The end.
+    /// End the command.
     Quit,
 }
 
-/// What a person has chosen.
+/// The user's choices.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct View {
     pub(super) sort: Column,
     pub(super) reverse: bool,
     pub(super) filter: String,
-    /// Whether the filter is being written.
+    /// Whether the user is typing the filter.
     pub(super) editing: bool,
-    /// What it was before that.
-    before: String,
-    /// The one node that is shown, out of several.
+    /// The filter before the user began to type.
+    previous_filter: String,
+    /// The index of the only node that is shown; `None` shows all nodes.
     pub(super) node: Option<usize>,
-    /// Only pods with CPUs of their own.
-    pub(super) owners: bool,
-    /// Each container in a line of its own.
+    /// Whether only pods with exclusive CPUs are shown.
+    pub(super) exclusive_only: bool,
+    /// Whether each container has a separate line.
     pub(super) containers: bool,
     pub(super) paused: bool,
     pub(super) help: bool,
-    /// The chosen pod: it stays chosen wherever it comes to stand.
-    chosen: Option<(usize, PodKey)>,
-    /// Where it stood last, for when it is gone.
-    place: usize,
+    /// The selected pod; the selection follows the pod to another line.
+    selected: Option<(usize, PodKey)>,
+    /// The last position of the selected pod, for the selection after the pod is gone.
+    position: usize,
 }
 
 // === impl View ===
@@ -57,127 +56,120 @@ impl View {
         Self {
             sort,
             reverse,
-            filter: Clean::new(filter).to_string(),
+            filter: SafeText::new(filter).to_string(),
             editing: false,
-            before: String::new(),
+            previous_filter: String::new(),
             node: None,
-            owners: false,
+            exclusive_only: false,
             containers: false,
             paused: false,
             help: false,
-            chosen: None,
-            place: 0,
+            selected: None,
+            position: 0,
         }
     }
 
-    /// The rows that are wanted, in the order that is wanted; `names` are those of the nodes.
-    pub(super) fn rows(&self, mut rows: Vec<Arc<Row>>, names: &[String]) -> Vec<Arc<Row>> {
+    /// The rows that the view selects, in the view's order; `names` are the names of the nodes.
+    pub(super) fn rows(&self, mut rows: Vec<Arc<PodRow>>, names: &[String]) -> Vec<Arc<PodRow>> {
         let filter = Filter::new(&self.filter);
         rows.retain(|row| {
             self.node.is_none_or(|node| node == row.node)
-                && (!self.owners || row.total.own.is_some())
-                && filter.takes(row, names)
+                && (!self.exclusive_only || row.total.assigned.is_some())
+                && filter.passes(row, names)
         });
         sort(&mut rows, self.sort, self.reverse, names);
         rows
     }
 
-    /// Which rows are wanted, and in which order: as long as this stays, so do they.
-    pub(super) fn wants(&self) -> impl PartialEq + use<> {
+    /// The choices that decide which rows are shown, and in which order.
+    pub(super) fn selection(&self) -> impl PartialEq + use<> {
         (
             self.sort,
             self.reverse,
             self.filter.clone(),
             self.node,
-            self.owners,
+            self.exclusive_only,
         )
     }
 
-    /// Where the chosen row stands among these; the nearest one, if it is gone.
-    pub(super) fn chosen(&self, rows: &[Arc<Row>]) -> Option<usize> {
-        let same = |row: &Arc<Row>| {
-            self.chosen
+    /// The position of the selected row; the nearest position if the row is gone.
+    pub(super) fn selected(&self, rows: &[Arc<PodRow>]) -> Option<usize> {
+        let is_selected = |row: &Arc<PodRow>| {
+            self.selected
                 .as_ref()
                 .is_some_and(|(node, key)| *node == row.node && *key == row.key)
         };
         let last = rows.len().checked_sub(1)?;
-        Some(rows.iter().position(same).unwrap_or(self.place.min(last)))
+        Some(
+            rows.iter()
+                .position(is_selected)
+                .unwrap_or(self.position.min(last)),
+        )
     }
 
-    /// Takes note of where the chosen row stands now.
-    pub(super) fn settle(&mut self, rows: &[Arc<Row>]) {
-        if let Some(at) = self.chosen(rows) {
-            self.choose(rows, at);
+    /// Records the position of the selected row after the rows have changed.
+    pub(super) fn settle(&mut self, rows: &[Arc<PodRow>]) {
+        if let Some(position) = self.selected(rows) {
+            self.select(rows, position);
         }
     }
 
-    fn choose(&mut self, rows: &[Arc<Row>], at: usize) {
-        let at = at.min(rows.len().saturating_sub(1));
-        self.place = at;
-        self.chosen = rows.get(at).map(|row| (row.node, row.key.clone()));
+    fn select(&mut self, rows: &[Arc<PodRow>], position: usize) {
+        let position = position.min(rows.len().saturating_sub(1));
+        self.position = position;
+        self.selected = rows.get(position).map(|row| (row.node, row.key.clone()));
     }
 
-    fn go(&mut self, rows: &[Arc<Row>], forward: bool, by: usize) -> Done {
-        let at = self.chosen(rows).unwrap_or_default();
-        self.choose(
-            rows,
-            if forward {
-                at.saturating_add(by)
-            } else {
-                at.saturating_sub(by)
-            },
-        );
-        Done::Draw
+    /// Moves the selection by a number of rows.
+    fn go(&mut self, rows: &[Arc<PodRow>], forward: bool, by: usize) {
+        let position = self.selected(rows).unwrap_or_default();
+        let position = if forward {
+            position.saturating_add(by)
+        } else {
+            position.saturating_sub(by)
+        };
+        self.select(rows, position);
     }
 
-    /// Takes a key. `rows` are those on the screen, of which a page holds so many; there are so many nodes.
+    /// Handles a key. `rows` are all rows of the table, `page` is the number of rows on the screen.
     pub(super) fn key(
         &mut self,
         key: &KeyEvent,
-        rows: &[Arc<Row>],
+        rows: &[Arc<PodRow>],
         page: usize,
         nodes: usize,
-    ) -> Done {
+    ) -> Action {
         if key.kind == KeyEventKind::Release {
-            return Done::Nothing;
+            return Action::Nothing;
         }
         if key.modifiers.contains(KeyModifiers::CONTROL) {
-            return match key.code {
-                KeyCode::Char('c') => Done::Quit,
-                KeyCode::Char('l') => Done::Clear,
-                KeyCode::Char('z') => Done::Suspend,
-                KeyCode::Char('u') if self.editing => {
-                    self.filter.clear();
-                    Done::Draw
-                }
-                _ => Done::Nothing,
-            };
+            return self.control_key(key.code);
         }
         if self.editing {
             return self.edit(key.code);
         }
         if self.help {
-            // Whatever is pressed, the table comes back; what ends the program still does.
+            // Every key returns to the table; q ends the command as usual.
             self.help = false;
             return if key.code == KeyCode::Char('q') {
-                Done::Quit
+                Action::Quit
             } else {
-                Done::Draw
+                Action::Draw
             };
         }
         match key.code {
-            KeyCode::Char('q') => return Done::Quit,
-            KeyCode::Esc if self.filter.is_empty() && self.node.is_none() => return Done::Quit,
+            KeyCode::Char('q') => return Action::Quit,
+            KeyCode::Esc if self.filter.is_empty() && self.node.is_none() => return Action::Quit,
             KeyCode::Esc => {
                 self.filter.clear();
                 self.node = None;
             }
-            KeyCode::Up | KeyCode::Char('k') => return self.go(rows, false, 1),
-            KeyCode::Down | KeyCode::Char('j') => return self.go(rows, true, 1),
-            KeyCode::PageUp => return self.go(rows, false, page.max(1)),
-            KeyCode::PageDown | KeyCode::Char(' ') => return self.go(rows, true, page.max(1)),
-            KeyCode::Home | KeyCode::Char('g') => return self.go(rows, false, usize::MAX),
-            KeyCode::End | KeyCode::Char('G') => return self.go(rows, true, usize::MAX),
+            KeyCode::Up | KeyCode::Char('k') => self.go(rows, false, 1),
+            KeyCode::Down | KeyCode::Char('j') => self.go(rows, true, 1),
+            KeyCode::PageUp => self.go(rows, false, page.max(1)),
+            KeyCode::PageDown | KeyCode::Char(' ') => self.go(rows, true, page.max(1)),
+            KeyCode::Home | KeyCode::Char('g') => self.go(rows, false, usize::MAX),
+            KeyCode::End | KeyCode::Char('G') => self.go(rows, true, usize::MAX),
             KeyCode::Char('s') | KeyCode::Right => {
                 (self.sort, self.reverse) = (self.sort.next(true), false);
             }
@@ -185,46 +177,65 @@ impl View {
                 (self.sort, self.reverse) = (self.sort.next(false), false);
             }
             KeyCode::Char('r') => self.reverse = !self.reverse,
-            KeyCode::Char('/') => (self.editing, self.before) = (true, self.filter.clone()),
+            KeyCode::Char('/') => {
+                (self.editing, self.previous_filter) = (true, self.filter.clone())
+            }
             KeyCode::Char('n') | KeyCode::Tab => self.node = next(self.node, nodes, true),
             KeyCode::Char('N') | KeyCode::BackTab => self.node = next(self.node, nodes, false),
             KeyCode::Enter => {
-                let chosen = self
-                    .chosen(rows)
-                    .and_then(|at| rows.get(at))
-                    .map(|row| row.node);
-                self.node = chosen.filter(|_| nodes > 1).or(self.node);
+                let selected = self.selected(rows).and_then(|position| rows.get(position));
+                let node = selected.map(|row| row.node);
+                self.node = node.filter(|_| nodes > 1).or(self.node);
             }
-            KeyCode::Char('o') => self.owners = !self.owners,
+            KeyCode::Char('o') => self.exclusive_only = !self.exclusive_only,
             KeyCode::Char('c') => self.containers = !self.containers,
             KeyCode::Char('p') => self.paused = !self.paused,
             KeyCode::Char('?' | 'h') => self.help = true,
-            _ => return Done::Nothing,
+            _ => return Action::Nothing,
         }
-        Done::Draw
+        Action::Draw
     }
 
-    fn edit(&mut self, code: KeyCode) -> Done {
+    /// Handles a key that is pressed with Ctrl.
+    fn control_key(&mut self, code: KeyCode) -> Action {
+        match code {
+            KeyCode::Char('c') => Action::Quit,
+            KeyCode::Char('l') => Action::Clear,
+            KeyCode::Char('z') => Action::Suspend,
+            KeyCode::Char('u') if self.editing => {
+                self.filter.clear();
+                Action::Draw
+            }
+            _ => Action::Nothing,
+        }
+    }
+
+    /// Handles a key while the user types the filter.
+    fn edit(&mut self, code: KeyCode) -> Action {
         match code {
             KeyCode::Enter => self.editing = false,
-            KeyCode::Esc => (self.editing, self.filter) = (false, std::mem::take(&mut self.before)),
+            KeyCode::Esc => {
+                (self.editing, self.filter) = (false, std::mem::take(&mut self.previous_filter))
+            }
             KeyCode::Backspace => drop(self.filter.pop()),
-            KeyCode::Char(letter) if !letter.is_control() && self.filter.len() < LONGEST_FILTER => {
+            KeyCode::Char(letter)
+                if !letter.is_control() && self.filter.len() < MAX_FILTER_BYTES =>
+            {
                 self.filter.push(letter);
             }
-            _ => return Done::Nothing,
+            _ => return Action::Nothing,
         }
-        Done::Draw
+        Action::Draw
     }
 }
 
-/// The next node, or all of them after the last one.
+/// The next or the previous node; all nodes come after the last node.
 fn next(node: Option<usize>, nodes: usize, forward: bool) -> Option<usize> {
     let last = nodes.checked_sub(1).filter(|last| *last > 0)?;
     match (node, forward) {
         (None, true) => Some(0),
         (None, false) => Some(last),
-        (Some(at), true) => Some(at + 1).filter(|next| *next <= last),
-        (Some(at), false) => at.checked_sub(1),
+        (Some(node), true) => Some(node + 1).filter(|next| *next <= last),
+        (Some(node), false) => node.checked_sub(1),
     }
 }

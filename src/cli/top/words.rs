@@ -1,4 +1,4 @@
-//! Numbers and texts as short words of a known width.
+//! Numbers and texts in columns of a known width.
 
 use std::fmt::{self, Write};
 
@@ -12,7 +12,7 @@ const UNITS: [&str; 6] = ["", "Ki", "Mi", "Gi", "Ti", "Pi"];
 pub(super) fn bytes(bytes: f64) -> String {
     let mut value = bytes.max(0.0);
     let mut unit = 0;
-    // What would be printed as 1024 is one of the next unit.
+    // A value that rounds to 1024 belongs to the next unit.
     while value >= 1023.5 && unit + 1 < UNITS.len() {
         value /= 1024.0;
         unit += 1;
@@ -25,7 +25,7 @@ pub(super) fn bytes(bytes: f64) -> String {
     }
 }
 
-/// A part of a whole, in percent.
+/// A share, in percent.
 pub(super) fn percent(share: f64) -> String {
     let value = 100.0 * share.max(0.0);
     if value >= 99.95 {
@@ -35,7 +35,7 @@ pub(super) fn percent(share: f64) -> String {
     }
 }
 
-/// A time, in at most six columns.
+/// Seconds, in at most six columns.
 pub(super) fn seconds(seconds: f64) -> String {
     match seconds {
         s if s <= 0.0 => "0".to_owned(),
@@ -47,7 +47,7 @@ pub(super) fn seconds(seconds: f64) -> String {
     }
 }
 
-/// A number with one digit after the point, as long as it is small.
+/// A number; a small number has a digit after the point.
 pub(super) fn number(value: f64) -> String {
     match value.max(0.0) {
         v if v < 99.95 => format!("{v:.1}"),
@@ -56,7 +56,7 @@ pub(super) fn number(value: f64) -> String {
     }
 }
 
-/// A list of CPUs, without its end where it is longer than this: who cuts it to a column's width shows that it goes on.
+/// A list of CPUs, shortened after 64 bytes: no column is that wide, and `cut` marks the missing end.
 pub(super) fn cpus(set: &CpuSet) -> String {
     struct Short(String);
 
@@ -72,12 +72,12 @@ pub(super) fn cpus(set: &CpuSet) -> String {
     }
 
     let mut short = Short(String::new());
-    // The error only says that it is long enough.
+    // The error only ends a list that is long enough.
     let _ = write!(short, "{set}");
     short.0
 }
 
-/// A text cut to so many columns at its end.
+/// A text, cut at the end to a number of columns.
 pub(super) fn cut(text: &str, width: usize) -> String {
     if width == 0 {
         return String::new();
@@ -85,7 +85,7 @@ pub(super) fn cut(text: &str, width: usize) -> String {
     truncate_str(text, width, "…").into_owned()
 }
 
-/// A text cut at its beginning: names of pods differ at their ends.
+/// A text, cut at the beginning: names of pods differ at the end.
 pub(super) fn cut_front(text: &str, width: usize) -> String {
     let mut over = measure_text_width(text).saturating_sub(width);
     if over == 0 {
@@ -94,29 +94,29 @@ pub(super) fn cut_front(text: &str, width: usize) -> String {
     if width == 0 {
         return String::new();
     }
-    // Room for the sign that something is missing.
+    // The ellipsis takes a column.
     over += 1;
     let mut letters = text.char_indices();
-    let mut gone = 0;
+    let mut removed = 0;
     let mut buffer = [0; 4];
     let start = letters.find_map(|(at, letter)| {
-        if gone >= over {
+        if removed >= over {
             return Some(at);
         }
-        gone += measure_text_width(letter.encode_utf8(&mut buffer));
+        removed += measure_text_width(letter.encode_utf8(&mut buffer));
         None
     });
     format!("…{}", start.map_or("", |at| &text[at..]))
 }
 
-/// A text in a column of so many, cut or filled up.
+/// A text at the left edge of a column, cut or filled with spaces.
 pub(super) fn left(text: &str, width: usize) -> String {
     let text = cut(text, width);
     let missing = width.saturating_sub(measure_text_width(&text));
     format!("{text}{:missing$}", "")
 }
 
-/// The same at the right edge.
+/// A text at the right edge of a column, cut or filled with spaces.
 pub(super) fn right(text: &str, width: usize) -> String {
     let text = cut(text, width);
     let missing = width.saturating_sub(measure_text_width(&text));
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_cpus_need_not_be_written_to_their_end() {
+    fn a_long_list_of_cpus_is_shortened() {
         assert_eq!(cpus(&"0-3,8".parse().unwrap()), "0-3,8");
         let odd: CpuSet = (0..8191).filter(|cpu| cpu % 2 == 1).collect();
         assert!(
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_cut_where_they_are_alike() {
+    fn texts_are_cut_at_either_end() {
         assert_eq!(
             (cut("worker-0", 5), cut_front("worker-0", 5)),
             ("work…".into(), "…er-0".into())

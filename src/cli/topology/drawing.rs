@@ -1,8 +1,8 @@
-//! A machine drawn as text, with the owners of its CPUs.
+//! A drawing of a machine as text, with the owners of CPUs.
 //!
-//! Sockets, NUMA nodes and LLCs become nested headings, the fewest groups outermost, because on some machines a NUMA
-//! node holds many sockets, and on others an LLC many NUMA nodes. Levels whose groups are the same share a heading, so
-//! that a machine with one NUMA node per socket is not drawn twice. Under the last heading stand the cores.
+//! Sockets, NUMA nodes and LLCs become nested headings, with the fewest groups outermost: on some machines a NUMA node holds
+//! many sockets, and on some an LLC spans many NUMA nodes. Levels with equal groups share a heading, so that a machine with
+//! a NUMA node per socket is drawn only once. The cores stand under the last heading.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -11,7 +11,7 @@ use console::{Color, Style, measure_text_width};
 
 use crate::cpu::{CoreKind, Cpu, CpuSet, NumaNode, Topology};
 
-/// Columns of a drawing; what is wider continues on the next line.
+/// Columns of a drawing; a wider line continues on the next line.
 const WIDTH: usize = 100;
 const GAP: &str = "   ";
 const COLORS: [Color; 6] = [
@@ -102,7 +102,7 @@ const KINDS: [(CoreKind, &str, char); 2] = [
 
 // === the nested groups ===
 
-/// One kind of group, or several whose groups are the same.
+/// A kind of group, or several kinds with equal groups.
 struct Level {
     names: Vec<Name>,
     groups: Vec<CpuSet>,
@@ -125,7 +125,7 @@ impl Name {
     }
 }
 
-/// The levels that are worth a heading, outermost first.
+/// The levels that get a heading, outermost first.
 fn levels(topology: &Topology) -> Vec<Level> {
     let cores = topology.cores();
     let mut levels: Vec<Level> = Vec::new();
@@ -178,8 +178,8 @@ impl Drawing<'_> {
             }
             return;
         }
-        // The innermost groups stand before their cores: several to a line where their titles are short, one to a
-        // line where all of the level fit so, and above their cores otherwise.
+        // The innermost groups stand before the cores: several to a line if the titles are short, a line each if all groups
+        // fit, and above the cores otherwise.
         let segments: Vec<_> = groups
             .map(|group| (self.title(level, &group), self.cores(&group)))
             .collect();
@@ -208,7 +208,7 @@ impl Drawing<'_> {
         }
     }
 
-    /// The heading of one group: `socket 0 · NUMA node 0 · 15.6 GiB`.
+    /// The heading of a group: `socket 0 · NUMA node 0 · 15.6 GiB`.
     fn title(&self, level: &Level, group: &CpuSet) -> String {
         let cpu = group.first().and_then(|id| self.topology.cpu(id));
         let names = level.names.iter().map(|name| {
@@ -233,7 +233,7 @@ impl Drawing<'_> {
                 .unwrap_or_default()
     }
 
-    /// One text per core that has CPUs in the set, all padded to the same columns.
+    /// A text per core with CPUs in the set, all padded to the same columns.
     fn cores(&self, within: &CpuSet) -> Vec<String> {
         let all = self.topology.cores();
         let threads = all.iter().map(CpuSet::len).max().unwrap_or(1);
@@ -344,7 +344,7 @@ fn details(topology: &Topology, node: &NumaNode) -> String {
     if let Some(bytes) = node.memory_bytes {
         let _ = write!(text, " · {:.1} GiB", bytes as f64 / f64::from(1 << 30));
     }
-    // Its own distance is 10 on every machine and says nothing.
+    // The distance of a NUMA node to the same NUMA node is 10 on every machine, and is left out.
     let mut others: BTreeMap<u32, CpuSet> = BTreeMap::new();
     for (other, &distance) in topology
         .numa
@@ -463,7 +463,7 @@ fn line(out: &mut String, indent: usize, text: &str) {
     out.push('\n');
 }
 
-/// The items of a CPU list, each with the comma that follows it.
+/// The items of a CPU list, each with the following comma.
 fn items(cpus: &CpuSet) -> Vec<String> {
     cpus.to_string()
         .split_inclusive(',')

@@ -8,7 +8,7 @@ fn the_chosen_pod_stays_chosen_and_in_sight() {
     let all: Vec<Value> = (0..50)
         .map(|number| container(&format!("w-{number}"), "worker", None))
         .collect();
-    state.note((0, at(1), answer(&status(&all), "")));
+    state.record((0, at(1), answer(&status(&all), "")));
     state.arrange();
     for _ in 0..30 {
         press(&mut state, "j");
@@ -20,28 +20,28 @@ fn the_chosen_pod_stays_chosen_and_in_sight() {
     );
     press(&mut state, "r");
     assert_eq!(
-        state.view.chosen(&state.rows),
+        state.view.selected(&state.rows),
         Some(19),
         "the other way round it is the same pod"
     );
-    state.note((0, at(3), answer(&status(&all[..30]), "")));
+    state.record((0, at(3), answer(&status(&all[..30]), "")));
     state.arrange();
     assert_eq!(
-        state.view.chosen(&state.rows),
+        state.view.selected(&state.rows),
         Some(19),
         "once it is gone, what stands in its place"
     );
     press(&mut state, "G");
-    assert_eq!(state.view.chosen(&state.rows), Some(29));
-    state.note((0, at(5), answer(&status(&[]), "")));
+    assert_eq!(state.view.selected(&state.rows), Some(29));
+    state.record((0, at(5), answer(&status(&[]), "")));
     state.arrange();
-    assert_eq!(state.view.chosen(&state.rows), None);
+    assert_eq!(state.view.selected(&state.rows), None);
     assert!(on_screen(&state, 80, 20).contains("no pods"));
 }
 
 #[test]
 fn rows_are_sorted_as_people_count() {
-    let mut state = looked_at();
+    let mut state = two_samples();
     assert_eq!(pods(&state), ["ps-0", "worker-2", "worker-10"]);
     press(&mut state, "r");
     assert_eq!(pods(&state), ["worker-10", "worker-2", "ps-0"]);
@@ -50,7 +50,7 @@ fn rows_are_sorted_as_people_count() {
         (Column::Cpus, ["worker-10", "ps-0", "worker-2"]),
         (Column::Threads, ["worker-10", "ps-0", "worker-2"]),
         (Column::In, ["ps-0", "worker-2", "worker-10"]),
-        (Column::Foreign, ["ps-0", "worker-2", "worker-10"]),
+        (Column::Interference, ["ps-0", "worker-2", "worker-10"]),
     ] {
         (state.view.sort, state.view.reverse, state.stale) = (column, false, true);
         state.arrange();
@@ -78,15 +78,15 @@ fn rows_are_sorted_as_people_count() {
 
 #[test]
 fn filters_take_words() {
-    let mut state = looked_at();
+    let mut state = two_samples();
     let mut filtered = |filter: &str| {
         (state.view.filter, state.stale) = (filter.to_owned(), true);
         state.arrange();
         pods(&state).join(" ")
     };
     assert_eq!(filtered("WORKER"), "worker-2 worker-10");
-    assert_eq!(filtered("worker own"), "worker-10");
-    assert_eq!(filtered("!own"), "worker-2");
+    assert_eq!(filtered("worker exclusive"), "worker-10");
+    assert_eq!(filtered("!exclusive"), "worker-2");
     assert_eq!(filtered("drift"), "worker-10");
     assert_eq!(
         (filtered("running ps"), filtered("!running")),
@@ -100,7 +100,7 @@ fn filters_take_words() {
 
 #[test]
 fn a_filter_is_written_key_by_key() {
-    let mut state = looked_at();
+    let mut state = two_samples();
     press(&mut state, "/qs");
     assert!(state.view.editing && on_screen(&state, 80, 24).ends_with("filter: qs_"));
     press(&mut state, "\u{8}\u{8}ps\n");
@@ -108,44 +108,59 @@ fn a_filter_is_written_key_by_key() {
     assert!(on_screen(&state, 80, 24).contains("1 of 3 pods"));
     press(&mut state, "/xyz\u{1b}");
     assert_eq!(state.view.filter, "ps", "Esc leaves it as it was");
-    assert_eq!(press(&mut state, "\u{1b}"), Done::Draw);
+    assert_eq!(press(&mut state, "\u{1b}"), Action::Draw);
     assert_eq!(pods(&state).len(), 3, "and then takes it away");
-    assert_eq!(press(&mut state, "\u{1b}"), Done::Quit);
+    assert_eq!(press(&mut state, "\u{1b}"), Action::Quit);
 }
 
 #[test]
 fn keys_do_what_the_help_says() {
-    let mut state = looked_at();
-    assert_eq!(press(&mut state, "o"), Done::Draw);
+    let mut state = two_samples();
+    assert_eq!(press(&mut state, "o"), Action::Draw);
     assert_eq!(pods(&state), ["ps-0", "worker-10"]);
     press(&mut state, "o?");
     assert!(on_screen(&state, 80, 24).contains("Ctrl-L"));
-    assert_eq!(press(&mut state, "x"), Done::Draw);
+    assert_eq!(press(&mut state, "x"), Action::Draw);
     assert!(!state.view.help);
     press(&mut state, "p");
     assert!(state.view.paused && on_screen(&state, 80, 24).contains("paused"));
-    assert_eq!(press(&mut state, "x"), Done::Nothing);
-    assert_eq!(press(&mut state, "q"), Done::Quit);
+    assert_eq!(press(&mut state, "x"), Action::Nothing);
+    assert_eq!(press(&mut state, "q"), Action::Quit);
     let control = |letter| Event::Key(KeyEvent::new(KeyCode::Char(letter), KeyModifiers::CONTROL));
     for (letter, does) in [
-        ('c', Done::Quit),
-        ('l', Done::Clear),
-        ('z', Done::Suspend),
-        ('q', Done::Nothing),
+        ('c', Action::Quit),
+        ('l', Action::Clear),
+        ('z', Action::Suspend),
+        ('q', Action::Nothing),
     ] {
         assert_eq!(handle(&control(letter), &mut state, 3), does);
     }
     press(&mut state, "/");
     assert_eq!(
         handle(&control('c'), &mut state, 3),
-        Done::Quit,
+        Action::Quit,
         "also while a filter is written"
     );
 }
 
 #[test]
-fn several_things_to_be_done_are_done() {
-    assert_eq!(most(Done::Draw, Done::Nothing), Done::Draw);
-    assert_eq!(most(Done::Quit, Done::Draw), Done::Quit);
-    assert_eq!(most(Done::Draw, Done::Clear), Done::Clear);
+fn the_greater_action_includes_the_smaller() {
+    let mut actions = [
+        Action::Quit,
+        Action::Clear,
+        Action::Nothing,
+        Action::Suspend,
+        Action::Draw,
+    ];
+    actions.sort();
+    assert_eq!(
+        actions,
+        [
+            Action::Nothing,
+            Action::Draw,
+            Action::Clear,
+            Action::Suspend,
+            Action::Quit,
+        ]
+    );
 }

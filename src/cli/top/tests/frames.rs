@@ -1,57 +1,57 @@
-//! What is drawn on which screen.
+//! Frames on screens of different sizes.
 
 use super::*;
 
 #[test]
 fn a_frame_fits_a_common_terminal() {
-    insta::assert_snapshot!(on_screen(&looked_at(), 80, 16), @r"
-    node-1  8 CPUs: 6 own, 2 shared (1 reserved)  3 pods  partition
+    insta::assert_snapshot!(on_screen(&two_samples(), 80, 16), @r"
+    node-1  8 CPUs: 6 exclusive, 2 shared (1 reserved)  3 pods  partition
     ra.a baba
-    . shared  r reserved  x lost  ! two owners; a letter: the pod's own
-      POD              ROLE   CPUS     USE THR/CPU FOREIGN WINDOW    IN/S   OUT/S
-    b train/ps-0       ps     2-3      0.5     5/2   12.5%   12ms   512Ki     512
-      train/worker-2   worker shared   0.0     5/2       -      -       0       0
-    a train/worker-10  worker 4-7!       -    97/2       -   12ms       -       -
+    . shared  r reserved  x lost  ! two owners; letter: owned by a pod
+      POD              ROLE   CPUS     USE THR/CPU  INTERF UNPINNED    IN/S   OUT/S
+    b train/ps-0       ps     2-3      0.5     5/2   12.5%     12ms   512Ki     512
+      train/worker-2   worker shared   0.0     5/2       -        -       0       0
+    a train/worker-10  worker 4-7!       -    97/2       -     12ms       -       -
 
 
 
 
 
 
-    train/ps-0  Guaranteed  ps  job mnist  1.2 runnable  foreign 12.5% ± 0.2%
+    train/ps-0  Guaranteed  ps  job mnist  1.2 runnable  interference 12.5% ± 0.2%
 
-    q quit  ? help  s sort:pod  r reverse  / filter  o own  c containers  p pause
+    q quit  ? help  s sort:pod  r reverse  / filter  o owners  c containers  p pause
     ");
 }
 
 #[test]
 fn a_frame_without_end_has_every_note() {
-    let state = looked_at();
+    let state = two_samples();
     let lines: Vec<String> = Picture {
         now: at(10),
         ..state.picture()
     }
-    .whole(100)
+    .as_text(100)
     .iter()
     .map(ToString::to_string)
     .collect();
     insta::assert_snapshot!(lines.join("\n"), @r"
-    node-1  8 CPUs: 6 own, 2 shared (1 reserved)  3 pods  partition
+    node-1  8 CPUs: 6 exclusive, 2 shared (1 reserved)  3 pods  partition
     ra.a baba
-    . shared  r reserved  x lost  ! two owners; a letter: the pod's own
+    . shared  r reserved  x lost  ! two owners; letter: owned by a pod
 
-      POD              ROLE   CPUS     USE THR/CPU   RUN FOREIGN WINDOW    IN/S   OUT/S
-    b train/ps-0       ps     2-3      0.5     5/2   1.2   12.5%   12ms   512Ki     512
-      train/worker-2   worker shared   0.0     5/2   1.2       -      -       0       0
-    a train/worker-10  worker 4-7!       -    97/2   1.2       -   12ms       -       -
+      POD              ROLE   CPUS     USE THR/CPU   RUN  INTERF UNPINNED    IN/S   OUT/S
+    b train/ps-0       ps     2-3      0.5     5/2   1.2   12.5%     12ms   512Ki     512
+      train/worker-2   worker shared   0.0     5/2   1.2       -        -       0       0
+    a train/worker-10  worker 4-7!       -    97/2   1.2       -     12ms       -       -
     train/worker-10: more than expected: 97 threads, 4 in the pools
     ");
 }
 
 #[test]
 fn a_small_screen_keeps_what_matters() {
-    insta::assert_snapshot!(on_screen(&looked_at(), 40, 6), @r"
-    node-1  8 CPUs: 6 own, 2 shared (1 rese…
+    insta::assert_snapshot!(on_screen(&two_samples(), 40, 6), @r"
+    node-1  8 CPUs: 6 exclusive, 2 shared (…
       POD              CPUS   THR/CPU
     b train/ps-0       2-3        5/2
       train/worker-2   shared     5/2
@@ -63,23 +63,23 @@ fn a_small_screen_keeps_what_matters() {
 #[test]
 fn several_nodes_stand_above_their_pods() {
     let mut state = state(&["node-1", "node-2", "node-10"]);
-    state.note((0, at(1), answer(&status(&job()), "")));
+    state.record((0, at(1), answer(&status(&job()), "")));
     let mut other = status(&[container("worker-2", "worker", Some("1-2"))]);
     other["errors"] = json!(["pods/x.yaml can't be read"]);
-    state.note((2, at(2), answer(&other, "")));
-    state.note((1, at(3), Err("Connection refused".to_owned())));
-    state.note((2, at(6), Err("nothing heard within 5 s".to_owned())));
+    state.record((2, at(2), answer(&other, "")));
+    state.record((1, at(3), Err("Connection refused".to_owned())));
+    state.record((2, at(6), Err("no response within 5 s".to_owned())));
     state.arrange();
     insta::assert_snapshot!(on_screen(&state, 100, 18), @r"
-    3 nodes  2 without an answer  16 CPUs: 12 own  4 pods
-    node-10 no answer for 4 s: nothing heard within 5 s; what is shown is 8 s old
-    node-2  no answer for 7 s: Connection refused
-    node-1     6 of 8    own  partition ra.a baba
-      NODE    POD              ROLE   CPUS     USE THR/CPU   RUN FOREIGN WINDOW    IN/S   OUT/S
-    b node-1  train/ps-0       ps     2-3        -     5/2   1.2       -   12ms       -       -
-      node-1  train/worker-2   worker shared     -     5/2   1.2       -      -       -       -
-    a node-10 train/worker-2   worker 1-2        -     5/2   1.2       -   12ms       -       -
-    a node-1  train/worker-10  worker 4-7!       -    97/2   1.2       -   12ms       -       -
+    3 nodes  2 without a response  16 CPUs: 12 exclusive  4 pods
+    node-10 no response for 4 s: no response within 5 s; the values are 8 s old
+    node-2  no response for 7 s: Connection refused
+    node-1     6 of 8    exclusive  partition ra.a baba
+      NODE    POD              ROLE   CPUS     USE THR/CPU   RUN  INTERF UNPINNED    IN/S   OUT/S
+    b node-1  train/ps-0       ps     2-3        -     5/2   1.2       -     12ms       -       -
+      node-1  train/worker-2   worker shared     -     5/2   1.2       -        -       -       -
+    a node-10 train/worker-2   worker 1-2        -     5/2   1.2       -     12ms       -       -
+    a node-1  train/worker-10  worker 4-7!       -    97/2   1.2       -     12ms       -       -
 
 
 
@@ -88,7 +88,7 @@ fn several_nodes_stand_above_their_pods() {
 
     train/ps-0  Guaranteed  ps  job mnist  1.2 runnable
 
-    q quit  ? help  s sort:pod  r reverse  / filter  n node  o own  c containers  p pause
+    q quit  ? help  s sort:pod  r reverse  / filter  n node  o owners  c containers  p pause
     ");
     press(&mut state, "n");
     assert_eq!(pods(&state), ["ps-0", "worker-2", "worker-10"]);
@@ -100,13 +100,13 @@ fn several_nodes_stand_above_their_pods() {
 
 #[test]
 fn no_screen_is_too_small_and_nothing_leaves_it() {
-    let mut many = looked_at();
+    let mut many = two_samples();
     let mut others = state(&["node-1", "a-node-with-a-very-long-name.example.com", "漢字"]);
     for node in 0..3 {
-        others.note((node, at(1), answer(&status(&job()), "")));
+        others.record((node, at(1), answer(&status(&job()), "")));
     }
     others.arrange();
-    others.note((1, at(2), Err("Connection refused".to_owned())));
+    others.record((1, at(2), Err("Connection refused".to_owned())));
     for state in [&mut many, &mut others] {
         for help in [false, true] {
             state.view.help = help;
@@ -121,7 +121,7 @@ fn no_screen_is_too_small_and_nothing_leaves_it() {
                     frame.lines.len()
                 );
                 assert!(frame.page > 0);
-                // The table's own columns are all that may be cut by the screen's edge, and only where it is hardly one.
+                // Only the table may be wider than the screen, and only on a very narrow screen.
                 let widest = frame
                     .lines
                     .iter()
@@ -143,7 +143,7 @@ fn going_down_by_one_changes_two_lines() {
     let all: Vec<Value> = (0..50)
         .map(|number| container(&format!("w-{number}"), "worker", None))
         .collect();
-    state.note((0, at(1), answer(&status(&all), "")));
+    state.record((0, at(1), answer(&status(&all), "")));
     state.arrange();
     let (_, before) = draw(&state, 80, 24);
     press(&mut state, "j");
@@ -165,14 +165,14 @@ fn what_an_api_says_is_drawn_as_text() {
     status["errors"] = json!(["error\u{1b}[2J"]);
     status["enforcement"] = json!("part\u{8}ition");
     let mut state = state(&["node\u{1b}-1"]);
-    state.note((0, at(1), answer(&status, "")));
-    state.note((0, at(2), Err("refused\u{1b}[2J".to_owned())));
+    state.record((0, at(1), answer(&status, "")));
+    state.record((0, at(2), Err("refused\u{1b}[2J".to_owned())));
     state.arrange();
     let whole: Vec<String> = Picture {
         now: at(10),
         ..state.picture()
     }
-    .whole(100)
+    .as_text(100)
     .iter()
     .map(ToString::to_string)
     .collect();

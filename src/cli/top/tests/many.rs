@@ -1,4 +1,4 @@
-//! More than anybody has, and what nobody means well with.
+//! Very many nodes and pods, and malicious responses.
 
 use proptest::prelude::*;
 
@@ -20,7 +20,7 @@ fn many_nodes_and_pods_are_drawn() {
             .collect();
         let status = status(&pods);
         for second in [1, 3] {
-            state.note((node, at(second), answer(&status, "")));
+            state.record((node, at(second), answer(&status, "")));
         }
     }
     state.arrange();
@@ -32,10 +32,10 @@ fn many_nodes_and_pods_are_drawn() {
     );
     let drawn = on_screen(&state, 120, 40);
     assert!(
-        drawn.starts_with("300 nodes  2400 CPUs: 1800 own  12000 pods\n"),
+        drawn.starts_with("300 nodes  2400 CPUs: 1800 exclusive  12000 pods\n"),
         "{drawn}"
     );
-    assert!(drawn.contains("more nodes; n shows one"), "{drawn}");
+    assert!(drawn.contains("more nodes; the key n shows"), "{drawn}");
     press(&mut state, "G");
     let drawn = on_screen(&state, 120, 40);
     assert!(drawn.contains("train/node-299-w-39 "), "{drawn}");
@@ -59,20 +59,20 @@ fn owners_without_end_take_no_time_without_end() {
     });
     let mut state = state(&["node-1"]);
     let begun = Instant::now();
-    state.note((0, at(1), answer(&evil, "")));
+    state.record((0, at(1), answer(&evil, "")));
     state.arrange();
     let lines = Picture {
         now: at(10),
         ..state.picture()
     }
-    .whole(100);
+    .as_text(100);
     let map = lines
         .iter()
         .map(ToString::to_string)
         .take_while(|line| !line.starts_with(". shared"));
     let signs: usize = map.map(|line| line.matches('!').count()).sum();
     assert_eq!(signs, 193, "CPUs of many owners");
-    // A search for each owner among all of them would take minutes.
+    // A search of every owner among all owners would take minutes.
     assert!(begun.elapsed() < at(20), "{:?}", begun.elapsed());
 }
 
@@ -83,12 +83,12 @@ fn rows_that_are_alike_are_one() {
     let other = json!({"cgroup": "kubepods/pody", "namespace": "", "pod": "", "cpus": "6"});
     twins["strangers"] = json!([one, one, other]);
     let mut state = state(&["node-1"]);
-    state.note((0, at(1), answer(&twins, "")));
+    state.record((0, at(1), answer(&twins, "")));
     state.arrange();
     assert_eq!(state.rows.len(), 2);
     press(&mut state, "jj");
     assert_eq!(
-        state.view.chosen(&state.rows),
+        state.view.selected(&state.rows),
         Some(1),
         "who goes down gets to the last one"
     );
@@ -101,12 +101,12 @@ fn threads_without_number_are_no_overflow() {
     let mut other = one.clone();
     other["container"] = json!("other");
     let mut state = state(&["node-1"]);
-    state.note((0, at(1), answer(&status(&[one, other]), "")));
+    state.record((0, at(1), answer(&status(&[one, other]), "")));
     state.arrange();
     assert_eq!(state.rows[0].total.threads, Some(u64::MAX));
 }
 
-/// Texts that a terminal, or whoever counts its columns, could stumble over.
+/// Texts that could confuse a terminal, or a function that measures columns.
 fn text() -> impl Strategy<Value = String> {
     prop_oneof![
         any::<String>(),
@@ -149,16 +149,16 @@ proptest! {
             metrics(1, &[("w", count(&numbers[2])), ("w", count(&numbers[0]))])
         };
         let mut state = state(&[names[7].as_str(), "node-2"]);
-        state.note((0, at(1), answer(&status, &counts(1.0))));
-        state.note((0, at(2), answer(&status, &counts(2.0))));
-        state.note((1, at(2), Err(names[6].clone())));
+        state.record((0, at(1), answer(&status, &counts(1.0))));
+        state.record((0, at(2), answer(&status, &counts(2.0))));
+        state.record((1, at(2), Err(names[6].clone())));
         state.arrange();
         for key in std::iter::once('p').chain(keys.chars()) {
             press(&mut state, &key.to_string());
             let picture = Picture { now: at(10), ..state.picture() };
             let mut lines = picture.on_screen(width, height).lines;
             prop_assert!(lines.len() <= height.max(1));
-            lines.extend(picture.whole(width.max(20)));
+            lines.extend(picture.as_text(width.max(20)));
             for line in &lines {
                 prop_assert!(!line.to_string().chars().any(char::is_control), "{line}");
             }

@@ -1,17 +1,17 @@
-//! What becomes of answers that follow each other.
+//! Sequences of responses.
 
 use super::*;
 
 #[test]
 fn rates_need_two_looks_at_one_thing() {
-    let mut state = looked_at();
+    let mut state = two_samples();
     let figures = |state: &State, pod: &str| {
         let row = state
             .rows
             .iter()
             .find(|row| row.key.pod.as_str() == pod)
             .unwrap();
-        (row.total.usage, row.receive, row.total.foreign_share())
+        (row.total.usage, row.receive, row.total.interference_share())
     };
     assert_eq!(
         figures(&state, "ps-0"),
@@ -27,25 +27,25 @@ fn rates_need_two_looks_at_one_thing() {
         (None, None, None),
         "a counter that went back tells nothing"
     );
-    // The agent was started anew: its counters may begin anywhere.
-    state.note((
+    // A restarted agent: counters may begin anywhere.
+    state.record((
         0,
         at(5),
         answer(&status(&job()), &metrics(8, &[("ps-0", 9.0)])),
     ));
     state.arrange();
     assert_eq!(figures(&state, "ps-0"), (None, None, None));
-    state.note((
+    state.record((
         0,
         at(6),
         answer(&status(&job()), &metrics(8, &[("ps-0", 10.0)])),
     ));
     state.arrange();
     assert_eq!(figures(&state, "ps-0").0, Some(1.0));
-    // A container that was started anew counts something else, although it is called the same.
+    // A restarted container counts from zero, under the same name.
     let mut again = job();
     again[2]["cgroup"] = json!("kubepods/ps-0/another");
-    state.note((
+    state.record((
         0,
         at(7),
         answer(&status(&again), &metrics(8, &[("ps-0", 11.0)])),
@@ -58,7 +58,7 @@ fn rates_need_two_looks_at_one_thing() {
     );
     let mut another = job();
     another[2]["uid"] = json!("another");
-    state.note((
+    state.record((
         0,
         at(8),
         answer(&status(&another), &metrics(8, &[("ps-0", 12.0)])),
@@ -75,9 +75,9 @@ fn rates_need_two_looks_at_one_thing() {
 fn rates_are_means_over_some_seconds() {
     let mut state = state(&["node-1"]);
     for second in 0..30u32 {
-        // What others' scrapes share makes each number a second old at times.
+        // Scrapes that share a collection make a counter up to a second old.
         let count = f64::from(second - second % 2);
-        state.note((
+        state.record((
             0,
             at(u64::from(second) * 2),
             answer(&status(&job()), &metrics(7, &[("ps-0", count)])),
@@ -88,9 +88,9 @@ fn rates_are_means_over_some_seconds() {
             assert!((0.3..=0.7).contains(&usage.unwrap()), "{second}: {usage:?}");
         }
     }
-    // After a long silence they are means over all of it.
-    state.note((0, at(60), Err("away".to_owned())));
-    state.note((
+    // After a long gap, rates are means over the gap.
+    state.record((0, at(60), Err("away".to_owned())));
+    state.record((
         0,
         at(158),
         answer(&status(&job()), &metrics(7, &[("ps-0", 78.0)])),
@@ -101,7 +101,7 @@ fn rates_are_means_over_some_seconds() {
 
 #[test]
 fn letters_stay_with_their_owners() {
-    let mut state = looked_at();
+    let mut state = two_samples();
     let letters = |state: &State| -> Vec<(String, Option<char>)> {
         state
             .rows
@@ -125,7 +125,7 @@ fn letters_stay_with_their_owners() {
     ]);
     next["strangers"] =
         json!([{"cgroup": "kubepods/podx", "namespace": "", "pod": "", "cpus": "5"}]);
-    state.note((0, at(5), answer(&next, "")));
+    state.record((0, at(5), answer(&next, "")));
     state.arrange();
     let after = letters(&state);
     assert!(after.contains(&("ps-0".into(), Some('b'))), "{after:?}");
@@ -153,7 +153,7 @@ fn more_owners_than_letters_share_a_sign() {
     big["layout"] = Value::Null;
     big.as_object_mut().unwrap().remove("layout");
     let mut state = state(&["node-1"]);
-    state.note((0, at(1), answer(&big, "")));
+    state.record((0, at(1), answer(&big, "")));
     state.arrange();
     let letters: std::collections::HashSet<char> =
         state.rows.iter().filter_map(|row| row.letter).collect();
@@ -170,7 +170,7 @@ fn containers_of_a_pod_are_added_up() {
     init["container"] = json!("init");
     (init["running"], init["seen"], init["effective"]) = (json!(false), Value::Null, Value::Null);
     let mut state = state(&["node-1"]);
-    state.note((
+    state.record((
         0,
         at(1),
         answer(&status(&[init, job().remove(2), sidecar]), ""),
@@ -182,7 +182,11 @@ fn containers_of_a_pod_are_added_up() {
         (1, Some(10), 3)
     );
     assert_eq!(
-        row.total.own.as_ref().map(ToString::to_string).as_deref(),
+        row.total
+            .assigned
+            .as_ref()
+            .map(ToString::to_string)
+            .as_deref(),
         Some("2-3")
     );
     assert_eq!(row.notes, ["stays in the shared pool"]);
@@ -208,7 +212,7 @@ fn who_took_anothers_name_has_the_numbers_alone() {
     let mut state = state(&["node-1"]);
     for second in [1, 2] {
         let count = f64::from(u32::try_from(second).unwrap());
-        state.note((
+        state.record((
             0,
             at(second),
             answer(&both, &metrics(7, &[("ps-0", count)])),

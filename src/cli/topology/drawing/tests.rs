@@ -5,7 +5,7 @@ fn set(list: &str) -> CpuSet {
     list.parse().unwrap()
 }
 
-/// The drawing as it is without a terminal, whatever the test's own output is.
+/// The drawing without a terminal, independent of the test's output.
 fn plain(topology: &Topology, owners: &[(&str, &str)]) -> String {
     let owners = owners
         .iter()
@@ -28,7 +28,7 @@ fn server(llcs_per_numa: u32, cores_per_llc: u32) -> Topology {
     Topology::from_shape(shape)
 }
 
-/// The ids that stand in the drawing below the summary, in order.
+/// The ids in the drawing below the summary, in order.
 fn drawn(drawing: &str) -> Vec<u32> {
     let body = drawing.split("\n\n").nth(1).unwrap();
     let mut ids: Vec<u32> = body
@@ -215,7 +215,7 @@ fn colours_change_no_column() {
         .iter()
         .map(|(l, c)| ((*l).to_owned(), set(c)))
         .collect();
-    // Other tests look at plain text only, so it does no harm to them that this holds for the process.
+    // The setting holds for the process; the remaining tests look at plain text only.
     console::set_colors_enabled(false);
     let without = render(&topology, &map);
     console::set_colors_enabled(true);

@@ -1,0 +1,309 @@
+//! The status of a pod's containers in words, for `pinfold explain`.
+
+use std::collections::BTreeMap;
+
+use anyhow::Context;
+use serde::Deserialize;
+use serde_json::Value;
+
+/// The parts of a container's status that the report mentions.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ContainerStatus {
+    namespace: String,
+    pod: String,
+    container: String,
+    role: String,
+    evidence: String,
+    qos: String,
+    entitlement: Entitlement,
+    assigned: Option<String>,
+    effective: Option<String>,
+    partition: Option<String>,
+    numa: Option<String>,
+    running: bool,
+    created: bool,
+    threads: ThreadEnvironment,
+    /// Variables that the agent put into the environment; `None` without a runtime request.
+    injected: Option<Vec<String>>,
+    note: Option<String>,
+    #[serde(rename = "windowSeconds")]
+    unpinned_seconds: Option<f64>,
+    #[serde(rename = "seen")]
+    observed: Option<ObservedThreads>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ObservedThreads {
+    allowed_by_tasks: Option<String>,
+    bound: Option<usize>,
+    threads: usize,
+    /// The thread variables in the environment of the program.
+    variables: Option<BTreeMap<String, String>>,
+    verdict: Option<Verdict>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Verdict {
+    sentence: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct Entitlement {
+    reason: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct ThreadEnvironment {
+    /// The variables that the agent computed.
+    variables: BTreeMap<String, String>,
+    /// The variables that the pod sets, and that stay.
+    kept: Vec<String>,
+    reason: String,
+}
+
+/// Puts the containers of a pod into words.
+///
+/// # Errors
+/// The status does not parse: the agent has another version.
+pub(crate) fn describe(containers: &[Value]) -> anyhow::Result<String> {
+    let mut lines = Vec::new();
+    for value in containers {
+        let container = ContainerStatus::deserialize(value).context(
+            "can't read the container in the agent's status: use the pinfold program of the agent's version, or -o json",
+        )?;
+        if lines.is_empty() {
+            lines.push(format!(
+                "Pod {}/{} is {}. Role {}: {}.",
+                container.namespace,
+                container.pod,
+                container.qos,
+                container.role,
+                container.evidence
+            ));
+        }
+        lines.push(String::new());
+        lines.extend(container.describe());
+    }
+    Ok(lines.join("\n"))
+}
+
+// === impl ContainerStatus ===
+
+impl ContainerStatus {
+    fn describe(&self) -> Vec<String> {
+        let state = self
+            .absence()
+            .or((!self.running).then_some("not running"))
+            .map(|state| format!(", {state}"));
+        let mut lines = vec![
+            format!("Container {}{}", self.container, state.unwrap_or_default()),
+            format!("  entitled {}", self.entitlement.reason),
+            format!("  CPUs     {}", self.cpus()),
+        ];
+        lines.extend(self.note.iter().map(|note| format!("           {note}")));
+        if let Some(seconds) = self.unpinned_seconds {
+            lines.push(match seconds {
+                0.0 => "  unpinned never: the CPUs were in force before the first instruction"
+                    .to_owned(),
+                _ => format!(
+                    "  unpinned {:.1} ms, from the first instruction until the CPUs were in force",
+                    1000.0 * seconds
+                ),
+            });
+        }
+        lines.push(format!("  threads  {}", self.threads.reason));
+        let details = self.environment().into_iter().chain(self.threads());
+        lines.extend(details.map(|line| format!("           {line}")));
+        lines
+    }
+
+    /// The reason why the container does not exist at the moment.
+    fn absence(&self) -> Option<&'static str> {
+        let reason = if self.created {
+            "terminated"
+        } else {
+            "not created yet"
+        };
+        (!self.running && self.effective.is_none()).then_some(reason)
+    }
+
+    fn cpus(&self) -> String {
+        let none = if self.created && !self.running {
+            "none"
+        } else {
+            "none yet"
+        };
+        let in_force = self.effective.as_deref().unwrap_or(none);
+        let numa = self.numa.as_ref();
+        let numa = numa.map_or_else(String::new, |numa| format!(", NUMA {numa}"));
+        match &self.assigned {
+            Some(assigned) => {
+                let kind = match self.partition.as_deref() {
+                    Some(kind) => format!(" (partition {kind})"),
+                    None => String::new(),
+                };
+                format!("{assigned}, exclusive{numa}; in force: {in_force}{kind}")
+            }
+            None if self.effective.is_none() => in_force.to_owned(),
+            None => format!("{in_force}, shared{numa}"),
+        }
+    }
+
+    /// The threads of the running program.
+    fn threads(&self) -> Vec<String> {
+        let Some(observed) = &self.observed else {
+            return Vec::new();
+        };
+        let mut lines = vec![match &observed.verdict {
+            Some(Verdict { sentence }) => sentence.clone(),
+            None => format!(
+                "{} threads now; the expected number is unknown",
+                observed.threads
+            ),
+        }];
+        if let (Some(bound @ 1..), Some(allowed)) = (observed.bound, &observed.allowed_by_tasks) {
+            lines.push(format!(
+                "{bound} threads are bound to a part of the container's CPUs; all threads together may run on {allowed}"
+            ));
+        }
+        lines
+    }
+
+    /// The thread variables, grouped by origin.
+    fn environment(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        let assignment = |name: &&String| match self.threads.variables.get(*name) {
+            Some(value) => format!("{name}={value}"),
+            None => (*name).clone(),
+        };
+        let list = |names: &[&String]| {
+            let assignments: Vec<String> = names.iter().map(assignment).collect();
+            assignments.join(" ")
+        };
+        let injected = self.injected.as_deref().unwrap_or_default();
+        if !injected.is_empty() {
+            lines.push(format!("added to the environment: {}", injected.join(" ")));
+        }
+        let actual = self
+            .observed
+            .as_ref()
+            .and_then(|observed| observed.variables.as_ref());
+        // A variable with the computed value needs no remark about its origin.
+        let is_effective = |name: &str| {
+            actual.is_some_and(|actual| actual.get(name) == self.threads.variables.get(name))
+        };
+        let (effective, missing): (Vec<&String>, Vec<&String>) = self
+            .threads
+            .variables
+            .keys()
+            .filter(|name| !injected.contains(name))
+            .partition(|name| is_effective(name));
+        if !effective.is_empty() {
+            lines.push(format!(
+                "in the environment, with the computed value: {}",
+                list(&effective)
+            ));
+        }
+        if !missing.is_empty() {
+            let reason = match (self.absence(), &self.injected) {
+                (Some(absence), _) => absence,
+                (None, Some(_)) => "not added when the container was created",
+                (None, None) => {
+                    "not added, because the container runtime sends no requests (see pinfold doctor)"
+                }
+            };
+            lines.push(format!("{reason}: {}", list(&missing)));
+        }
+        if !self.threads.kept.is_empty() {
+            let kept = self.threads.kept.join(", ");
+            lines.push(format!("kept as the pod sets them: {kept}"));
+        }
+        lines
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The status of a container whose program has these variables.
+    fn status(variables: &Value) -> Value {
+        serde_json::json!({
+            "namespace": "train", "pod": "w", "container": "main", "role": "worker", "evidence": "a label",
+            "qos": "Guaranteed", "entitlement": {"reason": "CPU limit 2"}, "assigned": "2-3", "effective": "2-3",
+            "partition": null, "numa": null, "running": true, "created": true, "injected": null, "note": null,
+            "windowSeconds": null,
+            "threads": {"variables": {"A_THREADS": "2", "B_THREADS": "2"}, "kept": [], "reason": "profile limit"},
+            "seen": {"allowedByTasks": "2", "bound": 3, "threads": 5, "variables": variables,
+                "verdict": {"finding": "as expected", "cause": "c", "sentence": "as expected: 5 threads"}},
+        })
+    }
+
+    fn description(variables: &Value) -> String {
+        describe(&[status(variables)]).unwrap()
+    }
+
+    #[test]
+    fn an_absent_container_is_not_yet_created_or_terminated() {
+        for (created, state, cpus) in [
+            (false, "not created yet", "none yet"),
+            (true, "terminated", "none"),
+        ] {
+            let mut container = status(&Value::Null);
+            let changes = serde_json::json!({
+                "running": false, "created": created, "effective": null, "assigned": null, "seen": null,
+            });
+            container
+                .as_object_mut()
+                .unwrap()
+                .extend(changes.as_object().unwrap().clone());
+            let text = describe(&[container]).unwrap();
+            assert!(
+                text.contains(&format!("Container main, {state}\n")),
+                "{text}"
+            );
+            assert!(
+                text.ends_with(&format!("{state}: A_THREADS=2 B_THREADS=2")),
+                "{text}"
+            );
+            assert!(text.contains(&format!("  CPUs     {cpus}\n")), "{text}");
+        }
+        // A created container that has not started yet.
+        let mut container = status(&Value::Null);
+        container["running"] = Value::Bool(false);
+        assert!(
+            describe(&[container])
+                .unwrap()
+                .contains("Container main, not running\n")
+        );
+    }
+
+    #[test]
+    fn variables_in_the_environment_are_listed_whatever_their_origin() {
+        let some = description(&serde_json::json!({"A_THREADS": "2", "B_THREADS": "64"}));
+        assert!(
+            some.contains("in the environment, with the computed value: A_THREADS=2\n"),
+            "{some}"
+        );
+        assert!(
+            some.contains("sends no requests (see pinfold doctor): B_THREADS=2\n"),
+            "{some}"
+        );
+        assert!(some.contains("as expected: 5 threads\n"), "{some}");
+        assert!(
+            some.ends_with(
+                "3 threads are bound to a part of the container's CPUs; all threads together may run on 2"
+            ),
+            "{some}"
+        );
+        let unread = description(&Value::Null);
+        assert!(
+            unread.contains("(see pinfold doctor): A_THREADS=2 B_THREADS=2\n"),
+            "{unread}"
+        );
+        let all = description(&serde_json::json!({"A_THREADS": "2", "B_THREADS": "2"}));
+        assert!(!all.contains("pinfold doctor"), "{all}");
+    }
+}

@@ -1,0 +1,320 @@
+//! [`Endpoint`]: the address of an agent's HTTP server, and requests to the server.
+
+use std::fmt;
+use std::io::Read;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::str::FromStr;
+
+use http_body_util::{BodyExt, Empty, LengthLimitError, Limited};
+use hyper::body::Bytes;
+use hyper::client::conn::http1;
+use hyper::header::{ACCEPT_ENCODING, CONTENT_ENCODING, HOST};
+use hyper_util::rt::TokioIo;
+
+/// The longest accepted response, in bytes: enough for many thousand containers.
+const MAX_RESPONSE_BYTES: usize = 64 << 20;
+
+/// The characters of an error response's body that the error message quotes.
+const EXCERPT_CHARS: usize = 200;
+
+/// The agent's default port.
+const DEFAULT_PORT: u16 = 9470;
+
+/// The address of an agent: host, port, and a prefix of every path, as a proxy needs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Endpoint {
+    host: String,
+    port: u16,
+    prefix: String,
+}
+
+/// The reason why a text is no valid agent address.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum EndpointError {
+    /// The URL's scheme is not `http`; agents serve plain HTTP.
+    #[error(
+        "the scheme of {0:?} is not http: agents serve plain HTTP; use kubectl proxy for an agent behind TLS"
+    )]
+    Scheme(String),
+    /// The text is no host, and no URL.
+    #[error("{0:?} is no agent address: write http://HOST:9470, HOST:PORT or HOST")]
+    Form(String),
+}
+
+// === impl Endpoint ===
+
+impl Endpoint {
+    /// The agent of this host that listens on `address`.
+    pub(crate) fn on_this_host(mut address: SocketAddr) -> Self {
+        // An agent that listens on every address also listens on the loopback address.
+        if address.ip().is_unspecified() {
+            address.set_ip(match address {
+                SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+                SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
+            });
+        }
+        Self {
+            host: address.ip().to_string(),
+            port: address.port(),
+            prefix: String::new(),
+        }
+    }
+
+    /// A short name of the agent, for people.
+    #[cfg(feature = "top")]
+    pub(crate) fn name(&self) -> String {
+        match self
+            .prefix
+            .split('/')
+            .rfind(|part| !matches!(*part, "" | "proxy"))
+        {
+            // A path of the API server's proxy: .../nodes/http:node-1:9470/proxy.
+            Some(part) => match part.split(':').collect::<Vec<_>>()[..] {
+                [_, name, _] => name.to_owned(),
+                [name, ..] => name.to_owned(),
+                [] => part.to_owned(),
+            },
+            None if self.port == DEFAULT_PORT => self.host.clone(),
+            None => self.authority(),
+        }
+    }
+
+    fn authority(&self) -> String {
+        if self.host.contains(':') {
+            format!("[{}]:{}", self.host, self.port)
+        } else {
+            format!("{}:{}", self.host, self.port)
+        }
+    }
+
+    /// Whether requests stay on this host.
+    fn is_loopback(&self) -> bool {
+        self.host == "localhost" || self.host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+    }
+
+    /// Requests the paths in order over the same connection, and returns the bodies.
+    ///
+    /// # Errors
+    /// No connection, no HTTP, a status code other than 2xx, or a response that is too long.
+    pub(crate) async fn get(&self, paths: &[&str]) -> anyhow::Result<Vec<Bytes>> {
+        let stream = tokio::net::TcpStream::connect((self.host.as_str(), self.port)).await?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        let responses = async {
+            let mut bodies = Vec::new();
+            for path in paths {
+                sender.ready().await?;
+                bodies.push(self.request(&mut sender, path).await?);
+            }
+            Ok(bodies)
+        };
+        tokio::pin!(responses);
+        tokio::pin!(connection);
+        tokio::select! {
+            bodies = &mut responses => bodies,
+            ended = &mut connection => {
+                ended?;
+                // Responses that arrived before the end of the connection are valid.
+                responses.await
+            }
+        }
+    }
+
+    async fn request(
+        &self,
+        sender: &mut http1::SendRequest<Empty<Bytes>>,
+        path: &str,
+    ) -> anyhow::Result<Bytes> {
+        let mut request =
+            hyper::Request::get(format!("{}{path}", self.prefix)).header(HOST, self.authority());
+        if !self.is_loopback() {
+            request = request.header(ACCEPT_ENCODING, "gzip");
+        }
+        let response = sender.send_request(request.body(Empty::new())?).await?;
+        let status = response.status();
+        let is_compressed = response
+            .headers()
+            .get(CONTENT_ENCODING)
+            .is_some_and(|coding| coding == "gzip");
+        let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES)
+            .collect()
+            .await;
+        let body = body.map_err(|error| {
+            if error.is::<LengthLimitError>() {
+                anyhow::anyhow!("the response is longer than {MAX_RESPONSE_BYTES} bytes")
+            } else {
+                anyhow::anyhow!("{error}")
+            }
+        });
+        let mut body = body?.to_bytes();
+        if is_compressed {
+            body = decompress(&body)?;
+        }
+        anyhow::ensure!(status.is_success(), "{status}: {}", excerpt(&body));
+        Ok(body)
+    }
+}
+
+/// The beginning of an error response's body, with control characters replaced.
+fn excerpt(body: &[u8]) -> String {
+    // A character takes at most four bytes.
+    let text = String::from_utf8_lossy(body.get(..4 * EXCERPT_CHARS).unwrap_or(body));
+    let shown = text.trim().chars().take(EXCERPT_CHARS);
+    shown
+        .map(|c| {
+            if c.is_control() {
+                char::REPLACEMENT_CHARACTER
+            } else {
+                c
+            }
+        })
+        .collect()
+}
+
+/// Decompresses a gzip body up to the accepted length.
+fn decompress(body: &[u8]) -> anyhow::Result<Bytes> {
+    let mut content = Vec::new();
+    let limit = u64::try_from(MAX_RESPONSE_BYTES)?;
+    flate2::read::GzDecoder::new(body)
+        .take(limit + 1)
+        .read_to_end(&mut content)?;
+    anyhow::ensure!(
+        content.len() <= MAX_RESPONSE_BYTES,
+        "the response is longer than {MAX_RESPONSE_BYTES} bytes"
+    );
+    Ok(content.into())
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "http://{}{}", self.authority(), self.prefix)
+    }
+}
+
+impl FromStr for Endpoint {
+    type Err = EndpointError;
+
+    fn from_str(text: &str) -> Result<Self, EndpointError> {
+        let form = || EndpointError::Form(text.to_owned());
+        let url = if text.contains("://") {
+            text.to_owned()
+        } else {
+            format!("http://{text}")
+        };
+        let url: hyper::Uri = url.parse().map_err(|_| form())?;
+        if url.scheme_str() != Some("http") {
+            return Err(EndpointError::Scheme(text.to_owned()));
+        }
+        let authority = url.authority().ok_or_else(form)?;
+        let host = authority
+            .host()
+            .trim_start_matches('[')
+            .trim_end_matches(']')
+            .to_owned();
+        let has_port = authority
+            .as_str()
+            .rsplit(']')
+            .next()
+            .is_some_and(|rest| rest.contains(':'));
+        let port = match authority.port_u16() {
+            Some(port) => port,
+            None if has_port => return Err(form()),
+            None => DEFAULT_PORT,
+        };
+        if host.is_empty() || authority.as_str().contains('@') || url.query().is_some() {
+            return Err(form());
+        }
+        // A copied address of `/status` or `/metrics` names the agent.
+        let path = url.path().trim_end_matches('/');
+        let prefix = path
+            .strip_suffix("/status")
+            .or_else(|| path.strip_suffix("/metrics"))
+            .unwrap_or(path);
+        Ok(Self {
+            host,
+            port,
+            prefix: prefix.to_owned(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_have_many_forms() {
+        for (text, url, name) in [
+            ("node-1", "http://node-1:9470", "node-1"),
+            ("node-1:9471", "http://node-1:9471", "node-1:9471"),
+            ("http://10.0.0.7/", "http://10.0.0.7:9470", "10.0.0.7"),
+            ("http://[::1]:9470/status", "http://[::1]:9470", "::1"),
+            ("[fe80::1]", "http://[fe80::1]:9470", "fe80::1"),
+            ("[fe80::1]:81", "http://[fe80::1]:81", "[fe80::1]:81"),
+            (
+                "http://127.0.0.1:8001/api/v1/nodes/http:node-7:9470/proxy/",
+                "http://127.0.0.1:8001/api/v1/nodes/http:node-7:9470/proxy",
+                "node-7",
+            ),
+            (
+                "http://proxy/node-8/metrics",
+                "http://proxy:9470/node-8",
+                "node-8",
+            ),
+        ] {
+            let endpoint: Endpoint = text.parse().unwrap();
+            assert_eq!(
+                (endpoint.to_string().as_str(), endpoint.name().as_str()),
+                (url, name),
+                "{text}"
+            );
+        }
+        assert_eq!(
+            "https://node-1".parse::<Endpoint>().unwrap_err(),
+            EndpointError::Scheme("https://node-1".into())
+        );
+        for text in [
+            "",
+            "http://",
+            "node 1",
+            "node-1:x",
+            "node-1:70000",
+            "http://u:p@node-1",
+            "http://a/?b=c",
+        ] {
+            assert_eq!(
+                text.parse::<Endpoint>().unwrap_err(),
+                EndpointError::Form(text.into()),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_error_message_quotes_the_beginning_of_the_body() {
+        assert_eq!(excerpt(b" not ready\x1b[2J\n"), "not ready\u{fffd}[2J");
+        assert_eq!(excerpt(&[0xff; 5000]).chars().count(), EXCERPT_CHARS);
+        assert_eq!(
+            excerpt("漢".repeat(5000).as_bytes()),
+            "漢".repeat(EXCERPT_CHARS)
+        );
+        assert_eq!(excerpt(b""), "");
+    }
+
+    #[test]
+    fn a_body_that_decompresses_to_too_many_bytes_is_refused() {
+        use std::io::Write;
+        let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        packer.write_all(b"some").unwrap();
+        assert_eq!(decompress(&packer.finish().unwrap()).unwrap(), "some");
+        assert!(decompress(b"no gzip").is_err());
+        let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        let zeros = vec![0; 1 << 20];
+        (0..65).for_each(|_| packer.write_all(&zeros).unwrap());
+        assert!(
+            decompress(&packer.finish().unwrap())
+                .unwrap_err()
+                .to_string()
+                .contains("longer")
+        );
+    }
+}

@@ -1,0 +1,35 @@
+//! A request for the status and the counters of an agent.
+
+use std::time::Duration;
+
+use tokio::sync::Semaphore;
+
+use super::endpoint::Endpoint;
+use super::node::Response;
+use super::scrape::Scrape;
+use super::status::Status;
+
+/// The most requests at the same time: fewer than the open files that a process may have.
+pub(crate) const MAX_REQUESTS: usize = 256;
+
+/// The time limit of a request; a healthy agent answers sooner.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Requests `/status` and `/metrics` of an agent, as soon as `permits` has a free permit.
+pub(crate) async fn fetch(endpoint: &Endpoint, permits: &Semaphore) -> Response {
+    let _permit = permits.acquire().await;
+    let request = async {
+        let bodies = endpoint.get(&["/status", "/metrics"]).await?;
+        let [status, metrics] = &bodies[..] else {
+            anyhow::bail!("no response")
+        };
+        Ok((
+            Status::parse(status)?,
+            Scrape::parse(&String::from_utf8_lossy(metrics)),
+        ))
+    };
+    match tokio::time::timeout(TIMEOUT, request).await {
+        Ok(response) => response.map_err(|error: anyhow::Error| format!("{error:#}")),
+        Err(_) => Err(format!("no response within {} s", TIMEOUT.as_secs())),
+    }
+}

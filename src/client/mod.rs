@@ -1,0 +1,33 @@
+//! A client of a running agent: the agent's HTTP API, and the model behind `top`.
+//!
+//! [`Endpoint`] requests `/status` and `/metrics`. [`container_report`] puts the status of a container into words. For `top`, each
+//! [`Response`] goes to the [`MonitoredNode`] of the agent, and the node offers the pods as [`PodRow`]s.
+
+#![warn(clippy::too_many_lines, clippy::excessive_nesting)]
+
+pub(crate) mod container_report;
+mod endpoint;
+#[cfg(feature = "top")]
+mod fetch;
+#[cfg(feature = "top")]
+mod node;
+#[cfg(feature = "top")]
+mod row;
+#[cfg(feature = "top")]
+mod scrape;
+#[cfg(feature = "top")]
+mod status;
+#[cfg(feature = "top")]
+pub(crate) mod targets;
+
+pub(crate) use endpoint::Endpoint;
+#[cfg(feature = "top")]
+pub(crate) use fetch::{MAX_REQUESTS, fetch};
+#[cfg(feature = "top")]
+pub(crate) use node::{MonitoredNode, NO_LETTER, Response};
+#[cfg(feature = "top")]
+pub(crate) use row::{Figures, PodKey, PodRow};
+#[cfg(all(test, feature = "top"))]
+pub(crate) use scrape::Scrape;
+#[cfg(feature = "top")]
+pub(crate) use status::{SafeText, Status};

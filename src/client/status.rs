@@ -1,0 +1,348 @@
+//! [`Status`]: the parts of `/status` that `top` shows, with texts that are safe to print on a terminal.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use serde::de::{Error, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+
+use crate::cpu::{CpuSet, Layout};
+
+/// A text without control characters, characters that change the text direction, and invisible characters.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub(crate) struct SafeText(Arc<str>);
+
+// === impl SafeText ===
+
+impl SafeText {
+    /// Replaces each character that acts on a terminal by U+FFFD, and cuts a text that is too long for a screen.
+    pub(crate) fn new(text: &str) -> Self {
+        let is_unsafe = |c: char| {
+            c.is_control()
+                || matches!(c, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+                // Combining characters have no width; a text may hold any number of them.
+                || !c.is_ascii() && console::measure_text_width(c.encode_utf8(&mut [0; 4])) == 0
+        };
+        let safe = text.chars().take(MAX_TEXT_CHARS).map(|c| {
+            if is_unsafe(c) {
+                char::REPLACEMENT_CHARACTER
+            } else {
+                c
+            }
+        });
+        Self(safe.collect::<String>().into())
+    }
+
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// The longest text, in characters.
+const MAX_TEXT_CHARS: usize = 2000;
+
+/// The longest accepted list. No node has this many containers, or entries of another list.
+const MAX_ENTRIES: usize = 20_000;
+
+impl fmt::Display for SafeText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for SafeText {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer).map(|text| Self::new(&text))
+    }
+}
+
+/// The status of a node, as reported by the agent.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Status {
+    pub(crate) enforcement: SafeText,
+    pub(crate) online: CpuSet,
+    pub(crate) reserved: CpuSet,
+    pub(crate) shared: CpuSet,
+    pub(crate) exclusive: CpuSet,
+    #[serde(default)]
+    pub(crate) lost: CpuSet,
+    /// Empty if the agent's version does not report the layout.
+    #[serde(default, deserialize_with = "layout")]
+    pub(crate) layout: Layout,
+    #[serde(deserialize_with = "bounded_list")]
+    pub(crate) containers: Vec<Container>,
+    #[serde(default, rename = "strangers", deserialize_with = "bounded_list")]
+    pub(crate) unknown_owners: Vec<UnknownOwner>,
+    #[serde(default, deserialize_with = "bounded_list")]
+    pub(crate) drift: Vec<Drift>,
+    #[serde(default, deserialize_with = "bounded_list")]
+    pub(crate) unexplained: Vec<SafeText>,
+    #[serde(default, deserialize_with = "bounded_list")]
+    pub(crate) errors: Vec<SafeText>,
+    pub(crate) cluster: Option<Cluster>,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Container {
+    pub(crate) namespace: SafeText,
+    pub(crate) pod: SafeText,
+    pub(crate) container: SafeText,
+    pub(crate) uid: Option<SafeText>,
+    pub(crate) role: SafeText,
+    pub(crate) job: Option<SafeText>,
+    pub(crate) qos: SafeText,
+    pub(crate) assigned: Option<CpuSet>,
+    pub(crate) effective: Option<CpuSet>,
+    pub(crate) cgroup: Option<SafeText>,
+    pub(crate) running: bool,
+    pub(crate) note: Option<SafeText>,
+    #[serde(rename = "windowSeconds")]
+    pub(crate) unpinned_seconds: Option<f64>,
+    #[serde(rename = "seen")]
+    pub(crate) threads: Option<Threads>,
+}
+
+/// The threads of a container.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Threads {
+    #[serde(rename = "threads")]
+    pub(crate) count: u64,
+    pub(crate) runnable: Option<f64>,
+    pub(crate) verdict: Option<Verdict>,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub(crate) struct Verdict {
+    pub(crate) finding: SafeText,
+    pub(crate) sentence: SafeText,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub(crate) struct UnknownOwner {
+    pub(crate) namespace: SafeText,
+    pub(crate) pod: SafeText,
+    pub(crate) cgroup: SafeText,
+    pub(crate) cpus: CpuSet,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub(crate) struct Drift {
+    pub(crate) path: SafeText,
+    pub(crate) cause: SafeText,
+    pub(crate) assigned: CpuSet,
+    pub(crate) effective: CpuSet,
+}
+
+/// The agent's connection to the Kubernetes API.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub(crate) struct Cluster {
+    pub(crate) node: Option<SafeText>,
+    #[serde(rename = "trouble")]
+    pub(crate) problem: Option<SafeText>,
+}
+
+/// Reads a list of at most [`MAX_ENTRIES`]. The bound limits memory: a short text can stand for a large CPU set.
+fn bounded_list<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    deserializer: D,
+) -> Result<Vec<T>, D::Error> {
+    struct BoundedList<T>(PhantomData<T>);
+
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for BoundedList<T> {
+        type Value = Vec<T>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "a list of at most {MAX_ENTRIES} entries")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut all: A) -> Result<Vec<T>, A::Error> {
+            let mut list = Vec::new();
+            while let Some(entry) = all.next_element()? {
+                if list.len() == MAX_ENTRIES {
+                    return Err(A::Error::custom(format_args!(
+                        "a list of more than {MAX_ENTRIES} entries"
+                    )));
+                }
+                list.push(entry);
+            }
+            Ok(list)
+        }
+    }
+
+    deserializer.deserialize_seq(BoundedList(PhantomData))
+}
+
+/// Reads the parts of the layout that the CPU map shows.
+fn layout<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Layout, D::Error> {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Groups {
+        #[serde(deserialize_with = "bounded_list")]
+        cores: Vec<CpuSet>,
+        #[serde(deserialize_with = "bounded_list")]
+        llcs: Vec<CpuSet>,
+        numa: BTreeMap<u32, String>,
+    }
+
+    let Groups { cores, llcs, numa } = Groups::deserialize(deserializer)?;
+    if numa.len() > MAX_ENTRIES {
+        return Err(D::Error::custom(format_args!(
+            "more than {MAX_ENTRIES} NUMA nodes"
+        )));
+    }
+    let set = |(id, cpus): (u32, String)| {
+        cpus.parse()
+            .map(|cpus| (id, cpus))
+            .map_err(D::Error::custom)
+    };
+    let numa = numa.into_iter().map(set).collect::<Result<_, _>>()?;
+    Ok(Layout {
+        cores,
+        llcs,
+        numa,
+        sockets: Vec::new(),
+    })
+}
+
+// === impl Status ===
+
+impl Status {
+    /// Parses the body of `/status`.
+    ///
+    /// # Errors
+    /// The body is not the status of an agent, or of an agent of another version.
+    pub(crate) fn parse(body: &[u8]) -> anyhow::Result<Self> {
+        serde_json::from_slice(body).map_err(|error| {
+            anyhow::anyhow!(
+                "the server is no Pinfold agent, or an agent of another version (/status: {error})"
+            )
+        })
+    }
+
+    /// The problems of the node, a sentence each.
+    pub(crate) fn problems(&self) -> impl Iterator<Item = String> {
+        let lost = (!self.lost.is_empty()).then(|| {
+            format!(
+                "lost to the kernel until the next boot: {}",
+                self.lost.in_words()
+            )
+        });
+        let drift = self.drift.iter().map(|drift| {
+            format!(
+                "drift ({}): {} has {} instead of {}",
+                drift.cause, drift.path, drift.effective, drift.assigned
+            )
+        });
+        let errors = self.errors.iter().map(ToString::to_string);
+        let unexplained = self.unexplained.iter().map(ToString::to_string);
+        errors
+            .chain(lost)
+            .chain(drift)
+            .chain(unexplained)
+            .chain(self.api_problem().map(|problem| format!("API: {problem}")))
+    }
+
+    /// The number of [`Self::problems`].
+    pub(crate) fn problem_count(&self) -> usize {
+        self.errors.len()
+            + usize::from(!self.lost.is_empty())
+            + self.drift.len()
+            + self.unexplained.len()
+            + usize::from(self.api_problem().is_some())
+    }
+
+    fn api_problem(&self) -> Option<&SafeText> {
+        self.cluster.as_ref()?.problem.as_ref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn characters_that_act_on_a_terminal_are_replaced() {
+        let safe = SafeText::new("worker\u{1b}[2J\u{7}-0\r\n\u{9b}31m\u{202e}x\u{200b}é漢");
+        assert_eq!(
+            safe.as_str(),
+            "worker\u{fffd}[2J\u{fffd}-0\u{fffd}\u{fffd}\u{fffd}31m\u{fffd}x\u{fffd}é漢"
+        );
+        assert_eq!(
+            SafeText::new(&"x".repeat(1 << 20)).as_str().len(),
+            MAX_TEXT_CHARS
+        );
+        assert_eq!(
+            SafeText::new("e\u{301}\u{301}\u{fe0f}\u{e0041}.").as_str(),
+            "e\u{fffd}\u{fffd}\u{fffd}\u{fffd}."
+        );
+    }
+
+    const EMPTY: &str = r#"{"enforcement": "cpuset", "online": "0", "reserved": "", "shared": "0", "exclusive": "", "containers": [], MORE}"#;
+
+    #[test]
+    fn long_lists_are_refused() {
+        let parse = |more: &str| Status::parse(EMPTY.replace("MORE", more).as_bytes());
+        let sets = vec![r#""8191""#; MAX_ENTRIES + 1].join(",");
+        let numa: Vec<String> = (0..=MAX_ENTRIES)
+            .map(|id| format!(r#""{id}": "1""#))
+            .collect();
+        for more in [
+            format!(r#""errors": [{sets}]"#),
+            format!(r#""layout": {{"cores": [{sets}]}}"#),
+            format!(r#""layout": {{"numa": {{{}}}}}"#, numa.join(",")),
+        ] {
+            assert!(
+                parse(&more)
+                    .unwrap_err()
+                    .to_string()
+                    .contains("more than 20000"),
+                "{}",
+                &more[..30]
+            );
+        }
+        let status = parse(&format!(r#""errors": [{}]"#, &sets[..sets.len() - 7])).unwrap();
+        assert_eq!(
+            (status.problem_count(), status.problems().count()),
+            (MAX_ENTRIES, MAX_ENTRIES)
+        );
+        assert!(
+            parse(r#""layout": {"numa": {"0": "x"}}"#)
+                .unwrap_err()
+                .to_string()
+                .contains("CPU list")
+        );
+        let nested = format!(r#""more": {}"#, "[".repeat(1 << 20));
+        assert!(parse(&nested).is_err());
+    }
+
+    #[test]
+    fn the_count_of_problems_is_the_number_of_sentences() {
+        let more = r#""errors": ["a"], "lost": "1", "unexplained": ["b"], "cluster": {"node": null, "trouble": "c"},
+            "drift": [{"path": "p", "cause": "restart", "assigned": "0", "effective": "1"}]"#;
+        let status = Status::parse(EMPTY.replace("MORE", more).as_bytes()).unwrap();
+        let problems: Vec<String> = status.problems().collect();
+        assert_eq!(problems.len(), status.problem_count(), "{problems:?}");
+        assert_eq!(problems.last().unwrap(), "API: c");
+    }
+
+    #[test]
+    fn a_body_that_is_no_status_is_an_error() {
+        for body in [
+            "",
+            "{}",
+            "[]",
+            "not ready\n",
+            r#"{"enforcement": "cpuset", "online": "x"}"#,
+        ] {
+            let error = Status::parse(body.as_bytes()).unwrap_err().to_string();
+            assert!(
+                error.contains("no Pinfold agent, or an agent of another version"),
+                "{error}"
+            );
+        }
+    }
+}

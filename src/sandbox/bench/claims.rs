@@ -1,0 +1,226 @@
+//! The claims of articles about pinning, the bench's result for each, and the reasons why this machine may not confirm a
+//! claim.
+
+use serde::Serialize;
+
+use super::model::{Comparison, Effect, MachineFacts, Metric, WaySummary};
+use super::plan::{Plan, Work, counted};
+
+/// A claim and the bench's result.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Claim {
+    /// What is claimed.
+    pub claimed: &'static str,
+    /// The subject of the claim.
+    pub comparison: Comparison,
+    /// In which metric.
+    pub metric: Metric,
+    /// The bench's result, in words.
+    pub here: String,
+    /// The differences between the article's setup and this machine, a sentence each.
+    pub but: Vec<String>,
+}
+
+/// The claims, all of one article: wide & deep models on hosts with 80 CPUs.
+pub(super) fn claims(
+    plan: &Plan,
+    effects: &[Effect],
+    ways: &[WaySummary],
+    found: &MachineFacts,
+) -> Vec<Claim> {
+    let claim = |claimed, comparison, metric, but: Vec<String>| {
+        let effect = effects
+            .iter()
+            .find(|one| one.comparison == comparison && one.metric == metric);
+        let here = match found.not_counted.get(&metric) {
+            Some(reason) => format!("not counted here: {reason}"),
+            None => effect.map_or_else(|| "not counted".to_owned(), |effect| effect.words.clone()),
+        };
+        Claim {
+            claimed,
+            comparison,
+            metric,
+            here,
+            but,
+        }
+    };
+    let (pinned, threads) = (about_pinning(plan, found), about_threads(plan, ways));
+    vec![
+        claim(
+            "exclusive CPUs: +20 % speed or more, on a full node where all ask for the same",
+            Comparison::Pinned,
+            Metric::StepsPerSecond,
+            pinned,
+        ),
+        // By itself: a pinned program may be right without being told, and then it is told wrong for the sake of comparison.
+        claim(
+            "right thread counts: +5 % speed",
+            Comparison::RightShared,
+            Metric::StepsPerSecond,
+            threads.clone(),
+        ),
+        claim(
+            "right thread counts: -40 % context switches",
+            Comparison::RightShared,
+            Metric::ContextSwitchesPerStep,
+            threads,
+        ),
+    ]
+}
+
+fn about_pinning(plan: &Plan, found: &MachineFacts) -> Vec<String> {
+    let mut but = vec![
+        "the article shared its CPUs without limits; here who shares has the quota that Kubernetes gives a pod with limits"
+            .to_owned(),
+    ];
+    if !plan.is_full() {
+        let asked = plan.requested() as f64 / 1000.0;
+        but.push(format!(
+            "this node was not full: {asked:.1} of its {} were asked for",
+            counted(plan.online.len(), "CPU")
+        ));
+    } else if plan.neighbours.request_milli_cpus == 0 {
+        but.push(
+            "the neighbours ask for nothing (best effort), so the kernel lets the job go first even where it shares".to_owned(),
+        );
+    }
+    let (busy, left) = plan.busy();
+    if plan.is_full() && busy < left as f64 {
+        but.push(format!(
+            "the neighbours keep {busy:.1} CPUs busy, of {left} that the job leaves"
+        ));
+    }
+    let free = plan.online.difference(&plan.reserved).len();
+    if matches!(plan.work, Work::BuiltIn) && plan.ps_cpus == 0 {
+        but.push(format!(
+            "only {free} of {} can be given away: pinned, the parameter server shares the rest with all neighbours and \
+             the system, and its workers wait for it",
+            counted(plan.online.len(), "CPU")
+        ));
+    } else if plan.online.len() < 8 {
+        but.push(format!(
+            "a machine with {} is small: what is reserved is a large part of it",
+            counted(plan.online.len(), "CPU")
+        ));
+    }
+    if found.enforcement == "cpuset" {
+        but.push(
+            "with enforcement cpuset, tasks outside the pods still run on the CPUs given away"
+                .to_owned(),
+        );
+    }
+    but
+}
+
+fn about_threads(plan: &Plan, ways: &[WaySummary]) -> Vec<String> {
+    let mut but = Vec::new();
+    let host = plan
+        .host_threads
+        .map_or(plan.online.len() as u64, u64::from);
+    let times = host as f64 / f64::from(plan.cpus);
+    if times < 8.0 {
+        but.push(format!(
+            "the host's threads are only {times:.1} times the right ones here ({host} and {}), and were 10 times or more on \
+             the article's hosts: --host-threads 80 tells the programs what such a host would",
+            plan.cpus
+        ));
+    } else if let Some(told) = plan
+        .host_threads
+        .filter(|&told| told as usize != plan.online.len())
+    {
+        but.push(format!(
+            "the host's threads are those of a host of {}, on {}",
+            counted(told, "CPU"),
+            counted(plan.online.len(), "CPU")
+        ));
+    }
+    let threads = |index: usize| ways.get(index).and_then(|way| way.thread_count);
+    for (ways, place) in [((0, 1), "in the shared pool"), ((2, 3), "pinned")] {
+        if let (Some(host), Some(right)) = (threads(ways.0), threads(ways.1))
+            && host == right
+            && !plan.runs_to_end()
+        {
+            but.push(format!(
+                "{place}, the job has {} both ways: it takes no notice of the variables, or is right by itself",
+                counted(host, "thread")
+            ));
+        }
+    }
+    if plan.host_threads.is_some() {
+        but.push(
+            "pinned, a program that looks at its CPUs, as TensorFlow does, would not take the host's threads that it is told \
+             here"
+                .to_owned(),
+        );
+    }
+    but
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::report::tests::{plan, runs};
+    use super::super::report::{MachineFacts, Report};
+    use super::*;
+
+    #[test]
+    fn a_small_machine_says_what_it_cannot_show() {
+        let found = MachineFacts {
+            enforcement: "cpuset".to_owned(),
+            ..MachineFacts::default()
+        };
+        let report = Report::new(
+            plan(6),
+            runs(6, |_, _| vec![(Metric::StepsPerSecond, 5.0)]),
+            found,
+        );
+        let [pinning, speed, switches] = report.claims.as_slice() else {
+            unreachable!("three claims")
+        };
+        assert_eq!(pinning.here, "no difference beyond noise (+0 to +0 %)");
+        let but = pinning.but.join("\n");
+        for says in [
+            "without limits",
+            "best effort",
+            "only 1 of 2 CPUs",
+            "enforcement cpuset",
+        ] {
+            assert!(but.contains(says), "{says}: {but}");
+        }
+        let but = speed.but.join("\n");
+        assert!(
+            but.contains("only 2.0 times")
+                && but.contains("pinned, the job has 7 threads both ways"),
+            "{but}"
+        );
+        assert_eq!(switches.here, "not counted");
+    }
+
+    #[test]
+    fn neighbours_that_sleep_fill_no_node() {
+        let but = |busy| {
+            let mut plan = plan(6);
+            plan.neighbours.busy_percent = busy;
+            plan.neighbours.request_milli_cpus = 2000;
+            about_pinning(&plan, &MachineFacts::default()).join("\n")
+        };
+        assert!(
+            but(40).contains("the neighbours keep 0.4 CPUs busy, of 1 that"),
+            "{}",
+            but(40)
+        );
+        assert!(!but(100).contains("busy"), "{}", but(100));
+    }
+
+    #[test]
+    fn threads_of_a_larger_host_are_named() {
+        let mut plan = plan(6);
+        plan.host_threads = Some(80);
+        let report = Report::new(plan, runs(6, |_, _| vec![]), MachineFacts::default());
+        let but = report.claims[1].but.join("\n");
+        assert!(
+            but.contains("a host of 80 CPUs, on 2 CPUs") && !but.contains("only"),
+            "{but}"
+        );
+    }
+}

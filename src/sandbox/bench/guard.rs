@@ -1,0 +1,65 @@
+//! [`Guard`]: a process that removes the remains of a bench that was killed.
+//!
+//! The process waits for the end of a pipe. Only the bench holds the other end, and the kernel closes the pipe with the
+//! bench.
+
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::Context;
+
+use crate::host::cgroup::Cgroups;
+use crate::sandbox::node;
+
+/// The cleanup process. A drop starts the cleanup and waits for the end of the process.
+#[derive(Debug)]
+pub(super) struct Guard {
+    child: Child,
+}
+
+// === impl Guard ===
+
+impl Guard {
+    /// Starts the process.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub(super) fn start(cgroup_root: &Path) -> anyhow::Result<Self> {
+        let program = std::env::current_exe().context("can't find this program's own file")?;
+        let mut command = Command::new(program);
+        command
+            .args(["train", "sweep", "--cgroup-root"])
+            .arg(cgroup_root);
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        // An interrupt from the terminal must not end the cleanup process.
+        command.process_group(0);
+        let child = command
+            .spawn()
+            .context("can't start the process that clears away after a kill")?;
+        Ok(Self { child })
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        // The cleanup process prints nothing, because nobody could act on an error. The next bench removes the remains.
+        let _ = self.child.wait();
+    }
+}
+
+/// Waits until standard input ends, then removes what a bench has left.
+///
+/// # Errors
+/// No cgroup hierarchy, or the kernel refuses.
+pub fn sweep(cgroup_root: &Path) -> anyhow::Result<()> {
+    let mut nothing = Vec::new();
+    // An end by an error is an end, too.
+    let _ = std::io::stdin().read_to_end(&mut nothing);
+    node::clear(&Cgroups::detect(cgroup_root)?)
+}

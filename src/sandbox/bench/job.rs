@@ -1,0 +1,390 @@
+//! The pods of a run: the job's pods, as the agent reads them, and the neighbours.
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+
+use anyhow::Context;
+use serde_json::json;
+
+use super::plan::{Cpus, Plan, Threads, Way, Work};
+use crate::pod::{
+    self, CPUS_ANNOTATION, Pod, Policy, THREADS_ANNOTATION, ThreadBasis, ThreadPolicy,
+    thread_environment,
+};
+
+/// The port of a parameter server.
+const PORT: u16 = 2222;
+
+/// The first address of the pods.
+const NETWORK: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
+
+/// No more pods with an address than a network of 254 has room for.
+pub const MOST_ADDRESSES: u32 = 200;
+
+/// A pod of a run.
+#[derive(Debug, Clone)]
+pub struct BenchPod {
+    /// The pod, as the agent reads the pod.
+    pub pod: Pod,
+    /// Its manifest.
+    pub manifest: String,
+    /// The pod's role in the job.
+    pub part: Part,
+    /// What it runs.
+    pub args: Vec<String>,
+    /// Variables that the pod sets in addition to the agent's variables.
+    pub env: BTreeMap<String, String>,
+    /// The pod's address; `None` in the network namespace of the bench.
+    pub address: Option<Ipv4Addr>,
+    /// Whether the pod gets exclusive CPUs.
+    pub exclusive: bool,
+}
+
+/// The work of a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// A parameter server of the built-in job.
+    Ps,
+    /// A worker of the built-in job.
+    Worker,
+    /// A copy of the command.
+    Command,
+    /// A neighbour of the job.
+    Neighbour,
+}
+
+/// The pods of a run, in starting order: servers and neighbours before workers. `number` makes the uids differ from the uids
+/// of earlier runs.
+///
+/// # Errors
+/// The manifest reader refuses a generated manifest, which would be a defect.
+pub fn pods(plan: &Plan, way: Way, number: usize) -> anyhow::Result<Vec<BenchPod>> {
+    let address = |index: u32| Ipv4Addr::from(u32::from(NETWORK) + index);
+    let hosts: Vec<String> = (0..plan.ps)
+        .map(|index| format!("{}:{PORT}", address(index)))
+        .collect();
+    let hosts = hosts.join(",");
+    let mut pods = Vec::new();
+    for index in 0..plan.ps {
+        let member = Member {
+            part: Part::Ps,
+            index,
+            cpus: plan.ps_cpus.max(1),
+            own: plan.ps_cpus > 0,
+        };
+        let mut pod = member.pod(plan, way, &uid(number, pods.len()))?;
+        pod.args.extend(train("ps", index, &hosts));
+        pod.args
+            .extend(["--listen".to_owned(), format!("{}:{PORT}", address(index))]);
+        pod.address = Some(address(index));
+        pods.push(pod);
+    }
+    for index in 0..plan.neighbours.count {
+        let uid = uid(number, pods.len());
+        pods.push(neighbour(plan, index, &uid)?);
+    }
+    for index in 0..plan.workers {
+        let member = Member {
+            part: Part::Worker,
+            index,
+            cpus: plan.cpus,
+            own: plan.cpus > 0,
+        };
+        let mut pod = member.pod(plan, way, &uid(number, pods.len()))?;
+        match &plan.work {
+            Work::BuiltIn => {
+                pod.args.extend(train("worker", index, &hosts));
+                pod.args.push("--each-step".to_owned());
+                pod.address = Some(address(plan.ps + index));
+            }
+            Work::Command { line, .. } => {
+                pod.part = Part::Command;
+                pod.args = vec!["-c".to_owned(), line.clone()];
+                pod.env
+                    .insert("PINFOLD_BENCH_INDEX".to_owned(), index.to_string());
+            }
+        }
+        pods.push(pod);
+    }
+    Ok(pods)
+}
+
+/// The variables that the agent sets for a worker of a plan. The values are the same for exclusive CPUs and for a CPU limit.
+pub fn right_variables(plan: &Plan) -> anyhow::Result<BTreeMap<String, String>> {
+    let member = Member {
+        part: Part::Worker,
+        index: 0,
+        cpus: plan.cpus,
+        own: true,
+    };
+    let right = Way {
+        cpus: Cpus::Pinned,
+        threads: Threads::Right,
+    };
+    let pod = member.pod(plan, right, &uid(0, 0))?;
+    Ok(variables(&pod.pod, plan.cpus))
+}
+
+/// The variables for a number of CPUs.
+fn variables(pod: &Pod, cpus: u32) -> BTreeMap<String, String> {
+    let cpus = cpus as usize;
+    let basis = ThreadBasis::exclusive(cpus, cpus, 1);
+    let missing = pod::Container::default();
+    let container = pod.containers.first().unwrap_or(&missing);
+    thread_environment(
+        pod,
+        container,
+        &Policy::default(),
+        &ThreadPolicy::default(),
+        Some(basis),
+    )
+    .variables
+}
+
+struct Member {
+    part: Part,
+    index: u32,
+    cpus: u32,
+    own: bool,
+}
+
+impl Member {
+    fn pod(&self, plan: &Plan, way: Way, uid: &str) -> anyhow::Result<BenchPod> {
+        let role = if self.part == Part::Ps {
+            "ps"
+        } else {
+            "worker"
+        };
+        let exclusive = self.own && way.cpus == Cpus::Pinned;
+        let manifest = |threads: Threads| {
+            let mut annotations = serde_json::Map::new();
+            if !exclusive {
+                annotations.insert(CPUS_ANNOTATION.to_owned(), json!("shared"));
+            }
+            if threads == Threads::Host {
+                annotations.insert(THREADS_ANNOTATION.to_owned(), json!("off"));
+            }
+            let resources = json!({ "cpu": self.cpus.to_string(), "memory": "1Gi" });
+            json!({
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {
+                    "name": format!("{role}-{}", self.index),
+                    "namespace": "bench",
+                    "uid": uid,
+                    "labels": {
+                        "training.kubeflow.org/job-name": "bench",
+                        "training.kubeflow.org/replica-type": role,
+                        "training.kubeflow.org/replica-index": self.index.to_string(),
+                    },
+                    "annotations": annotations,
+                },
+                "spec": { "containers": [{
+                    "name": "task",
+                    "image": "bench",
+                    "resources": { "requests": resources, "limits": resources },
+                }]},
+            })
+        };
+        let mut pod = bench_pod(&manifest(way.threads), self.part, exclusive)?;
+        if let (Threads::Host, Some(host)) = (way.threads, plan.host_threads) {
+            pod.env = variables(
+                &bench_pod(&manifest(Threads::Right), self.part, exclusive)?.pod,
+                host,
+            );
+        }
+        Ok(pod)
+    }
+}
+
+fn neighbour(plan: &Plan, index: u32, uid: &str) -> anyhow::Result<BenchPod> {
+    let busy = plan.neighbours.busy_percent.to_string();
+    let resources = match plan.neighbours.request_milli_cpus {
+        0 => json!({}),
+        millis => json!({ "requests": { "cpu": format!("{millis}m") } }),
+    };
+    let manifest = json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": { "name": format!("neighbour-{index}"), "namespace": "bench", "uid": uid },
+        "spec": { "containers": [{ "name": "noise", "image": "bench", "resources": resources }] },
+    });
+    let mut pod = bench_pod(&manifest, Part::Neighbour, false)?;
+    pod.args = ["train", "neighbour", "--threads", "1", "--busy", &busy]
+        .map(str::to_owned)
+        .to_vec();
+    Ok(pod)
+}
+
+fn bench_pod(
+    manifest: &serde_json::Value,
+    part: Part,
+    exclusive: bool,
+) -> anyhow::Result<BenchPod> {
+    let manifest = manifest.to_string();
+    let pod = pod::parse(&manifest, "the bench's own manifest")?
+        .pop()
+        .context("the bench's manifest holds no pod")?;
+    Ok(BenchPod {
+        pod,
+        manifest,
+        part,
+        args: Vec::new(),
+        env: BTreeMap::new(),
+        address: None,
+        exclusive,
+    })
+}
+
+fn train(role: &str, index: u32, hosts: &str) -> Vec<String> {
+    [
+        "train",
+        role,
+        "--ps-hosts",
+        hosts,
+        "--task-index",
+        &index.to_string(),
+    ]
+    .map(str::to_owned)
+    .to_vec()
+}
+
+fn uid(run: usize, pod: usize) -> String {
+    format!("be4c0000-{:04x}-4000-8000-{pod:012x}", run & 0xffff)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pod::{Entitlement, Qos};
+    use crate::sandbox::bench::plan::{PlanOptions, tests::machine};
+
+    fn plan(cores: u32, options: PlanOptions) -> Plan {
+        let options = PlanOptions {
+            rounds: 4,
+            seconds: 2,
+            neighbour_busy: 100,
+            ..options
+        };
+        Plan::new(options, &machine(cores), &"0".parse().unwrap()).unwrap()
+    }
+
+    fn owed(pod: &Pod) -> u32 {
+        let policy = Policy::default();
+        pod.containers
+            .iter()
+            .map(|one| Entitlement::cpus(&pod::entitlement(pod, one, &policy)))
+            .sum()
+    }
+
+    #[test]
+    fn the_way_is_what_the_agent_reads() {
+        let plan = plan(8, PlanOptions::default());
+        for way in Way::ALL {
+            let pods = pods(&plan, way, 3).unwrap();
+            assert_eq!(pods.len(), 4);
+            for pod in &pods {
+                let threads = variables(&pod.pod, 3);
+                let job = pod.part != Part::Neighbour;
+                let own = job && way.cpus == Cpus::Pinned;
+                assert_eq!(
+                    (owed(&pod.pod) > 0, pod.exclusive),
+                    (own, own),
+                    "{way:?} {}",
+                    pod.pod.name
+                );
+                let sized = job && way.threads == Threads::Right;
+                assert_eq!(
+                    !threads.is_empty(),
+                    sized,
+                    "{way:?} {}: {threads:?}",
+                    pod.pod.name
+                );
+                assert!(pod.env.is_empty());
+                let qos = if job { Qos::Guaranteed } else { Qos::Burstable };
+                assert_eq!(pod::qos(&pod.pod), qos);
+            }
+        }
+    }
+
+    #[test]
+    fn a_larger_host_is_told_to_those_who_are_not_sized() {
+        let plan = plan(
+            4,
+            PlanOptions {
+                host_threads: Some(80),
+                ..PlanOptions::default()
+            },
+        );
+        for way in Way::ALL {
+            let pods = pods(&plan, way, 0).unwrap();
+            for pod in pods.iter().filter(|pod| pod.part != Part::Ps) {
+                let told = pod.part == Part::Worker && way.threads == Threads::Host;
+                let intra = pod.env.get("TF_NUM_INTRAOP_THREADS").map(String::as_str);
+                assert_eq!(intra, told.then_some("80"), "{way:?} {}", pod.pod.name);
+            }
+        }
+        assert_eq!(
+            right_variables(&plan).unwrap()["TF_NUM_INTRAOP_THREADS"],
+            "1"
+        );
+    }
+
+    #[test]
+    fn a_command_has_no_servers_and_no_network_of_its_own() {
+        let command = Some("exec train".to_owned());
+        let plan = plan(
+            8,
+            PlanOptions {
+                command,
+                workers: Some(2),
+                neighbours: Some(0),
+                ..PlanOptions::default()
+            },
+        );
+        let pods = pods(&plan, Way::ALL[0], 0).unwrap();
+        let parts: Vec<_> = pods.iter().map(|pod| (pod.part, pod.address)).collect();
+        assert_eq!(parts, [(Part::Command, None); 2]);
+        assert_eq!(pods[1].env["PINFOLD_BENCH_INDEX"], "1");
+        assert_eq!(pods[1].args, ["-c", "exec train"]);
+    }
+
+    #[test]
+    fn nobody_waits_for_who_is_started_later() {
+        let order = |options| -> Vec<Part> {
+            let pods = pods(
+                &plan(
+                    8,
+                    PlanOptions {
+                        neighbours: Some(1),
+                        ..options
+                    },
+                ),
+                Way::ALL[0],
+                0,
+            )
+            .unwrap();
+            pods.iter().map(|pod| pod.part).collect()
+        };
+        assert_eq!(
+            order(PlanOptions::default()),
+            [Part::Ps, Part::Neighbour, Part::Worker, Part::Worker]
+        );
+        let command = PlanOptions {
+            command: Some("true".to_owned()),
+            ..PlanOptions::default()
+        };
+        assert_eq!(order(command), [Part::Neighbour, Part::Command]);
+    }
+
+    #[test]
+    fn uids_of_runs_differ() {
+        let plan = plan(8, PlanOptions::default());
+        let mut uids = std::collections::BTreeSet::new();
+        for number in 0..300 {
+            for pod in pods(&plan, Way::ALL[number % 4], number).unwrap() {
+                assert!(uids.insert(pod.pod.cgroup_uid().unwrap().to_owned()));
+            }
+        }
+    }
+}

@@ -1,0 +1,597 @@
+//! A run: the bench starts, measures and stops the pods of a way.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use nix::sys::resource::{UsageWho, getrusage};
+
+use super::job::{self, BenchPod, Part};
+use super::plan::{Plan, Way, Work};
+use super::report::{Metric, Run};
+use super::stats;
+use super::steps::{Listener, Stretch, stretch};
+use crate::agent::Agent;
+use crate::host::file;
+use crate::host::proc::Proc;
+use crate::host::spawn::Stderr;
+use crate::sandbox::node::{LineListener, LocalNode, Start};
+use crate::sandbox::sample::{Counters, Sample};
+
+/// The label of the reasons for missing migrations and step times, beside the names of collectors.
+pub(super) const MIGRATIONS: &str = "migrations";
+pub(super) const STEPS: &str = "steps";
+
+/// How long the first step, and the first to be measured, may take; frameworks and emulated machines take their time.
+const FIRST_STEP: Duration = Duration::from_secs(120);
+
+/// Not counted after the first step: filling caches, first allocations.
+const WARM_UP: Duration = Duration::from_secs(1);
+
+/// How long a container may wait for CPUs of its own.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The time between two samples.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// The same while a command's own time is taken.
+const CLOSE_LOOK: Duration = Duration::from_millis(5);
+
+/// The fewest steps that give a step time; a run goes on until the workers have made this many.
+const FEWEST: f64 = 10.0;
+
+/// A failed command's last words.
+const WORDS: usize = 2000;
+
+/// The longest kept end of a command's standard error, in bytes.
+const KEPT: u64 = 8 << 20;
+
+/// The runner of a bench's pods.
+#[derive(Debug)]
+pub(super) struct Bench<'a> {
+    pub(super) plan: &'a Plan,
+    pub(super) agent: &'a mut Agent,
+    pub(super) local: &'a mut LocalNode,
+    /// The variables that a command inherits from the environment.
+    pub(super) environment: &'a BTreeMap<String, String>,
+    /// The reasons for missing counters, by collector.
+    pub(super) unsupported: BTreeMap<String, String>,
+    number: usize,
+}
+
+/// The counters at a moment.
+#[derive(Debug)]
+struct Point {
+    sample: Sample,
+    /// The migrations of each thread of the job so far; `None` if the kernel does not count migrations.
+    moved: Option<BTreeMap<i32, u64>>,
+}
+
+/// The output of a worker or of a copy of the command.
+#[derive(Debug)]
+struct PodOutput {
+    pod: String,
+    listener: Arc<Mutex<Listener>>,
+}
+
+/// The state of the pods so far.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct PodStates {
+    /// The indexes of terminated copies of the command.
+    ended: Vec<usize>,
+    /// Whether all pods have the planned CPUs.
+    settled: bool,
+}
+
+// === impl Bench ===
+
+impl<'a> Bench<'a> {
+    pub(super) fn new(
+        plan: &'a Plan,
+        agent: &'a mut Agent,
+        local: &'a mut LocalNode,
+        environment: &'a BTreeMap<String, String>,
+    ) -> Self {
+        Self {
+            plan,
+            agent,
+            local,
+            environment,
+            unsupported: BTreeMap::new(),
+            number: 0,
+        }
+    }
+
+    /// Runs the job in a way and ends the job.
+    pub(super) async fn run(&mut self, round: usize, way: Way) -> anyhow::Result<Run> {
+        let pods = job::pods(self.plan, way, self.number)?;
+        self.number += 1;
+        let run = self.measure(round, way, &pods).await;
+        let run = run.with_context(|| format!("round {}, {}", round + 1, way.name()));
+        tokio::task::block_in_place(|| self.local.stop_all())?;
+        run
+    }
+
+    async fn measure(&mut self, round: usize, way: Way, pods: &[BenchPod]) -> anyhow::Result<Run> {
+        let origin = Instant::now();
+        let (mut outputs, mut started) = (Vec::new(), Vec::new());
+        for pod in pods {
+            let (began, listened) = self.start(pod, origin).await?;
+            started.push(began);
+            outputs.extend(listened);
+        }
+        if self.plan.runs_to_end() {
+            return self.whole(round, way, pods, &started).await;
+        }
+        let began = Instant::now();
+        self.until_all_step(began, pods, &outputs).await?;
+        tokio::time::sleep(WARM_UP).await;
+        let before = self.point(pods)?;
+        let from = origin.elapsed();
+        let length = Duration::from_secs(self.plan.seconds);
+        let longest = Duration::from_secs(self.plan.limit).max(length * 2);
+        let base: Vec<f64> = outputs.iter().map(steps).collect();
+        loop {
+            tokio::time::sleep(LOOK).await;
+            let states = self.pod_states(began, pods, &outputs)?;
+            let took = origin.elapsed() - from;
+            anyhow::ensure!(
+                states.ended.is_empty(),
+                "the command ended {:.1} s after the measurement began, and {} s are to be measured: let it make more steps, \
+                 ask for fewer --seconds, or leave --steps out, so that the time to its end is measured",
+                took.as_secs_f64(),
+                self.plan.seconds
+            );
+            let made: Vec<f64> = outputs
+                .iter()
+                .zip(&base)
+                .map(|(output, base)| steps(output) - base)
+                .collect();
+            if took >= length && made.iter().sum::<f64>() > FEWEST {
+                let after = self.point(pods)?;
+                if let Some(stretches) = stretches(&outputs, from, origin.elapsed()) {
+                    return Ok(self.stepped(round, way, pods, (&before, &after), &stretches));
+                }
+            }
+            let silent = outputs.iter().zip(&made).find(|(_, made)| **made == 0.0);
+            anyhow::ensure!(
+                took < longest,
+                "{} in {} s: make steps smaller, or give a run more time with --limit",
+                silent.map_or_else(
+                    || format!("fewer than {FEWEST} steps"),
+                    |(output, _)| format!("{} made no step", output.pod)
+                ),
+                took.as_secs()
+            );
+        }
+    }
+
+    /// Starts a pod as a container runtime does: the agent answers a request, and the container gets the answer's CPUs and
+    /// variables. Returns the starting time of the process and the line listener.
+    async fn start(
+        &mut self,
+        pod: &BenchPod,
+        origin: Instant,
+    ) -> anyhow::Result<(Instant, Option<PodOutput>)> {
+        let container = pod
+            .pod
+            .containers
+            .first()
+            .context("a pod of the bench has no container")?;
+        let admission = self.agent.create(&pod.pod, &container.name).await?;
+        let mut env = if pod.part == Part::Command {
+            self.environment.clone()
+        } else {
+            BTreeMap::new()
+        };
+        if pod.part == Part::Command {
+            // Lines must arrive as soon as the program writes a line, not when a buffer is full.
+            env.entry("PYTHONUNBUFFERED".to_owned())
+                .or_insert_with(|| "1".to_owned());
+        }
+        env.extend(pod.env.clone());
+        env.extend(admission.threads.variables);
+        let listener = matches!(pod.part, Part::Worker | Part::Command)
+            .then(|| Arc::new(Mutex::new(Listener::default())));
+        let pattern = match &self.plan.work {
+            Work::Command { steps, .. } => steps.clone(),
+            Work::BuiltIn => None,
+        };
+        let part = pod.part;
+        let hear: Option<LineListener> = listener.clone().map(|listener| -> LineListener {
+            Box::new(move |text, at| {
+                let at = at.saturating_duration_since(origin);
+                let mut listener = listener.lock().unwrap_or_else(PoisonError::into_inner);
+                match &pattern {
+                    Some(pattern) => listener.command(pattern, text, at),
+                    None if part == Part::Worker => listener.job(text, at),
+                    None => {}
+                }
+            })
+        });
+        let command = pod.part == Part::Command;
+        let words = self.words(&pod.pod.name);
+        // An end of an earlier copy's output may be missing or outdated, so errors are ignored.
+        let _ = std::fs::remove_file(&words);
+        let start = Start {
+            pod: &pod.pod,
+            manifest: &pod.manifest,
+            program: command.then(|| PathBuf::from("/bin/sh")),
+            args: pod.args.clone(),
+            env,
+            address: pod.address,
+            stderr: if command {
+                Stderr::File(words)
+            } else {
+                Stderr::Inherit
+            },
+            hear,
+        };
+        let began = tokio::task::block_in_place(|| self.local.start(start))?;
+        Ok((
+            began,
+            listener.map(|listener| PodOutput {
+                pod: pod.pod.name.clone(),
+                listener,
+            }),
+        ))
+    }
+
+    /// Where a command's standard error goes: beside the manifests, and away with them.
+    fn words(&self, pod: &str) -> PathBuf {
+        self.local.folder().join(format!("{pod}.err"))
+    }
+
+    /// Waits until each worker has made a step and has the planned CPUs.
+    async fn until_all_step(
+        &mut self,
+        began: Instant,
+        pods: &[BenchPod],
+        outputs: &[PodOutput],
+    ) -> anyhow::Result<()> {
+        loop {
+            tokio::time::sleep(LOOK).await;
+            let states = self.pod_states(began, pods, outputs)?;
+            let silent = outputs.iter().find(|output| !output.listener().has_begun());
+            match silent {
+                None if states.settled && states.ended.is_empty() => return Ok(()),
+                Some(output) => anyhow::ensure!(
+                    began.elapsed() < FIRST_STEP && states.ended.is_empty(),
+                    "{} made no step in {} s: does --steps match what the command writes to standard output? A program that \
+                     keeps its lines in a buffer may need stdbuf -oL",
+                    output.pod,
+                    began.elapsed().as_secs()
+                ),
+                None => anyhow::ensure!(
+                    states.ended.is_empty(),
+                    "the command ended before it could be measured: let it make more steps"
+                ),
+            }
+        }
+    }
+
+    /// Checks that all pods run and have the planned CPUs.
+    fn pod_states(
+        &mut self,
+        began: Instant,
+        pods: &[BenchPod],
+        outputs: &[PodOutput],
+    ) -> anyhow::Result<PodStates> {
+        self.agent.check()?;
+        for output in outputs {
+            if let Some(trouble) = output.listener().trouble() {
+                anyhow::bail!("the output of {} can't be used: {trouble}", output.pod);
+            }
+        }
+        let mut states = PodStates {
+            ended: Vec::new(),
+            settled: true,
+        };
+        for (place, pod) in pods.iter().enumerate() {
+            let name = &pod.pod.name;
+            if pod.part == Part::Command {
+                bound(&self.words(name));
+            }
+            match self.local.ended(name)? {
+                None => {}
+                Some(status) if pod.part == Part::Command && status.success() => {
+                    states.ended.push(place);
+                }
+                Some(status) => anyhow::bail!(
+                    "the process of {name} ended by itself ({status}){}",
+                    if pod.part == Part::Command {
+                        last_words(&self.words(name))
+                    } else {
+                        String::new()
+                    }
+                ),
+            }
+        }
+        let Some(snapshot) = self.agent.snapshot() else {
+            return Ok(PodStates {
+                settled: false,
+                ..states
+            });
+        };
+        for pod in pods.iter().filter(|pod| pod.part != Part::Neighbour) {
+            let state = snapshot
+                .containers
+                .iter()
+                .find(|state| state.uid.as_deref() == pod.pod.cgroup_uid());
+            let own = state.and_then(|state| state.assigned.as_ref());
+            let settled = match state {
+                Some(state) if pod.exclusive => own.is_some() && own == state.effective.as_ref(),
+                Some(_) => own.is_none(),
+                None => false,
+            };
+            states.settled &= settled;
+            let note = state
+                .and_then(|state| state.note.as_deref())
+                .unwrap_or("the agent does not say why");
+            anyhow::ensure!(
+                settled || began.elapsed() < PATIENCE,
+                "{} does not have the CPUs that it is to have: {note}",
+                pod.pod.name
+            );
+        }
+        Ok(states)
+    }
+
+    fn sample(&mut self) -> anyhow::Result<Sample> {
+        let text = tokio::task::block_in_place(|| self.agent.scrape())?;
+        let sample = Sample::parse(&text);
+        self.unsupported.extend(sample.unsupported.clone());
+        Ok(sample)
+    }
+
+    /// Reads the agent's counters and each thread's migrations. A scrape samples only a part of the threads; the bench reads
+    /// every thread.
+    fn point(&mut self, pods: &[BenchPod]) -> anyhow::Result<Point> {
+        let proc = Proc::new(Path::new("/"));
+        let moved = match proc.no_migrations() {
+            Some(reason) => {
+                self.unsupported
+                    .insert(MIGRATIONS.to_owned(), reason.to_owned());
+                None
+            }
+            None => {
+                let processes = job(pods).flat_map(|name| self.local.processes(name));
+                let tasks = processes.flat_map(|pid| proc.tasks(pid));
+                Some(
+                    tasks
+                        .filter_map(|task| Some((task.tid, task.migrations?)))
+                        .collect(),
+                )
+            }
+        };
+        Ok(Point {
+            sample: self.sample()?,
+            moved,
+        })
+    }
+
+    fn stepped(
+        &mut self,
+        round: usize,
+        way: Way,
+        pods: &[BenchPod],
+        (begin, end): (&Point, &Point),
+        stretches: &[Stretch],
+    ) -> Run {
+        let (before, after) = (&begin.sample, &end.sample);
+        let seconds = (after.at - before.at).as_secs_f64();
+        let rate: f64 = stretches
+            .iter()
+            .map(|stretch| stretch.steps / stretch.seconds)
+            .sum();
+        let millis: Vec<f64> = stretches
+            .iter()
+            .flat_map(|stretch| stretch.millis.iter().copied())
+            .collect();
+        let names: Vec<&str> = job(pods).collect();
+        let gained = |pick: fn(&Counters) -> Option<u64>| -> Option<f64> {
+            let mut sum = 0;
+            for name in &names {
+                let of = |sample: &Sample| sample.pods.get(*name).and_then(pick);
+                sum += of(after)?.saturating_sub(of(before)?);
+            }
+            Some(sum as f64 / seconds)
+        };
+        let per_step = |pick| gained(pick).and_then(|per_second| stats::ratio(per_second, rate));
+        let moves = migrations(begin, end).and_then(|moves| stats::ratio(moves / seconds, rate));
+        let millis = if stretches.iter().any(Stretch::is_clumped) {
+            self.unsupported.insert(
+                STEPS.to_owned(),
+                "the command's lines come in clumps, as from a buffer: let it write each at once (stdbuf -oL), or tell its \
+                 time with (?<ms>...)"
+                    .to_owned(),
+            );
+            Vec::new()
+        } else {
+            millis
+        };
+        let figures = [
+            (Metric::StepsPerSecond, Some(rate)),
+            (Metric::StepMsP50, stats::percentile(&millis, 50)),
+            (Metric::StepMsP99, stats::percentile(&millis, 99)),
+            (
+                Metric::ContextSwitchesPerStep,
+                per_step(|counters| counters.context_switches),
+            ),
+            (
+                Metric::ThrottledPeriodsPerSecond,
+                gained(|counters| counters.throttled_periods),
+            ),
+            (Metric::MigrationsPerStep, moves),
+            (
+                Metric::CacheMissesPerStep,
+                per_step(|counters| counters.llc_misses),
+            ),
+        ];
+        Run {
+            round,
+            way,
+            seconds,
+            steps: stretches.iter().map(|stretch| stretch.steps).sum(),
+            thread_count: Some(
+                names
+                    .iter()
+                    .filter_map(|name| after.pods.get(*name))
+                    .map(|counters| counters.threads)
+                    .sum(),
+            ),
+            figures: figures
+                .into_iter()
+                .filter_map(|(metric, value)| Some((metric, value?)))
+                .collect(),
+        }
+    }
+
+    /// Measures the duration of the command for each copy, from the start of the copy.
+    async fn whole(
+        &mut self,
+        round: usize,
+        way: Way,
+        pods: &[BenchPod],
+        started: &[Instant],
+    ) -> anyhow::Result<Run> {
+        let began = Instant::now();
+        let copies = pods.iter().filter(|pod| pod.part == Part::Command).count();
+        let switches = reaped()?;
+        let mut took: BTreeMap<usize, f64> = BTreeMap::new();
+        let mut settled = false;
+        while took.len() < copies {
+            tokio::time::sleep(CLOSE_LOOK).await;
+            let states = self.pod_states(began, pods, &[])?;
+            settled |= states.settled;
+            for place in states.ended {
+                took.entry(place)
+                    .or_insert_with(|| started[place].elapsed().as_secs_f64());
+            }
+            anyhow::ensure!(
+                began.elapsed() < Duration::from_secs(self.plan.limit),
+                "the command has not come to its end in {} s: give it more time with --limit, or tell its steps with --steps",
+                self.plan.limit
+            );
+        }
+        let switches = reaped()? - switches;
+        anyhow::ensure!(
+            settled,
+            "the command took only {:.0} ms, and had ended before its CPUs were its own: let it do more",
+            began.elapsed().as_secs_f64() * 1e3
+        );
+        // The cgroups of terminated copies still exist, with the counters.
+        let after = self.sample()?;
+        let seconds = began.elapsed().as_secs_f64();
+        let throttled: Option<u64> = job(pods)
+            .map(|name| {
+                after
+                    .pods
+                    .get(name)
+                    .and_then(|counters| counters.throttled_periods)
+            })
+            .sum();
+        let millis: Vec<f64> = took.values().map(|seconds| seconds * 1e3).collect();
+        let figures = [
+            (
+                Metric::StepsPerSecond,
+                Some(took.values().map(|seconds| 1.0 / seconds).sum()),
+            ),
+            (Metric::StepMsP50, stats::quantile(&millis, 0.5)),
+            (
+                Metric::ContextSwitchesPerStep,
+                Some(switches as f64 / copies as f64),
+            ),
+            (
+                Metric::ThrottledPeriodsPerSecond,
+                throttled.map(|throttled| throttled as f64 / seconds),
+            ),
+        ];
+        let figures = figures
+            .into_iter()
+            .filter_map(|(metric, value)| Some((metric, value?)))
+            .collect();
+        Ok(Run {
+            round,
+            way,
+            seconds,
+            steps: copies as f64,
+            thread_count: None,
+            figures,
+        })
+    }
+}
+
+// === impl PodOutput ===
+
+impl PodOutput {
+    fn listener(&self) -> MutexGuard<'_, Listener> {
+        self.listener.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The names of the job's pods.
+fn job(pods: &[BenchPod]) -> impl Iterator<Item = &str> {
+    pods.iter()
+        .filter(|pod| pod.part != Part::Neighbour)
+        .map(|pod| pod.pod.name.as_str())
+}
+
+fn steps(output: &PodOutput) -> f64 {
+    output.listener().steps()
+}
+
+/// The steps of each worker; `None` if a worker has made no step.
+fn stretches(outputs: &[PodOutput], from: Duration, to: Duration) -> Option<Vec<Stretch>> {
+    let of = |output: &PodOutput| {
+        stretch(output.listener().marks(), from, to).filter(|output| output.steps > 0.0)
+    };
+    outputs.iter().map(of).collect()
+}
+
+/// The increase of the migrations. A terminated thread does not count; a thread with a smaller number than before is a new
+/// thread with a reused id.
+fn migrations(before: &Point, after: &Point) -> Option<f64> {
+    let (before, after) = (before.moved.as_ref()?, after.moved.as_ref()?);
+    let gained = after.iter().map(|(tid, now)| {
+        let before = before
+            .get(tid)
+            .copied()
+            .filter(|before| before <= now)
+            .unwrap_or(0);
+        now - before
+    });
+    Some(gained.sum::<u64>() as f64)
+}
+
+/// Lets go of what a command has written, where it is very much: the file lies in memory, beside the runtime's own state.
+fn bound(words: &Path) {
+    let Ok(file) = std::fs::OpenOptions::new().write(true).open(words) else {
+        return;
+    };
+    if file.metadata().is_ok_and(|found| found.len() > KEPT) {
+        // The command appends to the file. If the file can't be truncated, the next sample tries again.
+        let _ = file.set_len(0);
+    }
+}
+
+/// Context switches of all terminated child processes, including threads and descendants.
+fn reaped() -> anyhow::Result<i64> {
+    let usage = getrusage(UsageWho::RUSAGE_CHILDREN)
+        .context("can't read what ended processes have used")?;
+    Ok(usage.voluntary_context_switches() + usage.involuntary_context_switches())
+}
+
+/// The end of a command's standard error.
+fn last_words(path: &Path) -> String {
+    let Ok(Some(text)) = file::read_optional(path) else {
+        return String::new();
+    };
+    let start = text.ceil_char_boundary(text.len().saturating_sub(WORDS));
+    match text[start..].trim() {
+        "" => String::new(),
+        words => format!("; it said:\n{words}"),
+    }
+}

@@ -1,0 +1,327 @@
+//! The bench: an experiment that measures the benefit of pinning and sizing on this machine.
+//!
+//! A training job, or any command, runs in four ways ([`Way`]): shared or pinned, with the host's threads or the right
+//! threads. The rounds repeat in a balanced order, beside neighbours that keep the shared CPUs busy. The real agent pins and
+//! sizes the pods. Shared pods run as in Kubernetes, with the CPU limit as a quota.
+//!
+//! [`mod@plan`] decides the runs, [`job`] names the pods, `measure` runs the pods, [`steps`] reads steps from lines,
+//! [`report`] computes the figures with the help of [`stats`], [`claims`] compares the figures with published claims, and
+//! [`picture`] draws the figures. All modules but `measure` and `guard` only compute.
+//!
+//! Invariant: a ratio compares consecutive runs of a round, so that a slow minute of the machine affects both sides.
+
+pub mod claims;
+mod guard;
+pub mod job;
+mod measure;
+mod model;
+pub mod picture;
+pub mod plan;
+pub mod report;
+pub mod stats;
+pub mod steps;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use tokio_util::sync::CancellationToken;
+
+use super::node::{LocalNode, TREE};
+use crate::agent::cluster::Asked;
+use crate::agent::config::{Config, Metrics, Runtime, Wanted};
+use crate::agent::{self, Agent, Node};
+use crate::cpu::CpuSet;
+use crate::pin::Enforcement;
+use guard::Guard;
+pub use guard::sweep;
+use measure::Bench;
+use plan::{Plan, PlanOptions, Way, Work};
+use report::{MachineFacts, Metric, Report};
+
+/// The most perf descriptors for cache misses of containers in the shared pool.
+const SHARED_COUNTERS: usize = 4096;
+
+/// Why a bench does not run with enforcement observe.
+pub const NOTHING_TO_COMPARE: &str = "with enforcement observe nothing is pinned, so there is nothing to compare: use auto, partition or cpuset";
+
+/// The task and the environment of a bench.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// What is run.
+    pub plan: Plan,
+    /// How pinned CPUs are enforced.
+    pub enforcement: Wanted,
+    /// Where the cgroup hierarchies are mounted.
+    pub cgroup_root: PathBuf,
+}
+
+/// How far a bench is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// The finished runs.
+    pub done: usize,
+    /// Runs there are.
+    pub runs: usize,
+    /// What runs now.
+    pub way: Way,
+}
+
+/// Plans a bench for this machine.
+///
+/// # Errors
+/// No topology, reserved CPUs that are not online, too few CPUs, more pods than addresses.
+pub fn plan(options: PlanOptions, reserved: Option<&CpuSet>) -> anyhow::Result<Plan> {
+    let topology = crate::host::topology::read(Path::new("/"))?;
+    let reserved = agent::reserved(reserved, &topology)?;
+    let plan = Plan::new(options, &topology, &reserved)?;
+    let pods = plan.workers.saturating_add(plan.ps);
+    anyhow::ensure!(
+        pods <= job::MOST_ADDRESSES || plan.ps == 0,
+        "{pods} tasks are more than the {} that there are addresses for: ask for fewer --workers or --ps",
+        job::MOST_ADDRESSES
+    );
+    Ok(plan)
+}
+
+/// Runs a bench and cleans up on every exit. The bench calls `show` before each run.
+///
+/// # Errors
+/// Another agent, a kubelet that pins, pods with exclusive CPUs, no cpuset controller, no rights; a failed process. `None`
+/// after a cancellation.
+pub async fn run(
+    options: &Options,
+    stop: &CancellationToken,
+    mut show: impl FnMut(&Progress),
+) -> anyhow::Result<Option<Report>> {
+    let Options {
+        plan, cgroup_root, ..
+    } = options;
+    let theirs = Node::new(Config {
+        cgroup_root: cgroup_root.clone(),
+        ..Config::default()
+    })?;
+    let _lock = agent::lock(theirs.cgroups.root())?;
+    alone(&theirs)?;
+    let mut node = Node::apart(agent_config(options))?;
+    anyhow::ensure!(node.enforcement != Enforcement::Observe, NOTHING_TO_COMPARE);
+    let (enforcement, enforcement_reason) = (
+        node.enforcement.name().to_owned(),
+        node.enforcement_reason.clone(),
+    );
+    let (environment, left_out) = environment(plan)?;
+    // The guard is declared first and dropped last: the cleanup starts after the local node has released the lock.
+    let _guard;
+    let mut local = tokio::task::block_in_place(|| LocalNode::open(node.cgroups.clone()))?;
+    _guard = match tokio::task::block_in_place(|| Guard::start(cgroup_root)) {
+        Ok(guard) => guard,
+        Err(error) => {
+            tokio::task::block_in_place(|| local.close())?;
+            return Err(error);
+        }
+    };
+    node.config.pods = Some(local.folder().to_owned());
+    let outcome = match start(node, &local).await {
+        Ok(mut agent) => {
+            let mut bench = Bench::new(plan, &mut agent, &mut local, &environment);
+            let outcome = tokio::select! {
+                outcome = rounds(&mut bench, &mut show) => outcome.map(Some),
+                () = stop.cancelled() => Ok(None),
+            };
+            let unsupported = std::mem::take(&mut bench.unsupported);
+            agent.stop().await;
+            outcome.map(|runs| runs.map(|runs| (runs, unsupported)))
+        }
+        Err(error) => Err(error),
+    };
+    let closed = tokio::task::block_in_place(|| local.close());
+    let Some((runs, unsupported)) = outcome? else {
+        closed.context("the bench was stopped, but could not clean up")?;
+        return Ok(None);
+    };
+    closed.context("the bench ran, but could not clean up")?;
+    let not_counted = not_counted(plan, &runs, &unsupported);
+    let notes = notes(plan, &runs, &left_out);
+    let found = MachineFacts {
+        enforcement,
+        enforcement_reason,
+        not_counted,
+        notes,
+    };
+    Ok(Some(Report::new(plan.clone(), runs, found)))
+}
+
+async fn start(node: Node, local: &LocalNode) -> anyhow::Result<Agent> {
+    anyhow::ensure!(
+        local.has_quotas(),
+        "there is no cpu controller with CFS quotas here, so pods with limits can't be run as Kubernetes runs them: mount the \
+         cpu hierarchy (cgroup v1), or enable cpu in the root's cgroup.subtree_control (v2)"
+    );
+    Agent::start(node).await
+}
+
+async fn rounds(
+    bench: &mut Bench<'_>,
+    show: &mut impl FnMut(&Progress),
+) -> anyhow::Result<Vec<report::Run>> {
+    let rounds = &bench.plan.rounds;
+    let mut runs = Vec::new();
+    for (round, ways) in rounds.iter().enumerate() {
+        for &way in ways {
+            show(&Progress {
+                done: runs.len(),
+                runs: rounds.len() * ways.len(),
+                way,
+            });
+            runs.push(bench.run(round, way).await?);
+        }
+    }
+    Ok(runs)
+}
+
+/// The configuration of the bench's agent.
+fn agent_config(options: &Options) -> Config {
+    Config {
+        cgroup_root: options.cgroup_root.clone(),
+        trees: vec![TREE.to_owned()],
+        // Any free port will do, because only the bench sends requests to the agent.
+        listen: std::net::SocketAddr::from(([127, 0, 0, 1], 0)),
+        reserved: Some(options.plan.reserved.clone()),
+        enforcement: options.enforcement,
+        metrics: Metrics {
+            shared_counters: SHARED_COUNTERS,
+            ..Metrics::default()
+        },
+        // No container runtime knows the bench's pods.
+        runtime: Runtime {
+            nri: Asked::Never,
+            ..Runtime::default()
+        },
+        ..Config::default()
+    }
+}
+
+/// Checks that no other program gives CPUs away on this node.
+fn alone(theirs: &Node) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        theirs.enforcement != Enforcement::Observe,
+        "a bench needs CPUs that nobody else gives away: {}",
+        theirs.enforcement_reason
+    );
+    let (_, ledger) = theirs.observe(&[])?;
+    anyhow::ensure!(
+        ledger.assignments.is_empty(),
+        "pods on this node own CPUs already ({} of them): figures taken beside them would say nothing, and they would be \
+         disturbed; use a node without them, or hand their CPUs back with pinfold release",
+        ledger.assignments.len()
+    );
+    Ok(())
+}
+
+/// The variables that a command inherits, without the variables that the agent decides; and the names of the removed
+/// variables.
+fn environment(plan: &Plan) -> anyhow::Result<(BTreeMap<String, String>, Vec<String>)> {
+    let decided = job::right_variables(plan)?;
+    let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
+        Some((name.into_string().ok()?, value.into_string().ok()?))
+    };
+    let (left_out, taken): (BTreeMap<_, _>, _) = std::env::vars_os()
+        .filter_map(text)
+        .partition(|(name, _)| decided.contains_key(name));
+    Ok((taken, left_out.into_keys().collect()))
+}
+
+/// Remarks for the reader of the figures.
+fn notes(plan: &Plan, runs: &[report::Run], left_out: &[String]) -> Vec<String> {
+    let mut notes = Vec::new();
+    if let Work::Command { steps, .. } = &plan.work {
+        if steps.is_some() {
+            notes.push(
+                "context switches and migrations are those of processes that were there at both ends of a measurement: short-lived \
+                 children are not counted"
+                    .to_owned(),
+            );
+        }
+        if !left_out.is_empty() {
+            notes.push(format!(
+                "set here, and left out for the command, because they are what is compared: {}",
+                left_out.join(", ")
+            ));
+        }
+    }
+    if runs
+        .iter()
+        .any(|run| run.figures.contains_key(&Metric::CacheMissesPerStep))
+    {
+        notes.push(
+            "LLC misses of a pinned task are all on its CPUs, those of a shared one are its cgroup's"
+                .to_owned(),
+        );
+    }
+    if !plan.rounds.len().is_multiple_of(4) {
+        notes.push("the order of the four ways is balanced over each four --rounds".to_owned());
+    }
+    notes.push(
+        "of twenty comparisons in which there is no difference, one may seem to show one by chance"
+            .to_owned(),
+    );
+    notes
+}
+
+/// Why metrics are missing in all runs of a way, or of all four.
+fn not_counted(
+    plan: &Plan,
+    runs: &[report::Run],
+    unsupported: &BTreeMap<String, String>,
+) -> BTreeMap<Metric, String> {
+    let because = |metric: Metric| -> Option<(Metric, String)> {
+        let ways = Way::ALL.into_iter().filter(|way| {
+            runs.iter()
+                .any(|run| run.way == *way && run.figures.contains_key(&metric))
+        });
+        let ways = ways.count();
+        let collector = match metric {
+            Metric::CacheMissesPerStep => "caches",
+            Metric::MigrationsPerStep => measure::MIGRATIONS,
+            Metric::StepMsP50 | Metric::StepMsP99 => measure::STEPS,
+            _ => "",
+        };
+        let reason = match unsupported.get(collector) {
+            _ if ways == Way::ALL.len() => return None,
+            _ if ways > 0 => "counted in some of the four ways only".to_owned(),
+            _ if plan.runs_to_end() => {
+                "a command that is run to its end can't be asked for it afterwards".to_owned()
+            }
+            Some(reason) => reason.clone(),
+            None => "the agent exports no such series for the job's containers".to_owned(),
+        };
+        Some((metric, reason))
+    };
+    Metric::ALL.into_iter().filter_map(because).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::plan::Cpus;
+    use super::*;
+
+    #[test]
+    fn what_is_missing_has_a_reason() {
+        let pinned_only = |_, way: Way| match way.cpus {
+            Cpus::Shared => vec![(Metric::StepsPerSecond, 1.0)],
+            Cpus::Pinned => vec![
+                (Metric::StepsPerSecond, 1.0),
+                (Metric::CacheMissesPerStep, 5.0),
+            ],
+        };
+        let unsupported = BTreeMap::from([("caches".to_owned(), "no such events".to_owned())]);
+        let plan = report::tests::plan(2);
+        let reasons = |runs: &[report::Run]| not_counted(&plan, runs, &unsupported);
+        let some = reasons(&report::tests::runs(2, pinned_only));
+        assert!(some[&Metric::CacheMissesPerStep].contains("some of the four ways only"));
+        assert!(some[&Metric::MigrationsPerStep].contains("no such series"));
+        assert!(!some.contains_key(&Metric::StepsPerSecond));
+        let none = reasons(&report::tests::runs(2, |_, _| vec![]));
+        assert_eq!(none[&Metric::CacheMissesPerStep], "no such events");
+    }
+}

@@ -1,0 +1,187 @@
+//! The values of a report that several files compute with: runs, metrics, comparisons.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::plan::{Cpus, Threads, Way};
+use super::stats::{Spread, Summary, Verdict};
+
+/// The figures of a run; a missing counter is null.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Run {
+    /// Which round, from 0.
+    pub round: usize,
+    /// Which way.
+    #[serde(flatten)]
+    pub way: Way,
+    /// The measured time, in seconds.
+    pub seconds: f64,
+    /// Steps of all workers in that time; runs of a command without steps.
+    pub steps: f64,
+    /// Threads of the job.
+    pub thread_count: Option<u64>,
+    /// The compared figures.
+    pub figures: BTreeMap<Metric, f64>,
+}
+
+/// A metric of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Metric {
+    /// Steps of all workers per second.
+    StepsPerSecond,
+    /// The median time of a step, in milliseconds.
+    StepMsP50,
+    /// The time within which 99 of 100 steps end, in milliseconds.
+    StepMsP99,
+    /// Context switches of the job, servers included, per step of a worker.
+    ContextSwitchesPerStep,
+    /// CFS periods per second in which a quota of the job ran out.
+    ThrottledPeriodsPerSecond,
+    /// Migrations of the job's threads between CPUs, per step.
+    MigrationsPerStep,
+    /// What the job did not find in the last-level cache, per step.
+    CacheMissesPerStep,
+}
+
+/// Two compared ways, or two pairs of ways.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Comparison {
+    /// Pinned against shared, over both choices of threads.
+    Pinned,
+    /// Right threads against the host's, wherever the CPUs come from.
+    Right,
+    /// Pinned with right threads against shared with the host's.
+    Both,
+    /// Pinned against shared, with the host's threads.
+    PinnedHost,
+    /// Pinned against shared, with right threads.
+    PinnedRight,
+    /// Right threads against the host's, in the shared pool.
+    RightShared,
+    /// Right threads against the host's, pinned.
+    RightPinned,
+}
+
+/// A comparison by a metric.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Effect {
+    /// What is compared.
+    pub comparison: Comparison,
+    /// In what.
+    pub metric: Metric,
+    /// The median ratio of the rounds, with the interval; null if a round gives no ratio.
+    pub ratio: Option<Spread>,
+    /// The conclusion; null without a ratio.
+    pub verdict: Option<Verdict>,
+    /// The same in words.
+    pub words: String,
+    /// The ratio of each round that has a ratio.
+    pub rounds: Vec<f64>,
+}
+
+/// The figures of a way.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WaySummary {
+    /// Which way.
+    #[serde(flatten)]
+    pub way: Way,
+    /// Threads of the job, in the last run of the way.
+    pub thread_count: Option<u64>,
+    /// Each metric over the runs of the way.
+    pub figures: BTreeMap<Metric, Summary>,
+}
+
+/// A fact about this machine.
+#[derive(Debug, Clone, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MachineFacts {
+    /// How assignments were enforced.
+    pub enforcement: String,
+    /// Why so.
+    pub enforcement_reason: String,
+    /// The reason for a missing metric.
+    pub not_counted: BTreeMap<Metric, String>,
+    /// What to bear in mind when reading the figures, each in a sentence.
+    pub notes: Vec<String>,
+}
+
+// === impl Metric ===
+
+impl Metric {
+    /// All, in the order of tables.
+    pub const ALL: [Self; 7] = [
+        Self::StepsPerSecond,
+        Self::StepMsP50,
+        Self::StepMsP99,
+        Self::ContextSwitchesPerStep,
+        Self::ThrottledPeriodsPerSecond,
+        Self::MigrationsPerStep,
+        Self::CacheMissesPerStep,
+    ];
+
+    /// The name for people; `step` is the word for a step.
+    pub fn name(self, step: &str) -> String {
+        match self {
+            Self::StepsPerSecond => format!("{step}s/s"),
+            Self::StepMsP50 => format!("{step} time p50, ms"),
+            Self::StepMsP99 => format!("{step} time p99, ms"),
+            Self::ContextSwitchesPerStep => format!("context switches per {step}"),
+            Self::ThrottledPeriodsPerSecond => "throttled periods/s".to_owned(),
+            Self::MigrationsPerStep => format!("migrations per {step}"),
+            Self::CacheMissesPerStep => format!("LLC misses per {step}"),
+        }
+    }
+}
+
+// === impl Comparison ===
+
+impl Comparison {
+    /// All comparisons: the three questions first, then the parts of each.
+    pub const ALL: [Self; 7] = [
+        Self::Pinned,
+        Self::Right,
+        Self::Both,
+        Self::PinnedHost,
+        Self::PinnedRight,
+        Self::RightShared,
+        Self::RightPinned,
+    ];
+
+    /// The name for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pinned => "pinned vs shared",
+            Self::Right => "right vs host's threads",
+            Self::Both => "both vs neither",
+            Self::PinnedHost => "pinned vs shared, host's threads",
+            Self::PinnedRight => "pinned vs shared, right threads",
+            Self::RightShared => "right vs host's threads, shared",
+            Self::RightPinned => "right vs host's threads, pinned",
+        }
+    }
+
+    /// The pairs of ways whose mean ratio is the comparison: a way, and the way compared with.
+    pub(super) fn pairs(self) -> Vec<(Way, Way)> {
+        let way = |cpus, threads| Way { cpus, threads };
+        let pinned = |threads| (way(Cpus::Pinned, threads), way(Cpus::Shared, threads));
+        let right = |cpus| (way(cpus, Threads::Right), way(cpus, Threads::Host));
+        match self {
+            Self::Pinned => vec![pinned(Threads::Host), pinned(Threads::Right)],
+            Self::Right => vec![right(Cpus::Shared), right(Cpus::Pinned)],
+            Self::Both => vec![(
+                way(Cpus::Pinned, Threads::Right),
+                way(Cpus::Shared, Threads::Host),
+            )],
+            Self::PinnedHost => vec![pinned(Threads::Host)],
+            Self::PinnedRight => vec![pinned(Threads::Right)],
+            Self::RightShared => vec![right(Cpus::Shared)],
+            Self::RightPinned => vec![right(Cpus::Pinned)],
+        }
+    }
+}

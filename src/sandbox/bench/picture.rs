@@ -1,0 +1,239 @@
+//! A report as a picture: every run as a dot, and the ratios with their spreads.
+
+use super::plan::{Cpus, Threads, Way, counted};
+use super::report::{Comparison, Metric, Report};
+use super::stats::{Spread, Verdict, percent};
+use crate::text::svg::{Anchor, Svg, shortened};
+
+const WIDTH: f64 = 920.0;
+const HEIGHT: f64 = 560.0;
+/// The panel of runs.
+const LEFT: f64 = 60.0;
+const TOP: f64 = 70.0;
+const BOTTOM: f64 = 250.0;
+/// The panel of ratios: the ends of the scale, and the first row.
+const SCALE: (f64, f64) = (250.0, 620.0);
+const ROWS: f64 = 330.0;
+const ROW: f64 = 26.0;
+
+const INK: &str = "#222222";
+const PALE: &str = "#8a8a8a";
+
+/// Draws a report.
+pub fn draw(report: &Report) -> String {
+    let mut svg = Svg::default();
+    let step = report.step();
+    let work = match &report.plan.work {
+        super::plan::Work::BuiltIn => "the built-in training job".to_owned(),
+        super::plan::Work::Command { line, .. } => shortened(line, 60),
+    };
+    svg.text(
+        (20.0, 28.0),
+        17.0,
+        Anchor::Start,
+        INK,
+        &format!("What pinning and sizing buy here: {work}"),
+    );
+    let subtitle = format!(
+        "{}, {} reserved; {} of {}, {}; {}; {}; enforcement {}",
+        counted(report.plan.online.len() as u64, "CPU"),
+        report.plan.reserved.len(),
+        counted(report.plan.workers, "worker"),
+        counted(report.plan.cpus, "CPU"),
+        counted(report.plan.ps, "server"),
+        counted(report.plan.neighbours.count, "neighbour"),
+        counted(report.plan.rounds.len() as u64, "round"),
+        report.found.enforcement,
+    );
+    svg.text((20.0, 46.0), 12.0, Anchor::Start, PALE, &subtitle);
+    runs(
+        &mut svg,
+        report,
+        &Metric::StepsPerSecond.name(step),
+        Metric::StepsPerSecond,
+        (LEFT, 430.0),
+    );
+    let switches = Metric::ContextSwitchesPerStep;
+    runs(
+        &mut svg,
+        report,
+        &switches.name(step),
+        switches,
+        (490.0, 850.0),
+    );
+    ratios(&mut svg, report, step);
+    svg.finish(WIDTH, HEIGHT)
+}
+
+/// Every run of each way as a dot, and the median as a line.
+fn runs(svg: &mut Svg, report: &Report, title: &str, metric: Metric, (left, right): (f64, f64)) {
+    svg.text((left, TOP - 4.0), 13.0, Anchor::Start, INK, title);
+    let top = report
+        .runs
+        .iter()
+        .filter_map(|run| run.figures.get(&metric))
+        .copied()
+        .fold(0.0, f64::max);
+    let scale = if top > 0.0 {
+        (BOTTOM - TOP - 10.0) / top
+    } else {
+        0.0
+    };
+    svg.line((left, BOTTOM), (right, BOTTOM), PALE, 1.0);
+    let column = (right - left) / 4.0;
+    for (way, place) in Way::ALL.into_iter().zip([0.5, 1.5, 2.5, 3.5]) {
+        let middle = left + column * place;
+        let of = report.runs.iter().filter(|run| run.way == way);
+        for (run, shift) in of.zip([-9.0, -3.0, 3.0, 9.0, -6.0, 0.0, 6.0].into_iter().cycle()) {
+            if let Some(value) = run.figures.get(&metric) {
+                svg.dot((middle + shift, BOTTOM - value * scale), 3.5, colour(way));
+            }
+        }
+        let summary = report
+            .ways
+            .iter()
+            .find(|one| one.way == way)
+            .and_then(|one| one.figures.get(&metric));
+        if let Some(summary) = summary {
+            let y = BOTTOM - summary.median * scale;
+            svg.line((middle - 22.0, y), (middle + 22.0, y), INK, 2.0);
+            svg.text(
+                (middle + 25.0, y + 4.0),
+                11.0,
+                Anchor::Start,
+                INK,
+                &short(summary.median),
+            );
+        }
+        let (cpus, threads) = way.name().split_once(", ").unwrap_or((way.name(), ""));
+        svg.text((middle, BOTTOM + 15.0), 11.0, Anchor::Middle, INK, cpus);
+        svg.text((middle, BOTTOM + 28.0), 11.0, Anchor::Middle, INK, threads);
+    }
+}
+
+/// The comparisons in steps per second: the ratio's median as a dot, its spread as a line, beside the line of 1.
+fn ratios(svg: &mut Svg, report: &Report, step: &str) {
+    let title = format!(
+        "ratios of {}, median and spread over the rounds",
+        Metric::StepsPerSecond.name(step)
+    );
+    svg.text((20.0, ROWS - 24.0), 13.0, Anchor::Start, INK, &title);
+    let of = |comparison| report.effect(comparison, Metric::StepsPerSecond);
+    let spreads: Vec<Spread> = Comparison::ALL
+        .into_iter()
+        .filter_map(|comparison| of(comparison)?.ratio)
+        .collect();
+    // On a scale of logarithms, where half as fast is as far from 1 as twice as fast.
+    let far = |ratio: f64| if ratio > 0.0 { ratio.ln().abs() } else { 0.0 };
+    let furthest = spreads
+        .iter()
+        .flat_map(|one| [one.low, one.high])
+        .map(far)
+        .fold(0.05, f64::max)
+        * 1.1;
+    let middle = f64::midpoint(SCALE.0, SCALE.1);
+    let at = |ratio: f64| {
+        let place = if ratio > 0.0 {
+            ratio.ln() / furthest
+        } else {
+            -1.0
+        };
+        middle + place.clamp(-1.0, 1.0) * (SCALE.1 - SCALE.0) / 2.0
+    };
+    let rows = Comparison::ALL.len() as f64;
+    svg.line(
+        (middle, ROWS - 12.0),
+        (middle, ROWS + ROW * rows - 14.0),
+        PALE,
+        1.0,
+    );
+    for mark in [(-furthest).exp(), 1.0, furthest.exp()] {
+        svg.text(
+            (at(mark), ROWS + ROW * rows + 2.0),
+            11.0,
+            Anchor::Middle,
+            PALE,
+            &percent(mark),
+        );
+    }
+    let mut y = ROWS;
+    for comparison in Comparison::ALL {
+        svg.text((20.0, y + 4.0), 12.0, Anchor::Start, INK, comparison.name());
+        if let Some(effect) = of(comparison) {
+            if let Some(ratio) = &effect.ratio {
+                let told = matches!(effect.verdict, Some(Verdict::More | Verdict::Less));
+                let ink = if told { "#1f60c4" } else { PALE };
+                svg.line((at(ratio.low), y), (at(ratio.high), y), ink, 3.0);
+                svg.dot((at(ratio.median), y), 5.0, ink);
+            }
+            svg.text(
+                (SCALE.1 + 16.0, y + 4.0),
+                11.0,
+                Anchor::Start,
+                INK,
+                &effect.words,
+            );
+        }
+        y += ROW;
+    }
+}
+
+fn colour(way: Way) -> &'static str {
+    match (way.cpus, way.threads) {
+        (Cpus::Shared, Threads::Host) => "#8a8a8a",
+        (Cpus::Shared, Threads::Right) => "#f2a72b",
+        (Cpus::Pinned, Threads::Host) => "#56a64b",
+        (Cpus::Pinned, Threads::Right) => "#3274d9",
+    }
+}
+
+/// A number with about three digits.
+fn short(value: f64) -> String {
+    match value {
+        value if value.abs() >= 100.0 => format!("{value:.0}"),
+        value if value.abs() >= 10.0 => format!("{value:.1}"),
+        value => format!("{value:.2}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::plan::Work;
+    use super::super::report::MachineFacts;
+    use super::super::report::tests::{plan, runs as some_runs};
+    use super::*;
+
+    fn figures(round: usize, way: Way) -> Vec<(Metric, f64)> {
+        let pinned = if way.cpus == Cpus::Pinned { 1.5 } else { 1.0 };
+        vec![
+            (Metric::StepsPerSecond, (90.0 + round as f64) * pinned),
+            (Metric::ContextSwitchesPerStep, 0.0),
+        ]
+    }
+
+    #[test]
+    fn every_run_is_a_dot_and_every_ratio_a_line() {
+        let report = Report::new(plan(6), some_runs(6, figures), MachineFacts::default());
+        let svg = draw(&report);
+        assert_eq!(svg.matches("<circle").count(), 2 * 24 + 7);
+        assert!(
+            svg.contains("+50 % (+50 to +50 %)") && svg.contains("pinned vs shared, right threads")
+        );
+        assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+    }
+
+    #[test]
+    fn nothing_and_odd_names_are_drawn_too() {
+        let mut plan = plan(1);
+        plan.work = Work::Command {
+            line: "a <b> & \u{1}c".repeat(30),
+            steps: None,
+        };
+        let svg = draw(&Report::new(plan, Vec::new(), MachineFacts::default()));
+        assert!(svg.contains("a &lt;b&gt; &amp;  c") && svg.ends_with("</svg>\n"));
+        assert!(
+            !svg.contains('\u{1}') && !svg.contains("NaN") && !svg.contains("inf"),
+            "{svg}"
+        );
+    }
+}

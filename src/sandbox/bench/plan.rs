@@ -1,0 +1,532 @@
+//! [`Plan`]: what a bench runs, how often and in which order, decided before anything is done.
+
+use serde::Serialize;
+
+use super::steps::Pattern;
+use crate::cpu::{CpuSet, Topology};
+
+/// More CPUs than this for a task are only taken when asked for.
+const MODEST: u32 = 4;
+
+/// No warm-up, counting or start takes less than this, in seconds: for the estimate only.
+const AROUND: f64 = 2.5;
+
+/// Where a task's CPUs come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Cpus {
+    /// The shared pool, with the CPU limit as a quota, as in Kubernetes.
+    Shared,
+    /// Exclusive CPUs without a quota, as assigned by the agent.
+    Pinned,
+}
+
+/// How many threads a task is told to use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Threads {
+    /// No variables (or the variables of a larger host): the framework counts the host's CPUs.
+    Host,
+    /// As many threads as CPUs, in the variables that the agent sets.
+    Right,
+}
+
+/// A way to run a task: a choice of CPUs and of threads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Way {
+    /// The choice of CPUs.
+    pub cpus: Cpus,
+    /// The choice of thread counts.
+    pub threads: Threads,
+}
+
+/// The user's options. The plan fills the options left open.
+#[derive(Debug, Clone, Default)]
+pub struct PlanOptions {
+    /// How often each way is run.
+    pub rounds: usize,
+    /// How long each run is measured.
+    pub seconds: u64,
+    /// How long a run may take, in seconds.
+    pub limit: u64,
+    /// Workers, or copies of the command.
+    pub workers: Option<u32>,
+    /// CPUs of each.
+    pub cpus: Option<u32>,
+    /// Parameter servers.
+    pub ps: Option<u32>,
+    /// CPUs of each worker; 0 keeps the workers in the shared pool.
+    pub ps_cpus: Option<u32>,
+    /// The number of CPUs of the simulated larger host, if any.
+    pub host_threads: Option<u32>,
+    /// Busy pods in the shared pool.
+    pub neighbours: Option<u32>,
+    /// The share of a CPU's time that each wants, in percent.
+    pub neighbour_busy: u8,
+    /// The CPU request of each neighbour, in thousandths of a CPU.
+    pub neighbour_request: Option<u64>,
+    /// A command in place of the built-in job.
+    pub command: Option<String>,
+    /// The pattern of a step in the command's output; without a pattern, the bench measures the duration.
+    pub pattern: Option<Pattern>,
+}
+
+/// The tasks, the number of rounds and the order.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Plan {
+    /// Online CPUs.
+    pub online: CpuSet,
+    /// The reserved CPUs.
+    pub reserved: CpuSet,
+    /// What is run.
+    pub work: Work,
+    /// Workers, or copies of the command.
+    pub workers: u32,
+    /// CPUs of each.
+    pub cpus: u32,
+    /// Parameter servers.
+    pub ps: u32,
+    /// CPUs of each; 0: in the shared pool always, with a limit of one CPU.
+    pub ps_cpus: u32,
+    /// How many CPUs the host of the host's threads has; null: the programs are told nothing.
+    pub host_threads: Option<u32>,
+    /// The neighbours.
+    pub neighbours: Neighbours,
+    /// How long each run is measured.
+    pub seconds: u64,
+    /// How long a run may take, in seconds.
+    pub limit: u64,
+    /// The ways of each round, in order.
+    pub rounds: Vec<[Way; 4]>,
+}
+
+/// What is run.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Work {
+    /// The built-in training job with parameter servers.
+    BuiltIn,
+    /// A command.
+    #[serde(rename_all = "camelCase")]
+    Command {
+        /// For the shell.
+        line: String,
+        /// The pattern of a step; null if the bench measures the duration.
+        steps: Option<Pattern>,
+    },
+}
+
+/// Busy pods in the shared pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Neighbours {
+    /// How many.
+    pub count: u32,
+    /// The share of a CPU's time that each wants, in percent.
+    pub busy_percent: u8,
+    /// What each asks for, in thousandths of a CPU; 0 is best effort.
+    pub request_milli_cpus: u64,
+}
+
+/// The reason why no plan is possible.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    /// The machine has no CPU for exclusive use.
+    #[error(
+        "no CPU to give away: of {online}, {reserved} must stay with the system; use a machine with two or more, \
+         or say with --reserved what the system needs"
+    )]
+    NothingFree {
+        /// Online CPUs.
+        online: CpuSet,
+        /// The reserved CPUs.
+        reserved: CpuSet,
+    },
+    /// Fewer CPUs can be given away than are wished for.
+    #[error(
+        "the tasks want {} of their own ({sum}), and of {online} only {free} can be given away ({reserved} for the system): \
+         ask for fewer with --workers, --cpus or --ps-cpus 0, or say with --reserved what the system needs",
+        counted(.wanted, "CPU")
+    )]
+    TooFew {
+        /// The number of wanted CPUs.
+        wanted: u64,
+        /// The parts of the wanted number.
+        sum: String,
+        /// The CPUs available for exclusive use.
+        free: usize,
+        /// Online CPUs.
+        online: CpuSet,
+        /// The reserved CPUs.
+        reserved: CpuSet,
+    },
+}
+
+// === impl Way ===
+
+impl Way {
+    /// All four ways, beginning with the usual way.
+    pub const ALL: [Self; 4] = [
+        Self {
+            cpus: Cpus::Shared,
+            threads: Threads::Host,
+        },
+        Self {
+            cpus: Cpus::Shared,
+            threads: Threads::Right,
+        },
+        Self {
+            cpus: Cpus::Pinned,
+            threads: Threads::Host,
+        },
+        Self {
+            cpus: Cpus::Pinned,
+            threads: Threads::Right,
+        },
+    ];
+
+    /// The name for people.
+    pub fn name(self) -> &'static str {
+        match (self.cpus, self.threads) {
+            (Cpus::Shared, Threads::Host) => "shared, host's threads",
+            (Cpus::Shared, Threads::Right) => "shared, right threads",
+            (Cpus::Pinned, Threads::Host) => "pinned, host's threads",
+            (Cpus::Pinned, Threads::Right) => "pinned, right threads",
+        }
+    }
+}
+
+/// The order of the four ways by round. In any four rounds, each way runs once in each position and once right after each
+/// remaining way. Effects of the previous way, and changes of the machine, then affect all ways alike.
+pub fn rounds(count: usize) -> Vec<[Way; 4]> {
+    const ORDERS: [[usize; 4]; 4] = [[0, 1, 3, 2], [1, 2, 0, 3], [2, 3, 1, 0], [3, 0, 2, 1]];
+    ORDERS
+        .iter()
+        .cycle()
+        .take(count)
+        .map(|order| order.map(|way| Way::ALL[way]))
+        .collect()
+}
+
+/// The numbers of workers and servers, and the CPUs of each.
+struct Sizes {
+    workers: u32,
+    cpus: u32,
+    ps: u32,
+    ps_cpus: u32,
+}
+
+// === impl Sizes ===
+
+impl Sizes {
+    /// The requested sizes. Sizes left open follow from the number of free CPUs.
+    fn new(preferences: &PlanOptions, free: u32) -> Self {
+        let ps = if preferences.command.is_some() {
+            0
+        } else {
+            preferences.ps.unwrap_or(1)
+        };
+        let least = preferences
+            .workers
+            .unwrap_or(1)
+            .saturating_mul(preferences.cpus.unwrap_or(1));
+        let ps_cpus = preferences
+            .ps_cpus
+            .unwrap_or_else(|| u32::from(ps > 0 && ps.saturating_add(least) <= free));
+        let left = free.saturating_sub(ps.saturating_mul(ps_cpus));
+        let fits_two = left / preferences.cpus.unwrap_or(1).max(1) >= 2;
+        let usual = if preferences.command.is_none() && fits_two {
+            2
+        } else {
+            1
+        };
+        let workers = preferences.workers.unwrap_or(usual).max(1);
+        let cpus = preferences
+            .cpus
+            .unwrap_or((left / workers).clamp(1, MODEST))
+            .max(1);
+        Self {
+            workers,
+            cpus,
+            ps,
+            ps_cpus,
+        }
+    }
+}
+
+// === impl Plan ===
+
+impl Plan {
+    /// Fills the options left open, and checks the machine's size.
+    ///
+    /// # Errors
+    /// The machine has too few CPUs.
+    pub fn new(
+        preferences: PlanOptions,
+        topology: &Topology,
+        reserved: &CpuSet,
+    ) -> Result<Self, PlanError> {
+        let online = topology.online.clone();
+        let free = online.difference(reserved).len();
+        if free == 0 {
+            return Err(PlanError::NothingFree {
+                online,
+                reserved: reserved.clone(),
+            });
+        }
+        let Sizes {
+            workers,
+            cpus,
+            ps,
+            ps_cpus,
+        } = Sizes::new(&preferences, u32::try_from(free).unwrap_or(u32::MAX));
+        let wanted = u64::from(workers) * u64::from(cpus) + u64::from(ps) * u64::from(ps_cpus);
+        if wanted > free as u64 {
+            let servers = if ps > 0 {
+                format!(" and {} of {ps_cpus}", counted(ps, "server"))
+            } else {
+                String::new()
+            };
+            let sum = format!("{} of {cpus}{servers}", counted(workers, "worker"));
+            return Err(PlanError::TooFew {
+                wanted,
+                sum,
+                free,
+                online,
+                reserved: reserved.clone(),
+            });
+        }
+        let asked = 1000
+            * (u64::from(workers) * u64::from(cpus) + u64::from(ps) * u64::from(ps_cpus.max(1)));
+        let neighbours = neighbours(
+            &preferences,
+            (1000 * online.len() as u64).saturating_sub(asked),
+        );
+        Ok(Self {
+            online,
+            reserved: reserved.clone(),
+            work: match preferences.command {
+                Some(line) => Work::Command {
+                    line,
+                    steps: preferences.pattern,
+                },
+                None => Work::BuiltIn,
+            },
+            workers,
+            cpus,
+            ps,
+            ps_cpus,
+            host_threads: preferences.host_threads,
+            neighbours,
+            seconds: preferences.seconds,
+            limit: preferences.limit,
+            rounds: rounds(preferences.rounds),
+        })
+    }
+
+    /// Whether the time to the command's end is measured, not steps.
+    pub fn runs_to_end(&self) -> bool {
+        matches!(self.work, Work::Command { steps: None, .. })
+    }
+
+    /// The sum of all CPU requests, in thousandths of a CPU.
+    pub fn requested(&self) -> u64 {
+        let job = u64::from(self.workers) * u64::from(self.cpus)
+            + u64::from(self.ps) * u64::from(self.ps_cpus.max(1));
+        1000 * job + u64::from(self.neighbours.count) * self.neighbours.request_milli_cpus
+    }
+
+    /// The number of CPUs that the neighbours can keep busy, and the number that the job leaves free.
+    pub fn busy(&self) -> (f64, u64) {
+        let busy =
+            f64::from(self.neighbours.count) * f64::from(self.neighbours.busy_percent) / 100.0;
+        let job = u64::from(self.workers) * u64::from(self.cpus)
+            + u64::from(self.ps) * u64::from(self.ps_cpus);
+        (busy, (self.online.len() as u64).saturating_sub(job))
+    }
+
+    /// Whether the requests cover all CPUs, and neighbours exist to use the CPUs.
+    pub fn is_full(&self) -> bool {
+        self.neighbours.count > 0 && self.requested() >= 1000 * self.online.len() as u64
+    }
+
+    /// The expected duration in seconds; `None` for a command of unknown duration.
+    pub fn estimate(&self) -> Option<f64> {
+        let runs = self.rounds.len() * 4;
+        (!self.runs_to_end()).then_some(runs as f64 * (self.seconds as f64 + AROUND))
+    }
+}
+
+pub use crate::text::counted;
+
+/// The requested number of neighbours; by default, as many as the remaining CPU requests of the node need.
+fn neighbours(preferences: &PlanOptions, left: u64) -> Neighbours {
+    let count = preferences.neighbours.unwrap_or_else(|| {
+        u32::try_from(left.div_ceil(1000))
+            .unwrap_or(u32::MAX)
+            .max(1)
+    });
+    let fair = if count == 0 {
+        0
+    } else {
+        left / u64::from(count)
+    };
+    Neighbours {
+        count,
+        busy_percent: preferences.neighbour_busy.clamp(1, 100),
+        request_milli_cpus: preferences.neighbour_request.unwrap_or(fair.min(1000)),
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::cpu::{Numbering, Shape};
+    use crate::pin::decide::default_reserved;
+
+    /// A machine with a thread per core.
+    pub(in crate::sandbox::bench) fn machine(cores: u32) -> Topology {
+        Topology::from_shape(Shape {
+            sockets: 1,
+            numa_per_socket: 1,
+            llcs_per_numa: 1,
+            cores_per_llc: cores,
+            threads_per_core: 1,
+            numbering: Numbering::SiblingsLast,
+        })
+    }
+
+    fn plan(cores: u32, preferences: PlanOptions) -> Result<Plan, PlanError> {
+        let topology = machine(cores);
+        let preferences = PlanOptions {
+            rounds: 4,
+            seconds: 2,
+            neighbour_busy: 100,
+            ..preferences
+        };
+        Plan::new(
+            preferences,
+            &topology,
+            &default_reserved(&topology, &CpuSet::new()),
+        )
+    }
+
+    fn sizes(plan: &Plan) -> [u32; 5] {
+        [
+            plan.workers,
+            plan.cpus,
+            plan.ps,
+            plan.ps_cpus,
+            plan.neighbours.count,
+        ]
+    }
+
+    #[test]
+    fn four_rounds_are_balanced() {
+        let rounds = rounds(8);
+        assert_eq!(rounds[..4], rounds[4..]);
+        for place in 0..4 {
+            let there: BTreeSet<Way> = rounds[..4].iter().map(|round| round[place]).collect();
+            assert_eq!(there.len(), 4, "place {place}");
+        }
+        let followers: BTreeSet<(Way, Way)> = rounds[..4]
+            .iter()
+            .flat_map(|round| round.windows(2).map(|pair| (pair[0], pair[1])))
+            .collect();
+        assert_eq!(followers.len(), 12, "each follows each other once");
+    }
+
+    #[test]
+    fn what_is_left_open_follows_from_the_machine() {
+        for (cores, expected) in [
+            (2, [1, 1, 1, 0, 1]),
+            (3, [1, 1, 1, 1, 1]),
+            (4, [2, 1, 1, 1, 1]),
+            (8, [2, 3, 1, 1, 1]),
+            (64, [2, 4, 1, 1, 55]),
+        ] {
+            assert_eq!(
+                sizes(&plan(cores, PlanOptions::default()).unwrap()),
+                expected,
+                "{cores} cores"
+            );
+        }
+        let command = || PlanOptions {
+            command: Some("true".to_owned()),
+            ..PlanOptions::default()
+        };
+        assert_eq!(sizes(&plan(2, command()).unwrap()), [1, 1, 0, 0, 1]);
+        assert_eq!(sizes(&plan(8, command()).unwrap()), [1, 4, 0, 0, 4]);
+        // The rest of a node of 2 is one neighbour's, which asks for as much as the command has.
+        let full = plan(2, command()).unwrap();
+        assert_eq!(
+            (full.neighbours.request_milli_cpus, full.is_full()),
+            (1000, true)
+        );
+        assert!(
+            !plan(
+                8,
+                PlanOptions {
+                    neighbours: Some(0),
+                    ..PlanOptions::default()
+                }
+            )
+            .unwrap()
+            .is_full()
+        );
+    }
+
+    #[test]
+    fn too_few_cpus_are_said_with_numbers() {
+        let error = plan(
+            2,
+            PlanOptions {
+                cpus: Some(2),
+                ..PlanOptions::default()
+            },
+        )
+        .unwrap_err()
+        .to_string();
+        assert!(
+            error.contains("2 CPUs of their own") && error.contains("only 1 can be given away"),
+            "{error}"
+        );
+        let error = plan(
+            2,
+            PlanOptions {
+                ps_cpus: Some(1),
+                ..PlanOptions::default()
+            },
+        )
+        .unwrap_err()
+        .to_string();
+        assert!(error.contains("1 worker of 1 and 1 server of 1"), "{error}");
+        let error = plan(1, PlanOptions::default()).unwrap_err().to_string();
+        assert!(error.contains("no CPU to give away"), "{error}");
+    }
+
+    proptest! {
+        #[test]
+        fn a_plan_fits_or_is_refused(
+            cores in 1_u32..200,
+            workers in proptest::option::of(0_u32..u32::MAX),
+            cpus in proptest::option::of(0_u32..300),
+            ps in proptest::option::of(0_u32..u32::MAX),
+            ps_cpus in proptest::option::of(0_u32..300),
+            command in any::<bool>(),
+        ) {
+            let command = command.then(String::new);
+            let preferences = PlanOptions { workers, cpus, ps, ps_cpus, command, ..PlanOptions::default() };
+            if let Ok(plan) = plan(cores, preferences) {
+                let own = u64::from(plan.workers) * u64::from(plan.cpus) + u64::from(plan.ps) * u64::from(plan.ps_cpus);
+                prop_assert!(own < u64::from(cores) && own > 0);
+                prop_assert!(workers.is_none_or(|workers| plan.workers == workers.max(1)));
+            }
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! The demo: a real training job on this machine, first shared, then pinned and sized by the real agent.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use serde::Serialize;
+use tokio_util::sync::CancellationToken;
+
+use super::job::{self, DemoPod, Mode, Size};
+use super::node::{LocalNode, Start, TREE};
+use super::sample::{Counters, Sample};
+use crate::agent::cluster::Asked;
+use crate::agent::config::{Config, Metrics, Runtime};
+use crate::agent::{Agent, Node};
+use crate::cpu::CpuSet;
+use crate::host::spawn::Stderr;
+
+/// The longest time until the workers' first step, and until the first measured step. A busy or emulated machine is slow.
+const FIRST_STEP: Duration = Duration::from_secs(120);
+
+/// Not counted at the start of each half: connecting, filling caches, first allocations.
+const WARM_UP: Duration = Duration::from_secs(2);
+
+/// Time between two looks.
+const TICK: Duration = Duration::from_secs(1);
+
+/// What is wanted.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// How long the measured job runs, both halves together.
+    pub seconds: u64,
+    /// Where the agent serves.
+    pub listen: SocketAddr,
+    /// Where the cgroup hierarchies are mounted.
+    pub cgroup_root: std::path::PathBuf,
+}
+
+/// The state of the demo at a moment.
+#[derive(Debug, Clone)]
+pub struct Frame {
+    /// Which half.
+    pub mode: Mode,
+    /// Seconds of this half so far, and of the full half.
+    pub seconds: (u64, u64),
+    /// Where the agent serves.
+    pub address: SocketAddr,
+    /// The pods.
+    pub rows: Vec<Row>,
+}
+
+/// One pod.
+#[derive(Debug, Clone, Serialize)]
+pub struct Row {
+    /// Its name.
+    pub pod: String,
+    /// Its role.
+    pub role: String,
+    /// Its QoS class.
+    pub qos: String,
+    /// The CPUs on which the pod may run.
+    pub cpus: CpuSet,
+    /// Whether the CPUs are exclusive.
+    pub exclusive: bool,
+    /// Its threads.
+    pub threads: u64,
+    /// The variables that the pod got.
+    pub env: BTreeMap<String, String>,
+    /// Training steps (requests for a server) per second.
+    pub steps_per_second: f64,
+    /// Context switches per second.
+    pub context_switches_per_second: f64,
+    /// Bytes received per second.
+    pub receive_bytes_per_second: f64,
+    /// Bytes sent per second.
+    pub transmit_bytes_per_second: f64,
+    /// CFS periods per second in which the quota ran out.
+    pub throttled_periods_per_second: f64,
+    /// Seconds from the first instruction until the assignment was effective.
+    pub window_seconds: Option<f64>,
+    /// Why the container got fewer CPUs than the entitlement.
+    pub note: Option<String>,
+}
+
+/// The figures of a half.
+#[derive(Debug, Clone, Serialize)]
+pub struct Half {
+    /// Steps of all workers per second.
+    pub steps_per_second: f64,
+    /// Context switches of the job, servers included, per step of a worker; null if no step was made.
+    pub context_switches_per_step: Option<f64>,
+    /// CFS periods per second in which a quota of the job ran out.
+    pub throttled_periods_per_second: f64,
+    /// The step time that 99 of 100 steps keep, in milliseconds: median over the half's seconds.
+    pub step_ms_p99: Option<f64>,
+    /// Threads of the job.
+    pub threads: u64,
+}
+
+/// The result of the demo.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    /// How assignments were enforced.
+    pub enforcement: &'static str,
+    /// How long the job was measured, both halves together.
+    pub seconds: f64,
+    /// In the shared pool, threads as many as the host has.
+    pub shared: Half,
+    /// Exclusive CPUs, with threads sized to the CPUs.
+    pub pinned: Half,
+    /// The pods of the second half, with rates over all of it.
+    pub pods: Vec<Row>,
+}
+
+/// Runs the demo and cleans up on every exit.
+///
+/// `show` is called about once a second.
+///
+/// # Errors
+/// No CPU for exclusive use, no cpuset controller, no rights, another running demo, a failed process of the job. `None`
+/// after a cancellation.
+pub async fn run(
+    options: &Options,
+    stop: &CancellationToken,
+    mut show: impl FnMut(&Frame),
+) -> anyhow::Result<Option<Report>> {
+    let config = Config {
+        cgroup_root: options.cgroup_root.clone(),
+        trees: vec![TREE.to_owned()],
+        listen: options.listen,
+        // A frequent sampling of a few pods is cheap and shows more.
+        metrics: Metrics {
+            connections: 2,
+            peers: 16,
+            ..Metrics::default()
+        },
+        // No container runtime knows the demo's pods.
+        runtime: Runtime {
+            nri: Asked::Never,
+            ..Runtime::default()
+        },
+        ..Config::default()
+    };
+    // The CPU manager of a kubelet does not touch the demo's tree of cgroups.
+    let mut node = Node::apart(config)?;
+    let size = Size::of(&node.topology, &node.reserved)?;
+    let mut local = tokio::task::block_in_place(|| LocalNode::open(node.cgroups.clone()))?;
+    node.config.pods = Some(local.folder().to_owned());
+    let outcome = match Agent::start(node).await {
+        Ok(mut agent) => {
+            let outcome = tokio::select! {
+                outcome = halves(options, size, &mut agent, &mut local, &mut show) => outcome.map(Some),
+                () = stop.cancelled() => Ok(None),
+            };
+            agent.stop().await;
+            outcome
+        }
+        Err(error) => Err(error),
+    };
+    let closed = tokio::task::block_in_place(|| local.close());
+    let report = outcome?;
+    closed.context("the demo ran, but could not clean up")?;
+    Ok(report)
+}
+
+async fn halves(
+    options: &Options,
+    size: Size,
+    agent: &mut Agent,
+    local: &mut LocalNode,
+    show: &mut impl FnMut(&Frame),
+) -> anyhow::Result<Report> {
+    let total = Duration::from_secs(options.seconds);
+    let (shared, _, before) = half(Mode::Shared, size, total / 2, agent, local, show).await?;
+    tokio::task::block_in_place(|| local.stop_all())?;
+    let (pinned, pods, after) = half(Mode::Pinned, size, total / 2, agent, local, show).await?;
+    let enforcement = agent
+        .snapshot()
+        .map_or("observe", |snapshot| snapshot.enforcement.name());
+    tokio::task::block_in_place(|| local.stop_all())?;
+    Ok(Report {
+        enforcement,
+        seconds: before + after,
+        shared,
+        pinned,
+        pods,
+    })
+}
+
+/// Starts the pods as a container runtime does: the agent answers a request, and the container gets the answer's CPUs and
+/// variables.
+async fn start(pods: &[DemoPod], agent: &mut Agent, local: &mut LocalNode) -> anyhow::Result<()> {
+    for DemoPod {
+        pod,
+        manifest,
+        args,
+        address,
+    } in pods
+    {
+        let container = pod
+            .containers
+            .first()
+            .context("a pod of the demo has no container")?;
+        let admission = agent.create(pod, &container.name).await?;
+        let env = admission.threads.variables;
+        let start = Start {
+            pod,
+            manifest,
+            program: None,
+            args: args.clone(),
+            env,
+            address: Some(*address),
+            stderr: Stderr::Inherit,
+            hear: None,
+        };
+        tokio::task::block_in_place(|| local.start(start))?;
+    }
+    Ok(())
+}
+
+/// Runs the job once: figures, pods with their rates, and the seconds measured.
+async fn half(
+    mode: Mode,
+    size: Size,
+    length: Duration,
+    agent: &mut Agent,
+    local: &mut LocalNode,
+    show: &mut impl FnMut(&Frame),
+) -> anyhow::Result<(Half, Vec<Row>, f64)> {
+    let run = match mode {
+        Mode::Shared => 1,
+        Mode::Pinned => 2,
+    };
+    let pods = job::pods(size, mode, run)?;
+    start(&pods, agent, local).await?;
+    // The first seconds are not counted, and neither is the time until every worker has said something.
+    let mut ticks = tokio::time::interval(TICK);
+    ticks.tick().await;
+    let begun = Instant::now();
+    let mut base: Option<Sample> = None;
+    let mut last = sample(agent, local, &pods)?;
+    let mut p99 = Vec::new();
+    let seconds = length.as_secs().max(1);
+    loop {
+        ticks.tick().await;
+        local.check()?;
+        agent.check()?;
+        let now = sample(agent, local, &pods)?;
+        let running = begun.elapsed();
+        if base.is_none() {
+            let ready = now.workers().all(|worker| worker.steps > 0);
+            if running >= WARM_UP && ready {
+                base = Some(now.clone());
+            }
+            anyhow::ensure!(
+                running < FIRST_STEP,
+                "not every worker made a step within {} s: see the workers' messages above",
+                FIRST_STEP.as_secs()
+            );
+        } else {
+            p99.extend(now.workers().filter_map(|worker| worker.step_ms_p99));
+        }
+        let measured = base.as_ref().map_or(0, |base| {
+            (now.at - base.at).as_millis().saturating_add(500) / 1000
+        });
+        let measured = u64::try_from(measured).unwrap_or(u64::MAX);
+        let rows = rows(&pods, agent, &last, &now);
+        show(&Frame {
+            mode,
+            seconds: (measured, seconds),
+            address: agent.address(),
+            rows,
+        });
+        // If a step takes longer than the measurement, the measurement goes on until the first step.
+        let has_step = |base: &Sample| now.steps() > base.steps() || now.at - base.at >= FIRST_STEP;
+        if let Some(base) = base
+            .as_ref()
+            .filter(|base| measured >= seconds && has_step(base))
+        {
+            let rows = self::rows(&pods, agent, base, &now);
+            return Ok((
+                figures(base, &now, p99),
+                rows,
+                (now.at - base.at).as_secs_f64(),
+            ));
+        }
+        last = now;
+    }
+}
+
+/// A sample of all pods: the agent's metrics, and the processes' lines.
+fn sample(agent: &Agent, local: &LocalNode, pods: &[DemoPod]) -> anyhow::Result<Sample> {
+    let text = tokio::task::block_in_place(|| agent.scrape())?;
+    let mut sample = Sample::parse(&text);
+    for pod in pods {
+        let counters = sample.pods.entry(pod.pod.name.clone()).or_default();
+        if let Some(line) = local.line(&pod.pod.name) {
+            counters.steps = line.steps;
+            counters.step_ms_p99 = line.step_ms_p99.map(f64::from);
+        }
+    }
+    Ok(sample)
+}
+
+fn rows(pods: &[DemoPod], agent: &Agent, before: &Sample, now: &Sample) -> Vec<Row> {
+    let Some(snapshot) = agent.snapshot() else {
+        return Vec::new();
+    };
+    let seconds = (now.at - before.at).as_secs_f64();
+    let mut rows = Vec::new();
+    for DemoPod { pod, .. } in pods {
+        let Some(state) = snapshot
+            .containers
+            .iter()
+            .find(|state| state.uid.as_deref() == pod.cgroup_uid())
+        else {
+            continue;
+        };
+        let rate = |pick: fn(&Counters) -> u64| now.gain(before, &pod.name, pick) as f64 / seconds;
+        rows.push(Row {
+            pod: pod.name.clone(),
+            role: state.role.to_string(),
+            qos: state.qos.to_string(),
+            cpus: state.effective.clone().unwrap_or_default(),
+            exclusive: state.assigned.is_some(),
+            threads: now
+                .pods
+                .get(&pod.name)
+                .map_or(0, |counters| counters.threads),
+            env: state.threads.variables.clone(),
+            steps_per_second: rate(|counters| counters.steps),
+            context_switches_per_second: rate(|counters| counters.context_switches.unwrap_or(0)),
+            receive_bytes_per_second: rate(|counters| counters.receive_bytes),
+            transmit_bytes_per_second: rate(|counters| counters.transmit_bytes),
+            throttled_periods_per_second: rate(|counters| counters.throttled_periods.unwrap_or(0)),
+            window_seconds: state.unpinned_seconds,
+            note: state.note.clone(),
+        });
+    }
+    rows
+}
+
+fn figures(base: &Sample, now: &Sample, mut p99: Vec<f64>) -> Half {
+    let seconds = (now.at - base.at).as_secs_f64();
+    let job = || now.pods.keys().filter(|name| *name != "neighbour");
+    let gained =
+        |pick: fn(&Counters) -> u64| job().map(|name| now.gain(base, name, pick)).sum::<u64>();
+    let steps: u64 = job()
+        .filter(|name| name.starts_with("worker"))
+        .map(|name| now.gain(base, name, |one| one.steps))
+        .sum();
+    p99.sort_by(f64::total_cmp);
+    Half {
+        steps_per_second: steps as f64 / seconds,
+        context_switches_per_step: (steps > 0)
+            .then(|| gained(|one| one.context_switches.unwrap_or(0)) as f64 / steps as f64),
+        throttled_periods_per_second: gained(|one| one.throttled_periods.unwrap_or(0)) as f64
+            / seconds,
+        step_ms_p99: p99.get(p99.len() / 2).copied(),
+        threads: job()
+            .filter_map(|name| now.pods.get(name))
+            .map(|counters| counters.threads)
+            .sum(),
+    }
+}

@@ -1,0 +1,20 @@
+//! A node without a cluster: real cgroups and real processes, for `demo` and `bench`.
+//!
+//! [`demo`] runs the pods of [`job`]. A local node does the work of a kubelet and a container runtime, and the real agent
+//! watches the local node.
+//!
+//! [`mod@bench`] runs the same job, or any command, in four ways on a local node, and compares the ways.
+//!
+//! [`train`] is the program in the containers: a small parameter-server job that computes, blocks and communicates like real
+//! frameworks. The job makes the effects of pinning and sizing measurable.
+
+#![warn(clippy::too_many_lines, clippy::excessive_nesting)]
+
+#[cfg(feature = "bench")]
+pub mod bench;
+#[cfg(feature = "demo")]
+pub mod demo;
+pub mod job;
+mod node;
+mod sample;
+pub mod train;

@@ -1,0 +1,137 @@
+//! [`Sample`]: the agent's own metrics, read the way Prometheus reads them.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+/// Counters of all pods at a moment.
+#[derive(Debug, Clone)]
+pub(super) struct Sample {
+    pub(super) at: Instant,
+    pub(super) pods: BTreeMap<String, Counters>,
+    /// Collectors without counters on this machine, with the reasons.
+    pub(super) unsupported: BTreeMap<String, String>,
+}
+
+/// Counters of a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(super) struct Counters {
+    pub(super) threads: u64,
+    /// A counter that a collector may omit: the collector was late, or the machine does not count.
+    pub(super) context_switches: Option<u64>,
+    pub(super) throttled_periods: Option<u64>,
+    pub(super) llc_misses: Option<u64>,
+    pub(super) receive_bytes: u64,
+    pub(super) transmit_bytes: u64,
+    /// By the process's own word, as are the step times.
+    pub(super) steps: u64,
+    pub(super) step_ms_p99: Option<f64>,
+}
+
+// === impl Sample ===
+
+impl Sample {
+    /// Reads Prometheus' text format and adds up each pod's series.
+    pub(super) fn parse(text: &str) -> Self {
+        let mut pods: BTreeMap<String, Counters> = BTreeMap::new();
+        for (name, pod, value) in text.lines().filter_map(series) {
+            let counters = pods.entry(pod.to_owned()).or_default();
+            match name {
+                "pinfold_container_threads" => counters.threads += value,
+                "pinfold_container_context_switches_total" => {
+                    *counters.context_switches.get_or_insert(0) += value;
+                }
+                "pinfold_container_cpu_throttled_periods_total" => {
+                    *counters.throttled_periods.get_or_insert(0) += value;
+                }
+                "pinfold_container_llc_misses_total" => {
+                    *counters.llc_misses.get_or_insert(0) += value;
+                }
+                "pinfold_pod_network_receive_bytes_total" => counters.receive_bytes += value,
+                "pinfold_pod_network_transmit_bytes_total" => counters.transmit_bytes += value,
+                _ => {}
+            }
+        }
+        let unsupported = text.lines().filter_map(unsupported).collect();
+        Self {
+            at: Instant::now(),
+            pods,
+            unsupported,
+        }
+    }
+
+    /// How much a pod's counter has gained since an earlier sample.
+    pub(super) fn gain(&self, before: &Self, pod: &str, pick: fn(&Counters) -> u64) -> u64 {
+        let at = |sample: &Self| sample.pods.get(pod).map_or(0, pick);
+        at(self).saturating_sub(at(before))
+    }
+
+    /// The workers' counters.
+    pub(super) fn workers(&self) -> impl Iterator<Item = &Counters> {
+        self.pods
+            .iter()
+            .filter(|(name, _)| name.starts_with("worker"))
+            .map(|(_, counters)| counters)
+    }
+
+    /// The steps of all workers.
+    pub(super) fn steps(&self) -> u64 {
+        self.workers().map(|worker| worker.steps).sum()
+    }
+}
+
+/// The name, the pod and the value in a line; nothing for comments and for series without a pod.
+fn series(line: &str) -> Option<(&str, &str, u64)> {
+    let (name, rest) = line.split_once('{')?;
+    let (labels, value) = rest.rsplit_once("} ")?;
+    let (_, pod) = labels.split_once("pod=\"")?;
+    let (pod, _) = pod.split_once('"')?;
+    let value: f64 = value.trim().parse().ok()?;
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "counters are whole and not negative"
+    )]
+    let whole = value.max(0.0) as u64;
+    Some((name, pod, whole))
+}
+
+/// The collector and the reason, in a line about a collector without counters.
+fn unsupported(line: &str) -> Option<(String, String)> {
+    let labels = line.strip_prefix("pinfold_collector_unsupported{collector=\"")?;
+    let (collector, rest) = labels.split_once("\",reason=\"")?;
+    let (reason, _) = rest.rsplit_once("\"}")?;
+    let reason = reason
+        .replace("\\\"", "\"")
+        .replace("\\n", " ")
+        .replace("\\\\", "\\");
+    Some((collector.to_owned(), reason))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn series_of_a_pod_are_added_up() {
+        let text = "# HELP pinfold_container_threads x\n\
+            pinfold_container_threads{namespace=\"demo\",pod=\"ps-0\",container=\"a\"} 3\n\
+            pinfold_container_context_switches_total{container=\"a\",kind=\"voluntary\",namespace=\"demo\",pod=\"ps-0\"} 1e3\n\
+            pinfold_container_context_switches_total{container=\"a\",kind=\"involuntary\",namespace=\"demo\",pod=\"ps-0\"} 7\n\
+            pinfold_container_llc_misses_total{container=\"a\",namespace=\"demo\",pod=\"ps-0\"} 4\n\
+            pinfold_collector_unsupported{collector=\"caches\",reason=\"no \\\"LLC\\\" here\"} 1\n\
+            process_cpu_seconds_total 1\n";
+        let sample = Sample::parse(text);
+        let expected = Counters {
+            threads: 3,
+            context_switches: Some(1007),
+            llc_misses: Some(4),
+            ..Counters::default()
+        };
+        assert_eq!(sample.pods, BTreeMap::from([("ps-0".to_owned(), expected)]));
+        let reason = "no \"LLC\" here".to_owned();
+        assert_eq!(
+            sample.unsupported,
+            BTreeMap::from([("caches".to_owned(), reason)])
+        );
+    }
+}

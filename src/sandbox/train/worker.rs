@@ -1,0 +1,401 @@
+//! A worker: pulls the parameters of a batch, computes, pushes the gradients.
+
+use std::io;
+use std::net::{TcpStream, ToSocketAddrs};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::Geometry;
+use super::data::{Batch, Clicks};
+use super::model::Model;
+use super::pool::Pool;
+use super::progress::Progress;
+use super::wire::{self, Reply, Request, WireError};
+
+/// How long a lost server is waited for, unless told otherwise.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Pause between two attempts to reach a lost server.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// The parameters of a worker.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Options {
+    /// The parameter servers, as `host:port`, in the order of their shards.
+    pub ps_hosts: Vec<String>,
+    /// The index of the worker, from 0.
+    pub index: u32,
+    /// What is trained.
+    pub geometry: Geometry,
+    /// Examples of a step.
+    pub batch: usize,
+    /// Intra-op threads.
+    pub threads: usize,
+    /// The last step; `None` for no limit.
+    pub steps: Option<u64>,
+    /// How long a lost server is waited for.
+    pub patience: Duration,
+}
+
+/// Why a worker gave up.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    /// A server can't be reached any more, or yet.
+    #[error("parameter server {host} was out of reach for {} s: is it running?", patience.as_secs())]
+    Lost {
+        /// The server.
+        host: String,
+        /// How long was tried.
+        patience: Duration,
+        /// The last failure.
+        #[source]
+        source: WireError,
+    },
+    /// The peer speaks a different protocol.
+    #[error("cannot talk to parameter server {host}")]
+    Protocol {
+        /// The server.
+        host: String,
+        /// What is wrong.
+        #[source]
+        source: WireError,
+    },
+    /// A server refused a request.
+    #[error("parameter server {host} refused: {reason}")]
+    Refused {
+        /// The server.
+        host: String,
+        /// Its words.
+        reason: String,
+    },
+    /// The intra-op threads could not be started.
+    #[error("cannot start {threads} intra-op threads")]
+    Threads {
+        /// How many were wanted.
+        threads: usize,
+        /// The error of the kernel.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A connection to each server.
+#[derive(Debug)]
+struct Servers<'a> {
+    options: &'a Options,
+    progress: &'a Progress,
+    streams: Vec<TcpStream>,
+}
+
+/// Why an attempt failed, and at which server.
+#[derive(Debug)]
+struct Failure {
+    shard: usize,
+    cause: Cause,
+}
+
+#[derive(Debug)]
+enum Cause {
+    Wire(WireError),
+    Refused(String),
+}
+
+/// Trains until the last step is done.
+///
+/// # Errors
+///
+/// See [`WorkerError`].
+pub fn train(options: &Options, progress: &Progress) -> Result<(), WorkerError> {
+    let pool = Pool::new(options.threads).map_err(|source| WorkerError::Threads {
+        threads: options.threads,
+        source,
+    })?;
+    let model = Model::new(options.geometry, pool);
+    let mut clicks = Clicks::new(options.geometry, options.index);
+    let mut servers = Servers {
+        options,
+        progress,
+        streams: Vec::new(),
+    };
+    for _ in 0..options.steps.unwrap_or(u64::MAX) {
+        let start = Instant::now();
+        let batch = clicks.batch(options.batch);
+        let mut lost_since = None;
+        let loss = loop {
+            let Failure { shard, cause } = match servers.step(&model, &batch) {
+                Ok(loss) => break loss,
+                Err(failure) => failure,
+            };
+            let host = options.ps_hosts.get(shard).cloned().unwrap_or_default();
+            match cause {
+                Cause::Refused(reason) => return Err(WorkerError::Refused { host, reason }),
+                Cause::Wire(source @ (WireError::Io(_) | WireError::Closed)) => {
+                    // All streams close: a late answer in an open stream could be taken for a new answer.
+                    servers.streams.clear();
+                    let patience = options.patience;
+                    if lost_since.get_or_insert_with(Instant::now).elapsed() >= patience {
+                        return Err(WorkerError::Lost {
+                            host,
+                            patience,
+                            source,
+                        });
+                    }
+                    thread::sleep(RETRY);
+                }
+                Cause::Wire(source) => return Err(WorkerError::Protocol { host, source }),
+            }
+        };
+        progress.step(start.elapsed(), Some(loss));
+    }
+    Ok(())
+}
+
+// === impl Servers ===
+
+impl Servers<'_> {
+    /// A step: pull, compute, push. Requests to all servers are in flight at the same time.
+    fn step(&mut self, model: &Model, batch: &Batch) -> Result<f32, Failure> {
+        self.connect()?;
+        let shards = self.streams.len();
+        let owned: Vec<Vec<u32>> = (0..shards)
+            .map(|shard| {
+                batch
+                    .rows
+                    .iter()
+                    .copied()
+                    .filter(|&row| row as usize % shards == shard)
+                    .collect()
+            })
+            .collect();
+        for (shard, rows) in owned.iter().enumerate() {
+            self.send(shard, &Request::Pull { rows: rows.clone() })?;
+        }
+        let mut values = Vec::with_capacity(shards);
+        for shard in 0..shards {
+            match self.receive(shard)? {
+                Reply::Values { rows, dense } => values.push((rows, dense)),
+                Reply::Done | Reply::Refused(_) => return Err(Failure::unexpected(shard)),
+            }
+        }
+        let layout = Layout {
+            geometry: &self.options.geometry,
+            batch,
+            shards,
+        };
+        let (rows, dense) = layout.join(&values)?;
+
+        let gradients = model.step(batch, &rows, &dense);
+
+        let parts = layout.split(&gradients.rows, &gradients.dense);
+        for (shard, (rows, (row_gradients, dense_gradients))) in
+            owned.into_iter().zip(parts).enumerate()
+        {
+            self.send(
+                shard,
+                &Request::Push {
+                    rows,
+                    row_gradients,
+                    dense_gradients,
+                },
+            )?;
+        }
+        (0..shards).try_for_each(|shard| self.done(shard))?;
+        Ok(gradients.loss)
+    }
+
+    fn connect(&mut self) -> Result<(), Failure> {
+        if !self.streams.is_empty() {
+            return Ok(());
+        }
+        let shards = u32::try_from(self.options.ps_hosts.len()).unwrap_or(u32::MAX);
+        for (host, shard) in self.options.ps_hosts.iter().zip(0..) {
+            let place = self.streams.len();
+            let failed = |source| Failure {
+                shard: place,
+                cause: Cause::Wire(WireError::Io(source)),
+            };
+            let stream = open(host, self.options.patience).map_err(failed)?;
+            self.streams.push(stream);
+            self.send(place, &Request::Hello(self.options.geometry, shard, shards))?;
+            self.done(place)?;
+        }
+        Ok(())
+    }
+
+    fn done(&mut self, shard: usize) -> Result<(), Failure> {
+        match self.receive(shard)? {
+            Reply::Done => Ok(()),
+            Reply::Values { .. } | Reply::Refused(_) => Err(Failure::unexpected(shard)),
+        }
+    }
+
+    fn send(&mut self, shard: usize, request: &Request) -> Result<(), Failure> {
+        let sent = wire::send(&mut self.streams[shard], request);
+        let bytes = sent.map_err(|source| Failure {
+            shard,
+            cause: Cause::Wire(source),
+        })?;
+        self.progress.sent(bytes);
+        Ok(())
+    }
+
+    fn receive(&mut self, shard: usize) -> Result<Reply, Failure> {
+        let received = wire::receive(&mut self.streams[shard]);
+        let (reply, bytes) = received.map_err(|source| Failure {
+            shard,
+            cause: Cause::Wire(source),
+        })?;
+        self.progress.received(bytes);
+        match reply {
+            Reply::Refused(reason) => Err(Failure {
+                shard,
+                cause: Cause::Refused(reason),
+            }),
+            reply => Ok(reply),
+        }
+    }
+}
+
+impl Failure {
+    fn unexpected(shard: usize) -> Self {
+        Self {
+            shard,
+            cause: Cause::Wire(WireError::Malformed("reply")),
+        }
+    }
+}
+
+/// Opens a connection; a server that is silent for `patience` counts as lost.
+fn open(host: &str, patience: Duration) -> io::Result<TcpStream> {
+    let mut last = io::Error::from(io::ErrorKind::NotFound);
+    // Every connection resolves the name again, because a restarted server may have another address.
+    for address in host.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, Duration::from_secs(1)) {
+            Ok(stream) => {
+                stream.set_nodelay(true)?;
+                stream.set_read_timeout(Some(patience))?;
+                stream.set_write_timeout(Some(patience))?;
+                return Ok(stream);
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// Which part of the parameters comes from which server.
+struct Layout<'a> {
+    geometry: &'a Geometry,
+    batch: &'a Batch,
+    shards: usize,
+}
+
+/// A server's part: numbers of rows, and of dense tensors.
+type Part = (Vec<f32>, Vec<f32>);
+
+impl Layout<'_> {
+    /// The batch's rows and all dense tensors, in order.
+    fn join(&self, parts: &[Part]) -> Result<Part, Failure> {
+        let dim = self.geometry.dim as usize;
+        let mut rest: Vec<(&[f32], &[f32])> = parts
+            .iter()
+            .map(|(rows, dense)| (rows.as_slice(), dense.as_slice()))
+            .collect();
+        let mut rows = Vec::with_capacity(self.batch.rows.len() * dim);
+        for &row in &self.batch.rows {
+            let shard = row as usize % self.shards;
+            let (values, after) = rest[shard]
+                .0
+                .split_at_checked(dim)
+                .ok_or(Failure::unexpected(shard))?;
+            rows.extend_from_slice(values);
+            rest[shard].0 = after;
+        }
+        let mut dense = Vec::with_capacity(self.geometry.tensors().iter().sum());
+        for (len, shard) in self
+            .geometry
+            .tensors()
+            .into_iter()
+            .zip((0..self.shards).cycle())
+        {
+            let (values, after) = rest[shard]
+                .1
+                .split_at_checked(len)
+                .ok_or(Failure::unexpected(shard))?;
+            dense.extend_from_slice(values);
+            rest[shard].1 = after;
+        }
+        match rest
+            .iter()
+            .position(|(rows, dense)| !rows.is_empty() || !dense.is_empty())
+        {
+            Some(shard) => Err(Failure::unexpected(shard)),
+            None => Ok((rows, dense)),
+        }
+    }
+
+    /// The inverse of [`Layout::join`].
+    fn split(&self, rows: &[f32], dense: &[f32]) -> Vec<Part> {
+        let mut parts = vec![Part::default(); self.shards];
+        for (&row, values) in self
+            .batch
+            .rows
+            .iter()
+            .zip(rows.chunks_exact(self.geometry.dim as usize))
+        {
+            parts[row as usize % self.shards]
+                .0
+                .extend_from_slice(values);
+        }
+        let mut rest = dense;
+        for (len, shard) in self
+            .geometry
+            .tensors()
+            .into_iter()
+            .zip((0..self.shards).cycle())
+        {
+            let (values, after) = rest.split_at(len);
+            parts[shard].1.extend_from_slice(values);
+            rest = after;
+        }
+        parts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_joined_splits_again() {
+        let geometry = Geometry {
+            features: 3,
+            vocabulary: 10,
+            dim: 2,
+            hidden: [4, 3],
+            seed: 1,
+        };
+        let batch = Clicks::new(geometry, 0).batch(6);
+        let numbers = |count: usize| (0_u16..).take(count).map(f32::from).collect::<Vec<f32>>();
+        let rows = numbers(batch.rows.len() * 2);
+        let dense = numbers(geometry.tensors().iter().sum());
+        for shards in [1, 2, 3, 8] {
+            let layout = Layout {
+                geometry: &geometry,
+                batch: &batch,
+                shards,
+            };
+            let mut parts = layout.split(&rows, &dense);
+            assert_eq!(
+                layout.join(&parts).unwrap(),
+                (rows.clone(), dense.clone()),
+                "{shards} shards"
+            );
+            // A server that answers too little or too much is found out.
+            parts[0].1.push(0.0);
+            assert!(layout.join(&parts).is_err());
+            parts[0].1.truncate(1);
+            assert!(layout.join(&parts).is_err());
+        }
+    }
+}
