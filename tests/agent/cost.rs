@@ -83,7 +83,7 @@ fn at_rest_it_is_woken_by_the_reconciles_alone() {
     std::thread::sleep(Duration::from_secs(11));
     let reconciles = || {
         agent
-            .metric("pinfold_reconcile_total", &[("reason", "timer")])
+            .metric("pinfold_reconcile_total", &[("trigger", "timer")])
             .unwrap()
     };
     let woken = || switches(&agent).iter().map(|(_, count)| count).sum::<u64>();

@@ -346,8 +346,7 @@ fn containers_that_share_their_cpus_are_counted_within_a_budget() {
     let machine_after = of_machine();
     let (counted, enabled, _) = counters(&text, "a").unwrap();
     assert_eq!(counters(&text, "b"), None, "nothing of who is left out");
-    let left_out = "pinfold_collector_containers_left_out{collector=\"caches\",reason=\"metrics.sharedCounters is too small \
-                    for all containers that share their CPUs\"} 1\n";
+    let left_out = "pinfold_collector_containers_left_out{collector=\"caches\",reason=\"shared_counter_limit\"} 1\n";
     assert!(text.contains(left_out), "{text}");
     let own = after.switches - before.switches;
     let more = counted.switches - first.switches;

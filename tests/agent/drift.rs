@@ -62,7 +62,7 @@ fn drift_is_counted_once_and_repaired() {
     // Nothing more is counted when nothing more happens.
     let timer = || {
         agent
-            .metric("pinfold_reconcile_total", &[("reason", "timer")])
+            .metric("pinfold_reconcile_total", &[("trigger", "timer")])
             .unwrap_or(0.0)
     };
     let seen = timer();

@@ -457,7 +457,7 @@ fn whoever_asks_gets_the_format_that_he_prefers() {
         );
         // There, the bounds of a histogram are seen to be floats.
         assert!(
-            open.contains("pinfold_window_seconds_bucket{le=\"1.0\"} "),
+            open.contains("pinfold_container_unpinned_seconds_bucket{le=\"1.0\"} "),
             "{open}"
         );
         let as_text = |open: &str| {

@@ -96,8 +96,12 @@ fn every_container_begins_on_its_own_cpus() {
         scenarios::lives(&web, 0, each, &|_| shared(kernel));
         first.remove();
         scenarios::lives(&worker, 1, each, &|_| kernel.last());
-        let windows = agent.metric("pinfold_window_seconds_sum", &[]).unwrap();
-        let counted = agent.metric("pinfold_window_seconds_count", &[]).unwrap();
+        let windows = agent
+            .metric("pinfold_container_unpinned_seconds_sum", &[])
+            .unwrap();
+        let counted = agent
+            .metric("pinfold_container_unpinned_seconds_count", &[])
+            .unwrap();
         println!(
             "{} {}: {} containers, 0 began elsewhere, {counted} windows of {windows} s together, {:.1} s",
             runtime.suite,
@@ -228,7 +232,9 @@ fn restarts_of_the_agent_and_the_runtime_move_nothing() {
         let one = |status: &Value| container(status, "worker", "main").unwrap()["threads"].clone();
         assert_eq!(one(&after)["kept"], one(&before)["kept"]);
         assert_eq!(
-            agent.metric("pinfold_steps_total", &[]).unwrap_or(0.0),
+            agent
+                .metric("pinfold_reconcile_steps_total", &[])
+                .unwrap_or(0.0),
             0.0,
             "nothing is written: {}",
             agent.log()

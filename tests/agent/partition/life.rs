@@ -183,7 +183,9 @@ fn neither_death_nor_restart_nor_upgrade_moves_anything() {
         agent.eventually("it is ready", |status| in_force(status, "worker-0"));
         assert!(held());
         assert_eq!(
-            agent.metric("pinfold_steps_total", &[]).unwrap_or(0.0),
+            agent
+                .metric("pinfold_reconcile_steps_total", &[])
+                .unwrap_or(0.0),
             0.0,
             "a restart plans nothing"
         );

@@ -137,10 +137,14 @@ fn what_others_write_to_it_is_not_in_force() {
     };
     let pair = Pair::new(&kernel, &["--reconcile-seconds", "1"]);
     pair.settled(&kernel, "all is settled");
-    let steps = || pair.agent.metric("pinfold_steps_total", &[]).unwrap();
+    let steps = || {
+        pair.agent
+            .metric("pinfold_reconcile_steps_total", &[])
+            .unwrap()
+    };
     let (before, timer) = (steps(), || {
         pair.agent
-            .metric("pinfold_reconcile_total", &[("reason", "timer")])
+            .metric("pinfold_reconcile_total", &[("trigger", "timer")])
     });
     for list in ["0-7", "0", "3,5"] {
         assert!(kernel.write(&pair.main, "cpuset.cpus", list));
