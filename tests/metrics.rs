@@ -1,4 +1,4 @@
-//! What Prometheus and people see: the names of families, the exposition, the documentation, rules and dashboard.
+//! The names of families, the exposition, the documentation, the rules and the dashboard.
 //!
 //! `PINFOLD_RENEW=1 cargo test --test metrics` writes the files that are made from the code, for a look at `git diff`.
 

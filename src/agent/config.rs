@@ -1,5 +1,6 @@
 //! Configuration: defaults, then one YAML file, then environment and flags (`clap` merges both).
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -9,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::cluster::model::{self, Asked};
 pub use super::runtime::Runtime;
 use crate::cpu::CpuSet;
+use crate::metrics::COLLECTORS;
 use crate::pin::cpu_isolation::CpuIsolationOptions;
 use crate::pod::{CpuPreferences, Policy, ThreadPolicy};
 
@@ -99,6 +101,44 @@ pub struct Metrics {
     pub connections: u64,
     /// The most peers of a training job for which a pod's traffic is reported; 0 reports no peers.
     pub peers: u64,
+    /// The collectors to switch off, like `{tcp: false}`. A missing collector is on.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub collectors: BTreeMap<String, bool>,
+    /// The namespaces whose pods have series. An empty list means all namespaces.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub namespaces: Vec<String>,
+}
+
+// === impl Metrics ===
+
+impl Metrics {
+    /// Whether a collector is on.
+    pub fn is_enabled(&self, collector: &str) -> bool {
+        self.collectors.get(collector) != Some(&false)
+    }
+
+    /// The collectors that are switched off.
+    pub fn disabled_collectors(&self) -> impl Iterator<Item = &str> {
+        let disabled = self.collectors.iter().filter(|(_, on)| !**on);
+        disabled.map(|(name, _)| name.as_str())
+    }
+
+    fn check(&self) -> anyhow::Result<()> {
+        for name in self.collectors.keys() {
+            anyhow::ensure!(
+                COLLECTORS.contains(&name.as_str()),
+                "metrics.collectors has the unknown collector {name}: use {}",
+                COLLECTORS.join(", ")
+            );
+        }
+        for namespace in &self.namespaces {
+            anyhow::ensure!(
+                !namespace.is_empty(),
+                "metrics.namespaces has an empty name: name a namespace, or leave the list out for all namespaces"
+            );
+        }
+        Ok(())
+    }
 }
 
 /// The configured enforcement.
@@ -308,6 +348,7 @@ impl Config {
              for example every 30 seconds",
             self.metrics.peers
         );
+        self.metrics.check()?;
         anyhow::ensure!(
             !self.trees.is_empty(),
             "trees is empty: name the cgroup below which pods are, like kubepods"
@@ -372,6 +413,11 @@ mod tests {
             ("metrics: {connections: 3601}", "metrics.connections"),
             ("metrics: {connections: 30, peers: 1001}", "metrics.peers"),
             ("metrics: {peers: 64}", "--connections"),
+            (
+                "metrics: {collectors: {tpc: false}}",
+                "unknown collector tpc: use state, cgroup",
+            ),
+            ("metrics: {namespaces: ['']}", "metrics.namespaces"),
             ("policy: {selector: 'a in (b'}", "a in (b"),
             ("cluster: {api: 1}", "api"),
             ("cluster: {node: n1}", "node"),

@@ -100,7 +100,7 @@ impl History {
                 .iter()
                 .filter_map(|pid| node.proc.age_seconds(*pid));
             let window = if had { 0.0 } else { ages.fold(0.0, f64::max) };
-            metrics.window_seconds.observe(window);
+            metrics.unpinned_seconds.observe(window);
             self.windows.insert(path.clone(), window);
         }
     }

@@ -30,7 +30,7 @@ use tokio_util::sync::CancellationToken;
 use super::cluster::{Link, LinkState};
 use super::heartbeat::{Health, Heartbeat};
 use super::runtime;
-use crate::metrics::{self, AgentMetrics, Chunk, Format, PAGE_TIME, Page, Sources, ThreadTruth};
+use crate::metrics::{self, AgentMetrics, Chunk, Format, PAGE_TIME, Page, Sources, ThreadStatus};
 use crate::pin::Snapshot;
 use crate::pin::snapshot::ContainerState;
 
@@ -136,7 +136,7 @@ struct ContainerStatus<'a> {
     #[serde(flatten)]
     state: &'a ContainerState,
     #[serde(skip_serializing_if = "Option::is_none")]
-    seen: Option<ThreadTruth>,
+    seen: Option<ThreadStatus>,
 }
 
 /// Builds pages for a connection. The semaphore limits the pages of all connections together.
@@ -169,7 +169,7 @@ impl State {
     pub(super) fn page(&self, collected: Page) -> Page {
         let api = self.link.as_ref().map(Link::numbers);
         let runtime = self.runtime.as_ref().map(runtime::Link::numbers);
-        metrics::complete(collected, &self.metrics, api.as_ref(), runtime.as_ref())
+        metrics::add_agent_families(collected, &self.metrics, api.as_ref(), runtime.as_ref())
     }
 
     /// The response to a scrape. `None`: another page was still being built at `until`.
@@ -213,12 +213,13 @@ impl State {
         let cluster = self.link.as_ref().map(Link::state);
         let runtime = self.runtime.as_ref().map(runtime::Link::state);
         // A `/status` request collects fresh data, since the node may have no scraper.
-        self.sources.collect_shared(snapshot, until);
-        let told = |state| ContainerStatus {
-            state,
-            seen: self.sources.truth(state, snapshot),
-        };
-        let containers: Vec<ContainerStatus<'_>> = snapshot.containers.iter().map(told).collect();
+        let threads = self.sources.thread_statuses(snapshot, until);
+        let containers: Vec<ContainerStatus<'_>> = snapshot
+            .containers
+            .iter()
+            .zip(threads)
+            .map(|(state, seen)| ContainerStatus { state, seen })
+            .collect();
         let mut status = serde_json::to_value(Status {
             cluster,
             runtime,

@@ -31,7 +31,7 @@ use crate::host::cgroup::PARTITION;
 use crate::host::notify::Notifier;
 use crate::host::watch::Watch;
 use crate::host::{limits, perf};
-use crate::metrics::{AgentMetrics, Format, Peer, Sources, Unknown};
+use crate::metrics::{AgentMetrics, Format, Peer, Sources, UnknownPeers};
 use crate::pin::Snapshot;
 use crate::pod::Pod;
 
@@ -253,7 +253,9 @@ fn sources(node: &Node) -> anyhow::Result<Sources> {
         metrics,
         ..
     } = &node.config;
-    let mut sources = Sources::new(node.cgroups.clone(), node.proc.clone(), root);
+    let mut sources = Sources::new(node.cgroups.clone(), node.proc.clone(), root)
+        .without(metrics.disabled_collectors().map(str::to_owned))
+        .in_namespaces(metrics.namespaces.clone());
     if metrics.shared_counters > 0 {
         let events = perf::hardware_events(root);
         // `Sources::new` has raised the limit on open files. The counters must leave files for the rest of the agent.
@@ -284,12 +286,12 @@ fn watch_connections(
     cluster: Option<&Running>,
 ) {
     let settings = &node.config.metrics;
-    if settings.connections == 0 {
+    if settings.connections == 0 || !settings.is_enabled("connections") {
         return;
     }
     let interval = Duration::from_secs(settings.connections);
     let (unknown, wanted) = mpsc::channel(1);
-    tasks.spawn(look_at_connections(Arc::clone(state), interval, unknown));
+    tasks.spawn(sample_connections(Arc::clone(state), interval, unknown));
     if let (Some(api), Some(cluster)) = (api.filter(|_| settings.peers > 0), cluster) {
         let state = Arc::clone(state);
         let tell = move |job, members| know(&state.sources, job, members);
@@ -311,10 +313,10 @@ async fn follow(mut watch: Watch, listeners: [Arc<Notify>; 2]) -> anyhow::Result
 }
 
 /// Reads the pods' TCP connections periodically, on a blocking thread.
-async fn look_at_connections(
+async fn sample_connections(
     state: Arc<State>,
     between: Duration,
-    unknown: mpsc::Sender<Unknown>,
+    unknown: mpsc::Sender<UnknownPeers>,
 ) -> anyhow::Result<()> {
     let mut snapshots = state.snapshot.clone();
     let mut timer = tokio::time::interval(between);
@@ -327,7 +329,7 @@ async fn look_at_connections(
             return std::future::pending().await;
         };
         let looking = Arc::clone(&state);
-        let look = move || looking.sources.look_at_connections(&snapshot);
+        let look = move || looking.sources.sample_connections(&snapshot);
         tokio::task::spawn_blocking(look)
             .await
             .context("a look at TCP connections broke")?;
@@ -355,7 +357,7 @@ fn know(sources: &Sources, job: (String, String), members: Vec<Member>) {
             })
         },
     );
-    sources.know_peers(job, peers);
+    sources.set_peers(job, peers);
 }
 
 /// Takes the lock that lets a single Pinfold process manage a node's cgroups. The kernel drops the lock when the process ends.

@@ -58,11 +58,12 @@ const CONTAINER_FAMILIES: [(&str, ContainerField); 6] = [
     ("pinfold_container_cpu_usage_seconds_total", |counters| {
         &mut counters.usage
     }),
-    ("pinfold_container_foreign_cpu_seconds_total", |counters| {
-        &mut counters.interference
-    }),
     (
-        "pinfold_container_foreign_cpu_error_seconds_total",
+        "pinfold_container_interference_cpu_seconds_total",
+        |counters| &mut counters.interference,
+    ),
+    (
+        "pinfold_container_interference_cpu_error_seconds_total",
         |counters| &mut counters.interference_error,
     ),
     (
@@ -270,7 +271,7 @@ mod tests {
              pinfold_pod_network_receive_bytes_total{namespace=\"a\",pod=\"p\",interface=\"eth1\"} 20\n\
              pinfold_pod_network_socket_receive_bytes_total{namespace=\"a\",pod=\"p\"} 500\n\
              pinfold_pod_network_socket_transmit_bytes_total{namespace=\"a\",pod=\"h\"} 600\n\
-             pinfold_container_foreign_cpu_seconds_total{namespace=\"a\",pod=\"p\",container=\"c\"} NaN\n\
+             pinfold_container_interference_cpu_seconds_total{namespace=\"a\",pod=\"p\",container=\"c\"} NaN\n\
              pinfold_container_cpu_throttled_periods_total{namespace=\"a\",pod=\"p\n\
              pinfold_container_cpu_throttled_periods_total{namespace=\"a\",pod=\"p\",container=\"c\"} x\n\
              process_start_time_seconds 1.7e9\n",

@@ -89,7 +89,7 @@ names! {
         /// Any other refusal.
         Refused = "refused",
         /// An answer that can't be read.
-        Nonsense = "nonsense",
+        Nonsense = "invalid_response",
     }
 }
 

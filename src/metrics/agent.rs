@@ -1,4 +1,4 @@
-//! [`AgentMetrics`]: counters of the agent's own doings.
+//! [`AgentMetrics`]: the counters of the agent itself.
 
 use prometheus::core::Collector;
 use prometheus::proto::MetricFamily;
@@ -8,29 +8,29 @@ use prometheus::{
 };
 
 use super::families::{
-    DRIFT, Family, MANIFEST_ERRORS, MOVES, NRI_CALL_DURATION_SECONDS, NRI_UNANSWERED,
-    PROCESS_CPU_SECONDS, PROCESS_START_TIME_SECONDS, RECONCILE_DURATION_SECONDS, RECONCILES, STEPS,
-    WINDOW_SECONDS,
+    CONTAINER_UNPINNED_SECONDS, DRIFT, Family, MANIFEST_ERRORS, MOVES, NRI_CALL_DURATION_SECONDS,
+    NRI_UNANSWERED, PROCESS_CPU_SECONDS, PROCESS_START_TIME_SECONDS, RECONCILE_DURATION_SECONDS,
+    RECONCILES, STEPS,
 };
 use crate::pin::DriftCause;
 
-/// Counters of the agent's own doings, from its start on.
+/// Counters of the agent since its start.
 #[derive(Debug, Clone)]
 pub struct AgentMetrics {
     registry: Registry,
-    /// Reconciles by what caused them.
+    /// Reconcile passes by trigger.
     pub reconciles: IntCounterVec,
-    /// Time of one reconcile.
+    /// The duration of a reconcile pass.
     pub reconcile_seconds: Histogram,
-    /// Steps by what became of them.
+    /// Steps by outcome.
     pub steps: IntCounterVec,
-    /// Differences between kernel and ledger, by cause.
+    /// Differences between kernel and ledger by cause.
     pub drift: IntCounterVec,
-    /// Time from a container's first instruction to its assignment in force.
-    pub window_seconds: Histogram,
-    /// Running containers that were moved to make room.
+    /// Unpinned time: from a container's first instruction to the effective assignment.
+    pub unpinned_seconds: Histogram,
+    /// Running containers that were moved for a new container.
     pub moves: IntCounter,
-    /// Manifests that can't be read now.
+    /// Currently unreadable pod manifests.
     pub manifest_errors: IntGauge,
     runtime_calls: HistogramVec,
     runtime_unanswered: IntCounter,
@@ -46,10 +46,10 @@ const SECONDS: [f64; 11] = [
 // === impl AgentMetrics ===
 
 impl AgentMetrics {
-    /// Fresh counters; those with labels of their own show zeroes from the start.
+    /// New counters. Every cause of drift is present from the start with the value 0.
     ///
     /// # Errors
-    /// Two families of one name, which the tests rule out.
+    /// Two families have the same name. The tests exclude this error.
     pub fn new() -> prometheus::Result<Self> {
         let registry = Registry::new();
         let opts = |family: &Family| Opts::new(family.name, family.help);
@@ -58,7 +58,7 @@ impl AgentMetrics {
         let reconcile_seconds = Histogram::with_opts(buckets(&RECONCILE_DURATION_SECONDS))?;
         let steps = IntCounterVec::new(opts(&STEPS), STEPS.labels)?;
         let drift = IntCounterVec::new(opts(&DRIFT), DRIFT.labels)?;
-        let window_seconds = Histogram::with_opts(buckets(&WINDOW_SECONDS))?;
+        let unpinned_seconds = Histogram::with_opts(buckets(&CONTAINER_UNPINNED_SECONDS))?;
         let moves = IntCounter::with_opts(opts(&MOVES))?;
         let manifest_errors = IntGauge::with_opts(opts(&MANIFEST_ERRORS))?;
         let calls = &NRI_CALL_DURATION_SECONDS;
@@ -71,7 +71,7 @@ impl AgentMetrics {
             Box::new(reconcile_seconds.clone()),
             Box::new(steps.clone()),
             Box::new(drift.clone()),
-            Box::new(window_seconds.clone()),
+            Box::new(unpinned_seconds.clone()),
             Box::new(moves.clone()),
             Box::new(manifest_errors.clone()),
             Box::new(runtime_calls.clone()),
@@ -79,7 +79,8 @@ impl AgentMetrics {
             Box::new(cpu_seconds.clone()),
             Box::new(started.clone()),
         ];
-        all.into_iter().try_for_each(|one| registry.register(one))?;
+        all.into_iter()
+            .try_for_each(|family| registry.register(family))?;
         for cause in DriftCause::ALL {
             drift.with_label_values(&[cause.name()]);
         }
@@ -89,7 +90,7 @@ impl AgentMetrics {
             reconcile_seconds,
             steps,
             drift,
-            window_seconds,
+            unpinned_seconds,
             moves,
             manifest_errors,
             runtime_calls,
@@ -99,24 +100,24 @@ impl AgentMetrics {
         })
     }
 
-    /// Notes when the agent started, in seconds since 1970.
+    /// Sets the agent's start time, in seconds since 1970.
     pub fn set_started(&self, seconds: f64) {
         self.started.set(seconds);
     }
 
-    /// Notes how long the container runtime has waited for an answer.
+    /// Records the duration of a container runtime's call.
     pub fn runtime_call(&self, call: &'static str, time: std::time::Duration) {
         self.runtime_calls
             .with_label_values(&[call])
             .observe(time.as_secs_f64());
     }
 
-    /// Notes a call that was not answered in time.
+    /// Records a call without a timely answer.
     pub fn runtime_unanswered(&self) {
         self.runtime_unanswered.inc();
     }
 
-    /// Notes how much CPU time the agent has used in all.
+    /// Sets the agent's total CPU time.
     pub fn set_cpu_seconds(&self, seconds: f64) {
         let counter = self.cpu_seconds.with_label_values::<&str>(&[]);
         counter.inc_by((seconds - counter.get()).max(0.0));

@@ -1,4 +1,4 @@
-//! [`ApiNumbers`]: what was asked of the Kubernetes API, and what came of it.
+//! [`ApiNumbers`]: requests to the Kubernetes API, and their results.
 
 use super::families::{
     API_CONNECTED, API_ERRORS, API_EVENTS_DROPPED, API_LAST_ANSWER_TIMESTAMP_SECONDS,
@@ -7,37 +7,37 @@ use super::families::{
 };
 use super::page::{Labels, Lines, Page};
 
-/// Numbers of the Kubernetes API, as whoever speaks with it counts them.
+/// Counters of the Kubernetes API's client.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ApiNumbers {
     /// Requests by kind.
     pub requests: Vec<(&'static str, u64)>,
     /// Errors by kind.
     pub errors: Vec<(&'static str, u64)>,
-    /// Tries after a failure.
+    /// Requests that were repeated after a failure.
     pub retries: u64,
-    /// How often all pods were read anew.
+    /// How often the list of all pods was read again.
     pub resyncs: u64,
-    /// Changes of pods that the watch has brought.
+    /// Pod changes from the watch.
     pub pod_changes: u64,
-    /// Events that were not written.
+    /// Events that were dropped.
     pub events_dropped: u64,
-    /// When the server last answered as it should, in seconds since 1970.
+    /// The time of the last valid response, in seconds since 1970.
     pub last_answer: Option<f64>,
-    /// Whether the pods are followed now.
+    /// Whether the watch on the pods is open.
     pub connected: bool,
-    /// Pods that are known.
+    /// Known pods.
     pub pods: usize,
-    /// Pods that can't be read.
+    /// Unreadable pods.
     pub unreadable: usize,
-    /// The Node's place in a scene, where it is kept.
-    pub place: Option<PlaceNumbers>,
+    /// The Node's slot in a scene, if the agent labels the Node.
+    pub scene: Option<SceneNumbers>,
 }
 
-/// A Node's place in a scene; what it has not is empty.
+/// A Node's slot in a scene. A missing value is empty.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct PlaceNumbers {
-    /// How it stands with the place, in a word.
+pub struct SceneNumbers {
+    /// The phase, as in `/status`.
     pub phase: &'static str,
     /// The plan.
     pub plan: String,
@@ -49,26 +49,31 @@ pub struct PlaceNumbers {
     pub kind: String,
     /// The index.
     pub index: String,
-    /// Labels of somebody else's that stand in the way.
+    /// Labels of other programs that conflict with the plan.
     pub conflicts: usize,
 }
+
+/// The phases of a Node's slot, as in `/status`.
+const SCENE_PHASES: [&str; 8] = [
+    "unknown", "free", "spare", "placed", "waiting", "refused", "conflict", "disputed",
+];
 
 // === impl ApiNumbers ===
 
 impl ApiNumbers {
-    /// The families of one scrape; kinds that never happened are zeroes, an answer that never came is no series.
+    /// Writes the families. An error kind without errors is 0. Without any response, the time of the last response is absent.
     pub(super) fn write(&self, page: &mut Page) {
-        let none = Labels::default();
-        let mut by = |family, label: &str, values: &[(&str, u64)]| {
+        let no_labels = Labels::default();
+        let mut write_by = |family, label: &str, values: &[(&str, u64)]| {
             let mut lines = Lines::of(family);
             values
                 .iter()
-                .for_each(|(value, count)| lines.put_with(&none, &[(label, value)], *count));
+                .for_each(|(value, count)| lines.put_with(&no_labels, &[(label, value)], *count));
             page.add(lines);
         };
-        by(&API_REQUESTS, "request", &self.requests);
-        by(&API_ERRORS, "kind", &self.errors);
-        by(
+        write_by(&API_REQUESTS, "request", &self.requests);
+        write_by(&API_ERRORS, "kind", &self.errors);
+        write_by(
             &API_PODS,
             "state",
             &[
@@ -84,8 +89,8 @@ impl ApiNumbers {
             page.add_one(&API_LAST_ANSWER_TIMESTAMP_SECONDS, last);
         }
         page.add_one(&API_CONNECTED, self.connected);
-        if let Some(place) = &self.place {
-            let PlaceNumbers {
+        if let Some(numbers) = &self.scene {
+            let SceneNumbers {
                 phase,
                 plan,
                 scene,
@@ -93,8 +98,13 @@ impl ApiNumbers {
                 kind,
                 index,
                 conflicts,
-            } = place;
-            page.add_info(&SCENE_PHASE, &[("phase", phase)]);
+            } = numbers;
+            let unknown = (!SCENE_PHASES.contains(phase)).then_some(*phase);
+            let mut phases = Lines::of(&SCENE_PHASE);
+            for name in SCENE_PHASES.into_iter().chain(unknown) {
+                phases.put_with(&Labels::default(), &[("phase", name)], name == *phase);
+            }
+            page.add(phases);
             if !scene.is_empty() {
                 let labels = [
                     ("plan", plan),

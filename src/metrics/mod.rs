@@ -1,100 +1,72 @@
-//! Families, collectors, exposition: what Prometheus scrapes.
+//! Metric families, collectors and exposition: the page that Prometheus scrapes.
 //!
-//! A scrape is synchronous: it reads the latest [`Snapshot`] and the kernel's counters, and keeps nothing that a vanished
-//! pod would leave behind. Counters of the agent's own doings live in [`AgentMetrics`]. Every collector reports its own
-//! duration, CPU time and success, and one failing never fails the scrape. What a machine doesn't offer has no series, not a
-//! zero, and the reason is a series of its own. Scrapes within a second share what was collected: two servers cost as much
-//! as one.
+//! A scrape is synchronous: it reads the latest [`Snapshot`] and the kernel's counters, and keeps no state of deleted pods.
+//! Each collector reports its duration, CPU time and success. A failed collector does not fail the scrape. A feature that the
+//! machine lacks has no series and never looks like zero; a series of its own gives the reason. Scrapes within a second share
+//! a page. [`AgentMetrics`] holds the agent's own counters.
 
 mod agent;
 mod api;
 mod collectors;
 mod families;
-mod number;
+mod model;
 mod page;
+mod process;
 mod runtime;
+mod value;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::io;
+use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use collectors::{caches, connections, foreign, places, resctrl, sockets, switches, tasks, tcp};
+use parking_lot::Mutex;
+
+use collectors::{Collectors, ConnectionSampler, Host};
 
 pub use agent::AgentMetrics;
-pub use api::{ApiNumbers, PlaceNumbers};
-pub use collectors::tasks::ThreadTruth;
+pub use api::{ApiNumbers, SceneNumbers};
+pub use collectors::{COLLECTORS, ThreadStatus};
 pub use families::{AGENT_FAMILIES, API_FAMILIES, FAMILIES, Family, Kind, RUNTIME_FAMILIES};
+pub use model::{Peer, UnknownPeers};
 pub use page::{Chunk, Format, Page};
 pub use runtime::RuntimeNumbers;
 
-use crate::host::cgroup::{Cgroups, Counters};
-use crate::host::proc::{NetnsHandles, Proc, Reader};
-use crate::host::resctrl::Resctrl;
-use crate::host::taskstats::Taskstats;
-use crate::host::{limits, perf};
+use crate::host::cgroup::Cgroups;
+use crate::host::perf;
+use crate::host::proc::Proc;
 use crate::pin::Snapshot;
 use crate::pin::snapshot::ContainerState;
-use crate::pod::Role;
 
-/// Training jobs, by namespace and name, with addresses at the other ends of their pods' connections that are no known pod's.
-pub type Unknown = BTreeMap<(String, String), BTreeSet<IpAddr>>;
-
-/// A pod at the other end of a connection.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Peer {
-    /// Its name; its namespace is that of the training job.
-    pub pod: String,
-    /// Its role in the job.
-    pub role: Role,
-}
-
-/// How long a page may take where the scraper does not limit the time: Prometheus's own default, less the margin.
+/// The time limit of a page if the scraper gives no limit: Prometheus's default timeout with a margin.
 pub const PAGE_TIME: Duration = Duration::from_millis(9500);
 
-/// For how long scrapes share what was collected.
-const SHARED: Duration = Duration::from_secs(1);
+/// The time for which scrapes share a page.
+const PAGE_REUSE: Duration = Duration::from_secs(1);
 
-/// What a scrape may read.
+/// Makes pages: the collectors, and access to the node's counters.
 #[derive(Debug)]
 pub struct Sources {
-    /// The cgroups, for CPU time and throttling.
-    pub cgroups: Cgroups,
-    /// The processes, for threads, context switches and network counters.
-    pub proc: Proc,
-    places: Mutex<places::Places>,
-    counters: Mutex<Counters>,
-    /// To what the pods' networks count.
-    ways: Mutex<NetnsHandles>,
-    /// Where the kernel lets us ask for processes rather than threads.
-    taskstats: Mutex<Option<Taskstats>>,
-    /// What must last from one scrape to the next so that no counter goes back.
-    switches: Mutex<switches::Switchboard>,
-    timeouts: Mutex<tcp::Timeouts>,
-    tasks: Mutex<tasks::Tasks>,
-    foreign: Mutex<foreign::Foreign>,
-    caches: Mutex<caches::Caches>,
-    /// Or why the second-level cache is not counted.
-    second_level: Mutex<Result<caches::Caches, String>>,
-    resctrl: Mutex<resctrl::Monitors>,
-    /// Reads what is not kept open.
-    reader: Mutex<Reader>,
-    /// Below which the node's devices are: this machine's own, or a tree of files.
-    root: PathBuf,
-    /// Where they are asked for.
-    connections: Option<connections::Connections>,
-    /// Where they are asked for.
-    sockets: Option<Mutex<sockets::Sockets>>,
-    /// CPU time of each collector so far.
-    costs: Mutex<BTreeMap<&'static str, Duration>>,
-    last: parking_lot::Mutex<Option<Collected>>,
+    host: Host,
+    /// The namespaces of the pods that have series. An empty set means all namespaces.
+    namespaces: BTreeSet<String>,
+    /// The switched-off collectors.
+    disabled: BTreeSet<String>,
+    /// Present if the connections are sampled.
+    connections: Option<Arc<ConnectionSampler>>,
+    pages: Mutex<PageMaker>,
 }
 
-/// What was collected last.
+/// The collectors and the latest page.
 #[derive(Debug)]
-struct Collected {
+struct PageMaker {
+    collectors: Collectors,
+    last: Option<LastPage>,
+}
+
+#[derive(Debug)]
+struct LastPage {
     at: Instant,
     snapshot: Arc<Snapshot>,
     page: Page,
@@ -103,161 +75,182 @@ struct Collected {
 // === impl Sources ===
 
 impl Sources {
-    /// Sources on these hierarchies and this /proc, of the machine whose `proc` and `sys` lie below `root`.
+    /// Sources for the machine whose `proc` and `sys` lie below `root`.
     pub fn new(cgroups: Cgroups, proc: Proc, root: &Path) -> Self {
-        let foreign = Mutex::new(foreign::Foreign::new(root));
-        let room = limits::raise_open_file_limit();
-        let counters = Mutex::new(Counters::new(cgroups.clone(), room.cgroups));
-        let ways = Mutex::new(NetnsHandles::new(room.proc_handles));
-        let taskstats = Mutex::new(taskstats(root));
-        let (places, switches, timeouts) = (Mutex::default(), Mutex::default(), Mutex::default());
-        let (reader, costs) = (Mutex::default(), Mutex::default());
-        let caches = Mutex::new(caches::Caches::new(perf::hardware_events(root), 0));
-        let second_level = Mutex::new(caches::Caches::second_level(
-            perf::second_level_cache_events(root),
-        ));
-        let resctrl = Mutex::new(resctrl::Monitors::new(Resctrl::new(root)));
+        let host = Host::new(cgroups, proc, root);
+        let pages = Mutex::new(PageMaker {
+            collectors: Collectors::new(&host),
+            last: None,
+        });
         Self {
-            cgroups,
-            proc,
-            places,
-            counters,
-            ways,
-            taskstats,
-            switches,
-            timeouts,
-            tasks: Mutex::default(),
-            foreign,
-            caches,
-            second_level,
-            resctrl,
-            reader,
-            root: root.to_owned(),
+            host,
+            namespaces: BTreeSet::new(),
+            disabled: BTreeSet::new(),
             connections: None,
-            sockets: None,
-            costs,
-            last: parking_lot::Mutex::default(),
+            pages,
         }
     }
 
-    /// Counts these events on exclusive CPUs instead of the hardware's, in the families of those: what a machine without
-    /// such counters shows of how they are read.
+    /// Switches collectors off. The names are in [`COLLECTORS`].
+    #[must_use]
+    pub fn without(mut self, collectors: impl IntoIterator<Item = String>) -> Self {
+        self.disabled.extend(collectors);
+        let all = &mut self.pages.get_mut().collectors;
+        self.disabled.iter().for_each(|name| all.remove(name));
+        self
+    }
+
+    /// Limits the series of pods and containers to these namespaces. An empty list means all namespaces.
+    #[must_use]
+    pub fn in_namespaces(mut self, namespaces: impl IntoIterator<Item = String>) -> Self {
+        self.namespaces = namespaces.into_iter().collect();
+        self
+    }
+
+    /// Counts these events instead of the hardware's events, for tests on machines without hardware counters.
     #[must_use]
     pub fn counting(mut self, events: perf::Events) -> Self {
-        self.caches = Mutex::new(caches::Caches::new(events, 0));
+        self.pages.get_mut().collectors.set_events(events, 0);
         self
     }
 
-    /// Counts these events in containers that share their CPUs, too, with so many descriptors at most; each of them is one
-    /// event of one container on one CPU. It costs each switch between two containers something.
+    /// Also counts the events of containers on shared CPUs, with at most this many descriptors. Each event of a container needs
+    /// a descriptor per CPU. The counters make each switch between containers slower.
     #[must_use]
     pub fn counting_shared(mut self, events: perf::Events, descriptors: usize) -> Self {
-        self.caches = Mutex::new(caches::Caches::new(events, descriptors));
+        let collectors = &mut self.pages.get_mut().collectors;
+        collectors.set_events(events, descriptors);
         self
     }
 
-    /// Counts what the sockets of the pods below these trees send and receive, from now on: it costs each of their packets
-    /// something. Where cgroup v2 is mounted is looked for at `cgroup_root`.
+    /// Counts the traffic of the pods' sockets below these trees. Each packet takes a little longer. `cgroup_root` is the folder
+    /// in which cgroup v2 is mounted.
     #[must_use]
-    pub fn with_sockets(self, cgroup_root: &Path, trees: &[String]) -> Self {
-        Self {
-            sockets: Some(Mutex::new(sockets::Sockets::new(cgroup_root, trees))),
-            ..self
+    pub fn with_sockets(mut self, cgroup_root: &Path, trees: &[String]) -> Self {
+        if !self.disabled.contains("sockets") {
+            let collectors = &mut self.pages.get_mut().collectors;
+            collectors.add_sockets(cgroup_root, trees);
         }
+        self
     }
 
-    /// Tells of the pods' TCP connections what [`Sources::look_at_connections`] has seen, and of those of training pods how much
-    /// went to and fro between each and this many others. Where cgroup v2 is mounted is looked for at `cgroup_root`.
+    /// Exports the TCP connections that [`Sources::sample_connections`] reads. For training pods, also the traffic with each
+    /// of this many peers. `cgroup_root` is the folder in which cgroup v2 is mounted.
     #[must_use]
-    pub fn with_connections(self, cgroup_root: &Path, peers: usize) -> Self {
-        Self {
-            connections: Some(connections::Connections::new(cgroup_root, peers)),
-            ..self
+    pub fn with_connections(mut self, cgroup_root: &Path, peers: usize) -> Self {
+        if !self.disabled.contains("connections") {
+            let sampler = Arc::new(ConnectionSampler::new(cgroup_root, peers));
+            let collectors = &mut self.pages.get_mut().collectors;
+            collectors.add_connections(Arc::clone(&sampler));
+            self.connections = Some(sampler);
         }
+        self
     }
 
-    /// The addresses at the other ends of training pods' connections whose pods the last look did not know.
-    pub fn unknown_peers(&self) -> Unknown {
-        self.connections
-            .as_ref()
-            .map(connections::Connections::unknown)
+    /// The remote addresses of training pods that had no known pod in the last sample.
+    pub fn unknown_peers(&self) -> UnknownPeers {
+        let connections = self.connections.as_ref();
+        connections
+            .map(|sampler| sampler.unknown_peers())
             .unwrap_or_default()
     }
 
-    /// Takes what somebody knows of the pods of a training job on all nodes.
-    pub fn know_peers(
+    /// Sets the addresses of a training job's pods on all nodes.
+    pub fn set_peers(
         &self,
         job: (String, String),
         peers: impl IntoIterator<Item = (IpAddr, Peer)>,
     ) {
         if let Some(connections) = &self.connections {
-            connections.know(job, peers);
+            connections.set_peers(job, peers);
         }
     }
 
-    /// Looks at the TCP connections of all pods, where that was asked for. It takes the longer the more namespaces there are,
-    /// so a scrape does not do it.
-    pub fn look_at_connections(&self, snapshot: &Snapshot) {
+    /// Samples the TCP connections of all pods, if enabled. A sample enters every namespace and takes too long for a scrape.
+    pub fn sample_connections(&self, snapshot: &Snapshot) {
         if let Some(connections) = &self.connections {
-            connections.look(self, snapshot);
+            connections.sample(&self.host, snapshot, &self.namespaces);
         }
     }
 
-    /// Collects everything that belongs to the node's pods.
+    /// Collects the families of the node's pods.
     pub fn collect(&self, snapshot: &Snapshot) -> Page {
-        collectors::collect(snapshot, self, Page::default(), Instant::now() + PAGE_TIME)
+        let until = Instant::now() + PAGE_TIME;
+        let mut pages = self.pages.lock();
+        self.run(&mut pages, snapshot, Page::default(), until)
     }
 
-    /// The same; or, while nothing has changed on the node, what was collected less than a second ago. Whoever comes
-    /// meanwhile waits for it, until its own deadline. Collectors that have not begun by `until` are left out and counted as
-    /// failed. `None`: another page was being made until then.
+    /// Collects the families, or returns the page of the last second if the snapshot is the same. Collectors that have not
+    /// started by `until` are left out and count as failed. `None`: another page was in progress until then.
     pub fn collect_shared(&self, snapshot: &Arc<Snapshot>, until: Instant) -> Option<Page> {
-        let mut last = self.last.try_lock_until(until)?;
-        let fresh =
-            |last: &&Collected| last.at.elapsed() < SHARED && Arc::ptr_eq(&last.snapshot, snapshot);
-        if let Some(last) = last.as_ref().filter(fresh) {
-            return Some(last.page.clone());
+        let mut pages = self.pages.try_lock_until(until)?;
+        Some(self.page(&mut pages, snapshot, until))
+    }
+
+    /// The threads of each container of the snapshot, from a page of the last second or a new page. `None` for a container
+    /// whose threads are unknown, and for all containers if another page was in progress until `until`.
+    pub fn thread_statuses(
+        &self,
+        snapshot: &Arc<Snapshot>,
+        until: Instant,
+    ) -> Vec<Option<ThreadStatus>> {
+        let containers = snapshot.containers.iter();
+        let Some(mut pages) = self.pages.try_lock_until(until) else {
+            return containers.map(|_| None).collect();
+        };
+        self.page(&mut pages, snapshot, until);
+        containers
+            .map(|container| pages.collectors.thread_status(container, snapshot))
+            .collect()
+    }
+
+    /// The threads of a container, as of the last scrape. Waits for a page in progress.
+    pub fn thread_status(
+        &self,
+        container: &ContainerState,
+        snapshot: &Snapshot,
+    ) -> Option<ThreadStatus> {
+        let pages = self.pages.lock();
+        pages.collectors.thread_status(container, snapshot)
+    }
+
+    fn page(&self, pages: &mut PageMaker, snapshot: &Arc<Snapshot>, until: Instant) -> Page {
+        let is_current = |last: &&LastPage| {
+            last.at.elapsed() < PAGE_REUSE && Arc::ptr_eq(&last.snapshot, snapshot)
+        };
+        if let Some(last) = pages.last.as_ref().filter(is_current) {
+            return last.page.clone();
         }
-        let room = last
-            .take()
-            .map(|last| last.page.emptied())
-            .unwrap_or_default();
-        let page = collectors::collect(snapshot, self, room, until);
-        let (at, snapshot) = (Instant::now(), Arc::clone(snapshot));
-        // A page that was cut short is not shared with a scraper that has more time.
+        let empty = pages.last.take().map(|last| last.page.emptied());
+        let page = self.run(pages, snapshot, empty.unwrap_or_default(), until);
+        let at = Instant::now();
+        // A scraper with more time must not get a page that was cut short.
         if at < until {
-            *last = Some(Collected {
+            pages.last = Some(LastPage {
                 at,
-                snapshot,
+                snapshot: Arc::clone(snapshot),
                 page: page.clone(),
             });
         }
-        Some(page)
+        page
     }
 
-    /// What is known of the threads of a container, since the last scrape.
-    pub fn truth(&self, state: &ContainerState, snapshot: &Snapshot) -> Option<ThreadTruth> {
-        let number = lock(&self.places).number(state.cgroup.as_deref()?)?;
-        lock(&self.tasks).truth(number, state, snapshot)
-    }
-
-    /// Adds to what a collector has cost, and returns it.
-    fn cost(&self, collector: &'static str, used: Duration) -> Duration {
-        let mut costs = lock(&self.costs);
-        let cost = costs.entry(collector).or_default();
-        *cost += used;
-        *cost
+    fn run(&self, pages: &mut PageMaker, snapshot: &Snapshot, page: Page, until: Instant) -> Page {
+        pages
+            .collectors
+            .collect(snapshot, &self.host, &self.namespaces, page, until)
     }
 }
 
-/// Adds what the agent, the API and the container runtime count to what was collected; the latter where they are used.
-pub fn complete(
+/// Adds the families of the agent, of the API and of the container runtime, as far as they are in use.
+pub fn add_agent_families(
     mut page: Page,
     agent: &AgentMetrics,
     api: Option<&ApiNumbers>,
     runtime: Option<&RuntimeNumbers>,
 ) -> Page {
     page.add_registry(&agent.gather());
+    process::write(&mut page);
     if let Some(api) = api {
         api.write(&mut page);
     }
@@ -265,21 +258,4 @@ pub fn complete(
         runtime.write(&mut page);
     }
     page
-}
-
-/// The kernel's accounting of this machine's processes, where it may be asked.
-fn taskstats(root: &Path) -> Option<Taskstats> {
-    let opened = (root == Path::new("/")).then(Taskstats::open)?;
-    let refused = |error: &io::Error| {
-        tracing::info!(
-            "a scrape reads two files for each thread, since the kernel's accounting can't be asked for processes \
-             (it takes CAP_NET_ADMIN and the machine's own process ids): {error}"
-        );
-    };
-    opened.inspect_err(refused).ok()
-}
-
-/// A scrape that died halfway leaves nothing that the next one could trip over.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,7 @@
-//! [`Page`]: the series of one scrape, as text.
+//! [`Page`]: the series of a scrape as text.
 //!
-//! A series is one line: the family's name, labels that were written before, a value. They are put into one buffer per
-//! family, so that a node with tens of thousands of series needs a few dozen buffers and not an allocation for each.
+//! A series is a line: the family's name, the labels, and the value. Each family has a single buffer for all of its lines. A
+//! node with tens of thousands of series therefore needs a few dozen buffers. Labels are formatted once per container.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -11,9 +11,9 @@ use std::sync::Arc;
 use prometheus::proto::{self, MetricType};
 
 use super::families::{Family, Kind};
-use super::number::Value;
+use super::value::Value;
 
-/// How a page is written.
+/// The format of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Format {
     /// Prometheus' classic text format.
@@ -26,7 +26,7 @@ pub enum Format {
 // === impl Format ===
 
 impl Format {
-    /// The better of the two that a client accepts, by its `Accept` header; the text format for one that does not say.
+    /// The preferred format of an `Accept` header. The default is the text format.
     pub fn accepted(header: &str) -> Self {
         let mut best = (0.0, Self::Text);
         for range in header.split(',') {
@@ -44,7 +44,7 @@ impl Format {
                     .find(|(key, _)| *key == name)
                     .map(|(_, value)| *value)
             };
-            // A version that is not named is the newest; 0.0.1 and 1.0.0 differ in nothing that is written here.
+            // A missing version means the newest. For these families, the versions 0.0.1 and 1.0.0 are the same.
             let version = of("version").unwrap_or("1.0.0");
             if format == Self::OpenMetrics && !matches!(version, "0.0.1" | "1.0.0") {
                 continue;
@@ -57,7 +57,7 @@ impl Format {
         best.1
     }
 
-    /// Its name in HTTP.
+    /// The content type in HTTP.
     pub fn content_type(self) -> &'static str {
         match self {
             Self::Text => prometheus::TEXT_FORMAT,
@@ -66,7 +66,7 @@ impl Format {
     }
 }
 
-/// Labels as they stand in a line, without the braces.
+/// The labels of a line without the braces.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(super) struct Labels(String);
 
@@ -74,7 +74,7 @@ pub(super) struct Labels(String);
 
 impl Labels {
     pub(super) fn new(labels: &[(&str, &str)]) -> Self {
-        // A comma, an equals sign and two quotes.
+        // Each label also needs a comma, an equals sign and two quotes.
         let length = labels
             .iter()
             .map(|(name, value)| name.len() + value.len() + 4)
@@ -85,7 +85,7 @@ impl Labels {
     }
 }
 
-/// Adds labels to those that are there, if any.
+/// Appends labels to earlier labels.
 fn add(text: &mut String, mut is_first: bool, labels: &[(&str, &str)]) {
     for (name, value) in labels {
         if !std::mem::take(&mut is_first) {
@@ -115,10 +115,10 @@ fn escape(text: &mut String, value: &str, quotes: bool) {
     }
 }
 
-/// Room for a line as most are.
+/// The length of most lines, at most.
 const LINE: usize = 256;
 
-/// The lines of one family.
+/// The lines of a family.
 #[derive(Debug, Clone)]
 pub(super) struct Lines {
     name: Cow<'static, str>,
@@ -150,20 +150,19 @@ impl Lines {
         self.put_with(labels, &[], value);
     }
 
-    /// Adds a series, unless there is no value.
+    /// Adds a series if the value is known.
     pub(super) fn put_known(&mut self, labels: &Labels, value: Option<impl Value>) {
         if let Some(value) = value {
             self.put(labels, value);
         }
     }
 
-    /// Adds a series with labels beside those that it shares with others.
+    /// Adds a series with shared labels and further labels.
     pub(super) fn put_with(&mut self, labels: &Labels, more: &[(&str, &str)], value: impl Value) {
         self.line("", labels, more, value);
     }
 
-    /// Adds a histogram: how many values were seen up to each bound and above the one before, and last those above all; and
-    /// the sum of all.
+    /// Adds a histogram: the count of each bucket, with a last bucket above all bounds, and the sum of all values.
     pub(super) fn put_histogram(
         &mut self,
         labels: &Labels,
@@ -184,7 +183,7 @@ impl Lines {
     }
 
     fn line(&mut self, suffix: &str, labels: &Labels, more: &[(&str, &str)], value: impl Value) {
-        // Growing by a little moves all of it each time; what is not written to costs nothing.
+        // Growth in large steps avoids copies. Memory without writes costs nothing.
         if self.text.capacity() - self.text.len() < LINE {
             self.text.reserve(3 * self.text.len() + LINE);
         }
@@ -202,7 +201,7 @@ impl Lines {
         self.text.push('\n');
     }
 
-    /// The family as the registry has it, with all its series.
+    /// A family of the registry with all series.
     fn of_registry(family: &proto::MetricFamily) -> Self {
         let (name, help) = (
             family.name().to_owned().into(),
@@ -252,10 +251,10 @@ impl Lines {
     }
 }
 
-/// Writes a histogram's lines with bounds that are seen to be floats: `1` is `1.0` in OpenMetrics.
+/// Writes a histogram's lines with float bounds: OpenMetrics wants `1.0` instead of `1`.
 fn push_with_points(text: &mut String, series: &str) {
     for line in series.split_inclusive('\n') {
-        // The last of the labels.
+        // The bound is the last label.
         let bound = line
             .rsplit_once("le=\"")
             .and_then(|(start, rest)| Some((start, rest.split_once('"')?)));
@@ -268,8 +267,8 @@ fn push_with_points(text: &mut String, series: &str) {
     }
 }
 
-/// A family with less text than this is copied rather than shared.
-const LITTLE: usize = 4096;
+/// A family with less text is copied and not shared.
+const SHARED_MIN: usize = 4096;
 
 /// A piece of a page as text.
 #[derive(Debug, Clone)]
@@ -278,7 +277,7 @@ pub struct Chunk(Piece);
 #[derive(Debug, Clone)]
 enum Piece {
     Own(String),
-    /// All series of a family.
+    /// The series of a family.
     Series(Arc<Lines>),
 }
 
@@ -295,56 +294,56 @@ impl AsRef<[u8]> for Chunk {
 #[derive(Debug, Clone, Default)]
 pub struct Page {
     families: Vec<Arc<Lines>>,
-    /// Room that an earlier page's families had: memory that need not be asked of the kernel again.
-    room: HashMap<Cow<'static, str>, String>,
+    /// The buffers of an earlier page, for reuse.
+    spare: HashMap<Cow<'static, str>, String>,
 }
 
 // === impl Page ===
 
 impl Page {
-    /// A page with nothing on it, in the room of one that nobody needs any more.
+    /// An empty page with the buffers of this page.
     pub(super) fn emptied(self) -> Self {
-        let room = |lines: Arc<Lines>| {
+        let buffer = |lines: Arc<Lines>| {
             let Lines { name, mut text, .. } = Arc::try_unwrap(lines).ok()?;
             text.clear();
             Some((name, text))
         };
         Self {
             families: Vec::new(),
-            room: self.families.into_iter().filter_map(room).collect(),
+            spare: self.families.into_iter().filter_map(buffer).collect(),
         }
     }
 
-    /// Gives back the room that was not needed.
-    pub(super) fn without_room(self) -> Self {
+    /// Frees the unused buffers.
+    pub(super) fn without_spare_buffers(self) -> Self {
         Self {
             families: self.families,
-            room: HashMap::new(),
+            spare: HashMap::new(),
         }
     }
 
-    /// A family to be written and then added.
+    /// An empty family, for a later [`Page::add`].
     pub(super) fn lines(&mut self, family: &'static Family) -> Lines {
         Lines {
-            text: self.room.remove(family.name).unwrap_or_default(),
+            text: self.spare.remove(family.name).unwrap_or_default(),
             ..Lines::of(family)
         }
     }
 
-    /// A family that may have been added already, to be added again with more series.
+    /// The family if already added, else an empty family, for a later [`Page::add`].
     pub(super) fn more_lines(&mut self, family: &'static Family) -> Lines {
-        let there = self
+        let index = self
             .families
             .iter()
             .position(|lines| lines.name == family.name);
-        let taken = there.map(|at| self.families.swap_remove(at));
+        let taken = index.map(|index| self.families.swap_remove(index));
         taken.map_or_else(|| self.lines(family), Arc::unwrap_or_clone)
     }
 
-    /// Adds a family; one without series is none.
+    /// Adds a family, unless the family has no series.
     pub(super) fn add(&mut self, mut lines: Lines) {
         if !lines.text.is_empty() {
-            // Most of its series may have gone with their pods.
+            // After many pods have ended, most of the buffer may be unused.
             if lines.text.capacity() / 4 > lines.text.len() {
                 lines.text.shrink_to_fit();
             }
@@ -352,14 +351,14 @@ impl Page {
         }
     }
 
-    /// Adds a family with one series and no labels.
+    /// Adds a family with a single series and no labels.
     pub(super) fn add_one(&mut self, family: &'static Family, value: impl Value) {
         let mut lines = Lines::of(family);
         lines.put(&Labels::default(), value);
         self.add(lines);
     }
 
-    /// Adds a family with one series that says all in its labels.
+    /// Adds an info family with a single series.
     pub(super) fn add_info(&mut self, family: &'static Family, labels: &[(&str, &str)]) {
         let mut lines = Lines::of(family);
         lines.put_with(&Labels::default(), labels, true);
@@ -381,7 +380,7 @@ impl Page {
             .collect()
     }
 
-    /// The page as text in pieces, its families by name.
+    /// The page as text in pieces, sorted by family.
     pub fn chunks(&self, format: Format) -> Vec<Chunk> {
         let mut families: Vec<&Arc<Lines>> = self.families.iter().collect();
         families.sort_by(|one, other| one.name.cmp(&other.name));
@@ -393,7 +392,7 @@ impl Page {
                 help,
                 text: series,
             } = lines.as_ref();
-            // There the family is named without what its kind adds to its series; the other knows no kind `info`.
+            // OpenMetrics names a family without the suffix of its kind. The text format has no kind `info`.
             let (name, kind) = match (format, *kind) {
                 (Format::OpenMetrics, "counter") => {
                     (name.strip_suffix("_total").unwrap_or(name), *kind)
@@ -409,7 +408,7 @@ impl Page {
             let _ = writeln!(text, "\n# TYPE {name} {kind}");
             match (format, kind) {
                 (Format::OpenMetrics, "histogram") => push_with_points(&mut text, series),
-                _ if series.len() < LITTLE => text.push_str(series),
+                _ if series.len() < SHARED_MIN => text.push_str(series),
                 _ => {
                     chunks.push(Chunk(Piece::Own(std::mem::take(&mut text))));
                     chunks.push(Chunk(Piece::Series(Arc::clone(lines))));
@@ -513,7 +512,7 @@ mod tests {
             next.families[0].text.capacity() < 1000,
             "what is not needed any more is given back"
         );
-        assert_eq!(next.without_room().lines(&MORE).text.capacity(), 0);
+        assert_eq!(next.without_spare_buffers().lines(&MORE).text.capacity(), 0);
     }
 
     #[test]

@@ -1,16 +1,16 @@
-//! [`RuntimeNumbers`]: how it stands with the container runtime.
+//! [`RuntimeNumbers`]: the connection to the container runtime.
 
 use super::families::{NRI_RUNTIME_INFO, NRI_SYNCHRONIZED};
 use super::page::Page;
 
-/// How it stands with the container runtime; what it has not said is empty.
+/// The connection to the container runtime. An unknown value is empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RuntimeNumbers {
-    /// Whether it asks us about every container.
+    /// Whether the runtime asks Pinfold about every container.
     pub synchronized: bool,
-    /// Its name.
+    /// The runtime's name.
     pub name: String,
-    /// Its version.
+    /// The runtime's version.
     pub version: String,
 }
 

@@ -66,12 +66,22 @@ pub enum ThreadFinding {
 // === impl ThreadFinding ===
 
 impl ThreadFinding {
-    /// The finding's name in labels.
+    /// The finding in words.
     pub fn name(self) -> &'static str {
         match self {
             Self::AsExpected => "as expected",
             Self::More => "more than expected",
             Self::Fewer => "fewer than expected",
+            Self::Oversubscribed => "oversubscribed",
+        }
+    }
+
+    /// The finding's identifier in labels.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::AsExpected => "as_expected",
+            Self::More => "more_than_expected",
+            Self::Fewer => "fewer_than_expected",
             Self::Oversubscribed => "oversubscribed",
         }
     }
@@ -86,6 +96,28 @@ pub struct ThreadVerdict {
     pub cause: &'static str,
     /// The sentence for people.
     pub sentence: String,
+}
+
+// === impl ThreadVerdict ===
+
+impl ThreadVerdict {
+    /// The cause's identifier in labels.
+    pub fn cause_label(&self) -> &'static str {
+        match self.cause {
+            ENOUGH => "environment",
+            NOT_STARTED => "pools_not_started",
+            NOT_SET => "variables_not_set",
+            OLD_TENSORFLOW => "tensorflow_before_1_14",
+            TENSORFLOW => "config_proto_or_tensorflow_before_1_14",
+            OVERRIDDEN => "config_proto",
+            INTER_OP => "pytorch_inter_op",
+            PYTORCH => "set_num_threads_or_data_loaders",
+            PROGRAM => "program_setting",
+            USER => "pod_variables",
+            BUSY => "runnable_threads",
+            _ => "other",
+        }
+    }
 }
 
 const ENOUGH: &str = "the environment explains them";

@@ -158,7 +158,7 @@ pub(crate) fn status_of(id: &str) -> Value {
 pub(crate) fn two_reconciles(agent: &Agent) {
     let timer = || {
         agent
-            .metric("pinfold_reconcile_total", &[("reason", "timer")])
+            .metric("pinfold_reconcile_total", &[("trigger", "timer")])
             .unwrap_or(0.0)
     };
     let passes = timer();
@@ -346,7 +346,7 @@ fn an_unreachable_api_changes_no_assignment() {
         "{ready:?}"
     );
     assert_eq!(
-        agent.metric("pinfold_steps_total", &[]),
+        agent.metric("pinfold_reconcile_steps_total", &[]),
         None,
         "the agent wrote nothing"
     );
@@ -359,7 +359,7 @@ fn an_unreachable_api_changes_no_assignment() {
     assert_eq!(agent.get("/readyz").body, "ready\n");
     two_reconciles(&agent);
     assert_eq!(
-        agent.metric("pinfold_steps_total", &[]),
+        agent.metric("pinfold_reconcile_steps_total", &[]),
         None,
         "the agent wrote nothing"
     );
@@ -413,7 +413,10 @@ fn a_sandbox_is_no_container() {
         "{main:#}"
     );
     assert_eq!(allowed(pause), kernel.online);
-    assert_eq!(agent.metric("pinfold_window_seconds_count", &[]), Some(0.0));
+    assert_eq!(
+        agent.metric("pinfold_container_unpinned_seconds_count", &[]),
+        Some(0.0)
+    );
     assert_eq!(
         agent
             .metric("pinfold_container_cpus_assigned", &[("pod", "worker-0")])
@@ -455,7 +458,10 @@ fn a_sandbox_is_no_container() {
         "{:?}",
         cluster.events()
     );
-    assert_eq!(agent.metric("pinfold_window_seconds_count", &[]), Some(2.0));
+    assert_eq!(
+        agent.metric("pinfold_container_unpinned_seconds_count", &[]),
+        Some(2.0)
+    );
     assert_ne!(allowed(pause), kernel.last());
     agent.stop();
 }
@@ -595,7 +601,7 @@ fn a_static_pod_is_pinned_by_its_mirror_pod_and_keeps_its_cpus() {
     two_reconciles(&agent);
     assert_eq!(allowed(pid), kernel.last(), "{status:#}");
     assert_eq!(
-        agent.metric("pinfold_steps_total", &[]),
+        agent.metric("pinfold_reconcile_steps_total", &[]),
         None,
         "the agent wrote nothing"
     );

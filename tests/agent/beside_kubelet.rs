@@ -56,7 +56,7 @@ fn pinfold_only_observes_beside_a_kubelet_that_assigns_cpus() {
     assert_eq!(kernel.quota(&main), Some(100_000));
     assert_eq!(kernel.cgroups.assignment_record(&pod).unwrap(), None);
     assert_eq!(kernel.cgroups.assignment_record(&main).unwrap(), None);
-    assert_eq!(agent.metric("pinfold_steps_total", &[]), None);
+    assert_eq!(agent.metric("pinfold_reconcile_steps_total", &[]), None);
     assert_eq!(
         agent.metric("pinfold_enforcement_info", &[("enforcement", "observe")]),
         Some(1.0)

@@ -83,7 +83,7 @@ fn only_reconciles_wake_an_agent_descriptors_at_rest() {
     std::thread::sleep(Duration::from_secs(11));
     let reconciles = || {
         agent
-            .metric("pinfold_reconcile_total", &[("reason", "timer")])
+            .metric("pinfold_reconcile_total", &[("trigger", "timer")])
             .unwrap()
     };
     let woken = || switches(&agent).iter().map(|(_, count)| count).sum::<u64>();

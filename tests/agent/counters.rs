@@ -350,8 +350,7 @@ fn containers_that_share_their_cpus_are_counted_within_a_budget() {
         None,
         "a container beyond the budget has no such series"
     );
-    let left_out = "pinfold_collector_containers_left_out{collector=\"caches\",reason=\"metrics.sharedCounters is too small \
-                    for all containers that share their CPUs\"} 1\n";
+    let left_out = "pinfold_collector_containers_left_out{collector=\"caches\",reason=\"shared_counter_limit\"} 1\n";
     assert!(text.contains(left_out), "{text}");
     let own = after.switches - before.switches;
     let more = counted.switches - first.switches;

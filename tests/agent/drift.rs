@@ -66,7 +66,7 @@ fn drift_is_counted_once_and_repaired() {
     // Without a further write the counters stay.
     let timer = || {
         agent
-            .metric("pinfold_reconcile_total", &[("reason", "timer")])
+            .metric("pinfold_reconcile_total", &[("trigger", "timer")])
             .unwrap_or(0.0)
     };
     let passes = timer();

@@ -136,12 +136,17 @@ fn manifest_then_cgroup() {
     assert_eq!(agent.metric("pinfold_collector_success", &[]), Some(13.0));
     assert_eq!(
         agent
-            .metric("pinfold_steps_total", &[("outcome", "failed")])
+            .metric("pinfold_reconcile_steps_total", &[("outcome", "failed")])
             .unwrap_or(0.0),
         0.0
     );
-    assert_eq!(agent.metric("pinfold_window_seconds_count", &[]), Some(1.0));
-    let window = agent.metric("pinfold_window_seconds_sum", &[]).unwrap();
+    assert_eq!(
+        agent.metric("pinfold_container_unpinned_seconds_count", &[]),
+        Some(1.0)
+    );
+    let window = agent
+        .metric("pinfold_container_unpinned_seconds_sum", &[])
+        .unwrap();
     assert!(
         window < 1.0,
         "pinned {window} s after the first instruction"

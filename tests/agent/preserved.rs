@@ -173,7 +173,7 @@ fn end(tree: &mut Tree<'_>, runtime: &mut Runtime, description: &EventMessage) {
 
 /// The number of reconcile passes for a reason.
 fn passes(agent: &Agent, reason: &str) -> f64 {
-    let labels = [("reason", reason)];
+    let labels = [("trigger", reason)];
     agent
         .metric("pinfold_reconcile_total", &labels)
         .unwrap_or(0.0)
@@ -181,7 +181,9 @@ fn passes(agent: &Agent, reason: &str) -> f64 {
 
 /// The number of steps, of all outcomes or of a single outcome.
 fn steps(agent: &Agent, labels: &[(&str, &str)]) -> f64 {
-    agent.metric("pinfold_steps_total", labels).unwrap_or(0.0)
+    agent
+        .metric("pinfold_reconcile_steps_total", labels)
+        .unwrap_or(0.0)
 }
 
 /// Waits until no pass has run for a while.

@@ -78,18 +78,18 @@ fn a_restart_moves_no_container() {
         });
         let timer = || {
             agent
-                .metric("pinfold_reconcile_total", &[("reason", "timer")])
+                .metric("pinfold_reconcile_total", &[("trigger", "timer")])
                 .unwrap_or(0.0)
         };
         agent.eventually("a reconcile by the clock", |_| timer() >= 1.0);
         assert_eq!(
-            agent.metric("pinfold_steps_total", &[]),
+            agent.metric("pinfold_reconcile_steps_total", &[]),
             None,
             "no writes after a restart"
         );
         assert_eq!(agent.metric("pinfold_drift_total", &[]), Some(0.0));
         assert_eq!(
-            agent.metric("pinfold_window_seconds_count", &[]),
+            agent.metric("pinfold_container_unpinned_seconds_count", &[]),
             Some(0.0),
             "the unpinned time is missing"
         );
@@ -135,7 +135,7 @@ fn pods_that_no_source_reports_keep_their_assignments() {
     );
     assert_eq!(stranger["cpus"], scene.own.to_string());
     assert_eq!(status["exclusive"], scene.own.to_string());
-    assert_eq!(agent.metric("pinfold_steps_total", &[]), None);
+    assert_eq!(agent.metric("pinfold_reconcile_steps_total", &[]), None);
     assert_eq!(state(&kernel, &scene), before);
 
     // The assignment ends with the pod's cgroup.

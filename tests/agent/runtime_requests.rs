@@ -743,7 +743,8 @@ fn a_sandbox_cgroup_that_appears_before_its_event_is_no_container() {
         "{:?}",
         cluster.events()
     );
-    let window = |part: &str| agent.metric(&format!("pinfold_window_seconds_{part}"), &[]);
+    let window =
+        |part: &str| agent.metric(&format!("pinfold_container_unpinned_seconds_{part}"), &[]);
     assert_eq!((window("count"), window("sum")), (Some(1.0), Some(0.0)));
     assert_ne!(allowed(pause), kernel.last());
     agent.stop();

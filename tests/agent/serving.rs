@@ -463,7 +463,7 @@ fn metrics_come_in_the_format_that_the_client_prefers() {
         );
         // OpenMetrics shows the bounds of a histogram as floats.
         assert!(
-            open.contains("pinfold_window_seconds_bucket{le=\"1.0\"} "),
+            open.contains("pinfold_container_unpinned_seconds_bucket{le=\"1.0\"} "),
             "{open}"
         );
         let as_text = |open: &str| {

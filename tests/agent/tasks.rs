@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 use pinfold::cpu::CpuSet;
 use pinfold::host::proc::Proc;
 use pinfold::host::spawn::{Launcher, Process, Spawn, Stderr};
-use pinfold::metrics::{Format, Sources, ThreadTruth};
+use pinfold::metrics::{Format, Sources, ThreadStatus};
 use pinfold::pin::snapshot::ContainerState;
 use pinfold::pod::{
     Container, Pod, Policy, ThreadBasis, ThreadEnvironment, ThreadPolicy, thread_environment,
@@ -124,9 +124,9 @@ impl Node<'_> {
         }
     }
 
-    fn truth(&self) -> Option<ThreadTruth> {
+    fn truth(&self) -> Option<ThreadStatus> {
         let snapshot = snapshot(self.kernel, std::slice::from_ref(&self.state));
-        self.sources.truth(&self.state, &snapshot)
+        self.sources.thread_status(&self.state, &snapshot)
     }
 
     fn verdict(&self) -> Option<(String, String)> {
@@ -183,7 +183,7 @@ fn masks_migrations_and_threads_that_want_to_run() {
     let (finding, sentence) = node.verdict().unwrap();
     assert_eq!(finding, "fewer than expected", "{sentence}");
     assert!(
-        text.contains("verdict=\"fewer than expected\",cause=\"its pools have not started yet"),
+        text.contains("verdict=\"fewer_than_expected\",cause=\"pools_not_started"),
         "{text}"
     );
     let variables = variables().unwrap();

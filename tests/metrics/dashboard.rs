@@ -1,4 +1,4 @@
-//! The dashboard: what Grafana would ask of a real Prometheus that scraped a real node, and whether it gets an answer.
+//! The dashboard: the queries of Grafana, against a real Prometheus with data of a real node.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -10,7 +10,7 @@ use crate::prometheus::{Demo, Prometheus};
 use crate::rules::known;
 use crate::yaml::here;
 
-/// Panels that have nothing to show on every machine, and what they need; the panels say so themselves.
+/// Panels without data on some machines, and their requirements. The panels state the requirements, too.
 const NEEDS: [(&str, &str); 11] = [
     ("Pressure", "cgroup v2 and a kernel that counts pressure"),
     ("Instructions per cycle", "hardware counters"),
@@ -57,14 +57,14 @@ fn text<'a>(value: &'a Value, key: &str) -> &'a str {
         .unwrap_or_else(|| panic!("no {key} in {value:#}"))
 }
 
-/// Panels that ask something.
+/// Panels with queries.
 fn panels(dashboard: &Value) -> impl Iterator<Item = &Value> {
     list(dashboard, "panels")
         .iter()
         .filter(|panel| panel["type"] != "row")
 }
 
-/// A query with the variables as Grafana fills them in: everything is chosen, and the step is that of a scrape each second.
+/// A query with Grafana's variables filled in: all values are selected, and the step fits a scrape every second.
 fn filled(expression: &str) -> String {
     let mut filled = expression.replace("$__rate_interval", "10s");
     for variable in ["$namespace", "$training_job", "$node"] {
@@ -77,7 +77,7 @@ fn filled(expression: &str) -> String {
     filled
 }
 
-/// The label and the selector of `label_values(selector, label)`, as a query that has a value for each label.
+/// The query `label_values(selector, label)` as an expression with a value for each label.
 fn of_variable(query: &str) -> String {
     let inner = query
         .strip_prefix("label_values(")
@@ -184,7 +184,7 @@ fn its_queries_are_answered_by_a_prometheus_that_scraped_a_demo() {
     let prometheus = Prometheus::start(demo.address);
     let may_lack = |name: &str| NEEDS.iter().any(|(title, _)| name.starts_with(title));
     let deadline = Instant::now() + Duration::from_secs(150);
-    // What a query has answered once it could show; the demo's halves differ.
+    // The first answer of a query with data. The halves of the demo differ.
     while queries.iter().any(|(name, _)| !may_lack(name)) && Instant::now() < deadline {
         queries.retain(|(_, query)| !prometheus.has_data(query));
         std::thread::sleep(Duration::from_millis(500));

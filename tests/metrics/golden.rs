@@ -1,4 +1,4 @@
-//! The exposition of a made-up node, whole, in both formats.
+//! The complete exposition of a node of plain files, in both formats.
 
 use std::fmt::Write;
 
@@ -7,11 +7,11 @@ use pinfold::metrics::Format;
 use crate::node;
 use crate::renewed::same;
 
-/// Families whose values are other each time, or on another machine.
+/// Families whose values differ between runs or machines.
 const VARIES: [&str; 9] = [
     "pinfold_collector_",
     "pinfold_container_cpu_cycles",
-    "pinfold_container_foreign_",
+    "pinfold_container_interference_",
     "pinfold_container_instructions",
     "pinfold_container_l2_",
     "pinfold_container_llc_",
@@ -20,7 +20,7 @@ const VARIES: [&str; 9] = [
     "process_",
 ];
 
-/// Leaves out what depends on the clock or on what the machine counts.
+/// Leaves out values that depend on the clock or the machine.
 fn without_what_varies(text: &str) -> String {
     let varies = |name: &str| VARIES.iter().any(|start| name.starts_with(start));
     let mut kept = String::new();

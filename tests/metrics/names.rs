@@ -1,4 +1,4 @@
-//! The names of families keep Prometheus' conventions.
+//! The names of families follow Prometheus' conventions.
 
 use std::collections::BTreeSet;
 
@@ -10,15 +10,21 @@ use pinfold::metrics::{
 pub(crate) const TABLES: [&[&Family]; 4] =
     [FAMILIES, AGENT_FAMILIES, API_FAMILIES, RUNTIME_FAMILIES];
 
-/// What every client of Prometheus calls these, whatever it is part of.
-const CONVENTIONAL: [&str; 2] = ["process_cpu_seconds_total", "process_start_time_seconds"];
+/// Names that all Prometheus clients use.
+const CONVENTIONAL: [&str; 5] = [
+    "process_cpu_seconds_total",
+    "process_max_fds",
+    "process_open_fds",
+    "process_resident_memory_bytes",
+    "process_start_time_seconds",
+];
 
 /// Base units, each a whole word of a name.
 const UNITS: [&str; 7] = [
     "seconds", "bytes", "ratio", "celsius", "volts", "joules", "hertz",
 ];
 
-/// Units that are no base units, and words for kinds, which the exposition tells already.
+/// Units other than base units, and words for the kinds, which the exposition states anyway.
 const WRONG: [&str; 30] = [
     "milliseconds",
     "microseconds",
@@ -52,10 +58,10 @@ const WRONG: [&str; 30] = [
     "metric",
 ];
 
-/// Endings that the formats add to a family's name themselves.
+/// Endings that the formats add to a family's name.
 const TAKEN: [&str; 4] = ["_bucket", "_count", "_sum", "_created"];
 
-/// Labels that Prometheus sets itself.
+/// Labels that Prometheus reserves.
 const RESERVED: [&str; 4] = ["job", "instance", "le", "quantile"];
 
 fn is_snake_case(name: &str) -> bool {
@@ -67,7 +73,7 @@ fn is_snake_case(name: &str) -> bool {
         && !name.ends_with('_')
 }
 
-/// What is wrong with a family.
+/// The faults of a family.
 fn faults(family: &Family) -> Vec<String> {
     let Family {
         name,
@@ -109,7 +115,7 @@ fn faults(family: &Family) -> Vec<String> {
         format!("{wrong:?} is no base unit, or says the kind"),
     );
     let (last, before) = words.split_last().unwrap();
-    // A unit says what the value is; in the middle it would say what something else is.
+    // A unit at the end describes the value. A unit in the middle would describe a part of the name.
     must(
         !before.iter().any(|word| UNITS.contains(word)),
         "its unit is not at the end".to_owned(),
@@ -119,6 +125,8 @@ fn faults(family: &Family) -> Vec<String> {
         "a histogram is of some unit".to_owned(),
     );
     let subject: &[&str] = match name.split('_').nth(1) {
+        // A histogram over all containers would have too many series per container.
+        Some("container") if kind == Kind::Histogram => &[],
         Some("container") => &["namespace", "pod", "container"],
         Some("pod") => &["namespace", "pod"],
         _ => &[],
@@ -174,7 +182,7 @@ fn names_keep_the_conventions() {
         let names: Vec<&str> = table.iter().map(|family| family.name).collect();
         assert!(names.is_sorted(), "not by name: {names:?}");
         for name in names {
-            // OpenMetrics knows a family without what its kind adds, and there must not be two of one name there, either.
+            // OpenMetrics removes the suffix of the kind. The remaining names must be unique, too.
             let open = name
                 .strip_suffix("_total")
                 .or_else(|| name.strip_suffix("_info"))
@@ -319,7 +327,7 @@ fn a_wrong_name_is_seen() {
     }
 }
 
-/// What is served is what the tables say: the agent's registry, the API's families and the runtime's, too.
+/// The served families are the families of the tables, including the agent's registry, the API and the runtime.
 #[test]
 fn what_is_served_is_in_the_tables() {
     let text = crate::node::page().text(Format::Text);

@@ -1,4 +1,4 @@
-//! A node that is made up of files: the same on every machine.
+//! A node of plain files, which is the same on every machine.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -9,7 +9,7 @@ use pinfold::cpu::CpuSet;
 use pinfold::host::cgroup::Cgroups;
 use pinfold::host::proc::Proc;
 use pinfold::metrics::{
-    AgentMetrics, ApiNumbers, Page, PlaceNumbers, RuntimeNumbers, Sources, complete,
+    AgentMetrics, ApiNumbers, Page, RuntimeNumbers, SceneNumbers, Sources, add_agent_families,
 };
 use pinfold::pin::snapshot::ContainerState;
 use pinfold::pin::{Enforcement, Snapshot};
@@ -27,7 +27,7 @@ fn write(root: &Path, path: &str, text: &str) {
     fs::write(file, text).unwrap();
 }
 
-/// A container with the CPUs that it owns (none in the shared pool), and with one process of two threads.
+/// A container with its exclusive CPUs (none in the shared pool), and a process with two threads.
 fn container(root: &Path, name: &str, role: Role, own: Option<&str>) -> ContainerState {
     let number = u32::try_from(name.len()).unwrap() + u32::from(own.is_some()) * 10;
     let cgroup = format!("kubepods/pod{name}-uid/c1");
@@ -55,7 +55,7 @@ fn container(root: &Path, name: &str, role: Role, own: Option<&str>) -> Containe
             &format!("{task}/status"),
             &format!(
                 "Cpus_allowed_list:\t{}\nvoluntary_ctxt_switches:\t70\nnonvoluntary_ctxt_switches:\t7\n",
-                // The second thread of an owner has bound itself to its first CPU.
+                // The second thread of an owner is bound to the owner's first CPU.
                 own.map_or("0-1", |own| if thread > 1000 { &own[..1] } else { own })
             ),
         );
@@ -164,8 +164,8 @@ fn rdma_port(root: &Path, device: &str, bytes: u64) {
     }
 }
 
-/// What is served on a node with a server, a worker on the node's network, and a pod that asks for nothing; with a
-/// Kubernetes API and a container runtime.
+/// The page of a node with a server, a worker on the node's network, and a BestEffort pod, with a Kubernetes API and a
+/// container runtime.
 pub(crate) fn page() -> Page {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path();
@@ -187,9 +187,9 @@ pub(crate) fn page() -> Page {
         container(root, "worker-0", Role::Worker, Some("4-7")),
     ];
     containers[2].host_network = true;
-    // The node's device is seen in the pods' namespaces, too; another is in that of the server alone.
+    // The pods' namespaces also show the node's device. A second device is in the server's namespace only.
     rdma_port(&root.join("proc/1/root"), "mlx5_0", 40_000);
-    // What the agent's own pod sees is not the node.
+    // The devices of the agent's own pod are not the node's devices.
     rdma_port(root, "mlx5_3", 4);
     for device in ["mlx5_0", "mlx5_7"] {
         rdma_port(&root.join("proc/114/root"), device, 8000);
@@ -217,11 +217,11 @@ pub(crate) fn page() -> Page {
     agent.reconciles.with_label_values(&["timer"]).inc_by(3);
     agent.steps.with_label_values(&["done"]).inc_by(4);
     agent.reconcile_seconds.observe(0.002);
-    agent.window_seconds.observe(0.25);
+    agent.unpinned_seconds.observe(0.25);
     agent.runtime_call("CreateContainer", Duration::from_millis(3));
     agent.set_cpu_seconds(1.5);
-    let place = PlaceNumbers {
-        phase: "labelled",
+    let scene = SceneNumbers {
+        phase: "placed",
         plan: "plan".to_owned(),
         scene: "scene".to_owned(),
         case: "case".to_owned(),
@@ -235,7 +235,7 @@ pub(crate) fn page() -> Page {
         last_answer: Some(1_700_000_000.5),
         connected: true,
         pods: 3,
-        place: Some(place),
+        scene: Some(scene),
         ..ApiNumbers::default()
     };
     let runtime = RuntimeNumbers {
@@ -243,5 +243,5 @@ pub(crate) fn page() -> Page {
         name: "containerd".to_owned(),
         version: "v2.2.0".to_owned(),
     };
-    complete(page, &agent, Some(&api), Some(&runtime))
+    add_agent_families(page, &agent, Some(&api), Some(&runtime))
 }

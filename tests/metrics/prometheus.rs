@@ -1,4 +1,4 @@
-//! A demo with real cgroups and processes, and a real Prometheus that scrapes it as the PodMonitor says.
+//! A demo with real cgroups and processes, and a real Prometheus with the PodMonitor's settings.
 
 use std::io::Read;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::yaml::here;
 
-/// A port that nobody uses now.
+/// A free port.
 fn port() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0")
         .unwrap()
@@ -20,7 +20,7 @@ fn port() -> SocketAddr {
         .unwrap()
 }
 
-/// Waits until somebody listens there.
+/// Waits until a server listens on the address.
 fn reachable(child: &mut Child, address: SocketAddr) {
     let deadline = Instant::now() + Duration::from_secs(30);
     while TcpStream::connect(address).is_err() {
@@ -42,7 +42,7 @@ fn reachable(child: &mut Child, address: SocketAddr) {
     }
 }
 
-/// Ends a process by a signal; what it has said at its end.
+/// Ends a process by a signal, and returns the process's last output.
 fn end(child: &mut Child, signal: Signal) -> String {
     kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), signal).unwrap();
     let mut says = String::new();
@@ -56,14 +56,14 @@ fn end(child: &mut Child, signal: Signal) -> String {
     says
 }
 
-/// A demo that runs; interrupted when it is dropped, after which it cleans up.
+/// A running demo. Dropping interrupts the demo, which then cleans up.
 pub(crate) struct Demo {
     child: Child,
     pub(crate) address: SocketAddr,
     _alone: MutexGuard<'static, ()>,
 }
 
-/// A machine has room for one demo.
+/// A machine can run a single demo at a time.
 static DEMO: Mutex<()> = Mutex::new(());
 
 // === impl Demo ===
@@ -101,7 +101,7 @@ impl Drop for Demo {
     }
 }
 
-/// A Prometheus that scrapes each second; ended when it is dropped.
+/// A Prometheus that scrapes every second. Dropping ends the process.
 pub(crate) struct Prometheus {
     child: Child,
     pub(crate) address: SocketAddr,
@@ -111,14 +111,14 @@ pub(crate) struct Prometheus {
 // === impl Prometheus ===
 
 impl Prometheus {
-    /// One that scrapes a target as the PodMonitor says.
+    /// A Prometheus that scrapes a target with the PodMonitor's settings.
     pub(crate) fn start(target: SocketAddr) -> Self {
         Self::scraping(target, None)
     }
 
-    /// One that also scrapes somebody else, who tells of the same node.
+    /// A Prometheus with a second target that reports the same node.
     pub(crate) fn scraping(target: SocketAddr, other: Option<SocketAddr>) -> Self {
-        // As the operator makes it of the PodMonitor: the target's labels are those of the agent's own pod.
+        // Like the operator's configuration from the PodMonitor: the target has the labels of the agent's pod.
         let mut text = format!(
             "global: {{scrape_interval: 1s, evaluation_interval: 1s}}\n\
              rule_files: ['{}']\n\
@@ -142,7 +142,7 @@ impl Prometheus {
         Self::with(tempfile::tempdir().unwrap(), &text, &[])
     }
 
-    /// One that scrapes nobody and has these series, in OpenMetrics with times.
+    /// A Prometheus without targets and with these series, in OpenMetrics with timestamps.
     pub(crate) fn holding(series: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("series");
@@ -172,14 +172,14 @@ impl Prometheus {
         prometheus
     }
 
-    /// Whether it has read its files.
+    /// Whether Prometheus has read all files.
     fn ready(&self) -> bool {
         let answer = crate::http::ask(self.address, "GET", "/-/ready");
         answer.is_ok_and(|answer| answer.status == 200)
     }
 
-    /// One that has nothing, speaks TLS, and lets in whoever is `reader` with the password `let me in`; and the file with the
-    /// certificate that its own follows from.
+    /// An empty Prometheus with TLS and the user `reader` with the password `let me in`. Also returns the file with the
+    /// certificate authority.
     pub(crate) fn guarded() -> (Self, String) {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
@@ -267,7 +267,7 @@ impl Prometheus {
         prometheus
     }
 
-    /// Whether a query has an answer now, and it is a number.
+    /// Whether a query currently has a number as the answer.
     pub(crate) fn has_data(&self, query: &str) -> bool {
         let mut promtool = Command::new("promtool");
         promtool.args([
@@ -279,7 +279,7 @@ impl Prometheus {
         ]);
         let output = promtool.output().unwrap();
         let says = String::from_utf8_lossy(&output.stderr);
-        // It answers before it has read its own files.
+        // Prometheus answers requests before all files are read.
         assert!(
             output.status.success() || says.contains("503"),
             "{query}: {says}"
@@ -291,7 +291,7 @@ impl Prometheus {
             .any(|one| one["value"][1].as_str().is_some_and(|value| value != "NaN"))
     }
 
-    /// The dashboard as the script beside it draws it.
+    /// The dashboard as drawn by the script in the same folder.
     pub(crate) fn picture(&self) -> String {
         let mut script = Command::new(here("deploy/dashboards/picture"));
         let output = script

@@ -1,4 +1,4 @@
-//! Ports of RDMA devices: the node's, and those that a pod has for itself.
+//! Ports of RDMA devices: the node's ports, and a pod's own ports.
 
 use pinfold::metrics::Format;
 
@@ -23,8 +23,8 @@ fn a_device_is_the_nodes_or_one_pods() {
     ] {
         assert!(lines.contains(&line), "{line} is not among {lines:#?}");
     }
-    // What a device that everybody sees has counted is nobody's own, and what is not counted is no zero; a pod on the node's
-    // network has no namespace of its own.
+    // The counts of a shared device belong to no pod, and a missing count is not zero. A pod on the node's network has no
+    // own namespace.
     let pods = lines.iter().filter(|line| line.starts_with("pinfold_pod_"));
     assert_eq!(
         pods.filter(|line| !line.contains("mlx5_7")).count(),

@@ -21,7 +21,7 @@ use crate::rules::known;
 const ANSWERS: &str = "tests/data/report/answers.json";
 const TEXT: &str = "tests/data/report/report.md";
 
-/// The time of all cases; a time that stays the same, so that what was recorded fits what is asked.
+/// The fixed time of all cases, so that the recorded answers fit the requests.
 const SPAN: [&str; 4] = [
     "--from",
     "2025-11-22T09:50:00Z",
@@ -107,7 +107,7 @@ fn it_asks_for_families_that_there_are() {
         .for_each(|query| known(query, &BTreeSet::new()));
 }
 
-/// The series are in a real Prometheus, and what comes out is what was put in.
+/// A real Prometheus holds the series, and the report has the original values.
 #[test]
 fn made_series_in_a_real_prometheus_have_known_answers() {
     if !crate::gate::meant_for_this_machine("prometheus and promtool of Debian's package") {
@@ -159,8 +159,8 @@ fn made_series_in_a_real_prometheus_have_known_answers() {
         // A container begun anew and a worker that moved (scene 1 case 2) and a gap (scene 2 case 2) lose nothing, and an
         // agent that is scraped by two names (scene 1 case 1) counts once.
         near(&role("worker")["cpuSeconds"], workers * 0.9 * long);
-        // Two interfaces add up, two who scrape don't (scene 2 case 1); what servers were there for before and after the
-        // workers is none of the run (scene 2 case 2).
+        // Two interfaces are added, but two scrapers are not (scene 2 case 1). Server time before and after the workers is
+        // not part of the run (scene 2 case 2).
         near(&role("ps")["sentBytes"], sent * long);
         near(&role("ps")["receivedBytesPerSecond"], sent / 2.0);
         near(&role("worker")["sentBytes"], workers * 1e6 * long);
@@ -265,7 +265,7 @@ fn made_series_in_a_real_prometheus_have_known_answers() {
         "{all}"
     );
 
-    // Without steps, by what the servers send.
+    // Without steps, the servers' traffic decides.
     let by_bytes = json(&url, &[&SPAN[..], &["--scene", "1"]].concat());
     near(&by_bytes["efficiency"][0]["speedup"], 4.0);
     assert_eq!(by_bytes["efficiency"][0]["by"], "serverBytes");
@@ -288,7 +288,7 @@ fn made_series_in_a_real_prometheus_have_known_answers() {
         error.contains("several jobs ran, else/other, train/wide-deep: choose one with --job"),
         "{error}"
     );
-    // A metric that is none, and one that isn't there.
+    // An invalid metric, and a missing metric.
     let (code, _, error) = pinfold(&url, &[&SPAN[..], &["--step-metric", "a{b}"]].concat());
     assert_eq!(code, Some(2));
     assert!(
@@ -335,7 +335,7 @@ fn made_series_in_a_real_prometheus_have_known_answers() {
     prometheus.stop();
 }
 
-/// What a real Prometheus answered, replayed: the same text each time, on any machine.
+/// Recorded answers of a real Prometheus: the same text on every machine.
 #[test]
 fn recorded_answers_make_the_same_report() {
     let text = std::fs::read_to_string(crate::yaml::here(ANSWERS)).unwrap();
@@ -377,7 +377,7 @@ fn recorded_answers_make_the_same_report() {
     assert!(read("run-1.svg").contains("Steps a second, other tasks"));
     let json: Value = serde_json::from_str(&read("report.json")).unwrap();
     assert_eq!(json["runs"].as_array().unwrap().len(), 2);
-    // Written anew, nothing else is left there; and what can't be written leaves everything as it was.
+    // A new file replaces the old file completely. A failed write leaves the old file.
     let files = || {
         let names = std::fs::read_dir(&out)
             .unwrap()
@@ -405,7 +405,7 @@ fn recorded_answers_make_the_same_report() {
     assert!(error.contains("a/b/report.json is a folder"), "{error}");
     assert_eq!(read("report.md"), "before");
     assert_eq!(files(), BTreeSet::from(all));
-    // What is not recorded is refused, and that says what was asked.
+    // A request without a record is refused, and the error names the request.
     let (code, _, error) = pinfold(&fake.url(), &[&SPAN[..], &["--case", "1"]].concat());
     assert_eq!(code, Some(2));
     assert!(
@@ -414,7 +414,7 @@ fn recorded_answers_make_the_same_report() {
     );
 }
 
-/// The README shows lines of that report.
+/// The README shows lines of the report.
 #[test]
 fn the_readme_shows_what_is_printed() {
     let read = |path: &str| std::fs::read_to_string(crate::yaml::here(path)).unwrap();
@@ -518,7 +518,7 @@ fn what_is_no_prometheus_is_named_with_the_query() {
             "{status} {body}: {error}"
         );
     }
-    // Nobody there, and somebody who says nothing.
+    // No server on the port, and a server that does not answer.
     let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = address.local_addr().unwrap();
     let (code, _, error) = pinfold(&format!("http://{silent}"), &["--timeout", "1"]);
@@ -561,7 +561,7 @@ fn the_question_is_asked_as_it_should_be() {
             .nth(1)
             .and_then(|rest| rest.split('.').next())
             .and_then(|at| at.parse::<u64>().ok())
-            // Times stay where they were at the first look.
+            // The times of the first report stay.
             .map(|at| *first.get_or_init(|| at));
         match (
             asked.target.contains("/query_range"),
@@ -598,7 +598,7 @@ fn the_question_is_asked_as_it_should_be() {
 
 #[test]
 fn bad_input_is_refused_before_anybody_is_asked() {
-    // Nobody listens there: who asks fails otherwise.
+    // No server listens on the port, so a request would fail.
     let url = "http://127.0.0.1:1";
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
@@ -714,7 +714,7 @@ fn bad_input_is_refused_before_anybody_is_asked() {
     }
 }
 
-/// Prometheus' own way to keep others out: TLS, and a name with a password.
+/// Prometheus' own access control: TLS, and a user with a password.
 #[test]
 fn a_prometheus_that_lets_not_everybody_in_is_asked() {
     if !crate::gate::meant_for_this_machine("prometheus and openssl of Debian's packages") {
@@ -766,7 +766,7 @@ fn a_prometheus_that_lets_not_everybody_in_is_asked() {
     prometheus.stop();
 }
 
-/// A demo's two halves, of which a second target tells that they are a case of two scenes.
+/// The two halves of a demo. A second target assigns the halves to a case of two scenes.
 #[test]
 fn a_demo_is_reported_of() {
     if !crate::gate::meant_for_this_machine("root, cgroups, and prometheus of Debian's package") {
@@ -786,7 +786,7 @@ fn a_demo_is_reported_of() {
     let demo = Demo::start();
     let prometheus = Prometheus::scraping(demo.address, Some(told.address));
     let url = format!("http://{}", prometheus.address);
-    // Not from the beginning: the demo may have waited for another to end.
+    // Not from the start: the demo may have waited for the end of an earlier demo.
     let scraped = Instant::now();
     let deadline = scraped + Duration::from_secs(90);
     let wanted = "increase(pinfold_pod_network_transmit_bytes_total{pod=\"ps-0\"}[20s]) > 1e5";

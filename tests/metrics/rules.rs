@@ -1,4 +1,4 @@
-//! Recording rules and alerts: each is on families that there are, says what to do, and has a case that promtool runs.
+//! Recording rules and alerts: each uses existing families, states the remedy, and has a case for promtool.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -29,9 +29,9 @@ fn text<'a>(value: &'a Value, key: &str) -> &'a str {
         .unwrap_or_else(|| panic!("no {key} in {value:#}"))
 }
 
-/// The names of series in an expression: those of ours, those that rules record, and `up`.
+/// The names of series in an expression: Pinfold's families, recorded series, and `up`.
 fn series(expression: &str) -> BTreeSet<String> {
-    // What stands in quotes is a label's value.
+    // Text in quotes is a label's value.
     let outside: String = expression.split('"').step_by(2).collect();
     let words = outside
         .split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_' && letter != ':');
@@ -39,7 +39,7 @@ fn series(expression: &str) -> BTreeSet<String> {
     words.filter(is_name).map(str::to_owned).collect()
 }
 
-/// Requires that a family or a recorded series is known.
+/// Requires that each series is a known family or a recorded series.
 pub(crate) fn known(expression: &str, recorded: &BTreeSet<String>) {
     let names = series(expression);
     assert!(!names.is_empty(), "no series in {expression}");
@@ -66,7 +66,7 @@ fn rules_are_on_families_that_there_are() {
     for rule in rules() {
         known(text(&rule, "expr"), &recorded);
         if let Some(name) = rule["record"].as_str() {
-            // What it is by, of what, and how: as Prometheus' own practice has it.
+            // The name has the form level:metric:operations, as Prometheus recommends.
             assert_eq!(name.split(':').count(), 3, "{name}");
             assert!(recorded.insert(name.to_owned()), "{name} is there twice");
             continue;
@@ -96,7 +96,7 @@ fn rules_are_on_families_that_there_are() {
     );
 }
 
-/// Promtool would not miss a rule without a case.
+/// Promtool does not report a rule without a case.
 #[test]
 fn every_rule_has_a_case_and_every_alert_one_where_it_keeps_silent() {
     let cases = documents(CASES).remove(0);
@@ -161,7 +161,7 @@ fn promtool_agrees() {
     }
 }
 
-/// The object for the Prometheus operator is made from the file; the chart reads the file itself.
+/// The object for the Prometheus operator is generated from the file. The chart reads the file.
 #[test]
 fn the_prometheus_rule_has_the_same_groups() {
     let file = std::fs::read_to_string(here(RULES)).unwrap();

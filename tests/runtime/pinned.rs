@@ -98,8 +98,12 @@ fn every_container_begins_on_its_own_cpus() {
         scenarios::run_containers(&web, 0, each, &|_| shared(kernel));
         first.remove();
         scenarios::run_containers(&worker, 1, each, &|_| kernel.last());
-        let unpinned_seconds = agent.metric("pinfold_window_seconds_sum", &[]).unwrap();
-        let measured = agent.metric("pinfold_window_seconds_count", &[]).unwrap();
+        let unpinned_seconds = agent
+            .metric("pinfold_container_unpinned_seconds_sum", &[])
+            .unwrap();
+        let measured = agent
+            .metric("pinfold_container_unpinned_seconds_count", &[])
+            .unwrap();
         println!(
             "{} {}: {} containers, 0 began on other CPUs, {measured} measured unpinned times of {unpinned_seconds} s together, {:.1} s",
             runtime.suite,
@@ -231,7 +235,9 @@ fn restarts_of_the_agent_and_the_runtime_move_no_container() {
             |status: &Value| container(status, "worker", "main").unwrap()["threads"].clone();
         assert_eq!(threads(&after)["kept"], threads(&before)["kept"]);
         assert_eq!(
-            agent.metric("pinfold_steps_total", &[]).unwrap_or(0.0),
+            agent
+                .metric("pinfold_reconcile_steps_total", &[])
+                .unwrap_or(0.0),
             0.0,
             "the agent applied steps: {}",
             agent.log()

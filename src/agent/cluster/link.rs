@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use super::model::Cluster;
 use crate::cluster::{Call, Counters, ErrorKind, scenes};
-use crate::metrics::{ApiNumbers, PlaceNumbers};
+use crate::metrics::{ApiNumbers, SceneNumbers};
 
 /// The state of the API connection.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -197,7 +197,7 @@ impl Link {
             connected: heard.connected(),
             pods: heard.pods,
             unreadable: heard.unreadable,
-            place: self
+            scene: self
                 .place
                 .as_ref()
                 .map(|place| place.borrow().clone().into()),
@@ -205,7 +205,7 @@ impl Link {
     }
 }
 
-impl From<scenes::State> for PlaceNumbers {
+impl From<scenes::State> for SceneNumbers {
     fn from(state: scenes::State) -> Self {
         let slot = state.slot;
         Self {

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::model::ApiPods;
 use crate::cluster::peers::{Member, members};
 use crate::cluster::{Api, Dice};
-use crate::metrics::Unknown;
+use crate::metrics::UnknownPeers;
 use crate::pod;
 
 /// Namespace and name of a training job.
@@ -36,7 +36,7 @@ struct Asked(BTreeMap<Job, (Instant, BTreeSet<IpAddr>)>);
 pub(in crate::agent) async fn resolve(
     api: Api,
     pods: watch::Receiver<ApiPods>,
-    mut unknown: mpsc::Receiver<Unknown>,
+    mut unknown: mpsc::Receiver<UnknownPeers>,
     tell: impl Fn(Job, Vec<Member>) + Send,
 ) -> anyhow::Result<()> {
     let (mut asked, mut dice) = (Asked::default(), Dice::default());
@@ -78,7 +78,7 @@ fn label(pods: &ApiPods, (namespace, job): &Job) -> Option<(String, String)> {
 
 impl Asked {
     /// The jobs to request now. Old jobs without unknown addresses are forgotten.
-    fn due(&mut self, unknown: Unknown, now: Instant) -> Unknown {
+    fn due(&mut self, unknown: UnknownPeers, now: Instant) -> UnknownPeers {
         self.0
             .retain(|job, (at, _)| unknown.contains_key(job) || now < *at + LATEST);
         let is_due = |(job, addresses): &(Job, BTreeSet<IpAddr>)| match self.0.get(job) {
@@ -119,7 +119,7 @@ mod tests {
             .collect()
     }
 
-    fn unknown(last: &[u8]) -> Unknown {
+    fn unknown(last: &[u8]) -> UnknownPeers {
         BTreeMap::from([(("train".to_owned(), "job".to_owned()), addresses(last))])
     }
 

@@ -1,148 +1,160 @@
-//! The pods' TCP connections: how many there are, how far away their other ends are, and what they wait for.
+//! The collector `connections`: the number of the pods' TCP connections, their round-trip times, and their waiting times.
 //!
-//! A look goes through the pods' network namespaces and asks the kernel in each. That takes too long for a scrape, so it is
-//! done beside them, and a scrape tells what the last look has seen and what all looks have counted.
+//! A sample enters each pod's network namespace and asks the kernel for the connections. A sample takes too long for a scrape,
+//! so a background task takes the samples. A scrape writes the last sample and the totals of all samples.
 
-mod peers;
-mod places;
-mod tally;
+mod connection_totals;
+mod peer_directory;
+mod pod_netns;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::super::families::{
     PEER_RECEIVE_BYTES, PEER_TRANSMIT_BYTES, POD_TCP_BUSY_SECONDS, POD_TCP_CONNECTIONS,
     POD_TCP_RTT_SECONDS, POD_TCP_RWND_LIMITED_SECONDS, POD_TCP_SNDBUF_LIMITED_SECONDS,
 };
-use super::super::{Page, Peer, Sources, Unknown, lock};
-use super::{Outcome, Scrape, of_pod, sockets, subjects};
+use super::super::model::{Peer, UnknownPeers};
+use super::super::page::Page;
+use super::model::{Host, Outcome, Unsupported, measured_containers, pod_labels, pods};
+use super::scrape::{Collector, Scrape};
 use crate::host::cgroup::Unified;
 use crate::host::diag::{SocketDiag, TcpConnection, TcpState};
 use crate::host::{netns, proc};
 use crate::pin::Snapshot;
 use crate::pod::Role;
-use peers::{Book, Job};
-use places::{Owners, Place, Places};
-use tally::{BOUNDS, Tally};
+use connection_totals::{BOUNDS, ConnectionTotals};
+use peer_directory::{Job, PeerDirectory};
+use pod_netns::{NetnsOwners, PodNetns, PodNetnsList};
 
-/// How many connections of a node are looked at; each takes some 500 bytes of us. A namespace that has more than are left is
-/// passed over.
-const MOST: usize = 50_000;
+/// The limit on sampled connections of a node; each takes about 500 bytes of memory. A namespace with more connections than
+/// the remaining limit is left out.
+const MAX_CONNECTIONS: usize = 50_000;
 
-/// What was seen of the connections.
+/// Takes the samples, and keeps the totals. The background task and the collector share the sampler.
 #[derive(Debug)]
-pub(in crate::metrics) struct Connections {
+pub(in crate::metrics) struct ConnectionSampler {
     unified: Option<Unified>,
-    /// How many peers of a pod are told apart; with none, there is nothing to be known of them.
+    /// The limit on peers with own series per pod; 0 disables the peers.
     peers: usize,
-    seen: Mutex<Seen>,
+    state: Mutex<SamplerState>,
 }
 
 #[derive(Debug)]
-struct Seen {
-    tally: Tally,
-    book: Book,
-    /// How the last look has ended.
+struct SamplerState {
+    totals: ConnectionTotals,
+    peers: PeerDirectory,
+    /// The outcome of the last sample.
     outcome: Outcome,
+    /// CPU time of all samples.
+    cpu_time: Duration,
 }
 
-// === impl Connections ===
+// === impl ConnectionSampler ===
 
-impl Connections {
+impl ConnectionSampler {
     pub(in crate::metrics) fn new(cgroup_root: &Path, peers: usize) -> Self {
-        let (tally, book) = (Tally::new(peers), Book::default());
-        let seen = Mutex::new(Seen {
-            tally,
-            book,
+        let state = Mutex::new(SamplerState {
+            totals: ConnectionTotals::new(peers),
+            peers: PeerDirectory::default(),
             outcome: Outcome::Complete,
+            cpu_time: Duration::ZERO,
         });
         Self {
             unified: Unified::find(cgroup_root),
             peers,
-            seen,
+            state,
         }
     }
 
-    pub(in crate::metrics) fn unknown(&self) -> Unknown {
-        lock(&self.seen).book.unknown()
+    fn lock(&self) -> MutexGuard<'_, SamplerState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(in crate::metrics) fn know(
+    pub(in crate::metrics) fn unknown_peers(&self) -> UnknownPeers {
+        self.lock().peers.unknown()
+    }
+
+    pub(in crate::metrics) fn set_peers(
         &self,
         job: Job,
         peers: impl IntoIterator<Item = (IpAddr, Peer)>,
     ) {
-        lock(&self.seen).book.tell(job, peers);
+        self.lock().peers.set(job, peers);
     }
 
-    /// Looks at the connections of all pods.
-    pub(in crate::metrics) fn look(&self, sources: &Sources, snapshot: &Snapshot) {
-        let used = proc::thread_cpu_time();
-        let subjects = subjects(snapshot);
-        let Places {
-            places,
+    /// Samples the connections of all pods in these namespaces.
+    pub(in crate::metrics) fn sample(
+        &self,
+        host: &Host,
+        snapshot: &Snapshot,
+        namespaces: &BTreeSet<String>,
+    ) {
+        let start = proc::thread_cpu_time();
+        let containers = measured_containers(snapshot, namespaces);
+        let PodNetnsList {
+            namespaces,
             mut unsupported,
             mut complete,
-        } = places::of(&subjects, sources, self.unified.as_ref());
-        let stops: Vec<_> = places.iter().map(|place| place.stop.clone()).collect();
-        let mut toured = Duration::ZERO;
-        let mut found = Vec::with_capacity(places.len());
-        let mut room = MOST;
-        let mut visit = |at: usize| {
-            match SocketDiag::open().and_then(|mut diag| diag.connections(room)) {
+        } = pod_netns::find(&containers, host, self.unified.as_ref());
+        let netns: Vec<_> = namespaces.iter().map(|one| one.netns.clone()).collect();
+        let mut visit_time = Duration::ZERO;
+        let mut found = Vec::with_capacity(namespaces.len());
+        let mut remaining = MAX_CONNECTIONS;
+        let mut visit = |index: usize| {
+            match SocketDiag::open().and_then(|mut diag| diag.connections(remaining)) {
                 Ok(connections) => {
-                    room -= connections.len();
-                    found.push((at, connections));
+                    remaining -= connections.len();
+                    found.push((index, connections));
                 }
-                Err(error) if tells_nothing(&error) => unsupported = Some(said(&error)),
+                Err(error) if is_permanent(&error) => unsupported = Some(no_inet_diag(&error)),
                 Err(_) => complete = false,
             }
-            toured = proc::thread_cpu_time();
+            visit_time = proc::thread_cpu_time();
         };
-        if let Err(error) = netns::for_each_netns(&stops, &mut visit) {
-            unsupported = Some(error.to_string());
+        if let Err(error) = netns::for_each_netns(&netns, &mut visit) {
+            unsupported = Some(Unsupported {
+                reason: "netns_unreachable",
+                detail: error.to_string(),
+            });
         }
-        let there: HashSet<&str> = subjects
+        let live: HashSet<&str> = containers
             .iter()
-            .filter_map(|subject| Some(subject.cgroup.rsplit_once('/')?.0))
+            .filter_map(|container| Some(container.cgroup.rsplit_once('/')?.0))
             .collect();
-        let mut seen = lock(&self.seen);
+        let mut state = self.lock();
         let jobs = if self.peers > 0 {
-            peers::jobs(&subjects)
+            peer_directory::jobs(&containers)
         } else {
             HashMap::new()
         };
-        seen.book.begin(&jobs);
+        state.peers.begin_sample(&jobs);
         let found = found
             .iter()
-            .filter_map(|(at, connections)| Some((places.get(*at)?, connections)));
-        for (place, connections) in found.clone() {
-            if let Owners::One(pod) = &place.owners
+            .filter_map(|(index, connections)| Some((namespaces.get(*index)?, connections)));
+        for (namespace, connections) in found.clone() {
+            if let NetnsOwners::Single(pod) = &namespace.owners
                 && let Some((job, peer)) = jobs.get(pod)
             {
-                seen.book.learn(job, peer, connections);
+                state.peers.learn(job, peer, connections);
             }
         }
-        for (place, connections) in found {
-            unsupported = seen.note(place, connections, &jobs).or(unsupported);
+        for (namespace, connections) in found {
+            unsupported = state.add(namespace, connections, &jobs).or(unsupported);
         }
-        seen.tally.end(|pod| there.contains(pod));
-        seen.outcome = match unsupported {
-            Some(reason) => Outcome::Unsupported(reason),
-            None => Outcome::of(complete),
+        state.totals.finish_sample(|pod| live.contains(pod));
+        state.outcome = match unsupported {
+            Some(unsupported) => Outcome::Unsupported(unsupported),
+            None => Outcome::from_complete(complete),
         };
-        drop(seen);
-        sources.cost(
-            "connections",
-            toured + proc::thread_cpu_time().saturating_sub(used),
-        );
+        state.cpu_time += visit_time + proc::thread_cpu_time().saturating_sub(start);
     }
 
-    pub(super) fn collect(&self, page: &mut Page, scrape: &Scrape<'_>) -> Outcome {
-        let seen = lock(&self.seen);
+    fn write(&self, page: &mut Page, scrape: &Scrape<'_>) -> Outcome {
+        let sampler = self.lock();
         let mut connections = page.lines(&POD_TCP_CONNECTIONS);
         let mut rtt = page.lines(&POD_TCP_RTT_SECONDS);
         let mut busy = page.lines(&POD_TCP_BUSY_SECONDS);
@@ -150,13 +162,13 @@ impl Connections {
         let mut buffer = page.lines(&POD_TCP_SNDBUF_LIMITED_SECONDS);
         let mut received = page.lines(&PEER_RECEIVE_BYTES);
         let mut sent = page.lines(&PEER_TRANSMIT_BYTES);
-        for (path, state) in sockets::pods(&scrape.subjects).into_values() {
-            let Some(pod) = seen.tally.of(path) else {
+        for (path, state) in pods(&scrape.containers).into_values() {
+            let Some(pod) = sampler.totals.get(path) else {
                 continue;
             };
-            let labels = of_pod(state);
+            let labels = pod_labels(state);
             for (state, count) in TcpState::ALL.iter().zip(pod.states) {
-                // One that was there once goes down to zero; one that never was is left out.
+                // A state without any connection so far has no series.
                 if let Some(count) = count.or((*state == TcpState::Established).then_some(0)) {
                     connections.put_with(&labels, &[("state", state.name())], count);
                 }
@@ -191,36 +203,38 @@ impl Connections {
         [connections, rtt, busy, receiver, buffer, received, sent]
             .into_iter()
             .for_each(|lines| page.add(lines));
-        seen.outcome.clone()
+        sampler.outcome.clone()
     }
 }
 
-// === impl Seen ===
+// === impl SamplerState ===
 
-impl Seen {
-    /// Notes whose the connections of a namespace are; says why it can't be told, where it can't.
-    fn note(
+impl SamplerState {
+    /// Adds the connections of a namespace to their pods. Returns the reason if the pods are unknown.
+    fn add(
         &mut self,
-        place: &Place,
+        namespace: &PodNetns,
         found: &[TcpConnection],
         jobs: &HashMap<String, (Job, Peer)>,
-    ) -> Option<String> {
-        let Self { tally, book, .. } = self;
-        match &place.owners {
-            Owners::One(pod) => tally.note(pod, found.iter(), jobs.get(pod), book),
-            Owners::ByCgroup(pods) => {
-                // What is told of the one whole connection is told of all.
+    ) -> Option<Unsupported> {
+        let Self { totals, peers, .. } = self;
+        match &namespace.owners {
+            NetnsOwners::Single(pod) => totals.add(pod, found.iter(), jobs.get(pod), peers),
+            NetnsOwners::ByCgroup(pods) => {
+                // The kernel reports the cgroup of all established connections, or of none.
                 if found
                     .iter()
                     .any(|one| one.measured.is_some() && one.cgroup.is_none())
                 {
-                    return Some(
-                        "the kernel does not tell whose a socket is: it takes Linux 5.9".to_owned(),
-                    );
+                    return Some(Unsupported {
+                        reason: "no_socket_cgroup",
+                        detail: "the kernel does not report the cgroup of a socket: Linux 5.9 or newer is required"
+                            .to_owned(),
+                    });
                 }
                 for (pod, ids) in pods {
                     let own = |one: &&TcpConnection| one.cgroup.is_some_and(|id| ids.contains(&id));
-                    tally.note(pod, found.iter().filter(own), jobs.get(pod), book);
+                    totals.add(pod, found.iter().filter(own), jobs.get(pod), peers);
                 }
             }
         }
@@ -228,15 +242,38 @@ impl Seen {
     }
 }
 
-/// Whether the kernel has no diagnosis of TCP, or this process may not ask for it.
-fn tells_nothing(error: &std::io::Error) -> bool {
+/// Whether the kernel lacks the diagnosis of TCP, or denies permission.
+fn is_permanent(error: &std::io::Error) -> bool {
     use nix::libc::{EACCES, ENOENT, EOPNOTSUPP, EPERM, EPROTONOSUPPORT};
-    let lasting = [ENOENT, EOPNOTSUPP, EPROTONOSUPPORT, EPERM, EACCES];
+    let permanent = [ENOENT, EOPNOTSUPP, EPROTONOSUPPORT, EPERM, EACCES];
     error
         .raw_os_error()
-        .is_some_and(|code| lasting.contains(&code))
+        .is_some_and(|code| permanent.contains(&code))
 }
 
-fn said(error: &std::io::Error) -> String {
-    format!("the kernel tells nothing of TCP connections (it takes CONFIG_INET_DIAG): {error}")
+fn no_inet_diag(error: &std::io::Error) -> Unsupported {
+    Unsupported {
+        reason: "no_inet_diag",
+        detail: format!(
+            "the kernel does not list TCP connections (CONFIG_INET_DIAG is required): {error}"
+        ),
+    }
+}
+
+/// Writes the families of the sampler.
+#[derive(Debug)]
+pub(super) struct ConnectionsCollector(pub(super) Arc<ConnectionSampler>);
+
+impl Collector for ConnectionsCollector {
+    fn name(&self) -> &'static str {
+        "connections"
+    }
+
+    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> Outcome {
+        self.0.write(page, scrape)
+    }
+
+    fn background_cpu_time(&self) -> Duration {
+        self.0.lock().cpu_time
+    }
 }

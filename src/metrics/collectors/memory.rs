@@ -1,43 +1,51 @@
-//! On which NUMA nodes the memory of containers lies.
+//! The collector `memory`: the containers' memory by NUMA node.
 
 use super::super::families::CONTAINER_MEMORY_NUMA_BYTES;
-use super::super::lock;
 use super::super::page::Page;
-use super::{Outcome, Scrape};
+use super::model::Outcome;
+use super::scrape::{Collector, Scrape};
 
-pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
-    let mut counters = lock(&scrape.sources.counters);
-    let mut bytes = page.lines(&CONTAINER_MEMORY_NUMA_BYTES);
-    let (mut complete, mut counted) = (true, scrape.subjects.is_empty());
-    for subject in &scrape.subjects {
-        if scrape.is_late() {
-            complete = false;
-            break;
-        }
-        match counters.of(subject.number, subject.cgroup).memory_by_numa() {
-            Ok(pages) => {
-                counted |= pages.is_some();
-                for pages in pages.unwrap_or_default() {
-                    let numa = pages.numa.to_string();
-                    for (kind, count) in [("anon", pages.anonymous), ("file", pages.file)] {
-                        bytes.put_with(
-                            &subject.labels,
-                            &[("numa_node", &numa), ("type", kind)],
-                            count,
-                        );
-                    }
+#[derive(Debug)]
+pub(super) struct MemoryCollector;
+
+impl Collector for MemoryCollector {
+    fn name(&self) -> &'static str {
+        "memory"
+    }
+
+    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> Outcome {
+        let mut bytes = page.lines(&CONTAINER_MEMORY_NUMA_BYTES);
+        let (mut complete, mut supported) = (true, scrape.containers.is_empty());
+        for container in &scrape.containers {
+            if scrape.deadline.is_over() {
+                complete = false;
+                break;
+            }
+            let mut cgroup = scrape.state.counters.of(container.number, container.cgroup);
+            let by_numa_node = match cgroup.memory_by_numa() {
+                Ok(by_numa_node) => by_numa_node,
+                Err(error) => {
+                    complete &= error.is_gone();
+                    continue;
+                }
+            };
+            supported |= by_numa_node.is_some();
+            for memory in by_numa_node.unwrap_or_default() {
+                let numa_node = memory.numa.to_string();
+                for (kind, count) in [("anon", memory.anonymous), ("file", memory.file)] {
+                    let labels = [("numa_node", numa_node.as_str()), ("type", kind)];
+                    bytes.put_with(&container.labels, &labels, count);
                 }
             }
-            Err(error) => complete &= error.is_gone(),
         }
-    }
-    page.add(bytes);
-    if counted || !complete {
-        Outcome::of(complete)
-    } else {
-        Outcome::Unsupported(
-            "the memory controller is not there, or its kernel was built without CONFIG_NUMA"
-                .to_owned(),
-        )
+        page.add(bytes);
+        if supported || !complete {
+            Outcome::from_complete(complete)
+        } else {
+            Outcome::unsupported(
+                "no_numa_statistics",
+                "the memory controller is missing, or the kernel was built without CONFIG_NUMA",
+            )
+        }
     }
 }

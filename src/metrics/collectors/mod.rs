@@ -1,30 +1,31 @@
-//! One scrape: the collectors one after the other, each timed, with a deadline, and none able to fail the others.
+//! The collectors of a page. They run one after the other, each with a time limit. A failed collector does not affect the
+//! series of the others.
 
-mod cpu;
+mod cgroup;
+mod cgroup_numbers;
+mod connections;
+mod event_totals;
+mod events;
+mod interference;
 mod memory;
-mod namespaces;
+mod model;
+mod monitor_plan;
 mod network;
+mod pod_networks;
 mod pressure;
 mod rdma;
-mod shared;
+mod resctrl;
+mod scheduler_totals;
+mod scrape;
+mod shared_events;
+mod sockets;
 mod state;
+mod tasks;
+mod tcp;
+mod thread_records;
 mod threads;
 
-pub(super) mod caches;
-pub(super) mod connections;
-pub(super) mod foreign;
-mod looks;
-mod monitors;
-pub(super) mod places;
-pub(super) mod resctrl;
-pub(super) mod sockets;
-pub(super) mod switches;
-mod tally;
-pub(super) mod tasks;
-pub(super) mod tcp;
-
-use std::cell::OnceCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use super::families::{
@@ -32,211 +33,238 @@ use super::families::{
     COLLECTOR_SUCCESS, COLLECTOR_UNSUPPORTED,
 };
 use super::page::{Labels, Lines, Page};
-use super::{Sources, lock};
-use crate::cpu::CpuSet;
-use crate::host::proc;
+use crate::host::cgroup::{Cgroups, Counters};
+use crate::host::proc::{self, NetnsHandles, Proc, Reader};
+use crate::host::{limits, perf};
 use crate::pin::Snapshot;
 use crate::pin::snapshot::ContainerState;
-use namespaces::Networks;
+use cgroup_numbers::CgroupNumbers;
+use model::{Deadline, Outcome, Unsupported};
+use scrape::{Collector, Scrape, SharedState};
 
-/// How long a collector may take, within the time for the whole page. The series that it has not reached by then are missing
-/// from the page; other collectors' series are not.
-const DEADLINE: Duration = Duration::from_secs(1);
+use thread_records::ThreadRecords;
 
-/// A container that has a cgroup, with the labels of its lines.
-struct Subject<'a> {
-    state: &'a ContainerState,
-    cgroup: &'a str,
-    /// Its number, for as long as it is there.
-    number: usize,
-    labels: Labels,
-    /// Its processes, where they could be read.
-    processes: Option<Vec<i32>>,
-    /// How many threads these have, where one cgroup counts them.
-    threads: Option<usize>,
+pub(super) use connections::ConnectionSampler;
+pub(super) use model::Host;
+pub use tasks::ThreadStatus;
+
+/// The time limit of a collector, within the time limit of the page. Series that a collector has not written by then are
+/// missing from the page.
+const COLLECTOR_TIME: Duration = Duration::from_secs(1);
+
+/// The names of all collectors, in the order in which the collectors run: the keys of `metrics.collectors`.
+pub const COLLECTORS: [&str; 15] = [
+    "state",
+    "cgroup",
+    "threads",
+    "tasks",
+    "pressure",
+    "memory",
+    "interference",
+    "caches",
+    "l2",
+    "resctrl",
+    "network",
+    "tcp",
+    "rdma",
+    "connections",
+    "sockets",
+];
+
+/// The enabled collectors and the state that lasts between pages. One lock guards all of it.
+#[derive(Debug)]
+pub(super) struct Collectors {
+    state: SharedState,
+    /// In the order of [`COLLECTORS`].
+    enabled: Vec<Enabled>,
 }
 
-/// What is measured in a scrape.
-struct Scrape<'a> {
-    snapshot: &'a Snapshot,
-    sources: &'a Sources,
-    subjects: Vec<Subject<'a>>,
-    /// Whose network the pods use; found by the first collector that asks.
-    networks: OnceCell<Networks>,
-    /// When the collector that runs now must come to its end.
-    until: Instant,
+/// A collector that is switched on.
+#[derive(Debug)]
+struct Enabled {
+    collector: Box<dyn Collector>,
+    /// CPU time of all scrapes so far.
+    cpu_time: Duration,
+    /// The latest logged reason for missing support.
+    logged: Option<Unsupported>,
 }
 
-/// How a collector has ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Outcome {
-    Complete,
-    /// Something could not be read, or not in time.
-    Partial,
-    /// The machine does not offer it, for this reason.
-    Unsupported(String),
-    /// Some containers are left out, and it is known why: how many for each reason. The others are complete, or not.
-    LeftOut {
-        complete: bool,
-        reasons: BTreeMap<String, usize>,
-    },
-}
+// === impl Host ===
 
-// === impl Outcome ===
-
-impl Outcome {
-    fn of(complete: bool) -> Self {
-        if complete {
-            Self::Complete
-        } else {
-            Self::Partial
+impl Host {
+    pub(super) fn new(cgroups: Cgroups, proc: Proc, root: &std::path::Path) -> Self {
+        Self {
+            cgroups,
+            proc,
+            root: root.to_owned(),
         }
     }
 }
 
-// === impl Subject ===
+// === impl Collectors ===
 
-impl Subject<'_> {
-    /// The CPUs that it owns and runs on, which are those that it owns less what is offline; nothing in the shared pool. Where
-    /// it may run on others, too, the kernel does not hold what was assigned, and there is no telling who else is on them.
-    fn in_force(&self) -> Option<CpuSet> {
-        let effective = self.state.effective.as_ref()?;
-        self.state
-            .own()
-            .filter(|own| effective.is_subset(own))
-            .map(|_| effective.clone())
-    }
-}
-
-// === impl Scrape ===
-
-impl Scrape<'_> {
-    /// Whether the collector has to come to its end.
-    fn is_late(&self) -> bool {
-        Instant::now() >= self.until
-    }
-
-    /// Whose network each pod uses.
-    fn networks(&self) -> &Networks {
-        let of = || {
-            let mut ways = lock(&self.sources.ways);
-            Networks::of(&self.subjects, &self.sources.proc, &mut ways, || {
-                self.is_late()
-            })
+impl Collectors {
+    /// All collectors without `connections` and `sockets`, which cost the pods something.
+    pub(super) fn new(host: &Host) -> Self {
+        let limits = limits::raise_open_file_limit();
+        let root = host.root.as_path();
+        let collectors: [Box<dyn Collector>; 13] = [
+            Box::new(state::StateCollector),
+            Box::new(cgroup::CgroupCollector),
+            Box::new(threads::ThreadsCollector::new(root)),
+            Box::new(tasks::TasksCollector),
+            Box::new(pressure::PressureCollector),
+            Box::new(memory::MemoryCollector),
+            Box::new(interference::InterferenceCollector::new(root)),
+            Box::new(events::EventCollector::hardware(
+                perf::hardware_events(root),
+                0,
+            )),
+            Box::new(events::EventCollector::second_level(
+                perf::second_level_cache_events(root),
+            )),
+            Box::new(resctrl::ResctrlCollector::new(root)),
+            Box::new(network::NetworkCollector),
+            Box::new(tcp::TcpCollector::default()),
+            Box::new(rdma::RdmaCollector),
+        ];
+        let mut all = Self {
+            state: SharedState {
+                numbers: CgroupNumbers::default(),
+                counters: Counters::new(host.cgroups.clone(), limits.cgroups),
+                netns_handles: NetnsHandles::new(limits.proc_handles),
+                reader: Reader::default(),
+                threads: ThreadRecords::default(),
+            },
+            enabled: Vec::new(),
         };
-        self.networks.get_or_init(of)
+        collectors.into_iter().for_each(|one| all.put(one));
+        all
     }
-}
 
-/// Runs every collector, on an empty page that must be complete at `until`.
-pub(super) fn collect(snapshot: &Snapshot, sources: &Sources, page: Page, until: Instant) -> Page {
-    let mut scrape = Scrape {
-        snapshot,
-        sources,
-        subjects: numbered(subjects(snapshot), sources),
-        networks: OnceCell::new(),
-        until,
-    };
-    let mut run = Run::new(sources, page, until);
-    run.collector("state", &mut scrape, state::collect);
-    run.collector("cgroup", &mut scrape, cpu::collect);
-    run.collector("threads", &mut scrape, threads::collect);
-    run.collector("tasks", &mut scrape, |page, scrape| {
-        lock(&sources.tasks).collect(page, scrape)
-    });
-    run.collector("pressure", &mut scrape, pressure::collect);
-    run.collector("memory", &mut scrape, memory::collect);
-    run.collector("foreign", &mut scrape, |page, scrape| {
-        lock(&sources.foreign).collect(page, scrape)
-    });
-    run.collector("caches", &mut scrape, |page, scrape| {
-        lock(&sources.caches).collect(page, scrape)
-    });
-    run.collector("l2", &mut scrape, |page, scrape| {
-        match &mut *lock(&sources.second_level) {
-            Ok(second_level) => second_level.collect(page, scrape),
-            Err(reason) => Outcome::Unsupported(reason.clone()),
+    /// Adds a collector, or replaces the collector with the same name.
+    fn put(&mut self, collector: Box<dyn Collector>) {
+        let rank = |name: &str| COLLECTORS.iter().position(|known| *known == name);
+        let name = collector.name();
+        self.remove(name);
+        let at = self
+            .enabled
+            .partition_point(|earlier| rank(earlier.collector.name()) < rank(name));
+        let enabled = Enabled {
+            collector,
+            cpu_time: Duration::ZERO,
+            logged: None,
+        };
+        self.enabled.insert(at, enabled);
+    }
+
+    /// Switches a collector off.
+    pub(super) fn remove(&mut self, name: &str) {
+        self.enabled
+            .retain(|enabled| enabled.collector.name() != name);
+    }
+
+    /// Replaces the hardware events of the collector `caches`, if it is on. `descriptors` limits the counters of containers
+    /// on shared CPUs.
+    pub(super) fn set_events(&mut self, events: perf::Events, descriptors: usize) {
+        let collector = events::EventCollector::hardware(events, descriptors);
+        if self.is_enabled(collector.name()) {
+            self.put(Box::new(collector));
         }
-    });
-    run.collector("resctrl", &mut scrape, |page, scrape| {
-        lock(&sources.resctrl).collect(page, scrape)
-    });
-    run.collector("network", &mut scrape, network::collect);
-    run.collector("tcp", &mut scrape, |page, scrape| {
-        lock(&sources.timeouts).collect(page, scrape)
-    });
-    run.collector("rdma", &mut scrape, rdma::collect);
-    if let Some(connections) = &sources.connections {
-        run.collector("connections", &mut scrape, |page, scrape| {
-            connections.collect(page, scrape)
-        });
     }
-    if let Some(sockets) = &sources.sockets {
-        run.collector("sockets", &mut scrape, |page, scrape| {
-            lock(sockets).collect(page, scrape)
-        });
+
+    /// Adds the collector `sockets`, and starts to count.
+    pub(super) fn add_sockets(&mut self, cgroup_root: &std::path::Path, trees: &[String]) {
+        self.put(Box::new(sockets::SocketsCollector::new(cgroup_root, trees)));
     }
-    run.page()
+
+    /// Adds the collector `connections`.
+    pub(super) fn add_connections(&mut self, sampler: std::sync::Arc<ConnectionSampler>) {
+        self.put(Box::new(connections::ConnectionsCollector(sampler)));
+    }
+
+    fn is_enabled(&self, name: &str) -> bool {
+        self.enabled
+            .iter()
+            .any(|enabled| enabled.collector.name() == name)
+    }
+
+    /// Runs every collector on an empty page. The page must be complete at `until`.
+    pub(super) fn collect(
+        &mut self,
+        snapshot: &Snapshot,
+        host: &Host,
+        namespaces: &BTreeSet<String>,
+        page: Page,
+        until: Instant,
+    ) -> Page {
+        let Self { state, enabled } = self;
+        let (mut scrape, gone) = Scrape::new(snapshot, host, state, namespaces, Deadline(until));
+        scrape.has_thread_counts = enabled
+            .iter()
+            .any(|enabled| enabled.collector.name() == "threads");
+        let mut report = Report::new(page);
+        for one in enabled {
+            gone.iter().for_each(|number| one.collector.forget(*number));
+            let (start, cpu_before) = (Instant::now(), proc::thread_cpu_time());
+            scrape.deadline = Deadline(until.min(start + COLLECTOR_TIME));
+            // A collector that starts after the page's deadline has failed.
+            let outcome = if scrape.deadline.is_over() {
+                Outcome::Partial
+            } else {
+                one.collector.collect(&mut scrape, &mut report.page)
+            };
+            one.cpu_time += proc::thread_cpu_time().saturating_sub(cpu_before);
+            one.log(&outcome);
+            report.add(one, start.elapsed(), &outcome);
+        }
+        report.into_page()
+    }
+
+    /// The threads of a container, as of the last scrape.
+    pub(super) fn thread_status(
+        &self,
+        container: &ContainerState,
+        snapshot: &Snapshot,
+    ) -> Option<ThreadStatus> {
+        let number = self.state.numbers.number(container.cgroup.as_deref()?)?;
+        tasks::thread_status(&self.state.threads, number, container, snapshot)
+    }
+
+    #[cfg(test)]
+    fn collector(&mut self, name: &str) -> &mut dyn Collector {
+        let of_name = |enabled: &&mut Enabled| enabled.collector.name() == name;
+        self.enabled
+            .iter_mut()
+            .find(of_name)
+            .unwrap()
+            .collector
+            .as_mut()
+    }
 }
 
-/// The containers that have a cgroup. Of a pod that is replaced by one of the same name, both may be there for a while: then
-/// those that run are meant.
-fn subjects(snapshot: &Snapshot) -> Vec<Subject<'_>> {
-    let mut subjects: Vec<Subject<'_>> = Vec::with_capacity(snapshot.containers.len());
-    let mut places = HashMap::with_capacity(snapshot.containers.len());
-    for state in &snapshot.containers {
-        let Some(cgroup) = state.cgroup.as_deref() else {
-            continue;
+// === impl Enabled ===
+
+impl Enabled {
+    /// Logs the sentence behind the label `reason`, once per reason.
+    fn log(&mut self, outcome: &Outcome) {
+        let unsupported = match outcome {
+            Outcome::Unsupported(unsupported) => Some(unsupported),
+            _ => None,
         };
-        let labels = of_container(state);
-        let new = Subject {
-            state,
-            cgroup,
-            number: 0,
-            labels,
-            processes: None,
-            threads: None,
-        };
-        let name = (&state.namespace, &state.pod, &state.container);
-        match places
-            .get(&name)
-            .and_then(|at: &usize| subjects.get_mut(*at))
+        if let Some(Unsupported { reason, detail }) = unsupported
+            && self.logged.as_ref() != unsupported
         {
-            Some(there) if there.state.running => {}
-            Some(there) => *there = new,
-            None => {
-                places.insert(name, subjects.len());
-                subjects.push(new);
-            }
+            let name = self.collector.name();
+            tracing::info!("the collector {name} has no series here ({reason}): {detail}");
+            self.logged = unsupported.cloned();
         }
     }
-    subjects
 }
 
-/// Gives each its number, and has forgotten what was kept of those that are not there any more.
-fn numbered<'a>(mut subjects: Vec<Subject<'a>>, sources: &Sources) -> Vec<Subject<'a>> {
-    let (mut counters, mut switches) = (lock(&sources.counters), lock(&sources.switches));
-    let (mut tasks, mut ways) = (lock(&sources.tasks), lock(&sources.ways));
-    let gone = |number| {
-        counters.forget(number);
-        switches.forget(number);
-        tasks.forget(number);
-        ways.forget(number);
-    };
-    let numbers = lock(&sources.places).assign(subjects.iter().map(|subject| subject.cgroup), gone);
-    subjects
-        .iter_mut()
-        .zip(numbers)
-        .for_each(|(subject, number)| subject.number = number);
-    subjects
-}
-
-/// The collectors so far, and what they have cost.
-struct Run<'a> {
-    sources: &'a Sources,
+/// The page in progress, and the families about the collectors themselves.
+struct Report {
     page: Page,
-    /// When the page must be complete.
-    until: Instant,
     duration: Lines,
     cpu: Lines,
     success: Lines,
@@ -244,14 +272,12 @@ struct Run<'a> {
     left_out: Lines,
 }
 
-// === impl Run ===
+// === impl Report ===
 
-impl<'a> Run<'a> {
-    fn new(sources: &'a Sources, page: Page, until: Instant) -> Self {
+impl Report {
+    fn new(page: Page) -> Self {
         Self {
-            sources,
             page,
-            until,
             duration: Lines::of(&COLLECTOR_DURATION_SECONDS),
             cpu: Lines::of(&COLLECTOR_CPU_SECONDS),
             success: Lines::of(&COLLECTOR_SUCCESS),
@@ -260,77 +286,44 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn collector<'s>(
-        &mut self,
-        name: &'static str,
-        scrape: &mut Scrape<'s>,
-        collector: impl FnOnce(&mut Page, &mut Scrape<'s>) -> Outcome,
-    ) {
-        let (start, used) = (Instant::now(), proc::thread_cpu_time());
-        scrape.until = self.until.min(start + DEADLINE);
-        // The page's time is up: a collector that has not begun counts as failed.
-        let outcome = if scrape.is_late() {
-            Outcome::Partial
-        } else {
-            collector(&mut self.page, scrape)
-        };
-        let used = proc::thread_cpu_time().saturating_sub(used);
-        let labels = Labels::new(&[("collector", name)]);
-        self.duration.put(&labels, start.elapsed().as_secs_f64());
-        self.cpu
-            .put(&labels, self.sources.cost(name, used).as_secs_f64());
-        let failed = matches!(
-            outcome,
-            Outcome::Partial
-                | Outcome::LeftOut {
-                    complete: false,
-                    ..
-                }
-        );
-        self.success.put(&labels, !failed);
+    fn add(&mut self, enabled: &Enabled, duration: Duration, outcome: &Outcome) {
+        let Enabled {
+            collector,
+            cpu_time,
+            ..
+        } = enabled;
+        let labels = Labels::new(&[("collector", collector.name())]);
+        self.duration.put(&labels, duration.as_secs_f64());
+        let cpu = *cpu_time + collector.background_cpu_time();
+        self.cpu.put(&labels, cpu.as_secs_f64());
+        self.success.put(&labels, !outcome.is_failure());
         match outcome {
-            Outcome::Unsupported(reason) => {
+            Outcome::Unsupported(Unsupported { reason, .. }) => {
                 self.unsupported
-                    .put_with(&labels, &[("reason", &reason)], true);
+                    .put_with(&labels, &[("reason", reason)], true);
             }
             Outcome::LeftOut { reasons, .. } => {
                 for (reason, containers) in reasons {
                     self.left_out
-                        .put_with(&labels, &[("reason", &reason)], containers);
+                        .put_with(&labels, &[("reason", reason)], *containers);
                 }
             }
             Outcome::Complete | Outcome::Partial => {}
         }
     }
 
-    fn page(self) -> Page {
-        let Self {
-            mut page,
-            duration,
-            cpu,
-            success,
-            unsupported,
-            left_out,
-            ..
-        } = self;
-        [duration, cpu, success, unsupported, left_out]
-            .into_iter()
-            .for_each(|lines| page.add(lines));
-        page.without_room()
+    fn into_page(self) -> Page {
+        let mut page = self.page;
+        let families = [
+            self.duration,
+            self.cpu,
+            self.success,
+            self.unsupported,
+            self.left_out,
+        ];
+        families.into_iter().for_each(|lines| page.add(lines));
+        page.without_spare_buffers()
     }
-}
-
-/// The labels of a pod's series.
-fn of_pod(state: &ContainerState) -> Labels {
-    Labels::new(&[("namespace", &state.namespace), ("pod", &state.pod)])
-}
-
-fn of_container(state: &ContainerState) -> Labels {
-    Labels::new(&[
-        ("namespace", &state.namespace),
-        ("pod", &state.pod),
-        ("container", &state.container),
-    ])
 }
 
 #[cfg(test)]

@@ -1,43 +1,50 @@
-//! How long tasks waited for CPU, disk and memory: totals, never averages.
+//! The collector `pressure`: the total time for which tasks waited for CPU, disk and memory.
 
 use super::super::families::CONTAINER_PRESSURE_SECONDS;
-use super::super::lock;
 use super::super::page::Page;
-use super::{Outcome, Scrape};
+use super::model::Outcome;
+use super::scrape::{Collector, Scrape};
 use crate::host::cgroup::RESOURCES;
 
-pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
-    if let Some(reason) = scrape.sources.cgroups.no_pressure() {
-        return Outcome::Unsupported(reason.to_owned());
+#[derive(Debug)]
+pub(super) struct PressureCollector;
+
+impl Collector for PressureCollector {
+    fn name(&self) -> &'static str {
+        "pressure"
     }
-    let mut counters = lock(&scrape.sources.counters);
-    let mut seconds = page.lines(&CONTAINER_PRESSURE_SECONDS);
-    let mut complete = true;
-    for subject in &scrape.subjects {
-        if scrape.is_late() {
-            complete = false;
-            break;
+
+    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> Outcome {
+        if let Some(detail) = scrape.host.cgroups.no_pressure() {
+            return Outcome::unsupported("no_pressure_counters", detail);
         }
-        match counters.of(subject.number, subject.cgroup).pressure() {
-            Ok(pressures) => {
-                for (resource, pressure) in RESOURCES.into_iter().zip(pressures) {
-                    let some = pressure.map(|pressure| pressure.some);
-                    let kinds = [
-                        ("some", some),
-                        ("full", pressure.and_then(|pressure| pressure.full)),
-                    ];
-                    for (kind, time) in kinds
-                        .into_iter()
-                        .filter_map(|(kind, time)| Some((kind, time?)))
-                    {
-                        let more = [("resource", resource), ("kind", kind)];
-                        seconds.put_with(&subject.labels, &more, time);
+        let mut seconds = page.lines(&CONTAINER_PRESSURE_SECONDS);
+        let mut complete = true;
+        for container in &scrape.containers {
+            if scrape.deadline.is_over() {
+                complete = false;
+                break;
+            }
+            let mut cgroup = scrape.state.counters.of(container.number, container.cgroup);
+            let pressures = match cgroup.pressure() {
+                Ok(pressures) => pressures,
+                Err(error) => {
+                    complete &= error.is_gone();
+                    continue;
+                }
+            };
+            for (resource, pressure) in RESOURCES.into_iter().zip(pressures) {
+                let some = pressure.map(|pressure| pressure.some);
+                let full = pressure.and_then(|pressure| pressure.full);
+                for (kind, time) in [("some", some), ("full", full)] {
+                    let labels = [("resource", resource), ("kind", kind)];
+                    if let Some(time) = time {
+                        seconds.put_with(&container.labels, &labels, time);
                     }
                 }
             }
-            Err(error) => complete &= error.is_gone(),
         }
+        page.add(seconds);
+        Outcome::from_complete(complete)
     }
-    page.add(seconds);
-    Outcome::of(complete)
 }

@@ -1,4 +1,4 @@
-//! What the ports of RDMA devices count: the node's, and those that are in a pod's own network namespace.
+//! The collector `rdma`: the port counters of the node's RDMA devices, and of devices in a pod's own network namespace.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -10,11 +10,12 @@ use super::super::families::{
     POD_RDMA_TRANSMIT_BYTES, POD_RDMA_TRANSMIT_PACKETS,
 };
 use super::super::page::{Labels, Lines, Page};
-use super::namespaces::Scope;
-use super::{Outcome, Scrape};
+use super::model::Outcome;
+use super::pod_networks::NetworkScope;
+use super::scrape::{Collector, Scrape};
 use crate::host::rdma::{self, COUNTERS, Port};
 
-/// The families of data and packets, of the node and of a pod, by the counter's name; all others are events.
+/// The families of bytes and packets, for the node and for a pod, by the counter's name. The remaining counters are events.
 const FAMILIES: [(&str, &Family, &Family); 4] = [
     (
         "port_xmit_data",
@@ -38,107 +39,122 @@ const FAMILIES: [(&str, &Family, &Family); 4] = [
     ),
 ];
 
-/// The machine's first process, where we see the machine's own process ids (`hostPID`).
+/// The machine's first process. Visible with the machine's own process ids only (`hostPID`).
 const FIRST_PROCESS: i32 = 1;
 
-pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
-    // In a pod, our own /sys shows the devices of the pod's namespace; the machine's first process sees the node's.
-    let of_node = rdma::directory(&scrape.sources.proc.root_of(FIRST_PROCESS));
-    let root = &scrape.sources.root;
-    let folder = if of_node.is_dir() {
-        of_node
-    } else {
-        rdma::directory(root)
-    };
-    if !folder.is_dir() {
-        // The class is there as soon as the kernel's module is loaded, in every namespace.
-        return Outcome::Unsupported(format!(
-            "there is no {}: no RDMA device, or no driver for it",
-            folder.display()
-        ));
+/// The port states by the kernel's names (drivers/infiniband/core/sysfs.c).
+const PORT_STATES: [&str; 6] = ["NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER"];
+
+#[derive(Debug)]
+pub(super) struct RdmaCollector;
+
+impl Collector for RdmaCollector {
+    fn name(&self) -> &'static str {
+        "rdma"
     }
-    let ports = rdma::ports(&folder);
-    let mut node = FAMILIES.map(|(_, family, _)| Lines::of(family));
-    let mut pods = FAMILIES.map(|(_, _, family)| Lines::of(family));
-    let (mut state, mut events) = (
-        Lines::of(&NODE_RDMA_PORT_STATE),
-        Lines::of(&NODE_RDMA_PORT_EVENTS),
-    );
+
+    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> Outcome {
+        // The agent's own /sys shows the devices of the agent's namespace. The machine's first process sees the node's.
+        let node_directory = rdma::directory(&scrape.host.proc.root_of(FIRST_PROCESS));
+        let directory = if node_directory.is_dir() {
+            node_directory
+        } else {
+            rdma::directory(&scrape.host.root)
+        };
+        if !directory.is_dir() {
+            // The kernel's module creates the directory in every namespace.
+            let directory = directory.display();
+            return Outcome::unsupported(
+                "no_rdma_device",
+                format!("{directory} is missing: the node has no RDMA device, or no driver"),
+            );
+        }
+        let ports = rdma::ports(&directory);
+        write_node(&ports, page);
+        // Other namespaces share a device that the node shows. The device's traffic then belongs to no single pod.
+        let shared = ports.iter().map(|port| port.device.as_str()).collect();
+        Outcome::from_complete(write_pods(scrape, &shared, page))
+    }
+}
+
+/// Writes the families of the node's ports.
+fn write_node(ports: &[Port], page: &mut Page) {
+    let mut traffic = FAMILIES.map(|(_, family, _)| Lines::of(family));
+    let mut state = Lines::of(&NODE_RDMA_PORT_STATE);
+    let mut events = Lines::of(&NODE_RDMA_PORT_EVENTS);
     let mut hardware = Lines::of(&NODE_RDMA_HW);
-    for port in &ports {
-        let labels = labels(port);
-        put(&mut node, &labels, &[], port);
+    for port in ports {
+        let labels = Labels::new(&[("device", &port.device), ("port", &port.port)]);
+        put(&mut traffic, &labels, &[], port);
         for (name, count) in COUNTERS.iter().zip(port.counts) {
-            let event = FAMILIES.iter().all(|(other, ..)| other != name);
-            if let Some(count) = count.filter(|_| event) {
-                events.put_with(
-                    &labels,
-                    &[("event", name.strip_prefix("port_").unwrap_or(name))],
-                    count,
-                );
+            let is_event = FAMILIES.iter().all(|(counter, ..)| counter != name);
+            if let Some(count) = count.filter(|_| is_event) {
+                let event = name.strip_prefix("port_").unwrap_or(name);
+                events.put_with(&labels, &[("event", event)], count);
             }
         }
-        if let Some(name) = &port.state {
-            state.put_with(&labels, &[("state", name)], true);
+        if let Some(current) = &port.state {
+            let unknown = (!PORT_STATES.contains(&current.as_str())).then_some(current.as_str());
+            for name in PORT_STATES.into_iter().chain(unknown) {
+                state.put_with(&labels, &[("state", name)], name == current);
+            }
         }
-        port.hardware
-            .iter()
-            .for_each(|(name, count)| hardware.put_with(&labels, &[("counter", name)], *count));
+        for (name, count) in &port.hardware {
+            hardware.put_with(&labels, &[("counter", name)], *count);
+        }
     }
-    // A device that is seen here, too, is everybody's: whose traffic it counts can't be told.
-    let shared: BTreeSet<&str> = ports.iter().map(|port| port.device.as_str()).collect();
-    let (networks, mut complete) = (scrape.networks(), true);
-    // Where all devices are in all namespaces, no pod has one for itself, and nobody's root need be entered.
+    traffic
+        .into_iter()
+        .chain([state, events, hardware])
+        .for_each(|lines| page.add(lines));
+}
+
+/// Writes the families of devices in a pod's own network namespace. Returns false if the time was up.
+fn write_pods(scrape: &mut Scrape<'_>, shared: &BTreeSet<&str>, page: &mut Page) -> bool {
+    let networks = scrape.networks();
+    let root = scrape.host.root.as_path();
+    let mut traffic = FAMILIES.map(|(_, _, family)| Lines::of(family));
+    // In the shared mode, all namespaces have all devices. No pod has its own device, and no pod's root is entered.
     let exclusive = rdma::is_exclusive(root);
-    for pod in networks
+    let own_networks = networks
         .pods
         .iter()
-        .filter(|pod| exclusive && pod.scope == Scope::Pod)
-    {
-        if scrape.is_late() {
+        .filter(|pod| exclusive && pod.scope == NetworkScope::Pod);
+    let mut complete = true;
+    for pod in own_networks {
+        if scrape.deadline.is_over() {
             complete = false;
             break;
         }
-        let of_process = scrape.sources.proc.root_of(pod.process.pid);
-        // In a tree of files there is nothing that the kernel shows.
-        let held = if root == Path::new("/") {
-            rdma::DeviceDirectory::open(&of_process)
-        } else {
-            None
+        let pod_root = scrape.host.proc.root_of(pod.process.pid);
+        // A test's folder has plain directories, which need no handle.
+        let opened = (root == Path::new("/")).then(|| rdma::DeviceDirectory::open(&pod_root));
+        let directory = match &opened {
+            Some(Some(opened)) => opened.path(),
+            Some(None) => continue,
+            None => rdma::directory(&pod_root),
         };
-        let theirs = match &held {
-            Some(held) => held.path(),
-            None if root == Path::new("/") => continue,
-            None => rdma::directory(&of_process),
-        };
-        for port in rdma::ports(&theirs)
-            .iter()
-            .filter(|port| !shared.contains(port.device.as_str()))
-        {
-            put(
-                &mut pods,
-                &pod.labels,
-                &[("device", &port.device), ("port", &port.port)],
-                port,
-            );
+        let ports = rdma::ports(&directory);
+        let own = |port: &&Port| !shared.contains(port.device.as_str());
+        for port in ports.iter().filter(own) {
+            let labels = [("device", port.device.as_str()), ("port", &port.port)];
+            put(&mut traffic, &pod.labels, &labels, port);
         }
     }
-    node.into_iter()
-        .chain(pods)
-        .chain([state, events, hardware])
-        .for_each(|lines| page.add(lines));
-    Outcome::of(complete)
+    traffic.into_iter().for_each(|lines| page.add(lines));
+    complete
 }
 
-fn labels(port: &Port) -> Labels {
-    Labels::new(&[("device", &port.device), ("port", &port.port)])
-}
-
-fn put(lines: &mut [Lines; FAMILIES.len()], labels: &Labels, more: &[(&str, &str)], port: &Port) {
+fn put(
+    lines: &mut [Lines; FAMILIES.len()],
+    labels: &Labels,
+    port_labels: &[(&str, &str)],
+    port: &Port,
+) {
     for (lines, (name, ..)) in lines.iter_mut().zip(FAMILIES) {
-        let at = COUNTERS.iter().position(|other| *other == name);
-        if let Some(count) = at.and_then(|at| port.counts.get(at).copied().flatten()) {
-            lines.put_with(labels, more, count);
+        let index = COUNTERS.iter().position(|counter| *counter == name);
+        if let Some(count) = index.and_then(|index| port.counts.get(index).copied().flatten()) {
+            lines.put_with(labels, port_labels, count);
         }
     }
 }

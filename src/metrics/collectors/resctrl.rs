@@ -1,162 +1,204 @@
-//! What containers hold of the last-level caches and move to and from memory: monitoring groups on their own CPUs.
+//! The collector `resctrl`: cache occupancy and memory bandwidth, from monitoring groups on the owners' exclusive CPUs.
 
 use std::collections::{BTreeMap, HashSet};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::super::families::{CONTAINER_LLC_OCCUPANCY_BYTES, CONTAINER_MEMORY_BANDWIDTH_BYTES};
 use super::super::page::{Lines, Page};
-use super::monitors::{Moved, Plan, Step, Wanted, name, plan};
-use super::{Outcome, Scrape, Subject};
+use super::model::{MeasuredContainer, Outcome};
+use super::monitor_plan::{BandwidthTotals, MonitorPlan, MonitorStep, WantedGroup, name, plan};
+use super::scrape::{Collector, Scrape};
 use crate::cpu::CpuSet;
 use crate::host::resctrl::{CacheCounters, Count, Resctrl, ResctrlError};
 use crate::pin::Enforcement;
 use crate::pod::Role;
 
-/// How long a group that the kernel refused is not tried again with the same CPUs: each try takes a monitor for a moment, which
-/// may not be free again at once.
-const AGAIN: Duration = Duration::from_secs(60);
+/// The time after which a refused group is tried again with the same CPUs. Each attempt takes a monitor, which may not be free
+/// again at once.
+const RETRY: Duration = Duration::from_secs(60);
 
-/// Why containers are left out.
-const EXHAUSTED: &str = "all RMIDs are in use, or wait until what they counted has left the cache";
-const CONTROLLED: &str = "somebody else's control group has some of its CPUs";
-const UNAVAILABLE: &str = "the hardware can't tell it (Unavailable)";
+/// Reasons for containers without series, as label values. `no_monitors`: all RMIDs are in use, or wait until their data has
+/// left the cache. `foreign_control_group`: a control group of another program has some of the CPUs. `bind_refused`: the kernel
+/// refuses the CPUs for another reason. `unavailable`: the hardware reports no value.
+const NO_MONITORS: &str = "no_monitors";
+const FOREIGN_CONTROL_GROUP: &str = "foreign_control_group";
+const BIND_REFUSED: &str = "bind_refused";
+const UNAVAILABLE: &str = "unavailable";
 
-/// What must last from one scrape to the next. The groups themselves are the kernel's.
+/// The kernel keeps the groups themselves.
 #[derive(Debug)]
-pub(in crate::metrics) struct Monitors {
+pub(super) struct ResctrlCollector {
     resctrl: Resctrl,
-    moved: Moved,
-    /// The groups that the kernel refused, when, on which CPUs, and why.
-    refused: BTreeMap<String, (Instant, CpuSet, String)>,
+    totals: BandwidthTotals,
+    /// Groups that the kernel has refused, by name.
+    refused: BTreeMap<String, RefusedGroup>,
+}
+
+#[derive(Debug)]
+struct RefusedGroup {
+    at: Instant,
+    cpus: CpuSet,
+    reason: &'static str,
 }
 
 /// A container's group.
 struct Group<'a, 'b> {
-    subject: &'a Subject<'b>,
-    wanted: Wanted,
+    container: &'a MeasuredContainer<'b>,
+    wanted: WantedGroup,
 }
 
-// === impl Monitors ===
+impl Collector for ResctrlCollector {
+    fn name(&self) -> &'static str {
+        "resctrl"
+    }
 
-impl Monitors {
-    pub(in crate::metrics) fn new(resctrl: Resctrl) -> Self {
+    /// Writes the two families of every owner with a group.
+    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> Outcome {
+        if !self.totals.is_empty() {
+            let live: HashSet<&str> = scrape
+                .containers
+                .iter()
+                .map(|container| container.cgroup)
+                .collect();
+            self.totals.retain(|cgroup| live.contains(cgroup));
+        }
+        let most = match self.resctrl.available_groups() {
+            Ok(most) => most,
+            Err(error) => return failure(&error),
+        };
+        // Under `observe`, the agent makes no groups, and removes the groups of an earlier agent.
+        let enforced = scrape.snapshot.enforcement != Enforcement::Observe;
+        let containers = scrape.containers.iter().filter(|_| enforced);
+        let groups: Vec<Group<'_, '_>> = containers.filter_map(group).collect();
+        let mut left_out: BTreeMap<&'static str, usize> = BTreeMap::new();
+        let in_time = match self.update_groups(scrape, &groups, most, &mut left_out) {
+            Ok(in_time) => in_time,
+            Err(error) => return failure(&error),
+        };
+        for refused in self.refused.values() {
+            *left_out.entry(refused.reason).or_default() += 1;
+        }
+        let (read, unavailable) = self.read(page, scrape, &groups);
+        if unavailable > 0 {
+            left_out.insert(UNAVAILABLE, unavailable);
+        }
+        Outcome::LeftOut {
+            complete: in_time && read,
+            reasons: left_out,
+        }
+    }
+}
+
+// === impl ResctrlCollector ===
+
+impl ResctrlCollector {
+    pub(super) fn new(root: &Path) -> Self {
+        Self::with_resctrl(Resctrl::new(root))
+    }
+
+    fn with_resctrl(resctrl: Resctrl) -> Self {
         Self {
             resctrl,
-            moved: Moved::default(),
+            totals: BandwidthTotals::default(),
             refused: BTreeMap::new(),
         }
     }
 
-    /// Writes the two families of every owner that has a group.
-    pub(super) fn collect(&mut self, page: &mut Page, scrape: &Scrape<'_>) -> Outcome {
-        if !self.moved.is_empty() {
-            let there: HashSet<&str> = scrape
-                .subjects
-                .iter()
-                .map(|subject| subject.cgroup)
-                .collect();
-            self.moved.keep(|cgroup| there.contains(cgroup));
-        }
-        let room = match self.resctrl.available_groups() {
-            Ok(room) => room,
-            Err(ResctrlError::Unsupported(reason)) => return Outcome::Unsupported(reason),
-            Err(error) => return partial(&error),
-        };
-        // An agent that only looks makes no groups; those that another one has made are taken off.
-        let enforced = scrape.snapshot.enforcement != Enforcement::Observe;
-        let subjects = scrape.subjects.iter().filter(|_| enforced);
-        let groups: Vec<Group<'_, '_>> = subjects.filter_map(group).collect();
-        let mut left_out: BTreeMap<String, usize> = BTreeMap::new();
-        self.refused.retain(|name, (at, cpus, _)| {
-            at.elapsed() < AGAIN
-                && groups
-                    .iter()
-                    .any(|it| it.wanted.name == *name && it.wanted.cpus == *cpus)
+    /// Makes, binds and removes groups, so that the groups follow the owners. Returns whether all steps were carried out.
+    ///
+    /// # Errors
+    /// The machine does not let Pinfold monitor, or the groups can't be listed.
+    fn update_groups(
+        &mut self,
+        scrape: &Scrape<'_>,
+        groups: &[Group<'_, '_>],
+        most: usize,
+        left_out: &mut BTreeMap<&'static str, usize>,
+    ) -> Result<bool, ResctrlError> {
+        self.refused.retain(|name, refused| {
+            let is_wanted = |group: &Group<'_, '_>| {
+                group.wanted.name == *name && group.wanted.cpus == refused.cpus
+            };
+            refused.at.elapsed() < RETRY && groups.iter().any(is_wanted)
         });
-        let asked = groups
+        let wanted: Vec<WantedGroup> = groups
             .iter()
-            .filter(|group| !self.refused.contains_key(&group.wanted.name));
-        let wanted: Vec<Wanted> = asked.map(|group| group.wanted.clone()).collect();
-        let Plan { steps, short } = match self.resctrl.groups() {
-            Ok(there) => plan(&there, &wanted, room),
-            Err(error) => return partial(&error),
-        };
-        let mut leave =
-            |reason: &str, count: usize| *left_out.entry(reason.to_owned()).or_default() += count;
+            .filter(|group| !self.refused.contains_key(&group.wanted.name))
+            .map(|group| group.wanted.clone())
+            .collect();
+        let MonitorPlan { steps, short } = plan(&self.resctrl.groups()?, &wanted, most);
         if short > 0 {
-            leave(EXHAUSTED, short);
+            *left_out.entry(NO_MONITORS).or_default() += short;
         }
         let mut complete = true;
         let mut not_made: Vec<String> = Vec::new();
         for step in steps {
-            if scrape.is_late() {
-                complete = false;
-                break;
+            if scrape.deadline.is_over() {
+                return Ok(false);
             }
-            if matches!(&step, Step::Bind(name, _) if not_made.contains(name)) {
+            if matches!(&step, MonitorStep::Bind(name, _) if not_made.contains(name)) {
                 continue;
             }
-            match (self.carry_out(&step, &groups), &step) {
+            match (self.carry_out(&step, groups), &step) {
                 (Ok(()), _) => {}
-                (Err(ResctrlError::Unsupported(reason)), _) => {
-                    return Outcome::Unsupported(reason);
-                }
-                // It is asked for again by the next scrape, and may be had then.
-                (Err(ResctrlError::Exhausted(_)), Step::Make(name)) => {
+                (Err(error @ ResctrlError::Unsupported(_)), _) => return Err(error),
+                // The next scrape tries again, since a monitor may be free by then.
+                (Err(ResctrlError::Exhausted(_)), MonitorStep::Make(name)) => {
                     not_made.push(name.clone());
-                    leave(EXHAUSTED, 1);
+                    *left_out.entry(NO_MONITORS).or_default() += 1;
                 }
-                (Err(ResctrlError::Refused { says, .. }), Step::Bind(name, cpus)) => {
+                (Err(ResctrlError::Refused { says, .. }), MonitorStep::Bind(name, cpus)) => {
                     complete &= self.refuse(name, cpus, &says);
                 }
-                (Err(error), _) => complete &= partial(&error) == Outcome::Complete,
+                (Err(error), _) => {
+                    tracing::debug!("{error}");
+                    complete = false;
+                }
             }
         }
-        for (_, _, reason) in self.refused.values() {
-            leave(reason, 1);
-        }
-        let (read, unknown) = self.read(page, scrape, &groups);
-        if unknown > 0 {
-            leave(UNAVAILABLE, unknown);
-        }
-        Outcome::LeftOut {
-            complete: complete && read,
-            reasons: left_out,
-        }
+        Ok(complete)
     }
 
-    /// Takes note of a group that can't have these CPUs, and gives its monitor back; says whether that went well.
-    fn refuse(&mut self, name: &str, cpus: &CpuSet, says: &str) -> bool {
-        let theirs = says.contains("belong to parent");
-        let reason = if theirs {
-            CONTROLLED.to_owned()
+    /// Records that the kernel refuses the CPUs, and frees the group's monitor. Returns false if the removal failed.
+    fn refuse(&mut self, name: &str, cpus: &CpuSet, kernel_says: &str) -> bool {
+        let reason = if kernel_says.contains("belong to parent") {
+            FOREIGN_CONTROL_GROUP
         } else {
-            format!("the kernel does not bind its CPUs: {says}")
+            BIND_REFUSED
         };
-        tracing::debug!("{name} on {}: {reason}", cpus.in_words());
-        self.refused
-            .insert(name.to_owned(), (Instant::now(), cpus.clone(), reason));
+        tracing::debug!("{name} on {}: {reason}: {kernel_says}", cpus.in_words());
+        let refused = RefusedGroup {
+            at: Instant::now(),
+            cpus: cpus.clone(),
+            reason,
+        };
+        self.refused.insert(name.to_owned(), refused);
         self.resctrl
             .remove(name)
             .inspect_err(|error| tracing::debug!("{error}"))
             .is_ok()
     }
 
-    fn carry_out(&mut self, step: &Step, groups: &[Group<'_, '_>]) -> Result<(), ResctrlError> {
+    fn carry_out(
+        &mut self,
+        step: &MonitorStep,
+        groups: &[Group<'_, '_>],
+    ) -> Result<(), ResctrlError> {
         match step {
-            Step::Remove(name) => self.resctrl.remove(name),
-            Step::Make(name) => {
+            MonitorStep::Remove(name) => self.resctrl.remove(name),
+            MonitorStep::Make(name) => {
                 self.resctrl.make(name)?;
                 let of_name = groups.iter().filter(|group| group.wanted.name == *name);
-                of_name.for_each(|group| self.moved.restart(group.subject.cgroup));
+                of_name.for_each(|group| self.totals.restart(group.container.cgroup));
                 Ok(())
             }
-            Step::Bind(name, cpus) => self.resctrl.bind(name, cpus),
+            MonitorStep::Bind(name, cpus) => self.resctrl.bind(name, cpus),
         }
     }
 
-    /// Writes what the groups have counted. A cache that can't be told has no series in this scrape, and the others have. Says
-    /// whether all could be read, and of how many containers the hardware did not tell all.
+    /// Writes the counters of the groups. A cache without a value has no series in this scrape. Returns whether all counters
+    /// were readable, and the number of containers with a missing value.
     fn read(
         &mut self,
         page: &mut Page,
@@ -165,64 +207,66 @@ impl Monitors {
     ) -> (bool, usize) {
         let mut occupancy = Lines::of(&CONTAINER_LLC_OCCUPANCY_BYTES);
         let mut bandwidth = Lines::of(&CONTAINER_MEMORY_BANDWIDTH_BYTES);
-        let (mut complete, mut unknown) = (true, 0);
-        // Read back: a group that could not be made, or bound to all of its CPUs, has nothing to tell.
-        let there = self.resctrl.groups().unwrap_or_default();
-        for Group { subject, wanted } in groups {
-            if there.get(&wanted.name) != Some(&wanted.cpus) {
+        let (mut complete, mut unavailable) = (true, 0);
+        // A group that was not made, or not bound to all of its CPUs, has no meaningful counters.
+        let existing = self.resctrl.groups().unwrap_or_default();
+        for Group { container, wanted } in groups {
+            if existing.get(&wanted.name) != Some(&wanted.cpus) {
                 continue;
             }
-            let (false, Ok(domains)) = (scrape.is_late(), self.resctrl.read(&wanted.name)) else {
+            let late = scrape.deadline.is_over();
+            let (false, Ok(domains)) = (late, self.resctrl.read(&wanted.name)) else {
                 complete = false;
                 continue;
             };
-            // Where the hardware has too few counters, it is a setting who gets one, and nothing is lacking.
-            let tells = |domain: &CacheCounters| {
+            // An unassigned counter is a matter of configuration, and does not count as missing.
+            let has_values = |domain: &CacheCounters| {
                 [domain.occupancy, domain.total, domain.local]
                     .iter()
-                    .all(|it| *it != Some(Count::Unknown))
+                    .all(|count| *count != Some(Count::Unknown))
             };
-            unknown += usize::from(!domains.iter().all(tells));
+            unavailable += usize::from(!domains.iter().all(has_values));
             for domain in domains {
                 let id = domain.id;
                 if let Some(Count::Bytes(bytes)) = domain.occupancy {
-                    occupancy.put_with(&subject.labels, &[("l3_domain", &id)], bytes);
+                    occupancy.put_with(&container.labels, &[("l3_domain", &id)], bytes);
                 }
                 for (scope, count) in [("total", domain.total), ("local", domain.local)] {
-                    if let Some(Count::Bytes(bytes)) = count {
-                        let bytes = self.moved.note(subject.cgroup, (id.clone(), scope), bytes);
-                        bandwidth.put_with(
-                            &subject.labels,
-                            &[("l3_domain", &id), ("scope", scope)],
-                            bytes,
-                        );
-                    }
+                    let Some(Count::Bytes(bytes)) = count else {
+                        continue;
+                    };
+                    let key = (id.clone(), scope);
+                    let total = self.totals.add(container.cgroup, key, bytes);
+                    let labels = [("l3_domain", id.as_str()), ("scope", scope)];
+                    bandwidth.put_with(&container.labels, &labels, total);
                 }
             }
         }
         page.add(occupancy);
         page.add(bandwidth);
-        (complete, unknown)
+        (complete, unavailable)
     }
 }
 
-fn partial(error: &ResctrlError) -> Outcome {
+fn failure(error: &ResctrlError) -> Outcome {
+    if let ResctrlError::Unsupported(detail) = error {
+        return Outcome::unsupported("no_resctrl_monitoring", detail.clone());
+    }
     tracing::debug!("{error}");
     Outcome::Partial
 }
 
-/// The group that a container is owed, if it owns CPUs.
-fn group<'a, 'b>(subject: &'a Subject<'b>) -> Option<Group<'a, 'b>> {
-    let cpus = subject.in_force()?;
-    let name = name(subject.state.uid.as_deref()?, &subject.state.container)?;
-    Some(Group {
-        subject,
-        wanted: Wanted {
-            name,
-            cpus,
-            first: subject.state.role == Role::Ps,
-        },
-    })
+/// The group for a container with enforced exclusive CPUs.
+fn group<'a, 'b>(container: &'a MeasuredContainer<'b>) -> Option<Group<'a, 'b>> {
+    let cpus = container.enforced_cpus()?;
+    let name = name(container.state.uid.as_deref()?, &container.state.container)?;
+    let preferred = container.state.role == Role::Ps;
+    let wanted = WantedGroup {
+        name,
+        cpus,
+        preferred,
+    };
+    Some(Group { container, wanted })
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What the agent itself knows: who owns which CPUs, and what the kernel says to it.
+//! The collector `state`: the assignments, and the CPUs that the kernel reports.
 
 use std::collections::BTreeMap;
 
@@ -7,11 +7,28 @@ use super::super::families::{
     CONTAINER_THREADS_EXPECTED, ENFORCEMENT_INFO, NODE_CPUS, POD_INFO, POD_OWNED_CPUS,
 };
 use super::super::page::{Labels, Page};
-use super::{Outcome, Scrape, of_pod};
+use super::model::{Outcome, is_measured, pod_labels};
+use super::scrape::{Collector, Scrape};
 use crate::cpu::CpuSet;
 use crate::pin::snapshot::ContainerState;
 
-pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
+#[derive(Debug)]
+pub(super) struct StateCollector;
+
+impl Collector for StateCollector {
+    fn name(&self) -> &'static str {
+        "state"
+    }
+
+    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> Outcome {
+        node(page, scrape);
+        pods(page, scrape);
+        containers(page, scrape);
+        Outcome::Complete
+    }
+}
+
+fn node(page: &mut Page, scrape: &Scrape<'_>) {
     let snapshot = scrape.snapshot;
     let mut cpus = page.lines(&NODE_CPUS);
     for (state, set) in [
@@ -32,40 +49,40 @@ pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
         &ENFORCEMENT_INFO,
         &[("enforcement", enforcement), ("reason", reason)],
     );
-    pods(page, scrape);
-    containers(page, scrape);
-    Outcome::Complete
 }
 
 fn pods(page: &mut Page, scrape: &Scrape<'_>) {
     let mut pods = BTreeMap::new();
     // The containers of a pod mostly follow each other.
-    let is_same = |one: &ContainerState, other: &ContainerState| {
+    let same_pod = |one: &ContainerState, other: &ContainerState| {
         one.pod == other.pod && one.namespace == other.namespace
     };
-    for containers in scrape.snapshot.containers.chunk_by(is_same) {
+    for containers in scrape.snapshot.containers.chunk_by(same_pod) {
+        let Some(first) = containers.first() else {
+            continue;
+        };
+        if !is_measured(scrape.namespaces, &first.namespace) {
+            continue;
+        }
         let owned: usize = containers
             .iter()
             .filter_map(ContainerState::own)
             .map(CpuSet::len)
             .sum();
-        let Some(first) = containers.first() else {
-            continue;
-        };
         pods.entry((&first.namespace, &first.pod))
             .or_insert((first, 0))
             .1 += owned;
     }
     let (mut info, mut owned) = (page.lines(&POD_INFO), page.lines(&POD_OWNED_CPUS));
     for (container, cpus) in pods.into_values() {
-        let labels = of_pod(container);
+        let labels = pod_labels(container);
         let (role, qos) = (container.role.to_string(), container.qos.to_string());
         let index = container
             .index
             .map_or_else(String::new, |index| index.to_string());
-        let more = [
+        let more_labels = [
             ("uid", container.uid.as_deref().unwrap_or_default()),
-            // Not `job`, which Prometheus takes for what it scrapes.
+            // Prometheus reserves the label `job` for its scrape job.
             ("training_job", container.job.as_deref().unwrap_or_default()),
             ("role", &role),
             ("replica_index", &index),
@@ -79,7 +96,7 @@ fn pods(page: &mut Page, scrape: &Scrape<'_>) {
                 },
             ),
         ];
-        info.put_with(&labels, &more, true);
+        info.put_with(&labels, &more_labels, true);
         owned.put(&labels, cpus);
     }
     page.add(info);
@@ -95,18 +112,18 @@ fn containers(page: &mut Page, scrape: &Scrape<'_>) {
         page.lines(&CONTAINER_CPUSET_INFO),
         page.lines(&CONTAINER_THREADS_EXPECTED),
     );
-    for subject in &scrape.subjects {
-        let own = subject.state.own();
-        assigned.put(&subject.labels, own.map_or(0, |cpus| cpus.len()));
-        if let Some(effective) = &subject.state.effective {
-            allowed.put(&subject.labels, effective.len());
+    for container in &scrape.containers {
+        let own = container.state.own();
+        assigned.put(&container.labels, own.map_or(0, |cpus| cpus.len()));
+        if let Some(effective) = &container.state.effective {
+            allowed.put(&container.labels, effective.len());
         }
-        // The shared CPUs are no label: each assignment changes them, and so would the series of every shared container.
-        if let Some(exclusive) = subject.in_force().filter(|cpus| !cpus.is_empty()) {
-            info.put_with(&subject.labels, &[("cpus", &exclusive.to_string())], true);
+        // The shared CPUs are no label. Each assignment changes them, which would end the series of all shared containers.
+        if let Some(exclusive) = container.enforced_cpus().filter(|cpus| !cpus.is_empty()) {
+            info.put_with(&container.labels, &[("cpus", &exclusive.to_string())], true);
         }
-        let threads = subject.state.threads.expected_threads;
-        expected.put_known(&subject.labels, threads.map(|threads| threads as f64));
+        let threads = container.state.threads.expected_threads;
+        expected.put_known(&container.labels, threads.map(|threads| threads as f64));
     }
     [assigned, allowed, info, expected]
         .into_iter()

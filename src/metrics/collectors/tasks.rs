@@ -1,8 +1,8 @@
-//! Whether what was decided holds for each thread: the CPUs that its own mask leaves it, how often it was moved, how many want
-//! to run, and whether the thread counts that were computed explain how many there are.
+//! The collector `tasks`: whether the decisions hold for each thread.
 //!
-//! Threads are looked at one by one in turns, a few containers in each scrape; what is counted for all threads together is
-//! taken from the collectors that count it.
+//! The collector samples the affinity masks and migrations of single threads, and compares the number of threads with the
+//! computed thread counts. A scrape samples only a few containers, in turns. Counts for all threads together come from the
+//! collectors `cgroup` and `threads`.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -15,172 +15,160 @@ use super::super::families::{
     CONTAINER_THREADS_VERDICT,
 };
 use super::super::page::Page;
-use super::looks::{Book, Known, Look};
-use super::{Outcome, Scrape, Subject};
+use super::model::{MeasuredContainer, Outcome};
+use super::scrape::{Collector, Scrape};
+use super::thread_records::{ThreadRecord, ThreadRecords, ThreadSample};
 use crate::cpu::CpuSet;
 use crate::host::proc::{Proc, Task, thread_cpu_time};
 use crate::pin::Snapshot;
 use crate::pin::snapshot::ContainerState;
 use crate::pod::{THREAD_VARIABLES, ThreadFacts, ThreadVerdict, verdict};
 
-/// What must last from one scrape to the next.
-#[derive(Debug, Default)]
-pub(in crate::metrics) struct Tasks {
-    book: Book,
-}
+#[derive(Debug)]
+pub(super) struct TasksCollector;
 
-/// What is known of the threads of a container that runs.
+/// The threads of a running container.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct ThreadTruth {
-    /// Threads now.
+pub struct ThreadStatus {
+    /// The current number of threads.
     pub threads: usize,
-    /// The most that were seen at once.
+    /// The largest number of threads in any scrape.
     pub most: usize,
-    /// How many of them ran or waited for a CPU, on average between the last two scrapes.
+    /// Threads that ran or waited for a CPU: the average between the last two scrapes.
     pub runnable: Option<f64>,
-    /// All CPUs that some thread may run on by its own mask; `None` until they were looked at.
+    /// The union of the threads' affinity masks; `None` before the first sample.
     pub allowed_by_tasks: Option<CpuSet>,
-    /// Threads that may not run on all of the container's CPUs.
+    /// Threads whose mask lacks some of the container's CPUs.
     pub bound: Option<usize>,
-    /// How often threads that were seen have been moved from one CPU to another.
+    /// Migrations of the sampled threads between CPUs.
     pub migrations: Option<u64>,
-    /// The thread variables with which its largest process was started; `None` where they could not be read.
+    /// The thread variables in the initial environment of the largest process; `None` if the environment is unreadable.
     pub variables: Option<BTreeMap<String, String>>,
-    /// Whether its environment explains its threads; `None` where nothing is expected and not too many want to run.
+    /// Whether the environment explains the threads. `None` if no number is expected and few threads are runnable.
     pub verdict: Option<ThreadVerdict>,
 }
 
-// === impl Tasks ===
-
-impl Tasks {
-    /// Takes note of how many threads a container has, and of what they have waited, in nanoseconds.
-    pub(super) fn note_threads(&mut self, number: usize, threads: usize, run_delay: Option<u64>) {
-        self.book
-            .change(number, |known| known.counted = Some((threads, run_delay)));
+impl Collector for TasksCollector {
+    fn name(&self) -> &'static str {
+        "tasks"
     }
 
-    /// Takes note of the CPU time that a container has used.
-    pub(super) fn note_usage(&mut self, number: usize, seconds: Option<f64>) {
-        self.book.change(number, |known| known.usage = seconds);
-    }
-
-    /// Forgets the container that has had a number.
-    pub(super) fn forget(&mut self, number: usize) {
-        self.book.forget(number);
-    }
-
-    /// Writes the families of all containers, of those whose turn has not come yet without what a look shows.
-    pub(super) fn collect(&mut self, page: &mut Page, scrape: &Scrape<'_>) -> Outcome {
-        let (now, proc) = (Instant::now(), &scrape.sources.proc);
-        self.look(scrape, proc);
+    /// Writes the families of all containers. A container without a sample has no series that need a sample.
+    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> Outcome {
+        if !scrape.has_thread_counts {
+            return Outcome::unsupported(
+                "needs_threads_collector",
+                "the collector tasks needs the thread counts of the collector threads, which metrics.collectors switches off",
+            );
+        }
+        let now = Instant::now();
+        sample_threads(scrape);
         let mut bound = page.lines(&CONTAINER_THREADS_BOUND);
         let mut allowed = page.lines(&CONTAINER_CPUS_ALLOWED_BY_TASKS);
         let mut migrations = page.lines(&CONTAINER_CPU_MIGRATIONS);
         let mut verdicts = page.lines(&CONTAINER_THREADS_VERDICT);
-        for subject in &scrape.subjects {
-            let mut counted = false;
-            self.book.change(subject.number, |known| {
-                known.count(now);
-                // What can't be counted is not told as it was before.
-                counted = known.counted.take().is_some();
-                known.usage = None;
-            });
-            let Some(known) = self.book.known(subject.number).filter(|_| counted) else {
+        for container in &scrape.containers {
+            let Some(count) = container.thread_count else {
                 continue;
             };
-            migrations.put_known(&subject.labels, known.migrations);
-            if let Some(look) = look_of(known, subject.state) {
-                bound.put(&subject.labels, look.bound);
-                allowed.put(&subject.labels, look.allowed.len());
+            let cpu_seconds = container.cpu_seconds;
+            let Some(record) = scrape.state.threads.change(container.number, |record| {
+                record.count(now, count, cpu_seconds);
+            }) else {
+                continue;
+            };
+            migrations.put_known(&container.labels, record.migrations);
+            if let Some(sample) = current_sample(record, container.state) {
+                bound.put(&container.labels, sample.bound);
+                allowed.put(&container.labels, sample.allowed.len());
             }
-            if let Some(verdict) = judge(known, subject.state, scrape.snapshot) {
-                let more = [
-                    ("verdict", verdict.finding.name()),
-                    ("cause", verdict.cause),
+            if let Some(verdict) = judge(record, container.state, scrape.snapshot) {
+                let labels = [
+                    ("verdict", verdict.finding.label()),
+                    ("cause", verdict.cause_label()),
                 ];
-                verdicts.put_with(&subject.labels, &more, true);
+                verdicts.put_with(&container.labels, &labels, true);
             }
         }
         [bound, allowed, migrations, verdicts]
             .into_iter()
             .for_each(|lines| page.add(lines));
-        match proc.no_migrations() {
-            Some(reason) => Outcome::Unsupported(reason.to_owned()),
+        match scrape.host.proc.no_migrations() {
+            Some(detail) => Outcome::unsupported("no_migration_counters", detail),
             None => Outcome::Complete,
         }
     }
-
-    /// Looks at containers in turns, until the CPU time for it is used up.
-    fn look(&mut self, scrape: &Scrape<'_>, proc: &Proc) {
-        let room = self.book.room();
-        if room.is_zero() {
-            return;
-        }
-        let start = thread_cpu_time();
-        let turns = |subject: &Subject<'_>| {
-            subject
-                .processes
-                .as_ref()
-                .is_some_and(|all| !all.is_empty())
-        };
-        let subjects: Vec<(&Subject<'_>, &CpuSet)> = scrape
-            .subjects
-            .iter()
-            .filter(|subject| turns(subject))
-            .filter_map(|subject| Some((subject, subject.state.effective.as_ref()?)))
-            .collect();
-        let containers: Vec<(usize, &CpuSet)> = subjects
-            .iter()
-            .map(|(subject, cpus)| (subject.number, *cpus))
-            .collect();
-        for place in self.book.order(&containers) {
-            if scrape.is_late() || thread_cpu_time().saturating_sub(start) >= room {
-                break;
-            }
-            let Some((subject, cpus)) = subjects.get(place) else {
-                continue;
-            };
-            let processes = subject.processes.as_deref().unwrap_or_default();
-            let (tasks, variables) = tasks(proc, processes);
-            let look = Look::new(cpus, &tasks, variables);
-            let turn = self.book.next_turn();
-            self.book.change(subject.number, |known| {
-                known.see(look, &tasks, turn);
-                known.processes = processes.len();
-            });
-        }
-        self.book
-            .spent(room, thread_cpu_time().saturating_sub(start));
-    }
-
-    /// What is known of the threads of the container with this number; nothing of one that has none, or that no scrape has
-    /// come to.
-    pub(in crate::metrics) fn truth(
-        &self,
-        number: usize,
-        state: &ContainerState,
-        snapshot: &Snapshot,
-    ) -> Option<ThreadTruth> {
-        let known = self.book.known(number)?;
-        let look = look_of(known, state);
-        (known.threads > 0).then(|| ThreadTruth {
-            threads: known.threads,
-            most: known.most,
-            runnable: known.runnable,
-            allowed_by_tasks: look.map(|look| look.allowed.clone()),
-            bound: look.map(|look| look.bound),
-            migrations: known.migrations,
-            variables: look.and_then(|look| look.variables.clone()),
-            verdict: judge(known, state, snapshot),
-        })
-    }
 }
 
-/// All threads of a container's processes, and the thread variables of the process that has most threads.
+/// Samples containers in turns, until the allowed CPU time is used up.
+fn sample_threads(scrape: &mut Scrape<'_>) {
+    let allowance = scrape.state.threads.allowance();
+    if allowance.is_zero() {
+        return;
+    }
+    let start = thread_cpu_time();
+    let has_processes = |container: &MeasuredContainer<'_>| {
+        container
+            .processes
+            .as_ref()
+            .is_some_and(|processes| !processes.is_empty())
+    };
+    let candidates: Vec<(&MeasuredContainer<'_>, &CpuSet)> = scrape
+        .containers
+        .iter()
+        .filter(|container| has_processes(container))
+        .filter_map(|container| Some((container, container.state.effective.as_ref()?)))
+        .collect();
+    let numbers: Vec<(usize, &CpuSet)> = candidates
+        .iter()
+        .map(|(container, cpus)| (container.number, *cpus))
+        .collect();
+    let threads = &mut scrape.state.threads;
+    for index in threads.order(&numbers) {
+        if scrape.deadline.is_over() || thread_cpu_time().saturating_sub(start) >= allowance {
+            break;
+        }
+        let Some((container, cpus)) = candidates.get(index) else {
+            continue;
+        };
+        let processes = container.processes.as_deref().unwrap_or_default();
+        let (tasks, variables) = read_tasks(&scrape.host.proc, processes);
+        let sample = ThreadSample::new(cpus, &tasks, variables);
+        let turn = threads.next_turn();
+        threads.change(container.number, |record| {
+            record.add_sample(sample, &tasks, turn);
+            record.processes = processes.len();
+        });
+    }
+    threads.charge(allowance, thread_cpu_time().saturating_sub(start));
+}
+
+/// The threads of the container with this number. `None` if the container has no threads, or before its first scrape.
+pub(super) fn thread_status(
+    threads: &ThreadRecords,
+    number: usize,
+    state: &ContainerState,
+    snapshot: &Snapshot,
+) -> Option<ThreadStatus> {
+    let record = threads.get(number)?;
+    let sample = current_sample(record, state);
+    (record.threads > 0).then(|| ThreadStatus {
+        threads: record.threads,
+        most: record.most,
+        runnable: record.runnable,
+        allowed_by_tasks: sample.map(|sample| sample.allowed.clone()),
+        bound: sample.map(|sample| sample.bound),
+        migrations: record.migrations,
+        variables: sample.and_then(|sample| sample.variables.clone()),
+        verdict: judge(record, state, snapshot),
+    })
+}
+
+/// All threads of a container's processes, and the thread variables of the process with the most threads.
 ///
-/// The container runtime's own process, which has not executed the container's program yet, does not count.
-fn tasks(proc: &Proc, processes: &[i32]) -> (Vec<Task>, Option<BTreeMap<String, String>>) {
+/// A process of the container runtime that has not executed the container's program yet does not count.
+fn read_tasks(proc: &Proc, processes: &[i32]) -> (Vec<Task>, Option<BTreeMap<String, String>>) {
     let (mut all, mut sizes) = (Vec::new(), Vec::with_capacity(processes.len()));
     for pid in processes {
         let tasks = proc.tasks(*pid);
@@ -191,32 +179,37 @@ fn tasks(proc: &Proc, processes: &[i32]) -> (Vec<Task>, Option<BTreeMap<String, 
     let largest = sizes
         .into_iter()
         .find(|(_, pid)| !proc.awaits_exec(*pid, processes));
-    (
-        all,
-        largest.and_then(|(_, pid)| proc.variables(pid, &THREAD_VARIABLES)),
-    )
+    let variables = largest.and_then(|(_, pid)| proc.variables(pid, &THREAD_VARIABLES));
+    (all, variables)
 }
 
-/// The latest look, where it was at the CPUs that the container has now.
-fn look_of<'a>(known: &'a Known, state: &ContainerState) -> Option<&'a Look> {
-    known
-        .look
-        .as_ref()
-        .filter(|look| state.effective.as_ref() == Some(&look.cpus) && !look.allowed.is_empty())
+/// The latest sample, unless the container's CPUs have changed since.
+fn current_sample<'a>(
+    record: &'a ThreadRecord,
+    state: &ContainerState,
+) -> Option<&'a ThreadSample> {
+    let sample = record.sample.as_ref()?;
+    let is_current = state.effective.as_ref() == Some(&sample.cpus) && !sample.allowed.is_empty();
+    is_current.then_some(sample)
 }
 
-fn judge(known: &Known, state: &ContainerState, snapshot: &Snapshot) -> Option<ThreadVerdict> {
-    if known.threads == 0 {
+fn judge(
+    record: &ThreadRecord,
+    state: &ContainerState,
+    snapshot: &Snapshot,
+) -> Option<ThreadVerdict> {
+    if record.threads == 0 {
         return None;
     }
+    let sample = record.sample.as_ref();
     let facts = ThreadFacts {
-        threads: known.threads,
-        most: known.most,
-        processes: known.processes,
-        runnable: known.runnable,
+        threads: record.threads,
+        most: record.most,
+        processes: record.processes,
+        runnable: record.runnable,
         cpus: state.effective.as_ref().map_or(0, CpuSet::len),
         online: snapshot.online.len(),
-        environment: known.look.as_ref().and_then(|look| look.variables.as_ref()),
+        environment: sample.and_then(|sample| sample.variables.as_ref()),
     };
     verdict(&state.threads, &facts)
 }

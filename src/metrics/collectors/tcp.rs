@@ -1,8 +1,8 @@
-//! What TCP counts in the pods' own network namespaces.
+//! The collector `tcp`: the TCP counters of the pods' own network namespaces.
 //!
-//! The file with the timeouts is several times as long as that with the segments, and dear for the kernel to write. A timer that
-//! runs out mostly has something sent again, or ends a connection, which the other file tells: it is read when that has
-//! happened, and else once in a while, for timers that ran out without either.
+//! The file with the timeouts is several times as long as the file with the segments, and expensive for the kernel to
+//! write. An expired timer usually causes a retransmission or ends a connection, and both change the segment counters. The
+//! timeouts are therefore read only after such a change, and otherwise once a minute for the remaining cases.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -10,99 +10,110 @@ use std::time::{Duration, Instant};
 use super::super::families::{
     POD_TCP_RETRANSMITTED_SEGMENTS, POD_TCP_SENT_SEGMENTS, POD_TCP_TIMEOUTS,
 };
-use super::super::lock;
 use super::super::page::{Labels, Page};
-use super::namespaces::{Network, Scope};
-use super::{Outcome, Scrape};
-use crate::host::proc::NamespaceTcpCounts;
+use super::model::Outcome;
+use super::pod_networks::{NetworkScope, PodNetwork};
+use super::scrape::{Collector, Scrape, SharedState};
+use crate::host::proc::{NamespaceTcpCounts, Proc};
 
-/// For how long timeouts are taken to be as they were, if nothing speaks against it.
-const LASTS: Duration = Duration::from_secs(60);
+/// The longest time for which a timeout count is reused.
+const MAX_REUSE: Duration = Duration::from_secs(60);
 
-/// The timeouts of each namespace that were read last, by the process through which they were read.
 #[derive(Debug, Default)]
-pub(in crate::metrics) struct Timeouts {
-    read: HashMap<i32, Read>,
+pub(super) struct TcpCollector {
+    /// The latest timeout count of each namespace, by the process through which the count was read.
+    readings: HashMap<i32, TimeoutReading>,
 }
 
 #[derive(Debug)]
-struct Read {
+struct TimeoutReading {
     at: Instant,
     labels: Labels,
     namespace: Option<u64>,
-    /// What was counted then.
+    /// The segment counters at that time.
     segments: NamespaceTcpCounts,
     timeouts: u64,
 }
 
-// === impl Timeouts ===
-
-impl Timeouts {
-    /// Of how many namespaces anything is known.
-    #[cfg(test)]
-    pub(super) fn kept(&self) -> usize {
-        self.read.len()
+impl Collector for TcpCollector {
+    fn name(&self) -> &'static str {
+        "tcp"
     }
 
-    pub(super) fn collect(&mut self, page: &mut Page, scrape: &Scrape<'_>) -> Outcome {
-        let (proc, networks) = (&scrape.sources.proc, scrape.networks());
-        let (mut ways, mut reader) = (lock(&scrape.sources.ways), lock(&scrape.sources.reader));
+    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> Outcome {
+        let networks = scrape.networks();
+        let proc = &scrape.host.proc;
         let mut sent = page.lines(&POD_TCP_SENT_SEGMENTS);
         let mut retransmitted = page.lines(&POD_TCP_RETRANSMITTED_SEGMENTS);
-        let mut lines = page.lines(&POD_TCP_TIMEOUTS);
+        let mut timeouts = page.lines(&POD_TCP_TIMEOUTS);
         let mut complete = networks.complete;
-        let mut before = std::mem::take(&mut self.read);
-        for pod in networks.pods.iter().filter(|pod| pod.scope == Scope::Pod) {
-            if scrape.is_late() {
+        let mut earlier = std::mem::take(&mut self.readings);
+        let own_networks = networks
+            .pods
+            .iter()
+            .filter(|pod| pod.scope == NetworkScope::Pod);
+        for pod in own_networks {
+            if scrape.deadline.is_over() {
                 complete = false;
                 break;
             }
-            let now = Instant::now();
-            let counted = ways
-                .segments(proc, pod.process, &mut reader)
-                .and_then(|segments| {
-                    let known = before
-                        .remove(&pod.process.pid)
-                        .filter(|read| read.holds(pod, &segments, now));
-                    let read = match known {
-                        Some(read) => read,
-                        None => Read {
-                            at: now,
-                            labels: pod.labels.clone(),
-                            namespace: pod.namespace,
-                            segments,
-                            timeouts: ways.timeouts(proc, pod.process, &mut reader)?,
-                        },
-                    };
-                    Some((segments, read))
-                });
-            let Some((segments, read)) = counted else {
-                // A process that has ended meanwhile has nothing to tell.
-                complete &= proc.network_namespace(pod.process.pid).is_none();
+            let pid = pod.process.pid;
+            let reading = TimeoutReading::of(pod, proc, scrape.state, earlier.remove(&pid));
+            let Some((segments, reading)) = reading else {
+                // A process that has ended has no counters.
+                complete &= proc.network_namespace(pid).is_none();
                 continue;
             };
             sent.put(&pod.labels, segments.sent);
             retransmitted.put(&pod.labels, segments.retransmitted);
-            lines.put(&pod.labels, read.timeouts);
-            self.read.insert(pod.process.pid, read);
+            timeouts.put(&pod.labels, reading.timeouts);
+            self.readings.insert(pid, reading);
         }
-        [sent, retransmitted, lines]
+        [sent, retransmitted, timeouts]
             .into_iter()
             .for_each(|lines| page.add(lines));
-        Outcome::of(complete)
+        Outcome::from_complete(complete)
+    }
+
+    #[cfg(test)]
+    fn kept(&self) -> usize {
+        self.readings.len()
     }
 }
 
-// === impl Read ===
+// === impl TimeoutReading ===
 
-impl Read {
-    /// Whether the timeouts are taken to be the same still.
-    fn holds(&self, pod: &Network, now: &NamespaceTcpCounts, at: Instant) -> bool {
+impl TimeoutReading {
+    /// The current segment counters, and the timeouts: the earlier reading if still valid, else a new reading.
+    fn of(
+        pod: &PodNetwork,
+        proc: &Proc,
+        state: &mut SharedState,
+        earlier: Option<Self>,
+    ) -> Option<(NamespaceTcpCounts, Self)> {
+        let (handles, reader) = (&mut state.netns_handles, &mut state.reader);
+        let now = Instant::now();
+        let segments = handles.segments(proc, pod.process, reader)?;
+        let reading = match earlier.filter(|earlier| earlier.is_valid(pod, &segments, now)) {
+            Some(earlier) => earlier,
+            None => Self {
+                at: now,
+                labels: pod.labels.clone(),
+                namespace: pod.namespace,
+                segments,
+                timeouts: handles.timeouts(proc, pod.process, reader)?,
+            },
+        };
+        Some((segments, reading))
+    }
+
+    /// Whether the timeouts are presumably unchanged.
+    fn is_valid(&self, pod: &PodNetwork, now: &NamespaceTcpCounts, at: Instant) -> bool {
         let same = self.labels == pod.labels && self.namespace == pod.namespace;
         let before = &self.segments;
         same && now.sent >= before.sent
             && (now.retransmitted, now.failures) == (before.retransmitted, before.failures)
-            && at.saturating_duration_since(self.at) < LASTS
+            && at.saturating_duration_since(self.at) < MAX_REUSE
     }
 }
 
@@ -111,12 +122,12 @@ mod tests {
     use super::*;
     use crate::host::proc::NetnsKey;
 
-    fn pod(name: &str, namespace: u64) -> Network {
-        Network {
+    fn pod(name: &str, namespace: u64) -> PodNetwork {
+        PodNetwork {
             labels: Labels::new(&[("pod", name)]),
             process: NetnsKey { pid: 7, number: 0 },
             namespace: Some(namespace),
-            scope: Scope::Pod,
+            scope: NetworkScope::Pod,
         }
     }
 
@@ -130,18 +141,18 @@ mod tests {
         let now = Instant::now();
         let namespace = Some(1);
         let labels = pod("a", 1).labels;
-        let read = Read {
+        let reading = TimeoutReading {
             at: now,
             labels,
             namespace,
             segments: counted,
             timeouts: 4,
         };
-        let holds = |pod: &Network, segments: &NamespaceTcpCounts, later| {
-            read.holds(pod, segments, now + Duration::from_secs(later))
+        let is_valid = |pod: &PodNetwork, segments: &NamespaceTcpCounts, later| {
+            reading.is_valid(pod, segments, now + Duration::from_secs(later))
         };
-        assert!(holds(&pod("a", 1), &counted, 0));
-        assert!(holds(
+        assert!(is_valid(&pod("a", 1), &counted, 0));
+        assert!(is_valid(
             &pod("a", 1),
             &NamespaceTcpCounts {
                 sent: 1000,
@@ -149,8 +160,8 @@ mod tests {
             },
             59
         ));
-        assert!(!holds(&pod("a", 1), &counted, 60));
-        assert!(!holds(
+        assert!(!is_valid(&pod("a", 1), &counted, 60));
+        assert!(!is_valid(
             &pod("a", 1),
             &NamespaceTcpCounts {
                 retransmitted: 6,
@@ -159,7 +170,7 @@ mod tests {
             0
         ));
         for failures in [[2, 2, 3], [1, 3, 3], [1, 2, 4]] {
-            assert!(!holds(
+            assert!(!is_valid(
                 &pod("a", 1),
                 &NamespaceTcpCounts {
                     failures,
@@ -169,7 +180,7 @@ mod tests {
             ));
         }
         assert!(
-            !holds(
+            !is_valid(
                 &pod("a", 1),
                 &NamespaceTcpCounts {
                     sent: 99,
@@ -179,7 +190,7 @@ mod tests {
             ),
             "another namespace"
         );
-        assert!(!holds(&pod("a", 2), &counted, 0));
-        assert!(!holds(&pod("b", 1), &counted, 0));
+        assert!(!is_valid(&pod("a", 2), &counted, 0));
+        assert!(!is_valid(&pod("b", 1), &counted, 0));
     }
 }

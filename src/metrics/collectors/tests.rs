@@ -1,13 +1,16 @@
-//! Collectors on a node that is made up of files.
+//! Collectors on a node of plain files.
 
-mod pitfalls;
+mod wrong_input;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
+use super::super::Sources;
 use super::super::page::Format;
 use super::*;
+use crate::cpu::CpuSet;
 use crate::host::cgroup::Cgroups;
 use crate::host::perf;
 use crate::host::proc::Proc;
@@ -16,7 +19,7 @@ use crate::pod::{
     Container, ContainerKind, Entitlement, Pod, Policy, Qos, Role, ThreadPolicy, thread_environment,
 };
 
-/// The files of each cgroup that are kept open here: its directory, CPU time, processes, memory, and three of pressure.
+/// The open files of a cgroup: the directory, CPU time, processes, memory, and three files of pressure.
 const KEPT: usize = 7;
 
 fn write(file: &Path, text: &str) {
@@ -24,7 +27,7 @@ fn write(file: &Path, text: &str) {
     fs::write(file, text).unwrap();
 }
 
-/// A pod with one container, that has one process of one thread and a network of its own.
+/// A pod with a container, a process with a single thread, and its own network.
 fn container(root: &Path, number: u32) -> ContainerState {
     let (cgroup, pid) = (format!("kubepods/pod{number}/c1"), 100 + number);
     let dir = root.join("sys/fs/cgroup").join(&cgroup);
@@ -60,7 +63,7 @@ fn container(root: &Path, number: u32) -> ContainerState {
         process.join("ns/net"),
     )
     .unwrap();
-    let (of, none) = (Pod::default(), Container::default());
+    let (pod, spec) = (Pod::default(), Container::default());
     ContainerState {
         namespace: "train".to_owned(),
         pod: format!("pod-{number}"),
@@ -83,8 +86,8 @@ fn container(root: &Path, number: u32) -> ContainerState {
         cgroup: Some(cgroup),
         running: true,
         threads: thread_environment(
-            &of,
-            &none,
+            &pod,
+            &spec,
             &Policy::default(),
             &ThreadPolicy::default(),
             None,
@@ -132,7 +135,7 @@ fn sources(root: &Path) -> Sources {
     sources_of(root)
 }
 
-/// The same for a node whose own files are there.
+/// Sources on a node whose files exist.
 fn sources_of(root: &Path) -> Sources {
     Sources::new(
         Cgroups::detect(&root.join("sys/fs/cgroup")).unwrap(),
@@ -141,27 +144,63 @@ fn sources_of(root: &Path) -> Sources {
     )
 }
 
+/// Runs a collector by itself, with the process ids of an earlier collector if the scrape is late.
+fn run(
+    sources: &Sources,
+    snapshot: &Snapshot,
+    until: Instant,
+    names: &[&str],
+) -> Vec<(Outcome, String)> {
+    let mut pages = sources.pages.lock();
+    let Collectors { state, enabled } = &mut pages.collectors;
+    let (mut scrape, _) = Scrape::new(
+        snapshot,
+        &sources.host,
+        state,
+        &sources.namespaces,
+        Deadline(until),
+    );
+    if scrape.deadline.is_over() {
+        let containers = scrape.containers.iter_mut();
+        containers.for_each(|container| container.processes = Some(vec![101]));
+    }
+    let mut results = Vec::new();
+    for name in names {
+        let mut page = Page::default();
+        let enabled = enabled
+            .iter_mut()
+            .find(|enabled| enabled.collector.name() == *name);
+        let outcome = enabled.unwrap().collector.collect(&mut scrape, &mut page);
+        results.push((outcome, page.text(Format::Text)));
+    }
+    results
+}
+
+fn in_time() -> Instant {
+    Instant::now() + COLLECTOR_TIME
+}
+
 #[test]
-fn nothing_is_kept_of_pods_that_are_gone() {
+fn no_state_of_deleted_pods_is_kept() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path();
     let sources = sources(root);
     let kept = || {
-        let (switches, timeouts) = (
-            lock(&sources.switches).kept(),
-            lock(&sources.timeouts).kept(),
-        );
-        assert_eq!(lock(&sources.ways).open_count(), switches);
+        let mut pages = sources.pages.lock();
+        let threads = pages.collectors.collector("threads").kept();
+        let timeouts = pages.collectors.collector("tcp").kept();
+        let state = &pages.collectors.state;
+        assert_eq!(state.netns_handles.open_count(), threads);
         (
-            lock(&sources.places).kept(),
-            lock(&sources.counters).open_count(),
-            switches,
+            state.numbers.kept(),
+            state.counters.open_count(),
+            threads,
             timeouts,
         )
     };
-    let stays = container(root, 0);
+    let lasting = container(root, 0);
     for number in 1..50 {
-        let pods = vec![stays.clone(), container(root, number)];
+        let pods = vec![lasting.clone(), container(root, number)];
         let text = sources.collect(&snapshot(pods)).text(Format::Text);
         let timeouts = format!(
             "pinfold_pod_tcp_timeouts_total{{namespace=\"train\",pod=\"pod-{number}\"}} 6\n"
@@ -169,64 +208,105 @@ fn nothing_is_kept_of_pods_that_are_gone() {
         assert!(text.contains(&timeouts), "{text}");
         assert_eq!(kept(), (2, 2 * KEPT, 2, 2));
     }
-    sources.collect(&snapshot(vec![stays]));
+    sources.collect(&snapshot(vec![lasting]));
     assert_eq!(kept(), (1, KEPT, 1, 1));
     sources.collect(&snapshot(Vec::new()));
     assert_eq!(kept(), (0, 0, 0, 0));
 }
 
 #[test]
-fn a_collector_that_is_late_leaves_out_what_it_has_not_read() {
+fn a_late_collector_leaves_out_unread_containers() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path();
     let sources = sources(root);
     let snapshot = snapshot(vec![container(root, 1), container(root, 2)]);
-    let scrape = |until| {
-        let subjects = numbered(subjects(&snapshot), &sources);
-        Scrape {
-            snapshot: &snapshot,
-            sources: &sources,
-            subjects,
-            networks: OnceCell::new(),
-            until,
-        }
-    };
-    type Collect = fn(&mut Page, &mut Scrape<'_>) -> Outcome;
-    let all: [(&str, Collect); 6] = [
-        ("cgroup", cpu::collect),
-        ("threads", threads::collect),
-        ("pressure", pressure::collect),
-        ("memory", memory::collect),
-        ("network", network::collect),
-        ("tcp", |page, scrape| {
-            lock(&scrape.sources.timeouts).collect(page, scrape)
-        }),
-    ];
-    let mut in_time = scrape(Instant::now() + DEADLINE);
-    for (name, collect) in all {
-        let mut page = Page::default();
-        assert_eq!(
-            collect(&mut page, &mut in_time),
-            Outcome::Complete,
-            "{name}"
-        );
-        let text = page.text(Format::Text);
+    let names = ["cgroup", "threads", "pressure", "memory", "network", "tcp"];
+    for (name, (outcome, text)) in names
+        .iter()
+        .zip(run(&sources, &snapshot, in_time(), &names))
+    {
+        assert_eq!(outcome, Outcome::Complete, "{name}");
         assert!(
             text.contains("pod=\"pod-1\"") && text.contains("pod=\"pod-2\""),
             "{name}: {text}"
         );
-
-        let mut late = scrape(Instant::now());
-        late.subjects
-            .iter_mut()
-            .for_each(|subject| subject.processes = Some(vec![101]));
-        let mut page = Page::default();
-        assert_eq!(collect(&mut page, &mut late), Outcome::Partial, "{name}");
-        assert_eq!(page.text(Format::Text), "", "{name}");
+    }
+    let late = run(&sources, &snapshot, Instant::now(), &names);
+    for (name, result) in names.iter().zip(late) {
+        assert_eq!(result, (Outcome::Partial, String::new()), "{name}");
     }
 }
 
-/// A container that owns a CPU.
+#[test]
+fn the_collectors_are_in_the_order_of_the_list() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    let sources = sources(root)
+        .with_sockets(&root.join("sys/fs/cgroup"), &[])
+        .with_connections(&root.join("sys/fs/cgroup"), 0);
+    let pages = sources.pages.lock();
+    let enabled = pages.collectors.enabled.iter();
+    let names: Vec<&str> = enabled.map(|enabled| enabled.collector.name()).collect();
+    assert_eq!(names, COLLECTORS);
+}
+
+#[test]
+fn a_collector_that_is_off_has_no_series() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    let off = ["cgroup", "tcp", "sockets", "connections"].map(str::to_owned);
+    let sources = sources(root)
+        .without(off)
+        .with_sockets(&root.join("sys/fs/cgroup"), &[])
+        .with_connections(&root.join("sys/fs/cgroup"), 0);
+    let text = sources
+        .collect(&snapshot(vec![container(root, 1)]))
+        .text(Format::Text);
+    for absent in [
+        "pinfold_container_cpu_usage_seconds_total",
+        "pinfold_pod_tcp_",
+        "collector=\"cgroup\"",
+        "collector=\"sockets\"",
+        "collector=\"connections\"",
+    ] {
+        assert!(!text.contains(absent), "{absent}: {text}");
+    }
+    // The remaining collectors list the processes themselves.
+    for present in [
+        "pinfold_container_threads{",
+        "pinfold_pod_network_receive_bytes_total{",
+        "pinfold_collector_success{collector=\"threads\"} 1",
+    ] {
+        assert!(text.contains(present), "{present}: {text}");
+    }
+}
+
+#[test]
+fn without_thread_counts_the_tasks_are_unsupported() {
+    let folder = tempfile::tempdir().unwrap();
+    let sources = sources(folder.path()).without(["threads".to_owned()]);
+    let text = sources.collect(&snapshot(Vec::new())).text(Format::Text);
+    let reason =
+        "pinfold_collector_unsupported{collector=\"tasks\",reason=\"needs_threads_collector\"} 1\n";
+    assert!(text.contains(reason), "{text}");
+}
+
+#[test]
+fn only_pods_of_the_chosen_namespaces_have_series() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    let sources = sources(root).in_namespaces(["train".to_owned()]);
+    let web = ContainerState {
+        namespace: "web".to_owned(),
+        ..container(root, 2)
+    };
+    let pods = snapshot(vec![container(root, 1), web]);
+    let text = sources.collect(&pods).text(Format::Text);
+    assert!(text.contains("pod=\"pod-1\""), "{text}");
+    assert!(!text.contains("pod=\"pod-2\""), "{text}");
+}
+
+/// A container with an exclusive CPU.
 fn owner(root: &Path, number: u32, cpu: u32) -> ContainerState {
     let cpus = Some(cpu.to_string().parse().unwrap());
     let entitlement = Entitlement::Exclusive {
@@ -242,7 +322,7 @@ fn owner(root: &Path, number: u32, cpu: u32) -> ContainerState {
 }
 
 #[test]
-fn foreign_time_that_is_late_is_told_by_the_next_scrape() {
+fn the_next_scrape_covers_the_interference_of_a_late_scrape() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path();
     write(&root.join("proc/sys/kernel/osrelease"), "6.12.0\n");
@@ -253,25 +333,13 @@ fn foreign_time_that_is_late_is_told_by_the_next_scrape() {
     write(&root.join("sys/fs/cgroup/cpu.stat"), "usage_usec 9000000\n");
     let sources = sources(root);
     let snapshot = snapshot(vec![owner(root, 0, 0), owner(root, 1, 1)]);
-    let scrape = |until| {
-        let subjects = numbered(subjects(&snapshot), &sources);
-        let scrape = Scrape {
-            snapshot: &snapshot,
-            sources: &sources,
-            subjects,
-            networks: OnceCell::new(),
-            until,
-        };
-        let mut page = Page::default();
-        let outcome = lock(&sources.foreign).collect(&mut page, &scrape);
-        (outcome, page.text(Format::Text))
-    };
+    let scrape = |until| run(&sources, &snapshot, until, &["interference"]).remove(0);
     assert_eq!(scrape(Instant::now()), (Outcome::Partial, String::new()));
-    let (outcome, text) = scrape(Instant::now() + DEADLINE);
+    let (outcome, text) = scrape(in_time());
     assert_eq!(outcome, Outcome::Complete, "{text}");
     for pod in ["pod-0", "pod-1"] {
         let series = format!(
-            "pinfold_container_foreign_cpu_seconds_total{{namespace=\"train\",pod=\"{pod}\""
+            "pinfold_container_interference_cpu_seconds_total{{namespace=\"train\",pod=\"{pod}\""
         );
         assert!(text.contains(&series), "{text}");
     }
@@ -281,48 +349,22 @@ fn foreign_time_that_is_late_is_told_by_the_next_scrape() {
 fn a_late_scrape_opens_no_counters() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path();
-    let sources = sources(root);
-    let events = perf::hardware_events(root);
-    let late = |containers, caches: &mut caches::Caches, online: &str| {
-        let snapshot = Snapshot {
-            online: online.parse().unwrap(),
-            ..snapshot(containers)
-        };
-        let subjects = numbered(subjects(&snapshot), &sources);
-        let (networks, until) = (OnceCell::new(), Instant::now());
-        let scrape = Scrape {
-            snapshot: &snapshot,
-            sources: &sources,
-            subjects,
-            networks,
-            until,
-        };
-        let mut page = Page::default();
-        (caches.collect(&mut page, &scrape), page.text(Format::Text))
+    let late = |container, descriptors| {
+        let events = perf::hardware_events(root);
+        let sources = sources(root).counting_shared(events, descriptors);
+        run(
+            &sources,
+            &snapshot(vec![container]),
+            Instant::now(),
+            &["caches"],
+        )
+        .remove(0)
     };
-    let partial = (
-        Outcome::LeftOut {
-            complete: false,
-            reasons: BTreeMap::new(),
-        },
-        String::new(),
-    );
-    // Without a CPU that is online nobody asks for a moment what the machine has.
-    assert_eq!(
-        late(
-            vec![owner(root, 0, 0)],
-            &mut caches::Caches::new(events, 0),
-            ""
-        ),
-        partial
-    );
-    // In the shared pool none is left out for a reason: there was no time to ask for its counters.
-    assert_eq!(
-        late(
-            vec![container(root, 1)],
-            &mut caches::Caches::new(events, 100),
-            ""
-        ),
-        partial
-    );
+    let complete = false;
+    let reasons = BTreeMap::new();
+    let partial = (Outcome::LeftOut { complete, reasons }, String::new());
+    // The snapshot has no online CPU, so the collector does not probe the hardware.
+    assert_eq!(late(owner(root, 0, 0), 0), partial);
+    // Without time, no container on shared CPUs is left out for a reason.
+    assert_eq!(late(container(root, 1), 100), partial);
 }

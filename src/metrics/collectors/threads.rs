@@ -1,95 +1,133 @@
-//! Threads, their context switches, and how long they waited for a CPU.
+//! The collector `threads`: the number of threads, their context switches, and their waiting time for a CPU.
 
+use std::io;
+use std::path::Path;
 use std::time::Duration;
 
 use super::super::families::{
     CONTAINER_CONTEXT_SWITCHES, CONTAINER_CPU_RUN_DELAY_SECONDS, CONTAINER_THREADS,
 };
-use super::super::lock;
 use super::super::page::Page;
-use super::{Outcome, Scrape};
+use super::model::{Outcome, ThreadCount};
+use super::scheduler_totals::SchedulerTotals;
+use super::scrape::{Collector, Scrape};
 use crate::host::proc::{Proc, SchedulerCounts};
 use crate::host::taskstats::Taskstats;
 
-pub(super) fn collect(page: &mut Page, scrape: &mut Scrape<'_>) -> Outcome {
-    let (mut threads, mut switches) = (
-        page.lines(&CONTAINER_THREADS),
-        page.lines(&CONTAINER_CONTEXT_SWITCHES),
-    );
-    let mut delay = page.lines(&CONTAINER_CPU_RUN_DELAY_SECONDS);
-    let proc = &scrape.sources.proc;
-    let unsupported = proc.no_run_delay();
-    let (mut board, mut tasks) = (lock(&scrape.sources.switches), lock(&scrape.sources.tasks));
-    let mut taskstats = lock(&scrape.sources.taskstats);
-    let by_process = taskstats.is_some();
-    let mut complete = true;
-    for subject in &scrape.subjects {
-        if scrape.is_late() {
-            complete = false;
-            break;
+#[derive(Debug)]
+pub(super) struct ThreadsCollector {
+    /// The kernel's accounting by process. `None`: each thread's files are read.
+    taskstats: Option<Taskstats>,
+    totals: SchedulerTotals,
+}
+
+// === impl ThreadsCollector ===
+
+impl ThreadsCollector {
+    pub(super) fn new(root: &Path) -> Self {
+        Self {
+            taskstats: open_taskstats(root),
+            totals: SchedulerTotals::default(),
         }
-        // Without them nothing is known of its threads, and what was counted of them stays.
-        let Some(processes) = &subject.processes else {
-            complete = false;
-            continue;
-        };
-        // What can't be counted now is counted at the next scrape; as if it were gone, it would be counted twice.
-        let Some(seen) = count(proc, taskstats.as_mut(), processes) else {
-            complete = false;
-            continue;
-        };
-        // One cgroup knows how many it has; what it has not been told of yet is counted by hand.
-        let known = subject.threads.filter(|known| *known >= processes.len());
-        let known =
-            known.unwrap_or_else(|| processes.iter().map(|pid| proc.thread_count(*pid)).sum());
-        let began = |id: i32| {
-            if by_process {
-                proc.start_time(id)
-            } else {
-                None
-            }
-        };
-        let total = board.add(subject.number, &seen, began);
-        let waited = unsupported.is_none().then_some(total.run_delay);
-        tasks.note_threads(subject.number, known, waited);
-        threads.put(&subject.labels, known);
-        switches.put_with(&subject.labels, &[("kind", "voluntary")], total.voluntary);
-        switches.put_with(
-            &subject.labels,
-            &[("kind", "involuntary")],
-            total.involuntary,
-        );
-        if unsupported.is_none() {
-            delay.put(&subject.labels, Duration::from_nanos(total.run_delay));
-        }
-    }
-    [threads, switches, delay]
-        .into_iter()
-        .for_each(|lines| page.add(lines));
-    match unsupported.filter(|_| complete) {
-        Some(reason) => Outcome::Unsupported(reason.to_owned()),
-        None => Outcome::of(complete),
     }
 }
 
-/// What was counted for each process, or for each thread where the kernel does not let us ask for processes; `None` where it
-/// does not say.
-fn count(
+impl Collector for ThreadsCollector {
+    fn name(&self) -> &'static str {
+        "threads"
+    }
+
+    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> Outcome {
+        scrape.list_processes();
+        let mut threads = page.lines(&CONTAINER_THREADS);
+        let mut switches = page.lines(&CONTAINER_CONTEXT_SWITCHES);
+        let mut delay = page.lines(&CONTAINER_CPU_RUN_DELAY_SECONDS);
+        let proc = &scrape.host.proc;
+        let no_run_delay = proc.no_run_delay();
+        let by_process = self.taskstats.is_some();
+        let start_time = |id: i32| by_process.then(|| proc.start_time(id)).flatten();
+        let mut complete = true;
+        for container in &mut scrape.containers {
+            if scrape.deadline.is_over() {
+                complete = false;
+                break;
+            }
+            // Without process ids, the totals stay as they are.
+            let Some(processes) = &container.processes else {
+                complete = false;
+                continue;
+            };
+            // An unreadable task keeps its place in the totals. Its counts would otherwise count twice.
+            let Some(counts) = scheduler_counts(proc, self.taskstats.as_mut(), processes) else {
+                complete = false;
+                continue;
+            };
+            // The `pids` controller may lag behind. A count below the number of processes is replaced by a count by hand.
+            let by_controller = container
+                .pids_current
+                .filter(|count| *count >= processes.len());
+            let count_threads = || processes.iter().map(|pid| proc.thread_count(*pid)).sum();
+            let count = by_controller.unwrap_or_else(count_threads);
+            let total = self.totals.add(container.number, &counts, start_time);
+            let run_delay = no_run_delay.is_none().then_some(total.run_delay);
+            container.thread_count = Some(ThreadCount {
+                threads: count,
+                run_delay,
+            });
+            threads.put(&container.labels, count);
+            for (kind, count) in [
+                ("voluntary", total.voluntary),
+                ("involuntary", total.involuntary),
+            ] {
+                switches.put_with(&container.labels, &[("kind", kind)], count);
+            }
+            delay.put_known(&container.labels, run_delay.map(Duration::from_nanos));
+        }
+        [threads, switches, delay]
+            .into_iter()
+            .for_each(|lines| page.add(lines));
+        match no_run_delay.filter(|_| complete) {
+            Some(detail) => Outcome::unsupported("no_run_delay", detail),
+            None => Outcome::from_complete(complete),
+        }
+    }
+
+    fn forget(&mut self, number: usize) {
+        self.totals.forget(number);
+    }
+
+    #[cfg(test)]
+    fn kept(&self) -> usize {
+        self.totals.kept()
+    }
+}
+
+/// The kernel's accounting of this machine's processes. `None` for a folder of test files, and without permission.
+fn open_taskstats(root: &Path) -> Option<Taskstats> {
+    let opened = (root == Path::new("/")).then(Taskstats::open)?;
+    let log = |error: &io::Error| {
+        tracing::info!(
+            "a scrape reads two files per thread, because the kernel refuses its accounting by process (required: \
+             CAP_NET_ADMIN and the machine's own process ids): {error}"
+        );
+    };
+    opened.inspect_err(log).ok()
+}
+
+/// The counts of each process. Without taskstats, the counts of each thread. `None` if the kernel does not answer.
+fn scheduler_counts(
     proc: &Proc,
     taskstats: Option<&mut Taskstats>,
     processes: &[i32],
 ) -> Option<Vec<(i32, SchedulerCounts)>> {
     let Some(taskstats) = taskstats else {
-        return Some(
-            processes
-                .iter()
-                .flat_map(|pid| proc.threads(*pid))
-                .collect(),
-        );
+        let threads = processes.iter().flat_map(|pid| proc.threads(*pid));
+        return Some(threads.collect());
     };
-    let mut seen = Vec::with_capacity(processes.len());
+    let mut counts = Vec::with_capacity(processes.len());
     for pid in processes {
-        seen.extend(taskstats.of(*pid).ok()?.map(|scheduled| (*pid, scheduled)));
+        let count = taskstats.of(*pid).ok()?;
+        counts.extend(count.map(|count| (*pid, count)));
     }
-    Some(seen)
+    Some(counts)
 }

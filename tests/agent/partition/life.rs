@@ -189,7 +189,9 @@ fn kill_restart_and_upgrade_move_no_container() {
         });
         assert!(held());
         assert_eq!(
-            agent.metric("pinfold_steps_total", &[]).unwrap_or(0.0),
+            agent
+                .metric("pinfold_reconcile_steps_total", &[])
+                .unwrap_or(0.0),
             0.0,
             "a restart plans no step"
         );

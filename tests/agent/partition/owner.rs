@@ -138,10 +138,14 @@ fn foreign_writes_to_a_partition_have_no_effect() {
     };
     let pair = Pair::new(&kernel, &["--reconcile-seconds", "1"]);
     pair.settled(&kernel, "all is settled");
-    let steps = || pair.agent.metric("pinfold_steps_total", &[]).unwrap();
+    let steps = || {
+        pair.agent
+            .metric("pinfold_reconcile_steps_total", &[])
+            .unwrap()
+    };
     let (before, timer) = (steps(), || {
         pair.agent
-            .metric("pinfold_reconcile_total", &[("reason", "timer")])
+            .metric("pinfold_reconcile_total", &[("trigger", "timer")])
     });
     for list in ["0-7", "0", "3,5"] {
         assert!(kernel.write(&pair.main, "cpuset.cpus", list));

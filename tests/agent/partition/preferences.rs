@@ -78,7 +78,9 @@ fn memory_comes_from_where_the_cpus_are() {
     let agent = settings.start();
     agent.eventually("the memory stays", |_| memory(&kernel, &bound) == numa);
     assert_eq!(
-        agent.metric("pinfold_steps_total", &[]).unwrap_or(0.0),
+        agent
+            .metric("pinfold_reconcile_steps_total", &[])
+            .unwrap_or(0.0),
         0.0,
         "a restart plans no step"
     );
@@ -125,7 +127,9 @@ fn siblings_stay_idle_where_one_cpu_of_each_core_is_wanted() {
     agent.kill();
     let agent = settings.start();
     assert_eq!(
-        agent.metric("pinfold_steps_total", &[]).unwrap_or(0.0),
+        agent
+            .metric("pinfold_reconcile_steps_total", &[])
+            .unwrap_or(0.0),
         0.0,
         "a restart plans no step"
     );

@@ -1,11 +1,11 @@
-//! A Prometheus that answers from a file, from a function, or by asking a real one.
+//! A Prometheus that answers from a file, from a function, or from a real Prometheus.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 
-/// A request: its method, its path with the query or the form that was sent, and its head.
+/// A request: the method, the path with the query or the form, and the head.
 pub(crate) struct Asked {
     pub(crate) method: String,
     pub(crate) target: String,
@@ -27,7 +27,7 @@ impl Fake {
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 let answers = Arc::clone(&answers);
-                // Who asks may go away in between.
+                // The client may close the connection in between.
                 std::thread::spawn(move || drop(answer(&stream.unwrap(), &*answers)));
             }
         });
@@ -38,7 +38,7 @@ impl Fake {
         format!("http://{}", self.address)
     }
 
-    /// One that answers what has been recorded, and nothing else.
+    /// A Prometheus that answers only recorded requests.
     pub(crate) fn recorded(answers: BTreeMap<String, String>) -> Self {
         Self::start(move |asked| match answers.get(&asked.target) {
             Some(body) => (200, body.clone()),
@@ -46,13 +46,13 @@ impl Fake {
         })
     }
 
-    /// One that passes everything on, and keeps the answers.
+    /// A Prometheus that forwards every request, and records the answers.
     pub(crate) fn recording(to: SocketAddr) -> (Self, Arc<Mutex<BTreeMap<String, String>>>) {
         let kept = Arc::new(Mutex::new(BTreeMap::new()));
         let into = Arc::clone(&kept);
         let fake = Self::start(move |asked| {
             let mut stream = TcpStream::connect(to).unwrap();
-            // An answer to HTTP/1.0 comes in one piece.
+            // A response to HTTP/1.0 is a single piece.
             let (method, target) = (&asked.method, &asked.target);
             write!(stream, "{method} {target} HTTP/1.0\r\nHost: {to}\r\n\r\n").unwrap();
             let mut text = String::new();

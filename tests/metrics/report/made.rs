@@ -12,7 +12,7 @@ pub(crate) const LONG: u32 = 600;
 
 const SCRAPES: u32 = 15;
 
-/// What one container does each second.
+/// The counts of a container per second.
 #[derive(Clone, Copy, Default)]
 struct Does {
     sent: f64,
@@ -42,7 +42,7 @@ impl Series {
         writeln!(lines, "{family}{{{labels}}} {value} {at}").unwrap();
     }
 
-    /// A pod for the time of its case.
+    /// A pod that exists during a case.
     fn pod(&mut self, place: &Place<'_>, role: &str, index: u32, does: Does) {
         let pod = format!(
             "namespace=\"train\",pod=\"wide-deep-{role}-{index}\",{}",
@@ -52,7 +52,7 @@ impl Series {
         let socket_only = place.case == "1" && place.scene == "2" && role == "ps";
         for at in place.scrapes(role) {
             let second = at.saturating_sub(place.start).min(LONG);
-            // Who moved to this node, or away from it, is there for its half alone, and counts from 0.
+            // A container that moved to or from the node exists for half of the time, and counts from 0.
             let half = LONG / 2;
             let seen = match place.half {
                 Half::First if second > half => continue,
@@ -60,7 +60,7 @@ impl Series {
                 Half::Second => f64::from(second - half),
                 _ => f64::from(second),
             };
-            // For two minutes nobody scraped.
+            // Two minutes without a scrape.
             if place.scene == "2" && place.case == "2" && (240..360).contains(&second) {
                 continue;
             }
@@ -88,7 +88,7 @@ impl Series {
                 }
             }
             if place.scene == "2" && place.case == "1" {
-                // Scraped by two that don't know of each other.
+                // Two independent servers scrape the node.
                 for replica in ["a", "b"] {
                     let labels = format!("{pod},prometheus_replica=\"{replica}\"");
                     self.sample(
@@ -105,7 +105,7 @@ impl Series {
                     );
                 }
             }
-            // A container that was begun anew after half of the time counts from 0.
+            // A container that restarted after half of the time counts from 0.
             let anew = place.scene == "1" && place.case == "2" && index == 0 && second > LONG / 2;
             let since = if anew {
                 seen - f64::from(LONG / 2)
@@ -131,7 +131,7 @@ impl Series {
                 at,
             );
             if does.steps > 0.0 {
-                // Two jobs scrape each of them, where two do.
+                // With two scrape jobs, each job has separate series.
                 for job in if place.scene == "2" && place.case == "1" {
                     &["a", "b"][..]
                 } else {
@@ -164,7 +164,7 @@ struct Place<'a> {
     start: u32,
     target: String,
     half: Half,
-    /// Whether it is told of by a second target under another name.
+    /// Whether a second target reports the same series under another name.
     again: bool,
 }
 
@@ -205,7 +205,7 @@ pub(crate) fn series() -> String {
             half: Half::Both,
             again: false,
         };
-        // The same agent, scraped by its name as well.
+        // The same agent, also scraped under its name.
         let by_name = |kind: &str, index: u32| Place {
             target: named(
                 &format!("{scene}-{case}-{kind}{index}"),
@@ -216,7 +216,7 @@ pub(crate) fn series() -> String {
         };
         let twice = scene == "1" && case == "1";
         for (index, sent) in (0..).zip(servers) {
-            // In scene 2 servers have nodes of their own.
+            // In scene 2, servers run on separate nodes.
             let kinds: &[&str] = if scene == "1" {
                 &[""]
             } else {
@@ -282,7 +282,7 @@ pub(crate) fn series() -> String {
                 }
             }
         }
-        // Somebody else's job, on a node without a slot.
+        // A job outside of the scenes, on a node without a slot.
         let labels = "namespace=\"else\",pod=\"o-0\",training_job=\"other\",role=\"worker\",instance=\"10.9.9.9:9630\"";
         for second in (0..=LONG).step_by(SCRAPES as usize) {
             all.sample("pinfold_pod_info", labels, 1.0, start + second);

@@ -1,10 +1,11 @@
-use std::cell::OnceCell;
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 
 use super::super::super::Sources;
 use super::super::super::page::Format;
+use super::super::Collectors;
+use super::super::model::Deadline;
 use super::*;
 use crate::cpu::CpuSet;
 use crate::host::cgroup::Cgroups;
@@ -97,7 +98,8 @@ impl Machine {
         fs::write(cgroup.join("cgroup.controllers"), "cpuset cpu memory\n").unwrap();
         let cgroups = Cgroups::detect(&cgroup).unwrap();
         let mut sources = Sources::new(cgroups, Proc::new(root.path()), root.path());
-        sources.resctrl = Mutex::new(Monitors::new(tree(root.path(), rmids)));
+        let collector = ResctrlCollector::with_resctrl(tree(root.path(), rmids));
+        sources.pages.get_mut().collectors.put(Box::new(collector));
         Self { root, sources }
     }
 
@@ -163,25 +165,20 @@ fn success(text: &str) -> bool {
 }
 
 #[test]
-fn a_late_scrape_makes_no_groups_and_tells_of_none() {
+fn a_late_scrape_makes_no_groups_and_writes_no_series() {
     let machine = Machine::new(8);
     let snapshot = snapshot(&[owner("w", Role::Worker, "2-3")]);
     let scrape = |until| {
-        let subjects = super::super::numbered(super::super::subjects(&snapshot), &machine.sources);
-        let scrape = Scrape {
-            snapshot: &snapshot,
-            sources: &machine.sources,
-            subjects,
-            networks: OnceCell::new(),
-            until,
-        };
+        let mut pages = machine.sources.pages.lock();
+        let Collectors { state, enabled } = &mut pages.collectors;
+        let namespaces = BTreeSet::new();
+        let host = &machine.sources.host;
+        let (mut scrape, _) = Scrape::new(&snapshot, host, state, &namespaces, Deadline(until));
         let mut page = Page::default();
-        let outcome = machine
-            .sources
-            .resctrl
-            .lock()
-            .unwrap()
-            .collect(&mut page, &scrape);
+        let resctrl = enabled
+            .iter_mut()
+            .find(|enabled| enabled.collector.name() == "resctrl");
+        let outcome = resctrl.unwrap().collector.collect(&mut scrape, &mut page);
         (outcome, page.text(Format::Text), machine.names())
     };
     let outcome = |complete| Outcome::LeftOut {
@@ -265,7 +262,7 @@ fn owners_have_groups_on_their_cpus() {
 }
 
 #[test]
-fn what_a_cache_can_t_tell_costs_that_cache() {
+fn a_missing_value_affects_only_its_cache() {
     let machine = Machine::new(8);
     let worker = [owner("w", Role::Worker, "2-3")];
     machine.scrape(&worker);
@@ -276,9 +273,9 @@ fn what_a_cache_can_t_tell_costs_that_cache() {
     let text = machine.scrape(&worker);
     assert!(
         success(&text),
-        "what the hardware can't tell is no failure of ours"
+        "a value that the hardware lacks is not a failure"
     );
-    assert_eq!(left_out(&text, "the hardware can't tell"), Some(1));
+    assert_eq!(left_out(&text, "unavailable"), Some(1));
     assert_eq!(
         values(&text, "llc_occupancy_bytes", "w"),
         [("l3_domain=1".to_owned(), 0)]
@@ -294,7 +291,7 @@ fn what_a_cache_can_t_tell_costs_that_cache() {
 }
 
 #[test]
-fn what_was_moved_survives_a_new_mount() {
+fn bandwidth_totals_survive_a_new_mount() {
     let machine = Machine::new(8);
     let worker = [owner("w", Role::Worker, "2-3")];
     machine.scrape(&worker);
@@ -316,21 +313,21 @@ fn what_was_moved_survives_a_new_mount() {
 }
 
 #[test]
-fn monitors_are_for_parameter_servers_first() {
+fn parameter_servers_get_monitors_first() {
     let machine = Machine::new(3);
     let workers = [owner("a", Role::Worker, "1"), owner("b", Role::Worker, "2")];
     assert!(success(&machine.scrape(&workers)));
     let [a, b] = workers;
     let text = machine.scrape(&[a, b, owner("ps", Role::Ps, "3")]);
     assert!(success(&text), "too few monitors are no failure of ours");
-    assert_eq!(left_out(&text, "all RMIDs are in use"), Some(1));
+    assert_eq!(left_out(&text, "no_monitors"), Some(1));
     assert_eq!(machine.names(), ["pinfold-u-a-main", "pinfold-u-ps-main"]);
     assert_eq!(values(&text, "llc_occupancy_bytes", "ps").len(), 2);
     assert!(values(&text, "llc_occupancy_bytes", "b").is_empty());
 }
 
 #[test]
-fn monitors_in_limbo_are_asked_for_again() {
+fn monitors_in_limbo_are_tried_again() {
     let machine = Machine::new(3);
     let limbo = machine.root.path().join("sys/fs/resctrl/limbo");
     fs::write(&limbo, "2").unwrap();
@@ -340,7 +337,7 @@ fn monitors_in_limbo_are_asked_for_again() {
         success(&text) && values(&text, "llc_occupancy_bytes", "w").is_empty(),
         "{text}"
     );
-    assert_eq!(left_out(&text, "all RMIDs are in use, or wait"), Some(1));
+    assert_eq!(left_out(&text, "no_monitors"), Some(1));
     fs::remove_file(&limbo).unwrap();
     let text = machine.scrape(&worker);
     assert!(
@@ -350,7 +347,7 @@ fn monitors_in_limbo_are_asked_for_again() {
 }
 
 #[test]
-fn cpus_of_somebody_elses_control_group_are_left_to_it() {
+fn cpus_of_a_foreign_control_group_stay_in_the_group() {
     let machine = Machine::new(5);
     let both = [
         owner("theirs", Role::Ps, "2"),
@@ -368,7 +365,7 @@ fn cpus_of_somebody_elses_control_group_are_left_to_it() {
     for _ in 0..2 {
         let text = machine.scrape(&both);
         assert!(success(&text), "{text}");
-        assert_eq!(left_out(&text, "somebody else's control group"), Some(1));
+        assert_eq!(left_out(&text, "foreign_control_group"), Some(1));
         assert_eq!(values(&text, "llc_occupancy_bytes", "ours").len(), 2);
         assert!(values(&text, "llc_occupancy_bytes", "theirs").is_empty());
         assert_eq!(
@@ -386,19 +383,16 @@ fn cpus_of_somebody_elses_control_group_are_left_to_it() {
 }
 
 #[test]
-fn without_it_there_is_a_reason() {
+fn without_resctrl_the_reason_is_reported() {
     let machine = Machine::new(3);
     let top: &Path = &machine.root.path().join("sys/fs/resctrl");
     fs::remove_dir_all(top).unwrap();
     fs::create_dir(top).unwrap();
     let text = machine.scrape(&[owner("w", Role::Worker, "2")]);
     let reason =
-        "pinfold_collector_unsupported{collector=\"resctrl\",reason=\"nothing is mounted on ";
-    assert!(
-        text.contains(reason) && text.contains("mount -t resctrl resctrl"),
-        "{text}"
-    );
-    assert!(success(&text), "what is not offered is no failure");
+        "pinfold_collector_unsupported{collector=\"resctrl\",reason=\"no_resctrl_monitoring\"}";
+    assert!(text.contains(reason), "{text}");
+    assert!(success(&text), "missing support is not a failure");
     assert!(
         !text.contains("pinfold_container_llc_occupancy_bytes"),
         "{text}"

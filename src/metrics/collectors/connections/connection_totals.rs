@@ -1,42 +1,42 @@
-//! What the looks have counted: the decisions behind the `connections` collector.
+//! [`ConnectionTotals`]: the totals of all samples: the decisions behind the collector `connections`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use super::super::super::Peer;
-use super::peers::{Book, Job};
+use super::super::super::model::Peer;
+use super::peer_directory::{Job, PeerDirectory};
 use crate::host::diag::{TcpConnection, TcpMeasurements, TcpState};
 
-/// Up to how many seconds a round trip takes, by bucket: from two pods on one node to two ends of the world.
+/// The bounds of the round-trip buckets in seconds: from two pods of a node to opposite ends of the world.
 pub(super) const BOUNDS: [f64; 12] = [
     0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.1, 0.25, 1.0,
 ];
 
-/// What was counted of all pods, which are known by their cgroups.
+/// The totals of all pods, by the path of the pod's cgroup.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
-    pods: HashMap<String, Pod>,
-    /// How many peers of a pod are told apart.
+pub(super) struct ConnectionTotals {
+    pods: HashMap<String, PodConnections>,
+    /// The limit on peers with own series per pod.
     most: usize,
-    /// How many looks have come to their end.
-    looks: u64,
+    /// The number of finished samples.
+    samples: u64,
 }
 
-/// What was counted of a pod.
+/// The totals of a pod.
 #[derive(Debug, Default)]
-pub(super) struct Pod {
-    /// The look that has seen it last.
-    look: u64,
-    /// Connections at that look in each of [`TcpState::ALL`]; `None` for a state that there never was.
+pub(super) struct PodConnections {
+    /// The number of the last sample with the pod.
+    last_sample: u64,
+    /// Connections of the last sample in each of [`TcpState::ALL`]; `None` for a state without any connection so far.
     pub(super) states: [Option<usize>; TcpState::ALL.len()],
     pub(super) rtt: Histogram,
     /// Microseconds, as in [`TcpMeasurements`].
     pub(super) busy: u64,
     pub(super) receiver: u64,
     pub(super) buffer: u64,
-    /// What went to and fro between it and others of its job; `None` for everybody else. Nothing for a pod of no job.
+    /// Traffic with each peer of the job, and with all remaining peers (`None`). Empty for a pod without a job.
     pub(super) peers: BTreeMap<Option<Peer>, Bytes>,
-    /// Its connections at that look, by their numbers.
+    /// The connections of the last sample, by cookie.
     last: HashMap<u64, TcpMeasurements>,
 }
 
@@ -48,7 +48,7 @@ pub(super) struct Bytes {
 
 #[derive(Debug, Default, Clone, Copy, PartialEq)]
 pub(super) struct Histogram {
-    /// By bucket, and last those above all bounds.
+    /// The count of each bucket. The last bucket is above all bounds.
     pub(super) counts: [u64; BOUNDS.len() + 1],
     pub(super) sum: Duration,
 }
@@ -69,24 +69,24 @@ impl Histogram {
     }
 }
 
-// === impl Pod ===
+// === impl PodConnections ===
 
-impl Pod {
+impl PodConnections {
     fn count(&mut self, peer: Option<&Peer>, bytes: Bytes, most: usize) {
         let named = self.peers.keys().flatten().count();
-        let place = peer
+        let counted_peer = peer
             .cloned()
             .filter(|peer| named < most || self.peers.contains_key(&Some(peer.clone())));
-        let counted = self.peers.entry(place).or_default();
+        let counted = self.peers.entry(counted_peer).or_default();
         counted.received = counted.received.saturating_add(bytes.received);
         counted.sent = counted.sent.saturating_add(bytes.sent);
     }
 }
 
-// === impl Tally ===
+// === impl ConnectionTotals ===
 
-impl Tally {
-    /// One that tells so many peers of a pod apart; with none, nothing is counted of any.
+impl ConnectionTotals {
+    /// Totals with at most `most` peers per pod; 0 disables the peers.
     pub(super) fn new(most: usize) -> Self {
         Self {
             most,
@@ -94,28 +94,28 @@ impl Tally {
         }
     }
 
-    /// Adds what a look has seen of a pod: all of its connections.
+    /// Adds all connections of a pod in a sample.
     ///
-    /// Of a connection that was there at the look before, what it gained since counts; of another, all: it has begun since, or
-    /// nobody has looked before. One that has ended keeps what it had when it was last looked at.
+    /// A connection of the last sample adds its increase. A new connection adds all of its counts. The counts of an ended
+    /// connection stay as of its last sample.
     ///
-    /// Of a pod that belongs to a job, it also counts between whom the bytes went. A peer that has a place keeps it while the
-    /// pod lives; once there are no places left, further ones are everybody else.
-    pub(super) fn note<'a>(
+    /// For a pod of a job, the bytes are also counted by peer. A peer keeps its series while the pod lives. Peers beyond the
+    /// limit are counted together.
+    pub(super) fn add<'a>(
         &mut self,
         pod: &str,
         connections: impl Iterator<Item = &'a TcpConnection>,
         job: Option<&(Job, Peer)>,
-        book: &mut Book,
+        directory: &mut PeerDirectory,
     ) {
         let most = self.most;
         if !self.pods.contains_key(pod) {
-            self.pods.insert(pod.to_owned(), Pod::default());
+            self.pods.insert(pod.to_owned(), PodConnections::default());
         }
         let Some(pod) = self.pods.get_mut(pod) else {
             return;
         };
-        pod.look = self.looks + 1;
+        pod.last_sample = self.samples + 1;
         pod.states.iter_mut().flatten().for_each(|count| *count = 0);
         let mut now = HashMap::with_capacity(pod.last.len());
         for connection in connections {
@@ -124,9 +124,9 @@ impl Tally {
                 .get(&connection.cookie)
                 .copied()
                 .unwrap_or_default();
-            // A remnant has nothing to tell any more.
+            // A connection in a final state has no measurements.
             let measured = connection.measured.unwrap_or(before);
-            // The kernel's list may name one twice that moves meanwhile.
+            // The kernel may list a connection twice if the connection moves during the listing.
             if now.insert(connection.cookie, measured).is_some() {
                 continue;
             }
@@ -136,39 +136,46 @@ impl Tally {
             if let Some(count) = at.and_then(|at| pod.states.get_mut(at)) {
                 *count = Some(count.unwrap_or(0) + 1);
             }
-            let gained =
+            let increase =
                 |of: fn(&TcpMeasurements) -> u64| of(&measured).saturating_sub(of(&before));
-            pod.busy = pod.busy.saturating_add(gained(|it| it.busy));
+            pod.busy = pod.busy.saturating_add(increase(|measured| measured.busy));
             pod.receiver = pod
                 .receiver
-                .saturating_add(gained(|it| it.receiver_limited));
-            pod.buffer = pod.buffer.saturating_add(gained(|it| it.buffer_limited));
+                .saturating_add(increase(|measured| measured.receiver_limited));
+            pod.buffer = pod
+                .buffer
+                .saturating_add(increase(|measured| measured.buffer_limited));
             let bytes = Bytes {
-                received: gained(|it| it.received),
-                sent: gained(|it| it.acknowledged),
+                received: increase(|measured| measured.received),
+                sent: increase(|measured| measured.acknowledged),
             };
             if let Some((job, _)) = job
                 && !connection.remote.is_loopback()
             {
-                pod.count(book.find(job, connection.remote), bytes, most);
+                pod.count(directory.find(job, connection.remote), bytes, most);
             }
-            // Without a new acknowledgement the time is an old one, seen before.
-            if let Some(rtt) = measured.rtt.filter(|_| gained(|it| it.acknowledged) > 0) {
+            // Without a new acknowledgement, the round-trip time is already counted.
+            if let Some(rtt) = measured
+                .rtt
+                .filter(|_| increase(|measured| measured.acknowledged) > 0)
+            {
                 pod.rtt.observe(rtt);
             }
         }
         pod.last = now;
     }
 
-    /// A look has come to its end; pods that are not there any more are forgotten.
-    pub(super) fn end(&mut self, is_there: impl Fn(&str) -> bool) {
-        self.looks += 1;
-        self.pods.retain(|pod, _| is_there(pod));
+    /// Finishes a sample, and drops removed pods.
+    pub(super) fn finish_sample(&mut self, is_live: impl Fn(&str) -> bool) {
+        self.samples += 1;
+        self.pods.retain(|pod, _| is_live(pod));
     }
 
-    /// What was counted of a pod that the last look has seen, or the present one has seen already.
-    pub(super) fn of(&self, pod: &str) -> Option<&Pod> {
-        self.pods.get(pod).filter(|pod| pod.look >= self.looks)
+    /// The totals of a pod in the last or the current sample.
+    pub(super) fn get(&self, pod: &str) -> Option<&PodConnections> {
+        self.pods
+            .get(pod)
+            .filter(|pod| pod.last_sample >= self.samples)
     }
 }
 
@@ -212,38 +219,38 @@ mod tests {
         })
     }
 
-    fn look(tally: &mut Tally, connections: &[TcpConnection]) {
-        tally.note("a", connections.iter(), None, &mut Book::default());
-        tally.end(|_| true);
+    fn sample(totals: &mut ConnectionTotals, connections: &[TcpConnection]) {
+        totals.add("a", connections.iter(), None, &mut PeerDirectory::default());
+        totals.finish_sample(|_| true);
     }
 
-    fn limited(tally: &Tally) -> [u64; 3] {
-        let pod = tally.of("a").unwrap();
+    fn limited(totals: &ConnectionTotals) -> [u64; 3] {
+        let pod = totals.get("a").unwrap();
         [pod.busy, pod.receiver, pod.buffer]
     }
 
     #[test]
-    fn what_is_gained_is_added_and_what_has_ended_stays() {
-        let mut tally = Tally::default();
+    fn increases_are_added_and_ended_connections_stay() {
+        let mut totals = ConnectionTotals::default();
         let one = |busy, acknowledged| {
             connection(1, TcpState::Established, measured(3, busy, acknowledged))
         };
-        look(&mut tally, &[one(100, 5)]);
-        assert_eq!(limited(&tally), [100, 50, 25]);
+        sample(&mut totals, &[one(100, 5)]);
+        assert_eq!(limited(&totals), [100, 50, 25]);
         let other = connection(2, TcpState::CloseWait, measured(200, 40, 1));
-        look(&mut tally, &[one(180, 9), other, other]);
-        assert_eq!(limited(&tally), [220, 110, 55]);
-        let states = tally.of("a").unwrap().states;
+        sample(&mut totals, &[one(180, 9), other, other]);
+        assert_eq!(limited(&totals), [220, 110, 55]);
+        let states = totals.get("a").unwrap().states;
         assert_eq!((states[0], states[7], states[5]), (Some(1), Some(1), None));
-        // The first has become a remnant, the other is gone.
-        look(&mut tally, &[connection(1, TcpState::TimeWait, None)]);
-        assert_eq!(limited(&tally), [220, 110, 55]);
-        let states = tally.of("a").unwrap().states;
+        // The first connection is in its final state. The second is gone.
+        sample(&mut totals, &[connection(1, TcpState::TimeWait, None)]);
+        assert_eq!(limited(&totals), [220, 110, 55]);
+        let states = totals.get("a").unwrap().states;
         assert_eq!(
             (states[0], states[7], states[5]),
             (Some(0), Some(0), Some(1))
         );
-        let rtt = tally.of("a").unwrap().rtt;
+        let rtt = totals.get("a").unwrap().rtt;
         assert_eq!(
             (
                 rtt.counts[6],
@@ -256,11 +263,11 @@ mod tests {
     }
 
     #[test]
-    fn a_round_trip_is_observed_once_for_what_it_measured() {
-        let mut tally = Tally::default();
+    fn a_round_trip_is_counted_once() {
+        let mut totals = ConnectionTotals::default();
         for acknowledged in [0, 7, 7, 7, 8] {
-            look(
-                &mut tally,
+            sample(
+                &mut totals,
                 &[connection(
                     1,
                     TcpState::Established,
@@ -268,16 +275,16 @@ mod tests {
                 )],
             );
         }
-        assert_eq!(tally.of("a").unwrap().rtt.counts.iter().sum::<u64>(), 2);
+        assert_eq!(totals.get("a").unwrap().rtt.counts.iter().sum::<u64>(), 2);
         let silent = TcpMeasurements {
             rtt: None,
             ..measured(3, 9, 9).unwrap()
         };
-        look(
-            &mut tally,
+        sample(
+            &mut totals,
             &[connection(1, TcpState::Established, Some(silent))],
         );
-        assert_eq!(tally.of("a").unwrap().rtt.counts.iter().sum::<u64>(), 2);
+        assert_eq!(totals.get("a").unwrap().rtt.counts.iter().sum::<u64>(), 2);
     }
 
     #[test]
@@ -291,33 +298,33 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_was_not_seen_is_not_told_and_one_that_is_gone_begins_anew() {
-        let mut tally = Tally::default();
+    fn a_pod_without_a_sample_has_no_series_and_a_removed_pod_starts_again() {
+        let mut totals = ConnectionTotals::default();
         let all = [connection(1, TcpState::Established, measured(3, 100, 5))];
-        look(&mut tally, &all);
-        tally.note("b", all.iter(), None, &mut Book::default());
-        assert!(tally.of("a").is_some(), "the look has not ended");
-        tally.end(|_| true);
-        assert!(tally.of("a").is_none() && tally.of("b").is_some());
-        // It was only not seen: what it had is not counted again.
-        look(&mut tally, &all);
-        assert_eq!(limited(&tally), [100, 50, 25]);
-        tally.end(|pod| pod != "a");
-        look(&mut tally, &[]);
-        assert_eq!(limited(&tally), [0, 0, 0]);
+        sample(&mut totals, &all);
+        totals.add("b", all.iter(), None, &mut PeerDirectory::default());
+        assert!(totals.get("a").is_some(), "the sample is not finished");
+        totals.finish_sample(|_| true);
+        assert!(totals.get("a").is_none() && totals.get("b").is_some());
+        // The pod was only missing in a sample, so its connections are not counted again.
+        sample(&mut totals, &all);
+        assert_eq!(limited(&totals), [100, 50, 25]);
+        totals.finish_sample(|pod| pod != "a");
+        sample(&mut totals, &[]);
+        assert_eq!(limited(&totals), [0, 0, 0]);
     }
 
     #[test]
-    fn bytes_are_counted_by_peer_and_those_without_a_place_together() {
+    fn bytes_are_counted_by_peer_and_the_rest_together() {
         let job = ("train".to_owned(), "job".to_owned());
         let peer = |pod: &str| Peer {
             pod: pod.to_owned(),
             role: Role::Worker,
         };
         let own = (job.clone(), peer("w-9"));
-        let mut book = Book::default();
+        let mut directory = PeerDirectory::default();
         let address = |last| IpAddr::V4(Ipv4Addr::new(10, 0, 0, last));
-        book.tell(
+        directory.set(
             job,
             [1, 2, 3].map(|last| (address(last), peer(&format!("w-{last}")))),
         );
@@ -333,14 +340,14 @@ mod tests {
                 ..connection(last.into(), TcpState::Established, Some(measured))
             }
         };
-        let mut tally = Tally::new(2);
-        let looks = [
+        let mut totals = ConnectionTotals::new(2);
+        let samples = [
             vec![to(0, 999, 999), to(1, 10, 1), to(9, 100, 5)],
             vec![to(1, 30, 2), to(2, 7, 3), to(3, 40, 4), to(9, 101, 5)],
         ];
-        for connections in looks {
-            tally.note("a", connections.iter(), Some(&own), &mut book);
-            tally.end(|_| true);
+        for connections in samples {
+            totals.add("a", connections.iter(), Some(&own), &mut directory);
+            totals.finish_sample(|_| true);
         }
         let bytes = |received, sent| Bytes { received, sent };
         let expected = BTreeMap::from([
@@ -348,27 +355,27 @@ mod tests {
             (Some(peer("w-1")), bytes(30, 2)),
             (Some(peer("w-2")), bytes(7, 3)),
         ]);
-        assert_eq!(tally.of("a").unwrap().peers, expected);
-        let mut none = Tally::default();
-        none.note("a", [to(1, 10, 1)].iter(), None, &mut book);
-        assert!(none.of("a").unwrap().peers.is_empty());
+        assert_eq!(totals.get("a").unwrap().peers, expected);
+        let mut none = ConnectionTotals::default();
+        none.add("a", [to(1, 10, 1)].iter(), None, &mut directory);
+        assert!(none.get("a").unwrap().peers.is_empty());
     }
 
     proptest! {
         #[test]
         fn counters_never_go_back(
-            looks in prop::collection::vec(prop::collection::vec((0_u64..4, 0_u64..1 << 40, 0_u64..9), 0..6), 1..20),
+            samples in prop::collection::vec(prop::collection::vec((0_u64..4, 0_u64..1 << 40, 0_u64..9), 0..6), 1..20),
         ) {
-            let (mut tally, mut before, mut seen) = (Tally::default(), [0; 3], 0);
-            for connections in looks {
+            let (mut totals, mut before, mut seen) = (ConnectionTotals::default(), [0; 3], 0);
+            for connections in samples {
                 let connections: Vec<TcpConnection> = connections
                     .into_iter()
                     .map(|(cookie, busy, acked)| connection(cookie, TcpState::Established, measured(1, busy, acked)))
                     .collect();
-                look(&mut tally, &connections);
-                let after = limited(&tally);
+                sample(&mut totals, &connections);
+                let after = limited(&totals);
                 prop_assert!(after.iter().zip(before).all(|(after, before)| *after >= before));
-                let pod = tally.of("a").unwrap();
+                let pod = totals.get("a").unwrap();
                 prop_assert!(pod.states[0].unwrap_or(0) <= 4);
                 let count = pod.rtt.counts.iter().sum();
                 prop_assert!(count >= seen);

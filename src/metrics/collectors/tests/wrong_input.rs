@@ -1,6 +1,7 @@
-//! What others have told wrongly: each case on files that are as the kernel's would be.
+//! Errors of similar programs: each case on files like the kernel's.
 
-use super::super::super::page::Format;
+use std::collections::BTreeSet;
+
 use super::*;
 
 /// A scrape as text.
@@ -10,7 +11,7 @@ fn scrape(sources: &Sources, containers: &[ContainerState]) -> String {
         .text(Format::Text)
 }
 
-/// The values of a family's series, by their labels.
+/// The labels and values of a family's series.
 fn series<'a>(text: &'a str, family: &str) -> Vec<(&'a str, &'a str)> {
     let of = |line: &'a str| {
         line.strip_prefix(family)?
@@ -20,7 +21,7 @@ fn series<'a>(text: &'a str, family: &str) -> Vec<(&'a str, &'a str)> {
     text.lines().filter_map(of).collect()
 }
 
-/// The value of a pod's series, which must be the only one that has these words in its labels.
+/// The value of the only series with these words in its labels.
 fn only<'a>(text: &'a str, family: &str, words: &[&str]) -> &'a str {
     let mut all = series(text, family);
     all.retain(|(labels, _)| words.iter().all(|word| labels.contains(word)));
@@ -51,7 +52,7 @@ const SCOPE: &str = "pinfold_pod_network_scope";
 const SEGMENTS: &str = "pinfold_pod_tcp_sent_segments_total";
 
 #[test]
-fn a_process_with_the_id_of_another_takes_nothing_back() {
+fn a_reused_process_id_does_not_decrease_a_counter() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path();
     let (sources, pod) = (sources(root), [container(root, 1)]);
@@ -60,7 +61,7 @@ fn a_process_with_the_id_of_another_takes_nothing_back() {
     let status = "voluntary_ctxt_switches:\t5\nnonvoluntary_ctxt_switches:\t1\n";
     write(&root.join("proc/101/task/101/status"), status);
     assert_eq!(voluntary(&scrape(&sources, &pod)), "75");
-    // Nor does one that is gone and comes to another pod.
+    // A process that moves to another pod leaves its counts, too.
     let pods = [pod[0].clone(), container(root, 2)];
     write(
         &root.join("sys/fs/cgroup/kubepods/pod1/c1/cgroup.procs"),
@@ -81,7 +82,7 @@ fn a_process_with_the_id_of_another_takes_nothing_back() {
 }
 
 #[test]
-fn a_network_that_two_share_is_nobodys() {
+fn a_shared_network_has_no_owner() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path();
     let sources = sources(root);
@@ -98,7 +99,7 @@ fn a_network_that_two_share_is_nobodys() {
         assert_eq!(series(&text, family).len(), 1, "{family}");
         assert!(series(&text, family)[0].0.contains("pod-3"), "{family}");
     }
-    // What one has that shares it with nobody any more is its own.
+    // A network that is no longer shared belongs to its pod.
     let text = scrape(&sources, &pods[1..]);
     assert_eq!(series(&text, RECEIVED).len(), 2);
 }
@@ -108,7 +109,7 @@ fn scopes(text: &str, pods: &[ContainerState]) -> Vec<String> {
     let of = |pod: &ContainerState| {
         let pod = format!("pod=\"{}\"", pod.pod);
         let mut all = series(text, SCOPE);
-        all.retain(|(labels, _)| labels.contains(&pod));
+        all.retain(|(labels, value)| labels.contains(&pod) && *value == "1");
         let scope = all
             .first()
             .and_then(|(labels, _)| labels.split("scope=\"").nth(1));
@@ -123,7 +124,7 @@ fn an_unreadable_pod_leaves_the_networks_of_others_known() {
     let root = folder.path();
     let sources = sources(root);
     let pods: Vec<ContainerState> = (1..=4).map(|number| container(root, number)).collect();
-    // The namespace of one pod can't be read, nor the processes of another.
+    // The namespace of a pod is unreadable, and so are the processes of another pod.
     fs::remove_file(root.join("proc/102/ns/net")).unwrap();
     let processes = root.join("sys/fs/cgroup/kubepods/pod4/c1/cgroup.procs");
     fs::remove_file(&processes).unwrap();
@@ -142,14 +143,24 @@ fn pods_read_before_the_deadline_have_a_scope() {
     let root = folder.path();
     let sources = sources(root);
     let snapshot = snapshot((1..=3).map(|number| container(root, number)).collect());
-    let mut subjects = numbered(subjects(&snapshot), &sources);
-    subjects
-        .iter_mut()
-        .zip(101..)
-        .for_each(|(subject, pid)| subject.processes = Some(vec![pid]));
-    let asked = std::cell::Cell::new(0);
-    let is_late = || asked.replace(asked.get() + 1) >= 2;
-    let networks = Networks::of(&subjects, &sources.proc, &mut lock(&sources.ways), is_late);
+    let mut pages = sources.pages.lock();
+    let Collectors { state, .. } = &mut pages.collectors;
+    let namespaces = BTreeSet::new();
+    let (mut scrape, _) = Scrape::new(
+        &snapshot,
+        &sources.host,
+        state,
+        &namespaces,
+        Deadline(in_time()),
+    );
+    for (container, pid) in scrape.containers.iter_mut().zip(101..) {
+        container.processes = Some(vec![pid]);
+    }
+    let checks = std::cell::Cell::new(0);
+    let is_late = || checks.replace(checks.get() + 1) >= 2;
+    let handles = &mut scrape.state.netns_handles;
+    let networks =
+        pod_networks::PodNetworks::find(&scrape.containers, &sources.host.proc, handles, is_late);
     let scopes: Vec<&str> = networks.pods.iter().map(|pod| pod.scope.name()).collect();
     assert_eq!(
         (scopes.as_slice(), networks.complete),
@@ -189,13 +200,13 @@ fn only_exclusive_cpus_are_a_label() {
         "{labels}"
     );
     assert!(!labels.contains("policy"), "{labels}");
-    // The kernel lets an owner run on the shared CPUs, too: these are no label, either.
+    // An owner that may also run on shared CPUs has no such label.
     pods[0].effective = Some("0-3".parse().unwrap());
     assert_eq!(series(&scrape(&sources, &pods), info), []);
 }
 
 #[test]
-fn a_page_without_time_tells_that_its_collectors_are_late() {
+fn a_page_without_time_reports_late_collectors() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path();
     let sources = sources(root);
@@ -214,9 +225,9 @@ fn a_page_without_time_tells_that_its_collectors_are_late() {
         outcomes.len()
     );
     assert_eq!(series(&text, RECEIVED), []);
-    // A scraper with more time does not get the page that was cut short.
+    // A scraper with more time gets a complete page.
     let text = sources
-        .collect_shared(&pods, Instant::now() + DEADLINE)
+        .collect_shared(&pods, in_time())
         .unwrap()
         .text(Format::Text);
     assert_eq!(
@@ -226,33 +237,30 @@ fn a_page_without_time_tells_that_its_collectors_are_late() {
 }
 
 #[test]
-fn who_waits_for_another_page_waits_until_its_own_deadline() {
+fn a_scraper_waits_for_another_page_until_its_own_deadline() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path();
     let sources = std::sync::Arc::new(sources(root));
     let pods = std::sync::Arc::new(snapshot(vec![container(root, 1)]));
-    // A page is being made for a scraper with more time.
-    let made = sources.last.lock();
-    let (tell, told) = std::sync::mpsc::channel();
-    let (same, theirs) = (
+    // The lock stands for a page in progress.
+    let in_progress = sources.pages.lock();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let (shared_sources, shared_pods) = (
         std::sync::Arc::clone(&sources),
         std::sync::Arc::clone(&pods),
     );
     std::thread::spawn(move || {
-        let page = same.collect_shared(&theirs, Instant::now() + Duration::from_millis(50));
-        tell.send(page.is_some()).unwrap();
+        let page =
+            shared_sources.collect_shared(&shared_pods, Instant::now() + Duration::from_millis(50));
+        sender.send(page.is_some()).unwrap();
     });
-    assert_eq!(told.recv_timeout(Duration::from_secs(5)), Ok(false));
-    drop(made);
-    assert!(
-        sources
-            .collect_shared(&pods, Instant::now() + DEADLINE)
-            .is_some()
-    );
+    assert_eq!(receiver.recv_timeout(Duration::from_secs(5)), Ok(false));
+    drop(in_progress);
+    assert!(sources.collect_shared(&pods, in_time()).is_some());
 }
 
 #[test]
-fn an_interface_in_the_place_of_another_is_itself() {
+fn a_new_interface_has_its_own_counters() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path();
     let (sources, pods) = (sources(root), [container(root, 1), container(root, 2)]);
@@ -261,7 +269,7 @@ fn an_interface_in_the_place_of_another_is_itself() {
         received(&scrape(&sources, &pods), &["pod-1", "\"eth0\""]),
         "1"
     );
-    // Made anew it counts from the start, whatever index it has got and whoever had that before.
+    // A new interface of the same name counts from zero.
     let file = root.join("proc/101/net/dev");
     write(&file, "one\ntwo\neth0: 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n");
     let text = scrape(&sources, &pods);
@@ -272,7 +280,7 @@ fn an_interface_in_the_place_of_another_is_itself() {
 }
 
 #[test]
-fn a_container_that_begins_anew_has_one_series() {
+fn a_restarted_container_has_a_single_series() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path();
     let (sources, before) = (sources(root), container(root, 1));
@@ -301,16 +309,16 @@ fn a_container_that_begins_anew_has_one_series() {
         )
         .to_owned()
     };
-    // While the runtime has not removed the old one, in whatever order they are told.
+    // Until the runtime removes the old container, in either order.
     for pods in [[ended.clone(), after.clone()], [after.clone(), ended]] {
         assert_eq!(usage(&pods), "0.25");
     }
     assert_eq!(usage(&[after]), "0.25");
 }
 
-/// There is no pause process to be asked, and with a runtime that keeps its processes from the node no process at all.
+/// Some pods have no pause process, and some runtimes hide their processes from the node.
 #[test]
-fn without_a_process_nothing_is_told_of_a_network() {
+fn without_a_process_a_network_has_no_series() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path();
     let (sources, pods) = (sources(root), [container(root, 1), container(root, 2)]);
@@ -319,8 +327,8 @@ fn without_a_process_nothing_is_told_of_a_network() {
         "",
     );
     let text = scrape(&sources, &pods);
-    for family in [SCOPE, RECEIVED, SEGMENTS] {
-        assert_eq!(series(&text, family).len(), 1, "{family}");
+    for (family, count) in [(SCOPE, 3), (RECEIVED, 1), (SEGMENTS, 1)] {
+        assert_eq!(series(&text, family).len(), count, "{family}");
         assert!(series(&text, family)[0].0.contains("pod-2"), "{family}");
     }
     assert_eq!(
@@ -337,7 +345,7 @@ fn without_a_process_nothing_is_told_of_a_network() {
 }
 
 #[test]
-fn pressure_that_is_not_counted_is_no_zero() {
+fn uncounted_pressure_is_not_zero() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path();
     let pod = [container(root, 1)];
@@ -348,7 +356,7 @@ fn pressure_that_is_not_counted_is_no_zero() {
         (series(&text, family).len(), unsupported(&text, "pressure")),
         (6, None)
     );
-    // Booted without: newer kernels have no files, older ones have some that can't be read.
+    // Without psi=1, newer kernels lack the files, and the files of older kernels are unreadable.
     let cgroup = root.join("sys/fs/cgroup");
     for dir in [
         cgroup.clone(),
@@ -361,16 +369,13 @@ fn pressure_that_is_not_counted_is_no_zero() {
     }
     let text = scrape(&sources_of(root), &pod);
     assert_eq!(series(&text, family), []);
-    assert_eq!(
-        unsupported(&text, "pressure"),
-        Some("the kernel counts no pressure: boot it with psi=1")
-    );
+    assert_eq!(unsupported(&text, "pressure"), Some("no_pressure_counters"));
     assert_eq!(success(&text, "pressure"), "1");
 }
 
-/// Where both versions of cgroups keep it, by the paths of both drivers.
+/// The files of both cgroup versions, at the paths of both drivers.
 #[test]
-fn both_versions_and_both_drivers_tell_the_same() {
+fn both_cgroup_versions_and_drivers_give_the_same_values() {
     let uid = "8f0d6986-3554-402b-8223-2d69f320df15";
     let slice = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod8f0d6986_3554_402b_8223_2d69f320df15.slice";
     for path in [
@@ -427,10 +432,7 @@ fn both_versions_and_both_drivers_tell_the_same() {
                 );
             }
             if v1 {
-                assert_eq!(
-                    unsupported(&text, "pressure"),
-                    Some("cgroup v1 counts no pressure")
-                );
+                assert_eq!(unsupported(&text, "pressure"), Some("no_pressure_counters"));
             }
         }
     }

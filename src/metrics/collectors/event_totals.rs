@@ -1,34 +1,34 @@
-//! Which CPUs are counted for whom, and what containers have counted so far: the decisions behind the `caches` collector.
+//! The choice of CPUs with hardware counters, and the totals of each container: the decisions behind [`super::events`].
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::cpu::CpuSet;
 use crate::host::perf::{EVENTS, GroupCounts};
 
-/// A container with CPUs of its own.
+/// A container with exclusive CPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Owner<'a> {
     pub(super) cgroup: &'a str,
-    /// The CPUs that it owns and that nobody else can be on.
+    /// The exclusive CPUs, as the kernel enforces them.
     pub(super) cpus: CpuSet,
 }
 
-/// What is to be done so that what is counted is what is owned.
+/// The counters to close and to open, so that the counters follow the owners.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) struct Plan {
-    /// CPUs whose counters are closed; some of them are opened again for somebody else.
+pub(super) struct CounterPlan {
+    /// CPUs whose counters are closed. A new owner's counters may open on the same CPU.
     pub(super) close: Vec<u32>,
-    /// CPUs whose counters are opened, each with the place of its owner.
+    /// CPUs whose counters are opened, each with the index of the owner.
     pub(super) open: Vec<(u32, usize)>,
-    /// How many owners are left out, because there are not counters enough, or another has one of their CPUs.
+    /// The number of owners without counters: too few descriptors, or a CPU with two owners.
     pub(super) short: usize,
 }
 
-/// Says what to open and to close, where `open` tells for whom each CPU is counted, and no more than `most` CPUs may be.
+/// Plans the counters of the owners. `open` maps each counted CPU to the owner's cgroup. At most `most` CPUs are counted.
 ///
-/// An owner is counted on all of its CPUs or on none: a part of them would tell something, and nobody could say what. Those
-/// that are counted already come first, so that nobody's counters begin anew for the sake of somebody else's.
-pub(super) fn plan(open: &BTreeMap<u32, String>, owners: &[Owner<'_>], most: usize) -> Plan {
+/// An owner is counted on all of its CPUs or on none, since a partial count has no meaning. Owners with open counters come
+/// first, so that no running counter ends in favor of a new owner.
+pub(super) fn plan(open: &BTreeMap<u32, String>, owners: &[Owner<'_>], most: usize) -> CounterPlan {
     let is_open =
         |owner: &Owner<'_>, cpu| open.get(&cpu).is_some_and(|cgroup| cgroup == owner.cgroup);
     let mut order: Vec<(usize, &Owner<'_>)> = owners
@@ -37,33 +37,33 @@ pub(super) fn plan(open: &BTreeMap<u32, String>, owners: &[Owner<'_>], most: usi
         .filter(|(_, owner)| !owner.cpus.is_empty())
         .collect();
     order.sort_by_key(|(_, owner)| !owner.cpus.iter().any(|cpu| is_open(owner, cpu)));
-    let mut plan = Plan::default();
+    let mut plan = CounterPlan::default();
     let mut chosen: BTreeMap<u32, usize> = BTreeMap::new();
-    for (place, owner) in order {
+    for (index, owner) in order {
         let taken = owner.cpus.iter().any(|cpu| chosen.contains_key(&cpu));
         if taken || chosen.len() + owner.cpus.len() > most {
             plan.short += 1;
             continue;
         }
-        chosen.extend(owner.cpus.iter().map(|cpu| (cpu, place)));
+        chosen.extend(owner.cpus.iter().map(|cpu| (cpu, index)));
     }
     let stays = |cpu: u32| {
         chosen
             .get(&cpu)
-            .and_then(|place| owners.get(*place))
-            .is_some_and(|it| is_open(it, cpu))
+            .and_then(|index| owners.get(*index))
+            .is_some_and(|owner| is_open(owner, cpu))
     };
     plan.close = open.keys().copied().filter(|cpu| !stays(*cpu)).collect();
     plan.open = chosen
         .iter()
-        .map(|(cpu, place)| (*cpu, *place))
+        .map(|(cpu, index)| (*cpu, *index))
         .filter(|(cpu, _)| !stays(*cpu))
         .collect();
     plan
 }
 
-/// Says which containers are counted for themselves, where no more than `most` can be: those of the lowest rank, and among equals
-/// those that are counted already.
+/// Chooses at most `most` containers on shared CPUs. The lowest rank comes first. Among equal ranks, containers with open
+/// counters come first.
 pub(super) fn choose<'a>(
     is_open: impl Fn(&str) -> bool,
     wanted: &[(&'a str, u8)],
@@ -78,48 +78,48 @@ pub(super) fn choose<'a>(
         .collect()
 }
 
-/// What containers have counted so far.
+/// The event totals of each container.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
-    totals: HashMap<String, Totals>,
-    last: BTreeMap<u64, Last>,
+pub(super) struct EventTotals {
+    totals: HashMap<String, ContainerTotals>,
+    last: BTreeMap<u64, LastReading>,
 }
 
-/// What one container has counted on all of its CPUs, the present ones and those that it had before.
+/// The totals of a container on all of its CPUs, including earlier CPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Totals {
-    /// Nanoseconds of a CPU in which there was to be counted.
+pub(super) struct ContainerTotals {
+    /// Nanoseconds for which the counters were enabled.
     pub(super) enabled: u64,
-    /// Nanoseconds in which there was; the rest is estimated.
+    /// Nanoseconds for which the counters ran. The counts of the remaining time are estimated.
     pub(super) running: u64,
     pub(super) counts: [u64; EVENTS],
 }
 
-/// The latest reading of a slot: a CPU, or a CPU for one cgroup.
+/// The latest reading of a slot. A slot is a CPU, or a CPU for one cgroup.
 #[derive(Debug, Clone, Copy, Default)]
-struct Last {
+struct LastReading {
     reading: GroupCounts,
-    /// Nanoseconds for which nothing has been estimated yet, since the counters have not run in them.
+    /// Nanoseconds without an estimate yet, because the counters have not run since.
     waiting: u64,
 }
 
-// === impl Tally ===
+// === impl EventTotals ===
 
-impl Tally {
-    /// The counters of a CPU are closed: what they counted since they were last read is nobody's, since nobody knows when in
-    /// that time the CPU changed hands.
+impl EventTotals {
+    /// Drops the last reading of closed counters. The counts since then belong to no container, because the time at which
+    /// the CPU changed owners is unknown.
     pub(super) fn forget(&mut self, slot: u64) {
         self.last.remove(&slot);
     }
 
-    /// From now on there is counted for a container, which may do nothing for a while.
-    pub(super) fn begin(&mut self, cgroup: &str) {
+    /// Adds a container with zero counts.
+    pub(super) fn add_container(&mut self, cgroup: &str) {
         self.totals.entry(cgroup.to_owned()).or_default();
     }
 
-    /// Adds what a CPU has counted for a container since it was last read, or since its counters were opened. Says whether it
-    /// still counts: the time goes on as long as the CPU is online, whether or not it was the counters' turn.
-    pub(super) fn note(&mut self, cgroup: &str, slot: u64, reading: &GroupCounts) -> bool {
+    /// Adds the increase since the last reading, or since the counters were opened. Returns false if the counters have
+    /// stopped: the enabled time of an online CPU grows even while the counters do not run.
+    pub(super) fn add(&mut self, cgroup: &str, slot: u64, reading: &GroupCounts) -> bool {
         let last = self.last.entry(slot).or_default();
         let enabled = reading.enabled.saturating_sub(last.reading.enabled);
         let running = reading.running.saturating_sub(last.reading.running);
@@ -144,25 +144,25 @@ impl Tally {
         true
     }
 
-    /// What a container has counted.
-    pub(super) fn totals(&self, cgroup: &str) -> Option<&Totals> {
+    /// The totals of a container.
+    pub(super) fn get(&self, cgroup: &str) -> Option<&ContainerTotals> {
         self.totals.get(cgroup)
     }
 
-    /// Whether nothing was counted for anybody yet.
+    /// Whether no container has totals.
     pub(super) fn is_empty(&self) -> bool {
         self.totals.is_empty()
     }
 
-    /// Forgets the cgroups that are not there any more.
-    pub(super) fn keep(&mut self, is_there: impl Fn(&str) -> bool) {
-        self.totals.retain(|cgroup, _| is_there(cgroup));
+    /// Drops the totals of removed cgroups.
+    pub(super) fn retain(&mut self, is_live: impl Fn(&str) -> bool) {
+        self.totals.retain(|cgroup, _| is_live(cgroup));
     }
 }
 
-/// What would have been counted in all the time, at the rate of the time in which there was.
+/// The estimated count for the enabled time, at the rate of the running time.
 fn scaled(raw: u64, enabled: u64, running: u64) -> u64 {
-    // The two times are measured one after the other: a counter that never waits may seem to have run for longer.
+    // The kernel measures the two times one after the other, so the running time may be a little longer.
     if running >= enabled {
         return raw;
     }
@@ -184,12 +184,16 @@ mod tests {
             .collect()
     }
 
-    fn carry_out(open: &mut BTreeMap<u32, String>, owners: &[Owner<'_>], most: usize) -> Plan {
+    fn carry_out(
+        open: &mut BTreeMap<u32, String>,
+        owners: &[Owner<'_>],
+        most: usize,
+    ) -> CounterPlan {
         let plan = plan(open, owners, most);
         plan.close.iter().for_each(|cpu| drop(open.remove(cpu)));
-        for (cpu, place) in &plan.open {
+        for (cpu, index) in &plan.open {
             assert_eq!(
-                open.insert(*cpu, owners[*place].cgroup.to_owned()),
+                open.insert(*cpu, owners[*index].cgroup.to_owned()),
                 None,
                 "{cpu} was open"
             );
@@ -212,7 +216,7 @@ mod tests {
         let plan = carry_out(&mut open, &first, 9);
         assert_eq!(
             plan,
-            Plan {
+            CounterPlan {
                 close: vec![],
                 open: vec![(2, 0), (3, 0), (4, 1)],
                 short: 0
@@ -220,14 +224,14 @@ mod tests {
         );
         assert_eq!(
             carry_out(&mut open, &first, 9),
-            Plan::default(),
+            CounterPlan::default(),
             "a second plan is empty"
         );
         // One CPU goes from a to b, one to nobody.
         let plan = carry_out(&mut open, &owners(&[("a", ""), ("b", "3-4")]), 9);
         assert_eq!(
             plan,
-            Plan {
+            CounterPlan {
                 close: vec![2, 3],
                 open: vec![(3, 1)],
                 short: 0
@@ -237,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_is_counted_whole_and_the_counted_come_first() {
+    fn an_owner_is_counted_completely_and_open_counters_come_first() {
         let mut open = BTreeMap::new();
         let plan = carry_out(
             &mut open,
@@ -263,13 +267,13 @@ mod tests {
     }
 
     #[test]
-    fn a_cpu_that_two_claim_is_counted_for_one() {
+    fn a_cpu_with_two_owners_is_counted_for_one() {
         let plan = plan(&BTreeMap::new(), &owners(&[("a", "0-1"), ("b", "1-2")]), 9);
         assert_eq!((plan.open, plan.short), (vec![(0, 0), (1, 0)], 1));
     }
 
     #[test]
-    fn the_budget_is_for_those_who_come_first() {
+    fn the_lowest_rank_gets_the_budget() {
         let wanted = [("web", 2), ("w0", 1), ("ps", 0), ("w1", 1)];
         let open = |cgroup: &str| cgroup == "w1" || cgroup == "web";
         assert_eq!(choose(open, &wanted, 2), ["ps", "w1"]);
@@ -278,31 +282,31 @@ mod tests {
     }
 
     #[test]
-    fn what_took_turns_is_estimated() {
-        let mut tally = Tally::default();
-        assert!(tally.note("a", 0, &reading(100, 50, 10)));
-        assert_eq!(tally.totals("a").unwrap().counts, [20, 40, 0, 0]);
-        // Each span has its own ratio: scaled over all its life, the count would now go down to 80.
-        assert!(tally.note("a", 0, &reading(200, 150, 60)));
-        let totals = Totals {
+    fn counts_are_scaled_to_the_enabled_time() {
+        let mut totals = EventTotals::default();
+        assert!(totals.add("a", 0, &reading(100, 50, 10)));
+        assert_eq!(totals.get("a").unwrap().counts, [20, 40, 0, 0]);
+        // Each period has its own ratio. A ratio over the whole life would decrease the count to 80.
+        assert!(totals.add("a", 0, &reading(200, 150, 60)));
+        let expected = ContainerTotals {
             enabled: 200,
             running: 150,
             counts: [70, 140, 0, 0],
         };
-        assert_eq!(tally.totals("a"), Some(&totals));
-        // No turn at all: the time is told, and the count waits for the next turn.
-        assert!(tally.note("a", 0, &reading(300, 150, 60)));
+        assert_eq!(totals.get("a"), Some(&expected));
+        // The counters have not run. The time counts at once, and the count waits until the counters run again.
+        assert!(totals.add("a", 0, &reading(300, 150, 60)));
         assert_eq!(
-            tally.totals("a"),
-            Some(&Totals {
+            totals.get("a"),
+            Some(&ContainerTotals {
                 enabled: 300,
-                ..totals
+                ..expected
             })
         );
-        assert!(tally.note("a", 0, &reading(400, 250, 160)));
+        assert!(totals.add("a", 0, &reading(400, 250, 160)));
         assert_eq!(
-            tally.totals("a"),
-            Some(&Totals {
+            totals.get("a"),
+            Some(&ContainerTotals {
                 enabled: 400,
                 running: 250,
                 counts: [270, 540, 0, 0]
@@ -311,42 +315,42 @@ mod tests {
     }
 
     #[test]
-    fn nobody_gets_what_another_did_and_nothing_goes_back() {
-        let mut tally = Tally::default();
-        tally.note("a", 0, &reading(100, 100, 1000));
+    fn counts_stay_with_their_container_and_never_decrease() {
+        let mut totals = EventTotals::default();
+        totals.add("a", 0, &reading(100, 100, 1000));
         // The CPU goes to b, whose counters begin at nothing.
-        tally.forget(0);
-        tally.note("b", 0, &reading(10, 10, 7));
-        assert_eq!(tally.totals("b").unwrap().counts[0], 7);
-        assert_eq!(tally.totals("a").unwrap().counts[0], 1000);
+        totals.forget(0);
+        totals.add("b", 0, &reading(10, 10, 7));
+        assert_eq!(totals.get("b").unwrap().counts[0], 7);
+        assert_eq!(totals.get("a").unwrap().counts[0], 1000);
         // It comes back to a, beside another.
-        tally.forget(0);
-        tally.note("a", 0, &reading(10, 10, 5));
-        tally.note("a", 1, &reading(20, 20, 3));
+        totals.forget(0);
+        totals.add("a", 0, &reading(10, 10, 5));
+        totals.add("a", 1, &reading(20, 20, 3));
         assert_eq!(
-            tally.totals("a"),
-            Some(&Totals {
+            totals.get("a"),
+            Some(&ContainerTotals {
                 enabled: 130,
                 running: 130,
                 counts: [1008, 2016, 0, 0]
             })
         );
-        tally.keep(|cgroup| cgroup == "b");
-        assert_eq!(tally.totals("a"), None);
+        totals.retain(|cgroup| cgroup == "b");
+        assert_eq!(totals.get("a"), None);
     }
 
     #[test]
     fn a_cpu_that_went_offline_counts_no_more() {
-        let mut tally = Tally::default();
-        assert!(tally.note("a", 0, &reading(100, 100, 10)));
+        let mut totals = EventTotals::default();
+        assert!(totals.add("a", 0, &reading(100, 100, 10)));
         assert!(
-            !tally.note("a", 0, &reading(100, 100, 10)),
+            !totals.add("a", 0, &reading(100, 100, 10)),
             "its time stands still"
         );
-        assert_eq!(tally.totals("a").unwrap().counts[0], 10);
-        tally.forget(0);
-        assert!(tally.note("a", 0, &reading(50, 50, 4)), "opened anew");
-        assert_eq!(tally.totals("a").unwrap().counts[0], 14);
+        assert_eq!(totals.get("a").unwrap().counts[0], 10);
+        totals.forget(0);
+        assert!(totals.add("a", 0, &reading(50, 50, 4)), "opened anew");
+        assert_eq!(totals.get("a").unwrap().counts[0], 14);
     }
 
     proptest! {
@@ -378,8 +382,8 @@ mod tests {
         fn totals_never_go_back_and_hold_at_least_what_was_counted(
             spans in prop::collection::vec((0_u64..1 << 40, 0_u64..1 << 40, 0_u64..1 << 50), 1..40),
         ) {
-            let mut tally = Tally::default();
-            let (mut now, mut before) = (GroupCounts::default(), Totals::default());
+            let mut totals = EventTotals::default();
+            let (mut now, mut before) = (GroupCounts::default(), ContainerTotals::default());
             let mut raw = 0;
             for (enabled, share, count) in spans {
                 let running = share.min(enabled);
@@ -388,8 +392,8 @@ mod tests {
                 // Nothing is counted in no time.
                 raw += if running > 0 { count } else { 0 };
                 now.values = [Some(raw); EVENTS];
-                tally.note("a", 0, &now);
-                let after = tally.totals("a").copied().unwrap_or_default();
+                totals.add("a", 0, &now);
+                let after = totals.get("a").copied().unwrap_or_default();
                 prop_assert!(after.counts.iter().zip(&before.counts).all(|(after, before)| after >= before));
                 prop_assert!(after.counts.iter().all(|count| *count >= raw));
                 prop_assert_eq!((after.enabled, after.running), (now.enabled, now.running));

@@ -1,12 +1,12 @@
-//! [`Value`]: a series' value, as text.
+//! [`Value`]: the value of a series as text.
 //!
-//! A scrape writes tens of thousands of them, most of them counters: whole numbers, and times that the kernel counts in whole
-//! parts of a second. Both are written digit by digit; the time is then exact to its last digit.
+//! A page has tens of thousands of values. Most are counters: whole numbers, and times in whole nanoseconds. Both are written
+//! digit by digit, so a time is exact to its last digit.
 
 use std::fmt::Write;
 use std::time::Duration;
 
-/// A series' value.
+/// The value of a series.
 pub(super) trait Value {
     fn write(self, into: &mut String);
 }
@@ -23,21 +23,21 @@ impl Value for usize {
     }
 }
 
-/// Of a condition, 1 or 0.
+/// A condition is 1 or 0.
 impl Value for bool {
     fn write(self, into: &mut String) {
         into.push(if self { '1' } else { '0' });
     }
 }
 
-/// In seconds.
+/// A time in seconds.
 impl Value for Duration {
     fn write(self, into: &mut String) {
         digits(self.as_secs(), 1, into);
         let nanoseconds = self.subsec_nanos();
         if nanoseconds > 0 {
             into.push('.');
-            // Without the zeros at its end.
+            // Trailing zeros are left out.
             let (mut digits_left, mut part) = (9, nanoseconds);
             while part % 10 == 0 {
                 part /= 10;
@@ -54,23 +54,23 @@ impl Value for f64 {
             value if value.is_nan() => into.push_str("NaN"),
             Self::INFINITY => into.push_str("+Inf"),
             Self::NEG_INFINITY => into.push_str("-Inf"),
-            // Writing to a string does not fail.
+            // A string accepts all writes.
             value => drop(write!(into, "{value}")),
         }
     }
 }
 
-/// Writes a number with so many digits at least.
-fn digits(mut number: u64, least: usize, into: &mut String) {
-    // The longest number has twenty.
+/// Writes a number with at least `min_digits` digits.
+fn digits(mut number: u64, min_digits: usize, into: &mut String) {
+    // The longest number has twenty digits.
     let mut buffer = [b'0'; 20];
     let mut length = 0;
-    for place in buffer.iter_mut().rev() {
-        if number == 0 && length >= least {
+    for slot in buffer.iter_mut().rev() {
+        if number == 0 && length >= min_digits {
             break;
         }
         // A digit fits into a byte.
-        *place = b'0' + u8::try_from(number % 10).unwrap_or_default();
+        *slot = b'0' + u8::try_from(number % 10).unwrap_or_default();
         number /= 10;
         length += 1;
     }

@@ -1,0 +1,243 @@
+//! [`SchedulerTotals`]: the scheduler's counts of each container, while the container's threads start and end.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::host::proc::SchedulerCounts;
+
+/// The totals of each cgroup. The counters of a thread disappear with the thread, so a sum over the current threads would
+/// decrease. The totals therefore add up the increase of each thread since the last scrape. The same holds for processes,
+/// if the kernel counts by process.
+#[derive(Debug, Default)]
+pub(super) struct SchedulerTotals {
+    /// By the number of the cgroup.
+    containers: Vec<Container>,
+}
+
+#[derive(Debug, Default)]
+struct Container {
+    /// In the order of the last scrape. The next scrape mostly has the same order.
+    tasks: Vec<(i32, Task)>,
+    total: SchedulerCounts,
+}
+
+/// A thread or a process.
+#[derive(Debug, Clone, Copy, Default)]
+struct Task {
+    counted: SchedulerCounts,
+    /// The start time of a process, which tells the process from a later process with the same id.
+    started: Option<u64>,
+}
+
+// === impl SchedulerTotals ===
+
+impl SchedulerTotals {
+    /// Adds the counts of a container's tasks, and returns the totals. The totals never decrease while the cgroup lives.
+    /// `started` returns the start time of a process, and `None` for a thread.
+    pub(super) fn add(
+        &mut self,
+        number: usize,
+        tasks: &[(i32, SchedulerCounts)],
+        started: impl Fn(i32) -> Option<u64>,
+    ) -> SchedulerCounts {
+        if self.containers.len() <= number {
+            self.containers.resize_with(number + 1, Container::default);
+        }
+        let Some(Container {
+            tasks: tracked,
+            total,
+        }) = self.containers.get_mut(number)
+        else {
+            return SchedulerCounts::default();
+        };
+        if tracked
+            .iter()
+            .map(|(id, _)| id)
+            .eq(tasks.iter().map(|(id, _)| id))
+        {
+            for ((id, task), (_, now)) in tracked.iter_mut().zip(tasks) {
+                task.note(now, || started(*id), total);
+            }
+            return *total;
+        }
+        let mut before: HashMap<i32, Task> = tracked.drain(..).collect();
+        let mut handled = HashSet::new();
+        // The kernel may list a task twice while the task moves between cgroups below the container's.
+        for (id, now) in tasks.iter().filter(|(id, _)| handled.insert(*id)) {
+            let mut task = before.remove(id).unwrap_or_else(|| Task {
+                started: started(*id),
+                ..Task::default()
+            });
+            task.note(now, || started(*id), total);
+            tracked.push((*id, task));
+        }
+        *total
+    }
+
+    /// The number of containers with tasks.
+    #[cfg(test)]
+    pub(super) fn kept(&self) -> usize {
+        self.containers
+            .iter()
+            .filter(|container| !container.tasks.is_empty())
+            .count()
+    }
+
+    /// Clears the totals of a removed cgroup.
+    pub(super) fn forget(&mut self, number: usize) {
+        if let Some(container) = self.containers.get_mut(number) {
+            *container = Container::default();
+        }
+    }
+}
+
+// === impl Task ===
+
+impl Task {
+    /// Adds the increase since the last scrape.
+    fn note(
+        &mut self,
+        now: &SchedulerCounts,
+        started: impl Fn() -> Option<u64>,
+        total: &mut SchedulerCounts,
+    ) {
+        if !is_monotonic(&self.counted, now) {
+            // A process may count an ending thread twice for a moment. The same start time then shows the same process.
+            // Otherwise a decrease means a new task with the same id, whose counters started at zero.
+            let same = self.started.is_some() && started() == self.started;
+            if !same {
+                *self = Self {
+                    started: started(),
+                    ..Self::default()
+                };
+            }
+        }
+        for (total, before, now) in [
+            (
+                &mut total.voluntary,
+                &mut self.counted.voluntary,
+                now.voluntary,
+            ),
+            (
+                &mut total.involuntary,
+                &mut self.counted.involuntary,
+                now.involuntary,
+            ),
+            (
+                &mut total.run_delay,
+                &mut self.counted.run_delay,
+                now.run_delay,
+            ),
+        ] {
+            *total += now.saturating_sub(*before);
+            *before = now.max(*before);
+        }
+    }
+}
+
+/// Whether no counter has decreased.
+fn is_monotonic(before: &SchedulerCounts, now: &SchedulerCounts) -> bool {
+    before.voluntary <= now.voluntary
+        && before.involuntary <= now.involuntary
+        && before.run_delay <= now.run_delay
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn threads(list: &[(i32, u64, u64)]) -> Vec<(i32, SchedulerCounts)> {
+        let scheduled = |&(tid, voluntary, involuntary)| {
+            (
+                tid,
+                SchedulerCounts {
+                    voluntary,
+                    involuntary,
+                    run_delay: 100 * involuntary,
+                },
+            )
+        };
+        list.iter().map(scheduled).collect()
+    }
+
+    fn add(totals: &mut SchedulerTotals, list: &[(i32, u64, u64)]) -> SchedulerCounts {
+        totals.add(0, &threads(list), |_| None)
+    }
+
+    #[test]
+    fn a_short_decrease_does_not_make_a_new_process() {
+        let mut totals = SchedulerTotals::default();
+        let mut process = |voluntary, started| {
+            totals
+                .add(0, &threads(&[(1, voluntary, 0)]), |_| started)
+                .voluntary
+        };
+        assert_eq!(process(1000, Some(5)), 1000);
+        assert_eq!(process(1200, Some(5)), 1200);
+        assert_eq!(process(1100, Some(5)), 1200);
+        assert_eq!(process(1150, Some(5)), 1200, "already counted");
+        assert_eq!(process(1250, Some(5)), 1250);
+        assert_eq!(
+            process(30, Some(9)),
+            1280,
+            "another process with the same id"
+        );
+        assert_eq!(process(40, Some(9)), 1290);
+        assert_eq!(
+            process(20, None),
+            1310,
+            "gone before its start time was read"
+        );
+    }
+
+    #[test]
+    fn an_ended_thread_leaves_its_counts() {
+        let mut totals = SchedulerTotals::default();
+        assert_eq!(add(&mut totals, &[(1, 10, 1), (2, 20, 2)]).voluntary, 30);
+        assert_eq!(
+            add(&mut totals, &[(1, 15, 1)]),
+            SchedulerCounts {
+                voluntary: 35,
+                involuntary: 3,
+                run_delay: 300
+            }
+        );
+        assert_eq!(add(&mut totals, &[(1, 15, 1), (2, 3, 0)]).voluntary, 38);
+    }
+
+    #[test]
+    fn the_order_does_not_matter_and_a_task_listed_twice_counts_once() {
+        let mut totals = SchedulerTotals::default();
+        assert_eq!(
+            add(&mut totals, &[(1, 10, 0), (2, 20, 0), (1, 10, 0)]).voluntary,
+            30
+        );
+        assert_eq!(add(&mut totals, &[(2, 21, 0), (1, 10, 0)]).voluntary, 31);
+        assert_eq!(
+            add(
+                &mut totals,
+                &[(2, 21, 0), (1, 11, 0), (2, 21, 0), (2, 25, 0)]
+            )
+            .voluntary,
+            32
+        );
+        assert_eq!(
+            add(&mut totals, &[(3, 5, 0), (1, 12, 0), (2, 22, 0)]).voluntary,
+            39
+        );
+    }
+
+    #[test]
+    fn a_removed_cgroup_is_cleared() {
+        let mut totals = SchedulerTotals::default();
+        add(&mut totals, &[(1, 10, 1)]);
+        totals.forget(1);
+        assert_eq!(add(&mut totals, &[(1, 10, 1)]).voluntary, 10);
+        totals.forget(0);
+        assert!(totals.containers[0].tasks.is_empty());
+        assert_eq!(
+            add(&mut totals, &[(1, 7, 1)]).voluntary,
+            7,
+            "another cgroup"
+        );
+    }
+}
