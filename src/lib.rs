@@ -20,18 +20,20 @@
 //! | [`text`] | YAML and JSON documents within limits; drawings as SVG | — | do I/O, know what a document means |
 //! | [`cpu`] | CPU sets, a machine's topology as values, placement | — | do I/O, read a clock, use randomness, know Kubernetes |
 //! | [`pod`] | QoS, role, entitlement, thread environment | `text` `cpu` | do I/O, know current assignments |
-//! | [`scene`] | plans of scenes and cases, slots, labels, checks; training clusters; reports | `text` | do I/O |
+//! | [`scene`] | plans of scenes and cases, slots, labels, rules of reclaim: the part that runs in the cluster | `text` | do I/O |
+//! | [`experiment`] | checks of plans, import, training clusters, simulation, reports: tools for people around scenes | `text` `pod` `scene` | do I/O, be used by the agent |
 //! | [`host`] | the only access to /proc, /sys, cgroupfs, resctrl, perf, netlink, BPF; each path below a given root | `cpu` | know pods or policy |
 //! | [`pin`] | ledger; observed and desired state; plans and steps; drift; CPU isolation; interference | `cpu` `pod` `host` | choose CPUs other than through [`cpu::Placer`], know Kubernetes |
 //! | [`nri`] | the plugin protocol of the container runtimes | `cpu` `pod` | decide, write files |
-//! | [`cluster`] | the Kubernetes API: pods, labels, claims, Events, reclaim; queries to Prometheus | `text` `pod` `scene` | touch /sys or cgroups |
+//! | [`cluster`] | the Kubernetes API: pods, labels, claims, Events, reclaim | `text` `pod` `scene` | touch /sys or cgroups |
 //! | [`metrics`] | families, collectors, exposition | `cpu` `pod` `host` `pin` (read) | change what it measures |
-//! | [`agent`] | configuration, schedule, reconciler, runtime requests, HTTP, lifecycle | all above | decide placement, entitlement or labels |
+//! | [`prometheus`] | queries to a Prometheus, for reports | `experiment` `cluster` | be used by the agent |
+//! | [`agent`] | configuration, schedule, reconciler, runtime requests, HTTP, lifecycle | all above but `experiment` `prometheus` | decide placement, entitlement or labels |
 //! | [`client`] | talks to a running agent: its HTTP API, the model behind `top` | `cpu` `pod` | be needed by the agent |
 //! | [`sandbox`] | real cgroups and processes without a cluster, for demo and bench | all above | be needed by the agent |
 //! | [`cli`] | arguments, subcommands, output | all above | contain logic |
 //!
-//! The pure modules (`text`, `cpu`, `pod`, `scene`) and the pure half of `pin` hold every decision. The others fetch, plan
+//! The pure modules (`text`, `cpu`, `pod`, `scene`, `experiment`) and the pure half of `pin` hold every decision. The others fetch, plan
 //! and apply. A plan is a value that can be compared and printed. A plan that was applied leaves nothing for the next plan.
 //!
 //! # One pod's way through the modules
@@ -72,11 +74,13 @@ pub mod cli;
 pub mod client;
 pub mod cluster;
 pub mod cpu;
+pub mod experiment;
 pub mod host;
 pub mod metrics;
 pub mod nri;
 pub mod pin;
 pub mod pod;
+pub mod prometheus;
 #[cfg(any(feature = "demo", feature = "bench"))]
 pub mod sandbox;
 pub mod scene;

@@ -1,7 +1,7 @@
-//! Documents out of YAML or JSON text, within limits; and shapes into text (`svg`).
+//! Documents from YAML or JSON text, within limits; and drawings as SVG text (`svg`).
 //!
-//! What the modules that read objects have in common: which form a text has, how much of it is read, and where in it a mistake
-//! is. What the documents mean is theirs.
+//! The common part of all readers of objects: the form of a text, the limits, and the positions of mistakes. The
+//! meaning of the documents belongs to the callers.
 
 pub(crate) mod svg;
 
@@ -10,43 +10,43 @@ use std::fmt;
 use serde::Deserializer;
 use serde::de::{DeserializeOwned, DeserializeSeed, Error, Visitor};
 
-/// How deep lists and maps may stand in each other: what Kubernetes knows stays far below.
+/// The deepest nesting of lists and maps. Kubernetes objects stay far below.
 const DEPTH: usize = 64;
 
-/// How much anchors may repeat, in parser events.
+/// The limit of repetitions by anchors, in parser events.
 const REPEATED: usize = 100_000;
 
-/// Bytes of text for each value: real objects have about twice as many.
+/// The bytes of text for each value: real objects have about twice the number.
 const BYTES_OF_A_VALUE: usize = 16;
 
 /// A text's form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
-    /// JSON, one document behind the other. Its parser is many times faster than that of YAML.
+    /// JSON, with documents in sequence. The JSON parser is many times faster than the YAML parser.
     Json,
-    /// YAML, in which a text has to look like one: a label `CASE: 2` is an error that says to quote it, as in Kubernetes.
+    /// YAML with strict texts: a label `CASE: 2` is an error that asks for quotes, as in Kubernetes.
     Yaml,
-    /// YAML in which a text may look like anything; for those who say themselves what is wrong with it.
+    /// YAML with unrestricted texts, for callers that check the types.
     PlainYaml,
 }
 
-/// What a parser has against a document.
+/// A parser's error about a document.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mistake {
-    /// The document; they count from 1.
+    /// The document's number, from 1.
     pub document: usize,
-    /// The line in the text, where known.
+    /// The line in the text, if known.
     pub line: Option<u64>,
-    /// What is wrong, in the parser's own words.
+    /// The parser's message.
     pub message: String,
-    /// Whether the text has another form altogether.
+    /// Whether the text has a different form.
     other_form: bool,
 }
 
 /// All documents of a text, and its form.
 ///
-/// A text that begins with a brace is JSON, or YAML that looks like it. `longest` is what the caller takes, in bytes; the
-/// other limits follow from it.
+/// A text that begins with a brace is JSON, or YAML in flow style. `longest` is the caller's limit in bytes; the
+/// remaining limits follow from `longest`.
 ///
 /// # Errors
 /// The first mistake in it.
@@ -107,7 +107,8 @@ pub fn read_as<T: DeserializeOwned>(
     Ok(documents)
 }
 
-/// The limits that keep a small text from becoming a large value: aliases may repeat what is anchored, but not without end.
+/// The limits that keep a small text from becoming a large value: aliases may repeat anchors only a limited number of
+/// times.
 fn options(form: Form, longest: usize) -> serde_saphyr::Options {
     serde_saphyr::options! {
         no_schema: form == Form::Yaml,
@@ -124,10 +125,10 @@ fn options(form: Form, longest: usize) -> serde_saphyr::Options {
     }
 }
 
-/// A struct of the fields that are read of an API object, each an `Option` that stays `None` where the field is missing or
-/// null; everything else in the object is skipped, whatever it holds.
+/// A struct with selected fields of an API object. Each field is an `Option`, and stays `None` if missing or null. All
+/// remaining fields of the object are skipped.
 ///
-/// Serde's own derive would take a list for a struct as well, and makes about three times as much code of it.
+/// Serde's own derive would also accept a list for a struct, and generates about three times the code.
 macro_rules! part {
     (
         $(#[$about:meta])* $scope:vis struct $name:ident: $expecting:literal {
@@ -182,7 +183,7 @@ pub fn counted(number: impl fmt::Display, thing: &str) -> String {
     format!("{number} {thing}{plural}")
 }
 
-/// A key that is one of these; `None` for every other.
+/// A known key; `None` for an unknown key.
 pub(crate) struct OneOf(pub(crate) &'static [&'static str]);
 
 // === impl OneOf ===
@@ -268,7 +269,7 @@ mod tests {
     #[test]
     fn mistakes_have_a_place() {
         for (text, place) in [
-            // A list of the fields' values is no object, in neither form.
+            // A list of field values is no object, in JSON or YAML.
             ("{\"inner\":\n[\"a\", 1]}", (1, Some(2))),
             ("name: a\n---\ninner:\n- a\n", (2, Some(4))),
             ("name: a\ncount: 300\n", (1, Some(2))),

@@ -1,6 +1,6 @@
-//! Scenes: plans, their mistakes, slots and labels, and the program that shows them.
+//! Scenes: plans, mistakes, slots, labels, and `pinfold scene`.
 
-// A helper that can't do its work fails the test that called it.
+// A failure of a helper fails the test.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -75,7 +75,7 @@ fn here(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// The eight cases as users get them.
+/// The plan of the examples, with eight cases.
 fn example() -> String {
     fs::read_to_string(here("deploy/examples/scenes.yaml")).unwrap()
 }
@@ -95,10 +95,10 @@ fn plan(text: &str) -> ScenePlan {
 }
 
 fn findings(text: &str, nodes: Option<&[Node]>) -> Vec<Finding> {
-    pinfold::scene::check(&documents(text), nodes, AMOUNTS)
+    pinfold::experiment::check(&documents(text), nodes, AMOUNTS)
 }
 
-/// What is wrong, in lines.
+/// The findings, in lines.
 fn report(text: &str, nodes: Option<&[Node]>) -> String {
     findings(text, nodes)
         .iter()
@@ -123,7 +123,7 @@ fn node(name: &str, labels: &[(&str, &str)]) -> Node {
     }
 }
 
-/// So many nodes, `node-0` and on, each with so much to give.
+/// Nodes `node-0` and on, each with the given resources.
 fn nodes(count: usize, cpu: &str, memory: &str) -> Vec<Node> {
     let amount = |text: &str| pinfold::scene::Amount(text.to_owned());
     let allocatable = BTreeMap::from([
@@ -138,7 +138,7 @@ fn nodes(count: usize, cpu: &str, memory: &str) -> Vec<Node> {
         .collect()
 }
 
-/// A plan with one scene, two groups and one case, that has nothing wrong with it.
+/// A valid plan with a scene, two groups and a case.
 const SMALL: &str = r#"apiVersion: pinfold.io/v1alpha1
 kind: ScenePlan
 metadata: {name: small}

@@ -19,10 +19,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context, ensure};
 use clap::{Args, Subcommand};
 
+use crate::experiment::{TrainingJob, check};
 use crate::pod::quantity;
 use crate::scene::{
-    Amounts, Document, Node, ScenePlan, Severity, Slots, TrainingJob, check, definition, read,
-    read_nodes, slots,
+    Amounts, Document, Node, ScenePlan, Severity, Slots, definition, read, read_nodes, slots,
 };
 
 /// Check plans of scenes and cases, and show which node gets which labels.
@@ -32,7 +32,7 @@ use crate::scene::{
   pinfold scene check plan.yaml --nodes nodes.yaml    are there enough nodes, large enough?
   pinfold scene labels plan.yaml --nodes nodes.yaml   who gets which labels
   pinfold scene status plan.yaml --nodes nodes.yaml   what is claimed, missing, double
-  pinfold scene import labels.sh > plan.yaml          a plan from kubectl label commands
+  pinfold scene import --live > plan.yaml             a plan of the labels that nodes already have
   pinfold scene simulate plan.yaml --count 10         which task would come to which node
   pinfold scene render plan.yaml --job job.yaml       the objects of a training cluster
   pinfold scene reclaim --watch                       end parameter servers whose job has ended
@@ -60,7 +60,7 @@ enum SceneCommand {
     Crd,
 }
 
-/// Which plan of a file, and which of its cases.
+/// The choice of a plan and a case.
 #[derive(Debug, Args)]
 struct CaseOf {
     /// File with a ScenePlan (YAML or JSON); - is the standard input. With --live, the cluster's plan if not given.
@@ -82,7 +82,7 @@ struct CaseOf {
 /// Whether the standard input was read.
 static STDIN: AtomicBool = AtomicBool::new(false);
 
-/// Quantities as the `pod` module reads them.
+/// Quantities in the grammar of the `pod` module.
 const AMOUNTS: Amounts = Amounts {
     read: |resource, text| {
         let amount = if resource == "cpu" {
@@ -123,7 +123,7 @@ impl SceneArgs {
 // === impl CaseOf ===
 
 impl CaseOf {
-    /// The plan that is meant. One that can't be read as a plan is refused with the first thing that is wrong with it.
+    /// The chosen plan. An invalid plan is refused with its first mistake.
     fn choose(&self, documents: &[Document], origin: &str) -> anyhow::Result<ScenePlan> {
         let names: Vec<&str> = documents.iter().map(Document::name).collect();
         let names = names.join(", ");
@@ -142,7 +142,7 @@ impl CaseOf {
             chosen.next().is_none(),
             "{origin} has several plans, {names}: choose one with --plan NAME"
         );
-        // Too few nodes for another case are no reason to say nothing about this one.
+        // Too few nodes for a different case do not matter for the chosen case.
         let wrong = check(std::slice::from_ref(document), None, AMOUNTS)
             .into_iter()
             .find(|one| one.severity == Severity::Error && one.place.path != "spec.nodes.names");
@@ -155,13 +155,13 @@ impl CaseOf {
             .with_context(|| format!("{origin} holds no valid ScenePlan"))
     }
 
-    /// The slots of the case that is meant.
+    /// The slots of the chosen case.
     fn slots(&self, plan: &ScenePlan) -> anyhow::Result<Slots> {
         let (scene, case) = self.names(plan, &TrainingJob::default())?;
         Ok(slots(plan, &scene, &case)?)
     }
 
-    /// The scene and the case that are meant: the flags', else the job's, else the plan's active ones.
+    /// The chosen scene and case: from the flags, or else the job, or else the plan's active case.
     fn names(&self, plan: &ScenePlan, job: &TrainingJob) -> anyhow::Result<(String, String)> {
         let active = plan.spec.active.as_ref();
         let named = [
@@ -191,7 +191,7 @@ impl CaseOf {
 /// The text of a file, or of the standard input.
 fn text(path: &Path) -> anyhow::Result<String> {
     if path == Path::new("-") {
-        // Whoever comes second would find it empty.
+        // The second reader would find the standard input empty.
         ensure!(
             !STDIN.swap(true, Ordering::Relaxed),
             "two files are to be read from the standard input (-), which is there once: give one of them by its name"

@@ -120,7 +120,7 @@ impl Failure {
 }
 
 /// A message that may be a proxy's whole page, cut to a line.
-pub(super) fn short(words: &str) -> String {
+pub(crate) fn short(words: &str) -> String {
     let line = words.split_whitespace().collect::<Vec<_>>().join(" ");
     match line.char_indices().nth(LONGEST_WORDS) {
         Some((end, _)) => format!("{}…", line.get(..end).unwrap_or_default()),
@@ -218,7 +218,7 @@ impl Api {
 }
 
 /// An error and its causes, each once.
-pub(super) fn words(error: &dyn std::error::Error) -> String {
+pub(crate) fn words(error: &dyn std::error::Error) -> String {
     let mut said = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

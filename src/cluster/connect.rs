@@ -10,7 +10,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 const CONNECT: Duration = Duration::from_secs(10);
 
 /// The User-Agent of every request.
-pub(super) const AGENT: &str = concat!("pinfold/", env!("CARGO_PKG_VERSION"));
+pub(crate) const AGENT: &str = concat!("pinfold/", env!("CARGO_PKG_VERSION"));
 
 /// Where a container finds the API server.
 const SERVICE_HOST: &str = "KUBERNETES_SERVICE_HOST";

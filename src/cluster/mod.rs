@@ -28,12 +28,13 @@ pub mod events;
 pub mod node;
 pub mod peers;
 pub mod pods;
-pub mod prometheus;
 pub mod reclaim;
 pub mod scenes;
 
 pub use backoff::{Backoff, Dice};
 pub use call::{Api, Failure};
+pub(crate) use call::{short, words};
+pub(crate) use connect::AGENT;
 pub use counters::{Call, Counters, ErrorKind};
 
 /// The field manager of everything that is applied, and the component that reports Events.

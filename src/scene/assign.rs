@@ -5,22 +5,22 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::node::natural;
 use super::{Holding, Node, ScenePlan, Slot, Slots};
 
-/// Who has which slot.
+/// The nodes of the slots.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Assignment {
-    /// The slots in their order, each with the name of its node.
+    /// The slots in order, each with the name of its node.
     pub given: Vec<(Slot, Option<String>)>,
     /// Candidates without a slot, in the order of their names.
     pub spare: Vec<String>,
-    /// Names of the plan's explicit list that no node has, and whose slots are therefore empty.
+    /// Names of the plan's explicit list without a node. Their slots stay empty.
     pub absent: Vec<String>,
 }
 
-/// Gives the slots of a case to nodes: the same for the same nodes, in whatever order they come.
+/// Gives the slots of a case to nodes. The result does not depend on the order of the nodes.
 ///
-/// An explicit list is followed as it is written. Otherwise a candidate whose labels already name a slot of the case
-/// keeps it (of several with the same labels, the first by name), as an agent would that comes back; the others take the
-/// free slots in the order of their names, in which numbers count as numbers. A cordoned node is given no new slot.
+/// An explicit list gives the slots in its order. Otherwise a candidate with the labels of a slot keeps the slot, as a
+/// restarted agent would. Of several candidates with the same labels, the first by name keeps the slot. The remaining
+/// candidates take the free slots in natural order of their names. A cordoned node gets no new slot.
 pub fn assign(plan: &ScenePlan, slots: &Slots, nodes: &[Node]) -> Assignment {
     let mut holders: BTreeMap<usize, &str> = BTreeMap::new();
     let mut absent = Vec::new();
@@ -67,7 +67,7 @@ pub fn assign(plan: &ScenePlan, slots: &Slots, nodes: &[Node]) -> Assignment {
     }
 }
 
-/// The nodes that a plan may label, in the order of their names; those of an explicit list in its order.
+/// The nodes that a plan may label, in the order of an explicit list, or else by name.
 pub fn candidates<'a>(plan: &ScenePlan, nodes: &'a [Node]) -> Vec<&'a Node> {
     if let Some(names) = &plan.spec.nodes.names {
         let known: BTreeMap<&str, &Node> = nodes
@@ -87,7 +87,7 @@ pub fn candidates<'a>(plan: &ScenePlan, nodes: &'a [Node]) -> Vec<&'a Node> {
     chosen
 }
 
-/// Whether a plan may label this node.
+/// Whether a plan may label a node.
 pub fn is_candidate(plan: &ScenePlan, node: &Node) -> bool {
     match (&plan.spec.nodes.names, &plan.spec.nodes.selector) {
         (Some(names), _) => names.contains(&node.name),

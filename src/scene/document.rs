@@ -1,49 +1,34 @@
-//! [`Document`]: a plan and where it came from: a file with lines, or the API.
+//! [`Document`]: a plan and its source, a file with lines or the API.
 
-use serde::Serialize;
-
+use super::finding::{Finding, Place};
+use super::plan::ScenePlan;
 use super::schema::{mended, violations};
 use super::tree::{Kind, Path, Tree};
-use super::{Finding, ScenePlan};
 use crate::text::{self, Form, Mistake};
 
 /// The longest text of plans that is read, in bytes. The API server takes no object of more than 3 MiB.
 const MAX_TEXT: usize = 16 << 20;
 
-/// A plan, and where it came from.
+/// A plan and its source.
 #[derive(Debug, Clone)]
 pub struct Document {
-    /// The file, or another name for where it came from.
+    /// The file, or another name for the source.
     pub origin: String,
     /// The plan, if the schema has nothing against it.
     pub plan: Option<ScenePlan>,
-    /// The plan as it was probably meant, to be checked; nothing else is done with it.
-    pub(super) draft: Option<ScenePlan>,
-    /// What the schema has against it.
-    pub(super) findings: Vec<Finding>,
+    /// The plan that the author probably meant. Only checks use the draft.
+    pub(crate) draft: Option<ScenePlan>,
+    /// The schema's findings.
+    pub(crate) findings: Vec<Finding>,
     tree: Option<Tree>,
 }
 
-/// Where something is that has to be corrected.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Place {
-    /// The file, or another name for where the plan came from.
-    pub file: String,
-    /// The line, where known.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub line: Option<u64>,
-    /// The plan's name.
-    pub plan: String,
-    /// The field, like `spec.scenes[1].cases[0].totals.worker`.
-    pub path: String,
-}
-
-/// A text that can't be read at all.
+/// A text without a readable plan.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{origin}{}{}: {what}", of_document(*document), at_line(*line))]
 pub struct ReadError {
     origin: String,
-    /// 0 where it is about the whole text.
+    /// 0 for an error about the entire text.
     document: usize,
     line: Option<u64>,
     what: String,
@@ -61,7 +46,7 @@ fn of_document(document: usize) -> String {
     }
 }
 
-/// What a document says it is.
+/// The API version and the kind of a document.
 struct Head {
     api_version: Option<String>,
     kind: Option<String>,
@@ -69,8 +54,8 @@ struct Head {
 
 /// The plans in a text: YAML or JSON, one or many documents, ScenePlans or Lists of them.
 ///
-/// `origin` names the text in findings and errors. Fails on what is no YAML and on objects of other kinds; whatever else
-/// is wrong becomes a finding of [`check`](super::check).
+/// `origin` names the text in findings and errors. Fails on invalid YAML and on objects of different kinds. All
+/// remaining mistakes become findings of the documents.
 pub fn read(text: &str, origin: &str) -> Result<Vec<Document>, ReadError> {
     if text.len() > MAX_TEXT {
         let what = format!(
@@ -161,7 +146,7 @@ impl Head {
 // === impl Document ===
 
 impl Document {
-    /// A plan that came from elsewhere than a text, as from the API: its findings have paths, and no lines.
+    /// A plan from the API. The findings have paths, but no lines.
     pub fn from_plan(origin: &str, plan: ScenePlan) -> Self {
         let draft = Some(plan.clone());
         Self {
@@ -201,7 +186,7 @@ impl Document {
                 document.draft = Some(plan.clone());
                 document.plan = Some(plan);
             }
-            // The schema says where something is; what only serde has against it has no place of its own.
+            // The schema's findings have a place. A mistake that only serde finds has none.
             Err(error) => document.findings.push(Finding::error(
                 document.place(&name, &Path::default()),
                 format!("this is no valid ScenePlan: {error}"),
@@ -211,7 +196,7 @@ impl Document {
         document
     }
 
-    /// The plan's name; empty where it has none.
+    /// The plan's name; empty for a plan without a name.
     pub fn name(&self) -> &str {
         self.draft
             .as_ref()
@@ -219,7 +204,7 @@ impl Document {
             .unwrap_or_default()
     }
 
-    pub(super) fn place(&self, plan: &str, path: &Path) -> Place {
+    pub(crate) fn place(&self, plan: &str, path: &Path) -> Place {
         Place {
             file: self.origin.clone(),
             line: self.tree.as_ref().and_then(|tree| tree.line_of(path)),
@@ -232,7 +217,7 @@ impl Document {
 // === impl ReadError ===
 
 impl ReadError {
-    pub(super) fn new(origin: &str, document: usize, line: Option<u64>, what: String) -> Self {
+    pub(crate) fn new(origin: &str, document: usize, line: Option<u64>, what: String) -> Self {
         Self {
             origin: origin.to_owned(),
             document,
@@ -241,7 +226,7 @@ impl ReadError {
         }
     }
 
-    pub(super) fn syntax(origin: &str, mistake: Mistake) -> Self {
+    pub(crate) fn syntax(origin: &str, mistake: Mistake) -> Self {
         Self::new(origin, mistake.document, mistake.line, mistake.message)
     }
 }

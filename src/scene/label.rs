@@ -1,16 +1,17 @@
-//! [`LabelKeys`]: which labels a slot in a case becomes, and what labels that are there already mean.
+//! [`LabelKeys`]: the labels of a slot, and the slot of existing labels.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
-use super::Slot;
+use super::name::{LONGEST_NAME, LONGEST_PREFIX, RESERVED_DOMAINS};
+use super::slot::Slot;
 
 /// The longest key of a label: a prefix of 253 characters, a slash and a name of 63.
-const LONGEST_KEY: u32 = 253 + 1 + 63;
+const LONGEST_KEY: usize = LONGEST_PREFIX + 1 + LONGEST_NAME;
 
-/// What the value of a label, or of a taint, looks like; it may be empty.
+/// The form of a label's or taint's value; may be empty.
 pub(super) const VALUE: &str = "^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$";
 
 /// The keys of the labels that a plan owns.
@@ -55,16 +56,16 @@ pub struct LabelKeys {
 /// A node's labels, in the order scene, case, index, type, each followed by its alias.
 pub type Labels = Vec<(String, String)>;
 
-/// What a node's labels say about its slot.
+/// The slot that a node's labels describe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Holding {
-    /// None of the plan's keys is there.
+    /// The node has no key of the plan.
     Nothing,
     /// A slot, whether or not the plan has it.
     Slot(Slot),
-    /// Some keys are there, and no slot follows from them.
+    /// Some keys exist, but no slot follows from the keys.
     Broken {
-        /// Why not.
+        /// The reason.
         reason: String,
     },
 }
@@ -89,7 +90,8 @@ impl LabelKeys {
         [&self.scene, &self.case, &self.index, &self.kind]
     }
 
-    /// Every key that the plan owns, aliases included: what it may write, and what it removes when a node has no slot.
+    /// All keys of the plan, aliases included. The agent writes these keys, and removes them from a node without a
+    /// slot.
     pub fn owned(&self) -> BTreeSet<&str> {
         let aliases = self
             .aliases
@@ -121,7 +123,7 @@ impl LabelKeys {
         labels
     }
 
-    /// The labels of these that belong to the plan.
+    /// The labels with a key of the plan.
     pub fn of<'a>(&self, labels: &'a BTreeMap<String, String>) -> BTreeMap<&'a str, &'a str> {
         let owned = self.owned();
         let pairs = labels
@@ -130,7 +132,7 @@ impl LabelKeys {
         pairs.filter(|(key, _)| owned.contains(key)).collect()
     }
 
-    /// What a node's labels say about its slot. Aliases only count as the plan's own: what they say must agree.
+    /// The slot that a node's labels describe. An alias must agree with the label that the alias repeats.
     pub fn read(&self, labels: &BTreeMap<String, String>) -> Holding {
         let held = self.of(labels);
         if held.is_empty() {
@@ -177,14 +179,15 @@ impl LabelKeys {
     }
 }
 
-/// The rule of the definition on a label's key: the same as [`key_fault`]. `key` is the name of the key in the rule.
+/// The rule of the definition on a label's key: the same as [`key_fault`](super::key_fault). `key` is the name of the key in the rule.
 fn key_rule(key: &str) -> String {
     let form = "^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?\
-                [A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$";
-    format!("{key}.matches('{form}') && {key}.matches('^([^/]{{1,253}}/)?[^/]+$')")
+                [A-Za-z0-9]([-A-Za-z0-9_.]{0,INNER}[A-Za-z0-9])?$";
+    let form = form.replace("INNER", &(LONGEST_NAME - 2).to_string());
+    format!("{key}.matches('{form}') && {key}.matches('^([^/]{{1,{LONGEST_PREFIX}}}/)?[^/]+$')")
 }
 
-/// What the definition says where [`key_rule`] fails.
+/// The definition's message for a failure of [`key_rule`].
 const KEY_MESSAGE: &str = "a label's key is a name of at most 63 letters, digits, '-', '_' and '.', or a DNS name, '/' and such a name";
 
 /// Any label's key.
@@ -197,7 +200,13 @@ pub(super) fn key_schema(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// The key of a label that the plan writes: see [`reserved_domain`].
+/// The definition's rule against keys of [`RESERVED_DOMAINS`]: the same as [`reserved_domain`](super::reserved_domain).
+fn reserved_rule() -> String {
+    let domains = RESERVED_DOMAINS.map(|domain| domain.replace('.', "[.]"));
+    format!("!self.matches('^([^/]*[.])?({})/')", domains.join("|"))
+}
+
+/// The key of a label that the plan writes: see [`reserved_domain`](super::reserved_domain).
 fn own_key_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "string",
@@ -206,7 +215,7 @@ fn own_key_schema(_: &mut SchemaGenerator) -> Schema {
         "x-kubernetes-validations": [
             {"rule": key_rule("self"), "message": KEY_MESSAGE},
             {
-                "rule": "!self.matches('^([^/]*[.])?(kubernetes|k8s)[.]io/')",
+                "rule": reserved_rule(),
                 "message": "Kubernetes keeps keys in the domains kubernetes.io and k8s.io for itself",
             },
         ],
@@ -221,7 +230,7 @@ fn aliases_schema(generator: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// Labels by key, as a selector has them.
+/// Labels by key, in the form of a selector.
 pub(super) fn labels_schema(_: &mut SchemaGenerator) -> Schema {
     let rule = format!("self.all(k, {})", key_rule("k"));
     json_schema!({
@@ -232,90 +241,10 @@ pub(super) fn labels_schema(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// An index as the plan writes it: nodeAffinity's Gt and Lt read numbers, so `01` would be another label and the same number.
+/// An index in the plan's form. nodeAffinity's Gt and Lt compare numbers: `01` would be a different label with the same
+/// number.
 pub(super) fn canonical(text: &str) -> Option<u32> {
     text.parse::<u32>()
         .ok()
         .filter(|number| number.to_string() == text)
-}
-
-/// Why a text can't be a label's value, and what to do about it; `None` if it can.
-pub fn value_fault(value: &str) -> Option<String> {
-    if value.len() > 63 {
-        return Some(format!(
-            "it has {} characters, and a label's value has at most 63",
-            value.len()
-        ));
-    }
-    name_fault(value).filter(|_| !value.is_empty())
-}
-
-/// Why a text can't be a label's key; `None` if it can.
-pub fn key_fault(key: &str) -> Option<String> {
-    let (prefix, name) = match key.split_once('/') {
-        Some((prefix, name)) => (Some(prefix), name),
-        None => (None, key),
-    };
-    if let Some(prefix) = prefix
-        && let Some(fault) = subdomain_fault(prefix)
-    {
-        return Some(format!("its prefix {prefix:?} is no DNS name: {fault}"));
-    }
-    if name.is_empty() {
-        return Some("it has no name".to_owned());
-    }
-    if name.len() > 63 {
-        return Some(format!(
-            "its name has {} characters, and a label's has at most 63",
-            name.len()
-        ));
-    }
-    name_fault(name)
-}
-
-/// Why a text can't be the name of an object; `None` if it can.
-pub fn subdomain_fault(name: &str) -> Option<String> {
-    if name.is_empty() {
-        return Some("it is empty".to_owned());
-    }
-    if name.len() > 253 {
-        return Some(format!(
-            "it has {} characters, and at most 253 are allowed",
-            name.len()
-        ));
-    }
-    let part = |part: &str| {
-        let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-        !part.is_empty()
-            && part.chars().all(inner)
-            && !part.starts_with('-')
-            && !part.ends_with('-')
-    };
-    (!name.split('.').all(part)).then(|| {
-        "use lower-case letters, digits, '-' and '.', with a letter or digit at the start and end of each part".to_owned()
-    })
-}
-
-/// The domains that Kubernetes keeps for itself; a node may not even label itself with most of them.
-pub fn reserved_domain(key: &str) -> Option<&'static str> {
-    let (prefix, _) = key.split_once('/')?;
-    ["kubernetes.io", "k8s.io"].into_iter().find(|domain| {
-        prefix
-            .strip_suffix(domain)
-            .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
-    })
-}
-
-fn name_fault(text: &str) -> Option<String> {
-    let strange = text
-        .chars()
-        .find(|&c| !(c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.')));
-    if let Some(strange) = strange {
-        return Some(format!(
-            "it has {strange:?}; use letters, digits, '-', '_' and '.'"
-        ));
-    }
-    let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
-    (!edge(text.chars().next()) || !edge(text.chars().next_back()))
-        .then(|| "it must start and end with a letter or a digit".to_owned())
 }

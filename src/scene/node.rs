@@ -1,4 +1,4 @@
-//! [`Node`]: what scenes need to know of a Kubernetes Node, and a reader of them.
+//! [`Node`]: the properties of a Kubernetes Node that scenes need, and a reader.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -14,15 +14,15 @@ const MAX_TEXT: usize = 512 << 20;
 /// A node of the cluster.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Node {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its labels.
+    /// The labels.
     pub labels: BTreeMap<String, String>,
-    /// What pods can have of it, by resource; empty where it isn't known.
+    /// The allocatable amounts by resource; empty if unknown.
     pub allocatable: BTreeMap<String, Amount>,
-    /// Whether it is cordoned: no new pod comes to it.
+    /// Whether the node is cordoned: the scheduler places no new pod on a cordoned node.
     pub cordoned: bool,
-    /// Its taints.
+    /// The taints.
     pub taints: Vec<NodeTaint>,
 }
 
@@ -30,18 +30,18 @@ part! {
     /// A taint of a node.
     #[derive(PartialEq, Eq)]
     pub struct NodeTaint: "a taint" {
-        /// Its key.
+        /// The key.
         pub key: String = "key",
-        /// Its value.
+        /// The value.
         pub value: String = "value",
-        /// What it does to pods that don't tolerate it.
+        /// The effect on pods without a toleration.
         pub effect: String = "effect",
     }
 }
 
 /// The nodes in a text: YAML or JSON, many documents, Nodes or Lists of them, as `kubectl get nodes -o yaml` prints them.
 ///
-/// `origin` names the text in errors. Fails on what is not a node, and on two nodes of the same name.
+/// `origin` names the text in errors. Fails on objects of different kinds, and on two nodes of the same name.
 pub fn read_nodes(text: &str, origin: &str) -> Result<Vec<Node>, ReadError> {
     if text.len() > MAX_TEXT {
         let what = format!(
@@ -180,7 +180,7 @@ pub fn natural(a: &str, b: &str) -> Ordering {
             return order;
         }
         if rest.is_empty() || other_rest.is_empty() {
-            // Leading zeros are all that can still differ.
+            // Only leading zeros can still differ.
             return rest.len().cmp(&other_rest.len()).then_with(|| a.cmp(b));
         }
         (left, right) = (rest, other_rest);

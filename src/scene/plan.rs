@@ -22,16 +22,16 @@ pub const MAX_SERVERS: u32 = 10_000;
 /// The name under which `totals` counts servers; no role can have it.
 pub const SERVERS: &str = "servers";
 
-/// What a taint's key starts with: the admission policy lets agents set no others.
+/// The prefix of a taint's key. The admission policy lets agents set only keys with this prefix.
 pub const TAINT_PREFIX: &str = "pinfold.io/";
 
-/// What a label's value looks like.
+/// The form of a label's value.
 const LABEL_VALUE: &str = "^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$";
 
 /// What a quantity looks like that is not negative: a number, and perhaps a suffix or an exponent.
 const QUANTITY: &str = "^([+]?([0-9]+[.]?[0-9]*|[.][0-9]+)|-(0+[.]?0*|[.]0+))([numkMGTPE]|[KMGTPE]i|[eE][-+]?[0-9]{1,9})?$";
 
-/// What the name of a node looks like.
+/// The form of a node's name.
 const NODE_NAME: &str = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$";
 
 /// Which nodes are candidates, which scenes and cases exist, and which case is active. Several plans may be active at
@@ -62,19 +62,19 @@ const NODE_NAME: &str = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a
 pub struct ScenePlanSpec {
     /// The nodes that may be labelled: by selector or by an explicit list.
     pub nodes: Pool,
-    /// The case that nodes are labelled for. Without it, this plan's labels are withdrawn.
+    /// The active case, for which nodes are labelled. Without an active case, the plan's labels are withdrawn.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub active: Option<Active>,
     /// The keys of the labels. Others than the default ones, aliases included, have to be known to the admission policy, too: `ours`
     /// in node-policy.yaml, or labelKeys of the chart.
     #[serde(default)]
     pub labels: LabelKeys,
-    /// What happens when the active case, or the keys of the labels, change while pods of the old one run on a node: it waits for
-    /// them, changes at once, or refuses until the plan is changed again. A refusal is not kept over a restart of the agent: it
-    /// refuses anew where such pods still run, and changes where they have ended.
+    /// The rule for a change of the active case or of the label keys while pods of the old case run on a node. The node
+    /// waits for the pods, changes at once, or refuses until the plan changes again. A restarted agent forgets a
+    /// refusal: the agent refuses again while old pods run, and changes the labels after their end.
     #[serde(default)]
     pub on_busy: OnBusy,
-    /// A taint that nodes carry while they hold a slot, so that other pods keep off.
+    /// A taint on nodes with a slot, which keeps foreign pods off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub taint: Option<CaseTaint>,
     /// What one task of each role asks for, by the role's name: worker, ps.
@@ -114,7 +114,7 @@ pub struct Active {
     /// A scene of the plan.
     #[schemars(length(min = 1, max = 63), regex(pattern = LABEL_VALUE))]
     pub scene: String,
-    /// One of that scene's cases.
+    /// A case of the scene.
     #[schemars(length(min = 1, max = 63), regex(pattern = LABEL_VALUE))]
     pub case: String,
 }
@@ -136,8 +136,8 @@ pub enum OnBusy {
 #[derive(JsonSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct CaseTaint {
-    /// The taint's key. It starts with pinfold.io/, since agents may set no others. Another than the default one has to be known to
-    /// the admission policy, too: `taints` in node-policy.yaml, or taintKeys of the chart.
+    /// The taint's key. The key starts with pinfold.io/, since agents may set no other taints. The admission policy has
+    /// to list each key but the default: `taints` in node-policy.yaml, or taintKeys of the chart.
     #[schemars(
         length(min = 1, max = 316),
         regex(pattern = "^([^/]*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"),
@@ -160,7 +160,7 @@ pub struct CaseTaint {
 #[serde(transparent)]
 pub struct TaintKey(pub String);
 
-/// What a taint does to pods that don't tolerate it.
+/// The effect of a taint on pods without a toleration.
 #[derive(JsonSchema, Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TaintEffect {
     /// They are not scheduled to the node.
@@ -237,7 +237,7 @@ pub struct Scene {
     pub cases: Vec<Case>,
 }
 
-/// Servers of one kind.
+/// Servers of one type.
 #[derive(JsonSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Group {
@@ -289,7 +289,7 @@ fn counts_schema(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-pub(super) fn amounts_schema(_: &mut SchemaGenerator) -> Schema {
+pub(crate) fn amounts_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "object",
         "additionalProperties": {"x-kubernetes-int-or-string": true, "minimum": 0, "pattern": QUANTITY},
@@ -305,7 +305,7 @@ fn roles_schema(generator: &mut SchemaGenerator) -> Schema {
 // === impl ScenePlanSpec ===
 
 impl ScenePlanSpec {
-    /// The scene and case of these names.
+    /// The scene and the case with the given names.
     pub fn case(&self, scene: &str, case: &str) -> Option<(&Scene, &Case)> {
         let scene = self.scenes.iter().find(|one| one.scene == scene)?;
         Some((scene, scene.cases.iter().find(|one| one.case == case)?))
@@ -315,7 +315,7 @@ impl ScenePlanSpec {
 // === impl Role ===
 
 impl Role {
-    /// What a task requests of each resource: its requests, and its limits where there is no request.
+    /// The amounts that a task requests: the requests, or the limits of a resource without a request.
     pub fn requested(&self) -> BTreeMap<&str, &Amount> {
         let all = self.limits.iter().chain(&self.requests);
         all.map(|(resource, amount)| (resource.as_str(), amount))
@@ -326,7 +326,7 @@ impl Role {
 // === impl CaseTaint ===
 
 impl CaseTaint {
-    /// The taint as a Node has it.
+    /// The taint in the form of the Node API.
     pub fn to_k8s(&self) -> Taint {
         Taint {
             key: self.key.0.clone(),

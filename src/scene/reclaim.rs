@@ -1,16 +1,16 @@
-//! [`reclaim()`]: which parameter servers have nobody left to serve.
+//! [`reclaim()`]: the parameter servers of jobs that have ended.
 //!
-//! A job with a chief has ended when the chief has succeeded: workers of TensorFlow's parameter server strategy run until
-//! somebody ends them. A job without a chief, or with the annotation [`SUCCESS_POLICY`], has ended when all workers have
-//! succeeded.
+//! A job with a chief has ended when the chief has succeeded, since workers of TensorFlow's parameter server strategy
+//! run until they are deleted. A job without a chief, or with the annotation [`SUCCESS_POLICY`], has ended when all
+//! workers have succeeded.
 //!
-//! Decided from the objects that are there and from nothing else: a decision that was lost is made again, and two who decide
-//! come to the same. Whatever is missing, failed or unclear keeps the servers.
+//! Only the existing objects decide. A lost decision is made again, and two reclaimers decide the same. Missing, failed
+//! or unclear tasks keep the servers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use super::render::{
+use super::native_job::{
     ALL_WORKERS, CHIEF, EVALUATOR, PS, RECLAIM_AFTER, RECLAIM_LABEL, SUCCESS_POLICY, TASK_LABELS,
     WORKERS,
 };
@@ -27,13 +27,13 @@ pub enum ItemKind {
     Service,
 }
 
-/// What a Job has come to.
+/// The outcome of a Job.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Outcome {
-    /// It runs, or has not begun.
+    /// The Job runs, or has not begun.
     #[default]
     Open,
-    /// It has succeeded, then (in seconds since 1970), where that is told.
+    /// The Job has succeeded. The time in seconds since 1970, if known.
     Succeeded(Option<i64>),
     /// It has failed.
     Failed,
@@ -42,36 +42,36 @@ pub enum Outcome {
 /// An object of a native job, as the API server had it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Item {
-    /// Its kind.
+    /// The kind.
     pub kind: ItemKind,
-    /// Its namespace.
+    /// The namespace.
     pub namespace: String,
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its uid.
+    /// The uid.
     pub uid: String,
-    /// Its version.
+    /// The resource version.
     pub version: String,
-    /// Its labels.
+    /// The labels.
     pub labels: BTreeMap<String, String>,
-    /// Its annotations.
+    /// The annotations.
     pub annotations: BTreeMap<String, String>,
-    /// When it was made, in seconds since 1970.
+    /// The creation time, in seconds since 1970.
     pub created: i64,
-    /// Whether it is on its way out.
+    /// Whether the object is being deleted.
     pub leaving: bool,
-    /// For a Job.
+    /// The outcome, for a Job.
     pub outcome: Outcome,
 }
 
-/// What is to be done about the parameter servers of one training job.
+/// The decision about the parameter servers of a training job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// The tasks whose success ends the job still run.
+    /// The job has not ended: tasks whose success ends the job still run.
     Running {
-        /// The number of those that have succeeded.
+        /// The number of tasks that have succeeded.
         succeeded: u32,
-        /// The number of all of them.
+        /// The number of all tasks.
         of: u32,
     },
     /// The job has ended; the servers stay until then, in seconds since 1970.
@@ -83,7 +83,7 @@ pub enum Verdict {
     Reclaim,
     /// The servers stay until a person has looked.
     Kept {
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
@@ -91,21 +91,21 @@ pub enum Verdict {
 /// A training job with parameter servers that ask to be reclaimed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reclaimable {
-    /// Its namespace.
+    /// The namespace.
     pub namespace: String,
-    /// Its name.
+    /// The name.
     pub job: String,
-    /// What is to be done.
+    /// The decision about the servers.
     pub verdict: Verdict,
     /// Whether the chief's success ends the job.
     pub by_chief: bool,
-    /// The Jobs that still run although the job has ended. They go before the servers.
+    /// The Jobs that still run after the job's end. The reclaimer deletes these Jobs before the servers.
     pub running: Vec<Item>,
-    /// Its Deployments, and its parameter servers' Services after them.
+    /// The job's Deployments, followed by the parameter servers' Services.
     pub servers: Vec<Item>,
 }
 
-/// Which of these jobs' parameter servers are to go at `now`, with `after` seconds of waiting where a job names none.
+/// The decisions about the jobs' parameter servers at `now`. `after` is the wait in seconds for jobs without a wait.
 pub fn reclaim(items: &[Item], now: i64, after: u32) -> Vec<Reclaimable> {
     let [name, ..] = TASK_LABELS;
     let mut jobs: BTreeMap<(&str, &str), Vec<&Item>> = BTreeMap::new();
@@ -151,11 +151,11 @@ pub fn reclaim(items: &[Item], now: i64, after: u32) -> Vec<Reclaimable> {
 /// How far a job is on its way to the end.
 struct Ended {
     by_chief: bool,
-    /// The number of tasks that have succeeded, of those whose success ends the job.
+    /// The number of succeeded tasks among the tasks whose success ends the job.
     succeeded: u32,
     /// The number of tasks whose success ends the job.
     of: u32,
-    /// When the last of them succeeded, in seconds since 1970.
+    /// The time of the last success, in seconds since 1970.
     last: i64,
 }
 
@@ -217,7 +217,7 @@ fn ended(jobs: &[&Item], servers: &[Item]) -> Result<Ended, String> {
     })
 }
 
-/// The number of workers that the job should have, as all of its objects say.
+/// The number of workers that all of the job's objects name.
 fn promised(workers: &[&Item], servers: &[Item]) -> Result<u32, String> {
     let mut of: Option<u32> = None;
     for item in workers.iter().copied().chain(servers) {
@@ -241,7 +241,7 @@ fn promised(workers: &[&Item], servers: &[Item]) -> Result<u32, String> {
     Ok(of.unwrap_or_default())
 }
 
-/// The number of these tasks that have succeeded, and when the last of them did.
+/// The number of succeeded tasks, and the time of the last success.
 fn successes(tasks: &[&Item]) -> Result<(u32, i64), String> {
     let (mut seen, mut succeeded, mut last) = (BTreeSet::new(), 0_u32, i64::MIN);
     for item in tasks {
@@ -250,7 +250,7 @@ fn successes(tasks: &[&Item]) -> Result<(u32, i64), String> {
         }
         match item.outcome {
             Outcome::Failed => return Err(format!("{item} has failed")),
-            // A task that is deleted can't be counted on.
+            // A task that is being deleted does not count as running.
             _ if item.leaving => return Err(format!("{item} is being deleted")),
             Outcome::Succeeded(None) => {
                 return Err(format!("{item} has succeeded, and doesn't say when"));
@@ -295,7 +295,7 @@ fn verdict(
         })?;
         wait = wait.max(Some(own));
     }
-    // Objects that are younger than the last success were made by somebody who wants them; they get the same time.
+    // A person who creates an object after the last success wants the object. The wait then starts at the creation.
     let youngest = servers
         .iter()
         .chain(&running)
@@ -318,7 +318,7 @@ fn verdict(
 // === impl Item ===
 
 impl Item {
-    /// Whether its job asks for it.
+    /// Whether the item's job asks for reclaim.
     fn asks(&self) -> bool {
         self.labels
             .get(RECLAIM_LABEL)

@@ -1,7 +1,7 @@
-//! The custom resource definition, and what its schema has against a document.
+//! The custom resource definition, and the violations of its schema in a document.
 //!
-//! The schema is read here as the API server reads it, but for patterns and rules: those are [`check`](super::check)'s,
-//! which says what to write instead.
+//! The schema is applied as in the API server, except patterns and rules. `check` applies patterns and rules, and names
+//! the corrections.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSON, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
@@ -17,16 +17,16 @@ pub fn definition() -> CustomResourceDefinition {
     ScenePlan::crd()
 }
 
-/// A violation: where, what, and what to do.
-pub(super) type Violation = (Path, String, String);
+/// A violation: the place, the mistake, and the correction.
+pub(crate) type Violation = (Path, String, String);
 
 fn schema() -> Option<JSONSchemaProps> {
     let version = definition().spec.versions.into_iter().next()?;
     version.schema?.open_api_v3_schema
 }
 
-/// What was probably meant by a value that the schema refuses: numbers become texts where a text has to be, and what can't
-/// be mended is left out where it may be. So one mistake doesn't hide all others.
+/// The probable meaning of a refused value. Numbers become texts where the schema wants a text, and optional values
+/// that can't be mended are removed. Then a single mistake does not hide the remaining mistakes.
 pub(super) fn mended(mut value: Value) -> Value {
     let schema = schema();
     let spec = schema
@@ -79,7 +79,7 @@ fn mend(value: &mut Value, schema: &JSONSchemaProps) {
     }
 }
 
-/// Whether a value has the type that the schema asks for, and is one of the words that it knows.
+/// Whether a value has the schema's type and is a word of the schema's list.
 fn fits(value: &Value, schema: &JSONSchemaProps) -> bool {
     match schema.type_.as_deref() {
         Some("object") => value.is_object(),
@@ -96,7 +96,7 @@ fn fits(value: &Value, schema: &JSONSchemaProps) -> bool {
     }
 }
 
-/// What the schema has against a document.
+/// The schema's violations in a document.
 pub(super) fn violations(tree: &Tree) -> Vec<Violation> {
     let mut found = Vec::new();
     let Some(schema) = schema() else { return found };
@@ -137,8 +137,8 @@ pub(super) fn violations(tree: &Tree) -> Vec<Violation> {
     found
 }
 
-/// What a schema has against a whole document.
-pub(super) fn violations_of(tree: &Tree, schema: &JSONSchemaProps) -> Vec<Violation> {
+/// The violations of any schema in a document.
+pub(crate) fn violations_of(tree: &Tree, schema: &JSONSchemaProps) -> Vec<Violation> {
     let mut found = Vec::new();
     walk(tree, schema, &Path::default(), &mut found);
     found
@@ -361,7 +361,7 @@ fn unknown<'a>(path: &Path, key: &str, known: impl Iterator<Item = &'a str>) -> 
     (path.key(key), format!("there is no field {key}"), fix)
 }
 
-/// How many letters must be changed, added or left out to make one word the other.
+/// The edit distance of two words, in letters.
 fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().take(64).collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();

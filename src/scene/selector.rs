@@ -21,7 +21,7 @@ pub struct NodeSelector {
     pub match_expressions: Vec<Requirement>,
 }
 
-/// A condition on one label.
+/// A condition on a label.
 #[derive(JsonSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[schemars(extend("x-kubernetes-validations" = [{
     "rule": "(self.operator in ['In', 'NotIn']) == (has(self.values) && self.values.size() > 0)",
@@ -55,7 +55,7 @@ pub enum Operator {
 // === impl NodeSelector ===
 
 impl NodeSelector {
-    /// Whether a node with these labels is chosen.
+    /// Whether the selector chooses a node with these labels.
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
         self.match_labels
             .iter()
@@ -63,7 +63,7 @@ impl NodeSelector {
             && self.match_expressions.iter().all(|one| one.matches(labels))
     }
 
-    /// The keys that it looks at.
+    /// The keys of all conditions.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.match_labels
             .keys()
@@ -71,12 +71,12 @@ impl NodeSelector {
             .map(String::as_str)
     }
 
-    /// Whether no node can match both, as far as single labels tell: `false` means that one might.
+    /// Whether no node can match both selectors, judged label by label: `false` means that a node might match both.
     pub fn excludes(&self, other: &Self) -> bool {
         self.contradicts(other) || other.contradicts(self)
     }
 
-    /// Whether each value that one of our conditions allows is forbidden by a condition of the other.
+    /// Whether a condition of `other` forbids each value that a condition of `self` allows.
     fn contradicts(&self, other: &Self) -> bool {
         let forbids = |key: &str, value: &str| {
             let label = BTreeMap::from([(key.to_owned(), value.to_owned())]);

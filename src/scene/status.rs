@@ -7,16 +7,16 @@ use super::{Holding, Node, ScenePlan, Slot, Slots, assign::candidates, node::nat
 /// How the labels on nodes compare with a case.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Status {
-    /// Every slot, with the names of the nodes whose labels say so.
+    /// All slots, each with the names of the nodes that carry its labels.
     pub slots: Vec<(Slot, Vec<String>)>,
-    /// Candidates whose labels name no slot of the case: name, and what is wrong.
+    /// Candidates whose labels name no slot of the case, each with the mistake.
     pub strangers: Vec<(String, String)>,
     /// Candidates without any of the plan's labels.
     pub spare: Vec<String>,
 }
 
-/// Compares the labels on nodes with a case of a plan. Nodes that are no candidates count where they carry the labels of one
-/// of the slots: pods would be scheduled to them all the same.
+/// Compares the labels on nodes with a case of a plan. A node outside the candidates counts if the node carries the
+/// labels of a slot, since pods would be scheduled to the node.
 pub fn status(plan: &ScenePlan, slots: &Slots, nodes: &[Node]) -> Status {
     let mut holders: BTreeMap<usize, Vec<String>> = BTreeMap::new();
     let mut strangers = Vec::new();
@@ -65,7 +65,7 @@ pub fn status(plan: &ScenePlan, slots: &Slots, nodes: &[Node]) -> Status {
 // === impl Status ===
 
 impl Status {
-    /// The slots that no node has.
+    /// The slots without a node.
     pub fn missing(&self) -> impl Iterator<Item = &Slot> {
         self.slots
             .iter()
@@ -73,7 +73,7 @@ impl Status {
             .map(|(slot, _)| slot)
     }
 
-    /// The slots that several nodes have.
+    /// The slots with several nodes.
     pub fn double(&self) -> impl Iterator<Item = (&Slot, &[String])> {
         self.slots
             .iter()
@@ -81,7 +81,7 @@ impl Status {
             .map(|(slot, nodes)| (slot, nodes.as_slice()))
     }
 
-    /// The slots that exactly one node has.
+    /// The slots with exactly one node.
     pub fn claimed(&self) -> impl Iterator<Item = (&Slot, &str)> {
         self.slots
             .iter()
@@ -91,7 +91,7 @@ impl Status {
             })
     }
 
-    /// Whether each slot has one node, and no candidate has other labels of the plan.
+    /// Whether each slot has exactly one node, and no candidate has a label of a different slot.
     pub fn is_well(&self) -> bool {
         self.strangers.is_empty() && self.slots.iter().all(|(_, nodes)| nodes.len() == 1)
     }

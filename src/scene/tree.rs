@@ -1,4 +1,4 @@
-//! [`Tree`]: a document as its author wrote it, with the line of everything in it.
+//! [`Tree`]: a document as the author wrote it, with the line of each value.
 
 use std::fmt;
 
@@ -7,25 +7,25 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use serde_saphyr::Spanned;
 
-/// A value and the line that it starts on; 0 where that isn't known.
+/// A value and the first line of its text; 0 for an unknown line.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Tree {
-    pub(super) line: u64,
-    pub(super) node: Kind,
+pub(crate) struct Tree {
+    pub(crate) line: u64,
+    pub(crate) node: Kind,
 }
 
 /// A value.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     /// Null, a boolean, a number or a text.
     Scalar(Value),
     List(Vec<Tree>),
     Map(Vec<(String, Tree)>),
 }
 
-/// One step of a path.
+/// A step of a path.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Step {
+pub(crate) enum Step {
     Key(String),
     Index(usize),
 }
@@ -37,19 +37,19 @@ pub struct Path(Vec<Step>);
 // === impl Path ===
 
 impl Path {
-    /// This path, and a key below it.
+    /// This path with a key below.
     #[must_use]
     pub fn key(&self, key: &str) -> Self {
         self.with(Step::Key(key.to_owned()))
     }
 
-    /// This path, and an index below it.
+    /// This path with an index below.
     #[must_use]
     pub fn at(&self, index: usize) -> Self {
         self.with(Step::Index(index))
     }
 
-    /// The path of these keys.
+    /// The path of the given keys.
     pub fn of(keys: &[&str]) -> Self {
         keys.iter().fold(Self::default(), |path, key| path.key(key))
     }
@@ -86,7 +86,7 @@ impl fmt::Display for Path {
 
 impl Tree {
     /// The value below a key.
-    pub(super) fn get(&self, key: &str) -> Option<&Self> {
+    pub(crate) fn get(&self, key: &str) -> Option<&Self> {
         match &self.node {
             Kind::Map(entries) => entries
                 .iter()
@@ -96,8 +96,8 @@ impl Tree {
         }
     }
 
-    /// The line of a path, or of the last of its steps that is there.
-    pub(super) fn line_of(&self, path: &Path) -> Option<u64> {
+    /// The line of a path. A missing step has the line of the last existing step.
+    pub(crate) fn line_of(&self, path: &Path) -> Option<u64> {
         let mut here = self;
         for step in &path.0 {
             let next = match (step, &here.node) {
@@ -111,13 +111,13 @@ impl Tree {
         Some(here.line).filter(|&line| line > 0)
     }
 
-    /// Whether nothing stands there.
-    pub(super) fn is_null(&self) -> bool {
+    /// Whether the value is null.
+    pub(crate) fn is_null(&self) -> bool {
         self.node == Kind::Scalar(Value::Null)
     }
 
     /// The value alone. What is null is left out of maps: the API server does the same.
-    pub(super) fn value(&self) -> Value {
+    pub(crate) fn value(&self) -> Value {
         match &self.node {
             Kind::Scalar(value) => value.clone(),
             Kind::List(items) => items.iter().map(Self::value).collect(),

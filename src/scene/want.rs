@@ -1,7 +1,6 @@
-//! What a node's agent makes of a plan: the slot it wants, and whether it may give up now what it has.
+//! The agent's decisions about a plan: the wanted slot, and whether the node may give up its present slot.
 //!
-//! Nothing here is a reason to take labels away because something is missing: [`duty`] is only asked with all the plans
-//! that were read, and a node whose labels were read.
+//! Missing data never removes labels: callers pass [`duty`] all plans and a node, and only after a complete read.
 
 use super::{
     Holding, LabelKeys, NoSuchCase, Node, OnBusy, ScenePlan, Slot, Slots, is_candidate, slots,
@@ -9,68 +8,67 @@ use super::{
 };
 use crate::text::counted;
 
-/// What a node wants of a plan.
+/// The slot that a node wants by a plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Want {
-    /// No slot: labels of the plan's keys are to go, and its claims on the node's behalf with them.
+    /// No slot: labels with the plan's keys and the node's claims are removed.
     Nothing {
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// This slot, without a claim: the plan lists its nodes.
+    /// A slot without a claim: the plan lists its nodes by name.
     Slot(Slot),
-    /// One of these slots; [`Want::order`] says in which order they are tried. The one whose claim succeeds is the node's.
+    /// A slot of the list. [`Want::order`] gives the order of the tries, and the first successful claim decides.
     Claim(Slots),
 }
 
 /// What a node is to have by all plans together.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Duty<'a> {
-    /// No plan wants it: labels and claims that plans gave it are to go.
+    /// No plan wants the node: labels and claims of former plans are removed.
     Free {
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// One plan wants it: a slot, or a claim.
+    /// One plan wants the node, for a slot or for a claim.
     Of(&'a ScenePlan, Want),
-    /// Several active plans want it. It stays as it is until they are corrected.
+    /// Several active plans want the node. The node stays unchanged until the plans are corrected.
     Disputed {
-        /// Their names.
+        /// The names.
         plans: Vec<String>,
     },
 }
 
-/// Whether a node gives up now what it has.
+/// Whether a node gives up its slot now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Switch {
     /// Change now.
     Change {
-        /// Why that is allowed.
+        /// The reason for the permission.
         reason: String,
     },
     /// Keep the old labels, and ask again when a pod has ended.
     Wait {
-        /// What is waited for.
+        /// The reason for the wait.
         reason: String,
     },
     /// Keep the old labels until the plan is changed again.
     Refuse {
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
 
-/// What a node is to have by all plans that there are. Plans are only asked together: that one of them doesn't want a
-/// node is no reason to take away what another gives it.
+/// A node's slot by all existing plans. All plans decide together: a plan without the node takes nothing away that a
+/// second plan gives.
 ///
-/// Fails where a plan that has the node as a candidate names an active case that it doesn't have; the node then stays as it
-/// is.
+/// Fails if a plan with the node as a candidate names an unknown active case. The node then stays unchanged.
 pub fn duty<'a>(plans: &'a [ScenePlan], node: &Node) -> Result<Duty<'a>, NoSuchCase> {
     let mut wanted = Vec::new();
     let mut why = None;
     for plan in plans {
         match want(plan, node)? {
-            // The reason of a plan that knows the node says more than that of one that doesn't.
+            // A plan that selects the node gives the better reason.
             Want::Nothing { reason } if why.is_none() || is_candidate(plan, node) => {
                 why = Some(reason);
             }
@@ -93,9 +91,9 @@ pub fn duty<'a>(plans: &'a [ScenePlan], node: &Node) -> Result<Duty<'a>, NoSuchC
     })
 }
 
-/// What a node wants of a plan.
+/// The slot that a node wants by a plan.
 ///
-/// Fails where the node is a candidate and the active case is none of the plan's; the node then stays as it is.
+/// Fails if the node is a candidate and the plan lacks the active case. The node then stays unchanged.
 pub fn want(plan: &ScenePlan, node: &Node) -> Result<Want, NoSuchCase> {
     let nothing = |reason: String| Ok(Want::Nothing { reason });
     let Some(active) = &plan.spec.active else {
@@ -123,10 +121,10 @@ pub fn want(plan: &ScenePlan, node: &Node) -> Result<Want, NoSuchCase> {
     }
 }
 
-/// Whether a node may give up now what it has, by the plan's rule.
+/// Whether a node may give up its slot now, by the plan's rule.
 ///
-/// `has` is that in words; `pods` names the pods that run on the node because of it: they have keys of the labels that are to go
-/// in their node selector or required affinity.
+/// `has` describes the slot in words. `pods` names the node's pods that depend on the slot: their node selector or
+/// required affinity has keys of the labels to remove.
 pub fn switch(rule: OnBusy, has: &str, pods: &[String]) -> Switch {
     let Some(first) = pods.first() else {
         return Switch::Change {
@@ -153,8 +151,8 @@ pub fn switch(rule: OnBusy, has: &str, pods: &[String]) -> Switch {
 // === impl Want ===
 
 impl Want {
-    /// The positions among `slots` in the order in which a node tries to claim them: first the slot that its labels
-    /// name, or `last` (the slot it is known to have had), then the others, spread by the node's name.
+    /// The positions among `slots` in the order of a node's claims. The slot of the node's labels comes first, or
+    /// `last`, the node's known former slot. The remaining slots follow, spread by the node's name.
     pub fn order(
         slots: &Slots,
         keys: &LabelKeys,

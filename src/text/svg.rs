@@ -2,15 +2,15 @@
 
 use std::fmt::Write;
 
-/// Where something is: from the left, and from above.
+/// A position: from the left, and from above.
 pub(crate) type Place = (f64, f64);
 
-/// On which side of its place a text is.
+/// The side of a text's position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Anchor {
     /// It begins there.
     Start,
-    /// Its middle is there.
+    /// The text's middle.
     Middle,
     /// It ends there.
     End,
@@ -89,7 +89,7 @@ impl Svg {
         );
     }
 
-    /// The whole picture, on white.
+    /// The complete picture, on white.
     pub(crate) fn finish(self, wide: f64, high: f64) -> String {
         let (wide, high) = (wide.round(), high.round());
         format!(
@@ -100,12 +100,12 @@ impl Svg {
     }
 }
 
-/// A number that SVG can have; what is none lies at the edge.
+/// A number for SVG; NaN and infinities become the edge.
 fn drawn(number: f64) -> f64 {
     if number.is_finite() { number } else { 0.0 }
 }
 
-/// Words as XML has them; a blank for each letter that XML has no room for.
+/// A text escaped for XML, with a blank for each letter that XML forbids.
 fn escaped(words: &str) -> String {
     let mut text = String::with_capacity(words.len());
     for letter in words.chars() {
@@ -121,7 +121,7 @@ fn escaped(words: &str) -> String {
     text
 }
 
-/// Words of at most so many letters, with a sign where the rest is left out.
+/// A text of at most the given number of letters, with an ellipsis for the rest.
 pub(crate) fn shortened(words: &str, most: usize) -> String {
     if words.chars().count() <= most {
         return words.to_owned();
@@ -162,7 +162,7 @@ mod tests {
             "{text}"
         );
         assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
-        // Nothing is drawn of no points, and one is seen.
+        // No points draw nothing, and a single point is visible.
         assert_eq!(text.matches("<polyline").count(), 1);
         assert!(text.contains(r#"points="3.0,4.0 3.0,4.0""#), "{text}");
     }

@@ -8,10 +8,9 @@ use std::time::{Duration, Instant};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use pinfold::cluster::reclaim::{Reclaimer, Round};
 use pinfold::cluster::{Api, ErrorKind};
+use pinfold::experiment::{Format, Slice, TrainingJob, render};
 use pinfold::pod::quantity;
-use pinfold::scene::{
-    Amounts, Format, Item, ItemKind, Outcome, Slice, TrainingJob, Verdict, read, reclaim, render,
-};
+use pinfold::scene::{Amounts, Item, ItemKind, Outcome, Verdict, read, reclaim};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use assert_cmd::Command;
-use pinfold::scene::report::{Measure, Pods, Subject, cases, presence, scrapes, whether};
+use pinfold::experiment::report::{Measure, Pods, Subject, cases, presence, scrapes, whether};
 use serde_json::Value;
 
 use self::fake::Fake;

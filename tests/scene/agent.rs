@@ -1,4 +1,4 @@
-//! What an agent makes of a plan.
+//! The agent's decisions about a plan.
 
 use pinfold::scene::{
     CaseTaint, Duty, Holding, Node, OnBusy, Slot, Switch, Want, duty, slots, switch, want,
@@ -56,7 +56,7 @@ fn a_candidate_claims_and_a_listed_node_has_its_place() {
         matches!(want(&idle, &node("a", &[("pool", "train")])).unwrap(), Want::Nothing { reason } if reason.contains("no active case"))
     );
 
-    // A plan that names a case it doesn't have is no reason to take anything away.
+    // A plan with an unknown active case takes nothing away.
     let mut wrong = small;
     wrong.spec.active.as_mut().unwrap().case = "7".to_owned();
     let error = want(&wrong, &node("a", &[("pool", "train")])).unwrap_err();
@@ -233,7 +233,7 @@ fn plans_are_asked_together() {
     };
     let (mine, other) = (named("mine", "a"), named("other", "b"));
     let here = node("n", &[("pool", "a")]);
-    // That another plan doesn't want the node takes nothing from it.
+    // A second plan without the node takes nothing from the node.
     for plans in [[mine.clone(), other.clone()], [other.clone(), mine.clone()]] {
         assert!(
             matches!(duty(&plans, &here).unwrap(), Duty::Of(plan, Want::Claim(_)) if *plan == mine)

@@ -1,10 +1,10 @@
-//! Mistakes in plans: each is named with its place and what to write instead.
+//! Mistakes in plans: each is named with place and correction.
 
 use pinfold::scene::{Node, Severity, TAINT_PREFIX, definition};
 
 use super::{SMALL, example, findings, here, node, nodes, report};
 
-/// Replaces what must be there exactly once.
+/// Replaces a text that occurs exactly once.
 pub(crate) fn with(text: &str, old: &str, new: &str) -> String {
     assert_eq!(text.matches(old).count(), 1, "{old}");
     text.replace(old, new)
@@ -569,7 +569,7 @@ fn nodes_must_be_there_enough_and_large_enough() {
         "{memory}"
     );
 
-    // Two are enough for the group; the third might get a slot that it can't serve.
+    // Two nodes suffice for the group; the third node might get an unsuitable slot.
     let mut mixed = pool(3, "3", "12Gi");
     mixed[2] = pool(3, "1", "12Gi")[2].clone();
     let found = findings(SMALL, Some(&mixed));
@@ -577,7 +577,7 @@ fn nodes_must_be_there_enough_and_large_enough() {
     assert_eq!(found[0].severity, Severity::Warning);
     assert!(found[0].fix.contains("narrow the selector"), "{}", found[0]);
 
-    // What a node has isn't known: nothing is said.
+    // A node's resources are unknown: no finding.
     let unknown: Vec<Node> = (0..3)
         .map(|index| node(&format!("n{index}"), &[("pool", "train")]))
         .collect();
@@ -625,7 +625,7 @@ fn plans_must_leave_each_other_alone() {
             "{matchLabels: {pool: train}}",
             second,
         );
-        // Another case, so that the labels differ.
+        // A second case, with different labels.
         let other = with(
             &with(
                 &other,
@@ -721,7 +721,7 @@ fn plans_must_leave_each_other_alone() {
         "warning: spec.nodes.names[2]: plan small has a as a candidate, too; leave each node to one plan",
     );
 
-    // The same case active twice, on nodes of their own: pods can't tell them apart.
+    // The same case is active twice, on disjoint nodes: pods can't distinguish the nodes.
     let labels = with(
         &with(SMALL, "name: small", "name: other"),
         "pool: train",
@@ -740,7 +740,7 @@ fn plans_must_leave_each_other_alone() {
     );
 }
 
-/// The definition that is shipped is the one that the types give.
+/// The shipped definition equals the definition of the types.
 #[test]
 fn the_definition_in_deploy_is_that_of_the_types() {
     let text = std::fs::read_to_string(here("deploy/crd.yaml")).unwrap();

@@ -1,4 +1,4 @@
-//! `pinfold scene` as people and scripts meet it.
+//! `pinfold scene` on the command line.
 
 use std::fs;
 use std::path::PathBuf;
@@ -44,7 +44,7 @@ fn scenes() -> String {
         .to_owned()
 }
 
-/// Files in a folder of their own.
+/// Files in a temporary folder.
 struct Files(TempDir);
 
 impl Files {
@@ -59,7 +59,7 @@ impl Files {
     }
 }
 
-/// A List of so many nodes, in no order, as kubectl prints them.
+/// A List of the given number of nodes, unsorted, as kubectl prints.
 fn node_list(count: usize) -> String {
     let mut items: Vec<Value> = (0..count)
         .map(|index| {
@@ -259,7 +259,7 @@ fn labels_as_json_in_the_order_of_the_places() {
     ]);
     assert_eq!((code, again), (Some(0), out));
 
-    // Without --scene and --case, the active one; in scene 1 there is no TYPE.
+    // The active case without --scene and --case; scene 1 has no TYPE.
     let (code, out, _) = pinfold(&["labels", &scenes(), "--nodes", &nodes, "-o", "json"]);
     assert_eq!(code, Some(0));
     assert_eq!(
@@ -298,9 +298,9 @@ fn labels_as_commands_change_only_what_differs() {
         )
     };
     let text = [
-        // It keeps its slot, although others come first by name.
+        // The node keeps the slot, although further nodes come first by name.
         node("z", ", SCENCE: '2', CASE: '1', TYPE: worker, INDEX: '0'"),
-        // The same slot: the second by name gets another.
+        // The same slot: the second node by name gets a different slot.
         node("zz", ", SCENCE: '2', CASE: '1', TYPE: worker, INDEX: '0'"),
         node("b", ", SCENCE: '1', CASE: '1', INDEX: '4'"),
         node("c", ", SCENCE: '1', CASE: '1', INDEX: '5', TYPE: old"),
@@ -419,29 +419,68 @@ fn the_definition_is_printed() {
 }
 
 #[test]
-fn commands_become_a_plan_and_the_plan_the_same_labels() {
+fn labelled_nodes_become_a_plan_that_gives_the_same_labels() {
+    const NODES: &str = "kind: List
+items:
+- {kind: Node, metadata: {name: a, labels: {SCENCE: '2', CASE: '1', TYPE: ps, INDEX: '0'}}}
+- {kind: Node, metadata: {name: b, labels: {SCENCE: '2', CASE: '1', TYPE: worker, INDEX: '0'}}}
+- {kind: Node, metadata: {name: c, labels: {TYPE: virtual}}}
+- {kind: Node, metadata: {name: d}}
+";
     let files = Files::new();
-    let (code, out, error) = pinfold(&["import", &data("labels.sh"), "--name", "locality"]);
+    let nodes = files.put("nodes.yaml", NODES);
+    let (code, out, error) = pinfold(&["import", &nodes, "--name", "locality"]);
     assert_eq!(code, Some(0), "{error}");
-    assert_eq!(out, fs::read_to_string(data("labels.plan.yaml")).unwrap());
-    assert_eq!(error.lines().count(), 2, "{error}");
+    assert!(
+        error.contains("node c has TYPE and no other label of a scene"),
+        "{error}"
+    );
+    assert_eq!(error.lines().count(), 1, "{error}");
     let plan = files.put("plan.yaml", &out);
     let (code, checked, _) = pinfold(&["check", &plan]);
     assert_eq!(
         (code, checked.as_str()),
-        (Some(0), "2 plans: 0 errors, 0 warnings\n")
+        (Some(0), "1 plan: 0 errors, 0 warnings\n")
     );
+    let (code, status, _) = pinfold(&["status", &plan, "--nodes", &nodes]);
+    assert_eq!(code, Some(0), "{status}");
 
-    let (code, out, error) = pinfold(&["import", &data("mistakes.sh")]);
-    assert_eq!((code, out.as_str()), (Some(1), ""));
-    let seen: Vec<&str> = error
-        .lines()
-        .map(|line| line.split_once(", ").unwrap().1)
-        .collect();
-    let expected = fs::read_to_string(data("mistakes.txt")).unwrap();
-    assert_eq!(seen, expected.lines().collect::<Vec<_>>());
+    // JSON on the standard input gives the same plan.
+    let json: Value = serde_saphyr::from_str(NODES).unwrap();
+    let again = with_input(&["import", "-", "--name", "locality"], &json.to_string());
+    assert_eq!((again.0, again.1), (Some(0), out));
+}
 
-    let (code, _, error) = with_input(&["import", "-", "--name", "No Name"], "");
-    assert_eq!(code, Some(2));
-    assert!(error.contains("can't be a plan's name"), "{error}");
+#[test]
+fn nodes_that_no_plan_can_reproduce_are_refused_with_a_remedy() {
+    let refused = |args: &[&str], input: &str, text: &str| {
+        let (code, out, error) = with_input(args, input);
+        assert_eq!((code, out.as_str()), (Some(2), ""), "{error}");
+        assert!(error.contains(text), "{error}");
+    };
+    let import = ["import", "-"];
+    let node = "kind: Node\nmetadata: {name: a, labels: {SCENCE: '1', CASE: '1'}}\n";
+    refused(
+        &import,
+        node,
+        "the labels of node a are no slot of a case: it lacks INDEX; correct",
+    );
+    refused(
+        &import,
+        "kind: Pod\nmetadata: {name: a}\n",
+        "this is a Pod; only Nodes",
+    );
+    refused(&import, "kubectl label node a SCENCE=1", "-");
+    refused(
+        &import,
+        "kind: List\nitems: []\n",
+        "no node has a slot: label nodes with SCENCE, CASE and INDEX",
+    );
+    refused(
+        &["import", "-", "--name", "No Name"],
+        "",
+        "can't be a plan's name",
+    );
+    refused(&["import"], "", "FILE");
+    refused(&["import", "-", "--live"], "", "--live");
 }

@@ -74,7 +74,7 @@ const PARTS: &[(&str, &str)] = &[
     ("limits: {cpu: 1, ", "limits: {cpu: 1.5, "),
 ];
 
-/// What is right, although it looks like a mistake of [`PARTS`].
+/// Valid changes that resemble the mistakes of [`PARTS`].
 const RIGHT: &[(&str, &str)] = &[
     (
         "spec:\n",
@@ -108,7 +108,7 @@ const RIGHT: &[(&str, &str)] = &[
     ),
 ];
 
-/// A document as CEL sees it: whole numbers are of one type, and nothing is where null stands.
+/// A document for CEL: whole numbers have a single type, and null fields are absent.
 fn cel(value: &Json) -> Value {
     match value {
         Json::Null => Value::Null,
@@ -129,7 +129,7 @@ fn cel(value: &Json) -> Value {
     }
 }
 
-/// Whether a rule holds; a rule that can't be evaluated refuses.
+/// Whether a rule holds; a failed evaluation refuses.
 fn holds(rule: &str, value: &Json) -> bool {
     let mut env = Env::stdlib();
     env.add_extension(cel::extensions::strings).unwrap();
@@ -182,7 +182,7 @@ fn complete(value: &mut Json, schema: &Json) {
     }
 }
 
-/// What a schema has against a value, with the paths.
+/// The schema's refusals of a value, with the paths.
 fn refusals(value: &Json, schema: &Json, path: &str, found: &mut Vec<String>) {
     if schema.is_null() || (value.is_null() && schema["nullable"] == true) {
         return;
@@ -294,7 +294,7 @@ fn schema() -> Json {
         .clone()
 }
 
-/// What the definition has against the plan in a text.
+/// The definition's refusals of the plan in a text.
 fn refused(text: &str) -> Vec<String> {
     let (schema, mut found) = (schema(), Vec::new());
     let mut plan: Json = serde_saphyr::from_str(text).unwrap();
@@ -352,6 +352,47 @@ fn a_plan_that_check_takes_is_taken_by_the_definition() {
             "{new}"
         );
     }
+}
+
+/// Further valid plans: the base plan with harmless changes.
+const HARMLESS: &[(&str, &str)] = &[
+    ("name: small", "name: small.2"),
+    ("spec:\n", "spec:\n  onBusy: wait\n"),
+    ("spec:\n", "spec:\n  onBusy: force\n"),
+    ("spec:\n", "spec:\n  taint: {}\n"),
+    ("spec:\n", "spec:\n  labels: {scene: SCENE}\n"),
+    ("spec:\n", "spec:\n  labels: {type: example.org/type}\n"),
+    ("memory: 4Gi}", "memory: 500M}"),
+    ("{pool: train}", "{pool: train, zone: a}"),
+];
+
+/// The schema and the rules of the definition, and `scene check`, judge the same plans in the same way.
+#[test]
+fn check_and_the_definition_have_the_same_verdict_on_each_plan() {
+    let mistakes = MISTAKES
+        .iter()
+        .filter(|mistake| !CHECK_ALONE.contains(&mistake.3));
+    let mistakes = mistakes.map(|mistake| (mistake.0, mistake.1));
+    let mutations = HARMLESS.iter().chain(RIGHT).chain(PARTS).copied();
+    let (mut valid, mut invalid) = (0, 0);
+    for (old, new) in mutations.chain(mistakes) {
+        let text = with(SMALL, old, new);
+        let (by_check, by_definition) = (errors(&text), refused(&text));
+        assert_eq!(
+            by_check.is_empty(),
+            by_definition.is_empty(),
+            "{new}: {by_check:?} {by_definition:?}"
+        );
+        if by_check.is_empty() {
+            valid += 1;
+        } else {
+            invalid += 1;
+        }
+    }
+    assert!(
+        valid >= 15 && invalid >= 35,
+        "{valid} valid, {invalid} invalid plans"
+    );
 }
 
 proptest! {

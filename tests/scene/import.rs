@@ -1,89 +1,153 @@
-//! Commands that become plans.
+//! Plans of the labels that nodes already have.
 
-use pinfold::scene::{Imported, import};
+use std::collections::BTreeMap;
 
-fn imported(text: &str) -> Imported {
-    import(text, "x").unwrap_or_else(|errors| panic!("{text}: {errors:?}"))
+use pinfold::experiment::{Imported, import};
+use pinfold::scene::{Group, Node, ScenePlan};
+
+/// Nodes with labels like `SCENCE=1 CASE=1 INDEX=0`.
+fn nodes(labels: &[(&str, &str)]) -> Vec<Node> {
+    let node = |(name, labels): &(&str, &str)| Node {
+        name: (*name).to_owned(),
+        labels: labels
+            .split_whitespace()
+            .map(|label| label.split_once('=').unwrap())
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .collect(),
+        ..Node::default()
+    };
+    labels.iter().map(node).collect()
 }
 
-fn refused(text: &str) -> Vec<String> {
-    match import(text, "x") {
-        Ok(imported) => panic!("{text}: {imported:?}"),
+fn imported(labels: &[(&str, &str)]) -> Imported {
+    import(&nodes(labels), "x").unwrap_or_else(|errors| panic!("{labels:?}: {errors:?}"))
+}
+
+fn refused(labels: &[(&str, &str)]) -> Vec<String> {
+    match import(&nodes(labels), "x") {
+        Ok(imported) => panic!("{labels:?}: {imported:?}"),
         Err(errors) => errors.iter().map(ToString::to_string).collect(),
     }
 }
 
-fn names(imported: &Imported, plan: usize) -> Vec<String> {
-    imported.plans[plan].spec.nodes.names.clone().unwrap()
+fn names(plan: &ScenePlan) -> Vec<String> {
+    plan.spec.nodes.names.clone().unwrap()
 }
 
 #[test]
-fn the_keys_that_were_used_are_the_plans() {
-    let plan = imported("kubectl label no a SCENE=1 SCENCE=1 example.com/case=b INDEX=0")
-        .plans
-        .remove(0);
-    let keys = &plan.spec.labels;
-    assert_eq!(keys.keys(), ["SCENCE", "example.com/case", "INDEX", "TYPE"]);
+fn the_key_scene_is_an_alias_or_the_key() {
+    let both = imported(&[("a", "SCENE=1 SCENCE=1 CASE=b INDEX=0")]);
+    let keys = &both.plans[0].spec.labels;
+    assert_eq!(keys.keys(), ["SCENCE", "CASE", "INDEX", "TYPE"]);
     assert_eq!(
         keys.aliases.get("SCENCE").map(String::as_str),
         Some("SCENE")
     );
 
-    let errors = refused("kubectl label no a SCENE=1 SCENCE=2 CASE=1 INDEX=0");
+    let alone = imported(&[("a", "SCENE=1 CASE=b INDEX=0 role=x example.com/index=7")]);
+    let keys = &alone.plans[0].spec.labels;
+    assert_eq!(keys.keys(), ["SCENE", "CASE", "INDEX", "TYPE"]);
+    assert_eq!(keys.aliases, BTreeMap::new());
+
+    let errors = refused(&[("a", "SCENE=1 SCENCE=2 CASE=1 INDEX=0")]);
     assert!(errors[0].contains("SCENE should be 2"), "{errors:?}");
-    let errors = refused("kubectl label no a SCENE=1 SCENCE=1 scene=1 CASE=1 INDEX=0");
-    assert!(errors[0].contains("third key"), "{errors:?}");
 }
 
 #[test]
-fn places_are_listed_by_type_and_index_whatever_the_order() {
-    let imported = imported(
-        "kubectl label no c SCENCE=2 CASE=1 TYPE=worker INDEX=1\n\
-         kubectl label no a SCENCE=2 CASE=1 TYPE=ps INDEX=0\n\
-         kubectl label no b SCENCE=2 CASE=1 TYPE=worker INDEX=0\n\
-         kubectl label no d SCENCE=10 CASE=1 INDEX=0",
-    );
-    assert_eq!(names(&imported, 0), ["b", "c", "a"]);
-    assert_eq!(names(&imported, 1), ["d"]);
-    let name = |plan: usize| imported.plans[plan].metadata.name.clone().unwrap();
-    assert_eq!((name(0), name(1)), ("x-1".to_owned(), "x-2".to_owned()));
-}
-
-#[test]
-fn what_kubectl_would_do_is_done() {
-    // A value may be given again without --overwrite; a label that isn't there may be removed.
-    let text = "kubectl label no a SCENCE=1 CASE=1 INDEX=0\r\nkubectl label no a CASE=1 TYPE-\r\n";
-    assert_eq!(names(&imported(text), 0), ["a"]);
-    // The last of two counts.
+fn nodes_are_listed_by_type_and_index() {
+    let imported = imported(&[
+        ("c", "SCENCE=2 CASE=1 TYPE=worker INDEX=1"),
+        ("b", "SCENCE=2 CASE=1 TYPE=ps INDEX=0"),
+        ("a", "SCENCE=2 CASE=1 TYPE=worker INDEX=0"),
+    ]);
+    let plan = &imported.plans[0];
+    assert_eq!(names(plan), ["b", "a", "c"]);
+    let active = plan.spec.active.as_ref().unwrap();
+    assert_eq!((active.scene.as_str(), active.case.as_str()), ("2", "1"));
+    let scene = &plan.spec.scenes[0];
+    let kind = |group: &Group| group.kind.clone().unwrap();
     assert_eq!(
-        names(
-            &imported("oc label no a SCENCE=1 CASE=1 INDEX=5 INDEX=0"),
-            0
+        scene.groups.iter().map(kind).collect::<Vec<_>>(),
+        ["ps", "worker"]
+    );
+    let case = &scene.cases[0];
+    assert_eq!(
+        case.nodes,
+        BTreeMap::from([("ps".to_owned(), 1), ("worker".to_owned(), 2)])
+    );
+    assert_eq!(case.totals["servers"], 3);
+}
+
+#[test]
+fn every_case_gets_a_plan_in_the_order_of_numbers() {
+    let imported = imported(&[
+        ("a", "SCENCE=1 CASE=10 INDEX=0"),
+        ("b", "SCENCE=1 CASE=2 INDEX=0"),
+        ("c", "TYPE=virtual"),
+        ("d", ""),
+    ]);
+    let found: Vec<_> = imported
+        .plans
+        .iter()
+        .map(|plan| (plan.metadata.name.clone().unwrap(), names(plan)))
+        .collect();
+    assert_eq!(
+        found,
+        [
+            ("x-1".to_owned(), vec!["b".to_owned()]),
+            ("x-2".to_owned(), vec!["a".to_owned()])
+        ]
+    );
+    assert_eq!(
+        imported.notes,
+        ["node c has TYPE and no other label of a scene: the plan leaves the node out"]
+    );
+}
+
+#[test]
+fn labels_that_no_plan_can_give_are_named_with_a_remedy() {
+    for (labels, expected) in [
+        (
+            &[
+                ("a", "SCENCE=1 CASE=1 INDEX=0"),
+                ("b", "SCENCE=1 CASE=1 INDEX=0"),
+            ][..],
+            "give one of the nodes another INDEX",
         ),
-        ["a"]
-    );
-    // A try changes nothing.
-    let dry = imported(
-        "kubectl label no a SCENCE=1 CASE=1 INDEX=0\nkubectl label no a CASE=2 --overwrite --dry-run=client",
-    );
-    assert_eq!(dry.plans[0].spec.active.as_ref().unwrap().case, "1");
-    assert!(
-        dry.notes[0]
-            .to_string()
-            .starts_with("line 2: with --dry-run"),
-        "{:?}",
-        dry.notes
-    );
-    // --overwrite=false is no --overwrite.
-    let errors = refused(
-        "kubectl label no a SCENCE=1 CASE=1 INDEX=0\nkubectl label no a CASE=2 --overwrite=false",
-    );
-    assert!(
-        errors[0].starts_with("line 2: a already has CASE=1 (line 1)"),
-        "{errors:?}"
-    );
-    assert_eq!(
-        refused("# nothing here\n\n"),
-        ["line 2: no command gives a node a slot: SCENCE, CASE and INDEX are needed"]
-    );
+        (
+            &[("a", "SCENCE=1 CASE=1 INDEX=1")],
+            "number the nodes from 0, without gaps",
+        ),
+        (
+            &[("a", "SCENCE=1 CASE=1 INDEX=01")],
+            "INDEX=01 is not a number, or has leading zeros",
+        ),
+        (
+            &[("a", "CASE=1 INDEX=0")],
+            "it lacks SCENCE; correct the labels, or remove SCENCE, CASE, INDEX and TYPE",
+        ),
+        (
+            &[("a", "SCENCE= CASE=1 INDEX=0")],
+            "the label SCENCE has no value",
+        ),
+        (
+            &[
+                ("a", "SCENCE=1 CASE=1 INDEX=0"),
+                ("b", "SCENCE=1 CASE=1 INDEX=0 TYPE=ps"),
+            ],
+            "label all of the nodes with TYPE, or none",
+        ),
+        (&[("a", "role=x")], "no node has a slot"),
+        (&[], "no node has a slot"),
+    ] {
+        let errors = refused(labels);
+        assert_eq!(errors.len(), 1, "{errors:?}");
+        assert!(errors[0].contains(expected), "{errors:?}");
+    }
+    let several = refused(&[
+        ("a", "CASE=1"),
+        ("b", "SCENCE=1"),
+        ("c", "SCENCE=1 CASE=1 INDEX=2"),
+    ]);
+    assert_eq!(several.len(), 3, "{several:?}");
 }

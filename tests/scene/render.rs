@@ -6,8 +6,8 @@ use std::path::Path;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Service};
+use pinfold::experiment::{Format, Rendered, Slice, TrainingJob, render};
 use pinfold::pod::{self, Entitlement, Policy, Role};
-use pinfold::scene::{Format, Rendered, Slice, TrainingJob, render};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -55,7 +55,7 @@ pub(crate) fn rendered(job: &TrainingJob, scene: &str, case: &str, format: Forma
     .unwrap()
 }
 
-/// A job with everything in it.
+/// A job with all settings.
 pub(crate) fn full() -> TrainingJob {
     job(r#"
 name: wide-deep
@@ -76,7 +76,7 @@ roles:
 "#)
 }
 
-/// What is wrong with an object, by the type of its kind.
+/// The mistakes of an object, by the type of its kind.
 pub(crate) fn faults(object: &Value) -> Vec<String> {
     match (
         object["apiVersion"].as_str().unwrap_or_default(),
@@ -95,7 +95,7 @@ pub(crate) fn faults(object: &Value) -> Vec<String> {
     }
 }
 
-/// A pod of a rendered cluster, and the host name under which the others are to find it.
+/// A pod of a rendered cluster, and the pod's host name.
 #[derive(Debug)]
 pub(crate) struct Seen {
     pub(crate) host: String,
@@ -237,7 +237,7 @@ pub(crate) fn started(
     (env, words)
 }
 
-/// The node labels that a pod asks for.
+/// The node labels that a pod requires.
 pub(crate) fn wanted(template: &Value) -> BTreeMap<String, String> {
     let node = &template["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
     let terms = node["nodeSelectorTerms"].as_array().unwrap();
@@ -561,7 +561,7 @@ fn printed(args: &[&str]) -> (Option<i32>, String, String) {
     )
 }
 
-/// kubectl sends what we made: lists that it fills, like `creationTimestamp: null`, are none of ours.
+/// kubectl sends the rendered object. Fields that kubectl adds, like `creationTimestamp: null`, are not rendered.
 fn same(ours: &[Value], theirs: &[Value], what: &str) {
     assert_eq!(ours.len(), theirs.len(), "{what}");
     for (ours, theirs) in ours.iter().zip(theirs) {
@@ -719,7 +719,7 @@ fn what_is_named_comes_out_as_it_was_named() {
         same(&objects, &sent, &format!("{format:?}"));
         for one in pods(&sent) {
             let (env, words) = started(&sent, &one.template);
-            // Two dollars are one to Kubernetes, wherever a user writes them.
+            // Kubernetes reads two dollars as a single dollar.
             let plain = |text: &str| text.replace("$$", "$");
             assert_eq!(words[1..], NASTY.map(plain));
             assert_eq!(env["SCRIPT"], NASTY.concat());

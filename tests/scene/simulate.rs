@@ -1,12 +1,12 @@
-//! `pinfold scene simulate`: every task on its node before anything is created, and the reasons of what would wait.
+//! `pinfold scene simulate`: the node of each task before any object exists, and the reasons of pending tasks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
-use pinfold::scene::{
-    Asked, Node, ScenePlan, Simulation, TrainingJob, asked, claimed, invented, roles, simulate,
-    slots,
+use pinfold::experiment::{
+    Asked, Simulation, TrainingJob, asked, claimed, invented, roles, simulate,
 };
+use pinfold::scene::{Node, ScenePlan, slots};
 use serde_json::{Value, json};
 
 use super::render::CASES;
@@ -28,7 +28,7 @@ fn the_108_nodes_of_all_cases() {
     let mut total = 0;
     for (scene, case, _, workers, _, servers) in CASES {
         let slots = slots(&plan, scene, case).unwrap();
-        // A server as the scene needs it, and not a bit more.
+        // A server with exactly the resources of the scene.
         let mut all = nodes(slots.len(), "5", "44Gi");
         all = claimed(&plan, &slots, &all);
         let simulation = run(&plan, scene, case, &all);
@@ -117,12 +117,12 @@ fn what_waits_says_why() {
         )),
         "7: node-4 has too little cpu: 300m wanted, 100m left of 3 beside the job's other tasks"
     );
-    // What is not said of a node is not looked at.
+    // Unknown properties of a node are not checked.
     let mut nodes = whole.clone();
     nodes[3].allocatable.insert("cpu".to_owned(), amount("64"));
     assert_eq!(run(&plan, "1", "2", &nodes).pending, []);
 
-    // Two nodes with the same labels: both are used, and that is said. The parameter server is there once.
+    // Two nodes with the same labels: both are used, with a note. The parameter server exists once.
     let mut nodes = whole.clone();
     nodes.push(Node {
         name: "twin".to_owned(),
@@ -142,7 +142,7 @@ fn what_waits_says_why() {
         .count();
     assert!((5..=6).contains(&on_twin), "{on_twin}");
 
-    // The plan's own taint is tolerated, another value of it is not.
+    // The plan's own taint is tolerated, a different value is not.
     let mut tainted = plan.clone();
     tainted.spec.taint = Some(pinfold::scene::CaseTaint {
         value: "x".to_owned(),
@@ -244,7 +244,7 @@ fn as_people_and_programs_see_it() {
         (11, &json!([]))
     );
 
-    // The labels that nodes have, not those that they would get; and the job's requests instead of the plan's.
+    // The nodes' present labels instead of the future labels; the job's requests instead of the plan's.
     let list = json!({"kind": "List", "items": [
         {"kind": "Node", "metadata": {"name": "a", "labels": {"SCENCE": "1", "CASE": "1", "INDEX": "0"}},
          "status": {"allocatable": {"cpu": "8", "memory": "64Gi", "pods": "110"}},
@@ -279,7 +279,7 @@ fn as_people_and_programs_see_it() {
     let (code, _, error) = printed(&[scenes, "--count", "1", "--cpu", "many"]);
     assert_eq!(code, Some(2));
     assert!(error.contains("--cpu \"many\""), "{error}");
-    // What render refuses is refused here, too, instead of taken for nothing.
+    // A job that render refuses is refused by simulate.
     for (text, words) in [
         (
             "roles: {worker: {limits: {cpu: two}}}\n",
@@ -306,7 +306,7 @@ fn as_people_and_programs_see_it() {
             "{error}"
         );
     }
-    // Two cannot read one standard input.
+    // Two files can't both be the standard input.
     for args in [
         &["-", "--job", "-", "--count", "1"][..],
         &["-", "--nodes", "-"],

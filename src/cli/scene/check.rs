@@ -1,4 +1,4 @@
-//! `pinfold scene check`: what is wrong with plans.
+//! `pinfold scene check`: the mistakes of plans.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -7,7 +7,8 @@ use clap::Args;
 use serde_json::json;
 
 use super::super::Format;
-use crate::scene::{Severity, check};
+use crate::experiment::check;
+use crate::scene::Severity;
 
 /// Check plans: name each mistake, its place, and the correction.
 #[derive(Debug, Args)]

@@ -1,26 +1,34 @@
-//! `pinfold scene import`: a plan from `kubectl label` commands.
+//! `pinfold scene import`: a plan of the labels that nodes already have.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::Args;
 
-use crate::scene::import;
+use crate::experiment::import;
 
-/// Read kubectl label commands and print a plan that gives nodes the same labels.
+/// Read the labels of the nodes and print a plan that gives the nodes the same labels.
 ///
-/// The commands are followed as a shell and kubectl would: several nodes or commands in a line, --overwrite, removals
-/// (KEY-), comments, continued lines. Where they give several cases, there is a plan for each.
+/// The labels are SCENCE, CASE, INDEX and TYPE. SCENE counts as an alias of SCENCE. Nodes of several cases give a plan for
+/// each case.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  pinfold scene import labels.sh > plan.yaml
-  history | grep -o 'kubectl label.*' | pinfold scene import - --name locality
+  kubectl get nodes -o yaml | pinfold scene import - > plan.yaml
+  pinfold scene import nodes.yaml --name locality
+  pinfold scene import --live > plan.yaml             the nodes of the cluster
 
-Exit codes: 0 done, 1 the commands have mistakes, which are named with their lines, 2 the input can't be read.")]
+Exit codes: 0 done, 2 the nodes can't be read, or no plan can reproduce their labels.")]
 pub(super) struct Import {
-    /// File with the commands; - is the standard input.
-    #[arg(value_name = "FILE")]
-    file: PathBuf,
+    /// File with the Nodes (YAML or JSON), as kubectl get nodes -o yaml prints them; - is the standard input.
+    #[arg(
+        value_name = "FILE",
+        required_unless_present = "live",
+        conflicts_with = "live"
+    )]
+    file: Option<PathBuf>,
+    #[command(flatten)]
+    live: super::live::Live,
     /// The plan's name.
     #[arg(long, value_name = "NAME", default_value = "imported")]
     name: String,
@@ -30,15 +38,20 @@ pub(super) struct Import {
 
 impl Import {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let text = super::text(&self.file)?;
         if let Some(fault) = crate::scene::subdomain_fault(&self.name) {
             anyhow::bail!("--name {:?} can't be a plan's name: {fault}", self.name);
         }
-        let file = self.file.display();
-        match import(&text, &self.name) {
+        let (nodes, origin) = match (&self.file, self.live.ask(false, false)?) {
+            (Some(file), _) => (super::nodes(file)?, file.display().to_string()),
+            (None, cluster) => {
+                let cluster = cluster.context("name a file with nodes, or --live")?;
+                (cluster.nodes, format!("the cluster at {}", cluster.origin))
+            }
+        };
+        match import(&nodes, &self.name) {
             Ok(imported) => {
                 for note in &imported.notes {
-                    eprintln!("pinfold: {file}, {note}");
+                    eprintln!("pinfold: {origin}: {note}");
                 }
                 let plans: Result<Vec<String>, _> =
                     imported.plans.iter().map(super::yaml).collect();
@@ -47,9 +60,9 @@ impl Import {
             }
             Err(errors) => {
                 for error in errors {
-                    eprintln!("pinfold: {file}, {error}");
+                    eprintln!("pinfold: {origin}: {error}");
                 }
-                Ok(ExitCode::from(1))
+                Ok(ExitCode::from(2))
             }
         }
     }

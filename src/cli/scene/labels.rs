@@ -11,8 +11,9 @@ use crate::scene::{Assignment, Node, ScenePlan, assign, candidates};
 
 /// Print which node gets which labels. Nothing is changed.
 ///
-/// An explicit list of nodes is followed. With a selector, a node that carries the labels of a slot keeps it, and the
-/// others take the free slots in the order of their names; in a cluster, the agents' claims decide about those.
+/// An explicit list gives the slots in its order. With a selector, a node with the labels of a slot keeps the slot, and
+/// the remaining nodes take the free slots in the order of their names. In a cluster, the agents' claims decide about
+/// the free slots.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold scene labels plan.yaml --nodes nodes.yaml
@@ -46,7 +47,7 @@ enum Form {
     Table,
     /// For programs: an object with the labels of each node.
     Json,
-    /// For a shell: the commands that do it.
+    /// Commands for a shell.
     Kubectl,
 }
 
@@ -57,7 +58,7 @@ impl LabelsArgs {
         let (plan, cluster) = self.case.with_cluster(true)?;
         let slots = self.case.slots(&plan)?;
         let nodes = self.case.nodes(self.nodes.as_deref(), cluster.as_ref())?;
-        // A claim counts before labels do: they follow it.
+        // A claim counts before labels, since the labels follow the claim.
         let assignment = match &cluster {
             Some(cluster) => assign(&plan, &slots, &cluster.claimed(&plan, &slots)),
             None => assign(&plan, &slots, &nodes),
@@ -124,7 +125,7 @@ fn table(plan: &ScenePlan, assignment: &Assignment) -> String {
     format!("{table}\n{spare} more {plural} no slot\n")
 }
 
-/// Commands that leave the candidates with exactly the labels that they get.
+/// Commands that give the candidates exactly their labels.
 fn commands(plan: &ScenePlan, assignment: &Assignment, nodes: &[Node]) -> String {
     let keys = &plan.spec.labels;
     let given: BTreeMap<&str, _> = assignment
@@ -137,7 +138,7 @@ fn commands(plan: &ScenePlan, assignment: &Assignment, nodes: &[Node]) -> String
         .map(|node| (node.name.as_str(), node))
         .collect();
     let mut lines = Vec::new();
-    // What goes comes first: no two nodes have a slot at any moment.
+    // Removals come first: no two nodes have the same slot at any moment.
     for node in candidates(plan, nodes) {
         let has = keys.of(&node.labels);
         if !has.is_empty() && !given.contains_key(node.name.as_str()) {

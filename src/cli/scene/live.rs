@@ -1,4 +1,4 @@
-//! `--live`: plans, nodes and claims as they are in the cluster.
+//! `--live`: plans, nodes and claims of the cluster.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -30,22 +30,22 @@ pub(super) struct Live {
     namespace: Option<String>,
 }
 
-/// What the cluster says.
+/// The plans, nodes and claims of the cluster.
 pub(super) struct Cluster {
     /// All its plans.
     pub(super) plans: Vec<Document>,
     /// All its Nodes.
     pub(super) nodes: Vec<Node>,
-    /// Who holds which claim, by the Lease's name.
+    /// The holders of the claims, by the Lease's name.
     pub(super) claims: BTreeMap<String, Holder>,
-    /// Where that is, for people.
+    /// The cluster's address, for people.
     pub(super) origin: String,
 }
 
 // === impl Live ===
 
 impl Live {
-    /// The claims in a cluster that has no plan; `None` where there is a plan, or where the cluster is not asked.
+    /// The claims in a cluster without a plan; `None` if a plan exists, or without --live.
     pub(super) fn left_without_plan(&self) -> anyhow::Result<Option<BTreeMap<String, Holder>>> {
         if !self.live {
             return Ok(None);
@@ -69,7 +69,7 @@ impl Live {
         })
     }
 
-    /// All claims. Only lists them: whose claims they would be does not matter.
+    /// All claims. The owner in the settings does not matter for a list.
     async fn claims(&self, api: Api) -> Result<BTreeMap<String, Holder>, Failure> {
         let ours = config::Cluster::default().namespace;
         let namespace = self.namespace.as_ref().unwrap_or(&ours);
@@ -82,7 +82,7 @@ impl Live {
             .await
     }
 
-    /// Asks the cluster; `None` where it is not to be asked. `plans` and `claims` say whether those are needed.
+    /// The cluster's state; `None` without --live. `plans` and `claims` say whether to fetch plans and claims.
     pub(super) fn ask(&self, plans: bool, claims: bool) -> anyhow::Result<Option<Cluster>> {
         if !self.live {
             return Ok(None);
@@ -117,7 +117,7 @@ impl Live {
 // === impl Cluster ===
 
 impl Cluster {
-    /// The nodes, with the labels of the slots that they have claims on: what their agents are about to make of them.
+    /// The nodes with the labels of their claimed slots, which the agents are about to set.
     pub(super) fn claimed(&self, plan: &ScenePlan, slots: &Slots) -> Vec<Node> {
         let mut nodes = self.nodes.clone();
         let by_name: BTreeMap<String, usize> = nodes
@@ -142,7 +142,7 @@ impl Cluster {
     }
 }
 
-/// Plans as documents; what can't be read as one is a finding of its own.
+/// Plans as documents. An unreadable plan becomes a document with findings.
 fn documents(objects: Vec<serde_json::Value>) -> anyhow::Result<Vec<Document>> {
     ensure!(
         !objects.is_empty(),
@@ -164,7 +164,7 @@ fn documents(objects: Vec<serde_json::Value>) -> anyhow::Result<Vec<Document>> {
     Ok(documents)
 }
 
-/// A failure, with what to do about it.
+/// A failure with the remedy.
 fn told(failure: Failure, what: &str, way: &Connection) -> anyhow::Error {
     let advice = match failure.kind() {
         ErrorKind::NotFound if what == "sceneplans" => {
@@ -188,7 +188,7 @@ fn told(failure: Failure, what: &str, way: &Connection) -> anyhow::Error {
 }
 
 impl super::CaseOf {
-    /// The claims that are left in a cluster without a plan; `None` where a plan is named or there.
+    /// The claims that remain in a cluster without a plan; `None` if a plan is named or exists.
     pub(super) fn left_without_plan(&self) -> anyhow::Result<Option<BTreeMap<String, Holder>>> {
         if self.file.is_some() || self.plan.is_some() {
             return Ok(None);
@@ -196,7 +196,7 @@ impl super::CaseOf {
         self.live.left_without_plan()
     }
 
-    /// The plan that is meant, and the cluster, where it was asked.
+    /// The chosen plan, and the cluster if queried.
     pub(super) fn with_cluster(
         &self,
         claims: bool,

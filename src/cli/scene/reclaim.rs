@@ -1,4 +1,4 @@
-//! `pinfold scene reclaim`: parameter servers that have nobody left to serve.
+//! `pinfold scene reclaim`: deletes the parameter servers of jobs that have ended.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -36,7 +36,7 @@ const DEADLINE: Duration = Duration::from_secs(30);
 
 Exit codes: 0 done, 2 the API server can't be asked, or something that was to go is still there.")]
 pub(super) struct ReclaimArgs {
-    /// Only in this namespace.
+    /// Only jobs of the namespace.
     #[arg(short, long, value_name = "NAMESPACE")]
     namespace: Option<String>,
     /// Seconds after the job has ended, where the job names none.
@@ -139,7 +139,7 @@ impl ReclaimArgs {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Each thing once, until it changes.
+    /// Each message is printed once, until the message changes.
     fn tell(
         &self,
         round: Result<Round, Failure>,
@@ -161,7 +161,7 @@ impl ReclaimArgs {
             }
         };
         if self.output == Format::Json {
-            // The API server answers again: when it next doesn't, that is news.
+            // The API server answers again. The next failure is reported again.
             said.clear();
             return super::super::json(&object(&round, self.dry_run));
         }
@@ -196,7 +196,7 @@ impl ReclaimArgs {
     }
 }
 
-/// One job in a sentence.
+/// A job in a sentence.
 fn line(job: &Reclaimable) -> String {
     let ended = if job.by_chief {
         "the chief has succeeded"
@@ -225,7 +225,7 @@ fn line(job: &Reclaimable) -> String {
     format!("{}/{}: {what}", job.namespace, job.job)
 }
 
-/// How many were changed whenever they were to be deleted.
+/// The number of objects that changed before each deletion.
 fn kept(count: usize) -> String {
     let was = if count == 1 { "was" } else { "were" };
     format!(
@@ -234,7 +234,7 @@ fn kept(count: usize) -> String {
     )
 }
 
-/// What is gone now, in a sentence.
+/// The deleted objects, in a sentence.
 fn deleted(round: &Round, dry_run: bool) -> Option<String> {
     let names = round
         .deleted
@@ -290,7 +290,7 @@ fn object(round: &Round, dry_run: bool) -> Value {
     })
 }
 
-/// A failure, with what to do about it.
+/// A failure with the remedy.
 fn told(failure: Failure, way: &Connection) -> anyhow::Error {
     let advice = match failure.kind() {
         ErrorKind::Forbidden => "it needs list and delete on jobs, deployments and services",

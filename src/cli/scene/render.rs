@@ -7,12 +7,13 @@ use anyhow::{anyhow, bail};
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
-use crate::scene::{Faults, Format, Reclaim, Slice, TrainingJob, render};
+use crate::experiment::{Faults, Format, Reclaim, Slice, TrainingJob, render};
 
 /// Print the objects of a training cluster for one case of a plan.
 ///
-/// Each task's pod is sent to the server of its index by node affinity, and finds the others by PS_HOSTS, WORKER_HOSTS,
-/// TASK_TYPE, TASK_INDEX and TF_CONFIG in its environment. Commands name them as $(PS_HOSTS), which Kubernetes expands.
+/// Node affinity places each task's pod on the server of the task's index. The pod's environment has PS_HOSTS,
+/// WORKER_HOSTS, TASK_TYPE, TASK_INDEX and TF_CONFIG. Commands use the variables like $(PS_HOSTS), which Kubernetes
+/// expands.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold scene render plan.yaml --job job.yaml | kubectl apply -f -
@@ -52,13 +53,13 @@ pub(super) struct RenderArgs {
     /// Kind of the objects.
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
     format: Kind,
-    /// Only the tasks of this role.
+    /// Only the tasks of the role.
     #[arg(long, value_name = "ROLE")]
     role: Option<String>,
     /// Only tasks from this number on; they count from 0 in each role.
     #[arg(long, value_name = "TASK")]
     from: Option<u32>,
-    /// Only tasks up to this number, itself included.
+    /// The last rendered task of each role.
     #[arg(long, value_name = "TASK")]
     to: Option<u32>,
     /// Form of the output.
@@ -162,7 +163,7 @@ impl RenderArgs {
     }
 }
 
-/// All that is missing or wrong, a line each.
+/// The faults, a line each.
 pub(super) fn refused(what: &str, faults: &Faults) -> anyhow::Error {
     anyhow!(
         "the job can't be {what}:\n  {}",

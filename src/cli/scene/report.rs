@@ -1,4 +1,4 @@
-//! `pinfold scene report`: what a training job did in a case, from what a Prometheus has.
+//! `pinfold scene report`: the work of a training job in a case, from the series of a Prometheus.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,13 +11,13 @@ use clap::{Args, ValueEnum};
 use k8s_openapi::jiff::Timestamp;
 
 use super::super::Draft;
-use crate::cluster::prometheus::{Access, Asked, Prometheus, discover, gather};
-use crate::scene::report::{
+use crate::experiment::report::{
     Picture, Report, RunReport, StepMetric, Subject, analyse, compare, markdown, pictures,
     seconds_of, time,
 };
+use crate::prometheus::{Access, Asked, Prometheus, discover, gather};
 
-/// What is reported of if no time is given.
+/// The default time range of a report.
 const LAST: &str = "1h";
 
 /// Report what training jobs did: by role and task, which parameter server is hot, how well it scales.
@@ -46,7 +46,7 @@ pub(super) struct ReportArgs {
     /// File with certificates (PEM) that the server's must follow from [default: those of the system]
     #[arg(long, value_name = "FILE")]
     ca_file: Option<PathBuf>,
-    /// Seconds that an answer may take.
+    /// The timeout of an answer, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u16).range(1..=3600))]
     timeout: u16,
     #[command(flatten)]
@@ -74,7 +74,7 @@ struct Of {
     /// Only this training job (label training_job of pinfold_pod_info).
     #[arg(long, value_name = "JOB")]
     job: Option<String>,
-    /// Only in this namespace.
+    /// Only jobs of the namespace.
     #[arg(short, long, value_name = "NAMESPACE")]
     namespace: Option<String>,
     /// Only this scene.
@@ -83,10 +83,10 @@ struct Of {
     /// Only this case.
     #[arg(long, value_name = "CASE")]
     case: Option<String>,
-    /// From this time on (RFC 3339).
+    /// The start of the time range (RFC 3339).
     #[arg(long, value_name = "TIME", conflicts_with = "last")]
     from: Option<String>,
-    /// Until this time [default: now]
+    /// The end of the time range (RFC 3339) [default: now]
     #[arg(long, value_name = "TIME")]
     to: Option<String>,
     /// The last 90s, 30m, 6h or 2d (before --to, if given) [default: 1h]
@@ -99,7 +99,7 @@ enum Form {
     /// For people.
     #[default]
     Markdown,
-    /// For programs: one JSON document.
+    /// For programs: a JSON document.
     Json,
 }
 
@@ -110,7 +110,7 @@ impl ReportArgs {
         let now = Timestamp::now();
         let asked = self.asked(now)?;
         if let Some(out) = &self.out {
-            // Before anybody is asked: what can't be a folder is found out now, and one is made when there is something for it.
+            // The folder's path is checked before any query. The folder itself is made when the report is ready.
             let there = out.ancestors().find(|folder| folder.exists());
             ensure!(
                 there.is_none_or(Path::is_dir),
@@ -134,7 +134,7 @@ impl ReportArgs {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// The runs that are named; else everything, in which runs are to be found yet.
+    /// The named runs; or else the entire time, in which runs are searched later.
     fn asked(&self, now: Timestamp) -> anyhow::Result<Vec<Asked>> {
         if self.run.is_empty() {
             return Ok(vec![self.of.asked(self.of.name(), now)?]);
@@ -155,7 +155,7 @@ impl ReportArgs {
         Ok(asked)
     }
 
-    /// What is to be said; `None` where there is nothing, which has been said then.
+    /// The report; `None` if empty, after a message to the user.
     async fn found(&self, asked: &[Asked]) -> anyhow::Result<Option<Report>> {
         let deadline = Duration::from_secs(self.timeout.into());
         let access = Access {
@@ -274,7 +274,7 @@ impl Of {
         })
     }
 
-    /// A run that is named in one argument, with what holds for all of them.
+    /// A run from an argument, with the settings of all runs.
     fn with(&self, run: &str, now: Timestamp) -> anyhow::Result<Asked> {
         let (mut of, mut name, mut own) = (self.clone(), None, BTreeSet::new());
         for part in run.split(',') {
@@ -301,7 +301,7 @@ impl Of {
             };
             *into = Some(value.to_owned());
         }
-        // What is said of one run holds for it, whatever is said of all.
+        // Settings of a run go before settings of all runs.
         ensure!(
             !(own.contains("from") && own.contains("last")),
             "from and last exclude each other"
@@ -313,7 +313,7 @@ impl Of {
     }
 }
 
-/// Everything as files: all of it is made, and has its place, before the first is written; each is there whole, or as before.
+/// The report as files. All texts and paths are ready before the first write. Each file is replaced atomically.
 fn write(folder: &Path, report: &Report) -> anyhow::Result<()> {
     let pictures = pictures(report);
     let json = serde_json::to_string_pretty(report).context("can't write the report as JSON")?;

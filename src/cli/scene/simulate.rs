@@ -9,12 +9,13 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::super::Format;
-use crate::scene::{Amount, Simulation, Slots, Task, claimed, invented, settle, simulate, slots};
+use crate::experiment::{Simulation, Task, claimed, invented, settle, simulate};
+use crate::scene::{Amount, Slots, slots};
 
-/// Show which node each task of a case would come to, before anything is created, and what would stay pending and why.
+/// Show the node of each task of a case before any object exists, and the pending tasks with the reasons.
 ///
-/// Looked at are the nodes' labels, cordons, taints, and what pods can have of them beside the job's other tasks. What other
-/// pods use is not known.
+/// The simulation checks the nodes' labels, cordons, taints, and the allocatable resources beside the job's remaining
+/// tasks. The usage of foreign pods is unknown.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold scene simulate plan.yaml --scene 2 --case 2 --count 10 --cpu 8 --memory 64Gi
@@ -30,19 +31,19 @@ pub(super) struct SimulateArgs {
     /// File with the cluster's Nodes; - is the standard input.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["live", "count"])]
     nodes: Option<PathBuf>,
-    /// So many nodes that nobody has seen, labelled as agents would.
+    /// The number of invented nodes, with the labels that agents would set.
     #[arg(long, value_name = "NODES", conflicts_with = "live")]
     count: Option<u32>,
-    /// CPUs that pods can have of each of them; not looked at if not given.
+    /// Allocatable CPUs of each invented node; unchecked if not given.
     #[arg(long, value_name = "CPUS", requires = "count")]
     cpu: Option<String>,
-    /// Memory that pods can have of each of them; not looked at if not given.
+    /// Allocatable memory of each invented node; unchecked if not given.
     #[arg(long, value_name = "BYTES", requires = "count")]
     memory: Option<String>,
     /// Label the nodes first as agents would.
     #[arg(long)]
     claim: bool,
-    /// File with the job's parameters: what its tasks request instead of what the plan says.
+    /// File with the job's parameters: the requests of its tasks instead of the plan's.
     #[arg(long, value_name = "FILE")]
     job: Option<PathBuf>,
     /// Form of the output.
@@ -169,7 +170,7 @@ fn table(slots: &Slots, simulation: &Simulation) -> String {
     text
 }
 
-/// Tasks as people write them: `ps 0, worker 0-9`.
+/// Tasks in short form: `ps 0, worker 0-9`.
 fn ranges(tasks: &[&Task]) -> String {
     let mut parts: Vec<(&str, u32, u32)> = Vec::new();
     for task in tasks {

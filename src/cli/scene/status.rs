@@ -84,7 +84,7 @@ impl StatusArgs {
         })
     }
 
-    /// Names the claims that are left where no plan is.
+    /// Names the remaining claims of a cluster without a plan.
     fn left(&self, claims: &BTreeMap<String, Holder>) -> anyhow::Result<ExitCode> {
         match self.output {
             Format::Json => {
@@ -119,9 +119,9 @@ impl StatusArgs {
     }
 }
 
-/// How the claims in a cluster compare with the labels there.
+/// The comparison of a cluster's claims and labels.
 struct Held {
-    /// Who has a claim on a slot of the case, by the Lease's name.
+    /// The holders of claims on slots of the case, by the Lease's name.
     holders: BTreeMap<String, String>,
     /// Claims of other cases and plans.
     others: usize,

@@ -66,12 +66,12 @@ fn metrics(started: u32, counts: &[(&str, f64)]) -> String {
                 1.0,
             ),
             (
-                "container_foreign_cpu_seconds_total",
+                "container_interference_cpu_seconds_total",
                 ",container=\"main\"",
                 0.5,
             ),
             (
-                "container_foreign_cpu_error_seconds_total",
+                "container_interference_cpu_error_seconds_total",
                 ",container=\"main\"",
                 0.01,
             ),

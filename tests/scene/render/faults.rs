@@ -1,6 +1,6 @@
-//! What is missing or can't be is named, all of it at once, and nothing is printed.
+//! All missing and impossible settings are named at once, and nothing is printed.
 
-use pinfold::scene::{Format, Slice, TrainingJob, render};
+use pinfold::experiment::{Format, Slice, TrainingJob, render};
 
 use super::render::{FORMATS, full, job, rendered};
 use super::{AMOUNTS, example, plan};
@@ -253,7 +253,7 @@ fn a_group_that_nobody_makes_or_reads_is_told_of() {
     );
 }
 
-/// 1.5 MiB is what etcd takes of one request; the API server adds to what we send.
+/// etcd accepts requests up to 1.5 MiB, and the API server adds fields to the sent object.
 #[test]
 fn an_object_that_no_api_server_stores_is_refused() {
     let size = |objects: &[serde_json::Value]| {

@@ -1,15 +1,16 @@
 //! The addresses of thousands of tasks: written once, and never longer than Linux passes to a program.
 
-use pinfold::scene::{Format, Rendered, ScenePlan, Slice, render};
+use pinfold::experiment::{Format, Rendered, Slice, render};
+use pinfold::scene::ScenePlan;
 use serde_json::Value;
 
 use super::render::{faults, full, pods, started};
 use super::{AMOUNTS, SMALL, plan};
 
-/// What Linux passes in one text, with the zero byte at its end (MAX_ARG_STRLEN).
+/// The longest argument on Linux, zero byte included (MAX_ARG_STRLEN).
 const LONGEST: usize = 131_072;
 
-/// One server with so many workers, and one parameter server.
+/// A server with the given number of workers, and a parameter server.
 fn crowded(workers: u32) -> ScenePlan {
     let mut plan = plan(SMALL);
     let scene = &mut plan.spec.scenes[0];
@@ -39,7 +40,7 @@ fn last(workers: u32, args: &[&str]) -> Result<Rendered, String> {
     rendered.map_err(|faults| faults.to_string())
 }
 
-/// The largest case that is rendered.
+/// The largest rendered case.
 fn largest(args: &[&str]) -> u32 {
     let (mut works, mut fails) = (1, 20_000);
     while fails - works > 1 {
@@ -81,7 +82,7 @@ fn a_text_that_no_program_gets_is_refused_and_the_one_before_it_is_not() {
             "{refused}"
         );
     }
-    // What nobody could count is refused all the same.
+    // A case too large to count is refused.
     assert!(
         last(u32::MAX, &[])
             .unwrap_err()
@@ -112,7 +113,7 @@ fn thousands_of_tasks_share_one_list() {
     assert_eq!(lists[0]["metadata"]["namespace"], "train");
     let others = whole.iter().filter(|one| one["kind"] != "ConfigMap");
     assert!(others.map(|one| one.to_string().len()).max().unwrap() < 8 << 10);
-    // A part has the list, too, and its tasks know all others.
+    // A slice has the list of hosts, and its tasks know all tasks.
     let slice = Slice {
         role: Some("worker".to_owned()),
         from: Some(2999),

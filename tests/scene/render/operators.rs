@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::batch::v1::JobTemplateSpec;
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use pinfold::scene::{Format, Slice, SuccessPolicy as JobsPolicy, render};
+use pinfold::experiment::{Format, Slice, SuccessPolicy as JobsPolicy, render};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -168,13 +168,13 @@ fn volcano_and_jobset_end_the_parameter_servers_when_all_workers_have_succeeded(
     );
     for task in spec["tasks"].as_array().unwrap() {
         let ps = task["name"].as_str().unwrap().starts_with("ps-");
-        // One that ended by itself would count as a success.
+        // A parameter server that ends would count as a success.
         assert_eq!(
             task["template"]["spec"]["restartPolicy"],
             if ps { "Always" } else { "OnFailure" }
         );
     }
-    // A worker that has ended is none that has ended the job: there are 200.
+    // The end of a single worker does not end the job with 200 workers.
     assert!(!job.to_string().contains("TaskCompleted"));
     let set = rendered(&full(), "2", "4", Format::Jobset)
         .objects
@@ -188,12 +188,12 @@ fn volcano_and_jobset_end_the_parameter_servers_when_all_workers_have_succeeded(
             .iter()
             .all(|one| one.as_str().unwrap().starts_with("worker-"))
     );
-    // Neither says so where kubectl apply could take them.
+    // No warning for objects that kubectl apply accepts.
     let (small, large) = (
         rendered(&full(), "1", "1", Format::Jobset),
         rendered(&full(), "1", "4", Format::Jobset),
     );
-    let told = |one: &pinfold::scene::Rendered| {
+    let told = |one: &pinfold::experiment::Rendered| {
         one.warnings.iter().any(|one| one.contains("--server-side"))
     };
     assert_eq!((told(&small), told(&large)), (false, true));
@@ -220,9 +220,9 @@ spec:
     - {case: '1', nodes: {first: 1, rest: 2}}
 ";
 
-/// That case's cluster, whose job may name a success policy.
-fn with_chief(policy: Option<JobsPolicy>, format: Format) -> pinfold::scene::Rendered {
-    let job = pinfold::scene::TrainingJob {
+/// The cluster of a case, with an optional success policy.
+fn with_chief(policy: Option<JobsPolicy>, format: Format) -> pinfold::experiment::Rendered {
+    let job = pinfold::experiment::TrainingJob {
         success_policy: policy,
         ..full()
     };
@@ -303,7 +303,7 @@ fn a_chiefs_success_ends_the_job_in_every_format() {
     let volcano = last(all_workers, Format::Volcano);
     assert_eq!(volcano["minSuccess"], 3);
     assert!(!volcano.to_string().contains("TaskCompleted"));
-    // Its success would count as a worker's.
+    // The success would count as a worker's.
     assert_eq!(
         policies(&volcano, "evaluator-0")["template"]["spec"]["restartPolicy"],
         "Always"
@@ -404,7 +404,7 @@ fn a_volcano_job_makes_lost_pods_anew_and_ends_with_a_worker_that_keeps_failing(
                 task["name"]
             );
         }
-        // The training operator has one counter only, which is told.
+        // The training operator has a single counter, with a warning.
         let tfjob = rendered(&job, "2", "4", Format::Tfjob);
         assert_eq!(
             tfjob.objects.last().unwrap()["spec"]["runPolicy"]["backoffLimit"],
@@ -418,7 +418,7 @@ fn a_volcano_job_makes_lost_pods_anew_and_ends_with_a_worker_that_keeps_failing(
     }
 }
 
-/// Volcano's webhook puts a task's place among all tasks behind its name before it counts.
+/// Volcano's webhook appends a task's position among all tasks to the name before the length check.
 #[test]
 fn names_are_as_short_as_each_format_wants() {
     for (format, more) in [

@@ -1,0 +1,360 @@
+//! The plan in itself: labels, scenes, groups, cases, totals.
+
+use std::collections::BTreeSet;
+
+use super::{Finder, many, repeated};
+use crate::scene::{Case, Path, SERVERS, Scene, key_fault, reserved_domain, value_fault};
+
+impl Finder<'_> {
+    pub(super) fn labels(&mut self) {
+        let keys = &self.plan.spec.labels;
+        let path = Path::of(&["spec", "labels"]);
+        let fields = ["scene", "case", "index", "type"];
+        for (field, key) in fields.into_iter().zip(keys.keys()) {
+            self.label_key(&path.key(field), key);
+        }
+        for (again, before) in repeated(keys.keys().into_iter()) {
+            let (field, first) = (
+                fields.get(again).copied().unwrap_or_default(),
+                fields.get(before).copied(),
+            );
+            let text = format!("{} also has this key", first.unwrap_or_default());
+            self.error(
+                &path.key(field),
+                text,
+                "give each of the four a key of its own",
+            );
+        }
+        let mut taken: BTreeSet<&str> = keys.keys().into_iter().collect();
+        for (key, alias) in &keys.aliases {
+            let path = path.key("aliases").key(key);
+            if !keys.keys().contains(&key.as_str()) {
+                let text = format!("{key} is none of the plan's label keys");
+                let fix = format!("write one of {} before the colon", keys.keys().join(", "));
+                self.error(&path, text, fix);
+            }
+            self.label_key(&path, alias);
+            if !taken.insert(alias) {
+                self.error(
+                    &path,
+                    format!("{alias} is already a key of this plan"),
+                    "choose another alias",
+                );
+            }
+        }
+    }
+
+    fn label_key(&mut self, path: &Path, key: &str) {
+        if let Some(fault) = key_fault(key) {
+            self.error(
+                path,
+                format!("{key:?} can't be a label's key: {fault}"),
+                "choose another key",
+            );
+        } else if let Some(domain) = reserved_domain(key) {
+            let text = format!("{key} is in {domain}, which Kubernetes keeps for itself");
+            self.error(
+                path,
+                text,
+                "choose a key without a prefix, or with one of your own domain",
+            );
+        }
+    }
+
+    fn label_value(&mut self, path: &Path, value: &str) {
+        if value.is_empty() {
+            self.error(
+                path,
+                "it is empty, and becomes the value of a label",
+                "write a name",
+            );
+        } else if let Some(fault) = value_fault(value) {
+            let text = format!("{value:?} can't be a label's value: {fault}");
+            self.error(path, text, "choose another name");
+        }
+    }
+
+    pub(super) fn active(&mut self) {
+        let Some(active) = &self.plan.spec.active else {
+            return;
+        };
+        let path = Path::of(&["spec", "active"]);
+        let list = |names: Vec<&str>| format!("write one of {}", names.join(", "));
+        let Some(scene) = self
+            .plan
+            .spec
+            .scenes
+            .iter()
+            .find(|scene| scene.scene == active.scene)
+        else {
+            let fix = list(
+                self.plan
+                    .spec
+                    .scenes
+                    .iter()
+                    .map(|scene| scene.scene.as_str())
+                    .collect(),
+            );
+            return self.error(
+                &path.key("scene"),
+                format!("there is no scene {}", active.scene),
+                fix,
+            );
+        };
+        if !scene.cases.iter().any(|case| case.case == active.case) {
+            let fix = list(scene.cases.iter().map(|case| case.case.as_str()).collect());
+            let text = format!("scene {} has no case {}", active.scene, active.case);
+            self.error(&path.key("case"), text, fix);
+        }
+    }
+
+    pub(super) fn scenes(&mut self) {
+        let plan = self.plan;
+        let path = Path::of(&["spec", "scenes"]);
+        for (again, before) in repeated(plan.spec.scenes.iter().map(|scene| scene.scene.as_str())) {
+            let text = format!("scenes[{before}] has the same name");
+            self.error(
+                &path.at(again).key("scene"),
+                text,
+                "give each scene a name of its own",
+            );
+        }
+        for (index, scene) in plan.spec.scenes.iter().enumerate() {
+            self.scene(scene, &path.at(index));
+        }
+    }
+
+    fn scene(&mut self, scene: &Scene, path: &Path) {
+        self.label_value(&path.key("scene"), &scene.scene);
+        self.groups(scene, path);
+        let path = path.key("cases");
+        for (again, before) in repeated(scene.cases.iter().map(|case| case.case.as_str())) {
+            let text = format!("cases[{before}] of scene {} has the same name", scene.scene);
+            self.error(
+                &path.at(again).key("case"),
+                text,
+                "give each case of a scene a name of its own",
+            );
+        }
+        for (index, case) in scene.cases.iter().enumerate() {
+            let path = path.at(index);
+            self.label_value(&path.key("case"), &case.case);
+            self.counts(scene, case, &path.key("nodes"));
+            self.totals(scene, case, &path.key("totals"));
+        }
+    }
+
+    fn groups(&mut self, scene: &Scene, path: &Path) {
+        let path = path.key("groups");
+        for (again, before) in repeated(scene.groups.iter().map(|group| group.name.as_str())) {
+            let text = format!(
+                "groups[{before}] of scene {} has the same name",
+                scene.scene
+            );
+            self.error(
+                &path.at(again).key("name"),
+                text,
+                "give each group of a scene a name of its own",
+            );
+        }
+        let with: Vec<&str> = scene
+            .groups
+            .iter()
+            .filter_map(|group| group.kind.as_deref())
+            .collect();
+        for (index, group) in scene.groups.iter().enumerate() {
+            let path = path.at(index);
+            match &group.kind {
+                Some(kind) => self.label_value(&path.key("type"), kind),
+                None if !with.is_empty() => {
+                    let text = format!(
+                        "group {} has no type, and {} of scene {} has one: its nodes would lack the label {}",
+                        group.name,
+                        if with.len() == 1 {
+                            "another"
+                        } else {
+                            "each other"
+                        },
+                        scene.scene,
+                        self.plan.spec.labels.kind
+                    );
+                    let fix = format!(
+                        "write type: {}, or take the type from every group",
+                        group.name
+                    );
+                    self.error(&path, text, fix);
+                }
+                None if scene.groups.len() > 1 => {
+                    let text = format!(
+                        "scene {} has {} groups without a type: nodes of group {} would have the labels of others",
+                        scene.scene,
+                        scene.groups.len(),
+                        group.name
+                    );
+                    self.error(&path, text, format!("write type: {}", group.name));
+                }
+                None => {}
+            }
+            if group.per_node.contains_key(SERVERS) {
+                let text = format!(
+                    "{SERVERS} is the name under which totals count the servers themselves"
+                );
+                self.error(
+                    &path.key("perNode").key(SERVERS),
+                    text,
+                    "give the role another name",
+                );
+            }
+        }
+        let kinds = scene
+            .groups
+            .iter()
+            .enumerate()
+            .filter_map(|(index, group)| Some((index, group.kind.as_deref()?)));
+        let kinds: Vec<(usize, &str)> = kinds.collect();
+        for (again, before) in repeated(kinds.iter().map(|(_, kind)| *kind)) {
+            let (Some((again, kind)), Some((before, _))) = (kinds.get(again), kinds.get(before))
+            else {
+                continue;
+            };
+            let text = format!(
+                "groups[{before}] of scene {} has the type {kind}, too",
+                scene.scene
+            );
+            self.error(
+                &path.at(*again).key("type"),
+                text,
+                "give each group a type of its own",
+            );
+        }
+    }
+
+    /// Each group has its number of servers.
+    fn counts(&mut self, scene: &Scene, case: &Case, path: &Path) {
+        let groups: Vec<&str> = scene
+            .groups
+            .iter()
+            .map(|group| group.name.as_str())
+            .collect();
+        for name in case
+            .nodes
+            .keys()
+            .filter(|name| !groups.contains(&name.as_str()))
+        {
+            let fix = format!("write one of {}", groups.join(", "));
+            self.error(
+                &path.key(name),
+                format!("scene {} has no group {name}", scene.scene),
+                fix,
+            );
+        }
+        for group in groups
+            .iter()
+            .filter(|group| !case.nodes.contains_key(**group))
+        {
+            let text = format!("group {group} has no number of servers");
+            self.error(path, text, format!("add {group}: 0 or more"));
+        }
+        let known = case
+            .nodes
+            .iter()
+            .filter(|(name, _)| groups.contains(&name.as_str()));
+        if !case.nodes.is_empty() && known.map(|(_, count)| u64::from(*count)).sum::<u64>() == 0 {
+            let text = format!(
+                "scene {} case {} has no server at all",
+                scene.scene, case.case
+            );
+            self.error(path, text, "give a group at least one");
+        }
+    }
+
+    /// Whether the totals equal the sums of the numbers.
+    fn totals(&mut self, scene: &Scene, case: &Case, path: &Path) {
+        let count = |name: &str| u64::from(case.nodes.get(name).copied().unwrap_or(0));
+        for (total, &written) in &case.totals {
+            let path = path.key(total);
+            let written = u64::from(written);
+            if total == SERVERS {
+                let servers: u64 = scene.groups.iter().map(|group| count(&group.name)).sum();
+                if written != servers {
+                    let parts = scene
+                        .groups
+                        .iter()
+                        .map(|group| format!("{} {}", count(&group.name), group.name));
+                    let fit = if written == 1 {
+                        "doesn't fit"
+                    } else {
+                        "don't fit"
+                    };
+                    let text = format!(
+                        "{} in all {fit}: the groups of scene {} case {} have {}, {servers} together",
+                        many(written, "server"),
+                        scene.scene,
+                        case.case,
+                        parts.collect::<Vec<_>>().join(" and ")
+                    );
+                    self.error(&path, text, format!("write {SERVERS}: {servers}"));
+                }
+                continue;
+            }
+            let running: Vec<(u64, u64, &str)> = scene
+                .groups
+                .iter()
+                .filter_map(|group| {
+                    Some((
+                        count(&group.name),
+                        u64::from(*group.per_node.get(total)?),
+                        group.name.as_str(),
+                    ))
+                })
+                .collect();
+            if running.is_empty() {
+                let roles: BTreeSet<&str> = scene
+                    .groups
+                    .iter()
+                    .flat_map(|group| group.per_node.keys().map(String::as_str))
+                    .collect();
+                let known = roles
+                    .into_iter()
+                    .chain([SERVERS])
+                    .collect::<Vec<_>>()
+                    .join(", ");
+                let text = format!("no group of scene {} runs a role {total}", scene.scene);
+                self.error(&path, text, format!("totals can count {known}"));
+                continue;
+            }
+            let tasks: u64 = running
+                .iter()
+                .map(|(servers, each, _)| servers * each)
+                .sum();
+            if written == tasks {
+                continue;
+            }
+            let parts = running.iter().map(|(servers, each, name)| {
+                format!(
+                    "{} of group {name} with {each} each",
+                    many(*servers, "server")
+                )
+            });
+            let text = format!(
+                "{} of role {total} don't fit scene {} case {}: {} make {tasks}",
+                many(written, "task"),
+                scene.scene,
+                case.case,
+                parts.collect::<Vec<_>>().join(" and ")
+            );
+            let mut fix = format!("write {total}: {tasks}");
+            if let [(_, each, name)] = running.as_slice()
+                && *each > 0
+                && written > 0
+                && written.is_multiple_of(*each)
+            {
+                fix += &format!(
+                    " (or, if {written} is meant, {name}: {} under nodes)",
+                    written / each
+                );
+            }
+            self.error(&path, text, fix);
+        }
+    }
+}

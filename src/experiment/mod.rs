@@ -1,0 +1,23 @@
+//! Experiments with scenes: checks of plans, training clusters, simulations, and reports. The agent uses nothing of this module.
+//!
+//! 1. [`check`] names the mistakes of plans, with the place and the correction.
+//! 2. [`import`] makes plans of the labels that nodes already have.
+//! 3. [`tasks`] says which task of a training job belongs to which slot. [`render()`] makes the job's objects from the tasks.
+//! 4. [`simulate()`] shows which node each task would get.
+//! 5. [`report`] describes the work of a training job in a case, from the series of a Prometheus.
+
+#![warn(clippy::too_many_lines, clippy::excessive_nesting)]
+
+mod check;
+mod import;
+mod render;
+pub mod report;
+mod simulate;
+
+pub use check::check;
+pub use import::{ImportError, Imported, import};
+pub use render::{
+    Asked, Faults, Folder, Format, Gang, ROLES, Reclaim, Rendered, RoleTasks, Share, Slice,
+    SuccessPolicy, Task, TaskOf, TrainingJob, asked, render, roles, settle, tasks,
+};
+pub use simulate::{Simulation, claimed, invented, simulate};

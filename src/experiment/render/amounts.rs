@@ -1,0 +1,146 @@
+//! The resources of a role's tasks, in a form that allows pinning.
+
+use std::collections::BTreeMap;
+
+use super::faults::Faults;
+use super::job::TrainingJob;
+use crate::scene::{Amount, Amounts, ScenePlan};
+
+/// Requests and limits of a role's tasks.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Asked {
+    /// Requests, by resource.
+    pub requests: BTreeMap<String, Amount>,
+    /// Limits, by resource.
+    pub limits: BTreeMap<String, Amount>,
+    /// Whether the tasks get exclusive CPUs, if the job or the plan says.
+    pub pin: Option<bool>,
+}
+
+/// What a role's tasks ask for by plan and job. The job's words go before the plan's, a role's before all roles'.
+pub fn asked(plan: &ScenePlan, job: &TrainingJob, role: &str) -> Asked {
+    let planned = plan.spec.roles.get(role).cloned().unwrap_or_default();
+    let own = job.roles.get(role);
+    let mut asked = Asked {
+        requests: planned.requests,
+        limits: planned.limits,
+        pin: own.and_then(|own| own.pin).or(job.pin).or(planned.pin),
+    };
+    if let Some(own) = own {
+        // New limits without new requests: the plan's requests were for the plan's limits.
+        if own.requests.is_empty() {
+            asked
+                .requests
+                .retain(|resource, _| !own.limits.contains_key(resource));
+        }
+        asked.requests.extend(own.requests.clone());
+        asked.limits.extend(own.limits.clone());
+    }
+    asked
+}
+
+/// The final resources of tasks: with `pin`, requests equal limits. An impossible amount is a fault, a surprising
+/// amount a warning.
+pub(super) fn settled(
+    role: &str,
+    mut asked: Asked,
+    amounts: Amounts,
+    faults: &mut Faults,
+    warnings: &mut Vec<String>,
+) -> Asked {
+    for (resource, amount) in asked.requests.iter().chain(&asked.limits) {
+        if let Err(fault) = (amounts.read)(resource, &amount.0) {
+            faults.say(format!(
+                "{role}: {resource} {:?}: {fault}; write a quantity like 300m, 4Gi or 2",
+                amount.0
+            ));
+            return asked;
+        }
+    }
+    let read =
+        |resource: &str, amount: &Amount| (amounts.read)(resource, &amount.0).unwrap_or_default();
+    let wrong = asked.requests.iter().find_map(|(resource, request)| {
+        let limit = asked.limits.get(resource)?;
+        (read(resource, request) > read(resource, limit)).then_some((resource, request, limit))
+    });
+    if let Some((resource, request, limit)) = wrong {
+        faults.say(format!(
+            "{role}: the {resource} request {request} is more than the limit {limit}"
+        ));
+        return asked;
+    }
+    let whole =
+        |amount: &Amount| read("cpu", amount) > 0 && read("cpu", amount).is_multiple_of(1000);
+    if asked.pin == Some(true) {
+        let lacks = ["cpu", "memory"].into_iter().find(|resource| {
+            !asked.limits.contains_key(*resource) && !asked.requests.contains_key(*resource)
+        });
+        if let Some(resource) = lacks {
+            faults.say(format!(
+                "{role} is to be pinned, and nothing says how much {resource} a task needs; write roles: {{{role}: \
+                 {{limits: {{cpu: 1, memory: 4Gi}}}}}}, or as much as it needs"
+            ));
+            return asked;
+        }
+        for (resource, request) in &asked.requests {
+            if asked
+                .limits
+                .get(resource)
+                .is_some_and(|limit| read(resource, limit) != read(resource, request))
+            {
+                warnings.push(format!(
+                    "{role} is to be pinned, so its {resource} request is raised to the limit: a pod whose requests differ \
+                     from its limits gets no CPUs of its own"
+                ));
+            }
+        }
+        let requests = std::mem::take(&mut asked.requests);
+        for (resource, request) in requests {
+            asked.limits.entry(resource).or_insert(request);
+        }
+        asked.requests.clone_from(&asked.limits);
+        if let Some(cpu) = asked.limits.get("cpu").filter(|cpu| !whole(cpu)) {
+            let next = read("cpu", cpu).div_ceil(1000).max(1);
+            faults.say(format!(
+                "{role} is to be pinned, and {cpu} is no whole number of CPUs; write roles: {{{role}: {{limits: {{cpu: \
+                 {next}}}}}}}, or pin: false for it"
+            ));
+        }
+        return asked;
+    }
+    if asked.pin.is_none() {
+        let equal = ["cpu", "memory"].into_iter().all(|resource| {
+            let Some(limit) = asked.limits.get(resource) else {
+                return false;
+            };
+            asked
+                .requests
+                .get(resource)
+                .is_none_or(|request| read(resource, request) == read(resource, limit))
+        });
+        if !equal || !asked.limits.get("cpu").is_some_and(whole) {
+            warnings.push(format!(
+                "tasks of role {role} get no CPUs of their own: for that, requests must equal limits for cpu and memory, with \
+                 whole CPUs; ask for it with pin: true, or say pin: false"
+            ));
+        }
+    }
+    asked
+}
+
+// === impl Asked ===
+
+impl Asked {
+    /// The amounts that a task requests: the requests, or the limits of a task without requests or with pinning.
+    pub fn requested(&self) -> BTreeMap<&str, &Amount> {
+        let (first, then) = match self.pin {
+            Some(true) => (&self.requests, &self.limits),
+            _ => (&self.limits, &self.requests),
+        };
+        first
+            .iter()
+            .chain(then)
+            .map(|(resource, amount)| (resource.as_str(), amount))
+            .collect()
+    }
+}

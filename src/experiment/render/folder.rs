@@ -1,0 +1,215 @@
+//! The folders of data and logs: volumes, mounts, and claims that are to be made.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::{
+    HostPathVolumeSource, PersistentVolumeClaim, PersistentVolumeClaimSpec,
+    PersistentVolumeClaimVolumeSource, Volume, VolumeMount, VolumeResourceRequirements,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use super::cluster::Cluster;
+use super::faults::Faults;
+use super::job::{Folder, TrainingJob};
+use crate::scene::{Amounts, Slot, subdomain_fault};
+
+const MODES: [&str; 4] = [
+    "ReadWriteMany",
+    "ReadOnlyMany",
+    "ReadWriteOnce",
+    "ReadWriteOncePod",
+];
+
+/// The folders of a job, each with the name of its volume.
+fn folders(job: &TrainingJob) -> impl Iterator<Item = (&'static str, &Folder)> {
+    [("data", job.data.as_ref()), ("log", job.log.as_ref())]
+        .into_iter()
+        .filter_map(|(name, folder)| Some((name, folder?)))
+}
+
+/// Where containers see a folder.
+pub(super) fn path(name: &str, folder: &Folder) -> String {
+    folder.path.clone().unwrap_or_else(|| format!("/{name}"))
+}
+
+/// The components of a path: `/data`, `/data/` and `/./data` are equal.
+fn parts(path: &str) -> Vec<&str> {
+    path.split('/')
+        .filter(|part| !part.is_empty() && *part != ".")
+        .collect()
+}
+
+/// The claim of a folder on a volume.
+fn claim(job: &str, name: &str, folder: &Folder) -> Option<String> {
+    folder.host_path.is_none().then(|| {
+        folder
+            .claim
+            .clone()
+            .unwrap_or_else(|| format!("{job}-{name}"))
+    })
+}
+
+pub(super) fn check(job: &TrainingJob, amounts: Amounts, faults: &mut Faults) {
+    for (name, folder) in folders(job) {
+        let seen = path(name, folder);
+        let parts = parts(&seen);
+        if !seen.starts_with('/') || seen.contains(':') || parts.is_empty() || parts.contains(&"..")
+        {
+            faults.say(format!(
+                "{name}.path: {seen:?}: write a folder from / on, without ':' and '..'"
+            ));
+        }
+        let made = folder.size.is_some();
+        match (&folder.host_path, folder.claim.is_some() || made) {
+            (Some(_), true) => faults.say(format!("{name}: give either a claim or a hostPath, and not both")),
+            (None, false) => faults.say(format!(
+                "{name}: say where it is: claim: NAME, size: 10Gi for a new claim, or hostPath: /folder"
+            )),
+            (Some(path), false) if !path.starts_with('/') || path.split('/').any(|part| part == "..") => {
+                faults.say(format!("{name}.hostPath: {path:?}: write a folder from / on, without '..'"));
+            }
+            _ => {}
+        }
+        if !made && (folder.storage_class.is_some() || folder.access_mode.is_some()) {
+            faults.say(format!(
+                "{name}: storageClass and accessMode are for a new claim: give its size, too"
+            ));
+        }
+        if let Some(size) = &folder.size {
+            match (amounts.read)("memory", size) {
+                Ok(0) => {
+                    faults.say(format!(
+                        "{name}.size: it is nothing; write 10Gi, or as much as is needed"
+                    ));
+                }
+                Ok(_) => {}
+                Err(fault) => {
+                    faults.say(format!(
+                        "{name}.size: {size:?}: {fault}; write a quantity like 10Gi"
+                    ));
+                }
+            }
+        }
+        if let Some(mode) = folder
+            .access_mode
+            .as_ref()
+            .filter(|mode| !MODES.contains(&mode.as_str()))
+        {
+            faults.say(format!(
+                "{name}.accessMode: {mode:?} is none: write one of {}",
+                MODES.join(", ")
+            ));
+        }
+        for (what, text) in [
+            ("claim", &folder.claim),
+            ("storageClass", &folder.storage_class),
+        ] {
+            if let Some((text, fault)) = text
+                .as_ref()
+                .and_then(|text| Some((text, subdomain_fault(text)?)))
+            {
+                faults.say(format!("{name}.{what}: {text:?} can't be a name: {fault}"));
+            }
+        }
+    }
+    if let (Some(data), Some(log)) = (&job.data, &job.log) {
+        if parts(&path("data", data)) == parts(&path("log", log)) {
+            faults.say("data and log have the same path: give them different ones".to_owned());
+        }
+        let job = job.name.as_deref().unwrap_or_default();
+        let one = claim(job, "data", data);
+        if one.is_some() && one == claim(job, "log", log) {
+            faults.say(format!(
+                "data and log are the same claim, {}: pods with a claim twice may never start; name two claims, or use one folder \
+                 for both",
+                one.unwrap_or_default()
+            ));
+        }
+    }
+}
+
+impl Cluster<'_> {
+    /// Claims that a single node or pod can mount, although several tasks need the claim. The remaining tasks would
+    /// never start.
+    pub(super) fn check_claims(&self, warnings: &mut Vec<String>) {
+        let slots: BTreeSet<Slot> = self.tasks().map(|task| task.slot).collect();
+        for (name, folder) in folders(self.job).filter(|(_, folder)| folder.size.is_some()) {
+            let mode = folder.access_mode.as_deref().unwrap_or_default();
+            let (by, all) = match mode {
+                "ReadWriteOnce" if slots.len() > 1 => {
+                    ("on one node", format!("on {} nodes", slots.len()))
+                }
+                "ReadWriteOncePod" if self.all() > 1 => {
+                    ("by one pod", format!("{} pods", self.all()))
+                }
+                _ => continue,
+            };
+            warnings.push(format!(
+                "{name}: a claim with {mode} is mounted {by} only, and the tasks are {all}: the others would wait for ever; \
+                 ReadWriteMany is for many, with a storage class that can do it"
+            ));
+        }
+    }
+
+    /// The claims to create.
+    pub(super) fn claims(&self) -> Vec<PersistentVolumeClaim> {
+        let made = folders(self.job).filter_map(|(name, folder)| {
+            let size = Quantity(folder.size.clone()?);
+            Some(PersistentVolumeClaim {
+                metadata: ObjectMeta {
+                    name: claim(self.name, name, folder),
+                    namespace: self.job.namespace.clone(),
+                    labels: Some(BTreeMap::from([("name".to_owned(), self.name.to_owned())])),
+                    ..ObjectMeta::default()
+                },
+                spec: Some(PersistentVolumeClaimSpec {
+                    access_modes: Some(vec![
+                        folder
+                            .access_mode
+                            .clone()
+                            .unwrap_or_else(|| MODES[0].to_owned()),
+                    ]),
+                    resources: Some(VolumeResourceRequirements {
+                        requests: Some(BTreeMap::from([("storage".to_owned(), size)])),
+                        ..VolumeResourceRequirements::default()
+                    }),
+                    storage_class_name: folder.storage_class.clone(),
+                    ..PersistentVolumeClaimSpec::default()
+                }),
+                ..PersistentVolumeClaim::default()
+            })
+        });
+        made.collect()
+    }
+
+    /// The volumes of each pod.
+    pub(super) fn volumes(&self) -> Option<Vec<Volume>> {
+        let volumes = folders(self.job).map(|(name, folder)| Volume {
+            name: name.to_owned(),
+            host_path: folder.host_path.clone().map(|path| HostPathVolumeSource {
+                path,
+                type_: Some("DirectoryOrCreate".to_owned()),
+            }),
+            persistent_volume_claim: claim(self.name, name, folder).map(|claim_name| {
+                PersistentVolumeClaimVolumeSource {
+                    claim_name,
+                    read_only: folder.read_only.then_some(true),
+                }
+            }),
+            ..Volume::default()
+        });
+        Some(volumes.collect()).filter(|volumes: &Vec<_>| !volumes.is_empty())
+    }
+
+    /// The mounts of each container.
+    pub(super) fn mounts(&self) -> Option<Vec<VolumeMount>> {
+        let mounts = folders(self.job).map(|(name, folder)| VolumeMount {
+            name: name.to_owned(),
+            mount_path: path(name, folder),
+            read_only: folder.read_only.then_some(true),
+            ..VolumeMount::default()
+        });
+        Some(mounts.collect()).filter(|mounts: &Vec<_>| !mounts.is_empty())
+    }
+}

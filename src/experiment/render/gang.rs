@@ -1,0 +1,80 @@
+//! The group of a job's tasks, for schedulers that start all tasks together.
+
+use serde_json::{Value, json};
+
+use super::cluster::{Cluster, Format};
+use crate::text::counted;
+
+/// The scheduler with known pod groups.
+const VOLCANO: &str = "volcano";
+
+impl Cluster<'_> {
+    /// The scheduler, if the job names a scheduler.
+    pub(super) fn scheduler(&self) -> Option<&str> {
+        let gang = self.job.gang.as_ref();
+        let named = gang.map(|gang| gang.scheduler.as_deref().unwrap_or(VOLCANO));
+        named.or_else(|| (self.format == Format::Volcano).then_some(VOLCANO))
+    }
+
+    /// The gang's group, if any.
+    pub(super) fn group(&self) -> Option<&str> {
+        self.job
+            .gang
+            .as_ref()
+            .map(|gang| gang.group.as_deref().unwrap_or(self.name))
+    }
+
+    /// The group of all pods. Schedulers other than Volcano have their own kinds of groups.
+    pub(super) fn pod_group(&self) -> Option<Value> {
+        let group = self.group().filter(|_| self.scheduler() == Some(VOLCANO))?;
+        let mut object = json!({
+            "apiVersion": "scheduling.volcano.sh/v1beta1",
+            "kind": "PodGroup",
+            "metadata": {"name": group, "labels": {"name": self.name}},
+            "spec": {"minMember": self.all()},
+        });
+        if let Some(namespace) = &self.job.namespace {
+            object["metadata"]["namespace"] = json!(namespace);
+        }
+        if let Some(queue) = self.job.gang.as_ref().and_then(|gang| gang.queue.as_ref()) {
+            object["spec"]["queue"] = json!(queue);
+        }
+        Some(object)
+    }
+
+    /// Settings of the gang without effect. With a missing group, tasks wait forever or start one by one.
+    pub(super) fn check_gang(&self, warnings: &mut Vec<String>) {
+        let (Some(gang), Some(group), Some(scheduler)) =
+            (&self.job.gang, self.group(), self.scheduler())
+        else {
+            return;
+        };
+        let (all, ours) = (counted(self.all(), "pod"), scheduler == VOLCANO);
+        match self.format {
+            Format::Native | Format::Jobset if !ours => {
+                let queue = if gang.queue.is_some() { ", with its queue" } else { "" };
+                warnings.push(format!(
+                    "gang: the pods name group {group} of scheduler {scheduler}, and no such group is rendered (PodGroups are, for \
+                     volcano): make that scheduler's own for {all}{queue}, or nothing makes them start together"
+                ));
+            }
+            Format::Volcano if !ours => warnings.push(format!(
+                "gang: a Volcano Job has a PodGroup that Volcano's scheduler reads: unless {scheduler} is that by another name, \
+                 nothing makes the {all} start together"
+            )),
+            Format::Tfjob if !ours => warnings.push(format!(
+                "gang: the training operator makes the group, if its own --gang-scheduler-name is one for {scheduler}; else nothing \
+                 makes the {all} start together"
+            )),
+            _ => {}
+        }
+        let own = match self.format {
+            Format::Volcano => "a Volcano Job makes a group of its own",
+            Format::Tfjob => "the training operator makes one with the job's name",
+            Format::Native | Format::Jobset => return,
+        };
+        if group != self.name {
+            warnings.push(format!("gang.group {group} is not used: {own}"));
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Kubernetes' own kinds: a Service and a Job for each worker, chief and evaluator, a Service and a Deployment for each parameter server.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec, DeploymentStrategy};
+use k8s_openapi::api::batch::v1::{Job, JobSpec};
+use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use serde_json::Value;
+
+use super::cluster::{Cluster, value};
+use super::pod::Of;
+use super::task::Task;
+use crate::scene::{ALL_WORKERS, PS, RECLAIM_AFTER, RECLAIM_LABEL, SUCCESS_POLICY, WORKERS};
+
+impl Cluster<'_> {
+    /// The objects of the tasks, after the objects that all tasks share.
+    pub(super) fn native(&self, tasks: &[Task]) -> Result<Vec<Value>, String> {
+        let mut objects = self.shared()?;
+        if self.configured_hosts() {
+            objects.push(self.hosts_config()?);
+        }
+        objects.extend(self.pod_group());
+        for task in tasks {
+            let metadata = self.metadata(task);
+            objects.push(value(&self.service(
+                metadata.clone(),
+                self.labels(&task.role, Some(task.index)),
+            ))?);
+            objects.push(if task.role == PS {
+                value(&self.server(metadata, task))?
+            } else {
+                value(&self.worker(metadata, task))?
+            });
+        }
+        Ok(objects)
+    }
+
+    /// The claims, which every format needs.
+    pub(super) fn shared(&self) -> Result<Vec<Value>, String> {
+        self.claims().iter().map(value).collect()
+    }
+
+    fn metadata(&self, task: &Task) -> ObjectMeta {
+        let mut labels = self.labels(&task.role, Some(task.index));
+        let mut annotations = BTreeMap::new();
+        if let Some(reclaim) = &self.job.reclaim {
+            labels.insert(RECLAIM_LABEL.to_owned(), PS.to_owned());
+            annotations.insert(WORKERS.to_owned(), self.workers().to_string());
+            if self.job.success_policy.is_some() {
+                annotations.insert(SUCCESS_POLICY.to_owned(), ALL_WORKERS.to_owned());
+            }
+            let after = reclaim
+                .after_seconds
+                .map(|seconds| (RECLAIM_AFTER.to_owned(), seconds.to_string()));
+            annotations.extend(after);
+        }
+        ObjectMeta {
+            name: Some(self.task_name(&task.role, task.index)),
+            namespace: self.job.namespace.clone(),
+            labels: Some(labels),
+            annotations: Some(annotations).filter(|annotations| !annotations.is_empty()),
+            ..ObjectMeta::default()
+        }
+    }
+
+    /// A headless Service: a name for the pods with the given labels.
+    pub(super) fn service(
+        &self,
+        metadata: ObjectMeta,
+        selector: BTreeMap<String, String>,
+    ) -> Service {
+        Service {
+            metadata,
+            spec: Some(ServiceSpec {
+                cluster_ip: Some("None".to_owned()),
+                ports: Some(vec![ServicePort {
+                    name: Some("tensorflow".to_owned()),
+                    port: i32::from(self.port),
+                    target_port: Some(IntOrString::Int(i32::from(self.port))),
+                    ..ServicePort::default()
+                }]),
+                // Tasks resolve each other's names before they are ready.
+                publish_not_ready_addresses: Some(true),
+                selector: Some(selector),
+                ..ServiceSpec::default()
+            }),
+            status: None,
+        }
+    }
+
+    /// The specification of a Job that runs a single pod to completion.
+    pub(super) fn job_spec(&self, task: &Task) -> JobSpec {
+        JobSpec {
+            backoff_limit: self
+                .job
+                .retries
+                .and_then(|retries| i32::try_from(retries).ok()),
+            completions: Some(1),
+            parallelism: Some(1),
+            template: self.template(Of::Task(task), "OnFailure"),
+            ..JobSpec::default()
+        }
+    }
+
+    fn worker(&self, metadata: ObjectMeta, task: &Task) -> Job {
+        Job {
+            metadata,
+            spec: Some(self.job_spec(task)),
+            status: None,
+        }
+    }
+
+    fn server(&self, metadata: ObjectMeta, task: &Task) -> Deployment {
+        Deployment {
+            metadata,
+            spec: Some(DeploymentSpec {
+                replicas: Some(1),
+                selector: LabelSelector {
+                    match_labels: Some(self.labels(&task.role, Some(task.index))),
+                    match_expressions: None,
+                },
+                // Two servers with the same variables at once would be wrong, and could not be on one node either.
+                strategy: Some(DeploymentStrategy {
+                    type_: Some("Recreate".to_owned()),
+                    rolling_update: None,
+                }),
+                template: self.template(Of::Task(task), "Always"),
+                ..DeploymentSpec::default()
+            }),
+            status: None,
+        }
+    }
+}

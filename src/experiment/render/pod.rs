@@ -1,0 +1,401 @@
+//! The pod of a task, or of a role whose tasks share a template.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{
+    Affinity, ConfigMapKeySelector, Container, ContainerPort, EnvVar, EnvVarSource,
+    LocalObjectReference, NodeAffinity, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm,
+    ObjectFieldSelector, PodAffinityTerm, PodAntiAffinity, PodSpec, PodTemplateSpec,
+    ResourceRequirements, Toleration, TopologySpreadConstraint,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
+    LabelSelector, LabelSelectorRequirement, ObjectMeta,
+};
+use serde_json::json;
+
+use super::cluster::{Cluster, Format};
+use super::folder;
+use super::job::Folder;
+use super::task::{RoleTasks, Task};
+use super::words::literal;
+use crate::scene::{Amount, PS, Slot, TASK_LABELS};
+
+/// The annotation that decides about exclusive CPUs.
+const CPUS: &str = "pinfold.io/cpus";
+
+/// The annotation by which schedulers find a pod's group.
+const GROUP: &str = "scheduling.k8s.io/group-name";
+
+/// The training operator's label with a replica's number.
+const REPLICA_INDEX: &str = "training.kubeflow.org/replica-index";
+
+/// The labels by which the training operator's pods are told apart.
+const OPERATOR: [&str; 2] = [
+    "training.kubeflow.org/job-name",
+    "training.kubeflow.org/replica-type",
+];
+
+/// The task of the pod.
+#[derive(Clone, Copy)]
+pub(super) enum Of<'a> {
+    /// One task's.
+    Task(&'a Task),
+    /// All tasks' of a role, which are on servers of one group.
+    Role(&'a RoleTasks),
+}
+
+impl Of<'_> {
+    fn role(&self) -> &str {
+        match self {
+            Self::Task(task) => &task.role,
+            Self::Role(role) => &role.role,
+        }
+    }
+}
+
+fn strings(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+    pairs
+        .iter()
+        .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+        .collect()
+}
+
+fn requirement(key: &str, value: &str) -> NodeSelectorRequirement {
+    NodeSelectorRequirement {
+        key: key.to_owned(),
+        operator: "In".to_owned(),
+        values: Some(vec![value.to_owned()]),
+    }
+}
+
+fn among(key: &str, value: &str) -> LabelSelectorRequirement {
+    LabelSelectorRequirement {
+        key: key.to_owned(),
+        operator: "In".to_owned(),
+        values: Some(vec![value.to_owned()]),
+    }
+}
+
+fn variable(name: &str, value: impl Into<String>) -> EnvVar {
+    EnvVar {
+        name: name.to_owned(),
+        value: Some(value.into()),
+        ..EnvVar::default()
+    }
+}
+
+impl Cluster<'_> {
+    /// The labels of a task's objects, by which the agent knows the pod, too.
+    pub(super) fn labels(&self, role: &str, index: Option<u32>) -> BTreeMap<String, String> {
+        let [name, job, task] = TASK_LABELS;
+        let mut labels = strings(&[(name, self.name), (job, role)]);
+        labels.extend(index.map(|index| (task.to_owned(), index.to_string())));
+        labels
+    }
+
+    /// The template of a pod with this restart policy.
+    pub(super) fn template(&self, of: Of<'_>, restart: &str) -> PodTemplateSpec {
+        let role = of.role();
+        let index = match of {
+            Of::Task(task) => Some(task.index),
+            Of::Role(_) => None,
+        };
+        let mut annotations = BTreeMap::new();
+        if let Some(pin) = self.asked.get(role).and_then(|asked| asked.pin) {
+            annotations.insert(
+                CPUS.to_owned(),
+                if pin { "exclusive" } else { "shared" }.to_owned(),
+            );
+        }
+        if let Some(group) = self
+            .group()
+            .filter(|_| matches!(self.format, Format::Native | Format::Jobset))
+        {
+            annotations.insert(GROUP.to_owned(), group.to_owned());
+        }
+        let own_host = self.format == Format::Volcano;
+        let hostname = index
+            .filter(|_| own_host)
+            .map(|index| self.task_name(role, index));
+        PodTemplateSpec {
+            metadata: Some(ObjectMeta {
+                labels: Some(self.labels(role, index)),
+                annotations: Some(annotations).filter(|annotations| !annotations.is_empty()),
+                ..ObjectMeta::default()
+            }),
+            spec: Some(PodSpec {
+                affinity: Some(self.affinity(of)),
+                containers: vec![self.container(of)],
+                // Hundreds of Services would be hundreds of variables in each container.
+                enable_service_links: Some(false),
+                image_pull_secrets: Some(self.job.image_pull_secrets.iter())
+                    .map(|names| {
+                        names
+                            .map(|name| LocalObjectReference { name: name.clone() })
+                            .collect()
+                    })
+                    .filter(|names: &Vec<_>| !names.is_empty()),
+                restart_policy: Some(restart.to_owned()),
+                scheduler_name: self.scheduler().map(str::to_owned),
+                service_account_name: self.job.service_account.clone(),
+                subdomain: hostname.is_some().then(|| self.name.to_owned()),
+                hostname,
+                tolerations: self.plan.spec.taint.as_ref().map(|taint| {
+                    let taint = taint.to_k8s();
+                    vec![Toleration {
+                        key: Some(taint.key),
+                        operator: Some(
+                            if taint.value.is_some() {
+                                "Equal"
+                            } else {
+                                "Exists"
+                            }
+                            .to_owned(),
+                        ),
+                        value: taint.value,
+                        effect: Some(taint.effect),
+                        ..Toleration::default()
+                    }]
+                }),
+                topology_spread_constraints: match of {
+                    Of::Role(role) => Some(vec![self.spread(role)]),
+                    Of::Task(_) => None,
+                },
+                volumes: self.volumes(),
+                ..PodSpec::default()
+            }),
+        }
+    }
+
+    /// The pod's required nodes, and the pods to keep away from.
+    fn affinity(&self, of: Of<'_>) -> Affinity {
+        let keys = &self.plan.spec.labels;
+        let (kind, index) = match of {
+            Of::Task(Task {
+                slot: Slot { kind, index, .. },
+                ..
+            }) => (kind.as_deref(), Some(index.to_string())),
+            Of::Role(role) => (
+                role.groups.first().and_then(|share| share.kind.as_deref()),
+                None,
+            ),
+        };
+        let mut wanted = vec![
+            requirement(&keys.scene, self.scene),
+            requirement(&keys.case, self.case),
+        ];
+        wanted.extend(index.map(|index| requirement(&keys.index, &index)));
+        wanted.extend(kind.map(|kind| requirement(&keys.kind, kind)));
+        let term = NodeSelectorTerm {
+            match_expressions: Some(wanted),
+            match_fields: None,
+        };
+        Affinity {
+            node_affinity: Some(NodeAffinity {
+                required_during_scheduling_ignored_during_execution: Some(NodeSelector {
+                    node_selector_terms: vec![term],
+                }),
+                ..NodeAffinity::default()
+            }),
+            pod_anti_affinity: matches!(of, Of::Task(_))
+                .then(|| self.apart(of.role()))
+                .flatten(),
+            pod_affinity: None,
+        }
+    }
+
+    /// No two parameter servers of the job on one node, where each server has one: also where two nodes have the same labels
+    /// by mistake.
+    fn apart(&self, role: &str) -> Option<PodAntiAffinity> {
+        let tasks = self
+            .roles
+            .iter()
+            .find(|one| one.role == role && role == PS)?;
+        tasks
+            .groups
+            .iter()
+            .all(|share| share.per_node == 1)
+            .then(|| PodAntiAffinity {
+                required_during_scheduling_ignored_during_execution: Some(vec![PodAffinityTerm {
+                    label_selector: Some(LabelSelector {
+                        match_expressions: Some(vec![
+                            among(TASK_LABELS[0], self.name),
+                            among(TASK_LABELS[1], PS),
+                        ]),
+                        match_labels: None,
+                    }),
+                    topology_key: "kubernetes.io/hostname".to_owned(),
+                    ..PodAffinityTerm::default()
+                }]),
+                ..PodAntiAffinity::default()
+            })
+    }
+
+    /// An even share of a role's tasks for each INDEX. With the planned number of servers, all servers get the same
+    /// number of tasks.
+    fn spread(&self, role: &RoleTasks) -> TopologySpreadConstraint {
+        let servers: u32 = role.groups.iter().map(|share| share.servers).sum();
+        TopologySpreadConstraint {
+            label_selector: Some(LabelSelector {
+                match_labels: Some(strings(&[
+                    (OPERATOR[0], self.name),
+                    (OPERATOR[1], &role.role),
+                ])),
+                match_expressions: None,
+            }),
+            max_skew: 1,
+            min_domains: i32::try_from(servers).ok(),
+            // Only servers of the case count, by the affinity above.
+            node_affinity_policy: Some("Honor".to_owned()),
+            topology_key: self.plan.spec.labels.index.clone(),
+            when_unsatisfiable: "DoNotSchedule".to_owned(),
+            ..TopologySpreadConstraint::default()
+        }
+    }
+
+    fn container(&self, of: Of<'_>) -> Container {
+        let role = of.role();
+        let own = self.job.roles.get(role);
+        let command = own
+            .and_then(|own| own.command.as_ref())
+            .unwrap_or(&self.job.command);
+        let command = if command.is_empty() {
+            vec!["python".to_owned(), "$(SCRIPT)".to_owned()]
+        } else {
+            command.clone()
+        };
+        let args = own
+            .and_then(|own| own.args.as_ref())
+            .unwrap_or(&self.job.args);
+        let quantities = |amounts: &BTreeMap<String, Amount>| {
+            let all = amounts
+                .iter()
+                .map(|(resource, amount)| (resource.clone(), Quantity(amount.0.clone())));
+            Some(all.collect::<BTreeMap<_, _>>()).filter(|all| !all.is_empty())
+        };
+        let asked = self.asked.get(role).cloned().unwrap_or_default();
+        let operator = self.format == Format::Tfjob;
+        Container {
+            // The training operator looks for a container and a port of these names.
+            name: if operator { "tensorflow" } else { role }.to_owned(),
+            image: Some(
+                own.and_then(|own| own.image.as_deref())
+                    .unwrap_or(self.image)
+                    .to_owned(),
+            ),
+            command: Some(command),
+            args: Some(args.clone()).filter(|args| !args.is_empty()),
+            env: Some(self.env(of)),
+            ports: Some(vec![ContainerPort {
+                name: Some(if operator { "tfjob-port" } else { "tensorflow" }.to_owned()),
+                container_port: i32::from(self.port),
+                ..ContainerPort::default()
+            }]),
+            resources: Some(ResourceRequirements {
+                requests: quantities(&asked.requests),
+                limits: quantities(&asked.limits),
+                claims: None,
+            })
+            .filter(|all| all.requests.is_some() || all.limits.is_some()),
+            volume_mounts: self.mounts(),
+            ..Container::default()
+        }
+    }
+
+    /// The variables about the cluster and the task, followed by the user's variables.
+    fn env(&self, of: Of<'_>) -> Vec<EnvVar> {
+        let role = of.role();
+        let configured = self.configured_hosts();
+        let mut env = Vec::new();
+        for (name, key, hosts) in &self.hosts.lists {
+            env.push(if configured {
+                self.configured(name, key)
+            } else {
+                variable(name, hosts.as_str())
+            });
+        }
+        env.push(variable("PS_COUNT", self.count(PS).to_string()));
+        env.push(variable("WORKER_COUNT", self.count("worker").to_string()));
+        env.push(variable("TASK_TYPE", role));
+        env.push(match of {
+            Of::Task(task) => variable("TASK_INDEX", task.index.to_string()),
+            Of::Role(_) => EnvVar {
+                name: "TASK_INDEX".to_owned(),
+                value_from: Some(EnvVarSource {
+                    field_ref: Some(ObjectFieldSelector {
+                        api_version: None,
+                        field_path: format!("metadata.labels['{REPLICA_INDEX}']"),
+                    }),
+                    ..EnvVarSource::default()
+                }),
+                ..EnvVar::default()
+            },
+        });
+        env.push(variable("TASK_PORT", self.port.to_string()));
+        env.push(variable("TRAINING_JOB", self.name));
+        let folder = |name, folder: &Option<Folder>| {
+            folder.as_ref().map(|folder| folder::path(name, folder))
+        };
+        let paths = [
+            ("SCRIPT", self.job.script.clone()),
+            ("DATA_DIR", folder("data", &self.job.data)),
+            ("LOG_DIR", folder("log", &self.job.log)),
+        ];
+        env.extend(
+            paths
+                .into_iter()
+                .filter_map(|(name, path)| Some(variable(name, literal(&path?)))),
+        );
+        // The training operator sets the value.
+        if let Of::Task(task) = of {
+            let task = json!({"type": task.role, "index": task.index});
+            let cluster = if configured {
+                "$(CLUSTER_SPEC)"
+            } else {
+                self.hosts.cluster.as_str()
+            };
+            if configured {
+                env.push(self.configured("CLUSTER_SPEC", "cluster"));
+            }
+            env.push(variable(
+                "TF_CONFIG",
+                format!("{{\"cluster\":{cluster},\"task\":{task}}}"),
+            ));
+        }
+        let mut users = self.job.env.clone();
+        users.extend(
+            self.job
+                .roles
+                .get(role)
+                .map(|own| own.env.clone())
+                .unwrap_or_default(),
+        );
+        env.extend(
+            users
+                .into_iter()
+                .map(|(name, value)| variable(&name, value)),
+        );
+        env
+    }
+
+    fn configured(&self, name: &str, key: &str) -> EnvVar {
+        EnvVar {
+            name: name.to_owned(),
+            value_from: Some(EnvVarSource {
+                config_map_key_ref: Some(ConfigMapKeySelector {
+                    name: self.config_name(),
+                    key: key.to_owned(),
+                    optional: None,
+                }),
+                ..EnvVarSource::default()
+            }),
+            ..EnvVar::default()
+        }
+    }
+
+    /// The name of the ConfigMap with the hosts.
+    pub(super) fn config_name(&self) -> String {
+        format!("{}-cluster", self.name)
+    }
+}

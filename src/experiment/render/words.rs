@@ -1,0 +1,184 @@
+//! Commands and variables of tasks, and the check that the user's references exist.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::faults::Faults;
+use super::job::{TaskOf, TrainingJob};
+use super::task::RoleTasks;
+
+/// The variables of each task. Variables of folders, the script and the chief exist only if the job has them.
+pub(super) const OURS: [&str; 14] = [
+    "PS_HOSTS",
+    "WORKER_HOSTS",
+    "CHIEF_HOSTS",
+    "PS_COUNT",
+    "WORKER_COUNT",
+    "CLUSTER_SPEC",
+    "TASK_TYPE",
+    "TASK_INDEX",
+    "TASK_PORT",
+    "TRAINING_JOB",
+    "SCRIPT",
+    "DATA_DIR",
+    "LOG_DIR",
+    "TF_CONFIG",
+];
+
+/// A text with `$(NAME)` escaped, which Kubernetes does not expand.
+pub(super) fn literal(text: &str) -> String {
+    text.replace('$', "$$")
+}
+
+/// The names in `$(NAME)` of a text, as Kubernetes reads it: `$$` is a dollar sign.
+pub(super) fn references(text: &str) -> Vec<&str> {
+    let mut found = Vec::new();
+    let mut rest = text;
+    while let Some((_, after)) = rest.split_once('$') {
+        rest = after;
+        if let Some(escaped) = after.strip_prefix('$') {
+            rest = escaped;
+        } else if let Some((name, more)) = after
+            .strip_prefix('(')
+            .and_then(|inner| inner.split_once(')'))
+        {
+            found.push(name);
+            rest = more;
+        }
+    }
+    found
+}
+
+/// The length of a text after the expansion by Kubernetes, from the lengths of the known variables.
+pub(super) fn expanded(text: &str, known: &BTreeMap<String, u64>) -> u64 {
+    let count = |text: &str| u64::try_from(text.len()).unwrap_or(u64::MAX);
+    let (mut length, mut rest) = (0_u64, text);
+    while let Some((before, after)) = rest.split_once('$') {
+        rest = after;
+        let dollar = if let Some(escaped) = after.strip_prefix('$') {
+            rest = escaped;
+            1
+        } else if let Some((name, more)) = after
+            .strip_prefix('(')
+            .and_then(|inner| inner.split_once(')'))
+        {
+            rest = more;
+            known
+                .get(name)
+                .copied()
+                .unwrap_or_else(|| count(name).saturating_add(3))
+        } else {
+            1
+        };
+        length = length.saturating_add(count(before)).saturating_add(dollar);
+    }
+    length.saturating_add(count(rest))
+}
+
+/// Whether a name looks like a variable's; what stands in `$(…)` otherwise is for a shell.
+fn is_variable(name: &str) -> bool {
+    let inner = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_';
+    name.starts_with(|c: char| c.is_ascii_uppercase() || c == '_') && name.chars().all(inner)
+}
+
+pub(super) fn check(job: &TrainingJob, roles: &[RoleTasks], faults: &mut Faults) {
+    let has = |name: &str| match name {
+        "SCRIPT" => job.script.is_some(),
+        "DATA_DIR" => job.data.is_some(),
+        "LOG_DIR" => job.log.is_some(),
+        "CHIEF_HOSTS" => roles.iter().any(|role| role.role == "chief"),
+        "TF_CONFIG" | "CLUSTER_SPEC" => false,
+        name => OURS.contains(&name),
+    };
+    if job
+        .image
+        .as_ref()
+        .is_some_and(|image| image.contains(char::is_whitespace))
+    {
+        faults.say("image: an image's name has no blanks".to_owned());
+    }
+    let none = TaskOf::default();
+    let mut said = BTreeSet::new();
+    let mut say = |what: String| {
+        if said.insert(what.clone()) {
+            faults.say(what);
+        }
+    };
+    for role in roles {
+        let own = job.roles.get(&role.role).unwrap_or(&none);
+        if own.command.as_ref().is_some_and(Vec::is_empty) {
+            say(format!(
+                "roles.{}.command is an empty list: write the program and its arguments, or leave it out for the job's own",
+                role.role
+            ));
+        }
+        let env: BTreeSet<&str> = job
+            .env
+            .keys()
+            .chain(own.env.keys())
+            .map(String::as_str)
+            .collect();
+        for name in &env {
+            if OURS.contains(name) {
+                say(format!(
+                    "env: {name} is set for each task by Pinfold: choose another name"
+                ));
+            } else if name.is_empty() || !name.chars().all(|c| c.is_ascii_graphic() && c != '=') {
+                say(format!("env: {name:?} can't be a variable's name"));
+            } else if name.starts_with(|c: char| c.is_ascii_digit()) {
+                say(format!(
+                    "env: {name:?} can't be a variable's name: it begins with a digit, which older clusters and every shell \
+                     refuse"
+                ));
+            }
+        }
+        let mut check = |place: &str, text: &str, before: &dyn Fn(&str) -> bool| {
+            if text.contains('\0') {
+                say(format!(
+                    "{place}: a text with a zero byte can't be passed to a program"
+                ));
+            }
+            for name in references(text)
+                .into_iter()
+                .filter(|name| is_variable(name))
+            {
+                if env.contains(name) && before(name) || has(name) {
+                    continue;
+                }
+                say(match name {
+                    _ if env.contains(name) => format!(
+                        "{place}: $({name}) would stay as it is: variables are set in the order of their names, and {name} comes later"
+                    ),
+                    "SCRIPT" => format!("{place}: $(SCRIPT) is named, and there is no script"),
+                    "DATA_DIR" => {
+                        format!("{place}: $(DATA_DIR) is named, and there is no data folder")
+                    }
+                    "LOG_DIR" => {
+                        format!("{place}: $(LOG_DIR) is named, and there is no log folder")
+                    }
+                    "CHIEF_HOSTS" => {
+                        format!("{place}: $(CHIEF_HOSTS) is named, and the case has no chief")
+                    }
+                    _ => format!(
+                        "{place}: there is no variable {name}; write $$({name}) for the text itself, or set it in env. There are \
+                         PS_HOSTS, WORKER_HOSTS, PS_COUNT, WORKER_COUNT, TASK_TYPE, TASK_INDEX, TASK_PORT, TRAINING_JOB, SCRIPT, \
+                         DATA_DIR, LOG_DIR"
+                    ),
+                });
+            }
+        };
+        for (key, text) in job
+            .env
+            .iter()
+            .filter(|(key, _)| !own.env.contains_key(*key))
+            .chain(&own.env)
+        {
+            check(&format!("env.{key}"), text, &|name| name < key.as_str());
+        }
+        for text in own.command.as_ref().unwrap_or(&job.command) {
+            check("command", text, &|_| true);
+        }
+        for text in own.args.as_ref().unwrap_or(&job.args) {
+            check("args", text, &|_| true);
+        }
+    }
+}

@@ -1,0 +1,346 @@
+//! [`markdown()`]: a report for people, as Markdown that is readable as plain text.
+
+use std::fmt::Write;
+
+use super::analysis::{RunReport, TaskUse};
+use super::compare::Report;
+use super::figures::{NONE, bytes, number, percent, seconds, shown};
+use super::picture::Picture;
+use super::usage::{Traffic, Usage};
+
+/// A report as Markdown, with links to the pictures.
+pub fn markdown(report: &Report, pictures: &[Picture]) -> String {
+    let mut text = format!(
+        "# Scene report\n\nFrom {}. {NONE} means that no series tells of it.\n",
+        inline(&report.prometheus)
+    );
+    let show = |text: &mut String, title: &str| {
+        if let Some(picture) = pictures.iter().find(|picture| picture.title == title) {
+            let _ = writeln!(text, "\n![{}]({})", inline(&picture.title), picture.file);
+        }
+    };
+    if report.runs.len() > 1 {
+        text.push_str("\n## Side by side\n\n");
+        text.push_str(&side_by_side(report));
+        list(&mut text, report.pairs.iter().map(|pair| pair.text.clone()));
+        show(&mut text, "All runs");
+    }
+    for run in &report.runs {
+        let _ = writeln!(text, "\n## {}\n\n{}", inline(&run.name), about(run));
+        list(
+            &mut text,
+            run.findings.iter().map(|finding| finding.text.clone()),
+        );
+        text.push_str("\n### Roles\n\n");
+        let rows = run.roles.iter().map(|role| {
+            (
+                vec![inline(&role.role), role.tasks.to_string()],
+                &role.usage,
+            )
+        });
+        text.push_str(&usage_table(&["role", "tasks"], rows));
+        let servers: Vec<&TaskUse> = run.server_tasks().collect();
+        if run.servers.traffic.is_some() || run.servers.cpu.is_some() {
+            text.push_str("\n### Parameter servers\n\n");
+            text.push_str(&shares(run, &servers));
+        }
+        text.push_str("\n### Tasks\n\n");
+        let rows = run.tasks.iter().map(|task| {
+            let nodes: Vec<&str> = task.nodes.iter().map(String::as_str).collect();
+            let slots: Vec<&str> = task.slots.iter().map(String::as_str).collect();
+            let slots = if slots.is_empty() {
+                NONE.to_owned()
+            } else {
+                slots.join(", ")
+            };
+            (
+                vec![
+                    inline(&task.task),
+                    inline(&nodes.join(", ")),
+                    inline(&slots),
+                ],
+                &task.usage,
+            )
+        });
+        text.push_str(&usage_table(&["task", "nodes", "slot"], rows));
+        if !run.missing.is_empty() {
+            text.push_str("\n### Not known\n");
+            list(&mut text, run.missing.iter().cloned());
+        }
+        show(&mut text, &format!("Run {}", run.name));
+    }
+    if !report.notes.is_empty() {
+        text.push_str("\n## Notes\n");
+        list(&mut text, report.notes.iter().cloned());
+    }
+    text
+}
+
+fn list(text: &mut String, lines: impl Iterator<Item = String>) {
+    for (at, line) in lines.enumerate() {
+        let _ = writeln!(
+            text,
+            "{}- {}",
+            if at == 0 { "\n" } else { "" },
+            inline(&line)
+        );
+    }
+}
+
+/// A foreign name in a cell or a line, without characters that end the cell or have a meaning in Markdown.
+fn inline(words: &str) -> String {
+    let mut text = String::with_capacity(words.len());
+    let mut letters = words.chars().peekable();
+    let mut before = ' ';
+    while let Some(letter) = letters.next() {
+        let after = letters.peek().copied().unwrap_or(' ');
+        match letter {
+            '|' | '\\' | '`' | '<' | '*' | '[' | ']' | '~' | '&' | '$' => {
+                text.extend(['\\', letter]);
+            }
+            // Within a word it means nothing, as in train_steps_total.
+            '_' if !(before.is_alphanumeric() && after.is_alphanumeric()) => text.push_str("\\_"),
+            '#' if before == ' ' => text.push_str("\\#"),
+            // At the beginning it would be a list in a list.
+            '-' | '+' if text.is_empty() && after == ' ' => text.extend(['\\', letter]),
+            letter if letter.is_control() => text.push(' '),
+            letter => text.push(letter),
+        }
+        before = letter;
+    }
+    text
+}
+
+fn about(run: &RunReport) -> String {
+    let bytes = match run.traffic {
+        Traffic::Interfaces => "their own interfaces",
+        Traffic::Sockets => "their sockets",
+    };
+    format!(
+        "{}/{}, {} to {} ({}), scraped about every {}. Bytes are those of {bytes}.",
+        inline(&run.namespace),
+        inline(&run.job),
+        run.from,
+        run.to,
+        seconds(run.seconds),
+        seconds(run.scrape_interval_seconds)
+    )
+}
+
+/// Columns of equal width, for people who read the Markdown as plain text.
+fn table(head: &[String], rows: &[Vec<String>]) -> String {
+    let wide = |at: usize| {
+        let cells = std::iter::once(head).chain(rows.iter().map(Vec::as_slice));
+        cells
+            .filter_map(|row| row.get(at))
+            .map(|cell| cell.chars().count())
+            .max()
+            .unwrap_or_default()
+    };
+    let widths: Vec<usize> = (0..head.len()).map(wide).collect();
+    let line = |row: &[String]| {
+        let cells: Vec<String> = row
+            .iter()
+            .zip(&widths)
+            .map(|(cell, wide)| {
+                format!(
+                    "{cell}{}",
+                    " ".repeat(wide.saturating_sub(cell.chars().count()))
+                )
+            })
+            .collect();
+        format!("| {} |\n", cells.join(" | "))
+    };
+    let rule: Vec<String> = widths
+        .iter()
+        .map(|wide| "-".repeat((*wide).max(3)))
+        .collect();
+    let mut text = line(head) + &format!("| {} |\n", rule.join(" | "));
+    text.extend(rows.iter().map(|row| line(row)));
+    text
+}
+
+/// The content of a column, whether the column always appears, and the format.
+type Column = (&'static str, bool, fn(&Usage) -> String);
+
+/// What can be shown of who used something; columns of which nothing is known are left out, but the first ones.
+const COLUMNS: [Column; 13] = [
+    ("sent", true, |usage| shown(usage.sent_bytes, bytes)),
+    ("received", true, |usage| shown(usage.received_bytes, bytes)),
+    ("sent/s", true, |usage| {
+        shown(usage.sent_bytes_per_second, bytes)
+    }),
+    ("received/s", true, |usage| {
+        shown(usage.received_bytes_per_second, bytes)
+    }),
+    ("CPU time", true, |usage| shown(usage.cpu_seconds, seconds)),
+    ("CPUs busy", true, |usage| shown(usage.cpus_used, number)),
+    ("owned", false, |usage| shown(usage.cpus_owned, number)),
+    ("throttled", true, |usage| {
+        shown(usage.throttled_share, percent)
+    }),
+    ("threads waiting", false, |usage| {
+        shown(usage.threads_waiting, number)
+    }),
+    ("switches/s", false, |usage| {
+        shown(usage.voluntary_switches_per_second, number)
+    }),
+    ("involuntary/s", false, |usage| {
+        shown(usage.involuntary_switches_per_second, number)
+    }),
+    ("LLC misses/1000 instr.", false, |usage| {
+        shown(usage.llc_misses_per_kiloinstruction, number)
+    }),
+    ("steps/s", true, |usage| {
+        shown(usage.steps_per_second, number)
+    }),
+];
+
+fn usage_table<'a>(names: &[&str], rows: impl Iterator<Item = (Vec<String>, &'a Usage)>) -> String {
+    let rows: Vec<(Vec<String>, &Usage)> = rows.collect();
+    let told = |show: fn(&Usage) -> String| rows.iter().any(|(_, usage)| show(usage) != NONE);
+    let columns: Vec<_> = COLUMNS
+        .iter()
+        .filter(|(_, always, show)| *always || told(*show))
+        .collect();
+    let head = names.iter().map(|name| (*name).to_owned());
+    let head: Vec<String> = head
+        .chain(columns.iter().map(|(name, ..)| (*name).to_owned()))
+        .collect();
+    let lines = rows.iter().map(|(first, usage)| {
+        first
+            .iter()
+            .cloned()
+            .chain(columns.iter().map(|(.., show)| show(usage)))
+            .collect()
+    });
+    table(&head, &lines.collect::<Vec<Vec<String>>>())
+}
+
+fn shares(run: &RunReport, servers: &[&TaskUse]) -> String {
+    let (traffic, cpu) = (run.servers.traffic.as_ref(), run.servers.cpu.as_ref());
+    let head = ["server", "bytes", "part of all", "CPU time", "part of all"].map(str::to_owned);
+    let mut rows: Vec<Vec<String>> = servers
+        .iter()
+        .map(|task| {
+            vec![
+                inline(&task.task),
+                shown(task.usage.traffic(), bytes),
+                shown(
+                    traffic.and_then(|balance| balance.share_of(&task.task)),
+                    percent,
+                ),
+                shown(task.usage.cpu_seconds, seconds),
+                shown(
+                    cpu.and_then(|balance| balance.share_of(&task.task)),
+                    percent,
+                ),
+            ]
+        })
+        .collect();
+    let of = |name: &str, value: &dyn Fn(&super::Balance) -> f64| {
+        let shown = |balance: Option<&super::Balance>| shown(balance.map(value), number);
+        vec![
+            name.to_owned(),
+            String::new(),
+            shown(traffic),
+            String::new(),
+            shown(cpu),
+        ]
+    };
+    rows.push(of("greatest by mean", &|balance| balance.max_over_mean));
+    rows.push(of("Gini", &|balance| balance.gini));
+    table(&head, &rows)
+}
+
+fn side_by_side(report: &Report) -> String {
+    let head =
+        std::iter::once(String::new()).chain(report.runs.iter().map(|run| inline(&run.name)));
+    let head: Vec<String> = head.collect();
+    let mut rows: Vec<Vec<String>> = Vec::new();
+    let mut row = |name: &str, value: &dyn Fn(&RunReport) -> String| {
+        rows.push(
+            std::iter::once(name.to_owned())
+                .chain(report.runs.iter().map(value))
+                .collect(),
+        );
+    };
+    row("seen for", &|run| seconds(run.seconds));
+    row("workers", &|run| run.workers.to_string());
+    row("parameter servers", &|run| {
+        run.server_tasks().count().to_string()
+    });
+    row("steps/s", &|run| shown(run.steps_per_second(), number));
+    let efficiency = |run: &RunReport| report.efficiency.iter().find(|one| one.run == run.name);
+    row("speedup", &|run| {
+        efficiency(run).map_or_else(
+            || NONE.to_owned(),
+            |one| {
+                format!(
+                    "{} with {} × the workers of {}",
+                    number(one.speedup),
+                    number(one.workers),
+                    inline(&one.base)
+                )
+            },
+        )
+    });
+    row("scaling efficiency", &|run| {
+        efficiency(run).map_or_else(
+            || NONE.to_owned(),
+            |one| format!("{}, by {}", percent(one.efficiency), one.by.words()),
+        )
+    });
+    for (role, name) in [("ps", "servers"), ("worker", "workers")] {
+        for (title, always, show) in COLUMNS.iter().filter(|(title, ..)| *title != "steps/s") {
+            let of = |run: &RunReport| run.role(role).map_or_else(|| NONE.to_owned(), *show);
+            if *always || report.runs.iter().any(|run| of(run) != NONE) {
+                row(&format!("{name}: {title}"), &of);
+            }
+        }
+    }
+    let balance = |run: &RunReport, value: &dyn Fn(&super::Balance) -> String| {
+        run.servers
+            .traffic
+            .as_ref()
+            .map_or_else(|| NONE.to_owned(), value)
+    };
+    row("busiest server", &|run| {
+        balance(run, &|balance| {
+            balance.hottest().map_or_else(String::new, |hottest| {
+                format!("{}, {}", inline(&hottest.task), percent(hottest.share))
+            })
+        })
+    });
+    row("its bytes by the mean", &|run| {
+        balance(run, &|balance| number(balance.max_over_mean))
+    });
+    row("Gini of bytes", &|run| {
+        balance(run, &|balance| number(balance.gini))
+    });
+    table(&head, &rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_name_means_anything_in_markdown() {
+        for (words, text) in [
+            ("ps 0, train_steps_total", "ps 0, train_steps_total"),
+            ("a|b\\`c`<d>*e*", "a\\|b\\\\\\`c\\`\\<d>\\*e\\*"),
+            (
+                "![x](y) ~~z~~ &lt; $1$",
+                "!\\[x\\](y) \\~\\~z\\~\\~ \\&lt; \\$1\\$",
+            ),
+            ("_a_ b__ c_d", "\\_a\\_ b\\_\\_ c_d"),
+            ("# a #b c#", "\\# a \\#b c#"),
+            ("- a - b", "\\- a - b"),
+            ("a\nb\u{1b}[0m\r\u{85}c", "a b \\[0m  c"),
+            ("", ""),
+        ] {
+            assert_eq!(inline(words), text, "{words}");
+        }
+    }
+}

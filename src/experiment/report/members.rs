@@ -1,0 +1,503 @@
+//! The members of a run: the tasks' pods with their nodes and times.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::answer::Series;
+
+/// The factor above the usual distance of scrapes that makes a break.
+const BREAK: f64 = 3.0;
+
+/// Roles that train. The run lasts while a training role is present. Parameter servers wait before and after the run.
+pub(super) const TRAINING: [&str; 3] = ["worker", "chief", "master"];
+
+/// A pod of a task.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Member {
+    /// The pod's task in the job.
+    pub role: String,
+    /// The index within the role; empty if unknown.
+    pub index: String,
+    /// The nodes that it was seen on, or the agents' targets where no label names a node.
+    pub nodes: BTreeSet<String>,
+    /// The places of the nodes in the scene: the type, if any, and the index.
+    pub slots: BTreeSet<String>,
+    /// When it was scraped, in seconds since 1970, without gaps' insides: distinct, in order.
+    seen: Vec<f64>,
+    /// The first and the last report of each target.
+    told: BTreeMap<String, (f64, f64)>,
+}
+
+/// The pods of a training job in a time range.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Members {
+    /// The job's namespace.
+    pub namespace: String,
+    /// The job's name.
+    pub job: String,
+    /// The pods by name.
+    pub pods: BTreeMap<String, Member>,
+    /// When the first of them that trains was seen first, in seconds since 1970; if none trains, the first of all.
+    pub from: f64,
+    /// The time of the last sighting of any pod.
+    pub to: f64,
+    /// The time between two scrapes, as far as could be seen, in seconds.
+    pub interval: f64,
+    /// Seconds in which no pod was seen.
+    pub unseen: f64,
+    /// The number of breaks without any pod.
+    breaks: u32,
+}
+
+/// The time of a pod on one node, from all targets that reported the pod.
+struct Stay<'a> {
+    targets: Vec<&'a str>,
+    from: f64,
+    to: f64,
+}
+
+/// The reason why no pod took part.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NoMembers {
+    /// No series.
+    #[error("no training pod was seen")]
+    Nobody,
+    /// A single scrape gives no rate.
+    #[error("{namespace}/{job} was seen in a single scrape: a longer time is needed")]
+    Once {
+        /// The job's namespace.
+        namespace: String,
+        /// The job.
+        job: String,
+    },
+    /// Several jobs.
+    #[error("several jobs ran, {}: choose one with --job and --namespace, or tell them apart by time", .0.join(", "))]
+    Several(Vec<String>),
+}
+
+// === impl Members ===
+
+impl Members {
+    /// Reads the answer to [`presence`](super::presence), asked each `step` seconds from `from` to `to`.
+    ///
+    /// # Errors
+    /// Nobody, or several jobs.
+    pub fn read(series: &[Series], from: f64, to: f64, step: f64) -> Result<Self, NoMembers> {
+        let mut jobs: BTreeMap<(String, String), BTreeMap<String, Member>> = BTreeMap::new();
+        for one in series {
+            // A scrape before the requested time does not count, even if its value still held.
+            let seen = one
+                .points
+                .iter()
+                .map(|(_, at)| *at)
+                .filter(|at| (from..=to).contains(at));
+            let seen: Vec<f64> = seen.collect();
+            if seen.is_empty() {
+                continue;
+            }
+            let job = (
+                one.label("namespace").to_owned(),
+                one.label("training_job").to_owned(),
+            );
+            let member = jobs
+                .entry(job)
+                .or_default()
+                .entry(one.label("pod").to_owned())
+                .or_default();
+            member.role = one.label("role").to_owned();
+            member.index = one.label("replica_index").to_owned();
+            let node = [one.label("node"), one.label("instance")]
+                .into_iter()
+                .find(|name| !name.is_empty());
+            member.nodes.extend(node.map(str::to_owned));
+            let slot = [one.label("type"), one.label("index")];
+            let slot: Vec<&str> = slot.into_iter().filter(|part| !part.is_empty()).collect();
+            member
+                .slots
+                .extend((!slot.is_empty()).then(|| slot.join(" ")));
+            let first = seen.iter().copied().fold(f64::INFINITY, f64::min);
+            let last = seen.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let told = member
+                .told
+                .entry(one.label("instance").to_owned())
+                .or_insert((first, last));
+            *told = (told.0.min(first), told.1.max(last));
+            member.seen.extend(seen);
+        }
+        if jobs.len() > 1 {
+            let names = jobs
+                .into_keys()
+                .map(|(namespace, job)| format!("{namespace}/{job}"));
+            return Err(NoMembers::Several(names.collect()));
+        }
+        let ((namespace, job), mut pods) = jobs.into_iter().next().ok_or(NoMembers::Nobody)?;
+        for member in pods.values_mut() {
+            distinct(&mut member.seen);
+        }
+        let trains = |member: &&Member| TRAINING.contains(&member.role.as_str());
+        let any = pods.values().any(|member| trains(&member));
+        let spans = pods
+            .values()
+            .filter(|member| !any || trains(member))
+            .filter_map(Member::span);
+        let (from, to) = spans.fold((f64::INFINITY, f64::NEG_INFINITY), |all, one| {
+            (all.0.min(one.0), all.1.max(one.1))
+        });
+        // A pod that lived only before or after the run takes no part.
+        pods.retain(|_, member| {
+            member
+                .span()
+                .is_some_and(|(first, last)| first <= to && last >= from)
+        });
+        // Seconds of a single pod, since Prometheus scrapes the agents in turn.
+        let mut apart: Vec<f64> = pods
+            .values()
+            .flat_map(|member| gaps(&member.seen))
+            .collect();
+        apart.sort_by(f64::total_cmp);
+        let Some(&interval) = apart.get(apart.len() / 2).filter(|_| from < to) else {
+            return Err(NoMembers::Once { namespace, job });
+        };
+        let all = pods.values().flat_map(|member| member.seen.iter().copied());
+        let mut all: Vec<f64> = all.filter(|at| (from..=to).contains(at)).collect();
+        distinct(&mut all);
+        let longest = BREAK * interval.max(step);
+        let breaks = gaps(&all).filter(|gap| *gap > longest);
+        let (unseen, breaks) =
+            breaks.fold((0.0, 0), |(seconds, many), gap| (seconds + gap, many + 1));
+        Ok(Self {
+            namespace,
+            job,
+            pods,
+            from,
+            to,
+            interval,
+            unseen,
+            breaks,
+        })
+    }
+
+    /// Reads the answer to [`scrapes`](super::scrapes), which tells of scrapes that are closer to each other than the looks were.
+    pub fn count(&mut self, series: &[Series]) {
+        let apart = |one: &Series| {
+            let (first, last) = self.pods.get(one.label("pod"))?.span()?;
+            let seconds = last.min(self.to) - first.max(self.from) - self.unseen;
+            let times = one.last()? - 1.0 - f64::from(self.breaks);
+            Some(seconds / times).filter(|apart| times >= 1.0 && *apart > 0.0)
+        };
+        let mut all: Vec<f64> = series.iter().filter_map(apart).collect();
+        all.sort_by(f64::total_cmp);
+        self.interval = all.get(all.len() / 2).copied().unwrap_or(self.interval);
+    }
+
+    /// How long the job was seen, in seconds.
+    pub fn seconds(&self) -> f64 {
+        self.to - self.from
+    }
+
+    /// What a pod has of something of which each target told its own: places in turn add up, and several targets that told of
+    /// it in one place told the same.
+    pub fn sum(&self, pod: &str, told: &[(&str, f64)]) -> f64 {
+        let stays = self.stays(pod);
+        let known: Vec<f64> = stays.iter().filter_map(|stay| stay.most(told)).collect();
+        if known.is_empty() {
+            greatest(told.iter()).unwrap_or_default()
+        } else {
+            known.iter().sum()
+        }
+    }
+
+    /// What a pod has on average over the whole run of something of which each target told the average over its own time.
+    pub fn average(&self, pod: &str, told: &[(&str, f64)]) -> f64 {
+        let part = |stay: &Stay| {
+            let seconds = stay.to.min(self.to) - stay.from.max(self.from);
+            // The pod lived before the first scrape and after the last scrape.
+            ((seconds + self.interval) / self.seconds()).clamp(0.0, 1.0)
+        };
+        let stays = self.stays(pod);
+        let known = stays
+            .iter()
+            .filter_map(|stay| Some(part(stay) * stay.most(told)?));
+        let known: Vec<f64> = known.collect();
+        if known.is_empty() {
+            greatest(told.iter()).unwrap_or_default()
+        } else {
+            known.iter().sum()
+        }
+    }
+
+    fn stays(&self, pod: &str) -> Vec<Stay<'_>> {
+        let told = self
+            .pods
+            .get(pod)
+            .into_iter()
+            .flat_map(|member| &member.told);
+        let mut told: Vec<(&str, (f64, f64))> = told
+            .map(|(target, span)| (target.as_str(), *span))
+            .collect();
+        told.sort_by(|one, other| one.1.0.total_cmp(&other.1.0));
+        let mut stays: Vec<Stay> = Vec::new();
+        for (target, (from, to)) in told {
+            let near = |one: f64, other: f64| (one - other).abs() <= self.interval;
+            // Who moves is told of by both agents for a moment at most.
+            let same = |stay: &&mut Stay| {
+                from < stay.to - self.interval || near(stay.from, from) && near(stay.to, to)
+            };
+            if let Some(stay) = stays.last_mut().filter(same) {
+                stay.targets.push(target);
+                stay.to = stay.to.max(to);
+            } else {
+                stays.push(Stay {
+                    targets: vec![target],
+                    from,
+                    to,
+                });
+            }
+        }
+        stays
+    }
+}
+
+// === impl Stay ===
+
+impl Stay<'_> {
+    fn most(&self, told: &[(&str, f64)]) -> Option<f64> {
+        greatest(
+            told.iter()
+                .filter(|(target, _)| self.targets.contains(target)),
+        )
+    }
+}
+
+// === impl Member ===
+
+impl Member {
+    /// The times of the first and the last sighting.
+    pub fn span(&self) -> Option<(f64, f64)> {
+        Some((*self.seen.first()?, *self.seen.last()?))
+    }
+}
+
+fn greatest<'a>(told: impl Iterator<Item = &'a (&'a str, f64)>) -> Option<f64> {
+    told.map(|(_, value)| *value).max_by(f64::total_cmp)
+}
+
+fn distinct(times: &mut Vec<f64>) {
+    times.sort_by(f64::total_cmp);
+    times.dedup();
+}
+
+fn gaps(times: &[f64]) -> impl Iterator<Item = f64> {
+    times
+        .windows(2)
+        .filter_map(|two| Some(two.last()? - two.first()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(labels: &[(&str, &str)], at: &[f64]) -> Series {
+        let labels = labels
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        Series {
+            labels: labels.collect(),
+            points: at.iter().map(|at| (at + 2.0, *at)).collect(),
+        }
+    }
+
+    #[test]
+    fn pods_are_joined_over_nodes_and_scrapes() {
+        let ps = [
+            ("namespace", "t"),
+            ("training_job", "j"),
+            ("pod", "ps-0"),
+            ("role", "ps"),
+        ];
+        let mut moved = ps.to_vec();
+        moved.extend([
+            ("node", "n2"),
+            ("instance", "10.0.0.2:9"),
+            ("index", "1"),
+            ("type", "ps"),
+        ]);
+        let mut before = ps.to_vec();
+        before.extend([("instance", "10.0.0.1:9"), ("index", "0")]);
+        // Scraped each 10 s and asked for each 5 s: the same scrape is there twice. The first was before the time.
+        let series = [
+            seen(&before, &[95.0, 105.0, 105.0, 115.0, 115.0, 125.0]),
+            seen(&moved, &[200.0, 210.0, 220.0]),
+        ];
+        let members = Members::read(&series, 100.0, 300.0, 5.0).unwrap();
+        assert_eq!(
+            (members.namespace.as_str(), members.job.as_str()),
+            ("t", "j")
+        );
+        let pod = &members.pods["ps-0"];
+        assert_eq!(
+            pod.nodes,
+            BTreeSet::from(["n2".to_owned(), "10.0.0.1:9".to_owned()])
+        );
+        assert_eq!(
+            pod.slots,
+            BTreeSet::from(["ps 1".to_owned(), "0".to_owned()])
+        );
+        assert_eq!(
+            (members.from, members.to, members.interval),
+            (105.0, 220.0, 10.0)
+        );
+        assert_eq!(pod.span(), Some((105.0, 220.0)));
+        assert!(
+            (members.unseen - 75.0).abs() < 1e-9,
+            "from 125 to 200: {}",
+            members.unseen
+        );
+    }
+
+    /// A run of workers from 100 to 200; more of each pod, by target.
+    fn of_targets(told: &[(&str, &str, &[f64])]) -> Members {
+        let series = told.iter().map(|(pod, target, at)| {
+            seen(
+                &[
+                    ("training_job", "j"),
+                    ("pod", pod),
+                    ("role", "worker"),
+                    ("instance", target),
+                ],
+                at,
+            )
+        });
+        let all = (10..=20).map(|at| f64::from(at) * 10.0).collect::<Vec<_>>();
+        let all = seen(
+            &[
+                ("training_job", "j"),
+                ("pod", "all"),
+                ("role", "worker"),
+                ("instance", "x"),
+            ],
+            &all,
+        );
+        Members::read(&series.chain([all]).collect::<Vec<_>>(), 0.0, 999.0, 1.0).unwrap()
+    }
+
+    #[test]
+    fn places_add_up_and_those_who_tell_the_same_do_not() {
+        let near =
+            |one: f64, other: f64| assert!((one - other).abs() < 1e-9, "{one} is not {other}");
+        let members = of_targets(&[
+            ("moved", "a", &[100.0, 110.0, 120.0, 130.0, 140.0]),
+            (
+                "moved",
+                "b",
+                &[135.0, 145.0, 155.0, 165.0, 175.0, 185.0, 195.0],
+            ),
+            ("twice", "a", &[100.0, 110.0, 120.0, 130.0, 140.0, 200.0]),
+            ("twice", "b", &[103.0, 113.0, 123.0, 133.0, 143.0, 193.0]),
+            ("short", "a", &[120.0]),
+            ("short", "b", &[123.0]),
+        ]);
+        assert_eq!(members.interval, 10.0);
+        let told = [("a", 30.0), ("b", 40.0)];
+        near(members.sum("moved", &told), 70.0);
+        near(members.sum("twice", &told), 40.0);
+        near(members.sum("short", &told), 40.0);
+        near(members.sum("twice", &[("b", 40.0)]), 40.0);
+        // A target without data of the pod, or a pod without any data.
+        near(members.sum("twice", &[("c", 7.0)]), 7.0);
+        near(members.sum("nobody", &told), 40.0);
+        near(members.sum("nobody", &[]), 0.0);
+        // 40 s and a scrape's time of 100 s with 2, 60 s and one with 1.
+        near(
+            members.average("moved", &[("a", 2.0), ("b", 1.0)]),
+            0.5 * 2.0 + 0.7,
+        );
+        near(members.average("twice", &[("a", 2.0), ("b", 2.0)]), 2.0);
+        near(members.average("short", &[("a", 2.0)]), 0.13 * 2.0);
+    }
+
+    #[test]
+    fn servers_that_wait_for_others_do_not_make_a_run_longer() {
+        let pod = |pod: &'static str, role: &'static str| {
+            [
+                ("namespace", "t"),
+                ("training_job", "j"),
+                ("pod", pod),
+                ("role", role),
+            ]
+        };
+        let every =
+            |from: u32, to: u32| -> Vec<f64> { (from..=to).step_by(10).map(f64::from).collect() };
+        let series = [
+            seen(&pod("ps-0", "ps"), &every(0, 5000)),
+            seen(&pod("w-0", "worker"), &every(100, 400)),
+            seen(&pod("w-1", "worker"), &every(150, 700)),
+            seen(&pod("late", "evaluator"), &every(710, 5000)),
+        ];
+        let members = Members::read(&series, 0.0, 9000.0, 1.0).unwrap();
+        assert_eq!(
+            (members.from, members.to, members.unseen),
+            (100.0, 700.0, 0.0)
+        );
+        assert_eq!(
+            members.pods.keys().collect::<Vec<_>>(),
+            ["ps-0", "w-0", "w-1"]
+        );
+        // Without a training role, the servers' time is the run's time.
+        let alone = Members::read(&series[..1], 0.0, 9000.0, 1.0).unwrap();
+        assert_eq!((alone.from, alone.to), (0.0, 5000.0));
+        // The training pods were seen once, which is too little for a report, even if other pods ran longer.
+        let once = [series[0].clone(), seen(&pod("w-0", "worker"), &[100.0])];
+        assert!(matches!(
+            Members::read(&once, 0.0, 9000.0, 1.0),
+            Err(NoMembers::Once { .. })
+        ));
+    }
+
+    #[test]
+    fn scrapes_closer_than_looks_are_counted() {
+        let pod = [("namespace", "t"), ("training_job", "j"), ("pod", "p")];
+        // Looked at each 33 s, scraped each 15 s.
+        let mut members =
+            Members::read(&[seen(&pod, &[15.0, 45.0, 75.0, 105.0])], 0.0, 120.0, 33.0).unwrap();
+        assert_eq!((members.interval, members.unseen), (30.0, 0.0));
+        let counted = |value: f64| Series {
+            labels: BTreeMap::from([("pod".to_owned(), "p".to_owned())]),
+            points: vec![(120.0, value)],
+        };
+        members.count(&[]);
+        members.count(&[counted(1.0)]);
+        assert_eq!(members.interval, 30.0, "one scrape tells nothing");
+        members.count(&[counted(7.0)]);
+        assert_eq!(members.interval, 15.0);
+        // A time without scrapes makes the others no further apart.
+        (members.unseen, members.breaks) = (30.0, 1);
+        members.count(&[counted(6.0)]);
+        assert_eq!(members.interval, 15.0);
+    }
+
+    #[test]
+    fn nobody_and_several_are_no_answer() {
+        assert_eq!(Members::read(&[], 0.0, 9.0, 1.0), Err(NoMembers::Nobody));
+        let a = [("namespace", "t"), ("training_job", "a"), ("pod", "p")];
+        let b = [("namespace", "t"), ("training_job", "b"), ("pod", "p")];
+        assert_eq!(
+            Members::read(&[seen(&a, &[20.0])], 0.0, 9.0, 1.0),
+            Err(NoMembers::Nobody),
+            "later"
+        );
+        let once = Members::read(&[seen(&a, &[5.0, 5.0])], 0.0, 9.0, 1.0).unwrap_err();
+        assert!(
+            once.to_string()
+                .starts_with("t/a was seen in a single scrape"),
+            "{once}"
+        );
+        let several = [seen(&a, &[5.0, 6.0]), seen(&b, &[5.0, 6.0])];
+        let several = Members::read(&several, 0.0, 9.0, 1.0).unwrap_err();
+        assert!(
+            several
+                .to_string()
+                .starts_with("several jobs ran, t/a, t/b: choose one"),
+            "{several}"
+        );
+    }
+}

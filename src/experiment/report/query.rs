@@ -1,0 +1,474 @@
+//! What a Prometheus is asked for a report, in PromQL.
+//!
+//! Counters are asked by `increase` and `rate` alone, which see through resets. An agent that two Prometheus scrape, or two
+//! jobs of one, has each series twice: what agrees in all but that is counted once (`max by`). What is summed up is answered
+//! by `instance`, so that [`Members`](super::Members) can tell a pod that moved from one of which two targets tell.
+
+use std::fmt::Write;
+
+/// The number of scrapes that a rate covers.
+pub const SCRAPES_OF_A_RATE: f64 = 4.0;
+
+/// Labels of the scraper, which say nothing about the scraped pod.
+const SCRAPER: &str = "job, service, endpoint, prometheus, prometheus_replica";
+
+/// Before a series without an end is forgotten: Prometheus looks back so many seconds.
+const LOOKS_BACK: u64 = 300;
+
+/// Scrapes are seldom closer than so many seconds, and looks into the time between two points need not be either.
+const CLOSEST: u64 = 15;
+
+/// How many looks there are at most into the time between two points.
+const LOOKS: u64 = 48;
+
+/// Which tasks a report is about; what is not given is not asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Subject {
+    /// The namespace.
+    pub namespace: Option<String>,
+    /// The training job.
+    pub job: Option<String>,
+    /// The scene of the nodes' labels.
+    pub scene: Option<String>,
+    /// The case of the nodes' labels.
+    pub case: Option<String>,
+}
+
+/// A measure of a task over a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Measure {
+    /// Bytes sent by the task's own interfaces.
+    Sent,
+    /// Bytes received by the task's own interfaces.
+    Received,
+    /// Bytes sent by the task's sockets.
+    SocketSent,
+    /// Bytes received by the task's sockets.
+    SocketReceived,
+    /// Seconds of CPU.
+    Cpu,
+    /// Periods under a quota.
+    Periods,
+    /// Periods in which the quota ran out.
+    ThrottledPeriods,
+    /// Seconds held back by the quota.
+    ThrottledSeconds,
+    /// Seconds in which threads waited for a CPU.
+    RunDelay,
+    /// Voluntary context switches.
+    Voluntary,
+    /// Involuntary context switches.
+    Involuntary,
+    /// Instructions.
+    Instructions,
+    /// Misses of the last-level cache.
+    LlcMisses,
+    /// The average number of exclusive CPUs.
+    OwnedCpus,
+    /// Steps, from a named metric.
+    Steps,
+}
+
+// === impl Measure ===
+
+impl Measure {
+    /// All measures.
+    pub const ALL: [Self; 15] = [
+        Self::Sent,
+        Self::Received,
+        Self::SocketSent,
+        Self::SocketReceived,
+        Self::Cpu,
+        Self::Periods,
+        Self::ThrottledPeriods,
+        Self::ThrottledSeconds,
+        Self::RunDelay,
+        Self::Voluntary,
+        Self::Involuntary,
+        Self::Instructions,
+        Self::LlcMisses,
+        Self::OwnedCpus,
+        Self::Steps,
+    ];
+
+    /// The metric family, the labels that identify a pod's series, and further matchers; `None` for steps, whose metric
+    /// the user names.
+    fn family(self) -> Option<(&'static str, &'static str, &'static str)> {
+        const INTERFACE: &str = "namespace, pod, interface, instance";
+        const POD: &str = "namespace, pod, instance";
+        const CONTAINER: &str = "namespace, pod, container, instance";
+        Some(match self {
+            Self::Sent => ("pinfold_pod_network_transmit_bytes_total", INTERFACE, ""),
+            Self::Received => ("pinfold_pod_network_receive_bytes_total", INTERFACE, ""),
+            Self::SocketSent => ("pinfold_pod_network_socket_transmit_bytes_total", POD, ""),
+            Self::SocketReceived => ("pinfold_pod_network_socket_receive_bytes_total", POD, ""),
+            Self::Cpu => ("pinfold_container_cpu_usage_seconds_total", CONTAINER, ""),
+            Self::Periods => ("pinfold_container_cpu_periods_total", CONTAINER, ""),
+            Self::ThrottledPeriods => (
+                "pinfold_container_cpu_throttled_periods_total",
+                CONTAINER,
+                "",
+            ),
+            Self::ThrottledSeconds => (
+                "pinfold_container_cpu_throttled_seconds_total",
+                CONTAINER,
+                "",
+            ),
+            Self::RunDelay => (
+                "pinfold_container_cpu_run_delay_seconds_total",
+                CONTAINER,
+                "",
+            ),
+            Self::Voluntary => (
+                "pinfold_container_context_switches_total",
+                CONTAINER,
+                ",kind=\"voluntary\"",
+            ),
+            Self::Involuntary => (
+                "pinfold_container_context_switches_total",
+                CONTAINER,
+                ",kind=\"involuntary\"",
+            ),
+            Self::Instructions => ("pinfold_container_instructions_total", CONTAINER, ""),
+            Self::LlcMisses => ("pinfold_container_llc_misses_total", CONTAINER, ""),
+            Self::OwnedCpus => ("pinfold_pod_owned_cpus", POD, ""),
+            Self::Steps => return None,
+        })
+    }
+}
+
+/// The name of a metric, perhaps with matchers of its own: `train_steps_total{mode="train"}`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StepMetric {
+    name: String,
+    matchers: String,
+}
+
+// === impl StepMetric ===
+
+impl std::str::FromStr for StepMetric {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, rest) = match text.find('{') {
+            Some(at) => text.split_at(at),
+            None => (text, "{}"),
+        };
+        let matchers = rest
+            .strip_prefix('{')
+            .and_then(|rest| rest.strip_suffix('}'));
+        let start = |letter: char| letter.is_ascii_alphabetic() || letter == '_' || letter == ':';
+        let letter = |letter: char| start(letter) || letter.is_ascii_digit();
+        match matchers {
+            Some(matchers) if name.starts_with(start) && name.chars().all(letter) => {
+                Ok(Self { name: name.to_owned(), matchers: matchers.trim().trim_end_matches(',').to_owned() })
+            }
+            _ => Err(
+                "write the name of a counter of steps that has the labels namespace and pod, like train_steps_total, \
+                 perhaps with matchers of its own: train_steps_total{mode=\"train\"}"
+                    .to_owned(),
+            ),
+        }
+    }
+}
+
+impl std::fmt::Display for StepMetric {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.matchers.as_str() {
+            "" => f.write_str(&self.name),
+            matchers => write!(f, "{}{{{matchers}}}", self.name),
+        }
+    }
+}
+
+/// A label's value as PromQL writes a text.
+fn quoted(value: &str) -> String {
+    let mut text = String::with_capacity(value.len() + 2);
+    text.push('"');
+    for letter in value.chars() {
+        match letter {
+            '"' | '\\' => text.extend(['\\', letter]),
+            '\n' => text.push_str("\\n"),
+            _ => text.push(letter),
+        }
+    }
+    text.push('"');
+    text
+}
+
+/// A pattern that matches exactly the given names.
+fn one_of<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    let mut pattern = String::new();
+    for name in names {
+        if !pattern.is_empty() {
+            pattern.push('|');
+        }
+        for letter in name.chars() {
+            // A pattern allows a backslash only before punctuation.
+            if letter.is_ascii_punctuation() && !matches!(letter, '-' | '_') {
+                pattern.push('\\');
+            }
+            pattern.push(letter);
+        }
+    }
+    quoted(&pattern)
+}
+
+fn matchers<const N: usize>(wanted: [(&str, Option<&String>); N]) -> String {
+    let given = wanted
+        .into_iter()
+        .filter_map(|(label, value)| value.map(|value| (label, quoted(value))));
+    given
+        .map(|(label, value)| format!("{label}={value}"))
+        .collect::<Vec<_>>()
+        .join(",")
+}
+
+/// Which scenes and cases nodes were labelled for within so many seconds.
+pub fn cases(subject: &Subject, seconds: u64) -> String {
+    let chosen = matchers([
+        ("scene", subject.scene.as_ref()),
+        ("case", subject.case.as_ref()),
+    ]);
+    format!("group by (scene, case) (last_over_time(pinfold_scene_info{{{chosen}}}[{seconds}s]))")
+}
+
+fn info(subject: &Subject) -> String {
+    let mut chosen = matchers([("namespace", subject.namespace.as_ref())]);
+    if !chosen.is_empty() {
+        chosen.push(',');
+    }
+    match &subject.job {
+        Some(job) => chosen += &format!("training_job={}", quoted(job)),
+        None => chosen += "training_job!=\"\"",
+    }
+    format!("pinfold_pod_info{{{chosen}}}")
+}
+
+/// The selector of the slots, if the subject names a scene or a case.
+fn slot(subject: &Subject) -> Option<String> {
+    let wanted = [
+        ("scene", subject.scene.as_ref()),
+        ("case", subject.case.as_ref()),
+    ];
+    let chosen = matchers(wanted);
+    (!chosen.is_empty()).then(|| format!("pinfold_scene_info{{{chosen}}}"))
+}
+
+/// Whether any of the tasks' pods was there, asked each `step` seconds: what lived between two points is seen, too. An answer
+/// tells of the time from [`reaches_back`] seconds before it on.
+pub fn whether(subject: &Subject, step: u64) -> String {
+    let over = reaches_back(step);
+    let info = format!("last_over_time({}[{over}s])", info(subject));
+    match slot(subject) {
+        Some(slot) => {
+            let slot = format!("group by (instance) (last_over_time({slot}[{over}s]))");
+            format!("count({info} * on (instance) group_left () {slot})")
+        }
+        None => format!("count({info})"),
+    }
+}
+
+/// How far an answer to [`whether`] reaches back; enough for a pod and a slot that different scrapes tell of.
+pub fn reaches_back(step: u64) -> u64 {
+    step.max(LOOKS_BACK)
+}
+
+/// The tasks' pods, asked each `step` seconds; the value is when each was last scraped, the labels say what it is and what slot
+/// its node has.
+///
+/// A pod and a slot belong together when the same agent, and so the same target, tells of both.
+pub fn presence(subject: &Subject, step: u64) -> String {
+    let mut query = format!("timestamp({})", info(subject));
+    if let Some(slot) = slot(subject) {
+        // A time times 1 stays the time.
+        let _ = write!(
+            query,
+            " * on (instance) group_left (type, index) group by (instance, type, index) ({slot})"
+        );
+    }
+    if step > CLOSEST {
+        // The subquery also finds pods that lived between two points.
+        query = format!(
+            "max_over_time(({query})[{step}s:{}s])",
+            (step / LOOKS).max(CLOSEST)
+        );
+    }
+    query
+}
+
+/// The query for the number of scrapes of each pod within `seconds`.
+pub fn scrapes(namespace: &str, pods: &[&str], seconds: u64) -> String {
+    let (namespace, pods) = (quoted(namespace), one_of(pods.iter().copied()));
+    // A restarted pod has new series of the same target.
+    format!(
+        "max by (pod) (sum without (uid, training_job, role, replica_index, qos, host_network) \
+         (count_over_time(pinfold_pod_info{{namespace={namespace},pod=~{pods}}}[{seconds}s])))"
+    )
+}
+
+/// The pods of a query.
+#[derive(Debug, Clone, Copy)]
+pub struct Pods<'a> {
+    /// The namespace.
+    pub namespace: &'a str,
+    /// The names.
+    pub names: &'a [&'a str],
+    /// The metric of the steps.
+    pub steps: Option<&'a StepMetric>,
+}
+
+// === impl Pods ===
+
+impl Pods<'_> {
+    fn asked(&self, measure: Measure, function: &str, seconds: u64) -> Option<String> {
+        let namespace = quoted(self.namespace);
+        let pods = one_of(self.names.iter().copied());
+        let own = format!("namespace={namespace},pod=~{pods}");
+        let Some((family, labels, more)) = measure.family() else {
+            let StepMetric { name, matchers } = self.steps?;
+            let matchers = if matchers.is_empty() {
+                own
+            } else {
+                format!("{own},{matchers}")
+            };
+            return Some(format!(
+                "sum by (namespace, pod) (max without ({SCRAPER}) ({function}({name}{{{matchers}}}[{seconds}s])))"
+            ));
+        };
+        Some(format!(
+            "sum by (namespace, pod, instance) (max by ({labels}) ({function}({family}{{{own}{more}}}[{seconds}s])))"
+        ))
+    }
+
+    /// The query for the total over `seconds`; `None` for steps without a metric.
+    pub fn total(&self, measure: Measure, seconds: u64) -> Option<String> {
+        let function = if measure == Measure::OwnedCpus {
+            "avg_over_time"
+        } else {
+            "increase"
+        };
+        self.asked(measure, function, seconds)
+    }
+
+    /// The query for the average per second over `seconds`.
+    pub fn curve(&self, measure: Measure, seconds: u64) -> Option<String> {
+        let function = if measure == Measure::OwnedCpus {
+            "avg_over_time"
+        } else {
+            "rate"
+        };
+        self.asked(measure, function, seconds)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_given_is_asked_for_and_can_hold_any_letter() {
+        let text = |text: &str| Some(text.to_owned());
+        let job = Subject {
+            job: text("a\"b\\c\n"),
+            ..Subject::default()
+        };
+        assert_eq!(
+            presence(&job, 15),
+            r#"timestamp(pinfold_pod_info{training_job="a\"b\\c\n"})"#
+        );
+        assert_eq!(
+            presence(&Subject::default(), 1),
+            r#"timestamp(pinfold_pod_info{training_job!=""})"#
+        );
+        let all = Subject {
+            namespace: text("t"),
+            job: None,
+            scene: text("2"),
+            case: text("1"),
+        };
+        let joined = "timestamp(pinfold_pod_info{namespace=\"t\",training_job!=\"\"}) * on (instance) group_left (type, index) \
+             group by (instance, type, index) (pinfold_scene_info{scene=\"2\",case=\"1\"})";
+        assert_eq!(presence(&all, 15), joined);
+        assert_eq!(
+            presence(&all, 90),
+            format!("max_over_time(({joined})[90s:15s])")
+        );
+        assert_eq!(
+            presence(&all, 4800),
+            format!("max_over_time(({joined})[4800s:100s])")
+        );
+        assert_eq!(
+            whether(&all, 720),
+            "count(last_over_time(pinfold_pod_info{namespace=\"t\",training_job!=\"\"}[720s]) * on (instance) group_left () \
+             group by (instance) (last_over_time(pinfold_scene_info{scene=\"2\",case=\"1\"}[720s])))"
+        );
+        assert_eq!(
+            whether(&Subject::default(), 1),
+            "count(last_over_time(pinfold_pod_info{training_job!=\"\"}[300s]))"
+        );
+        assert_eq!(
+            cases(
+                &Subject {
+                    case: text("1"),
+                    ..Subject::default()
+                },
+                60
+            ),
+            "group by (scene, case) (last_over_time(pinfold_scene_info{case=\"1\"}[60s]))"
+        );
+        let steps: StepMetric = "steps_total{mode=\"a\",}".parse().unwrap();
+        let names = ["ps-0", "w.1", "ü–x"];
+        let pods = Pods {
+            namespace: "t",
+            names: &names,
+            steps: Some(&steps),
+        };
+        assert_eq!(
+            pods.total(Measure::Steps, 60).unwrap(),
+            r#"sum by (namespace, pod) (max without (job, service, endpoint, prometheus, prometheus_replica) (increase(steps_total{namespace="t",pod=~"ps-0|w\\.1|ü–x",mode="a"}[60s])))"#
+        );
+        assert_eq!(
+            Pods {
+                steps: None,
+                ..pods
+            }
+            .total(Measure::Steps, 60),
+            None
+        );
+        assert_eq!(
+            pods.curve(Measure::Sent, 8).unwrap(),
+            "sum by (namespace, pod, instance) (max by (namespace, pod, interface, instance) \
+             (rate(pinfold_pod_network_transmit_bytes_total{namespace=\"t\",pod=~\"ps-0|w\\\\.1|ü–x\"}[8s])))"
+        );
+    }
+
+    #[test]
+    fn a_metric_has_a_name() {
+        for (text, shown) in [
+            ("a:b_c9", "a:b_c9"),
+            ("a{}", "a"),
+            ("a{ b=\"c\" }", "a{b=\"c\"}"),
+            ("_a{b=\"}\"}", "_a{b=\"}\"}"),
+        ] {
+            assert_eq!(text.parse::<StepMetric>().unwrap().to_string(), shown);
+        }
+        for wrong in [
+            "",
+            "9a",
+            "a b",
+            "rate(a[1m])",
+            "a{b=\"c\"",
+            "{a=\"b\"}",
+            "a}",
+        ] {
+            assert!(
+                wrong
+                    .parse::<StepMetric>()
+                    .unwrap_err()
+                    .contains("train_steps_total"),
+                "{wrong}"
+            );
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! [`simulate`]: the node of each task of a case, and the reasons of tasks without a node.
+//!
+//! The simulation checks the demands of the rendered pods on the scheduler: slot labels, room for requests beside the
+//! job's remaining tasks, cordons, and taints. Two parameter servers never share a node if each server has a single
+//! one. The usage of foreign pods on a node is unknown.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::render::{Asked, Task, roles, tasks};
+use crate::scene::{
+    Amount, Amounts, Labels, NoSuchCase, Node, NodeSelector, NodeTaint, Operator, PS, ScenePlan,
+    Slot, Slots, assign, natural,
+};
+
+/// Which node each task would come to.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Simulation {
+    /// Tasks in order, each with the name of the node.
+    pub placed: Vec<(Task, String)>,
+    /// Tasks that would stay pending, each with the reason.
+    pub pending: Vec<(Task, String)>,
+    /// Further notes about the nodes.
+    pub notes: Vec<String>,
+}
+
+/// The tasks and resources that a node already has.
+#[derive(Default)]
+struct Given {
+    used: BTreeMap<String, u64>,
+    tasks: usize,
+    server: bool,
+}
+
+/// Which of these nodes each task of a case would come to. `asked` is what the tasks of each role ask for.
+///
+/// # Errors
+/// The plan has no such scene or case.
+pub fn simulate(
+    plan: &ScenePlan,
+    (scene, case): (&str, &str),
+    asked: &BTreeMap<String, Asked>,
+    nodes: &[Node],
+    amounts: Amounts,
+) -> Result<Simulation, NoSuchCase> {
+    let all = tasks(plan, scene, case)?;
+    let apart = roles(plan, scene, case)?
+        .iter()
+        .any(|role| role.role == PS && role.groups.iter().all(|share| share.per_node == 1));
+    let mut given: BTreeMap<&str, Given> = BTreeMap::new();
+    let mut simulation = Simulation::default();
+    let mut double = BTreeSet::new();
+    // Ten thousand servers are not compared with ten thousand nodes.
+    let mut by_index: BTreeMap<&str, Vec<&Node>> = BTreeMap::new();
+    for node in nodes {
+        if let Some(index) = node.labels.get(&plan.spec.labels.index) {
+            by_index.entry(index).or_default().push(node);
+        }
+    }
+    for task in all {
+        let labels = plan.spec.labels.labels(&task.slot);
+        // Aliases are for people: pods ask for the four keys.
+        let labels: Labels = labels
+            .into_iter()
+            .filter(|(key, _)| plan.spec.labels.keys().contains(&key.as_str()))
+            .collect();
+        let there = by_index
+            .get(task.slot.index.to_string().as_str())
+            .map(Vec::as_slice)
+            .unwrap_or_default();
+        let has = |node: &Node| {
+            labels
+                .iter()
+                .all(|(key, value)| node.labels.get(key) == Some(value))
+        };
+        let mut fitting: Vec<&Node> = there.iter().copied().filter(|node| has(node)).collect();
+        fitting.sort_by(|a, b| natural(&a.name, &b.name));
+        if fitting.len() > 1 && double.insert(task.slot.clone()) {
+            let names: Vec<&str> = fitting.iter().map(|node| node.name.as_str()).collect();
+            simulation.notes.push(format!(
+                "{} have the same labels, {}: the tasks for it may be split among them",
+                names.join(" and "),
+                task.slot
+            ));
+        }
+        let needs = asked
+            .get(&task.role)
+            .map(Asked::requested)
+            .unwrap_or_default();
+        let needs = Needs {
+            plan,
+            role: &task.role,
+            needs: &needs,
+            apart,
+            amounts,
+        };
+        let mut reasons = Vec::new();
+        let mut free = Vec::new();
+        for node in &fitting {
+            match needs.refusal(node, given.get(node.name.as_str())) {
+                Some(reason) => reasons.push(format!("{} {reason}", node.name)),
+                None => free.push(*node),
+            }
+        }
+        // The node with the fewest tasks, as in the scheduler.
+        let chosen = free
+            .into_iter()
+            .min_by_key(|node| given.get(node.name.as_str()).map_or(0, |given| given.tasks));
+        let Some(node) = chosen else {
+            let reason = if fitting.is_empty() {
+                let pairs: Vec<String> = labels
+                    .iter()
+                    .map(|(key, value)| format!("{key}={value}"))
+                    .collect();
+                format!("no node has {}", pairs.join(", "))
+            } else {
+                reasons.join("; ")
+            };
+            simulation.pending.push((task, reason));
+            continue;
+        };
+        let has = given.entry(&node.name).or_default();
+        has.tasks += 1;
+        has.server |= task.role == PS;
+        for (resource, amount) in needs.amounts() {
+            let used = has.used.entry(resource.to_owned()).or_default();
+            *used = used.saturating_add(amount);
+        }
+        simulation.placed.push((task, node.name.clone()));
+    }
+    Ok(simulation)
+}
+
+/// The nodes with the labels that the agents would set: each slot goes to one candidate.
+pub fn claimed(plan: &ScenePlan, slots: &Slots, nodes: &[Node]) -> Vec<Node> {
+    let keys = &plan.spec.labels;
+    let assignment = assign(plan, slots, nodes);
+    let given = assignment
+        .given
+        .iter()
+        .filter_map(|(slot, name)| Some((name.as_deref()?, slot)));
+    let given: BTreeMap<&str, &Slot> = given.collect();
+    let spare: BTreeSet<&str> = assignment.spare.iter().map(String::as_str).collect();
+    let owned = keys.owned();
+    let mut nodes = nodes.to_vec();
+    for node in &mut nodes {
+        let slot = given.get(node.name.as_str());
+        // A candidate without a slot of the case loses the labels of a different case.
+        if slot.is_some() || spare.contains(node.name.as_str()) {
+            node.labels.retain(|key, _| !owned.contains(key.as_str()));
+        }
+        node.labels
+            .extend(slot.into_iter().flat_map(|slot| keys.labels(slot)));
+    }
+    nodes
+}
+
+/// `count` invented candidates of a plan, each with the given allocatable amounts; missing amounts are unknown.
+///
+/// Nodes of an explicit list have the listed names; further nodes are `node-1`, `node-2`, ….
+pub fn invented(plan: &ScenePlan, count: u32, allocatable: &BTreeMap<String, Amount>) -> Vec<Node> {
+    let pool = &plan.spec.nodes;
+    let labels = pool.selector.as_ref().map(satisfying).unwrap_or_default();
+    (0..count)
+        .map(|index| {
+            let listed = pool
+                .names
+                .as_ref()
+                .and_then(|names| names.get(index as usize));
+            Node {
+                name: listed
+                    .cloned()
+                    .unwrap_or_else(|| format!("node-{}", index.saturating_add(1))),
+                labels: labels.clone(),
+                allocatable: allocatable.clone(),
+                ..Node::default()
+            }
+        })
+        .collect()
+}
+
+/// Labels that a selector chooses, where single conditions can be fulfilled at once.
+fn satisfying(selector: &NodeSelector) -> BTreeMap<String, String> {
+    let mut labels = selector.match_labels.clone();
+    for one in &selector.match_expressions {
+        let value = match one.operator {
+            Operator::In => one.values.first().cloned(),
+            Operator::Exists => Some(String::new()),
+            Operator::NotIn | Operator::DoesNotExist => None,
+        };
+        if let Some(value) = value {
+            labels.entry(one.key.clone()).or_insert(value);
+        }
+    }
+    labels
+}
+
+/// The needs of a task on its node.
+struct Needs<'a> {
+    plan: &'a ScenePlan,
+    role: &'a str,
+    needs: &'a BTreeMap<&'a str, &'a Amount>,
+    apart: bool,
+    amounts: Amounts,
+}
+
+// === impl Needs ===
+
+impl Needs<'_> {
+    fn amounts(&self) -> impl Iterator<Item = (&str, u64)> {
+        let all = self
+            .needs
+            .iter()
+            .map(|(resource, amount)| (*resource, self.read(resource, amount)));
+        all.chain([("pods", 1)])
+    }
+
+    fn read(&self, resource: &str, amount: &Amount) -> u64 {
+        (self.amounts.read)(resource, &amount.0).unwrap_or_default()
+    }
+
+    /// Why the task can't come to a node with its labels, as the rest of a sentence that begins with the node's name.
+    fn refusal(&self, node: &Node, given: Option<&Given>) -> Option<String> {
+        if node.cordoned {
+            return Some("is cordoned".to_owned());
+        }
+        if let Some(taint) = node.taints.iter().find(|taint| !self.tolerates(taint)) {
+            let [key, value, effect] =
+                [&taint.key, &taint.value, &taint.effect].map(|part| part.as_deref().unwrap_or(""));
+            let value = if value.is_empty() {
+                String::new()
+            } else {
+                format!("={value}")
+            };
+            return Some(format!(
+                "has the taint {key}{value}:{effect}, which the pods don't tolerate"
+            ));
+        }
+        if self.apart && self.role == PS && given.is_some_and(|given| given.server) {
+            return Some("has a parameter server of the job already".to_owned());
+        }
+        if node.allocatable.is_empty() {
+            return None;
+        }
+        self.amounts().find_map(|(resource, needed)| {
+            let Some(has) = node.allocatable.get(resource) else {
+                // Every node has the basic resources. A missing amount is unknown.
+                let every = ["pods", "cpu", "memory", "ephemeral-storage"].contains(&resource);
+                return (!every && needed > 0).then(|| format!("has no {resource}"));
+            };
+            let has = self.read(resource, has);
+            let used = given.and_then(|given| given.used.get(resource)).copied().unwrap_or(0);
+            let left = has.saturating_sub(used);
+            let write = |amount: u64| (self.amounts.write)(resource, amount);
+            (left < needed).then(|| {
+                format!(
+                    "has too little {resource}: {} wanted, {} left of {} beside the job's other tasks",
+                    write(needed),
+                    write(left),
+                    write(has)
+                )
+            })
+        })
+    }
+
+    /// The pods tolerate only the plan's own taint.
+    fn tolerates(&self, taint: &NodeTaint) -> bool {
+        let keeps_off = matches!(taint.effect.as_deref(), Some("NoSchedule" | "NoExecute"));
+        let ours = self.plan.spec.taint.as_ref().is_some_and(|ours| {
+            let ours = ours.to_k8s();
+            taint.key.as_deref() == Some(ours.key.as_str())
+                && taint.effect.as_deref() == Some(ours.effect.as_str())
+                && ours
+                    .value
+                    .is_none_or(|value| taint.value.as_deref() == Some(value.as_str()))
+        });
+        !keeps_off || ours
+    }
+}

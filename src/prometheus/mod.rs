@@ -1,0 +1,386 @@
+//! The HTTP API of a Prometheus: instant and range queries, with a deadline and a limit of the answer's length.
+//!
+//! `kube::Client` sends the requests, with TLS, a bearer token and a path prefix.
+//! [`experiment::report`](crate::experiment::report) has the queries and evaluates the answers.
+
+mod gather;
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::{Request, Uri};
+use kube::client::Body;
+
+pub use gather::{Asked, GatherError, discover, gather};
+
+use crate::cluster::{AGENT, short, words};
+use crate::experiment::report::{Answer, AnswerError, read_answer};
+
+/// The longest answer: some thousand series of some hundred values stay below.
+const LONGEST_ANSWER: usize = 64 << 20;
+
+/// The longest file with a token, a password or certificates.
+const LONGEST_FILE: u64 = 4 << 20;
+
+/// The longest query for GET, which more proxies allow. Longer queries use POST.
+const LONGEST_GET: usize = 3000;
+
+/// The timeout of a new connection.
+const CONNECT: Duration = Duration::from_secs(10);
+
+/// The reason why a query has no answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PrometheusError {
+    /// No URL of a Prometheus.
+    #[error(
+        "{url:?} is no URL of a Prometheus: {why}; write it like http://prometheus.monitoring:9090"
+    )]
+    Url {
+        /// The given URL.
+        url: String,
+        /// The mistake.
+        why: String,
+    },
+    /// An unusable file.
+    #[error("{what} {}: {why}", path.display())]
+    File {
+        /// The purpose of the file.
+        what: &'static str,
+        /// The path.
+        path: PathBuf,
+        /// Why not.
+        why: String,
+    },
+    /// A failed or broken connection.
+    #[error("{url} can't be reached: {why} (asked for {query})")]
+    Connection {
+        /// The URL of the query.
+        url: String,
+        /// The query.
+        query: String,
+        /// Why not.
+        why: String,
+    },
+    /// No answer in time.
+    #[error("{url} gave no answer within {} s (asked for {query})", within.as_secs())]
+    Timeout {
+        /// The URL of the query.
+        url: String,
+        /// The query.
+        query: String,
+        /// The deadline.
+        within: Duration,
+    },
+    /// A too long answer.
+    #[error(
+        "{url} answers with more than {} MiB: ask for less, by --job, --namespace, --case or a shorter time (asked for {query})",
+        LONGEST_ANSWER >> 20
+    )]
+    TooLong {
+        /// The URL of the query.
+        url: String,
+        /// The query.
+        query: String,
+    },
+    /// A refusal.
+    #[error("{url} refuses: {why} (asked for {query})")]
+    Refused {
+        /// The URL of the query.
+        url: String,
+        /// The query.
+        query: String,
+        /// Its words.
+        why: String,
+    },
+    /// An answer that does not come from a Prometheus.
+    #[error("{url} is answered by something else than a Prometheus: {why} (asked for {query})")]
+    Shape {
+        /// The URL of the query.
+        url: String,
+        /// The query.
+        query: String,
+        /// The mistake.
+        why: String,
+    },
+}
+
+/// The credentials for a Prometheus or its proxy.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Access<'a> {
+    /// A file with a bearer token.
+    pub token: Option<&'a Path>,
+    /// A file with a name and a password, as `name:password`.
+    pub user: Option<&'a Path>,
+    /// A file with the authorities of the server's certificate.
+    pub authority: Option<&'a Path>,
+}
+
+/// A Prometheus.
+#[derive(Clone)]
+pub struct Prometheus {
+    client: kube::Client,
+    url: String,
+    deadline: Duration,
+}
+
+impl std::fmt::Debug for Prometheus {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Prometheus")
+            .field("url", &self.url)
+            .finish_non_exhaustive()
+    }
+}
+
+// === impl Prometheus ===
+
+impl Prometheus {
+    /// The Prometheus at a URL, without asking it; each answer may take as long as `deadline`. To be called in a runtime.
+    ///
+    /// # Errors
+    /// The URL is none, or a file can't be used.
+    pub fn new(url: &str, access: Access<'_>, deadline: Duration) -> Result<Self, PrometheusError> {
+        let wrong = |why: &str| PrometheusError::Url {
+            url: without_password(url),
+            why: why.to_owned(),
+        };
+        let uri: Uri = url
+            .parse()
+            .map_err(|error: hyper::http::uri::InvalidUri| wrong(&error.to_string()))?;
+        if !matches!(uri.scheme_str(), Some("http" | "https")) {
+            return Err(wrong("it begins with neither http:// nor https://"));
+        }
+        if uri
+            .authority()
+            .is_some_and(|authority| authority.as_str().contains('@'))
+        {
+            return Err(wrong(
+                "it holds a name or a password; these go into a file (--user-file, or --token-file for a bearer token)",
+            ));
+        }
+        if uri.query().is_some() {
+            return Err(wrong("it has a query"));
+        }
+        let mut config = kube::Config::new(uri);
+        // The caller can repeat each query.
+        config.default_retry = false;
+        config.connect_timeout = Some(CONNECT);
+        if let Some(path) = access.token {
+            let token = secret("the token file", path, |text| {
+                text.contains(char::is_whitespace)
+            })?;
+            config.auth_info.token = Some(token.into());
+        }
+        if let Some(path) = access.user {
+            let text = secret("the user file", path, |_| false)?;
+            let Some((name, password)) = text.split_once(':').filter(|(name, _)| !name.is_empty())
+            else {
+                let (what, why) = ("the user file", "write name:password into it".to_owned());
+                return Err(PrometheusError::File {
+                    what,
+                    path: path.to_owned(),
+                    why,
+                });
+            };
+            config.auth_info.username = Some(name.to_owned());
+            config.auth_info.password = Some(password.to_owned().into());
+        }
+        if let Some(path) = access.authority {
+            read("the certificate authority's file", path)?;
+            config.root_cert_file = Some(path.to_owned());
+        }
+        let agent = hyper::header::HeaderValue::from_static(AGENT);
+        config.headers.push((hyper::header::USER_AGENT, agent));
+        let client = kube::Client::try_from(config).map_err(|error| match access.authority {
+            Some(path) => {
+                let (what, why) = ("the certificate authority's file", words(&error));
+                PrometheusError::File {
+                    what,
+                    path: path.to_owned(),
+                    why,
+                }
+            }
+            None => wrong(&words(&error)),
+        })?;
+        Ok(Self {
+            client,
+            url: url.trim_end_matches('/').to_owned(),
+            deadline,
+        })
+    }
+
+    /// The URL.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// What a query has at a time, in seconds since 1970.
+    ///
+    /// # Errors
+    /// Any [`PrometheusError`] that names URL and query.
+    pub async fn instant(&self, query: &str, at: f64) -> Result<Answer, PrometheusError> {
+        self.ask("query", query, &[("time", at)]).await
+    }
+
+    /// What a query has each `step` seconds.
+    ///
+    /// # Errors
+    /// Any [`PrometheusError`] that names URL and query.
+    pub async fn range(
+        &self,
+        query: &str,
+        from: f64,
+        to: f64,
+        step: f64,
+    ) -> Result<Answer, PrometheusError> {
+        self.ask(
+            "query_range",
+            query,
+            &[("start", from), ("end", to), ("step", step)],
+        )
+        .await
+    }
+
+    async fn ask(
+        &self,
+        what: &str,
+        query: &str,
+        numbers: &[(&str, f64)],
+    ) -> Result<Answer, PrometheusError> {
+        let path = format!("/api/v1/{what}");
+        let (url, asked) = (format!("{}{path}", self.url), short(query));
+        let mut form = form_urlencoded::Serializer::new(String::new());
+        form.append_pair("query", query);
+        for (name, number) in numbers {
+            form.append_pair(name, &format!("{number:.3}"));
+        }
+        let form = form.finish();
+        let request = if form.len() <= LONGEST_GET {
+            Request::get(format!("{path}?{form}")).body(Body::empty())
+        } else {
+            Request::post(&path)
+                .header(
+                    hyper::header::CONTENT_TYPE,
+                    "application/x-www-form-urlencoded",
+                )
+                .body(Body::from(form.into_bytes()))
+        };
+        let broken = |why| PrometheusError::Connection {
+            url: url.clone(),
+            query: asked.clone(),
+            why,
+        };
+        let request = request.map_err(|error| broken(error.to_string()))?;
+        let answered = tokio::time::timeout(self.deadline, async {
+            let response = self
+                .client
+                .send(request)
+                .await
+                .map_err(|error| broken(words(&error)))?;
+            let status = response.status();
+            let elsewhere = response.headers().get(hyper::header::LOCATION);
+            let elsewhere =
+                elsewhere.map(|place| String::from_utf8_lossy(place.as_bytes()).into_owned());
+            let body = Limited::new(response.into_body(), LONGEST_ANSWER)
+                .collect()
+                .await;
+            let body = body.map_err(|error| match error.downcast_ref::<LengthLimitError>() {
+                Some(_) => PrometheusError::TooLong {
+                    url: url.clone(),
+                    query: asked.clone(),
+                },
+                None => broken(words(&*error)),
+            });
+            Ok((status, elsewhere, body?.to_bytes()))
+        });
+        let timeout = |_| {
+            Err(PrometheusError::Timeout {
+                url: url.clone(),
+                query: asked.clone(),
+                within: self.deadline,
+            })
+        };
+        let (status, elsewhere, bytes) = answered.await.unwrap_or_else(timeout)?;
+        let refused = |why| PrometheusError::Refused {
+            url: url.clone(),
+            query: asked.clone(),
+            why,
+        };
+        match read_answer(&bytes) {
+            Ok(answer) if status.is_success() => Ok(answer),
+            Err(AnswerError::Refused { kind, message }) => {
+                Err(refused(short(&format!("{status}, {kind}: {message}"))))
+            }
+            Err(AnswerError::Shape(why)) if status.is_success() => Err(PrometheusError::Shape {
+                url,
+                query: asked,
+                why: short(&why),
+            }),
+            // A redirect to a login. The client does not follow the redirect with a token.
+            _ if status.is_redirection() => {
+                let elsewhere = elsewhere.unwrap_or_else(|| "somewhere else".to_owned());
+                Err(refused(short(&format!(
+                    "{status}, it is to be asked at {elsewhere}"
+                ))))
+            }
+            // A proxy's page.
+            _ => Err(refused(short(&format!(
+                "{status}: {}",
+                String::from_utf8_lossy(&bytes).trim()
+            )))),
+        }
+    }
+}
+
+/// A URL without the password.
+fn without_password(url: &str) -> String {
+    let (scheme, rest) = match url.split_once("://") {
+        Some((scheme, rest)) => (format!("{scheme}://"), rest),
+        None => (String::new(), url),
+    };
+    let end = rest.find('/').unwrap_or(rest.len());
+    match rest.get(..end).and_then(|authority| authority.rfind('@')) {
+        Some(at) => format!("{scheme}…{}", rest.get(at..).unwrap_or_default()),
+        None => url.to_owned(),
+    }
+}
+
+/// The content of a file for a header.
+fn secret(
+    what: &'static str,
+    path: &Path,
+    unfit: impl Fn(&str) -> bool,
+) -> Result<String, PrometheusError> {
+    let text = read(what, path)?.trim().to_owned();
+    if text.contains(char::is_control) || unfit(&text) {
+        let why = "it holds more than one line or word".to_owned();
+        return Err(PrometheusError::File {
+            what,
+            path: path.to_owned(),
+            why,
+        });
+    }
+    Ok(text)
+}
+
+fn read(what: &'static str, path: &Path) -> Result<String, PrometheusError> {
+    let wrong = |why: String| PrometheusError::File {
+        what,
+        path: path.to_owned(),
+        why,
+    };
+    let file = std::fs::File::open(path).map_err(|error| wrong(error.to_string()))?;
+    let mut text = String::new();
+    file.take(LONGEST_FILE + 1)
+        .read_to_string(&mut text)
+        .map_err(|error| wrong(error.to_string()))?;
+    match text.trim() {
+        "" => Err(wrong("it is empty".to_owned())),
+        _ if text.len() as u64 > LONGEST_FILE => Err(wrong(format!(
+            "it has more than {} MiB",
+            LONGEST_FILE >> 20
+        ))),
+        _ => Ok(text),
+    }
+}
