@@ -147,7 +147,7 @@ impl CaseOf {
             .into_iter()
             .find(|one| one.severity == Severity::Error && one.place.path != "spec.nodes.names");
         if let Some(finding) = wrong {
-            anyhow::bail!("{finding} (pinfold scene check names all that is wrong)");
+            anyhow::bail!("{finding} (pinfold scene check names all mistakes)");
         }
         document
             .plan
@@ -194,7 +194,7 @@ fn text(path: &Path) -> anyhow::Result<String> {
         // The second reader would find the standard input empty.
         ensure!(
             !STDIN.swap(true, Ordering::Relaxed),
-            "two files are to be read from the standard input (-), which is there once: give one of them by its name"
+            "two files can't both be the standard input (-): name one of the files"
         );
         let mut text = String::new();
         io::stdin()

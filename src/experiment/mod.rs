@@ -17,7 +17,7 @@ mod simulate;
 pub use check::check;
 pub use import::{ImportError, Imported, import};
 pub use render::{
-    Asked, Faults, Folder, Format, Gang, ROLES, Reclaim, Rendered, RoleTasks, Share, Slice,
-    SuccessPolicy, Task, TaskOf, TrainingJob, asked, render, roles, settle, tasks,
+    Faults, Folder, Format, Gang, ROLES, Reclaim, Rendered, RoleTasks, Share, Slice, SuccessPolicy,
+    Task, TaskOf, TaskResources, TrainingJob, asked, render, roles, settle, tasks,
 };
 pub use simulate::{Simulation, claimed, invented, simulate};

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::render::{Asked, Task, roles, tasks};
+use super::render::{Task, TaskResources, roles, tasks};
 use crate::scene::{
     Amount, Amounts, Labels, NoSuchCase, Node, NodeSelector, NodeTaint, Operator, PS, ScenePlan,
     Slot, Slots, assign, natural,
@@ -25,7 +25,7 @@ pub struct Simulation {
 
 /// The tasks and resources that a node already has.
 #[derive(Default)]
-struct Given {
+struct NodeUse {
     used: BTreeMap<String, u64>,
     tasks: usize,
     server: bool,
@@ -38,7 +38,7 @@ struct Given {
 pub fn simulate(
     plan: &ScenePlan,
     (scene, case): (&str, &str),
-    asked: &BTreeMap<String, Asked>,
+    asked: &BTreeMap<String, TaskResources>,
     nodes: &[Node],
     amounts: Amounts,
 ) -> Result<Simulation, NoSuchCase> {
@@ -46,7 +46,7 @@ pub fn simulate(
     let apart = roles(plan, scene, case)?
         .iter()
         .any(|role| role.role == PS && role.groups.iter().all(|share| share.per_node == 1));
-    let mut given: BTreeMap<&str, Given> = BTreeMap::new();
+    let mut given: BTreeMap<&str, NodeUse> = BTreeMap::new();
     let mut simulation = Simulation::default();
     let mut double = BTreeSet::new();
     // Ten thousand servers are not compared with ten thousand nodes.
@@ -63,7 +63,7 @@ pub fn simulate(
             .into_iter()
             .filter(|(key, _)| plan.spec.labels.keys().contains(&key.as_str()))
             .collect();
-        let there = by_index
+        let matching = by_index
             .get(task.slot.index.to_string().as_str())
             .map(Vec::as_slice)
             .unwrap_or_default();
@@ -72,7 +72,7 @@ pub fn simulate(
                 .iter()
                 .all(|(key, value)| node.labels.get(key) == Some(value))
         };
-        let mut fitting: Vec<&Node> = there.iter().copied().filter(|node| has(node)).collect();
+        let mut fitting: Vec<&Node> = matching.iter().copied().filter(|node| has(node)).collect();
         fitting.sort_by(|a, b| natural(&a.name, &b.name));
         if fitting.len() > 1 && double.insert(task.slot.clone()) {
             let names: Vec<&str> = fitting.iter().map(|node| node.name.as_str()).collect();
@@ -84,7 +84,7 @@ pub fn simulate(
         }
         let needs = asked
             .get(&task.role)
-            .map(Asked::requested)
+            .map(TaskResources::requested)
             .unwrap_or_default();
         let needs = Needs {
             plan,
@@ -219,7 +219,7 @@ impl Needs<'_> {
     }
 
     /// Why the task can't come to a node with its labels, as the rest of a sentence that begins with the node's name.
-    fn refusal(&self, node: &Node, given: Option<&Given>) -> Option<String> {
+    fn refusal(&self, node: &Node, given: Option<&NodeUse>) -> Option<String> {
         if node.cordoned {
             return Some("is cordoned".to_owned());
         }

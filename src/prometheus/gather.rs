@@ -16,7 +16,7 @@ const DRAWN: [Measure; 3] = [Measure::Sent, Measure::Cpu, Measure::Steps];
 
 /// A requested run.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Asked {
+pub struct RequestedRun {
     /// The name.
     pub name: String,
     /// The subject.
@@ -84,9 +84,9 @@ fn words(scene: &str, case: &str) -> String {
 /// Prometheus has no answer, or no node was labelled so.
 pub async fn discover(
     prometheus: &Prometheus,
-    asked: &Asked,
+    asked: &RequestedRun,
     warnings: &mut BTreeSet<String>,
-) -> Result<Vec<Asked>, GatherError> {
+) -> Result<Vec<RequestedRun>, GatherError> {
     let seconds = whole(asked.to - asked.from);
     let query = cases(&asked.subject, seconds);
     let found = pairs(&heard(
@@ -125,7 +125,7 @@ pub async fn discover(
             query,
         });
     }
-    let run = |(scene, case): &(String, String)| Asked {
+    let run = |(scene, case): &(String, String)| RequestedRun {
         name: words(scene, case),
         subject: Subject {
             scene: Some(scene.clone()),
@@ -141,7 +141,12 @@ pub async fn discover(
 fn pairs(series: &[Series]) -> Vec<(String, String)> {
     let pairs: BTreeSet<(String, String)> = series
         .iter()
-        .map(|one| (one.label("scene").to_owned(), one.label("case").to_owned()))
+        .map(|series_entry| {
+            (
+                series_entry.label("scene").to_owned(),
+                series_entry.label("case").to_owned(),
+            )
+        })
         .collect();
     let mut pairs: Vec<(String, String)> = pairs.into_iter().collect();
     let number = |text: &str| text.parse::<u64>().unwrap_or(u64::MAX);
@@ -155,7 +160,7 @@ fn pairs(series: &[Series]) -> Vec<(String, String)> {
 /// Prometheus has no answer, nobody took part, or several jobs did.
 pub async fn gather(
     prometheus: &Prometheus,
-    asked: &Asked,
+    asked: &RequestedRun,
     steps: Option<&StepMetric>,
     warnings: &mut BTreeSet<String>,
 ) -> Result<Observed, GatherError> {
@@ -169,16 +174,16 @@ pub async fn gather(
     // range.
     let step = step_of(asked.to - asked.from);
     let query = whether(&asked.subject, whole(step));
-    let there = heard(
+    let presence_series = heard(
         prometheus
             .range(&query, asked.from, asked.to + step, step)
             .await?,
         warnings,
     );
     let times = || {
-        there
+        presence_series
             .iter()
-            .flat_map(|one| one.points.iter().map(|(at, _)| *at))
+            .flat_map(|series_entry| series_entry.points.iter().map(|(at, _)| *at))
     };
     let (Some(first), Some(last)) = (
         times().min_by(f64::total_cmp),
@@ -216,18 +221,22 @@ pub async fn gather(
             continue;
         };
         let series = heard(prometheus.instant(&query, members.to).await?, warnings);
-        let mut told: BTreeMap<&str, Vec<(&str, f64)>> = BTreeMap::new();
-        for one in &series {
-            let told = told.entry(one.label("pod")).or_default();
-            told.extend(one.last().map(|value| (one.label("instance"), value)));
+        let mut counts: BTreeMap<&str, Vec<(&str, f64)>> = BTreeMap::new();
+        for series_entry in &series {
+            let counts = counts.entry(series_entry.label("pod")).or_default();
+            counts.extend(
+                series_entry
+                    .last()
+                    .map(|value| (series_entry.label("instance"), value)),
+            );
         }
-        let known = told
+        let known = counts
             .into_iter()
-            .filter(|(_, told)| !told.is_empty())
-            .map(|(pod, told)| {
+            .filter(|(_, counts)| !counts.is_empty())
+            .map(|(pod, counts)| {
                 let value = match measure {
-                    Measure::OwnedCpus => members.average(pod, &told),
-                    _ => members.sum(pod, &told),
+                    Measure::OwnedCpus => members.average(pod, &counts),
+                    _ => members.sum(pod, &counts),
                 };
                 (pod.to_owned(), value)
             });
@@ -259,10 +268,10 @@ pub async fn gather(
             warnings,
         );
         let mut pods: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
-        for one in series {
-            pods.entry(one.label("pod").to_owned())
+        for series_entry in series {
+            pods.entry(series_entry.label("pod").to_owned())
                 .or_default()
-                .extend(one.points);
+                .extend(series_entry.points);
         }
         curves.push(Curve { measure, pods });
     }

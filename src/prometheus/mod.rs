@@ -13,7 +13,7 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::{Request, Uri};
 use kube::client::Body;
 
-pub use gather::{Asked, GatherError, discover, gather};
+pub use gather::{GatherError, RequestedRun, discover, gather};
 
 use crate::cluster::{AGENT, short, words};
 use crate::experiment::report::{Answer, AnswerError, read_answer};

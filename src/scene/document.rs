@@ -106,7 +106,7 @@ pub fn read(text: &str, origin: &str) -> Result<Vec<Document>, ReadError> {
             origin,
             0,
             None,
-            "there is no ScenePlan in it".to_owned(),
+            "the text has no ScenePlan".to_owned(),
         ));
     }
     Ok(documents)
@@ -189,8 +189,9 @@ impl Document {
             // The schema's findings have a place. A mistake that only serde finds has none.
             Err(error) => document.findings.push(Finding::error(
                 document.place(&name, &Path::default()),
-                format!("this is no valid ScenePlan: {error}"),
-                "compare it with the fields that `kubectl explain sceneplan.spec` lists".to_owned(),
+                format!("the document is no valid ScenePlan: {error}"),
+                "compare the plan with the fields that `kubectl explain sceneplan.spec` lists"
+                    .to_owned(),
             )),
         }
         document

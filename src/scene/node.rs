@@ -55,7 +55,7 @@ pub fn read_nodes(text: &str, origin: &str) -> Result<Vec<Node>, ReadError> {
     let mut nodes: Vec<Node> = Vec::new();
     for (document, number) in documents.into_iter().zip(1..) {
         let Some(object) = document else { continue };
-        let whole = |what: &str| {
+        let document_error = |what: &str| {
             ReadError::new(
                 origin,
                 number,
@@ -73,16 +73,16 @@ pub fn read_nodes(text: &str, origin: &str) -> Result<Vec<Node>, ReadError> {
                 }]
             }
             Some("List" | "NodeList") => object.items.unwrap_or_default(),
-            Some(kind) => return Err(whole(&format!("this is a {kind}"))),
-            None => return Err(whole("there is no kind")),
+            Some(kind) => return Err(document_error(&format!("this is a {kind}"))),
+            None => return Err(document_error("there is no kind")),
         };
         for (item, place) in items.into_iter().zip(0..) {
             if let Some(kind) = item.kind.as_deref().filter(|&kind| kind != "Node") {
-                return Err(whole(&format!("items[{place}] is a {kind}")));
+                return Err(document_error(&format!("items[{place}] is a {kind}")));
             }
             let node = Node::from(item);
             if node.name.is_empty() {
-                return Err(whole(&format!("items[{place}] has no name")));
+                return Err(document_error(&format!("items[{place}] has no name")));
             }
             nodes.push(node);
         }

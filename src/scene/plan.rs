@@ -307,8 +307,17 @@ fn roles_schema(generator: &mut SchemaGenerator) -> Schema {
 impl ScenePlanSpec {
     /// The scene and the case with the given names.
     pub fn case(&self, scene: &str, case: &str) -> Option<(&Scene, &Case)> {
-        let scene = self.scenes.iter().find(|one| one.scene == scene)?;
-        Some((scene, scene.cases.iter().find(|one| one.case == case)?))
+        let scene = self
+            .scenes
+            .iter()
+            .find(|candidate| candidate.scene == scene)?;
+        Some((
+            scene,
+            scene
+                .cases
+                .iter()
+                .find(|candidate| candidate.case == case)?,
+        ))
     }
 }
 

@@ -200,11 +200,15 @@ fn ended(jobs: &[&Item], servers: &[Item]) -> Result<Ended, String> {
     }
     let of = promised(&workers, servers)?;
     let (succeeded, last) = successes(&workers)?;
-    let there = u32::try_from(workers.len()).unwrap_or(u32::MAX);
-    if there != of {
-        let what = if there < of { "missing" } else { "too many" };
-        let are = if there == 1 { "is" } else { "are" };
-        let (there_now, off) = (counted(there, "worker"), there.abs_diff(of));
+    let worker_count = u32::try_from(workers.len()).unwrap_or(u32::MAX);
+    if worker_count != of {
+        let what = if worker_count < of {
+            "missing"
+        } else {
+            "too many"
+        };
+        let are = if worker_count == 1 { "is" } else { "are" };
+        let (there_now, off) = (counted(worker_count, "worker"), worker_count.abs_diff(of));
         return Err(format!(
             "there {are} {there_now} and should be {of}: {off} {what}"
         ));

@@ -129,7 +129,7 @@ pub(super) fn violations(tree: &Tree) -> Vec<Violation> {
         if let Err(error) = typed {
             found.push((
                 Path::of(&["metadata"]),
-                format!("this is no object's metadata: {error}"),
+                format!("the field is no object's metadata: {error}"),
                 "write metadata: {name: NAME}, with texts for labels and annotations".to_owned(),
             ));
         }
@@ -167,12 +167,17 @@ fn map(
     path: &Path,
     found: &mut Vec<Violation>,
 ) {
-    let there = |key: &str| {
+    let has_value = |key: &str| {
         entries
             .iter()
             .any(|(name, value)| name == key && !value.is_null())
     };
-    for key in schema.required.iter().flatten().filter(|key| !there(key)) {
+    for key in schema
+        .required
+        .iter()
+        .flatten()
+        .filter(|key| !has_value(key))
+    {
         found.push((
             path.clone(),
             format!("{key} is missing"),
@@ -266,7 +271,7 @@ fn scalar(value: &Value, schema: &JSONSchemaProps, path: &Path, found: &mut Vec<
         }
         (Some("string"), Value::Bool(_) | Value::Number(_)) => found.push((
             path.clone(),
-            format!("{value} is a {}, and this is a text", kind(value)),
+            format!("{value} is a {}, and the field wants a text", kind(value)),
             format!("write it in quotes: \"{value}\""),
         )),
         (Some("boolean"), Value::Bool(_)) => {}
@@ -291,7 +296,7 @@ fn scalar(value: &Value, schema: &JSONSchemaProps, path: &Path, found: &mut Vec<
         }
         (Some("integer"), Value::String(text)) if text.parse::<u32>().is_ok() => found.push((
             path.clone(),
-            format!("{text:?} is a text, and this is a number"),
+            format!("{text:?} is a text, and the field wants a number"),
             format!("write it without quotes: {text}"),
         )),
         _ => found.push(wrong_type(path, kind(value), schema)),

@@ -60,14 +60,21 @@ impl NodeSelector {
         self.match_labels
             .iter()
             .all(|(key, value)| labels.get(key) == Some(value))
-            && self.match_expressions.iter().all(|one| one.matches(labels))
+            && self
+                .match_expressions
+                .iter()
+                .all(|requirement| requirement.matches(labels))
     }
 
     /// The keys of all conditions.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.match_labels
             .keys()
-            .chain(self.match_expressions.iter().map(|one| &one.key))
+            .chain(
+                self.match_expressions
+                    .iter()
+                    .map(|requirement| &requirement.key),
+            )
             .map(String::as_str)
     }
 
@@ -87,23 +94,25 @@ impl NodeSelector {
                 || other
                     .match_expressions
                     .iter()
-                    .any(|one| one.key == key && !one.matches(&label))
+                    .any(|requirement| requirement.key == key && !requirement.matches(&label))
         };
         let exists = self.match_expressions.iter().any(|mine| {
             mine.operator == Operator::Exists
-                && other
-                    .match_expressions
-                    .iter()
-                    .any(|one| one.key == mine.key && one.operator == Operator::DoesNotExist)
+                && other.match_expressions.iter().any(|requirement| {
+                    requirement.key == mine.key && requirement.operator == Operator::DoesNotExist
+                })
         });
         exists
             || self
                 .match_labels
                 .iter()
                 .any(|(key, value)| forbids(key, value))
-            || self.match_expressions.iter().any(|one| {
-                one.operator == Operator::In
-                    && one.values.iter().all(|value| forbids(&one.key, value))
+            || self.match_expressions.iter().any(|requirement| {
+                requirement.operator == Operator::In
+                    && requirement
+                        .values
+                        .iter()
+                        .all(|value| forbids(&requirement.key, value))
             })
     }
 }

@@ -71,12 +71,12 @@ pub fn try_order(
         .find(|&step| gcd(step, slots) == 1);
     let step = u128::from(step.unwrap_or(1));
     let last = last.filter(|&last| last < count);
-    let others = (0..count).filter_map(move |turn| {
+    let remaining = (0..count).filter_map(move |turn| {
         let turn = u128::try_from(turn).ok()?;
         usize::try_from((u128::from(start) + turn * step) % u128::from(slots)).ok()
     });
     last.into_iter()
-        .chain(others.filter(move |&slot| Some(slot) != last))
+        .chain(remaining.filter(move |&slot| Some(slot) != last))
 }
 
 fn gcd(a: u64, b: u64) -> u64 {

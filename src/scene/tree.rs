@@ -122,8 +122,8 @@ impl Tree {
             Kind::Scalar(value) => value.clone(),
             Kind::List(items) => items.iter().map(Self::value).collect(),
             Kind::Map(entries) => {
-                let there = entries.iter().filter(|(_, value)| !value.is_null());
-                there
+                let present = entries.iter().filter(|(_, value)| !value.is_null());
+                present
                     .map(|(key, value)| (key.clone(), value.value()))
                     .collect()
             }

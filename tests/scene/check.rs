@@ -113,7 +113,7 @@ pub(crate) const MISTAKES: &[Mistake] = &[
         "case: yes, nodes",
         "error",
         "spec.scenes[0].cases[0].case",
-        "is a boolean, and this is a text",
+        "is a boolean, and the field wants a text",
     ),
     (
         "case: \"1\", nodes",

@@ -152,8 +152,8 @@ fn input_that_cannot_be_read_is_no_mistake_of_a_plan() {
     let files = Files::new();
     for (text, words) in [
         ("a: [", "line 1"),
-        ("", "there is no ScenePlan in it"),
-        ("# nothing\n---\n", "there is no ScenePlan in it"),
+        ("", "the text has no ScenePlan"),
+        ("# nothing\n---\n", "the text has no ScenePlan"),
         (
             "kind: Pod\napiVersion: v1\n",
             "this is Pod (v1); only ScenePlans",

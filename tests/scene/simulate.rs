@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
 use pinfold::experiment::{
-    Asked, Simulation, TrainingJob, asked, claimed, invented, roles, simulate,
+    Simulation, TaskResources, TrainingJob, asked, claimed, invented, roles, simulate,
 };
 use pinfold::scene::{Node, ScenePlan, slots};
 use serde_json::{Value, json};
@@ -15,7 +15,7 @@ use super::{AMOUNTS, example, here, node, nodes, plan};
 fn run(plan: &ScenePlan, scene: &str, case: &str, nodes: &[Node]) -> Simulation {
     let job = TrainingJob::default();
     let roles = roles(plan, scene, case).unwrap();
-    let asked: BTreeMap<String, Asked> = roles
+    let asked: BTreeMap<String, TaskResources> = roles
         .iter()
         .map(|role| (role.role.clone(), asked(plan, &job, &role.role)))
         .collect();
@@ -333,7 +333,7 @@ fn as_people_and_programs_see_it() {
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(
-        error.contains("two files are to be read from the standard input"),
+        error.contains("two files can't both be the standard input"),
         "{error}"
     );
 }

@@ -172,11 +172,11 @@ fn told(failure: Failure, what: &str, way: &Connection) -> anyhow::Error {
                 .to_owned()
         }
         ErrorKind::Forbidden => {
-            format!("allow yourself to list {what}, or name another kubeconfig")
+            format!("allow your account to list {what}, or name a different kubeconfig")
         }
-        ErrorKind::Unauthorized => "is the token in it still valid?".to_owned(),
+        ErrorKind::Unauthorized => "check the token or certificate in the kubeconfig".to_owned(),
         ErrorKind::Connection | ErrorKind::Timeout => {
-            "is the API server up, and can it be reached from here?".to_owned()
+            "check that the API server runs, and that this machine reaches the server".to_owned()
         }
         _ => "try again".to_owned(),
     };

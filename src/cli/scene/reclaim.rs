@@ -98,13 +98,13 @@ impl ReclaimArgs {
         }
         if let Some((kind, namespace, name, failure)) = round.failed.first() {
             bail!(
-                "{} could not be deleted, {kind} {namespace}/{name} first: {failure}; it may be run again",
+                "{} could not be deleted, {kind} {namespace}/{name} first: {failure}; run the command again",
                 super::many(round.failed.len(), "object")
             );
         }
         if let Some((kind, namespace, name)) = round.changed.first() {
             bail!(
-                "{}, {kind} {namespace}/{name} first, and nothing of its job is decided; it may be run again",
+                "{}, {kind} {namespace}/{name} first, and nothing of its job is decided; run the command again",
                 kept(round.changed.len())
             );
         }
@@ -181,7 +181,7 @@ impl ReclaimArgs {
             let what = format!("{kind} {namespace}/{name}");
             (
                 what.clone(),
-                format!("{what} is not deleted: it was changed each time before it could be; looking again"),
+                format!("{what} is not deleted: the object changed before each deletion; the next pass tries again"),
             )
         });
         let all = jobs.chain(gone).chain(hints).chain(failed).chain(changed);
@@ -219,7 +219,7 @@ fn line(job: &Reclaimable) -> String {
                 .map_or_else(|_| until.to_string(), |at| at.to_string());
             format!("{ended}; the parameter servers{running} go at {at}")
         }
-        Verdict::Reclaim => format!("{ended}; nobody needs the parameter servers{running}"),
+        Verdict::Reclaim => format!("{ended}; no task needs the parameter servers{running}"),
         Verdict::Kept { reason } => format!("the parameter servers stay: {reason}"),
     };
     format!("{}/{}: {what}", job.namespace, job.job)
@@ -294,9 +294,9 @@ fn object(round: &Round, dry_run: bool) -> Value {
 fn told(failure: Failure, way: &Connection) -> anyhow::Error {
     let advice = match failure.kind() {
         ErrorKind::Forbidden => "it needs list and delete on jobs, deployments and services",
-        ErrorKind::Unauthorized => "is the token in it still valid?",
+        ErrorKind::Unauthorized => "check the token or certificate in the kubeconfig",
         ErrorKind::Connection | ErrorKind::Timeout => {
-            "is the API server up, and can it be reached from here?"
+            "check that the API server runs, and that this machine reaches the server"
         }
         _ => "try again",
     };

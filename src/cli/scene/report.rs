@@ -15,7 +15,7 @@ use crate::experiment::report::{
     Picture, Report, RunReport, StepMetric, Subject, analyse, compare, markdown, pictures,
     seconds_of, time,
 };
-use crate::prometheus::{Access, Asked, Prometheus, discover, gather};
+use crate::prometheus::{Access, Prometheus, RequestedRun, discover, gather};
 
 /// The default time range of a report.
 const LAST: &str = "1h";
@@ -111,12 +111,12 @@ impl ReportArgs {
         let asked = self.asked(now)?;
         if let Some(out) = &self.out {
             // The folder's path is checked before any query. The folder itself is made when the report is ready.
-            let there = out.ancestors().find(|folder| folder.exists());
+            let existing = out.ancestors().find(|folder| folder.exists());
             ensure!(
-                there.is_none_or(Path::is_dir),
+                existing.is_none_or(Path::is_dir),
                 "can't make the folder {}: {} is a file",
                 out.display(),
-                there.unwrap_or(out).display()
+                existing.unwrap_or(out).display()
             );
         }
         let runtime = super::super::run::runtime()?;
@@ -135,28 +135,28 @@ impl ReportArgs {
     }
 
     /// The named runs; or else the entire time, in which runs are searched later.
-    fn asked(&self, now: Timestamp) -> anyhow::Result<Vec<Asked>> {
+    fn asked(&self, now: Timestamp) -> anyhow::Result<Vec<RequestedRun>> {
         if self.run.is_empty() {
             return Ok(vec![self.of.asked(self.of.name(), now)?]);
         }
-        let mut asked: Vec<Asked> = Vec::new();
+        let mut asked: Vec<RequestedRun> = Vec::new();
         for run in &self.run {
-            let one = self
+            let run_of_flag = self
                 .of
                 .with(run, now)
                 .with_context(|| format!("--run {run}"))?;
             ensure!(
-                asked.iter().all(|other| other.name != one.name),
+                asked.iter().all(|other| other.name != run_of_flag.name),
                 "--run {run}: another run is called {}, too",
-                one.name
+                run_of_flag.name
             );
-            asked.push(one);
+            asked.push(run_of_flag);
         }
         Ok(asked)
     }
 
     /// The report; `None` if empty, after a message to the user.
-    async fn found(&self, asked: &[Asked]) -> anyhow::Result<Option<Report>> {
+    async fn found(&self, asked: &[RequestedRun]) -> anyhow::Result<Option<Report>> {
         let deadline = Duration::from_secs(self.timeout.into());
         let access = Access {
             token: self.token_file.as_deref(),
@@ -175,8 +175,15 @@ impl ReportArgs {
         };
         // Nodes may be labelled for a case in which nothing ran.
         let may_lack = self.run.is_empty() && discovered.len() > 1;
-        for one in &discovered {
-            match gather(&prometheus, one, self.step_metric.as_ref(), &mut warnings).await {
+        for run_of_flag in &discovered {
+            match gather(
+                &prometheus,
+                run_of_flag,
+                self.step_metric.as_ref(),
+                &mut warnings,
+            )
+            .await
+            {
                 Ok(observed) => runs.push(analyse(&observed)),
                 Err(error) if error.is_no_data() && may_lack => {
                     lacks.push(anyhow::Error::new(error));
@@ -224,7 +231,7 @@ impl Of {
             .unwrap_or_else(|| "all".to_owned())
     }
 
-    fn asked(&self, name: String, now: Timestamp) -> anyhow::Result<Asked> {
+    fn asked(&self, name: String, now: Timestamp) -> anyhow::Result<RequestedRun> {
         let at = |flag: &str, text: &str| -> anyhow::Result<f64> {
             let time: Timestamp = text.parse().map_err(|_| {
                 anyhow::anyhow!(
@@ -261,7 +268,7 @@ impl Of {
             case,
             ..
         } = self.clone();
-        Ok(Asked {
+        Ok(RequestedRun {
             name,
             subject: Subject {
                 namespace,
@@ -275,7 +282,7 @@ impl Of {
     }
 
     /// A run from an argument, with the settings of all runs.
-    fn with(&self, run: &str, now: Timestamp) -> anyhow::Result<Asked> {
+    fn with(&self, run: &str, now: Timestamp) -> anyhow::Result<RequestedRun> {
         let (mut of, mut name, mut own) = (self.clone(), None, BTreeSet::new());
         for part in run.split(',') {
             let (key, value) = part.split_once('=').with_context(|| {

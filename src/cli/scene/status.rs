@@ -148,7 +148,7 @@ impl Held {
                 // The nodes of an explicit list need no claims.
                 None if plan.spec.nodes.names.is_none() && !nodes.is_empty() => {
                     amiss.push(format!(
-                        "{slot} is claimed by nobody, and {} has its labels",
+                        "{slot} has no claim, and {} has its labels",
                         nodes.join(", ")
                     ));
                 }

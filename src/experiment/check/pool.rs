@@ -84,11 +84,14 @@ impl Finder<'_> {
         let Some((worst, most)) = short.iter().max_by_key(|(_, servers)| *servers) else {
             return;
         };
-        let others = match short.len() {
+        let further_cases = match short.len() {
             1 => String::new(),
             more => format!(" ({} have too few in all)", many(more as u64, "case")),
         };
-        let text = format!("{}, and {worst} needs {most}{others}", there(count as u64));
+        let text = format!(
+            "{}, and {worst} needs {most}{further_cases}",
+            there(count as u64)
+        );
         let fix = format!(
             "add {}, or take the case out",
             many((most - count) as u64, "node")

@@ -82,13 +82,13 @@ impl Finder<'_> {
             (self.amounts.read)(resource, amount).unwrap_or_default()
         };
         let cpu = role.limits.get("cpu").or_else(|| role.requests.get("cpu"));
-        let whole = cpu.map_or(1, |cpu| read("cpu", &cpu.0).div_ceil(1000).max(1));
+        let whole_cpus = cpu.map_or(1, |cpu| read("cpu", &cpu.0).div_ceil(1000).max(1));
         let memory = role
             .limits
             .get("memory")
             .or_else(|| role.requests.get("memory"));
         let memory = memory.map_or("4Gi", |memory| memory.0.as_str());
-        let equal = format!("requests and limits cpu: {whole}, memory: {memory}");
+        let equal = format!("requests and limits cpu: {whole_cpus}, memory: {memory}");
         let differs = ["cpu", "memory"].into_iter().find_map(|resource| {
             let Some(limit) = role.limits.get(resource) else {
                 return Some((resource, format!("there is no {resource} limit")));

@@ -8,7 +8,7 @@ use crate::scene::{Amount, Amounts, ScenePlan};
 
 /// Requests and limits of a role's tasks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Asked {
+pub struct TaskResources {
     /// Requests, by resource.
     pub requests: BTreeMap<String, Amount>,
     /// Limits, by resource.
@@ -18,10 +18,10 @@ pub struct Asked {
 }
 
 /// What a role's tasks ask for by plan and job. The job's words go before the plan's, a role's before all roles'.
-pub fn asked(plan: &ScenePlan, job: &TrainingJob, role: &str) -> Asked {
+pub fn asked(plan: &ScenePlan, job: &TrainingJob, role: &str) -> TaskResources {
     let planned = plan.spec.roles.get(role).cloned().unwrap_or_default();
     let own = job.roles.get(role);
-    let mut asked = Asked {
+    let mut asked = TaskResources {
         requests: planned.requests,
         limits: planned.limits,
         pin: own.and_then(|own| own.pin).or(job.pin).or(planned.pin),
@@ -43,11 +43,11 @@ pub fn asked(plan: &ScenePlan, job: &TrainingJob, role: &str) -> Asked {
 /// amount a warning.
 pub(super) fn settled(
     role: &str,
-    mut asked: Asked,
+    mut asked: TaskResources,
     amounts: Amounts,
     faults: &mut Faults,
     warnings: &mut Vec<String>,
-) -> Asked {
+) -> TaskResources {
     for (resource, amount) in asked.requests.iter().chain(&asked.limits) {
         if let Err(fault) = (amounts.read)(resource, &amount.0) {
             faults.say(format!(
@@ -69,7 +69,7 @@ pub(super) fn settled(
         ));
         return asked;
     }
-    let whole =
+    let whole_cpus =
         |amount: &Amount| read("cpu", amount) > 0 && read("cpu", amount).is_multiple_of(1000);
     if asked.pin == Some(true) {
         let lacks = ["cpu", "memory"].into_iter().find(|resource| {
@@ -99,7 +99,7 @@ pub(super) fn settled(
             asked.limits.entry(resource).or_insert(request);
         }
         asked.requests.clone_from(&asked.limits);
-        if let Some(cpu) = asked.limits.get("cpu").filter(|cpu| !whole(cpu)) {
+        if let Some(cpu) = asked.limits.get("cpu").filter(|cpu| !whole_cpus(cpu)) {
             let next = read("cpu", cpu).div_ceil(1000).max(1);
             faults.say(format!(
                 "{role} is to be pinned, and {cpu} is no whole number of CPUs; write roles: {{{role}: {{limits: {{cpu: \
@@ -118,7 +118,7 @@ pub(super) fn settled(
                 .get(resource)
                 .is_none_or(|request| read(resource, request) == read(resource, limit))
         });
-        if !equal || !asked.limits.get("cpu").is_some_and(whole) {
+        if !equal || !asked.limits.get("cpu").is_some_and(whole_cpus) {
             warnings.push(format!(
                 "tasks of role {role} get no CPUs of their own: for that, requests must equal limits for cpu and memory, with \
                  whole CPUs; ask for it with pin: true, or say pin: false"
@@ -130,7 +130,7 @@ pub(super) fn settled(
 
 // === impl Asked ===
 
-impl Asked {
+impl TaskResources {
     /// The amounts that a task requests: the requests, or the limits of a task without requests or with pinning.
     pub fn requested(&self) -> BTreeMap<&str, &Amount> {
         let (first, then) = match self.pin {

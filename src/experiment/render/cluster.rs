@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::amounts::Asked;
+use super::amounts::TaskResources;
 use super::faults::Faults;
 use super::job::TrainingJob;
 use super::task::{RoleTasks, Task};
@@ -59,7 +59,7 @@ pub(super) struct Cluster<'a> {
     pub(super) scene: &'a str,
     pub(super) case: &'a str,
     pub(super) roles: Vec<RoleTasks>,
-    pub(super) asked: BTreeMap<String, Asked>,
+    pub(super) asked: BTreeMap<String, TaskResources>,
     pub(super) hosts: Hosts,
 }
 
@@ -82,7 +82,7 @@ impl Cluster<'_> {
     pub(super) fn count(&self, role: &str) -> u32 {
         self.roles
             .iter()
-            .find(|one| one.role == role)
+            .find(|entry| entry.role == role)
             .map_or(0, RoleTasks::count)
     }
 

@@ -64,7 +64,7 @@ pub(super) fn check(job: &TrainingJob, amounts: Amounts, faults: &mut Faults) {
         match (&folder.host_path, folder.claim.is_some() || made) {
             (Some(_), true) => faults.say(format!("{name}: give either a claim or a hostPath, and not both")),
             (None, false) => faults.say(format!(
-                "{name}: say where it is: claim: NAME, size: 10Gi for a new claim, or hostPath: /folder"
+                "{name}: name the folder's place: claim: NAME, size: 10Gi for a new claim, or hostPath: /folder"
             )),
             (Some(path), false) if !path.starts_with('/') || path.split('/').any(|part| part == "..") => {
                 faults.say(format!("{name}.hostPath: {path:?}: write a folder from / on, without '..'"));
@@ -80,7 +80,7 @@ pub(super) fn check(job: &TrainingJob, amounts: Amounts, faults: &mut Faults) {
             match (amounts.read)("memory", size) {
                 Ok(0) => {
                     faults.say(format!(
-                        "{name}.size: it is nothing; write 10Gi, or as much as is needed"
+                        "{name}.size: the size is 0; write 10Gi or a similar size"
                     ));
                 }
                 Ok(_) => {}
@@ -118,12 +118,12 @@ pub(super) fn check(job: &TrainingJob, amounts: Amounts, faults: &mut Faults) {
             faults.say("data and log have the same path: give them different ones".to_owned());
         }
         let job = job.name.as_deref().unwrap_or_default();
-        let one = claim(job, "data", data);
-        if one.is_some() && one == claim(job, "log", log) {
+        let data_claim = claim(job, "data", data);
+        if data_claim.is_some() && data_claim == claim(job, "log", log) {
             faults.say(format!(
                 "data and log are the same claim, {}: pods with a claim twice may never start; name two claims, or use one folder \
                  for both",
-                one.unwrap_or_default()
+                data_claim.unwrap_or_default()
             ));
         }
     }

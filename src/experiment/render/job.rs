@@ -179,10 +179,10 @@ impl TrainingJob {
         let mut trees = trees.into_iter().filter(|tree| !tree.is_null());
         let fail = |what: &str| Err(ReadError::new(origin, 0, None, what.to_owned()));
         let Some(tree) = trees.next() else {
-            return fail("there are no parameters in it: write name:, image: and script: at least");
+            return fail("the text has no parameters: write name:, image: and script: at least");
         };
         if trees.next().is_some() {
-            return fail("there are several documents in it: one file describes one job");
+            return fail("the text has several documents: one file describes one job");
         }
         let schema: Option<JSONSchemaProps> = serde_json::from_value(generated().to_value()).ok();
         let place = |path: String, line: Option<u64>| Place {
@@ -204,8 +204,9 @@ impl TrainingJob {
             return Ok(Err(findings));
         }
         Ok(serde_json::from_value(tree.value()).map_err(|error| {
-            let text = format!("these are no parameters of a job: {error}");
-            let fix = "compare it with what pinfold scene render --schema prints".to_owned();
+            let text = format!("the document has no valid parameters of a job: {error}");
+            let fix =
+                "compare the document with the schema of pinfold scene render --schema".to_owned();
             vec![Finding::error(place("the job".to_owned(), None), text, fix)]
         }))
     }

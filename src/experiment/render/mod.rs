@@ -30,7 +30,7 @@ use serde_json::Value;
 
 use crate::scene::{Amounts, NoSuchCase, ScenePlan};
 use crate::text::counted;
-pub use amounts::{Asked, asked};
+pub use amounts::{TaskResources, asked};
 use cluster::{Cluster, Hosts};
 pub use cluster::{Format, Slice};
 pub use faults::Faults;
@@ -172,7 +172,7 @@ fn check_sizes(objects: &[Value], warnings: &mut Vec<String>) -> Result<(), Faul
         };
         if size > LARGEST_STORED {
             return Err(Faults(vec![format!(
-                "the {}, and an API server stores no more than 1.5 MiB with all that is added to it: render it as native, \
+                "the {}, and an API server stores no more than 1.5 MiB with all added fields: render the job as native, \
                  whose tasks are objects of their own, in parts if need be (--role, --from, --to)",
                 what()
             )]));
@@ -196,7 +196,7 @@ pub fn settle(
     (scene, case): (&str, &str),
     job: &TrainingJob,
     amounts: Amounts,
-) -> Result<BTreeMap<String, Asked>, Faults> {
+) -> Result<BTreeMap<String, TaskResources>, Faults> {
     let roles =
         roles(plan, scene, case).map_err(|error: NoSuchCase| Faults(vec![error.to_string()]))?;
     let mut faults = Faults::default();
@@ -224,7 +224,7 @@ fn settled(
     amounts: Amounts,
     faults: &mut Faults,
     warnings: &mut Vec<String>,
-) -> BTreeMap<String, Asked> {
+) -> BTreeMap<String, TaskResources> {
     for role in roles {
         if !ROLES.contains(&role.role.as_str()) {
             faults.say(format!(

@@ -162,7 +162,7 @@ impl Cluster<'_> {
             });
             if uneven {
                 return Err(format!(
-                    "several groups run {}, and a TFJob has one template for all its replicas: render it as native, volcano or jobset",
+                    "several groups run {}, and a TFJob has one template for all its replicas: render the job as native, volcano or jobset",
                     role.role
                 ));
             }

@@ -211,7 +211,7 @@ impl Cluster<'_> {
         let tasks = self
             .roles
             .iter()
-            .find(|one| one.role == role && role == PS)?;
+            .find(|entry| entry.role == role && role == PS)?;
         tasks
             .groups
             .iter()

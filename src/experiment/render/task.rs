@@ -74,8 +74,8 @@ pub fn roles(plan: &ScenePlan, scene: &str, case: &str) -> Result<Vec<RoleTasks>
                 servers,
                 per_node,
             };
-            match found.iter_mut().find(|one| one.role == *role) {
-                Some(one) => one.groups.push(share),
+            match found.iter_mut().find(|entry| entry.role == *role) {
+                Some(entry) => entry.groups.push(share),
                 None => found.push(RoleTasks {
                     role: role.clone(),
                     groups: vec![share],

@@ -36,7 +36,7 @@ impl Balance {
             return None;
         }
         // Equal parts stay in their order.
-        loads.sort_by(|(_, one), (_, other)| other.total_cmp(one));
+        loads.sort_by(|(_, entry), (_, other)| other.total_cmp(entry));
         let many = loads.len() as f64;
         let shares: Vec<Share> = loads
             .into_iter()
@@ -51,7 +51,7 @@ impl Balance {
             .iter()
             .rev()
             .enumerate()
-            .map(|(rank, one)| (2.0 * (rank as f64 + 1.0) - many - 1.0) * one.share)
+            .map(|(rank, entry)| (2.0 * (rank as f64 + 1.0) - many - 1.0) * entry.share)
             .sum();
         Some(Self {
             max_over_mean: greatest * many,
@@ -74,8 +74,8 @@ impl Balance {
     pub fn share_of(&self, task: &str) -> Option<f64> {
         self.shares
             .iter()
-            .find(|one| one.task == task)
-            .map(|one| one.share)
+            .find(|entry| entry.task == task)
+            .map(|entry| entry.share)
     }
 }
 
@@ -94,8 +94,8 @@ mod tests {
         )
     }
 
-    fn near(one: f64, other: f64) -> bool {
-        (one - other).abs() < 1e-9
+    fn near(entry: f64, other: f64) -> bool {
+        (entry - other).abs() < 1e-9
     }
 
     #[test]
@@ -105,17 +105,17 @@ mod tests {
             near(even.max_over_mean, 1.0) && near(even.gini, 0.0),
             "{even:?}"
         );
-        let one = balance(&[0.0, 0.0, 8.0, 0.0]).unwrap();
+        let entry = balance(&[0.0, 0.0, 8.0, 0.0]).unwrap();
         assert!(
-            near(one.max_over_mean, 4.0) && near(one.gini, 0.75),
-            "{one:?}"
+            near(entry.max_over_mean, 4.0) && near(entry.gini, 0.75),
+            "{entry:?}"
         );
-        assert_eq!(one.hottest().unwrap().task, "ps-2");
+        assert_eq!(entry.hottest().unwrap().task, "ps-2");
         assert_eq!(
             (
-                one.share_of("ps-2"),
-                one.share_of("ps-0"),
-                one.share_of("x")
+                entry.share_of("ps-2"),
+                entry.share_of("ps-0"),
+                entry.share_of("x")
             ),
             (Some(1.0), Some(0.0), None)
         );
@@ -145,16 +145,16 @@ mod tests {
         fn within_bounds_and_of_no_unit(loads in prop::collection::vec(0.0..1e12_f64, 2..30), times in 1e-3..1e3_f64) {
             prop_assume!(loads.iter().sum::<f64>() > 1.0);
             let many = loads.len() as f64;
-            let one = balance(&loads).unwrap();
-            prop_assert!(near(one.shares.iter().map(|one| one.share).sum(), 1.0));
-            prop_assert!((1.0 - 1e-9..=many + 1e-9).contains(&one.max_over_mean));
-            prop_assert!((0.0..=(many - 1.0) / many + 1e-9).contains(&one.gini));
+            let entry = balance(&loads).unwrap();
+            prop_assert!(near(entry.shares.iter().map(|entry| entry.share).sum(), 1.0));
+            prop_assert!((1.0 - 1e-9..=many + 1e-9).contains(&entry.max_over_mean));
+            prop_assert!((0.0..=(many - 1.0) / many + 1e-9).contains(&entry.gini));
             let scaled = balance(&loads.iter().map(|load| load * times).collect::<Vec<_>>()).unwrap();
-            prop_assert!(near(scaled.gini, one.gini) && near(scaled.max_over_mean, one.max_over_mean));
+            prop_assert!(near(scaled.gini, entry.gini) && near(scaled.max_over_mean, entry.max_over_mean));
             // By its definition: the mean difference of all pairs by twice the mean.
             let pairs: f64 = loads.iter().flat_map(|a| loads.iter().map(move |b| (a - b).abs())).sum();
             let defined = pairs / (2.0 * many * loads.iter().sum::<f64>());
-            prop_assert!((defined - one.gini).abs() < 1e-6, "{} is {}", one.gini, defined);
+            prop_assert!((defined - entry.gini).abs() < 1e-6, "{} is {}", entry.gini, defined);
         }
 
         #[test]

@@ -11,8 +11,9 @@ pub fn time(seconds: f64) -> String {
         clippy::cast_possible_truncation,
         reason = "by the second is meant; what is too large is no time"
     )]
-    let whole = seconds as i64;
-    Timestamp::from_second(whole).map_or_else(|_| format!("{seconds} s"), |time| time.to_string())
+    let whole_seconds = seconds as i64;
+    Timestamp::from_second(whole_seconds)
+        .map_or_else(|_| format!("{seconds} s"), |time| time.to_string())
 }
 
 /// The seconds of a time as Prometheus writes it: `90s`, `30m`, `1h30m`; above 0, and less than a hundred years.

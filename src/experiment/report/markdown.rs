@@ -198,10 +198,10 @@ const COLUMNS: [Column; 13] = [
 
 fn usage_table<'a>(names: &[&str], rows: impl Iterator<Item = (Vec<String>, &'a Usage)>) -> String {
     let rows: Vec<(Vec<String>, &Usage)> = rows.collect();
-    let told = |show: fn(&Usage) -> String| rows.iter().any(|(_, usage)| show(usage) != NONE);
+    let is_known = |show: fn(&Usage) -> String| rows.iter().any(|(_, usage)| show(usage) != NONE);
     let columns: Vec<_> = COLUMNS
         .iter()
-        .filter(|(_, always, show)| *always || told(*show))
+        .filter(|(_, always, show)| *always || is_known(*show))
         .collect();
     let head = names.iter().map(|name| (*name).to_owned());
     let head: Vec<String> = head
@@ -271,16 +271,21 @@ fn side_by_side(report: &Report) -> String {
         run.server_tasks().count().to_string()
     });
     row("steps/s", &|run| shown(run.steps_per_second(), number));
-    let efficiency = |run: &RunReport| report.efficiency.iter().find(|one| one.run == run.name);
+    let efficiency = |run: &RunReport| {
+        report
+            .efficiency
+            .iter()
+            .find(|efficiency_entry| efficiency_entry.run == run.name)
+    };
     row("speedup", &|run| {
         efficiency(run).map_or_else(
             || NONE.to_owned(),
-            |one| {
+            |efficiency_entry| {
                 format!(
                     "{} with {} × the workers of {}",
-                    number(one.speedup),
-                    number(one.workers),
-                    inline(&one.base)
+                    number(efficiency_entry.speedup),
+                    number(efficiency_entry.workers),
+                    inline(&efficiency_entry.base)
                 )
             },
         )
@@ -288,7 +293,13 @@ fn side_by_side(report: &Report) -> String {
     row("scaling efficiency", &|run| {
         efficiency(run).map_or_else(
             || NONE.to_owned(),
-            |one| format!("{}, by {}", percent(one.efficiency), one.by.words()),
+            |efficiency_entry| {
+                format!(
+                    "{}, by {}",
+                    percent(efficiency_entry.efficiency),
+                    efficiency_entry.by.words()
+                )
+            },
         )
     });
     for (role, name) in [("ps", "servers"), ("worker", "workers")] {

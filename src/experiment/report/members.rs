@@ -22,9 +22,9 @@ pub struct Member {
     /// The places of the nodes in the scene: the type, if any, and the index.
     pub slots: BTreeSet<String>,
     /// When it was scraped, in seconds since 1970, without gaps' insides: distinct, in order.
-    seen: Vec<f64>,
+    sightings: Vec<f64>,
     /// The first and the last report of each target.
-    told: BTreeMap<String, (f64, f64)>,
+    reports: BTreeMap<String, (f64, f64)>,
 }
 
 /// The pods of a training job in a time range.
@@ -85,13 +85,13 @@ impl Members {
         let mut jobs: BTreeMap<(String, String), BTreeMap<String, Member>> = BTreeMap::new();
         for one in series {
             // A scrape before the requested time does not count, even if its value still held.
-            let seen = one
+            let sightings = one
                 .points
                 .iter()
                 .map(|(_, at)| *at)
                 .filter(|at| (from..=to).contains(at));
-            let seen: Vec<f64> = seen.collect();
-            if seen.is_empty() {
+            let sightings: Vec<f64> = sightings.collect();
+            if sightings.is_empty() {
                 continue;
             }
             let job = (
@@ -114,14 +114,14 @@ impl Members {
             member
                 .slots
                 .extend((!slot.is_empty()).then(|| slot.join(" ")));
-            let first = seen.iter().copied().fold(f64::INFINITY, f64::min);
-            let last = seen.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let told = member
-                .told
+            let first = sightings.iter().copied().fold(f64::INFINITY, f64::min);
+            let last = sightings.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let reports = member
+                .reports
                 .entry(one.label("instance").to_owned())
                 .or_insert((first, last));
-            *told = (told.0.min(first), told.1.max(last));
-            member.seen.extend(seen);
+            *reports = (reports.0.min(first), reports.1.max(last));
+            member.sightings.extend(sightings);
         }
         if jobs.len() > 1 {
             let names = jobs
@@ -131,7 +131,7 @@ impl Members {
         }
         let ((namespace, job), mut pods) = jobs.into_iter().next().ok_or(NoMembers::Nobody)?;
         for member in pods.values_mut() {
-            distinct(&mut member.seen);
+            distinct(&mut member.sightings);
         }
         let trains = |member: &&Member| TRAINING.contains(&member.role.as_str());
         let any = pods.values().any(|member| trains(&member));
@@ -151,13 +151,15 @@ impl Members {
         // Seconds of a single pod, since Prometheus scrapes the agents in turn.
         let mut apart: Vec<f64> = pods
             .values()
-            .flat_map(|member| gaps(&member.seen))
+            .flat_map(|member| gaps(&member.sightings))
             .collect();
         apart.sort_by(f64::total_cmp);
         let Some(&interval) = apart.get(apart.len() / 2).filter(|_| from < to) else {
             return Err(NoMembers::Once { namespace, job });
         };
-        let all = pods.values().flat_map(|member| member.seen.iter().copied());
+        let all = pods
+            .values()
+            .flat_map(|member| member.sightings.iter().copied());
         let mut all: Vec<f64> = all.filter(|at| (from..=to).contains(at)).collect();
         distinct(&mut all);
         let longest = BREAK * interval.max(step);
@@ -196,18 +198,18 @@ impl Members {
 
     /// What a pod has of something of which each target told its own: places in turn add up, and several targets that told of
     /// it in one place told the same.
-    pub fn sum(&self, pod: &str, told: &[(&str, f64)]) -> f64 {
+    pub fn sum(&self, pod: &str, reports: &[(&str, f64)]) -> f64 {
         let stays = self.stays(pod);
-        let known: Vec<f64> = stays.iter().filter_map(|stay| stay.most(told)).collect();
+        let known: Vec<f64> = stays.iter().filter_map(|stay| stay.most(reports)).collect();
         if known.is_empty() {
-            greatest(told.iter()).unwrap_or_default()
+            greatest(reports.iter()).unwrap_or_default()
         } else {
             known.iter().sum()
         }
     }
 
     /// What a pod has on average over the whole run of something of which each target told the average over its own time.
-    pub fn average(&self, pod: &str, told: &[(&str, f64)]) -> f64 {
+    pub fn average(&self, pod: &str, reports: &[(&str, f64)]) -> f64 {
         let part = |stay: &Stay| {
             let seconds = stay.to.min(self.to) - stay.from.max(self.from);
             // The pod lived before the first scrape and after the last scrape.
@@ -216,27 +218,27 @@ impl Members {
         let stays = self.stays(pod);
         let known = stays
             .iter()
-            .filter_map(|stay| Some(part(stay) * stay.most(told)?));
+            .filter_map(|stay| Some(part(stay) * stay.most(reports)?));
         let known: Vec<f64> = known.collect();
         if known.is_empty() {
-            greatest(told.iter()).unwrap_or_default()
+            greatest(reports.iter()).unwrap_or_default()
         } else {
             known.iter().sum()
         }
     }
 
     fn stays(&self, pod: &str) -> Vec<Stay<'_>> {
-        let told = self
+        let reports = self
             .pods
             .get(pod)
             .into_iter()
-            .flat_map(|member| &member.told);
-        let mut told: Vec<(&str, (f64, f64))> = told
+            .flat_map(|member| &member.reports);
+        let mut reports: Vec<(&str, (f64, f64))> = reports
             .map(|(target, span)| (target.as_str(), *span))
             .collect();
-        told.sort_by(|one, other| one.1.0.total_cmp(&other.1.0));
+        reports.sort_by(|one, other| one.1.0.total_cmp(&other.1.0));
         let mut stays: Vec<Stay> = Vec::new();
-        for (target, (from, to)) in told {
+        for (target, (from, to)) in reports {
             let near = |one: f64, other: f64| (one - other).abs() <= self.interval;
             // Who moves is told of by both agents for a moment at most.
             let same = |stay: &&mut Stay| {
@@ -260,9 +262,10 @@ impl Members {
 // === impl Stay ===
 
 impl Stay<'_> {
-    fn most(&self, told: &[(&str, f64)]) -> Option<f64> {
+    fn most(&self, reports: &[(&str, f64)]) -> Option<f64> {
         greatest(
-            told.iter()
+            reports
+                .iter()
                 .filter(|(target, _)| self.targets.contains(target)),
         )
     }
@@ -273,12 +276,12 @@ impl Stay<'_> {
 impl Member {
     /// The times of the first and the last sighting.
     pub fn span(&self) -> Option<(f64, f64)> {
-        Some((*self.seen.first()?, *self.seen.last()?))
+        Some((*self.sightings.first()?, *self.sightings.last()?))
     }
 }
 
-fn greatest<'a>(told: impl Iterator<Item = &'a (&'a str, f64)>) -> Option<f64> {
-    told.map(|(_, value)| *value).max_by(f64::total_cmp)
+fn greatest<'a>(reports: impl Iterator<Item = &'a (&'a str, f64)>) -> Option<f64> {
+    reports.map(|(_, value)| *value).max_by(f64::total_cmp)
 }
 
 fn distinct(times: &mut Vec<f64>) {
@@ -296,7 +299,7 @@ fn gaps(times: &[f64]) -> impl Iterator<Item = f64> {
 mod tests {
     use super::*;
 
-    fn seen(labels: &[(&str, &str)], at: &[f64]) -> Series {
+    fn sightings(labels: &[(&str, &str)], at: &[f64]) -> Series {
         let labels = labels
             .iter()
             .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
@@ -325,8 +328,8 @@ mod tests {
         before.extend([("instance", "10.0.0.1:9"), ("index", "0")]);
         // Scraped each 10 s and asked for each 5 s: the same scrape is there twice. The first was before the time.
         let series = [
-            seen(&before, &[95.0, 105.0, 105.0, 115.0, 115.0, 125.0]),
-            seen(&moved, &[200.0, 210.0, 220.0]),
+            sightings(&before, &[95.0, 105.0, 105.0, 115.0, 115.0, 125.0]),
+            sightings(&moved, &[200.0, 210.0, 220.0]),
         ];
         let members = Members::read(&series, 100.0, 300.0, 5.0).unwrap();
         assert_eq!(
@@ -355,9 +358,9 @@ mod tests {
     }
 
     /// A run of workers from 100 to 200; more of each pod, by target.
-    fn of_targets(told: &[(&str, &str, &[f64])]) -> Members {
-        let series = told.iter().map(|(pod, target, at)| {
-            seen(
+    fn of_targets(reports: &[(&str, &str, &[f64])]) -> Members {
+        let series = reports.iter().map(|(pod, target, at)| {
+            sightings(
                 &[
                     ("training_job", "j"),
                     ("pod", pod),
@@ -368,7 +371,7 @@ mod tests {
             )
         });
         let all = (10..=20).map(|at| f64::from(at) * 10.0).collect::<Vec<_>>();
-        let all = seen(
+        let all = sightings(
             &[
                 ("training_job", "j"),
                 ("pod", "all"),
@@ -397,14 +400,14 @@ mod tests {
             ("short", "b", &[123.0]),
         ]);
         assert_eq!(members.interval, 10.0);
-        let told = [("a", 30.0), ("b", 40.0)];
-        near(members.sum("moved", &told), 70.0);
-        near(members.sum("twice", &told), 40.0);
-        near(members.sum("short", &told), 40.0);
+        let reports = [("a", 30.0), ("b", 40.0)];
+        near(members.sum("moved", &reports), 70.0);
+        near(members.sum("twice", &reports), 40.0);
+        near(members.sum("short", &reports), 40.0);
         near(members.sum("twice", &[("b", 40.0)]), 40.0);
         // A target without data of the pod, or a pod without any data.
         near(members.sum("twice", &[("c", 7.0)]), 7.0);
-        near(members.sum("nobody", &told), 40.0);
+        near(members.sum("nobody", &reports), 40.0);
         near(members.sum("nobody", &[]), 0.0);
         // 40 s and a scrape's time of 100 s with 2, 60 s and one with 1.
         near(
@@ -428,10 +431,10 @@ mod tests {
         let every =
             |from: u32, to: u32| -> Vec<f64> { (from..=to).step_by(10).map(f64::from).collect() };
         let series = [
-            seen(&pod("ps-0", "ps"), &every(0, 5000)),
-            seen(&pod("w-0", "worker"), &every(100, 400)),
-            seen(&pod("w-1", "worker"), &every(150, 700)),
-            seen(&pod("late", "evaluator"), &every(710, 5000)),
+            sightings(&pod("ps-0", "ps"), &every(0, 5000)),
+            sightings(&pod("w-0", "worker"), &every(100, 400)),
+            sightings(&pod("w-1", "worker"), &every(150, 700)),
+            sightings(&pod("late", "evaluator"), &every(710, 5000)),
         ];
         let members = Members::read(&series, 0.0, 9000.0, 1.0).unwrap();
         assert_eq!(
@@ -446,7 +449,10 @@ mod tests {
         let alone = Members::read(&series[..1], 0.0, 9000.0, 1.0).unwrap();
         assert_eq!((alone.from, alone.to), (0.0, 5000.0));
         // The training pods were seen once, which is too little for a report, even if other pods ran longer.
-        let once = [series[0].clone(), seen(&pod("w-0", "worker"), &[100.0])];
+        let once = [
+            series[0].clone(),
+            sightings(&pod("w-0", "worker"), &[100.0]),
+        ];
         assert!(matches!(
             Members::read(&once, 0.0, 9000.0, 1.0),
             Err(NoMembers::Once { .. })
@@ -457,8 +463,13 @@ mod tests {
     fn scrapes_closer_than_looks_are_counted() {
         let pod = [("namespace", "t"), ("training_job", "j"), ("pod", "p")];
         // Looked at each 33 s, scraped each 15 s.
-        let mut members =
-            Members::read(&[seen(&pod, &[15.0, 45.0, 75.0, 105.0])], 0.0, 120.0, 33.0).unwrap();
+        let mut members = Members::read(
+            &[sightings(&pod, &[15.0, 45.0, 75.0, 105.0])],
+            0.0,
+            120.0,
+            33.0,
+        )
+        .unwrap();
         assert_eq!((members.interval, members.unseen), (30.0, 0.0));
         let counted = |value: f64| Series {
             labels: BTreeMap::from([("pod".to_owned(), "p".to_owned())]),
@@ -481,17 +492,17 @@ mod tests {
         let a = [("namespace", "t"), ("training_job", "a"), ("pod", "p")];
         let b = [("namespace", "t"), ("training_job", "b"), ("pod", "p")];
         assert_eq!(
-            Members::read(&[seen(&a, &[20.0])], 0.0, 9.0, 1.0),
+            Members::read(&[sightings(&a, &[20.0])], 0.0, 9.0, 1.0),
             Err(NoMembers::Nobody),
             "later"
         );
-        let once = Members::read(&[seen(&a, &[5.0, 5.0])], 0.0, 9.0, 1.0).unwrap_err();
+        let once = Members::read(&[sightings(&a, &[5.0, 5.0])], 0.0, 9.0, 1.0).unwrap_err();
         assert!(
             once.to_string()
                 .starts_with("t/a was seen in a single scrape"),
             "{once}"
         );
-        let several = [seen(&a, &[5.0, 6.0]), seen(&b, &[5.0, 6.0])];
+        let several = [sightings(&a, &[5.0, 6.0]), sightings(&b, &[5.0, 6.0])];
         let several = Members::read(&several, 0.0, 9.0, 1.0).unwrap_err();
         assert!(
             several

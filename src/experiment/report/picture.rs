@@ -58,7 +58,7 @@ fn of_run(run: &RunReport) -> String {
         );
     }
     for (measure, curves) in &run.curves {
-        let is_server = |task: &str| servers.iter().any(|one| one.task == task);
+        let is_server = |task: &str| servers.iter().any(|entry| entry.task == task);
         let (of_servers, others): (Vec<_>, Vec<_>) = curves
             .iter()
             .cloned()
@@ -114,8 +114,8 @@ fn beside(report: &Report) -> String {
         report
             .efficiency
             .iter()
-            .find(|one| one.run == run.name)
-            .map(|one| one.efficiency)
+            .find(|entry| entry.run == run.name)
+            .map(|entry| entry.efficiency)
     });
     chart.finish()
 }

@@ -100,7 +100,7 @@ fn what_can_not_be_is_named() {
             "roles.ps.command is an empty list",
         ),
         ("args: [\"a\\0b\"]", "a zero byte"),
-        ("data: {}", "data: say where it is"),
+        ("data: {}", "data: name the folder's place"),
         (
             "data: {claim: a, hostPath: /x}",
             "either a claim or a hostPath",
