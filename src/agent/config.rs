@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
-use super::cluster::model::{self, Asked};
+use super::cluster::model::{self, AutoSwitch};
 pub use super::runtime::Runtime;
 use crate::cpu::CpuSet;
 use crate::metrics::COLLECTORS;
@@ -63,7 +63,7 @@ pub struct Config {
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Cluster {
     /// Whether the API is used.
-    pub api: Asked,
+    pub api: AutoSwitch,
     /// The kubeconfig of the API server. The default is `KUBECONFIG`, else the pod's service account.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kubeconfig: Option<PathBuf>,
@@ -79,7 +79,7 @@ pub struct Cluster {
 impl Default for Cluster {
     fn default() -> Self {
         Self {
-            api: Asked::Auto,
+            api: AutoSwitch::Auto,
             kubeconfig: None,
             node_name: None,
             namespace: "pinfold".to_owned(),
@@ -181,7 +181,7 @@ pub struct Overrides {
     pub pods: Option<PathBuf>,
     /// Whether pods come from the Kubernetes API [default: auto]
     #[arg(long, env = "PINFOLD_API")]
-    pub api: Option<Asked>,
+    pub api: Option<AutoSwitch>,
     /// Kubeconfig that leads to the API server [default: the one in KUBECONFIG, else the pod's service account]
     #[arg(long, value_name = "FILE", env = "PINFOLD_KUBECONFIG")]
     pub kubeconfig: Option<PathBuf>,
@@ -193,7 +193,7 @@ pub struct Overrides {
     pub namespace: Option<String>,
     /// Whether the container runtime's NRI is used [default: auto]
     #[arg(long, env = "PINFOLD_NRI")]
-    pub nri: Option<Asked>,
+    pub nri: Option<AutoSwitch>,
     /// The container runtime's NRI socket [default: /var/run/nri/nri.sock]
     #[arg(long, value_name = "SOCKET", env = "PINFOLD_NRI_SOCKET")]
     pub nri_socket: Option<PathBuf>,

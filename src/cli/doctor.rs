@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::Format;
 use crate::agent::Node;
-use crate::agent::cluster::Asked;
+use crate::agent::cluster::AutoSwitch;
 use crate::agent::config::{Config, Overrides, Runtime, Wanted};
 use crate::cpu::Topology;
 use crate::host::cgroup::{CgroupError, Cgroups, Version, join_host};
@@ -191,7 +191,7 @@ fn rights(config: &Config) -> Finding {
 /// Checks whether the container runtime sends a request before a container starts.
 fn runtime(runtime: &Runtime) -> Finding {
     let (what, socket) = ("runtime", runtime.socket.display());
-    if runtime.nri == Asked::Never {
+    if runtime.nri == AutoSwitch::Never {
         return weak(
             what,
             "NRI is switched off in the configuration".to_owned(),

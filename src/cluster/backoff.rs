@@ -26,13 +26,13 @@ impl Backoff {
         }
     }
 
-    /// The next wait; `dice` is in 0..1. What the server asked for (`Retry-After`) is the least that is waited.
-    pub fn wait(&mut self, dice: f64, asked: Option<Duration>) -> Duration {
-        let own = self.next.mul_f64(0.5 + dice / 2.0);
+    /// The next wait; `jitter` is in 0..1. What the server asked for (`Retry-After`) is the least that is waited.
+    pub fn wait(&mut self, jitter: f64, asked: Option<Duration>) -> Duration {
+        let own = self.next.mul_f64(0.5 + jitter / 2.0);
         self.next = (self.next * 2).min(self.most);
         match asked {
             // Spread upwards only: nobody may come before the time that the server named.
-            Some(asked) => own.max(asked.min(LONGEST_ASKED).mul_f64(1.0 + dice / 4.0)),
+            Some(asked) => own.max(asked.min(LONGEST_ASKED).mul_f64(1.0 + jitter / 4.0)),
             None => own,
         }
     }
@@ -45,18 +45,18 @@ impl Backoff {
 
 /// Random numbers good enough to spread load; seeded anew in every process.
 #[derive(Debug, Clone)]
-pub struct Dice(u64);
+pub struct Jitter(u64);
 
-// === impl Dice ===
+// === impl Jitter ===
 
-impl Default for Dice {
+impl Default for Jitter {
     fn default() -> Self {
         // The standard library's hash keys are random; no crate is needed for a jitter.
         Self(RandomState::new().build_hasher().finish())
     }
 }
 
-impl Dice {
+impl Jitter {
     /// A number in 0..1.
     pub fn roll(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1_u64 << 53) as f64
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn dice_are_in_range_and_differ() {
-        let (mut one, mut other) = (Dice::default(), Dice::default());
+        let (mut one, mut other) = (Jitter::default(), Jitter::default());
         let rolls: Vec<f64> = (0..1000).map(|_| one.roll()).collect();
         assert!(rolls.iter().all(|roll| (0.0..1.0).contains(roll)));
         let mean = rolls.iter().sum::<f64>() / 1000.0;

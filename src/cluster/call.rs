@@ -39,7 +39,7 @@ pub enum Failure {
     },
     /// An answer that can't be read.
     #[error("the API server's answer makes no sense: {0}")]
-    Nonsense(String),
+    InvalidResponse(String),
 }
 
 // === impl Failure ===
@@ -50,7 +50,7 @@ impl Failure {
         match self {
             Self::Connection(_) => ErrorKind::Connection,
             Self::Timeout(_) => ErrorKind::Timeout,
-            Self::Nonsense(_) => ErrorKind::Nonsense,
+            Self::InvalidResponse(_) => ErrorKind::InvalidResponse,
             Self::Refused { status, .. } => match status.code {
                 401 => ErrorKind::Unauthorized,
                 403 => ErrorKind::Forbidden,
@@ -83,7 +83,7 @@ impl Failure {
     /// Whether the request may have been carried out although no answer came.
     pub fn is_uncertain(&self) -> bool {
         match self {
-            Self::Connection(_) | Self::Timeout(_) | Self::Nonsense(_) => true,
+            Self::Connection(_) | Self::Timeout(_) | Self::InvalidResponse(_) => true,
             Self::Refused { status, .. } => status.code >= 500,
         }
     }
@@ -96,14 +96,24 @@ impl Failure {
     }
 
     /// Whether it lasts until somebody does something about it: gives a right, installs a definition, mends what was refused.
-    pub fn is_lasting(&self) -> bool {
+    pub fn is_terminal(&self) -> bool {
         let code = self.status().map_or(0, |status| status.code);
         (400..500).contains(&code) && !matches!(code, 408..=410 | 429)
     }
 
     /// Whether trying the same again later may help.
-    pub fn is_passing(&self) -> bool {
+    pub fn is_retryable(&self) -> bool {
         self.is_uncertain() || self.kind() == ErrorKind::TooManyRequests
+    }
+
+    /// A request that could not be built.
+    pub(super) fn unbuilt(error: impl std::fmt::Display) -> Self {
+        Self::InvalidResponse(format!("a request that can't be made: {error}"))
+    }
+
+    /// An answer that could not be decoded.
+    pub(super) fn invalid(error: impl std::fmt::Display) -> Self {
+        Self::InvalidResponse(error.to_string())
     }
 
     pub(super) fn refused(status: Status) -> Self {
@@ -176,7 +186,7 @@ impl Api {
             let bytes = bytes
                 .map_err(|error| Failure::Connection(words(&*error)))?
                 .to_bytes();
-            serde_json::from_slice(&bytes).map_err(|error| Failure::Nonsense(error.to_string()))
+            serde_json::from_slice(&bytes).map_err(Failure::invalid)
         });
         let answer = asked.await.unwrap_or(Err(Failure::Timeout(self.deadline)));
         self.count(&answer);
@@ -303,7 +313,7 @@ impl Lines {
             }
             self.looked = self.buffer.len();
             if self.looked > LONGEST_LINE {
-                return Err(Failure::Nonsense(format!(
+                return Err(Failure::InvalidResponse(format!(
                     "a line of more than {LONGEST_LINE} bytes"
                 )));
             }

@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::core::params::{
     DeleteParams, GetParams, ListParams, PostParams, Preconditions, WatchParams,
 };
@@ -21,7 +20,9 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::call::Lines;
-use super::{Api, Backoff, Call, Dice, ErrorKind, Failure, MANAGER};
+use super::list::{List, list};
+use super::retry::{Retry, retry};
+use super::{Api, Call, ErrorKind, Failure, Jitter, MANAGER};
 use crate::text::part;
 
 mod guard;
@@ -101,19 +102,9 @@ pub struct Claims {
     path: String,
     owner: Owner,
     settings: Settings,
-    dice: Mutex<Dice>,
+    jitter: Mutex<Jitter>,
     /// Slots that others hold, as last listed, and when.
     taken: Mutex<Option<(Instant, Arc<HashSet<String>>)>>,
-}
-
-/// A page of a list.
-#[derive(Deserialize)]
-struct Page<T> {
-    /// Only a list of Leases says that there are no claims.
-    kind: String,
-    #[serde(default)]
-    metadata: ListMeta,
-    items: Vec<T>,
 }
 
 /// The part of a Lease that says whether a slot is free: many are read, and often.
@@ -175,7 +166,7 @@ impl Claims {
             path,
             owner,
             settings,
-            dice: Mutex::default(),
+            jitter: Mutex::default(),
             taken: Mutex::new(None),
         }
     }
@@ -286,7 +277,7 @@ impl Claims {
         };
         let request = request::Request::new(&*self.path)
             .watch(&params, version)
-            .map_err(unbuilt)?;
+            .map_err(Failure::unbuilt)?;
         self.api.open(Call::WatchLease, request).await
     }
 
@@ -339,7 +330,7 @@ impl Claims {
             let taken = self.taken_of_late();
             rest.retain(|name| !taken.contains(name));
             for _ in 0..few.min(rest.len()) {
-                let index = lock(&self.dice).below(rest.len());
+                let index = lock(&self.jitter).below(rest.len());
                 let name = rest.swap_remove(index);
                 if self
                     .try_for(&name, labels, std::mem::take(&mut ask))
@@ -369,7 +360,7 @@ impl Claims {
                 if let Some((_, taken)) = lock(&self.taken).as_mut() {
                     Arc::make_mut(taken).insert(name.to_owned());
                 }
-                let pause = lock(&self.dice).spread(self.settings.spread);
+                let pause = lock(&self.jitter).spread(self.settings.spread);
                 tokio::time::sleep(pause).await;
                 Ok(false)
             }
@@ -395,7 +386,7 @@ impl Claims {
         let params = DeleteParams::default().preconditions(preconditions);
         let request = request::Request::new(&*self.path)
             .delete(name, &params)
-            .map_err(unbuilt)?;
+            .map_err(Failure::unbuilt)?;
         match self.api.ask::<Value>(Call::DeleteLease, request).await {
             Ok(_) => Ok(true),
             Err(failure) if matches!(failure.kind(), ErrorKind::NotFound | ErrorKind::Conflict) => {
@@ -452,10 +443,10 @@ impl Claims {
             field_manager: Some(MANAGER.to_owned()),
             ..PostParams::default()
         };
-        let body = serde_json::to_vec(&lease).map_err(unbuilt)?;
+        let body = serde_json::to_vec(&lease).map_err(Failure::unbuilt)?;
         let request = request::Request::new(&*self.path)
             .create(&params, body)
-            .map_err(unbuilt)?;
+            .map_err(Failure::unbuilt)?;
         self.api
             .ask::<Value>(Call::CreateLease, request)
             .await
@@ -466,11 +457,11 @@ impl Claims {
     async fn holder(&self, name: &str) -> Result<Option<Holder>, Failure> {
         let request = request::Request::new(&*self.path)
             .get(name, &GetParams::default())
-            .map_err(unbuilt)?;
+            .map_err(Failure::unbuilt)?;
         match self.api.ask::<Lease>(Call::GetLease, request).await {
             Ok(lease) => match lease.held() {
                 (Some(found), holder) if found == name => Ok(Some(holder)),
-                (found, _) => Err(Failure::Nonsense(format!(
+                (found, _) => Err(Failure::InvalidResponse(format!(
                     "Lease {found:?} instead of {name}"
                 ))),
             },
@@ -486,45 +477,27 @@ impl Claims {
         first: ListParams,
         mut take: impl FnMut(T),
     ) -> Result<(), Failure> {
-        let mut params = first.labels(&selector);
-        loop {
-            let request = request::Request::new(&*self.path)
-                .list(&params)
-                .map_err(unbuilt)?;
-            let page: Page<T> = self.api.ask(Call::ListLeases, request).await?;
-            if page.kind != "LeaseList" {
-                return Err(Failure::Nonsense(format!(
-                    "a {} instead of a LeaseList",
-                    page.kind
-                )));
-            }
-            page.items.into_iter().for_each(&mut take);
-            params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
-            if params.continue_token.is_none() {
-                return Ok(());
-            }
-            // From the second page on, the first one's version counts.
-            (params.resource_version, params.version_match) = (None, None);
-        }
+        let wanted = List::new(Call::ListLeases, &self.path)
+            .of_kind("LeaseList")
+            .with(first.labels(&selector));
+        list(&self.api, wanted, |lease| {
+            take(serde_json::from_str(lease.get()).map_err(Failure::invalid)?);
+            Ok(())
+        })
+        .await?;
+        Ok(())
     }
 
     /// Tries again what fails in a way that passes.
     async fn patiently<T, F: Future<Output = Result<T, Failure>>>(
         &self,
-        mut ask: impl FnMut() -> F,
+        ask: impl FnMut() -> F,
     ) -> Result<T, Failure> {
-        let mut backoff = Backoff::new(self.settings.backoff.0, self.settings.backoff.1);
-        let mut tries = 0;
-        loop {
-            match ask().await {
-                Err(failure) if failure.is_passing() && tries < self.settings.tries => {
-                    tries += 1;
-                    let roll = lock(&self.dice).roll();
-                    tokio::time::sleep(backoff.wait(roll, failure.retry_after())).await;
-                }
-                answer => return answer,
-            }
-        }
+        let policy = Retry {
+            backoff: self.settings.backoff,
+            retries: self.settings.tries,
+        };
+        retry(policy, ask, || {}).await
     }
 
     /// What others hold, if it was listed of late.
@@ -569,8 +542,4 @@ impl Lease {
         };
         (metadata.name, holder)
     }
-}
-
-fn unbuilt(error: impl std::fmt::Display) -> Failure {
-    Failure::Nonsense(format!("a request that can't be made: {error}"))
 }

@@ -89,7 +89,7 @@ names! {
         /// Any other refusal.
         Refused = "refused",
         /// An answer that can't be read.
-        Nonsense = "invalid_response",
+        InvalidResponse = "invalid_response",
     }
 }
 
@@ -104,7 +104,7 @@ pub struct Counters {
     events_dropped: AtomicU64,
     /// Milliseconds since 1970; 0 before the first.
     last_success: AtomicU64,
-    trouble: AtomicBool,
+    degraded: AtomicBool,
 }
 
 // === impl Counters ===
@@ -152,9 +152,9 @@ impl Counters {
         }
     }
 
-    /// Whether the watch of pods is in trouble now.
-    pub fn in_trouble(&self) -> bool {
-        self.trouble.load(Ordering::Relaxed)
+    /// Whether the watch of pods fails at present.
+    pub fn is_degraded(&self) -> bool {
+        self.degraded.load(Ordering::Relaxed)
     }
 
     pub(super) fn asked(&self, call: Call) {
@@ -195,7 +195,7 @@ impl Counters {
         self.events_dropped.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn set_trouble(&self, trouble: bool) {
-        self.trouble.store(trouble, Ordering::Relaxed);
+    pub(super) fn set_degraded(&self, degraded: bool) {
+        self.degraded.store(degraded, Ordering::Relaxed);
     }
 }

@@ -11,13 +11,13 @@
 //!  prometheus ── what a cluster's Prometheus has of its training jobs, for reports (no agent does this either)
 //! ```
 //!
-//! Everything here works on from what it has when the API is away: [`pods`] never says that a pod is gone unless the server
-//! said so, and nothing is ever taken off a node because it could not be read. What to write is decided by functions of
-//! values ([`node::plan`], [`events::Book`], [`pods::Known`]); the rest sends and receives.
+//! While the API server is away, the last known state stays in force. [`pods`] reports a pod as gone only if the server
+//! said so, and a failed read takes nothing off a node. Pure functions decide what to write ([`node::plan`],
+//! [`events::Book`], [`pods::PodCache`]); the remaining code sends and receives.
 //!
-//! [`Api`] is this module's own layer over `kube::Client`, which keeps credentials, TLS and connections. It is there for
-//! what the client does not give: `Retry-After` also where the body is no Status, a deadline for every request, a bound on
-//! every answer, and counters.
+//! [`Api`] is a layer over `kube::Client`, which keeps credentials, TLS and connections. The layer adds `Retry-After` for
+//! answers without a Status, a deadline for each request, a size bound for each answer, and counters. `list` reads every
+//! collection page by page, and `retry` repeats single requests.
 
 mod backoff;
 mod call;
@@ -25,13 +25,15 @@ pub mod claims;
 pub mod connect;
 mod counters;
 pub mod events;
+mod list;
 pub mod node;
 pub mod peers;
 pub mod pods;
 pub mod reclaim;
+mod retry;
 pub mod scenes;
 
-pub use backoff::{Backoff, Dice};
+pub use backoff::{Backoff, Jitter};
 pub use call::{Api, Failure};
 pub(crate) use call::{short, words};
 pub(crate) use connect::AGENT;

@@ -110,7 +110,7 @@ pub enum Applied {
 pub async fn read(api: &Api, name: &str) -> Result<Option<OwnNode>, Failure> {
     let request = request::Request::new(NODES)
         .get(name, &GetParams::default())
-        .map_err(unbuilt)?;
+        .map_err(Failure::unbuilt)?;
     match api.ask::<Read>(Call::GetNode, request).await {
         Ok(read) => own(read, name).map(Some),
         Err(failure) if failure.kind() == ErrorKind::NotFound => Ok(None),
@@ -173,7 +173,7 @@ pub async fn apply(
             &PatchParams::apply(MANAGER),
             &Patch::Apply(patch),
         )
-        .map_err(unbuilt)?;
+        .map_err(Failure::unbuilt)?;
     match api.ask::<Read>(Call::ApplyNode, request).await {
         Ok(read) => Ok(Applied::Done(Box::new(own(read, &node.name)?))),
         Err(failure) => match failure
@@ -205,7 +205,7 @@ pub async fn set_taints(api: &Api, node: &OwnNode, taints: &[Taint]) -> Result<A
     };
     let request = request::Request::new(NODES)
         .patch(&node.name, &params, &Patch::Merge(patch))
-        .map_err(unbuilt)?;
+        .map_err(Failure::unbuilt)?;
     match api.ask::<Read>(Call::TaintNode, request).await {
         Ok(read) => Ok(Applied::Done(Box::new(own(read, &node.name)?))),
         Err(failure) if failure.kind() == ErrorKind::NotFound => Ok(Applied::Gone),
@@ -221,7 +221,7 @@ fn own(read: Read, name: &str) -> Result<OwnNode, Failure> {
         let OwnNode {
             name: found, uid, ..
         } = node;
-        return Err(Failure::Nonsense(format!(
+        return Err(Failure::InvalidResponse(format!(
             "Node {found:?} with the uid {uid:?} instead of Node {name}"
         )));
     }
@@ -273,10 +273,6 @@ fn manager_of(message: &str) -> String {
         .split_once('"')
         .and_then(|(_, rest)| rest.split_once('"'));
     quoted.map_or_else(|| message.to_owned(), |(name, _)| name.to_owned())
-}
-
-fn unbuilt(error: impl std::fmt::Display) -> Failure {
-    Failure::Nonsense(format!("a request that can't be made: {error}"))
 }
 
 /// A Node as the server sends it.

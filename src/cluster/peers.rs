@@ -2,13 +2,10 @@
 
 use std::net::IpAddr;
 
-use hyper::Request;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
-use kube::core::params::{ListParams, VersionMatch};
-use kube::core::request;
-use serde::Deserialize;
+use kube::core::params::ListParams;
 use serde_json::value::RawValue;
 
+use super::list::{List, list};
 use super::{Api, Call, Failure};
 use crate::pod::{Object, Pod, Role, recognise};
 use crate::text::part;
@@ -25,14 +22,6 @@ pub struct Member {
     pub role: Role,
     /// Its addresses.
     pub addresses: Vec<IpAddr>,
-}
-
-#[derive(Deserialize)]
-struct Page {
-    #[serde(default)]
-    metadata: ListMeta,
-    #[serde(default)]
-    items: Vec<Box<RawValue>>,
 }
 
 part! {
@@ -64,26 +53,19 @@ pub async fn members(
     label: (&str, &str),
 ) -> Result<Vec<Member>, Failure> {
     let path = format!("/api/v1/namespaces/{namespace}/pods");
-    let (mut members, mut token): (Vec<Member>, Option<String>) = (Vec::new(), None);
-    loop {
-        let params = ListParams {
-            label_selector: Some(format!("{}={}", label.0, label.1)),
-            // The server's cache answers: without a version a label selector makes the server read the whole namespace from etcd.
-            resource_version: token.is_none().then(|| "0".to_owned()),
-            version_match: token.is_none().then_some(VersionMatch::NotOlderThan),
-            continue_token: token.take(),
-            ..ListParams::default()
-        };
-        let request = request::Request::new(&path).list(&params);
-        let request: Request<Vec<u8>> =
-            request.map_err(|error| Failure::Nonsense(error.to_string()))?;
-        let page: Page = api.ask(Call::ListJob, request).await?;
-        members.extend(page.items.iter().filter_map(|object| member(object)));
-        token = page.metadata.continue_.filter(|token| !token.is_empty());
-        if token.is_none() || members.len() >= MOST {
-            return Ok(members);
-        }
-    }
+    // The server's cache answers: without a version a label selector makes the server read the whole namespace from etcd.
+    let params = ListParams::default()
+        .labels(&format!("{}={}", label.0, label.1))
+        .match_any();
+    let mut wanted = List::new(Call::ListJob, &path).with(params);
+    wanted.limit = MOST;
+    let mut members = Vec::new();
+    list(api, wanted, |object| {
+        members.extend(member(&object));
+        Ok(())
+    })
+    .await?;
+    Ok(members)
 }
 
 /// `None` for a pod that can't be read, or whose address is not its own.

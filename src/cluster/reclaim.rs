@@ -4,18 +4,16 @@
 //! of two who decide the second finds nothing to do, and what was changed meanwhile is looked at anew.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use k8s_openapi::jiff::Timestamp;
 use kube::core::params::{DeleteParams, ListParams, Preconditions};
 use kube::core::request;
-use serde::Deserialize;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
-use super::{Api, Backoff, Call, Dice, ErrorKind, Failure};
+use super::list::{List, list};
+use super::{Api, Backoff, Call, ErrorKind, Failure, Jitter};
 use crate::scene::{
     Item, ItemKind, Outcome, PS, RECLAIM_LABEL, Reclaimable, TASK_LABELS, Verdict, reclaim,
 };
@@ -60,14 +58,6 @@ pub struct Round {
     pub changed: Vec<(ItemKind, String, String)>,
     /// TFJobs that keep their parameter servers, in words.
     pub hints: Vec<String>,
-}
-
-#[derive(Deserialize)]
-struct Page {
-    kind: String,
-    #[serde(default)]
-    metadata: ListMeta,
-    items: Vec<Value>,
 }
 
 /// What became of a delete.
@@ -159,7 +149,7 @@ impl Reclaimer {
         mut tell: impl FnMut(Result<Round, Failure>),
     ) {
         let mut backoff = Backoff::new(every, longest(every));
-        let mut dice = Dice::default();
+        let mut jitter = Jitter::default();
         loop {
             // Cancel safe: a round that is cut off has deleted only what was to go, and the next one finds the rest.
             let round = tokio::select! {
@@ -174,7 +164,7 @@ impl Reclaimer {
                 Err(failure) => Some(failure.retry_after()),
             };
             let wait = match (trouble, &round) {
-                (Some(asked), _) => backoff.wait(dice.roll(), asked),
+                (Some(asked), _) => backoff.wait(jitter.roll(), asked),
                 (None, Ok(round)) => {
                     backoff.reset();
                     round.next(now()).map_or(every, |due| due.min(every))
@@ -261,29 +251,16 @@ impl Reclaimer {
         kind: &str,
         mut take: impl FnMut(&Value) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
-        let mut token = None;
-        loop {
-            let mut params = ListParams {
-                limit: Some(PAGE),
-                continue_token: token,
-                ..ListParams::default()
-            };
-            params.label_selector = selector.map(str::to_owned);
-            let request = request::Request::new(path).list(&params).map_err(unbuilt)?;
-            let page: Page = self.api.ask(Call::Other, request).await?;
-            // A list of something else, or a page of a proxy, says nothing about what is there.
-            if page.kind != kind {
-                return Err(Failure::Nonsense(format!(
-                    "a {} instead of a {kind}",
-                    page.kind
-                )));
-            }
-            page.items.iter().try_for_each(&mut take)?;
-            token = page.metadata.continue_.filter(|token| !token.is_empty());
-            if token.is_none() {
-                return Ok(());
-            }
-        }
+        let params = ListParams {
+            label_selector: selector.map(str::to_owned),
+            ..ListParams::default().limit(PAGE)
+        };
+        let wanted = List::new(Call::Other, path).of_kind(kind).with(params);
+        list(&self.api, wanted, |object| {
+            take(&serde_json::from_str(object.get()).map_err(Failure::invalid)?)
+        })
+        .await?;
+        Ok(())
     }
 
     async fn delete(&self, item: &Item) -> Result<Gone, Failure> {
@@ -305,7 +282,7 @@ impl Reclaimer {
         let params = DeleteParams::background().preconditions(preconditions);
         let request = request::Request::new(path)
             .delete(&item.name, &params)
-            .map_err(unbuilt)?;
+            .map_err(Failure::unbuilt)?;
         match self.api.ask::<Value>(Call::Other, request).await {
             Ok(_) => Ok(Gone::Yes),
             Err(failure) if failure.kind() == ErrorKind::NotFound => Ok(Gone::Yes),
@@ -436,7 +413,7 @@ fn item(kind: ItemKind, object: &Value) -> Result<Item, Failure> {
         .iter()
         .any(|text| text.is_empty())
     {
-        return Err(Failure::Nonsense(format!(
+        return Err(Failure::InvalidResponse(format!(
             "a {kind} without namespace, name, uid or version"
         )));
     }
@@ -493,10 +470,6 @@ fn hint(job: &Value) -> Option<String> {
         "TFJob {namespace}/{name} {what} its parameter servers ({count}): cleanPodPolicy is None; spec.runPolicy.cleanPodPolicy: \
          Running lets its operator end them"
     ))
-}
-
-fn unbuilt(error: impl fmt::Display) -> Failure {
-    Failure::Nonsense(format!("a request that can't be made: {error}"))
 }
 
 #[cfg(test)]

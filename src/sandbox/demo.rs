@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::job::{self, DemoPod, Mode, Size};
 use super::node::{LocalNode, Start, TREE};
 use super::sample::{Counters, Sample};
-use crate::agent::cluster::Asked;
+use crate::agent::cluster::AutoSwitch;
 use crate::agent::config::{Config, Metrics, Runtime};
 use crate::agent::{Agent, Node};
 use crate::cpu::CpuSet;
@@ -137,7 +137,7 @@ pub async fn run(
         },
         // No container runtime knows the demo's pods.
         runtime: Runtime {
-            nri: Asked::Never,
+            nri: AutoSwitch::Never,
             ..Runtime::default()
         },
         ..Config::default()

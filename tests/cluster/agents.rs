@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pinfold::cluster::Api;
 use pinfold::cluster::events::{Recorder, Settings as EventSettings};
-use pinfold::cluster::pods::{Known, Settings as PodSettings, follow};
+use pinfold::cluster::pods::{PodCache, Settings as PodSettings, follow};
 use pinfold::cluster::scenes::{Pods, RunningPod, Scenes, Settings, State};
 use pinfold::scene::definition;
 use serde_json::{Value, json};
@@ -115,7 +115,7 @@ impl Agent {
         ));
         let pods = agent.pods.clone();
         agent.tellers.spawn(async move {
-            let mut known = Known::default();
+            let mut known = PodCache::default();
             while let Some(event) = events.recv().await {
                 known.take(event);
                 if known.is_complete() {

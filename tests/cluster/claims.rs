@@ -289,10 +289,16 @@ async fn somebody_elses_answer_is_no_empty_list_and_no_claim() {
             claims.look_around().await,
         );
         for failure in [mine.unwrap_err(), all.unwrap_err(), others.unwrap_err()] {
-            assert!(matches!(failure, Failure::Nonsense(_)), "{text}: {failure}");
+            assert!(
+                matches!(failure, Failure::InvalidResponse(_)),
+                "{text}: {failure}"
+            );
         }
         let failure = claims.release("a").await.unwrap_err();
-        assert!(matches!(failure, Failure::Nonsense(_)), "{text}: {failure}");
+        assert!(
+            matches!(failure, Failure::InvalidResponse(_)),
+            "{text}: {failure}"
+        );
     }
     fake.heal();
     assert_eq!(

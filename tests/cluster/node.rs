@@ -197,7 +197,10 @@ async fn an_answer_that_is_another_node_or_none_is_no_node() {
             apply(&api, &node, &wanted).await.unwrap_err(),
             set_taints(&api, &node, &[]).await.unwrap_err(),
         ] {
-            assert!(matches!(failure, Failure::Nonsense(_)), "{text}: {failure}");
+            assert!(
+                matches!(failure, Failure::InvalidResponse(_)),
+                "{text}: {failure}"
+            );
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pinfold::cluster::pods::{Known, PodsEvent, Settings, follow};
+use pinfold::cluster::pods::{PodCache, PodsEvent, Settings, follow};
 use pinfold::cluster::{Api, Call, ErrorKind};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -24,7 +24,7 @@ fn pod(name: &str, node: &str, cpu: &str) -> Value {
 /// One that follows, and all that it has heard.
 struct Listener {
     api: Api,
-    known: Known,
+    known: PodCache,
     events: mpsc::Receiver<PodsEvent>,
     heard: Vec<PodsEvent>,
 }
@@ -36,14 +36,14 @@ impl Listener {
         tokio::spawn(follow(api.clone(), NODE.to_owned(), settings, out));
         Self {
             api,
-            known: Known::default(),
+            known: PodCache::default(),
             events,
             heard: Vec::new(),
         }
     }
 
     /// Listens until it has the picture, for ten minutes at most.
-    async fn until(&mut self, what: &str, mut there: impl FnMut(&Known, &[PodsEvent]) -> bool) {
+    async fn until(&mut self, what: &str, mut there: impl FnMut(&PodCache, &[PodsEvent]) -> bool) {
         let end = Instant::now() + Duration::from_secs(600);
         while !there(&self.known, &self.heard) {
             let next = tokio::time::timeout_at(end, self.events.recv()).await;
@@ -82,7 +82,7 @@ impl Listener {
 
     fn troubles(&self) -> Vec<&str> {
         let told = self.heard.iter().filter_map(|event| match event {
-            PodsEvent::Trouble(says) => Some(says.as_str()),
+            PodsEvent::Degraded(says) => Some(says.as_str()),
             _ => None,
         });
         told.collect()
@@ -94,7 +94,7 @@ impl Listener {
     }
 }
 
-fn names_of(known: &Known) -> Vec<String> {
+fn names_of(known: &PodCache) -> Vec<String> {
     known.pods().into_iter().map(|pod| pod.name).collect()
 }
 
@@ -251,7 +251,7 @@ async fn faults_at_the_start_delay_and_never_say_that_there_are_no_pods() {
             refuse(401, "Unauthorized", None),
             ErrorKind::Unauthorized,
         ),
-        ("garbage", Fault::Garbage, ErrorKind::Nonsense),
+        ("garbage", Fault::Garbage, ErrorKind::InvalidResponse),
         ("half", Fault::Half, ErrorKind::Connection),
         (
             "ends",
@@ -319,14 +319,14 @@ async fn faults_at_the_start_delay_and_never_say_that_there_are_no_pods() {
                     !heard.iter().any(is_trouble) || heard.iter().any(is_recovery)
                 })
                 .await;
-            assert!(!counters.in_trouble(), "{name}");
+            assert!(!counters.is_degraded(), "{name}");
             assert!(listener.requests() < 12, "{name}: {}", listener.requests());
         }
     }
 }
 
 fn is_trouble(event: &PodsEvent) -> bool {
-    matches!(event, PodsEvent::Trouble(_))
+    matches!(event, PodsEvent::Degraded(_))
 }
 
 fn is_recovery(event: &PodsEvent) -> bool {
@@ -435,7 +435,7 @@ async fn ten_minutes_without_an_api() {
         listener.listen_for(Duration::from_secs(300)).await;
         assert_eq!(listener.names(), ["a", "b"], "what was known stays");
         assert_eq!(listener.troubles().len(), 1, "{:?}", listener.troubles());
-        assert!(listener.api.counters().in_trouble());
+        assert!(listener.api.counters().is_degraded());
         let requests = listener.requests();
         assert!(requests < 30, "{requests} tries in ten minutes");
         fake.come_back();
@@ -453,7 +453,7 @@ async fn ten_minutes_without_an_api() {
             listener.api.counters().resyncs(),
             if compacted { 2 } else { 1 }
         );
-        assert!(!listener.api.counters().in_trouble());
+        assert!(!listener.api.counters().is_degraded());
     }
 }
 
@@ -511,7 +511,7 @@ async fn without_the_right_to_list_nothing_is_said_but_why() {
     assert!(listener.requests() < 30, "{}", listener.requests());
     fake.allow(user, &["list", "watch"], "", "pods", &[]);
     listener.until_names(&[]).await;
-    assert!(listener.heard.iter().any(is_recovery) || !listener.api.counters().in_trouble());
+    assert!(listener.heard.iter().any(is_recovery) || !listener.api.counters().is_degraded());
 }
 
 #[tokio::test(start_paused = true)]
@@ -589,7 +589,7 @@ async fn recorded_lives() {
         Settings::default(),
         out,
     ));
-    let mut known = Known::default();
+    let mut known = PodCache::default();
     known.take(events.recv().await.unwrap());
     assert!(
         known.is_complete() && known.pods().is_empty(),

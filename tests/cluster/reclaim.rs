@@ -832,7 +832,7 @@ async fn an_api_server_in_trouble_decides_nothing() {
     cluster.put(&succeeded("a", 60));
     let faults = [
         (Fault::Drop, ErrorKind::Connection),
-        (Fault::Garbage, ErrorKind::Nonsense),
+        (Fault::Garbage, ErrorKind::InvalidResponse),
         (Fault::Half, ErrorKind::Connection),
         (
             Fault::Refuse {
@@ -859,7 +859,7 @@ async fn an_api_server_in_trouble_decides_nothing() {
                 .fail(When::always().verb("list").on(plural), fault.clone());
             let failure = cluster.reclaimer().once().await.unwrap_err();
             // Half an answer may be read as one that makes no sense.
-            let half = matches!(fault, Fault::Half) && failure.kind() == ErrorKind::Nonsense;
+            let half = matches!(fault, Fault::Half) && failure.kind() == ErrorKind::InvalidResponse;
             assert!(
                 failure.kind() == kind || half,
                 "{plural} {fault:?}: {failure}"

@@ -39,7 +39,7 @@ use crate::pin::Snapshot;
 
 pub(super) use link::{Link, LinkState};
 use model::node_name;
-pub use model::{ApiPods, Asked, Cluster};
+pub use model::{ApiPods, AutoSwitch, Cluster};
 
 /// How long the API server may take to answer a request.
 const DEADLINE: std::time::Duration = std::time::Duration::from_secs(30);
@@ -58,11 +58,11 @@ pub(super) struct Running {
 /// Whether the API is used, judged by the configuration alone.
 fn wanted(config: &Config) -> bool {
     match config.cluster.api {
-        Asked::Always => true,
-        Asked::Never => false,
+        AutoSwitch::Always => true,
+        AutoSwitch::Never => false,
         // A folder of manifests replaces the API. Neither KUBECONFIG in a shell nor a pod's service account adds the API to a
         // folder.
-        Asked::Auto => config.pods.is_none() || config.cluster.kubeconfig.is_some(),
+        AutoSwitch::Auto => config.pods.is_none() || config.cluster.kubeconfig.is_some(),
     }
 }
 
@@ -89,14 +89,14 @@ impl Cluster {
             .await
         {
             Err(ConnectError::Nowhere)
-                if config.cluster.api == Asked::Auto && config.runtime.wanted() =>
+                if config.cluster.api == AutoSwitch::Auto && config.runtime.wanted() =>
             {
                 tracing::info!(
                     "no way to a Kubernetes API is known: pods are those that the container runtime tells of"
                 );
                 return Ok(None);
             }
-            Err(ConnectError::Nowhere) if config.cluster.api == Asked::Auto => anyhow::bail!(
+            Err(ConnectError::Nowhere) if config.cluster.api == AutoSwitch::Auto => anyhow::bail!(
                 "nothing tells of pods: name a folder of manifests with --pods, or a kubeconfig with --kubeconfig or \
                  KUBECONFIG, or run in a pod with a service account (KUBERNETES_SERVICE_HOST is not set), or where a container \
                  runtime has NRI ({})",
@@ -216,11 +216,11 @@ mod tests {
     #[test]
     fn the_api_is_used_where_it_is_asked_for_or_nothing_else_is() {
         let cases = [
-            (Asked::Auto, false, false, true),
-            (Asked::Auto, true, false, false),
-            (Asked::Auto, true, true, true),
-            (Asked::Always, true, false, true),
-            (Asked::Never, false, true, false),
+            (AutoSwitch::Auto, false, false, true),
+            (AutoSwitch::Auto, true, false, false),
+            (AutoSwitch::Auto, true, true, true),
+            (AutoSwitch::Always, true, false, true),
+            (AutoSwitch::Never, false, true, false),
         ];
         for (api, pods, kubeconfig, used) in cases {
             let named = |name: &str, is: bool| is.then(|| name.into());

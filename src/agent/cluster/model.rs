@@ -14,7 +14,7 @@ const LONGEST_NAMESPACE: usize = 63;
 /// Whether the Kubernetes API is to be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub enum Asked {
+pub enum AutoSwitch {
     /// Where a kubeconfig is named for Pinfold, or no folder of manifests is.
     #[default]
     Auto,

@@ -6,7 +6,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::model::ApiPods;
 use crate::agent::event::Event;
-use crate::cluster::{Api, Backoff, Dice, Failure, node};
+use crate::cluster::{Api, Backoff, Failure, Jitter, node};
 use crate::pod::ApiUid;
 
 /// The first wait after a failed request. Each further wait is twice as long, up to [`BETWEEN`].
@@ -38,7 +38,7 @@ async fn follow<F: Future<Output = Result<Option<ApiUid>, Failure>>>(
     owner: mpsc::Sender<Event>,
 ) -> anyhow::Result<()> {
     let mut known: Option<ApiUid> = None;
-    let (mut backoff, mut dice) = (Backoff::new(FIRST_WAIT, BETWEEN), Dice::default());
+    let (mut backoff, mut jitter) = (Backoff::new(FIRST_WAIT, BETWEEN), Jitter::default());
     loop {
         let is_new = |pods: &ApiPods| {
             let mirrors = pods
@@ -67,12 +67,12 @@ async fn follow<F: Future<Output = Result<Option<ApiUid>, Failure>>>(
                     return Ok(());
                 }
             }
-            Ok(None) => tokio::time::sleep(backoff.wait(dice.roll(), None)).await,
+            Ok(None) => tokio::time::sleep(backoff.wait(jitter.roll(), None)).await,
             Err(failure) => {
                 tracing::warn!(
                     "mirror pods are not matched with their static pods yet: Node {name} can't be read: {failure}"
                 );
-                tokio::time::sleep(backoff.wait(dice.roll(), failure.retry_after())).await;
+                tokio::time::sleep(backoff.wait(jitter.roll(), failure.retry_after())).await;
             }
         }
     }

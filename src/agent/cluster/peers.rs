@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::model::ApiPods;
 use crate::cluster::peers::{Member, members};
-use crate::cluster::{Api, Dice};
+use crate::cluster::{Api, Jitter};
 use crate::metrics::UnknownPeers;
 use crate::pod;
 
@@ -39,13 +39,13 @@ pub(in crate::agent) async fn resolve(
     mut unknown: mpsc::Receiver<UnknownPeers>,
     tell: impl Fn(Job, Vec<Member>) + Send,
 ) -> anyhow::Result<()> {
-    let (mut asked, mut dice) = (Asked::default(), Dice::default());
+    let (mut asked, mut jitter) = (Asked::default(), Jitter::default());
     while let Some(unknown) = unknown.recv().await {
         for (job, addresses) in asked.due(unknown, Instant::now()) {
             let Some((key, value)) = label(&pods.borrow(), &job) else {
                 continue;
             };
-            tokio::time::sleep(dice.spread(SPREAD)).await;
+            tokio::time::sleep(jitter.spread(SPREAD)).await;
             match members(&api, &job.0, (&key, &value)).await {
                 Ok(found) => {
                     asked.answered(job.clone(), addresses, &found, Instant::now());

@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, watch};
 use super::link::Heard;
 use super::model::ApiPods;
 use crate::agent::event::{Event, Source};
-use crate::cluster::pods::{Known, PodsEvent};
+use crate::cluster::pods::{PodCache, PodsEvent};
 
 /// How long the reconciler waits for the first list. The first pass then relies on the kernel's state.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -22,7 +22,7 @@ pub(super) async fn take(
     pods: watch::Sender<ApiPods>,
     owner: mpsc::Sender<Event>,
 ) -> anyhow::Result<()> {
-    let mut known = Known::default();
+    let mut known = PodCache::default();
     let mut waited = false;
     let patience = tokio::time::sleep(PATIENCE);
     tokio::pin!(patience);
@@ -67,9 +67,9 @@ pub(super) async fn take(
 }
 
 /// Applies an event, and returns whether the pods changed.
-fn one(event: PodsEvent, known: &mut Known, said: &watch::Sender<Heard>) -> bool {
+fn one(event: PodsEvent, known: &mut PodCache, said: &watch::Sender<Heard>) -> bool {
     let trouble = match &event {
-        PodsEvent::Trouble(says) => Some(Some(says.clone())),
+        PodsEvent::Degraded(says) => Some(Some(says.clone())),
         PodsEvent::Recovered => Some(None),
         _ => None,
     };
@@ -141,7 +141,7 @@ mod tests {
         let (say, mut told, link) = start();
         assert!(matches!(told.recv().await, Some(Event::PodsWaitEnded)));
         assert_eq!(began.elapsed(), PATIENCE);
-        say.send(PodsEvent::Trouble("away".to_owned()))
+        say.send(PodsEvent::Degraded("away".to_owned()))
             .await
             .unwrap();
         say.send(all(&["a"])).await.unwrap();
@@ -150,7 +150,7 @@ mod tests {
 
         let (say, mut told, link) = start();
         let began = Instant::now();
-        say.send(PodsEvent::Trouble("away".to_owned()))
+        say.send(PodsEvent::Degraded("away".to_owned()))
             .await
             .unwrap();
         assert!(matches!(told.recv().await, Some(Event::PodsWaitEnded)));
@@ -167,7 +167,7 @@ mod tests {
         let (say, mut told, link) = start();
         say.send(all(&["a", "b"])).await.unwrap();
         assert_eq!(names(told.recv().await), ["a", "b"]);
-        say.send(PodsEvent::Trouble("away".to_owned()))
+        say.send(PodsEvent::Degraded("away".to_owned()))
             .await
             .unwrap();
         say.send(PodsEvent::Recovered).await.unwrap();

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::cluster::{Asked, Running};
+use super::cluster::{AutoSwitch, Running};
 use super::event::Event;
 use super::node::Node;
 use super::tasks::Tasks;
@@ -37,7 +37,7 @@ const NAME: &str = "pinfold";
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Runtime {
     /// Whether NRI is used. `auto`: if the socket's folder exists when the agent starts.
-    pub nri: Asked,
+    pub nri: AutoSwitch,
     /// The runtime's socket.
     pub socket: PathBuf,
     /// The plugin's index, 0 to 99. Later plugins see and overrule the choices of earlier plugins.
@@ -47,7 +47,7 @@ pub struct Runtime {
 impl Default for Runtime {
     fn default() -> Self {
         Self {
-            nri: Asked::Auto,
+            nri: AutoSwitch::Auto,
             socket: PathBuf::from(nri::SOCKET),
             index: 90,
         }
@@ -60,9 +60,9 @@ impl Runtime {
     /// Whether NRI is used.
     pub fn wanted(&self) -> bool {
         match self.nri {
-            Asked::Always => true,
-            Asked::Never => false,
-            Asked::Auto => self.socket.parent().is_some_and(std::path::Path::is_dir),
+            AutoSwitch::Always => true,
+            AutoSwitch::Never => false,
+            AutoSwitch::Auto => self.socket.parent().is_some_and(std::path::Path::is_dir),
         }
     }
 
@@ -141,5 +141,9 @@ pub(super) fn start(
         nri::serve(settings, answers, state, ended).await;
         Ok(())
     });
-    Ok(Link::new(seen, &wanted.socket, wanted.nri == Asked::Always))
+    Ok(Link::new(
+        seen,
+        &wanted.socket,
+        wanted.nri == AutoSwitch::Always,
+    ))
 }

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{Brief, Claims, Owner};
-use crate::cluster::{Backoff, Dice, Failure};
+use crate::cluster::{Backoff, Failure, Jitter};
 
 /// A watch that ends sooner counts as failed.
 const SHORT_LIVED: Duration = Duration::from_secs(2);
@@ -113,7 +113,7 @@ struct Watcher {
 impl Watcher {
     async fn run(mut self) {
         let mut backoff = Backoff::new(self.settings.backoff.0, self.settings.backoff.1);
-        let mut dice = Dice::default();
+        let mut jitter = Jitter::default();
         loop {
             let began = Instant::now();
             let ended = self.turn().await;
@@ -122,15 +122,16 @@ impl Watcher {
                 backoff.reset();
             }
             let pause = match ended {
-                Ok(()) if lasted => dice.spread(self.settings.backoff.0),
-                Ok(()) => backoff.wait(dice.roll(), None),
+                Ok(()) if lasted => jitter.spread(self.settings.backoff.0),
+                Ok(()) => backoff.wait(jitter.roll(), None),
                 Err(failure) => {
                     tracing::debug!("the watch of claim {} broke: {failure}", self.name);
                     self.said.send_replace(Standing::Unknown);
-                    if failure.status().is_some() || matches!(failure, Failure::Nonsense(_)) {
+                    if failure.status().is_some() || matches!(failure, Failure::InvalidResponse(_))
+                    {
                         self.version = None;
                     }
-                    backoff.wait(dice.roll(), failure.retry_after())
+                    backoff.wait(jitter.roll(), failure.retry_after())
                 }
             };
             tokio::time::sleep(pause).await;
@@ -158,8 +159,9 @@ impl Watcher {
 
     /// Takes one line.
     fn line(&mut self, line: &[u8]) -> Result<(), Failure> {
-        let nonsense =
-            |error: serde_json::Error| Failure::Nonsense(format!("a line of the watch: {error}"));
+        let nonsense = |error: serde_json::Error| {
+            Failure::InvalidResponse(format!("a line of the watch: {error}"))
+        };
         let line: Line = serde_json::from_slice(line).map_err(nonsense)?;
         let version = line
             .object

@@ -20,7 +20,8 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::{Api, Backoff, Call, Counters, Dice, ErrorKind, Failure, MANAGER};
+use super::retry::{Retry, retry};
+use super::{Api, Call, Counters, ErrorKind, Failure, Jitter, MANAGER};
 
 pub use book::{Book, Step};
 
@@ -113,7 +114,7 @@ impl Recorder {
             node: node.to_owned(),
             settings,
             book,
-            dice: Dice::default(),
+            jitter: Jitter::default(),
             not_before: Instant::now(),
         };
         (recorder, writer.run(news))
@@ -143,7 +144,7 @@ struct Writer {
     node: String,
     settings: Settings,
     book: Book,
-    dice: Dice,
+    jitter: Jitter,
     /// Counts of repetitions are not written sooner.
     not_before: Instant,
 }
@@ -191,7 +192,7 @@ impl Writer {
 
     async fn create(&mut self, subject: Subject, news: &News) {
         let pod: String = news.pod.chars().take(LONGEST_NAME).collect();
-        let name = format!("{pod}.{:016x}", self.dice.bits());
+        let name = format!("{pod}.{:016x}", self.jitter.bits());
         let event = event(subject, news, &name, &self.node);
         let params = PostParams {
             field_manager: Some(MANAGER.to_owned()),
@@ -251,20 +252,14 @@ impl Writer {
     }
 
     /// Tries a few times; meanwhile the queue fills, and what does not fit is dropped.
-    async fn send(&mut self, call: Call, request: &hyper::Request<Vec<u8>>) -> Result<(), Failure> {
-        let mut backoff = Backoff::new(self.settings.backoff.0, self.settings.backoff.1);
-        let mut tries = 1;
-        loop {
-            match self.api.ask::<Value>(call, request.clone()).await {
-                Ok(_) => return Ok(()),
-                Err(failure) if failure.is_passing() && tries < self.settings.tries => {
-                    tries += 1;
-                    tokio::time::sleep(backoff.wait(self.dice.roll(), failure.retry_after())).await;
-                    self.api.counters().retried();
-                }
-                Err(failure) => return Err(failure),
-            }
-        }
+    async fn send(&self, call: Call, request: &hyper::Request<Vec<u8>>) -> Result<(), Failure> {
+        let policy = Retry {
+            backoff: self.settings.backoff,
+            retries: self.settings.tries.saturating_sub(1),
+        };
+        let ask = || self.api.ask::<Value>(call, request.clone());
+        retry(policy, ask, || self.api.counters().retried()).await?;
+        Ok(())
     }
 }
 

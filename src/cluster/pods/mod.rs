@@ -4,26 +4,33 @@
 //!
 //! - **An empty cache is not "no pods".** Nothing is said before the server has told everything once; and a pod is gone when
 //!   the server says so, or when a complete list lacks it, never because something could not be read.
-//! - **What is known stays** while the API is away, slow, or talks nonsense. [`PodsEvent::Trouble`] says so once.
+//! - **What is known stays** while the API is away, slow, or talks nonsense. [`PodsEvent::Degraded`] says so once.
 //! - **A pod that can't be read** keeps the state it had, is named, and keeps nobody else from being read.
 //! - **Coming back is cheap**: a broken watch goes on from the last version; only a version that is too old (410) makes all
 //!   pods be read anew, after a random pause, so that ten thousand nodes don't ask at once.
 //! - **A silent connection is noticed**: bookmarks come every minute; after [`Settings::idle`] without a byte it is given up.
 //!
-//! Why not `kube::runtime::watcher` (read in version 5.0.0): one pod that can't be decoded fails every list of it; a server or
-//! proxy that ends each watch at once is asked again without any pause; a streaming list that the server refuses is never
-//! replaced by pages; and `Retry-After` is not seen. It would also be another half dozen crates.
+//! `kube::runtime::watcher` (read in `kube-runtime` 5.0.0) cannot carry these rules:
+//!
+//! - `Retry-After` of a refused list or watch reaches only kube's own retry layer, not the watcher's backoff.
+//! - A refused streaming list starts another streaming list. Pages never replace the stream.
+//! - The end of a watch is no failure, so a proxy that ends each watch at once causes requests without a pause.
+//! - The initial stream has no deadline of its own, and kube bounds neither a line of a watch nor an answer.
+//! - The watcher has no random pause before a repeated list, and no counters.
+//!
+//! The wrapper `DeserializeGuard` covers objects that cannot be decoded. The wrapper first decodes each object into a generic
+//! tree of values and copies the tree, which costs more memory than a small struct from text.
 
-mod follow;
-mod known;
+mod cache;
+mod follower;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::pod::Pod;
 
-pub use follow::follow;
-pub use known::Known;
+pub use cache::PodCache;
+pub use follower::follow;
 
 /// What is heard of this node's pods.
 #[derive(Debug, Clone, PartialEq)]
@@ -54,7 +61,7 @@ pub enum PodsEvent {
         says: String,
     },
     /// The API can't be heard, and why; what is known stays. Said again only when the reason is another.
-    Trouble(String),
+    Degraded(String),
     /// It is heard again.
     Recovered,
 }

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::Taint;
 
-use super::held::{Held, labelled};
+use super::current_slot::{CurrentSlot, labelled};
 use super::plans::{Plans, name_of};
 use super::{Phase, Pods};
 use crate::cluster::node::{self, LabelConflict, LabelStep, OwnNode};
@@ -98,8 +98,8 @@ pub struct Verdict {
 
 /// What this node is to be, and the next thing to do for it.
 pub fn decide(seen: Seen<'_>, memory: &Memory) -> Verdict {
-    if let Some(trouble) = &seen.plans.trouble {
-        return Verdict::new(Phase::Unknown, format!("nothing is changed: {trouble}"));
+    if let Some(degraded) = &seen.plans.degraded {
+        return Verdict::new(Phase::Unknown, format!("nothing is changed: {degraded}"));
     }
     let node = Node {
         name: seen.node.name.clone(),
@@ -383,7 +383,7 @@ impl Judge<'_> {
 
     /// Why the node may not change to another slot, to other labels or to none, by the plan's rule; `None` where it may.
     fn kept(&self, plan: &ScenePlan, wants: Option<&Slot>) -> Option<Verdict> {
-        let held = Held::of(self.seen, self.memory, plan, wants)?;
+        let held = CurrentSlot::of(self.seen, self.memory, plan, wants)?;
         let labels = wants
             .map(|slot| plan.spec.labels.labels(slot).into_iter().collect())
             .unwrap_or_default();

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::held::labelled;
+use super::current_slot::labelled;
 use super::plans::{Plans, name_of};
 use crate::cluster::node::OwnNode;
 use crate::scene::{LabelKeys, ScenePlan, Slot, Slots, Want, value_fault};

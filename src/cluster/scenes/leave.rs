@@ -66,7 +66,7 @@ pub async fn leave(
         }
         return failed.map_or(Ok(left), Err);
     }
-    Err(Failure::Nonsense(format!(
+    Err(Failure::InvalidResponse(format!(
         "Node {name} changes too fast: stop the agent on it first"
     )))
 }

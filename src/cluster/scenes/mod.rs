@@ -23,14 +23,14 @@
 //! sixty, and brings a change at once. The own Node is not watched: each heartbeat of the kubelet would be an event of 10 kB
 //! or more, and nothing in it is urgent. Of the claims only the own one is watched, by its name.
 
+mod backoff_policy;
+mod cluster_objects;
+mod current_slot;
 mod decide;
-mod held;
 mod labels;
 mod leave;
-mod live;
-mod patience;
 mod plans;
-mod turn;
+mod slot_reconciler;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -44,9 +44,9 @@ use super::{Api, claims};
 use crate::pod::Pod;
 use crate::scene::{LabelKeys, Slot};
 
+pub use cluster_objects::{nodes, plans};
 pub use decide::{Action, Memory, Seen, Verdict, decide};
 pub use leave::{Left, leave};
-pub use live::{nodes, plans};
 pub use plans::Plans;
 
 /// A pod that runs on this node and may stand here because of its labels.
@@ -262,7 +262,7 @@ impl Scenes {
     pub async fn run(self, stop: CancellationToken) {
         let (published, plans) = watch::channel(Plans::default());
         let follower = plans::follow(self.api.clone(), self.settings.clone(), published);
-        let keeper = turn::Keeper::new(self, plans);
+        let keeper = slot_reconciler::SlotReconciler::new(self, plans);
         // Whatever is cut off here is found again at the next start: claims by the node's uid, labels on the Node.
         tokio::select! {
             () = follower => {}

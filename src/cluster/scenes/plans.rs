@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::core::Status;
 use kube::core::params::{ListParams, WatchParams};
 use kube::core::request;
@@ -13,9 +12,10 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::Settings;
-use super::patience::Patience;
+use super::backoff_policy::BackoffPolicy;
 use crate::cluster::call::Lines;
-use crate::cluster::{Api, Call, Dice, ErrorKind, Failure};
+use crate::cluster::list::{List, list};
+use crate::cluster::{Api, Call, ErrorKind, Failure, Jitter};
 use crate::scene::{ScenePlan, slots};
 
 pub(super) const PLANS: &str = "/apis/pinfold.io/v1alpha1/sceneplans";
@@ -34,31 +34,21 @@ pub struct Plans {
     /// Plans that can't be read, by name, with the reason.
     pub unreadable: BTreeMap<String, String>,
     /// Why the plans are not known as they are now; `None` where they are. What is known stays.
-    pub trouble: Option<String>,
-    /// Whether the trouble lasts until somebody does something about it.
-    pub lasting: bool,
+    pub degraded: Option<String>,
+    /// Whether the failure stays until an administrator acts: grants a right, or installs the definition.
+    pub terminal: bool,
 }
 
 impl Default for Plans {
     fn default() -> Self {
-        let trouble = Some("the plans have not been read yet".to_owned());
+        let degraded = Some("the plans have not been read yet".to_owned());
         Self {
             plans: Vec::new(),
             unreadable: BTreeMap::new(),
-            trouble,
-            lasting: false,
+            degraded,
+            terminal: false,
         }
     }
-}
-
-/// A page of a list.
-#[derive(Deserialize)]
-pub(super) struct Page {
-    /// An answer without a kind is none of this API's.
-    kind: String,
-    #[serde(default)]
-    metadata: ListMeta,
-    pub(super) items: Vec<Value>,
 }
 
 /// A line of the watch.
@@ -122,36 +112,6 @@ impl Plans {
     }
 }
 
-// === impl Page ===
-
-impl Page {
-    /// The version of the list and the token of its next page, if this is a page of a list of plans.
-    ///
-    /// An answer that is empty, or somebody else's, must never be taken for "there are no plans".
-    pub(super) fn read(&self) -> Result<(String, Option<String>), Failure> {
-        if self.kind != "ScenePlanList" {
-            return Err(Failure::Nonsense(format!(
-                "a {} instead of a ScenePlanList",
-                self.kind
-            )));
-        }
-        let version = self
-            .metadata
-            .resource_version
-            .clone()
-            .filter(|version| !version.is_empty());
-        let version =
-            version.ok_or_else(|| Failure::Nonsense("a list without a version".to_owned()))?;
-        Ok((
-            version,
-            self.metadata
-                .continue_
-                .clone()
-                .filter(|token| !token.is_empty()),
-        ))
-    }
-}
-
 pub(super) fn name_of(plan: &ScenePlan) -> &str {
     plan.metadata.name.as_deref().unwrap_or_default()
 }
@@ -173,23 +133,23 @@ pub(super) fn slots_of(plans: &Plans) -> u32 {
     u32::try_from(active.map(|slots| slots.len()).sum::<usize>()).unwrap_or(u32::MAX)
 }
 
-/// Follows the plans for ever: what goes wrong is told as [`Plans::trouble`] and tried again.
+/// Follows the plans for ever: what goes wrong is told as [`Plans::degraded`] and tried again.
 pub(super) async fn follow(api: Api, settings: Settings, published: watch::Sender<Plans>) {
-    let patience = Patience::new(&settings);
+    let backoff = BackoffPolicy::new(&settings);
     let mut follower = Follower {
         api,
         settings,
         published,
         version: None,
-        patience,
-        dice: Dice::default(),
+        backoff,
+        jitter: Jitter::default(),
         throttled_since: None,
     };
     loop {
         let pause = match follower.turn().await {
             Ok(()) => {
-                follower.patience.reset();
-                follower.dice.spread(Duration::from_secs(1))
+                follower.backoff.reset();
+                follower.jitter.spread(Duration::from_secs(1))
             }
             Err(failure) => follower.failed(&failure),
         };
@@ -198,24 +158,22 @@ pub(super) async fn follow(api: Api, settings: Settings, published: watch::Sende
 }
 
 /// All plans as they are now, and the version of the list.
-pub(super) async fn list(api: &Api) -> Result<(Vec<Value>, String), Failure> {
-    let (mut objects, mut token) = (Vec::new(), None);
-    loop {
-        let params = ListParams {
-            limit: Some(PAGE),
-            continue_token: token,
-            ..ListParams::default()
-        };
-        let request = request::Request::new(PLANS).list(&params);
-        let request = request.map_err(|error| Failure::Nonsense(error.to_string()))?;
-        let page: Page = api.ask(Call::ListPlans, request).await?;
-        let (version, next) = page.read()?;
-        objects.extend(page.items);
-        if next.is_none() {
-            return Ok((objects, version));
-        }
-        token = next;
+pub(super) async fn list_plans(api: &Api) -> Result<(Vec<Value>, String), Failure> {
+    let wanted = List::new(Call::ListPlans, PLANS)
+        .of_kind("ScenePlanList")
+        .with(ListParams::default().limit(PAGE));
+    let mut objects = Vec::new();
+    let version = list(api, wanted, |object| {
+        objects.push(serde_json::from_str(object.get()).map_err(Failure::invalid)?);
+        Ok(())
+    })
+    .await?;
+    if version.is_empty() {
+        return Err(Failure::InvalidResponse(
+            "a list without a version".to_owned(),
+        ));
     }
+    Ok((objects, version))
 }
 
 /// What to do about a failure to read plans, as the end of a sentence.
@@ -239,8 +197,8 @@ struct Follower {
     published: watch::Sender<Plans>,
     /// The version up to which everything is known; `None` where all must be read.
     version: Option<String>,
-    patience: Patience,
-    dice: Dice,
+    backoff: BackoffPolicy,
+    jitter: Jitter,
     /// When the first failure since the last success was.
     throttled_since: Option<Instant>,
 }
@@ -254,7 +212,7 @@ impl Follower {
             Some(version) => version,
             None => {
                 self.stagger().await;
-                let (objects, version) = list(&self.api).await?;
+                let (objects, version) = list_plans(&self.api).await?;
                 self.version = Some(version.clone());
                 self.published.send_modify(|plans| plans.replace(objects));
                 version
@@ -269,7 +227,7 @@ impl Follower {
             match self.next(&mut lines).await {
                 Ok(true) => {
                     heard = true;
-                    self.patience.reset();
+                    self.backoff.reset();
                 }
                 Ok(false) if heard || began.elapsed() >= SHORT_LIVED => return Ok(()),
                 Ok(false) => {
@@ -284,7 +242,7 @@ impl Follower {
                     // A watch that breaks is nothing unusual: it goes on from where it was.
                     if lasted
                         && failure.status().is_none()
-                        && !matches!(failure, Failure::Nonsense(_))
+                        && !matches!(failure, Failure::InvalidResponse(_))
                     {
                         return Ok(());
                     }
@@ -299,7 +257,7 @@ impl Follower {
         let most = self
             .settings
             .spread_over(slots_of(&self.published.borrow()));
-        tokio::time::sleep(self.dice.spread(most)).await;
+        tokio::time::sleep(self.jitter.spread(most)).await;
     }
 
     async fn open(&self, version: &str) -> Result<Lines, Failure> {
@@ -308,7 +266,7 @@ impl Follower {
             ..WatchParams::default()
         };
         let request = request::Request::new(PLANS).watch(&params, version);
-        let request = request.map_err(|error| Failure::Nonsense(error.to_string()))?;
+        let request = request.map_err(|error| Failure::InvalidResponse(error.to_string()))?;
         self.api.open(Call::WatchPlans, request).await
     }
 
@@ -318,7 +276,7 @@ impl Follower {
             return Ok(false);
         };
         let line: Line = serde_json::from_slice(&line)
-            .map_err(|error| Failure::Nonsense(format!("a line of the watch: {error}")))?;
+            .map_err(|error| Failure::InvalidResponse(format!("a line of the watch: {error}")))?;
         let version = line
             .object
             .pointer("/metadata/resourceVersion")
@@ -336,7 +294,9 @@ impl Follower {
             _ => {
                 return Err(match serde_json::from_value::<Status>(line.object) {
                     Ok(status) => Failure::refused(status),
-                    Err(error) => Failure::Nonsense(format!("an event of the watch: {error}")),
+                    Err(error) => {
+                        Failure::InvalidResponse(format!("an event of the watch: {error}"))
+                    }
                 });
             }
         }
@@ -349,8 +309,8 @@ impl Follower {
     /// The plans are followed: what is known is what is.
     fn heard(&self) {
         self.published.send_if_modified(|plans| {
-            plans.lasting = false;
-            plans.trouble.take().is_some()
+            plans.terminal = false;
+            plans.degraded.take().is_some()
         });
     }
 
@@ -360,30 +320,30 @@ impl Follower {
             // A server that has restarted forgets versions. The plans stay in force until they are read anew.
             tracing::info!("the plans are read anew: {failure}");
             self.version = None;
-            return self.patience.after(failure, self.dice.roll());
+            return self.backoff.after(failure, self.jitter.roll());
         }
         // A server that has just started refuses lists for some seconds. The last known plans stay in force meanwhile.
         let throttled = failure.kind() == ErrorKind::TooManyRequests;
         let since = *self.throttled_since.get_or_insert_with(Instant::now);
-        if throttled && self.published.borrow().trouble.is_none() && since.elapsed() < THROTTLED {
+        if throttled && self.published.borrow().degraded.is_none() && since.elapsed() < THROTTLED {
             tracing::info!("the plans are read again soon: {failure}");
             self.version = None;
-            return self.patience.after(failure, self.dice.roll());
+            return self.backoff.after(failure, self.jitter.roll());
         }
         // Refused (not defined any more), or nonsense: all is read anew. A connection that failed goes on.
-        if failure.status().is_some() || matches!(failure, Failure::Nonsense(_)) {
+        if failure.status().is_some() || matches!(failure, Failure::InvalidResponse(_)) {
             self.version = None;
         }
         let says = format!("the plans can't be read: {failure}{}", advice(failure));
         let new = self.published.send_if_modified(|plans| {
-            let new = plans.trouble.as_ref() != Some(&says);
-            plans.trouble = Some(says.clone());
-            plans.lasting = failure.is_lasting();
+            let new = plans.degraded.as_ref() != Some(&says);
+            plans.degraded = Some(says.clone());
+            plans.terminal = failure.is_terminal();
             new
         });
         if new {
             tracing::warn!("{says}");
         }
-        self.patience.after(failure, self.dice.roll())
+        self.backoff.after(failure, self.jitter.roll())
     }
 }

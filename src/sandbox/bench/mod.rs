@@ -28,7 +28,7 @@ use anyhow::Context;
 use tokio_util::sync::CancellationToken;
 
 use super::node::{LocalNode, TREE};
-use crate::agent::cluster::Asked;
+use crate::agent::cluster::AutoSwitch;
 use crate::agent::config::{Config, Metrics, Runtime, Wanted};
 use crate::agent::{self, Agent, Node};
 use crate::cpu::CpuSet;
@@ -194,7 +194,7 @@ fn agent_config(options: &Options) -> Config {
         },
         // No container runtime knows the bench's pods.
         runtime: Runtime {
-            nri: Asked::Never,
+            nri: AutoSwitch::Never,
             ..Runtime::default()
         },
         ..Config::default()

@@ -43,8 +43,8 @@ impl World {
             plans: Plans {
                 plans,
                 unreadable: BTreeMap::new(),
-                trouble: None,
-                lasting: false,
+                degraded: None,
+                terminal: false,
             },
             node: OwnNode {
                 name: "n".to_owned(),
@@ -199,7 +199,7 @@ fn nothing_goes_without_a_word() {
         assert!(verdict.says.contains(says), "{}", verdict.says);
     };
     let mut away = held(vec![plan("p", None, Value::Null)]);
-    away.plans.trouble = Some("it is away".to_owned());
+    away.plans.degraded = Some("it is away".to_owned());
     stays(&away, "nothing is changed: it is away");
     stays(&held(vec![]), "no other speaks of this node");
     // A plan for other nodes, which has other scenes.

@@ -1,4 +1,4 @@
-//! [`Keeper`]: reads, asks [`decide()`], carries out, and waits.
+//! [`SlotReconciler`]: reads, asks [`decide()`], carries out, and waits.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -7,15 +7,15 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::backoff_policy::{BackoffPolicy, advice};
 use super::decide::{Action, Memory, Seen, Verdict, decide, version};
 use super::labels::{labels_of, named, order, usual, written};
-use super::patience::{Patience, advice};
 use super::plans::{Plans, name_of, slots_of};
 use super::{Phase, Scenes, State};
 use crate::cluster::claims::{self, Claims, Guard, Owner, Standing};
 use crate::cluster::events::News;
 use crate::cluster::node::{self, Applied, OwnNode};
-use crate::cluster::{Dice, Failure};
+use crate::cluster::{Failure, Jitter};
 use crate::scene::ScenePlan;
 
 /// The most actions of one turn: a change of slot is four.
@@ -35,7 +35,7 @@ struct Look {
 }
 
 /// Keeps the node's place.
-pub(super) struct Keeper {
+pub(super) struct SlotReconciler {
     scenes: Scenes,
     plans: watch::Receiver<Plans>,
     look: Option<Look>,
@@ -46,8 +46,8 @@ pub(super) struct Keeper {
     uid: Option<String>,
     /// What was told as an Event of a failure that lasts; nothing else is told until something works.
     told: Option<String>,
-    patience: Patience,
-    dice: Dice,
+    backoff: BackoffPolicy,
+    jitter: Jitter,
 }
 
 /// Why a turn ended before all was done.
@@ -63,11 +63,11 @@ impl From<Failure> for Cut {
     }
 }
 
-// === impl Keeper ===
+// === impl SlotReconciler ===
 
-impl Keeper {
+impl SlotReconciler {
     pub(super) fn new(scenes: Scenes, plans: watch::Receiver<Plans>) -> Self {
-        let patience = Patience::new(&scenes.settings);
+        let backoff = BackoffPolicy::new(&scenes.settings);
         Self {
             scenes,
             plans,
@@ -76,8 +76,8 @@ impl Keeper {
             memory: Memory::default(),
             uid: None,
             told: None,
-            patience,
-            dice: Dice::default(),
+            backoff,
+            jitter: Jitter::default(),
         }
     }
 
@@ -99,7 +99,7 @@ impl Keeper {
                     due = self.pods_changed(due);
                 }
                 () = lost(&mut self.guard) => {
-                    let soon = Instant::now() + self.dice.spread(LOST_SPREAD);
+                    let soon = Instant::now() + self.jitter.spread(LOST_SPREAD);
                     due = Some(due.map_or(soon, |due| due.min(soon)));
                 }
                 () = until(due) => due = Some(Instant::now() + self.turn().await),
@@ -109,21 +109,21 @@ impl Keeper {
 
     /// When to look after news of the plans.
     fn plans_changed(&mut self, due: Option<Instant>) -> Option<Instant> {
-        let (trouble, lasting, slots) = {
+        let (degraded, terminal, slots) = {
             let plans = self.plans.borrow();
-            (plans.trouble.clone(), plans.lasting, slots_of(&plans))
+            (plans.degraded.clone(), plans.terminal, slots_of(&plans))
         };
         let settings = &self.scenes.settings;
         // All nodes hear of it at the same moment.
         let mut most = settings.spread_over(slots);
-        if let Some(trouble) = trouble {
-            self.say(Phase::Unknown, format!("nothing is changed: {trouble}"));
-            if !lasting {
+        if let Some(degraded) = degraded {
+            self.say(Phase::Unknown, format!("nothing is changed: {degraded}"));
+            if !terminal {
                 return due;
             }
             most = settings.spread.1;
         }
-        let soon = Instant::now() + self.dice.spread(most);
+        let soon = Instant::now() + self.jitter.spread(most);
         Some(due.map_or(soon, |due| due.min(soon)))
     }
 
@@ -140,20 +140,20 @@ impl Keeper {
             self.publish(&verdict);
             return due;
         }
-        let soon = Instant::now() + self.dice.spread(self.scenes.settings.spread.0);
+        let soon = Instant::now() + self.jitter.spread(self.scenes.settings.spread.0);
         Some(due.map_or(soon, |due| due.min(soon)))
     }
 
     /// Reads, decides and carries out, until there is nothing left to do; how long to wait.
     async fn turn(&mut self) -> Duration {
-        let (trouble, lasting) = {
+        let (degraded, terminal) = {
             let plans = self.plans.borrow();
-            (plans.trouble.clone(), plans.lasting)
+            (plans.degraded.clone(), plans.terminal)
         };
-        if let Some(trouble) = trouble {
+        if let Some(degraded) = degraded {
             // Without the plans nothing would be done with what is read, but for labels that somebody has set by hand.
-            if lasting {
-                self.complain("plans", format!("nothing is changed: {trouble}"))
+            if terminal {
+                self.complain("plans", format!("nothing is changed: {degraded}"))
                     .await;
                 self.look_at_labels().await;
             }
@@ -165,10 +165,10 @@ impl Keeper {
                     self.look = None;
                     let says = format!("nothing is changed: {failure}{}", advice(&failure));
                     self.say(Phase::Unknown, says.clone());
-                    if failure.is_lasting() {
+                    if failure.is_terminal() {
                         self.complain(&about(&failure), says).await;
                     }
-                    return self.patience.after(&failure, self.dice.roll());
+                    return self.backoff.after(&failure, self.jitter.roll());
                 }
                 Err(Cut::NoNode(why)) => {
                     let name = &self.scenes.node;
@@ -177,10 +177,10 @@ impl Keeper {
                         format!("nothing is changed: there is no Node {name} ({why})"),
                     );
                     (self.look, self.uid) = (None, None);
-                    return self.patience.without(self.dice.roll());
+                    return self.backoff.without(self.jitter.roll());
                 }
             }
-            self.patience.reset();
+            self.backoff.reset();
             self.told = None;
         }
         let settings = &self.scenes.settings;
@@ -191,7 +191,7 @@ impl Keeper {
             }
             _ => settings.look,
         };
-        pause.mul_f64(0.5 + self.dice.roll())
+        pause.mul_f64(0.5 + self.jitter.roll())
     }
 
     async fn place(&mut self) -> Result<(), Cut> {
@@ -326,12 +326,12 @@ impl Keeper {
             return;
         }
         let settings = &self.scenes.settings;
-        let patience = claims::WatchSettings {
+        let watch_settings = claims::WatchSettings {
             seconds: settings.watch_seconds,
             idle: settings.idle,
             backoff: settings.backoff,
         };
-        self.guard = wanted.map(|name| Guard::new(Arc::clone(claims), name, patience));
+        self.guard = wanted.map(|name| Guard::new(Arc::clone(claims), name, watch_settings));
     }
 
     fn verdict(&self) -> Option<Verdict> {
@@ -442,7 +442,7 @@ impl Keeper {
                     let same = read.filter(|read| read.uid == node.uid);
                     *node = same.ok_or(Cut::NoNode("another one has its name"))?;
                 }
-                Err(failure) if failure.is_passing() => return Err(failure.into()),
+                Err(failure) if failure.is_retryable() => return Err(failure.into()),
                 Err(failure) => {
                     let says = format!(
                         "the taint could not be changed: {failure}: the agent needs the right to patch nodes, and the \

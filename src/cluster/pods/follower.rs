@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use hyper::Request;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::core::Status;
 use kube::core::params::{ListParams, WatchParams};
 use kube::core::request;
@@ -13,22 +11,23 @@ use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::known::Identity;
-use super::{Known, PodsEvent, Settings};
+use super::cache::Identity;
+use super::{PodCache, PodsEvent, Settings};
 use crate::cluster::call::Lines;
-use crate::cluster::{Api, Backoff, Call, Dice, ErrorKind, Failure};
+use crate::cluster::list::{List, list};
+use crate::cluster::{Api, Backoff, Call, ErrorKind, Failure, Jitter};
 
 const PODS: &str = "/api/v1/pods";
 
 /// After so many unreadable answers in a row everything is read anew.
-const NONSENSE_ENOUGH: u32 = 3;
+const MOST_INVALID: u32 = 3;
 
 /// After so many streaming lists in a row that found no end in time, there is no such thing here.
 const UNENDED_ENOUGH: u32 = 3;
 
 /// Follows the pods of a node until nobody listens any more.
 ///
-/// It never ends by itself and never fails: what goes wrong is told as [`PodsEvent::Trouble`], counted, and tried again.
+/// It never ends by itself and never fails: what goes wrong is told as [`PodsEvent::Degraded`], counted, and tried again.
 pub async fn follow(api: Api, node: String, settings: Settings, out: mpsc::Sender<PodsEvent>) {
     let streaming = settings.streaming;
     let backoff = Backoff::new(settings.backoff.0, settings.backoff.1);
@@ -37,15 +36,15 @@ pub async fn follow(api: Api, node: String, settings: Settings, out: mpsc::Sende
         selector: format!("spec.nodeName={node}"),
         settings,
         out,
-        known: Known::default(),
+        known: PodCache::default(),
         version: None,
         streaming,
         unended: 0,
-        trouble: None,
+        degraded: None,
         too_old: false,
         nonsense: 0,
         backoff,
-        dice: Dice::default(),
+        jitter: Jitter::default(),
     };
     while !follower.out.is_closed() {
         let pause = match follower.turn().await {
@@ -78,29 +77,20 @@ struct Follower {
     selector: String,
     settings: Settings,
     out: mpsc::Sender<PodsEvent>,
-    known: Known,
+    known: PodCache,
     /// The version up to which everything is known; `None` where all must be read.
     version: Option<String>,
     streaming: bool,
     /// Streaming lists in a row that found no end in time.
     unended: u32,
-    /// What was said of the trouble there is.
-    trouble: Option<String>,
+    /// The last reason that [`PodsEvent::Degraded`] reported; `None` while the watch works.
+    degraded: Option<String>,
     /// Whether the server said, and nothing has been heard since, that what we ask for is too old.
     too_old: bool,
     /// Answers in a row that could not be read.
     nonsense: u32,
     backoff: Backoff,
-    dice: Dice,
-}
-
-/// A page of a list. The pods stay text until each is read by itself: one that can't be read keeps nobody from being read.
-#[derive(Deserialize)]
-struct Page {
-    #[serde(default)]
-    metadata: ListMeta,
-    #[serde(default)]
-    items: Vec<Box<RawValue>>,
+    jitter: Jitter,
 }
 
 /// A line of a watch.
@@ -169,7 +159,7 @@ impl Follower {
             return Err(self.counted(failure));
         }
         self.backoff.reset();
-        Ok(Turn::Ended(self.dice.spread(self.settings.backoff.0)))
+        Ok(Turn::Ended(self.jitter.spread(self.settings.backoff.0)))
     }
 
     /// Opens a watch from a version, or one that begins with all pods.
@@ -181,7 +171,7 @@ impl Follower {
             ..WatchParams::default()
         };
         let request = request::Request::new(PODS).watch(&params, version.unwrap_or_default());
-        let request = request.map_err(|error| Failure::Nonsense(error.to_string()))?;
+        let request = request.map_err(|error| Failure::InvalidResponse(error.to_string()))?;
         self.api.open(Call::WatchPods, request).await
     }
 
@@ -241,7 +231,7 @@ impl Follower {
             match line.r#type.as_str() {
                 "BOOKMARK" if identity.ends_list() => {
                     let version = identity.version().ok_or_else(|| {
-                        Failure::Nonsense("a bookmark without a version".to_owned())
+                        Failure::InvalidResponse("a bookmark without a version".to_owned())
                     })?;
                     return Ok(Some((objects.into_values().collect(), version)));
                 }
@@ -259,38 +249,32 @@ impl Follower {
 
     /// Reads all pods page by page; the version of the list.
     async fn list_all(&mut self) -> Result<String, Failure> {
+        let params = ListParams::default()
+            .fields(&self.selector)
+            .limit(self.settings.page);
         let mut objects = Vec::new();
-        let mut token: Option<String> = None;
-        loop {
-            let params = ListParams {
-                field_selector: Some(self.selector.clone()),
-                limit: Some(self.settings.page),
-                continue_token: token.clone(),
-                ..ListParams::default()
-            };
-            let request = request::Request::new(PODS).list(&params);
-            let request: Request<Vec<u8>> =
-                request.map_err(|error| Failure::Nonsense(error.to_string()))?;
-            let page: Page = self.api.ask(Call::ListPods, request).await?;
-            objects.extend(page.items);
-            token = page.metadata.continue_.filter(|token| !token.is_empty());
-            if token.is_none() {
-                let version = page
-                    .metadata
-                    .resource_version
-                    .filter(|version| !version.is_empty());
-                let version = version
-                    .ok_or_else(|| Failure::Nonsense("a list without a version".to_owned()))?;
-                self.replaced(objects, version.clone()).await;
-                return Ok(version);
-            }
+        let version = list(
+            &self.api,
+            List::new(Call::ListPods, PODS).with(params),
+            |object| {
+                objects.push(object);
+                Ok(())
+            },
+        )
+        .await?;
+        if version.is_empty() {
+            return Err(Failure::InvalidResponse(
+                "a list without a version".to_owned(),
+            ));
         }
+        self.replaced(objects, version.clone()).await;
+        Ok(version)
     }
 
     /// A random pause before everything is read anew: whatever made it necessary here did so on every node.
     async fn stagger(&mut self) {
         if self.known.is_complete() {
-            let pause = self.dice.spread(self.settings.spread);
+            let pause = self.jitter.spread(self.settings.spread);
             let out = self.out.clone();
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
@@ -338,20 +322,20 @@ impl Follower {
     async fn failed(&mut self, failure: &Failure) -> Duration {
         let too_old = failure.is_expired();
         if too_old && !self.too_old {
-            // It answers, so the trouble before is over; only one that says it again and again is left alone for longer.
+            // The server answers again, so the wait starts over. Only a repeated 410 makes the wait longer.
             self.backoff.reset();
         }
         self.too_old |= too_old;
-        let pause = self.backoff.wait(self.dice.roll(), failure.retry_after());
+        let pause = self.backoff.wait(self.jitter.roll(), failure.retry_after());
         if too_old {
             // Not the server's fault: it has forgotten what we ask for. Everything is read anew.
             tracing::info!("this node's pods are read anew: {failure}");
             self.version = None;
             return pause;
         }
-        if failure.kind() == ErrorKind::Nonsense {
+        if failure.kind() == ErrorKind::InvalidResponse {
             self.nonsense += 1;
-            if self.nonsense.is_multiple_of(NONSENSE_ENOUGH) {
+            if self.nonsense.is_multiple_of(MOST_INVALID) {
                 // What can't be read stands at this version: the way around it is a list.
                 self.version = None;
             }
@@ -362,13 +346,13 @@ impl Follower {
             ErrorKind::Unauthorized => says.push_str("; check the agent's token"),
             _ => {}
         }
-        self.api.counters().set_trouble(true);
-        if self.trouble.as_ref() != Some(&says) {
+        self.api.counters().set_degraded(true);
+        if self.degraded.as_ref() != Some(&says) {
             tracing::warn!(
                 "this node's pods can't be followed, what is known of them stays: {says}"
             );
-            self.trouble = Some(says.clone());
-            self.tell(PodsEvent::Trouble(says)).await;
+            self.degraded = Some(says.clone());
+            self.tell(PodsEvent::Degraded(says)).await;
         }
         pause
     }
@@ -380,8 +364,8 @@ impl Follower {
     }
 
     async fn recovered(&mut self) {
-        self.api.counters().set_trouble(false);
-        if self.trouble.take().is_some() {
+        self.api.counters().set_degraded(false);
+        if self.degraded.take().is_some() {
             tracing::info!("this node's pods are followed again");
             self.tell(PodsEvent::Recovered).await;
         }
@@ -395,13 +379,13 @@ impl Follower {
 
 fn parse(line: &[u8]) -> Result<Line, Failure> {
     serde_json::from_slice(line)
-        .map_err(|error| Failure::Nonsense(format!("a line of the watch: {error}")))
+        .map_err(|error| Failure::InvalidResponse(format!("a line of the watch: {error}")))
 }
 
 fn error_event(object: &RawValue) -> Failure {
     match serde_json::from_slice::<Status>(object.get().as_bytes()) {
         Ok(status) => Failure::refused(status),
-        Err(error) => Failure::Nonsense(format!("an event of the watch: {error}")),
+        Err(error) => Failure::InvalidResponse(format!("an event of the watch: {error}")),
     }
 }
 

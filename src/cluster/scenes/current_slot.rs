@@ -1,4 +1,4 @@
-//! [`Held`]: what of ours a Node has, as far as can be told.
+//! [`CurrentSlot`]: what of ours a Node has, as far as can be told.
 //!
 //! Mostly its labels name a slot. Where they don't any more (a plan's keys have changed, a label was removed by hand), pods may
 //! stand there by them all the same, and the plan's rule for busy nodes holds for what is left of them.
@@ -12,7 +12,7 @@ use crate::scene::{Holding, LabelKeys, ScenePlan, Slot, is_lease_of, slots};
 
 /// What of ours a Node has.
 #[derive(Debug)]
-pub(super) struct Held<'a> {
+pub(super) struct CurrentSlot<'a> {
     node: &'a OwnNode,
     /// The slot, where anything says which.
     pub(super) slot: Option<Slot>,
@@ -34,9 +34,9 @@ pub(super) fn labelled(plan: &ScenePlan, node: &OwnNode) -> Option<Slot> {
     }
 }
 
-// === impl Held ===
+// === impl CurrentSlot ===
 
-impl<'a> Held<'a> {
+impl<'a> CurrentSlot<'a> {
     /// What the Node has; `None` where no label of it is there, so that no pod can stand here by one.
     ///
     /// `plan` is asked before the others; `wants` is the slot that it wants the Node to have.
@@ -100,7 +100,7 @@ impl<'a> Held<'a> {
     }
 }
 
-impl std::fmt::Display for Held<'_> {
+impl std::fmt::Display for CurrentSlot<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if let Some(slot) = &self.slot {
             return slot.fmt(f);

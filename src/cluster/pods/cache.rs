@@ -1,4 +1,4 @@
-//! [`Known`]: what is known of the pods, and what a list or a change makes of it.
+//! [`PodCache`]: what is known of the pods, and what a list or a change makes of it.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::text::part;
 
 /// What is known of this node's pods, by uid. Plain values: it neither asks nor waits.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Known {
+pub struct PodCache {
     pods: BTreeMap<String, Pod>,
     /// Pods that can't be read, by uid, as sentences.
     unreadable: BTreeMap<String, String>,
@@ -42,9 +42,9 @@ part! {
     }
 }
 
-// === impl Known ===
+// === impl PodCache ===
 
-impl Known {
+impl PodCache {
     /// Whether all pods have been read at least once.
     pub fn is_complete(&self) -> bool {
         self.complete
@@ -87,7 +87,7 @@ impl Known {
             PodsEvent::Unreadable { uid, says } => {
                 self.unreadable.insert(uid, says.clone()).as_ref() != Some(&says)
             }
-            PodsEvent::Trouble(_) | PodsEvent::Recovered => false,
+            PodsEvent::Degraded(_) | PodsEvent::Recovered => false,
         }
     }
 
@@ -229,7 +229,7 @@ mod tests {
 
     #[test]
     fn a_pod_that_cannot_be_read_keeps_what_was_known_and_hides_nobody() {
-        let mut known = Known::default();
+        let mut known = PodCache::default();
         assert!(!known.is_complete());
         known.replace([raw(&pod("a", "1")), raw(&pod("b", "2"))]);
         let PodsEvent::Snapshot { pods, unreadable } =
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn what_does_not_matter_is_not_said_and_a_new_pod_of_the_name_is_another() {
-        let mut known = Known::default();
+        let mut known = PodCache::default();
         known.replace([raw(&pod("a", "1"))]);
         let mut beat = pod("a", "1");
         beat["status"] = json!({"conditions": [{"type": "Ready", "status": "True"}]});
@@ -281,7 +281,7 @@ mod tests {
 
     #[test]
     fn a_receiver_that_takes_the_events_has_the_same_picture() {
-        let (mut sender, mut receiver) = (Known::default(), Known::default());
+        let (mut sender, mut receiver) = (PodCache::default(), PodCache::default());
         receiver.take(sender.replace([raw(&pod("a", "1")), raw(&pod("b", "1"))]));
         for object in [pod("c", "1"), pod("a", "2")] {
             assert!(receiver.take(sender.changed(&raw(&object)).unwrap()));
@@ -294,7 +294,7 @@ mod tests {
             "it can be read again, as it was"
         );
         assert_eq!(receiver, sender);
-        assert!(!receiver.take(PodsEvent::Trouble("away".to_owned())));
+        assert!(!receiver.take(PodsEvent::Degraded("away".to_owned())));
         assert_eq!(receiver.pods(), sender.pods());
         assert!(receiver.is_complete());
     }

@@ -1,0 +1,104 @@
+//! [`list`]: all objects of a kind, page by page, each read by itself.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
+use kube::core::params::ListParams;
+use kube::core::request;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::{Api, Call, Failure};
+
+/// A list that is wanted.
+#[derive(Debug, Clone)]
+pub(super) struct List<'a> {
+    /// The name under which the requests are counted.
+    pub(super) call: Call,
+    /// The path of the collection.
+    pub(super) path: &'a str,
+    /// The `kind` of an answer, for example `LeaseList`; `None` accepts any answer.
+    ///
+    /// A proxy may answer with a page of its own, and an empty answer must never mean "no objects".
+    pub(super) kind: Option<&'a str>,
+    /// Selectors, page size and version of the first page.
+    pub(super) params: ListParams,
+    /// The number of objects after which the list ends early.
+    pub(super) limit: usize,
+}
+
+/// One page of a list. The objects stay text, so that memory holds the small structs of the caller and one page.
+#[derive(Deserialize)]
+struct Page {
+    #[serde(default)]
+    kind: String,
+    #[serde(default)]
+    metadata: ListMeta,
+    #[serde(default)]
+    items: Option<Vec<Box<RawValue>>>,
+}
+
+// === impl List ===
+
+impl<'a> List<'a> {
+    /// A list of the collection `path`, without a selector.
+    pub(super) fn new(call: Call, path: &'a str) -> Self {
+        Self {
+            call,
+            path,
+            kind: None,
+            params: ListParams::default(),
+            limit: usize::MAX,
+        }
+    }
+
+    /// Accepts only answers of this kind.
+    pub(super) fn of_kind(self, kind: &'a str) -> Self {
+        Self {
+            kind: Some(kind),
+            ..self
+        }
+    }
+
+    /// Replaces the parameters of the first page.
+    pub(super) fn with(self, params: ListParams) -> Self {
+        Self { params, ..self }
+    }
+}
+
+/// Reads all pages and passes each object to `take`. Returns the version of the list; empty if the server names none.
+///
+/// # Errors
+/// Any [`Failure`] of a request, or of `take`.
+pub(super) async fn list(
+    api: &Api,
+    wanted: List<'_>,
+    mut take: impl FnMut(Box<RawValue>) -> Result<(), Failure>,
+) -> Result<String, Failure> {
+    let mut params = wanted.params;
+    let mut count = 0;
+    loop {
+        let request = request::Request::new(wanted.path)
+            .list(&params)
+            .map_err(Failure::unbuilt)?;
+        let page: Page = api.ask(wanted.call, request).await?;
+        let items = match (wanted.kind, page.items) {
+            (Some(kind), _) if page.kind != kind => {
+                let found = page.kind;
+                return Err(Failure::InvalidResponse(format!(
+                    "a {found} instead of a {kind}"
+                )));
+            }
+            (Some(kind), None) => {
+                return Err(Failure::InvalidResponse(format!("a {kind} without items")));
+            }
+            (_, items) => items.unwrap_or_default(),
+        };
+        count += items.len();
+        items.into_iter().try_for_each(&mut take)?;
+        params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
+        if params.continue_token.is_none() || count >= wanted.limit {
+            return Ok(page.metadata.resource_version.unwrap_or_default());
+        }
+        // The token of a page carries the version of the first page.
+        (params.resource_version, params.version_match) = (None, None);
+    }
+}

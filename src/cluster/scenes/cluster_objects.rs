@@ -1,0 +1,46 @@
+//! Plans and nodes as they are in the cluster now, for commands.
+
+use kube::core::params::ListParams;
+use serde_json::Value;
+
+use super::plans::list_plans;
+use crate::cluster::list::{List, list};
+use crate::cluster::{Api, Call, Failure};
+use crate::scene::Node;
+
+/// Nodes of a page: a Node of a large cluster has 20 kB and more.
+const PAGE: u32 = 500;
+
+/// All ScenePlans, as the server sends them.
+///
+/// # Errors
+/// Any [`Failure`]; 404 where they are not defined.
+pub async fn plans(api: &Api) -> Result<Vec<Value>, Failure> {
+    Ok(list_plans(api).await?.0)
+}
+
+/// All Nodes.
+///
+/// # Errors
+/// Any [`Failure`]; a Node that can't be read is one, since nobody could say who has which slot without it.
+pub async fn nodes(api: &Api) -> Result<Vec<Node>, Failure> {
+    let params = ListParams::default().limit(PAGE);
+    let wanted = List::new(Call::ListNodes, "/api/v1/nodes")
+        .of_kind("NodeList")
+        .with(params);
+    let mut nodes = Vec::new();
+    list(api, wanted, |item| {
+        let item: Value = serde_json::from_str(item.get()).map_err(Failure::invalid)?;
+        let name = item
+            .pointer("/metadata/name")
+            .and_then(Value::as_str)
+            .unwrap_or("?")
+            .to_owned();
+        let node: Node = serde_json::from_value(item)
+            .map_err(|error| Failure::InvalidResponse(format!("Node {name}: {error}")))?;
+        nodes.push(node);
+        Ok(())
+    })
+    .await?;
+    Ok(nodes)
+}
