@@ -71,6 +71,7 @@ impl Svg {
         }
     }
 
+    #[cfg(feature = "bench")]
     /// A filled circle.
     pub(crate) fn dot(&mut self, at: Place, radius: f64, ink: &str) {
         let (x, y) = (drawn(at.0), drawn(at.1));

@@ -49,14 +49,14 @@ const ROLE: &str = "training.kubeflow.org/replica-type";
 const CASES: [Case; 18] = [
     ("worker", 1, |_| {}),
     ("parameter-server", 1, |description| {
-        label(description, ROLE, "ps")
+        label(description, ROLE, "ps");
     }),
     ("chief", 1, |description| label(description, ROLE, "chief")),
     ("evaluator", 1, |description| {
-        label(description, ROLE, "evaluator")
+        label(description, ROLE, "evaluator");
     }),
     ("launcher", 1, |description| {
-        label(description, ROLE, "launcher")
+        label(description, ROLE, "launcher");
     }),
     ("no-training", 1, |description| {
         description.pod.as_mut().unwrap().labels.clear();
@@ -77,11 +77,11 @@ const CASES: [Case; 18] = [
     ("too-large", 2, |_| {}),
     ("half-a-cpu", 1, |description| set_cpus(description, 500)),
     ("one-and-a-half", 1, |description| {
-        set_cpus(description, 1500)
+        set_cpus(description, 1500);
     }),
     ("best-effort", 0, |_| {}),
     ("best-effort-worker", 0, |description| {
-        label(description, ROLE, "worker")
+        label(description, ROLE, "worker");
     }),
     ("threads-by-the-user", 1, |description| {
         set_env(

@@ -76,7 +76,7 @@ pub(super) async fn run(
                 Action::Draw
             }
             event = events.recv() => match event {
-                Some(event) => handle_waiting(event, &mut events, &mut state, page),
+                Some(event) => handle_waiting(&event, &mut events, &mut state, page),
                 // The terminal is gone.
                 None => return Ok(ExitCode::SUCCESS),
             },
@@ -114,12 +114,12 @@ pub(super) async fn run(
 
 /// Handles an event and all events that wait behind the event: on a slow connection, keys arrive faster than frames leave.
 fn handle_waiting(
-    event: Event,
+    event: &Event,
     events: &mut mpsc::Receiver<Event>,
     state: &mut State,
     page: usize,
 ) -> Action {
-    let mut action = handle(&event, state, page);
+    let mut action = handle(event, state, page);
     while let Ok(event) = events.try_recv() {
         action = action.max(handle(&event, state, page));
     }

@@ -178,7 +178,7 @@ impl View {
             }
             KeyCode::Char('r') => self.reverse = !self.reverse,
             KeyCode::Char('/') => {
-                (self.editing, self.previous_filter) = (true, self.filter.clone())
+                (self.editing, self.previous_filter) = (true, self.filter.clone());
             }
             KeyCode::Char('n') | KeyCode::Tab => self.node = next(self.node, nodes, true),
             KeyCode::Char('N') | KeyCode::BackTab => self.node = next(self.node, nodes, false),
@@ -215,7 +215,7 @@ impl View {
         match code {
             KeyCode::Enter => self.editing = false,
             KeyCode::Esc => {
-                (self.editing, self.filter) = (false, std::mem::take(&mut self.previous_filter))
+                (self.editing, self.filter) = (false, std::mem::take(&mut self.previous_filter));
             }
             KeyCode::Backspace => drop(self.filter.pop()),
             KeyCode::Char(letter)

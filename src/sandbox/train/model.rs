@@ -260,12 +260,17 @@ fn multiply(
             for (sums, row) in block.chunks_exact_mut(width).zip(first..) {
                 for (k, b) in b.chunks_exact(width).take(depth).enumerate() {
                     let a = a.at(row, k);
-                    for (sum, b) in sums.iter_mut().zip(b) {
-                        *sum += a * b;
-                    }
+                    add_scaled(sums, a, b);
                 }
             }
         }
+    }
+}
+
+/// Adds `factor` times `row` to `sums`.
+fn add_scaled(sums: &mut [f32], factor: f32, row: &[f32]) {
+    for (sum, value) in sums.iter_mut().zip(row) {
+        *sum += factor * value;
     }
 }
 
