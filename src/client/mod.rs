@@ -28,6 +28,6 @@ pub(crate) use node::{MonitoredNode, NO_LETTER, Response};
 #[cfg(feature = "top")]
 pub(crate) use row::{Figures, PodKey, PodRow};
 #[cfg(all(test, feature = "top"))]
-pub(crate) use scrape::Scrape;
+pub(crate) use scrape::{Scrape, family_names};
 #[cfg(feature = "top")]
 pub(crate) use status::{SafeText, Status};

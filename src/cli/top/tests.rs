@@ -18,7 +18,20 @@ use crate::cli::top::frame::{Frame, Picture};
 use crate::cli::top::live::handle;
 use crate::cli::top::order::Filter;
 use crate::cli::top::view::Action;
-use crate::client::{Response, Scrape, Status};
+use crate::client::{Response, Scrape, Status, family_names};
+use crate::metrics::{AGENT_FAMILIES, FAMILIES};
+
+#[test]
+fn the_agent_serves_every_family_of_top() {
+    let served: Vec<&str> = FAMILIES
+        .iter()
+        .chain(AGENT_FAMILIES)
+        .map(|family| family.name)
+        .collect();
+    for name in family_names() {
+        assert!(served.contains(&name), "{name}");
+    }
+}
 
 /// A container of `/status`; a container without exclusive CPUs is in the shared pool.
 fn container(pod: &str, role: &str, own: Option<&str>) -> Value {

@@ -281,7 +281,7 @@ fn an_object_that_no_api_server_stores_is_refused() {
         .unwrap_err();
         let refused = refused.to_string();
         assert!(
-            refused.contains("KiB as JSON") && refused.contains("render it as native"),
+            refused.contains("KiB as JSON") && refused.contains("render the job as native"),
             "{refused}"
         );
     }
