@@ -154,13 +154,12 @@ fn describe(planned: &Planned) -> String {
     let mut lines = Vec::new();
     for (index, container) in planned.containers.iter().enumerate() {
         if index == 0 {
-            lines.push(format!(
-                "Pod {}/{} is {}. Role {}: {}.",
-                container.namespace,
-                container.pod,
-                container.qos,
-                container.role,
-                container.evidence
+            let pod = (container.namespace.as_str(), container.pod.as_str());
+            lines.push(container_report::pod_heading(
+                pod,
+                &container.qos,
+                &container.role,
+                &container.evidence,
             ));
         }
         lines.push(String::new());

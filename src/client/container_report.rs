@@ -1,6 +1,7 @@
 //! The status of a pod's containers in words, for `pinfold explain`.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 
 use anyhow::Context;
 use serde::Deserialize;
@@ -63,6 +64,16 @@ struct ThreadEnvironment {
     reason: String,
 }
 
+/// The first line about a pod, of a running agent's status or of a plan. `pod` is its namespace and name.
+pub(crate) fn pod_heading(
+    pod: (&str, &str),
+    qos: &dyn Display,
+    role: &dyn Display,
+    evidence: &str,
+) -> String {
+    format!("Pod {}/{} is {qos}. Role {role}: {evidence}.", pod.0, pod.1)
+}
+
 /// Puts the containers of a pod into words.
 ///
 /// # Errors
@@ -74,13 +85,12 @@ pub(crate) fn describe(containers: &[Value]) -> anyhow::Result<String> {
             "can't read the container in the agent's status: use the pinfold program of the agent's version, or -o json",
         )?;
         if lines.is_empty() {
-            lines.push(format!(
-                "Pod {}/{} is {}. Role {}: {}.",
-                container.namespace,
-                container.pod,
-                container.qos,
-                container.role,
-                container.evidence
+            let pod = (container.namespace.as_str(), container.pod.as_str());
+            lines.push(pod_heading(
+                pod,
+                &container.qos,
+                &container.role,
+                &container.evidence,
             ));
         }
         lines.push(String::new());

@@ -34,7 +34,7 @@ pub const NODE_LABEL: &str = "pinfold.io/node-uid";
 
 const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 
-/// Whose claims these are.
+/// The node that owns the claims.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner {
     /// The Node's name.
@@ -61,7 +61,7 @@ pub enum Claimed {
     New,
     /// It was ours already.
     Ours,
-    /// Somebody else has it.
+    /// A different node holds the slot.
     Taken,
 }
 
@@ -477,9 +477,8 @@ impl Claims {
         first: ListParams,
         mut take: impl FnMut(T),
     ) -> Result<(), Failure> {
-        let wanted = List::new(Call::ListLeases, &self.path)
-            .of_kind("LeaseList")
-            .with(first.labels(&selector));
+        let wanted =
+            List::new(Call::ListLeases, &self.path, "LeaseList").with(first.labels(&selector));
         list(&self.api, wanted, |lease| {
             take(serde_json::from_str(lease.get()).map_err(Failure::invalid)?);
             Ok(())

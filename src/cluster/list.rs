@@ -8,17 +8,17 @@ use serde_json::value::RawValue;
 
 use super::{Api, Call, Failure};
 
-/// A list that is wanted.
+/// The list to read.
 #[derive(Debug, Clone)]
 pub(super) struct List<'a> {
     /// The name under which the requests are counted.
     pub(super) call: Call,
     /// The path of the collection.
     pub(super) path: &'a str,
-    /// The `kind` of an answer, for example `LeaseList`; `None` accepts any answer.
+    /// The `kind` of an answer, for example `LeaseList`.
     ///
     /// A proxy may answer with a page of its own, and an empty answer must never mean "no objects".
-    pub(super) kind: Option<&'a str>,
+    pub(super) kind: &'a str,
     /// Selectors, page size and version of the first page.
     pub(super) params: ListParams,
     /// The number of objects after which the list ends early.
@@ -40,21 +40,13 @@ struct Page {
 
 impl<'a> List<'a> {
     /// A list of the collection `path`, without a selector.
-    pub(super) fn new(call: Call, path: &'a str) -> Self {
+    pub(super) fn new(call: Call, path: &'a str, kind: &'a str) -> Self {
         Self {
             call,
             path,
-            kind: None,
+            kind,
             params: ListParams::default(),
             limit: usize::MAX,
-        }
-    }
-
-    /// Accepts only answers of this kind.
-    pub(super) fn of_kind(self, kind: &'a str) -> Self {
-        Self {
-            kind: Some(kind),
-            ..self
         }
     }
 
@@ -80,17 +72,15 @@ pub(super) async fn list(
             .list(&params)
             .map_err(Failure::unbuilt)?;
         let page: Page = api.ask(wanted.call, request).await?;
-        let items = match (wanted.kind, page.items) {
-            (Some(kind), _) if page.kind != kind => {
-                let found = page.kind;
-                return Err(Failure::InvalidResponse(format!(
-                    "a {found} instead of a {kind}"
-                )));
-            }
-            (Some(kind), None) => {
-                return Err(Failure::InvalidResponse(format!("a {kind} without items")));
-            }
-            (_, items) => items.unwrap_or_default(),
+        let kind = wanted.kind;
+        if page.kind != kind {
+            let found = page.kind;
+            return Err(Failure::InvalidResponse(format!(
+                "a {found} instead of a {kind}"
+            )));
+        }
+        let Some(items) = page.items else {
+            return Err(Failure::InvalidResponse(format!("a {kind} without items")));
         };
         count += items.len();
         items.into_iter().try_for_each(&mut take)?;

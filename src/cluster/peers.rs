@@ -57,7 +57,7 @@ pub async fn members(
     let params = ListParams::default()
         .labels(&format!("{}={}", label.0, label.1))
         .match_any();
-    let mut wanted = List::new(Call::ListJob, &path).with(params);
+    let mut wanted = List::new(Call::ListJob, &path, "PodList").with(params);
     wanted.limit = MOST;
     let mut members = Vec::new();
     list(api, wanted, |object| {

@@ -255,7 +255,7 @@ impl Reclaimer {
             label_selector: selector.map(str::to_owned),
             ..ListParams::default().limit(PAGE)
         };
-        let wanted = List::new(Call::Other, path).of_kind(kind).with(params);
+        let wanted = List::new(Call::Other, path, kind).with(params);
         list(&self.api, wanted, |object| {
             take(&serde_json::from_str(object.get()).map_err(Failure::invalid)?)
         })

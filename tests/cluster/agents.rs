@@ -63,14 +63,14 @@ pub(crate) struct Agent {
     pub(crate) api: Api,
     stop: CancellationToken,
     task: tokio::task::JoinHandle<()>,
-    /// Those who tell it of pods; they end with it.
+    /// The tasks that send pods to the agent; the tasks end with the agent.
     tellers: JoinSet<()>,
 }
 
 // === impl Agent ===
 
 impl Agent {
-    /// One that knows that no pod runs here.
+    /// Starts an agent that has read an empty list of pods.
     pub(crate) fn start(fake: &FakeApi, node: &str, settings: Settings) -> Self {
         Self::start_with(fake, node, settings, Some(Vec::new()), true)
     }

@@ -170,7 +170,7 @@ async fn a_slot_is_found_again_given_back_and_freed_with_its_node() {
         1
     );
     assert_eq!(other.list().await.unwrap()["a"].node, "n0");
-    // Nobody gives back what is another's.
+    // A node can't release the claim of a different node.
     assert!(!other.release("a").await.unwrap());
     assert!(one.release("a").await.unwrap());
     assert!(!one.release("a").await.unwrap());
@@ -242,7 +242,7 @@ async fn a_claim_of_its_own_is_never_taken_for_anothers() {
     );
     assert_eq!(fake.count("get", "leases"), 1);
 
-    // A claim that nobody told it of.
+    // A claim from before a restart, unknown to the new process.
     let again = claims(&fake, "n0", "u0");
     fake.clear_log();
     assert_eq!(

@@ -21,7 +21,7 @@ fn pod(name: &str, node: &str, cpu: &str) -> Value {
     })
 }
 
-/// One that follows, and all that it has heard.
+/// A follower of pods, with all events that the follower has sent.
 struct Listener {
     api: Api,
     known: PodCache,

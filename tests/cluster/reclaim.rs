@@ -1033,7 +1033,7 @@ impl Watching {
         Self(child.unwrap())
     }
 
-    /// What it has printed until it ended.
+    /// Ends the program with a signal. Returns the exit code, standard output and standard error.
     fn end(mut self, signal: nix::sys::signal::Signal) -> (Option<i32>, String, String) {
         let id = nix::unistd::Pid::from_raw(i32::try_from(self.0.id()).unwrap());
         nix::sys::signal::kill(id, signal).unwrap();

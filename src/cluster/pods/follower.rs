@@ -255,7 +255,7 @@ impl Follower {
         let mut objects = Vec::new();
         let version = list(
             &self.api,
-            List::new(Call::ListPods, PODS).with(params),
+            List::new(Call::ListPods, PODS, "PodList").with(params),
             |object| {
                 objects.push(object);
                 Ok(())

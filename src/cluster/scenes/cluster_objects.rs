@@ -25,9 +25,7 @@ pub async fn plans(api: &Api) -> Result<Vec<Value>, Failure> {
 /// Any [`Failure`]; a Node that can't be read is one, since nobody could say who has which slot without it.
 pub async fn nodes(api: &Api) -> Result<Vec<Node>, Failure> {
     let params = ListParams::default().limit(PAGE);
-    let wanted = List::new(Call::ListNodes, "/api/v1/nodes")
-        .of_kind("NodeList")
-        .with(params);
+    let wanted = List::new(Call::ListNodes, "/api/v1/nodes", "NodeList").with(params);
     let mut nodes = Vec::new();
     list(api, wanted, |item| {
         let item: Value = serde_json::from_str(item.get()).map_err(Failure::invalid)?;

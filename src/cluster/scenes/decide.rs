@@ -73,7 +73,7 @@ pub enum Action {
     },
     /// Apply exactly these labels.
     Label(BTreeMap<String, String>),
-    /// Write these taints instead of those that are there.
+    /// Replace all taints of the node by the given taints.
     Taint(Vec<Taint>),
     /// Give this claim back.
     Release(String),
@@ -342,7 +342,7 @@ impl Judge<'_> {
         others.cloned().map(Action::Release)
     }
 
-    /// What to do so that of our taints exactly this one is there.
+    /// The action after which the node has exactly the taint `wanted` among the taints of Pinfold.
     fn taint(&self, wanted: Option<&Taint>, plan: &ScenePlan) -> Option<Action> {
         if self
             .memory

@@ -159,9 +159,8 @@ pub(super) async fn follow(api: Api, settings: Settings, published: watch::Sende
 
 /// All plans as they are now, and the version of the list.
 pub(super) async fn list_plans(api: &Api) -> Result<(Vec<Value>, String), Failure> {
-    let wanted = List::new(Call::ListPlans, PLANS)
-        .of_kind("ScenePlanList")
-        .with(ListParams::default().limit(PAGE));
+    let wanted =
+        List::new(Call::ListPlans, PLANS, "ScenePlanList").with(ListParams::default().limit(PAGE));
     let mut objects = Vec::new();
     let version = list(api, wanted, |object| {
         objects.push(serde_json::from_str(object.get()).map_err(Failure::invalid)?);
