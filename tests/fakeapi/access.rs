@@ -1,4 +1,4 @@
-//! Who asks, what they may do by RBAC, and what admission policies say to it.
+//! Users, their RBAC rules, and validating admission policies.
 
 use std::collections::BTreeMap;
 
@@ -8,29 +8,29 @@ use super::evaluate::{Policy, Request, Verdict};
 use super::kinds::Kind;
 use super::status::{self, Answer};
 
-/// Whose a token is.
+/// The user behind a token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct User {
     pub(crate) name: String,
-    /// What the server has found out about the token, such as the node of the pod that it is for.
+    /// The `extra` map of the user info, such as the node of the pod to which the token is bound.
     pub(crate) extra: Value,
 }
 
-/// What a user may do.
+/// An RBAC rule for one user and one resource.
 #[derive(Debug, Clone)]
 pub(crate) struct Rule {
     pub(crate) user: String,
     pub(crate) verbs: Vec<String>,
     pub(crate) group: String,
-    /// With its subresource: `pods/resize`.
+    /// The resource, with a subresource if any: `pods/resize`.
     pub(crate) resource: String,
-    /// All, where there are none.
+    /// The allowed object names. Empty for all names.
     pub(crate) names: Vec<String>,
-    /// The only namespace that it is for.
+    /// The namespace of a `Role`. `None` for a rule of a `ClusterRole` bound in all namespaces.
     pub(crate) namespace: Option<String>,
 }
 
-/// An admission policy that is in force.
+/// A validating admission policy with its binding.
 pub(crate) struct Enforced {
     name: String,
     binding: String,
@@ -38,7 +38,7 @@ pub(crate) struct Enforced {
     policy: Policy,
 }
 
-/// A write as policies see it.
+/// A write, as input of the policies.
 pub(crate) struct Write<'a> {
     pub(crate) user: &'a User,
     pub(crate) operation: &'a str,
@@ -70,7 +70,7 @@ impl User {
         }
     }
 
-    /// A service account whose token is bound to a pod on a node.
+    /// A service account with a token bound to a pod on `node`.
     pub(crate) fn on_node(name: &str, node: &str) -> Self {
         Self {
             name: name.to_owned(),
@@ -82,7 +82,7 @@ impl User {
 // === impl Rule ===
 
 impl Rule {
-    /// The rules that roles and their bindings give to service accounts.
+    /// The RBAC rules of service accounts, from roles and their bindings.
     pub(crate) fn of_roles(documents: &[Value]) -> Vec<Self> {
         let mut rules = Vec::new();
         for binding in documents {
@@ -90,10 +90,10 @@ impl Rule {
                 Some("ClusterRoleBinding" | "RoleBinding") => &binding["roleRef"],
                 _ => continue,
             };
-            let bound = documents
-                .iter()
-                .find(|one| one["kind"] == role["kind"] && one["metadata"]["name"] == role["name"]);
-            let bound = bound.unwrap_or_else(|| panic!("there is no {role}"));
+            let bound = documents.iter().find(|document| {
+                document["kind"] == role["kind"] && document["metadata"]["name"] == role["name"]
+            });
+            let bound = bound.unwrap_or_else(|| panic!("no document defines the role {role}"));
             let namespace = (binding["kind"] == "RoleBinding").then(|| {
                 binding["metadata"]["namespace"]
                     .as_str()
@@ -108,7 +108,7 @@ impl Rule {
                     for (group, resource) in words(&rule["apiGroups"]).iter().flat_map(|group| {
                         words(&rule["resources"])
                             .into_iter()
-                            .map(move |one| (group, one))
+                            .map(move |resource| (group, resource))
                     }) {
                         rules.push(Self {
                             user: format!("system:serviceaccount:{}:{}", account[0], account[1]),
@@ -129,40 +129,40 @@ impl Rule {
 // === impl Enforced ===
 
 impl Enforced {
-    /// The validating policies of some documents that a binding puts into force.
+    /// The validating policies among the documents. Each policy needs a binding.
     pub(crate) fn of_documents(documents: &[Value]) -> Vec<Self> {
         let bindings: BTreeMap<&str, &str> = documents
             .iter()
-            .filter(|one| one["kind"] == "ValidatingAdmissionPolicyBinding")
-            .map(|one| {
+            .filter(|document| document["kind"] == "ValidatingAdmissionPolicyBinding")
+            .map(|document| {
                 assert_eq!(
-                    one["spec"]["validationActions"],
+                    document["spec"]["validationActions"],
                     json!(["Deny"]),
-                    "what the fake can do"
+                    "the fake supports only the action Deny"
                 );
                 (
-                    one["spec"]["policyName"].as_str().unwrap(),
-                    one["metadata"]["name"].as_str().unwrap(),
+                    document["spec"]["policyName"].as_str().unwrap(),
+                    document["metadata"]["name"].as_str().unwrap(),
                 )
             })
             .collect();
         let policies = documents
             .iter()
-            .filter(|one| one["kind"] == "ValidatingAdmissionPolicy");
+            .filter(|document| document["kind"] == "ValidatingAdmissionPolicy");
         policies
-            .map(|one| {
-                let name = one["metadata"]["name"].as_str().unwrap();
+            .map(|document| {
+                let name = document["metadata"]["name"].as_str().unwrap();
                 let binding = bindings
                     .get(name)
-                    .unwrap_or_else(|| panic!("{name} is bound to nothing"));
+                    .unwrap_or_else(|| panic!("no binding names the policy {name}"));
                 Self {
                     name: name.to_owned(),
                     binding: (*binding).to_owned(),
-                    rules: one["spec"]["matchConstraints"]["resourceRules"]
+                    rules: document["spec"]["matchConstraints"]["resourceRules"]
                         .as_array()
                         .unwrap()
                         .clone(),
-                    policy: Policy::new(one).beside(documents),
+                    policy: Policy::new(document).beside(documents),
                 }
             })
             .collect()
@@ -177,7 +177,7 @@ impl Enforced {
             let has = |key: &str, wanted: &str| {
                 words(&rule[key])
                     .iter()
-                    .any(|one| one == wanted || one == "*")
+                    .any(|word| word == wanted || word == "*")
             };
             has("apiGroups", &write.kind.group)
                 && has("apiVersions", &write.kind.version)
@@ -186,7 +186,7 @@ impl Enforced {
         })
     }
 
-    /// Whether a write may be.
+    /// Evaluates the policy for a write.
     pub(crate) fn judge(&self, write: &Write<'_>) -> Answer<()> {
         if !self.concerns(write) {
             return Ok(());

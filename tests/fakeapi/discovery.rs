@@ -1,4 +1,4 @@
-//! What is served: versions, groups, resources.
+//! Discovery: the server's version, API groups and resources.
 
 use serde_json::{Value, json};
 
@@ -13,7 +13,7 @@ pub(crate) fn version() -> Value {
     })
 }
 
-/// The answer to a path of discovery.
+/// The answer to a discovery path. `None` for any other path.
 pub(crate) fn answer(kinds: &[Kind], path: &[&str]) -> Option<Value> {
     match path {
         ["api"] => Some(
@@ -42,12 +42,12 @@ pub(crate) fn answer(kinds: &[Kind], path: &[&str]) -> Option<Value> {
 }
 
 fn resources(kinds: &[Kind], group: &str, version: &str) -> Option<Value> {
-    let fitting: Vec<&Kind> = kinds
+    let matching: Vec<&Kind> = kinds
         .iter()
         .filter(|kind| kind.group == group && kind.version == version)
         .collect();
-    let first = fitting.first()?;
-    let resources: Vec<Value> = fitting
+    let first = matching.first()?;
+    let resources: Vec<Value> = matching
         .iter()
         .map(|kind| {
             json!({

@@ -2,47 +2,47 @@
 
 use std::time::Duration;
 
-/// What goes wrong.
+/// A fault of a request.
 #[derive(Debug, Clone)]
 pub(crate) enum Fault {
-    /// The connection is closed before anything is answered.
+    /// The server closes the connection without an answer.
     Drop,
-    /// The answer comes late.
+    /// The answer is delayed.
     Delay(Duration),
-    /// The connection stays open, and no answer comes.
+    /// The connection stays open without an answer.
     Hang,
-    /// A refusal with a text as its body, as a proxy or flow control answers.
+    /// An error with a plain text body, as from a proxy or from API priority and fairness.
     Refuse {
         code: u16,
         text: &'static str,
         retry_after: Option<u64>,
     },
-    /// 200 and bytes that mean nothing.
+    /// Status 200 with a body of invalid JSON.
     Garbage,
-    /// The answer's body ends halfway.
+    /// The connection ends after half of the body.
     Half,
-    /// Something that happens to a watch after it has begun.
+    /// A fault of an accepted watch.
     Watch(WatchFault),
 }
 
-/// What goes wrong with a watch that was accepted; `after` counts the changes sent before.
+/// A fault of an accepted watch. `after` is the number of changes sent before the fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WatchFault {
-    /// Nothing is ever sent, and the connection stays.
+    /// The connection stays open, and nothing is sent.
     Silent,
-    /// The end of a streaming list is never marked; a plain watch does well.
+    /// A streaming list without the bookmark at its end. A plain watch works.
     Unended,
-    /// It ends as soon as it has begun.
+    /// The watch ends at once.
     CloseAtOnce,
-    /// It is cut within a line.
+    /// The connection is cut within a line.
     HalfLine { after: usize },
-    /// A line that is no JSON comes between.
+    /// A line of invalid JSON precedes the next change.
     Garbage { after: usize },
-    /// An ERROR event with code 410 ends it.
+    /// An ERROR event with code 410 ends the watch.
     Gone { after: usize },
 }
 
-/// Which requests a fault meets, and how many of them.
+/// The requests hit by a fault, and their maximum number.
 #[derive(Debug, Clone)]
 pub(crate) struct When {
     verb: Option<&'static str>,
@@ -54,7 +54,7 @@ pub(crate) struct When {
 // === impl When ===
 
 impl When {
-    /// Every request, without end.
+    /// Every request, without a limit.
     pub(crate) fn always() -> Self {
         Self {
             verb: None,
@@ -64,13 +64,13 @@ impl When {
         }
     }
 
-    /// Only so many.
+    /// At most `times` requests.
     pub(crate) fn times(mut self, times: usize) -> Self {
         self.times = times;
         self
     }
 
-    /// `get`, `list`, `watch`, `create`, `update`, `patch` (apply included), `delete`.
+    /// Only requests with this verb: `get`, `list`, `watch`, `create`, `update`, `patch` (apply included), `delete`.
     pub(crate) fn verb(mut self, verb: &'static str) -> Self {
         self.verb = Some(verb);
         self
@@ -86,15 +86,15 @@ impl When {
         self
     }
 
-    /// Whether this request is met; it is counted then.
+    /// Whether the fault hits a request. Each hit counts towards the limit.
     pub(crate) fn meets(&mut self, verb: &str, plural: &str, user: &str) -> bool {
-        let meets = self.times > 0
+        let hit = self.times > 0
             && self.verb.is_none_or(|wanted| wanted == verb)
             && self.plural.is_none_or(|wanted| wanted == plural)
             && self.user.as_ref().is_none_or(|wanted| wanted == user);
-        if meets && self.times != usize::MAX {
+        if hit && self.times != usize::MAX {
             self.times -= 1;
         }
-        meets
+        hit
     }
 }

@@ -1,7 +1,7 @@
-//! Who owns which field: the sets in `metadata.managedFields`, and server-side apply on them.
+//! Field managers: the field sets in `metadata.managedFields`, and server-side apply.
 //!
-//! The rules are those of structured-merge-diff as far as the kinds here need them: lists with keys are merged by key, other
-//! lists and a few maps are one value.
+//! The rules follow structured-merge-diff as far as the built-in kinds need. Lists with keys are merged by key. Atomic lists and
+//! a few atomic maps are replaced as a whole.
 
 use std::collections::BTreeSet;
 
@@ -9,10 +9,10 @@ use serde_json::{Map, Value, json};
 
 use super::access::User;
 
-/// One field: its elements as `fieldsV1` writes them, like `f:metadata`, `k:{"name":"c"}`.
+/// The path of a field. Elements are written as in `fieldsV1`: `f:metadata`, `k:{"name":"c"}`.
 pub(crate) type Path = Vec<String>;
 
-/// Fields of one owner.
+/// The fields of one manager.
 pub(crate) type Set = BTreeSet<Path>;
 
 /// An entry of `metadata.managedFields`.
@@ -26,17 +26,17 @@ pub(crate) struct Manager {
     pub(crate) set: Set,
 }
 
-/// What distinguishes two objects.
+/// The difference between two objects.
 #[derive(Debug, Default)]
 pub(crate) struct Difference {
-    /// Fields that are new or have another value.
+    /// Fields with a new or changed value.
     pub(crate) changed: Set,
     pub(crate) removed: Set,
 }
 
-/// The keys of a list's items; `None` where the list is one value.
+/// The keys of a list's items. `None` for an atomic list.
 fn keys(path: &[String], custom: bool) -> Option<&'static [&'static str]> {
-    // The lists of a custom resource are one value unless its schema says otherwise, which none here does.
+    // Lists of custom resources are atomic by default. No schema in these tests sets `x-kubernetes-list-type`.
     if custom && path.first().is_none_or(|first| first != "f:metadata") {
         return None;
     }
@@ -53,17 +53,17 @@ fn keys(path: &[String], custom: bool) -> Option<&'static [&'static str]> {
     }
 }
 
-/// Whether the value there is one, whatever it holds.
+/// Whether the value at the path is atomic.
 fn atomic(path: &[String]) -> bool {
     let last = path.last().map_or("", String::as_str);
-    let whole = [
+    let atomic_fields = [
         "f:nodeSelector",
         "f:involvedObject",
         "f:regarding",
         "f:related",
         "f:fieldRef",
     ];
-    whole.contains(&last)
+    atomic_fields.contains(&last)
         || (last.starts_with("k:") && path.iter().any(|element| element == "f:ownerReferences"))
 }
 
@@ -81,7 +81,7 @@ fn key_of(item: &Value, keys: &[&str]) -> String {
     format!("k:{}", Value::Object(key))
 }
 
-/// The children of a value by path element; `None` for a leaf.
+/// The children of a value, by path element. `None` for a leaf.
 fn children(value: &Value, path: &[String], custom: bool) -> Option<Vec<(String, Value)>> {
     if atomic(path) {
         return None;
@@ -105,7 +105,7 @@ fn children(value: &Value, path: &[String], custom: bool) -> Option<Vec<(String,
     }
 }
 
-/// The fields that an applied object names.
+/// The fields set by an applied object.
 pub(crate) fn named(value: &Value, custom: bool) -> Set {
     fn walk(value: &Value, path: &[String], custom: bool, set: &mut Set) {
         if path.last().is_some_and(|last| last.starts_with("k:")) {
@@ -127,7 +127,7 @@ pub(crate) fn named(value: &Value, custom: bool) -> Set {
     strip(set)
 }
 
-/// What distinguishes `new` from `old`.
+/// The difference between `old` and `new`.
 pub(crate) fn difference(old: &Value, new: &Value, custom: bool) -> Difference {
     fn walk(
         old: Option<&Value>,
@@ -139,8 +139,9 @@ pub(crate) fn difference(old: &Value, new: &Value, custom: bool) -> Difference {
         if old == new {
             return;
         }
-        let within = |value: Option<&Value>| value.and_then(|value| children(value, path, custom));
-        let (before, after) = (within(old), within(new));
+        let children_of =
+            |value: Option<&Value>| value.and_then(|value| children(value, path, custom));
+        let (before, after) = (children_of(old), children_of(new));
         if !path.is_empty() {
             if old.is_none() {
                 into.changed.insert(path.to_vec());
@@ -187,9 +188,9 @@ pub(crate) fn difference(old: &Value, new: &Value, custom: bool) -> Difference {
     difference
 }
 
-/// Without the fields that nobody owns.
+/// Removes the fields without a manager, such as name and uid.
 fn strip(set: Set) -> Set {
-    let nobodys = [
+    let unmanaged = [
         "f:name",
         "f:namespace",
         "f:creationTimestamp",
@@ -203,13 +204,13 @@ fn strip(set: Set) -> Set {
     set.into_iter()
         .filter(|path| match path.as_slice() {
             [] => false,
-            [one] => one != "f:apiVersion" && one != "f:kind" && one != "f:metadata",
-            [one, two, ..] => one != "f:metadata" || !nobodys.contains(&two.as_str()),
+            [first] => first != "f:apiVersion" && first != "f:kind" && first != "f:metadata",
+            [first, second, ..] => first != "f:metadata" || !unmanaged.contains(&second.as_str()),
         })
         .collect()
 }
 
-/// `config` put over `live`.
+/// Merges `config` into `live`.
 pub(crate) fn merge(live: &mut Value, config: &Value, path: &[String], custom: bool) {
     match (&mut *live, config) {
         (Value::Object(live), Value::Object(config)) if !atomic(path) => {
@@ -239,7 +240,7 @@ pub(crate) fn merge(live: &mut Value, config: &Value, path: &[String], custom: b
     }
 }
 
-/// Takes one field away, if it is there.
+/// Removes a field, if present.
 fn remove(value: &mut Value, path: &[String], custom: bool, at: &[String]) {
     let [element, rest @ ..] = path else { return };
     let here = child(at, element.clone());
@@ -269,7 +270,7 @@ fn remove(value: &mut Value, path: &[String], custom: bool, at: &[String]) {
     }
 }
 
-/// The owners of an object's fields.
+/// The entries of `metadata.managedFields`.
 pub(crate) fn managers(object: &Value) -> Vec<Manager> {
     let text = |entry: &Value, key: &str| entry[key].as_str().unwrap_or_default().to_owned();
     let entries = object["metadata"]["managedFields"]
@@ -293,7 +294,7 @@ pub(crate) fn managers(object: &Value) -> Vec<Manager> {
         .collect()
 }
 
-/// Writes the owners into an object, in the order in which the API server shows them.
+/// Writes `metadata.managedFields`, in the API server's order.
 pub(crate) fn set_managers(object: &mut Value, mut managers: Vec<Manager>) {
     managers.retain(|manager| !manager.set.is_empty());
     managers.sort_by(|a, b| {
@@ -368,19 +369,19 @@ fn write(set: &Set) -> Value {
     root
 }
 
-/// What a writer is and how it writes.
+/// The writer of a request.
 #[derive(Debug, Clone)]
 pub(crate) struct Writer<'a> {
     pub(crate) manager: &'a str,
     pub(crate) version: &'a str,
     pub(crate) subresource: &'a str,
     pub(crate) now: &'a str,
-    /// Who policies are asked about.
+    /// The user, as input of the admission policies.
     pub(crate) user: &'a User,
     pub(crate) custom: bool,
 }
 
-/// Notes who owns what after a plain write: whoever changes a field owns it.
+/// Updates `managedFields` after an update. The writer becomes the manager of each changed field.
 pub(crate) fn account_update(old: &Value, new: &mut Value, writer: &Writer<'_>) {
     let difference = difference(&bare(old), &bare(new), writer.custom);
     let mut all = managers(old);
@@ -423,7 +424,7 @@ pub(crate) fn account_update(old: &Value, new: &mut Value, writer: &Writer<'_>) 
     set_managers(new, all);
 }
 
-/// A field that somebody else has set to another value.
+/// A field managed by another manager, with another value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Conflict {
     pub(crate) who: String,
@@ -458,10 +459,10 @@ pub(crate) fn apply(
         .unwrap_or_default();
     for path in own.difference(&wanted) {
         let still_wanted = wanted.iter().any(|other| other.starts_with(path));
-        let others = all
+        let other_manager = all
             .iter()
             .any(|manager| !is_own(manager) && manager.set.contains(path));
-        if !still_wanted && !others {
+        if !still_wanted && !other_manager {
             remove(&mut new, path, writer.custom, &[]);
         }
     }
@@ -516,7 +517,7 @@ pub(crate) fn apply(
     Ok(new)
 }
 
-/// The object without its owners.
+/// The object without `managedFields`.
 pub(crate) fn bare(object: &Value) -> Value {
     let mut object = object.clone();
     if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {

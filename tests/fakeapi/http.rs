@@ -1,4 +1,4 @@
-//! The wire: HTTP/1.1 over TCP, or none at all.
+//! The transport: HTTP/1.1 over TCP, or direct calls without a socket.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -21,7 +21,7 @@ use super::Shared;
 use super::serve::{self, Ask};
 use super::status::Refusal;
 
-/// An answer.
+/// An HTTP response.
 #[derive(Debug)]
 pub(crate) struct Reply {
     pub(crate) code: u16,
@@ -30,13 +30,13 @@ pub(crate) struct Reply {
     pub(crate) body: Payload,
 }
 
-/// An answer's body.
+/// The body of a response.
 #[derive(Debug)]
 pub(crate) enum Payload {
     Whole(Option<Bytes>),
-    /// Comes piece by piece; an error cuts the connection.
+    /// The lines of a watch. An error cuts the connection.
     Lines(mpsc::Receiver<std::io::Result<Bytes>>),
-    /// The connection ends after this much.
+    /// The connection is cut after these bytes.
     Half(Option<Bytes>),
 }
 
@@ -53,7 +53,7 @@ impl Reply {
         }
     }
 
-    /// The same of a text that is JSON already.
+    /// A response from serialized JSON.
     pub(crate) fn text(code: u16, text: Bytes) -> Self {
         Self {
             code,
@@ -77,7 +77,7 @@ impl Reply {
         reply
     }
 
-    /// The same answer, of which only the first half arrives.
+    /// The response, cut after half of the body.
     pub(crate) fn half(mut self) -> Self {
         if let Payload::Whole(Some(bytes)) = self.body {
             self.body = Payload::Half(Some(bytes.slice(..bytes.len() / 2)));
@@ -163,7 +163,7 @@ where
     }
 }
 
-/// Serves connections until told to stop.
+/// Serves connections until `stop` is cancelled.
 pub(crate) async fn listen(listener: TcpListener, shared: Arc<Shared>, stop: CancellationToken) {
     loop {
         let stream = tokio::select! {
@@ -174,7 +174,7 @@ pub(crate) async fn listen(listener: TcpListener, shared: Arc<Shared>, stop: Can
             },
         };
         if shared.away.load(Ordering::SeqCst) {
-            // Closed with a reset, as by a machine that has nobody listening.
+            // A TCP reset, as from a machine without a listener on the port.
             let _ = stream.set_zero_linger();
             continue;
         }
@@ -193,7 +193,7 @@ pub(crate) async fn listen(listener: TcpListener, shared: Arc<Shared>, stop: Can
     }
 }
 
-/// A client that calls the server instead of connecting to it: no socket, so a stopped clock runs when all wait.
+/// A client that calls the server directly. Without a socket, tokio's paused clock advances when all tasks wait.
 pub(crate) fn direct_client(shared: &Arc<Shared>, token: &str) -> kube::Client {
     kube::Client::new(
         Direct {
@@ -247,7 +247,7 @@ impl tower_service::Service<Request<kube::client::Body>> for Direct {
     }
 }
 
-/// A body that ends with an error when its connection would be cut.
+/// A body that fails when the fake cuts its connections.
 struct Cuttable {
     body: Payload,
     cut: Pin<Box<dyn Future<Output = ()> + Send>>,

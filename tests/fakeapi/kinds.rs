@@ -1,10 +1,10 @@
-//! What the API server knows of each kind: where it is served, its defaults, and what it refuses.
+//! The API server's knowledge about each kind: path, defaults and validation.
 
 use serde_json::{Value, json};
 
 use super::status::Mistake;
 
-/// One kind of object.
+/// A kind of object.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Kind {
     pub(crate) group: String,
@@ -12,16 +12,16 @@ pub(crate) struct Kind {
     pub(crate) plural: String,
     pub(crate) kind: String,
     pub(crate) namespaced: bool,
-    /// Whether lists come from the watch cache, whose continue tokens start with a slash.
+    /// Whether the watch cache serves lists. Continue tokens of the watch cache start with a slash.
     pub(crate) cached: bool,
-    /// A custom resource's schema.
+    /// The schema of a custom resource.
     pub(crate) schema: Option<Value>,
 }
 
 // === impl Kind ===
 
 impl Kind {
-    /// The kinds that are always there.
+    /// The built-in kinds.
     pub(crate) fn built_in() -> Vec<Self> {
         let kind =
             |group: &str, version: &str, plural: &str, kind: &str, namespaced, cached| Self {
@@ -55,7 +55,7 @@ impl Kind {
         ]
     }
 
-    /// The kind that a definition brings.
+    /// The kinds defined by a `CustomResourceDefinition`, one per served version.
     pub(crate) fn of_definition(definition: &Value) -> Vec<Self> {
         let spec = &definition["spec"];
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -75,7 +75,7 @@ impl Kind {
             .collect()
     }
 
-    /// `v1`, `coordination.k8s.io/v1`.
+    /// The apiVersion: `v1`, `coordination.k8s.io/v1`.
     pub(crate) fn api_version(&self) -> String {
         if self.group.is_empty() {
             self.version.clone()
@@ -84,7 +84,7 @@ impl Kind {
         }
     }
 
-    /// `nodes`, `leases.coordination.k8s.io`.
+    /// The plural with the group: `nodes`, `leases.coordination.k8s.io`.
     pub(crate) fn qualified(&self) -> String {
         if self.group.is_empty() {
             self.plural.clone()
@@ -101,7 +101,7 @@ impl Kind {
         self.group == group && self.plural == plural
     }
 
-    /// Whether a plain write leaves the status as it is.
+    /// Whether the kind has a status subresource. A write to the main resource then keeps the status.
     pub(crate) fn has_status(&self) -> bool {
         self.custom()
             || matches!(
@@ -110,7 +110,7 @@ impl Kind {
             )
     }
 
-    /// An object that says nothing, as the server's own types hold it.
+    /// An empty object, as the server's Go types serialize it.
     pub(crate) fn empty(&self) -> Value {
         match self.kind.as_str() {
             _ if self.custom() => json!({"metadata": {}}),
@@ -141,7 +141,7 @@ impl Kind {
         }
     }
 
-    /// Fills in what the server fills in before it looks at who wrote what.
+    /// Sets the defaults that the server sets before it computes `managedFields`.
     pub(crate) fn default(&self, object: &mut Value) {
         match self.kind.as_str() {
             "Pod" => default_pod(object),
@@ -159,7 +159,7 @@ impl Kind {
         }
     }
 
-    /// Fills in what admission and the strategies of creation add.
+    /// Sets the fields that admission and the create strategy add.
     pub(crate) fn admit(&self, object: &mut Value, suffix: &str) {
         match self.kind.as_str() {
             "Pod" => admit_pod(object, suffix),
@@ -206,16 +206,16 @@ impl Kind {
             }
             _ => {}
         }
-        // The generation counts changes of what is wanted; these kinds have it.
+        // The generation counts changes of the spec. Only these kinds start with generation 1.
         if self.custom() || matches!(self.kind.as_str(), "Pod" | "CustomResourceDefinition") {
             object["metadata"]["generation"] = json!(1);
         }
     }
 
-    /// A field of the wrong type, as server-side apply sees it: the path, what it should be and what it is.
+    /// The error text of server-side apply for the first field of a wrong type: path, expected type and value.
     pub(crate) fn type_mistake(&self, config: &Value) -> Option<String> {
-        let expected = |path: &str, what: &str, value: &Value| {
-            format!("{path}: expected {what}, got &value.valueUnstructured{{Value:{value}}}")
+        let expected = |path: &str, type_name: &str, value: &Value| {
+            format!("{path}: expected {type_name}, got &value.valueUnstructured{{Value:{value}}}")
         };
         for map in ["labels", "annotations"] {
             for (key, value) in config["metadata"][map].as_object().into_iter().flatten() {
@@ -227,14 +227,14 @@ impl Kind {
         let schema = self.schema.as_ref()?;
         let mut open = vec![(String::new(), config, schema)];
         while let Some((path, value, schema)) = open.pop() {
-            let wrong = match schema["type"].as_str() {
+            let expected_type = match schema["type"].as_str() {
                 Some("string") if !value.is_string() => Some("string"),
                 Some("integer") if !value.is_i64() => Some("integer"),
                 Some("boolean") if !value.is_boolean() => Some("boolean"),
                 _ => None,
             };
-            if let Some(what) = wrong {
-                return Some(expected(&path, what, value));
+            if let Some(type_name) = expected_type {
+                return Some(expected(&path, type_name, value));
             }
             for (key, schema) in schema["properties"].as_object().into_iter().flatten() {
                 if let Some(value) = value.get(key) {
@@ -245,7 +245,7 @@ impl Kind {
         None
     }
 
-    /// What is wrong with an object that is to be stored; `old` is the one that is there.
+    /// The validation errors of an object. `old` is the stored object, if any.
     pub(crate) fn mistakes(&self, old: Option<&Value>, new: &Value) -> Vec<Mistake> {
         let mut found = Vec::new();
         for value in new["metadata"]["labels"]
@@ -266,7 +266,7 @@ impl Kind {
                          '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')"
                     ),
                 };
-                // A Node's labels are looked at four times when it is changed, and each time complains.
+                // An update of a Node validates labels four times and reports each error four times.
                 let times = if self.kind == "Node" && old.is_some() {
                     4
                 } else {
@@ -314,7 +314,7 @@ pub(crate) fn label_value(value: &str) -> bool {
 
 fn event_mistakes(old: Option<&Value>, new: &Value) -> Vec<Mistake> {
     let mut found = Vec::new();
-    let mut say = |field, reason, words: &str| {
+    let mut report = |field, reason, words: &str| {
         found.push(Mistake {
             field,
             reason,
@@ -323,17 +323,17 @@ fn event_mistakes(old: Option<&Value>, new: &Value) -> Vec<Mistake> {
     };
     let text = |key: &str| new[key].as_str().unwrap_or_default();
     if text("reportingController").is_empty() {
-        say(
+        report(
             "reportingController",
             "FieldValueRequired",
             "Required value",
         );
-        say(
+        report(
             "reportingController",
             "FieldValueInvalid",
             "Invalid value: \"\": name part must be non-empty",
         );
-        say(
+        report(
             "reportingController",
             "FieldValueInvalid",
             "Invalid value: \"\": name part must consist of alphanumeric characters, '-', '_' or '.', and must \
@@ -349,18 +349,18 @@ fn event_mistakes(old: Option<&Value>, new: &Value) -> Vec<Mistake> {
                 "reason" => "reason",
                 _ => "eventTime",
             };
-            say(field, "FieldValueRequired", "Required value");
+            report(field, "FieldValueRequired", "Required value");
         }
     }
     if text("note").len() > 1024 {
-        say(
+        report(
             "message",
             "FieldValueInvalid",
             "Invalid value: \"\": can have at most 1024 characters",
         );
     }
     if let Some(count) = new["series"]["count"].as_i64().filter(|count| *count < 2) {
-        say(
+        report(
             "series.count",
             "FieldValueInvalid",
             &format!("Invalid value: {count}: should be at least 2"),
@@ -377,7 +377,7 @@ fn event_mistakes(old: Option<&Value>, new: &Value) -> Vec<Mistake> {
             "type",
         ] {
             if old[field] != new[field] {
-                say(
+                report(
                     "",
                     "FieldValueInvalid",
                     &format!("Invalid value: {field}: field is immutable"),
@@ -394,7 +394,7 @@ fn fill(object: &mut Value, key: &str, value: Value) {
     }
 }
 
-/// Adds what `from` has and `into` lacks.
+/// Adds the keys missing in `into` from `from`.
 fn merge_missing(into: &mut Value, from: &Value) {
     if let (Value::Object(into), Value::Object(from)) = (into, from) {
         for (key, value) in from {
@@ -481,7 +481,7 @@ fn admit_pod(object: &mut Value, suffix: &str) {
     object["status"] = json!({"phase": "Pending", "qosClass": class});
 }
 
-/// The class that the server writes into a new pod's status.
+/// The QoS class that the server writes into a new pod's status.
 pub(crate) fn qos(pod: &Value) -> &'static str {
     let containers = ["containers", "initContainers"]
         .into_iter()

@@ -1,4 +1,4 @@
-//! Lists, whole or in pages, now or at an older version.
+//! Lists: complete or paged, at the current or an older resourceVersion.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::select::Selector;
 use super::status::{self, Answer};
 use super::store::Store;
 
-/// What a list is asked for.
+/// The parameters of a list request.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Wanted {
     pub(crate) limit: usize,
@@ -42,26 +42,26 @@ pub(crate) fn list(
                 return Err(refusal);
             }
             Ok(at) => revision = at,
-            // A token that gives up consistency goes on with what is there now.
+            // An inconsistent continue token (revision -1) continues with the current objects.
             Err(_) => {}
         }
     } else if !wanted.revision.is_empty() && wanted.revision != "0" {
-        let asked: u64 = wanted.revision.parse().map_err(|_| {
+        let requested: u64 = wanted.revision.parse().map_err(|_| {
             status::bad_request(&format!("invalid resourceVersion {:?}", wanted.revision))
         })?;
-        if asked > store.revision {
-            return Err(status::too_large(asked, store.revision));
+        if requested > store.revision {
+            return Err(status::too_large(requested, store.revision));
         }
         if wanted.exact {
-            if asked < store.compacted {
+            if requested < store.compacted {
                 return Err(status::expired(
                     "The resourceVersion for the provided list is too old.",
                 ));
             }
-            revision = asked;
+            revision = requested;
         }
     }
-    // The store's keys start with a slash where a list comes from the watch cache.
+    // Keys of the watch cache start with a slash.
     let slash = if kind.cached { "/" } else { "" };
     let path = |namespace: &str, name: &str| match namespace {
         "" => format!("{slash}{name}"),
@@ -75,7 +75,7 @@ pub(crate) fn list(
             let mut fitting: Vec<(String, Arc<Value>)> = objects
                 .into_iter()
                 .map(|((namespace, name), object)| (path(&namespace, &name), object))
-                // A token names the first key that may follow.
+                // A continue token holds the first key of the next page.
                 .filter(|(path, _)| after.is_none_or(|start| path.trim_start_matches('/') >= start))
                 .collect();
             fitting.sort_by(|a, b| a.0.cmp(&b.0));
@@ -117,8 +117,8 @@ pub(crate) fn list(
     Ok(text)
 }
 
-/// A page, and how many more there are, where objects come in the order in which they are stored: those of one namespace. Ten
-/// thousand nodes that list their claims would wait long for a server that goes through all of them for each page.
+/// A page read in storage order, and the number of remaining objects. `None` unless the list covers exactly one namespace or a
+/// cluster-scoped kind. The general path visits all objects for each page, too slowly for the claims of ten thousand nodes.
 fn quickly(
     store: &Store,
     kind: &Kind,
@@ -135,7 +135,7 @@ fn quickly(
         Some(after) if kind.namespaced => after.strip_prefix(namespace)?.strip_prefix('/')?,
         after => after.unwrap_or_default(),
     };
-    // How many are left is only told where all are asked for.
+    // The answer has a remaining count only without selectors. One extra object tells whether another page follows.
     let most = if limit == 0 || selector.is_all() {
         usize::MAX
     } else {

@@ -1,15 +1,16 @@
 //! A faithful fake of the Kubernetes API server, for tests.
 //!
-//! It stores objects in memory under one counter of versions and answers as a 1.36 API server did in the recordings of
-//! `tests/data/apiserver`, which `cluster/replay.rs` holds it to: lists in pages, watches with bookmarks and streaming lists,
-//! server-side apply with owners and conflicts, garbage collection, refusals in the server's own words, and faults on demand.
-//! It is reached over TCP, or without a socket, which lets a test stop the clock ([`FakeApi::direct`]).
+//! The fake keeps objects in memory under one resourceVersion counter. Its answers equal the recordings of a 1.36 API server in
+//! `tests/data/apiserver`; `cluster/replay.rs` compares them. The fake covers paged lists, watches with bookmarks, streaming
+//! lists, server-side apply with field managers and conflicts, garbage collection, the server's error texts, and faults on
+//! demand. Tests connect over TCP, or without a socket to pause the clock ([`FakeApi::direct`]).
 //!
-//! Roles and validating admission policies are those of manifests ([`FakeApi::install`]).
+//! Roles and validating admission policies come from manifests ([`FakeApi::install`]).
 //!
-//! What it is not: mutating policies, quotas, finalizers, conversion between `v1` and `events.k8s.io` Events (they are two lists).
+//! Not covered: mutating policies, quotas, finalizers, and conversion between `v1` and `events.k8s.io` Events (two separate
+//! lists).
 
-#![allow(dead_code, reason = "not every test needs all of it")]
+#![allow(dead_code, reason = "no test crate uses every item")]
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -50,18 +51,18 @@ pub(crate) use faults::{Fault, WatchFault, When};
 use kinds::Kind;
 use store::Store;
 
-/// The service account of all agents; each has a token of its own, bound to its node.
+/// The service account of all agents. Each agent has its own token, bound to its node.
 pub(crate) const ACCOUNT: &str = "system:serviceaccount:pinfold:pinfold";
 
-/// The token that may do everything.
+/// A token with all permissions.
 pub(crate) const ADMIN: &str = "admin-token";
 
-/// A request that was answered, or was not.
+/// A logged request, answered or not.
 #[derive(Debug, Clone)]
 pub(crate) struct Logged {
     pub(crate) at: tokio::time::Instant,
     pub(crate) user: String,
-    /// As RBAC names it, but `apply` for server-side apply.
+    /// The RBAC verb, except `apply` for server-side apply.
     pub(crate) verb: String,
     pub(crate) plural: String,
     pub(crate) name: String,
@@ -70,15 +71,16 @@ pub(crate) struct Logged {
     pub(crate) agent: String,
     /// Objects that the server reads from etcd for the answer.
     pub(crate) from_etcd: usize,
-    /// 0 where the connection was dropped.
+    /// The HTTP status code. 0 if the request got no answer.
     pub(crate) status: u16,
 }
 
-/// What all connections share.
+/// The state shared by all connections.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) store: Mutex<Store>,
-    /// The latest version of each kind that somebody watches: ten thousand watchers of plans sleep on while Leases change.
+    /// The latest resourceVersion of each watched kind. A channel per kind lets ten thousand watchers of plans sleep while Leases
+    /// change.
     changed: Mutex<BTreeMap<String, channel::Sender<u64>>>,
     pub(crate) bookmarks: channel::Sender<u64>,
     tokens: Mutex<BTreeMap<String, User>>,
@@ -86,10 +88,10 @@ pub(crate) struct Shared {
     faults: Mutex<Vec<(When, Fault)>>,
     log: Mutex<Vec<Logged>>,
     settings: Mutex<Settings>,
-    /// Whether connections are refused, and what ends those that are there.
+    /// Whether the server refuses connections.
     away: AtomicBool,
     connections: Mutex<CancellationToken>,
-    /// Whether the controllers' next round is on its way.
+    /// Whether a round of the controllers is scheduled.
     controllers_due: AtomicBool,
 }
 
@@ -113,16 +115,16 @@ impl Shared {
         self.settings.lock().unwrap().bookmark_every
     }
 
-    /// Tells watchers that there is something new of their kind.
+    /// Wakes the watchers of each kind with a new resourceVersion.
     pub(crate) fn wake(&self) {
         let store = self.store.lock().unwrap();
         for (kind, latest) in self.changed.lock().unwrap().iter() {
             let revision = store.latest(kind);
-            latest.send_if_modified(|seen| std::mem::replace(seen, revision) != revision);
+            latest.send_if_modified(|sent| std::mem::replace(sent, revision) != revision);
         }
     }
 
-    /// Wakes whoever holds it when there is something new of a kind.
+    /// A receiver of the kind's latest resourceVersion.
     pub(crate) fn changes_of(&self, kind: &Kind) -> channel::Receiver<u64> {
         let mut changed = self.changed.lock().unwrap();
         changed
@@ -132,7 +134,7 @@ impl Shared {
     }
 }
 
-/// The server. It ends when it is dropped.
+/// The server. Dropping the value stops the server.
 #[derive(Debug)]
 pub(crate) struct FakeApi {
     pub(crate) shared: Arc<Shared>,
@@ -150,7 +152,7 @@ impl Drop for FakeApi {
 // === impl FakeApi ===
 
 impl FakeApi {
-    /// A server on a port of its own.
+    /// Starts a server on a free TCP port.
     pub(crate) async fn start() -> Self {
         let mut api = Self::direct();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -163,7 +165,7 @@ impl FakeApi {
         api
     }
 
-    /// A server without a socket: only [`FakeApi::client`] reaches it.
+    /// Creates a server without a socket. Only clients from [`FakeApi::client`] can call the server.
     pub(crate) fn direct() -> Self {
         let shared = Shared {
             store: Mutex::new(Store::new()),
@@ -191,7 +193,7 @@ impl FakeApi {
         }
     }
 
-    /// A client with a token, over TCP where there is a port.
+    /// A client with the given token. The client uses TCP if the server has a port.
     pub(crate) fn client(&self, token: &str) -> kube::Client {
         match self.address {
             Some(address) => {
@@ -204,7 +206,7 @@ impl FakeApi {
         }
     }
 
-    /// The text of a kubeconfig that leads here.
+    /// The text of a kubeconfig for this server.
     pub(crate) fn kubeconfig(&self, token: &str) -> String {
         let address = self.address.expect("a server with a port");
         json!({
@@ -216,7 +218,7 @@ impl FakeApi {
         .to_string()
     }
 
-    // --- what is stored ---
+    // --- stored objects ---
 
     fn kind_of(&self, object: &Value) -> Kind {
         let version = object["apiVersion"].as_str().unwrap_or("v1");
@@ -231,7 +233,8 @@ impl FakeApi {
             .clone()
     }
 
-    /// Puts an object in exactly as it is, under its own version where it has one; uid and time are added.
+    /// Stores an object without defaults or admission. A resourceVersion newer than the store's is kept. A missing uid or
+    /// creationTimestamp is added.
     pub(crate) fn put(&self, object: &Value) -> Value {
         let kind = self.kind_of(object);
         let mut object = object.clone();
@@ -250,18 +253,18 @@ impl FakeApi {
                 .to_owned()
         };
         let (namespace, name) = (text("namespace"), text("name"));
-        let given = text("resourceVersion")
+        let requested = text("resourceVersion")
             .parse()
             .ok()
-            .filter(|given| *given > store.revision);
-        let revision = given.unwrap_or(store.revision + 1);
+            .filter(|requested| *requested > store.revision);
+        let revision = requested.unwrap_or(store.revision + 1);
         let stored = store.write_at(&kind, &namespace, &name, Some(object), revision);
         drop(store);
         self.shared.wake();
         (*stored).clone()
     }
 
-    /// Takes an object out, and what it owns after the usual while.
+    /// Deletes an object. Garbage collection deletes its dependents after the controllers' delay.
     pub(crate) fn remove(&self, object: &Value) {
         let kind = self.kind_of(object);
         let text = |key: &str| {
@@ -274,7 +277,7 @@ impl FakeApi {
         match text("resourceVersion")
             .parse()
             .ok()
-            .filter(|given| *given > store.revision)
+            .filter(|requested| *requested > store.revision)
         {
             Some(revision) => {
                 store.write_at(&kind, &text("namespace"), &text("name"), None, revision)
@@ -286,7 +289,7 @@ impl FakeApi {
         serve::collect_later(&self.shared);
     }
 
-    /// The object, if it is there; `api_version` and `kind` as in a manifest.
+    /// The object, or `None`. `api_version` and `kind` are written as in a manifest.
     pub(crate) fn get(
         &self,
         api_version: &str,
@@ -319,7 +322,7 @@ impl FakeApi {
         self.shared.store.lock().unwrap().revision
     }
 
-    /// What the controllers would do in a moment, now.
+    /// Runs the controllers at once, without their delay.
     pub(crate) fn run_controllers(&self) {
         let mut store = self.shared.store.lock().unwrap();
         store.collect_garbage();
@@ -332,17 +335,17 @@ impl FakeApi {
         self.address.expect("a server with a port")
     }
 
-    /// Goes on counting from here.
+    /// Sets the resourceVersion counter.
     pub(crate) fn set_revision(&self, revision: u64) {
         self.shared.store.lock().unwrap().revision = revision;
     }
 
-    /// Forgets every version before this one: who asks for older ones is told 410.
+    /// Compacts the history before `revision`. Requests for older versions get 410 Gone.
     pub(crate) fn compact(&self, revision: u64) {
         self.shared.store.lock().unwrap().compact(revision);
     }
 
-    /// A pod that the disruption budget of this name protects from eviction.
+    /// Makes the disruption budget `budget` refuse evictions of `pod`.
     pub(crate) fn protect(&self, pod: &str, budget: &str) {
         self.shared
             .store
@@ -352,14 +355,14 @@ impl FakeApi {
             .insert(pod.to_owned(), budget.to_owned());
     }
 
-    /// Sends every watch a bookmark.
+    /// Sends a bookmark to every watch.
     pub(crate) fn bookmark(&self) {
         self.shared.bookmarks.send_modify(|count| *count += 1);
     }
 
-    // --- time and names ---
+    // --- clock, names and settings ---
 
-    /// Uids for the next objects that are created.
+    /// Queues a uid for the next created object.
     pub(crate) fn next_uid(&self, uid: &str) {
         self.shared
             .store
@@ -369,7 +372,7 @@ impl FakeApi {
             .push_back(uid.to_owned());
     }
 
-    /// Endings for the next names that are generated.
+    /// Queues a suffix for the next generated name.
     pub(crate) fn next_suffix(&self, suffix: &str) {
         self.shared
             .store
@@ -379,17 +382,17 @@ impl FakeApi {
             .push_back(suffix.to_owned());
     }
 
-    /// Stops the clock that objects show.
+    /// Fixes the time written into objects.
     pub(crate) fn set_time(&self, time: &str) {
         self.shared.store.lock().unwrap().fixed_time = Some(time.to_owned());
     }
 
-    /// Sets the server's clock ahead by so many seconds.
+    /// Sets the server's clock ahead by `seconds`.
     pub(crate) fn set_skew(&self, seconds: i64) {
         self.shared.store.lock().unwrap().skew = seconds;
     }
 
-    /// How long a second of `timeoutSeconds` takes.
+    /// Sets the duration of one second of `timeoutSeconds`.
     pub(crate) fn set_second(&self, second: Duration) {
         self.shared.settings.lock().unwrap().second = second;
     }
@@ -398,17 +401,18 @@ impl FakeApi {
         self.shared.settings.lock().unwrap().bookmark_every = every;
     }
 
-    /// Whether `sendInitialEvents` is understood; servers before 1.34, and many aggregated ones, refuse it.
+    /// Sets whether the server accepts `sendInitialEvents`. Servers before 1.34 and many aggregated API servers refuse the
+    /// parameter.
     pub(crate) fn set_streaming_lists(&self, on: bool) {
         self.shared.settings.lock().unwrap().streaming_lists = on;
     }
 
-    /// How long the controllers take: garbage collection, and new definitions.
+    /// Sets the delay before garbage collection and before new `CustomResourceDefinition` objects are established.
     pub(crate) fn set_controllers_delay(&self, delay: Duration) {
         self.shared.settings.lock().unwrap().controllers_delay = delay;
     }
 
-    /// A group whose own server is down.
+    /// Makes every request to an API group fail with 503, as if its aggregated API server were down.
     pub(crate) fn set_unavailable(&self, group: &str) {
         self.shared
             .settings
@@ -418,9 +422,9 @@ impl FakeApi {
             .push(group.to_owned());
     }
 
-    // --- who may do what ---
+    // --- users and permissions ---
 
-    /// A token and whose it is.
+    /// Adds a token for a user.
     pub(crate) fn user(&self, token: &str, user: &str) {
         self.shared
             .tokens
@@ -429,7 +433,7 @@ impl FakeApi {
             .insert(token.to_owned(), User::new(user));
     }
 
-    /// A token of a service account that is bound to a pod on a node.
+    /// Adds a service account token bound to a pod on `node`.
     pub(crate) fn user_on_node(&self, token: &str, user: &str, node: &str) {
         self.shared
             .tokens
@@ -438,14 +442,14 @@ impl FakeApi {
             .insert(token.to_owned(), User::on_node(user, node));
     }
 
-    /// The token of a node's agent.
+    /// Adds and returns the token of a node's agent.
     pub(crate) fn agent_on(&self, node: &str) -> String {
         let token = format!("token-of-{node}");
         self.user_on_node(&token, ACCOUNT, node);
         token
     }
 
-    /// The rights that are shipped for agents, and the policies that hold each to its own node.
+    /// Installs the shipped RBAC rules of agents, and the policies that restrict each agent to its own node.
     pub(crate) fn install_shipped(&self) {
         let files = ["rbac", "node-policy", "claim-policy", "event-policy"];
         let documents = files
@@ -454,12 +458,12 @@ impl FakeApi {
         self.install_documents(&documents.collect::<Vec<_>>());
     }
 
-    /// Puts the roles and the validating admission policies of a file into force.
+    /// Installs the roles and the validating admission policies of a file.
     pub(crate) fn install(&self, file: &str) {
         self.install_documents(&yaml::documents(file));
     }
 
-    /// Puts roles and validating admission policies into force. The policies' authorizer answers by these roles.
+    /// Installs roles and validating admission policies. The policies' authorizer uses the same roles.
     fn install_documents(&self, documents: &[Value]) {
         self.shared
             .rules
@@ -474,7 +478,8 @@ impl FakeApi {
             .extend(Enforced::of_documents(documents));
     }
 
-    /// Allows a user some verbs on a resource; no names are all names. Nothing else is allowed to anyone but the admin.
+    /// Allows a user some verbs on a resource. Empty `names` allow all object names. The admin needs no rule; every other user has
+    /// only the permissions of rules.
     pub(crate) fn allow(
         &self,
         user: &str,
@@ -494,7 +499,7 @@ impl FakeApi {
         });
     }
 
-    /// Takes all rules of a user away.
+    /// Removes all rules of a user.
     pub(crate) fn forbid(&self, user: &str) {
         self.shared
             .rules
@@ -503,25 +508,25 @@ impl FakeApi {
             .retain(|rule| rule.user != user);
     }
 
-    // --- what goes wrong ---
+    // --- faults ---
 
-    /// A fault for the requests that `when` meets; the latest that meets one counts.
+    /// Adds a fault for the requests that match `when`. If several faults match a request, the latest one applies.
     pub(crate) fn fail(&self, when: When, fault: Fault) {
         self.shared.faults.lock().unwrap().push((when, fault));
     }
 
-    /// No more faults.
+    /// Removes all faults.
     pub(crate) fn heal(&self) {
         self.shared.faults.lock().unwrap().clear();
     }
 
-    /// Ends every connection and takes no new one.
+    /// Ends every connection and refuses new connections.
     pub(crate) fn go_away(&self) {
         self.shared.away.store(true, Ordering::SeqCst);
         self.cut();
     }
 
-    /// Takes connections again.
+    /// Accepts connections again.
     pub(crate) fn come_back(&self) {
         self.shared.away.store(false, Ordering::SeqCst);
     }
@@ -533,14 +538,14 @@ impl FakeApi {
         *connections = CancellationToken::new();
     }
 
-    // --- what was asked ---
+    // --- request log ---
 
-    /// Everything asked so far.
+    /// All logged requests.
     pub(crate) fn log(&self) -> Vec<Logged> {
         self.shared.log.lock().unwrap().clone()
     }
 
-    /// How often something was asked; an empty verb or kind is any.
+    /// The number of logged requests with a verb and a resource. An empty string matches any.
     pub(crate) fn count(&self, verb: &str, plural: &str) -> usize {
         let log = self.shared.log.lock().unwrap();
         let fits = |logged: &&Logged| {
@@ -550,7 +555,7 @@ impl FakeApi {
         log.iter().filter(fits).count()
     }
 
-    /// Forgets what was asked.
+    /// Clears the request log.
     pub(crate) fn clear_log(&self) {
         self.shared.log.lock().unwrap().clear();
     }

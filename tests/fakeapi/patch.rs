@@ -10,7 +10,7 @@ use super::kinds::{Kind, qos};
 use super::status::{self, Answer, Mistake};
 use super::store::{Owners, Store};
 
-/// A patch that was asked for.
+/// A patch request.
 #[derive(Debug)]
 pub(crate) struct Patch<'a> {
     pub(crate) content_type: &'a str,
@@ -19,12 +19,12 @@ pub(crate) struct Patch<'a> {
     pub(crate) agent: &'a str,
     pub(crate) force: bool,
     pub(crate) subresource: &'a str,
-    /// The user and whether it may create.
+    /// The user, as input of the admission policies.
     pub(crate) user: &'a User,
     pub(crate) may_create: bool,
 }
 
-/// Carries a patch out: the object, and whether it is new.
+/// Applies a patch. Returns the object, and whether the patch created it.
 pub(crate) fn patch(
     store: &mut Store,
     kind: &Kind,
@@ -80,7 +80,7 @@ pub(crate) fn patch(
     Ok((stored, false))
 }
 
-/// Stores a changed object as a plain write.
+/// Stores a changed object as an update, after the checks of resourceVersion and uid.
 pub(crate) fn update(
     store: &mut Store,
     kind: &Kind,
@@ -92,15 +92,15 @@ pub(crate) fn update(
     let old = store
         .get(kind, namespace, name)
         .ok_or_else(|| status::not_found(kind, name))?;
-    let given = |key: &str| new["metadata"][key].as_str().unwrap_or_default().to_owned();
-    if !given("resourceVersion").is_empty()
+    let new_text = |key: &str| new["metadata"][key].as_str().unwrap_or_default().to_owned();
+    if !new_text("resourceVersion").is_empty()
         && new["metadata"]["resourceVersion"] != old["metadata"]["resourceVersion"]
     {
         return Err(status::conflict(kind, name, status::MODIFIED));
     }
-    if !given("uid").is_empty() && new["metadata"]["uid"] != old["metadata"]["uid"] {
+    if !new_text("uid").is_empty() && new["metadata"]["uid"] != old["metadata"]["uid"] {
         let (wanted, is) = (
-            given("uid"),
+            new_text("uid"),
             old["metadata"]["uid"].as_str().unwrap_or_default(),
         );
         let why =
@@ -113,7 +113,7 @@ pub(crate) fn update(
     store.replace(kind, namespace, name, new, writer)
 }
 
-/// What a writer can't change stays: identity always, the status unless it is what is written.
+/// Restores the fields that a writer can't change: identity fields, and `spec` or `status` depending on the subresource.
 fn keep_system_fields(kind: &Kind, old: &Value, new: &mut Value, subresource: &str) {
     new["kind"] = json!(kind.kind);
     new["apiVersion"] = json!(kind.api_version());
@@ -211,7 +211,7 @@ fn apply(
     }
     match store.get(kind, namespace, name) {
         None => {
-            // A uid in what is applied names an object that must be there; a resourceVersion does not.
+            // An applied uid requires an existing object. An applied resourceVersion does not.
             if let Some(uid) = config["metadata"]["uid"].as_str() {
                 let why = format!(
                     "uid mismatch: the provided object specified uid {uid}, and no existing object was found"
@@ -252,7 +252,7 @@ fn apply(
     }
 }
 
-/// RFC 7386.
+/// A JSON merge patch (RFC 7386).
 fn merge(value: &mut Value, patch: &Value) {
     let Value::Object(changes) = patch else {
         value.clone_from(patch);
@@ -271,7 +271,7 @@ fn merge(value: &mut Value, patch: &Value) {
     }
 }
 
-/// Lists of named things are merged by name, other lists are replaced.
+/// A strategic merge patch. Lists of objects with names are merged by name. Lists of other values are replaced.
 fn strategic(value: &mut Value, patch: &Value) {
     match (&mut *value, patch) {
         (Value::Object(map), Value::Object(changes)) => {

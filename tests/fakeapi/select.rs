@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::kinds::Kind;
 use super::status::{self, Answer};
 
-/// Which objects are asked for.
+/// A namespace, a field selector and a label selector.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Selector {
     namespace: String,
@@ -17,7 +17,7 @@ pub(crate) struct Selector {
 struct Requirement {
     key: String,
     negated: bool,
-    /// `None`: the key alone counts.
+    /// The allowed values. `None` requires only the key.
     values: Option<Vec<String>>,
 }
 
@@ -54,18 +54,21 @@ impl Selector {
         self.fields.is_empty() && self.labels.is_empty()
     }
 
-    /// The namespace that objects must be in; empty for all.
+    /// The namespace. Empty for all namespaces.
     pub(crate) fn namespace(&self) -> &str {
         &self.namespace
     }
 
-    /// A label that objects must have with this value, if one is asked for.
+    /// The first label requirement with exactly one value, for the label index.
     pub(crate) fn label(&self) -> Option<(&str, &str)> {
-        let one = self
-            .labels
-            .iter()
-            .find(|one| !one.negated && one.values.as_ref().is_some_and(|all| all.len() == 1))?;
-        Some((&one.key, one.values.as_ref()?.first()?))
+        let requirement = self.labels.iter().find(|requirement| {
+            !requirement.negated
+                && requirement
+                    .values
+                    .as_ref()
+                    .is_some_and(|all| all.len() == 1)
+        })?;
+        Some((&requirement.key, requirement.values.as_ref()?.first()?))
     }
 
     pub(crate) fn matches(&self, object: &Value) -> bool {
@@ -81,15 +84,15 @@ impl Selector {
         self.fields
             .iter()
             .all(|(key, equal, value)| (field(key) == *value) == *equal)
-            && self.labels.iter().all(|one| {
-                let value = labels[&one.key].as_str();
-                let holds = match &one.values {
+            && self.labels.iter().all(|requirement| {
+                let value = labels[&requirement.key].as_str();
+                let holds = match &requirement.values {
                     None => value.is_some(),
                     Some(values) => {
                         value.is_some_and(|value| values.iter().any(|other| other == value))
                     }
                 };
-                holds != one.negated
+                holds != requirement.negated
             })
     }
 }

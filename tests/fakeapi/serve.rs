@@ -1,4 +1,4 @@
-//! One request's way: fault, who, may they, what, answer.
+//! Request handling: fault, authentication, discovery, authorization, answer.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub(crate) struct Ask {
     pub(crate) body: Bytes,
 }
 
-/// What a path names.
+/// The API resource or object in a request path.
 #[derive(Debug, Default, Clone)]
 struct Target {
     group: String,
@@ -97,7 +97,7 @@ fn parameters(query: &str) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Answers a request; `None` drops the connection.
+/// Answers a request. `None` drops the connection.
 pub(crate) async fn handle(shared: &Arc<Shared>, ask: Ask) -> Option<Reply> {
     let query = parameters(&ask.query);
     let on = |key: &str| {
@@ -127,12 +127,12 @@ pub(crate) async fn handle(shared: &Arc<Shared>, ask: Ask) -> Option<Reply> {
         .as_ref()
         .map(|target| target.plural.clone())
         .unwrap_or_default();
-    let whose = user.as_ref().map_or("?", |user| &user.name).to_owned();
+    let user_name = user.as_ref().map_or("?", |user| &user.name).to_owned();
     let index = {
         let mut log = shared.log.lock().unwrap();
         log.push(Logged {
             at: tokio::time::Instant::now(),
-            user: whose.clone(),
+            user: user_name.clone(),
             verb: if ask.content_type.starts_with("application/apply-patch") {
                 "apply"
             } else {
@@ -156,13 +156,13 @@ pub(crate) async fn handle(shared: &Arc<Shared>, ask: Ask) -> Option<Reply> {
         faults
             .iter_mut()
             .rev()
-            .find_map(|(when, fault)| when.meets(verb, &plural, &whose).then(|| fault.clone()))
+            .find_map(|(when, fault)| when.meets(verb, &plural, &user_name).then(|| fault.clone()))
     };
-    let read = reads(shared, target.as_ref(), verb, &query);
+    let from_etcd_count = reads(shared, target.as_ref(), verb, &query);
     if let Some(logged) = shared.log.lock().unwrap().get_mut(index) {
-        logged.from_etcd = read;
+        logged.from_etcd = from_etcd_count;
     }
-    let mut of_watch = None;
+    let mut watch_fault = None;
     let mut half = false;
     match fault {
         Some(Fault::Drop) => return None,
@@ -188,10 +188,10 @@ pub(crate) async fn handle(shared: &Arc<Shared>, ask: Ask) -> Option<Reply> {
             });
         }
         Some(Fault::Half) => half = true,
-        Some(Fault::Watch(fault)) => of_watch = Some(fault),
+        Some(Fault::Watch(fault)) => watch_fault = Some(fault),
         None => {}
     }
-    let reply = match answer(shared, &ask, &query, target, user, verb, of_watch) {
+    let reply = match answer(shared, &ask, &query, target, user, verb, watch_fault) {
         Ok(reply) => reply,
         Err(refusal) => Reply::refusal(&refusal),
     };
@@ -199,8 +199,9 @@ pub(crate) async fn handle(shared: &Arc<Shared>, ask: Ask) -> Option<Reply> {
     Some(if half { reply.half() } else { reply })
 }
 
-/// Objects that a server before 1.34 reads from etcd for an answer. Version 0 is answered from the server's cache. A list without
-/// a version reads the whole namespace, whatever its label selector and its limit; a list by `metadata.name` reads one object.
+/// The number of objects that a server before 1.34 reads from etcd for an answer. A list with a resourceVersion is served from
+/// the watch cache. A list without a resourceVersion reads the whole namespace, regardless of label selector and limit. A list
+/// by `metadata.name` reads one object.
 fn reads(
     shared: &Shared,
     target: Option<&Target>,
@@ -231,7 +232,7 @@ fn reads(
 }
 
 fn note(shared: &Shared, index: usize, code: u16) {
-    // The log may have been cleared meanwhile.
+    // A test may have cleared the log in the meantime.
     if let Some(logged) = shared.log.lock().unwrap().get_mut(index) {
         logged.status = code;
     }
@@ -336,12 +337,12 @@ fn answer(
                 exact: get("resourceVersionMatch") == "Exact",
             };
             let store = shared.store.lock().unwrap();
-            let asked = format!("{}?{}", ask.path, ask.query);
-            if let Some(page) = store.page(&asked) {
+            let cache_key = format!("{}?{}", ask.path, ask.query);
+            if let Some(page) = store.page(&cache_key) {
                 return Ok(Reply::text(200, page));
             }
             let page = Bytes::from(list::list(&store, &kind, &selector, &wanted)? + "\n");
-            store.keep_page(asked, page.clone());
+            store.keep_page(cache_key, page.clone());
             Ok(Reply::text(200, page))
         }
         _ => {
@@ -363,7 +364,7 @@ fn follow(
     let get = |key: &str| query.get(key).map_or("", String::as_str);
     let initial = get("sendInitialEvents") == "true";
     let mut mistakes = Vec::new();
-    let mut say = |field, words: &str| {
+    let mut forbid = |field, words: &str| {
         mistakes.push(status::Mistake {
             field,
             reason: "FieldValueForbidden",
@@ -371,12 +372,12 @@ fn follow(
         });
     };
     if initial && !shared.settings.lock().unwrap().streaming_lists {
-        say(
+        forbid(
             "sendInitialEvents",
             "Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled",
         );
     } else if initial && get("resourceVersionMatch") != "NotOlderThan" {
-        say(
+        forbid(
             "resourceVersionMatch",
             "Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
         );
@@ -452,23 +453,23 @@ fn write(
         }
         "create" => {
             let object = body()?;
-            let said = object["metadata"]["namespace"]
+            let object_namespace = object["metadata"]["namespace"]
                 .as_str()
                 .unwrap_or(namespace);
-            if kind.namespaced && said != namespace {
+            if kind.namespaced && object_namespace != namespace {
                 return Err(status::bad_request(
                     "the namespace of the provided object does not match the namespace sent on the request",
                 ));
             }
-            let made = store.create(kind, namespace, object, Owners::Writer, &writer)?;
-            Ok(Reply::json(201, &made))
+            let created = store.create(kind, namespace, object, Owners::Writer, &writer)?;
+            Ok(Reply::json(201, &created))
         }
         "update" => Ok(Reply::json(
             200,
             &*patch::update(&mut store, kind, namespace, name, body()?, &writer)?,
         )),
         "patch" => {
-            let asked = Patch {
+            let patch = Patch {
                 content_type: ask.content_type.split(';').next().unwrap_or_default(),
                 body: &ask.body,
                 manager: get("fieldManager"),
@@ -486,7 +487,7 @@ fn write(
                     },
                 ),
             };
-            let (object, new) = patch::patch(&mut store, kind, namespace, name, &asked)?;
+            let (object, new) = patch::patch(&mut store, kind, namespace, name, &patch)?;
             Ok(Reply::json(if new { 201 } else { 200 }, &object))
         }
         "delete" => {
@@ -509,12 +510,12 @@ fn write(
                 }
             }
             store.admit("DELETE", kind, namespace, name, None, &writer)?;
-            let gone = store.write(kind, namespace, name, None);
+            let deleted = store.write(kind, namespace, name, None);
             let uid = metadata["uid"].as_str().unwrap_or_default();
             Ok(Reply::json(
                 200,
                 &if kind.kind == "Pod" {
-                    (*gone).clone()
+                    (*deleted).clone()
                 } else {
                     status::deleted(kind, name, uid)
                 },
@@ -533,10 +534,10 @@ fn write(
                 .into_iter()
                 .filter(|(_, object)| selector.matches(object));
             let keys: Vec<(String, String)> = fitting.map(|(key, _)| key).collect();
-            let gone = keys
+            let deleted = keys
                 .iter()
                 .map(|(namespace, name)| (*store.write(kind, namespace, name, None)).clone());
-            let items: Vec<Value> = gone.collect();
+            let items: Vec<Value> = deleted.collect();
             let list = json!({
                 "kind": format!("{}List", kind.kind), "apiVersion": kind.api_version(),
                 "metadata": {"resourceVersion": store.revision.to_string()}, "items": items,
@@ -550,7 +551,7 @@ fn write(
     }
 }
 
-/// What the controllers do a moment after a write; writes that come meanwhile are seen by the same round.
+/// Schedules a round of the controllers after a write. Further writes before the round need no second round.
 pub(crate) fn collect_later(shared: &Arc<Shared>) {
     if shared.controllers_due.swap(true, Ordering::SeqCst) {
         return;
@@ -559,7 +560,7 @@ pub(crate) fn collect_later(shared: &Arc<Shared>) {
     let shared = Arc::clone(shared);
     tokio::spawn(async move {
         tokio::time::sleep(delay).await;
-        // What is written from here on is for the next round.
+        // Writes from now on schedule the next round.
         shared.controllers_due.store(false, Ordering::SeqCst);
         let changed = {
             let mut store = shared.store.lock().unwrap();

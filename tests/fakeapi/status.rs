@@ -1,15 +1,15 @@
-//! The API server's ways to say no, in its own words.
+//! The API server's error responses, with the server's own texts.
 
 use serde_json::{Value, json};
 
 use super::fields::Conflict;
 use super::kinds::Kind;
 
-/// An answer that is not the object.
+/// An error response.
 #[derive(Debug, Clone)]
 pub(crate) struct Refusal {
     pub(crate) code: u16,
-    /// A Status, or a text where the server answers with one.
+    /// A Status object, or a string for a plain text response.
     pub(crate) body: Value,
     pub(crate) retry_after: Option<u64>,
 }
@@ -34,7 +34,7 @@ fn failure(code: u16, reason: &str, message: &str, details: Value) -> Box<Refusa
     })
 }
 
-/// A plain text, as from the parts of the server that know no Status.
+/// A plain text response, as from the server's handlers without Status objects.
 pub(crate) fn text(code: u16, text: &str) -> Box<Refusal> {
     Box::new(Refusal {
         code,
@@ -119,7 +119,7 @@ pub(crate) fn apply_conflict(conflicts: &[Conflict]) -> Box<Refusal> {
     failure(409, "Conflict", &message, json!({"causes": causes}))
 }
 
-/// One thing that is wrong with an object: the field, the kind of mistake, and the words.
+/// A validation error: field, reason and message.
 #[derive(Debug, Clone)]
 pub(crate) struct Mistake {
     pub(crate) field: &'static str,
@@ -143,18 +143,18 @@ pub(crate) fn invalid_of(
         .iter()
         .map(|mistake| json!({"reason": mistake.reason, "message": mistake.words, "field": mistake.field}))
         .collect();
-    // What is said twice is listed twice and told once.
-    let mut told: Vec<String> = Vec::new();
+    // Repeated errors appear repeatedly in `causes`, but only once in the message.
+    let mut messages: Vec<String> = Vec::new();
     for mistake in mistakes {
         let line = format!("{}: {}", mistake.field, mistake.words);
-        if !told.contains(&line) {
-            told.push(line);
+        if !messages.contains(&line) {
+            messages.push(line);
         }
     }
-    let told = if told.len() == 1 {
-        told.remove(0)
+    let message = if messages.len() == 1 {
+        messages.remove(0)
     } else {
-        format!("[{}]", told.join(", "))
+        format!("[{}]", messages.join(", "))
     };
     let qualified = group.map_or_else(|| kind.to_owned(), |group| format!("{kind}.{group}"));
     let mut details = json!({});
@@ -169,7 +169,7 @@ pub(crate) fn invalid_of(
     failure(
         422,
         "Invalid",
-        &format!("{qualified} {name:?} is invalid: {told}"),
+        &format!("{qualified} {name:?} is invalid: {message}"),
         details,
     )
 }
@@ -208,7 +208,7 @@ pub(crate) fn forbidden(
     failure(403, "Forbidden", &message, details(kind, name))
 }
 
-/// What an admission policy has refused, with the reason that the policy gives.
+/// A refusal by an admission policy, with the policy's reason.
 pub(crate) fn denied(kind: &Kind, name: &str, reason: &str, why: &str) -> Box<Refusal> {
     let message = format!("{} {name:?} is forbidden: {why}", kind.qualified());
     let mut details = details(kind, name);

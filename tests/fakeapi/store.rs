@@ -1,4 +1,4 @@
-//! What is stored, with every version that is not compacted yet.
+//! The object store, with the history of all versions not yet compacted.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -25,42 +25,42 @@ pub(crate) struct Change {
     pub(crate) new: Option<Arc<Value>>,
 }
 
-/// Who owns the fields of a new object.
+/// The field managers of a new object.
 #[derive(Debug)]
 pub(crate) enum Owners {
-    /// Whoever sends it.
+    /// The sender of the request manages all fields.
     Writer,
-    /// As server-side apply found.
+    /// The managers computed by server-side apply.
     Applied(Vec<fields::Manager>),
 }
 
-/// Everything stored.
+/// All stored objects, their history and the store's settings.
 #[derive(Debug)]
 pub(crate) struct Store {
     pub(crate) kinds: Vec<Kind>,
     pub(crate) objects: BTreeMap<Key, Arc<Value>>,
     pub(crate) history: BTreeMap<String, Vec<Arc<Change>>>,
     pub(crate) revision: u64,
-    /// Versions before this one are gone.
+    /// The oldest version still kept. Older versions are compacted.
     pub(crate) compacted: u64,
-    /// Uids that the next objects get, before random ones.
+    /// Uids for the next created objects. With an empty queue, uids are generated.
     pub(crate) uids: VecDeque<String>,
-    /// Endings of generated names, likewise.
+    /// Suffixes for the next generated names. With an empty queue, suffixes are generated.
     pub(crate) suffixes: VecDeque<String>,
     pub(crate) fixed_time: Option<String>,
-    /// Seconds by which the server's clock is ahead.
+    /// The number of seconds by which the server's clock is ahead.
     pub(crate) skew: i64,
-    /// Pods that a disruption budget protects, with its name.
+    /// Names of protected pods, each with the name of its disruption budget.
     pub(crate) budgets: BTreeMap<String, String>,
-    /// What judges each write.
+    /// The validating admission policies, evaluated for each write.
     pub(crate) policies: Vec<Enforced>,
     made: u64,
     started: (SystemTime, tokio::time::Instant),
-    /// Kind, label and value: namespaces and names of the objects that have it now.
+    /// The label index: kind, label key and label value map to namespaces and names of current objects.
     labelled: BTreeMap<(String, String, String), BTreeSet<(String, String)>>,
-    /// Objects as they stand in lists, by version.
+    /// Objects serialized as list items, by resourceVersion.
     texts: Mutex<HashMap<u64, Arc<str>>>,
-    /// Answers to lists, by what was asked; they count at this version and after this compaction.
+    /// Cached list answers, by path and query. The cache is valid for one resourceVersion and one compaction.
     pages: Mutex<Pages>,
 }
 
@@ -90,7 +90,7 @@ impl Store {
         }
     }
 
-    /// The server's time, in whole seconds as objects show it.
+    /// The server's time in whole seconds, formatted as in objects.
     pub(crate) fn now(&self) -> String {
         if let Some(fixed) = &self.fixed_time {
             return fixed.clone();
@@ -135,7 +135,7 @@ impl Store {
             .cloned()
     }
 
-    /// Puts an object in, or takes it out, as a new version.
+    /// Stores an object, or deletes the object if `new` is `None`, under a new resourceVersion.
     pub(crate) fn write(
         &mut self,
         kind: &Kind,
@@ -148,7 +148,7 @@ impl Store {
         self.write_at(kind, namespace, name, new, revision)
     }
 
-    /// The same with a version of the caller's choosing, which must be the newest.
+    /// Like [`Store::write`], but with a given resourceVersion, newer than all earlier versions.
     pub(crate) fn write_at(
         &mut self,
         kind: &Kind,
@@ -171,12 +171,12 @@ impl Store {
             new["metadata"]["resourceVersion"] = json!(revision.to_string());
             Arc::new(new)
         });
-        let shown = match (&new, &old) {
+        let returned = match (&new, &old) {
             (Some(new), _) => Arc::clone(new),
             (None, Some(old)) => {
-                let mut gone = (**old).clone();
-                gone["metadata"]["resourceVersion"] = json!(revision.to_string());
-                Arc::new(gone)
+                let mut deleted = (**old).clone();
+                deleted["metadata"]["resourceVersion"] = json!(revision.to_string());
+                Arc::new(deleted)
             }
             (None, None) => Arc::new(Value::Null),
         };
@@ -189,9 +189,9 @@ impl Store {
             }
             self.objects.insert(key, Arc::clone(new));
         }
-        // A deletion is told with the last state, under the deletion's version.
+        // A DELETED event carries the object's last state with the resourceVersion of the deletion.
         let old = if new.is_none() {
-            Some(Arc::clone(&shown))
+            Some(Arc::clone(&returned))
         } else {
             old
         };
@@ -202,15 +202,15 @@ impl Store {
         if kind.kind == "CustomResourceDefinition" {
             self.serve();
         }
-        shown
+        returned
     }
 
-    /// The objects of a kind at a version that is still there.
+    /// The objects of a kind at a version not yet compacted.
     pub(crate) fn at(&self, kind: &Kind, revision: u64) -> BTreeMap<(String, String), Arc<Value>> {
         self.fitting(kind, revision, |_| true)
     }
 
-    /// Those of them that fit.
+    /// Like [`Store::at`], but only the objects accepted by `fits`.
     pub(crate) fn fitting(
         &self,
         kind: &Kind,
@@ -257,7 +257,8 @@ impl Store {
         objects
     }
 
-    /// The objects of one namespace that fit, at a version that is still there, in the order of their names from one on.
+    /// The matching objects of one namespace at a version not yet compacted, ordered by name, starting at name `first`. At most
+    /// `limit` objects are returned.
     pub(crate) fn from(
         &self,
         kind: &Kind,
@@ -265,7 +266,7 @@ impl Store {
         first: &str,
         revision: u64,
         selector: &Selector,
-        most: usize,
+        limit: usize,
     ) -> Vec<Arc<Value>> {
         let fits = |object: &&Arc<Value>| selector.matches(object);
         let place = (namespace.to_owned(), first.to_owned());
@@ -281,9 +282,9 @@ impl Store {
                 self.objects
                     .get(&(kind.qualified(), namespace.clone(), name.clone()))
             });
-            return objects.filter(fits).take(most).cloned().collect();
+            return objects.filter(fits).take(limit).cloned().collect();
         }
-        // What has changed since, as it was then.
+        // Objects changed after `revision`, each with its state at `revision`.
         let mut before: BTreeMap<&str, Option<&Arc<Value>>> = BTreeMap::new();
         let changes = self
             .history
@@ -305,31 +306,31 @@ impl Store {
             }
         }
         let qualified = kind.qualified();
-        let now = self
+        let current = self
             .objects
             .range((qualified.clone(), place.0, place.1)..)
             .take_while(|((plural, other, _), _)| *plural == qualified && other == namespace)
             .map(|((_, _, name), object)| (name.as_str(), Some(object)))
             .filter(|(name, _)| !before.contains_key(name));
-        let mut then = before
+        let mut historic = before
             .range(first..)
             .map(|(name, object)| (*name, *object))
             .peekable();
-        let mut now = now.peekable();
-        let merged = std::iter::from_fn(|| match (now.peek(), then.peek()) {
-            (Some(one), Some(other)) if one.0 <= other.0 => now.next(),
-            (Some(_), None) => now.next(),
-            _ => then.next(),
+        let mut current = current.peekable();
+        let merged = std::iter::from_fn(|| match (current.peek(), historic.peek()) {
+            (Some(one), Some(other)) if one.0 <= other.0 => current.next(),
+            (Some(_), None) => current.next(),
+            _ => historic.next(),
         });
         merged
             .filter_map(|(_, object)| object)
             .filter(fits)
-            .take(most)
+            .take(limit)
             .cloned()
             .collect()
     }
 
-    /// An object as it stands in a list.
+    /// The JSON text of an object as a list item.
     pub(crate) fn text(&self, kind: &Kind, object: &Arc<Value>) -> Arc<str> {
         let version = object["metadata"]["resourceVersion"]
             .as_str()
@@ -347,25 +348,25 @@ impl Store {
         Arc::clone(text)
     }
 
-    /// The answer to a list, if it was asked for since the last write.
-    pub(crate) fn page(&self, asked: &str) -> Option<Bytes> {
+    /// The cached answer to a list request, if no write or compaction has happened since.
+    pub(crate) fn page(&self, request: &str) -> Option<Bytes> {
         let pages = self.pages.lock().unwrap();
         pages
             .1
-            .get(asked)
+            .get(request)
             .filter(|_| pages.0 == (self.revision, self.compacted))
             .cloned()
     }
 
-    pub(crate) fn keep_page(&self, asked: String, page: Bytes) {
+    pub(crate) fn keep_page(&self, request: String, page: Bytes) {
         let mut pages = self.pages.lock().unwrap();
         if pages.0 != (self.revision, self.compacted) {
             *pages = ((self.revision, self.compacted), HashMap::new());
         }
-        pages.1.insert(asked, page);
+        pages.1.insert(request, page);
     }
 
-    /// The version of the latest write of a kind.
+    /// The resourceVersion of the latest write to a kind.
     pub(crate) fn latest(&self, kind: &str) -> u64 {
         self.history
             .get(kind)
@@ -373,7 +374,7 @@ impl Store {
             .map_or(0, |change| change.revision)
     }
 
-    /// The changes of a kind after a version.
+    /// The changes of a kind after a resourceVersion.
     pub(crate) fn since(&self, kind: &Kind, revision: u64) -> Vec<Arc<Change>> {
         let changes = self
             .history
@@ -383,7 +384,7 @@ impl Store {
         changes[from..].to_vec()
     }
 
-    /// Forgets all versions before one.
+    /// Drops the history before `revision`.
     pub(crate) fn compact(&mut self, revision: u64) {
         self.compacted = self.compacted.max(revision);
         for changes in self.history.values_mut() {
@@ -406,13 +407,13 @@ impl Store {
         object["kind"] = json!(kind.kind);
         object["apiVersion"] = json!(kind.api_version());
         let metadata = &object["metadata"];
-        let given = metadata["name"].as_str().unwrap_or_default().to_owned();
+        let requested_name = metadata["name"].as_str().unwrap_or_default().to_owned();
         let name = match metadata["generateName"].as_str() {
-            Some(prefix) if given.is_empty() => {
+            Some(prefix) if requested_name.is_empty() => {
                 let prefix = prefix.to_owned();
                 format!("{prefix}{}", self.suffix())
             }
-            _ => given,
+            _ => requested_name,
         };
         if name.is_empty() {
             return Err(status::invalid(
@@ -426,12 +427,12 @@ impl Store {
             ));
         }
         if kind.namespaced && !namespace.is_empty() {
-            let homes = self
+            let namespaces = self
                 .kind("", "v1", "namespaces")
                 .cloned()
                 .expect("namespaces are built in");
-            if namespace != "default" && self.get(&homes, "", namespace).is_none() {
-                return Err(status::not_found(&homes, namespace));
+            if namespace != "default" && self.get(&namespaces, "", namespace).is_none() {
+                return Err(status::not_found(&namespaces, namespace));
             }
         }
         let metadata = object["metadata"].as_object_mut().expect("made above");
@@ -448,9 +449,9 @@ impl Store {
                 .shift_remove("status");
         }
         kind.default(&mut object);
-        let wrong = kind.mistakes(None, &object);
-        if !wrong.is_empty() {
-            return Err(status::invalid(kind, &name, &wrong));
+        let mistakes = kind.mistakes(None, &object);
+        if !mistakes.is_empty() {
+            return Err(status::invalid(kind, &name, &mistakes));
         }
         self.admit("CREATE", kind, namespace, &name, Some(&object), writer)?;
         if self.get(kind, namespace, &name).is_some() {
@@ -478,7 +479,7 @@ impl Store {
         Ok(self.write(kind, namespace, &name, Some(object)))
     }
 
-    /// Stores a changed object; one that is the same is not written.
+    /// Stores a changed object. An unchanged object is not written and keeps its resourceVersion.
     pub(crate) fn replace(
         &mut self,
         kind: &Kind,
@@ -522,7 +523,7 @@ impl Store {
         Ok(self.write(kind, namespace, name, Some(new)))
     }
 
-    /// Asks the policies about a write.
+    /// Evaluates the admission policies for a write.
     pub(crate) fn admit(
         &self,
         operation: &str,
@@ -551,7 +552,7 @@ impl Store {
             .try_for_each(|policy| policy.judge(&write))
     }
 
-    /// Kinds that established definitions bring.
+    /// Rebuilds the list of custom kinds from the established `CustomResourceDefinition` objects.
     fn serve(&mut self) {
         self.kinds.retain(|kind| !kind.custom());
         let definitions = self
@@ -571,7 +572,7 @@ impl Store {
         self.kinds.extend(kinds);
     }
 
-    /// Accepts the names of definitions that are new.
+    /// Marks new `CustomResourceDefinition` objects as established.
     pub(crate) fn establish(&mut self) {
         let server = User::new("system:apiserver");
         let kind = self
@@ -613,7 +614,7 @@ impl Store {
         }
     }
 
-    /// Deletes what is owned by nobody that is there.
+    /// Deletes the objects whose owners are all deleted.
     pub(crate) fn collect_garbage(&mut self) {
         let uids: HashSet<&str> = self
             .objects
@@ -645,7 +646,7 @@ impl Store {
     }
 }
 
-/// The labels of an object, as keys of the index.
+/// The labels of an object, as keys of the label index.
 fn labels(kind: &Kind, object: &Value) -> Vec<(String, String, String)> {
     let labels = object["metadata"]["labels"].as_object();
     let pairs = labels

@@ -1,4 +1,4 @@
-//! Watches: changes as lines, bookmarks, and the ends that a watch can come to.
+//! Watches: changes, bookmarks, errors and timeouts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::select::Selector;
 use super::status;
 use super::store::Change;
 
-/// What a watch is asked for.
+/// The parameters of a watch request.
 #[derive(Debug, Clone)]
 pub(crate) struct Wanted {
     pub(crate) kind: Kind,
@@ -26,7 +26,7 @@ pub(crate) struct Wanted {
     pub(crate) seconds: u64,
 }
 
-/// Lines of a body; an error cuts the connection.
+/// The sender of body lines. An error cuts the connection.
 pub(crate) type Lines = mpsc::Sender<std::io::Result<Bytes>>;
 
 fn line(what: &str, object: &Value) -> Bytes {
@@ -45,7 +45,7 @@ fn bookmark(kind: &Kind, revision: u64, end: bool) -> Bytes {
     line("BOOKMARK", &object)
 }
 
-/// What a watcher is told of a change: things enter and leave what a selector selects.
+/// The watch event of a change. An object that enters or leaves the selection is ADDED or DELETED.
 fn event(change: &Change, selector: &Selector) -> Option<Bytes> {
     let fits = |object: &Option<Arc<Value>>| {
         object
@@ -57,15 +57,15 @@ fn event(change: &Change, selector: &Selector) -> Option<Bytes> {
         (false, true) => Some(line("ADDED", change.new.as_deref()?)),
         (true, true) => Some(line("MODIFIED", change.new.as_deref()?)),
         (true, false) => {
-            let mut gone = change.old.as_deref()?.clone();
-            gone["metadata"]["resourceVersion"] = revision;
-            Some(line("DELETED", &gone))
+            let mut deleted = change.old.as_deref()?.clone();
+            deleted["metadata"]["resourceVersion"] = revision;
+            Some(line("DELETED", &deleted))
         }
         (false, false) => None,
     }
 }
 
-/// Serves a watch to its end.
+/// Sends the events of a watch until the watch ends.
 pub(crate) async fn serve(
     shared: Arc<Shared>,
     wanted: Wanted,
@@ -73,21 +73,24 @@ pub(crate) async fn serve(
     lines: Lines,
 ) {
     if fault == Some(WatchFault::Silent) {
-        // The connection stays, and nothing comes: neither change, bookmark nor end.
+        // The connection stays open without changes, bookmarks or an end.
         lines.closed().await;
         return;
     }
     if fault == Some(WatchFault::CloseAtOnce) {
         return;
     }
-    let mut seen = wanted.revision;
+    let mut last_revision = wanted.revision;
     let mut first = Vec::new();
     {
         let store = shared.store.lock().unwrap();
-        if seen > 0 && seen < store.compacted {
-            let message = format!("too old resource version: {seen} ({})", store.compacted);
+        if last_revision > 0 && last_revision < store.compacted {
+            let message = format!(
+                "too old resource version: {last_revision} ({})",
+                store.compacted
+            );
             first.push(line("ERROR", &status::expired(&message).body));
-        } else if wanted.initial || seen == 0 {
+        } else if wanted.initial || last_revision == 0 {
             let now = store.revision;
             for object in store
                 .at(&wanted.kind, now)
@@ -99,10 +102,10 @@ pub(crate) async fn serve(
             if wanted.initial && fault != Some(WatchFault::Unended) {
                 first.push(bookmark(&wanted.kind, now, true));
             }
-            seen = now;
+            last_revision = now;
         }
     }
-    let refused = seen > 0
+    let refused = last_revision > 0
         && first
             .first()
             .is_some_and(|line| line.starts_with(b"{\"type\":\"ERROR\""));
@@ -114,16 +117,16 @@ pub(crate) async fn serve(
     let mut changed = shared.changes_of(&wanted.kind);
     let mut forced = shared.bookmarks.subscribe();
     let end = Instant::now() + shared.second() * u32::try_from(wanted.seconds).unwrap_or(u32::MAX);
-    let (mut sent, mut mark) = (0, false);
+    let (mut sent, mut bookmark_due) = (0, false);
     loop {
-        // Marked as seen before the store is read: what is written afterwards wakes this task again.
+        // The channel is marked as seen before the store is read, so a later write wakes this task again.
         changed.borrow_and_update();
         let (changes, revision) = {
             let store = shared.store.lock().unwrap();
-            (store.since(&wanted.kind, seen), store.revision)
+            (store.since(&wanted.kind, last_revision), store.revision)
         };
         for change in changes {
-            seen = change.revision;
+            last_revision = change.revision;
             let Some(line) = event(&change, &wanted.selector) else {
                 continue;
             };
@@ -139,7 +142,10 @@ pub(crate) async fn serve(
                         .await;
                 }
                 Some(WatchFault::Gone { after }) if sent == after => {
-                    let message = format!("too old resource version: {seen} ({})", seen + 1);
+                    let message = format!(
+                        "too old resource version: {last_revision} ({})",
+                        last_revision + 1
+                    );
                     let _ = lines
                         .send(Ok(self::line("ERROR", &status::expired(&message).body)))
                         .await;
@@ -152,9 +158,12 @@ pub(crate) async fn serve(
                 return;
             }
         }
-        // A bookmark comes after everything up to its version.
-        if mark && wanted.bookmarks && !(wanted.initial && fault == Some(WatchFault::Unended)) {
-            seen = revision;
+        // A bookmark follows all changes up to its resourceVersion.
+        if bookmark_due
+            && wanted.bookmarks
+            && !(wanted.initial && fault == Some(WatchFault::Unended))
+        {
+            last_revision = revision;
             if lines
                 .send(Ok(bookmark(&wanted.kind, revision, false)))
                 .await
@@ -164,7 +173,7 @@ pub(crate) async fn serve(
             }
         }
         let pause: Duration = shared.bookmark_every();
-        mark = tokio::select! {
+        bookmark_due = tokio::select! {
             _ = changed.changed() => false,
             _ = forced.changed() => true,
             () = tokio::time::sleep(pause) => true,
