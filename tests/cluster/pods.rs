@@ -1,4 +1,4 @@
-//! This node's pods through everything that an API server and the way to it can do.
+//! Tests of the pod follower of one node: faults of the API server and of the connection.
 
 use std::time::Duration;
 
@@ -21,12 +21,12 @@ fn pod(name: &str, node: &str, cpu: &str) -> Value {
     })
 }
 
-/// A follower of pods, with all events that the follower has sent.
+/// A pod follower, with all events received from the follower.
 struct Listener {
     api: Api,
-    known: PodCache,
+    cache: PodCache,
     events: mpsc::Receiver<PodsEvent>,
-    heard: Vec<PodsEvent>,
+    received: Vec<PodsEvent>,
 }
 
 impl Listener {
@@ -36,56 +36,59 @@ impl Listener {
         tokio::spawn(follow(api.clone(), NODE.to_owned(), settings, out));
         Self {
             api,
-            known: PodCache::default(),
+            cache: PodCache::default(),
             events,
-            heard: Vec::new(),
+            received: Vec::new(),
         }
     }
 
-    /// Listens until it has the picture, for ten minutes at most.
-    async fn until(&mut self, what: &str, mut there: impl FnMut(&PodCache, &[PodsEvent]) -> bool) {
+    /// Receives events until `holds` returns true, for ten minutes at most.
+    async fn until(&mut self, what: &str, mut holds: impl FnMut(&PodCache, &[PodsEvent]) -> bool) {
         let end = Instant::now() + Duration::from_secs(600);
-        while !there(&self.known, &self.heard) {
+        while !holds(&self.cache, &self.received) {
             let next = tokio::time::timeout_at(end, self.events.recv()).await;
             let event = next
-                .unwrap_or_else(|_| panic!("{what}: heard {:?}, {}", self.names(), self.tail()));
-            let event = event.expect("it never ends by itself");
-            self.heard.push(event.clone());
-            self.known.take(event);
+                .unwrap_or_else(|_| panic!("{what}: received {:?}, {}", self.names(), self.tail()));
+            let event = event.expect("the follower ended");
+            self.received.push(event.clone());
+            self.cache.take(event);
         }
     }
 
     async fn until_names(&mut self, names: &[&str]) {
-        self.until(&format!("{names:?}"), |known, _| {
-            known.is_complete() && names_of(known) == names
+        self.until(&format!("{names:?}"), |cache, _| {
+            cache.is_complete() && names_of(cache) == names
         })
         .await;
     }
 
-    /// Listens for a while.
+    /// Receives events for the given time.
     async fn listen_for(&mut self, time: Duration) {
         let end = Instant::now() + time;
         while let Ok(event) = tokio::time::timeout_at(end, self.events.recv()).await {
-            let event = event.expect("it never ends by itself");
-            self.heard.push(event.clone());
-            self.known.take(event);
+            let event = event.expect("the follower ended");
+            self.received.push(event.clone());
+            self.cache.take(event);
         }
     }
 
     fn names(&self) -> Vec<String> {
-        names_of(&self.known)
+        names_of(&self.cache)
     }
 
     fn tail(&self) -> String {
-        format!("{:?}", self.heard.iter().rev().take(5).collect::<Vec<_>>())
+        format!(
+            "{:?}",
+            self.received.iter().rev().take(5).collect::<Vec<_>>()
+        )
     }
 
-    fn troubles(&self) -> Vec<&str> {
-        let told = self.heard.iter().filter_map(|event| match event {
-            PodsEvent::Degraded(says) => Some(says.as_str()),
+    fn degraded_messages(&self) -> Vec<&str> {
+        let messages = self.received.iter().filter_map(|event| match event {
+            PodsEvent::Degraded(message) => Some(message.as_str()),
             _ => None,
         });
-        told.collect()
+        messages.collect()
     }
 
     fn requests(&self) -> u64 {
@@ -94,8 +97,8 @@ impl Listener {
     }
 }
 
-fn names_of(known: &PodCache) -> Vec<String> {
-    known.pods().into_iter().map(|pod| pod.name).collect()
+fn names_of(cache: &PodCache) -> Vec<String> {
+    cache.pods().into_iter().map(|pod| pod.name).collect()
 }
 
 #[tokio::test(start_paused = true)]
@@ -109,8 +112,8 @@ async fn one_streaming_list_then_one_watch() {
     listener.until_names(&["a", "b"]).await;
     fake.put(&pod("b", NODE, "3"));
     listener
-        .until("b grows", |known, _| {
-            known.pods()[1].containers[0].resources.cpu_limit == Some(3000)
+        .until("b grows", |cache, _| {
+            cache.pods()[1].containers[0].resources.cpu_limit == Some(3000)
         })
         .await;
     fake.remove(&fake.get("v1", "Pod", "default", "a").unwrap());
@@ -120,14 +123,14 @@ async fn one_streaming_list_then_one_watch() {
         (1, 0)
     );
 
-    // A heartbeat is no news, and at rest nothing is asked but the watch's renewal.
-    let heard = listener.heard.len();
+    // A change of the status alone sends no event. In the next hour, the follower only renews its watch.
+    let received = listener.received.len();
     moved["status"]["conditions"] = json!([{"type": "Ready", "status": "True"}]);
     moved["spec"]["containers"][0]["resources"]["limits"]["cpu"] = json!("3");
     moved["metadata"]["resourceVersion"] = Value::Null;
     fake.put(&moved);
     listener.listen_for(Duration::from_secs(3600)).await;
-    assert_eq!(listener.heard.len(), heard, "{}", listener.tail());
+    assert_eq!(listener.received.len(), received, "{}", listener.tail());
     let watches = fake.count("watch", "pods");
     assert!(
         (12..=14).contains(&watches),
@@ -144,11 +147,12 @@ async fn one_streaming_list_then_one_watch() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn pages_where_there_are_no_streaming_lists() {
+async fn paged_lists_replace_refused_or_silent_streaming_lists() {
     for silent in [false, true] {
         let fake = FakeApi::direct();
         if silent {
-            // An old server takes the request for a plain watch, whose list has no marked end.
+            // An old server ignores `sendInitialEvents` and opens a plain watch, without the bookmark at the end of the list. The
+            // fault sends nothing at all.
             let fault = Fault::Watch(WatchFault::Silent);
             fake.fail(When::always().verb("watch").on("pods").times(1), fault);
         } else {
@@ -159,26 +163,30 @@ async fn pages_where_there_are_no_streaming_lists() {
         }
         let mut listener = Listener::new(&fake, ADMIN, Settings::default());
         listener
-            .until("all pods", |known, _| known.pods().len() == 1201)
+            .until("all pods", |cache, _| cache.pods().len() == 1201)
             .await;
         assert_eq!(fake.count("list", "pods"), 3, "three pages");
         fake.put(&pod("new", NODE, "1"));
         listener
-            .until("one more", |known, _| known.pods().len() == 1202)
+            .until("one more", |cache, _| cache.pods().len() == 1202)
             .await;
-        assert!(listener.troubles().is_empty(), "{:?}", listener.troubles());
+        assert!(
+            listener.degraded_messages().is_empty(),
+            "{:?}",
+            listener.degraded_messages()
+        );
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_slow_streaming_list_is_no_reason_to_give_them_up() {
+async fn three_slow_streaming_lists_switch_to_paged_lists() {
     let unended = Fault::Watch(WatchFault::Unended);
     for (slow, streams) in [(1, true), (2, true), (3, false)] {
         let fake = FakeApi::direct();
         fake.put(&pod("a", NODE, "1"));
         let mut listener = Listener::new(&fake, ADMIN, Settings::default());
         for round in 0..slow {
-            // To be read anew, it first has to be told by a watch that what it knows is too old.
+            // A later resync needs two watch requests: the first gets 410 Gone, the second is the streaming list.
             let times = if round == 0 { 1 } else { 2 };
             fake.fail(
                 When::always().verb("watch").on("pods").times(times),
@@ -186,40 +194,39 @@ async fn one_slow_streaming_list_is_no_reason_to_give_them_up() {
             );
             match round {
                 0 => listener.until_names(&["a"]).await,
-                _ => read_anew(&fake, &mut listener).await,
+                _ => force_resync(&fake, &mut listener).await,
             }
         }
         let lists = fake.count("list", "pods");
-        assert_eq!(lists, slow, "in pages meanwhile");
-        read_anew(&fake, &mut listener).await;
+        assert_eq!(
+            lists, slow,
+            "each slow streaming list is replaced by a paged list"
+        );
+        force_resync(&fake, &mut listener).await;
         assert_eq!(
             fake.count("list", "pods") == lists,
             streams,
-            "after {slow} slow ones"
+            "after {slow} slow streaming lists"
         );
     }
 }
 
-/// Makes everything be read anew.
-async fn read_anew(fake: &FakeApi, listener: &mut Listener) {
+/// Forces a resync, and waits for the resync.
+async fn force_resync(fake: &FakeApi, listener: &mut Listener) {
     let resyncs = listener.api.counters().resyncs();
-    // What it knows is forgotten at the server.
+    // The server compacts the resourceVersion that the follower has.
     fake.put(&pod("stranger", "n2", "1"));
     fake.compact(fake.revision());
     fake.cut();
     let until = Instant::now() + Duration::from_secs(900);
     while listener.api.counters().resyncs() == resyncs {
-        assert!(
-            Instant::now() < until,
-            "nothing is read anew: {}",
-            listener.tail()
-        );
+        assert!(Instant::now() < until, "no resync: {}", listener.tail());
         listener.listen_for(Duration::from_secs(1)).await;
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn faults_at_the_start_delay_and_never_say_that_there_are_no_pods() {
+async fn faults_at_start_delay_the_first_snapshot() {
     let page = "<html><head><title>502 Bad Gateway</title></head></html>";
     let refuse = |code, text, retry_after| Fault::Refuse {
         code,
@@ -278,13 +285,13 @@ async fn faults_at_the_start_delay_and_never_say_that_there_are_no_pods() {
             listener.until_names(&["a"]).await;
             let taken = began.elapsed();
             let counters = std::sync::Arc::clone(listener.api.counters());
-            // Garbage without an end of line is no line of a stream: the stream just ends.
+            // Garbage without a newline is not a line of the stream. The stream simply ends.
             let kind = if streaming && *name == "garbage" {
                 &ErrorKind::Connection
             } else {
                 kind
             };
-            // Bodies cut within a stream end it; only whole answers can be halved.
+            // `Fault::Half` cuts complete bodies only. A stream is not affected.
             if !(streaming && *name == "half") {
                 assert_eq!(
                     counters.errors(*kind),
@@ -294,7 +301,8 @@ async fn faults_at_the_start_delay_and_never_say_that_there_are_no_pods() {
                 );
                 assert!(taken < Duration::from_secs(150), "{name}: {taken:?}");
                 assert!(
-                    !listener.troubles().is_empty() && listener.troubles().len() <= 2,
+                    !listener.degraded_messages().is_empty()
+                        && listener.degraded_messages().len() <= 2,
                     "{name}"
                 );
             }
@@ -305,18 +313,18 @@ async fn faults_at_the_start_delay_and_never_say_that_there_are_no_pods() {
                 );
             }
             let complete = listener
-                .heard
+                .received
                 .iter()
                 .filter(|event| matches!(event, PodsEvent::Snapshot { .. }));
             assert_eq!(
                 complete.count(),
                 1,
-                "{name}: nothing is said before everything is known"
+                "{name}: exactly one snapshot, after the complete list"
             );
             fake.heal();
             listener
-                .until("recovered", |_, heard| {
-                    !heard.iter().any(is_trouble) || heard.iter().any(is_recovery)
+                .until("recovered", |_, received| {
+                    !received.iter().any(is_trouble) || received.iter().any(is_recovery)
                 })
                 .await;
             assert!(!counters.is_degraded(), "{name}");
@@ -334,7 +342,7 @@ fn is_recovery(event: &PodsEvent) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn faults_within_a_watch_lose_nothing() {
+async fn watch_faults_lose_no_changes() {
     let faults = [
         WatchFault::HalfLine { after: 1 },
         WatchFault::Garbage { after: 1 },
@@ -354,7 +362,7 @@ async fn faults_within_a_watch_lose_nothing() {
             },
         );
         listener.until_names(&["a"]).await;
-        // The watch that is open ends, and the next ones have the fault.
+        // The open watch ends, and the next two watches have the fault.
         fake.fail(
             When::always().verb("watch").on("pods").times(2),
             Fault::Watch(fault),
@@ -367,7 +375,7 @@ async fn faults_within_a_watch_lose_nothing() {
         fake.remove(&fake.get("v1", "Pod", "default", "b").unwrap());
         let began = Instant::now();
         listener.until_names(&["a", "c", "d"]).await;
-        // Two silent watches are two times the patience.
+        // Two silent watches take two idle timeouts of 150 s.
         assert!(
             began.elapsed() < Duration::from_secs(330),
             "{fault:?}: {:?}",
@@ -378,7 +386,7 @@ async fn faults_within_a_watch_lose_nothing() {
         assert_eq!(
             resyncs > 1,
             gone,
-            "{fault:?}: only what is too old is read anew, not {resyncs} times"
+            "{fault:?}: only 410 Gone needs a resync, not {resyncs} resyncs"
         );
         assert!(
             listener.requests() < 14,
@@ -389,7 +397,7 @@ async fn faults_within_a_watch_lose_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_ends_every_watch_is_not_stormed() {
+async fn watches_that_end_at_once_cause_few_requests() {
     let fake = FakeApi::direct();
     fake.put(&pod("a", NODE, "1"));
     let mut listener = Listener::new(
@@ -412,11 +420,11 @@ async fn a_server_that_ends_every_watch_is_not_stormed() {
         listener.requests()
     );
     assert_eq!(listener.names(), ["a"]);
-    assert_eq!(listener.troubles().len(), 1);
+    assert_eq!(listener.degraded_messages().len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn ten_minutes_without_an_api() {
+async fn ten_minutes_without_an_api_server_keep_the_known_pods() {
     for compacted in [false, true] {
         let fake = FakeApi::direct();
         for name in ["a", "b"] {
@@ -433,8 +441,13 @@ async fn ten_minutes_without_an_api() {
             fake.set_revision(fake.revision() + 10);
         }
         listener.listen_for(Duration::from_secs(300)).await;
-        assert_eq!(listener.names(), ["a", "b"], "what was known stays");
-        assert_eq!(listener.troubles().len(), 1, "{:?}", listener.troubles());
+        assert_eq!(listener.names(), ["a", "b"], "known pods stay");
+        assert_eq!(
+            listener.degraded_messages().len(),
+            1,
+            "{:?}",
+            listener.degraded_messages()
+        );
         assert!(listener.api.counters().is_degraded());
         let requests = listener.requests();
         assert!(requests < 30, "{requests} tries in ten minutes");
@@ -447,7 +460,7 @@ async fn ten_minutes_without_an_api() {
             back.elapsed()
         );
         listener
-            .until("recovered", |_, heard| heard.iter().any(is_recovery))
+            .until("recovered", |_, received| received.iter().any(is_recovery))
             .await;
         assert_eq!(
             listener.api.counters().resyncs(),
@@ -458,7 +471,7 @@ async fn ten_minutes_without_an_api() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn many_nodes_that_must_read_anew_do_not_come_at_once() {
+async fn resyncs_of_many_nodes_are_spread() {
     let fake = FakeApi::direct();
     fake.put(&pod("a", NODE, "1"));
     let mut listeners: Vec<Listener> = (0..100)
@@ -484,38 +497,41 @@ async fn many_nodes_that_must_read_anew_do_not_come_at_once() {
         .map(|logged| logged.at)
         .collect();
     assert_eq!(full.len(), 100);
-    let most = full.iter().map(|from| {
+    let most_per_second = full.iter().map(|from| {
         full.iter()
             .filter(|at| **at >= *from && **at < *from + Duration::from_secs(1))
             .count()
     });
-    let most = most.max().unwrap();
-    assert!(most < 40, "{most} of 100 within a second");
+    let most_per_second = most_per_second.max().unwrap();
+    assert!(
+        most_per_second < 40,
+        "{most_per_second} of 100 within a second"
+    );
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_the_right_to_list_nothing_is_said_but_why() {
+async fn a_missing_permission_to_list_pods_is_reported_once() {
     let fake = FakeApi::direct();
     let user = "system:serviceaccount:pinfold:pinfold";
     fake.user("agent", user);
     let mut listener = Listener::new(&fake, "agent", Settings::default());
     listener.listen_for(Duration::from_secs(600)).await;
-    assert!(!listener.known.is_complete());
-    assert_eq!(listener.troubles().len(), 1);
-    let says = listener.troubles()[0];
+    assert!(!listener.cache.is_complete());
+    assert_eq!(listener.degraded_messages().len(), 1);
+    let message = listener.degraded_messages()[0];
     assert!(
-        says.contains("pods is forbidden")
-            && says.contains("allow the agent to list and watch pods"),
-        "{says}"
+        message.contains("pods is forbidden")
+            && message.contains("allow the agent to list and watch pods"),
+        "{message}"
     );
     assert!(listener.requests() < 30, "{}", listener.requests());
     fake.allow(user, &["list", "watch"], "", "pods", &[]);
     listener.until_names(&[]).await;
-    assert!(listener.heard.iter().any(is_recovery) || !listener.api.counters().is_degraded());
+    assert!(listener.received.iter().any(is_recovery) || !listener.api.counters().is_degraded());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_cannot_be_read_hides_no_other() {
+async fn an_unreadable_pod_hides_no_other_pod() {
     for streaming in [true, false] {
         let fake = FakeApi::direct();
         fake.set_streaming_lists(streaming);
@@ -526,32 +542,32 @@ async fn a_pod_that_cannot_be_read_hides_no_other() {
         let mut listener = Listener::new(&fake, ADMIN, Settings::default());
         listener.until_names(&["a"]).await;
         assert!(
-            listener.known.unreadable()[0].contains("default/odd"),
+            listener.cache.unreadable()[0].contains("default/odd"),
             "{:?}",
-            listener.known.unreadable()
+            listener.cache.unreadable()
         );
-        // A pod that was fine keeps what was known when it turns odd, and the watch goes on.
+        // A pod with an unreadable update keeps its last readable state, and the watch goes on.
         let mut worse = pod("a", NODE, "1");
         worse["spec"]["containers"][0]["resources"]["limits"]["cpu"] = json!("many");
         fake.put(&worse);
         fake.put(&pod("b", NODE, "1"));
         listener.until_names(&["a", "b"]).await;
         assert_eq!(
-            listener.known.pods()[0].containers[0].resources.cpu_limit,
+            listener.cache.pods()[0].containers[0].resources.cpu_limit,
             Some(1000)
         );
         assert!(
             listener
-                .heard
+                .received
                 .iter()
                 .any(|event| matches!(event, PodsEvent::Unreadable { .. }))
         );
-        assert!(listener.troubles().is_empty());
+        assert!(listener.degraded_messages().is_empty());
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_ends_when_nobody_listens() {
+async fn the_follower_ends_when_its_receiver_is_dropped() {
     let fake = FakeApi::direct();
     let api = Api::new(fake.client(ADMIN), Duration::from_secs(10));
     let (out, mut events) = mpsc::channel(4);
@@ -567,9 +583,9 @@ async fn it_ends_when_nobody_listens() {
         .unwrap();
 }
 
-/// The lives of four pods as a real server sent them.
+/// The lifecycles of four pods, as recorded from a real server.
 #[tokio::test(start_paused = true)]
-async fn recorded_lives() {
+async fn recorded_pod_lifecycles() {
     let file = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/tests/data/apiserver/03-watch-pods-lifecycle.http"
@@ -589,14 +605,14 @@ async fn recorded_lives() {
         Settings::default(),
         out,
     ));
-    let mut known = PodCache::default();
-    known.take(events.recv().await.unwrap());
+    let mut cache = PodCache::default();
+    cache.take(events.recv().await.unwrap());
     assert!(
-        known.is_complete() && known.pods().is_empty(),
-        "the server has said that there are none"
+        cache.is_complete() && cache.pods().is_empty(),
+        "the server sent an empty list"
     );
-    let mut told = 0;
-    let (mut most, mut restarted) = (0, Vec::new());
+    let mut received_events = 0;
+    let (mut most_pods, mut restarted) = (0, Vec::new());
     for line in lines.iter().filter(|line| line["type"] != "BOOKMARK") {
         match line["type"].as_str().unwrap() {
             "DELETED" => fake.remove(&line["object"]),
@@ -605,11 +621,11 @@ async fn recorded_lives() {
             }
         }
         while let Ok(Some(event)) = timeout(Duration::from_millis(50), events.recv()).await {
-            told += 1;
-            known.take(event);
+            received_events += 1;
+            cache.take(event);
         }
-        most = most.max(known.pods().len());
-        let ids = known
+        most_pods = most_pods.max(cache.pods().len());
+        let ids = cache
             .pods()
             .into_iter()
             .filter(|pod| pod.name == "fx-guaranteed");
@@ -620,12 +636,15 @@ async fn recorded_lives() {
         }));
     }
     restarted.dedup();
-    assert_eq!((most, known.pods().len()), (4, 0));
-    assert_eq!(restarted.len(), 2, "a crash makes another container");
-    assert!(told < 30, "{told} of 45 changes matter");
+    assert_eq!((most_pods, cache.pods().len()), (4, 0));
+    assert_eq!(restarted.len(), 2, "a crash creates a second container");
+    assert!(
+        received_events < 30,
+        "{received_events} events for 45 changes"
+    );
 }
 
-/// Sockets, not a stopped clock: connections cut, half a line, and one that stays open and says nothing.
+/// The same over sockets, with a running clock: cut connections, half a line, and a silent open connection.
 #[tokio::test]
 async fn over_tcp() {
     let fake = FakeApi::start().await;
@@ -662,7 +681,7 @@ async fn over_tcp() {
     listener.until_names(&["a", "b", "c", "d"]).await;
     assert!(
         listener.api.counters().errors(ErrorKind::Timeout) > before,
-        "the silence was noticed"
+        "the idle timeout detects the silent watch"
     );
 
     fake.go_away();

@@ -1,4 +1,4 @@
-//! A node's place by the plans: what the task does, and what it never does.
+//! Tests of the task that gives a node its slot: claims, labels, taints and Events.
 
 #![allow(clippy::needless_pass_by_value, reason = "json! makes values")]
 
@@ -17,10 +17,10 @@ use crate::agents::{
 use crate::fakeapi::{ADMIN, FakeApi, Fault, WatchFault, When};
 use crate::simulation::simulate;
 
-/// Longer than any node with a slot waits between two looks.
+/// Longer than the longest resync interval of a node with a slot (1.5 × 300 s).
 const RESYNC: Duration = Duration::from_secs(460);
 
-/// A plan with a scene of one group and one of two; `more` goes into its spec.
+/// A plan with two scenes: scene 1 has one group, scene 2 has two groups. `more` is added to the spec.
 fn plan(scene: Option<(&str, &str)>, generation: u64, more: Value) -> Value {
     let mut plan = json!({
         "apiVersion": "pinfold.io/v1alpha1", "kind": "ScenePlan",
@@ -82,7 +82,7 @@ fn reasons(fake: &FakeApi) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_takes_a_slot_keeps_it_and_writes_nothing_at_rest() {
+async fn a_node_keeps_its_slot_and_writes_nothing_at_rest() {
     let fake = cluster();
     put_node(&fake, "a", "uid-a");
     fake.put(&plan(Some(("1", "1")), 1, json!({})));
@@ -124,14 +124,17 @@ async fn a_node_takes_a_slot_keeps_it_and_writes_nothing_at_rest() {
         fake.log()
     );
 
-    // An hour: a watch each five minutes, and two requests at each look.
+    // In one hour, the agent sends a watch every five minutes and two requests per resync.
     fake.clear_log();
     tokio::time::sleep(Duration::from_secs(3600)).await;
     assert_eq!(writes(&fake), 0);
-    let asked = fake.count("", "");
-    assert!((20..=60).contains(&asked), "{asked} requests in an hour");
+    let requests = fake.count("", "");
+    assert!(
+        (20..=60).contains(&requests),
+        "{requests} requests in an hour"
+    );
 
-    // A restart finds everything, and writes nothing either.
+    // After a restart, the agent finds its slot and writes nothing.
     agent.end().await;
     let mut agent = Agent::start(&fake, "a", Settings::default());
     agent
@@ -139,7 +142,7 @@ async fn a_node_takes_a_slot_keeps_it_and_writes_nothing_at_rest() {
         .await;
     assert_eq!(writes(&fake), 0);
 
-    // What somebody takes away comes back: a label, the claim.
+    // The agent restores a removed label and a deleted claim.
     let mut bare = node(&fake, "a");
     bare["metadata"]["labels"]
         .as_object_mut()
@@ -164,7 +167,7 @@ async fn a_node_takes_a_slot_keeps_it_and_writes_nothing_at_rest() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_read_takes_nothing_away() {
+async fn unreadable_plans_keep_the_labels() {
     let fake = cluster();
     put_node(&fake, "a", "uid-a");
     let good = plan(Some(("1", "1")), 1, json!({}));
@@ -185,8 +188,8 @@ async fn what_cannot_be_read_takes_nothing_away() {
         retry_after: None,
     };
     let on_plans = || When::always().on("sceneplans");
-    type Trouble<'a> = (&'static str, Box<dyn Fn() + 'a>, &'static str);
-    let troubles: Vec<Trouble<'_>> = vec![
+    type FaultCase<'a> = (&'static str, Box<dyn Fn() + 'a>, &'static str);
+    let cases: Vec<FaultCase<'_>> = vec![
         ("away", Box::new(|| fake.go_away()), "can't be reached"),
         (
             "garbage",
@@ -237,26 +240,26 @@ async fn what_cannot_be_read_takes_nothing_away() {
             "no answer",
         ),
     ];
-    for (name, begin, says) in troubles {
-        // The agent that has read everything, and one that starts in the midst of it.
-        for fresh in [false, true] {
+    for (name, begin, message) in cases {
+        // First the agent that has read the plans, then an agent that starts during the fault.
+        for restarted in [false, true] {
             fake.clear_log();
             begin();
             fake.cut();
-            if fresh {
+            if restarted {
                 let before =
                     std::mem::replace(&mut agent, Agent::start(&fake, "a", Settings::default()));
                 before.kill();
             }
-            // A watch that goes on from where it was hears of some of them as a connection that breaks.
-            let says = if fresh {
-                says
+            // A resumed watch sees some of the faults as a broken connection.
+            let message = if restarted {
+                message
             } else {
                 "the plans can't be read"
             };
             agent
                 .until(name, |state| {
-                    state.phase == Phase::Unknown && state.says.contains(says)
+                    state.phase == Phase::Unknown && state.says.contains(message)
                 })
                 .await;
             tokio::time::sleep(Duration::from_secs(1800)).await;
@@ -266,15 +269,15 @@ async fn what_cannot_be_read_takes_nothing_away() {
                 "{name}: {:?}",
                 agent.state()
             );
-            let told = usize::from(matches!(name, "no right" | "no definition"));
+            let expected_events = usize::from(matches!(name, "no right" | "no definition"));
             assert_eq!(
                 (writes(&fake), fake.count("create", "events")),
-                (told, told),
+                (expected_events, expected_events),
                 "{name}"
             );
             assert_eq!(place_of(&fake, "a").unwrap(), "1/1/0", "{name}");
-            if told == 1 {
-                // Its labels are known all the same, to tell containers.
+            if expected_events == 1 {
+                // The labels for the containers' environment are known anyway.
                 assert_eq!(
                     agent
                         .state()
@@ -286,8 +289,11 @@ async fn what_cannot_be_read_takes_nothing_away() {
                     "{name}"
                 );
             }
-            let asked = fake.count("", "");
-            assert!(asked <= 90, "{name}: {asked} requests in half an hour");
+            let requests = fake.count("", "");
+            assert!(
+                requests <= 90,
+                "{name}: {requests} requests in half an hour"
+            );
             fake.heal();
             fake.come_back();
             if name == "no definition" {
@@ -299,13 +305,13 @@ async fn what_cannot_be_read_takes_nothing_away() {
                     state.phase == Phase::Placed
                 })
                 .await;
-            assert_eq!(writes(&fake), told, "{name}");
+            assert_eq!(writes(&fake), expected_events, "{name}");
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_a_plan_that_was_read_takes_labels_off() {
+async fn only_a_readable_plan_removes_labels() {
     let fake = cluster();
     put_node(&fake, "a", "uid-a");
     fake.put(&plan(Some(("1", "1")), 1, json!({})));
@@ -316,7 +322,8 @@ async fn only_a_plan_that_was_read_takes_labels_off() {
         })
         .await;
 
-    // The plan is deleted, and no other speaks of this node: the agent that saw it, and one that did not.
+    // The plan is deleted, and no other plan has this node as a candidate. The running agent and a restarted agent both keep
+    // the labels.
     fake.remove(
         &fake
             .get("pinfold.io/v1alpha1", "ScenePlan", "", "p")
@@ -328,7 +335,7 @@ async fn only_a_plan_that_was_read_takes_labels_off() {
         json!({"nodes": {"names": ["x", "y", "z"]}}),
     );
     other["metadata"]["name"] = json!("other");
-    // Its scene 1 would know the labels: that alone would count as its word.
+    // Without scene 1, because a plan with a scene 1 would decide about the node's labels.
     other["spec"]["scenes"].as_array_mut().unwrap().remove(0);
     fake.put(&other);
     for _ in 0..2 {
@@ -344,7 +351,7 @@ async fn only_a_plan_that_was_read_takes_labels_off() {
         agent = Agent::start(&fake, "a", Settings::default());
     }
 
-    // A plan that can't be read may be the one.
+    // An unreadable plan might be the node's plan.
     fake.put(&json!({
         "apiVersion": "pinfold.io/v1alpha1", "kind": "ScenePlan", "metadata": {"name": "p"}, "spec": {"scenes": 7},
     }));
@@ -354,7 +361,7 @@ async fn only_a_plan_that_was_read_takes_labels_off() {
         })
         .await;
 
-    // It is there again, without an active case: that is a word.
+    // The plan exists again, without an active case. Now the labels are removed.
     fake.put(&plan(None, 3, json!({})));
     agent
         .until("freedom", |state| {
@@ -367,7 +374,7 @@ async fn only_a_plan_that_was_read_takes_labels_off() {
         json!({"pool": "train"})
     );
 
-    // One that can't be read any more counts as it last was.
+    // A plan that becomes unreadable counts with its last readable version.
     fake.put(&plan(Some(("1", "1")), 4, json!({})));
     agent
         .until("a slot", |state| {
@@ -383,13 +390,13 @@ async fn only_a_plan_that_was_read_takes_labels_off() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn somebody_elses_labels_are_reported_and_stay() {
+async fn labels_of_other_managers_are_reported_and_stay() {
     let fake = cluster();
     for name in ["a", "b"] {
         put_node(&fake, name, &format!("uid-{name}"));
     }
     label(&fake, "a", &json!({"SCENCE": "9"}));
-    // A whole place, set by hand: that is the one that the node gets.
+    // A complete set of labels, set by hand. The node gets this slot.
     label(
         &fake,
         "b",
@@ -400,10 +407,10 @@ async fn somebody_elses_labels_are_reported_and_stay() {
     let mut b = Agent::start(&fake, "b", Settings::default());
     a.until("a conflict", |state| state.phase == Phase::Conflict)
         .await;
-    let says = &a.state().conflicts[0];
+    let conflict = &a.state().conflicts[0];
     assert!(
-        says.contains("label SCENCE should be 1 and is 9, set by kubectl-label"),
-        "{says}"
+        conflict.contains("label SCENCE should be 1 and is 9, set by kubectl-label"),
+        "{conflict}"
     );
     b.until("its slot", |state| {
         state.phase == Phase::Placed && state.labels.len() == 3
@@ -416,17 +423,17 @@ async fn somebody_elses_labels_are_reported_and_stay() {
     assert_eq!(reasons(&fake), ["LabelConflict", "Labelled"]);
     fake.clear_log();
     tokio::time::sleep(Duration::from_secs(3600)).await;
-    assert_eq!(writes(&fake), 0, "it is told once");
+    assert_eq!(writes(&fake), 0, "the conflict is reported once");
     assert_eq!(node(&fake, "a")["metadata"]["labels"]["SCENCE"], json!("9"));
 
-    // It is removed by hand: the rest follows.
+    // The Node is removed by hand and registers again without the label. The agent then sets all labels.
     remove_node(&fake, "a");
     put_node(&fake, "a", "uid-a");
     a.until("a slot", |state| {
         state.phase == Phase::Placed && state.labels.len() == 3
     })
     .await;
-    // A label of somebody else's comes beside ours, with a key that the place does not have.
+    // Another manager adds a label with a key that the slot does not have.
     label(&fake, "a", &json!({"TYPE": "ps"}));
     a.until("a conflict", |state| state.phase == Phase::Conflict)
         .await;
@@ -438,7 +445,7 @@ async fn somebody_elses_labels_are_reported_and_stay() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_that_is_replaced_starts_over_and_prefers_what_it_had() {
+async fn a_replaced_node_takes_its_former_slot() {
     let fake = cluster();
     for name in ["a", "b"] {
         put_node(&fake, name, &format!("uid-{name}"));
@@ -462,11 +469,15 @@ async fn a_node_that_is_replaced_starts_over_and_prefers_what_it_had() {
         .await;
     assert!(
         !claims(&fake).values().any(|node| node == "a"),
-        "Kubernetes has freed the slot"
+        "garbage collection has freed the slot"
     );
     fake.clear_log();
     tokio::time::sleep(Duration::from_secs(600)).await;
-    assert_eq!(writes(&fake), 0, "a Node that is gone stays gone");
+    assert_eq!(
+        writes(&fake),
+        0,
+        "the agent does not recreate a deleted Node"
+    );
     put_node(&fake, "a", "uid-a-again");
     agents[0]
         .until("its slot", |state| {
@@ -478,12 +489,12 @@ async fn a_node_that_is_replaced_starts_over_and_prefers_what_it_had() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_taint_comes_and_goes_with_the_slot_and_others_stay() {
+async fn the_taint_follows_the_slot_and_other_taints_stay() {
     let fake = cluster();
     put_node(&fake, "a", "uid-a");
     let mut tainted = node(&fake, "a");
-    let theirs = json!({"key": "gpu", "value": "no", "effect": "NoSchedule", "timeAdded": "2026-11-20T16:00:00Z"});
-    tainted["spec"]["taints"] = json!([theirs]);
+    let foreign_taint = json!({"key": "gpu", "value": "no", "effect": "NoSchedule", "timeAdded": "2026-11-20T16:00:00Z"});
+    tainted["spec"]["taints"] = json!([foreign_taint]);
     tainted["metadata"]["resourceVersion"] = Value::Null;
     fake.put(&tainted);
     fake.put(&plan(
@@ -493,28 +504,34 @@ async fn the_taint_comes_and_goes_with_the_slot_and_others_stay() {
     ));
     let mut agent = Agent::start(&fake, "a", Settings::default());
     let taints = || node(&fake, "a")["spec"]["taints"].clone();
-    let ours = json!({"key": "pinfold.io/scene", "value": "busy", "effect": "NoSchedule"});
-    eventually("the taint", || taints() == json!([theirs, ours])).await;
+    let scene_taint = json!({"key": "pinfold.io/scene", "value": "busy", "effect": "NoSchedule"});
+    eventually("the taint", || {
+        taints() == json!([foreign_taint, scene_taint])
+    })
+    .await;
     agent
         .until("rest", |state| state.phase == Phase::Placed)
         .await;
 
-    // Somebody else changes the Node between our reading and our writing: it is read again.
+    // Another writer changes the Node between the agent's read and write. After the conflict, the agent reads the Node again.
     fake.put(&plan(
         Some(("1", "1")),
         2,
         json!({"taint": {"effect": "PreferNoSchedule"}}),
     ));
-    let moved = Fault::Refuse {
+    let conflict = Fault::Refuse {
         code: 409,
         text: r#"{"kind":"Status","apiVersion":"v1","status":"Failure","message":"Operation cannot be fulfilled on nodes \"a\": the object has been modified","reason":"Conflict","code":409}"#,
         retry_after: None,
     };
-    fake.fail(When::always().verb("patch").on("nodes").times(1), moved);
+    fake.fail(When::always().verb("patch").on("nodes").times(1), conflict);
     let default = json!({"key": "pinfold.io/scene", "effect": "PreferNoSchedule"});
-    eventually("the other taint", || taints() == json!([theirs, default])).await;
+    eventually("the other taint", || {
+        taints() == json!([foreign_taint, default])
+    })
+    .await;
 
-    // A server that forbids taints gets labels all the same, and one try at each look.
+    // If the server refuses taints, the agent still writes labels, and retries the taint once per resync.
     let forbid = Fault::Refuse {
         code: 422,
         text: "taints are not for you",
@@ -530,10 +547,10 @@ async fn the_taint_comes_and_goes_with_the_slot_and_others_stay() {
     })
     .await;
     eventually("its taint", || {
-        taints() == json!([theirs, {"key": "pinfold.io/scene", "effect": "NoSchedule"}])
+        taints() == json!([foreign_taint, {"key": "pinfold.io/scene", "effect": "NoSchedule"}])
     })
     .await;
-    // Merge patches only: applies are of the same verb, and the labels are as they should be.
+    // The fault hits merge patches only. An apply has the same verb, but the labels need no apply now.
     fake.fail(When::always().verb("patch").on("nodes"), forbid);
     fake.put(&plan(Some(("2", "1")), 4, json!({})));
     agent
@@ -546,7 +563,7 @@ async fn the_taint_comes_and_goes_with_the_slot_and_others_stay() {
             .unwrap()
             .contains("taints are not for you")
     );
-    // It is told as an Event, too.
+    // The agent also writes an Event.
     tokio::time::sleep(Duration::from_secs(1)).await;
     fake.clear_log();
     tokio::time::sleep(Duration::from_secs(1800)).await;
@@ -559,13 +576,13 @@ async fn the_taint_comes_and_goes_with_the_slot_and_others_stay() {
     fake.heal();
     fake.put(&plan(None, 5, json!({})));
     eventually("nothing", || {
-        taints() == json!([theirs]) && place_of(&fake, "a").is_none()
+        taints() == json!([foreign_taint]) && place_of(&fake, "a").is_none()
     })
     .await;
 }
 
-/// Requests of the next hour, and Events that were written in it.
-async fn an_hour(fake: &FakeApi) -> (usize, usize) {
+/// The number of requests in the next hour, and the number of Event writes.
+async fn requests_in_an_hour(fake: &FakeApi) -> (usize, usize) {
     fake.clear_log();
     tokio::time::sleep(Duration::from_secs(3600)).await;
     let events = fake.count("create", "events") + fake.count("patch", "events");
@@ -573,13 +590,14 @@ async fn an_hour(fake: &FakeApi) -> (usize, usize) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_only_a_person_can_mend_is_asked_for_seldom_and_told_once() {
+async fn lasting_errors_are_retried_seldom_and_reported_once() {
     let refuse = |code, text| Fault::Refuse {
         code,
         text,
         retry_after: None,
     };
-    // What is refused, how many requests one look makes then, and whether the Node can be read at all.
+    // The refused request, its status code, the number of requests per attempt, whether the Node is readable, and the
+    // advice in the message.
     for (verb, plural, code, requests, readable, advice) in [
         ("get", "nodes", 403, 1, false, "rights that deploy/ gives"),
         ("list", "leases", 403, 2, true, "rights that deploy/ gives"),
@@ -616,20 +634,20 @@ async fn what_only_a_person_can_mend_is_asked_for_seldom_and_told_once() {
         let fake = cluster();
         put_node(&fake, "a", "uid-a");
         fake.put(&plan(Some(("1", "1")), 1, json!({})));
-        let broken = || {
+        let break_requests = || {
             fake.fail(
                 When::always().verb(verb).on(plural),
                 refuse(code, "no, never"),
             );
         };
-        broken();
+        break_requests();
         let mut agent = Agent::start(&fake, "a", Settings::default());
-        let (first, events) = an_hour(&fake).await;
+        let (first, events) = requests_in_an_hour(&fake).await;
         assert_eq!(events, usize::from(readable), "{what}");
-        let (second, events) = an_hour(&fake).await;
+        let (second, events) = requests_in_an_hour(&fake).await;
         println!("{what}: {first} and {second} requests in an hour");
-        // A few tries at first, then one in 225 s at least; a watch and its end belong to the rest.
-        assert_eq!(events, 0, "{what}: told once");
+        // The first retries are frequent. Later at least 225 s lie between two attempts. The allowance of 20 covers plan watches.
+        assert_eq!(events, 0, "{what}: reported once");
         assert!(
             first <= 30 * requests + 20,
             "{what}: {first} requests in the first hour"
@@ -653,39 +671,43 @@ async fn what_only_a_person_can_mend_is_asked_for_seldom_and_told_once() {
                 "{what}: {note}"
             );
         }
-        // It is mended, and happens again: that is news.
+        // The error is fixed and happens again. The agent then writes a new Event.
         fake.heal();
         agent
             .until("a slot", |state| {
                 state.phase == Phase::Placed && !state.labels.is_empty()
             })
             .await;
-        broken();
+        break_requests();
         if plural == "sceneplans" {
-            // A watch that is cut goes on without a list.
+            // After a cut, the watch resumes without a list, so every request on plans must fail.
             fake.fail(When::always().on(plural), refuse(code, "no, never"));
         }
         fake.cut();
         fake.put(&plan(Some(("1", "2")), 2, json!({})));
-        an_hour(&fake).await;
-        let told = reasons(&fake)
+        requests_in_an_hour(&fake).await;
+        let stopped_events = reasons(&fake)
             .iter()
             .filter(|reason| *reason == "ScenesStopped")
             .count();
-        // A node that knows its claim lists no claims.
-        let again = readable && (verb, plural) != ("list", "leases");
-        assert_eq!(told, 1 + usize::from(again), "{what}: told again");
+        // A node that knows its claim does not list claims.
+        let reported_again = readable && (verb, plural) != ("list", "leases");
+        assert_eq!(
+            stopped_events,
+            1 + usize::from(reported_again),
+            "{what}: reported again"
+        );
     }
-    // What passes by itself is asked for as before, and is no Event.
+    // A temporary error is retried as before, without an Event.
     let fake = cluster();
     put_node(&fake, "a", "uid-a");
     fake.put(&plan(Some(("1", "1")), 1, json!({})));
     fake.fail(When::always().on("leases"), refuse(503, "no"));
     let mut agent = Agent::start(&fake, "a", Settings::default());
-    let (asked, events) = an_hour(&fake).await;
+    let (requests, events) = requests_in_an_hour(&fake).await;
     assert!(
-        (100..400).contains(&asked) && events == 0,
-        "{asked} requests, {events} events"
+        (100..400).contains(&requests) && events == 0,
+        "{requests} requests, {events} events"
     );
     fake.heal();
     agent
@@ -696,7 +718,7 @@ async fn what_only_a_person_can_mend_is_asked_for_seldom_and_told_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_taint_that_was_refused_is_tried_again() {
+async fn a_refused_taint_is_retried() {
     let fake = cluster();
     put_node(&fake, "a", "uid-a");
     fake.put(&plan(Some(("1", "1")), 1, json!({})));
@@ -706,19 +728,19 @@ async fn a_taint_that_was_refused_is_tried_again() {
             state.phase == Phase::Placed && !state.labels.is_empty()
         })
         .await;
-    let no = Fault::Refuse {
+    let refusal = Fault::Refuse {
         code: 422,
         text: "taints are not for you",
         retry_after: None,
     };
-    fake.fail(When::always().verb("patch").on("nodes"), no);
+    fake.fail(When::always().verb("patch").on("nodes"), refusal);
     fake.put(&plan(Some(("1", "1")), 2, json!({"taint": {}})));
     agent
         .until("a complaint", |state| state.taint.is_some())
         .await;
     fake.clear_log();
     tokio::time::sleep(Duration::from_secs(3600)).await;
-    // One try at each look, so that the complaint ends with its cause.
+    // The agent retries once per resync, so the error disappears soon after its cause.
     assert!(
         (8..=24).contains(&fake.count("patch", "nodes")),
         "{}",
@@ -726,7 +748,7 @@ async fn a_taint_that_was_refused_is_tried_again() {
     );
     assert_eq!(reasons(&fake), ["Labelled", "TaintRefused"]);
     assert!(agent.state().taint.is_some());
-    // The right is given: no change of the plan, no restart.
+    // The server accepts taints again, without a change of the plan and without a restart.
     fake.heal();
     tokio::time::sleep(RESYNC).await;
     assert!(node(&fake, "a")["spec"]["taints"].is_array());
@@ -745,12 +767,12 @@ async fn a_taint_error_ends_with_its_plan_within_one_resync() {
                 state.phase == Phase::Placed && !state.labels.is_empty()
             })
             .await;
-        let no = Fault::Refuse {
+        let refusal = Fault::Refuse {
             code: 422,
             text: "taints are not for you",
             retry_after: None,
         };
-        fake.fail(When::always().verb("patch").on("nodes"), no);
+        fake.fail(When::always().verb("patch").on("nodes"), refusal);
         fake.put(&plan(Some(("1", "1")), 2, json!({"taint": {}})));
         agent
             .until("a complaint", |state| state.taint.is_some())
@@ -762,7 +784,7 @@ async fn a_taint_error_ends_with_its_plan_within_one_resync() {
                     .unwrap(),
             );
         } else {
-            // The plan that is read next has another generation and no taint.
+            // The next version of the plan has another generation and no taint.
             fake.put(&plan(Some(("1", "1")), 3, json!({})));
         }
         tokio::time::sleep(RESYNC).await;
@@ -770,21 +792,21 @@ async fn a_taint_error_ends_with_its_plan_within_one_resync() {
     }
 }
 
-/// The phases that an agent goes through from now on.
+/// The phases of an agent from now on.
 fn phases(agent: &Agent) -> Arc<Mutex<Vec<Phase>>> {
-    let (seen, mut state) = (Arc::new(Mutex::new(Vec::new())), agent.state.clone());
-    let phases = Arc::clone(&seen);
+    let (seen_phases, mut state) = (Arc::new(Mutex::new(Vec::new())), agent.state.clone());
+    let phases = Arc::clone(&seen_phases);
     tokio::spawn(async move {
         state.mark_unchanged();
         while state.changed().await.is_ok() {
             phases.lock().unwrap().push(state.borrow_and_update().phase);
         }
     });
-    seen
+    seen_phases
 }
 
 #[tokio::test(start_paused = true)]
-async fn plans_that_are_read_anew_after_a_410_stay_in_force() {
+async fn plans_stay_in_force_during_a_resync_after_410() {
     let fake = cluster();
     fake.put(&plan(Some(("1", "2")), 1, json!({})));
     let mut agents = Vec::new();
@@ -799,19 +821,19 @@ async fn plans_that_are_read_anew_after_a_410_stay_in_force() {
             })
             .await;
     }
-    let seen: Vec<_> = agents.iter().map(phases).collect();
+    let phases: Vec<_> = agents.iter().map(phases).collect();
     tokio::time::sleep(Duration::from_secs(30)).await;
     fake.clear_log();
-    // The server has restarted: every version that a watch knows is too old.
+    // As after a server restart, every watch's resourceVersion is too old.
     put_node(&fake, "z", "uid-z");
     fake.compact(fake.revision() + 1);
     fake.set_revision(fake.revision() + 2);
     fake.cut();
     tokio::time::sleep(Duration::from_secs(120)).await;
-    for (agent, seen) in agents.iter().zip(&seen) {
+    for (agent, phases) in agents.iter().zip(&phases) {
         assert!(
-            !seen.lock().unwrap().contains(&Phase::Unknown),
-            "{}: {seen:?}",
+            !phases.lock().unwrap().contains(&Phase::Unknown),
+            "{}: {phases:?}",
             agent.node
         );
         assert_eq!(agent.state().phase, Phase::Placed);
@@ -819,18 +841,18 @@ async fn plans_that_are_read_anew_after_a_410_stay_in_force() {
     let log = fake.log();
     let lists: Vec<_> = log
         .iter()
-        .filter(|one| one.verb == "list" && one.plural == "sceneplans")
+        .filter(|logged| logged.verb == "list" && logged.plural == "sceneplans")
         .collect();
     assert_eq!(lists.len(), 3, "{lists:#?}");
-    // Each agent waits for a random part of about five seconds: without it, the clock of this test
-    // does not move between the lists.
+    // Each agent waits for a random part of about five seconds. Without the wait, the paused clock does not advance between
+    // the lists.
     let (first, last) = (lists[0].at, lists[2].at);
     assert!(
         last - first > Duration::from_millis(10),
         "all at once: {:?}",
         last - first
     );
-    // The watch that follows the list hears of changes.
+    // The watch after the list receives changes.
     fake.put(&plan(Some(("1", "1")), 2, json!({})));
     eventually("the other case", || {
         places(&fake)
@@ -841,7 +863,7 @@ async fn plans_that_are_read_anew_after_a_410_stay_in_force() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn plans_stay_in_force_while_a_server_that_restarted_refuses_lists() {
+async fn plans_stay_in_force_while_a_restarted_server_refuses_lists() {
     let fake = cluster();
     put_node(&fake, "a", "uid-a");
     fake.put(&plan(Some(("1", "1")), 1, json!({})));
@@ -851,10 +873,10 @@ async fn plans_stay_in_force_while_a_server_that_restarted_refuses_lists() {
             state.phase == Phase::Placed && !state.labels.is_empty()
         })
         .await;
-    let seen = phases(&agent);
-    // A watch that ends as soon as it has begun would be trouble of its own.
+    let seen_phases = phases(&agent);
+    // A watch that ends right after it starts counts as a failure, so the watches run for 30 s first.
     tokio::time::sleep(Duration::from_secs(30)).await;
-    // As a real server answered for some seconds after its restart.
+    // After a restart, a real server gave this answer for some seconds.
     let busy = Fault::Refuse {
         code: 429,
         text: "storage is (re)initializing",
@@ -866,8 +888,11 @@ async fn plans_stay_in_force_while_a_server_that_restarted_refuses_lists() {
     fake.set_revision(fake.revision() + 2);
     fake.cut();
     tokio::time::sleep(Duration::from_secs(60)).await;
-    assert!(!seen.lock().unwrap().contains(&Phase::Unknown), "{seen:?}");
-    // A server that goes on refusing is reported.
+    assert!(
+        !seen_phases.lock().unwrap().contains(&Phase::Unknown),
+        "{seen_phases:?}"
+    );
+    // The agent reports a server that keeps refusing.
     let busy = Fault::Refuse {
         code: 429,
         text: "no more",
@@ -882,7 +907,7 @@ async fn plans_stay_in_force_while_a_server_that_restarted_refuses_lists() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_somebody_deletes_is_noticed_at_once() {
+async fn a_deleted_claim_is_created_again_within_ten_seconds() {
     let fake = cluster();
     put_node(&fake, "a", "uid-a");
     fake.put(&plan(Some(("1", "1")), 1, json!({})));
@@ -907,7 +932,7 @@ async fn a_claim_that_somebody_deletes_is_noticed_at_once() {
         tokio::time::sleep(Duration::from_secs(10)).await;
         assert_eq!(claims(&fake).len(), 1, "{pause}");
     }
-    // At rest there is at most one request a minute, and no list of claims.
+    // At rest, the agent sends at most one request per minute and does not list claims.
     tokio::time::sleep(Duration::from_secs(600)).await;
     fake.clear_log();
     tokio::time::sleep(Duration::from_secs(3600)).await;
@@ -916,7 +941,7 @@ async fn a_claim_that_somebody_deletes_is_noticed_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_start_reads_the_claim_that_the_labels_name() {
+async fn a_restart_reads_the_claim_named_by_the_labels() {
     let fake = cluster();
     put_node(&fake, "a", "uid-a");
     fake.put(&plan(Some(("1", "1")), 1, json!({})));
@@ -932,13 +957,13 @@ async fn a_start_reads_the_claim_that_the_labels_name() {
     let log = fake.log();
     let lists: Vec<_> = log
         .iter()
-        .filter(|one| one.verb == "list" && one.plural == "leases")
+        .filter(|logged| logged.verb == "list" && logged.plural == "leases")
         .collect();
     assert!(lists.is_empty(), "{lists:#?}");
     assert_eq!(claims(&fake).len(), 1);
     agent.end().await;
 
-    // A claim that the labels do not name is found all the same, by a list from the server's cache.
+    // A list from the server's cache finds a second claim that the labels do not name.
     let mut second = fake
         .get(
             "coordination.k8s.io/v1",
@@ -962,7 +987,7 @@ async fn a_start_reads_the_claim_that_the_labels_name() {
     for list in fake
         .log()
         .iter()
-        .filter(|one| one.verb == "list" && one.plural == "leases")
+        .filter(|logged| logged.verb == "list" && logged.plural == "leases")
     {
         assert!(list.query.contains("resourceVersion=0"), "{list:?}");
         assert_eq!(list.from_etcd, 0);
@@ -970,7 +995,7 @@ async fn a_start_reads_the_claim_that_the_labels_name() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn pods_that_are_not_known_or_not_bound() {
+async fn a_case_change_waits_for_unknown_pods_but_not_for_pods_of_other_labels() {
     let fake = cluster();
     put_node(&fake, "a", "uid-a");
     fake.put(&plan(Some(("1", "1")), 1, json!({})));
@@ -986,7 +1011,7 @@ async fn pods_that_are_not_known_or_not_bound() {
             state.says.contains("which pods run here is not known yet")
         })
         .await;
-    // A pod that stands here for another reason keeps nobody waiting; one of which nothing is known does.
+    // A pod with unknown label keys delays the change. A pod that selects nodes by other labels does not.
     let pod = |keys: Option<&[&str]>| RunningPod {
         name: "web/web-0".to_owned(),
         keys: keys.map(|keys| {
@@ -1013,7 +1038,7 @@ async fn pods_that_are_not_known_or_not_bound() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_plans_that_want_a_node_change_nothing() {
+async fn two_plans_for_one_node_change_nothing() {
     let fake = cluster();
     put_node(&fake, "a", "uid-a");
     fake.put(&plan(Some(("1", "1")), 1, json!({})));
@@ -1036,16 +1061,16 @@ async fn two_plans_that_want_a_node_change_nothing() {
         agent.state().says
     );
     tokio::time::sleep(Duration::from_secs(1800)).await;
-    let changed = |verb: &str| fake.count(verb, "leases");
+    let lease_requests = |verb: &str| fake.count(verb, "leases");
     assert_eq!(
-        fake.count("apply", "nodes") + changed("create") + changed("delete"),
+        fake.count("apply", "nodes") + lease_requests("create") + lease_requests("delete"),
         0
     );
     assert_eq!(reasons(&fake), ["Labelled", "PlansDisputed"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_explicit_list_needs_no_claims() {
+async fn a_plan_with_node_names_needs_no_claims() {
     let fake = cluster();
     for name in ["a", "b", "c"] {
         put_node(&fake, name, &format!("uid-{name}"));
@@ -1063,14 +1088,14 @@ async fn an_explicit_list_needs_no_claims() {
             })
             .await;
     }
-    let there: Vec<String> = places(&fake).into_values().collect();
-    assert_eq!(there, ["2/1/worker/1", "2/1/ps/0", "2/1/worker/0"]);
+    let found_places: Vec<String> = places(&fake).into_values().collect();
+    assert_eq!(found_places, ["2/1/worker/1", "2/1/ps/0", "2/1/worker/0"]);
     assert_eq!(claims(&fake).len(), 0);
     assert_eq!(agents[0].api.counters().requests(Call::CreateLease), 0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cordoned_node_keeps_its_slot_and_gets_no_new_one() {
+async fn a_cordoned_node_keeps_its_slot_and_gets_no_new_slot() {
     let fake = cluster();
     put_node(&fake, "a", "uid-a");
     fake.put(&plan(Some(("1", "1")), 1, json!({})));
@@ -1101,7 +1126,7 @@ async fn a_cordoned_node_keeps_its_slot_and_gets_no_new_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn leaving_takes_off_what_is_ours_and_twice_is_once() {
+async fn leave_removes_only_own_labels_taints_and_claims() {
     let fake = cluster();
     put_node(&fake, "a", "uid-a");
     label(&fake, "a", &json!({"zone": "z1"}));
@@ -1119,10 +1144,10 @@ async fn leaving_takes_off_what_is_ours_and_twice_is_once() {
     agent.end().await;
     let api = client(&fake, "a");
     fake.clear_log();
-    let would = leave(&api, "a", NAMESPACE, &[], true).await.unwrap();
+    let dry_run = leave(&api, "a", NAMESPACE, &[], true).await.unwrap();
     assert_eq!(writes(&fake), 0);
     let left = leave(&api, "a", NAMESPACE, &[], false).await.unwrap();
-    assert_eq!(would, left);
+    assert_eq!(dry_run, left);
     assert_eq!(
         (left.labels.len(), &*left.taints, &*left.claims),
         (
@@ -1137,9 +1162,12 @@ async fn leaving_takes_off_what_is_ours_and_twice_is_once() {
     );
     assert!(claims(&fake).is_empty());
     fake.clear_log();
-    let again = leave(&api, "a", NAMESPACE, &[], false).await.unwrap();
+    let second_run = leave(&api, "a", NAMESPACE, &[], false).await.unwrap();
     assert!(
-        again.node && again.labels.is_empty() && again.claims.is_empty() && again.taints.is_empty()
+        second_run.node
+            && second_run.labels.is_empty()
+            && second_run.claims.is_empty()
+            && second_run.taints.is_empty()
     );
     assert_eq!(writes(&fake), 0);
     assert!(
@@ -1150,7 +1178,7 @@ async fn leaving_takes_off_what_is_ours_and_twice_is_once() {
     );
 }
 
-/// Sockets, not a stopped clock.
+/// The same over sockets, with a running clock.
 #[tokio::test]
 async fn over_tcp() {
     let fake = FakeApi::start().await;
