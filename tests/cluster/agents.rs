@@ -1,4 +1,4 @@
-//! Agents' tasks for scenes against the fake API server: what tests and the benchmark of claims share.
+//! Helpers for tests and the benchmark of claims: agents' scene tasks against the fake API server.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::fakeapi::FakeApi;
 
 pub(crate) const NAMESPACE: &str = "pinfold";
 
-/// A cluster in which Pinfold is installed, without nodes and plans.
+/// A cluster with Pinfold installed, without nodes and plans.
 pub(crate) fn cluster() -> FakeApi {
     let fake = FakeApi::direct();
     install(&fake);
@@ -28,7 +28,7 @@ pub(crate) fn install(fake: &FakeApi) {
     fake.put(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}));
     fake.put(&serde_json::to_value(definition()).unwrap());
     fake.run_controllers();
-    // Agents have exactly the rights that are shipped, and each write is judged by the shipped policies.
+    // Agents have exactly the shipped permissions, and the shipped policies apply to each write.
     fake.install_shipped();
 }
 
@@ -37,7 +37,7 @@ pub(crate) fn client(fake: &FakeApi, node: &str) -> Api {
     Api::new(fake.client(&fake.agent_on(node)), Duration::from_secs(10))
 }
 
-/// A Node as the kubelet makes it.
+/// Stores a Node as registered by the kubelet.
 pub(crate) fn put_node(fake: &FakeApi, name: &str, uid: &str) {
     let managed = json!([{
         "manager": "kubelet", "operation": "Update", "apiVersion": "v1", "time": "2026-11-20T15:47:48Z",
@@ -54,7 +54,7 @@ pub(crate) fn remove_node(fake: &FakeApi, name: &str) {
     fake.remove(&fake.get("v1", "Node", "", name).unwrap());
 }
 
-/// An agent's task, and what leads to it.
+/// An agent's task with its handles.
 #[derive(Debug)]
 pub(crate) struct Agent {
     pub(crate) node: String,
@@ -64,7 +64,7 @@ pub(crate) struct Agent {
     stop: CancellationToken,
     task: tokio::task::JoinHandle<()>,
     /// The tasks that send pods to the agent; the tasks end with the agent.
-    tellers: JoinSet<()>,
+    pod_tasks: JoinSet<()>,
 }
 
 // === impl Agent ===
@@ -83,8 +83,9 @@ impl Agent {
         events: bool,
     ) -> Self {
         let api = client(fake, node);
-        let (pods, heard) = watch::channel(pods);
-        let (mut scenes, state) = Scenes::new(api.clone(), node, NAMESPACE, heard, settings);
+        let (pods, pods_receiver) = watch::channel(pods);
+        let (mut scenes, state) =
+            Scenes::new(api.clone(), node, NAMESPACE, pods_receiver, settings);
         if events {
             let (recorder, writer) = Recorder::new(api.clone(), node, EventSettings::default());
             tokio::spawn(writer);
@@ -99,40 +100,40 @@ impl Agent {
             api,
             stop,
             task,
-            tellers: JoinSet::new(),
+            pod_tasks: JoinSet::new(),
         }
     }
 
-    /// One that hears of its pods from the API server, as the program does.
+    /// Starts an agent that follows its pods through the API server, as the program does.
     pub(crate) fn start_with_pods_of_api(fake: &FakeApi, node: &str) -> Self {
         let mut agent = Self::start_with(fake, node, Settings::default(), None, true);
         let (out, mut events) = mpsc::channel(16);
-        agent.tellers.spawn(follow(
+        agent.pod_tasks.spawn(follow(
             agent.api.clone(),
             node.to_owned(),
             PodSettings::default(),
             out,
         ));
         let pods = agent.pods.clone();
-        agent.tellers.spawn(async move {
-            let mut known = PodCache::default();
+        agent.pod_tasks.spawn(async move {
+            let mut cache = PodCache::default();
             while let Some(event) = events.recv().await {
-                known.take(event);
-                if known.is_complete() {
-                    pods.send_replace(Some(RunningPod::among(&known.pods())));
+                cache.take(event);
+                if cache.is_complete() {
+                    pods.send_replace(Some(RunningPod::among(&cache.pods())));
                 }
             }
         });
         agent
     }
 
-    /// Ends it as SIGTERM would.
+    /// Ends the task as SIGTERM does.
     pub(crate) async fn end(self) {
         self.stop.cancel();
         self.task.await.unwrap();
     }
 
-    /// Ends it as a crash would: in the midst of whatever it does.
+    /// Aborts the task at its current await point, as in a crash.
     pub(crate) fn kill(self) {
         self.task.abort();
     }
@@ -141,25 +142,25 @@ impl Agent {
         self.state.borrow().clone()
     }
 
-    /// Waits until it stands so, for half an hour of the test's clock at most.
-    pub(crate) async fn until(&mut self, what: &str, stands: impl FnMut(&State) -> bool) {
+    /// Waits until the state meets a condition, for half an hour of the test's clock at most.
+    pub(crate) async fn until(&mut self, what: &str, holds: impl FnMut(&State) -> bool) {
         let half_an_hour = Duration::from_secs(1800);
-        let waited = tokio::time::timeout(half_an_hour, self.state.wait_for(stands)).await;
-        let came = matches!(waited, Ok(Ok(_)));
+        let waited = tokio::time::timeout(half_an_hour, self.state.wait_for(holds)).await;
+        let reached = matches!(waited, Ok(Ok(_)));
         drop(waited);
         assert!(
-            came,
-            "{} never came to {what}: {:?}",
+            reached,
+            "{} never reached {what}: {:?}",
             self.node,
             self.state.borrow()
         );
     }
 }
 
-/// Waits until it is so, for an hour of the test's clock at most; how long that took.
-pub(crate) async fn eventually(what: &str, mut so: impl FnMut() -> bool) -> Duration {
+/// Waits until a condition holds, for an hour of the test's clock at most. Returns the waiting time.
+pub(crate) async fn eventually(what: &str, mut holds: impl FnMut() -> bool) -> Duration {
     let began = tokio::time::Instant::now();
-    while !so() {
+    while !holds() {
         assert!(
             began.elapsed() < Duration::from_secs(3600),
             "not within an hour: {what}"
@@ -169,20 +170,20 @@ pub(crate) async fn eventually(what: &str, mut so: impl FnMut() -> bool) -> Dura
     began.elapsed()
 }
 
-/// The labels of the four keys on a Node, as text: `1/2/0` or `2/1/worker/3`.
+/// The values of the four scene labels on a Node, as text: `1/2/0` or `2/1/worker/3`.
 pub(crate) fn place(node: &Value) -> Option<String> {
     let label = |key: &str| node["metadata"]["labels"][key].as_str();
-    let known = [
+    let labels = [
         label("SCENCE"),
         label("CASE"),
         label("TYPE"),
         label("INDEX"),
     ];
-    let parts: Vec<&str> = known.into_iter().flatten().collect();
+    let parts: Vec<&str> = labels.into_iter().flatten().collect();
     (!parts.is_empty()).then(|| parts.join("/"))
 }
 
-/// The places by node.
+/// The nodes with scene labels, each with the text of [`place`].
 pub(crate) fn places(fake: &FakeApi) -> BTreeMap<String, String> {
     let nodes = fake.all("v1", "Node");
     nodes
@@ -191,7 +192,7 @@ pub(crate) fn places(fake: &FakeApi) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// The claims: Lease and Node.
+/// The claims: Lease names, each with the name of its Node.
 pub(crate) fn claims(fake: &FakeApi) -> BTreeMap<String, String> {
     let leases = fake.all("coordination.k8s.io/v1", "Lease");
     let text = |value: &Value| value.as_str().unwrap().to_owned();
@@ -206,7 +207,7 @@ pub(crate) fn claims(fake: &FakeApi) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Goes through every version of every Node that there ever was: at no moment had two the same place.
+/// Checks the history of all Nodes: no two Nodes had the same place at the same time.
 pub(crate) fn no_place_was_double(fake: &FakeApi) {
     let store = fake.shared.store.lock().unwrap();
     let mut holders: BTreeMap<String, String> = BTreeMap::new();
@@ -230,7 +231,7 @@ pub(crate) fn no_place_was_double(fake: &FakeApi) {
             assert_eq!(
                 before,
                 None,
-                "{place} was on {} too, at version {}",
+                "{place} was also on {}, at resourceVersion {}",
                 name(new),
                 change.revision
             );
@@ -238,7 +239,7 @@ pub(crate) fn no_place_was_double(fake: &FakeApi) {
     }
 }
 
-/// Requests that changed something.
+/// The number of write requests.
 pub(crate) fn writes(fake: &FakeApi) -> usize {
     let writes = |logged: &&crate::fakeapi::Logged| {
         matches!(

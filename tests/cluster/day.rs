@@ -1,6 +1,6 @@
-//! A scripted day: install, a case, other cases with each rule for busy nodes, a node dies, the API server is away, an
-//! upgrade, uninstall. Every label, claim and Event is looked at, and every write is judged by the shipped
-//! roles and admission policies.
+//! A scripted day: install, a case, other cases with each rule for busy nodes, a dead node, an absent API server, an
+//! upgrade, and uninstall. The test checks every label, claim and Event. The shipped roles and admission policies apply
+//! to every write.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -22,14 +22,14 @@ struct Day {
     fake: FakeApi,
     plan: ScenePlan,
     agents: BTreeMap<String, Agent>,
-    /// The Events that were looked at.
-    seen: BTreeSet<String>,
+    /// The names of the Events already checked.
+    checked_events: BTreeSet<String>,
 }
 
 // === impl Day ===
 
 impl Day {
-    /// Changes the plan as kubectl would.
+    /// Changes the plan as kubectl does: a new generation, without a resourceVersion.
     fn change(&mut self, active: Option<(&str, &str)>, rule: &str) {
         let mut plan = serde_json::to_value(&self.plan).unwrap();
         plan["spec"].as_object_mut().unwrap().shift_remove("active");
@@ -44,24 +44,24 @@ impl Day {
         self.fake.put(&plan);
     }
 
-    /// The pods of a node, as a scheduler and a kubelet leave them: they stand there because of the labels. Waits until the
-    /// node's agent has heard of it.
+    /// Makes the named pods the only pods of a node. The pods select the node by its scene labels. Waits until the node's
+    /// agent has received the change.
     async fn run_pods(&self, node: &str, names: &[&str]) {
         let names: Vec<String> = names
             .iter()
             .map(|name| format!("{name}-on-{node}"))
             .collect();
-        let here = self
+        let pods_of_node = self
             .fake
             .all("v1", "Pod")
             .into_iter()
             .filter(|pod| pod["spec"]["nodeName"] == node);
         let name_of = |pod: &Value| pod["metadata"]["name"].as_str().unwrap().to_owned();
-        let (stays, goes): (Vec<Value>, Vec<Value>) =
-            here.partition(|pod| names.contains(&name_of(pod)));
-        goes.iter().for_each(|pod| self.fake.remove(pod));
-        let stays: BTreeSet<String> = stays.iter().map(name_of).collect();
-        for name in names.iter().filter(|name| !stays.contains(*name)) {
+        let (kept, removed): (Vec<Value>, Vec<Value>) =
+            pods_of_node.partition(|pod| names.contains(&name_of(pod)));
+        removed.iter().for_each(|pod| self.fake.remove(pod));
+        let kept: BTreeSet<String> = kept.iter().map(name_of).collect();
+        for name in names.iter().filter(|name| !kept.contains(*name)) {
             self.fake.put(&json!({
                 "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "train"},
                 "spec": {
@@ -71,9 +71,9 @@ impl Day {
                 "status": {"phase": "Running"},
             }));
         }
-        let heard = || self.agents[node].pods.borrow().as_ref().map(Vec::len);
+        let pods_of_agent = || self.agents[node].pods.borrow().as_ref().map(Vec::len);
         eventually("the agent has heard of the pods", || {
-            heard() == Some(names.len())
+            pods_of_agent() == Some(names.len())
         })
         .await;
     }
@@ -97,23 +97,23 @@ impl Day {
             .count()
     }
 
-    /// Waits until so many nodes have a place of a case that is labelled and claimed, and all agents have come to rest.
-    async fn until_placed(&self, case: &str, places_there: usize) {
-        let what = format!("{places_there} places of {case}");
+    /// Waits until `places_there` nodes have labels and claims of a case, and all agents are at rest.
+    async fn until_placed(&self, case: &str, expected: usize) {
+        let what = format!("{expected} places of {case}");
         eventually(&what, || {
-            let there = places(&self.fake);
-            let of_case: Vec<_> = there
+            let current = places(&self.fake);
+            let of_case: Vec<_> = current
                 .iter()
                 .filter(|(_, place)| place.starts_with(case))
                 .collect();
-            of_case.len() == places_there
+            of_case.len() == expected
                 && of_case.iter().all(|(node, place)| {
                     let lease = format!("scene.ps-locality.{}", place.replace('/', "."));
                     claims(&self.fake).get(&lease) == Some(node)
                 })
         })
         .await;
-        // Events and claims that are given back come a moment later; then nothing does.
+        // Events and deletions of claims may follow a moment later. After that, no agent writes.
         tokio::time::sleep(Duration::from_secs(900)).await;
         let before = writes(&self.fake);
         tokio::time::sleep(Duration::from_secs(900)).await;
@@ -130,22 +130,23 @@ impl Day {
         );
     }
 
-    /// The Events since the last time: reasons, and the nodes that each was on.
-    fn news(&mut self) -> BTreeMap<String, BTreeSet<String>> {
-        let mut news: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    /// The Events since the last call: each reason with its nodes.
+    fn new_events(&mut self) -> BTreeMap<String, BTreeSet<String>> {
+        let mut new_events: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for event in self.fake.all("events.k8s.io/v1", "Event") {
             let text = |value: &Value| value.as_str().unwrap().to_owned();
             assert_eq!(
                 (&event["regarding"]["kind"], &event["metadata"]["namespace"]),
                 (&json!("Node"), &json!("default"))
             );
-            if self.seen.insert(text(&event["metadata"]["name"])) {
-                news.entry(text(&event["reason"]))
+            if self.checked_events.insert(text(&event["metadata"]["name"])) {
+                new_events
+                    .entry(text(&event["reason"]))
                     .or_default()
                     .insert(text(&event["regarding"]["name"]));
             }
         }
-        news
+        new_events
     }
 
     fn restart(&mut self) {
@@ -168,7 +169,7 @@ async fn from_install_to_uninstall() {
         fake: cluster(),
         plan,
         agents: BTreeMap::new(),
-        seen: BTreeSet::new(),
+        checked_events: BTreeSet::new(),
     };
 
     // Install: agents first, then the plan, scene 1 case 2.
@@ -180,11 +181,11 @@ async fn from_install_to_uninstall() {
             Agent::start_with_pods_of_api(&day.fake, &name),
         );
     }
-    eventually("all have heard that there is no plan", || {
+    eventually("all agents know that there is no plan", || {
         day.count(Phase::Free) == NODES
     })
     .await;
-    assert_eq!((writes(&day.fake), day.news()), (0, BTreeMap::new()));
+    assert_eq!((writes(&day.fake), day.new_events()), (0, BTreeMap::new()));
     day.change(Some(("1", "2")), "wait");
     day.until_placed("1/2/", 5).await;
     let first = places(&day.fake);
@@ -202,11 +203,11 @@ async fn from_install_to_uninstall() {
         day.phases()
     );
     assert_eq!(
-        day.news(),
+        day.new_events(),
         BTreeMap::from([("Labelled".to_owned(), set(first.keys()))])
     );
 
-    // Pods of scene 1 run on one node; scene 2 comes, and the plan says wait. Ten nodes are enough for it.
+    // Pods of scene 1 run on one node. The plan changes to scene 2 with the rule `wait`. Ten nodes are enough for scene 2.
     let busy = first.keys().next().unwrap().clone();
     day.run_pods(&busy, &["worker-0", "worker-1"]).await;
     day.change(Some(("2", "2")), "wait");
@@ -223,13 +224,13 @@ async fn from_install_to_uninstall() {
     let mut others = set(second.keys());
     others.remove(&busy);
     assert_eq!(
-        day.news(),
+        day.new_events(),
         BTreeMap::from([
             ("Labelled".to_owned(), others),
             ("SwitchWaits".to_owned(), BTreeSet::from([busy.clone()]))
         ])
     );
-    // One of them ends, then the other; there is no slot left for the node.
+    // Both pods end, one after the other. No slot is left for the node.
     day.run_pods(&busy, &["worker-1"]).await;
     tokio::time::sleep(Duration::from_secs(600)).await;
     assert_eq!(day.agents[&busy].state().phase, Phase::Waiting);
@@ -241,64 +242,67 @@ async fn from_install_to_uninstall() {
     day.until_placed("2/2/", 10).await;
     assert_eq!(day.agents[&busy].state().phase, Phase::Spare);
     assert_eq!(
-        day.news(),
+        day.new_events(),
         BTreeMap::from([("LabelsRemoved".to_owned(), BTreeSet::from([busy.clone()]))])
     );
 
-    // A node dies, and Kubernetes with it its claim: the spare one takes its place.
+    // A node is deleted, and garbage collection deletes its claim. The spare node takes the slot.
     let dead = second.keys().find(|name| **name != busy).unwrap().clone();
     day.agents.remove(&dead).unwrap().kill();
     remove_node(&day.fake, &dead);
     day.until_placed("2/2/", 10).await;
     assert_eq!(places(&day.fake)[&busy], second[&dead]);
     assert_eq!(
-        day.news(),
+        day.new_events(),
         BTreeMap::from([("Labelled".to_owned(), BTreeSet::from([busy.clone()]))])
     );
 
-    // Back to scene 1, and the plan says refuse: a node with pods stays, also when they have ended.
+    // The plan changes back to scene 1 with the rule `refuse`. A node with pods keeps its slot, even after the pods end.
     let before = places(&day.fake);
-    let stubborn = before.keys().last().unwrap().clone();
-    day.run_pods(&stubborn, &["ps-0"]).await;
+    let refusing = before.keys().last().unwrap().clone();
+    day.run_pods(&refusing, &["ps-0"]).await;
     day.change(Some(("1", "2")), "refuse");
     day.until_placed("1/2/", 5).await;
-    assert_eq!(day.agents[&stubborn].state().phase, Phase::Refused);
-    day.run_pods(&stubborn, &[]).await;
+    assert_eq!(day.agents[&refusing].state().phase, Phase::Refused);
+    day.run_pods(&refusing, &[]).await;
     tokio::time::sleep(Duration::from_secs(1800)).await;
-    assert_eq!(places(&day.fake)[&stubborn], before[&stubborn]);
-    let news = day.news();
-    assert_eq!(news["SwitchRefused"], BTreeSet::from([stubborn.clone()]));
+    assert_eq!(places(&day.fake)[&refusing], before[&refusing]);
+    let new_events = day.new_events();
+    assert_eq!(
+        new_events["SwitchRefused"],
+        BTreeSet::from([refusing.clone()])
+    );
     assert_eq!(
         (
-            news["Labelled"].len(),
-            news["LabelsRemoved"].len(),
-            news.len()
+            new_events["Labelled"].len(),
+            new_events["LabelsRemoved"].len(),
+            new_events.len()
         ),
         (5, 4, 3),
-        "{news:?}"
+        "{new_events:?}"
     );
-    // The plan is changed again: nothing keeps the node any more.
+    // After another change of the plan, the node gets a new slot.
     day.change(Some(("1", "3")), "refuse");
     day.until_placed("1/3/", 10).await;
-    assert!(places(&day.fake)[&stubborn].starts_with("1/3/"));
+    assert!(places(&day.fake)[&refusing].starts_with("1/3/"));
     assert_eq!(
-        day.news(),
+        day.new_events(),
         BTreeMap::from([("Labelled".to_owned(), set(day.agents.keys()))])
     );
 
-    // Scene 2 again, and the plan says force.
+    // The plan changes to scene 2 with the rule `force`.
     for node in day.agents.keys() {
         day.run_pods(node, &["worker-7"]).await;
     }
     day.change(Some(("2", "2")), "force");
     day.until_placed("2/2/", 10).await;
     assert_eq!(
-        day.news(),
+        day.new_events(),
         BTreeMap::from([("Labelled".to_owned(), set(day.agents.keys()))])
     );
-    let there = (places(&day.fake), claims(&day.fake));
+    let before_outage = (places(&day.fake), claims(&day.fake));
 
-    // The API server is away for ten minutes: nothing changes, and it is said.
+    // The API server is away for ten minutes. The agents change nothing and report the outage.
     let before = writes(&day.fake);
     day.fake.go_away();
     eventually("all have noticed", || day.count(Phase::Unknown) == 10).await;
@@ -312,12 +316,12 @@ async fn from_install_to_uninstall() {
         day.agents
             .values()
             .all(|agent| agent.state().labels.len() == 4),
-        "what is known stays"
+        "known labels stay"
     );
     day.fake.come_back();
     eventually("all are back", || day.count(Phase::Placed) == 10).await;
 
-    // An upgrade: every agent ends and starts anew.
+    // Upgrade: every agent ends and starts again.
     for (_, agent) in std::mem::take(&mut day.agents) {
         let node = agent.node.clone();
         agent.end().await;
@@ -327,14 +331,14 @@ async fn from_install_to_uninstall() {
         );
     }
     day.until_placed("2/2/", 10).await;
-    eventually("all have looked", || day.count(Phase::Placed) == 10).await;
-    assert_eq!((places(&day.fake), claims(&day.fake)), there);
+    eventually("all know their slots", || day.count(Phase::Placed) == 10).await;
+    assert_eq!((places(&day.fake), claims(&day.fake)), before_outage);
     assert_eq!(
-        (writes(&day.fake), day.news()),
+        (writes(&day.fake), day.new_events()),
         (before, BTreeMap::new()),
-        "not a single write"
+        "no writes"
     );
-    // One that starts while the API server is away changes nothing either.
+    // An agent that starts during an outage changes nothing either.
     day.fake.go_away();
     day.restart();
     tokio::time::sleep(Duration::from_secs(600)).await;
@@ -342,7 +346,7 @@ async fn from_install_to_uninstall() {
     day.fake.come_back();
     eventually("all are back", || day.count(Phase::Placed) == 10).await;
 
-    // Uninstall: the agents end, and each node is left.
+    // Uninstall: the agents end, and `leave` cleans up each node.
     for (name, agent) in std::mem::take(&mut day.agents) {
         agent.end().await;
         let left = leave(&client(&day.fake, &name), &name, NAMESPACE, &[], false)
@@ -357,7 +361,7 @@ async fn from_install_to_uninstall() {
     for node in day.fake.all("v1", "Node") {
         assert_eq!(node["metadata"]["labels"], json!({"pool": "train"}));
     }
-    assert_eq!(day.news(), BTreeMap::new());
+    assert_eq!(day.new_events(), BTreeMap::new());
     no_place_was_double(&day.fake);
     let refused = day
         .fake
@@ -367,6 +371,6 @@ async fn from_install_to_uninstall() {
     let refused: Vec<_> = refused.collect();
     assert!(
         refused.is_empty(),
-        "the rights are enough, and no policy minds: {refused:#?}"
+        "the permissions suffice, and no policy refuses a write: {refused:#?}"
     );
 }

@@ -1,4 +1,4 @@
-//! `pinfold scene … --live` and `pinfold release --cluster-only`: the program against a server on a real socket.
+//! Tests of `pinfold scene … --live` and `pinfold release --cluster-only` against a server on a socket.
 
 use std::time::Duration;
 
@@ -37,11 +37,11 @@ impl Live {
             .to_owned()
     }
 
-    /// Runs the program; `--kubeconfig` is added.
+    /// Runs the program with `--kubeconfig` added.
     async fn pinfold(&self, args: &[&str]) -> (Option<i32>, String, String) {
         let mut all: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
         all.extend(["--kubeconfig".to_owned(), self.kubeconfig()]);
-        // The server of this test answers meanwhile.
+        // The program runs on a blocking thread, so the test's server can answer.
         let output = tokio::task::spawn_blocking(move || {
             Command::new(env!("CARGO_BIN_EXE_pinfold"))
                 .args(all)
@@ -98,7 +98,7 @@ fn label(fake: &FakeApi, name: &str, index: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn plans_nodes_and_claims_of_a_cluster() {
+async fn check_labels_and_status_read_the_cluster() {
     let live = Live::new().await;
     install(&live.fake);
     for name in ["a", "b", "c"] {
@@ -111,7 +111,7 @@ async fn plans_nodes_and_claims_of_a_cluster() {
         (Some(0), "1 plan: 0 errors, 0 warnings\n", "")
     );
 
-    // Who has a claim has its slot; the others follow by name.
+    // A node with a claim gets the slot of the claim. The other nodes get the free slots in the order of their names.
     claim(&live.fake, "scene.p.1.1.0", "c");
     let (code, out, error) = live
         .pinfold(&["scene", "labels", "--live", "-o", "json"])
@@ -121,7 +121,7 @@ async fn plans_nodes_and_claims_of_a_cluster() {
     let answer: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(answer, json!({"c": of("0"), "a": of("1"), "b": of("2")}));
 
-    // Claimed and labelled, claimed alone, labelled alone.
+    // Node c has a claim and labels, node a only a claim, node b only labels.
     label(&live.fake, "c", "0");
     claim(&live.fake, "scene.p.1.1.1", "a");
     claim(&live.fake, "scene.other.1.1.1", "b");
@@ -149,7 +149,7 @@ async fn plans_nodes_and_claims_of_a_cluster() {
     );
     assert_eq!(answer["amiss"], json!([]));
 
-    // A second plan for the same nodes, and a case that is too large: errors, with the plan's name.
+    // A second plan for the same nodes, with a too large case, gives errors with the plan's name.
     live.fake.put(&plan("q", 4));
     let (code, out, _) = live.pinfold(&["scene", "check", "--live"]).await;
     assert_eq!(code, Some(1), "{out}");
@@ -172,7 +172,7 @@ async fn plans_nodes_and_claims_of_a_cluster() {
         .await;
     assert_eq!(code, Some(1), "{error}");
 
-    // A file beside the cluster's nodes.
+    // A plan from a file, checked against the cluster's nodes.
     let file = live.folder.path().join("plan.json");
     std::fs::write(&file, plan("r", 4).to_string()).unwrap();
     let file = file.to_str().unwrap();
@@ -182,14 +182,14 @@ async fn plans_nodes_and_claims_of_a_cluster() {
         out.contains("3 nodes match it, and scene 1 case 1 needs 4"),
         "{out}"
     );
-    // What the schema refuses is told as of a file.
+    // Schema errors of a cluster's plan are reported like errors of a file.
     live.fake.put(&json!({
         "apiVersion": "pinfold.io/v1alpha1", "kind": "ScenePlan", "metadata": {"name": "q"}, "spec": {"scenes": 7},
     }));
     let (code, out, _) = live.pinfold(&["scene", "check", "--live"]).await;
     assert_eq!(code, Some(1));
     assert!(out.contains("sceneplan/q:"), "{out}");
-    // Nothing but reading.
+    // The commands only list objects.
     assert!(
         live.fake.log().iter().all(|logged| logged.verb == "list"),
         "{:?}",
@@ -198,7 +198,7 @@ async fn plans_nodes_and_claims_of_a_cluster() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn claims_that_are_left_without_a_plan_are_named() {
+async fn leftover_claims_without_a_plan_are_reported() {
     let live = Live::new().await;
     install(&live.fake);
     put_node(&live.fake, "a", "uid-a");
@@ -229,7 +229,7 @@ async fn claims_that_are_left_without_a_plan_are_named() {
         answer,
         json!({"plan": null, "claims": {"scene.p.1.1.0": "a"}})
     );
-    // A plan that is asked for by name is missing.
+    // The plan named by `--plan` does not exist.
     let (code, _, error) = live
         .pinfold(&[&status[..], &["--plan", "p"]].concat())
         .await;
@@ -238,7 +238,7 @@ async fn claims_that_are_left_without_a_plan_are_named() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_goes_wrong_says_what_to_do() {
+async fn errors_name_the_remedy() {
     let live = Live::new().await;
     let check = ["scene", "check", "--live"];
     let (code, _, error) = live.pinfold(&check).await;
@@ -302,7 +302,7 @@ async fn what_goes_wrong_says_what_to_do() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn release_takes_labels_and_claims_off() {
+async fn release_removes_labels_and_claims() {
     let live = Live::new().await;
     install(&live.fake);
     for name in ["a", "b"] {
@@ -330,7 +330,7 @@ async fn release_takes_labels_and_claims_off() {
     assert_eq!(
         labels("b")["SCENCE"],
         json!("1"),
-        "another node keeps what it has"
+        "the other node keeps its labels"
     );
     assert_eq!(live.fake.all("coordination.k8s.io/v1", "Lease").len(), 1);
     let (code, out, _) = live.pinfold(&release).await;

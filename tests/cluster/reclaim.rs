@@ -1,6 +1,6 @@
-//! `pinfold scene reclaim`: parameter servers end when every worker or the chief has succeeded, and on no other ground.
+//! `pinfold scene reclaim` deletes parameter servers only after every worker, or the chief, has succeeded.
 //!
-//! The objects are those of `scene render`; the account has the rights and the policy of `deploy/components/reclaim`.
+//! The objects come from `scene render`. The account's permissions and policy come from `deploy/components/reclaim`.
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ const AMOUNTS: Amounts = Amounts {
     write: |_, amount| amount.to_string(),
 };
 
-/// A job of scene 2, case 2: 50 workers, 5 parameter servers.
+/// The objects of a job of scene 2, case 2: 50 workers, 5 parameter servers.
 fn objects(name: &str) -> Vec<Value> {
     let text = std::fs::read_to_string(yaml::here("deploy/examples/scenes.yaml")).unwrap();
     let plan = read(&text, "scenes.yaml").unwrap().remove(0).plan.unwrap();
@@ -69,7 +69,7 @@ spec:
     - {case: '1', nodes: {first: 1, rest: 2}}
 ";
 
-/// That job as it stands so long after its chief has succeeded, if it has; everything else runs.
+/// The objects of the job [`WITH_CHIEF`]. `chief` is the time in seconds since the chief succeeded, if any. All other Jobs run.
 fn with_chief(name: &str, chief: Option<i64>) -> Vec<Value> {
     let plan = read(WITH_CHIEF, "plan.yaml")
         .unwrap()
@@ -115,7 +115,7 @@ fn role(object: &Value) -> &str {
         .unwrap_or_default()
 }
 
-/// The job as it stands so long after its last worker has succeeded.
+/// The objects of a job whose last worker succeeded `seconds` ago.
 fn succeeded(name: &str, seconds: i64) -> Vec<Value> {
     let mut all = objects(name);
     for object in &mut all {
@@ -158,7 +158,7 @@ impl Cluster {
         }
     }
 
-    /// A new process, as it were: nothing is known to it.
+    /// A reclaimer without state, as in a new process.
     fn reclaimer(&self) -> Reclaimer {
         self.with(30, false)
     }
@@ -172,7 +172,7 @@ impl Cluster {
         self.reclaimer().once().await.unwrap()
     }
 
-    /// How many of a kind are there, of a role.
+    /// The number of objects of a kind with a role.
     fn count(&self, version: &str, kind: &str, of: &str) -> usize {
         self.fake
             .all(version, kind)
@@ -181,7 +181,7 @@ impl Cluster {
             .count()
     }
 
-    /// Deployments and Services of parameter servers.
+    /// The numbers of Deployments and Services of parameter servers.
     fn servers(&self) -> (usize, usize) {
         (
             self.count("apps/v1", "Deployment", "ps"),
@@ -202,7 +202,7 @@ fn verdicts(round: &Round) -> Vec<(&str, &Verdict)> {
         .collect()
 }
 
-fn why(round: &Round) -> &str {
+fn kept_reason(round: &Round) -> &str {
     match &round.jobs[0].verdict {
         Verdict::Kept { reason } => reason,
         other => panic!("{other:?}"),
@@ -210,10 +210,10 @@ fn why(round: &Round) -> &str {
 }
 
 #[tokio::test]
-async fn servers_go_some_time_after_the_last_worker_and_nothing_else_does() {
+async fn servers_are_deleted_some_time_after_the_last_worker_succeeded() {
     let cluster = Cluster::new().await;
     let mut all = succeeded("a", 60);
-    // The last worker still runs.
+    // The last worker is still running.
     let last = all
         .iter_mut()
         .rfind(|object| object["kind"] == "Job")
@@ -221,7 +221,7 @@ async fn servers_go_some_time_after_the_last_worker_and_nothing_else_does() {
     last["status"] = json!({"active": 1, "startTime": ago(3600)});
     let mut last = last.clone();
     cluster.put(&all);
-    // A job that doesn't ask for it, done since long.
+    // A job without the reclaim label, completed long ago.
     let mut other = succeeded("b", 6000);
     for object in &mut other {
         object["metadata"]["labels"]
@@ -258,7 +258,7 @@ async fn servers_go_some_time_after_the_last_worker_and_nothing_else_does() {
 
     done(&mut last, "Complete", 31);
     cluster.put(&[last]);
-    // First only said, then done.
+    // First a dry run, then the deletion.
     let round = cluster.with(30, true).once().await.unwrap();
     assert_eq!((round.deleted.len(), cluster.deletes()), (10, 0));
     let round = cluster.once().await;
@@ -267,9 +267,9 @@ async fn servers_go_some_time_after_the_last_worker_and_nothing_else_does() {
         round.deleted[..5]
             .iter()
             .all(|(kind, ..)| *kind == ItemKind::Deployment),
-        "servers before their names"
+        "Deployments before Services"
     );
-    // Those of the other job are there, and all workers.
+    // The servers of the job without the label remain, and so do all workers.
     assert_eq!(cluster.servers(), (5, 5));
     assert_eq!(
         (
@@ -280,19 +280,15 @@ async fn servers_go_some_time_after_the_last_worker_and_nothing_else_does() {
     );
     let deletes = cluster.deletes();
     assert_eq!(verdicts(&cluster.once().await), []);
-    assert_eq!(
-        cluster.deletes(),
-        deletes,
-        "doing it twice is doing it once"
-    );
-    // With no servers left, nobody reads the Jobs any more.
+    assert_eq!(cluster.deletes(), deletes, "a second round deletes nothing");
+    // Without servers, the reclaimer does not list Jobs.
     cluster.fake.clear_log();
     cluster.once().await;
     assert_eq!(cluster.fake.count("list", "jobs"), 0);
 }
 
 #[tokio::test]
-async fn the_wait_is_the_jobs_own_and_begins_anew_with_servers_that_are() {
+async fn the_delay_comes_from_the_job_and_restarts_with_recreated_servers() {
     let cluster = Cluster::new().await;
     let mut all = succeeded("a", 60);
     for object in &mut all {
@@ -306,7 +302,7 @@ async fn the_wait_is_the_jobs_own_and_begins_anew_with_servers_that_are() {
     for object in &mut all {
         object["metadata"]["annotations"]["pinfold.io/reclaim-after-seconds"] = json!("50");
     }
-    // Somebody has made a server anew just now.
+    // A server was recreated five seconds ago.
     let server = all
         .iter_mut()
         .find(|object| object["kind"] == "Deployment")
@@ -329,7 +325,7 @@ async fn failed_missing_or_unclear_workers_keep_the_servers() {
             .nth(7)
             .unwrap()
     }
-    fn place(all: &[Value]) -> usize {
+    fn job_index(all: &[Value]) -> usize {
         all.iter()
             .position(|object| object["kind"] == "Job")
             .unwrap()
@@ -344,7 +340,7 @@ async fn failed_missing_or_unclear_workers_keep_the_servers() {
             "Job a-worker-7 has failed",
         ),
         (
-            |all| drop(all.remove(place(all))),
+            |all| drop(all.remove(job_index(all))),
             "there are 49 workers and should be 50: 1 missing",
         ),
         (
@@ -425,14 +421,18 @@ async fn failed_missing_or_unclear_workers_keep_the_servers() {
         change(&mut all);
         cluster.put(&all);
         let round = cluster.once().await;
-        assert!(why(&round).contains(words), "{words}: {}", why(&round));
+        assert!(
+            kept_reason(&round).contains(words),
+            "{words}: {}",
+            kept_reason(&round)
+        );
         assert_eq!(
             (cluster.servers(), cluster.deletes()),
             ((5, 5), 0),
             "{words}"
         );
     }
-    // Pods that have succeeded are no Job that has.
+    // A succeeded pod alone does not complete its Job.
     let cluster = Cluster::of(FakeApi::direct());
     let mut all = succeeded("a", 600);
     worker(&mut all)["status"] =
@@ -450,7 +450,7 @@ async fn failed_missing_or_unclear_workers_keep_the_servers() {
     );
 }
 
-/// The names of the Jobs that are there.
+/// The names of all Jobs.
 fn jobs(cluster: &Cluster) -> Vec<String> {
     let mut names: Vec<String> = cluster
         .fake
@@ -463,7 +463,7 @@ fn jobs(cluster: &Cluster) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_chiefs_success_ends_the_job_and_all_that_still_runs() {
+async fn a_successful_chief_ends_the_job_and_its_running_tasks() {
     let cluster = Cluster::new().await;
     cluster.put(&with_chief("a", None));
     let round = cluster.once().await;
@@ -478,7 +478,7 @@ async fn a_chiefs_success_ends_the_job_and_all_that_still_runs() {
         )]
     );
     assert!(round.jobs[0].by_chief && round.jobs[0].running.is_empty());
-    // The workers run in `server.join()` for ever: only the chief counts, also where one of them has failed or is gone.
+    // Workers block in `server.join()` forever. Only the chief counts, even if a worker has failed or is missing.
     let mut all = with_chief("a", Some(10));
     cluster.put(&all);
     let round = cluster.once().await;
@@ -494,7 +494,7 @@ async fn a_chiefs_success_ends_the_job_and_all_that_still_runs() {
         .find(|object| object["metadata"]["name"] == "a-worker-1")
         .unwrap();
     if worker["kind"] == "Service" {
-        // The Service comes before its Job.
+        // The search found the Service of the same name first.
         let job = all
             .iter_mut()
             .find(|object| object["kind"] == "Job" && object["metadata"]["name"] == "a-worker-1");
@@ -502,7 +502,7 @@ async fn a_chiefs_success_ends_the_job_and_all_that_still_runs() {
     }
     cluster.put(&all);
     let round = cluster.once().await;
-    let gone: Vec<&str> = round
+    let deleted_names: Vec<&str> = round
         .deleted
         .iter()
         .map(|(_, _, name)| name.as_str())
@@ -515,14 +515,14 @@ async fn a_chiefs_success_ends_the_job_and_all_that_still_runs() {
         "a-ps-0",
         "a-ps-1",
     ];
-    assert_eq!((gone, round.failed.len()), (expected.to_vec(), 0));
-    // What has ended stays, for a person to look at.
+    assert_eq!((deleted_names, round.failed.len()), (expected.to_vec(), 0));
+    // Ended Jobs stay for inspection.
     assert_eq!(jobs(&cluster), ["a-chief-0", "a-worker-1"]);
     assert_eq!(cluster.servers(), (0, 0));
 }
 
 #[tokio::test]
-async fn servers_stay_while_a_task_of_an_ended_job_could_not_be_deleted() {
+async fn servers_stay_until_the_tasks_of_an_ended_job_are_deleted() {
     let cluster = Cluster::new().await;
     cluster.put(&with_chief("a", Some(60)));
     let refuse = Fault::Refuse {
@@ -538,9 +538,9 @@ async fn servers_stay_while_a_task_of_an_ended_job_could_not_be_deleted() {
     assert_eq!(
         cluster.servers(),
         (2, 2),
-        "by its servers the job is found again"
+        "the next round finds the job by its servers"
     );
-    // What is left is finished, although workers are missing by then.
+    // Later rounds finish the deletion, although workers are missing by then.
     cluster.fake.fail(
         When::always().verb("delete").on("deployments").times(2),
         Fault::Refuse {
@@ -559,7 +559,7 @@ async fn servers_stay_while_a_task_of_an_ended_job_could_not_be_deleted() {
 }
 
 #[tokio::test]
-async fn a_job_may_wait_for_all_workers_although_it_has_a_chief() {
+async fn the_success_policy_all_workers_overrides_the_chief() {
     let with_policy = |policy: &str, chief| {
         let mut all = with_chief("a", Some(chief));
         for object in &mut all {
@@ -593,45 +593,49 @@ async fn a_job_may_wait_for_all_workers_although_it_has_a_chief() {
     assert_eq!(
         jobs(&cluster),
         ["a-chief-0", "a-worker-0", "a-worker-1"],
-        "nobody waits for an evaluator"
+        "the evaluator does not count"
     );
     assert_eq!(cluster.servers(), (0, 0));
 
     let cluster = Cluster::new().await;
     cluster.put(&with_policy("Chief", 600));
     let words = "is \"Chief\": write AllWorkers, or leave it out for the default";
-    assert!(why(&cluster.once().await).contains(words));
+    assert!(kept_reason(&cluster.once().await).contains(words));
     assert_eq!(cluster.deletes(), 0);
 }
 
 #[tokio::test]
-async fn a_chief_that_failed_or_is_missing_keeps_everything() {
+async fn a_failed_or_missing_chief_keeps_everything() {
     for (condition, words) in [
         (Some("Failed"), "Job a-chief-0 has failed"),
         (None, "there are 2 workers and should be 3: 1 missing"),
     ] {
         let cluster = Cluster::new().await;
         let mut all = with_chief("a", Some(600));
-        let place = all
+        let chief_index = all
             .iter()
             .position(|object| object["kind"] == "Job" && role(object) == "chief")
             .unwrap();
         match condition {
-            Some(condition) => done(&mut all[place], condition, 600),
-            None => drop(all.remove(place)),
+            Some(condition) => done(&mut all[chief_index], condition, 600),
+            None => drop(all.remove(chief_index)),
         }
         cluster.put(&all);
         let round = cluster.once().await;
-        assert!(why(&round).contains(words), "{words}: {}", why(&round));
+        assert!(
+            kept_reason(&round).contains(words),
+            "{words}: {}",
+            kept_reason(&round)
+        );
         assert_eq!((cluster.servers(), cluster.deletes()), ((2, 2), 0));
     }
 }
 
 #[tokio::test]
-async fn what_was_begun_is_finished_by_the_next_one() {
+async fn an_interrupted_reclaim_is_finished_by_the_next_round() {
     let cluster = Cluster::new().await;
     cluster.put(&succeeded("a", 60));
-    // Ends after some: every Service is refused, and so is everything from the third Deployment on.
+    // Deletes partly fail: every delete of a Service, and the first three deletes of Deployments.
     let refuse = |code| Fault::Refuse {
         code,
         text: "no",
@@ -652,7 +656,7 @@ async fn what_was_begun_is_finished_by_the_next_one() {
     assert_eq!((round.deleted.len(), round.failed.len()), (8, 0));
     assert_eq!(cluster.servers(), (0, 0));
 
-    // Of a job that was half deleted by a person, the rest goes, too.
+    // The reclaimer deletes the rest of a partly deleted job.
     let mut all = succeeded("b", 60);
     all.retain(|object| object["kind"] != "Deployment" && object["metadata"]["name"] != "b-ps-3");
     cluster.put(&all);
@@ -661,40 +665,44 @@ async fn what_was_begun_is_finished_by_the_next_one() {
 }
 
 #[tokio::test]
-async fn a_delete_whose_answer_was_lost_is_no_failure() {
+async fn a_delete_with_a_lost_answer_succeeds_in_the_next_round() {
     let cluster = Cluster::new().await;
     cluster.put(&succeeded("a", 60));
     cluster
         .fake
         .fail(When::always().verb("delete").times(1), Fault::Half);
     let round = cluster.once().await;
-    assert_eq!(round.failed.len(), 1, "it can't know");
+    assert_eq!(
+        round.failed.len(),
+        1,
+        "the outcome of the delete is unknown"
+    );
     let round = cluster.once().await;
     assert_eq!((round.failed.len(), cluster.servers()), (0, (0, 0)));
 }
 
 #[tokio::test]
-async fn two_who_decide_at_once_do_it_once() {
+async fn two_concurrent_reclaimers_delete_each_object_once() {
     for _ in 0..5 {
         let cluster = Cluster::new().await;
         cluster.put(&succeeded("a", 60));
-        let (one, other) = (cluster.reclaimer(), cluster.reclaimer());
-        let (one, other) = tokio::join!(one.once(), other.once());
-        for round in [one.unwrap(), other.unwrap()] {
+        let (first, second) = (cluster.reclaimer(), cluster.reclaimer());
+        let (first, second) = tokio::join!(first.once(), second.once());
+        for round in [first.unwrap(), second.unwrap()] {
             assert_eq!(round.failed.len(), 0);
         }
         assert_eq!(cluster.servers(), (0, 0));
         let log = cluster.fake.log();
-        let done = log
+        let deletes = log
             .iter()
-            .filter(|one| one.verb == "delete" && one.status == 200)
+            .filter(|logged| logged.verb == "delete" && logged.status == 200)
             .count();
-        assert_eq!(done, 10, "each object once");
+        assert_eq!(deletes, 10, "each object once");
     }
 }
 
 #[tokio::test]
-async fn what_was_changed_since_the_look_is_looked_at_again() {
+async fn objects_changed_since_the_list_are_read_again() {
     let cluster = Cluster::new().await;
     let mut all = succeeded("a", 60);
     cluster.put(&all);
@@ -711,7 +719,7 @@ async fn what_was_changed_since_the_look_is_looked_at_again() {
     })
     .await
     .unwrap();
-    // While the first delete is under way, the job is taken out of it.
+    // During the first delete, the job loses its reclaim label.
     for object in &mut all {
         object["metadata"]["labels"]
             .as_object_mut()
@@ -729,13 +737,13 @@ async fn what_was_changed_since_the_look_is_looked_at_again() {
     let log = cluster.fake.log();
     assert!(
         log.iter()
-            .any(|one| one.verb == "delete" && one.status == 409),
+            .any(|logged| logged.verb == "delete" && logged.status == 409),
         "the server refused"
     );
 }
 
 #[tokio::test]
-async fn what_is_changed_each_time_is_told() {
+async fn objects_changed_before_every_delete_are_reported() {
     let cluster = Cluster::new().await;
     cluster.put(&succeeded("a", 60));
     cluster.put(&succeeded("b", 60));
@@ -748,14 +756,14 @@ async fn what_is_changed_each_time_is_told() {
         .fake
         .fail(When::always().verb("delete").on("deployments"), conflict());
     let round = cluster.once().await;
-    let named = |name: &str| (ItemKind::Deployment, "train".to_owned(), name.to_owned());
-    // The rest of each job waits for what was changed.
-    assert_eq!(round.changed, [named("a-ps-0"), named("b-ps-0")]);
+    let deployment = |name: &str| (ItemKind::Deployment, "train".to_owned(), name.to_owned());
+    // The other objects of each job wait for the changed Deployment.
+    assert_eq!(round.changed, [deployment("a-ps-0"), deployment("b-ps-0")]);
     assert_eq!(
         (round.deleted.len(), round.failed.len(), cluster.deletes()),
         (0, 0, 3 * 2)
     );
-    // Once only is nothing to be told of.
+    // A single conflict is not reported.
     cluster.fake.heal();
     cluster.fake.fail(
         When::always().verb("delete").on("deployments").times(2),
@@ -768,9 +776,10 @@ async fn what_is_changed_each_time_is_told() {
     );
 }
 
-/// Jobs stay when they are done, with all their hosts in their environment: those without servers are not read again and again.
+/// Completed Jobs remain, and each Job's environment lists all hosts of its job. Jobs without servers must not be read in every
+/// round.
 #[tokio::test]
-async fn only_jobs_with_servers_are_read_however_many_they_are() {
+async fn only_jobs_with_servers_are_listed() {
     let cluster = Cluster::new().await;
     let mut done = succeeded("done", 6000);
     done.retain(|object| role(object) == "worker");
@@ -781,22 +790,24 @@ async fn only_jobs_with_servers_are_read_however_many_they_are() {
         cluster.with(30, true).once().await.unwrap().deleted.len(),
         10
     );
-    let asked = |cluster: &Cluster| -> Vec<String> {
+    let job_lists = |cluster: &Cluster| -> Vec<String> {
         let log = cluster.fake.log();
         let jobs = log
             .iter()
-            .filter(|one| one.verb == "list" && one.plural == "jobs");
-        jobs.map(|one| one.query.clone())
+            .filter(|logged| logged.verb == "list" && logged.plural == "jobs");
+        jobs.map(|logged| logged.query.clone())
             .filter(|query| !query.contains("continue="))
             .collect()
     };
     assert!(
-        asked(&cluster).iter().all(|query| !query.contains("done")),
+        job_lists(&cluster)
+            .iter()
+            .all(|query| !query.contains("done")),
         "{:?}",
-        asked(&cluster)
+        job_lists(&cluster)
     );
 
-    // Hundreds of jobs with long names: no address grows with them.
+    // Hundreds of jobs with long names: each request's URL stays short.
     let all = succeeded("c", 60);
     let server = all
         .iter()
@@ -811,7 +822,7 @@ async fn only_jobs_with_servers_are_read_however_many_they_are() {
     cluster.fake.clear_log();
     let round = cluster.with(30, true).once().await.unwrap();
     assert_eq!((round.jobs.len(), round.deleted.len()), (301, 10));
-    let queries = asked(&cluster);
+    let queries = job_lists(&cluster);
     assert!(
         queries.len() > 1 && queries.iter().all(|query| query.len() < 4096),
         "{queries:?}"
@@ -827,7 +838,7 @@ async fn only_jobs_with_servers_are_read_however_many_they_are() {
 }
 
 #[tokio::test]
-async fn an_api_server_in_trouble_decides_nothing() {
+async fn api_errors_delete_nothing() {
     let cluster = Cluster::new().await;
     cluster.put(&succeeded("a", 60));
     let faults = [
@@ -858,7 +869,7 @@ async fn an_api_server_in_trouble_decides_nothing() {
                 .fake
                 .fail(When::always().verb("list").on(plural), fault.clone());
             let failure = cluster.reclaimer().once().await.unwrap_err();
-            // Half an answer may be read as one that makes no sense.
+            // Half of an answer may also count as an invalid response.
             let half = matches!(fault, Fault::Half) && failure.kind() == ErrorKind::InvalidResponse;
             assert!(
                 failure.kind() == kind || half,
@@ -867,7 +878,7 @@ async fn an_api_server_in_trouble_decides_nothing() {
         }
     }
     assert_eq!((cluster.servers(), cluster.deletes()), ((5, 5), 0));
-    // Without TFJobs a hint is lost, which is told.
+    // An error while listing TFJobs is reported as a hint.
     for (fault, _) in faults {
         cluster.fake.heal();
         cluster
@@ -886,7 +897,7 @@ async fn an_api_server_in_trouble_decides_nothing() {
         );
     }
     cluster.fake.heal();
-    // Rights that were taken away are told.
+    // A missing permission is reported.
     cluster.fake.forbid(ACCOUNT);
     assert_eq!(
         cluster.reclaimer().once().await.unwrap_err().kind(),
@@ -895,7 +906,7 @@ async fn an_api_server_in_trouble_decides_nothing() {
 }
 
 #[tokio::test]
-async fn the_account_can_delete_nothing_else_and_an_agent_not_even_that() {
+async fn the_reclaimer_account_deletes_only_reclaimable_objects_and_agents_none() {
     let cluster = Cluster::new().await;
     cluster.fake.install_shipped();
     let mut all = with_chief("a", None);
@@ -914,7 +925,7 @@ async fn the_account_can_delete_nothing_else_and_an_agent_not_even_that() {
     let other = json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "other", "namespace": "train"}, "spec": {}});
     cluster.put(&[other]);
     let agent = cluster.fake.agent_on("node-1");
-    let ask = async |token: &str, path: &str| {
+    let delete = async |token: &str, path: &str| {
         let api = Api::new(cluster.fake.client(token), Duration::from_secs(5));
         let request = hyper::Request::delete(path).body(Vec::new()).unwrap();
         api.ask::<Value>(pinfold::cluster::Call::Other, request)
@@ -928,16 +939,16 @@ async fn the_account_can_delete_nothing_else_and_an_agent_not_even_that() {
     let refused = [
         deployment("a-ps-1"),
         service("a-ps-1"),
-        // It asks for it, and is no parameter server.
+        // A worker's Service has the reclaim label, but is not a parameter server's Service.
         service("a-worker-0"),
         job("a-chief-0"),
-        // Its own success counts.
+        // With `AllWorkers`, this worker's success counts.
         job("a-worker-1"),
         job("other"),
     ];
     for path in &refused {
         assert_eq!(
-            ask("reclaimer", path).await,
+            delete("reclaimer", path).await,
             Some(ErrorKind::Forbidden),
             "{path}"
         );
@@ -949,16 +960,16 @@ async fn the_account_can_delete_nothing_else_and_an_agent_not_even_that() {
         job("a-evaluator-0"),
     ] {
         assert_eq!(
-            ask(&agent, &path).await,
+            delete(&agent, &path).await,
             Some(ErrorKind::Forbidden),
             "{path}"
         );
-        assert_eq!(ask("reclaimer", &path).await, None, "{path}");
+        assert_eq!(delete("reclaimer", &path).await, None, "{path}");
     }
 }
 
 #[tokio::test]
-async fn tfjobs_are_their_operators_and_those_that_keep_servers_are_named() {
+async fn tfjobs_with_leftover_servers_are_reported_and_not_deleted() {
     let cluster = Cluster::new().await;
     assert_eq!(
         cluster.once().await.hints,
@@ -1005,7 +1016,7 @@ async fn tfjobs_are_their_operators_and_those_that_keep_servers_are_named() {
     assert_eq!(cluster.fake.count("delete", "tfjobs"), 0);
 }
 
-/// The program, watching until it is killed.
+/// A running `pinfold scene reclaim --watch`. Dropping the value kills the process.
 struct Watching(Child);
 
 impl Watching {
@@ -1051,7 +1062,7 @@ impl Drop for Watching {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_program_watches_through_kills_and_an_absent_server() {
+async fn the_program_survives_kills_and_an_absent_server() {
     use nix::sys::signal::Signal;
     let cluster = Cluster::new().await;
     let folder = tempfile::tempdir().unwrap();
@@ -1063,16 +1074,16 @@ async fn the_program_watches_through_kills_and_an_absent_server() {
         while !holds() {
             assert!(
                 start.elapsed() < Duration::from_secs(30),
-                "{what} does not come about"
+                "not within 30 s: {what}"
             );
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
     let lists = || cluster.fake.count("list", "jobs");
-    // Killed in the wait, which nobody else knows of.
+    // The first process is killed during the delay, and leaves no state.
     let first = Watching::start(&kubeconfig, 5);
-    // What the first look led to is printed before the second.
-    until("a second look at the workers", &|| lists() > 1).await;
+    // The program prints the result of the first round before the second round.
+    until("a second list of the workers", &|| lists() > 1).await;
     let (code, out, _) = tokio::task::spawn_blocking(move || first.end(Signal::SIGKILL))
         .await
         .unwrap();
@@ -1082,30 +1093,30 @@ async fn the_program_watches_through_kills_and_an_absent_server() {
         "{out}"
     );
     assert_eq!(cluster.servers(), (5, 5));
-    // The next one starts while the server is away.
+    // The second process starts while the server is away.
     cluster.fake.go_away();
     let second = Watching::start(&kubeconfig, 5);
     tokio::time::sleep(Duration::from_millis(1500)).await;
     cluster.fake.come_back();
     until("the end of the servers", &|| cluster.servers() == (0, 0)).await;
-    until("another look", &|| {
+    until("another round", &|| {
         let log = cluster.fake.log();
-        let last = log.iter().rposition(|one| one.verb == "delete");
+        let last = log.iter().rposition(|logged| logged.verb == "delete");
         log.iter()
-            .rposition(|one| one.verb == "list" && one.plural == "services")
+            .rposition(|logged| logged.verb == "list" && logged.plural == "services")
             > last
     })
     .await;
-    let (code, out, said) = tokio::task::spawn_blocking(move || second.end(Signal::SIGTERM))
+    let (code, out, stderr) = tokio::task::spawn_blocking(move || second.end(Signal::SIGTERM))
         .await
         .unwrap();
-    assert_eq!(code, Some(0), "{said}");
-    assert!(said.contains("nothing is decided"), "{said}");
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(stderr.contains("nothing is decided"), "{stderr}");
     assert!(
         out.contains("deleted: Deployment train/a-ps-0, Deployment train/a-ps-1"),
         "{out}"
     );
-    // Each thing once.
+    // The program prints each decision once.
     assert_eq!(
         out.lines()
             .filter(|line| line.contains("the parameter servers go at"))
@@ -1115,9 +1126,9 @@ async fn the_program_watches_through_kills_and_an_absent_server() {
     );
 }
 
-/// Each failure is told once until it is over, and anew when it comes again, whatever the form of the output.
+/// A lasting failure is reported once. A failure after a recovery is reported again. Both output formats behave the same.
 #[tokio::test(flavor = "multi_thread")]
-async fn trouble_that_comes_again_is_told_again() {
+async fn a_repeated_failure_is_reported_again() {
     use nix::sys::signal::Signal;
     for more in [&[][..], &["-o", "json"]] {
         let cluster = Cluster::new().await;
@@ -1131,7 +1142,7 @@ async fn trouble_that_comes_again_is_told_again() {
                 while cluster.fake.count("list", plural) < count {
                     assert!(
                         start.elapsed() < Duration::from_secs(30),
-                        "nobody looks at {plural}"
+                        "no list of {plural}"
                     );
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }
@@ -1139,32 +1150,34 @@ async fn trouble_that_comes_again_is_told_again() {
         };
         let watching = Watching::with(&kubeconfig, 5, more);
         for _ in 0..2 {
-            let no = Fault::Refuse {
+            let refusal = Fault::Refuse {
                 code: 500,
                 text: "etcd",
                 retry_after: None,
             };
-            cluster
-                .fake
-                .fail(When::always().verb("list").on("deployments").times(2), no);
+            cluster.fake.fail(
+                When::always().verb("list").on("deployments").times(2),
+                refusal,
+            );
             lists("deployments", 2).await;
-            // Of a look that succeeds, two kinds are read; what it led to is told before the next one.
+            // A successful round lists two kinds. The program prints its result before the next round.
             lists("services", 2).await;
         }
-        let (code, out, said) = tokio::task::spawn_blocking(move || watching.end(Signal::SIGTERM))
-            .await
-            .unwrap();
-        assert_eq!(code, Some(0), "{said}");
+        let (code, out, stderr) =
+            tokio::task::spawn_blocking(move || watching.end(Signal::SIGTERM))
+                .await
+                .unwrap();
+        assert_eq!(code, Some(0), "{stderr}");
         assert_eq!(
-            said.matches("nothing is decided").count(),
+            stderr.matches("nothing is decided").count(),
             2,
-            "{more:?}: {said}{out}"
+            "{more:?}: {stderr}{out}"
         );
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_program_says_what_it_does() {
+async fn the_program_reports_its_decisions() {
     let cluster = Cluster::new().await;
     let folder = tempfile::tempdir().unwrap();
     let kubeconfig = folder.path().join("conf");
@@ -1233,11 +1246,11 @@ async fn the_program_says_what_it_does() {
             retry_after: None,
         },
     );
-    let (code, _, said) = run(&[]).await;
+    let (code, _, stderr) = run(&[]).await;
     assert_eq!(code, Some(2));
     assert!(
-        said.contains("10 objects could not be deleted, Deployment train/a-ps-0 first"),
-        "{said}"
+        stderr.contains("10 objects could not be deleted, Deployment train/a-ps-0 first"),
+        "{stderr}"
     );
     cluster.fake.heal();
     cluster.fake.fail(
@@ -1248,16 +1261,16 @@ async fn the_program_says_what_it_does() {
             retry_after: None,
         },
     );
-    let (code, out, said) = run(&["-o", "json"]).await;
+    let (code, out, stderr) = run(&["-o", "json"]).await;
     let answer: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(
         (code, &answer["changed"][0]["name"]),
         (Some(2), &json!("a-ps-0")),
-        "{said}"
+        "{stderr}"
     );
     assert!(
-        said.contains("1 object was changed by somebody each time before the delete"),
-        "{said}"
+        stderr.contains("1 object was changed by somebody each time before the delete"),
+        "{stderr}"
     );
 }
 
@@ -1290,7 +1303,7 @@ fn item(kind: ItemKind, role: &str, task: u32, outcome: Outcome) -> Item {
 
 proptest! {
     #[test]
-    fn servers_go_only_when_every_worker_has_succeeded_long_enough_ago(
+    fn servers_are_deleted_only_after_every_worker_succeeded_long_enough_ago(
         workers in proptest::collection::vec((0_u32..5, 0..4_u8, 0_i64..100), 0..6),
         now in 0_i64..200,
         order in any::<u64>(),
@@ -1318,11 +1331,11 @@ proptest! {
         if let Verdict::Waiting { until } = decided[0].verdict {
             prop_assert_eq!(until, last + 30);
         }
-        // The order in which objects are listed says nothing.
+        // The order of the listed objects does not matter.
         let places = items.len();
         items.rotate_left(usize::try_from(order % places as u64).unwrap());
-        let again = reclaim(&items, now, 30);
-        prop_assert_eq!(again[0].verdict == Verdict::Reclaim, decided[0].verdict == Verdict::Reclaim);
-        prop_assert_eq!(&again[0].servers, &decided[0].servers);
+        let rotated = reclaim(&items, now, 30);
+        prop_assert_eq!(rotated[0].verdict == Verdict::Reclaim, decided[0].verdict == Verdict::Reclaim);
+        prop_assert_eq!(&rotated[0].servers, &decided[0].servers);
     }
 }

@@ -1,4 +1,4 @@
-//! Every recorded exchange of a real 1.36 API server, put to the fake one.
+//! Replays every recorded exchange with a real 1.36 API server against the fake server.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,14 +10,14 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::fakeapi::{ADMIN, FakeApi, Fault, When};
 
-/// Files that are no exchange.
+/// Files without an HTTP exchange.
 const NO_EXCHANGE: [&str; 1] = ["47-lease-gc-timing.txt"];
 
 fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data/apiserver")
 }
 
-/// A request or a response as it was on the wire.
+/// A recorded HTTP request or response.
 #[derive(Debug, Clone)]
 struct Message {
     line: String,
@@ -53,7 +53,7 @@ impl Message {
     }
 }
 
-/// Request and response of a file.
+/// The request and the response of a file.
 fn recorded(file: &str) -> (Message, Message) {
     let text = fs::read_to_string(folder().join(file)).unwrap();
     let (request, response) = text.split_once("### response\n").unwrap();
@@ -67,7 +67,7 @@ pub(crate) fn answer_of(file: &str) -> Value {
     recorded(file).1.json()
 }
 
-/// Puts the recorded request to the fake, with a token of our own.
+/// Sends the recorded request to the fake, with the given token.
 async fn ask(api: &FakeApi, request: &Message, token: Option<&str>) -> Message {
     let mut stream = tokio::net::TcpStream::connect(api.address()).await.unwrap();
     let mut parts = request.line.split(' ');
@@ -125,7 +125,7 @@ fn remove(value: &mut Value, pointer: &str) {
     }
 }
 
-/// Where two values differ, as paths with both sides.
+/// Collects the differences of two values, each with its path and both values.
 fn differences(path: &str, fake: &Value, real: &Value, into: &mut Vec<String>) {
     match (fake, real) {
         (Value::Object(a), Value::Object(b)) => {
@@ -148,7 +148,8 @@ fn differences(path: &str, fake: &Value, real: &Value, into: &mut Vec<String>) {
     }
 }
 
-/// Asks as recorded and compares status, kind of body, Retry-After and the whole body but for `except`.
+/// Sends the recorded request and compares status, content type, Retry-After and body with the recording, except for the JSON
+/// pointers in `except`.
 pub(crate) async fn holds_except(api: &FakeApi, file: &str, token: Option<&str>, except: &[&str]) {
     let (request, real) = recorded(file);
     let fake = ask(api, &request, token).await;
@@ -199,7 +200,7 @@ async fn holds(api: &FakeApi, file: &str) {
     holds_except(api, file, Some(ADMIN), &[]).await;
 }
 
-/// A list's items as objects of their own.
+/// The items of a list, as complete objects with kind and apiVersion.
 fn items(list: &Value, kind: &str) -> Vec<Value> {
     let items = list["items"].as_array().unwrap().clone();
     items
@@ -212,7 +213,7 @@ fn items(list: &Value, kind: &str) -> Vec<Value> {
         .collect()
 }
 
-/// A node as it was before a recorded apply: without our labels, or with one of somebody else's.
+/// The Node before a recorded apply: without Pinfold's labels, or with the label `SCENCE` of another manager.
 fn node_before(file: &str, other: Option<&str>) -> Value {
     let mut node = answer_of(file);
     let labels = node["metadata"]["labels"].as_object_mut().unwrap();
@@ -237,7 +238,7 @@ fn node_before(file: &str, other: Option<&str>) -> Value {
 
 pub(crate) async fn fresh(revision: u64, time: &str) -> FakeApi {
     let api = FakeApi::start().await;
-    // A moment is what a test gives it.
+    // The tests run the controllers explicitly.
     api.set_controllers_delay(Duration::from_secs(3600));
     api.set_second(Duration::from_millis(10));
     api.set_revision(revision);
@@ -299,7 +300,7 @@ async fn lists_and_versions() {
 }
 
 #[tokio::test]
-async fn a_token_leads_to_the_next_page() {
+async fn a_continue_token_returns_the_next_page() {
     let api = fresh(1, "").await;
     for pod in items(&answer_of("04-list-pods-node.http"), "Pod") {
         api.put(&pod);
@@ -347,7 +348,7 @@ async fn pods() {
     let api = fresh(683, "2026-11-20T15:54:51Z").await;
     api.next_suffix("8767q");
     api.next_uid("51bcf44f-7205-4ff0-a304-d820edd9d0ab");
-    // The recorded server was a fork that mounts one more certificate.
+    // The recorded server was a fork with one more source in the projected volume: a certificate.
     holds_except(
         &api,
         "02-create-pod-guaranteed.http",
@@ -377,7 +378,7 @@ async fn pods() {
 }
 
 #[tokio::test]
-async fn a_watch_over_the_life_of_four_pods() {
+async fn a_watch_of_four_pod_lifecycles() {
     let file = "03-watch-pods-lifecycle.http";
     let lines: Vec<Value> = recorded(file)
         .1
@@ -386,7 +387,7 @@ async fn a_watch_over_the_life_of_four_pods() {
         .map(|line| serde_json::from_str(line).unwrap())
         .collect();
     let api = fresh(683, "").await;
-    // A pod without a node is no one's to see; being scheduled is how it appears.
+    // The watch selects pods by node, so a pod appears when it is scheduled.
     for event in &lines[..4] {
         let mut pod = event["object"].clone();
         assert_eq!(event["type"], "ADDED");
@@ -396,7 +397,7 @@ async fn a_watch_over_the_life_of_four_pods() {
     }
     api.set_second(Duration::from_millis(50));
     let script = async {
-        // The watch asks for what came after 683, so it may begin late.
+        // The watch starts at resourceVersion 683, so a late start misses no change.
         for event in &lines {
             match event["type"].as_str().unwrap() {
                 "BOOKMARK" => {
@@ -475,9 +476,9 @@ async fn labels_by_server_side_apply() {
     holds(&api, "27-node-ssa-nonexistent-node-201-creates-it.http").await;
 }
 
-/// Not in the recordings; the rules of the server's `patch.go`, which the guard against nodes that are gone stands on.
+/// No recording covers these rules of the server's `patch.go`. The agent's guard against deleted Nodes depends on them.
 #[tokio::test]
-async fn an_applied_uid_names_an_object_that_must_be_there() {
+async fn an_applied_uid_requires_an_existing_object() {
     let api = fresh(1, "").await;
     let apply = |uid: &str| {
         Message {
@@ -544,7 +545,7 @@ async fn custom_resources() {
 #[tokio::test]
 async fn refusals_and_events() {
     let api = fresh(925, "2026-11-20T15:57:06Z").await;
-    // Flow control's words are the fault's own; what is held here is how they are sent.
+    // The text comes from the injected fault. The test compares only how the server sends the text.
     let text = "Too many requests, please try again later.\n";
     api.fail(
         When::always().on("pods").times(1),
@@ -573,16 +574,16 @@ fn every_recording_is_replayed() {
     for entry in fs::read_dir(folder()).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
         if !NO_EXCHANGE.contains(&name.as_str()) {
-            let ways = ["holds(&api,", "holds_except(&api,", "letfile="];
-            let replayed = ways
+            let call_prefixes = ["holds(&api,", "holds_except(&api,", "letfile="];
+            let replayed = call_prefixes
                 .iter()
-                .any(|way| text.contains(&format!("{way}\"{name}\"")));
+                .any(|prefix| text.contains(&format!("{prefix}\"{name}\"")));
             assert!(replayed, "{name} is not replayed");
         }
     }
 }
 
-/// What no recording covers and others rely on: selectors, deletion of many, a clock that is wrong.
+/// Features without a recording that tests rely on: selectors, deletecollection, and a skewed clock.
 #[tokio::test]
 async fn selectors_deletions_and_the_clock() {
     let api = fresh(1, "").await;

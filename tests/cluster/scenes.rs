@@ -335,7 +335,7 @@ async fn only_a_readable_plan_removes_labels() {
         json!({"nodes": {"names": ["x", "y", "z"]}}),
     );
     other["metadata"]["name"] = json!("other");
-    // Without scene 1, because a plan with a scene 1 would decide about the node's labels.
+    // Without scene 1: a plan whose scenes match the labels would count as the plan that gave them.
     other["spec"]["scenes"].as_array_mut().unwrap().remove(0);
     fake.put(&other);
     for _ in 0..2 {

@@ -1,8 +1,8 @@
-//! Many agents at once: they claim, some die, nodes are replaced, the case changes.
+//! A simulation of many agents: agents claim slots, some agents die, nodes are replaced, the case changes.
 //!
-//! The agents run the real task against the fake API server, each request takes [`LATENCY`], and the clock stands still while
-//! anybody has something to do. So times are those of the protocol (pauses, backoff, looks) and not of this machine, and
-//! agents overlap as they would with a server that is never too busy.
+//! The agents run the real task against the fake API server. Each request takes [`LATENCY`], and the paused clock advances only
+//! while all tasks wait. Times therefore reflect the protocol (pauses, backoff, resyncs) and not the machine. Agents overlap as
+//! with a server without overload.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -17,11 +17,11 @@ use crate::agents::{
 };
 use crate::fakeapi::{FakeApi, Fault, When};
 
-/// How long each request takes.
+/// The duration of each request.
 const LATENCY: Duration = Duration::from_millis(20);
 
-/// Longer than any node with a slot waits between two looks.
-const A_LOOK: Duration = Duration::from_secs(460);
+/// Longer than the longest resync interval of a node with a slot (1.5 × 300 s).
+const RESYNC: Duration = Duration::from_secs(460);
 
 /// One part of the simulation.
 #[allow(dead_code, reason = "the benchmark prints it all")]
@@ -30,30 +30,30 @@ pub(crate) struct Part {
     pub(crate) name: &'static str,
     pub(crate) agents: usize,
     pub(crate) slots: usize,
-    /// Until every slot was claimed and labelled.
+    /// The time until every slot was claimed and labelled.
     pub(crate) time: Duration,
     pub(crate) requests: usize,
     pub(crate) writes: u64,
-    /// The most writes of one node.
+    /// The largest number of writes of a node.
     pub(crate) most_writes: u64,
-    /// Claims that were refused because somebody else had the slot.
+    /// The number of claims refused because another node held the slot.
     pub(crate) refused: usize,
-    /// Objects that the server read from etcd.
+    /// The number of objects that the server read from etcd.
     pub(crate) from_etcd: usize,
 }
 
 struct Simulation {
     fake: FakeApi,
     agents: BTreeMap<usize, Agent>,
-    /// The clients of all agents that each node has had, for their counters.
+    /// The API clients of each node's current and former agents, for their counters.
     apis: BTreeMap<usize, Vec<Api>>,
-    /// What each node had written when the part began.
+    /// The number of writes of each node before the current part.
     before: BTreeMap<usize, u64>,
     began: Instant,
     version: u64,
 }
 
-/// Runs so many agents, with a slot for nine of ten at first and for eight of ten later.
+/// Runs `agents` agents, with slots for nine of ten agents at first and for eight of ten later.
 pub(crate) async fn simulate(agents: usize) -> Vec<Part> {
     let mut simulation = Simulation {
         fake: cluster(),
@@ -79,7 +79,7 @@ pub(crate) async fn simulate(agents: usize) -> Vec<Part> {
     simulation.start(&fresh);
     parts.push(simulation.until_held("install", "1", first).await);
 
-    // Agents die and come back, in the midst of things; their slots are theirs all the while.
+    // Agents die at any point and restart. Their nodes keep the slots.
     simulation.begin();
     let restarted: Vec<usize> = (0..agents).filter(|number| number % 10 == 3).collect();
     let before = places(&simulation.fake);
@@ -87,18 +87,18 @@ pub(crate) async fn simulate(agents: usize) -> Vec<Part> {
     simulation.start(&restarted);
     simulation.until_known().await;
     parts.push(simulation.until_held("1 in 10 restarts", "1", first).await);
-    // Whoever was in doubt has looked by now.
-    tokio::time::sleep(A_LOOK).await;
-    assert_eq!(places(&simulation.fake), before, "a restart moves nobody");
+    // By now, every agent has done a resync.
+    tokio::time::sleep(RESYNC).await;
+    assert_eq!(places(&simulation.fake), before, "a restart moves no node");
 
-    // Nodes go for good, and others are replaced under the same name.
+    // Some nodes are removed for good, and other nodes are replaced under the same name.
     simulation.begin();
-    let (gone, replaced): (Vec<usize>, Vec<usize>) = (
+    let (removed, replaced): (Vec<usize>, Vec<usize>) = (
         (0..agents).filter(|n| n % 20 == 7).collect(),
         (0..agents).filter(|n| n % 20 == 11).collect(),
     );
-    simulation.kill(&gone);
-    for number in gone.iter().chain(&replaced) {
+    simulation.kill(&removed);
+    for number in removed.iter().chain(&replaced) {
         remove_node(&simulation.fake, &name(*number));
     }
     tokio::time::sleep(Duration::from_secs(2)).await;
@@ -115,7 +115,7 @@ pub(crate) async fn simulate(agents: usize) -> Vec<Part> {
             .await,
     );
 
-    // The case changes, and agents die while they are at it.
+    // The case changes, and agents die during the change.
     simulation.begin();
     simulation.activate("2", [first, second]);
     tokio::time::sleep(LATENCY * 100).await;
@@ -133,9 +133,9 @@ pub(crate) async fn simulate(agents: usize) -> Vec<Part> {
             .await,
     );
 
-    // At rest, when the last have given back what they had before.
+    // The part at rest begins after the last agents have released their former claims.
     simulation.until_known().await;
-    tokio::time::sleep(A_LOOK).await;
+    tokio::time::sleep(RESYNC).await;
     simulation.begin();
     tokio::time::sleep(Duration::from_secs(600)).await;
     let rest = simulation.part("ten minutes of rest", second);
@@ -201,13 +201,16 @@ impl Simulation {
         }
     }
 
-    /// Waits until every agent knows what its node is.
+    /// Waits until no agent's phase is `Unknown`.
     async fn until_known(&self) {
         let known = |agent: &Agent| agent.state.borrow().phase != Phase::Unknown;
-        agents::eventually("all agents know", || self.agents.values().all(known)).await;
+        agents::eventually("no agent in phase Unknown", || {
+            self.agents.values().all(known)
+        })
+        .await;
     }
 
-    /// Waits until every slot of a case has its node, and looks closely then.
+    /// Waits until every slot of a case is claimed and labelled, then compares claims and labels.
     async fn until_held(&self, what: &'static str, case: &str, slots: usize) -> Part {
         let prefix = format!("scene.big.1.{case}.");
         let count = || {
@@ -227,14 +230,14 @@ impl Simulation {
         })
         .await;
         let part = self.part(what, slots);
-        // The claims, the labels and the plan say the same.
+        // Claims and labels agree, and every node has one slot at most.
         let (claims, places) = (claims(&self.fake), places(&self.fake));
-        let mut seen = BTreeSet::new();
+        let mut holders = BTreeSet::new();
         for index in 0..slots {
             let holder = &claims[&format!("{prefix}{index}")];
             assert_eq!(places[holder], format!("1/{case}/{index}"), "{what}");
             assert!(
-                seen.insert(holder.clone()),
+                holders.insert(holder.clone()),
                 "{what}: {holder} has two slots"
             );
         }
@@ -267,7 +270,7 @@ impl Simulation {
         }
     }
 
-    /// What all agents of a node have asked to be written, refused or not.
+    /// The number of write requests of all agents of a node, including refused requests.
     fn written(&self, number: usize) -> u64 {
         let calls = [
             Call::CreateLease,
