@@ -72,7 +72,7 @@ impl Day {
             }));
         }
         let pods_of_agent = || self.agents[node].pods.borrow().as_ref().map(Vec::len);
-        eventually("the agent has heard of the pods", || {
+        eventually("the agent knows the pods", || {
             pods_of_agent() == Some(names.len())
         })
         .await;

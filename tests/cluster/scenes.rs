@@ -207,7 +207,7 @@ async fn unreadable_plans_keep_the_labels() {
             "makes no sense",
         ),
         (
-            "somebody else's list",
+            "a list of another kind",
             Box::new(|| {
                 fake.fail(
                     on_plans(),

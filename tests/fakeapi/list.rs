@@ -136,12 +136,12 @@ fn quickly(
         after => after.unwrap_or_default(),
     };
     // The answer has a remaining count only without selectors. One extra object tells whether another page follows.
-    let most = if limit == 0 || selector.is_all() {
+    let max_objects = if limit == 0 || selector.is_all() {
         usize::MAX
     } else {
         limit + 1
     };
-    let mut found = store.from(kind, namespace, first, revision, selector, most);
+    let mut found = store.from(kind, namespace, first, revision, selector, max_objects);
     let rest = if limit > 0 {
         found.len().saturating_sub(limit)
     } else {

@@ -152,12 +152,12 @@ fn requirement(text: &str) -> Option<Requirement> {
             _ => None,
         };
     }
-    let one = |value: &str| Some(vec![value.trim().to_owned()]);
+    let single = |value: &str| Some(vec![value.trim().to_owned()]);
     if let Some((key, value)) = text.split_once("!=") {
-        return Some(make(key, true, one(value)));
+        return Some(make(key, true, single(value)));
     }
     if let Some((key, value)) = text.split_once("==").or_else(|| text.split_once('=')) {
-        return Some(make(key, false, one(value)));
+        return Some(make(key, false, single(value)));
     }
     match text.strip_prefix('!') {
         Some(key) => Some(make(key, true, None)),
