@@ -56,7 +56,8 @@ impl<'a> List<'a> {
     }
 }
 
-/// Reads all pages and passes each object to `take`. Returns the list's resourceVersion, or an empty string if the server sends no version.
+/// Reads all pages and passes each object to `take`. Returns the list's resourceVersion, or an empty string
+/// if the server sends no version.
 ///
 /// # Errors
 /// Any [`Failure`] of a request, or of `take`.

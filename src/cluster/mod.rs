@@ -10,8 +10,8 @@
 //! ```
 //!
 //! While the API server is unreachable, the last known state stays in force. [`pods`] reports a pod as gone only if the
-//! server reported the deletion, and a failed read removes nothing from a node. Pure functions decide what to write ([`node::plan`],
-//! [`events::Book`], [`pods::PodCache`]); the remaining code sends and receives.
+//! server reported the deletion, and a failed read removes nothing from a node. Pure functions decide what to write
+//! ([`node::plan`], [`events::Book`], [`pods::PodCache`]); the remaining code sends and receives.
 //!
 //! [`Api`] is a layer over `kube::Client`, which keeps credentials, TLS and connections. The layer adds `Retry-After` for
 //! answers without a Status, a deadline for each request, a size bound for each answer, and counters. `list` reads every

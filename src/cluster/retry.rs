@@ -13,7 +13,8 @@ pub(super) struct Retry {
     pub(super) retries: u32,
 }
 
-/// Sends the request of `request` until it succeeds, fails for good, or the retries are used up. `before_retry` runs after each wait.
+/// Sends a request until success, a failure that is not retryable, or the end of the retries. `before_retry` runs after each
+/// wait.
 ///
 /// `Retry-After` sets the shortest wait: see [`Backoff::wait`].
 pub(super) async fn retry<T, F: Future<Output = Result<T, Failure>>>(
