@@ -141,7 +141,7 @@ impl Link {
         let heard = self.heard.borrow();
         let says = heard.trouble.as_ref().filter(|_| heard.complete)?;
         Some(format!(
-            "this node's pods can't be followed, what is known of them stays: {says}"
+            "this node's pods can't be followed, the known pods stay: {says}"
         ))
     }
 
