@@ -91,7 +91,7 @@ impl Reported {
             .iter()
             .map(|pod| ((pod.namespace.as_str(), pod.name.as_str()), pod))
             .collect();
-        // A policy refusal is expected for the remaining containers of a pod with exclusive CPUs: the author wants them to share.
+        // In a pod with exclusive CPUs, a policy refusal of the remaining containers is intended and causes no Event.
         let entitled: BTreeSet<&str> = snapshot
             .containers
             .iter()
