@@ -13,7 +13,7 @@ use crate::metrics::{ApiNumbers, SceneNumbers};
 
 /// The state of the API connection.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct ConnectionState {
+pub(super) struct ApiConnection {
     /// Whether the first list of pods is complete.
     pub(super) complete: bool,
     /// The current problem.
@@ -28,9 +28,9 @@ pub(super) struct ConnectionState {
     pub(super) unreadable: usize,
 }
 
-// === impl ConnectionState ===
+// === impl ApiConnection ===
 
-impl ConnectionState {
+impl ApiConnection {
     fn connected(&self) -> bool {
         self.complete && self.trouble.is_none()
     }
@@ -48,7 +48,7 @@ impl ConnectionState {
 /// The reading end of the connection's state.
 #[derive(Debug, Clone)]
 pub(in crate::agent) struct Link {
-    connection: watch::Receiver<ConnectionState>,
+    connection: watch::Receiver<ApiConnection>,
     /// The Node's slot in a scene, where scenes are used.
     place: Option<watch::Receiver<scenes::State>>,
     counters: Arc<Counters>,
@@ -91,10 +91,10 @@ impl Link {
     pub(super) fn new(
         cluster: &Cluster,
         place: watch::Receiver<scenes::State>,
-    ) -> (Self, watch::Sender<ConnectionState>) {
-        let (sender, connection) = watch::channel(ConnectionState {
+    ) -> (Self, watch::Sender<ApiConnection>) {
+        let (sender, connection) = watch::channel(ApiConnection {
             since: Some(Timestamp::now()),
-            ..ConnectionState::default()
+            ..ApiConnection::default()
         });
         let Cluster {
             api,

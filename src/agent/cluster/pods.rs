@@ -5,7 +5,7 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 use tokio::sync::{mpsc, watch};
 
-use super::link::ConnectionState;
+use super::link::ApiConnection;
 use super::model::ApiPods;
 use crate::agent::event::{Event, Source};
 use crate::cluster::pods::{PodCache, PodsEvent};
@@ -18,7 +18,7 @@ const FIRST_LIST_WAIT: Duration = Duration::from_secs(3);
 /// An API server that is unreachable, slow or inconsistent removes no pod. A pod is gone when the server says so.
 pub(super) async fn take(
     mut events: mpsc::Receiver<PodsEvent>,
-    connection: watch::Sender<ConnectionState>,
+    connection: watch::Sender<ApiConnection>,
     pods: watch::Sender<ApiPods>,
     reconciler: mpsc::Sender<Event>,
 ) -> anyhow::Result<()> {
@@ -70,7 +70,7 @@ pub(super) async fn take(
 fn apply(
     event: PodsEvent,
     known: &mut PodCache,
-    connection: &watch::Sender<ConnectionState>,
+    connection: &watch::Sender<ApiConnection>,
 ) -> bool {
     let trouble = match &event {
         PodsEvent::Degraded(reason) => Some(Some(reason.clone())),
@@ -118,10 +118,10 @@ mod tests {
     fn start() -> (
         mpsc::Sender<PodsEvent>,
         mpsc::Receiver<Event>,
-        watch::Receiver<ConnectionState>,
+        watch::Receiver<ApiConnection>,
     ) {
         let (sender, events) = mpsc::channel(8);
-        let (connection, link) = watch::channel(ConnectionState::default());
+        let (connection, link) = watch::channel(ApiConnection::default());
         let (reconciler, received) = mpsc::channel(8);
         tokio::spawn(take(events, connection, watch::channel(None).0, reconciler));
         (sender, received, link)
