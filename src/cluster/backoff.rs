@@ -1,12 +1,12 @@
-//! How long to wait before trying again.
+//! [`Backoff`]: the wait before a retry. [`Jitter`]: random numbers that spread load.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::Duration;
 
-/// A server that asks to be left alone for longer is asked again after this.
-const LONGEST_ASKED: Duration = Duration::from_secs(300);
+/// The limit on `Retry-After`. A longer time from the server is shortened to the limit.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
 
-/// Waits that double, each spread at random over its upper half, so that many nodes don't come back at once.
+/// Exponential backoff with jitter. Each wait is random in the upper half of its interval, to spread the retries of many nodes.
 #[derive(Debug, Clone)]
 pub struct Backoff {
     least: Duration,
@@ -17,7 +17,7 @@ pub struct Backoff {
 // === impl Backoff ===
 
 impl Backoff {
-    /// Waits between `least` and `most`.
+    /// Creates a backoff. The waits double from `least` to `most`.
     pub fn new(least: Duration, most: Duration) -> Self {
         Self {
             least,
@@ -26,24 +26,24 @@ impl Backoff {
         }
     }
 
-    /// The next wait; `jitter` is in 0..1. What the server asked for (`Retry-After`) is the least that is waited.
-    pub fn wait(&mut self, jitter: f64, asked: Option<Duration>) -> Duration {
+    /// The next wait. `jitter` is in 0..1. `retry_after` is the server's `Retry-After`, a lower bound of the wait.
+    pub fn wait(&mut self, jitter: f64, retry_after: Option<Duration>) -> Duration {
         let own = self.next.mul_f64(0.5 + jitter / 2.0);
         self.next = (self.next * 2).min(self.most);
-        match asked {
-            // Spread upwards only: nobody may come before the time that the server named.
-            Some(asked) => own.max(asked.min(LONGEST_ASKED).mul_f64(1.0 + jitter / 4.0)),
+        match retry_after {
+            // The jitter only lengthens `Retry-After`: no retry may come earlier.
+            Some(least) => own.max(least.min(MAX_RETRY_AFTER).mul_f64(1.0 + jitter / 4.0)),
             None => own,
         }
     }
 
-    /// Starts over: something worked.
+    /// Restarts with the shortest wait, after a success.
     pub fn reset(&mut self) {
         self.next = self.least;
     }
 }
 
-/// Random numbers good enough to spread load; seeded anew in every process.
+/// Random numbers to spread load. Each instance has a random seed.
 #[derive(Debug, Clone)]
 pub struct Jitter(u64);
 
@@ -51,18 +51,18 @@ pub struct Jitter(u64);
 
 impl Default for Jitter {
     fn default() -> Self {
-        // The standard library's hash keys are random; no crate is needed for a jitter.
+        // The standard library's hash keys are random, so the jitter needs no crate.
         Self(RandomState::new().build_hasher().finish())
     }
 }
 
 impl Jitter {
-    /// A number in 0..1.
+    /// A random number in 0..1.
     pub fn roll(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// An index below `length`, which must not be 0.
+    /// A random index below `length`, which must not be 0.
     pub fn below(&mut self, length: usize) -> usize {
         let length = u64::try_from(length).unwrap_or(u64::MAX).max(1);
         usize::try_from(self.bits() % length).unwrap_or_default()
@@ -77,7 +77,7 @@ impl Jitter {
         bits ^ (bits >> 31)
     }
 
-    /// A time below `most`.
+    /// A random time below `most`.
     pub fn spread(&mut self, most: Duration) -> Duration {
         most.mul_f64(self.roll())
     }
@@ -100,19 +100,19 @@ mod tests {
     }
 
     #[test]
-    fn what_the_server_asks_for_is_the_least_and_no_licence_to_be_sent_away_forever() {
+    fn retry_after_is_a_lower_bound_up_to_a_limit() {
         let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_secs(1));
         assert!(backoff.wait(0.0, Some(Duration::from_secs(3))) >= Duration::from_secs(3));
-        assert!(backoff.wait(0.99, Some(Duration::from_secs(86_400))) <= LONGEST_ASKED * 2);
+        assert!(backoff.wait(0.99, Some(Duration::from_secs(86_400))) <= MAX_RETRY_AFTER * 2);
     }
 
     #[test]
-    fn dice_are_in_range_and_differ() {
-        let (mut one, mut other) = (Jitter::default(), Jitter::default());
-        let rolls: Vec<f64> = (0..1000).map(|_| one.roll()).collect();
+    fn jitter_is_in_range_and_differs_between_instances() {
+        let (mut first, mut second) = (Jitter::default(), Jitter::default());
+        let rolls: Vec<f64> = (0..1000).map(|_| first.roll()).collect();
         assert!(rolls.iter().all(|roll| (0.0..1.0).contains(roll)));
         let mean = rolls.iter().sum::<f64>() / 1000.0;
         assert!((0.4..0.6).contains(&mean), "{mean}");
-        assert_ne!(one.bits(), other.bits());
+        assert_ne!(first.bits(), second.bits());
     }
 }

@@ -1,4 +1,4 @@
-//! [`Api`]: one request and its answer, in time and in bounds, or a [`Failure`] that says what to do next.
+//! [`Api`]: sends a request with a deadline and a size limit. A [`Failure`] tells whether a retry may help.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,33 +11,33 @@ use serde::de::DeserializeOwned;
 
 use super::{Call, Counters, ErrorKind};
 
-/// The longest answer that is read: a page of 500 pods stays far below.
+/// The size limit of an answer, in bytes. A page of 500 pods stays far below the limit.
 const LONGEST_ANSWER: usize = 64 << 20;
 
-/// The longest line of a watch: etcd stores no object above 1.5 MiB.
+/// The size limit of a line of a watch, in bytes. etcd stores no object above 1.5 MiB.
 const LONGEST_LINE: usize = 8 << 20;
 
-/// The longest part of somebody's message that is passed on.
-const LONGEST_WORDS: usize = 300;
+/// The number of characters to which [`short`] cuts a message.
+const LONGEST_MESSAGE: usize = 300;
 
-/// Why a request came to nothing.
+/// Why a request failed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Failure {
-    /// No connection, or one that broke.
+    /// The connection failed or broke.
     #[error("the API server can't be reached: {0}")]
     Connection(String),
-    /// No answer in time.
+    /// The answer took longer than the deadline.
     #[error("the API server gave no answer within {0:?}")]
     Timeout(Duration),
-    /// An answer that says no.
+    /// The server refused the request.
     #[error("the API server answered {} {}: {}", .status.code, .status.reason, short(&.status.message))]
     Refused {
-        /// Its Status; made up from the code and the text where the body was none.
+        /// The answer's Status. A body without a Status is replaced by a Status from the HTTP code and the text.
         status: Box<Status>,
-        /// How long it wants to be left alone.
+        /// The server's `Retry-After`.
         retry_after: Option<Duration>,
     },
-    /// An answer that can't be read.
+    /// The answer can't be decoded, or the request can't be built.
     #[error("the API server's answer makes no sense: {0}")]
     InvalidResponse(String),
 }
@@ -45,7 +45,7 @@ pub enum Failure {
 // === impl Failure ===
 
 impl Failure {
-    /// Its kind, for counting.
+    /// The kind of failure, for the counters.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Connection(_) => ErrorKind::Connection,
@@ -64,7 +64,7 @@ impl Failure {
         }
     }
 
-    /// How long the server wants to be left alone.
+    /// The server's `Retry-After`, if any.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Refused { retry_after, .. } => *retry_after,
@@ -72,7 +72,7 @@ impl Failure {
         }
     }
 
-    /// The server's own words, where it refused.
+    /// The server's Status, if the server refused the request.
     pub fn status(&self) -> Option<&Status> {
         match self {
             Self::Refused { status, .. } => Some(status),
@@ -80,7 +80,7 @@ impl Failure {
         }
     }
 
-    /// Whether the request may have been carried out although no answer came.
+    /// Whether the server may have executed the request although no usable answer came.
     pub fn is_uncertain(&self) -> bool {
         match self {
             Self::Connection(_) | Self::Timeout(_) | Self::InvalidResponse(_) => true,
@@ -88,40 +88,41 @@ impl Failure {
         }
     }
 
-    /// Whether the version that was asked for is too old: the server has forgotten it, and all must be read anew.
+    /// Whether the requested resourceVersion is too old (410 Gone). All objects must be read again.
     pub fn is_expired(&self) -> bool {
         self.status().is_some_and(|status| {
             status.code == 410 || matches!(&*status.reason, "Expired" | "Gone")
         })
     }
 
-    /// Whether it lasts until somebody does something about it: gives a right, installs a definition, mends what was refused.
+    /// Whether the failure lasts until a person acts: grants a permission, installs a definition, or corrects the object.
     pub fn is_terminal(&self) -> bool {
         let code = self.status().map_or(0, |status| status.code);
         (400..500).contains(&code) && !matches!(code, 408..=410 | 429)
     }
 
-    /// Whether trying the same again later may help.
+    /// Whether a later retry of the same request may succeed.
     pub fn is_retryable(&self) -> bool {
         self.is_uncertain() || self.kind() == ErrorKind::TooManyRequests
     }
 
-    /// A request that could not be built.
+    /// The failure for a request that can't be built.
     pub(super) fn unbuilt(error: impl std::fmt::Display) -> Self {
-        Self::InvalidResponse(format!("a request that can't be made: {error}"))
+        Self::InvalidResponse(format!("the request can't be built: {error}"))
     }
 
-    /// An answer that could not be decoded.
+    /// The failure for an answer that can't be decoded.
     pub(super) fn invalid(error: impl std::fmt::Display) -> Self {
         Self::InvalidResponse(error.to_string())
     }
 
+    /// The failure for a refusal, with the Status's `retryAfterSeconds`.
     pub(super) fn refused(status: Status) -> Self {
-        let asked = status
+        let seconds = status
             .details
             .as_ref()
             .map_or(0, |details| details.retry_after_seconds);
-        let retry_after = (asked > 0).then(|| Duration::from_secs(asked.into()));
+        let retry_after = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
         Self::Refused {
             status: Box::new(status),
             retry_after,
@@ -129,16 +130,16 @@ impl Failure {
     }
 }
 
-/// A message that may be a proxy's whole page, cut to a line.
-pub(crate) fn short(words: &str) -> String {
-    let line = words.split_whitespace().collect::<Vec<_>>().join(" ");
-    match line.char_indices().nth(LONGEST_WORDS) {
+/// Joins a message to a line and cuts the line, since a proxy may answer with a long page.
+pub(crate) fn short(message: &str) -> String {
+    let line = message.split_whitespace().collect::<Vec<_>>().join(" ");
+    match line.char_indices().nth(LONGEST_MESSAGE) {
         Some((end, _)) => format!("{}…", line.get(..end).unwrap_or_default()),
         None => line,
     }
 }
 
-/// The API, with a deadline for each request and counters of all of them. Cheap to clone.
+/// The API client, with a deadline for each request, and counters. Cheap to clone.
 #[derive(Clone)]
 pub struct Api {
     client: kube::Client,
@@ -157,7 +158,7 @@ impl std::fmt::Debug for Api {
 // === impl Api ===
 
 impl Api {
-    /// A request that is not answered within `deadline` has failed.
+    /// Creates a client. A request without an answer within `deadline` fails.
     pub fn new(client: kube::Client, deadline: Duration) -> Self {
         Self {
             client,
@@ -166,21 +167,21 @@ impl Api {
         }
     }
 
-    /// What was asked so far; shared by all clones.
+    /// The counters of requests and failures, shared by all clones.
     pub fn counters(&self) -> &Arc<Counters> {
         &self.counters
     }
 
-    /// Asks, and reads the answer as JSON.
+    /// Sends a request, and decodes the answer as JSON.
     ///
     /// # Errors
-    /// Any [`Failure`]; it is counted.
+    /// Any [`Failure`]; the counters include the failure.
     pub async fn ask<T: DeserializeOwned>(
         &self,
         call: Call,
         request: Request<Vec<u8>>,
     ) -> Result<T, Failure> {
-        let asked = tokio::time::timeout(self.deadline, async {
+        let sent = tokio::time::timeout(self.deadline, async {
             let body = self.send(call, request).await?.into_body();
             let bytes = Limited::new(body, LONGEST_ANSWER).collect().await;
             let bytes = bytes
@@ -188,12 +189,12 @@ impl Api {
                 .to_bytes();
             serde_json::from_slice(&bytes).map_err(Failure::invalid)
         });
-        let answer = asked.await.unwrap_or(Err(Failure::Timeout(self.deadline)));
+        let answer = sent.await.unwrap_or(Err(Failure::Timeout(self.deadline)));
         self.count(&answer);
         answer
     }
 
-    /// Opens a watch.
+    /// Sends a watch request, and returns the lines of the watch.
     pub(super) async fn open(
         &self,
         call: Call,
@@ -205,10 +206,11 @@ impl Api {
         Ok(Lines {
             body: answer?.into_body(),
             buffer: Vec::new(),
-            looked: 0,
+            scanned: 0,
         })
     }
 
+    /// Counts a success or a failure.
     pub(super) fn count<T>(&self, answer: &Result<T, Failure>) {
         match answer {
             Ok(_) => self.counters.succeeded(),
@@ -227,21 +229,22 @@ impl Api {
     }
 }
 
-/// An error and its causes, each once.
+/// An error and its causes as a line of text. A cause that the text already contains is left out.
 pub(crate) fn words(error: &dyn std::error::Error) -> String {
-    let mut said = error.to_string();
+    let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
         let more = error.to_string();
-        // Some put their cause into their own words.
-        if !said.contains(&more) {
-            said = format!("{said}: {more}");
+        // Some errors include their cause in their own message.
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
         }
         cause = error.source();
     }
-    short(&said)
+    short(&text)
 }
 
+/// Reads the body of an unsuccessful response. The header `Retry-After` overrides the Status's `retryAfterSeconds`.
 async fn refusal(response: Response<Body>) -> Failure {
     let code = response.status();
     let header = response.headers().get(hyper::header::RETRY_AFTER);
@@ -257,7 +260,7 @@ async fn refusal(response: Response<Body>) -> Failure {
     let mut status = serde_json::from_slice::<Status>(&bytes)
         .ok()
         .filter(|status| status.code > 0)
-        .unwrap_or_else(|| told_in_text(code, &String::from_utf8_lossy(&bytes)));
+        .unwrap_or_else(|| status_from_text(code, &String::from_utf8_lossy(&bytes)));
     status.code = code.as_u16();
     match Failure::refused(status) {
         Failure::Refused {
@@ -271,48 +274,48 @@ async fn refusal(response: Response<Body>) -> Failure {
     }
 }
 
-/// Flow control and proxies answer with a text.
-fn told_in_text(code: StatusCode, text: &str) -> Status {
+/// A Status for a plain-text answer, as from the server's flow control and from proxies.
+fn status_from_text(code: StatusCode, text: &str) -> Status {
     Status::failure(text.trim(), code.canonical_reason().unwrap_or("unknown"))
         .with_code(code.as_u16())
 }
 
-/// A watch's body, line by line.
+/// The body of a watch, line by line.
 pub(super) struct Lines {
     body: Body,
     buffer: Vec<u8>,
-    /// How much of the buffer holds no end of a line.
-    looked: usize,
+    /// The number of bytes at the start of the buffer without an end of line.
+    scanned: usize,
 }
 
 // === impl Lines ===
 
 impl Lines {
-    /// The next whole line; `None` at the end. What is left without an end of line is dropped: half a line says nothing.
+    /// The next complete line, or `None` at the end of the body. An incomplete last line is dropped.
     ///
-    /// Cancel safe: what was read stays in the buffer.
+    /// Cancel safe: received bytes stay in the buffer.
     ///
     /// # Errors
-    /// The connection broke, nothing came within `idle`, or a line is too long.
+    /// The connection broke, no data came within `idle`, or a line is too long.
     pub(super) async fn next(&mut self, idle: Duration) -> Result<Option<Vec<u8>>, Failure> {
         loop {
             let end = self
                 .buffer
                 .iter()
-                .skip(self.looked)
+                .skip(self.scanned)
                 .position(|byte| *byte == b'\n');
-            if let Some(end) = end.map(|end| end + self.looked) {
+            if let Some(end) = end.map(|end| end + self.scanned) {
                 let rest = self.buffer.split_off(end + 1);
                 let mut line = std::mem::replace(&mut self.buffer, rest);
                 line.pop();
-                self.looked = 0;
+                self.scanned = 0;
                 if line.iter().all(u8::is_ascii_whitespace) {
                     continue;
                 }
                 return Ok(Some(line));
             }
-            self.looked = self.buffer.len();
-            if self.looked > LONGEST_LINE {
+            self.scanned = self.buffer.len();
+            if self.scanned > LONGEST_LINE {
                 return Err(Failure::InvalidResponse(format!(
                     "a line of more than {LONGEST_LINE} bytes"
                 )));

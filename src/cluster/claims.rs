@@ -1,9 +1,9 @@
 //! Claims: one create-only Lease per slot, owned by the Node.
 //!
-//! That a name can be created only once is the mutex; nothing is ever renewed or taken over. The Lease's owner is the Node
-//! object, so Kubernetes frees the slot of a node that is gone. Which names there are, and in which order to try them, comes
-//! from the caller. A node finds its own claims in two ways: its labels name them, and the server's cache lists them by the
-//! node's uid. [`Guard`] watches one of them.
+//! The creation of the Lease is the mutex: the API server creates a name only once. No claim is renewed or taken over. The
+//! Lease's owner is the Node object, so Kubernetes deletes the Lease of a deleted Node. The caller chooses the names and their
+//! order. A node finds its claims by the labels of its Node, or by a list from the server's cache with the Node's uid.
+//! [`Guard`] watches a claim.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,7 +29,7 @@ mod guard;
 
 pub use guard::{Guard, Standing, WatchSettings};
 
-/// The label that names the claiming Node. Its uid always fits a label, its name may not.
+/// The label of a Lease with the uid of the claiming Node. A uid always fits a label value; a name may be too long.
 pub const NODE_LABEL: &str = "pinfold.io/node-uid";
 
 const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
@@ -43,42 +43,42 @@ pub struct Owner {
     pub uid: String,
 }
 
-/// Who holds a slot.
+/// The node that holds a slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
     /// The holding Node's name.
     pub node: String,
-    /// Its uid.
+    /// The holding Node's uid.
     pub uid: String,
-    /// The Lease's own uid.
+    /// The Lease's uid.
     pub lease: String,
 }
 
-/// What became of a claim.
+/// The outcome of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Claimed {
-    /// It is ours since now.
+    /// This node now holds the slot.
     New,
-    /// It was ours already.
+    /// This node already held the slot.
     Ours,
     /// A different node holds the slot.
     Taken,
 }
 
-/// How claims are made.
+/// The settings for claims.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
-    /// How many names are tried between two looks at the others' claims.
+    /// The number of names that are tried between two lists of claims.
     pub blind: usize,
-    /// How long a list of claims is believed.
+    /// How long a list of claims counts as current.
     pub list_for: Duration,
-    /// Leases of a page.
+    /// The number of Leases in a page.
     pub page: u32,
     /// The longest random pause between two tries.
     pub spread: Duration,
-    /// The shortest and the longest wait after a failure that passes.
+    /// The shortest and the longest wait after a retryable failure.
     pub backoff: (Duration, Duration),
-    /// How often a failure that passes is tried again.
+    /// The number of retries after a retryable failure.
     pub tries: u32,
 }
 
@@ -103,11 +103,11 @@ pub struct Claims {
     owner: Owner,
     settings: Settings,
     jitter: Mutex<Jitter>,
-    /// Slots that others hold, as last listed, and when.
+    /// The time of the last list, and the slots of different nodes in the list.
     taken: Mutex<Option<(Instant, Arc<HashSet<String>>)>>,
 }
 
-/// The part of a Lease that says whether a slot is free: many are read, and often.
+/// The fields of a Lease that name the holder. The struct is small, since the agent often reads many Leases.
 #[derive(Deserialize)]
 struct Brief {
     metadata: BriefMetadata,
@@ -126,7 +126,7 @@ struct BriefOwner {
 }
 
 part! {
-    /// The part of a Lease that we read.
+    /// The fields of a Lease that identify the holder and the Lease.
     struct Lease: "a Lease" {
         metadata: Metadata = "metadata",
         spec: Spec = "spec",
@@ -158,7 +158,7 @@ part! {
 // === impl Claims ===
 
 impl Claims {
-    /// Claims of `owner`, as Leases in `namespace`.
+    /// Creates the claims of `owner`. The Leases are in `namespace`. No request is sent.
     pub fn new(api: Api, namespace: &str, owner: Owner, settings: Settings) -> Self {
         let path = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases");
         Self {
@@ -171,18 +171,18 @@ impl Claims {
         }
     }
 
-    /// Whose they are.
+    /// The node that owns the claims.
     pub fn owner(&self) -> &Owner {
         &self.owner
     }
 
     /// The names of the slots that this node holds.
     ///
-    /// A list by label that names no version makes the server read all Leases of the namespace from etcd. So the list comes from
-    /// the server's cache, which may be a moment old, and each claim that it shows is read by itself.
+    /// Without a resourceVersion, the server would read all Leases of the namespace from etcd for a list by label. The list
+    /// therefore comes from the server's cache, which may be stale. A separate read confirms each listed claim.
     ///
     /// # Errors
-    /// Any [`Failure`]; nothing is known then, which is not the same as no claims.
+    /// Any [`Failure`]. The claims are then unknown, which does not mean that the node has no claims.
     pub async fn mine(&self) -> Result<BTreeSet<String>, Failure> {
         let mut found = BTreeSet::new();
         let selector = format!("{NODE_LABEL}={}", self.owner.uid);
@@ -194,7 +194,7 @@ impl Claims {
         self.confirm(found).await
     }
 
-    /// Those of these slots that this node holds; each is read by itself.
+    /// The slots among `names` that this node holds. Each slot needs a separate read.
     ///
     /// # Errors
     /// Any [`Failure`].
@@ -233,10 +233,11 @@ impl Claims {
         Ok(all)
     }
 
-    /// Reads which slots others hold, for the tries of the next while: from the server's cache, which serves ten thousand
-    /// nodes at once and knows no pages. It may be a moment old; whoever creates a claim is told the truth.
+    /// Reads the slots that different nodes hold, and remembers the slots for [`Settings::list_for`]. The list comes from the
+    /// server's cache, which serves ten thousand nodes at once and has no pages. The cache may be stale, but a create request
+    /// always gets the current state.
     ///
-    /// Returns the slots that are shown as this node's own.
+    /// Returns the slots that the list shows as this node's own.
     ///
     /// # Errors
     /// Any [`Failure`].
@@ -263,7 +264,7 @@ impl Claims {
         Ok(own)
     }
 
-    /// Opens a watch of one claim, from a version on.
+    /// Opens a watch of a claim, from the given resourceVersion.
     pub(super) async fn watch(
         &self,
         name: &str,
@@ -281,44 +282,43 @@ impl Claims {
         self.api.open(Call::WatchLease, request).await
     }
 
-    /// Tries to claim one slot; `labels` are put on the Lease, for people.
+    /// Tries to claim a slot. The Lease gets `labels`, for people.
     ///
     /// # Errors
-    /// Any [`Failure`]. Where it is uncertain whether the claim was made, claiming again says so.
+    /// Any [`Failure`]. After an uncertain failure, a second call tells whether the node holds the slot.
     pub async fn claim(
         &self,
         name: &str,
         labels: &BTreeMap<String, String>,
     ) -> Result<Claimed, Failure> {
-        self.claim_quickly(name, labels, &AtomicBool::new(true))
-            .await
+        self.try_claim(name, labels, &AtomicBool::new(true)).await
     }
 
-    /// Claims a slot that is free; `None` where all are taken.
+    /// Claims a free slot; `None` if all slots are taken.
     ///
-    /// The first few are tried in the order in which the names come, so that the caller decides who begins where. If
-    /// those are taken, many nodes want the same: from then on all claims are listed, and the free names are tried in random
-    /// order, with a new list after every few refusals. Who holds a slot that is refused is only asked for the first of them:
-    /// a node's own slot comes first, and a claim of its own may be one that nobody has told it of.
+    /// The first [`Settings::blind`] names are tried in the caller's order. If all of these slots are taken, many nodes compete
+    /// for the same slots. The remaining free names are then tried in random order, with a new list of claims after every
+    /// [`Settings::blind`] refusals. Only the first try reads the holder of a refused slot. A node's own slot is the first
+    /// name, and an earlier process of this node may have claimed the slot.
     ///
     /// # Errors
-    /// A [`Failure`] that does not pass, or did not within [`Settings::tries`].
+    /// A [`Failure`] that is not retryable, or that persists after [`Settings::tries`] retries.
     pub async fn claim_first<N: Into<String>>(
         &self,
         names: impl IntoIterator<Item = N>,
         labels: &BTreeMap<String, String>,
     ) -> Result<Option<String>, Failure> {
         let mut names = names.into_iter().map(Into::into);
-        let few = self.settings.blind.max(1);
-        let known = self.taken_of_late();
-        let mut ask = true;
+        let blind = self.settings.blind.max(1);
+        let known = self.recently_taken();
+        let mut check_holder = true;
         for name in names
             .by_ref()
             .filter(|name| !known.contains(name))
-            .take(few)
+            .take(blind)
         {
             if self
-                .try_for(&name, labels, std::mem::take(&mut ask))
+                .try_for(&name, labels, std::mem::take(&mut check_holder))
                 .await?
             {
                 return Ok(Some(name));
@@ -326,14 +326,14 @@ impl Claims {
         }
         let mut rest: Vec<String> = names.collect();
         while !rest.is_empty() {
-            self.patiently(|| self.look_around()).await?;
-            let taken = self.taken_of_late();
+            self.with_retries(|| self.look_around()).await?;
+            let taken = self.recently_taken();
             rest.retain(|name| !taken.contains(name));
-            for _ in 0..few.min(rest.len()) {
+            for _ in 0..blind.min(rest.len()) {
                 let index = lock(&self.jitter).below(rest.len());
                 let name = rest.swap_remove(index);
                 if self
-                    .try_for(&name, labels, std::mem::take(&mut ask))
+                    .try_for(&name, labels, std::mem::take(&mut check_holder))
                     .await?
                 {
                     return Ok(Some(name));
@@ -343,16 +343,17 @@ impl Claims {
         Ok(None)
     }
 
-    /// One try for a slot, and a random pause if it was refused; whether it is ours. `ask`: who holds it, if it is refused.
+    /// Tries to claim a slot, and pauses at random after a refusal. Returns whether this node holds the slot. `check_holder`:
+    /// read the holder of a refused slot.
     async fn try_for(
         &self,
         name: &str,
         labels: &BTreeMap<String, String>,
-        ask: bool,
+        check_holder: bool,
     ) -> Result<bool, Failure> {
-        let doubt = AtomicBool::new(ask);
+        let check_holder = AtomicBool::new(check_holder);
         match self
-            .patiently(|| self.claim_quickly(name, labels, &doubt))
+            .with_retries(|| self.try_claim(name, labels, &check_holder))
             .await?
         {
             Claimed::New | Claimed::Ours => Ok(true),
@@ -367,7 +368,7 @@ impl Claims {
         }
     }
 
-    /// Gives a slot back if it is ours; whether it was.
+    /// Deletes this node's claim of a slot. Returns whether a claim was deleted.
     ///
     /// # Errors
     /// Any [`Failure`].
@@ -378,7 +379,7 @@ impl Claims {
         if holder.uid != self.owner.uid {
             return Ok(false);
         }
-        // Exactly the Lease that was looked at: a name may have changed hands since.
+        // The precondition protects a new Lease of the same name, which may belong to a different node.
         let preconditions = Preconditions {
             uid: Some(holder.lease),
             resource_version: None,
@@ -396,26 +397,26 @@ impl Claims {
         }
     }
 
-    /// Like [`Claims::claim`], but who holds a slot that was refused is only asked where there is `doubt`: that it is ours is
-    /// known from [`Claims::mine`], except after an answer that was lost. Then there is doubt from there on.
-    async fn claim_quickly(
+    /// Like [`Claims::claim`], but reads the holder of a refused slot only if `check_holder` is set. Usually [`Claims::mine`]
+    /// already names this node's slots. After a lost answer the claim may exist, so the flag is set for the further tries.
+    async fn try_claim(
         &self,
         name: &str,
         labels: &BTreeMap<String, String>,
-        doubt: &AtomicBool,
+        check_holder: &AtomicBool,
     ) -> Result<Claimed, Failure> {
         let Err(failure) = self.create(name, labels).await else {
             return Ok(Claimed::New);
         };
         let refused = is_taken(&failure);
-        if refused && !doubt.load(Ordering::Relaxed) {
+        if refused && !check_holder.load(Ordering::Relaxed) {
             return Ok(Claimed::Taken);
         }
         if !refused && !failure.is_uncertain() {
             return Err(failure);
         }
-        // Perhaps it was made and only the answer was lost: every later try would be refused by our own claim.
-        doubt.store(true, Ordering::Relaxed);
+        // The server may have created the claim although the answer was lost. The claim would then refuse every later try.
+        check_holder.store(true, Ordering::Relaxed);
         match self.holder(name).await? {
             Some(holder) if holder.uid == self.owner.uid => Ok(Claimed::Ours),
             None if !refused => Err(failure),
@@ -423,6 +424,7 @@ impl Claims {
         }
     }
 
+    /// Creates the Lease of a slot.
     async fn create(&self, name: &str, labels: &BTreeMap<String, String>) -> Result<(), Failure> {
         let mut all = labels.clone();
         all.insert(MANAGED_BY.to_owned(), MANAGER.to_owned());
@@ -453,7 +455,7 @@ impl Claims {
             .map(|_| ())
     }
 
-    /// Who holds a slot; `None` where nobody does.
+    /// The holder of a slot; `None` if the slot is free.
     async fn holder(&self, name: &str) -> Result<Option<Holder>, Failure> {
         let request = request::Request::new(&*self.path)
             .get(name, &GetParams::default())
@@ -470,7 +472,7 @@ impl Claims {
         }
     }
 
-    /// Reads the Leases with certain labels, page by page.
+    /// Reads the Leases that match a label selector, page by page.
     async fn read<T: DeserializeOwned>(
         &self,
         selector: String,
@@ -487,35 +489,36 @@ impl Claims {
         Ok(())
     }
 
-    /// Tries again what fails in a way that passes.
-    async fn patiently<T, F: Future<Output = Result<T, Failure>>>(
+    /// Sends a request, with retries after retryable failures.
+    async fn with_retries<T, F: Future<Output = Result<T, Failure>>>(
         &self,
-        ask: impl FnMut() -> F,
+        request: impl FnMut() -> F,
     ) -> Result<T, Failure> {
         let policy = Retry {
             backoff: self.settings.backoff,
             retries: self.settings.tries,
         };
-        retry(policy, ask, || {}).await
+        retry(policy, request, || {}).await
     }
 
-    /// What others hold, if it was listed of late.
-    fn taken_of_late(&self) -> Arc<HashSet<String>> {
+    /// The slots that different nodes hold. Empty if the last list is older than [`Settings::list_for`].
+    fn recently_taken(&self) -> Arc<HashSet<String>> {
         let taken = lock(&self.taken);
-        let fresh = taken
+        let current = taken
             .as_ref()
             .filter(|(at, _)| at.elapsed() < self.settings.list_for);
-        fresh
+        current
             .map(|(_, taken)| Arc::clone(taken))
             .unwrap_or_default()
     }
 }
 
-/// A mutex whose holder can't have broken what it guards.
+/// Locks a mutex. Poisoning is ignored, since a panic can't leave the value inconsistent.
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Whether the server refused a create because the name exists.
 fn is_taken(failure: &Failure) -> bool {
     failure
         .status()
@@ -525,7 +528,7 @@ fn is_taken(failure: &Failure) -> bool {
 // === impl Lease ===
 
 impl Lease {
-    /// Its name, and the Node that it belongs to: its owner, else the name in it.
+    /// The Lease's name and holder. The holder is the owner of kind Node, else the node in `holderIdentity`.
     fn held(self) -> (Option<String>, Holder) {
         let metadata = self.metadata.unwrap_or_default();
         let mut owners = metadata.owners.unwrap_or_default().into_iter();

@@ -1,4 +1,4 @@
-//! The way to the API server, and this node's name.
+//! The configuration of the API client, and this node's name.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -6,61 +6,61 @@ use std::time::Duration;
 use hyper::header::{HeaderValue, USER_AGENT};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 
-/// How long a connection may take to come about.
+/// The deadline for opening a connection.
 const CONNECT: Duration = Duration::from_secs(10);
 
 /// The User-Agent of every request.
 pub(crate) const AGENT: &str = concat!("pinfold/", env!("CARGO_PKG_VERSION"));
 
-/// Where a container finds the API server.
+/// The variable by which a container finds the API server.
 const SERVICE_HOST: &str = "KUBERNETES_SERVICE_HOST";
 
-/// The longest name of a node.
+/// The longest name of a Node, in characters.
 const LONGEST_NAME: usize = 253;
 
-/// Why there is no way to the API server. Every variant names the file or the variable.
+/// Why no client for the API server can be created. Every message names the file or the variable.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// Neither a kubeconfig nor a service account.
+    /// Neither a kubeconfig nor a service account is configured.
     #[error(
-        "no way to the API server: name a kubeconfig with --kubeconfig or KUBECONFIG, or run in a pod (KUBERNETES_SERVICE_HOST is not set)"
+        "no API server is configured: name a kubeconfig with --kubeconfig or KUBECONFIG, or run in a pod (KUBERNETES_SERVICE_HOST is not set)"
     )]
     Nowhere,
-    /// A kubeconfig that can't be used.
+    /// The kubeconfig can't be used.
     #[error("the kubeconfig {origin} can't be used")]
     Kubeconfig {
-        /// The file and where it was named.
+        /// The file, and the flag or variable that named the file.
         origin: String,
-        /// Why not.
+        /// The cause.
         #[source]
         source: Box<kube::config::KubeconfigError>,
     },
-    /// A service account that can't be used.
+    /// The service account can't be used.
     #[error(
         "the pod's service account can't be used: is automountServiceAccountToken off, or is /var/run/secrets/kubernetes.io/serviceaccount not mounted?"
     )]
     InCluster(#[source] Box<kube::config::InClusterError>),
-    /// A configuration from which no client comes about.
-    #[error("no client for the API server comes about from {origin}")]
+    /// The configuration is valid, but no client can be created.
+    #[error("no client for the API server can be created from {origin}")]
     Client {
-        /// Where the configuration is from.
+        /// The source of the configuration.
         origin: String,
-        /// Why not.
+        /// The cause.
         #[source]
         source: Box<kube::Error>,
     },
 }
 
-/// A way to the API server.
+/// A client for the API server, and the client's configuration.
 #[derive(Clone)]
 pub struct Connection {
     /// The client.
     pub client: kube::Client,
-    /// The namespace that the agent lives in: the pod's, or that of the kubeconfig's context.
+    /// The agent's namespace: from the pod, or from the kubeconfig's context.
     pub namespace: String,
     /// The server's address.
     pub server: String,
-    /// Where that was found, for people.
+    /// The source of the configuration, for people.
     pub origin: String,
 }
 
@@ -74,12 +74,12 @@ impl std::fmt::Debug for Connection {
     }
 }
 
-/// Finds the way: a kubeconfig that is named, then the one in `KUBECONFIG`, then the pod's service account.
+/// Creates a client from the given kubeconfig, else from `KUBECONFIG`, else from the pod's service account.
 ///
-/// The API server need not be there yet: nothing is asked.
+/// The API server may be unreachable: no request is sent.
 ///
 /// # Errors
-/// What is named can't be used, or nothing is there.
+/// The named configuration can't be used, or no configuration exists.
 pub async fn connect(
     kubeconfig: Option<&Path>,
     environment: impl Fn(&str) -> Option<String>,
@@ -105,12 +105,12 @@ pub async fn connect(
     from_config(config, origin)
 }
 
-/// A way along a configuration that is there already.
+/// Creates a client from a loaded configuration.
 ///
 /// # Errors
-/// No client comes about from it.
+/// The configuration is not usable for a client.
 pub fn from_config(mut config: kube::Config, origin: String) -> Result<Connection, ConnectError> {
-    // What passes is tried again by those who ask, who know how urgent it is and say so.
+    // The callers retry failed requests themselves, since each caller has its own backoff and counters.
     config.default_retry = false;
     config.connect_timeout = Some(CONNECT);
     config
@@ -132,58 +132,59 @@ pub fn from_config(mut config: kube::Config, origin: String) -> Result<Connectio
     }
 }
 
+/// Merges kubeconfig files in their order.
 async fn from_files(paths: &[PathBuf], origin: &str) -> Result<kube::Config, ConnectError> {
-    let wrong = |source| ConnectError::Kubeconfig {
+    let invalid = |source| ConnectError::Kubeconfig {
         origin: origin.to_owned(),
         source: Box::new(source),
     };
-    let mut whole = Kubeconfig::default();
+    let mut merged = Kubeconfig::default();
     for path in paths {
-        whole = whole
-            .merge(Kubeconfig::read_from(path).map_err(wrong)?)
-            .map_err(wrong)?;
+        merged = merged
+            .merge(Kubeconfig::read_from(path).map_err(invalid)?)
+            .map_err(invalid)?;
     }
-    kube::Config::from_custom_kubeconfig(whole, &KubeConfigOptions::default())
+    kube::Config::from_custom_kubeconfig(merged, &KubeConfigOptions::default())
         .await
-        .map_err(wrong)
+        .map_err(invalid)
 }
 
-/// Why this node has no name.
+/// Why the node name is missing or invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NodeNameError {
-    /// A name that no Node can have.
+    /// The name is not a valid name of a Node.
     #[error(
-        "the node name {name:?} from {origin} is not one: lower-case letters, digits, '-' and '.', beginning and ending with a letter or digit, at most 253 of them"
+        "the node name {name:?} from {origin} is invalid: use lower-case letters, digits, '-' and '.', begin and end with a letter or digit, at most 253 characters"
     )]
     Invalid {
         /// The name.
         name: String,
-        /// Where it is from.
+        /// The source of the name.
         origin: &'static str,
     },
-    /// Nobody names one.
+    /// No source gives a name.
     #[error(
         "this node's name is not known: give it with --node-name, or NODE_NAME from spec.nodeName"
     )]
     Unknown,
 }
 
-/// This node's name: the flag's, else the environment's, else the host's, which the kubelet takes in lower case.
+/// This node's name: from the flag, else from the environment, else the host name in lower case, as the kubelet uses.
 ///
 /// # Errors
-/// A name that was given is wrong, or there is none.
+/// The name is invalid, or no source gives a name.
 pub fn node_name(
     flag: Option<&str>,
     environment: Option<&str>,
     host: Option<&str>,
 ) -> Result<String, NodeNameError> {
     let host = host.map(|host| host.trim().to_ascii_lowercase());
-    let given = [
+    let sources = [
         (flag, "--node-name, NODE_NAME or cluster.nodeName"),
         (environment, "NODE_NAME"),
         (host.as_deref(), "the host's name"),
     ];
-    let (name, origin) = given
+    let (name, origin) = sources
         .into_iter()
         .find_map(|(name, origin)| Some((name.filter(|name| !name.is_empty())?, origin)))
         .ok_or(NodeNameError::Unknown)?;
@@ -203,7 +204,7 @@ pub fn node_name(
     }
 }
 
-/// The host's name, for [`node_name`].
+/// The host name, for [`node_name`].
 pub fn host_name() -> Option<String> {
     nix::unistd::gethostname().ok()?.into_string().ok()
 }
@@ -213,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_flag_wins_and_what_is_wrong_is_named() {
+    fn the_flag_wins_and_an_error_names_the_flag() {
         let name = |flag, environment, host| node_name(flag, environment, host);
         assert_eq!(name(Some("n-1"), Some("n-2"), Some("n-3")).unwrap(), "n-1");
         assert_eq!(
@@ -223,11 +224,11 @@ mod tests {
         assert_eq!(name(None, Some(""), Some(" Host-3\n")).unwrap(), "host-3");
         assert_eq!(name(None, None, None), Err(NodeNameError::Unknown));
         let long = "a".repeat(254);
-        for wrong in ["Node", "-a", "a-", "a..b", "a_b", "a/b", ".", long.as_str()] {
-            let error = name(Some(wrong), None, Some("n-3"))
+        for invalid in ["Node", "-a", "a-", "a..b", "a_b", "a/b", ".", long.as_str()] {
+            let error = name(Some(invalid), None, Some("n-3"))
                 .unwrap_err()
                 .to_string();
-            assert!(error.contains("--node-name"), "{wrong}: {error}");
+            assert!(error.contains("--node-name"), "{invalid}: {error}");
         }
     }
 }

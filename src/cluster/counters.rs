@@ -1,4 +1,4 @@
-//! What was asked of the API, and what came of it.
+//! [`Counters`]: counts of API requests, failures and changes, for `/metrics`.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -12,7 +12,7 @@ macro_rules! names {
         }
 
         impl $kind {
-            /// All of them, in order.
+            /// All values, in order.
             pub const ALL: &[Self] = &[$(Self::$variant,)*];
 
             /// The value of a metric's label.
@@ -26,7 +26,7 @@ macro_rules! names {
 }
 
 names! {
-    /// A kind of request.
+    /// The kinds of requests.
     Call {
         /// A page of this node's pods.
         ListPods = "list_pods",
@@ -34,43 +34,43 @@ names! {
         WatchPods = "watch_pods",
         /// A page of a training job's pods.
         ListJob = "list_job",
-        /// This node's Node.
+        /// A read of this node's Node.
         GetNode = "get_node",
-        /// Labels of this node's Node.
+        /// An apply of labels to this node's Node.
         ApplyNode = "apply_node",
-        /// All ScenePlans.
+        /// A page of the ScenePlans.
         ListPlans = "list_plans",
         /// A watch of the ScenePlans.
         WatchPlans = "watch_plans",
-        /// All Nodes, for a command.
+        /// A page of all Nodes, for a command.
         ListNodes = "list_nodes",
-        /// Taints of this node's Node.
+        /// A patch of the taints of this node's Node.
         TaintNode = "taint_node",
-        /// Claims.
+        /// A page of the claims.
         ListLeases = "list_leases",
-        /// One claim.
+        /// A read of a claim.
         GetLease = "get_lease",
-        /// A watch of the own claim.
+        /// A watch of this node's claim.
         WatchLease = "watch_lease",
-        /// A new claim.
+        /// The creation of a claim.
         CreateLease = "create_lease",
-        /// A claim given up.
+        /// The deletion of a claim.
         DeleteLease = "delete_lease",
-        /// A new Event.
+        /// The creation of an Event.
         CreateEvent = "create_event",
-        /// An Event that happened again.
+        /// An update of the count of an Event.
         PatchEvent = "patch_event",
-        /// Anything that others ask through [`Api`](super::Api).
+        /// Any remaining request through [`Api`](super::Api).
         Other = "other",
     }
 }
 
 names! {
-    /// What went wrong with a request.
+    /// The kinds of failures.
     ErrorKind {
-        /// No connection, or one that broke.
+        /// The connection failed or broke.
         Connection = "connection",
-        /// No answer in time, or a watch that fell silent.
+        /// No answer within the deadline, or a silent watch.
         Timeout = "timeout",
         /// 401.
         Unauthorized = "unauthorized",
@@ -80,20 +80,20 @@ names! {
         NotFound = "not_found",
         /// 409.
         Conflict = "conflict",
-        /// 410: what was asked for is too old.
+        /// 410: the requested resourceVersion is too old.
         Gone = "gone",
         /// 429.
         TooManyRequests = "too_many_requests",
         /// 5xx.
         Server = "server",
-        /// Any other refusal.
+        /// A refusal with a different code.
         Refused = "refused",
-        /// An answer that can't be read.
+        /// An answer that can't be decoded.
         InvalidResponse = "invalid_response",
     }
 }
 
-/// Counters since the start; reading and counting never waits.
+/// Counters since the start of the process. Reads and updates never wait.
 #[derive(Debug, Default)]
 pub struct Counters {
     requests: [AtomicU64; Call::ALL.len()],
@@ -102,7 +102,7 @@ pub struct Counters {
     resyncs: AtomicU64,
     pod_changes: AtomicU64,
     events_dropped: AtomicU64,
-    /// Milliseconds since 1970; 0 before the first.
+    /// The time of the last success in milliseconds since 1970; 0 before the first success.
     last_success: AtomicU64,
     degraded: AtomicBool,
 }
@@ -110,41 +110,41 @@ pub struct Counters {
 // === impl Counters ===
 
 impl Counters {
-    /// Requests of a kind.
+    /// The number of requests of a kind.
     pub fn requests(&self, call: Call) -> u64 {
         self.requests
             .get(call as usize)
             .map_or(0, |count| count.load(Ordering::Relaxed))
     }
 
-    /// Errors of a kind.
+    /// The number of failures of a kind.
     pub fn errors(&self, kind: ErrorKind) -> u64 {
         self.errors
             .get(kind as usize)
             .map_or(0, |count| count.load(Ordering::Relaxed))
     }
 
-    /// How often something was tried again because it had failed.
+    /// The number of retries after failures, of the watch of pods and of Events.
     pub fn retries(&self) -> u64 {
         self.retries.load(Ordering::Relaxed)
     }
 
-    /// How often all pods were read anew.
+    /// The number of complete reads of all pods, the first included.
     pub fn resyncs(&self) -> u64 {
         self.resyncs.load(Ordering::Relaxed)
     }
 
-    /// Changes of pods that the watch brought.
+    /// The number of pod changes that the watch reported.
     pub fn pod_changes(&self) -> u64 {
         self.pod_changes.load(Ordering::Relaxed)
     }
 
-    /// Events that were not written: too many, or the API was away.
+    /// The number of Events that were not written: over the limit, or the request failed.
     pub fn events_dropped(&self) -> u64 {
         self.events_dropped.load(Ordering::Relaxed)
     }
 
-    /// When the API last answered as it should, in seconds since 1970.
+    /// The time of the last successful answer, in seconds since 1970.
     pub fn last_success(&self) -> Option<f64> {
         match self.last_success.load(Ordering::Relaxed) {
             0 => None,
@@ -152,7 +152,7 @@ impl Counters {
         }
     }
 
-    /// Whether the watch of pods fails at present.
+    /// Whether the watch of pods currently fails.
     pub fn is_degraded(&self) -> bool {
         self.degraded.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! [`list`]: all objects of a kind, page by page, each read by itself.
+//! [`list`]: reads all objects of a kind, page by page. The caller decodes each object.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::core::params::ListParams;
@@ -17,7 +17,7 @@ pub(super) struct List<'a> {
     pub(super) path: &'a str,
     /// The `kind` of an answer, for example `LeaseList`.
     ///
-    /// A proxy may answer with a page of its own, and an empty answer must never mean "no objects".
+    /// A proxy may answer with an unrelated page, and an empty answer must never mean "no objects".
     pub(super) kind: &'a str,
     /// Selectors, page size and version of the first page.
     pub(super) params: ListParams,
@@ -56,7 +56,8 @@ impl<'a> List<'a> {
     }
 }
 
-/// Reads all pages and passes each object to `take`. Returns the version of the list; empty if the server names none.
+/// Reads all pages and passes each object to `take`. Returns the list's resourceVersion, or an empty string
+/// if the server sends no version.
 ///
 /// # Errors
 /// Any [`Failure`] of a request, or of `take`.

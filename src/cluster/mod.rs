@@ -1,19 +1,17 @@
-//! The Kubernetes API: this node's pods in; labels, claims, events out.
+//! The Kubernetes API: reads this node's pods, and writes labels, claims and Events.
 //!
 //! ```text
-//!  connect ── Client ──> Api ──┬─> pods::follow ── PodsEvent ──> (the agent's owner)
-//!                              ├─> scenes   this node's place by the plans: which labels, which claim
+//!  connect ── Client ──> Api ──┬─> pods::follow ── PodsEvent ──> (the agent's reconciler)
+//!                              ├─> scenes   this node's slot, by the ScenePlans: labels and claim
 //!                              ├─> node     labels by server-side apply, on difference only
 //!                              ├─> claims   one create-only Lease per slot
 //!                              ├─> events   a queue that never blocks, Events with counts
-//!                              └─> reclaim  parameter servers whose job has ended (no agent does this)
-//!
-//!  prometheus ── what a cluster's Prometheus has of its training jobs, for reports (no agent does this either)
+//!                              └─> reclaim  parameter servers whose job has ended (not used by the agent)
 //! ```
 //!
-//! While the API server is away, the last known state stays in force. [`pods`] reports a pod as gone only if the server
-//! said so, and a failed read takes nothing off a node. Pure functions decide what to write ([`node::plan`],
-//! [`events::Book`], [`pods::PodCache`]); the remaining code sends and receives.
+//! While the API server is unreachable, the last known state stays in force. [`pods`] reports a pod as gone only if the
+//! server reported the deletion, and a failed read removes nothing from a node. Pure functions decide what to write
+//! ([`node::plan`], [`events::Book`], [`pods::PodCache`]); the remaining code sends and receives.
 //!
 //! [`Api`] is a layer over `kube::Client`, which keeps credentials, TLS and connections. The layer adds `Retry-After` for
 //! answers without a Status, a deadline for each request, a size bound for each answer, and counters. `list` reads every
@@ -39,5 +37,5 @@ pub(crate) use call::{short, words};
 pub(crate) use connect::AGENT;
 pub use counters::{Call, Counters, ErrorKind};
 
-/// The field manager of everything that is applied, and the component that reports Events.
+/// The field manager of all writes, and the value of the label `app.kubernetes.io/managed-by`.
 pub const MANAGER: &str = "pinfold";

@@ -1,9 +1,10 @@
-//! This node's Node: its labels, by server-side apply, all keys at once, on difference only, never forced.
+//! This node's Node: its labels and taints. Labels are written by server-side apply, all keys at once, only on a difference,
+//! and never with force.
 //!
-//! **A Node that is gone stays gone.** An apply to a missing object creates it, which would bring back a Node that somebody
-//! deleted. Every apply therefore carries the uid of the Node that was read: the server refuses it with a conflict where no such
-//! Node is there, and as invalid where another one has taken the name. (A `resourceVersion` does not help: the
-//! server creates the object all the same.) Besides, the agent has no right to create Nodes.
+//! **An apply never recreates a deleted Node.** Server-side apply creates a missing object. Every apply therefore carries the
+//! uid of the Node that was read. The server answers 409 Conflict if the Node is missing, and 422 if a new Node has the name.
+//! A `resourceVersion` gives no protection: the server creates the object anyway. In addition, the agent has no permission to
+//! create Nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,37 +20,37 @@ use super::{Api, Call, ErrorKind, Failure, MANAGER};
 
 const NODES: &str = "/api/v1/nodes";
 
-/// The part of a Node that we read.
+/// The fields of a Node that the agent reads.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct OwnNode {
-    /// Name.
+    /// The Node's name.
     pub name: String,
-    /// The API server's uid: a node that is replaced has another one.
+    /// The API server's uid. A replaced Node has a new uid.
     pub uid: String,
     /// All labels.
     pub labels: BTreeMap<String, String>,
-    /// Its version, for what is written on condition that nothing has changed.
+    /// The resourceVersion, for writes that must fail after a change.
     pub version: String,
-    /// Whether it is cordoned.
+    /// Whether the Node is cordoned.
     pub cordoned: bool,
-    /// Taints.
+    /// The Node's taints.
     pub taints: Vec<Taint>,
-    /// The labels that we have applied.
+    /// The keys of the labels that the agent applied.
     pub ours: BTreeSet<String>,
-    /// Who has set each of the other labels, where the server tells.
+    /// The field manager of each label that was set by a write other than the agent's apply, as in `managedFields`.
     pub owners: BTreeMap<String, String>,
 }
 
-/// A label that we want and somebody else has set to another value.
+/// A label that the agent wants to set, and that a different manager has set to a different value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LabelConflict {
     /// The label's key.
     pub key: String,
-    /// The value that we want; empty where the label should not be there, or its value is not known yet.
+    /// The wanted value. Empty if the label should be absent, or if the value is not known yet.
     pub wanted: String,
-    /// The value that is there.
+    /// The current value.
     pub found: Option<String>,
-    /// Who has set it: a field manager's name.
+    /// The field manager that set the label.
     pub manager: String,
 }
 
@@ -74,39 +75,39 @@ impl std::fmt::Display for LabelConflict {
         };
         write!(
             f,
-            "label {key} {should}{wanted} and is {found}, set by {manager}: remove it (kubectl label node NODE {key}-), and the rest follows within minutes"
+            "label {key} {should}{wanted} and is {found}, set by {manager}: remove it (kubectl label node NODE {key}-), then the agent continues within minutes"
         )
     }
 }
 
-/// What there is to do about the labels.
+/// The next step for the labels.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LabelStep {
-    /// Nothing: all is as it should be.
+    /// The labels are as wanted.
     Nothing,
-    /// Apply exactly these; what we applied before and is not among them goes.
+    /// Apply exactly these labels. The server removes any label that the agent applied before and that is missing here.
     Apply(BTreeMap<String, String>),
-    /// Somebody else has the labels: nothing is written.
+    /// Different managers have set some of the labels. Nothing is written.
     Conflict(Vec<LabelConflict>),
 }
 
-/// What became of an apply.
+/// The outcome of an apply.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Applied {
-    /// The labels are as wanted; this is the Node now.
+    /// The write succeeded. The value is the new state of the Node.
     Done(Box<OwnNode>),
-    /// Somebody else has some of the labels: nothing was written.
+    /// Different managers have set some of the labels. Nothing was written.
     Conflict(Vec<LabelConflict>),
-    /// The Node is not there any more: nothing was written.
+    /// The Node was deleted. Nothing was written.
     Gone,
-    /// Another Node has the name now, or it has changed: nothing was written; read it again.
+    /// A new Node has the name, or the Node has changed. Nothing was written. The caller must read the Node again.
     Replaced,
 }
 
-/// Reads this node's Node; `None` where there is none.
+/// Reads this node's Node; `None` if the Node does not exist.
 ///
 /// # Errors
-/// Any [`Failure`] but 404. An answer that is another Node's, or nobody's, is one.
+/// Any [`Failure`] except 404. An answer without the requested Node is [`Failure::InvalidResponse`].
 pub async fn read(api: &Api, name: &str) -> Result<Option<OwnNode>, Failure> {
     let request = request::Request::new(NODES)
         .get(name, &GetParams::default())
@@ -118,24 +119,26 @@ pub async fn read(api: &Api, name: &str) -> Result<Option<OwnNode>, Failure> {
     }
 }
 
-/// What to do so that `wanted` are exactly the labels that we apply. A plan that was carried out leaves nothing to do.
+/// The step after which the agent applies exactly the labels in `wanted`. After a successful step, the next step is
+/// [`LabelStep::Nothing`].
 ///
-/// A label of ours that is missing from `wanted` is given up: the caller must have read a plan that says so.
+/// The step removes any label that the agent applied and that is missing from `wanted`. The caller must know from a ScenePlan
+/// that the label should go.
 pub fn plan(node: &OwnNode, wanted: &BTreeMap<String, String>) -> LabelStep {
     let conflicts: Vec<LabelConflict> = wanted
         .iter()
         .filter_map(|(key, value)| {
             let found = node.labels.get(key).filter(|found| *found != value)?;
-            // Ours alone: nobody else's word stands against a new value.
-            let others = node.owners.get(key);
-            if node.ours.contains(key) && others.is_none() {
+            // The agent may change the value of a label that no different manager owns.
+            let manager = node.owners.get(key);
+            if node.ours.contains(key) && manager.is_none() {
                 return None;
             }
             Some(LabelConflict {
                 key: key.clone(),
                 wanted: value.clone(),
                 found: Some(found.clone()),
-                manager: others
+                manager: manager
                     .cloned()
                     .unwrap_or_else(|| "somebody unknown".to_owned()),
             })
@@ -153,7 +156,7 @@ pub fn plan(node: &OwnNode, wanted: &BTreeMap<String, String>) -> LabelStep {
     LabelStep::Apply(wanted.clone())
 }
 
-/// Applies the labels to the Node that was read, and to no other.
+/// Applies the labels to the Node that was read. A new Node of the same name is not changed.
 ///
 /// # Errors
 /// Any [`Failure`] that is not one of the outcomes of [`Applied`].
@@ -186,11 +189,11 @@ pub async fn apply(
     }
 }
 
-/// Sets the taints of the Node that was read, on condition that nothing of it has changed since.
+/// Sets the taints of the Node that was read. The write fails if the Node has changed since the read.
 ///
-/// The list of taints is one value: who writes it writes all of it, and the node controller writes there, too. So it goes as
-/// that controller does it, by a patch that carries the version that was read; the server refuses it where anything has
-/// changed, and it is read again.
+/// A write replaces the whole list of taints, and the node controller writes the same list. Like the node controller, the
+/// agent sends a merge patch with the `resourceVersion` of the read. After any change of the Node, the server refuses the
+/// patch with a conflict, and the result is [`Applied::Replaced`].
 ///
 /// # Errors
 /// Any [`Failure`] that is not one of the outcomes of [`Applied`].
@@ -214,7 +217,7 @@ pub async fn set_taints(api: &Api, node: &OwnNode, taints: &[Taint]) -> Result<A
     }
 }
 
-/// The Node that was asked for. Without its uid, claims would be owned by nobody and found by nobody.
+/// Checks that the answer is the requested Node and has a uid. Claims need the uid as owner and as label.
 fn own(read: Read, name: &str) -> Result<OwnNode, Failure> {
     let node = OwnNode::from(read);
     if node.name != name || node.uid.is_empty() {
@@ -228,7 +231,7 @@ fn own(read: Read, name: &str) -> Result<OwnNode, Failure> {
     Ok(node)
 }
 
-/// What a refusal of an apply means, if it is one that is foreseen.
+/// The outcome for an expected refusal of an apply; `None` for any unexpected refusal.
 fn outcome(status: &Status, node: &OwnNode, labels: &BTreeMap<String, String>) -> Option<Applied> {
     let causes = status
         .details
@@ -259,7 +262,7 @@ fn outcome(status: &Status, node: &OwnNode, labels: &BTreeMap<String, String>) -
     match status.code {
         409 if !conflicts.is_empty() => Some(Applied::Conflict(conflicts)),
         409 if status.message.contains("uid mismatch") => Some(Applied::Gone),
-        // Without the uid's guard the right to create is what is missing.
+        // An apply without a uid would create the Node. The agent's role does not permit the creation.
         403 if status.message.contains("cannot create resource") => Some(Applied::Gone),
         404 => Some(Applied::Gone),
         422 if causes.iter().any(|cause| cause.field == "metadata.uid") => Some(Applied::Replaced),
@@ -275,7 +278,7 @@ fn manager_of(message: &str) -> String {
     quoted.map_or_else(|| message.to_owned(), |(name, _)| name.to_owned())
 }
 
-/// A Node as the server sends it.
+/// A Node in the server's answer.
 #[derive(Deserialize)]
 struct Read {
     metadata: ObjectMeta,
@@ -363,7 +366,7 @@ mod tests {
         assert_eq!(plan(&held, &wanted), LabelStep::Nothing);
         let changed = map(&[("SCENCE", "1"), ("CASE", "3")]);
         assert_eq!(plan(&held, &changed), LabelStep::Apply(changed));
-        // One key fewer, and none at all: what is given up is a difference too.
+        // A missing key is a difference, and so is an empty map.
         assert_eq!(
             plan(&held, &map(&[("CASE", "2")])),
             LabelStep::Apply(map(&[("CASE", "2")]))
@@ -373,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_of_somebody_elses_is_a_conflict_and_the_same_value_is_not() {
+    fn a_different_value_of_another_manager_is_a_conflict_and_an_equal_value_is_not() {
         let wanted = map(&[("SCENCE", "1"), ("CASE", "2")]);
         let other = node(&[("SCENCE", "9")], &[], &[("SCENCE", "kubectl-label")]);
         let LabelStep::Conflict(conflicts) = plan(&other, &wanted) else {
@@ -402,7 +405,7 @@ mod tests {
             plan(&shared, &map(&[("SCENCE", "2")])),
             LabelStep::Conflict(_)
         ));
-        let nobodys = node(&[("SCENCE", "9")], &[], &[]);
-        assert!(matches!(plan(&nobodys, &wanted), LabelStep::Conflict(_)));
+        let unmanaged = node(&[("SCENCE", "9")], &[], &[]);
+        assert!(matches!(plan(&unmanaged, &wanted), LabelStep::Conflict(_)));
     }
 }

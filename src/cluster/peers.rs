@@ -1,4 +1,4 @@
-//! The pods of one training job, on all nodes: their addresses and roles, read once when somebody asks.
+//! [`members`]: reads the pods of a training job on all nodes, with addresses and roles.
 
 use std::net::IpAddr;
 
@@ -10,17 +10,17 @@ use super::{Api, Call, Failure};
 use crate::pod::{Object, Pod, Role, recognise};
 use crate::text::part;
 
-/// Pods that are read of one job, at most.
+/// The number of pods after which the list of a job ends early.
 const MOST: usize = 10_000;
 
-/// A pod of a job, with addresses of its own.
+/// A pod of a job, with its own IP addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
-    /// Its name.
+    /// The pod's name.
     pub pod: String,
-    /// Its role.
+    /// The pod's role.
     pub role: Role,
-    /// Its addresses.
+    /// The pod's IP addresses.
     pub addresses: Vec<IpAddr>,
 }
 
@@ -42,18 +42,18 @@ part! {
     }
 }
 
-/// Reads the pods in a namespace that carry a label, from the cache of the server. Those without an address of their
-/// own, which use their node's network or have ended, are left out.
+/// Reads the pods in a namespace with the given label, from the server's cache. Finished pods, pods in the host network and
+/// pods without an address are left out.
 ///
 /// # Errors
-/// Any [`Failure`]; it is counted.
+/// Any [`Failure`]; the counters include the failure.
 pub async fn members(
     api: &Api,
     namespace: &str,
     label: (&str, &str),
 ) -> Result<Vec<Member>, Failure> {
     let path = format!("/api/v1/namespaces/{namespace}/pods");
-    // The server's cache answers: without a version a label selector makes the server read the whole namespace from etcd.
+    // `match_any` selects the server's cache. Without a version, the server reads the whole namespace from etcd for the label.
     let params = ListParams::default()
         .labels(&format!("{}={}", label.0, label.1))
         .match_any();
@@ -68,7 +68,7 @@ pub async fn members(
     Ok(members)
 }
 
-/// `None` for a pod that can't be read, or whose address is not its own.
+/// The member for a pod; `None` for an unreadable or finished pod, or a pod without its own address.
 fn member(object: &RawValue) -> Option<Member> {
     let pod: Object = serde_json::from_str(object.get()).ok()?;
     let pod = Pod::from_k8s(pod).ok()?;
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn members_are_those_with_addresses_of_their_own() {
+    fn members_have_their_own_addresses() {
         let ips = json!([{"ip": "10.0.0.1"}, {"ip": "fd00::1"}, {"ip": "nonsense"}, {}]);
         let addresses = ["10.0.0.1", "fd00::1"]
             .map(|address| address.parse().unwrap())
@@ -116,12 +116,12 @@ mod tests {
         assert_eq!(
             member(&pod(true, "Running", &ips)),
             None,
-            "it is the node's"
+            "the address is the node's"
         );
         assert_eq!(
             member(&pod(false, "Succeeded", &ips)),
             None,
-            "it may be another's by now"
+            "a new pod may have the address"
         );
         assert_eq!(member(&pod(false, "Pending", &json!([]))), None);
         assert_eq!(member(&pod(false, "Pending", &json!(7))), None);

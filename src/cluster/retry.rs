@@ -13,19 +13,20 @@ pub(super) struct Retry {
     pub(super) retries: u32,
 }
 
-/// Sends the request of `ask` until an answer is not a retryable failure. `before_retry` runs after each wait.
+/// Sends a request until success, a failure that is not retryable, or the end of the retries. `before_retry` runs after each
+/// wait.
 ///
-/// `Retry-After` is the shortest wait: see [`Backoff::wait`].
+/// `Retry-After` sets the shortest wait: see [`Backoff::wait`].
 pub(super) async fn retry<T, F: Future<Output = Result<T, Failure>>>(
     policy: Retry,
-    mut ask: impl FnMut() -> F,
+    mut request: impl FnMut() -> F,
     before_retry: impl Fn(),
 ) -> Result<T, Failure> {
     let mut backoff = Backoff::new(policy.backoff.0, policy.backoff.1);
     let mut jitter = Jitter::default();
     let mut left = policy.retries;
     loop {
-        match ask().await {
+        match request().await {
             Err(failure) if failure.is_retryable() && left > 0 => {
                 left -= 1;
                 let wait = backoff.wait(jitter.roll(), failure.retry_after());

@@ -320,7 +320,7 @@ fn an_unreachable_api_changes_no_assignment() {
     assert_eq!(assigned(&status, "worker-0"), Some(own.clone()));
     let ready = agent.get("/readyz");
     assert!(
-        ready.status == 200 && ready.body.contains("what is known of them stays"),
+        ready.status == 200 && ready.body.contains("the known pods stay"),
         "{ready:?}"
     );
     assert_eq!(agent.metric("pinfold_api_connected", &[]), Some(0.0));

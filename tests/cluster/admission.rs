@@ -1,4 +1,5 @@
-//! Admission policies in the fake API server: a real server's own answers, and what the shipped ones do to an agent.
+//! Admission policies in the fake API server: recorded answers of a real server, and the effect of the shipped policies on an
+//! agent.
 
 use pinfold::cluster::scenes::{Phase, Settings};
 use serde_json::json;
@@ -8,7 +9,7 @@ use crate::fakeapi::ACCOUNT;
 use crate::replay::{answer_of, fresh, holds_except};
 
 #[tokio::test]
-async fn writes_are_refused_as_a_real_server_did() {
+async fn writes_are_refused_as_by_a_real_server() {
     const AGENT: &str = "system:serviceaccount:default:agent-any";
     let file = |name: &str| format!("../policies/vap-{name}.http");
     let api = fresh(1, "").await;
@@ -16,7 +17,7 @@ async fn writes_are_refused_as_a_real_server_did() {
     api.allow(AGENT, &["get", "patch"], "", "nodes", &[]);
     api.user_on_node("bound", AGENT, "bench-node");
     api.user("unbound", AGENT);
-    // The node as it was before the agent's apply.
+    // The Node's state before the agent's apply.
     let mut node = answer_of(&file("own-node-own-labels-200"));
     node["metadata"]["labels"]
         .as_object_mut()
@@ -25,7 +26,7 @@ async fn writes_are_refused_as_a_real_server_did() {
     node["metadata"]["managedFields"]
         .as_array_mut()
         .unwrap()
-        .retain(|one| one["manager"] != "agent");
+        .retain(|entry| entry["manager"] != "agent");
     node["metadata"]["resourceVersion"] = json!("1190");
     api.put(&node);
     api.put(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "bench-vm"}}));
@@ -41,7 +42,7 @@ async fn writes_are_refused_as_a_real_server_did() {
     }
     holds_except(&api, &file("unbound-token-403"), Some("unbound"), &[]).await;
     assert_eq!(api.revision(), 1191, "nothing was written");
-    // The server left the time of the agent's entry out here, in no other recording.
+    // Only in this recording, the server omitted the time of the agent's entry in `managedFields`.
     let without_managers = ["/metadata/managedFields"];
     holds_except(
         &api,
@@ -60,9 +61,9 @@ async fn writes_are_refused_as_a_real_server_did() {
     .await;
 }
 
-/// An agent whose token is another node's can't take a place, and says why.
+/// An agent with the token of a different node can't take a slot, and reports the reason.
 #[tokio::test(start_paused = true)]
-async fn a_strangers_token_gets_no_place() {
+async fn a_token_of_another_node_gets_no_slot() {
     let fake = cluster();
     put_node(&fake, "a", "uid-a");
     fake.put(&json!({
@@ -73,7 +74,7 @@ async fn a_strangers_token_gets_no_place() {
         },
     }));
     let mut agent = Agent::start(&fake, "a", Settings::default());
-    // The pod was made anew elsewhere, as it were, and kept the name of its node.
+    // As if the agent's pod was recreated on node b and kept the node name a.
     fake.user_on_node("token-of-a", ACCOUNT, "b");
     agent
         .until("a refusal", |state| state.says.contains("denied request"))
@@ -83,7 +84,7 @@ async fn a_strangers_token_gets_no_place() {
     assert!(state.says.contains("the agent of node b"), "{}", state.says);
     let node = || fake.get("v1", "Node", "", "a").unwrap();
     assert_eq!((place(&node()), claims(&fake).len()), (None, 0));
-    // Its own token again, and it goes on by itself.
+    // With its own token, the agent continues without a restart.
     fake.agent_on("a");
     agent
         .until("a place", |state| state.phase == Phase::Placed)

@@ -1,4 +1,4 @@
-//! Claims of many nodes at once.
+//! Claims of slots by many nodes at the same time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -40,7 +40,7 @@ fn slots(count: usize, from: usize) -> Vec<String> {
         .collect()
 }
 
-/// Who holds which slot, as the server has it.
+/// The uid of the holder of each slot, by the server's Leases.
 fn held(fake: &FakeApi) -> BTreeMap<String, String> {
     let leases = fake.all("coordination.k8s.io/v1", "Lease");
     let text = |value: &Value| value.as_str().unwrap().to_owned();
@@ -55,17 +55,17 @@ fn held(fake: &FakeApi) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// All nodes claim at once; where each begins is given.
+/// All nodes claim at the same time. `begin` gives each node's first slot.
 async fn scramble(
     fake: &FakeApi,
     nodes: usize,
-    slots_there: usize,
+    slot_count: usize,
     begin: impl Fn(usize) -> usize,
 ) -> Vec<Option<String>> {
     let tasks: Vec<_> = (0..nodes)
         .map(|node| {
             let claims = claims(fake, &format!("n{node}"), &format!("u{node}"));
-            let names = slots(slots_there, begin(node));
+            let names = slots(slot_count, begin(node));
             tokio::spawn(async move { claims.claim_first(names, &BTreeMap::new()).await.unwrap() })
         })
         .collect();
@@ -78,7 +78,7 @@ async fn scramble(
 
 #[tokio::test(start_paused = true)]
 async fn a_hundred_nodes_claim_a_hundred_slots() {
-    // Spread over the slots as a hash would, and all from the first.
+    // First slots: spread evenly, spread by a hash, and the same slot for all nodes.
     for (name, most, begin) in [
         (
             "spread",
@@ -93,7 +93,7 @@ async fn a_hundred_nodes_claim_a_hundred_slots() {
         let fake = cluster(100);
         let got = scramble(&fake, 100, 100, begin).await;
         let distinct: BTreeSet<&String> = got.iter().flatten().collect();
-        assert_eq!(distinct.len(), 100, "{name}: no slot twice, none lost");
+        assert_eq!(distinct.len(), 100, "{name}: each node has its own slot");
         let there = held(&fake);
         for (node, slot) in got.iter().enumerate() {
             assert_eq!(there[slot.as_ref().unwrap()], format!("u{node}"), "{name}");
@@ -109,7 +109,7 @@ async fn a_hundred_nodes_claim_a_hundred_slots() {
 #[tokio::test(start_paused = true)]
 async fn lost_answers_and_busy_servers_cost_no_slot() {
     let fake = cluster(50);
-    // Every kind of failure that leaves open whether the claim was made.
+    // Failures after which the claim may exist, and a busy server.
     fake.fail(
         When::always().verb("create").on("leases").times(15),
         Fault::Half,
@@ -132,14 +132,14 @@ async fn lost_answers_and_busy_servers_cost_no_slot() {
     let distinct: BTreeSet<&String> = got.iter().flatten().collect();
     assert_eq!(distinct.len(), 50);
     let there = held(&fake);
-    assert_eq!(there.len(), 50, "nobody holds two");
+    assert_eq!(there.len(), 50, "no node holds two slots");
     for (node, slot) in got.iter().enumerate() {
         assert_eq!(there[slot.as_ref().unwrap()], format!("u{node}"));
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn more_nodes_than_slots_leave_the_rest_without() {
+async fn surplus_nodes_get_no_slot() {
     let fake = cluster(12);
     let got = scramble(&fake, 12, 5, |node| node).await;
     assert_eq!(got.iter().flatten().collect::<BTreeSet<_>>().len(), 5);
@@ -147,14 +147,14 @@ async fn more_nodes_than_slots_leave_the_rest_without() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slot_is_found_again_given_back_and_freed_with_its_node() {
+async fn a_claim_survives_a_restart_and_ends_by_release_or_with_its_node() {
     let fake = cluster(2);
     let (one, other) = (claims(&fake, "n0", "u0"), claims(&fake, "n1", "u1"));
     let labels = BTreeMap::from([("pinfold.io/plan".to_owned(), "p".to_owned())]);
     assert_eq!(one.claim("a", &labels).await.unwrap(), Claimed::New);
     assert_eq!(one.claim("a", &labels).await.unwrap(), Claimed::Ours);
     assert_eq!(other.claim("a", &labels).await.unwrap(), Claimed::Taken);
-    // After a restart: a list from the server's cache and the claim itself say what is held.
+    // After a restart, the node lists its claims from the server's cache and confirms each claim by a read.
     fake.clear_log();
     assert_eq!(
         claims(&fake, "n0", "u0").mine().await.unwrap(),
@@ -176,7 +176,7 @@ async fn a_slot_is_found_again_given_back_and_freed_with_its_node() {
     assert!(!one.release("a").await.unwrap());
     assert_eq!(other.claim("a", &labels).await.unwrap(), Claimed::New);
 
-    // The node is deleted, and with it its claims; one of the same name is another.
+    // The deletion of the Node deletes its claims. A Node of the same name with a new uid is a different Node.
     fake.remove(&fake.get("v1", "Node", "", "n1").unwrap());
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(held(&fake).is_empty());
@@ -188,7 +188,7 @@ async fn a_slot_is_found_again_given_back_and_freed_with_its_node() {
             .unwrap(),
         Claimed::New
     );
-    // A claim for a Node that is not there does not last.
+    // The server deletes a claim whose Node does not exist.
     assert_eq!(
         claims(&fake, "n9", "u9").claim("b", &labels).await.unwrap(),
         Claimed::New
@@ -198,8 +198,8 @@ async fn a_slot_is_found_again_given_back_and_freed_with_its_node() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_of_its_own_is_never_taken_for_anothers() {
-    // An answer that is lost, nobody to ask then, and a second try that is refused by the first.
+async fn a_nodes_own_claim_is_never_reported_as_taken() {
+    // The answer to the create is lost, the read of the holder fails, and the existing claim refuses the second create.
     for lost in [
         Fault::Hang,
         Fault::Drop,
@@ -222,7 +222,7 @@ async fn a_claim_of_its_own_is_never_taken_for_anothers() {
         assert_eq!(got.unwrap(), "a");
         assert_eq!(held(&fake).into_keys().collect::<Vec<_>>(), ["a"]);
     }
-    // Who holds a slot is asked for the first that is refused, and for no other.
+    // Only the first refused slot causes a read of the holder.
     let fake = cluster(2);
     for name in ["a", "a2"] {
         claims(&fake, "n1", "u1")
@@ -264,7 +264,7 @@ async fn a_claim_of_its_own_is_never_taken_for_anothers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn somebody_elses_answer_is_no_empty_list_and_no_claim() {
+async fn an_answer_of_another_kind_is_an_error() {
     let fake = cluster(1);
     let claims = claims(&fake, "n0", "u0");
     claims.claim("a", &BTreeMap::new()).await.unwrap();
@@ -308,7 +308,7 @@ async fn somebody_elses_answer_is_no_empty_list_and_no_claim() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_read_is_no_empty_list() {
+async fn a_forbidden_list_is_an_error() {
     let fake = cluster(1);
     fake.user("agent", "agent");
     let api = Api::new(fake.client("agent"), Duration::from_secs(10));
@@ -338,6 +338,6 @@ async fn what_cannot_be_read_is_no_empty_list() {
     assert_eq!(
         fake.count("create", "leases"),
         1,
-        "what does not pass is not tried again"
+        "no retry after a refusal"
     );
 }

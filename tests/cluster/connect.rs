@@ -1,4 +1,4 @@
-//! The way to the API server.
+//! The configuration of the API client.
 
 use std::path::Path;
 use std::time::Duration;
@@ -18,7 +18,7 @@ fn chain(error: &dyn std::error::Error) -> String {
 }
 
 #[tokio::test]
-async fn a_kubeconfig_leads_there_by_flag_or_by_environment() {
+async fn a_kubeconfig_is_found_by_flag_or_environment() {
     let fake = FakeApi::start().await;
     fake.put(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}));
     let folder = tempfile::tempdir().unwrap();
@@ -47,18 +47,18 @@ async fn a_kubeconfig_leads_there_by_flag_or_by_environment() {
     })
     .await
     .unwrap_err();
-    let told = chain(&error);
+    let message = chain(&error);
     assert!(
-        told.contains("/no/such/file") && told.contains("--kubeconfig"),
-        "{told}"
+        message.contains("/no/such/file") && message.contains("--kubeconfig"),
+        "{message}"
     );
 }
 
 #[tokio::test]
-async fn what_cannot_be_used_is_named() {
+async fn an_error_names_the_unusable_source() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("kubeconfig");
-    for (text, says) in [
+    for (text, cause) in [
         ("{", "kubeconfig"),
         ("apiVersion: v1\nkind: Config\n", "context"),
         (
@@ -67,24 +67,24 @@ async fn what_cannot_be_used_is_named() {
         ),
     ] {
         std::fs::write(&path, text).unwrap();
-        let told = chain(&connect(Some(&path), |_| None).await.unwrap_err());
+        let message = chain(&connect(Some(&path), |_| None).await.unwrap_err());
         assert!(
-            told.contains(&path.display().to_string()) && told.contains(says),
-            "{told}"
+            message.contains(&path.display().to_string()) && message.contains(cause),
+            "{message}"
         );
     }
-    let told = chain(&connect(None, |_| None).await.unwrap_err());
+    let message = chain(&connect(None, |_| None).await.unwrap_err());
     assert!(
-        told.contains("--kubeconfig") && told.contains("KUBERNETES_SERVICE_HOST"),
-        "{told}"
+        message.contains("--kubeconfig") && message.contains("KUBERNETES_SERVICE_HOST"),
+        "{message}"
     );
-    // In a pod whose token is not mounted; the environment of this process has no such host, which kube reads itself.
-    let told = chain(
+    // A pod without a mounted token. kube itself reads KUBERNETES_SERVICE_HOST, which is not set in the test process.
+    let message = chain(
         &connect(None, |key| {
             (key == "KUBERNETES_SERVICE_HOST").then(|| "h".to_owned())
         })
         .await
         .unwrap_err(),
     );
-    assert!(told.contains("service account"), "{told}");
+    assert!(message.contains("service account"), "{message}");
 }

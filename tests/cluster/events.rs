@@ -1,4 +1,4 @@
-//! Events on pods: counted, few, and never in the way.
+//! Events on pods: repetitions are counted, writes are limited, and no caller is blocked.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ fn written(fake: &FakeApi) -> Vec<Value> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_happens_again_is_counted_on_the_same_event() {
+async fn repetitions_are_counted_on_the_same_event() {
     let fake = FakeApi::direct();
     let (recorder, _) = start(&fake, Settings::default());
     for _ in 0..100 {
@@ -61,15 +61,15 @@ async fn what_happens_again_is_counted_on_the_same_event() {
         "{:#?}",
         fake.log()
     );
-    // The last repetitions are written within a minute, once.
+    // A single write within a minute adds the last repetitions.
     tokio::time::sleep(Duration::from_secs(65)).await;
     assert_eq!(written(&fake)[0]["series"]["count"], json!(100));
     tokio::time::sleep(Duration::from_secs(235)).await;
-    assert_eq!(fake.count("", ""), 8, "at rest nothing is written");
+    assert_eq!(fake.count("", ""), 8, "no writes without repetitions");
     recorder.tell(news("p", "CPUs 2-3 are its own"));
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(written(&fake)[0]["series"]["count"], json!(101));
-    // After the window it is an Event of its own.
+    // A repetition after the window creates a new Event.
     tokio::time::sleep(Duration::from_secs(601)).await;
     recorder.tell(news("p", "CPUs 2-3 are its own"));
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -77,7 +77,7 @@ async fn what_happens_again_is_counted_on_the_same_event() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_with_many_pods_writes_no_more_than_it_may() {
+async fn a_node_with_many_pods_stays_within_the_write_limit() {
     let fake = FakeApi::direct();
     let (recorder, api) = start(&fake, Settings::default());
     for number in 0..200 {
@@ -89,7 +89,7 @@ async fn a_node_with_many_pods_writes_no_more_than_it_may() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_api_that_is_away_blocks_nobody_and_fills_nothing() {
+async fn an_unreachable_api_blocks_no_caller_and_news_are_dropped() {
     let fake = FakeApi::direct();
     fake.go_away();
     let (recorder, api) = start(&fake, Settings::default());
@@ -115,7 +115,7 @@ async fn an_api_that_is_away_blocks_nobody_and_fills_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_event_that_the_server_has_forgotten_is_written_anew() {
+async fn a_deleted_event_is_created_again() {
     let fake = FakeApi::direct();
     let (recorder, _) = start(&fake, Settings::default());
     recorder.tell(news("p", "x"));
@@ -130,7 +130,7 @@ async fn an_event_that_the_server_has_forgotten_is_written_anew() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn passing_failures_are_tried_again_and_refusals_are_not() {
+async fn retryable_failures_are_retried_and_refusals_are_not() {
     let fake = FakeApi::direct();
     let (recorder, api) = start(&fake, Settings::default());
     let busy = Fault::Refuse {
@@ -153,7 +153,7 @@ async fn passing_failures_are_tried_again_and_refusals_are_not() {
     tokio::time::sleep(Duration::from_secs(30)).await;
     assert_eq!(fake.count("create", "events"), 1);
     assert_eq!(api.counters().events_dropped(), 1);
-    // An Event that was written although its answer was lost is not written twice.
+    // A retry after a lost answer creates no second Event.
     fake.heal();
     fake.fail(
         When::always().verb("create").on("events").times(1),
@@ -171,7 +171,7 @@ async fn passing_failures_are_tried_again_and_refusals_are_not() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_last_repetitions_are_written_when_the_agent_ends() {
+async fn the_last_repetitions_are_written_when_the_agent_stops() {
     let fake = FakeApi::direct();
     let api = Api::new(fake.client(ADMIN), Duration::from_secs(10));
     let (recorder, writer) = Recorder::new(api, "n1", Settings::default());

@@ -1,4 +1,4 @@
-//! Labels of this node's Node.
+//! Labels and taints of this node's Node.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -30,8 +30,8 @@ fn cluster() -> (FakeApi, Api) {
     (fake, api)
 }
 
-/// Reads, plans and applies, as the agent does.
-async fn turn(api: &Api, wanted: &BTreeMap<String, String>) -> (LabelStep, Option<Applied>) {
+/// Reads the Node, plans and applies the labels, as the agent does.
+async fn reconcile(api: &Api, wanted: &BTreeMap<String, String>) -> (LabelStep, Option<Applied>) {
     let node = read(api, "n1").await.unwrap().unwrap();
     let step = plan(&node, wanted);
     let applied = match &step {
@@ -42,10 +42,10 @@ async fn turn(api: &Api, wanted: &BTreeMap<String, String>) -> (LabelStep, Optio
 }
 
 #[tokio::test]
-async fn labels_come_change_and_go_with_one_write_each() {
+async fn each_change_of_the_labels_is_one_write() {
     let (fake, api) = cluster();
     let first = labels(&[("SCENCE", "1"), ("CASE", "2"), ("INDEX", "3")]);
-    let (_, applied) = turn(&api, &first).await;
+    let (_, applied) = reconcile(&api, &first).await;
     let Some(Applied::Done(node)) = applied else {
         panic!("{applied:?}")
     };
@@ -55,14 +55,14 @@ async fn labels_come_change_and_go_with_one_write_each() {
     );
     assert_eq!(node.owners["kubernetes.io/os"], "kubelet");
     for _ in 0..5 {
-        assert_eq!(turn(&api, &first).await.0, LabelStep::Nothing);
+        assert_eq!(reconcile(&api, &first).await.0, LabelStep::Nothing);
     }
     assert_eq!(
         fake.count("apply", "nodes"),
         1,
-        "nothing is written at rest"
+        "no writes without a difference"
     );
-    turn(
+    reconcile(
         &api,
         &labels(&[
             ("SCENCE", "2"),
@@ -75,19 +75,19 @@ async fn labels_come_change_and_go_with_one_write_each() {
     let there =
         |key: &str| fake.get("v1", "Node", "", "n1").unwrap()["metadata"]["labels"][key].clone();
     assert_eq!((there("SCENCE"), there("TYPE")), (json!("2"), json!("ps")));
-    turn(&api, &labels(&[])).await;
+    reconcile(&api, &labels(&[])).await;
     assert_eq!(there("SCENCE"), json!(null));
     assert_eq!(there("kubernetes.io/os"), json!("linux"));
-    assert_eq!(turn(&api, &labels(&[])).await.0, LabelStep::Nothing);
+    assert_eq!(reconcile(&api, &labels(&[])).await.0, LabelStep::Nothing);
     assert_eq!(fake.count("apply", "nodes"), 3);
 }
 
 #[tokio::test]
-async fn somebody_elses_value_is_reported_and_stays() {
+async fn a_value_of_another_manager_is_reported_and_stays() {
     let (fake, api) = cluster();
     let wanted = labels(&[("SCENCE", "1"), ("CASE", "2")]);
     let before = read(&api, "n1").await.unwrap().unwrap();
-    // Somebody labels the node between our reading and our writing.
+    // A user labels the Node between the agent's read and write.
     let by_hand = kube::Api::<k8s_openapi::api::core::v1::Node>::all(fake.client(ADMIN));
     let params = kube::api::PatchParams {
         field_manager: Some("kubectl-label".to_owned()),
@@ -99,16 +99,16 @@ async fn somebody_elses_value_is_reported_and_stays() {
     let Applied::Conflict(conflicts) = apply(&api, &before, &wanted).await.unwrap() else {
         panic!("no conflict")
     };
-    let told: Vec<(&str, &str)> = conflicts
+    let managers: Vec<(&str, &str)> = conflicts
         .iter()
-        .map(|one| (&*one.key, &*one.manager))
+        .map(|conflict| (&*conflict.key, &*conflict.manager))
         .collect();
     assert_eq!(
-        told,
+        managers,
         [("CASE", "kubectl-label"), ("SCENCE", "kubectl-label")]
     );
-    // Read anew, the plan knows it and does not even try.
-    let (step, applied) = turn(&api, &wanted).await;
+    // After a second read, the plan reports the conflict and no apply is sent.
+    let (step, applied) = reconcile(&api, &wanted).await;
     let LabelStep::Conflict(conflicts) = step else {
         panic!("{step:?}")
     };
@@ -125,18 +125,18 @@ async fn somebody_elses_value_is_reported_and_stays() {
         json!("9")
     );
     assert_eq!(fake.count("apply", "nodes"), 1);
-    // The label is removed by hand: it is ours to set.
+    // After the user removes the labels, the agent sets them.
     let patch =
         kube::api::Patch::Merge(json!({"metadata": {"labels": {"SCENCE": null, "CASE": null}}}));
     by_hand.patch("n1", &params, &patch).await.unwrap();
     assert!(matches!(
-        turn(&api, &wanted).await.1,
+        reconcile(&api, &wanted).await.1,
         Some(Applied::Done(_))
     ));
 }
 
 #[tokio::test]
-async fn a_node_that_is_gone_stays_gone() {
+async fn an_apply_never_recreates_a_deleted_node() {
     let (fake, api) = cluster();
     let wanted = labels(&[("SCENCE", "1")]);
     let old = read(&api, "n1").await.unwrap().unwrap();
@@ -145,7 +145,7 @@ async fn a_node_that_is_gone_stays_gone() {
     assert_eq!(apply(&api, &old, &wanted).await.unwrap(), Applied::Gone);
     assert!(
         fake.all("v1", "Node").is_empty(),
-        "an apply without a uid would have made one"
+        "an apply without a uid would have created the Node"
     );
 
     fake.put(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", "uid": "u2"}}));
@@ -155,24 +155,24 @@ async fn a_node_that_is_gone_stays_gone() {
         json!(null)
     );
 
-    // The second guard: the agent may not create Nodes, whatever it sends.
+    // The second protection: the agent has no permission to create Nodes, even by an apply without a uid.
     fake.remove(&fake.get("v1", "Node", "", "n1").unwrap());
     fake.user("agent", "agent");
     fake.allow("agent", &["get", "patch"], "", "nodes", &[]);
     let agent = Api::new(fake.client("agent"), Duration::from_secs(10));
-    let careless = OwnNode {
+    let without_uid = OwnNode {
         name: "n1".to_owned(),
         ..OwnNode::default()
     };
     assert_eq!(
-        apply(&agent, &careless, &wanted).await.unwrap(),
+        apply(&agent, &without_uid, &wanted).await.unwrap(),
         Applied::Gone
     );
     assert!(fake.all("v1", "Node").is_empty());
 }
 
 #[tokio::test]
-async fn an_answer_that_is_another_node_or_none_is_no_node() {
+async fn an_answer_without_the_requested_node_is_an_error() {
     let (fake, api) = cluster();
     let node = read(&api, "n1").await.unwrap().unwrap();
     for text in [
@@ -206,7 +206,7 @@ async fn an_answer_that_is_another_node_or_none_is_no_node() {
 }
 
 #[tokio::test]
-async fn refusals_are_told_in_the_servers_words() {
+async fn refusals_carry_the_servers_message() {
     let (fake, api) = cluster();
     let node = read(&api, "n1").await.unwrap().unwrap();
     let failure = apply(&api, &node, &labels(&[("SCENCE", "not a label!")]))

@@ -13,7 +13,7 @@ use crate::metrics::{ApiNumbers, SceneNumbers};
 
 /// The state of the API connection.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Heard {
+pub(super) struct ApiConnection {
     /// Whether the first list of pods is complete.
     pub(super) complete: bool,
     /// The current problem.
@@ -28,9 +28,9 @@ pub(super) struct Heard {
     pub(super) unreadable: usize,
 }
 
-// === impl Heard ===
+// === impl ApiConnection ===
 
-impl Heard {
+impl ApiConnection {
     fn connected(&self) -> bool {
         self.complete && self.trouble.is_none()
     }
@@ -48,7 +48,7 @@ impl Heard {
 /// The reading end of the connection's state.
 #[derive(Debug, Clone)]
 pub(in crate::agent) struct Link {
-    heard: watch::Receiver<Heard>,
+    connection: watch::Receiver<ApiConnection>,
     /// The Node's slot in a scene, where scenes are used.
     place: Option<watch::Receiver<scenes::State>>,
     counters: Arc<Counters>,
@@ -91,10 +91,10 @@ impl Link {
     pub(super) fn new(
         cluster: &Cluster,
         place: watch::Receiver<scenes::State>,
-    ) -> (Self, watch::Sender<Heard>) {
-        let (said, heard) = watch::channel(Heard {
+    ) -> (Self, watch::Sender<ApiConnection>) {
+        let (sender, connection) = watch::channel(ApiConnection {
             since: Some(Timestamp::now()),
-            ..Heard::default()
+            ..ApiConnection::default()
         });
         let Cluster {
             api,
@@ -108,7 +108,7 @@ impl Link {
         let counters = Arc::clone(api.counters());
         (
             Self {
-                heard,
+                connection,
                 place,
                 counters,
                 node,
@@ -116,21 +116,21 @@ impl Link {
                 server,
                 origin,
             },
-            said,
+            sender,
         )
     }
 
     /// The reason why the agent is not ready: the API server's first list of pods is missing.
     pub(in crate::agent) fn awaited(&self) -> Option<String> {
-        let heard = self.heard.borrow();
-        (!heard.complete).then(|| {
-            let why = heard
+        let connection = self.connection.borrow();
+        (!connection.complete).then(|| {
+            let reason = connection
                 .trouble
                 .as_ref()
-                .map(|why| format!(" ({why})"))
+                .map(|reason| format!(" ({reason})"))
                 .unwrap_or_default();
             format!(
-                "the first list of this node's pods from {} is still to come{why}",
+                "the first list of this node's pods from {} is still to come{reason}",
                 self.server
             )
         })
@@ -138,10 +138,13 @@ impl Link {
 
     /// The current problem after the first list. Known pods stay.
     pub(in crate::agent) fn trouble(&self) -> Option<String> {
-        let heard = self.heard.borrow();
-        let says = heard.trouble.as_ref().filter(|_| heard.complete)?;
+        let connection = self.connection.borrow();
+        let reason = connection
+            .trouble
+            .as_ref()
+            .filter(|_| connection.complete)?;
         Some(format!(
-            "this node's pods can't be followed, what is known of them stays: {says}"
+            "this node's pods can't be followed, the known pods stay: {reason}"
         ))
     }
 
@@ -152,7 +155,7 @@ impl Link {
 
     /// The API as `/status` shows it.
     pub(in crate::agent) fn state(&self) -> LinkState {
-        let heard = self.heard.borrow().clone();
+        let connection = self.connection.borrow().clone();
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default()
@@ -162,24 +165,24 @@ impl Link {
             origin: self.origin.clone(),
             node: self.node.clone(),
             namespace: self.namespace.clone(),
-            connected: heard.connected(),
-            since: heard.since.map(|since| format!("{since:.0}")),
-            complete: heard.complete,
-            trouble: heard.trouble,
-            last_error: heard.last_error,
+            connected: connection.connected(),
+            since: connection.since.map(|since| format!("{since:.0}")),
+            complete: connection.complete,
+            trouble: connection.trouble,
+            last_error: connection.last_error,
             last_answer_seconds: self
                 .counters
                 .last_success()
                 .map(|last| (now - last).max(0.0)),
-            pods: heard.pods,
-            unreadable_pods: heard.unreadable,
+            pods: connection.pods,
+            unreadable_pods: connection.unreadable,
             scene: self.place.as_ref().map(|place| place.borrow().clone()),
         }
     }
 
     /// The connection's state for `/metrics`.
     pub(in crate::agent) fn numbers(&self) -> ApiNumbers {
-        let (heard, counters) = (self.heard.borrow(), &self.counters);
+        let (connection, counters) = (self.connection.borrow(), &self.counters);
         ApiNumbers {
             requests: Call::ALL
                 .iter()
@@ -194,9 +197,9 @@ impl Link {
             pod_changes: counters.pod_changes(),
             events_dropped: counters.events_dropped(),
             last_answer: counters.last_success(),
-            connected: heard.connected(),
-            pods: heard.pods,
-            unreadable: heard.unreadable,
+            connected: connection.connected(),
+            pods: connection.pods,
+            unreadable: connection.unreadable,
             scene: self
                 .place
                 .as_ref()

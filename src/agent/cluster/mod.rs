@@ -80,8 +80,8 @@ impl Cluster {
         if !wanted(config) {
             anyhow::ensure!(
                 config.pods.is_some() || config.runtime.wanted(),
-                "nothing tells of pods: name a folder of manifests with --pods, or allow the API (--api auto) or the container \
-                 runtime (--nri auto)"
+                "no source of pods is configured: name a folder of manifests with --pods, or allow the API (--api auto) or \
+                 the container runtime (--nri auto)"
             );
             return Ok(None);
         }
@@ -92,14 +92,14 @@ impl Cluster {
                 if config.cluster.api == AutoSwitch::Auto && config.runtime.wanted() =>
             {
                 tracing::info!(
-                    "no way to a Kubernetes API is known: pods are those that the container runtime tells of"
+                    "no Kubernetes API is configured: the container runtime is the only source of pods"
                 );
                 return Ok(None);
             }
             Err(ConnectError::Nowhere) if config.cluster.api == AutoSwitch::Auto => anyhow::bail!(
-                "nothing tells of pods: name a folder of manifests with --pods, or a kubeconfig with --kubeconfig or \
-                 KUBECONFIG, or run in a pod with a service account (KUBERNETES_SERVICE_HOST is not set), or where a container \
-                 runtime has NRI ({})",
+                "no source of pods is found: name a folder of manifests with --pods, or a kubeconfig with --kubeconfig or \
+                 KUBECONFIG, or run in a pod with a service account (KUBERNETES_SERVICE_HOST is not set), or beside a \
+                 container runtime with NRI ({})",
                 config.runtime.socket.display()
             ),
             connection => connection?,
@@ -135,23 +135,23 @@ impl Cluster {
         &self,
         cgroups: &Cgroups,
         tasks: &mut Tasks,
-        owner: mpsc::Sender<Event>,
+        reconciler: mpsc::Sender<Event>,
         snapshots: watch::Receiver<Option<Arc<Snapshot>>>,
         stop: &CancellationToken,
     ) -> Running {
         let (pods, known) = watch::channel::<ApiPods>(None);
-        let (running, here) = watch::channel(None);
+        let (running, running_pods) = watch::channel(None);
         let (place, state) = Scenes::new(
             self.api.clone(),
             &self.node,
             &self.namespace,
-            here,
+            running_pods,
             followed_scenes::Settings::default(),
         );
         let noted = state.clone();
-        let (link, said) = Link::new(self, state);
+        let (link, connection) = Link::new(self, state);
 
-        let (out, heard) = mpsc::channel(64);
+        let (out, pod_events) = mpsc::channel(64);
         let following = followed::follow(
             self.api.clone(),
             self.node.clone(),
@@ -163,8 +163,8 @@ impl Cluster {
             Ok(())
         });
         let (api, name) = (self.api.clone(), self.node.clone());
-        tasks.spawn(own_uid::tell(api, name, known.clone(), owner.clone()));
-        tasks.spawn(pods::take(heard, said, pods, owner));
+        tasks.spawn(own_uid::tell(api, name, known.clone(), reconciler.clone()));
+        tasks.spawn(pods::take(pod_events, connection, pods, reconciler));
 
         let (recorder, writing) =
             Recorder::new(self.api.clone(), &self.node, events::Settings::default());
@@ -174,9 +174,9 @@ impl Cluster {
                 .with_recorder(recorder.clone())
                 .with_last(place::last(cgroups));
             tasks.spawn(place::keep(cgroups.clone(), noted));
-            let ended = stop.clone();
+            let cancel = stop.clone();
             tasks.spawn_to_its_end(async move {
-                task.run(ended).await;
+                task.run(cancel).await;
                 Ok(())
             });
             tasks.spawn(scenes::tell(known.clone(), running));
@@ -202,7 +202,7 @@ impl Running {
             .is_err()
         {
             tracing::info!(
-                "Events that still wait are not written: the API server is slow or away"
+                "the waiting Events are not written: the API server is slow or unreachable"
             );
             self.writer.abort();
         }
@@ -214,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_api_is_used_where_it_is_asked_for_or_nothing_else_is() {
+    fn the_api_is_used_on_request_or_without_a_folder() {
         let cases = [
             (AutoSwitch::Auto, false, false, true),
             (AutoSwitch::Auto, true, false, false),

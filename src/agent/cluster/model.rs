@@ -11,14 +11,14 @@ use crate::pod::Pod;
 /// The longest name of a namespace, in characters.
 const LONGEST_NAMESPACE: usize = 63;
 
-/// Whether the Kubernetes API is to be used.
+/// Whether the agent uses the Kubernetes API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum AutoSwitch {
-    /// Where a kubeconfig is named for Pinfold, or no folder of manifests is.
+    /// Yes, if a kubeconfig is configured for Pinfold, or if no folder of manifests is configured.
     #[default]
     Auto,
-    /// Yes; with a folder of manifests, beside it.
+    /// Yes, also beside a folder of manifests.
     Always,
     /// No.
     Never,
@@ -54,8 +54,8 @@ pub(in crate::agent) fn check(namespace: &str, node: Option<&str>) -> anyhow::Re
             && namespace
                 .chars()
                 .all(|letter| plain(letter) || letter == '-'),
-        "the namespace {namespace:?} (--namespace, POD_NAMESPACE or cluster.namespace) is not one: lower-case letters, digits and \
-         '-', beginning and ending with a letter or digit, at most {LONGEST_NAMESPACE} of them"
+        "the namespace {namespace:?} (--namespace, POD_NAMESPACE or cluster.namespace) is invalid: use lower-case letters, digits \
+         and '-', begin and end with a letter or digit, at most {LONGEST_NAMESPACE} characters"
     );
     if node.is_some() {
         node_name(node)?;
@@ -75,11 +75,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_cannot_be_are_refused() {
+    fn invalid_names_are_refused() {
         check("kube-system", Some("node-1.example.io")).unwrap();
-        for wrong in ["", "-a", "a-", "a.b", "A", &"a".repeat(64)] {
-            let error = check(wrong, None).unwrap_err().to_string();
-            assert!(error.contains("--namespace"), "{wrong}");
+        for invalid in ["", "-a", "a-", "a.b", "A", &"a".repeat(64)] {
+            let error = check(invalid, None).unwrap_err().to_string();
+            assert!(error.contains("--namespace"), "{invalid}");
         }
         let error = check("a", Some("Node")).unwrap_err().to_string();
         assert!(error.contains("--node-name"));

@@ -25,7 +25,7 @@ pub(super) async fn tell(
     recorder: Recorder,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
-    let mut told = Reported::default();
+    let mut reported = Reported::default();
     loop {
         let last = tokio::select! {
             () = stop.cancelled() => true,
@@ -34,7 +34,7 @@ pub(super) async fn tell(
         let snapshot = snapshots.borrow_and_update().clone();
         let pods = pods.borrow().clone();
         if let (Some(snapshot), Some(pods)) = (snapshot, pods) {
-            for news in told.note(&snapshot, &pods) {
+            for news in reported.note(&snapshot, &pods) {
                 tracing::debug!(
                     "Event on {}/{}: {} {}",
                     news.namespace,
@@ -71,11 +71,11 @@ struct ReportedContainer {
 }
 
 /// The content of an Event about a container.
-struct Said {
+struct EventContent {
     warning: bool,
     action: &'static str,
     reason: &'static str,
-    says: String,
+    note: String,
 }
 
 // === impl Reported ===
@@ -91,14 +91,14 @@ impl Reported {
             .iter()
             .map(|pod| ((pod.namespace.as_str(), pod.name.as_str()), pod))
             .collect();
-        // A pod with an entitlement to exclusive CPUs is as its author made it. The other containers are meant to share.
-        let served: BTreeSet<&str> = snapshot
+        // In a pod with exclusive CPUs, a policy refusal of the remaining containers is intended and causes no Event.
+        let entitled: BTreeSet<&str> = snapshot
             .containers
             .iter()
             .filter(|container| container.entitlement.cpus() > 0)
             .filter_map(|container| container.uid.as_deref())
             .collect();
-        let (mut news, mut there) = (Vec::new(), BTreeSet::new());
+        let (mut news, mut current) = (Vec::new(), BTreeSet::new());
         for container in &snapshot.containers {
             let Some(cgroup_uid) = container.uid.as_deref() else {
                 continue;
@@ -115,25 +115,25 @@ impl Reported {
                 continue;
             };
             let key = (uid.clone(), container.container.clone());
-            there.insert(key.clone());
+            current.insert(key.clone());
             // A finished pod gives its CPUs back without an Event.
             if pod.finished {
                 continue;
             }
             let known = self.containers.entry(key).or_default();
-            for said in known.note(container, snapshot, served.contains(cgroup_uid)) {
+            for content in known.note(container, snapshot, entitled.contains(cgroup_uid)) {
                 news.push(News {
                     namespace: pod.namespace.clone(),
                     pod: pod.name.clone(),
                     uid: uid.clone(),
-                    warning: said.warning,
-                    action: said.action,
-                    reason: said.reason,
-                    note: format!("Container {} {}", container.container, said.says),
+                    warning: content.warning,
+                    action: content.action,
+                    reason: content.reason,
+                    note: format!("Container {} {}", container.container, content.note),
                 });
             }
         }
-        self.containers.retain(|key, _| there.contains(key));
+        self.containers.retain(|key, _| current.contains(key));
         news
     }
 }
@@ -142,16 +142,21 @@ impl Reported {
 
 impl ReportedContainer {
     /// Records a container's state, and returns the content of new Events.
-    fn note(&mut self, container: &ContainerState, snapshot: &Snapshot, served: bool) -> Vec<Said> {
+    fn note(
+        &mut self,
+        container: &ContainerState,
+        snapshot: &Snapshot,
+        entitled: bool,
+    ) -> Vec<EventContent> {
         let mut news = Vec::new();
         // A container without a cgroup has ended, or has not begun.
         let Some(cgroup) = container.cgroup.as_ref() else {
             return news;
         };
-        let met = self.cgroup.as_ref() == Some(cgroup);
+        let same_cgroup = self.cgroup.as_ref() == Some(cgroup);
         // A container from before the agent's start causes an Event only after a change.
-        let old = !met && container.at_start.is_some();
-        if !met {
+        let old = !same_cgroup && container.at_start.is_some();
+        if !same_cgroup {
             self.cgroup = Some(cgroup.clone());
             (self.pinned, self.was_pinned, self.repaired) = (None, false, 0);
         }
@@ -160,17 +165,17 @@ impl ReportedContainer {
             Some(cpus) => {
                 let before = self.pinned.replace(cpus.clone());
                 let first = !std::mem::replace(&mut self.was_pinned, true);
-                let so_at_start = first && container.at_start.as_ref() == Some(cpus);
-                if before.as_ref() != Some(cpus) && !so_at_start {
-                    news.push(where_to(container, cpus, before.as_ref(), snapshot));
+                let unchanged_since_start = first && container.at_start.as_ref() == Some(cpus);
+                if before.as_ref() != Some(cpus) && !unchanged_since_start {
+                    news.push(assignment(container, cpus, before.as_ref(), snapshot));
                 }
             }
             None if container.entitlement.cpus() == 0 && self.pinned.take().is_some() => {
-                news.push(Said {
+                news.push(EventContent {
                     warning: false,
                     action: "Release",
                     reason: "Released",
-                    says: format!(
+                    note: format!(
                         "shares CPUs with others from now on: {}",
                         container.entitlement.reason()
                     ),
@@ -181,7 +186,7 @@ impl ReportedContainer {
         }
         let refused = container
             .refused
-            .filter(|refused| *refused != Refused::Policy || !served);
+            .filter(|refused| *refused != Refused::Policy || !entitled);
         if refused.is_some() && refused != self.refused && !old {
             news.extend(refused.map(|refused| refusal(container, refused)));
         }
@@ -189,12 +194,12 @@ impl ReportedContainer {
         if container.threads.kept != self.kept {
             self.kept.clone_from(&container.threads.kept);
             if !old && !self.kept.is_empty() {
-                news.push(Said {
+                news.push(EventContent {
                     warning: false,
                     action: "SizeThreads",
                     reason: "ValueKept",
-                    says: format!(
-                        "sets {} itself: what is set there stays as it is",
+                    note: format!(
+                        "sets {} itself: the agent keeps the container's value",
                         self.kept.join(", ")
                     ),
                 });
@@ -203,7 +208,7 @@ impl ReportedContainer {
         news
     }
 
-    fn repairs(&mut self, container: &ContainerState, news: &mut Vec<Said>) {
+    fn repairs(&mut self, container: &ContainerState, news: &mut Vec<EventContent>) {
         let Some(repaired) = &container.repaired else {
             return;
         };
@@ -219,19 +224,19 @@ impl ReportedContainer {
         else {
             return;
         };
-        let why = match repaired.cause {
+        let cause = match repaired.cause {
             DriftCause::Written => "somebody wrote other CPUs to its cgroup",
             DriftCause::Ancestor => "a cgroup above its own was narrowed",
             DriftCause::Offline => "some of its CPUs were offline",
             DriftCause::Overlap => "its cgroup was widened",
             DriftCause::Partition => "its partition was undone",
         };
-        news.push(Said {
+        news.push(EventContent {
             warning: true,
             action: "Repair",
             reason: "DriftRepaired",
-            says: format!(
-                "ran on {} instead of {cpus}, since {why}; it was put right",
+            note: format!(
+                "ran on {} instead of {cpus}, since {cause}; the agent restored the CPUs",
                 repaired.effective.in_words()
             ),
         });
@@ -244,22 +249,22 @@ fn pinned(container: &ContainerState, enforcement: Enforcement) -> Option<&CpuSe
         .assigned
         .as_ref()
         .filter(|_| container.entitlement.cpus() > 0)?;
-    let live = match enforcement {
+    let in_force = match enforcement {
         Enforcement::Partition => {
             matches!(container.partition.as_deref(), Some("root" | "isolated"))
         }
         Enforcement::Cpuset => true,
         Enforcement::Observe => false,
     };
-    (live && container.effective.as_ref() == Some(cpus)).then_some(cpus)
+    (in_force && container.effective.as_ref() == Some(cpus)).then_some(cpus)
 }
 
-fn where_to(
+fn assignment(
     container: &ContainerState,
     cpus: &CpuSet,
     before: Option<&CpuSet>,
     snapshot: &Snapshot,
-) -> Said {
+) -> EventContent {
     let numa = match &container.numa {
         Some(numa) if numa.len() == 1 => format!(", on NUMA node {numa}"),
         Some(numa) if !numa.is_empty() => format!(", on NUMA nodes {numa}"),
@@ -268,21 +273,21 @@ fn where_to(
     let moved = before
         .map(|before| format!(", and no longer {before}"))
         .unwrap_or_default();
-    let (own, enforcement) = (cpus.in_words(), snapshot.enforcement.name());
-    Said {
+    let (cpus, enforcement) = (cpus.in_words(), snapshot.enforcement.name());
+    EventContent {
         warning: false,
         action: "Pin",
         reason: "Pinned",
-        says: format!("runs on {own} of its own{numa}{moved} (enforcement {enforcement})"),
+        note: format!("runs on {cpus} of its own{numa}{moved} (enforcement {enforcement})"),
     }
 }
 
-fn refusal(container: &ContainerState, refused: Refused) -> Said {
+fn refusal(container: &ContainerState, refused: Refused) -> EventContent {
     let note = container
         .note
         .as_deref()
         .unwrap_or_else(|| container.entitlement.reason());
-    let (reason, says) = match refused {
+    let (reason, note) = match refused {
         Refused::Policy => (
             "NotPinned",
             format!(
@@ -293,11 +298,11 @@ fn refusal(container: &ContainerState, refused: Refused) -> Said {
         Refused::Room => ("Refused", note.to_owned()),
         Refused::Kernel => ("PartitionRefused", note.to_owned()),
     };
-    Said {
+    EventContent {
         warning: true,
         action: "Pin",
         reason,
-        says,
+        note,
     }
 }
 

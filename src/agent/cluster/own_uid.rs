@@ -21,21 +21,21 @@ pub(super) async fn tell(
     api: Api,
     name: String,
     pods: watch::Receiver<ApiPods>,
-    owner: mpsc::Sender<Event>,
+    reconciler: mpsc::Sender<Event>,
 ) -> anyhow::Result<()> {
     let read = || async {
         Ok(node::read(&api, &name)
             .await?
             .map(|found| ApiUid::from(found.uid)))
     };
-    follow(&name, read, pods, owner).await
+    follow(&name, read, pods, reconciler).await
 }
 
 async fn follow<F: Future<Output = Result<Option<ApiUid>, Failure>>>(
     name: &str,
     read: impl Fn() -> F,
     mut pods: watch::Receiver<ApiPods>,
-    owner: mpsc::Sender<Event>,
+    reconciler: mpsc::Sender<Event>,
 ) -> anyhow::Result<()> {
     let mut known: Option<ApiUid> = None;
     let (mut backoff, mut jitter) = (Backoff::new(FIRST_WAIT, BETWEEN), Jitter::default());
@@ -56,7 +56,7 @@ async fn follow<F: Future<Output = Result<Option<ApiUid>, Failure>>>(
             Ok(Some(uid)) => {
                 backoff.reset();
                 if known.as_ref() != Some(&uid)
-                    && owner.send(Event::Node(uid.clone())).await.is_err()
+                    && reconciler.send(Event::Node(uid.clone())).await.is_err()
                 {
                     return Ok(());
                 }
@@ -70,7 +70,7 @@ async fn follow<F: Future<Output = Result<Option<ApiUid>, Failure>>>(
             Ok(None) => tokio::time::sleep(backoff.wait(jitter.roll(), None)).await,
             Err(failure) => {
                 tracing::warn!(
-                    "mirror pods are not matched with their static pods yet: Node {name} can't be read: {failure}"
+                    "mirror pods are not matched with static pods yet, Node {name} can't be read: {failure}"
                 );
                 tokio::time::sleep(backoff.wait(jitter.roll(), failure.retry_after())).await;
             }
@@ -100,8 +100,8 @@ mod tests {
             }]
             .into(),
         );
-        let (_tell, pods) = watch::channel(pods);
-        let (owner, mut told) = mpsc::channel(1);
+        let (_sender, pods) = watch::channel(pods);
+        let (reconciler, mut received) = mpsc::channel(1);
         let requests = Cell::new(0);
         let read = || {
             requests.set(requests.get() + 1);
@@ -114,8 +114,8 @@ mod tests {
         };
         let begun = Instant::now();
         tokio::select! {
-            ended = follow("node", read, pods, owner) => panic!("{ended:?}"),
-            event = told.recv() => {
+            ended = follow("node", read, pods, reconciler) => panic!("{ended:?}"),
+            event = received.recv() => {
                 let Some(Event::Node(uid)) = event else { panic!("{event:?}") };
                 assert_eq!((uid.as_str(), requests.get()), ("node-uid", 5));
             }

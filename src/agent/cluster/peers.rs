@@ -26,11 +26,11 @@ const SPREAD: Duration = Duration::from_secs(2);
 const LATEST: Duration = Duration::from_secs(600);
 
 /// The limit on remembered addresses without a pod, per job.
-const NOBODYS: usize = 1000;
+const MAX_WITHOUT_POD: usize = 1000;
 
 /// The times and results of requests about jobs. The type does no I/O and reads no clock.
 #[derive(Debug, Default)]
-struct Asked(BTreeMap<Job, (Instant, BTreeSet<IpAddr>)>);
+struct Requests(BTreeMap<Job, (Instant, BTreeSet<IpAddr>)>);
 
 /// Requests the members of jobs with unknown addresses, and passes the members on. Without a sender the task stays idle.
 pub(in crate::agent) async fn resolve(
@@ -39,22 +39,22 @@ pub(in crate::agent) async fn resolve(
     mut unknown: mpsc::Receiver<UnknownPeers>,
     tell: impl Fn(Job, Vec<Member>) + Send,
 ) -> anyhow::Result<()> {
-    let (mut asked, mut jitter) = (Asked::default(), Jitter::default());
+    let (mut requests, mut jitter) = (Requests::default(), Jitter::default());
     while let Some(unknown) = unknown.recv().await {
-        for (job, addresses) in asked.due(unknown, Instant::now()) {
+        for (job, addresses) in requests.due(unknown, Instant::now()) {
             let Some((key, value)) = label(&pods.borrow(), &job) else {
                 continue;
             };
             tokio::time::sleep(jitter.spread(SPREAD)).await;
             match members(&api, &job.0, (&key, &value)).await {
                 Ok(found) => {
-                    asked.answered(job.clone(), addresses, &found, Instant::now());
+                    requests.answered(job.clone(), addresses, &found, Instant::now());
                     tell(job, found);
                 }
                 Err(failure) => {
                     // The API client counts the failure. The next request waits at least [`SOONEST`].
                     tracing::debug!("the pods of {}/{} are not known: {failure}", job.0, job.1);
-                    asked.answered(job, BTreeSet::new(), &[], Instant::now());
+                    requests.answered(job, BTreeSet::new(), &[], Instant::now());
                 }
             }
         }
@@ -74,17 +74,17 @@ fn label(pods: &ApiPods, (namespace, job): &Job) -> Option<(String, String)> {
     })
 }
 
-// === impl Asked ===
+// === impl Requests ===
 
-impl Asked {
+impl Requests {
     /// The jobs to request now. Old jobs without unknown addresses are forgotten.
     fn due(&mut self, unknown: UnknownPeers, now: Instant) -> UnknownPeers {
         self.0
             .retain(|job, (at, _)| unknown.contains_key(job) || now < *at + LATEST);
         let is_due = |(job, addresses): &(Job, BTreeSet<IpAddr>)| match self.0.get(job) {
             None => true,
-            Some((at, nobodys)) => {
-                now >= *at + LATEST || (now >= *at + SOONEST && !addresses.is_subset(nobodys))
+            Some((at, without_pod)) => {
+                now >= *at + LATEST || (now >= *at + SOONEST && !addresses.is_subset(without_pod))
             }
         };
         unknown.into_iter().filter(is_due).collect()
@@ -92,18 +92,18 @@ impl Asked {
 
     fn answered(&mut self, job: Job, addresses: BTreeSet<IpAddr>, found: &[Member], now: Instant) {
         let known: BTreeSet<&IpAddr> = found.iter().flat_map(|member| &member.addresses).collect();
-        let mut nobodys: BTreeSet<IpAddr> = addresses
+        let mut without_pod: BTreeSet<IpAddr> = addresses
             .into_iter()
             .filter(|address| !known.contains(address))
             .collect();
         // Earlier addresses without a pod are kept, so a returning address causes no request.
         if let Some((at, before)) = self.0.get(&job)
             && now < *at + LATEST
-            && before.len() < NOBODYS
+            && before.len() < MAX_WITHOUT_POD
         {
-            nobodys.extend(before.iter().filter(|address| !known.contains(address)));
+            without_pod.extend(before.iter().filter(|address| !known.contains(address)));
         }
-        self.0.insert(job, (now, nobodys));
+        self.0.insert(job, (now, without_pod));
     }
 }
 
@@ -124,32 +124,32 @@ mod tests {
     }
 
     #[test]
-    fn a_job_is_asked_for_when_there_is_something_new() {
+    fn a_job_is_requested_for_new_addresses() {
         let job = ("train".to_owned(), "job".to_owned());
-        let (mut asked, start) = (Asked::default(), Instant::now());
+        let (mut requests, start) = (Requests::default(), Instant::now());
         let after = |seconds| start + Duration::from_secs(seconds);
-        assert_eq!(asked.due(unknown(&[1, 2]), start), unknown(&[1, 2]));
+        assert_eq!(requests.due(unknown(&[1, 2]), start), unknown(&[1, 2]));
         let found = Member {
             pod: "w-1".to_owned(),
             role: Role::Worker,
             addresses: vec![[10, 0, 0, 1].into()],
         };
-        asked.answered(job.clone(), addresses(&[1, 2]), &[found], start);
+        requests.answered(job.clone(), addresses(&[1, 2]), &[found], start);
         // The second address belongs to no pod.
-        assert!(asked.due(unknown(&[2]), after(60)).is_empty());
+        assert!(requests.due(unknown(&[2]), after(60)).is_empty());
         assert!(
-            asked.due(unknown(&[2, 3]), after(29)).is_empty(),
+            requests.due(unknown(&[2, 3]), after(29)).is_empty(),
             "too soon"
         );
-        assert_eq!(asked.due(unknown(&[2, 3]), after(30)), unknown(&[2, 3]));
-        assert_eq!(asked.due(unknown(&[2]), after(600)), unknown(&[2]));
+        assert_eq!(requests.due(unknown(&[2, 3]), after(30)), unknown(&[2, 3]));
+        assert_eq!(requests.due(unknown(&[2]), after(600)), unknown(&[2]));
         // A returning address causes no request.
-        asked.answered(job.clone(), addresses(&[2, 3]), &[], after(610));
-        asked.answered(job.clone(), addresses(&[4]), &[], after(640));
-        assert!(asked.due(unknown(&[3]), after(700)).is_empty());
+        requests.answered(job.clone(), addresses(&[2, 3]), &[], after(610));
+        requests.answered(job.clone(), addresses(&[4]), &[], after(640));
+        assert!(requests.due(unknown(&[3]), after(700)).is_empty());
         // A failed request is repeated after a while.
-        asked.answered(job, BTreeSet::new(), &[], after(700));
-        assert!(asked.due(unknown(&[5]), after(701)).is_empty());
-        assert_eq!(asked.due(unknown(&[5]), after(740)), unknown(&[5]));
+        requests.answered(job, BTreeSet::new(), &[], after(700));
+        assert!(requests.due(unknown(&[5]), after(701)).is_empty());
+        assert_eq!(requests.due(unknown(&[5]), after(740)), unknown(&[5]));
     }
 }

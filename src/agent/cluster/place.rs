@@ -40,17 +40,17 @@ pub(super) async fn keep(
         };
         if let Some(place) = place.filter(|place| noted.as_ref() != Some(place)) {
             let text = serde_json::to_string(&place)?;
-            let done = cgroups.note(TOP, NoteSubject::SceneSlot).and_then(|old| {
+            let written = cgroups.note(TOP, NoteSubject::SceneSlot).and_then(|old| {
                 if old.as_ref() == Some(&text) {
                     Ok(())
                 } else {
                     cgroups.set_note(TOP, NoteSubject::SceneSlot, Some(&text))
                 }
             });
-            if let Err(error) = done {
+            if let Err(error) = written {
                 // The note is only a preference, so a failure does no harm.
                 tracing::debug!(
-                    "the node's place is not noted: {:#}",
+                    "the node's slot can't be noted: {:#}",
                     anyhow::Error::new(error)
                 );
             }

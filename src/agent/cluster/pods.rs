@@ -5,42 +5,42 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 use tokio::sync::{mpsc, watch};
 
-use super::link::Heard;
+use super::link::ApiConnection;
 use super::model::ApiPods;
 use crate::agent::event::{Event, Source};
 use crate::cluster::pods::{PodCache, PodsEvent};
 
 /// How long the reconciler waits for the first list. The first pass then relies on the kernel's state.
-const PATIENCE: Duration = Duration::from_secs(3);
+const FIRST_LIST_WAIT: Duration = Duration::from_secs(3);
 
 /// Keeps the known pods, and sends every change to the reconciler after the first list.
 ///
 /// An API server that is unreachable, slow or inconsistent removes no pod. A pod is gone when the server says so.
 pub(super) async fn take(
-    mut heard: mpsc::Receiver<PodsEvent>,
-    said: watch::Sender<Heard>,
+    mut events: mpsc::Receiver<PodsEvent>,
+    connection: watch::Sender<ApiConnection>,
     pods: watch::Sender<ApiPods>,
-    owner: mpsc::Sender<Event>,
+    reconciler: mpsc::Sender<Event>,
 ) -> anyhow::Result<()> {
     let mut known = PodCache::default();
-    let mut waited = false;
-    let patience = tokio::time::sleep(PATIENCE);
-    tokio::pin!(patience);
+    let mut wait_ended = false;
+    let wait = tokio::time::sleep(FIRST_LIST_WAIT);
+    tokio::pin!(wait);
     loop {
         // Both arms are cancel safe: an unreceived event stays in the channel.
         let event = tokio::select! {
-            event = heard.recv() => match event {
+            event = events.recv() => match event {
                 Some(event) => Some(event),
                 None => return Ok(()),
             },
-            () = &mut patience, if !waited && !known.is_complete() => None,
+            () = &mut wait, if !wait_ended && !known.is_complete() => None,
         };
         let mut changed = false;
         // Events queued behind a busy reconciler become a single change.
         let mut next = event;
         while let Some(event) = next {
-            changed |= one(event, &mut known, &said);
-            next = heard.try_recv().ok();
+            changed |= apply(event, &mut known, &connection);
+            next = events.try_recv().ok();
         }
         if changed && known.is_complete() {
             let event = Event::Pods {
@@ -48,7 +48,7 @@ pub(super) async fn take(
                 pods: known.pods(),
                 errors: known.unreadable(),
             };
-            let Ok(permit) = owner.reserve().await else {
+            let Ok(permit) = reconciler.reserve().await else {
                 return Ok(());
             };
             // The lock makes both updates one step. A reader of the new pods finds the event in the reconciler's channel. A
@@ -57,9 +57,9 @@ pub(super) async fn take(
                 *pods = Some(known.pods().into());
                 permit.send(event);
             });
-        } else if !known.is_complete() && !waited {
-            waited = true;
-            if owner.send(Event::PodsWaitEnded).await.is_err() {
+        } else if !known.is_complete() && !wait_ended {
+            wait_ended = true;
+            if reconciler.send(Event::PodsWaitEnded).await.is_err() {
                 return Ok(());
             }
         }
@@ -67,23 +67,27 @@ pub(super) async fn take(
 }
 
 /// Applies an event, and returns whether the pods changed.
-fn one(event: PodsEvent, known: &mut PodCache, said: &watch::Sender<Heard>) -> bool {
+fn apply(
+    event: PodsEvent,
+    known: &mut PodCache,
+    connection: &watch::Sender<ApiConnection>,
+) -> bool {
     let trouble = match &event {
-        PodsEvent::Degraded(says) => Some(Some(says.clone())),
+        PodsEvent::Degraded(reason) => Some(Some(reason.clone())),
         PodsEvent::Recovered => Some(None),
         _ => None,
     };
     let changed = known.take(event);
-    said.send_modify(|heard| {
-        heard.change(Timestamp::now(), |heard| {
+    connection.send_modify(|state| {
+        state.change(Timestamp::now(), |state| {
             if let Some(trouble) = trouble {
-                heard.last_error = trouble.clone().or(heard.last_error.take());
-                heard.trouble = trouble;
+                state.last_error = trouble.clone().or(state.last_error.take());
+                state.trouble = trouble;
             }
-            heard.complete = known.is_complete();
-            heard.unreadable = known.unreadable().len();
+            state.complete = known.is_complete();
+            state.unreadable = known.unreadable().len();
             if changed {
-                heard.pods = known.pods().len();
+                state.pods = known.pods().len();
             }
         });
     });
@@ -114,13 +118,13 @@ mod tests {
     fn start() -> (
         mpsc::Sender<PodsEvent>,
         mpsc::Receiver<Event>,
-        watch::Receiver<Heard>,
+        watch::Receiver<ApiConnection>,
     ) {
-        let (say, heard) = mpsc::channel(8);
-        let (said, link) = watch::channel(Heard::default());
-        let (owner, told) = mpsc::channel(8);
-        tokio::spawn(take(heard, said, watch::channel(None).0, owner));
-        (say, told, link)
+        let (sender, events) = mpsc::channel(8);
+        let (connection, link) = watch::channel(ApiConnection::default());
+        let (reconciler, received) = mpsc::channel(8);
+        tokio::spawn(take(events, connection, watch::channel(None).0, reconciler));
+        (sender, received, link)
     }
 
     fn names(event: Option<Event>) -> Vec<String> {
@@ -136,66 +140,73 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_owner_goes_on_without_an_api_that_is_silent_or_away() {
+    async fn the_reconciler_stops_waiting_for_a_silent_or_unreachable_api() {
         let began = Instant::now();
-        let (say, mut told, link) = start();
-        assert!(matches!(told.recv().await, Some(Event::PodsWaitEnded)));
-        assert_eq!(began.elapsed(), PATIENCE);
-        say.send(PodsEvent::Degraded("away".to_owned()))
+        let (sender, mut received, link) = start();
+        assert!(matches!(received.recv().await, Some(Event::PodsWaitEnded)));
+        assert_eq!(began.elapsed(), FIRST_LIST_WAIT);
+        sender
+            .send(PodsEvent::Degraded("away".to_owned()))
             .await
             .unwrap();
-        say.send(all(&["a"])).await.unwrap();
-        assert_eq!(names(told.recv().await), ["a"], "said once");
+        sender.send(all(&["a"])).await.unwrap();
+        assert_eq!(
+            names(received.recv().await),
+            ["a"],
+            "the end of the wait is sent once"
+        );
         assert!(link.borrow().complete && link.borrow().trouble.is_some());
 
-        let (say, mut told, link) = start();
+        let (sender, mut received, link) = start();
         let began = Instant::now();
-        say.send(PodsEvent::Degraded("away".to_owned()))
+        sender
+            .send(PodsEvent::Degraded("away".to_owned()))
             .await
             .unwrap();
-        assert!(matches!(told.recv().await, Some(Event::PodsWaitEnded)));
+        assert!(matches!(received.recv().await, Some(Event::PodsWaitEnded)));
         assert_eq!(
             began.elapsed(),
             Duration::ZERO,
-            "no need to wait for one that is known to be away"
+            "an unreachable API ends the wait"
         );
         assert!(!link.borrow().complete && link.borrow().last_error.as_deref() == Some("away"));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn trouble_takes_no_pod_away_and_is_remembered() {
-        let (say, mut told, link) = start();
-        say.send(all(&["a", "b"])).await.unwrap();
-        assert_eq!(names(told.recv().await), ["a", "b"]);
-        say.send(PodsEvent::Degraded("away".to_owned()))
+    async fn a_failure_removes_no_pod_and_is_remembered() {
+        let (sender, mut received, link) = start();
+        sender.send(all(&["a", "b"])).await.unwrap();
+        assert_eq!(names(received.recv().await), ["a", "b"]);
+        sender
+            .send(PodsEvent::Degraded("away".to_owned()))
             .await
             .unwrap();
-        say.send(PodsEvent::Recovered).await.unwrap();
+        sender.send(PodsEvent::Recovered).await.unwrap();
         let gone = PodsEvent::Gone {
             uid: "u-a".to_owned(),
             namespace: String::new(),
             name: "a".to_owned(),
         };
-        say.send(gone).await.unwrap();
+        sender.send(gone).await.unwrap();
         assert_eq!(
-            names(told.recv().await),
+            names(received.recv().await),
             ["b"],
-            "nothing was said of the trouble"
+            "the failure causes no event"
         );
-        let heard = link.borrow().clone();
+        let state = link.borrow().clone();
         assert_eq!(
-            (heard.trouble, heard.last_error.as_deref(), heard.pods),
+            (state.trouble, state.last_error.as_deref(), state.pods),
             (None, Some("away"), 1)
         );
         // Events queued behind a busy reconciler become a single change.
         for name in ["c", "d", "e"] {
-            say.send(all(&[name])).await.unwrap();
+            sender.send(all(&[name])).await.unwrap();
         }
-        assert_eq!(names(told.recv().await), ["e"]);
-        drop(say);
+        assert_eq!(names(received.recv().await), ["e"]);
+        drop(sender);
         assert!(
-            told.recv().await.is_none(),
-            "it ends with the one who tells"
+            received.recv().await.is_none(),
+            "the task ends with the sender"
         );
     }
 }

@@ -12,10 +12,10 @@ pub(super) async fn tell(
 ) -> anyhow::Result<()> {
     loop {
         let pods = known.borrow_and_update().as_deref().map(RunningPod::among);
-        out.send_if_modified(|told| {
-            let news = *told != pods;
-            *told = pods;
-            news
+        out.send_if_modified(|sent| {
+            let changed = *sent != pods;
+            *sent = pods;
+            changed
         });
         if known.changed().await.is_err() {
             return Ok(());
@@ -31,31 +31,31 @@ mod tests {
     use crate::pod::Pod;
 
     #[tokio::test]
-    async fn nothing_known_is_not_the_same_as_none() {
+    async fn unknown_pods_differ_from_no_pods() {
         let pod = |name: &str, finished| Pod {
             name: name.to_owned(),
             finished,
             ..Pod::default()
         };
-        let (say, known) = watch::channel::<ApiPods>(None);
-        let (out, mut heard) = watch::channel(None);
+        let (sender, known) = watch::channel::<ApiPods>(None);
+        let (out, mut received) = watch::channel(None);
         tokio::spawn(tell(known, out));
-        say.send_replace(Some(Arc::from([
+        sender.send_replace(Some(Arc::from([
             pod("b", false),
             pod("a", false),
             pod("c", true),
         ])));
-        heard.changed().await.unwrap();
+        received.changed().await.unwrap();
         let names = |pods: &Pods| {
             pods.as_ref()
                 .map(|pods| pods.iter().map(|pod| pod.name.clone()).collect::<Vec<_>>())
         };
         assert_eq!(
-            names(&heard.borrow_and_update()),
+            names(&received.borrow_and_update()),
             Some(vec!["/a".to_owned(), "/b".to_owned()])
         );
-        say.send_replace(Some(Arc::from([])));
-        heard.changed().await.unwrap();
-        assert_eq!(names(&heard.borrow_and_update()), Some(Vec::new()));
+        sender.send_replace(Some(Arc::from([])));
+        received.changed().await.unwrap();
+        assert_eq!(names(&received.borrow_and_update()), Some(Vec::new()));
     }
 }

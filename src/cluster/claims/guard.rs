@@ -1,4 +1,4 @@
-//! [`Guard`]: a watch of one claim, so that a claim that somebody deletes is noticed at once.
+//! [`Guard`]: watches a claim, to notice the deletion of the claim at once.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,21 +11,21 @@ use tokio_util::task::AbortOnDropHandle;
 use super::{Brief, Claims, Owner};
 use crate::cluster::{Backoff, Failure, Jitter};
 
-/// A watch that ends sooner counts as failed.
+/// A watch with a shorter lifetime counts as failed.
 const SHORT_LIVED: Duration = Duration::from_secs(2);
 
-/// What the watch says of the claim.
+/// The state of the claim, as the watch reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
-    /// No watch stands, so nothing is known.
+    /// The watch is not open, so the state is unknown.
     Unknown,
     /// The node holds the claim.
     Ours,
-    /// The claim is gone, or another node holds it.
+    /// The claim was deleted, or a different node holds the slot.
     Lost,
 }
 
-/// The watch of a claim; dropping it ends the watch.
+/// The watch of a claim. Dropping the guard ends the watch.
 #[derive(Debug)]
 pub struct Guard {
     /// The claim's name.
@@ -35,12 +35,12 @@ pub struct Guard {
     _task: AbortOnDropHandle<()>,
 }
 
-/// How a claim is watched.
+/// The settings of the watch.
 #[derive(Debug, Clone)]
 pub struct WatchSettings {
-    /// How long the server is asked to keep one watch, in seconds.
+    /// The requested duration of a watch, in seconds.
     pub seconds: u32,
-    /// How long a watch may be silent.
+    /// The longest time without data before the watch is closed.
     pub idle: Duration,
     /// The shortest and the longest wait after a failure.
     pub backoff: (Duration, Duration),
@@ -56,15 +56,15 @@ struct Line {
 // === impl Guard ===
 
 impl Guard {
-    /// Watches the claim of this name.
+    /// Starts to watch the claim with the given name.
     pub fn new(claims: Arc<Claims>, name: &str, settings: WatchSettings) -> Self {
         let owner = claims.owner().clone();
-        let (said, standing) = watch::channel(Standing::Unknown);
+        let (sender, standing) = watch::channel(Standing::Unknown);
         let watcher = Watcher {
             claims,
             name: name.to_owned(),
             settings,
-            said,
+            sender,
             version: None,
         };
         let task = AbortOnDropHandle::new(tokio::spawn(watcher.run()));
@@ -76,17 +76,17 @@ impl Guard {
         }
     }
 
-    /// Whose claim is watched.
+    /// The node whose claim is watched.
     pub fn owner(&self) -> &Owner {
         &self.owner
     }
 
-    /// What is known now.
+    /// The current state of the claim.
     pub fn standing(&self) -> Standing {
         *self.standing.borrow()
     }
 
-    /// Waits until the claim is found lost. Cancel safe.
+    /// Waits until the claim is lost. Cancel safe.
     pub async fn lost(&mut self) {
         loop {
             if self.standing.changed().await.is_err() {
@@ -103,8 +103,8 @@ struct Watcher {
     claims: Arc<Claims>,
     name: String,
     settings: WatchSettings,
-    said: watch::Sender<Standing>,
-    /// The version up to which every change was seen.
+    sender: watch::Sender<Standing>,
+    /// The resourceVersion of the last received line. `None` if the next watch must start from the server's cache.
     version: Option<String>,
 }
 
@@ -116,7 +116,7 @@ impl Watcher {
         let mut jitter = Jitter::default();
         loop {
             let began = Instant::now();
-            let ended = self.turn().await;
+            let ended = self.watch_once().await;
             let lasted = began.elapsed() >= SHORT_LIVED;
             if lasted {
                 backoff.reset();
@@ -126,7 +126,7 @@ impl Watcher {
                 Ok(()) => backoff.wait(jitter.roll(), None),
                 Err(failure) => {
                     tracing::debug!("the watch of claim {} broke: {failure}", self.name);
-                    self.said.send_replace(Standing::Unknown);
+                    self.sender.send_replace(Standing::Unknown);
                     if failure.status().is_some() || matches!(failure, Failure::InvalidResponse(_))
                     {
                         self.version = None;
@@ -138,18 +138,18 @@ impl Watcher {
         }
     }
 
-    /// One connection's life.
-    async fn turn(&mut self) -> Result<(), Failure> {
+    /// Opens a watch and reads its lines until the end.
+    async fn watch_once(&mut self) -> Result<(), Failure> {
         let version = self.version.clone();
         let from = version.as_deref().unwrap_or("0");
         let mut lines = self
             .claims
             .watch(&self.name, from, self.settings.seconds)
             .await?;
-        if version.is_none() || *self.said.borrow() == Standing::Unknown {
+        if version.is_none() || *self.sender.borrow() == Standing::Unknown {
             // The watch may begin with a stale state. The GET is current, and the watch reports all later changes.
             let held = !self.claims.confirm([self.name.clone()]).await?.is_empty();
-            self.say(held);
+            self.publish(held);
         }
         while let Some(line) = lines.next(self.settings.idle).await? {
             self.line(&line)?;
@@ -157,12 +157,12 @@ impl Watcher {
         Ok(())
     }
 
-    /// Takes one line.
+    /// Applies a line of the watch.
     fn line(&mut self, line: &[u8]) -> Result<(), Failure> {
-        let nonsense = |error: serde_json::Error| {
+        let invalid = |error: serde_json::Error| {
             Failure::InvalidResponse(format!("a line of the watch: {error}"))
         };
-        let line: Line = serde_json::from_slice(line).map_err(nonsense)?;
+        let line: Line = serde_json::from_slice(line).map_err(invalid)?;
         let version = line
             .object
             .pointer("/metadata/resourceVersion")
@@ -170,14 +170,14 @@ impl Watcher {
         let version = version.map(str::to_owned);
         match line.r#type.as_str() {
             "BOOKMARK" => {}
-            "DELETED" => self.say(false),
+            "DELETED" => self.publish(false),
             "ADDED" | "MODIFIED" => {
-                let lease: Brief = serde_json::from_value(line.object).map_err(nonsense)?;
+                let lease: Brief = serde_json::from_value(line.object).map_err(invalid)?;
                 let uid = &self.claims.owner().uid;
-                self.say(lease.metadata.owners.iter().any(|owner| owner.uid == *uid));
+                self.publish(lease.metadata.owners.iter().any(|owner| owner.uid == *uid));
             }
             _ => {
-                let status = serde_json::from_value(line.object).map_err(nonsense)?;
+                let status = serde_json::from_value(line.object).map_err(invalid)?;
                 return Err(Failure::refused(status));
             }
         }
@@ -187,9 +187,9 @@ impl Watcher {
         Ok(())
     }
 
-    fn say(&self, held: bool) {
+    fn publish(&self, held: bool) {
         let standing = if held { Standing::Ours } else { Standing::Lost };
-        self.said
-            .send_if_modified(|said| std::mem::replace(said, standing) != standing);
+        self.sender
+            .send_if_modified(|current| std::mem::replace(current, standing) != standing);
     }
 }

@@ -1,64 +1,67 @@
-//! [`Book`]: which news become a new Event, a count, or nothing.
+//! [`Book`]: decides whether news become a new Event, a higher count of an Event, or nothing.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use super::News;
 
-/// So many different sentences of one reason on one pod get Events of their own; more count on the last of them.
-const SENTENCES: usize = 4;
+/// The limit on Events per pod and reason. Further notes raise the count of the last Event.
+const NOTES_PER_REASON: usize = 4;
 
-/// A count is written again at the latest when this has passed.
+/// The longest time until a higher count is written.
 const COUNT_AGAIN: Duration = Duration::from_secs(60);
 
-/// The most things that are remembered.
+/// The limit on remembered pairs of pod and reason. Above the limit, the book forgets all Events.
 const LONGEST_BOOK: usize = 4096;
 
-/// What to write.
+/// The next write to the API.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// A new Event; [`Book::created`] is to be told its name.
+    /// Create an Event. After the write, the caller passes the Event's name to [`Book::created`].
     Create,
-    /// It happened again: this count, on this Event.
+    /// Raise the count of an existing Event.
     Count {
         /// The Event's name.
         event: String,
-        /// How often it has happened in all.
+        /// The total number of occurrences.
         count: u32,
     },
-    /// Nothing yet: it is counted, and the count is written later.
+    /// Write nothing yet. The occurrence is counted, and the count is written later.
     Nothing,
-    /// Nothing: the node has written too much this minute.
+    /// Write nothing. The node has reached the limit of writes per minute.
     Drop,
 }
 
-/// One Event that is there.
+/// An Event, and the counts of its occurrences.
 #[derive(Debug, Clone)]
 struct Entry {
     news: News,
+    /// The Event's name; `None` until the creation succeeded.
     event: Option<String>,
     count: u32,
+    /// The last written count.
     written: u32,
     written_at: Instant,
+    /// The time of the last occurrence.
     last: Instant,
 }
 
-/// What has been told of late. Plain values; the time is given.
+/// The recent Events. The type does no I/O and reads no clock.
 #[derive(Debug)]
 pub struct Book {
     window: Duration,
     per_minute: f64,
-    /// Writes that may be made now.
+    /// The number of writes that the limit currently allows.
     allowance: f64,
     counted_at: Option<Instant>,
-    /// By pod and reason.
+    /// The Events by the pod's uid and the reason.
     entries: HashMap<(String, &'static str), Vec<Entry>>,
 }
 
 // === impl Book ===
 
 impl Book {
-    /// What is repeated within `window` is the same Event; at most `per_minute` writes.
+    /// Creates a book. News repeated within `window` count on the same Event. The limit of writes per minute is `per_minute`.
     pub fn new(window: Duration, per_minute: u32) -> Self {
         let per_minute = f64::from(per_minute);
         Self {
@@ -70,7 +73,7 @@ impl Book {
         }
     }
 
-    /// Takes news; what to write.
+    /// Records news, and returns the write that follows.
     pub fn note(&mut self, news: &News, now: Instant) -> Step {
         self.clean(now);
         let allowed = self.may_write(now);
@@ -81,7 +84,7 @@ impl Book {
         let same = entries
             .iter()
             .position(|entry| entry.news.note == news.note);
-        let index = same.or_else(|| (entries.len() >= SENTENCES).then(|| entries.len() - 1));
+        let index = same.or_else(|| (entries.len() >= NOTES_PER_REASON).then(|| entries.len() - 1));
         let Some(entry) = index.and_then(|index| entries.get_mut(index)) else {
             if !allowed {
                 return Step::Drop;
@@ -114,7 +117,7 @@ impl Book {
         }
     }
 
-    /// The Event that [`Step::Create`] asked for is there.
+    /// Records the name of the Event after a successful [`Step::Create`].
     pub fn created(&mut self, news: &News, event: String) {
         let entries = self.entries.get_mut(&(news.uid.clone(), news.reason));
         let entry = entries.and_then(|entries| {
@@ -127,8 +130,8 @@ impl Book {
         }
     }
 
-    /// A count that is higher than the written one, with the news that it belongs to. Without `all`, only a count that has waited
-    /// for a minute, and only while a write is allowed.
+    /// An Event with an unwritten count, and the write of the count. Without `all`, the last write must be a minute old, and
+    /// the limit must allow a write.
     pub fn unwritten(&mut self, now: Instant, all: bool) -> Option<(News, Step)> {
         if !all && !self.may_write(now) {
             return None;
@@ -149,7 +152,7 @@ impl Book {
         ))
     }
 
-    /// When the next count is to be written although nothing happens.
+    /// The time at which an unwritten count is due without further news.
     pub fn next_count(&self) -> Option<Instant> {
         let unwritten = self
             .entries
@@ -159,12 +162,12 @@ impl Book {
         unwritten.map(|entry| entry.written_at + COUNT_AGAIN).min()
     }
 
-    /// The Event is not there: the next time makes a new one.
+    /// Forgets the Events of a pod and reason. The next occurrence creates a new Event.
     pub fn forget(&mut self, news: &News) {
         self.entries.remove(&(news.uid.clone(), news.reason));
     }
 
-    /// Fills the allowance up as time goes; whether a write is allowed.
+    /// Raises the allowance by the elapsed time, and returns whether a write is allowed.
     fn may_write(&mut self, now: Instant) -> bool {
         if let Some(before) = self.counted_at.replace(now) {
             let earned = (now - before).as_secs_f64() / 60.0 * self.per_minute;
@@ -173,6 +176,7 @@ impl Book {
         self.allowance >= 1.0
     }
 
+    /// Removes Events whose last occurrence is older than the window.
     fn clean(&mut self, now: Instant) {
         let window = self.window;
         self.entries.retain(|_, entries| {
@@ -188,7 +192,7 @@ impl Book {
 // === impl Entry ===
 
 impl Entry {
-    /// Whether the Event shows fewer repetitions than there were.
+    /// Whether the API's count is lower than the number of occurrences.
     fn is_unwritten(&self) -> bool {
         self.event.is_some() && self.count > self.written
     }
@@ -211,46 +215,46 @@ mod tests {
     }
 
     #[test]
-    fn the_same_is_counted_with_few_writes() {
+    fn repetitions_are_counted_with_few_writes() {
         let (mut book, now) = (Book::new(Duration::from_secs(600), 100), Instant::now());
-        let one = news("p", "CPUs 2-3");
-        assert_eq!(book.note(&one, now), Step::Create);
+        let pinned = news("p", "CPUs 2-3");
+        assert_eq!(book.note(&pinned, now), Step::Create);
         assert_eq!(
-            book.note(&one, now),
+            book.note(&pinned, now),
             Step::Nothing,
-            "its name is not known yet"
+            "the Event's name is not known yet"
         );
-        book.created(&one, "e".to_owned());
+        book.created(&pinned, "e".to_owned());
         let counts: Vec<u32> = (0..1000)
-            .filter_map(|_| match book.note(&one, now) {
+            .filter_map(|_| match book.note(&pinned, now) {
                 Step::Count { count, .. } => Some(count),
                 _ => None,
             })
             .collect();
         assert_eq!(counts, [3, 6, 12, 24, 48, 96, 192, 384, 768]);
-        // A slow repetition is written when it happens.
+        // A repetition after more than a minute is written at once.
         let later = now + Duration::from_secs(61);
         assert_eq!(
-            book.note(&one, later),
+            book.note(&pinned, later),
             Step::Count {
                 event: "e".to_owned(),
                 count: 1003
             }
         );
-        // After the window it is news again.
+        // A repetition after the window creates a new Event.
         assert_eq!(
-            book.note(&one, later + Duration::from_secs(600)),
+            book.note(&pinned, later + Duration::from_secs(600)),
             Step::Create
         );
     }
 
     #[test]
-    fn many_sentences_of_a_reason_end_on_the_last_event() {
+    fn further_notes_of_a_reason_count_on_the_last_event() {
         let (mut book, now) = (Book::new(Duration::from_secs(600), 100), Instant::now());
-        for number in 0..SENTENCES {
-            let one = news("p", &number.to_string());
-            assert_eq!(book.note(&one, now), Step::Create);
-            book.created(&one, format!("e{number}"));
+        for number in 0..NOTES_PER_REASON {
+            let pinned = news("p", &number.to_string());
+            assert_eq!(book.note(&pinned, now), Step::Create);
+            book.created(&pinned, format!("e{number}"));
         }
         assert_eq!(
             book.note(&news("p", "more"), now),
@@ -262,12 +266,12 @@ mod tests {
         assert_eq!(
             book.note(&news("q", "0"), now),
             Step::Create,
-            "another pod is another matter"
+            "the limit is per pod"
         );
     }
 
     #[test]
-    fn a_node_writes_no_more_than_it_may() {
+    fn writes_stay_within_the_limit_per_minute() {
         let (mut book, now) = (Book::new(Duration::from_secs(600), 10), Instant::now());
         let created = |book: &mut Book, from: u32, at: Instant| {
             (from..from + 100)
@@ -280,11 +284,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_is_told_anew() {
+    fn a_forgotten_event_is_created_again() {
         let (mut book, now) = (Book::new(Duration::from_secs(600), 10), Instant::now());
-        let one = news("p", "x");
-        assert_eq!(book.note(&one, now), Step::Create);
-        book.forget(&one);
-        assert_eq!(book.note(&one, now), Step::Create);
+        let pinned = news("p", "x");
+        assert_eq!(book.note(&pinned, now), Step::Create);
+        book.forget(&pinned);
+        assert_eq!(book.note(&pinned, now), Step::Create);
     }
 }

@@ -1,9 +1,10 @@
-//! Events on pods (pinned where, refused why, a user's value kept), and on this node's Node.
+//! Events on pods (CPUs assigned, refusals, kept values of the user) and on this node's Node.
 //!
-//! [`Recorder::tell`] never waits and never fails: it puts the news into a short queue, and a task writes it when it can. What
-//! happens again is counted on the Event that is there; a pod that flaps costs a write for the second, fourth, eighth … time,
-//! not for each. The last count is written within a minute, and when the agent ends. A node writes at most [`Settings::per_minute`] times a minute. What is too much is dropped and counted:
-//! Events are for people, and the state itself is in `/status`.
+//! [`Recorder::tell`] never waits and never fails. The recorder puts the news into a short queue, and a task writes the
+//! Events. A repetition raises the count of the existing Event. A flapping pod costs a write for the second, fourth, eighth …
+//! occurrence only. The last count is written within a minute, and when the agent stops. A node writes at most
+//! [`Settings::per_minute`] times a minute. News above the limit are dropped and counted. Events are for people; `/status`
+//! shows the state.
 
 mod book;
 
@@ -25,16 +26,16 @@ use super::{Api, Call, Counters, ErrorKind, Failure, Jitter, MANAGER};
 
 pub use book::{Book, Step};
 
-/// The longest note that the API server takes.
+/// The longest note that the API server accepts, in bytes.
 const LONGEST_NOTE: usize = 1024;
 
-/// The shortest time between two rounds that write counts of repetitions.
+/// The shortest time between two rounds of writes of counts.
 const COUNTS_EVERY: Duration = Duration::from_secs(5);
 
-/// The longest part of a pod's name in an Event's: the rest of 253 is for the random ending.
+/// The longest part of a pod's name in an Event's name. The name has at most 253 characters, and the random suffix needs 17.
 const LONGEST_NAME: usize = 253 - 17;
 
-/// What is told of a pod.
+/// The content of an Event on a pod or Node.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct News {
     /// The pod's namespace.
@@ -43,28 +44,28 @@ pub struct News {
     pub pod: String,
     /// The pod's uid at the API server.
     pub uid: String,
-    /// Whether somebody should look at it.
+    /// Whether the Event has the type `Warning`: a person should act.
     pub warning: bool,
-    /// What was done, in one word: `Pin`.
+    /// The action in a word, for example `Pin`.
     pub action: &'static str,
-    /// What came of it, in one word: `Pinned`, `Refused`, `ValueKept`.
+    /// The result in a word, for example `Pinned`, `Refused` or `ValueKept`.
     pub reason: &'static str,
-    /// A sentence: where, or why.
+    /// A sentence with details: the CPUs, or the cause.
     pub note: String,
 }
 
 /// How Events are written.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
-    /// News that wait; more are dropped.
+    /// The capacity of the queue. Further news are dropped.
     pub queue: usize,
-    /// Writes in a minute, at most.
+    /// The limit of writes per minute.
     pub per_minute: u32,
-    /// How long after the last time something is the same Event.
+    /// The longest time between two occurrences that count on the same Event.
     pub window: Duration,
-    /// The shortest and the longest wait while the API fails.
+    /// The shortest and the longest wait before a retry.
     pub backoff: (Duration, Duration),
-    /// How often one write is tried.
+    /// The number of tries for a write.
     pub tries: u32,
 }
 
@@ -80,14 +81,14 @@ impl Default for Settings {
     }
 }
 
-/// What news are of.
+/// The kind of object that an Event is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Subject {
     Pod,
     Node,
 }
 
-/// Where news are left.
+/// The sending end of the queue of news. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Recorder {
     queue: mpsc::Sender<(Subject, News)>,
@@ -97,7 +98,8 @@ pub struct Recorder {
 // === impl Recorder ===
 
 impl Recorder {
-    /// A recorder, and the task that writes what it is told; `node` is who reports. The task ends with the last recorder.
+    /// Creates a recorder and the task that writes the Events. `node` is the reporting instance. The task ends after the last
+    /// recorder is dropped.
     pub fn new(
         api: Api,
         node: &str,
@@ -120,19 +122,19 @@ impl Recorder {
         (recorder, writer.run(news))
     }
 
-    /// Leaves news, or drops them where too many wait.
+    /// Queues news about a pod, or drops the news if the queue is full.
     pub fn tell(&self, news: News) {
-        self.leave(Subject::Pod, news);
+        self.enqueue(Subject::Pod, news);
     }
 
-    /// The same for news of a Node: `pod` and `uid` are the Node's, and the namespace is where the Event is put, which for
-    /// what has no namespace has to be `default`.
+    /// Queues news about a Node. `pod` and `uid` are the Node's name and uid. Events on objects without a namespace must be in
+    /// the namespace `default`.
     pub fn tell_of_node(&self, mut news: News) {
         "default".clone_into(&mut news.namespace);
-        self.leave(Subject::Node, news);
+        self.enqueue(Subject::Node, news);
     }
 
-    fn leave(&self, subject: Subject, news: News) {
+    fn enqueue(&self, subject: Subject, news: News) {
         if self.queue.try_send((subject, news)).is_err() {
             self.counters.event_dropped();
         }
@@ -145,7 +147,7 @@ struct Writer {
     settings: Settings,
     book: Book,
     jitter: Jitter,
-    /// Counts of repetitions are not written sooner.
+    /// The earliest time for the next round of writes of counts.
     not_before: Instant,
 }
 
@@ -158,10 +160,10 @@ impl Writer {
                 .book
                 .next_count()
                 .map(|due| Instant::from_std(due).max(self.not_before));
-            // Both arms are cancel safe: they hold nothing.
+            // Both arms are cancel safe: neither keeps state.
             let (subject, news) = tokio::select! {
-                told = queue.recv() => match told {
-                    Some(told) => told,
+                next = queue.recv() => match next {
+                    Some(next) => next,
                     None => break,
                 },
                 () = until(due) => {
@@ -179,17 +181,18 @@ impl Writer {
         self.write_counts(true).await;
     }
 
-    /// Writes the counts of repetitions that no later news would write.
+    /// Writes the due counts. With `all`, writes every unwritten count.
     async fn write_counts(&mut self, all: bool) {
         while let Some((news, step)) = self.book.unwritten(Instant::now().into_std(), all) {
             if let Step::Count { event, count } = step {
                 self.count(&news, &event, count).await;
             }
         }
-        // Counts may be left that the limit of writes does not allow yet.
+        // The limit of writes may have left some counts unwritten.
         self.not_before = Instant::now() + COUNTS_EVERY;
     }
 
+    /// Creates an Event.
     async fn create(&mut self, subject: Subject, news: &News) {
         let pod: String = news.pod.chars().take(LONGEST_NAME).collect();
         let name = format!("{pod}.{:016x}", self.jitter.bits());
@@ -207,13 +210,14 @@ impl Writer {
             });
         let Ok(request) = built else { return };
         match self.send(Call::CreateEvent, &request).await {
-            // An answer that was lost and a second try: the Event is there.
+            // A conflict after a lost answer: the first try created the Event, since the name is random.
             Ok(()) => self.book.created(news, name),
             Err(failure) if failure.kind() == ErrorKind::Conflict => self.book.created(news, name),
             Err(failure) => self.lost(news, &failure),
         }
     }
 
+    /// Writes the count of an Event.
     async fn count(&mut self, news: &News, event: &str, count: u32) {
         let series = EventSeries {
             count: i32::try_from(count).unwrap_or(i32::MAX),
@@ -231,7 +235,7 @@ impl Writer {
         };
         match self.send(Call::PatchEvent, &request).await {
             Ok(()) => {}
-            // Events are forgotten after an hour: the next time makes a new one.
+            // The API server deletes Events after an hour. The next occurrence creates a new Event.
             Err(failure) => {
                 self.book.forget(news);
                 if failure.kind() != ErrorKind::NotFound {
@@ -241,6 +245,7 @@ impl Writer {
         }
     }
 
+    /// Counts an Event that was not written.
     fn lost(&mut self, news: &News, failure: &Failure) {
         self.book.forget(news);
         self.api.counters().event_dropped();
@@ -251,18 +256,19 @@ impl Writer {
         );
     }
 
-    /// Tries a few times; meanwhile the queue fills, and what does not fit is dropped.
+    /// Sends a write, with retries. Meanwhile the queue may fill up, and further news are dropped.
     async fn send(&self, call: Call, request: &hyper::Request<Vec<u8>>) -> Result<(), Failure> {
         let policy = Retry {
             backoff: self.settings.backoff,
             retries: self.settings.tries.saturating_sub(1),
         };
-        let ask = || self.api.ask::<Value>(call, request.clone());
-        retry(policy, ask, || self.api.counters().retried()).await?;
+        let send = || self.api.ask::<Value>(call, request.clone());
+        retry(policy, send, || self.api.counters().retried()).await?;
         Ok(())
     }
 }
 
+/// Waits until a time, or forever.
 async fn until(due: Option<Instant>) {
     match due {
         Some(due) => tokio::time::sleep_until(due).await,
@@ -300,7 +306,7 @@ fn event(subject: Subject, news: &News, name: &str, node: &str) -> Event {
     }
 }
 
-/// At most as many bytes as the server takes, and no broken letter.
+/// Cuts a note to the server's limit, at a character boundary.
 fn cut(note: &str) -> String {
     let end = (0..=LONGEST_NOTE.min(note.len()))
         .rev()
@@ -315,11 +321,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn notes_are_cut_between_letters() {
+    fn notes_are_cut_at_character_boundaries() {
         assert_eq!(cut("short"), "short");
         let long = "ä".repeat(600);
         assert_eq!(cut(&long).len(), 1024);
-        let odd = format!("a{long}");
-        assert_eq!(cut(&odd).len(), 1023);
+        let unaligned = format!("a{long}");
+        assert_eq!(cut(&unaligned).len(), 1023);
     }
 }

@@ -1,4 +1,4 @@
-//! [`PodCache`]: what is known of the pods, and what a list or a change makes of it.
+//! [`PodCache`]: the known pods, and how a list or a change updates the cache.
 
 use std::collections::BTreeMap;
 
@@ -9,24 +9,24 @@ use super::PodsEvent;
 use crate::pod::{Object, Pod};
 use crate::text::part;
 
-/// What is known of this node's pods, by uid. Plain values: it neither asks nor waits.
+/// The known pods of this node, by uid. The type does no I/O.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct PodCache {
     pods: BTreeMap<String, Pod>,
-    /// Pods that can't be read, by uid, as sentences.
+    /// A sentence for each unreadable pod, by uid.
     unreadable: BTreeMap<String, String>,
     complete: bool,
 }
 
 part! {
-    /// Who an object is, also where the rest of it can't be read.
+    /// The identity of an object, readable even if the remaining fields are not.
     struct Head: "an object" {
         metadata: Identity = "metadata",
     }
 }
 
 part! {
-    /// Who an object is, and where in a watch it stands.
+    /// The identity of an object, and its position in a watch.
     pub(super) struct Identity: "an object's metadata" {
         uid: String = "uid",
         namespace: String = "namespace",
@@ -57,13 +57,13 @@ impl PodCache {
         pods
     }
 
-    /// Pods that can't be read, as sentences.
+    /// A sentence for each unreadable pod.
     pub fn unreadable(&self) -> Vec<String> {
         self.unreadable.values().cloned().collect()
     }
 
-    /// Takes an event that [`follow`](super::follow) sent, so that a receiver has the same picture. Whether anything
-    /// changed.
+    /// Applies an event from [`follow`](super::follow). The receiver's cache then equals the sender's. Returns whether the
+    /// cache changed.
     pub fn take(&mut self, event: PodsEvent) -> bool {
         match event {
             PodsEvent::Snapshot { pods, unreadable } => {
@@ -75,14 +75,14 @@ impl PodCache {
             }
             PodsEvent::Changed(pod) => match pod.api_uid.as_ref().map(ToString::to_string) {
                 Some(uid) => {
-                    let told = self.unreadable.remove(&uid).is_some();
-                    self.pods.insert(uid, (*pod).clone()).as_ref() != Some(&*pod) || told
+                    let was_unreadable = self.unreadable.remove(&uid).is_some();
+                    self.pods.insert(uid, (*pod).clone()).as_ref() != Some(&*pod) || was_unreadable
                 }
                 None => false,
             },
             PodsEvent::Gone { uid, .. } => {
-                let told = self.unreadable.remove(&uid).is_some();
-                self.pods.remove(&uid).is_some() || told
+                let was_unreadable = self.unreadable.remove(&uid).is_some();
+                self.pods.remove(&uid).is_some() || was_unreadable
             }
             PodsEvent::Unreadable { uid, says } => {
                 self.unreadable.insert(uid, says.clone()).as_ref() != Some(&says)
@@ -91,7 +91,7 @@ impl PodCache {
         }
     }
 
-    /// Takes a complete list. What it lacks is gone; what can't be read of it keeps what was known.
+    /// Applies a complete list. Pods missing from the list are gone. Unreadable pods keep their last state.
     pub(super) fn replace(
         &mut self,
         objects: impl IntoIterator<Item = Box<RawValue>>,
@@ -123,28 +123,28 @@ impl PodCache {
         }
     }
 
-    /// Takes a pod that is new or changed; nothing is said where what matters of it is the same.
+    /// Applies a new or changed pod. Returns `None` if no field that Pinfold reads has changed.
     pub(super) fn changed(&mut self, object: &RawValue) -> Option<PodsEvent> {
         let identity = Identity::of(object);
         let uid = identity.uid().to_owned();
         match read(object, &identity) {
             Ok(pod) => {
-                let told = self.unreadable.remove(&uid).is_some();
-                if self.pods.get(&uid) == Some(&pod) && !told {
+                let was_unreadable = self.unreadable.remove(&uid).is_some();
+                if self.pods.get(&uid) == Some(&pod) && !was_unreadable {
                     return None;
                 }
                 self.pods.insert(uid, pod.clone());
                 Some(PodsEvent::Changed(Box::new(pod)))
             }
             Err(says) => {
-                let told = self.unreadable.insert(uid.clone(), says.clone());
-                let new = told.as_ref() != Some(&says);
+                let before = self.unreadable.insert(uid.clone(), says.clone());
+                let new = before.as_ref() != Some(&says);
                 new.then_some(PodsEvent::Unreadable { uid, says })
             }
         }
     }
 
-    /// Takes a deletion. The object's uid counts: a name may be somebody else's by now.
+    /// Applies a deletion. The uid identifies the pod, since a new pod may have the same name.
     pub(super) fn gone(&mut self, object: &RawValue) -> Option<PodsEvent> {
         let Identity {
             uid,
@@ -153,9 +153,9 @@ impl PodCache {
             ..
         } = Identity::of(object);
         let (uid, namespace) = (uid.unwrap_or_default(), namespace.unwrap_or_default());
-        let told = self.unreadable.remove(&uid).is_some();
-        let known = self.pods.remove(&uid).is_some();
-        (known || told).then(|| PodsEvent::Gone {
+        let was_unreadable = self.unreadable.remove(&uid).is_some();
+        let was_known = self.pods.remove(&uid).is_some();
+        (was_known || was_unreadable).then(|| PodsEvent::Gone {
             uid,
             namespace,
             name: name.unwrap_or_default(),
@@ -166,23 +166,23 @@ impl PodCache {
 // === impl Identity ===
 
 impl Identity {
-    /// An object's; all of it is missing where its metadata can't be read.
+    /// The identity of an object. All fields are `None` if the metadata is unreadable.
     pub(super) fn of(object: &RawValue) -> Self {
         let head: Head = serde_json::from_str(object.get()).unwrap_or_default();
         head.metadata.unwrap_or_default()
     }
 
-    /// The uid, or nothing.
+    /// The uid, or an empty string.
     pub(super) fn uid(&self) -> &str {
         self.uid.as_deref().unwrap_or_default()
     }
 
-    /// The version up to which everything is known once the object is.
+    /// The object's resourceVersion, from which a watch can continue.
     pub(super) fn version(self) -> Option<String> {
         self.version.filter(|version| !version.is_empty())
     }
 
-    /// Whether the object marks the end of a streaming list.
+    /// Whether the object is the final bookmark of a streaming list.
     pub(super) fn ends_list(&self) -> bool {
         self.annotations
             .as_ref()
@@ -190,13 +190,13 @@ impl Identity {
     }
 }
 
-/// A pod as the rest of the program knows it, or a sentence that says why not.
+/// Decodes a pod, or returns a sentence with the pod's name and the error.
 fn read(object: &RawValue, identity: &Identity) -> Result<Pod, String> {
     let namespace = identity.namespace.as_deref().unwrap_or_default();
     let name = identity.name.as_deref().unwrap_or_default();
     if identity.uid().is_empty() || name.is_empty() {
         return Err(format!(
-            "a pod without uid or name came from the API server: {namespace}/{name}"
+            "the API server sent a pod without uid or name: {namespace}/{name}"
         ));
     }
     let object: Object = serde_json::from_str(object.get()).map_err(|error| {
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_cannot_be_read_keeps_what_was_known_and_hides_nobody() {
+    fn an_unreadable_pod_keeps_its_last_state_and_hides_no_other_pod() {
         let mut known = PodCache::default();
         assert!(!known.is_complete());
         known.replace([raw(&pod("a", "1")), raw(&pod("b", "2"))]);
@@ -247,12 +247,12 @@ mod tests {
             says.contains("a/a") && says.contains("limits.cpu"),
             "{says}"
         );
-        let odd = json!({"metadata": {"uid": "u-b", "name": "b"}, "spec": 7});
+        let invalid_spec = json!({"metadata": {"uid": "u-b", "name": "b"}, "spec": 7});
         assert!(matches!(
-            known.changed(&raw(&odd)),
+            known.changed(&raw(&invalid_spec)),
             Some(PodsEvent::Unreadable { .. })
         ));
-        assert_eq!(known.changed(&raw(&odd)), None, "said once");
+        assert_eq!(known.changed(&raw(&invalid_spec)), None, "reported once");
         assert_eq!(known.pods().len(), 2);
         assert!(matches!(
             known.changed(&raw(&pod("a", "4"))),
@@ -262,16 +262,16 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_matter_is_not_said_and_a_new_pod_of_the_name_is_another() {
+    fn irrelevant_changes_are_not_reported_and_a_new_uid_is_a_new_pod() {
         let mut known = PodCache::default();
         known.replace([raw(&pod("a", "1"))]);
-        let mut beat = pod("a", "1");
-        beat["status"] = json!({"conditions": [{"type": "Ready", "status": "True"}]});
-        beat["metadata"]["managedFields"] = json!([{"manager": "kubelet"}]);
-        assert_eq!(known.changed(&raw(&beat)), None);
-        let mut next = pod("a", "1");
-        next["metadata"]["uid"] = json!("u-2");
-        assert!(known.changed(&raw(&next)).is_some());
+        let mut heartbeat = pod("a", "1");
+        heartbeat["status"] = json!({"conditions": [{"type": "Ready", "status": "True"}]});
+        heartbeat["metadata"]["managedFields"] = json!([{"manager": "kubelet"}]);
+        assert_eq!(known.changed(&raw(&heartbeat)), None);
+        let mut renewed = pod("a", "1");
+        renewed["metadata"]["uid"] = json!("u-2");
+        assert!(known.changed(&raw(&renewed)).is_some());
         assert!(
             matches!(known.gone(&raw(&pod("a", "1"))), Some(PodsEvent::Gone { uid, .. }) if uid == "u-a")
         );
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_receiver_that_takes_the_events_has_the_same_picture() {
+    fn a_receiver_of_all_events_has_the_same_cache() {
         let (mut sender, mut receiver) = (PodCache::default(), PodCache::default());
         receiver.take(sender.replace([raw(&pod("a", "1")), raw(&pod("b", "1"))]));
         for object in [pod("c", "1"), pod("a", "2")] {
@@ -291,7 +291,7 @@ mod tests {
         assert_eq!(receiver.unreadable().len(), 1);
         assert!(
             receiver.take(sender.changed(&raw(&pod("a", "2"))).unwrap()),
-            "it can be read again, as it was"
+            "the pod is readable again, and unchanged"
         );
         assert_eq!(receiver, sender);
         assert!(!receiver.take(PodsEvent::Degraded("away".to_owned())));

@@ -1,4 +1,4 @@
-//! [`follow`]: the task that keeps one watch open.
+//! [`follow`]: the task that lists and watches the pods of a node.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,15 +19,15 @@ use crate::cluster::{Api, Backoff, Call, ErrorKind, Failure, Jitter};
 
 const PODS: &str = "/api/v1/pods";
 
-/// After so many unreadable answers in a row everything is read anew.
-const MOST_INVALID: u32 = 3;
+/// After this many unreadable answers in a row, all pods are read again.
+const MAX_INVALID: u32 = 3;
 
-/// After so many streaming lists in a row that found no end in time, there is no such thing here.
-const UNENDED_ENOUGH: u32 = 3;
+/// After this many streaming lists in a row without a final bookmark in time, the task uses paged lists only.
+const MAX_UNENDED: u32 = 3;
 
-/// Follows the pods of a node until nobody listens any more.
+/// Follows the pods of a node until the receiver of `out` is dropped.
 ///
-/// It never ends by itself and never fails: what goes wrong is told as [`PodsEvent::Degraded`], counted, and tried again.
+/// The task never fails. Failures are counted, reported as [`PodsEvent::Degraded`], and followed by a retry.
 pub async fn follow(api: Api, node: String, settings: Settings, out: mpsc::Sender<PodsEvent>) {
     let streaming = settings.streaming;
     let backoff = Backoff::new(settings.backoff.0, settings.backoff.1);
@@ -36,27 +36,27 @@ pub async fn follow(api: Api, node: String, settings: Settings, out: mpsc::Sende
         selector: format!("spec.nodeName={node}"),
         settings,
         out,
-        known: PodCache::default(),
+        cache: PodCache::default(),
         version: None,
         streaming,
         unended: 0,
         degraded: None,
         too_old: false,
-        nonsense: 0,
+        invalid_answers: 0,
         backoff,
         jitter: Jitter::default(),
     };
     while !follower.out.is_closed() {
-        let pause = match follower.turn().await {
+        let pause = match follower.watch_once().await {
             Ok(Turn::Ended(pause)) => pause,
-            Ok(Turn::Unheard) => return,
+            Ok(Turn::ReceiverClosed) => return,
             Err(failure) => {
                 follower.api.counters().retried();
                 follower.failed(&failure).await
             }
         };
         let out = follower.out.clone();
-        // Both arms are cancel safe: neither holds anything.
+        // Both arms are cancel safe: neither keeps state.
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
             () = out.closed() => return,
@@ -64,12 +64,12 @@ pub async fn follow(api: Api, node: String, settings: Settings, out: mpsc::Sende
     }
 }
 
-/// How a turn ended without a failure.
+/// How a watch ended without a failure.
 enum Turn {
-    /// The next one may begin after this pause.
+    /// The server ended the watch. The next watch may start after the pause.
     Ended(Duration),
-    /// Nobody listens any more.
-    Unheard,
+    /// The receiver of the events was dropped.
+    ReceiverClosed,
 }
 
 struct Follower {
@@ -77,18 +77,18 @@ struct Follower {
     selector: String,
     settings: Settings,
     out: mpsc::Sender<PodsEvent>,
-    known: PodCache,
-    /// The version up to which everything is known; `None` where all must be read.
+    cache: PodCache,
+    /// The resourceVersion from which the watch continues; `None` if all pods must be read.
     version: Option<String>,
     streaming: bool,
-    /// Streaming lists in a row that found no end in time.
+    /// The number of streaming lists in a row without a final bookmark in time.
     unended: u32,
     /// The last reason that [`PodsEvent::Degraded`] reported; `None` while the watch works.
     degraded: Option<String>,
-    /// Whether the server said, and nothing has been heard since, that what we ask for is too old.
+    /// Whether the server answered 410 Gone, and no line of a watch has arrived since.
     too_old: bool,
-    /// Answers in a row that could not be read.
-    nonsense: u32,
+    /// The number of unreadable answers in a row.
+    invalid_answers: u32,
     backoff: Backoff,
     jitter: Jitter,
 }
@@ -103,10 +103,10 @@ struct Line {
 // === impl Follower ===
 
 impl Follower {
-    /// One connection's life: everything is read if need be, then changes are followed until the watch ends.
-    async fn turn(&mut self) -> Result<Turn, Failure> {
+    /// Reads all pods if needed, then watches for changes until the watch ends.
+    async fn watch_once(&mut self) -> Result<Turn, Failure> {
         let began = Instant::now();
-        let (mut lines, mut heard) = match self.version.clone() {
+        let (mut lines, mut line_count) = match self.version.clone() {
             Some(version) => (self.open(Some(&version)).await?, 0),
             None => {
                 self.stagger().await;
@@ -120,41 +120,41 @@ impl Follower {
             }
         };
         if self.out.is_closed() {
-            return Ok(Turn::Unheard);
+            return Ok(Turn::ReceiverClosed);
         }
         let idle = self.settings.idle;
-        let lasting = began + self.settings.short_lived;
-        let mut well = false;
+        let settled_at = began + self.settings.short_lived;
+        let mut healthy = false;
         loop {
-            // A watch that was accepted proves nothing: it has to bring something, or to last.
-            if !well && (heard > 0 || Instant::now() >= lasting) {
-                well = true;
+            // An accepted watch may still end at once. A watch is healthy after a line, or after `short_lived`.
+            if !healthy && (line_count > 0 || Instant::now() >= settled_at) {
+                healthy = true;
                 self.recovered().await;
             }
             let out = self.out.clone();
-            // All arms are cancel safe: a line that is not whole stays in `lines`.
+            // All arms are cancel safe: an incomplete line stays in `lines`.
             let next = tokio::select! {
                 next = lines.next(idle) => next,
-                () = tokio::time::sleep_until(lasting), if !well => continue,
-                () = out.closed() => return Ok(Turn::Unheard),
+                () = tokio::time::sleep_until(settled_at), if !healthy => continue,
+                () = out.closed() => return Ok(Turn::ReceiverClosed),
             };
             match next {
                 Ok(Some(line)) => {
-                    heard += 1;
+                    line_count += 1;
                     self.line(&line)
                         .await
                         .map_err(|failure| self.counted(failure))?;
                 }
                 Ok(None) => break,
                 Err(failure) => {
-                    // A watch that breaks is nothing unusual: it goes on from where it was.
+                    // A broken watch is common. The next watch continues from the last resourceVersion.
                     let failure = self.counted(failure);
                     tracing::debug!("the watch of this node's pods broke: {failure}");
                     break;
                 }
             }
         }
-        if began.elapsed() < self.settings.short_lived && heard == 0 {
+        if began.elapsed() < self.settings.short_lived && line_count == 0 {
             let failure = Failure::Connection("the watch ended as soon as it had begun".to_owned());
             return Err(self.counted(failure));
         }
@@ -162,7 +162,7 @@ impl Follower {
         Ok(Turn::Ended(self.jitter.spread(self.settings.backoff.0)))
     }
 
-    /// Opens a watch from a version, or one that begins with all pods.
+    /// Opens a watch from a resourceVersion, or a streaming list without a version.
     async fn open(&self, version: Option<&str>) -> Result<Lines, Failure> {
         let params = WatchParams {
             field_selector: Some(self.selector.clone()),
@@ -175,7 +175,7 @@ impl Follower {
         self.api.open(Call::WatchPods, request).await
     }
 
-    /// Reads all pods by a streaming list; the same connection then brings the changes. `None` where that can't be had now.
+    /// Reads all pods by a streaming list. The same connection then sends the changes. `None` if a paged list is needed.
     async fn stream_all(&mut self) -> Result<Option<Lines>, Failure> {
         if !self.streaming {
             return Ok(None);
@@ -183,7 +183,9 @@ impl Follower {
         let mut lines = match self.open(None).await {
             Ok(lines) => lines,
             Err(failure) if refuses_streaming(&failure) => {
-                tracing::info!("no streaming lists here ({failure}): pods are read in pages");
+                tracing::info!(
+                    "the API server has no streaming lists ({failure}): pods are read by paged lists"
+                );
                 self.streaming = false;
                 return Ok(None);
             }
@@ -196,10 +198,12 @@ impl Follower {
                 Ok(Some(lines))
             }
             Ok(None) => {
-                // A server that knows nothing of streaming lists takes the request for a plain watch; a busy one is only slow.
-                tracing::info!("a streaming list found no end in time: pods are read in pages");
+                // A server without streaming lists treats the request as a plain watch. A busy server is only slow.
+                tracing::info!(
+                    "a streaming list sent no final bookmark in time: pods are read by a paged list"
+                );
                 self.unended += 1;
-                self.streaming = self.unended < UNENDED_ENOUGH;
+                self.streaming = self.unended < MAX_UNENDED;
                 self.api.counters().failed(ErrorKind::Timeout);
                 Ok(None)
             }
@@ -207,16 +211,17 @@ impl Follower {
         }
     }
 
-    /// The objects of a streaming list and its version, once its end is marked; `None` where no mark came in time.
+    /// Reads a streaming list up to the final bookmark. Returns the objects and the list's resourceVersion, or `None` if no
+    /// final bookmark came in time.
     async fn initial(
         &self,
         lines: &mut Lines,
     ) -> Result<Option<(Vec<Box<RawValue>>, String)>, Failure> {
-        let until = Instant::now() + self.settings.initial;
+        let deadline = Instant::now() + self.settings.initial;
         let mut objects = BTreeMap::new();
         loop {
-            let rest = until.saturating_duration_since(Instant::now());
-            let line = match lines.next(rest).await {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let line = match lines.next(left).await {
                 Ok(Some(line)) => line,
                 Ok(None) => {
                     return Err(Failure::Connection(
@@ -247,7 +252,7 @@ impl Follower {
         }
     }
 
-    /// Reads all pods page by page; the version of the list.
+    /// Reads all pods by a paged list. Returns the list's resourceVersion.
     async fn list_all(&mut self) -> Result<String, Failure> {
         let params = ListParams::default()
             .fields(&self.selector)
@@ -271,9 +276,9 @@ impl Follower {
         Ok(version)
     }
 
-    /// A random pause before everything is read anew: whatever made it necessary here did so on every node.
+    /// Pauses at random before a repeated read of all pods. The cause of the read usually affects every node at the same time.
     async fn stagger(&mut self) {
-        if self.known.is_complete() {
+        if self.cache.is_complete() {
             let pause = self.jitter.spread(self.settings.spread);
             let out = self.out.clone();
             tokio::select! {
@@ -283,14 +288,15 @@ impl Follower {
         }
     }
 
+    /// Replaces the cache by a complete list, and sends the snapshot.
     async fn replaced(&mut self, objects: Vec<Box<RawValue>>, version: String) {
-        let snapshot = self.known.replace(objects);
+        let snapshot = self.cache.replace(objects);
         self.api.counters().resynced();
         self.version = Some(version);
-        self.tell(snapshot).await;
+        self.send(snapshot).await;
     }
 
-    /// Takes one line of the watch.
+    /// Applies a line of the watch.
     async fn line(&mut self, line: &[u8]) -> Result<(), Failure> {
         let line: Line = parse(line)?;
         let next = Identity::of(&line.object).version();
@@ -298,27 +304,27 @@ impl Follower {
             "BOOKMARK" => None,
             "ADDED" | "MODIFIED" => {
                 self.api.counters().pod_changed();
-                self.known.changed(&line.object)
+                self.cache.changed(&line.object)
             }
             "DELETED" => {
                 self.api.counters().pod_changed();
-                self.known.gone(&line.object)
+                self.cache.gone(&line.object)
             }
             _ => return Err(error_event(&line.object)),
         };
-        // Something was heard: whatever comes next is the first failure again.
+        // The watch works, so the next failure counts as the first.
         self.backoff.reset();
-        (self.too_old, self.nonsense) = (false, 0);
+        (self.too_old, self.invalid_answers) = (false, 0);
         if let Some(next) = next {
             self.version = Some(next);
         }
         if let Some(event) = event {
-            self.tell(event).await;
+            self.send(event).await;
         }
         Ok(())
     }
 
-    /// Notes a failure; how long to wait.
+    /// Records and reports a failure. Returns the pause before the next try.
     async fn failed(&mut self, failure: &Failure) -> Duration {
         let too_old = failure.is_expired();
         if too_old && !self.too_old {
@@ -328,51 +334,50 @@ impl Follower {
         self.too_old |= too_old;
         let pause = self.backoff.wait(self.jitter.roll(), failure.retry_after());
         if too_old {
-            // Not the server's fault: it has forgotten what we ask for. Everything is read anew.
-            tracing::info!("this node's pods are read anew: {failure}");
+            // The server works, but no longer has the resourceVersion. All pods are read again.
+            tracing::info!("all pods of this node are read again: {failure}");
             self.version = None;
             return pause;
         }
         if failure.kind() == ErrorKind::InvalidResponse {
-            self.nonsense += 1;
-            if self.nonsense.is_multiple_of(MOST_INVALID) {
-                // What can't be read stands at this version: the way around it is a list.
+            self.invalid_answers += 1;
+            if self.invalid_answers.is_multiple_of(MAX_INVALID) {
+                // A watch from the same resourceVersion would send the unreadable line again. A list skips the line.
                 self.version = None;
             }
         }
-        let mut says = failure.to_string();
+        let mut reason = failure.to_string();
         match failure.kind() {
-            ErrorKind::Forbidden => says.push_str("; allow the agent to list and watch pods"),
-            ErrorKind::Unauthorized => says.push_str("; check the agent's token"),
+            ErrorKind::Forbidden => reason.push_str("; allow the agent to list and watch pods"),
+            ErrorKind::Unauthorized => reason.push_str("; check the agent's token"),
             _ => {}
         }
         self.api.counters().set_degraded(true);
-        if self.degraded.as_ref() != Some(&says) {
-            tracing::warn!(
-                "this node's pods can't be followed, what is known of them stays: {says}"
-            );
-            self.degraded = Some(says.clone());
-            self.tell(PodsEvent::Degraded(says)).await;
+        if self.degraded.as_ref() != Some(&reason) {
+            tracing::warn!("this node's pods can't be followed, the known pods stay: {reason}");
+            self.degraded = Some(reason.clone());
+            self.send(PodsEvent::Degraded(reason)).await;
         }
         pause
     }
 
-    /// A failure in the midst of a stream, which nobody else has counted.
+    /// Counts a failure inside a stream, which the API client does not count.
     fn counted(&self, failure: Failure) -> Failure {
         self.api.counters().failed(failure.kind());
         failure
     }
 
+    /// Reports a working watch, if the watch failed before.
     async fn recovered(&mut self) {
         self.api.counters().set_degraded(false);
         if self.degraded.take().is_some() {
             tracing::info!("this node's pods are followed again");
-            self.tell(PodsEvent::Recovered).await;
+            self.send(PodsEvent::Recovered).await;
         }
     }
 
-    async fn tell(&self, event: PodsEvent) {
-        // An error means that nobody listens, which the loop notices.
+    async fn send(&self, event: PodsEvent) {
+        // An error means that the receiver was dropped. The main loop checks for a dropped receiver.
         let _ = self.out.send(event).await;
     }
 }
@@ -389,7 +394,7 @@ fn error_event(object: &RawValue) -> Failure {
     }
 }
 
-/// 422 where the feature is off, 400 from servers that don't know the parameter's rules.
+/// Whether the server refuses streaming lists: 422 if the feature is off, 400 from servers without the parameter's rules.
 fn refuses_streaming(failure: &Failure) -> bool {
     failure
         .status()

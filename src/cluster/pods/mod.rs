@@ -1,14 +1,16 @@
 //! This node's pods, by one watch.
 //!
-//! [`follow`] is a task that reads all pods of the node once and follows their changes from there. Its rules:
+//! [`follow`] is a task that reads all pods of the node once and then watches for changes. The rules of the task:
 //!
-//! - **An empty cache is not "no pods".** Nothing is said before the server has told everything once; and a pod is gone when
-//!   the server says so, or when a complete list lacks it, never because something could not be read.
-//! - **What is known stays** while the API is away, slow, or talks nonsense. [`PodsEvent::Degraded`] says so once.
-//! - **A pod that can't be read** keeps the state it had, is named, and keeps nobody else from being read.
-//! - **Coming back is cheap**: a broken watch goes on from the last version; only a version that is too old (410) makes all
-//!   pods be read anew, after a random pause, so that ten thousand nodes don't ask at once.
-//! - **A silent connection is noticed**: bookmarks come every minute; after [`Settings::idle`] without a byte it is given up.
+//! - **An empty cache does not mean "no pods".** The task sends no pods before the first complete list. A pod is gone if the
+//!   server reports the deletion, or if a complete list lacks the pod. A failed read removes no pod.
+//! - **The known pods stay** while the API is unreachable, slow or sends invalid answers. The task sends
+//!   [`PodsEvent::Degraded`] once per reason.
+//! - **An unreadable pod keeps its last state.** [`PodsEvent::Unreadable`] names the pod. The remaining pods are still read.
+//! - **A reconnect is cheap.** A broken watch continues from the last resourceVersion. After 410 Gone, all pods are read again
+//!   after a random pause, to spread the requests of ten thousand nodes.
+//! - **A silent connection is closed.** Bookmarks come about every minute. After [`Settings::idle`] without data, the task
+//!   opens a new watch.
 //!
 //! `kube::runtime::watcher` (read in `kube-runtime` 5.0.0) cannot carry these rules:
 //!
@@ -32,19 +34,19 @@ use crate::pod::Pod;
 pub use cache::PodCache;
 pub use follower::follow;
 
-/// What is heard of this node's pods.
+/// A change of this node's pods, or of the connection to the API.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PodsEvent {
-    /// All pods, complete: at the start, and whenever they were read anew.
+    /// A complete list of all pods: the first list, and any later list.
     Snapshot {
         /// The pods, by namespace and name.
         pods: Vec<Pod>,
-        /// Pods that can't be read, by uid, as sentences; those that were known keep what was known of them.
+        /// A sentence for each unreadable pod, by uid. `pods` has the last readable state of these pods, if any.
         unreadable: BTreeMap<String, String>,
     },
-    /// A pod that is new or has changed in a way that matters to us.
+    /// A pod is new, or a field that Pinfold reads has changed.
     Changed(Box<Pod>),
-    /// The server says that a pod is gone.
+    /// The server reported the deletion of a pod.
     Gone {
         /// The API server's uid.
         uid: String,
@@ -53,38 +55,38 @@ pub enum PodsEvent {
         /// Name.
         name: String,
     },
-    /// A pod has come to a state that can't be read; what was known of it stays.
+    /// The new state of a pod is unreadable. The last readable state stays.
     Unreadable {
         /// The API server's uid.
         uid: String,
-        /// A sentence that names the pod and what is wrong.
+        /// A sentence with the pod's name and the error.
         says: String,
     },
-    /// The API can't be heard, and why; what is known stays. Said again only when the reason is another.
+    /// The watch fails for the given reason. The known pods stay. Sent again only for a different reason.
     Degraded(String),
-    /// It is heard again.
+    /// The watch works again.
     Recovered,
 }
 
-/// How the pods are followed.
+/// The settings of the watch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
-    /// Pods of a page, where the server has no streaming lists.
+    /// The number of pods in a page of a paged list.
     pub page: u32,
-    /// Whether to ask for a streaming list first.
+    /// Whether to try a streaming list before a paged list.
     pub streaming: bool,
-    /// How long the server is asked to keep one watch, in seconds.
+    /// The requested duration of a watch, in seconds.
     pub watch_seconds: u32,
-    /// How long a watch may be silent. Bookmarks come about every minute, but no server promises them; giving up a good
-    /// connection costs one request.
+    /// The longest time without data before the watch is closed. Bookmarks come about every minute, but no server guarantees
+    /// bookmarks. Closing a working connection costs a request.
     pub idle: Duration,
-    /// How long a streaming list may take until its end is marked.
+    /// The longest time until the final bookmark of a streaming list.
     pub initial: Duration,
     /// The shortest and the longest wait between two tries.
     pub backoff: (Duration, Duration),
-    /// The longest random pause before everything is read anew.
+    /// The longest random pause before all pods are read again.
     pub spread: Duration,
-    /// A watch that ends before this has failed, however politely.
+    /// A watch without any line and with a shorter lifetime counts as failed.
     pub short_lived: Duration,
 }
 

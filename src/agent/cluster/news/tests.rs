@@ -107,15 +107,15 @@ fn snapshot(enforcement: Enforcement, containers: &[ContainerState]) -> Snapshot
 }
 
 /// The notes of the Events that follow from successive states of the container, with the reason in front.
-fn told(states: &[ContainerState]) -> Vec<Vec<String>> {
-    let mut told = Reported::default();
-    let one = |state: &ContainerState| {
+fn notes_of(states: &[ContainerState]) -> Vec<Vec<String>> {
+    let mut reported = Reported::default();
+    let notes = |state: &ContainerState| {
         let enforcement = if state.partition.is_some() {
             Enforcement::Partition
         } else {
             Enforcement::Cpuset
         };
-        let news = told.note(
+        let news = reported.note(
             &snapshot(enforcement, std::slice::from_ref(state)),
             &[pod("p")],
         );
@@ -123,14 +123,14 @@ fn told(states: &[ContainerState]) -> Vec<Vec<String>> {
             .map(|news| format!("{}: {}", news.reason, news.note))
             .collect()
     };
-    states.iter().map(one).collect()
+    states.iter().map(notes).collect()
 }
 
 const PINNED: &str =
     "Pinned: Container main runs on CPUs 2-3 of its own, on NUMA node 0 (enforcement cpuset)";
 
 #[test]
-fn pinned_is_told_once_and_again_for_another_container_or_other_cpus() {
+fn pinned_is_reported_once_per_container_and_assignment() {
     let next = ContainerState {
         cgroup: Some("kubepods/podu-p/c2".to_owned()),
         ..owns("2-3")
@@ -144,10 +144,10 @@ fn pinned_is_told_once_and_again_for_another_container_or_other_cpus() {
         waiting(),
     ];
     assert_eq!(
-        told(&states),
+        notes_of(&states),
         [vec![], vec![PINNED], vec![], vec![PINNED], vec![], vec![]]
     );
-    let moved = told(&[owns("2-3"), owns("1-2")]);
+    let moved = notes_of(&[owns("2-3"), owns("1-2")]);
     assert_eq!(
         moved[1],
         [
@@ -161,50 +161,50 @@ fn pinned_is_told_once_and_again_for_another_container_or_other_cpus() {
         ..owns("2-3")
     };
     assert_eq!(
-        told(&[owns("2-3"), gone, owns("2-3")])[1..],
+        notes_of(&[owns("2-3"), gone, owns("2-3")])[1..],
         [Vec::<String>::new(), vec![]]
     );
 }
 
 #[test]
-fn what_is_not_in_force_is_not_told() {
-    let asked = ContainerState {
+fn ineffective_cpus_are_not_reported() {
+    let ineffective = ContainerState {
         effective: Some(set("0-3")),
         ..owns("2-3")
     };
-    assert_eq!(told(&[asked]), [Vec::<String>::new()]);
-    let kernel = |says: &str| ContainerState {
-        partition: Some(says.to_owned()),
+    assert_eq!(notes_of(&[ineffective]), [Vec::<String>::new()]);
+    let kernel = |partition: &str| ContainerState {
+        partition: Some(partition.to_owned()),
         ..owns("2-3")
     };
     let invalid = kernel("root invalid (Cpu list in cpuset.cpus not exclusive)");
-    let heard = told(&[kernel("member"), invalid, kernel("isolated")]);
+    let notes = notes_of(&[kernel("member"), invalid, kernel("isolated")]);
     assert_eq!(
-        (heard[0].len(), heard[1].len(), heard[2].len()),
+        (notes[0].len(), notes[1].len(), notes[2].len()),
         (0, 0, 1),
-        "{heard:?}"
+        "{notes:?}"
     );
 }
 
 #[test]
-fn a_restart_tells_nothing_of_what_was_so() {
+fn a_restart_reports_no_older_state() {
     let at_start = |cpus: &str, state: ContainerState| ContainerState {
         at_start: Some(set(cpus)),
         ..state
     };
     let nothing: [Vec<String>; 2] = [vec![], vec![]];
     let had = at_start("2-3", owns("2-3"));
-    assert_eq!(told(&[had.clone(), had]), nothing);
+    assert_eq!(notes_of(&[had.clone(), had]), nothing);
     let note = "stays in the shared pool: too few free CPUs: 2 wanted, 0 free";
     let refused = at_start("", refused(Refused::Room, note));
-    assert_eq!(told(&[refused.clone(), refused.clone()]), nothing);
+    assert_eq!(notes_of(&[refused.clone(), refused.clone()]), nothing);
     let mut kept = at_start("", waiting());
     kept.threads.kept = vec!["OMP_NUM_THREADS".to_owned()];
-    assert_eq!(told(&[kept.clone(), kept]), nothing);
+    assert_eq!(notes_of(&[kept.clone(), kept]), nothing);
     // A later change causes an Event, and so does a change of a container from before the agent's start.
-    assert_eq!(told(&[refused, at_start("", owns("2-3"))])[1], [PINNED]);
-    assert_eq!(told(&[at_start("", owns("2-3"))]), [vec![PINNED]]);
-    assert_eq!(told(&[at_start("2-3", owns("1-2"))])[0].len(), 1);
+    assert_eq!(notes_of(&[refused, at_start("", owns("2-3"))])[1], [PINNED]);
+    assert_eq!(notes_of(&[at_start("", owns("2-3"))]), [vec![PINNED]]);
+    assert_eq!(notes_of(&[at_start("2-3", owns("1-2"))])[0].len(), 1);
     // A repair of drift from before the agent's start causes a single Event.
     let repaired = Repaired {
         count: 1,
@@ -223,18 +223,18 @@ fn a_restart_tells_nothing_of_what_was_so() {
         repaired: Some(repaired),
         ..at_start("2-3", owns("2-3"))
     };
-    let heard = told(&[drifted, again]);
-    assert_eq!((heard[0].len(), heard[1].len()), (0, 1), "{heard:?}");
-    assert!(heard[1][0].starts_with("DriftRepaired: "), "{heard:?}");
+    let notes = notes_of(&[drifted, again]);
+    assert_eq!((notes[0].len(), notes[1].len()), (0, 1), "{notes:?}");
+    assert!(notes[1][0].starts_with("DriftRepaired: "), "{notes:?}");
 }
 
 #[test]
-fn a_refusal_is_told_with_its_reason_and_not_for_every_number_in_it() {
+fn a_refusal_is_reported_once_despite_changing_numbers() {
     let note =
         |free: usize| format!("stays in the shared pool: too few free CPUs: 2 wanted, {free} free");
     let room = |free| refused(Refused::Room, &note(free));
     let kernel = "stays in the shared pool: kubepods/podu-p/c1: root on CPUs 2-3: the kernel says \"root invalid\"";
-    let heard = told(&[
+    let notes = notes_of(&[
         room(0),
         room(1),
         refused(Refused::Kernel, kernel),
@@ -243,7 +243,7 @@ fn a_refusal_is_told_with_its_reason_and_not_for_every_number_in_it() {
         room(1),
     ]);
     assert_eq!(
-        heard,
+        notes,
         [
             vec![format!("Refused: Container main {}", note(0))],
             vec![],
@@ -258,21 +258,21 @@ fn a_refusal_is_told_with_its_reason_and_not_for_every_number_in_it() {
         refused: Some(Refused::Room),
         ..owns("2-3")
     };
-    let heard = told(&[owns("2-3"), some.clone(), some]);
-    assert_eq!((heard[1].len(), heard[2].len()), (1, 0), "{heard:?}");
+    let notes = notes_of(&[owns("2-3"), some.clone(), some]);
+    assert_eq!((notes[1].len(), notes[2].len()), (1, 0), "{notes:?}");
 }
 
 #[test]
-fn policy_is_told_where_no_container_of_the_pod_gets_any() {
+fn policy_is_reported_if_no_container_of_the_pod_gets_cpus() {
     let denied = ContainerState {
         entitlement: shared("QoS class Burstable, not Guaranteed"),
         refused: Some(Refused::Policy),
         ..waiting()
     };
-    let heard = told(&[denied.clone(), denied.clone()]);
-    let says =
+    let notes = notes_of(&[denied.clone(), denied.clone()]);
+    let expected =
         "NotPinned: Container main gets no CPUs of its own: QoS class Burstable, not Guaranteed";
-    assert_eq!(heard, [vec![says], vec![]]);
+    assert_eq!(notes, [vec![expected], vec![]]);
     let beside = ContainerState {
         container: "logger".to_owned(),
         ..denied
@@ -285,33 +285,33 @@ fn policy_is_told_where_no_container_of_the_pod_gets_any() {
 }
 
 #[test]
-fn whoever_has_to_share_again_is_told_why_but_not_at_its_end() {
+fn a_release_is_reported_except_for_a_finished_pod() {
     let annotated = ContainerState {
         entitlement: shared("annotation pinfold.io/cpus=shared"),
         ..waiting()
     };
-    let heard = told(&[
+    let notes = notes_of(&[
         owns("2-3"),
         annotated.clone(),
         annotated.clone(),
         owns("2-3"),
     ]);
-    let says = "Released: Container main shares CPUs with others from now on: annotation pinfold.io/cpus=shared";
-    assert_eq!(heard, [vec![PINNED], vec![says], vec![], vec![PINNED]]);
-    let mut told = Reported::default();
-    told.note(&snapshot(Enforcement::Cpuset, &[owns("2-3")]), &[pod("p")]);
+    let expected = "Released: Container main shares CPUs with others from now on: annotation pinfold.io/cpus=shared";
+    assert_eq!(notes, [vec![PINNED], vec![expected], vec![], vec![PINNED]]);
+    let mut reported = Reported::default();
+    reported.note(&snapshot(Enforcement::Cpuset, &[owns("2-3")]), &[pod("p")]);
     let finished = Pod {
         finished: true,
         ..pod("p")
     };
     assert_eq!(
-        told.note(&snapshot(Enforcement::Cpuset, &[annotated]), &[finished]),
+        reported.note(&snapshot(Enforcement::Cpuset, &[annotated]), &[finished]),
         []
     );
 }
 
 #[test]
-fn drift_is_told_when_it_is_put_right() {
+fn drift_is_reported_after_its_repair() {
     let repaired = |count| {
         let repaired = Repaired {
             count,
@@ -328,11 +328,11 @@ fn drift_is_told_when_it_is_put_right() {
         effective: Some(set("0-1")),
         ..owns("2-3")
     };
-    let says = "DriftRepaired: Container main ran on CPUs 0-1 instead of 2-3, since somebody wrote other CPUs to its cgroup; it was put right";
-    let heard = told(&[owns("2-3"), drifted, repaired(1), repaired(1), repaired(3)]);
+    let expected = "DriftRepaired: Container main ran on CPUs 0-1 instead of 2-3, since somebody wrote other CPUs to its cgroup; the agent restored the CPUs";
+    let notes = notes_of(&[owns("2-3"), drifted, repaired(1), repaired(1), repaired(3)]);
     assert_eq!(
-        heard,
-        [vec![PINNED], vec![], vec![says], vec![], vec![says]]
+        notes,
+        [vec![PINNED], vec![], vec![expected], vec![], vec![expected]]
     );
     // A container without exclusive CPUs was only kept off other containers' CPUs.
     let bystander = ContainerState {
@@ -340,23 +340,26 @@ fn drift_is_told_when_it_is_put_right() {
         assigned: None,
         ..repaired(1)
     };
-    assert_eq!(told(&[bystander]), [Vec::<String>::new()]);
+    assert_eq!(notes_of(&[bystander]), [Vec::<String>::new()]);
 }
 
 #[test]
-fn a_users_own_variable_is_told_once() {
+fn a_kept_thread_variable_is_reported_once() {
     let mut state = owns("2-3");
     state.threads.kept = vec!["MKL_NUM_THREADS".to_owned(), "OMP_NUM_THREADS".to_owned()];
-    let says = "ValueKept: Container main sets MKL_NUM_THREADS, OMP_NUM_THREADS itself: what is set there stays as it is";
-    assert_eq!(told(&[state.clone(), state]), [vec![PINNED, says], vec![]]);
+    let expected = "ValueKept: Container main sets MKL_NUM_THREADS, OMP_NUM_THREADS itself: the agent keeps the container's value";
+    assert_eq!(
+        notes_of(&[state.clone(), state]),
+        [vec![PINNED, expected], vec![]]
+    );
 }
 
 #[test]
-fn events_are_on_pods_of_the_api_and_nobody_elses() {
+fn events_are_only_on_pods_of_the_api() {
     let state = snapshot(Enforcement::Cpuset, &[owns("2-3")]);
     assert_eq!(Reported::default().note(&state, &[pod("q")]), []);
-    let looks = snapshot(Enforcement::Observe, &[owns("2-3")]);
-    assert_eq!(Reported::default().note(&looks, &[pod("p")]), []);
+    let observing = snapshot(Enforcement::Observe, &[owns("2-3")]);
+    assert_eq!(Reported::default().note(&observing, &[pod("p")]), []);
     // A static pod's cgroup and its mirror pod have different uids.
     let mut mirror = pod("p");
     (mirror.uid, mirror.api_uid) = (Some("of-the-api".into()), Some("of-the-api".into()));
@@ -370,11 +373,11 @@ fn events_are_on_pods_of_the_api_and_nobody_elses() {
         (1, "of-the-api", false)
     );
     // The state of a removed pod is forgotten.
-    let mut told = Reported::default();
-    assert_eq!(told.note(&state, &[pod("p")]).len(), 1);
+    let mut reported = Reported::default();
+    assert_eq!(reported.note(&state, &[pod("p")]).len(), 1);
     assert_eq!(
-        told.note(&snapshot(Enforcement::Cpuset, &[]), &[pod("p")]),
+        reported.note(&snapshot(Enforcement::Cpuset, &[]), &[pod("p")]),
         []
     );
-    assert_eq!(told, Reported::default());
+    assert_eq!(reported, Reported::default());
 }
