@@ -880,7 +880,7 @@ async fn an_api_server_in_trouble_decides_nothing() {
             "{round:?}"
         );
         assert!(
-            round.hints[0].starts_with("TFJobs can't be looked at: "),
+            round.hints[0].starts_with("TFJobs can't be listed: "),
             "{:?}",
             round.hints
         );

@@ -120,7 +120,8 @@ pub fn decide(seen: Seen<'_>, memory: &Memory) -> Verdict {
         Ok(Duty::Disputed { plans }) => {
             let plans = plans.join(" and ");
             let says = format!(
-                "the plans {plans} are active and all have this node as a candidate: the node stays unchanged until only one of the plans has the node"
+                "the plans {plans} are active and all have this node as a candidate: the node stays unchanged \
+                 until only one of the plans has the node"
             );
             Verdict::new(Phase::Disputed, says)
         }
