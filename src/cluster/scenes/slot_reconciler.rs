@@ -24,15 +24,12 @@ const MAX_ACTIONS: usize = 12;
 /// The longest random pause between the loss of the claim and the next pass.
 const LOST_SPREAD: Duration = Duration::from_secs(1);
 
-/// The own Node was deleted during a pass.
 const NODE_DELETED: &str = "the Node was deleted";
-
-/// The own Node was deleted, and a new Node has the same name.
 const NODE_REPLACED: &str = "a new Node has the same name";
 
 /// The own Node and the own claims, as of the last read.
 #[derive(Debug)]
-struct Observed {
+struct NodeState {
     node: OwnNode,
     claims: Arc<Claims>,
     mine: BTreeSet<String>,
@@ -44,7 +41,7 @@ struct Observed {
 pub(super) struct SlotReconciler {
     scenes: Scenes,
     plans: watch::Receiver<Plans>,
-    observed: Option<Observed>,
+    observed: Option<NodeState>,
     /// The watch of the own claim.
     guard: Option<Guard>,
     memory: Memory,
@@ -158,8 +155,7 @@ impl SlotReconciler {
             (plans.degraded.clone(), plans.terminal)
         };
         if let Some(degraded) = degraded {
-            // Without current plans, a pass decides nothing. The labels are still published: an administrator may have set
-            // the labels by hand.
+            // Without current plans, a pass only publishes the labels: an administrator may have set labels by hand.
             if terminal {
                 self.report_terminal("plans", format!("nothing is changed: {degraded}"))
                     .await;
@@ -227,7 +223,7 @@ impl SlotReconciler {
             }
         }
         // Probably a second writer reverts the actions. The next pass reads the Node again.
-        tracing::warn!("scenes: the pass ends after {MAX_ACTIONS} actions; the next pass continues");
+        tracing::warn!("scenes: {MAX_ACTIONS} actions in one pass; the next pass continues");
         Ok(())
     }
 
@@ -267,7 +263,7 @@ impl SlotReconciler {
 
     /// Reads the claims that the Node's labels name. If the node holds none of these claims, a list from the server's cache
     /// finds the node's claims.
-    async fn observe_first(&self, node: OwnNode) -> Result<Observed, PassError> {
+    async fn observe_first(&self, node: OwnNode) -> Result<NodeState, PassError> {
         let Scenes {
             api,
             node: name,
@@ -286,7 +282,7 @@ impl SlotReconciler {
         if complete {
             mine = claims.mine().await?;
         }
-        Ok(Observed {
+        Ok(NodeState {
             node,
             claims: Arc::new(claims),
             mine,
@@ -296,13 +292,13 @@ impl SlotReconciler {
 
     /// Reads the claims that no watch confirms. The second read also lists the claims: an agent may have ended before the
     /// release of a claim, and the labels do not name such a claim.
-    async fn observe_again(&self, node: OwnNode, before: Observed) -> Result<Observed, PassError> {
-        let Observed {
+    async fn observe_again(&self, node: OwnNode, last: NodeState) -> Result<NodeState, PassError> {
+        let NodeState {
             claims,
             mine,
             complete,
             ..
-        } = before;
+        } = last;
         let watched = |name: &String| {
             self.guard
                 .as_ref()
@@ -314,7 +310,7 @@ impl SlotReconciler {
         if !complete {
             confirmed.extend(claims.mine().await?);
         }
-        Ok(Observed {
+        Ok(NodeState {
             node,
             claims,
             mine: confirmed,
@@ -324,7 +320,7 @@ impl SlotReconciler {
 
     /// Starts, keeps or ends the watch, so that the node's first claim is watched.
     fn watch_claim(&mut self) {
-        let Some(Observed { claims, mine, .. }) = &self.observed else {
+        let Some(NodeState { claims, mine, .. }) = &self.observed else {
             return;
         };
         let wanted = mine.first();
@@ -380,7 +376,7 @@ impl SlotReconciler {
             memory,
             ..
         } = self;
-        let Some(Observed {
+        let Some(NodeState {
             node,
             claims,
             mine,
@@ -393,8 +389,7 @@ impl SlotReconciler {
             Action::Claim { slots, only } => {
                 let Some(plan) = plan else { return Ok(()) };
                 if was_spare || !*complete {
-                    // Most slots are probably taken, so a list costs less than failed tries. The list may show a forgotten
-                    // own claim, too.
+                    // A list costs less than many failed tries. The list may also show a forgotten own claim.
                     let own = claims.look_around().await?;
                     let own = claims
                         .confirm(own.difference(mine).cloned().collect::<Vec<_>>())
@@ -487,7 +482,7 @@ impl SlotReconciler {
 
     /// Publishes the state. A new obstacle or conflict also becomes an Event.
     fn publish(&self, verdict: &Verdict) {
-        let Some(Observed { node, mine, .. }) = &self.observed else {
+        let Some(NodeState { node, mine, .. }) = &self.observed else {
             return;
         };
         let ours = node
@@ -543,8 +538,7 @@ impl SlotReconciler {
         });
     }
 
-    /// Reports a terminal failure as an Event. The same `key` gets a second Event only after a success or a failure with a
-    /// different key.
+    /// Reports a terminal failure as an Event. A repeated `key` gets an Event only after a success or a different key.
     async fn report_terminal(&mut self, key: &str, reason: String) {
         if self.reported_failure.as_deref() == Some(key) {
             return;
