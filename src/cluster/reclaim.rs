@@ -1,7 +1,8 @@
-//! Parameter servers that have nobody left to serve: looks at the objects, deletes what is to go, and looks again.
+//! [`Reclaimer`]: deletes the parameter servers of training jobs that have ended.
 //!
-//! [`scene::reclaim`](crate::scene::reclaim()) decides. What is deleted is exactly what was looked at (uid and version), so that
-//! of two who decide the second finds nothing to do, and what was changed meanwhile is looked at anew.
+//! [`scene::reclaim`](crate::scene::reclaim()) decides by the listed objects. Each delete has the uid and the resourceVersion
+//! of the listed object as preconditions. So a second reclaimer does no harm, and an object that changed after the list is
+//! listed again before a decision.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -18,60 +19,60 @@ use crate::scene::{
     Item, ItemKind, Outcome, PS, RECLAIM_LABEL, Reclaimable, TASK_LABELS, Verdict, reclaim,
 };
 
-/// Objects of a page: Jobs with hundreds of hosts in their environment are large, and one page is kept at a time.
+/// The number of objects on a page. Memory holds a page at a time, and a Job with hundreds of hosts in the environment is large.
 const PAGE: u32 = 50;
 
-/// So long a look is good for deletes: workers that come later must be seen.
-const FRESH: Duration = Duration::from_secs(5);
+/// The maximum age of the lists for a delete. New lists show workers that came later.
+const MAX_AGE: Duration = Duration::from_secs(5);
 
-/// How often what was changed meanwhile is looked at again at once.
-const LOOKS: u32 = 3;
+/// The number of lists in a round after which changed objects wait for the next round.
+const MAX_LISTS: u32 = 3;
 
-/// The longest wait after a look that came to nothing, unless looks are further apart anyway.
+/// The longest wait after a failed round, unless the interval is longer.
 const LONGEST_WAIT: Duration = Duration::from_secs(300);
 
-/// The longest text of names in one selector: addresses of a request may be some KiB, by what is in between.
+/// The maximum length of the names in a label selector, in bytes. Proxies limit a request's URL to a few KiB.
 const LONGEST_NAMES: usize = 2 << 10;
 
-/// What reclaims, and how.
+/// Deletes the parameter servers of ended jobs.
 #[derive(Debug, Clone)]
 pub struct Reclaimer {
     api: Api,
-    /// The only namespace that is looked at.
+    /// The only namespace; `None` for all namespaces.
     namespace: Option<String>,
-    /// Seconds after the last worker, where a job names none.
+    /// The seconds between the job's end and the deletion, for jobs without a wait.
     after: u32,
-    /// Whether nothing is deleted.
+    /// Whether the deletes are only reported.
     dry_run: bool,
 }
 
-/// What a look at all jobs has led to.
+/// The result of a round over all jobs.
 #[derive(Debug, Clone, Default)]
 pub struct Round {
-    /// All jobs that ask for it and have parameter servers, as they were found.
+    /// All jobs with parameter servers that ask to be reclaimed, as last listed.
     pub jobs: Vec<Reclaimable>,
-    /// What is gone now: kind, namespace and name; with a dry run, what would be.
+    /// The deleted objects: kind, namespace and name. With a dry run, the objects to delete.
     pub deleted: Vec<(ItemKind, String, String)>,
-    /// What could not be deleted.
+    /// The objects with a failed delete, and the failures.
     pub failed: Vec<(ItemKind, String, String, Failure)>,
-    /// What was to be deleted and was changed by somebody each time before it was: nothing is decided about the rest of its job.
+    /// The objects that changed after the last list and before the delete. The rest of the job stays, too.
     pub changed: Vec<(ItemKind, String, String)>,
-    /// TFJobs that keep their parameter servers, in words.
+    /// The TFJobs that keep parameter servers, as sentences.
     pub hints: Vec<String>,
 }
 
-/// What became of a delete.
-enum Gone {
-    /// It is gone, by us or by somebody else.
-    Yes,
-    /// It is not what was looked at.
+/// The outcome of a delete.
+enum Deletion {
+    /// The object is deleted, or was deleted before.
+    Done,
+    /// The object has changed since the list, or a new object has the same name.
     Changed,
 }
 
 // === impl Reclaimer ===
 
 impl Reclaimer {
-    /// One that looks at a namespace, or at all.
+    /// A reclaimer for a namespace, or for all namespaces.
     pub fn new(api: Api, namespace: Option<String>, after: u32, dry_run: bool) -> Self {
         Self {
             api,
@@ -81,18 +82,18 @@ impl Reclaimer {
         }
     }
 
-    /// Looks at all jobs once, and deletes what is to go.
+    /// Runs a round: lists all jobs, and deletes the objects that can go.
     ///
     /// # Errors
-    /// Any [`Failure`] of a look: nothing is decided then. What can't be deleted is in the [`Round`].
+    /// Any [`Failure`] of a list. Failed deletes are in the [`Round`].
     pub async fn once(&self) -> Result<Round, Failure> {
-        let (mut round, mut looks) = (Round::default(), 0);
+        let (mut round, mut lists) = (Round::default(), 0);
         loop {
-            let looked = Instant::now();
-            round.jobs = reclaim(&self.look().await?, now(), self.after);
+            let listed = Instant::now();
+            round.jobs = reclaim(&self.list_items().await?, now(), self.after);
             round.failed.clear();
             round.changed.clear();
-            looks += 1;
+            lists += 1;
             let (mut old, mut tried) = (false, false);
             for job in round
                 .jobs
@@ -105,22 +106,22 @@ impl Reclaimer {
                         round.deleted.push(name);
                         continue;
                     }
-                    // One at least for each look, however long that took.
-                    old = tried && looked.elapsed() > FRESH;
+                    // At least a single delete follows each list, even if the list took longer.
+                    old = tried && listed.elapsed() > MAX_AGE;
                     if old {
                         break;
                     }
                     tried = true;
                     match self.delete(item).await {
-                        Ok(Gone::Yes) => round.deleted.push(name),
-                        // What is left of the job waits for another look.
-                        Ok(Gone::Changed) => {
+                        Ok(Deletion::Done) => round.deleted.push(name),
+                        // The rest of the job waits for the next list.
+                        Ok(Deletion::Changed) => {
                             round.changed.push(name);
                             break;
                         }
                         Err(failure) => {
                             round.failed.push((name.0, name.1, name.2, failure));
-                            // Reclaim finds a job by its servers, so they stay until every task of the job is gone.
+                            // Reclaim finds a job by the job's servers. So the servers stay until every task is deleted.
                             if item.kind == ItemKind::Job {
                                 break;
                             }
@@ -132,7 +133,7 @@ impl Reclaimer {
                 }
             }
             let again =
-                round.failed.is_empty() && (old || !round.changed.is_empty() && looks < LOOKS);
+                round.failed.is_empty() && (old || !round.changed.is_empty() && lists < MAX_LISTS);
             if !again {
                 break;
             }
@@ -141,29 +142,29 @@ impl Reclaimer {
         Ok(round)
     }
 
-    /// Looks again and again until `stop`, and tells of every round and of every look that came to nothing.
+    /// Runs rounds until `stop`, and passes each result to `report`, failures included.
     pub async fn watch(
         &self,
         every: Duration,
         stop: &CancellationToken,
-        mut tell: impl FnMut(Result<Round, Failure>),
+        mut report: impl FnMut(Result<Round, Failure>),
     ) {
         let mut backoff = Backoff::new(every, longest(every));
         let mut jitter = Jitter::default();
         loop {
-            // Cancel safe: a round that is cut off has deleted only what was to go, and the next one finds the rest.
+            // Cancel safe: a cancelled round has made only correct deletes, and the next round finds the rest.
             let round = tokio::select! {
                 round = self.once() => round,
                 () = stop.cancelled() => return,
             };
-            let trouble = match &round {
+            let retry_after = match &round {
                 Ok(round) => round
                     .failed
                     .first()
                     .map(|(_, _, _, failure)| failure.retry_after()),
                 Err(failure) => Some(failure.retry_after()),
             };
-            let wait = match (trouble, &round) {
+            let wait = match (retry_after, &round) {
                 (Some(asked), _) => backoff.wait(jitter.roll(), asked),
                 (None, Ok(round)) => {
                     backoff.reset();
@@ -171,7 +172,7 @@ impl Reclaimer {
                 }
                 (None, Err(_)) => every,
             };
-            tell(round);
+            report(round);
             tokio::select! {
                 () = tokio::time::sleep(wait) => {}
                 () = stop.cancelled() => return,
@@ -179,15 +180,15 @@ impl Reclaimer {
         }
     }
 
-    /// All objects of jobs that ask for it. Servers are read first: what they are deleted by is never newer than the workers
-    /// that they are judged by.
-    async fn look(&self) -> Result<Vec<Item>, Failure> {
-        let asks = format!("{RECLAIM_LABEL}={PS}");
+    /// All objects of jobs that ask to be reclaimed. The servers come first: so the resourceVersions of their deletes are never
+    /// newer than the list of workers that the decision uses.
+    async fn list_items(&self) -> Result<Vec<Item>, Failure> {
+        let reclaimable = format!("{RECLAIM_LABEL}={PS}");
         let mut items = self
-            .list("apps/v1", "deployments", ItemKind::Deployment, &asks)
+            .list("apps/v1", "deployments", ItemKind::Deployment, &reclaimable)
             .await?;
         items.extend(
-            self.list("v1", "services", ItemKind::Service, &asks)
+            self.list("v1", "services", ItemKind::Service, &reclaimable)
                 .await?,
         );
         let [name, role, _] = TASK_LABELS;
@@ -198,9 +199,10 @@ impl Reclaimer {
             .filter(is_server)
             .filter_map(|item| item.labels.get(name));
         let names: BTreeSet<String> = servers.filter(|name| !name.is_empty()).cloned().collect();
-        // Without servers there is nothing to decide: other Jobs, which are large, and stay when they are done, are left alone.
+        // Only Jobs of tasks with servers matter. The remaining Jobs are not listed: finished Jobs stay in the cluster, and are
+        // large.
         for names in selectors(&names) {
-            let selector = format!("{asks},{name} in ({names})");
+            let selector = format!("{reclaimable},{name} in ({names})");
             items.extend(
                 self.list("batch/v1", "jobs", ItemKind::Job, &selector)
                     .await?,
@@ -243,7 +245,7 @@ impl Reclaimer {
         }
     }
 
-    /// Hands over what is listed, object by object.
+    /// Lists the objects page by page, and passes each object to `take`.
     async fn pages(
         &self,
         path: &str,
@@ -263,7 +265,7 @@ impl Reclaimer {
         Ok(())
     }
 
-    async fn delete(&self, item: &Item) -> Result<Gone, Failure> {
+    async fn delete(&self, item: &Item) -> Result<Deletion, Failure> {
         let (version, plural) = match item.kind {
             ItemKind::Job => ("batch/v1", "jobs"),
             ItemKind::Deployment => ("apps/v1", "deployments"),
@@ -284,14 +286,14 @@ impl Reclaimer {
             .delete(&item.name, &params)
             .map_err(Failure::unbuilt)?;
         match self.api.ask::<Value>(Call::Other, request).await {
-            Ok(_) => Ok(Gone::Yes),
-            Err(failure) if failure.kind() == ErrorKind::NotFound => Ok(Gone::Yes),
-            Err(failure) if failure.kind() == ErrorKind::Conflict => Ok(Gone::Changed),
+            Ok(_) => Ok(Deletion::Done),
+            Err(failure) if failure.kind() == ErrorKind::NotFound => Ok(Deletion::Done),
+            Err(failure) if failure.kind() == ErrorKind::Conflict => Ok(Deletion::Changed),
             Err(failure) => Err(failure),
         }
     }
 
-    /// TFJobs are their operator's; those that keep their parameter servers for ever are named.
+    /// Names the TFJobs that keep parameter servers forever. Only the TFJob operator deletes objects of a TFJob.
     async fn hints(&self) -> Vec<String> {
         let mut hints = Vec::new();
         let take = |job: &Value| {
@@ -308,10 +310,10 @@ impl Reclaimer {
             .await;
         match listed {
             Ok(()) => {}
-            // Not installed, or nobody lets us look: the hint is all that is lost.
+            // Without TFJobs in the cluster, or without permission, only the hints are missing.
             Err(failure)
                 if matches!(failure.kind(), ErrorKind::NotFound | ErrorKind::Forbidden) => {}
-            Err(failure) => hints.push(format!("TFJobs can't be looked at: {failure}")),
+            Err(failure) => hints.push(format!("TFJobs can't be listed: {failure}")),
         }
         hints
     }
@@ -320,7 +322,7 @@ impl Reclaimer {
 // === impl Round ===
 
 impl Round {
-    /// The time until the first wait of a job is over.
+    /// The time until the end of the first job's wait.
     fn next(&self, now: i64) -> Option<Duration> {
         let waits = self.jobs.iter().filter_map(|job| match job.verdict {
             Verdict::Waiting { until } => u64::try_from(until.saturating_sub(now)).ok(),
@@ -332,12 +334,12 @@ impl Round {
     }
 }
 
-/// The longest wait of somebody who looks so often.
+/// The longest wait after a failure, for rounds at the interval `every`.
 fn longest(every: Duration) -> Duration {
     every.saturating_mul(8).min(LONGEST_WAIT.max(every))
 }
 
-/// The names with commas between them, in texts that are short enough for a selector each.
+/// The names, joined by commas into texts that each fit into a selector.
 fn selectors(names: &BTreeSet<String>) -> Vec<String> {
     let mut texts: Vec<String> = Vec::new();
     for name in names {
@@ -355,7 +357,7 @@ fn selectors(names: &BTreeSet<String>) -> Vec<String> {
     texts
 }
 
-/// The clock that is compared with the API server's times. Where it is wrong by some seconds, the wait is.
+/// The local time in seconds since 1970, for comparison with the API server's times. A wrong clock makes the wait equally wrong.
 fn now() -> i64 {
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -389,7 +391,7 @@ fn texts(object: &Value, path: &str) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// An object as the decision sees it.
+/// The part of an object that the decision uses.
 fn item(kind: ItemKind, object: &Value) -> Result<Item, Failure> {
     let item = Item {
         kind,
@@ -408,7 +410,7 @@ fn item(kind: ItemKind, object: &Value) -> Result<Item, Failure> {
             .is_some_and(|time| !time.is_null()),
         outcome: outcome(object),
     };
-    // Without them a delete would have no preconditions.
+    // A delete without uid or resourceVersion would have no preconditions.
     if [&item.namespace, &item.name, &item.uid, &item.version]
         .iter()
         .any(|text| text.is_empty())
@@ -420,14 +422,14 @@ fn item(kind: ItemKind, object: &Value) -> Result<Item, Failure> {
     Ok(item)
 }
 
-/// What a Job has come to, by its conditions: a count of pods that have ended is none.
+/// The outcome of a Job, by the Job's conditions. Counts of ended pods do not matter.
 fn outcome(object: &Value) -> Outcome {
     let conditions = object
         .pointer("/status/conditions")
         .and_then(Value::as_array);
     let holds = |kind: &str| {
         let mut all = conditions.into_iter().flatten();
-        all.find(|one| one["type"] == kind && one["status"] == "True")
+        all.find(|condition| condition["type"] == kind && condition["status"] == "True")
     };
     if holds("Failed").is_some() || holds("FailureTarget").is_some() {
         return Outcome::Failed;
@@ -441,7 +443,7 @@ fn outcome(object: &Value) -> Outcome {
     }
 }
 
-/// What is to be said about a TFJob whose parameter servers nobody ends.
+/// A hint about a TFJob whose parameter servers never end.
 fn hint(job: &Value) -> Option<String> {
     let servers = job.pointer("/spec/tfReplicaSpecs/PS")?;
     let count = servers.get("replicas").and_then(Value::as_i64).unwrap_or(1);
@@ -460,7 +462,7 @@ fn hint(job: &Value) -> Option<String> {
     let succeeded = conditions
         .into_iter()
         .flatten()
-        .any(|one| one["type"] == "Succeeded" && one["status"] == "True");
+        .any(|condition| condition["type"] == "Succeeded" && condition["status"] == "True");
     let what = if succeeded {
         "has succeeded and keeps"
     } else {
@@ -477,15 +479,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn trouble_is_no_reason_to_stay_away_for_hours() {
+    fn the_longest_backoff_is_bounded_by_five_minutes_or_the_interval() {
         let wait = |every| longest(Duration::from_secs(every)).as_secs();
         assert_eq!([1, 15, 60, 300, 3600].map(wait), [8, 120, 300, 300, 3600]);
     }
 
     #[test]
-    fn names_are_split_into_short_texts_and_none_is_lost() {
+    fn all_names_are_joined_into_texts_of_limited_length() {
         for count in [0, 1, 2, 1000] {
-            let names: BTreeSet<String> = (0..count).map(|at| format!("{at:063}")).collect();
+            let names: BTreeSet<String> =
+                (0..count).map(|number| format!("{number:063}")).collect();
             let texts = selectors(&names);
             assert!(texts.iter().all(|text| text.len() <= LONGEST_NAMES));
             let back: Vec<&str> = texts.iter().flat_map(|text| text.split(',')).collect();

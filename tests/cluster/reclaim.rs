@@ -891,7 +891,7 @@ async fn api_errors_delete_nothing() {
             "{round:?}"
         );
         assert!(
-            round.hints[0].starts_with("TFJobs can't be looked at: "),
+            round.hints[0].starts_with("TFJobs can't be listed: "),
             "{:?}",
             round.hints
         );

@@ -341,7 +341,7 @@ async fn only_a_readable_plan_removes_labels() {
     for _ in 0..2 {
         agent
             .until("no word", |state| {
-                state.says.contains("no other speaks of this node")
+                state.says.contains("no other plan covers this node")
             })
             .await;
         tokio::time::sleep(Duration::from_secs(1800)).await;

@@ -1,18 +1,18 @@
-//! [`BackoffPolicy`]: how long to wait after a failure; [`advice`]: what a person can do about it.
+//! [`BackoffPolicy`]: the wait after a failure; [`advice`]: the remedy for a failure.
 
 use std::time::Duration;
 
 use super::Settings;
 use crate::cluster::{Backoff, ErrorKind, Failure};
 
-/// How long to wait before the next try.
+/// The wait before the next try.
 ///
-/// What passes by itself is tried again within [`Settings::backoff`]. What lasts until somebody does something about it soon
-/// costs no more than a look: an installation whose rights come a moment later is not kept waiting, and one that never gets
-/// them asks every few minutes.
+/// Retryable failures wait within [`Settings::backoff`]. Terminal failures wait longer and longer, up to about
+/// [`Settings::look`]. So an agent continues soon if the permissions come a moment after the start, and an agent without
+/// permissions sends requests every few minutes.
 #[derive(Debug)]
 pub(super) struct BackoffPolicy {
-    passing: Backoff,
+    retryable: Backoff,
     terminal: Backoff,
 }
 
@@ -21,46 +21,46 @@ pub(super) struct BackoffPolicy {
 impl BackoffPolicy {
     pub(super) fn new(settings: &Settings) -> Self {
         let (least, most) = settings.backoff;
-        // The longest wait is spread over the upper half of this, which is about a look.
-        let look = settings.look.mul_f64(1.5).max(most);
+        // Backoff spreads the longest wait over the upper half of `longest`, so the mean is about `settings.look`.
+        let longest = settings.look.mul_f64(1.5).max(most);
         Self {
-            passing: Backoff::new(least, most),
-            terminal: Backoff::new(least, look),
+            retryable: Backoff::new(least, most),
+            terminal: Backoff::new(least, longest),
         }
     }
 
-    /// How long to wait after this failure; `jitter` is in 0..1.
+    /// The wait after `failure`; `jitter` is in 0..1.
     pub(super) fn after(&mut self, failure: &Failure, jitter: f64) -> Duration {
         let backoff = if failure.is_terminal() {
             &mut self.terminal
         } else {
-            &mut self.passing
+            &mut self.retryable
         };
         backoff.wait(jitter, failure.retry_after())
     }
 
-    /// How long to wait for something that is not there.
+    /// The wait for a missing object.
     pub(super) fn without(&mut self, jitter: f64) -> Duration {
         self.terminal.wait(jitter, None)
     }
 
-    /// Starts over: something worked.
+    /// Returns to the shortest waits, after a success.
     pub(super) fn reset(&mut self) {
-        self.passing.reset();
+        self.retryable.reset();
         self.terminal.reset();
     }
 }
 
-/// What to do about a failure to keep the node's place, as the end of a sentence.
+/// The remedy for a failure to keep the node's slot, as the end of a sentence.
 pub(super) fn advice(failure: &Failure) -> &'static str {
     match failure.kind() {
         ErrorKind::Forbidden => ": does the agent have the rights that deploy/ gives it?",
         ErrorKind::Unauthorized => ": is the agent's token still valid?",
         ErrorKind::NotFound => {
-            ": make the namespace of the claims, or name another one (--namespace)"
+            ": create the namespace of the claims, or set a different namespace (--namespace)"
         }
         ErrorKind::Refused => {
-            ": do the policies know the label keys of the plans (labelKeys of the chart, ours in node-policy.yaml), \
+            ": do the policies list the label keys of the plans (labelKeys of the chart, ours in node-policy.yaml), \
              and does pinfold scene check find a mistake?"
         }
         _ => "",
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_lasts_is_tried_less_and_less_often_and_what_passes_is_not() {
+    fn terminal_failures_back_off_up_to_a_look_and_retryable_failures_stay_frequent() {
         let settings = Settings::default();
         let mut backoff = BackoffPolicy::new(&settings);
         let refused = |code| Failure::refused(Status::failure("no", "No").with_code(code));

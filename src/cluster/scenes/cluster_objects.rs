@@ -1,4 +1,4 @@
-//! Plans and nodes as they are in the cluster now, for commands.
+//! Lists of the cluster's plans and nodes, for commands.
 
 use kube::core::params::ListParams;
 use serde_json::Value;
@@ -8,13 +8,13 @@ use crate::cluster::list::{List, list};
 use crate::cluster::{Api, Call, Failure};
 use crate::scene::Node;
 
-/// Nodes of a page: a Node of a large cluster has 20 kB and more.
+/// The number of Nodes on a page. A Node of a large cluster has 20 kB and more.
 const PAGE: u32 = 500;
 
-/// All ScenePlans, as the server sends them.
+/// All ScenePlans, as raw JSON.
 ///
 /// # Errors
-/// Any [`Failure`]; 404 where they are not defined.
+/// Any [`Failure`]; 404 without the CustomResourceDefinition.
 pub async fn plans(api: &Api) -> Result<Vec<Value>, Failure> {
     Ok(list_plans(api).await?.0)
 }
@@ -22,7 +22,7 @@ pub async fn plans(api: &Api) -> Result<Vec<Value>, Failure> {
 /// All Nodes.
 ///
 /// # Errors
-/// Any [`Failure`]; a Node that can't be read is one, since nobody could say who has which slot without it.
+/// Any [`Failure`]. An unreadable Node is also a failure, since the nodes of the slots would be incomplete.
 pub async fn nodes(api: &Api) -> Result<Vec<Node>, Failure> {
     let params = ListParams::default().limit(PAGE);
     let wanted = List::new(Call::ListNodes, "/api/v1/nodes", "NodeList").with(params);

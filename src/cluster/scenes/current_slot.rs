@@ -1,7 +1,7 @@
-//! [`CurrentSlot`]: what of ours a Node has, as far as can be told.
+//! [`CurrentSlot`]: the slot that a Node has now, and the label keys that pods may depend on.
 //!
-//! Mostly its labels name a slot. Where they don't any more (a plan's keys have changed, a label was removed by hand), pods may
-//! stand there by them all the same, and the plan's rule for busy nodes holds for what is left of them.
+//! Usually the Node's labels name the slot. Labels no longer name a slot after a change of the plan's keys, or after the
+//! removal of a label by hand. Running pods may still depend on the remaining labels, so the plan's `onBusy` still applies.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,19 +10,19 @@ use super::plans::name_of;
 use crate::cluster::node::OwnNode;
 use crate::scene::{Holding, LabelKeys, ScenePlan, Slot, is_lease_of, slots};
 
-/// What of ours a Node has.
+/// The slot and the labels that a Node has now.
 #[derive(Debug)]
 pub(super) struct CurrentSlot<'a> {
     node: &'a OwnNode,
-    /// The slot, where anything says which.
+    /// The slot, if labels, memory or claims name a slot.
     pub(super) slot: Option<Slot>,
-    /// The keys of labels by which pods may stand here.
+    /// The keys of the labels that pods may depend on.
     keys: BTreeSet<String>,
 }
 
 /// The slot that a Node's labels name, by a plan's keys.
 ///
-/// Aliases say nothing of their own: a plan that has just been given one still knows what it gave before.
+/// Aliases are ignored: labels from before the addition of an alias still name the slot.
 pub(super) fn labelled(plan: &ScenePlan, node: &OwnNode) -> Option<Slot> {
     let keys = LabelKeys {
         aliases: BTreeMap::new(),
@@ -37,23 +37,23 @@ pub(super) fn labelled(plan: &ScenePlan, node: &OwnNode) -> Option<Slot> {
 // === impl CurrentSlot ===
 
 impl<'a> CurrentSlot<'a> {
-    /// What the Node has; `None` where no label of it is there, so that no pod can stand here by one.
+    /// The Node's current slot; `None` if no pod can depend on labels: no plan's labels name a slot, and no applied label exists.
     ///
-    /// `plan` is asked before the others; `wants` is the slot that it wants the Node to have.
+    /// `plan` comes before the remaining plans. `wants` is the slot that `plan` wants for the Node.
     pub(super) fn of(
-        seen: Seen<'a>,
+        input: Seen<'a>,
         memory: &Memory,
         plan: &ScenePlan,
         wants: Option<&Slot>,
     ) -> Option<Self> {
-        let node = seen.node;
+        let node = input.node;
         let mut keys: BTreeSet<String> = node
             .ours
             .iter()
             .filter(|key| node.labels.contains_key(*key))
             .cloned()
             .collect();
-        let mut plans = std::iter::once(plan).chain(&seen.plans.plans);
+        let mut plans = std::iter::once(plan).chain(&input.plans.plans);
         let named = plans.find_map(|plan| Some((plan, labelled(plan, node)?)));
         if let Some((of, slot)) = named {
             keys.extend(of.spec.labels.owned().into_iter().map(str::to_owned));
@@ -68,12 +68,12 @@ impl<'a> CurrentSlot<'a> {
         }
         Some(Self {
             node,
-            slot: known(seen, memory, plan, wants),
+            slot: slot_without_labels(input, memory, plan, wants),
             keys,
         })
     }
 
-    /// The keys of the labels that go where these are set instead; all of them where the slot is another one.
+    /// The keys of the labels that `labels` would change or remove; all keys if the slot differs from `wants`.
     pub(super) fn leaving(
         &self,
         labels: &BTreeMap<String, String>,
@@ -94,7 +94,7 @@ impl<'a> CurrentSlot<'a> {
             .collect()
     }
 
-    /// Whether what the Node has is known to be another slot than this.
+    /// Whether the Node's slot is known to differ from `wants`. Without a slot in `wants`, the slot always differs.
     pub(super) fn is_another(&self, wants: Option<&Slot>) -> bool {
         wants.is_none() || self.slot.as_ref().is_some_and(|slot| Some(slot) != wants)
     }
@@ -106,39 +106,45 @@ impl std::fmt::Display for CurrentSlot<'_> {
             return slot.fmt(f);
         }
         f.write_str("the place")?;
-        let there = self
+        let labels = self
             .node
             .labels
             .iter()
             .filter(|(key, _)| self.keys.contains(*key));
-        for (key, value) in there {
+        for (key, value) in labels {
             write!(f, " {key}={value}")?;
         }
         Ok(())
     }
 }
 
-/// The slot of a Node whose labels don't name it: the one that is remembered, unless the claims say otherwise, or one of those.
-fn known(seen: Seen<'_>, memory: &Memory, plan: &ScenePlan, wants: Option<&Slot>) -> Option<Slot> {
-    let claims = seen.claims;
+/// The slot of a Node whose labels name no slot: the last known slot, unless the claims contradict; otherwise a claimed slot.
+fn slot_without_labels(
+    input: Seen<'_>,
+    memory: &Memory,
+    plan: &ScenePlan,
+    wants: Option<&Slot>,
+) -> Option<Slot> {
+    let claims = input.claims;
     let last = memory.last.as_ref();
     let last =
         last.filter(|(plan, slot)| claims.is_empty() || claims.contains(&slot.lease_name(plan)));
     if let Some((_, slot)) = last {
         return Some(slot.clone());
     }
-    let plans = || std::iter::once(plan).chain(&seen.plans.plans);
+    let plans = || std::iter::once(plan).chain(&input.plans.plans);
     let claimed: Vec<Slot> = claims
         .iter()
         .filter_map(|lease| plans().find_map(|plan| of_lease(plan, lease)))
         .collect();
-    // A claim comes before its labels: of two, the one that is wanted may not have any yet.
-    let had = claimed.iter().find(|slot| Some(*slot) != wants);
-    had.or(claimed.first()).cloned()
+    // A node claims a slot before the node gets the labels. So with two claims, the wanted slot may still lack labels, and the
+    // second slot is the current slot.
+    let former = claimed.iter().find(|slot| Some(*slot) != wants);
+    former.or(claimed.first()).cloned()
 }
 
-/// The slot of any case of a plan whose Lease has this name. Names that had to be replaced by a hash are not looked for: a plan
-/// may have a million slots.
+/// The slot in any case of a plan whose Lease is called `lease`. Hashed names are skipped: the search would compare all slots
+/// of the plan, up to a million.
 fn of_lease(plan: &ScenePlan, lease: &str) -> Option<Slot> {
     let name = name_of(plan);
     if !is_lease_of(lease, name) {

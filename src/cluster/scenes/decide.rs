@@ -1,15 +1,19 @@
-//! [`decide()`]: what to do next, as a function of what was read.
+//! [`decide()`]: the node's next action, as a function of the observed state.
 //!
-//! It names one [`Action`] at a time; after each it is asked again with what is there then, until there is nothing left to
-//! do. So every order of actions below is also the order after a crash in between.
+//! [`decide()`] returns a single [`Action`]. The caller carries out the action and calls [`decide()`] again with the new
+//! state, until no action is left. A restart after a crash therefore continues in the same order:
 //!
-//! - To take a slot: claim it, set the labels, set the taint, give back other claims.
-//! - To give one up: remove the taint, remove the labels, give back the claims.
+//! - To take a slot: claim the slot, set the labels, set the taint, release unneeded claims.
+//! - To give up a slot: remove the taint, remove the labels, release the claims.
 //!
-//! **What counts as "a plan says so".** A node that has something of ours gives it up only on the word of a plan that was
-//! read: one that wants it for another slot, one that has it as a candidate, or the one that its labels or claims are from. A
-//! plan that is not there any more has no word, and neither has a plan that only speaks of other nodes. Otherwise a
-//! definition that is deleted and installed anew, or a database that lost its contents, would take every label off.
+//! **When a node loses labels or claims.** Labels and claims are removed only by a readable plan that covers the node:
+//!
+//! - a plan that wants the node for a different slot,
+//! - a plan that has the node as a candidate,
+//! - or the plan that gave the node the labels or claims.
+//!
+//! A deleted plan, or a plan for different nodes, removes nothing. Otherwise, a deleted and reinstalled
+//! CustomResourceDefinition, or an etcd that lost the plans, would remove every label in the cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,79 +28,78 @@ use crate::scene::{
     is_lease_of, slots, switch,
 };
 
-/// Taints with this in front of their key are ours, whoever asked for them.
+/// The prefix of the keys of Pinfold's taints, for any plan.
 const OUR_TAINTS: &str = "pinfold.io/";
 
-/// What was read.
+/// The input of [`decide()`]: the observed state.
 #[derive(Debug, Clone, Copy)]
 pub struct Seen<'a> {
     /// All plans.
     pub plans: &'a Plans,
     /// The own Node.
     pub node: &'a OwnNode,
-    /// The names of the Leases that it holds.
+    /// The names of the Leases that the node holds.
     pub claims: &'a BTreeSet<String>,
-    /// The pods that run here.
+    /// The pods that run on the node.
     pub pods: &'a Pods,
 }
 
-/// A plan as it was at some moment: its name and generation.
+/// A state of a plan: the plan's name and generation.
 pub(super) type Version = (String, String);
 
-/// What is remembered from one look to the next. Losing it does no harm: that is what a restart does.
+/// State between two decisions. A restart loses this state without harm.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Memory {
-    /// The plan and the slot that the node had last.
+    /// The node's last plan and slot.
     pub last: Option<(String, Slot)>,
-    /// The plan by which a change was refused, as it was then. An agent that starts anew judges by the pods that run then.
+    /// The plan that refused a change. A restarted agent decides again, by the pods that run at that time.
     pub refused: Option<Version>,
-    /// The plan all of whose slots were found taken, at this look.
+    /// A plan without a free slot, found in this pass.
     pub full: Option<Version>,
-    /// What the server said stands in the way of the labels, at this look.
+    /// The label conflicts that the server reported in this pass.
     pub conflicts: Vec<LabelConflict>,
-    /// The plan whose taint could not be set, as it was then, and why, at this look.
+    /// A plan whose change of the taints failed in this pass, and the reason.
     pub untaintable: Option<(Version, String)>,
-    /// The taint that was set last.
+    /// The taint that was last set.
     pub taint: Option<Taint>,
 }
 
-/// The next thing to do.
+/// The next action.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
-    /// Claim a free slot of the active case of this plan; only this one, where the node's labels are somebody else's and
-    /// name it.
+    /// Claim a free slot of the plan's active case.
     Claim {
-        /// The slots.
+        /// The slots of the case.
         slots: Slots,
-        /// The only one that will do.
+        /// The only acceptable slot, if labels of a different field manager name a slot of the case.
         only: Option<Slot>,
     },
-    /// Apply exactly these labels.
+    /// Apply exactly the given labels.
     Label(BTreeMap<String, String>),
     /// Replace all taints of the node by the given taints.
     Taint(Vec<Taint>),
-    /// Give this claim back.
+    /// Release the claim with this name.
     Release(String),
 }
 
-/// What the node is, and what to do next.
+/// The node's phase, and the next action.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Verdict {
-    /// In a word.
+    /// The phase.
     pub phase: Phase,
-    /// In a sentence.
+    /// The reason for the phase, as a sentence.
     pub says: String,
-    /// The plan that it is about, as it is now.
+    /// The plan behind the decision, with the current generation.
     pub plan: Option<Version>,
-    /// The slot that the node has, or is about to have.
+    /// The node's slot, or the slot that the node is about to get.
     pub slot: Option<Slot>,
-    /// What stands in the way.
+    /// The labels that conflict with the plan.
     pub conflicts: Vec<LabelConflict>,
-    /// The next thing to do; `None` where all is as it should be, or nothing may be done.
+    /// The next action; `None` if the node is in the desired state, or must not change.
     pub action: Option<Action>,
 }
 
-/// What this node is to be, and the next thing to do for it.
+/// Decides the node's phase and the next action.
 pub fn decide(seen: Seen<'_>, memory: &Memory) -> Verdict {
     if let Some(degraded) = &seen.plans.degraded {
         return Verdict::new(Phase::Unknown, format!("nothing is changed: {degraded}"));
@@ -117,7 +120,8 @@ pub fn decide(seen: Seen<'_>, memory: &Memory) -> Verdict {
         Ok(Duty::Disputed { plans }) => {
             let plans = plans.join(" and ");
             let says = format!(
-                "the plans {plans} are active and all have this node as a candidate: it stays as it is until each node is left to one"
+                "the plans {plans} are active and all have this node as a candidate: the node stays unchanged \
+                 until only one of the plans has the node"
             );
             Verdict::new(Phase::Disputed, says)
         }
@@ -126,7 +130,7 @@ pub fn decide(seen: Seen<'_>, memory: &Memory) -> Verdict {
     }
 }
 
-/// A plan's name and generation: what it says is the same as long as both are.
+/// A plan's name and generation. Without a generation, the resourceVersion takes the generation's place.
 pub(super) fn version(plan: &ScenePlan) -> Version {
     let metadata = &plan.metadata;
     let version = metadata.generation.map(|generation| generation.to_string());
@@ -138,10 +142,10 @@ pub(super) fn version(plan: &ScenePlan) -> Version {
     )
 }
 
-/// Whether a taint is ours: by its key, or because one of these plans asks for it.
+/// Whether a taint belongs to Pinfold: the key has Pinfold's prefix, or a plan in `plans` has the same taint.
 pub(super) fn is_our_taint(taint: &Taint, plans: &[ScenePlan]) -> bool {
-    let mut asked = plans.iter().filter_map(|plan| plan.spec.taint.as_ref());
-    taint.key.starts_with(OUR_TAINTS) || asked.any(|asked| same_taint(&asked.to_k8s(), taint))
+    let mut planned = plans.iter().filter_map(|plan| plan.spec.taint.as_ref());
+    taint.key.starts_with(OUR_TAINTS) || planned.any(|planned| same_taint(&planned.to_k8s(), taint))
 }
 
 fn same_taint(one: &Taint, other: &Taint) -> bool {
@@ -193,23 +197,23 @@ impl Judge<'_> {
             return unread;
         }
         let plans = &self.seen.plans.plans;
-        let spoken = plans.iter().find(|plan| self.gave(plan));
-        let Some(plan) = spoken.or_else(|| plans.iter().find(|plan| is_candidate(plan, self.node)))
+        let origin = plans.iter().find(|plan| self.gave(plan));
+        let Some(plan) = origin.or_else(|| plans.iter().find(|plan| is_candidate(plan, self.node)))
         else {
             return Verdict::new(
                 Phase::Unknown,
-                "labels and claims stay: the plan that they are from is gone, and no other speaks of this node; \
-                 pinfold release --cluster takes them off"
+                "labels and claims stay: their plan is gone, and no other plan covers this node; \
+                 pinfold release --cluster removes them"
                     .to_owned(),
             );
         };
-        match self.kept(plan, None) {
+        match self.keep_if_busy(plan, None) {
             Some(verdict) => verdict,
             None => free.of(plan).with(self.give_up(plan)),
         }
     }
 
-    /// One plan wants the node.
+    /// Exactly one plan wants the node.
     fn wanted(&self, plan: &ScenePlan, want: Want) -> Verdict {
         if self.has_something()
             && !self.gave(plan)
@@ -227,16 +231,16 @@ impl Judge<'_> {
         }
     }
 
-    /// The node is to have a slot, and has none of this case yet.
+    /// The node needs a slot of the active case, and holds no claim on a slot of the case.
     fn claim(&self, plan: &ScenePlan, slots: Slots) -> Verdict {
         let keys = &plan.spec.labels;
         let case = format!("scene {} case {}", slots.scene(), slots.case());
-        let has = self
-            .held(plan)
+        let labelled = self
+            .labelled_slot(plan)
             .filter(|slot| slots.position(slot).is_some());
-        // Somebody else's labels are no reason to take a slot that the node can't be labelled for.
+        // A claim is useless if labels of a different field manager rule out every slot of the case.
         let known = BTreeMap::from([(&keys.scene, slots.scene()), (&keys.case, slots.case())]);
-        let strangers = self.strangers(keys, |key| {
+        let conflicts = self.label_conflicts(keys, |key| {
             let of = keys
                 .aliases
                 .iter()
@@ -247,8 +251,8 @@ impl Judge<'_> {
                 .find(|(name, _)| name.as_str() == of)
                 .map(|(_, value)| (*value).to_owned())
         });
-        if !strangers.is_empty() && has.is_none() {
-            return self.conflict(plan, strangers);
+        if !conflicts.is_empty() && labelled.is_none() {
+            return self.conflict(plan, conflicts);
         }
         let full = self.memory.full.as_ref() == Some(&version(plan));
         if full || self.seen.node.cordoned || slots.is_empty() {
@@ -262,43 +266,43 @@ impl Judge<'_> {
             } else {
                 format!("the node is cordoned, and gets no slot of {case}")
             };
-            return match self.kept(plan, None) {
+            return match self.keep_if_busy(plan, None) {
                 Some(verdict) => verdict,
                 None => Verdict::new(Phase::Spare, says)
                     .of(plan)
                     .with(self.give_up(plan)),
             };
         }
-        if has.is_none()
-            && let Some(verdict) = self.kept(plan, None)
+        if labelled.is_none()
+            && let Some(verdict) = self.keep_if_busy(plan, None)
         {
             return verdict;
         }
-        let only = has.filter(|_| !strangers.is_empty());
+        let only = labelled.filter(|_| !conflicts.is_empty());
         let says = format!("looking for a free slot of {case}");
         Verdict::new(Phase::Spare, says)
             .of(plan)
             .with(Some(Action::Claim { slots, only }))
     }
 
-    /// The node is to have this slot.
+    /// The node gets `slot`.
     fn place(&self, plan: &ScenePlan, slot: Slot) -> Verdict {
         let keys = &plan.spec.labels;
         let wanted: BTreeMap<String, String> = keys.labels(&slot).into_iter().collect();
         if !self.memory.conflicts.is_empty() {
             return self.conflict(plan, self.memory.conflicts.clone());
         }
-        let mut strangers = self.strangers(keys, |key| wanted.get(key).cloned());
+        let mut conflicts = self.label_conflicts(keys, |key| wanted.get(key).cloned());
         let step = node::plan(self.seen.node, &wanted);
-        if let LabelStep::Conflict(conflicts) = &step
-            && strangers.is_empty()
+        if let LabelStep::Conflict(step_conflicts) = &step
+            && conflicts.is_empty()
         {
-            strangers.clone_from(conflicts);
+            conflicts.clone_from(step_conflicts);
         }
-        if !strangers.is_empty() {
-            return self.conflict(plan, strangers);
+        if !conflicts.is_empty() {
+            return self.conflict(plan, conflicts);
         }
-        if let Some(verdict) = self.kept(plan, Some(&slot)) {
+        if let Some(verdict) = self.keep_if_busy(plan, Some(&slot)) {
             return verdict;
         }
         let action = match step {
@@ -312,7 +316,7 @@ impl Judge<'_> {
                         .as_ref(),
                     plan,
                 )
-                .or_else(|| self.release_but(Some(&slot.lease_name(name_of(plan))))),
+                .or_else(|| self.release_except(Some(&slot.lease_name(name_of(plan))))),
         };
         let says = format!("{slot} by plan {}", name_of(plan));
         let mut verdict = Verdict::new(Phase::Placed, says).of(plan).with(action);
@@ -320,7 +324,7 @@ impl Judge<'_> {
         verdict
     }
 
-    /// The next thing to do so that nothing of ours is left.
+    /// The next action on the way to a node without Pinfold's taints, labels and claims.
     fn give_up(&self, plan: &ScenePlan) -> Option<Action> {
         let none = BTreeMap::new();
         let labels = || match node::plan(self.seen.node, &none) {
@@ -329,20 +333,20 @@ impl Judge<'_> {
         };
         self.taint(None, plan)
             .or_else(labels)
-            .or_else(|| self.release_but(None))
+            .or_else(|| self.release_except(None))
     }
 
-    /// The first claim that is not this one.
-    fn release_but(&self, kept: Option<&str>) -> Option<Action> {
-        let others = self
+    /// Releases the first claim other than `kept`.
+    fn release_except(&self, kept: Option<&str>) -> Option<Action> {
+        let surplus = self
             .seen
             .claims
             .iter()
             .find(|name| Some(name.as_str()) != kept);
-        others.cloned().map(Action::Release)
+        surplus.cloned().map(Action::Release)
     }
 
-    /// The action after which the node has exactly the taint `wanted` among the taints of Pinfold.
+    /// The action after which `wanted` is the only taint of Pinfold on the node.
     fn taint(&self, wanted: Option<&Taint>, plan: &ScenePlan) -> Option<Action> {
         if self
             .memory
@@ -361,39 +365,40 @@ impl Judge<'_> {
                     .is_some_and(|known| same_taint(known, taint))
         };
         let is_wanted = |taint: &Taint| wanted.is_some_and(|wanted| same_taint(wanted, taint));
-        let there = &self.seen.node.taints;
-        let mut taints: Vec<Taint> = there
+        let current = &self.seen.node.taints;
+        let mut taints: Vec<Taint> = current
             .iter()
             .filter(|taint| is_wanted(taint) || !ours(taint))
             .cloned()
             .collect();
-        if let Some(wanted) = wanted.filter(|_| !there.iter().any(is_wanted)) {
+        if let Some(wanted) = wanted.filter(|_| !current.iter().any(is_wanted)) {
             taints.push(wanted.clone());
         }
-        (taints != *there).then_some(Action::Taint(taints))
+        (taints != *current).then_some(Action::Taint(taints))
     }
 
     fn conflict(&self, plan: &ScenePlan, conflicts: Vec<LabelConflict>) -> Verdict {
         let says: Vec<String> = conflicts.iter().map(ToString::to_string).collect();
         let mut verdict = Verdict::new(Phase::Conflict, says.join("; ")).of(plan);
         verdict.conflicts = conflicts;
-        verdict.slot = self.held(plan);
+        verdict.slot = self.labelled_slot(plan);
         verdict
     }
 
-    /// Why the node may not change to another slot, to other labels or to none, by the plan's rule; `None` where it may.
-    fn kept(&self, plan: &ScenePlan, wants: Option<&Slot>) -> Option<Verdict> {
-        let held = CurrentSlot::of(self.seen, self.memory, plan, wants)?;
+    /// The decision to keep the current labels, by the plan's rule for busy nodes. `None` if the labels may change to the
+    /// labels of the slot `wants`. Without a slot in `wants`, the question is the removal of the labels.
+    fn keep_if_busy(&self, plan: &ScenePlan, wants: Option<&Slot>) -> Option<Verdict> {
+        let current = CurrentSlot::of(self.seen, self.memory, plan, wants)?;
         let labels = wants
             .map(|slot| plan.spec.labels.labels(slot).into_iter().collect())
             .unwrap_or_default();
-        let leaving = held.leaving(&labels, wants);
+        let leaving = current.leaving(&labels, wants);
         if leaving.is_empty() {
             return None;
         }
-        let stay = |phase: Phase, says: String| {
-            let mut verdict = Verdict::new(phase, says).of(plan);
-            verdict.slot.clone_from(&held.slot);
+        let stay = |phase: Phase, reason: String| {
+            let mut verdict = Verdict::new(phase, reason).of(plan);
+            verdict.slot.clone_from(&current.slot);
             Some(verdict)
         };
         let rule = plan.spec.on_busy;
@@ -401,7 +406,7 @@ impl Judge<'_> {
             return stay(
                 Phase::Refused,
                 format!(
-                    "{held} stays until plan {} is changed again: it says refuse, and pods ran here",
+                    "{current} stays until plan {} is changed again: onBusy is refuse, and pods still ran here",
                     name_of(plan)
                 ),
             );
@@ -412,7 +417,7 @@ impl Judge<'_> {
             }
             return stay(
                 Phase::Waiting,
-                format!("{held} stays: which pods run here is not known yet"),
+                format!("{current} stays: which pods run here is not known yet"),
             );
         };
         let bound = pods.iter().filter(|pod| {
@@ -421,8 +426,8 @@ impl Judge<'_> {
                 .is_none_or(|keys| keys.iter().any(|key| leaving.contains(key.as_str())))
         });
         let names: Vec<String> = bound.map(|pod| pod.name.clone()).collect();
-        let said = |reason: String| {
-            if held.is_another(wants) {
+        let with_labels = |reason: String| {
+            if current.is_another(wants) {
                 reason
             } else {
                 let keys: Vec<&str> = leaving.iter().copied().collect();
@@ -434,15 +439,15 @@ impl Judge<'_> {
                 format!("label{s} {} {stay}: {reason}", keys.join(" and "))
             }
         };
-        match switch(rule, &held.to_string(), &names) {
+        match switch(rule, &current.to_string(), &names) {
             Switch::Change { .. } => None,
-            Switch::Wait { reason } => stay(Phase::Waiting, said(reason)),
-            Switch::Refuse { reason } => stay(Phase::Refused, said(reason)),
+            Switch::Wait { reason } => stay(Phase::Waiting, with_labels(reason)),
+            Switch::Refuse { reason } => stay(Phase::Refused, with_labels(reason)),
         }
     }
 
-    /// Labels with a plan's keys that somebody else has set, and that are not what they are to be.
-    fn strangers(
+    /// Labels with the plan's keys that a different field manager has set to values other than `wanted`.
+    fn label_conflicts(
         &self,
         keys: &LabelKeys,
         wanted: impl Fn(&str) -> Option<String>,
@@ -450,16 +455,16 @@ impl Judge<'_> {
         let node = self.seen.node;
         let foreign = keys.owned().into_iter().filter_map(|key| {
             let found = node.labels.get(key)?;
-            let others = node.owners.get(key);
+            let owner = node.owners.get(key);
             let wanted = wanted(key);
-            if (node.ours.contains(key) && others.is_none()) || wanted.as_ref() == Some(found) {
+            if (node.ours.contains(key) && owner.is_none()) || wanted.as_ref() == Some(found) {
                 return None;
             }
             Some(LabelConflict {
                 key: key.to_owned(),
                 wanted: wanted.unwrap_or_default(),
                 found: Some(found.clone()),
-                manager: others
+                manager: owner
                     .cloned()
                     .unwrap_or_else(|| "somebody unknown".to_owned()),
             })
@@ -482,42 +487,42 @@ impl Judge<'_> {
             .clone()
             .filter(|(plan, _)| plan == name)
             .map(|(_, slot)| slot);
-        // Of several, the one that the labels name; then the one that it had.
+        // With several claims, the slot of the labels comes first, then the last known slot.
         let any = || claims.iter().find_map(|lease| slots.of_lease(name, lease));
-        self.held(plan)
+        self.labelled_slot(plan)
             .filter(ours)
             .or_else(|| last.filter(ours))
             .or_else(any)
     }
 
     /// The slot that the node's labels name, by a plan's keys.
-    fn held(&self, plan: &ScenePlan) -> Option<Slot> {
+    fn labelled_slot(&self, plan: &ScenePlan) -> Option<Slot> {
         labelled(plan, self.seen.node)
     }
 
-    /// Whether there is anything of ours on the node.
+    /// Whether the node has labels or claims of Pinfold.
     fn has_something(&self) -> bool {
         !self.seen.node.ours.is_empty() || !self.seen.claims.is_empty()
     }
 
-    /// Whether what the node has is from this plan, as far as can be told.
+    /// Whether the node's labels or claims come from this plan. A claim with a hashed name tells nothing.
     fn gave(&self, plan: &ScenePlan) -> bool {
         let name = name_of(plan);
         let remembered = self.memory.last.as_ref().is_some_and(|(of, _)| of == name);
         let labelled = || {
-            self.held(plan).is_some_and(|slot| {
+            self.labelled_slot(plan).is_some_and(|slot| {
                 slots(plan, &slot.scene, &slot.case)
                     .is_ok_and(|slots| slots.position(&slot).is_some())
             })
         };
-        // Where there are claims, they say it; labels may be alike in two plans.
+        // Labels decide only without claims: two plans may use the same labels.
         let claims = self.seen.claims;
         remembered
             || claims.iter().any(|lease| is_lease_of(lease, name))
             || (claims.is_empty() && labelled())
     }
 
-    /// What is said where a plan that was never read might be the one that counts.
+    /// The decision to keep everything if a plan was never readable: the labels or claims may come from the unreadable plan.
     fn unread(&self) -> Option<Verdict> {
         let unread = self.seen.plans.never_read();
         let first = unread.first()?;
@@ -530,7 +535,7 @@ impl Judge<'_> {
         Some(Verdict::new(
             Phase::Unknown,
             format!(
-                "labels and claims stay: plan {first} can't be read, and may be the one they are from ({why})"
+                "labels and claims stay: they may come from plan {first}, and plan {first} can't be read ({why})"
             ),
         ))
     }

@@ -1,4 +1,4 @@
-//! Labels of a Node and of a claim: which claims and slots a turn asks for because of them.
+//! Labels of a Node and of a claim, and the claims and slots that follow from the labels.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,13 +7,13 @@ use super::plans::{Plans, name_of};
 use crate::cluster::node::OwnNode;
 use crate::scene::{LabelKeys, ScenePlan, Slot, Slots, Want, value_fault};
 
-/// The most claims that are read by name. With more, a list costs less.
+/// The maximum number of claims to read by name. A list costs less than more reads.
 const MOST_NAMED: usize = 3;
 
-/// The label of a Lease that names the plan, for people.
+/// The label of a Lease that names the plan, for administrators.
 const PLAN_LABEL: &str = "pinfold.io/plan";
 
-/// The labels with the usual keys of a place.
+/// The Node's labels with the default label keys.
 pub(super) fn usual(node: &OwnNode) -> BTreeMap<String, String> {
     let keys = LabelKeys::default();
     let found = keys
@@ -25,7 +25,8 @@ pub(super) fn usual(node: &OwnNode) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// The claims that the Node's labels may name: one for each plan whose keys they have. The nodes of an explicit list need none.
+/// The claims that the Node's labels name: a claim for each plan that finds a slot in the labels. Plans with an explicit list
+/// of nodes need no claims. Empty if a list costs less than the reads.
 pub(super) fn named(plans: &Plans, node: &OwnNode) -> BTreeSet<String> {
     let plans = plans
         .plans
@@ -34,7 +35,7 @@ pub(super) fn named(plans: &Plans, node: &OwnNode) -> BTreeSet<String> {
     let names: BTreeSet<String> = plans
         .filter_map(|plan| Some(labelled(plan, node)?.lease_name(name_of(plan))))
         .collect();
-    // With many plans of the same keys, one list costs less.
+    // Many plans may have the same keys.
     if names.len() > MOST_NAMED {
         BTreeSet::new()
     } else {
@@ -42,7 +43,7 @@ pub(super) fn named(plans: &Plans, node: &OwnNode) -> BTreeSet<String> {
     }
 }
 
-/// The names of the slots, in the order in which this node tries them.
+/// The Lease names of the slots, in the order of the node's tries.
 pub(super) fn order<'a>(
     plan: &'a ScenePlan,
     slots: &'a Slots,
@@ -51,7 +52,7 @@ pub(super) fn order<'a>(
     node: &OwnNode,
     last: Option<&(String, Slot)>,
 ) -> impl Iterator<Item = String> + use<'a> {
-    let this = crate::scene::Node {
+    let own = crate::scene::Node {
         name: name.to_owned(),
         labels: node.labels.clone(),
         ..crate::scene::Node::default()
@@ -59,16 +60,16 @@ pub(super) fn order<'a>(
     let last = last
         .filter(|(of, _)| of == name_of(plan))
         .map(|(_, slot)| slot);
-    let order = Want::order(slots, &plan.spec.labels, &this, last);
+    let order = Want::order(slots, &plan.spec.labels, &own, last);
     let slots = order.filter_map(|position| slots.get(position));
     let chosen = slots.filter(move |slot| only.as_ref().is_none_or(|only| only == slot));
     chosen.map(|slot| slot.lease_name(name_of(plan)))
 }
 
-/// Labels of a claim, for people: `kubectl get leases -l pinfold.io/plan=NAME`.
+/// Labels of a claim, for administrators: `kubectl get leases -l pinfold.io/plan=NAME`.
 pub(super) fn labels_of(plan: &ScenePlan) -> BTreeMap<String, String> {
     let name = name_of(plan);
-    // Names of objects may be longer than labels.
+    // An object's name may be too long for a label value.
     let fits = value_fault(name).is_none();
     fits.then(|| (PLAN_LABEL.to_owned(), name.to_owned()))
         .into_iter()

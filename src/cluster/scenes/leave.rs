@@ -1,4 +1,4 @@
-//! [`leave`]: takes everything of ours off a Node.
+//! [`leave`]: removes Pinfold's labels, taints and claims from a Node.
 
 use std::collections::BTreeMap;
 
@@ -8,29 +8,29 @@ use crate::cluster::node::{self, Applied, OwnNode};
 use crate::cluster::{Api, Failure};
 use crate::scene::ScenePlan;
 
-/// How often a Node that changes under our hands is read again.
+/// The maximum number of reads of a Node that changes concurrently.
 const TRIES: usize = 5;
 
-/// What was taken off, or would be.
+/// The removed items, or with a dry run the items to remove.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Left {
-    /// Whether there is such a Node at all.
+    /// Whether the Node exists.
     pub node: bool,
-    /// Labels, with their values.
+    /// The labels' keys and values.
     pub labels: BTreeMap<String, String>,
     /// Taints, as `key=value:effect`.
     pub taints: Vec<String>,
-    /// Names of the Leases.
+    /// The names of the Leases.
     pub claims: Vec<String>,
 }
 
-/// Takes the labels that we applied, our taints and our claims off a Node; with `dry_run`, only says which they are.
+/// Removes Pinfold's applied labels, taints and claims from a Node. With `dry_run`, only returns the items.
 ///
-/// Taints are ours by their key, or because one of `plans` asks for them. What somebody else has set stays. Doing it twice
-/// is the same as once; a running agent would put everything back.
+/// A taint belongs to Pinfold if the key has Pinfold's prefix, or if a plan in `plans` has the same taint. Labels and taints
+/// of different origin stay. The function is idempotent. A running agent would restore everything.
 ///
 /// # Errors
-/// Any [`Failure`]; what was done until then is done.
+/// Any [`Failure`]; completed removals stay.
 pub async fn leave(
     api: &Api,
     name: &str,
@@ -40,7 +40,7 @@ pub async fn leave(
 ) -> Result<Left, Failure> {
     let mut left = Left::default();
     for _ in 0..TRIES {
-        // A Node that is gone has taken its claims with it.
+        // Kubernetes deletes the claims of a deleted Node.
         let Some(node) = node::read(api, name).await? else {
             return Ok(left);
         };
@@ -56,8 +56,8 @@ pub async fn leave(
         if dry_run {
             return Ok(left);
         }
-        // One right that is missing keeps nothing else from going.
-        let (changed, mut failed) = take_off(api, &node, plans).await;
+        // A failed removal, for example without permission, does not stop the remaining removals.
+        let (changed, mut failed) = remove_labels_and_taints(api, &node, plans).await;
         if changed {
             continue;
         }
@@ -71,8 +71,12 @@ pub async fn leave(
     )))
 }
 
-/// Takes labels and taints off: whether the Node has changed since it was read, and what failed first.
-async fn take_off(api: &Api, node: &OwnNode, plans: &[ScenePlan]) -> (bool, Option<Failure>) {
+/// Removes labels and taints. Returns whether the Node has changed since the read, and the first failure.
+async fn remove_labels_and_taints(
+    api: &Api,
+    node: &OwnNode,
+    plans: &[ScenePlan],
+) -> (bool, Option<Failure>) {
     let (ours, others): (Vec<_>, Vec<_>) = node
         .taints
         .iter()

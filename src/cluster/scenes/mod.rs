@@ -1,27 +1,28 @@
-//! Scenes in a cluster: this node's place in the active case, as a claim and as labels.
+//! Scenes in a cluster: the node's slot in the active case, held by a Lease and shown by labels.
 //!
 //! ```text
 //!  ScenePlans ── list + watch ──┐
-//!  own Node, own claims ── read ┼─> decide ── Action ──> claim · label · taint · give back
-//!  pods that run here ──────────┘      └─ State ──> /status, Events
+//!  own Node, own claims ── read ┼─> decide ── Action ──> claim · label · taint · release
+//!  pods of the node ────────────┘      └─ State ──> /status, Events
 //! ```
 //!
-//! [`Scenes::run`] is the task. What to do is decided by [`decide()`], a function of values; the task reads, carries out one
-//! [`Action`] after the other, and reads again. Its rules:
+//! [`Scenes::run`] is the task. The task reads, carries out the [`Action`]s of [`decide()`], and waits. [`decide()`] is a
+//! function of values, without I/O. The rules:
 //!
-//! - **Missing data takes nothing away.** Nothing is decided before all plans were read, nor while they can't be followed. A
-//!   label or a claim goes only when a plan that speaks of this node was read and says so: that a plan is gone, or that there
-//!   is none at all, says nothing (see [`decide()`]).
-//! - **No slot twice.** A claim comes before the labels, and goes after them.
-//! - **What only a person can mend** is asked for seldom, and told once as an Event on the Node.
-//! - **At rest nothing is written.** A node keeps one watch of the plans (a request in about five minutes) and one of
-//!   its own claim, and looks at its Node every [`Settings::look`].
-//! - **Ten thousand nodes** hear of a change at the same moment: each waits a random while, which is longer the more slots
-//!   the plans have.
+//! - **Missing data takes nothing away.** The task decides only after all plans were read, and only while the plans can be followed.
+//!   A node loses a label or a claim only by a readable plan that covers the node. A deleted plan, or an empty list of plans,
+//!   removes nothing (see [`decide()`]).
+//! - **No slot has two nodes.** A node claims a slot before it sets the labels, and removes the labels before it releases the
+//!   claim. The nodes of an explicit list need no claims.
+//! - **Terminal failures**, which an administrator must repair, are retried seldom and reported once, as an Event on the Node.
+//! - **An idle node writes nothing.** The node keeps one watch of the plans (a request in about five minutes) and one watch of
+//!   the own claim. The node reads the own Node every [`Settings::look`].
+//! - **Ten thousand nodes** see a change at the same moment. Each node waits for a random time, which grows with the number of
+//!   slots in the plans.
 //!
-//! Plans are watched rather than polled: a watch is one request in five minutes where a poll that is as prompt would be
-//! sixty, and brings a change at once. The own Node is not watched: each heartbeat of the kubelet would be an event of 10 kB
-//! or more, and nothing in it is urgent. Of the claims only the own one is watched, by its name.
+//! A watch of the plans costs one request in five minutes and reports a change at once. An equally prompt poll would cost
+//! sixty requests. The own Node is not watched: each kubelet heartbeat would be an event of 10 kB or more, and no change of
+//! the Node is urgent. A node watches only the own claim, by name.
 
 mod backoff_policy;
 mod cluster_objects;
@@ -49,20 +50,19 @@ pub use decide::{Action, Memory, Seen, Verdict, decide};
 pub use leave::{Left, leave};
 pub use plans::Plans;
 
-/// A pod that runs on this node and may stand here because of its labels.
+/// A pod that runs on this node, possibly because of the node's labels.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RunningPod {
     /// `namespace/name`.
     pub name: String,
-    /// The label keys that its node selector and its required affinity name, where known: a pod that names none of a plan's
-    /// keys does not stand here because of them. One of which that is not known counts.
+    /// The label keys in the pod's node selector and required affinity. `None` means unknown: the pod may depend on every label.
     pub keys: Option<BTreeSet<String>>,
 }
 
 // === impl RunningPod ===
 
 impl RunningPod {
-    /// Those of a node's pods that have not ended, by name.
+    /// The unfinished pods among a node's pods, sorted by name.
     pub fn among(pods: &[Pod]) -> Vec<Self> {
         let running = pods.iter().filter(|pod| !pod.finished);
         let mut running: Vec<Self> = running
@@ -76,30 +76,30 @@ impl RunningPod {
     }
 }
 
-/// The pods that run here; `None` until they are known, which is not the same as none.
+/// The pods that run on the node; `None` until the pods are known.
 pub type Pods = Option<Vec<RunningPod>>;
 
-/// How scenes are followed.
+/// Times and limits for the scenes of a node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
-    /// How often the own Node is looked at when nothing happens; each time 0.5 to 1.5 times this.
+    /// The mean time between two reads of the own Node on an idle node. Each pause is 0.5 to 1.5 times as long.
     pub look: Duration,
-    /// The shortest and the longest time over which the nodes spread what they do after a change of plans.
+    /// The minimum and the maximum of the time over which all nodes spread their reaction to changed plans.
     pub spread: (Duration, Duration),
-    /// How much longer that is for each slot.
+    /// The addition to the minimum of `spread` for each slot.
     pub spread_per_slot: Duration,
-    /// How often a node without a slot looks for a free one: the shortest and the longest time.
+    /// The minimum and the maximum of the pause after which a node without a slot searches again.
     pub spare: (Duration, Duration),
-    /// How much longer that is for each slot: the list of claims that it has to read is longer, too.
+    /// The addition to the minimum of `spare` for each slot, since each search reads the list of claims.
     pub spare_per_slot: Duration,
-    /// The shortest and the longest wait while the API fails. What lasts until somebody does something about it (a right that
-    /// is missing, a definition) is tried less and less often, down to every [`Settings::look`].
+    /// The shortest and the longest wait while the API fails. Terminal failures (a missing permission, a missing
+    /// CustomResourceDefinition) wait longer and longer, up to about [`Settings::look`].
     pub backoff: (Duration, Duration),
-    /// How long the server is asked to keep one watch, in seconds.
+    /// The `timeoutSeconds` of a watch request.
     pub watch_seconds: u32,
-    /// How long a watch may be silent.
+    /// The longest time without data before a watch counts as broken.
     pub idle: Duration,
-    /// How claims are made.
+    /// The settings of the claims.
     pub claims: claims::Settings,
 }
 
@@ -122,65 +122,66 @@ impl Default for Settings {
 // === impl Settings ===
 
 impl Settings {
-    /// The time over which all nodes spread what they do, with so many slots in the plans.
+    /// The time over which all nodes spread their work, for plans with `slots` slots.
     fn spread_over(&self, slots: u32) -> Duration {
         (self.spread.0 + self.spread_per_slot * slots).min(self.spread.1)
     }
 }
 
-/// What this node is, as far as scenes go.
+/// The node's state in the scenes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Phase {
-    /// Not known, because something could not be read; everything stays as it is.
+    /// Unknown, because of unreadable, missing or faulty data. Labels and claims stay.
     #[default]
     Unknown,
-    /// No plan wants it.
+    /// No plan wants the node.
     Free,
-    /// A plan wants it, and all slots are taken.
+    /// A plan wants the node, and the node has no slot: the search goes on, all slots are taken, the case has no slots, or
+    /// the node is cordoned.
     Spare,
-    /// It has a slot and the labels.
+    /// The node has a slot. The labels are set, or are about to be set.
     Placed,
-    /// It is to change, and pods of the old case still run.
+    /// The slot should change, and waits for pods of the old slot, or for the list of the node's pods.
     Waiting,
-    /// It was to change while pods of the old case ran, and the plan says refuse.
+    /// The slot should have changed while pods of the old slot ran, and the plan's `onBusy` is `refuse`.
     Refused,
-    /// Somebody else has set labels that stand in the way.
+    /// A different field manager has set labels with the plan's keys to different values.
     Conflict,
-    /// Several active plans want it.
+    /// Several active plans want the node.
     Disputed,
 }
 
-/// What is known of this node's place, for `/status`.
+/// The published state of the node's slot, for `/status`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct State {
-    /// In a word.
+    /// The phase.
     pub phase: Phase,
-    /// In a sentence: why, or what is waited for.
+    /// The reason for the phase, as a sentence.
     pub says: String,
-    /// The plan that wants the node, or that its slot is from.
+    /// The plan that wants the node, or that gave the node the slot.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub plan: Option<String>,
-    /// The slot that it has.
+    /// The node's slot.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slot: Option<Slot>,
-    /// The labels on the Node that Pinfold has set.
+    /// The labels on the Node that Pinfold has applied.
     pub labels: BTreeMap<String, String>,
-    /// Labels of the Node with the usual keys of a place, whoever has set them; `None` until they were read.
+    /// The Node's labels with the default label keys, from any field manager; `None` before the first read.
     #[serde(skip)]
     pub usual: Option<BTreeMap<String, String>>,
-    /// The names of the Leases that it holds.
+    /// The names of the Leases that the node holds.
     pub claims: BTreeSet<String>,
-    /// Labels of somebody else's that stand in the way, as sentences.
+    /// Conflicting labels of different field managers, as sentences.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub conflicts: Vec<String>,
-    /// Why the plan's taint could not be set, where it could not.
+    /// The reason for a failed change of the taints.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub taint: Option<String>,
 }
 
-/// The task that keeps this node's place.
+/// The task that keeps the node's slot.
 #[derive(Debug)]
 pub struct Scenes {
     api: Api,
@@ -188,7 +189,7 @@ pub struct Scenes {
     namespace: String,
     pods: watch::Receiver<Pods>,
     settings: Settings,
-    /// The plan and the slot that the node had before the agent started.
+    /// The node's plan and slot before the agent started.
     before: Option<(String, Slot)>,
     recorder: Option<Recorder>,
     state: watch::Sender<State>,
@@ -197,7 +198,7 @@ pub struct Scenes {
 // === impl Phase ===
 
 impl Phase {
-    /// In a word, as in `/status`.
+    /// The phase's name, as in `/status`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Unknown => "unknown",
@@ -215,7 +216,7 @@ impl Phase {
 // === impl Scenes ===
 
 impl Scenes {
-    /// The place of the Node called `node`, with its claims as Leases in `namespace`, and what is known of it.
+    /// The task for the Node called `node`, with claims as Leases in `namespace`. The receiver gets the published state.
     pub fn new(
         api: Api,
         node: &str,
@@ -243,30 +244,30 @@ impl Scenes {
         )
     }
 
-    /// Prefers the slot that the node had in a plan before the agent started, where it is free: a node that comes back has
-    /// neither labels nor claims to tell of it.
+    /// Prefers the slot that the node had before the agent started, if the slot is free. A recreated Node has neither labels
+    /// nor claims that name the slot.
     #[must_use]
     pub fn with_last(mut self, before: Option<(String, Slot)>) -> Self {
         self.before = before;
         self
     }
 
-    /// Tells what happens as Events on the Node, too.
+    /// Also reports changes and failures as Events on the Node.
     #[must_use]
     pub fn with_recorder(mut self, recorder: Recorder) -> Self {
         self.recorder = Some(recorder);
         self
     }
 
-    /// Keeps the node's place until `stop`. It never ends by itself, and leaves labels and claims as they are.
+    /// Keeps the node's slot until `stop`. Labels and claims stay after the end.
     pub async fn run(self, stop: CancellationToken) {
         let (published, plans) = watch::channel(Plans::default());
         let follower = plans::follow(self.api.clone(), self.settings.clone(), published);
-        let keeper = slot_reconciler::SlotReconciler::new(self, plans);
-        // Whatever is cut off here is found again at the next start: claims by the node's uid, labels on the Node.
+        let reconciler = slot_reconciler::SlotReconciler::new(self, plans);
+        // A cancelled action is safe: the next start reads the claims by the node's uid and the labels from the Node.
         tokio::select! {
             () = follower => {}
-            () = keeper.run() => {}
+            () = reconciler.run() => {}
             () = stop.cancelled() => {}
         }
     }
@@ -275,7 +276,7 @@ impl Scenes {
 // === impl State ===
 
 impl State {
-    /// The Node's place as variables for a container: `SCENCE`, `CASE`, `INDEX`, `TYPE`, whatever a plan calls its labels.
+    /// The node's slot as variables for a container: `SCENCE`, `CASE`, `INDEX`, `TYPE`, for any label keys of the plan.
     pub fn variables(&self) -> BTreeMap<String, String> {
         match &self.slot {
             Some(slot) => LabelKeys::default().labels(slot).into_iter().collect(),
@@ -289,7 +290,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_place_has_the_usual_names_whatever_a_plan_calls_its_labels() {
+    fn variables_use_the_default_keys_for_any_label_keys_of_a_plan() {
         let pairs = |pairs: &[(&str, &str)]| -> BTreeMap<String, String> {
             pairs
                 .iter()

@@ -1,4 +1,4 @@
-//! [`Plans`]: all ScenePlans, by one list and one watch.
+//! [`Plans`]: all ScenePlans, read with a paged list and followed with a watch.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -20,20 +20,20 @@ use crate::scene::{ScenePlan, slots};
 
 pub(super) const PLANS: &str = "/apis/pinfold.io/v1alpha1/sceneplans";
 
-/// Plans of a page. The API server takes no object of more than 3 MiB, and an answer may have 64.
+/// The number of plans on a page. The API server accepts objects up to 3 MiB, and an answer may have 64 MiB.
 pub(super) const PAGE: u32 = 20;
 
-/// A watch that ends before this has failed, however politely.
+/// A watch without any event that ends sooner counts as failed.
 const SHORT_LIVED: Duration = Duration::from_secs(2);
 
-/// What is known of the plans.
+/// The known plans, and how current they are.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plans {
-    /// The plans, by name. One that can't be read any more is here as it last could.
+    /// The plans, sorted by name. A plan that became unreadable keeps its last readable state.
     pub plans: Vec<ScenePlan>,
-    /// Plans that can't be read, by name, with the reason.
+    /// The names of the unreadable plans, with the reasons.
     pub unreadable: BTreeMap<String, String>,
-    /// Why the plans are not known as they are now; `None` where they are. What is known stays.
+    /// Why the plans may be stale; `None` while the plans are current. The known plans stay.
     pub degraded: Option<String>,
     /// Whether the failure stays until an administrator acts: grants a right, or installs the definition.
     pub terminal: bool,
@@ -51,7 +51,7 @@ impl Default for Plans {
     }
 }
 
-/// A line of the watch.
+/// A line of the watch: one watch event.
 #[derive(Deserialize)]
 struct Line {
     r#type: String,
@@ -61,7 +61,7 @@ struct Line {
 // === impl Plans ===
 
 impl Plans {
-    /// The names of the plans that can't be read and never could.
+    /// The names of the plans without any readable state so far.
     pub fn never_read(&self) -> Vec<&str> {
         let known = |name: &str| self.plans.iter().any(|plan| name_of(plan) == name);
         self.unreadable
@@ -71,7 +71,7 @@ impl Plans {
             .collect()
     }
 
-    /// Takes a complete list. It counts when the watch stands: what changes in between is heard there.
+    /// Stores a complete list. `degraded` stays until the watch is open; the watch reports all changes after the list.
     fn replace(&mut self, objects: Vec<Value>) {
         let mut before: BTreeMap<String, ScenePlan> = std::mem::take(&mut self.plans)
             .into_iter()
@@ -88,7 +88,7 @@ impl Plans {
         self.plans.sort_by(|a, b| name_of(a).cmp(name_of(b)));
     }
 
-    /// Takes a plan that is new or changed.
+    /// Stores a new or changed plan.
     fn put(&mut self, name: String, object: Value) {
         match serde_json::from_value::<ScenePlan>(object) {
             Ok(plan) => {
@@ -105,8 +105,8 @@ impl Plans {
         }
     }
 
-    /// Takes a deletion.
-    fn gone(&mut self, name: &str) {
+    /// Removes a deleted plan.
+    fn remove(&mut self, name: &str) {
         self.unreadable.remove(name);
         self.plans.retain(|plan| name_of(plan) != name);
     }
@@ -124,7 +124,7 @@ fn name(object: &Value) -> String {
         .to_owned()
 }
 
-/// The slots of all active cases.
+/// The number of slots in all active cases.
 pub(super) fn slots_of(plans: &Plans) -> u32 {
     let active = plans.plans.iter().filter_map(|plan| {
         let active = plan.spec.active.as_ref()?;
@@ -133,7 +133,7 @@ pub(super) fn slots_of(plans: &Plans) -> u32 {
     u32::try_from(active.map(|slots| slots.len()).sum::<usize>()).unwrap_or(u32::MAX)
 }
 
-/// Follows the plans for ever: what goes wrong is told as [`Plans::degraded`] and tried again.
+/// Follows the plans forever. Failures are published as [`Plans::degraded`] and retried.
 pub(super) async fn follow(api: Api, settings: Settings, published: watch::Sender<Plans>) {
     let backoff = BackoffPolicy::new(&settings);
     let mut follower = Follower {
@@ -146,7 +146,7 @@ pub(super) async fn follow(api: Api, settings: Settings, published: watch::Sende
         throttled_since: None,
     };
     loop {
-        let pause = match follower.turn().await {
+        let pause = match follower.list_and_watch().await {
             Ok(()) => {
                 follower.backoff.reset();
                 follower.jitter.spread(Duration::from_secs(1))
@@ -157,7 +157,7 @@ pub(super) async fn follow(api: Api, settings: Settings, published: watch::Sende
     }
 }
 
-/// All plans as they are now, and the version of the list.
+/// All plans in the cluster, and the resourceVersion of the list.
 pub(super) async fn list_plans(api: &Api) -> Result<(Vec<Value>, String), Failure> {
     let wanted =
         List::new(Call::ListPlans, PLANS, "ScenePlanList").with(ListParams::default().limit(PAGE));
@@ -169,13 +169,13 @@ pub(super) async fn list_plans(api: &Api) -> Result<(Vec<Value>, String), Failur
     .await?;
     if version.is_empty() {
         return Err(Failure::InvalidResponse(
-            "a list without a version".to_owned(),
+            "a list without a resourceVersion".to_owned(),
         ));
     }
     Ok((objects, version))
 }
 
-/// What to do about a failure to read plans, as the end of a sentence.
+/// The remedy for a failure to read plans, as the end of a sentence.
 pub(super) fn advice(failure: &Failure) -> &'static str {
     match failure.kind() {
         ErrorKind::NotFound => {
@@ -187,26 +187,26 @@ pub(super) fn advice(failure: &Failure) -> &'static str {
     }
 }
 
-/// How long a server that answers 429 leaves the last known plans in force.
+/// The time for which the last known plans stay in force while the server answers 429.
 const THROTTLED: Duration = Duration::from_secs(60);
 
 struct Follower {
     api: Api,
     settings: Settings,
     published: watch::Sender<Plans>,
-    /// The version up to which everything is known; `None` where all must be read.
+    /// The resourceVersion from which a watch can continue; `None` if a new list is necessary.
     version: Option<String>,
     backoff: BackoffPolicy,
     jitter: Jitter,
-    /// When the first failure since the last success was.
+    /// The time of the first failure since the last opened watch. A 410 does not count.
     throttled_since: Option<Instant>,
 }
 
 // === impl Follower ===
 
 impl Follower {
-    /// One connection's life.
-    async fn turn(&mut self) -> Result<(), Failure> {
+    /// Lists the plans if necessary, and watches them until the watch ends.
+    async fn list_and_watch(&mut self) -> Result<(), Failure> {
         let version = match self.version.clone() {
             Some(version) => version,
             None => {
@@ -219,16 +219,16 @@ impl Follower {
         };
         let began = Instant::now();
         let mut lines = self.open(&version).await?;
-        self.heard();
+        self.set_current();
         self.throttled_since = None;
-        let mut heard = false;
+        let mut had_event = false;
         loop {
             match self.next(&mut lines).await {
                 Ok(true) => {
-                    heard = true;
+                    had_event = true;
                     self.backoff.reset();
                 }
-                Ok(false) if heard || began.elapsed() >= SHORT_LIVED => return Ok(()),
+                Ok(false) if had_event || began.elapsed() >= SHORT_LIVED => return Ok(()),
                 Ok(false) => {
                     let failure =
                         Failure::Connection("the watch ended as soon as it had begun".to_owned());
@@ -238,7 +238,7 @@ impl Follower {
                 Err(failure) => {
                     self.api.counters().failed(failure.kind());
                     let lasted = began.elapsed() >= SHORT_LIVED;
-                    // A watch that breaks is nothing unusual: it goes on from where it was.
+                    // Broken connections are normal: the next watch continues from the last resourceVersion.
                     if lasted
                         && failure.status().is_none()
                         && !matches!(failure, Failure::InvalidResponse(_))
@@ -251,7 +251,7 @@ impl Follower {
         }
     }
 
-    /// A random pause before all plans are read: all nodes begin, and hear of a version that is too old, at the same moment.
+    /// A random pause before a list of all plans. All nodes start, or get a 410, at the same moment.
     async fn stagger(&mut self) {
         let most = self
             .settings
@@ -269,7 +269,7 @@ impl Follower {
         self.api.open(Call::WatchPlans, request).await
     }
 
-    /// Takes one line; `false` at the end.
+    /// Handles the next line; `false` at the end of the watch.
     async fn next(&mut self, lines: &mut Lines) -> Result<bool, Failure> {
         let Some(line) = lines.next(self.settings.idle).await? else {
             return Ok(false);
@@ -289,7 +289,7 @@ impl Follower {
             }
             "DELETED" => self
                 .published
-                .send_modify(|plans| plans.gone(&name(&line.object))),
+                .send_modify(|plans| plans.remove(&name(&line.object))),
             _ => {
                 return Err(match serde_json::from_value::<Status>(line.object) {
                     Ok(status) => Failure::refused(status),
@@ -305,43 +305,44 @@ impl Follower {
         Ok(true)
     }
 
-    /// The plans are followed: what is known is what is.
-    fn heard(&self) {
+    /// Marks the plans as current.
+    fn set_current(&self) {
         self.published.send_if_modified(|plans| {
             plans.terminal = false;
             plans.degraded.take().is_some()
         });
     }
 
-    /// Notes a failure; how long to wait.
+    /// Publishes a failure if necessary. Returns the wait before the next try.
     fn failed(&mut self, failure: &Failure) -> Duration {
         if failure.is_expired() {
-            // A server that has restarted forgets versions. The plans stay in force until they are read anew.
-            tracing::info!("the plans are read anew: {failure}");
+            // A restarted server answers 410 for old resourceVersions. The plans stay in force until the next list.
+            tracing::info!("the plans will be listed again: {failure}");
             self.version = None;
             return self.backoff.after(failure, self.jitter.roll());
         }
-        // A server that has just started refuses lists for some seconds. The last known plans stay in force meanwhile.
+        // A server answers lists with 429 for some seconds after its start. The last known plans stay in force meanwhile.
         let throttled = failure.kind() == ErrorKind::TooManyRequests;
         let since = *self.throttled_since.get_or_insert_with(Instant::now);
         if throttled && self.published.borrow().degraded.is_none() && since.elapsed() < THROTTLED {
-            tracing::info!("the plans are read again soon: {failure}");
+            tracing::info!("the plans stay in force, and will be listed again soon: {failure}");
             self.version = None;
             return self.backoff.after(failure, self.jitter.roll());
         }
-        // Refused (not defined any more), or nonsense: all is read anew. A connection that failed goes on.
+        // A refusal (such as 404 without the CustomResourceDefinition) or an invalid answer needs a new list. A broken
+        // connection continues from the last resourceVersion.
         if failure.status().is_some() || matches!(failure, Failure::InvalidResponse(_)) {
             self.version = None;
         }
-        let says = format!("the plans can't be read: {failure}{}", advice(failure));
+        let reason = format!("the plans can't be read: {failure}{}", advice(failure));
         let new = self.published.send_if_modified(|plans| {
-            let new = plans.degraded.as_ref() != Some(&says);
-            plans.degraded = Some(says.clone());
+            let new = plans.degraded.as_ref() != Some(&reason);
+            plans.degraded = Some(reason.clone());
             plans.terminal = failure.is_terminal();
             new
         });
         if new {
-            tracing::warn!("{says}");
+            tracing::warn!("{reason}");
         }
         self.backoff.after(failure, self.jitter.roll())
     }

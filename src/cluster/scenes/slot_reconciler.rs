@@ -1,4 +1,4 @@
-//! [`SlotReconciler`]: reads, asks [`decide()`], carries out, and waits.
+//! [`SlotReconciler`]: reads the node's state, carries out the actions of [`decide()`], and waits.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,46 +18,49 @@ use crate::cluster::node::{self, Applied, OwnNode};
 use crate::cluster::{Failure, Jitter};
 use crate::scene::ScenePlan;
 
-/// The most actions of one turn: a change of slot is four.
-const MOST_ACTIONS: usize = 12;
+/// The maximum number of actions in one pass. A change of slot takes four actions.
+const MAX_ACTIONS: usize = 12;
 
-/// The longest random pause before a lost claim is looked at.
+/// The longest random pause between the loss of the claim and the next pass.
 const LOST_SPREAD: Duration = Duration::from_secs(1);
 
-/// What was read of this node at the last look.
+const NODE_DELETED: &str = "the Node was deleted";
+const NODE_REPLACED: &str = "a new Node has the same name";
+
+/// The own Node and the own claims, as of the last read.
 #[derive(Debug)]
-struct Look {
+struct NodeState {
     node: OwnNode,
     claims: Arc<Claims>,
     mine: BTreeSet<String>,
-    /// Whether the server's cache was asked for claims that the labels do not name.
+    /// Whether the claims were also listed, since the labels do not name every claim.
     complete: bool,
 }
 
-/// Keeps the node's place.
+/// Keeps the node's slot.
 pub(super) struct SlotReconciler {
     scenes: Scenes,
     plans: watch::Receiver<Plans>,
-    look: Option<Look>,
+    observed: Option<NodeState>,
     /// The watch of the own claim.
     guard: Option<Guard>,
     memory: Memory,
-    /// The Node's uid as it was last read, for Events on it.
+    /// The Node's last known uid, for Events on the Node.
     uid: Option<String>,
-    /// What was told as an Event of a failure that lasts; nothing else is told until something works.
-    told: Option<String>,
+    /// The terminal failure of the last Event. A repetition gets no further Event until a pass succeeds.
+    reported_failure: Option<String>,
     backoff: BackoffPolicy,
     jitter: Jitter,
 }
 
-/// Why a turn ended before all was done.
-enum Cut {
+/// Why a pass ended early.
+enum PassError {
     Failed(Failure),
-    /// The Node is not there, or another one; it is read again.
+    /// The Node does not exist, or a new Node has the same name. The next pass reads the Node again.
     NoNode(&'static str),
 }
 
-impl From<Failure> for Cut {
+impl From<Failure> for PassError {
     fn from(failure: Failure) -> Self {
         Self::Failed(failure)
     }
@@ -71,22 +74,22 @@ impl SlotReconciler {
         Self {
             scenes,
             plans,
-            look: None,
+            observed: None,
             guard: None,
             memory: Memory::default(),
             uid: None,
-            told: None,
+            reported_failure: None,
             backoff,
             jitter: Jitter::default(),
         }
     }
 
     pub(super) async fn run(mut self) {
-        self.look_at_labels().await;
+        self.publish_default_labels().await;
         let mut due: Option<Instant> = None;
-        let mut pods_told = true;
+        let mut pods_open = true;
         loop {
-            // All arms are cancel safe: they hold nothing.
+            // All arms are cancel safe: a dropped future loses no state.
             tokio::select! {
                 changed = self.plans.changed() => {
                     if changed.is_err() {
@@ -94,40 +97,41 @@ impl SlotReconciler {
                     }
                     due = self.plans_changed(due);
                 }
-                changed = self.scenes.pods.changed(), if pods_told => {
-                    pods_told = changed.is_ok();
+                changed = self.scenes.pods.changed(), if pods_open => {
+                    pods_open = changed.is_ok();
                     due = self.pods_changed(due);
                 }
-                () = lost(&mut self.guard) => {
+                () = claim_lost(&mut self.guard) => {
                     let soon = Instant::now() + self.jitter.spread(LOST_SPREAD);
                     due = Some(due.map_or(soon, |due| due.min(soon)));
                 }
-                () = until(due) => due = Some(Instant::now() + self.turn().await),
+                () = sleep_until(due) => due = Some(Instant::now() + self.reconcile().await),
             }
         }
     }
 
-    /// When to look after news of the plans.
+    /// The time of the next pass after a change of the plans.
     fn plans_changed(&mut self, due: Option<Instant>) -> Option<Instant> {
         let (degraded, terminal, slots) = {
             let plans = self.plans.borrow();
             (plans.degraded.clone(), plans.terminal, slots_of(&plans))
         };
         let settings = &self.scenes.settings;
-        // All nodes hear of it at the same moment.
-        let mut most = settings.spread_over(slots);
+        // All nodes see the change at the same moment.
+        let mut spread = settings.spread_over(slots);
         if let Some(degraded) = degraded {
-            self.say(Phase::Unknown, format!("nothing is changed: {degraded}"));
+            self.publish_phase(Phase::Unknown, format!("nothing is changed: {degraded}"));
             if !terminal {
                 return due;
             }
-            most = settings.spread.1;
+            spread = settings.spread.1;
         }
-        let soon = Instant::now() + self.jitter.spread(most);
+        let soon = Instant::now() + self.jitter.spread(spread);
         Some(due.map_or(soon, |due| due.min(soon)))
     }
 
-    /// When to look after news of the pods: only where they have kept the node from changing, and do so no longer.
+    /// The time of the next pass after a change of the pods. An earlier pass is useful only if pods blocked a change and
+    /// no longer do.
     fn pods_changed(&mut self, due: Option<Instant>) -> Option<Instant> {
         let waiting = matches!(
             self.scenes.state.borrow().phase,
@@ -144,44 +148,44 @@ impl SlotReconciler {
         Some(due.map_or(soon, |due| due.min(soon)))
     }
 
-    /// Reads, decides and carries out, until there is nothing left to do; how long to wait.
-    async fn turn(&mut self) -> Duration {
+    /// Runs one pass, and returns the pause before the next pass.
+    async fn reconcile(&mut self) -> Duration {
         let (degraded, terminal) = {
             let plans = self.plans.borrow();
             (plans.degraded.clone(), plans.terminal)
         };
         if let Some(degraded) = degraded {
-            // Without the plans nothing would be done with what is read, but for labels that somebody has set by hand.
+            // Without current plans, a pass only publishes the labels: an administrator may have set labels by hand.
             if terminal {
-                self.complain("plans", format!("nothing is changed: {degraded}"))
+                self.report_terminal("plans", format!("nothing is changed: {degraded}"))
                     .await;
-                self.look_at_labels().await;
+                self.publish_default_labels().await;
             }
         } else {
-            match self.place().await {
+            match self.run_actions().await {
                 Ok(()) => {}
-                Err(Cut::Failed(failure)) => {
-                    // A claim may have been made whose answer was lost.
-                    self.look = None;
-                    let says = format!("nothing is changed: {failure}{}", advice(&failure));
-                    self.say(Phase::Unknown, says.clone());
+                Err(PassError::Failed(failure)) => {
+                    // The server may have created a claim although the answer was lost, so the next pass reads the claims anew.
+                    self.observed = None;
+                    let reason = format!("nothing is changed: {failure}{}", advice(&failure));
+                    self.publish_phase(Phase::Unknown, reason.clone());
                     if failure.is_terminal() {
-                        self.complain(&about(&failure), says).await;
+                        self.report_terminal(&failure_key(&failure), reason).await;
                     }
                     return self.backoff.after(&failure, self.jitter.roll());
                 }
-                Err(Cut::NoNode(why)) => {
+                Err(PassError::NoNode(why)) => {
                     let name = &self.scenes.node;
-                    self.say(
+                    self.publish_phase(
                         Phase::Unknown,
                         format!("nothing is changed: there is no Node {name} ({why})"),
                     );
-                    (self.look, self.uid) = (None, None);
+                    (self.observed, self.uid) = (None, None);
                     return self.backoff.without(self.jitter.roll());
                 }
             }
             self.backoff.reset();
-            self.told = None;
+            self.reported_failure = None;
         }
         let settings = &self.scenes.settings;
         let slots = slots_of(&self.plans.borrow());
@@ -194,37 +198,38 @@ impl SlotReconciler {
         pause.mul_f64(0.5 + self.jitter.roll())
     }
 
-    async fn place(&mut self) -> Result<(), Cut> {
+    /// Reads the Node and the claims, and carries out actions until [`decide()`] returns none.
+    async fn run_actions(&mut self) -> Result<(), PassError> {
         let was_spare = self.scenes.state.borrow().phase == Phase::Spare;
-        self.look().await?;
-        // What stood in the way is tried again at each look, so that what is said of it ends with its cause.
+        self.observe().await?;
+        // Each pass tries blocked actions again, so that a published obstacle disappears with the cause.
         (
             self.memory.full,
             self.memory.conflicts,
             self.memory.untaintable,
         ) = (None, Vec::new(), None);
-        for _ in 0..MOST_ACTIONS {
+        for _ in 0..MAX_ACTIONS {
             let Some(verdict) = self.verdict() else {
                 return Ok(());
             };
             self.remember(&verdict);
             match verdict.action.clone() {
                 None => {
-                    self.guard();
+                    self.watch_claim();
                     self.publish(&verdict);
                     return Ok(());
                 }
                 Some(action) => self.carry_out(action, &verdict, was_spare).await?,
             }
         }
-        // Somebody undoes what is done: the next look will show.
-        tracing::warn!("scenes: {MOST_ACTIONS} actions and still more to do");
+        // Probably a second writer reverts the actions. The next pass reads the Node again.
+        tracing::warn!("scenes: {MAX_ACTIONS} actions in one pass; the next pass continues");
         Ok(())
     }
 
-    /// Reads which place the Node's labels name, whoever has set them: what containers are told may not wait for what all
-    /// nodes do one after the other. What fails here is read with all else.
-    async fn look_at_labels(&self) {
+    /// Reads the Node's labels with the default keys, from any field manager, and publishes the labels. Variables of
+    /// containers need the labels before the first pass, which waits for a random time. The first pass repeats a failed read.
+    async fn publish_default_labels(&self) {
         let Ok(Some(node)) = node::read(&self.scenes.api, &self.scenes.node).await else {
             return;
         };
@@ -236,28 +241,29 @@ impl SlotReconciler {
     }
 
     /// Reads the own Node and the own claims.
-    async fn look(&mut self) -> Result<(), Cut> {
+    async fn observe(&mut self) -> Result<(), PassError> {
         let Scenes {
             api, node: name, ..
         } = &self.scenes;
         let node = node::read(api, name)
             .await?
-            .ok_or(Cut::NoNode("is --node-name right?"))?;
+            .ok_or(PassError::NoNode("is --node-name right?"))?;
         self.uid = Some(node.uid.clone());
-        let look = match self
-            .look
+        let observed = match self
+            .observed
             .take()
-            .filter(|look| look.claims.owner().uid == node.uid)
+            .filter(|observed| observed.claims.owner().uid == node.uid)
         {
-            Some(look) => self.look_again(node, look).await?,
-            None => self.look_first(node).await?,
+            Some(observed) => self.observe_again(node, observed).await?,
+            None => self.observe_first(node).await?,
         };
-        self.look = Some(look);
+        self.observed = Some(observed);
         Ok(())
     }
 
-    /// Reads the claims that the Node's labels name. Where the labels name none, the server's cache shows them.
-    async fn look_first(&self, node: OwnNode) -> Result<Look, Cut> {
+    /// Reads the claims that the Node's labels name. If the node holds none of these claims, a list from the server's cache
+    /// finds the node's claims.
+    async fn observe_first(&self, node: OwnNode) -> Result<NodeState, PassError> {
         let Scenes {
             api,
             node: name,
@@ -276,7 +282,7 @@ impl SlotReconciler {
         if complete {
             mine = claims.mine().await?;
         }
-        Ok(Look {
+        Ok(NodeState {
             node,
             claims: Arc::new(claims),
             mine,
@@ -284,45 +290,45 @@ impl SlotReconciler {
         })
     }
 
-    /// Reads the claims that no watch vouches for. The second look also finds claims that the labels do not name: an agent may
-    /// have ended before giving them back.
-    async fn look_again(&self, node: OwnNode, look: Look) -> Result<Look, Cut> {
-        let Look {
+    /// Reads the claims that no watch confirms. The second read also lists the claims: an agent may have ended before the
+    /// release of a claim, and the labels do not name such a claim.
+    async fn observe_again(&self, node: OwnNode, last: NodeState) -> Result<NodeState, PassError> {
+        let NodeState {
             claims,
             mine,
             complete,
             ..
-        } = look;
-        let vouched = |name: &String| {
+        } = last;
+        let watched = |name: &String| {
             self.guard
                 .as_ref()
                 .is_some_and(|guard| guard.name == *name && guard.standing() == Standing::Ours)
         };
-        let (mut sure, doubtful): (BTreeSet<String>, BTreeSet<String>) =
-            mine.into_iter().partition(vouched);
-        sure.extend(claims.confirm(doubtful).await?);
+        let (mut confirmed, unconfirmed): (BTreeSet<String>, BTreeSet<String>) =
+            mine.into_iter().partition(watched);
+        confirmed.extend(claims.confirm(unconfirmed).await?);
         if !complete {
-            sure.extend(claims.mine().await?);
+            confirmed.extend(claims.mine().await?);
         }
-        Ok(Look {
+        Ok(NodeState {
             node,
             claims,
-            mine: sure,
+            mine: confirmed,
             complete: true,
         })
     }
 
-    /// Watches the claim that the node holds.
-    fn guard(&mut self) {
-        let Some(Look { claims, mine, .. }) = &self.look else {
+    /// Starts, keeps or ends the watch, so that the node's first claim is watched.
+    fn watch_claim(&mut self) {
+        let Some(NodeState { claims, mine, .. }) = &self.observed else {
             return;
         };
         let wanted = mine.first();
-        let is = self
+        let watched = self
             .guard
             .as_ref()
             .map(|guard| (&guard.name, guard.owner()));
-        if is == wanted.map(|name| (name, claims.owner())) {
+        if watched == wanted.map(|name| (name, claims.owner())) {
             return;
         }
         let settings = &self.scenes.settings;
@@ -335,15 +341,15 @@ impl SlotReconciler {
     }
 
     fn verdict(&self) -> Option<Verdict> {
-        let look = self.look.as_ref()?;
+        let observed = self.observed.as_ref()?;
         let (plans, pods) = (self.plans.borrow(), self.scenes.pods.borrow());
-        let seen = Seen {
+        let input = Seen {
             plans: &plans,
-            node: &look.node,
-            claims: &look.mine,
+            node: &observed.node,
+            claims: &observed.mine,
             pods: &pods,
         };
-        Some(decide(seen, &self.memory))
+        Some(decide(input, &self.memory))
     }
 
     fn remember(&mut self, verdict: &Verdict) {
@@ -362,20 +368,20 @@ impl SlotReconciler {
         action: Action,
         verdict: &Verdict,
         was_spare: bool,
-    ) -> Result<(), Cut> {
+    ) -> Result<(), PassError> {
         let plan = verdict.plan.as_ref().and_then(|(name, _)| self.plan(name));
         let Self {
             scenes,
-            look,
+            observed,
             memory,
             ..
         } = self;
-        let Some(Look {
+        let Some(NodeState {
             node,
             claims,
             mine,
             complete,
-        }) = look
+        }) = observed
         else {
             return Ok(());
         };
@@ -383,7 +389,7 @@ impl SlotReconciler {
             Action::Claim { slots, only } => {
                 let Some(plan) = plan else { return Ok(()) };
                 if was_spare || !*complete {
-                    // Most of them are taken: better to know which than to try. An own claim may be among them.
+                    // A list costs less than many failed tries. The list may also show a forgotten own claim.
                     let own = claims.look_around().await?;
                     let own = claims
                         .confirm(own.difference(mine).cloned().collect::<Vec<_>>())
@@ -421,11 +427,11 @@ impl SlotReconciler {
                             format!("{}: {}", verdict.says, written(&labels)),
                         )
                     };
-                    self.tell(false, reason, note);
+                    self.emit_event(false, reason, note);
                 }
                 Applied::Conflict(conflicts) => memory.conflicts = conflicts,
-                Applied::Gone => return Err(Cut::NoNode("it is gone")),
-                Applied::Replaced => return Err(Cut::NoNode("another one has its name")),
+                Applied::Gone => return Err(PassError::NoNode(NODE_DELETED)),
+                Applied::Replaced => return Err(PassError::NoNode(NODE_REPLACED)),
             },
             Action::Taint(taints) => match node::set_taints(&scenes.api, node, &taints).await {
                 Ok(Applied::Done(now)) => {
@@ -435,30 +441,30 @@ impl SlotReconciler {
                         .map(|taint| taint.to_k8s());
                     memory.taint = wanted.filter(|wanted| taints.contains(wanted));
                 }
-                Ok(Applied::Gone) => return Err(Cut::NoNode("it is gone")),
-                // Something has changed on the Node; the taints are decided anew.
+                Ok(Applied::Gone) => return Err(PassError::NoNode(NODE_DELETED)),
+                // The Node has changed since the read, so the next decision uses the new taints.
                 Ok(_) => {
                     let read = node::read(&scenes.api, &scenes.node).await?;
                     let same = read.filter(|read| read.uid == node.uid);
-                    *node = same.ok_or(Cut::NoNode("another one has its name"))?;
+                    *node = same.ok_or(PassError::NoNode(NODE_REPLACED))?;
                 }
                 Err(failure) if failure.is_retryable() => return Err(failure.into()),
                 Err(failure) => {
-                    let says = format!(
-                        "the taint could not be changed: {failure}: the agent needs the right to patch nodes, and the \
-                         admission policy pinfold-node knows the keys of taints that `taints` there, or taintKeys of the chart, list"
+                    let reason = format!(
+                        "the taint could not be changed: {failure}: the agent needs permission to patch nodes, and the admission \
+                         policy pinfold-node must list the taint's key (`taints` in the policy, or taintKeys of the chart)"
                     );
-                    memory.untaintable = verdict.plan.clone().map(|plan| (plan, says.clone()));
-                    // State has what was said before: news are told once.
-                    if self.scenes.state.borrow().taint.as_ref() != Some(&says) {
-                        tracing::warn!("scenes: {says}");
-                        self.tell(true, "TaintRefused", says);
+                    memory.untaintable = verdict.plan.clone().map(|plan| (plan, reason.clone()));
+                    // The published state still has the reason of the last pass. The same reason gets only one Event.
+                    if self.scenes.state.borrow().taint.as_ref() != Some(&reason) {
+                        tracing::warn!("scenes: {reason}");
+                        self.emit_event(true, "TaintRefused", reason);
                     }
                 }
             },
             Action::Release(name) => {
                 claims.release(&name).await?;
-                tracing::info!("scenes: gave {name} back");
+                tracing::info!("scenes: released {name}");
                 mine.remove(&name);
             }
         }
@@ -474,9 +480,9 @@ impl SlotReconciler {
             .cloned()
     }
 
-    /// Publishes where the node stands, and tells as an Event what a person should hear of.
+    /// Publishes the state. A new obstacle or conflict also becomes an Event.
     fn publish(&self, verdict: &Verdict) {
-        let Some(Look { node, mine, .. }) = &self.look else {
+        let Some(NodeState { node, mine, .. }) = &self.observed else {
             return;
         };
         let ours = node
@@ -498,7 +504,7 @@ impl SlotReconciler {
                 .memory
                 .untaintable
                 .as_ref()
-                .map(|(_, says)| says.clone()),
+                .map(|(_, reason)| reason.clone()),
         };
         let before = self.scenes.state.send_replace(state);
         if (before.phase, &before.says) == (verdict.phase, &verdict.says) {
@@ -506,47 +512,47 @@ impl SlotReconciler {
         }
         tracing::info!("scenes: {:?}: {}", verdict.phase, verdict.says);
         let reason = match verdict.phase {
-            // Pods that end one after the other are no news each.
+            // The whole wait gets a single Event, not an Event for each pod that ends.
             Phase::Waiting if before.phase != Phase::Waiting => "SwitchWaits",
             Phase::Refused => "SwitchRefused",
             Phase::Conflict => "LabelConflict",
             Phase::Disputed => "PlansDisputed",
             _ => return,
         };
-        self.tell(
+        self.emit_event(
             verdict.phase != Phase::Waiting,
             reason,
             verdict.says.clone(),
         );
     }
 
-    /// Says why nothing is done; what is known of the node stays.
-    fn say(&self, phase: Phase, says: String) {
+    /// Publishes a phase and the reason. The rest of the published state stays.
+    fn publish_phase(&self, phase: Phase, reason: String) {
         self.scenes.state.send_if_modified(|state| {
-            if (state.phase, &state.says) == (phase, &says) {
+            if (state.phase, &state.says) == (phase, &reason) {
                 return false;
             }
-            tracing::info!("scenes: {phase:?}: {says}");
-            (state.phase, state.says) = (phase, says);
+            tracing::info!("scenes: {phase:?}: {reason}");
+            (state.phase, state.says) = (phase, reason);
             true
         });
     }
 
-    /// Tells once of a failure that lasts: until something works, or it is about something else.
-    async fn complain(&mut self, about: &str, says: String) {
-        if self.told.as_deref() == Some(about) {
+    /// Reports a terminal failure as an Event. A repeated `key` gets an Event only after a success or a different key.
+    async fn report_terminal(&mut self, key: &str, reason: String) {
+        if self.reported_failure.as_deref() == Some(key) {
             return;
         }
         if self.uid.is_none() {
-            // Only to tell on whom; where that fails, too, the state has it all the same.
+            // The Event needs the Node's uid. If the read fails, only the published state has the failure.
             let read = node::read(&self.scenes.api, &self.scenes.node).await;
             self.uid = read.ok().flatten().map(|node| node.uid);
         }
-        self.told = Some(about.to_owned());
-        self.tell(true, "ScenesStopped", says);
+        self.reported_failure = Some(key.to_owned());
+        self.emit_event(true, "ScenesStopped", reason);
     }
 
-    fn tell(&self, warning: bool, reason: &'static str, note: String) {
+    fn emit_event(&self, warning: bool, reason: &'static str, note: String) {
         let (Some(recorder), Some(uid)) = (&self.scenes.recorder, &self.uid) else {
             return;
         };
@@ -562,8 +568,8 @@ impl SlotReconciler {
     }
 }
 
-/// What a refusal is about: its code, and the resource.
-fn about(failure: &Failure) -> String {
+/// A key for refusals with the same cause: the status code and the resource.
+fn failure_key(failure: &Failure) -> String {
     let Some(status) = failure.status() else {
         return String::new();
     };
@@ -575,14 +581,14 @@ fn about(failure: &Failure) -> String {
 }
 
 /// Waits until the watched claim is lost. Cancel safe.
-async fn lost(guard: &mut Option<Guard>) {
+async fn claim_lost(guard: &mut Option<Guard>) {
     match guard {
         Some(guard) => guard.lost().await,
         None => std::future::pending().await,
     }
 }
 
-async fn until(due: Option<Instant>) {
+async fn sleep_until(due: Option<Instant>) {
     match due {
         Some(due) => tokio::time::sleep_until(due).await,
         None => std::future::pending().await,

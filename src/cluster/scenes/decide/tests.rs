@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::cluster::scenes::RunningPod;
 
-/// What is there, as values.
+/// The input of [`decide()`], with owned values.
 struct World {
     plans: Plans,
     node: OwnNode,
@@ -58,7 +58,7 @@ impl World {
         }
     }
 
-    /// With these labels of ours and these claims.
+    /// Adds applied labels, and replaces the claims.
     fn having(mut self, labels: &[(&str, &str)], claims: &[&str]) -> Self {
         for (key, value) in labels {
             self.node
@@ -79,16 +79,16 @@ impl World {
     }
 
     fn decide(&self) -> Verdict {
-        let seen = Seen {
+        let input = Seen {
             plans: &self.plans,
             node: &self.node,
             claims: &self.claims,
             pods: &self.pods,
         };
-        decide(seen, &self.memory)
+        decide(input, &self.memory)
     }
 
-    /// Carries out what is decided, as a server would that refuses nothing, until nothing is left to do.
+    /// Carries out actions until none is left, as with a server that refuses nothing. Returns the actions as texts.
     fn settle(&mut self) -> Vec<String> {
         let mut done = Vec::new();
         for _ in 0..20 {
@@ -122,14 +122,14 @@ impl World {
                 }
             }
         }
-        panic!("it never ends: {done:?}");
+        panic!("the actions never end: {done:?}");
     }
 }
 
 const OLD: [(&str, &str); 3] = [("SCENCE", "1"), ("CASE", "1"), ("INDEX", "0")];
 
 #[test]
-fn claims_come_before_labels_and_go_after_them() {
+fn a_claim_is_made_before_labelling_and_released_after_label_removal() {
     let tainted = json!({"taint": {}});
     let mut world = World::new(vec![plan("p", Some(("1", "1")), tainted.clone())]);
     assert_eq!(
@@ -162,8 +162,8 @@ fn claims_come_before_labels_and_go_after_them() {
 }
 
 #[test]
-fn a_crash_between_any_two_actions_is_made_good() {
-    // Every state in which a change from one slot to another can be cut off.
+fn decisions_after_a_crash_complete_the_change_of_slot() {
+    // The two intermediate states of a change of slot.
     let plans = || vec![plan("p", Some(("1", "2")), Value::Null)];
     let claimed = World::new(plans()).having(&OLD, &["scene.p.1.1.0", "scene.p.1.2.1"]);
     let labelled = World::new(plans()).having(
@@ -175,40 +175,40 @@ fn a_crash_between_any_two_actions_is_made_good() {
         assert_eq!(world.node.labels["INDEX"], "1");
         assert_eq!(world.claims, BTreeSet::from(["scene.p.1.2.1".to_owned()]));
     }
-    // Two claims on the active case, which no order of our own actions makes: the one that the labels name stays.
+    // Two claims on the active case: the claim that the labels name stays. No order of Pinfold's actions leads to this state.
     let mut world = World::new(plans()).having(
         &[("SCENCE", "1"), ("CASE", "2"), ("INDEX", "2")],
         &["scene.p.1.2.0", "scene.p.1.2.2"],
     );
     assert_eq!(world.settle(), ["release scene.p.1.2.0"]);
-    // Claims without labels.
+    // A claim without labels.
     let mut world = World::new(vec![plan("p", None, Value::Null)]).having(&[], &["scene.p.1.1.0"]);
     assert_eq!(world.settle(), ["release scene.p.1.1.0"]);
 }
 
 #[test]
-fn nothing_goes_without_a_word() {
+fn labels_and_claims_stay_without_a_readable_plan_for_the_node() {
     let held = |plans| World::new(plans).having(&OLD, &["scene.p.1.1.0"]);
-    let stays = |world: &World, says: &str| {
+    let stays = |world: &World, reason: &str| {
         let verdict = world.decide();
         assert_eq!(
             (verdict.phase, verdict.action),
             (Phase::Unknown, None),
-            "{says}"
+            "{reason}"
         );
-        assert!(verdict.says.contains(says), "{}", verdict.says);
+        assert!(verdict.says.contains(reason), "{}", verdict.says);
     };
-    let mut away = held(vec![plan("p", None, Value::Null)]);
-    away.plans.degraded = Some("it is away".to_owned());
-    stays(&away, "nothing is changed: it is away");
-    stays(&held(vec![]), "no other speaks of this node");
-    // A plan for other nodes, which has other scenes.
+    let mut unreachable = held(vec![plan("p", None, Value::Null)]);
+    unreachable.plans.degraded = Some("the server is away".to_owned());
+    stays(&unreachable, "nothing is changed: the server is away");
+    stays(&held(vec![]), "no other plan covers this node");
+    // A plan with different nodes and different scenes.
     let elsewhere = json!({"nodes": {"names": ["x"]}, "scenes": [{"scene": "7", "groups": [{"name": "m"}], "cases": [{"case": "1", "nodes": {"m": 1}}]}]});
     stays(
         &held(vec![plan("other", Some(("7", "1")), elsewhere.clone())]),
-        "no other speaks",
+        "no other plan",
     );
-    // One that nobody could ever read may be the one, whatever the others say.
+    // The labels may come from a plan that was never readable, for any content of the readable plans.
     for plans in [
         vec![],
         vec![plan("other", None, Value::Null)],
@@ -225,7 +225,7 @@ fn nothing_goes_without_a_word() {
     wrong.spec.active.as_mut().unwrap().case = "9".to_owned();
     stays(&held(vec![wrong]), "has no scene 1 with a case 9");
 
-    // Words: that of a plan with the node as a candidate, of one whose claim it is, of one that knows the labels.
+    // Labels go by a plan with the node as a candidate, by the plan of the claim, or by a plan that knows the labels.
     let mut other = plan("other", None, Value::Null);
     let first = |world: &World| world.decide().action;
     assert_eq!(
@@ -234,23 +234,23 @@ fn nothing_goes_without_a_word() {
     );
     other.spec.nodes.selector = None;
     other.spec.nodes.names = Some(vec!["x".to_owned()]);
-    stays(&held(vec![other.clone()]), "no other speaks");
+    stays(&held(vec![other.clone()]), "no other plan");
     let listed = World::new(vec![other]).having(&OLD, &[]);
     assert_eq!(
         first(&listed),
         Some(Action::Label(BTreeMap::new())),
-        "it knows scene 1 case 1, and nothing is claimed"
+        "the plan has scene 1 case 1, and the node has no claim"
     );
-    let its = plan("p", Some(("7", "1")), elsewhere);
+    let claiming = plan("p", Some(("7", "1")), elsewhere);
     assert_eq!(
-        first(&held(vec![its])),
+        first(&held(vec![claiming])),
         Some(Action::Label(BTreeMap::new())),
-        "the claim is its"
+        "the claim belongs to the plan"
     );
 }
 
 #[test]
-fn the_rule_for_busy_nodes() {
+fn on_busy_decides_whether_a_node_with_running_pods_changes() {
     let world = |rule: &str, active| {
         World::new(vec![plan("p", active, json!({"onBusy": rule}))])
             .having(&OLD, &["scene.p.1.1.0"])
@@ -263,13 +263,13 @@ fn the_rule_for_busy_nodes() {
         let mut refusing = world("refuse", active);
         let verdict = refusing.decide();
         assert_eq!((verdict.phase, verdict.action), (Phase::Refused, None));
-        // The pods end: it stays refused until the plan is changed.
+        // After the pods' end, the change stays refused until the plan changes.
         refusing.memory.refused = verdict.plan;
         refusing.pods = Some(Vec::new());
         assert_eq!(refusing.decide().phase, Phase::Refused);
         refusing.plans.plans[0].metadata.generation = Some(2);
         assert!(refusing.decide().action.is_some());
-        // Not knowing is not the same as none.
+        // A node with unknown pods waits.
         for (rule, phase) in [("wait", Phase::Waiting), ("refuse", Phase::Waiting)] {
             let mut unknown = world(rule, active);
             unknown.pods = None;
@@ -279,7 +279,7 @@ fn the_rule_for_busy_nodes() {
             );
         }
     }
-    // A full case, and a node with pods of the old one.
+    // The new case is full, and pods of the old case run.
     let mut spare = world("wait", Some(("2", "1")));
     spare.memory.full = Some(("p".to_owned(), "1".to_owned()));
     assert_eq!(spare.decide().phase, Phase::Waiting);
@@ -291,7 +291,7 @@ fn the_rule_for_busy_nodes() {
     );
 }
 
-/// A pod that stands here because of these keys.
+/// A single pod, with the label keys `keys` in the node selector.
 fn bound(keys: &[&str]) -> Pods {
     let keys = keys.iter().map(|key| (*key).to_owned()).collect();
     Some(vec![RunningPod {
@@ -301,7 +301,7 @@ fn bound(keys: &[&str]) -> Pods {
 }
 
 #[test]
-fn the_rule_holds_where_the_keys_of_the_labels_change() {
+fn on_busy_applies_when_the_label_keys_of_the_plan_change() {
     const CLAIM: &[&str] = &["scene.p.1.1.0"];
     let world = |active, labels: Value, claims: &[&str], keys: &[&str]| {
         let mut world =
@@ -309,16 +309,16 @@ fn the_rule_holds_where_the_keys_of_the_labels_change() {
         world.pods = bound(keys);
         world
     };
-    let waits = |world: &World, says: &str| {
+    let waits = |world: &World, reason: &str| {
         let verdict = world.decide();
         assert_eq!(
             (verdict.phase, verdict.action),
             (Phase::Waiting, None),
-            "{says}"
+            "{reason}"
         );
         assert!(
-            verdict.says.contains(says),
-            "{} has no {says}",
+            verdict.says.contains(reason),
+            "{} has no {reason}",
             verdict.says
         );
         verdict.slot
@@ -332,7 +332,7 @@ fn the_rule_holds_where_the_keys_of_the_labels_change() {
     };
     let renamed = || json!({"scene": "SCENE"});
     let alias = || json!({"aliases": {"SCENCE": "SCENE"}});
-    // Another case, or none, and other keys with it: what the node has is known by its labels, or by its claim.
+    // A different case or none, and new label keys: the labels or the claim name the node's slot.
     for active in [next, None] {
         for (labels, claims) in [(alias(), CLAIM), (alias(), &[]), (renamed(), CLAIM)] {
             let held = waits(
@@ -341,7 +341,7 @@ fn the_rule_holds_where_the_keys_of_the_labels_change() {
             );
             assert_eq!(held, Some(slot.clone()));
         }
-        // By what is remembered, where the plan lists its nodes and there are no claims.
+        // The memory names the slot if the plan lists the nodes and the node has no claims.
         let mut listed = world(active, renamed(), &[], &["SCENCE"]);
         listed.plans.plans[0].spec.nodes.names = Some(vec!["n".to_owned()]);
         listed.memory.last = Some(("p".to_owned(), slot.clone()));
@@ -349,7 +349,7 @@ fn the_rule_holds_where_the_keys_of_the_labels_change() {
             waits(&listed, "train/w of scene 1 case 1 0 still runs"),
             Some(slot.clone())
         );
-        // After a restart not even that: labels of ours that say nothing are still what pods stand here by.
+        // After a restart, the memory is empty. Pods may still depend on applied labels that name no slot.
         listed.memory = Memory::default();
         assert_eq!(
             waits(&listed, "train/w of the place CASE=1 INDEX=0 SCENCE=1"),
@@ -360,7 +360,7 @@ fn the_rule_holds_where_the_keys_of_the_labels_change() {
         listed.pods = None;
         waits(&listed, "which pods run here is not known yet");
     }
-    // The same slot: a label that goes is a change for those who chose it, one that comes is not.
+    // The same slot: pods that select a removed label block the change. An added label changes nothing for pods.
     let mut keys = world(same, renamed(), CLAIM, &["SCENCE"]);
     assert_eq!(waits(&keys, "label SCENCE stays: pod train/w"), Some(slot));
     keys.plans.plans[0].spec.on_busy = OnBusy::Refuse;
@@ -368,15 +368,15 @@ fn the_rule_holds_where_the_keys_of_the_labels_change() {
     assert_eq!((refused.phase, refused.action), (Phase::Refused, None));
     keys.plans.plans[0].spec.on_busy = OnBusy::Force;
     assert_eq!(keys.settle(), ["label CASE=1 INDEX=0 SCENE=1"]);
-    let mut others = world(same, renamed(), CLAIM, &["CASE", "INDEX"]);
-    assert_eq!(others.settle(), ["label CASE=1 INDEX=0 SCENE=1"]);
+    let mut unaffected = world(same, renamed(), CLAIM, &["CASE", "INDEX"]);
+    assert_eq!(unaffected.settle(), ["label CASE=1 INDEX=0 SCENE=1"]);
     let mut more = world(same, alias(), CLAIM, &["SCENCE"]);
     assert_eq!(more.settle(), ["label CASE=1 INDEX=0 SCENCE=1 SCENE=1"]);
     more.plans.plans = vec![plan("p", same, Value::Null)];
     assert_eq!(
         more.settle(),
         ["label CASE=1 INDEX=0 SCENCE=1"],
-        "nobody stands here by the alias"
+        "no pod depends on the alias"
     );
     let mut fewer = world(same, alias(), CLAIM, &["SCENE"]);
     fewer.settle();
@@ -387,7 +387,7 @@ fn the_rule_holds_where_the_keys_of_the_labels_change() {
 }
 
 #[test]
-fn the_rule_holds_where_the_labels_are_broken() {
+fn on_busy_applies_when_the_labels_are_incomplete() {
     let broken = |active| {
         let world = World::new(vec![plan("p", active, Value::Null)]);
         let mut world = world.having(&OLD[..2], &["scene.p.1.1.0"]);
@@ -412,26 +412,26 @@ fn the_rule_holds_where_the_labels_are_broken() {
         spare.pods = Some(Vec::new());
         assert!(spare.decide().action.is_some());
     }
-    // What is missing comes back at once: nobody loses anything.
+    // A missing label comes back at once, since no label changes or goes.
     assert_eq!(
         broken(Some(("1", "1"))).settle(),
         ["label CASE=1 INDEX=0 SCENCE=1"]
     );
-    // Of two claims, the one that it did not want is what it had.
+    // With two claims, the claim outside the active case names the former slot.
     let mut two = broken(Some(("1", "2")));
     two.claims.insert("scene.p.1.2.1".to_owned());
     assert_eq!(
         (two.decide().phase, two.decide().slot.unwrap().case),
         (Phase::Waiting, "1".to_owned())
     );
-    // Claims without labels are nobody's reason to stand here.
+    // No pod depends on a claim without labels.
     let mut bare = World::new(vec![plan("p", None, Value::Null)]).having(&[], &["scene.p.1.1.0"]);
     bare.pods = bound(&["SCENCE"]);
     assert_eq!(bare.settle(), ["release scene.p.1.1.0"]);
 }
 
 #[test]
-fn somebody_elses_labels() {
+fn differing_labels_of_a_different_field_manager_are_a_conflict() {
     let world = |labels: &[(&str, &str)]| {
         let mut world = World::new(vec![plan("p", Some(("1", "2")), Value::Null)]);
         for (key, value) in labels {
@@ -460,7 +460,7 @@ fn somebody_elses_labels() {
         );
         assert!(verdict.says.contains("set by kubectl"), "{}", verdict.says);
     }
-    // What agrees is no conflict; a whole place is the only one that will do.
+    // Equal labels are no conflict. Labels that name a slot of the case allow only this slot.
     assert!(matches!(
         world(&[("SCENCE", "1")]).decide().action,
         Some(Action::Claim { only: None, .. })
@@ -473,7 +473,7 @@ fn somebody_elses_labels() {
         panic!()
     };
     assert_eq!(slot.index, 2);
-    // Theirs stay where no plan wants the node.
+    // Labels of a different field manager stay if no plan wants the node.
     let mut idle = world(&[("SCENCE", "1"), ("CASE", "2"), ("INDEX", "2")]);
     idle.plans.plans = vec![plan("p", None, Value::Null)];
     assert_eq!(
