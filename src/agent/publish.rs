@@ -118,7 +118,7 @@ impl Reconciler {
                     .to_owned(),
             );
         }
-        for tree in &node.config.trees {
+        for tree in &node.config.pod_cgroups {
             if !node.cgroups.has_cpusets_below(tree)? {
                 errors.push(format!(
                     "{tree} does not hand the cpuset controller down: its pods have no CPU sets"
@@ -150,11 +150,11 @@ impl Reconciler {
         let node = &self.node.node;
         let options = match node.enforcement {
             Enforcement::Observe => CpuIsolationOptions::default(),
-            Enforcement::Cpuset => node.config.quiet,
+            Enforcement::Cpuset => node.config.cpu_isolation,
             // Partitions already keep systemd's slices off.
             Enforcement::Partition => CpuIsolationOptions {
                 system_slices: false,
-                ..node.config.quiet
+                ..node.config.cpu_isolation
             },
         };
         let mut exclusive = CpuSet::new();

@@ -117,13 +117,12 @@ impl Reconciler {
         cgroups: Arc<Notify>,
         stop: tokio_util::sync::CancellationToken,
     ) {
-        let mut timer =
-            tokio::time::interval(Duration::from_secs(self.node.node.config.reconcile_seconds));
+        let mut timer = tokio::time::interval(self.node.node.config.reconcile_interval);
         timer.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         timer.reset();
         let mut events = EventQueue::new(events);
         // Without a source of pods, the first pass does not wait for pods.
-        if self.node.node.config.pods.is_none() && !self.api {
+        if self.node.node.config.manifest_dir.is_none() && !self.api {
             self.schedule.pods_synced();
             self.schedule.on(Trigger::Start, Instant::now());
         }
@@ -286,7 +285,7 @@ impl Reconciler {
             // Pods unknown to all sources keep their CPUs: the kernel has the assignment records. A folder of manifests is
             // always read before the first pass.
             Event::PodsWaitEnded => {
-                if !self.schedule.has_pods() && self.node.node.config.pods.is_none() {
+                if !self.schedule.has_pods() && self.node.node.config.manifest_dir.is_none() {
                     self.schedule.pods_synced();
                     self.schedule.on(Trigger::Start, now);
                 }

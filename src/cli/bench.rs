@@ -9,7 +9,7 @@ use comfy_table::CellAlignment;
 use console::style;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::run::{log, runtime};
+use super::run::{runtime, start_error_log};
 use super::{Draft, Format};
 use crate::agent::config::Wanted;
 use crate::cpu::CpuSet;
@@ -92,7 +92,7 @@ pub(super) struct Bench {
     svg: Option<PathBuf>,
     /// Folder where the cgroup hierarchies are mounted.
     #[arg(long, value_name = "DIR", default_value = "/sys/fs/cgroup")]
-    cgroup_root: PathBuf,
+    cgroup_dir: PathBuf,
     /// Form of the output.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
     output: Format,
@@ -139,7 +139,7 @@ impl Bench {
             nix::unistd::geteuid().is_root(),
             "a bench needs root, for cgroups and network namespaces: run it with sudo, or see its plan with --dry-run"
         );
-        log("error")?;
+        start_error_log()?;
         // Whether it can be written is found out before minutes are spent on it.
         let picture = self.svg.as_deref().map(Draft::new).transpose()?;
         let bar = ProgressBar::new(plan.rounds.len() as u64 * 4);
@@ -149,7 +149,7 @@ impl Bench {
         let options = Options {
             plan,
             enforcement: self.enforcement,
-            cgroup_root: self.cgroup_root,
+            cgroup_dir: self.cgroup_dir,
         };
         let done = runtime()?.block_on(async {
             let stop = tokio_util::sync::CancellationToken::new();

@@ -96,7 +96,7 @@ impl Doctor {
 
 fn examine(config: &Config) -> Vec<Finding> {
     let mut findings = vec![rights(config)];
-    match topology::read(&config.root) {
+    match topology::read(&config.root_dir) {
         Ok(topology) => findings.extend(machine(&topology)),
         Err(error) => {
             findings.push(bad(
@@ -106,7 +106,7 @@ fn examine(config: &Config) -> Vec<Finding> {
             ));
         }
     }
-    match Cgroups::detect(&config.cgroup_root) {
+    match Cgroups::detect(&config.cgroup_dir) {
         Ok(cgroups) => {
             findings.extend(controllers(&cgroups));
             findings.push(marks(&cgroups));
@@ -171,7 +171,7 @@ fn rights(config: &Config) -> Finding {
             advice,
         );
     }
-    match join_host(&config.root) {
+    match join_host(&config.root_dir) {
         Ok(false) => good(what, "root".to_owned()),
         Ok(true) => good(
             what,
@@ -315,7 +315,7 @@ fn marks(cgroups: &Cgroups) -> Finding {
 
 fn trees(config: &Config, cgroups: &Cgroups) -> Finding {
     let there: Vec<&str> = config
-        .trees
+        .pod_cgroups
         .iter()
         .map(String::as_str)
         .filter(|tree| cgroups.exists(tree))
@@ -325,7 +325,7 @@ fn trees(config: &Config, cgroups: &Cgroups) -> Finding {
             "pods",
             format!(
                 "no cgroup {} yet: they are waited for",
-                config.trees.join(" or ")
+                config.pod_cgroups.join(" or ")
             ),
             "start the kubelet, or name its cgroup with --tree",
         );

@@ -32,7 +32,7 @@ pub(crate) use output::{Draft, Format, emit, json, table};
   pinfold doctor               what this node offers, what it lacks, what to do
   pinfold topology             draw the machine and who owns which CPUs
   pinfold top                  watch the node's pods, CPUs, threads and traffic
-  pinfold run --pods ./pods    run the agent on the manifests in a folder
+  pinfold run --manifest-dir ./pods    run the agent on the manifests in a folder
 
 Every setting of the agent can also stand in a file (see pinfold config) or in the environment.")]
 struct Cli {

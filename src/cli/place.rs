@@ -35,7 +35,7 @@ pub(super) struct PlaceArgs {
     count: usize,
     /// Folder that holds the machine's sys/.
     #[arg(long, value_name = "DIR", default_value = "/")]
-    root: PathBuf,
+    root_dir: PathBuf,
     /// CPUs that may be taken, as a list like 0-3,8; all online CPUs if not given.
     #[arg(long, value_name = "LIST")]
     free: Option<String>,
@@ -61,7 +61,7 @@ pub(super) struct PlaceArgs {
 
 /// Reads the machine, chooses, and prints the choice.
 pub(super) fn run(args: &PlaceArgs) -> anyhow::Result<ExitCode> {
-    let topology = topology::read(&args.root)?;
+    let topology = topology::read(&args.root_dir)?;
     let free = match &args.free {
         None => topology.online.clone(),
         Some(list) => parse_free(list).context("can't read --free")?,

@@ -73,7 +73,7 @@ impl Release {
             "release needs root, to see marks and to write: run it with sudo"
         );
         anyhow::ensure!(
-            Proc::new(&config.root).may_administer(),
+            Proc::new(&config.root_dir).may_administer(),
             "release needs CAP_SYS_ADMIN, to see marks and to write: without it nothing would seem to be pinned; run it with \
              the rights of an agent that pins"
         );
@@ -98,8 +98,8 @@ impl Release {
         // Interrupts, work queues and slices that could not be put back as they were.
         let mut left_over: Vec<String> = Vec::new();
         if !self.dry_run {
-            let mut keeper =
-                CpuIsolator::new(&node.config.root).with_slices(&node.cgroups, &node.config.trees);
+            let mut keeper = CpuIsolator::new(&node.config.root_dir)
+                .with_slices(&node.cgroups, &node.config.pod_cgroups);
             let nobody = CpuSet::new();
             let (options, online) = (CpuIsolationOptions::default(), &node.topology.online);
             let situation = IsolationInput {
@@ -119,7 +119,8 @@ impl Release {
                 .map(|one| format!("not put back: {} {}", one.what.join(", "), one.reason))
                 .collect();
         }
-        let (groups, refused) = monitoring_groups(&Resctrl::new(&node.config.root), self.dry_run);
+        let (groups, refused) =
+            monitoring_groups(&Resctrl::new(&node.config.root_dir), self.dry_run);
         left_over.extend(refused);
         let failed = applied.iter().filter(|(_, error)| error.is_some()).count() + left_over.len();
         // CPUs first: they are handed back whatever the cluster says.

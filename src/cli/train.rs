@@ -65,7 +65,7 @@ enum Process {
     Sweep {
         /// Folder where the cgroup hierarchies are mounted.
         #[arg(long)]
-        cgroup_root: PathBuf,
+        cgroup_dir: PathBuf,
     },
 }
 
@@ -148,7 +148,7 @@ impl Train {
                 busy,
                 task_index,
             } => run_neighbour(threads, busy, task_index),
-            Process::Sweep { cgroup_root } => crate::local::bench::sweep(&cgroup_root),
+            Process::Sweep { cgroup_dir } => crate::local::bench::sweep(&cgroup_dir),
         };
         if let Err(error) = done {
             eprintln!("pinfold train: {error:#}");

@@ -377,7 +377,7 @@ fn values_arrive() {
     let text = &find(&objects, "ConfigMap", "pinfold")["data"][file.trim_start_matches('/')];
     // What arrives is a configuration that the agent takes.
     let config = pinfold::agent::config::Config::parse(text.as_str().unwrap()).unwrap();
-    assert_eq!(config.moves_per_hour, 3);
+    assert_eq!(config.max_moves_per_hour, 3);
     let policy = find(&objects, "ValidatingAdmissionPolicy", "pinfold-node");
     let variables = policy["spec"]["variables"].as_array().unwrap().iter();
     let expressions: Vec<&str> = variables

@@ -215,7 +215,7 @@ fn line(job: &Reclaimable) -> String {
             format!("{succeeded} of {of} workers {have} succeeded")
         }
         Verdict::Waiting { until } => {
-            let at = k8s_openapi::jiff::Timestamp::from_second(*until)
+            let at = jiff::Timestamp::from_second(*until)
                 .map_or_else(|_| until.to_string(), |at| at.to_string());
             format!("{ended}; the parameter servers{running} go at {at}")
         }

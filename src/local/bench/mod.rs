@@ -53,7 +53,7 @@ pub struct Options {
     /// How pinned CPUs are enforced.
     pub enforcement: Wanted,
     /// Where the cgroup hierarchies are mounted.
-    pub cgroup_root: PathBuf,
+    pub cgroup_dir: PathBuf,
 }
 
 /// How far a bench is.
@@ -97,23 +97,23 @@ pub async fn run(
     let Options {
         plan,
         enforcement,
-        cgroup_root,
+        cgroup_dir,
     } = options;
     let theirs = Node::new(Config {
-        cgroup_root: cgroup_root.clone(),
+        cgroup_dir: cgroup_dir.clone(),
         ..Config::default()
     })?;
     let _lock = agent::lock(theirs.cgroups.root())?;
     alone(&theirs)?;
     let config = Config {
-        cgroup_root: cgroup_root.clone(),
-        trees: vec![TREE.to_owned()],
+        cgroup_dir: cgroup_dir.clone(),
+        pod_cgroups: vec![TREE.to_owned()],
         // Nobody is told of it; it is asked from here.
         listen: std::net::SocketAddr::from(([127, 0, 0, 1], 0)),
         reserved: Some(plan.reserved.clone()),
         enforcement: *enforcement,
         metrics: Metrics {
-            shared_counters: SHARED_COUNTERS,
+            max_shared_counters: SHARED_COUNTERS,
             ..Metrics::default()
         },
         // No container runtime knows the bench's pods.
@@ -133,14 +133,14 @@ pub async fn run(
     // Declared first, so that it is dropped last: it clears away once the local node has let go of its lock.
     let _guard;
     let mut local = tokio::task::block_in_place(|| LocalNode::open(node.cgroups.clone()))?;
-    _guard = match tokio::task::block_in_place(|| Guard::start(cgroup_root)) {
+    _guard = match tokio::task::block_in_place(|| Guard::start(cgroup_dir)) {
         Ok(guard) => guard,
         Err(error) => {
             tokio::task::block_in_place(|| local.close())?;
             return Err(error);
         }
     };
-    node.config.pods = Some(local.folder().to_owned());
+    node.config.manifest_dir = Some(local.folder().to_owned());
     let outcome = match start(node, &local).await {
         Ok(mut agent) => {
             let mut bench = Bench::new(plan, &mut agent, &mut local, &environment);
