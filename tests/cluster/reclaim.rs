@@ -296,7 +296,7 @@ async fn the_wait_is_the_jobs_own_and_begins_anew_with_servers_that_are() {
     let cluster = Cluster::new().await;
     let mut all = succeeded("a", 60);
     for object in &mut all {
-        object["metadata"]["annotations"]["pinfold.io/reclaim-after-seconds"] = json!("90");
+        object["metadata"]["annotations"]["pinfold.io/reclaim-after"] = json!("90s");
     }
     cluster.put(&all);
     assert!(matches!(
@@ -304,7 +304,7 @@ async fn the_wait_is_the_jobs_own_and_begins_anew_with_servers_that_are() {
         Verdict::Waiting { .. }
     ));
     for object in &mut all {
-        object["metadata"]["annotations"]["pinfold.io/reclaim-after-seconds"] = json!("50");
+        object["metadata"]["annotations"]["pinfold.io/reclaim-after"] = json!("50s");
     }
     // Somebody has made a server anew just now.
     let server = all
@@ -413,10 +413,9 @@ async fn failed_missing_or_unclear_workers_keep_the_servers() {
                     .iter_mut()
                     .find(|object| object["kind"] == "Deployment")
                     .unwrap();
-                server["metadata"]["annotations"]["pinfold.io/reclaim-after-seconds"] =
-                    json!("soon");
+                server["metadata"]["annotations"]["pinfold.io/reclaim-after"] = json!("soon");
             },
-            "and no number of seconds",
+            "write a duration with a unit",
         ),
     ];
     for (change, words) in changes {
@@ -1019,10 +1018,10 @@ impl Watching {
                 "scene",
                 "reclaim",
                 "--watch",
-                "--every",
-                "1",
+                "--interval",
+                "1s",
                 "--after",
-                &after.to_string(),
+                &format!("{after}s"),
                 "--kubeconfig",
             ])
             .arg(kubeconfig)
