@@ -51,7 +51,7 @@ fn main() {
     }
     let settings = Settings::new(&tree.path, &manifests, &kernel.first());
     let agent = settings
-        .with(&["--connections=1", "--reconcile-seconds=60"])
+        .with(&["--connection-interval=1s", "--reconcile-interval=60s"])
         .start();
     agent.eventually("all containers run", |status| {
         let containers = status["containers"].as_array().unwrap();

@@ -42,9 +42,9 @@ use crate::kernel::{Kernel, Tree, kernel_tests};
 /// Options of all features that are off by default.
 const ALL: [&str; 4] = [
     "--sockets=true",
-    "--shared-counters=8000",
-    "--connections=30",
-    "--peers=64",
+    "--max-shared-counters=8000",
+    "--connection-interval=30s",
+    "--max-peers=64",
 ];
 
 /// Containers of each pod.

@@ -1,4 +1,4 @@
-//! The cost of a switch between two containers whose counters are switched too (`metrics.sharedCounters`). Two
+//! The cost of a switch between two containers whose counters are switched too (`metrics.maxSharedCounters`). Two
 //! processes in separate cgroups exchange a byte on one CPU. The events are software events of the kernel; hardware
 //! events also cost the writes to their registers. The bench also measures the memory of a container's counters in this
 //! process. `PINFOLD_KERNEL_TESTS=1 cargo bench --bench switches`, as root

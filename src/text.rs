@@ -1,4 +1,4 @@
-//! Documents from YAML or JSON text, within limits; and drawings as SVG text (`svg`).
+//! Documents from YAML or JSON text, within limits; durations; and drawings as SVG text (`svg`).
 //!
 //! The common part of all readers of objects: the form of a text, the limits, and the positions of mistakes. The
 //! meaning of the documents belongs to the callers.
@@ -6,6 +6,7 @@
 pub(crate) mod svg;
 
 use std::fmt;
+use std::time::Duration;
 
 use serde::Deserializer;
 use serde::de::{DeserializeOwned, DeserializeSeed, Error, Visitor};
@@ -171,6 +172,30 @@ macro_rules! part {
 }
 
 pub(crate) use part;
+
+/// Reads a duration like `30s`, `500ms` or `1m 30s`.
+///
+/// # Errors
+/// The text has no unit, is negative, or is no duration.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    let parsed = text.parse::<jiff::SignedDuration>();
+    let parsed = parsed
+        .ok()
+        .and_then(|duration| Duration::try_from(duration).ok());
+    parsed.ok_or_else(|| "write a duration with a unit, like 30s, 500ms or 5m".to_owned())
+}
+
+/// Reads a duration of whole seconds, at most a day.
+///
+/// # Errors
+/// As for [`duration`]; a part of a second; more than a day.
+pub fn seconds(text: &str) -> Result<u32, String> {
+    let duration = duration(text)?;
+    let seconds = u32::try_from(duration.as_secs())
+        .ok()
+        .filter(|seconds| *seconds <= 86_400 && duration.subsec_nanos() == 0);
+    seconds.ok_or_else(|| "write whole seconds, minutes or hours, at most 24h".to_owned())
+}
 
 /// A number of things: `1 worker`, `3 workers`.
 pub fn counted(number: impl fmt::Display, thing: &str) -> String {

@@ -45,7 +45,7 @@ fn bench(arguments: &[&str]) -> Command {
     command
         .arg("bench")
         .args(arguments)
-        .env_remove("PINFOLD_LOG");
+        .env_remove("PINFOLD_LOG_LEVEL");
     command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -385,9 +385,9 @@ fn who_owns_the_cgroups_already_is_named() {
             "run",
             "--listen",
             "127.0.0.1:0",
-            "--tree",
+            "--pod-cgroup",
             "pinfold-none",
-            "--pods",
+            "--manifest-dir",
         ])
         .arg(pods.path());
     let mut agent = command
@@ -487,7 +487,7 @@ fn what_makes_no_sense_is_refused_in_a_sentence() {
             "{stderr}"
         );
         let (code, _, stderr) = run(&mut bench(&[
-            "--cgroup-root",
+            "--cgroup-dir",
             folder.path().to_str().unwrap(),
         ]));
         assert!(

@@ -96,7 +96,7 @@ fn text(path: &Path) -> &str {
 #[test]
 fn topology_for_programs() {
     let machine = machine::unpack(MACHINE);
-    let topology = json(&["topology", "--root", text(machine.path()), "-o", "json"]);
+    let topology = json(&["topology", "--root-dir", text(machine.path()), "-o", "json"]);
     let cpus = topology["cpus"].as_array().unwrap();
     let online: pinfold::cpu::CpuSet = topology["online"].as_str().unwrap().parse().unwrap();
     assert!(!online.is_empty());
@@ -107,7 +107,7 @@ fn topology_for_programs() {
             cpus[0]
         );
     }
-    let (code, out, error) = run(&["topology", "--root", text(machine.path())]);
+    let (code, out, error) = run(&["topology", "--root-dir", text(machine.path())]);
     assert_eq!((code, error.as_str()), (Some(0), ""));
     assert!(out.lines().count() > 4, "{out}");
 }
@@ -116,13 +116,22 @@ fn topology_for_programs() {
 fn place_answers_and_refuses() {
     let machine = machine::unpack(MACHINE);
     let root = text(machine.path());
-    let topology = json(&["topology", "--root", root, "-o", "json"]);
+    let topology = json(&["topology", "--root-dir", root, "-o", "json"]);
     let online = topology["online"].as_str().unwrap();
-    let placed = json(&["place", "2", "--root", root, "--free", online, "-o", "json"]);
+    let placed = json(&[
+        "place",
+        "2",
+        "--root-dir",
+        root,
+        "--free",
+        online,
+        "-o",
+        "json",
+    ]);
     let cpus: pinfold::cpu::CpuSet = placed["cpus"].as_str().unwrap().parse().unwrap();
     assert_eq!(cpus.len(), 2);
     assert_eq!(placed["cost"]["numa"], 1);
-    let (code, out, error) = run(&["place", "4000", "--root", root, "-o", "json"]);
+    let (code, out, error) = run(&["place", "4000", "--root-dir", root, "-o", "json"]);
     let refused: Value = serde_json::from_str(&out).unwrap();
     assert_eq!((code, error.as_str()), (Some(1), ""));
     assert!(
@@ -137,7 +146,7 @@ fn plan_for_programs() {
     let (_folder, pods) = file("pods.yaml", PODS);
     let plan = json(&[
         "plan",
-        "--root",
+        "--root-dir",
         text(machine.path()),
         "--pods",
         &pods,
@@ -200,13 +209,20 @@ fn explain_knows_its_pods() {
     let machine = machine::unpack(MACHINE);
     let (_folder, pods) = file("pods.yaml", PODS);
     let root = text(machine.path());
-    let (code, out, error) = run(&["explain", "train/worker-0", "--pods", &pods, "--root", root]);
+    let (code, out, error) = run(&[
+        "explain",
+        "train/worker-0",
+        "--pods",
+        &pods,
+        "--root-dir",
+        root,
+    ]);
     assert_eq!((code, error.as_str()), (Some(0), ""));
     assert!(
         out.contains("Role worker") && out.contains("TF_NUM_INTRAOP_THREADS=4"),
         "{out}"
     );
-    let (code, out, error) = run(&["explain", "worker-9", "--pods", &pods, "--root", root]);
+    let (code, out, error) = run(&["explain", "worker-9", "--pods", &pods, "--root-dir", root]);
     assert_eq!((code, out.as_str()), (Some(2), ""));
     assert_eq!(
         error,
@@ -214,7 +230,7 @@ fn explain_knows_its_pods() {
     );
     let twins = PODS.replace("name: web,", "name: worker-0,");
     let (_folder, pods) = file("pods.yaml", &twins);
-    let (code, _, error) = run(&["explain", "worker-0", "--pods", &pods, "--root", root]);
+    let (code, _, error) = run(&["explain", "worker-0", "--pods", &pods, "--root-dir", root]);
     assert!(
         code == Some(2) && error.contains("NAMESPACE/NAME"),
         "{error}"
@@ -243,46 +259,49 @@ fn mistakes_are_named() {
     fs::write(&no_utf8, b"kind: \xff\xfe").unwrap();
     let cases: [(&[&str], &[&str]); 20] = [
         (
-            &["place", "2", "--root", root, "--free", "3-1"],
+            &["place", "2", "--root-dir", root, "--free", "3-1"],
             &["--free", "3-1"],
         ),
         (
-            &["place", "2", "--root", root, "--free", "0,x"],
+            &["place", "2", "--root-dir", root, "--free", "0,x"],
             &["--free", "x"],
         ),
-        (&["place", "many", "--root", root], &["many"]),
-        (&["place", "2", "--root", "/nowhere"], &["/nowhere"]),
-        (&["topology", "--root", "/nowhere"], &["/nowhere"]),
+        (&["place", "many", "--root-dir", root], &["many"]),
+        (&["place", "2", "--root-dir", "/nowhere"], &["/nowhere"]),
+        (&["topology", "--root-dir", "/nowhere"], &["/nowhere"]),
         (
-            &["plan", "--pods", &good, "--root", "/nowhere"],
+            &["plan", "--pods", &good, "--root-dir", "/nowhere"],
             &["/nowhere"],
         ),
         (
-            &["plan", "--pods", "/nowhere.yaml", "--root", root],
+            &["plan", "--pods", "/nowhere.yaml", "--root-dir", root],
             &["/nowhere.yaml", "No such file"],
         ),
         (
-            &["plan", "--pods", &broken, "--root", root],
+            &["plan", "--pods", &broken, "--root-dir", root],
             &["broken.yaml", "document 1"],
         ),
         (
-            &["plan", "--pods", &deployment, "--root", root],
+            &["plan", "--pods", &deployment, "--root-dir", root],
             &["deployment.yaml", "Deployment"],
         ),
-        (&["plan", "--pods", &no_utf8, "--root", root], &["x.yaml"]),
+        (
+            &["plan", "--pods", &no_utf8, "--root-dir", root],
+            &["x.yaml"],
+        ),
         (
             &[
                 "plan",
                 "--pods",
                 &good,
-                "--root",
+                "--root-dir",
                 root,
                 "--reserved",
                 "4000",
             ],
             &["reserved", "4000"],
         ),
-        (&["plan", "--root", root], &["--pods"]),
+        (&["plan", "--root-dir", root], &["--pods"]),
         (&["config", "--config", "/nowhere.yaml"], &["/nowhere.yaml"]),
         (
             &["config", "--config", &unknown_key],
@@ -293,7 +312,7 @@ fn mistakes_are_named() {
             &["pinfold.yaml", "3-1"],
         ),
         (&["config", "--reserved", "3-1"], &["--reserved", "3-1"]),
-        (&["config", "--tree", "../x"], &["../x"]),
+        (&["config", "--pod-cgroup", "../x"], &["../x"]),
         (&["config", "--colour"], &["--colour"]),
         (&["config", "-o", "xml"], &["xml", "json"]),
         (&["sing"], &["sing"]),
@@ -318,11 +337,11 @@ fn mistakes_are_named() {
 fn mistakes_in_the_environment_are_named() {
     for (name, value) in [
         ("PINFOLD_RESERVED", "3-1"),
-        ("PINFOLD_RECONCILE_SECONDS", "0"),
-        ("PINFOLD_RECONCILE_SECONDS", "soon"),
+        ("PINFOLD_RECONCILE_INTERVAL", "0s"),
+        ("PINFOLD_RECONCILE_INTERVAL", "soon"),
         ("PINFOLD_LISTEN", "everywhere"),
         ("PINFOLD_ENFORCEMENT", "maybe"),
-        ("PINFOLD_TREES", "a/../b"),
+        ("PINFOLD_POD_CGROUPS", "a/../b"),
         ("PINFOLD_CONFIG", "/nowhere.yaml"),
     ] {
         let (code, out, error) = finish(pinfold().arg("config").env(name, value));
@@ -335,10 +354,13 @@ fn mistakes_in_the_environment_are_named() {
     }
     let (code, _, error) = finish(
         pinfold()
-            .args(["run", "--pods", "/"])
-            .env("PINFOLD_LOG", "=,="),
+            .args(["run", "--manifest-dir", "/"])
+            .env("PINFOLD_LOG_LEVEL", "=,="),
     );
-    assert!(code == Some(2) && error.contains("PINFOLD_LOG"), "{error}");
+    assert!(
+        code == Some(2) && error.contains("PINFOLD_LOG_LEVEL"),
+        "{error}"
+    );
 }
 
 /// A folder that resembles cgroup v2 with cpuset, and a machine: an agent can start on the folder without any rights.
@@ -349,9 +371,9 @@ fn node() -> (TempDir, [String; 4]) {
     fs::write(cgroups.join("cgroup.controllers"), "cpuset cpu\n").unwrap();
     fs::write(cgroups.join("cgroup.subtree_control"), "cpuset cpu\n").unwrap();
     let args = [
-        "--root",
+        "--root-dir",
         text(machine.path()),
-        "--cgroup-root",
+        "--cgroup-dir",
         text(&cgroups),
     ]
     .map(str::to_owned);
@@ -369,44 +391,47 @@ fn run_says_why_it_cannot() {
         "apiVersion: v1\nkind: Config\ncurrent-context: nowhere\n",
     );
     let pods = text(machine.path());
-    let (code, _, error) = start(&["--listen", &address, "--pods", pods]);
+    let (code, _, error) = start(&["--listen", &address, "--manifest-dir", pods]);
     assert!(
         code == Some(2) && error.contains(&address) && error.contains("--listen"),
         "{error}"
     );
-    let (code, _, error) = start(&["--listen", "127.0.0.1:0", "--pods", "/nowhere"]);
+    let (code, _, error) = start(&["--listen", "127.0.0.1:0", "--manifest-dir", "/nowhere"]);
     assert!(
-        code == Some(2) && error.contains("/nowhere") && error.contains("--pods"),
+        code == Some(2) && error.contains("/nowhere") && error.contains("--manifest-dir"),
         "{error}"
     );
-    let (code, _, error) = start(&["--reserved", "4000", "--pods", pods]);
+    let (code, _, error) = start(&["--reserved", "4000", "--manifest-dir", pods]);
     assert!(code == Some(2) && error.contains("4000"), "{error}");
     let nothing = text(machine.path()).to_owned() + "/sys";
     let (code, _, error) = finish(pinfold().args([
         "run",
-        "--cgroup-root",
+        "--cgroup-dir",
         &nothing,
         "--listen",
         "127.0.0.1:0",
-        "--pods",
+        "--manifest-dir",
         pods,
     ]));
     assert!(
-        code == Some(2) && error.contains(&nothing) && error.contains("--cgroup-root"),
+        code == Some(2) && error.contains(&nothing) && error.contains("--cgroup-dir"),
         "{error}"
     );
 
     // The kubeconfig, or a missing kubeconfig.
     let cases: [(&[&str], &[&str]); 8] = [
-        (&[], &["--pods", "--kubeconfig", "KUBERNETES_SERVICE_HOST"]),
-        (&["--api", "never"], &["--pods", "--api"]),
         (
-            &["--api", "always", "--pods", pods],
+            &[],
+            &["--manifest-dir", "--kubeconfig", "KUBERNETES_SERVICE_HOST"],
+        ),
+        (&["--api", "never"], &["--manifest-dir", "--api"]),
+        (
+            &["--api", "always", "--manifest-dir", pods],
             &["--kubeconfig", "KUBERNETES_SERVICE_HOST"],
         ),
         (&["--kubeconfig", "/nowhere"], &["/nowhere", "--kubeconfig"]),
         (
-            &["--kubeconfig", &file, "--pods", pods],
+            &["--kubeconfig", &file, "--manifest-dir", pods],
             &[&file, "nowhere"],
         ),
         (&["--node-name", "Node_1"], &["Node_1", "--node-name"]),
@@ -433,10 +458,10 @@ fn piped_output_is_plain() {
         .chain(node.iter().map(String::as_str))
         .collect();
     let cases: [&[&str]; 8] = [
-        &["topology", "--root", root],
-        &["place", "3", "--root", root],
-        &["plan", "--pods", &pods, "--root", root],
-        &["explain", "web", "--pods", &pods, "--root", root],
+        &["topology", "--root-dir", root],
+        &["place", "3", "--root-dir", root],
+        &["plan", "--pods", &pods, "--root-dir", root],
+        &["explain", "web", "--pods", &pods, "--root-dir", root],
         &["config"],
         &["--help"],
         &["plan", "--help"],
@@ -458,9 +483,9 @@ fn a_reader_that_has_seen_enough() {
     let root = text(machine.path());
     let (_folder, pods) = file("pods.yaml", PODS);
     let cases: [&[&str]; 5] = [
-        &["topology", "--root", root],
-        &["topology", "--root", root, "-o", "json"],
-        &["plan", "--pods", &pods, "--root", root],
+        &["topology", "--root-dir", root],
+        &["topology", "--root-dir", root, "-o", "json"],
+        &["plan", "--pods", &pods, "--root-dir", root],
         &["completions", "bash"],
         &["config"],
     ];
@@ -580,7 +605,7 @@ fn what_config_prints_is_a_configuration() {
 fn flags_win_over_the_environment_and_that_over_the_file() {
     let (_folder, config) = file(
         "pinfold.yaml",
-        "reconcileSeconds: 20\nreserved: '2'\nlisten: 127.0.0.1:1\n",
+        "reconcileInterval: 20s\nreserved: '2'\nlisten: 127.0.0.1:1\n",
     );
     let (code, out, error) = finish(
         pinfold()
@@ -590,17 +615,17 @@ fn flags_win_over_the_environment_and_that_over_the_file() {
                 &config,
                 "-o",
                 "json",
-                "--reconcile-seconds",
-                "40",
+                "--reconcile-interval",
+                "40s",
             ])
-            .env("PINFOLD_RECONCILE_SECONDS", "30")
+            .env("PINFOLD_RECONCILE_INTERVAL", "30s")
             .env("PINFOLD_RESERVED", "3"),
     );
     assert_eq!((code, error.as_str()), (Some(0), ""));
     let config: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(
         (
-            &config["reconcileSeconds"],
+            &config["reconcileInterval"],
             &config["reserved"],
             &config["listen"]
         ),

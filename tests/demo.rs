@@ -39,7 +39,7 @@ fn kernel_tests() -> Option<MutexGuard<'static, ()>> {
 
 fn pinfold() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pinfold"));
-    command.env_remove("PINFOLD_LOG");
+    command.env_remove("PINFOLD_LOG_LEVEL");
     command
 }
 
@@ -266,7 +266,7 @@ fn top_shows_what_the_demo_does() {
         "--once",
         "--exclusive",
         "--interval",
-        "1",
+        "1s",
         "--width",
         "120",
         "--node",
@@ -323,7 +323,7 @@ fn what_is_missing_is_said_in_a_sentence() {
     let empty = tempfile::tempdir().unwrap();
     let root = empty.path().to_str().unwrap();
     if nix::unistd::geteuid().is_root() {
-        let (code, _, stderr) = run(&mut demo(&["--cgroup-root", root]));
+        let (code, _, stderr) = run(&mut demo(&["--cgroup-dir", root]));
         assert_eq!(code, 2, "{stderr}");
         assert!(
             stderr.contains("no cgroup hierarchy with the cpuset controller"),

@@ -57,7 +57,7 @@ fn one_frame_goes_into_a_pipe() {
         "--node",
         &node,
         "--interval",
-        "1",
+        "1s",
         "--width",
         "120",
     ]);
@@ -115,7 +115,7 @@ fn who_is_away_is_named_and_holds_up_nobody() {
     let arguments = [
         "--once",
         "--interval",
-        "1",
+        "1s",
         "--node",
         &near,
         "--node",
@@ -212,7 +212,7 @@ fn more_nodes_than_files_may_be_open_are_asked_in_turn() {
     let file = folder.path().join("nodes");
     let lines = (0..600).map(|number| format!("node-{number} = http://{address}/node-{number}\n"));
     std::fs::write(&file, lines.collect::<String>()).unwrap();
-    let script = r#"ulimit -n 400; exec "$0" top --once --interval 1 --nodes "$1""#;
+    let script = r#"ulimit -n 400; exec "$0" top --once --interval 1s --nodes "$1""#;
     let binary = env!("CARGO_BIN_EXE_pinfold");
     let Output { status, stdout, .. } = Command::new("sh")
         .args(["-c", script, binary, file.to_str().unwrap()])
@@ -285,7 +285,7 @@ fn who_answers_without_end_or_sense_is_named_and_holds_up_nobody() {
         .enumerate()
         .map(|(number, (address, _))| format!("n{number}={address}"))
         .collect();
-    let mut arguments = vec!["--once", "--interval", "1"];
+    let mut arguments = vec!["--once", "--interval", "1s"];
     arguments.extend(names.iter().flat_map(|name| ["--node", name.as_str()]));
     let begun = Instant::now();
     let (code, frame, complaint) = printed(&arguments);

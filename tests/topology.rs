@@ -570,7 +570,7 @@ fn pinfold(args: &[&str]) -> std::process::Output {
 fn the_topology_command_draws_and_prints_json() {
     let machine = Machine::unpack("16em64t-4s2c2t-offlines");
     let root = machine.root.to_str().unwrap();
-    let drawn = pinfold(&["--root", root]);
+    let drawn = pinfold(&["--root-dir", root]);
     assert!(drawn.status.success(), "{drawn:?}");
     assert_eq!(
         String::from_utf8(drawn.stdout).unwrap(),
@@ -583,7 +583,7 @@ NUMA node 0 · 16.0 GiB
   socket 2 · LLC 2  [ 3 11] [ 7 15]   socket 3 · LLC 3  [ 6] [10]
 "
     );
-    let json = pinfold(&["--root", root, "-o", "json"]);
+    let json = pinfold(&["--root-dir", root, "-o", "json"]);
     assert!(json.status.success(), "{json:?}");
     assert!(json.stdout.starts_with(
         br#"{"online":"0-1,3-4,6-12,15","offline":"2,5,13-14","cpus":[{"id":0,"core":0,"#
@@ -597,7 +597,7 @@ fn the_topology_command_refuses_a_root_without_a_machine() {
     let folder = TempDir::new().unwrap();
     let missing = folder.path().join("nothing");
     for root in [folder.path(), &missing] {
-        let failed = pinfold(&["--root", root.to_str().unwrap()]);
+        let failed = pinfold(&["--root-dir", root.to_str().unwrap()]);
         assert_eq!(failed.status.code(), Some(2), "{failed:?}");
         let shown = String::from_utf8(failed.stderr).unwrap();
         assert!(

@@ -1,10 +1,14 @@
 //! Configuration: defaults, then one YAML file, then environment and flags (`clap` merges both).
 
+mod renamed_keys;
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Context;
+use jiff::fmt::serde::unsigned_duration::friendly::compact;
 use serde::{Deserialize, Serialize};
 
 use super::cluster::model::{self, AutoSwitch};
@@ -13,6 +17,7 @@ use crate::cpu::CpuSet;
 use crate::metrics::COLLECTORS;
 use crate::pin::cpu_isolation::CpuIsolationOptions;
 use crate::pod::{CpuPreferences, Policy, ThreadPolicy};
+use crate::text::duration;
 
 /// The configuration file that is read if no file is named.
 pub const DEFAULT_FILE: &str = "/etc/pinfold.yaml";
@@ -22,14 +27,14 @@ pub const DEFAULT_FILE: &str = "/etc/pinfold.yaml";
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Config {
     /// The folder that holds `sys` and `proc`.
-    pub root: PathBuf,
-    /// Where the cgroup hierarchies are mounted.
-    pub cgroup_root: PathBuf,
-    /// The cgroups below which pods are found. The agent waits for missing cgroups.
-    pub trees: Vec<String>,
+    pub root_dir: PathBuf,
+    /// The mount point of the cgroup hierarchies.
+    pub cgroup_dir: PathBuf,
+    /// The cgroups above the pods' cgroups. The agent waits for missing cgroups.
+    pub pod_cgroups: Vec<String>,
     /// A folder of pod manifests, YAML or JSON.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub pods: Option<PathBuf>,
+    pub manifest_dir: Option<PathBuf>,
     /// The Kubernetes API.
     pub cluster: Cluster,
     /// The container runtime.
@@ -38,9 +43,10 @@ pub struct Config {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reserved: Option<CpuSet>,
     /// How assignments are enforced.
-    pub enforcement: Wanted,
-    /// Seconds between two comparisons of the kernel with the ledger.
-    pub reconcile_seconds: u64,
+    pub enforcement: EnforcementChoice,
+    /// The time between two comparisons of the kernel with the ledger.
+    #[serde(with = "compact::required")]
+    pub reconcile_interval: Duration,
     /// Where metrics, health and status are served.
     pub listen: SocketAddr,
     /// Optional measurements.
@@ -51,11 +57,44 @@ pub struct Config {
     pub cpus: CpuPreferences,
     /// How many running containers may move within an hour to avoid splitting a new container's CPUs. Only pods that allow
     /// moves are moved.
-    pub moves_per_hour: u32,
+    pub max_moves_per_hour: u32,
     /// Which kernel work is kept off exclusive CPUs.
-    pub quiet: CpuIsolationOptions,
+    pub cpu_isolation: CpuIsolationOptions,
     /// How thread counts follow from CPUs.
     pub threads: ThreadPolicy,
+    /// The agent's log.
+    pub log: Log,
+}
+
+/// The agent's log.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Log {
+    /// The lowest level of the lines: `error`, `warn`, `info`, `debug` or `trace`; or a filter by module, like
+    /// `info,pinfold::nri=debug`.
+    pub level: String,
+    /// The format of the lines.
+    pub format: LogFormat,
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self {
+            level: "info".to_owned(),
+            format: LogFormat::default(),
+        }
+    }
+}
+
+/// The format of log lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// Plain text, in color on a terminal.
+    #[default]
+    Text,
+    /// A JSON object on each line.
+    Json,
 }
 
 /// Whether the Kubernetes API is used, and the agent's node name and namespace.
@@ -96,11 +135,12 @@ pub struct Metrics {
     pub sockets: bool,
     /// The most descriptors that count cycles, instructions and cache misses of containers in the shared pool. Each container
     /// needs four descriptors per CPU. The kernel switches the counters with the containers.
-    pub shared_counters: usize,
-    /// Seconds between two reads of the pods' TCP connections; 0 disables the reads.
-    pub connections: u64,
+    pub max_shared_counters: usize,
+    /// The time between two reads of the pods' TCP connections; `0s` disables the reads.
+    #[serde(with = "compact::required")]
+    pub connection_interval: Duration,
     /// The most peers of a training job for which a pod's traffic is reported; 0 reports no peers.
-    pub peers: u64,
+    pub max_peers: u64,
     /// The collectors to switch off, like `{tcp: false}`. A missing collector is on.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub collectors: BTreeMap<String, bool>,
@@ -124,6 +164,23 @@ impl Metrics {
     }
 
     fn check(&self) -> anyhow::Result<()> {
+        let interval = self.connection_interval;
+        anyhow::ensure!(
+            interval.is_zero()
+                || (Duration::from_secs(1)..=Duration::from_secs(3600)).contains(&interval),
+            "metrics.connectionInterval is {interval:?}: use 1s to 1h, or 0s for no reads"
+        );
+        anyhow::ensure!(
+            self.max_peers <= 1000,
+            "metrics.maxPeers is {}: use 0 to 1000",
+            self.max_peers
+        );
+        anyhow::ensure!(
+            self.max_peers == 0 || !interval.is_zero(),
+            "metrics.maxPeers is {}, but the agent reads no connections: set metrics.connectionInterval \
+             (--connection-interval), for example to 30s",
+            self.max_peers
+        );
         for name in self.collectors.keys() {
             anyhow::ensure!(
                 COLLECTORS.contains(&name.as_str()),
@@ -144,7 +201,7 @@ impl Metrics {
 /// The configured enforcement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub enum Wanted {
+pub enum EnforcementChoice {
     /// The strongest that the node offers.
     #[default]
     Auto,
@@ -163,22 +220,22 @@ pub struct Overrides {
     #[arg(long, value_name = "FILE", env = "PINFOLD_CONFIG")]
     pub config: Option<PathBuf>,
     /// Folder that holds sys and proc [default: /]
-    #[arg(long, value_name = "DIR", env = "PINFOLD_ROOT")]
-    pub root: Option<PathBuf>,
-    /// Folder where the cgroup hierarchies are mounted [default: /sys/fs/cgroup]
-    #[arg(long, value_name = "DIR", env = "PINFOLD_CGROUP_ROOT")]
-    pub cgroup_root: Option<PathBuf>,
-    /// Cgroup below which pods are found; may be repeated [default: kubepods and kubepods.slice]
+    #[arg(long, value_name = "DIR", env = "PINFOLD_ROOT_DIR")]
+    pub root_dir: Option<PathBuf>,
+    /// Mount point of the cgroup hierarchies [default: /sys/fs/cgroup]
+    #[arg(long, value_name = "DIR", env = "PINFOLD_CGROUP_DIR")]
+    pub cgroup_dir: Option<PathBuf>,
+    /// Cgroup above the pods' cgroups; may be repeated [default: kubepods and kubepods.slice]
     #[arg(
-        long = "tree",
+        long = "pod-cgroup",
         value_name = "CGROUP",
-        env = "PINFOLD_TREES",
+        env = "PINFOLD_POD_CGROUPS",
         value_delimiter = ','
     )]
-    pub trees: Vec<String>,
+    pub pod_cgroups: Vec<String>,
     /// Folder of pod manifests (YAML or JSON)
-    #[arg(long, value_name = "DIR", env = "PINFOLD_PODS")]
-    pub pods: Option<PathBuf>,
+    #[arg(long, value_name = "DIR", env = "PINFOLD_MANIFEST_DIR")]
+    pub manifest_dir: Option<PathBuf>,
     /// Whether pods come from the Kubernetes API [default: auto]
     #[arg(long, env = "PINFOLD_API")]
     pub api: Option<AutoSwitch>,
@@ -202,46 +259,54 @@ pub struct Overrides {
     pub reserved: Option<CpuSet>,
     /// How assignments are enforced [default: auto]
     #[arg(long, env = "PINFOLD_ENFORCEMENT")]
-    pub enforcement: Option<Wanted>,
-    /// Seconds between two comparisons of the kernel with the ledger [default: 10]
-    #[arg(long, value_name = "SECONDS", env = "PINFOLD_RECONCILE_SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
-    pub reconcile_seconds: Option<u64>,
+    pub enforcement: Option<EnforcementChoice>,
+    /// Time between two comparisons of the kernel with the ledger, 1s to 1h [default: 10s]
+    #[arg(long, value_name = "DURATION", env = "PINFOLD_RECONCILE_INTERVAL", value_parser = duration)]
+    pub reconcile_interval: Option<Duration>,
     /// Address for metrics, health and status [default: 127.0.0.1:9470]
     #[arg(long, value_name = "ADDRESS", env = "PINFOLD_LISTEN")]
     pub listen: Option<SocketAddr>,
     /// Whether BPF programs count what the pods' sockets send and receive (cgroup v2) [default: false]
     #[arg(long, value_name = "BOOL", env = "PINFOLD_SOCKETS", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     pub sockets: Option<bool>,
-    /// Descriptors for counting cycles and the like of containers that share their CPUs, four for each on each CPU [default: 0]
-    #[arg(long, value_name = "NUMBER", env = "PINFOLD_SHARED_COUNTERS")]
-    pub shared_counters: Option<usize>,
-    /// Seconds between two looks at the pods' TCP connections; 0 for none [default: 0]
-    #[arg(long, value_name = "SECONDS", env = "PINFOLD_CONNECTIONS", value_parser = clap::value_parser!(u64).range(0..=3600))]
-    pub connections: Option<u64>,
-    /// With how many others of its job, at most, it is told how much a training pod exchanges; wants --connections [default: 0]
-    #[arg(long, value_name = "NUMBER", env = "PINFOLD_PEERS", value_parser = clap::value_parser!(u64).range(0..=1000))]
-    pub peers: Option<u64>,
+    /// Most descriptors that count cycles, instructions and cache misses of containers on shared CPUs. A container needs
+    /// four descriptors for each CPU [default: 0]
+    #[arg(long, value_name = "NUMBER", env = "PINFOLD_MAX_SHARED_COUNTERS")]
+    pub max_shared_counters: Option<usize>,
+    /// Time between two reads of the pods' TCP connections, at most 1h; 0s disables the reads [default: 0s]
+    #[arg(long, value_name = "DURATION", env = "PINFOLD_CONNECTION_INTERVAL", value_parser = duration)]
+    pub connection_interval: Option<Duration>,
+    /// Most peers of a training job for which a pod's traffic is reported; needs --connection-interval [default: 0]
+    #[arg(long, value_name = "NUMBER", env = "PINFOLD_MAX_PEERS", value_parser = clap::value_parser!(u64).range(0..=1000))]
+    pub max_peers: Option<u64>,
+    /// Level of the log: error, warn, info, debug or trace, or a filter by module [default: info]
+    #[arg(long, value_name = "LEVEL", env = "PINFOLD_LOG_LEVEL")]
+    pub log_level: Option<String>,
+    /// Format of the log [default: text]
+    #[arg(long, value_name = "FORMAT", env = "PINFOLD_LOG_FORMAT")]
+    pub log_format: Option<LogFormat>,
 }
 
 impl Default for Config {
     fn default() -> Self {
         Self {
-            root: PathBuf::from("/"),
-            cgroup_root: PathBuf::from("/sys/fs/cgroup"),
-            trees: vec!["kubepods".to_owned(), "kubepods.slice".to_owned()],
-            pods: None,
+            root_dir: PathBuf::from("/"),
+            cgroup_dir: PathBuf::from("/sys/fs/cgroup"),
+            pod_cgroups: vec!["kubepods".to_owned(), "kubepods.slice".to_owned()],
+            manifest_dir: None,
             cluster: Cluster::default(),
             runtime: Runtime::default(),
             reserved: None,
-            enforcement: Wanted::Auto,
-            reconcile_seconds: 10,
+            enforcement: EnforcementChoice::Auto,
+            reconcile_interval: Duration::from_secs(10),
             listen: SocketAddr::from(([127, 0, 0, 1], 9470)),
             metrics: Metrics::default(),
             policy: Policy::default(),
             cpus: CpuPreferences::default(),
-            moves_per_hour: 0,
-            quiet: CpuIsolationOptions::default(),
+            max_moves_per_hour: 0,
+            cpu_isolation: CpuIsolationOptions::default(),
             threads: ThreadPolicy::default(),
+            log: Log::default(),
         }
     }
 }
@@ -259,12 +324,19 @@ impl Config {
             None if Path::new(DEFAULT_FILE).exists() => Self::read(Path::new(DEFAULT_FILE))?,
             None => Self::default(),
         };
+        config.apply(overrides);
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Applies the command line and the environment.
+    fn apply(&mut self, overrides: Overrides) {
         let Overrides {
             config: _,
-            root,
-            cgroup_root,
-            trees,
-            pods,
+            root_dir,
+            cgroup_dir,
+            pod_cgroups,
+            manifest_dir,
             api,
             kubeconfig,
             node_name,
@@ -273,36 +345,38 @@ impl Config {
             nri_socket,
             reserved,
             enforcement,
-            reconcile_seconds,
+            reconcile_interval,
             listen,
             sockets,
-            shared_counters,
-            connections,
-            peers,
+            max_shared_counters,
+            connection_interval,
+            max_peers,
+            log_level,
+            log_format,
         } = overrides;
-        set(&mut config.root, root);
-        set(&mut config.cgroup_root, cgroup_root);
-        set(
-            &mut config.trees,
-            Some(trees).filter(|trees| !trees.is_empty()),
-        );
-        set(&mut config.enforcement, enforcement);
-        set(&mut config.reconcile_seconds, reconcile_seconds);
-        set(&mut config.listen, listen);
-        set(&mut config.metrics.sockets, sockets);
-        set(&mut config.metrics.shared_counters, shared_counters);
-        set(&mut config.metrics.connections, connections);
-        set(&mut config.metrics.peers, peers);
-        config.pods = pods.or(config.pods);
-        set(&mut config.cluster.api, api);
-        set(&mut config.cluster.namespace, namespace.filter(given));
-        set(&mut config.runtime.nri, nri);
-        set(&mut config.runtime.socket, nri_socket);
-        config.cluster.kubeconfig = kubeconfig.or(config.cluster.kubeconfig);
-        config.cluster.node_name = node_name.filter(given).or(config.cluster.node_name);
-        config.reserved = reserved.or(config.reserved);
-        config.check()?;
-        Ok(config)
+        let pod_cgroups = Some(pod_cgroups).filter(|cgroups| !cgroups.is_empty());
+        set(&mut self.root_dir, root_dir);
+        set(&mut self.cgroup_dir, cgroup_dir);
+        set(&mut self.pod_cgroups, pod_cgroups);
+        set(&mut self.enforcement, enforcement);
+        set(&mut self.reconcile_interval, reconcile_interval);
+        set(&mut self.listen, listen);
+        let metrics = &mut self.metrics;
+        set(&mut metrics.sockets, sockets);
+        set(&mut metrics.max_shared_counters, max_shared_counters);
+        set(&mut metrics.connection_interval, connection_interval);
+        set(&mut metrics.max_peers, max_peers);
+        self.manifest_dir = manifest_dir.or(self.manifest_dir.take());
+        let cluster = &mut self.cluster;
+        set(&mut cluster.api, api);
+        set(&mut cluster.namespace, namespace.filter(has_value));
+        cluster.kubeconfig = kubeconfig.or(cluster.kubeconfig.take());
+        cluster.node_name = node_name.filter(has_value).or(cluster.node_name.take());
+        set(&mut self.runtime.nri, nri);
+        set(&mut self.runtime.socket, nri_socket);
+        self.reserved = reserved.or(self.reserved.take());
+        set(&mut self.log.level, log_level.filter(has_value));
+        set(&mut self.log.format, log_format);
     }
 
     fn read(path: &Path) -> anyhow::Result<Self> {
@@ -314,6 +388,7 @@ impl Config {
 
     /// Reads the text of a configuration file. An empty text holds the defaults.
     pub fn parse(text: &str) -> anyhow::Result<Self> {
+        renamed_keys::check(text)?;
         // The parser's full error repeats the message around an excerpt. The formatter for users prints the message once.
         let parsed: Option<Self> = serde_saphyr::from_str(text).map_err(|error| {
             anyhow::anyhow!(
@@ -327,39 +402,24 @@ impl Config {
     }
 
     fn check(&self) -> anyhow::Result<()> {
+        let hour = Duration::from_secs(3600);
         anyhow::ensure!(
-            (1..=3600).contains(&self.reconcile_seconds),
-            "reconcileSeconds is {}: use 1 to 3600",
-            self.reconcile_seconds
-        );
-        anyhow::ensure!(
-            self.metrics.connections <= 3600,
-            "metrics.connections is {}: use 0 to 3600",
-            self.metrics.connections
-        );
-        anyhow::ensure!(
-            self.metrics.peers <= 1000,
-            "metrics.peers is {}: use 0 to 1000",
-            self.metrics.peers
-        );
-        anyhow::ensure!(
-            self.metrics.peers == 0 || self.metrics.connections > 0,
-            "metrics.peers is {}, and nobody looks at connections: say with metrics.connections (--connections) how often, \
-             for example every 30 seconds",
-            self.metrics.peers
+            (Duration::from_secs(1)..=hour).contains(&self.reconcile_interval),
+            "reconcileInterval is {:?}: use 1s to 1h",
+            self.reconcile_interval
         );
         self.metrics.check()?;
         anyhow::ensure!(
-            !self.trees.is_empty(),
-            "trees is empty: name the cgroup below which pods are, like kubepods"
+            !self.pod_cgroups.is_empty(),
+            "podCgroups is empty: name the cgroup above the pods' cgroups, like kubepods"
         );
-        for tree in &self.trees {
-            let plain = tree
+        for cgroup in &self.pod_cgroups {
+            let is_plain = cgroup
                 .split('/')
                 .all(|part| !part.is_empty() && part != "." && part != "..");
             anyhow::ensure!(
-                plain,
-                "tree {tree:?} is not a cgroup path: write it like kubepods or kubelet/kubepods"
+                is_plain,
+                "podCgroups has {cgroup:?}, which is not a path below the cgroup mount: write kubepods or kubelet/kubepods"
             );
         }
         self.runtime.check()?;
@@ -374,7 +434,7 @@ impl Config {
 
 /// Whether a variable has a value. An empty variable counts as unset.
 #[allow(clippy::ptr_arg, reason = "it is the predicate of a filter")]
-fn given(text: &String) -> bool {
+fn has_value(text: &String) -> bool {
     !text.is_empty()
 }
 
@@ -403,16 +463,27 @@ mod tests {
         for (text, named) in [
             ("reservd: 0", "reservd"),
             ("reserved: 3-1", "3-1"),
-            ("reconcileSeconds: 0", "reconcileSeconds"),
-            ("trees: []", "trees"),
-            ("trees: [../x]", "../x"),
+            ("reconcileInterval: 0s", "reconcileInterval"),
+            ("podCgroups: []", "podCgroups"),
+            ("podCgroups: [../x]", "../x"),
+            ("reconcileInterval: 10", "reconcileInterval"),
             ("enforcement: maybe", "maybe"),
+            ("log: {format: xml}", "xml"),
+            ("reconcileSeconds: 10", "reconcileInterval"),
+            ("quiet: {irqs: true}", "cpuIsolation"),
+            ("cpus: {near-devices: true}", "cpus.nearDevices"),
             ("listen: everywhere", "listen"),
             ("metrics: {socket: true}", "socket"),
-            ("metrics: {sharedCounters: -1}", "sharedCounters"),
-            ("metrics: {connections: 3601}", "metrics.connections"),
-            ("metrics: {connections: 30, peers: 1001}", "metrics.peers"),
-            ("metrics: {peers: 64}", "--connections"),
+            ("metrics: {maxSharedCounters: -1}", "maxSharedCounters"),
+            (
+                "metrics: {connectionInterval: 3601s}",
+                "metrics.connectionInterval",
+            ),
+            (
+                "metrics: {connectionInterval: 30s, maxPeers: 1001}",
+                "metrics.maxPeers",
+            ),
+            ("metrics: {maxPeers: 64}", "--connection-interval"),
             (
                 "metrics: {collectors: {tpc: false}}",
                 "unknown collector tpc: use state, cgroup",

@@ -24,7 +24,7 @@ impl Folder {
     pub(super) fn new(path: &Path) -> anyhow::Result<Self> {
         fs::read_dir(path).with_context(|| {
             format!(
-                "can't read the folder of pod manifests {}: make it, or name another with --pods",
+                "can't read the folder of pod manifests {}: make it, or name another with --manifest-dir",
                 path.display()
             )
         })?;

@@ -38,7 +38,7 @@ pub(super) struct AskKubelet {
 impl AskKubelet {
     pub(super) fn new(node: &Node, events: mpsc::Sender<Event>) -> Self {
         Self {
-            kubelet: PodResources::new(&node.config.root),
+            kubelet: PodResources::new(&node.config.root_dir),
             cpu_manager: node.cpu_manager(),
             events,
         }

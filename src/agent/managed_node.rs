@@ -35,8 +35,8 @@ pub(super) struct ManagedNode {
 impl ManagedNode {
     pub(super) fn new(mut node: Node) -> Self {
         node.forget_default_reserved();
-        let isolator =
-            CpuIsolator::new(&node.config.root).with_slices(&node.cgroups, &node.config.trees);
+        let isolator = CpuIsolator::new(&node.config.root_dir)
+            .with_slices(&node.cgroups, &node.config.pod_cgroups);
         Self {
             placer: Placer::new(&node.topology),
             layout: Arc::new(node.topology.layout()),
@@ -50,7 +50,7 @@ impl ManagedNode {
 
     /// Takes changes of the online CPUs and NUMA nodes. Without a change, the rest of the topology is not read.
     pub(super) fn read_topology_changes(&mut self) {
-        let root = &self.node.config.root;
+        let root = &self.node.config.root_dir;
         let hotplug_state = topology::HotplugState::read(root);
         if hotplug_state == self.hotplug_state {
             return;
@@ -76,7 +76,10 @@ impl ManagedNode {
 
 impl PassNode for ManagedNode {
     fn surroundings(&self) -> anyhow::Result<PodSurroundings> {
-        Ok(self.node.cgroups.surroundings(&self.node.config.trees)?)
+        Ok(self
+            .node
+            .cgroups
+            .surroundings(&self.node.config.pod_cgroups)?)
     }
 
     fn pod_paths(&self) -> anyhow::Result<Vec<(String, String)>> {
@@ -145,10 +148,10 @@ impl PassNode for ManagedNode {
     }
 
     fn moves_per_hour(&self) -> usize {
-        self.node.config.moves_per_hour as usize
+        self.node.config.max_moves_per_hour as usize
     }
 
     fn reconcile_interval(&self) -> Duration {
-        Duration::from_secs(self.node.config.reconcile_seconds)
+        self.node.config.reconcile_interval
     }
 }

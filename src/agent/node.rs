@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 
-use super::config::{Config, Wanted};
+use super::config::{Config, EnforcementChoice};
 use crate::cpu::{CpuSet, Topology};
 use crate::host::cgroup::{Cgroups, PodCgroup, Version};
 use crate::host::pod_resources::{CpuManager, PodResources};
@@ -53,7 +53,7 @@ impl Node {
     /// No topology, no cpuset controller, reserved CPUs that don't exist.
     pub fn new(config: Config) -> anyhow::Result<Self> {
         let mut node = Self::apart(config)?;
-        let kubelet = PodResources::new(&node.config.root).with_deadline(FIRST_ANSWER);
+        let kubelet = PodResources::new(&node.config.root_dir).with_deadline(FIRST_ANSWER);
         let cpu_manager = kubelet.cpu_manager_blocking();
         node.cpu_manager = Some(cpu_manager);
         node.set_cpu_manager(cpu_manager);
@@ -66,14 +66,14 @@ impl Node {
     /// The errors of [`Node::new`].
     pub fn apart(config: Config) -> anyhow::Result<Self> {
         // The hotplug state is read first. The first tick then notices a change during the reading of the topology.
-        let hotplug_state = HotplugState::read(&config.root);
-        let topology = topology::read(&config.root)?;
-        let mut cgroups = Cgroups::detect(&config.cgroup_root)?;
-        cgroups.detect_systemd(&config.root.join("run"));
+        let hotplug_state = HotplugState::read(&config.root_dir);
+        let topology = topology::read(&config.root_dir)?;
+        let mut cgroups = Cgroups::detect(&config.cgroup_dir)?;
+        cgroups.detect_systemd(&config.root_dir.join("run"));
         let reserved = reserved(config.reserved.as_ref(), &topology)?;
         let alone = enforcement(&config, &cgroups)?;
         let (enforcement, enforcement_reason) = alone.clone();
-        let proc = Proc::new(&config.root);
+        let proc = Proc::new(&config.root_dir);
         Ok(Self {
             config,
             hotplug_state,
@@ -141,7 +141,7 @@ impl Node {
             return false;
         }
         self.cpu_manager = Some(now);
-        let socket = PodResources::new(&self.config.root)
+        let socket = PodResources::new(&self.config.root_dir)
             .socket()
             .display()
             .to_string();
@@ -177,7 +177,7 @@ impl Node {
     /// Reads the pods' trees, and matches the cgroups with the pods.
     pub fn observe(&self, pods: &[Pod]) -> anyhow::Result<(Observed, Ledger)> {
         let mut scan = Scan {
-            surroundings: self.cgroups.surroundings(&self.config.trees)?,
+            surroundings: self.cgroups.surroundings(&self.config.pod_cgroups)?,
             ..Scan::default()
         };
         for (path, uid) in self.pod_paths()? {
@@ -190,7 +190,7 @@ impl Node {
     /// The path and the uid of each pod's cgroup.
     pub(super) fn pod_paths(&self) -> anyhow::Result<Vec<(String, String)>> {
         let mut paths = Vec::new();
-        for tree in &self.config.trees {
+        for tree in &self.config.pod_cgroups {
             let pods = self.cgroups.pods(tree);
             paths.extend(pods.with_context(|| format!("can't read the pods' tree {tree}"))?);
         }
@@ -199,7 +199,7 @@ impl Node {
 
     /// Finds and reads a pod's cgroup.
     pub(super) fn find_pod(&self, uid: &str) -> anyhow::Result<Option<PodCgroup>> {
-        for tree in &self.config.trees {
+        for tree in &self.config.pod_cgroups {
             let found = self.cgroups.find_pod(tree, uid);
             if let Some(path) =
                 found.with_context(|| format!("can't read the pods' tree {tree}"))?
@@ -250,7 +250,7 @@ pub fn reserved(asked: Option<&CpuSet>, topology: &Topology) -> anyhow::Result<C
 }
 
 fn enforcement(config: &Config, cgroups: &Cgroups) -> anyhow::Result<(Enforcement, String)> {
-    if config.enforcement == Wanted::Observe {
+    if config.enforcement == EnforcementChoice::Observe {
         return Ok((Enforcement::Observe, "the configuration says so".to_owned()));
     }
     let weaker = if cgroups.uses_systemd() {
@@ -258,7 +258,7 @@ fn enforcement(config: &Config, cgroups: &Cgroups) -> anyhow::Result<(Enforcemen
     } else {
         "cpuset.cpus of the pods' cgroups is written; tasks outside them are not moved"
     };
-    if config.enforcement == Wanted::Cpuset {
+    if config.enforcement == EnforcementChoice::Cpuset {
         return Ok((
             Enforcement::Cpuset,
             format!("the configuration says so: {weaker}"),
@@ -279,7 +279,7 @@ fn enforcement(config: &Config, cgroups: &Cgroups) -> anyhow::Result<(Enforcemen
         }
     };
     anyhow::ensure!(
-        config.enforcement != Wanted::Partition,
+        config.enforcement != EnforcementChoice::Partition,
         "enforcement partition is not to be had: {lacking}; use auto or cpuset, or boot a newer kernel with cgroup v2"
     );
     Ok((Enforcement::Cpuset, format!("{lacking}: {weaker}")))

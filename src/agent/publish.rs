@@ -54,7 +54,7 @@ impl Reconciler {
             exclusive,
             lost: self.lost.clone(),
             layout: Arc::clone(&self.node.layout),
-            quiet: self.quiet.clone(),
+            cpu_isolation: self.cpu_isolation.clone(),
             containers: self.container_states(result, &result.observed),
             unknown_owners: snapshot::unknown_owners(&result.observed, &result.ledger),
             drift: self.passes.drift.clone(),
@@ -118,7 +118,7 @@ impl Reconciler {
                     .to_owned(),
             );
         }
-        for tree in &node.config.trees {
+        for tree in &node.config.pod_cgroups {
             if !node.cgroups.has_cpusets_below(tree)? {
                 errors.push(format!(
                     "{tree} does not hand the cpuset controller down: its pods have no CPU sets"
@@ -150,11 +150,11 @@ impl Reconciler {
         let node = &self.node.node;
         let options = match node.enforcement {
             Enforcement::Observe => CpuIsolationOptions::default(),
-            Enforcement::Cpuset => node.config.quiet,
+            Enforcement::Cpuset => node.config.cpu_isolation,
             // Partitions already keep systemd's slices off.
             Enforcement::Partition => CpuIsolationOptions {
                 system_slices: false,
-                ..node.config.quiet
+                ..node.config.cpu_isolation
             },
         };
         let mut exclusive = CpuSet::new();
@@ -186,14 +186,14 @@ impl Reconciler {
         for moved in &report.moved {
             tracing::debug!("off exclusive CPUs: {moved}");
         }
-        let before = self.quiet.as_ref().map(IsolationReport::sentences);
+        let before = self.cpu_isolation.as_ref().map(IsolationReport::sentences);
         let sentences = report.sentences();
         if before.unwrap_or_default() != sentences {
             for sentence in sentences {
                 tracing::warn!("{sentence}");
             }
         }
-        self.quiet =
+        self.cpu_isolation =
             (options.any() || report.away > 0 || !report.failed.is_empty()).then_some(report);
     }
 

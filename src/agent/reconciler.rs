@@ -51,7 +51,7 @@ pub(super) struct Reconciler {
     /// When which pass runs.
     pub(super) schedule: Schedule,
     /// The report of the last CPU isolation.
-    pub(super) quiet: Option<IsolationReport>,
+    pub(super) cpu_isolation: Option<IsolationReport>,
     /// CPUs missing in all cgroups, with the time of discovery. CPUs that stay missing are lost.
     pub(super) missing: BTreeMap<u32, Instant>,
     pub(super) lost: CpuSet,
@@ -81,7 +81,7 @@ impl Reconciler {
             history: History::default(),
             published,
             schedule: Schedule::new(Instant::now()),
-            quiet: None,
+            cpu_isolation: None,
             missing: BTreeMap::new(),
             lost: CpuSet::new(),
         }
@@ -117,13 +117,12 @@ impl Reconciler {
         cgroups: Arc<Notify>,
         stop: tokio_util::sync::CancellationToken,
     ) {
-        let mut timer =
-            tokio::time::interval(Duration::from_secs(self.node.node.config.reconcile_seconds));
+        let mut timer = tokio::time::interval(self.node.node.config.reconcile_interval);
         timer.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         timer.reset();
         let mut events = EventQueue::new(events);
         // Without a source of pods, the first pass does not wait for pods.
-        if self.node.node.config.pods.is_none() && !self.api {
+        if self.node.node.config.manifest_dir.is_none() && !self.api {
             self.schedule.pods_synced();
             self.schedule.on(Trigger::Start, Instant::now());
         }
@@ -286,7 +285,7 @@ impl Reconciler {
             // Pods unknown to all sources keep their CPUs: the kernel has the assignment records. A folder of manifests is
             // always read before the first pass.
             Event::PodsWaitEnded => {
-                if !self.schedule.has_pods() && self.node.node.config.pods.is_none() {
+                if !self.schedule.has_pods() && self.node.node.config.manifest_dir.is_none() {
                     self.schedule.pods_synced();
                     self.schedule.on(Trigger::Start, now);
                 }

@@ -73,7 +73,7 @@ impl Agent {
         let (events, inbox) = mpsc::channel(64);
         let stop = CancellationToken::new();
         let mut tasks = Tasks::new(stop.clone());
-        if let Some(pods) = &node.config.pods {
+        if let Some(pods) = &node.config.manifest_dir {
             let folder = Folder::new(pods)?;
             tasks.spawn(folder.run(events.clone()));
         }
@@ -115,7 +115,7 @@ impl Agent {
         } else {
             None
         };
-        let heartbeat = Heartbeat::new(Duration::from_secs(node.config.reconcile_seconds));
+        let heartbeat = Heartbeat::new(node.config.reconcile_interval);
         let state = Arc::new(State {
             snapshot: snapshot.clone(),
             heartbeat: heartbeat.clone(),
@@ -232,7 +232,7 @@ fn watch_cgroups(
     cgroups: &Arc<Notify>,
 ) -> anyhow::Result<Arc<Notify>> {
     let appeared = Arc::new(Notify::new());
-    for tree in &node.config.trees {
+    for tree in &node.config.pod_cgroups {
         // The watch covers three levels: QoS class, pod and container. The runtime writes a container's CPUs after the
         // cgroup's creation.
         for folder in node.cgroups.watch_folders(tree) {
@@ -247,32 +247,32 @@ fn watch_cgroups(
 /// The sources of the metrics that the configuration asks for.
 fn sources(node: &Node) -> anyhow::Result<Sources> {
     let Config {
-        root,
-        cgroup_root,
-        trees,
+        root_dir,
+        cgroup_dir,
+        pod_cgroups,
         metrics,
         ..
     } = &node.config;
-    let mut sources = Sources::new(node.cgroups.clone(), node.proc.clone(), root)
+    let mut sources = Sources::new(node.cgroups.clone(), node.proc.clone(), root_dir)
         .without(metrics.disabled_collectors().map(str::to_owned))
         .in_namespaces(metrics.namespaces.clone());
-    if metrics.shared_counters > 0 {
-        let events = perf::hardware_events(root);
+    if metrics.max_shared_counters > 0 {
+        let events = perf::hardware_events(root_dir);
         // `Sources::new` has raised the limit on open files. The counters must leave files for the rest of the agent.
-        let (wanted, room) = (metrics.shared_counters, limits::shared_counter_limit());
-        if wanted > room {
+        let (wanted, limit) = (metrics.max_shared_counters, limits::shared_counter_limit());
+        if wanted > limit {
             tracing::warn!(
-                "metrics.sharedCounters is {wanted}, and the limit on open files leaves room for {room}: raise it \
-                 (LimitNOFILE) or ask for less; {room} are used"
+                "metrics.maxSharedCounters is {wanted}, but the limit on open files allows {limit}: raise LimitNOFILE, or \
+                 lower metrics.maxSharedCounters; the agent uses {limit}"
             );
         }
-        sources = sources.counting_shared(events, wanted.min(room));
+        sources = sources.counting_shared(events, wanted.min(limit));
     }
     if metrics.sockets {
-        sources = sources.with_sockets(cgroup_root, trees);
+        sources = sources.with_sockets(cgroup_dir, pod_cgroups);
     }
-    if metrics.connections > 0 {
-        sources = sources.with_connections(cgroup_root, usize::try_from(metrics.peers)?);
+    if !metrics.connection_interval.is_zero() {
+        sources = sources.with_connections(cgroup_dir, usize::try_from(metrics.max_peers)?);
     }
     Ok(sources)
 }
@@ -286,13 +286,13 @@ fn watch_connections(
     cluster: Option<&Running>,
 ) {
     let settings = &node.config.metrics;
-    if settings.connections == 0 || !settings.is_enabled("connections") {
+    let interval = settings.connection_interval;
+    if interval.is_zero() || !settings.is_enabled("connections") {
         return;
     }
-    let interval = Duration::from_secs(settings.connections);
     let (unknown, wanted) = mpsc::channel(1);
     tasks.spawn(sample_connections(Arc::clone(state), interval, unknown));
-    if let (Some(api), Some(cluster)) = (api.filter(|_| settings.peers > 0), cluster) {
+    if let (Some(api), Some(cluster)) = (api.filter(|_| settings.max_peers > 0), cluster) {
         let state = Arc::clone(state);
         let tell = move |job, members| know(&state.sources, job, members);
         tasks.spawn(peers::resolve(api, cluster.pods.clone(), wanted, tell));

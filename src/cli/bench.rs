@@ -9,9 +9,9 @@ use comfy_table::CellAlignment;
 use console::style;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::run::{log, runtime};
+use super::run::{runtime, start_error_log};
 use super::{Draft, Format};
-use crate::agent::config::Wanted;
+use crate::agent::config::EnforcementChoice;
 use crate::cpu::CpuSet;
 use crate::sandbox::bench::plan::{Plan, PlanOptions, Way, Work, counted};
 use crate::sandbox::bench::report::{Comparison, Metric, Report};
@@ -84,7 +84,7 @@ pub(super) struct Bench {
     steps: Option<Pattern>,
     /// How pinned CPUs are enforced.
     #[arg(long, value_enum, default_value_t)]
-    enforcement: Wanted,
+    enforcement: EnforcementChoice,
     /// Print the plan and do nothing.
     #[arg(long)]
     dry_run: bool,
@@ -93,7 +93,7 @@ pub(super) struct Bench {
     svg: Option<PathBuf>,
     /// Folder where the cgroup hierarchies are mounted.
     #[arg(long, value_name = "DIR", default_value = "/sys/fs/cgroup")]
-    cgroup_root: PathBuf,
+    cgroup_dir: PathBuf,
     /// Form of the output.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
     output: Format,
@@ -110,7 +110,7 @@ impl Bench {
             "--command is empty: name a command, or leave --command out for the built-in job"
         );
         anyhow::ensure!(
-            self.enforcement != Wanted::Observe,
+            self.enforcement != EnforcementChoice::Observe,
             bench::NOTHING_TO_COMPARE
         );
         let options = PlanOptions {
@@ -145,7 +145,7 @@ impl Bench {
             nix::unistd::geteuid().is_root(),
             "a bench needs root, for cgroups and network namespaces: run the command with sudo, or print the plan with --dry-run"
         );
-        log("error")?;
+        start_error_log()?;
         // An unwritable file is an error now, before minutes of measurement.
         let picture = self.svg.as_deref().map(Draft::new).transpose()?;
         let bar = ProgressBar::new(plan.rounds.len() as u64 * 4);
@@ -155,7 +155,7 @@ impl Bench {
         let options = Options {
             plan,
             enforcement: self.enforcement,
-            cgroup_root: self.cgroup_root.clone(),
+            cgroup_dir: self.cgroup_dir.clone(),
         };
         let done = runtime()?.block_on(async {
             let stop = tokio_util::sync::CancellationToken::new();

@@ -12,7 +12,7 @@ use indicatif::{HumanBytes, ProgressBar};
 
 use super::Format;
 use super::interrupt::{INTERRUPTED, cancel_on_signal};
-use super::run::{log, runtime};
+use super::run::{runtime, start_error_log};
 use crate::sandbox::demo::{self, Frame, Half, Options, Report, Row};
 use crate::sandbox::job::Mode;
 
@@ -34,7 +34,7 @@ pub(super) struct Demo {
     listen: SocketAddr,
     /// Folder where the cgroup hierarchies are mounted.
     #[arg(long, value_name = "DIR", default_value = "/sys/fs/cgroup")]
-    cgroup_root: PathBuf,
+    cgroup_dir: PathBuf,
     /// Form of the output.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
     output: Format,
@@ -46,11 +46,11 @@ impl Demo {
             nix::unistd::geteuid().is_root(),
             "the demo needs root, for cgroups and network namespaces: run it with sudo"
         );
-        log("error")?;
+        start_error_log()?;
         let options = Options {
             seconds: self.seconds,
             listen: self.listen,
-            cgroup_root: self.cgroup_root,
+            cgroup_dir: self.cgroup_dir,
         };
         let mut screen = Screen::new(self.output);
         let done = runtime()?.block_on(async {

@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::Format;
 use crate::agent::Node;
 use crate::agent::cluster::AutoSwitch;
-use crate::agent::config::{Config, Overrides, Runtime, Wanted};
+use crate::agent::config::{Config, EnforcementChoice, Overrides, Runtime};
 use crate::cpu::Topology;
 use crate::host::cgroup::{CgroupError, Cgroups, Version, join_host};
 use crate::host::topology;
@@ -96,17 +96,17 @@ impl Doctor {
 
 fn examine(config: &Config) -> Vec<Finding> {
     let mut findings = vec![rights(config)];
-    match topology::read(&config.root) {
+    match topology::read(&config.root_dir) {
         Ok(topology) => findings.extend(machine(&topology)),
         Err(error) => {
             findings.push(bad(
                 "CPUs",
                 error.to_string(),
-                "name the folder that holds sys/ with --root",
+                "name the folder that holds sys/ with --root-dir",
             ));
         }
     }
-    match Cgroups::detect(&config.cgroup_root) {
+    match Cgroups::detect(&config.cgroup_dir) {
         Ok(cgroups) => {
             findings.extend(controllers(&cgroups));
             findings.push(records(&cgroups));
@@ -115,7 +115,7 @@ fn examine(config: &Config) -> Vec<Finding> {
         Err(error) => findings.push(bad(
             "cgroups",
             error.to_string(),
-            "mount a cgroup hierarchy, or name the folder with --cgroup-root",
+            "mount a cgroup hierarchy, or name the folder with --cgroup-dir",
         )),
     }
     findings.push(runtime(&config.runtime));
@@ -171,13 +171,13 @@ fn rights(config: &Config) -> Finding {
             advice,
         );
     }
-    match join_host(&config.root) {
+    match join_host(&config.root_dir) {
         Ok(false) => good(what, "root".to_owned()),
         Ok(true) => good(
             what,
             "root; the agent moves from the container's cgroup namespace to the host's".to_owned(),
         ),
-        Err(_) if config.enforcement == Wanted::Observe => {
+        Err(_) if config.enforcement == EnforcementChoice::Observe => {
             good(what, "root, which is enough for observing".to_owned())
         }
         Err(error) => weak(
@@ -320,7 +320,7 @@ fn records(cgroups: &Cgroups) -> Finding {
 
 fn trees(config: &Config, cgroups: &Cgroups) -> Finding {
     let existing: Vec<&str> = config
-        .trees
+        .pod_cgroups
         .iter()
         .map(String::as_str)
         .filter(|tree| cgroups.exists(tree))
@@ -330,9 +330,9 @@ fn trees(config: &Config, cgroups: &Cgroups) -> Finding {
             "pods",
             format!(
                 "no cgroup {} yet: the agent waits for the cgroup",
-                config.trees.join(" or ")
+                config.pod_cgroups.join(" or ")
             ),
-            "start the kubelet, or name its cgroup with --tree",
+            "start the kubelet, or name its cgroup with --pod-cgroup",
         );
     }
     for tree in &existing {

@@ -22,7 +22,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 #[command(after_help = "Examples:
   pinfold explain worker-0                                     a pod of this node, as the agent reports the pod
   pinfold explain worker-0 --pods job.yaml                     a manifest, before the pod runs
-  pinfold explain train/worker-0 --pods ./pods --root ./machine")]
+  pinfold explain train/worker-0 --pods ./pods --root-dir ./machine")]
 pub(super) struct Explain {
     /// The pod, as NAME or NAMESPACE/NAME.
     pod: String,

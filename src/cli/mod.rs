@@ -26,6 +26,7 @@ mod topology;
 mod train;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
@@ -40,7 +41,7 @@ pub(crate) use output::{Draft, Format, emit, json, table};
   pinfold doctor               check the features of this node, with remedies
   pinfold topology             draw the machine and the owners of CPUs
   pinfold top                  watch the node's pods, CPUs, threads and traffic
-  pinfold run --pods ./pods    run the agent on the manifests in a folder
+  pinfold run --manifest-dir ./pods    run the agent on the manifests in a folder
 
 Settings of the agent may also come from a file (see pinfold config) or from the environment.")]
 struct Cli {
@@ -102,4 +103,13 @@ pub fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+/// Reads an interval or a timeout from 1 s to 24 h.
+fn interval(text: &str) -> Result<Duration, String> {
+    let seconds = crate::text::seconds(text)?;
+    if seconds == 0 {
+        return Err("write 1s or more".to_owned());
+    }
+    Ok(Duration::from_secs(seconds.into()))
 }

@@ -23,7 +23,7 @@ use crate::text::counted;
 #[command(after_help = "Examples:
   pinfold place 8                         place 8 CPUs on this machine, all of it free
   pinfold place 8 --free 2-15,18-31       place them on what is free
-  pinfold place 8 --root ./machine        place them on the machine whose sys/ was copied to ./machine
+  pinfold place 8 --root-dir ./machine        place them on the machine whose sys/ was copied to ./machine
   pinfold place 8 --cores whole --near 1  whole cores only, near NUMA node 1
   pinfold place 8 --numa fewest           on no more NUMA nodes than 8 CPUs need, or not at all
   pinfold place 8 -o json                 print the answer for programs
@@ -35,7 +35,7 @@ pub(super) struct PlaceArgs {
     count: usize,
     /// Folder that holds the machine's sys/.
     #[arg(long, value_name = "DIR", default_value = "/")]
-    root: PathBuf,
+    root_dir: PathBuf,
     /// CPUs that may be taken, as a list like 0-3,8; all online CPUs if not given.
     #[arg(long, value_name = "LIST")]
     free: Option<String>,
@@ -62,7 +62,7 @@ pub(super) struct PlaceArgs {
 
 /// Reads the machine, chooses, and prints the choice.
 pub(super) fn run(args: &PlaceArgs) -> anyhow::Result<ExitCode> {
-    let topology = topology::read(&args.root)?;
+    let topology = topology::read(&args.root_dir)?;
     let free = match &args.free {
         None => topology.online.clone(),
         Some(list) => parse_free(list).context("can't read --free")?,

@@ -23,7 +23,7 @@ const MOST_RECONCILES: usize = 8;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold plan --pods job.yaml                       on this machine, all of it free
-  pinfold plan --pods job.yaml --root ./machine      on the machine whose sys/ was copied to ./machine
+  pinfold plan --pods job.yaml --root-dir ./machine      on the machine whose sys/ was copied to ./machine
   pinfold plan --pods ./pods --live --moves 2        on this node as it is: who keeps, who comes, who would move
   pinfold plan --pods ps.yaml --pods ./workers -o json")]
 pub(super) struct Plan {
@@ -41,8 +41,13 @@ pub(super) struct Plan {
 #[derive(Debug, Args)]
 pub(super) struct Input {
     /// Folder that holds the machine's sys/.
-    #[arg(long, value_name = "DIR", default_value = "/", env = "PINFOLD_ROOT")]
-    root: PathBuf,
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "/",
+        env = "PINFOLD_ROOT_DIR"
+    )]
+    root_dir: PathBuf,
     /// Reserved CPUs, like 0-1,32 [default: the core of the lowest CPU without an owner]
     #[arg(long, value_name = "LIST", env = "PINFOLD_RESERVED")]
     reserved: Option<CpuSet>,
@@ -50,17 +55,17 @@ pub(super) struct Input {
     #[arg(long, value_name = "FILE", env = "PINFOLD_CONFIG")]
     pub(super) config: Option<PathBuf>,
     /// Start from the current assignments on this node, as reported by the kernel.
-    #[arg(long, conflicts_with = "root")]
+    #[arg(long, conflicts_with = "root_dir")]
     pub(super) live: bool,
     /// Cgroup below which pods are found, with --live; may be repeated [default: the configuration's]
     #[arg(
-        long = "tree",
+        long = "pod-cgroup",
         value_name = "CGROUP",
-        env = "PINFOLD_TREES",
+        env = "PINFOLD_POD_CGROUPS",
         value_delimiter = ','
     )]
-    trees: Vec<String>,
-    /// How many running containers may be moved to make room [default: movesPerHour of the configuration]
+    pod_cgroups: Vec<String>,
+    /// How many running containers may be moved to make room [default: maxMovesPerHour of the configuration]
     #[arg(long, value_name = "N")]
     pub(super) moves: Option<u32>,
 }
@@ -104,12 +109,12 @@ impl Input {
         let overrides = Overrides {
             config: self.config.clone(),
             reserved: self.reserved.clone(),
-            trees: self.trees.clone(),
+            pod_cgroups: self.pod_cgroups.clone(),
             ..Overrides::default()
         };
         let mut config = Config::load(overrides)?;
         if let Some(moves) = self.moves {
-            config.moves_per_hour = moves;
+            config.max_moves_per_hour = moves;
         }
         let mut pods = Vec::new();
         for path in manifests {
@@ -127,7 +132,7 @@ impl Input {
                 ledger,
             ));
         }
-        let topology = topology::read(&self.root)?;
+        let topology = topology::read(&self.root_dir)?;
         let reserved = reserved(config.reserved.as_ref(), &topology)?;
         Ok(planned(
             &pods,
@@ -156,7 +161,7 @@ fn planned(
         pods,
         here: None,
         devices: &BTreeMap::new(),
-        moves: config.moves_per_hour as usize,
+        moves: config.max_moves_per_hour as usize,
         ids_settled: true,
         suspended: None,
     };

@@ -160,7 +160,7 @@ fn check_rights(config: &Config) -> anyhow::Result<()> {
         "release needs root to read assignment records and to write to cgroups: run the command with sudo"
     );
     anyhow::ensure!(
-        Proc::new(&config.root).may_administer(),
+        Proc::new(&config.root_dir).may_administer(),
         "release needs CAP_SYS_ADMIN to read assignment records and to write to cgroups: run the command with the rights of \
          an agent that pins"
     );
@@ -183,7 +183,7 @@ fn release(node: &Node, dry_run: bool) -> anyhow::Result<Released> {
     if !dry_run {
         not_restored = restore_isolation(node);
     }
-    let (groups, refused) = monitoring_groups(&Resctrl::new(&node.config.root), dry_run);
+    let (groups, refused) = monitoring_groups(&Resctrl::new(&node.config.root_dir), dry_run);
     not_restored.extend(refused);
     Ok(Released {
         steps,
@@ -194,8 +194,8 @@ fn release(node: &Node, dry_run: bool) -> anyhow::Result<Released> {
 
 /// Restores interrupts, work queues and slices. Returns the settings that could not be restored, a sentence each.
 fn restore_isolation(node: &Node) -> Vec<String> {
-    let mut isolator =
-        CpuIsolator::new(&node.config.root).with_slices(&node.cgroups, &node.config.trees);
+    let mut isolator = CpuIsolator::new(&node.config.root_dir)
+        .with_slices(&node.cgroups, &node.config.pod_cgroups);
     let empty = CpuSet::new();
     let input = IsolationInput {
         options: CpuIsolationOptions::default(),

@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::Args;
 use tracing_subscriber::EnvFilter;
 
-use crate::agent::config::{Config, Overrides, Wanted};
+use crate::agent::config::{Config, EnforcementChoice, Log, LogFormat, Overrides};
 
 /// Run the agent.
 ///
@@ -15,12 +15,12 @@ use crate::agent::config::{Config, Overrides, Wanted};
 /// After SIGTERM, every assignment stays. A restarted agent moves no container.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  pinfold run --pods ./pods                     pods from manifests; see pinfold demo for real ones
-  pinfold run --pods ./pods --reserved 0-1      keep two CPUs for the system
+  pinfold run --manifest-dir ./pods                     pods from manifests; see pinfold demo for real ones
+  pinfold run --manifest-dir ./pods --reserved 0-1      keep two CPUs for the system
   pinfold run --kubeconfig FILE                 this node's pods from the API server; in a pod, pinfold run does
   curl http://127.0.0.1:9470/metrics            also /status, /healthz, /readyz
 
-Log lines go to stderr; PINFOLD_LOG=debug shows every write.")]
+Log lines go to stderr; --log-level debug shows every write.")]
 pub(super) struct Run {
     #[command(flatten)]
     overrides: Overrides,
@@ -28,9 +28,8 @@ pub(super) struct Run {
 
 impl Run {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        // The client logs retried requests as errors. The agent logs the same events with the right level.
-        log("info,kube_client=off")?;
         let config = Config::load(self.overrides)?;
+        start_log(&config.log)?;
         join_host(&config);
         let runtime = runtime()?;
         let done = runtime.block_on(crate::agent::run(config));
@@ -43,7 +42,7 @@ impl Run {
 
 /// Joins the host's cgroup namespace. The call must come before the first thread, which would stay in the old namespace.
 pub(super) fn join_host(config: &Config) {
-    match crate::host::cgroup::join_host(&config.root) {
+    match crate::host::cgroup::join_host(&config.root_dir) {
         Ok(true) => tracing::info!("moved from the container's cgroup namespace to the host's"),
         Ok(false) => {}
         Err(error) => match advice(config.enforcement, &error) {
@@ -55,8 +54,8 @@ pub(super) fn join_host(config: &Config) {
 
 /// The advice for an agent that can't leave the cgroup namespace. An agent that only observes moves no process, and the
 /// manifests for observing leave the capability out.
-fn advice(enforcement: Wanted, error: &std::io::Error) -> Option<String> {
-    (enforcement != Wanted::Observe).then(|| {
+fn advice(enforcement: EnforcementChoice, error: &std::io::Error) -> Option<String> {
+    (enforcement != EnforcementChoice::Observe).then(|| {
         format!(
             "the agent can't leave the container's cgroup namespace ({error}): on cgroup v2 the kernel may keep the agent from \
              moving the agent's own container; give the container CAP_SYS_ADMIN"
@@ -74,21 +73,41 @@ pub(super) fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
         .context("can't start the runtime")
 }
 
-/// Sends log lines to stderr, at the level of `PINFOLD_LOG` or the given one.
-pub(super) fn log(level: &str) -> anyhow::Result<()> {
-    let filter = match std::env::var("PINFOLD_LOG") {
-        Ok(text) => text.parse::<EnvFilter>().with_context(|| {
-            format!("PINFOLD_LOG is {text:?}: write error, warn, info, debug or trace")
-        })?,
-        Err(_) => EnvFilter::new(level),
-    };
-    tracing_subscriber::fmt()
+/// Sends log lines to stderr, at the configured level and in the configured format.
+///
+/// # Errors
+/// The level is neither a level nor a filter by module.
+pub(super) fn start_log(log: &Log) -> anyhow::Result<()> {
+    // The Kubernetes client logs each failed request as an error, and the agent logs the failure again.
+    let level = format!("kube_client=off,{}", log.level);
+    let filter = EnvFilter::builder().parse(&level).with_context(|| {
+        format!(
+            "the log level (log.level, --log-level, PINFOLD_LOG_LEVEL) is {:?}: write error, warn, info, debug, trace, or a \
+             filter like info,pinfold::nri=debug",
+            log.level
+        )
+    })?;
+    let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false)
-        .init();
+        .with_target(false);
+    match log.format {
+        LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).init(),
+        LogFormat::Json => lines.json().init(),
+    }
     Ok(())
+}
+
+/// The log of a command for people: errors only, if the user sets no level.
+///
+/// # Errors
+/// As for [`start_log`].
+pub(super) fn start_error_log() -> anyhow::Result<()> {
+    let level = std::env::var("PINFOLD_LOG_LEVEL").unwrap_or_else(|_| "error".to_owned());
+    start_log(&Log {
+        level,
+        format: LogFormat::Text,
+    })
 }
 
 #[cfg(test)]
@@ -98,8 +117,12 @@ mod tests {
     #[test]
     fn observing_needs_no_capability() {
         let error = || std::io::Error::from(std::io::ErrorKind::PermissionDenied);
-        assert_eq!(advice(Wanted::Observe, &error()), None);
-        for enforcement in [Wanted::Auto, Wanted::Partition, Wanted::Cpuset] {
+        assert_eq!(advice(EnforcementChoice::Observe, &error()), None);
+        for enforcement in [
+            EnforcementChoice::Auto,
+            EnforcementChoice::Partition,
+            EnforcementChoice::Cpuset,
+        ] {
             assert!(
                 advice(enforcement, &error())
                     .unwrap()

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use clap::{Args, value_parser};
 
+use super::interval;
 use super::local_agent::local_agent;
 use super::run::runtime;
 use crate::agent::config::Overrides;
@@ -49,9 +50,9 @@ pub(super) struct Top {
     /// File with an agent in each line.
     #[arg(long, value_name = "FILE")]
     nodes: Option<PathBuf>,
-    /// Seconds between two requests to an agent.
-    #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = value_parser!(u64).range(1..=3600))]
-    interval: u64,
+    /// Time between two requests to an agent, 1s to 24h.
+    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = interval)]
+    interval: Duration,
     /// Print a frame as text and exit; rates are means over the interval.
     #[arg(long)]
     once: bool,
@@ -82,7 +83,7 @@ impl Top {
         let targets = self.targets()?;
         let mut view = View::new(self.sort, self.reverse, &self.filter);
         (view.exclusive_only, view.containers) = (self.exclusive, self.containers);
-        let interval = Duration::from_secs(self.interval);
+        let interval = self.interval;
         let node = |(index, target): (usize, &Target)| {
             MonitoredNode::new(index, &target.name, target.named_by_user)
         };

@@ -24,12 +24,12 @@ pub(crate) use drawing::render;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold topology                     draw this machine
-  pinfold topology --root ./machine    draw the machine whose sys/ was copied to ./machine
+  pinfold topology --root-dir ./machine    draw the machine whose sys/ was copied to ./machine
   pinfold topology -o json             print it for programs")]
 pub(super) struct TopologyArgs {
     /// Folder that holds the machine's sys/.
     #[arg(long, value_name = "DIR", default_value = "/")]
-    root: PathBuf,
+    root_dir: PathBuf,
     /// Form of the output.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
     output: Format,
@@ -37,9 +37,9 @@ pub(super) struct TopologyArgs {
 
 /// Reads and prints the machine.
 pub(super) fn run(args: &TopologyArgs) -> anyhow::Result<ExitCode> {
-    let topology = topology::read(&args.root)?;
+    let topology = topology::read(&args.root_dir)?;
     match args.output {
-        Format::Text => super::emit(&render(&topology, &owners(&args.root)?))?,
+        Format::Text => super::emit(&render(&topology, &owners(&args.root_dir)?))?,
         Format::Json => super::json(&topology)?,
     }
     Ok(ExitCode::SUCCESS)
@@ -53,10 +53,10 @@ fn owners(root: &Path) -> anyhow::Result<BTreeMap<String, CpuSet>> {
     }
     let config = Config::load(Overrides::default())?;
     // A machine without cgroups still has a topology to draw.
-    let Ok(cgroups) = Cgroups::detect(&config.cgroup_root) else {
+    let Ok(cgroups) = Cgroups::detect(&config.cgroup_dir) else {
         return Ok(owners);
     };
-    for tree in &config.trees {
+    for tree in &config.pod_cgroups {
         for pod in Observed::new(
             Scan {
                 pods: cgroups.scan(tree)?,

@@ -67,7 +67,7 @@ enum Process {
     Sweep {
         /// Folder where the cgroup hierarchies are mounted.
         #[arg(long)]
-        cgroup_root: PathBuf,
+        cgroup_dir: PathBuf,
     },
 }
 
@@ -151,7 +151,7 @@ impl Train {
                 task_index,
             } => run_neighbour(threads, busy, task_index),
             #[cfg(feature = "bench")]
-            Process::Sweep { cgroup_root } => crate::sandbox::bench::sweep(&cgroup_root),
+            Process::Sweep { cgroup_dir } => crate::sandbox::bench::sweep(&cgroup_dir),
         };
         if let Err(error) = done {
             eprintln!("pinfold train: {error:#}");

@@ -111,7 +111,7 @@ families! {
     CONTAINER_CONTEXT_SWITCHES = counter("pinfold_container_context_switches_total", &["namespace", "pod", "container", "kind"],
         "Context switches of all threads of the container: voluntary (waiting) or involuntary.");
     CONTAINER_CPU_CYCLES = counter("pinfold_container_cpu_cycles_total", CONTAINER,
-        "Unhalted cycles of the container's exclusive CPUs, or of its threads on shared CPUs (metrics.sharedCounters).");
+        "Unhalted cycles of the container's exclusive CPUs, or of its threads on shared CPUs (metrics.maxSharedCounters).");
     CONTAINER_CPU_MIGRATIONS = counter("pinfold_container_cpu_migrations_total", CONTAINER,
         "Migrations of the container's threads to another CPU, as far as samples show.");
     CONTAINER_CPU_PERIODS = counter("pinfold_container_cpu_periods_total", CONTAINER,
@@ -133,7 +133,7 @@ families! {
     CONTAINER_CPUSET_INFO = info("pinfold_container_cpuset_info", &["namespace", "pod", "container", "cpus"],
         "The container's exclusive CPUs as a list, always 1. Containers on shared CPUs have no series.");
     CONTAINER_INSTRUCTIONS = counter("pinfold_container_instructions_total", CONTAINER,
-        "Completed instructions of the container's exclusive CPUs, or of its threads on shared CPUs (metrics.sharedCounters).");
+        "Completed instructions of the container's exclusive CPUs, or of its threads on shared CPUs (metrics.maxSharedCounters).");
     CONTAINER_INTERFERENCE_CPU_ERROR_SECONDS = counter("pinfold_container_interference_cpu_error_seconds_total", CONTAINER,
         "The error bound of the interference: the true value may be lower or higher by this time.");
     CONTAINER_INTERFERENCE_CPU_SECONDS = counter("pinfold_container_interference_cpu_seconds_total", CONTAINER,

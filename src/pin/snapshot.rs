@@ -39,7 +39,7 @@ pub struct Snapshot {
     /// The result of CPU isolation; `None` if CPU isolation is off, no knob is moved and no knob
     /// failed.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub quiet: Option<IsolationReport>,
+    pub cpu_isolation: Option<IsolationReport>,
     /// Containers of the known pods.
     pub containers: Vec<ContainerState>,
     /// Unknown pods with exclusive CPUs.

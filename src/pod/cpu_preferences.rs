@@ -14,7 +14,7 @@ const PREFIX: &str = "pinfold.io/";
 /// Preferences for the exclusive CPUs of a pod's containers. The configuration has the defaults. An annotation of
 /// the pod overrides the default of the same name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct CpuPreferences {
     /// `pinfold.io/placement`: whether CPUs lie together or apart.
     pub placement: Order,

@@ -34,7 +34,7 @@ pub struct Options {
     /// Where the agent serves.
     pub listen: SocketAddr,
     /// Where the cgroup hierarchies are mounted.
-    pub cgroup_root: std::path::PathBuf,
+    pub cgroup_dir: std::path::PathBuf,
 }
 
 /// The state of the demo at a moment.
@@ -126,13 +126,13 @@ pub async fn run(
     mut show: impl FnMut(&Frame),
 ) -> anyhow::Result<Option<Report>> {
     let config = Config {
-        cgroup_root: options.cgroup_root.clone(),
-        trees: vec![TREE.to_owned()],
+        cgroup_dir: options.cgroup_dir.clone(),
+        pod_cgroups: vec![TREE.to_owned()],
         listen: options.listen,
         // A frequent sampling of a few pods is cheap and shows more.
         metrics: Metrics {
-            connections: 2,
-            peers: 16,
+            connection_interval: Duration::from_secs(2),
+            max_peers: 16,
             ..Metrics::default()
         },
         // No container runtime knows the demo's pods.
@@ -146,7 +146,7 @@ pub async fn run(
     let mut node = Node::apart(config)?;
     let size = Size::of(&node.topology, &node.reserved)?;
     let mut local = tokio::task::block_in_place(|| LocalNode::open(node.cgroups.clone()))?;
-    node.config.pods = Some(local.folder().to_owned());
+    node.config.manifest_dir = Some(local.folder().to_owned());
     let outcome = match Agent::start(node).await {
         Ok(mut agent) => {
             let outcome = tokio::select! {

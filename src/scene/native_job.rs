@@ -7,7 +7,7 @@ pub const RECLAIM_LABEL: &str = "pinfold.io/reclaim";
 pub const WORKERS: &str = "pinfold.io/workers";
 
 /// The annotation with the seconds to wait after the last worker, if the job sets a wait.
-pub const RECLAIM_AFTER: &str = "pinfold.io/reclaim-after-seconds";
+pub const RECLAIM_AFTER: &str = "pinfold.io/reclaim-after";
 
 /// The annotation with the job's success policy, if the job sets the policy: [`ALL_WORKERS`].
 pub const SUCCESS_POLICY: &str = "pinfold.io/success-policy";

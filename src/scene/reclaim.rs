@@ -14,7 +14,7 @@ use super::native_job::{
     ALL_WORKERS, CHIEF, EVALUATOR, PS, RECLAIM_AFTER, RECLAIM_LABEL, SUCCESS_POLICY, TASK_LABELS,
     WORKERS,
 };
-use crate::text::counted;
+use crate::text::{self, counted};
 
 /// The kind of a native job's object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -294,9 +294,8 @@ fn verdict(
         let Some(text) = server.annotations.get(RECLAIM_AFTER) else {
             continue;
         };
-        let own: u32 = text.parse().map_err(|_| {
-            format!("{RECLAIM_AFTER} of {server} is {text:?}, and no number of seconds")
-        })?;
+        let own = text::seconds(text)
+            .map_err(|remedy| format!("{RECLAIM_AFTER} of {server} is {text:?}: {remedy}"))?;
         wait = wait.max(Some(own));
     }
     // A person who creates an object after the last success wants the object. The wait then starts at the creation.

@@ -107,7 +107,7 @@ fn answers_to_creations_are_as_recorded() {
     let mut runtime = Runtime::new();
     // Every machine has exactly one CPU that is not reserved.
     let settings = Settings::without_manifests(&tree.path, &kernel.all_but_one())
-        .with(&["--api=never", "--reconcile-seconds=3600"]);
+        .with(&["--api=never", "--reconcile-interval=3600s"]);
     let agent = runtime.settings(&settings).start();
     runtime.connect(&agent);
     let mut text = String::new();

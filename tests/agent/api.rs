@@ -59,8 +59,8 @@ impl Cluster {
             &kubeconfig,
             "--node-name",
             NODE,
-            "--reconcile-seconds",
-            "1",
+            "--reconcile-interval",
+            "1s",
         ])
     }
 

@@ -10,10 +10,10 @@ use crate::kubelet::Root;
 /// Settings with this root, and a reconcile interval of one second.
 fn settings(kernel: &Kernel, tree: &str, pods: &Manifests, root: &Root) -> Settings {
     Settings::new(tree, pods, &kernel.first()).with(&[
-        "--root",
+        "--root-dir",
         root.path(),
-        "--reconcile-seconds",
-        "1",
+        "--reconcile-interval",
+        "1s",
     ])
 }
 

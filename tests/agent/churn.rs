@@ -90,7 +90,7 @@ impl<'a> Churn<'a> {
     pub(crate) fn settings(&self) -> Settings {
         let reserved = self.kernel.first();
         Settings::new(&self.tree.path, &self.manifests, &reserved)
-            .with(&["--reconcile-seconds", "1"])
+            .with(&["--reconcile-interval", "1s"])
     }
 
     pub(crate) fn event(&mut self) {

@@ -50,7 +50,7 @@ fn an_agent_descriptors_at_rest_sleeps() {
         tree.start(&main);
     }
     let settings = Settings::new(&tree.path, &manifests, &kernel.first())
-        .with(&["--reconcile-seconds", "3600"]);
+        .with(&["--reconcile-interval", "3600s"]);
     let agent = settings.start();
     agent.eventually("both run", |status| {
         let all = status["containers"].as_array().unwrap();
@@ -77,8 +77,8 @@ fn only_reconciles_wake_an_agent_descriptors_at_rest() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
     let manifests = Manifests::new();
-    let settings =
-        Settings::new(&tree.path, &manifests, &kernel.first()).with(&["--reconcile-seconds", "1"]);
+    let settings = Settings::new(&tree.path, &manifests, &kernel.first())
+        .with(&["--reconcile-interval", "1s"]);
     let agent = settings.start();
     std::thread::sleep(Duration::from_secs(11));
     let reconciles = || {

@@ -140,7 +140,7 @@ pub(crate) fn snapshot(kernel: &Kernel, containers: &[ContainerState]) -> Snapsh
         exclusive: none(),
         lost: none(),
         layout: std::sync::Arc::default(),
-        quiet: None,
+        cpu_isolation: None,
         containers: containers.to_vec(),
         unknown_owners: Vec::new(),
         drift: Vec::new(),

@@ -13,8 +13,8 @@ fn drift_is_counted_once_and_repaired() {
         &worker_with("worker-0", "worker-uid", 1, "", "main1"),
     );
     pods.put("web.yaml", &best_effort("web", "web-uid"));
-    let settings =
-        Settings::new(&tree.path, &pods, &kernel.all_but_one()).with(&["--reconcile-seconds", "1"]);
+    let settings = Settings::new(&tree.path, &pods, &kernel.all_but_one())
+        .with(&["--reconcile-interval", "1s"]);
     let agent = settings.start();
     let web = tree.pod("besteffort", "web-uid");
     let web = tree.container(&web, "web1");
@@ -92,7 +92,7 @@ fn a_runtime_that_writes_after_the_agent_is_noticed_at_once() {
     pods.put("worker.yaml", &worker("worker-0", "worker-uid", 1));
     // With this interval no timer pass can help.
     let settings = Settings::new(&tree.path, &pods, &kernel.all_but_one())
-        .with(&["--reconcile-seconds", "3600"]);
+        .with(&["--reconcile-interval", "3600s"]);
     let agent = settings.start();
     let pod = tree.pod("", "worker-uid");
     let main = tree.container(&pod, "main1");

@@ -58,7 +58,7 @@ fn topology_files_are_read_only_after_cpus_or_numa_nodes_came_or_went() {
     let (machine, pods) = (Machine::new(&kernel.online), Manifests::new());
     let settings = Settings::new(&tree.path, &pods, &CpuSet::new());
     let agent = settings
-        .with(&["--root", machine.root.path(), "--reconcile-seconds=1"])
+        .with(&["--root-dir", machine.root.path(), "--reconcile-interval=1s"])
         .start();
     // Every reader of the file reports invalid content.
     let first = kernel.first().to_string();
@@ -90,7 +90,7 @@ fn default_reserved_cpus_never_move_onto_an_owned_core() {
     pods.put("worker.yaml", &worker("worker-0", "uid-1", others.len()));
     let settings = Settings::new(&tree.path, &pods, &CpuSet::new());
     let agent = settings
-        .with(&["--root", machine.root.path(), "--reconcile-seconds=1"])
+        .with(&["--root-dir", machine.root.path(), "--reconcile-interval=1s"])
         .start();
     let pod = tree.pod("", "uid-1");
     let main = tree.container(&pod, "main");

@@ -37,7 +37,7 @@ fn pods_of_the_job_on_other_nodes_are_known_by_their_addresses() {
 
     let settings = cluster
         .settings(&tree, &kernel)
-        .with(&["--connections=1", "--peers=8"]);
+        .with(&["--connection-interval=1s", "--max-peers=8"]);
     let agent = settings.start();
     let until = |wanted: f64| {
         let deadline = Instant::now() + patience();

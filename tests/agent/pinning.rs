@@ -81,7 +81,7 @@ fn manifest_then_cgroup() {
         "json",
         "--reserved",
         &others.to_string(),
-        "--tree",
+        "--pod-cgroup",
         &tree.path,
     ]);
     let output = plan.arg("--pods").arg(pods.path()).output().unwrap();
@@ -259,7 +259,13 @@ fn a_live_plan_reserves_no_core_that_is_owned() {
     agent.stop();
     let mut plan = pinfold();
     plan.args([
-        "plan", "--live", "-o", "json", "--tree", &tree.path, "--pods",
+        "plan",
+        "--live",
+        "-o",
+        "json",
+        "--pod-cgroup",
+        &tree.path,
+        "--pods",
     ])
     .arg(pods.path());
     let output = plan.output().unwrap();

@@ -119,15 +119,15 @@ fn required(description: EventMessage) -> EventMessage {
 /// Settings that leave a single CPU for exclusive assignments. Pods come from the container runtime alone.
 fn one_cpu(kernel: &Kernel, tree: &Tree<'_>) -> Settings {
     Settings::without_manifests(&tree.path, &kernel.all_but_one())
-        .with(&["--api=never", "--reconcile-seconds=3600"])
+        .with(&["--api=never", "--reconcile-interval=3600s"])
 }
 
 /// The same, with a root for [`Root::hang`]. The reconciler reads the topology each second.
 fn one_cpu_and_root(kernel: &Kernel, tree: &Tree<'_>, root: &Root) -> Settings {
     Settings::without_manifests(&tree.path, &kernel.all_but_one()).with(&[
         "--api=never",
-        "--reconcile-seconds=1",
-        "--root",
+        "--reconcile-interval=1s",
+        "--root-dir",
         root.path(),
     ])
 }
@@ -471,12 +471,12 @@ fn a_move_makes_room_before_create_is_answered() {
     };
     let mut tree = kernel.tree();
     let config = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
-    fs::write(config.path(), "movesPerHour: 1\n").unwrap();
+    fs::write(config.path(), "maxMovesPerHour: 1\n").unwrap();
     // Two NUMA nodes of four CPUs, of which the first core is reserved: 2-3 and 4-7 can be assigned.
     let reserved: CpuSet = "0-1".parse().unwrap();
     let settings = Settings::without_manifests(&tree.path, &reserved).with(&[
         "--api=never",
-        "--reconcile-seconds=3600",
+        "--reconcile-interval=3600s",
         "--config",
         config.path().to_str().unwrap(),
     ]);
@@ -524,7 +524,7 @@ fn a_refused_partition_waits_for_the_timer() {
     let size = kernel.online.len() - 1;
     pods.put("worker.yaml", &worker("worker-0", "worker-uid", size));
     let agent = Settings::new(&tree.path, &pods, &kernel.first())
-        .with(&["--reconcile-seconds=3600"])
+        .with(&["--reconcile-interval=3600s"])
         .start();
     let pod = tree.pod("", "worker-uid");
     let main = tree.container(&pod, "main1");
@@ -1083,7 +1083,7 @@ impl FailingTree {
         let tree = Self { folder };
         tree.set_fails(false);
         symlink(tree.file("cpus"), pod.join("cpuset.cpus")).unwrap();
-        let config = format!("cgroupRoot: {}\n", tree.file("cgroup").display());
+        let config = format!("cgroupDir: {}\n", tree.file("cgroup").display());
         fs::write(tree.file("config.yaml"), config).unwrap();
         tree
     }
@@ -1140,7 +1140,7 @@ fn a_failed_pass_keeps_the_last_snapshot_with_its_error() {
     pods.put("worker.yaml", &worker("worker-0", "worker-uid", 1));
     pods.put("web.yaml", &best_effort("web", "web-uid"));
     let settings =
-        Settings::new(&tree.path, &pods, &kernel.all_but_one()).with(&["--reconcile-seconds=1"]);
+        Settings::new(&tree.path, &pods, &kernel.all_but_one()).with(&["--reconcile-interval=1s"]);
     let agent = failing.settings(&settings).start();
     let web = tree.pod("besteffort", "web-uid");
     let web = tree.container(&web, "web1");
@@ -1209,7 +1209,7 @@ fn a_missing_cpu_counts_as_lost_after_900_ms() {
     let tree = kernel.tree();
     let (machine, pods) = (Machine::new(&kernel.online), Manifests::new());
     let agent = Settings::new(&tree.path, &pods, &kernel.first())
-        .with(&["--root", machine.root.path(), "--reconcile-seconds=1"])
+        .with(&["--root-dir", machine.root.path(), "--reconcile-interval=1s"])
         .start();
     // A CPU comes online that no cgroup has.
     let new = kernel.online.iter().last().unwrap() + 1;

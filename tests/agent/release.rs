@@ -15,7 +15,7 @@ fn release(tree: &str, more: &[&str]) -> (Option<i32>, String, String) {
         stdout,
         stderr,
     } = pinfold()
-        .args(["release", "--tree", tree])
+        .args(["release", "--pod-cgroup", tree])
         .args(more)
         .output()
         .unwrap();
@@ -120,7 +120,7 @@ fn release_removes_only_monitoring_groups_of_pinfold() {
         names.sort_unstable();
         names
     };
-    let more = ["--root", root.path().to_str().unwrap()];
+    let more = ["--root-dir", root.path().to_str().unwrap()];
     let (code, out, error) = release(&tree.path, &[&more[..], &["--dry-run"]].concat());
     assert_eq!(code, Some(0), "{error}");
     assert!(

@@ -72,7 +72,10 @@ fn a_restart_moves_no_container() {
     );
 
     for end in ["SIGTERM", "SIGKILL"] {
-        let agent = settings.clone().with(&["--reconcile-seconds", "1"]).start();
+        let agent = settings
+            .clone()
+            .with(&["--reconcile-interval", "1s"])
+            .start();
         agent.eventually("the worker has a CPU", |status| {
             assigned(status, "worker-0") == Some(scene.own.clone())
         });

@@ -307,7 +307,7 @@ pub(crate) fn path(description: &EventMessage) -> String {
 /// An agent that hears of pods from the runtime alone; all but the first CPU can be owned.
 pub(crate) fn alone(kernel: &Kernel, tree: &Tree<'_>) -> Settings {
     Settings::without_manifests(&tree.path, &kernel.first())
-        .with(&["--api=never", "--reconcile-seconds=3600"])
+        .with(&["--api=never", "--reconcile-interval=3600s"])
 }
 
 #[test]
@@ -385,9 +385,9 @@ fn shutdown_answers_every_request_that_was_read() {
     let mut runtime = Runtime::new();
     let settings = Settings::without_manifests(&tree.path, &kernel.first()).with(&[
         "--api=never",
-        "--root",
+        "--root-dir",
         root.path(),
-        "--reconcile-seconds=1",
+        "--reconcile-interval=1s",
     ]);
     let agent = runtime.settings(&settings).start();
     runtime.connect(&agent);
@@ -473,10 +473,14 @@ fn interrupts_are_read_after_a_start_is_answered() {
     let others = kernel.all_but_one();
     let irq = with_one_interrupt(&root, &others);
     let config = Path::new(root.path()).join("pinfold.yaml");
-    fs::write(&config, "quiet: {irqs: true}\n").unwrap();
+    fs::write(&config, "cpuIsolation: {irqs: true}\n").unwrap();
     let mut runtime = Runtime::new();
-    let settings =
-        alone(&kernel, &tree).with(&["--root", root.path(), "--config", config.to_str().unwrap()]);
+    let settings = alone(&kernel, &tree).with(&[
+        "--root-dir",
+        root.path(),
+        "--config",
+        config.to_str().unwrap(),
+    ]);
     let agent = runtime.settings(&settings).start();
     runtime.connect(&agent);
     let worker = event_message(&tree, "worker", 1);

@@ -96,7 +96,7 @@ fn a_node_gets_its_labels_and_release_removes_them() {
         command.args([
             "release",
             "--cluster",
-            "--tree",
+            "--pod-cgroup",
             &tree.path,
             "--node-name",
             NODE,
@@ -169,7 +169,7 @@ fn a_recreated_node_gets_its_old_slot() {
     agent.stop();
     // A release leaves nothing to go by.
     let mut release = pinfold();
-    release.args(["release", "--tree", &tree.path]);
+    release.args(["release", "--pod-cgroup", &tree.path]);
     assert!(release.output().unwrap().status.success());
     assert_eq!(
         kernel.cgroups.note("", NoteSubject::SceneSlot).unwrap(),

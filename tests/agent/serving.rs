@@ -213,7 +213,7 @@ fn a_reconciler_that_hangs_is_unhealthy_and_named() {
     let (pods, root) = (Manifests::new(), Root::new());
     let settings = Settings::new(&tree.path, &pods, &kernel.first());
     let agent = settings
-        .with(&["--root", root.path(), "--reconcile-seconds", "1"])
+        .with(&["--root-dir", root.path(), "--reconcile-interval", "1s"])
         .start();
     assert_eq!(agent.get("/healthz").status, 200);
     let _pipe = root.hang();

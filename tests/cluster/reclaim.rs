@@ -292,7 +292,7 @@ async fn the_delay_comes_from_the_job_and_restarts_with_recreated_servers() {
     let cluster = Cluster::new().await;
     let mut all = succeeded("a", 60);
     for object in &mut all {
-        object["metadata"]["annotations"]["pinfold.io/reclaim-after-seconds"] = json!("90");
+        object["metadata"]["annotations"]["pinfold.io/reclaim-after"] = json!("90s");
     }
     cluster.put(&all);
     assert!(matches!(
@@ -300,7 +300,7 @@ async fn the_delay_comes_from_the_job_and_restarts_with_recreated_servers() {
         Verdict::Waiting { .. }
     ));
     for object in &mut all {
-        object["metadata"]["annotations"]["pinfold.io/reclaim-after-seconds"] = json!("50");
+        object["metadata"]["annotations"]["pinfold.io/reclaim-after"] = json!("50s");
     }
     // A server was recreated five seconds ago.
     let server = all
@@ -409,10 +409,9 @@ async fn failed_missing_or_unclear_workers_keep_the_servers() {
                     .iter_mut()
                     .find(|object| object["kind"] == "Deployment")
                     .unwrap();
-                server["metadata"]["annotations"]["pinfold.io/reclaim-after-seconds"] =
-                    json!("soon");
+                server["metadata"]["annotations"]["pinfold.io/reclaim-after"] = json!("soon");
             },
-            "and no number of seconds",
+            "write a duration with a unit",
         ),
     ];
     for (change, words) in changes {
@@ -1030,10 +1029,10 @@ impl Watching {
                 "scene",
                 "reclaim",
                 "--watch",
-                "--every",
-                "1",
+                "--interval",
+                "1s",
                 "--after",
-                &after.to_string(),
+                &format!("{after}s"),
                 "--kubeconfig",
             ])
             .arg(kubeconfig)

@@ -1240,7 +1240,12 @@ async fn fifty_agents_claim_die_and_change() {
         assert!(each <= 12, "{each} objects of a node from etcd: {part:?}");
         match part.name {
             "ten minutes of rest" => assert_eq!(part.writes, 0),
-            _ => assert!(part.most_writes <= 8, "{part:?}"),
+            // The number of lost races for a slot is random for each node. The sums of all nodes vary little.
+            _ => {
+                assert!(part.refused <= 2 * part.agents, "{part:?}");
+                let accepted = part.writes - part.refused as u64;
+                assert!(accepted <= 4 * part.agents as u64, "{part:?}");
+            }
         }
     }
 }

@@ -156,12 +156,12 @@ fn settings(command: &mut Command, kernel: &Kernel, tree: &Tree<'_>, pods: &temp
     command.args([
         "--listen",
         "127.0.0.1:0",
-        "--tree",
+        "--pod-cgroup",
         &tree.path,
         "--reserved",
         &kernel.first().to_string(),
     ]);
-    command.arg("--pods").arg(pods.path());
+    command.arg("--manifest-dir").arg(pods.path());
     command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -356,7 +356,7 @@ fn doctor_skips_the_trial_partition_without_the_right_to_make_a_cgroup() {
             "json",
             "--enforcement",
             "partition",
-            "--cgroup-root",
+            "--cgroup-dir",
         ])
         .arg(cgroups.path());
     let output = doctor.output().unwrap();

@@ -351,7 +351,7 @@ fn chart_values_reach_the_objects() {
             "image.tag=1.2.3",
             "imagePullSecrets[0].name=pull",
             "reserved=0-1\\,32",
-            "config.movesPerHour=3",
+            "config.maxMovesPerHour=3",
             "labelKeys={SCENE,CASE}",
             "taintKeys={pinfold.io/a,pinfold.io/b}",
             "noExecute=true",
@@ -395,7 +395,7 @@ fn chart_values_reach_the_objects() {
     let text = &find(&objects, "ConfigMap", "pinfold")["data"][file.trim_start_matches('/')];
     // The ConfigMap contains a valid configuration.
     let config = pinfold::agent::config::Config::parse(text.as_str().unwrap()).unwrap();
-    assert_eq!(config.moves_per_hour, 3);
+    assert_eq!(config.max_moves_per_hour, 3);
     let policy = find(&objects, "ValidatingAdmissionPolicy", "pinfold-node");
     let variables = policy["spec"]["variables"].as_array().unwrap().iter();
     let expressions: Vec<&str> = variables
@@ -450,7 +450,7 @@ fn the_chart_passes_lint_and_the_schema_refuses_invalid_values() {
         ("noExecute=maybe", "/noExecute"),
         ("kubeletDir=var", "/kubeletDir"),
         ("maxUnavailable=0", "/maxUnavailable"),
-        ("reclaim.afterSeconds=-1", "/reclaim/afterSeconds"),
+        ("reclaim.after=30", "/reclaim/after"),
     ] {
         let mut template = command(&helm);
         template

@@ -204,7 +204,7 @@ pub(crate) fn page() -> Page {
         exclusive: set("2-7"),
         lost: CpuSet::new(),
         layout: std::sync::Arc::default(),
-        quiet: None,
+        cpu_isolation: None,
         containers,
         unknown_owners: Vec::new(),
         drift: Vec::new(),

@@ -75,7 +75,7 @@ impl Demo {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pinfold"));
         command.args(["demo", "--seconds", "180", "--listen", &address.to_string()]);
         command
-            .env_remove("PINFOLD_LOG")
+            .env_remove("PINFOLD_LOG_LEVEL")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped());

@@ -134,7 +134,7 @@ fn connection_metrics_match_ss() {
         tree.start_in(&main, Some(network));
     }
     let settings = Settings::new(&tree.path, &manifests, &kernel.first());
-    let agent = settings.clone().with(&["--connections=1"]).start();
+    let agent = settings.clone().with(&["--connection-interval=1s"]).start();
     wait_until_all_run(&agent, 2);
     wait_for_connections(&agent, "own", "established", Some(0.0));
 
@@ -217,7 +217,7 @@ fn connection_metrics_match_ss() {
     );
     agent.stop();
 
-    // Without `--connections` the agent samples no connections.
+    // Without `--connection-interval` the agent samples no connections.
     let agent = settings.start();
     wait_until_all_run(&agent, 2);
     let text = agent.get("/metrics").body;
@@ -260,7 +260,7 @@ fn on_the_nodes_network_a_sockets_cgroup_names_its_pod() {
         }
     }
     let settings =
-        Settings::new(&tree.path, &manifests, &kernel.first()).with(&["--connections=1"]);
+        Settings::new(&tree.path, &manifests, &kernel.first()).with(&["--connection-interval=1s"]);
     let agent = settings.start();
     wait_until_all_run(&agent, 3);
     for (pod, count) in [("one", 1.0), ("two", 2.0), ("none", 0.0)] {
@@ -291,7 +291,7 @@ fn a_namespace_ends_with_its_pod() {
     let mut tree = kernel.tree();
     let manifests = Manifests::new();
     let settings =
-        Settings::new(&tree.path, &manifests, &kernel.first()).with(&["--connections=1"]);
+        Settings::new(&tree.path, &manifests, &kernel.first()).with(&["--connection-interval=1s"]);
     let agent = settings.start();
     let witness = Netns::new().unwrap();
     for round in 0..4 {

@@ -115,7 +115,7 @@ fn bytes_are_counted_by_peer_pod_of_the_same_job() {
     let settings = Settings::new(&tree.path, &manifests, &kernel.first());
     let agent = settings
         .clone()
-        .with(&["--connections=1", "--peers=8"])
+        .with(&["--connection-interval=1s", "--max-peers=8"])
         .start();
     let wanted = [
         ("w-0", "ps-0", 3_000_000.0, 1_000_000.0),
@@ -158,8 +158,10 @@ fn bytes_are_counted_by_peer_pod_of_the_same_job() {
     );
     agent.stop();
 
-    // With `--peers=1` only one peer has a name, and no byte is lost.
-    let agent = settings.with(&["--connections=1", "--peers=1"]).start();
+    // With `--max-peers=1` only one peer has a name, and no byte is lost.
+    let agent = settings
+        .with(&["--connection-interval=1s", "--max-peers=1"])
+        .start();
     let text = wait_for_bytes(&agent, &[("w-1", "ps-0", 500_000.0, 20_000.0)]);
     let named = ["w-0", "w-1"].map(|peer| peer_metric(&text, RECEIVED, "ps-0", peer));
     assert_eq!(named.iter().flatten().count(), 1, "{named:?}");

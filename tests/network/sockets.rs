@@ -506,7 +506,7 @@ fn empty_snapshot() -> Snapshot {
         exclusive: CpuSet::new(),
         lost: CpuSet::new(),
         layout: std::sync::Arc::default(),
-        quiet: None,
+        cpu_isolation: None,
         containers: Vec::new(),
         unknown_owners: Vec::new(),
         drift: Vec::new(),

@@ -42,7 +42,7 @@ fn place(root: &Path, args: &[&str]) -> (Option<i32>, String, String) {
     } = command
         .arg("place")
         .args(args)
-        .arg("--root")
+        .arg("--root-dir")
         .arg(root)
         .output()
         .unwrap();

@@ -23,7 +23,7 @@ fn settings(kernel: &Kernel, tree: &Tree<'_>, runtime: &Runtime) -> Settings {
         "--nri=always",
         "--nri-socket",
         &socket,
-        "--reconcile-seconds=1",
+        "--reconcile-interval=1s",
     ];
     Settings::without_manifests(&tree.path, &kernel.all_but_one()).with(&args)
 }

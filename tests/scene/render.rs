@@ -67,7 +67,7 @@ env: {RUN: a, LEVEL: "3"}
 data: {size: 10Gi, storageClass: shared}
 log: {claim: logs}
 gang: {queue: research}
-reclaim: {afterSeconds: 45}
+reclaim: {after: 45s}
 serviceAccount: trainer
 imagePullSecrets: [pull]
 retries: 3
@@ -473,10 +473,7 @@ fn what_reclaims_parameter_servers_finds_it_on_the_objects() {
             let metadata = &object["metadata"];
             assert_eq!(metadata["labels"]["pinfold.io/reclaim"], "ps");
             assert_eq!(metadata["annotations"]["pinfold.io/workers"], "50");
-            assert_eq!(
-                metadata["annotations"]["pinfold.io/reclaim-after-seconds"],
-                "45"
-            );
+            assert_eq!(metadata["annotations"]["pinfold.io/reclaim-after"], "45s");
         }
     }
     let mut job = full();

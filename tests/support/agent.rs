@@ -132,10 +132,10 @@ impl Settings {
             &self.reserved.to_string(),
         ]);
         if let Some(pods) = &self.pods {
-            command.arg("--pods").arg(pods);
+            command.arg("--manifest-dir").arg(pods);
         }
         for tree in &self.trees {
-            command.args(["--tree", tree]);
+            command.args(["--pod-cgroup", tree]);
         }
         command.args(&self.more);
         command.envs(self.environment.iter().cloned());

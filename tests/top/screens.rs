@@ -10,7 +10,7 @@ use super::terminal::{SHELL, Terminal};
 #[test]
 fn keys_are_heard_and_the_terminal_is_given_back() {
     let node = format!("node-1={}", agent(STATUS.to_owned()));
-    let mut terminal = Terminal::start(80, 24, &["--node", &node, "--interval", "1"]);
+    let mut terminal = Terminal::start(80, 24, &["--node", &node, "--interval", "1s"]);
     terminal.until("the pods, and their rates", |text| {
         text.contains("demo/worker-0") && text.contains("Mi")
     });
@@ -77,7 +77,7 @@ fn signals_end_it_well() {
 #[test]
 fn little_is_written_while_little_changes() {
     let node = format!("node-1={}", agent(STATUS.to_owned()));
-    let terminal = Terminal::start(80, 24, &["--node", &node, "--interval", "1"]);
+    let terminal = Terminal::start(80, 24, &["--node", &node, "--interval", "1s"]);
     terminal.until("the rates", |text| text.contains("Mi"));
     let written = || terminal.shown.lock().unwrap().bytes;
     // The second scrape is served again and again: rates sink, everything else stays.

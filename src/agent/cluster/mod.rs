@@ -62,7 +62,7 @@ fn wanted(config: &Config) -> bool {
         AutoSwitch::Never => false,
         // A folder of manifests replaces the API. Neither KUBECONFIG in a shell nor a pod's service account adds the API to a
         // folder.
-        AutoSwitch::Auto => config.pods.is_none() || config.cluster.kubeconfig.is_some(),
+        AutoSwitch::Auto => config.manifest_dir.is_none() || config.cluster.kubeconfig.is_some(),
     }
 }
 
@@ -79,8 +79,8 @@ impl Cluster {
     ) -> anyhow::Result<Option<Self>> {
         if !wanted(config) {
             anyhow::ensure!(
-                config.pods.is_some() || config.runtime.wanted(),
-                "no source of pods is configured: name a folder of manifests with --pods, or allow the API (--api auto) or \
+                config.manifest_dir.is_some() || config.runtime.wanted(),
+                "no source of pods is configured: name a folder of manifests with --manifest-dir, or allow the API (--api auto) or \
                  the container runtime (--nri auto)"
             );
             return Ok(None);
@@ -97,7 +97,7 @@ impl Cluster {
                 return Ok(None);
             }
             Err(ConnectError::Nowhere) if config.cluster.api == AutoSwitch::Auto => anyhow::bail!(
-                "no source of pods is found: name a folder of manifests with --pods, or a kubeconfig with --kubeconfig or \
+                "no source of pods is found: name a folder of manifests with --manifest-dir, or a kubeconfig with --kubeconfig or \
                  KUBECONFIG, or run in a pod with a service account (KUBERNETES_SERVICE_HOST is not set), or beside a \
                  container runtime with NRI ({})",
                 config.runtime.socket.display()
@@ -225,7 +225,7 @@ mod tests {
         for (api, pods, kubeconfig, used) in cases {
             let named = |name: &str, is: bool| is.then(|| name.into());
             let mut config = Config {
-                pods: named("pods", pods),
+                manifest_dir: named("pods", pods),
                 ..Config::default()
             };
             (config.cluster.api, config.cluster.kubeconfig) =

@@ -11,11 +11,12 @@ use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use super::super::Format;
+use super::super::{Format, interval};
 use crate::cluster::connect::{Connection, connect};
 use crate::cluster::reclaim::{Reclaimer, Round};
 use crate::cluster::{Api, ErrorKind, Failure};
 use crate::scene::{Item, Reclaimable, Verdict};
+use crate::text;
 
 /// How long an answer may take.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -31,7 +32,7 @@ const DEADLINE: Duration = Duration::from_secs(30);
 #[command(after_help = "Examples:
   pinfold scene reclaim --dry-run                     what would go, what stays and why
   pinfold scene reclaim                               once
-  pinfold scene reclaim --watch --after 30            until it is ended (deploy/components/reclaim does this)
+  pinfold scene reclaim --watch --after 30s           until it is ended (deploy/components/reclaim does this)
   pinfold scene reclaim --namespace train -o json
 
 Exit codes: 0 done, 2 the API server can't be asked, or something that was to go is still there.")]
@@ -39,22 +40,22 @@ pub(super) struct ReclaimArgs {
     /// Only jobs of the namespace.
     #[arg(short, long, value_name = "NAMESPACE")]
     namespace: Option<String>,
-    /// Seconds after the job has ended, where the job names none.
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(..=86400))]
+    /// Time after the end of a job that names no time, at most 24h.
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = text::seconds)]
     after: u32,
     /// Say what would be deleted, and delete nothing.
     #[arg(long)]
     dry_run: bool,
-    /// Look again and again.
+    /// Repeat the round until the program is ended.
     #[arg(long)]
     watch: bool,
-    /// Seconds between two looks.
-    #[arg(long, value_name = "SECONDS", default_value_t = 15, requires = "watch", value_parser = clap::value_parser!(u32).range(1..=3600))]
-    every: u32,
+    /// Time between two rounds of --watch, 1s to 24h.
+    #[arg(long, value_name = "DURATION", default_value = "15s", requires = "watch", value_parser = interval)]
+    interval: Duration,
     /// Kubeconfig of the cluster [default: KUBECONFIG, or the pod's service account]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// Form of the output; with --watch, a line for each change, or an object for each look.
+    /// Form of the output; with --watch, a line for each change, or an object for each round.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
     output: Format,
 }
@@ -123,7 +124,7 @@ impl ReclaimArgs {
             ended.cancel();
         });
         let mut said: BTreeMap<String, String> = BTreeMap::new();
-        let every = Duration::from_secs(self.every.into());
+        let every = self.interval;
         let mut broken = Ok(());
         reclaimer
             .watch(every, &stop, |round| {
@@ -215,7 +216,7 @@ fn line(job: &Reclaimable) -> String {
             format!("{succeeded} of {of} workers {have} succeeded")
         }
         Verdict::Waiting { until } => {
-            let at = k8s_openapi::jiff::Timestamp::from_second(*until)
+            let at = jiff::Timestamp::from_second(*until)
                 .map_or_else(|_| until.to_string(), |at| at.to_string());
             format!("{ended}; the parameter servers{running} go at {at}")
         }

@@ -10,7 +10,7 @@ use anyhow::{Context, bail, ensure};
 use clap::{Args, ValueEnum};
 use k8s_openapi::jiff::Timestamp;
 
-use super::super::Draft;
+use super::super::{Draft, interval};
 use crate::experiment::report::{
     Picture, Report, RunReport, StepMetric, Subject, analyse, compare, markdown, pictures,
     seconds_of, time,
@@ -46,9 +46,9 @@ pub(super) struct ReportArgs {
     /// File with certificates (PEM) that the server's must follow from [default: those of the system]
     #[arg(long, value_name = "FILE")]
     ca_file: Option<PathBuf>,
-    /// The timeout of an answer, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u16).range(1..=3600))]
-    timeout: u16,
+    /// Timeout of an answer, 1s to 24h.
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = interval)]
+    timeout: Duration,
     #[command(flatten)]
     of: Of,
     /// A run by name and time: name=NAME, and any of from, to, last, job, namespace, scene, case, as of the whole. May be repeated.
@@ -157,7 +157,7 @@ impl ReportArgs {
 
     /// The report; `None` if empty, after a message to the user.
     async fn found(&self, asked: &[RequestedRun]) -> anyhow::Result<Option<Report>> {
-        let deadline = Duration::from_secs(self.timeout.into());
+        let deadline = self.timeout;
         let access = Access {
             token: self.token_file.as_deref(),
             user: self.user_file.as_deref(),

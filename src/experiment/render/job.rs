@@ -142,9 +142,9 @@ pub enum SuccessPolicy {
 #[derive(JsonSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Reclaim {
-    /// Seconds after the job has ended; the reclaimer's own setting (30) if not given.
-    #[schemars(range(max = 86400))]
-    pub after_seconds: Option<u32>,
+    /// The time after the job's end, in whole seconds, like `30s`; the reclaimer's own setting (30s) if not given.
+    #[schemars(regex(pattern = "^[0-9]+[smh]$"))]
+    pub after: Option<String>,
 }
 
 fn generated() -> Schema {

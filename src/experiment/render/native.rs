@@ -51,10 +51,8 @@ impl Cluster<'_> {
             if self.job.success_policy.is_some() {
                 annotations.insert(SUCCESS_POLICY.to_owned(), ALL_WORKERS.to_owned());
             }
-            let after = reclaim
-                .after_seconds
-                .map(|seconds| (RECLAIM_AFTER.to_owned(), seconds.to_string()));
-            annotations.extend(after);
+            let after = reclaim.after.clone();
+            annotations.extend(after.map(|after| (RECLAIM_AFTER.to_owned(), after)));
         }
         ObjectMeta {
             name: Some(self.task_name(&task.role, task.index)),

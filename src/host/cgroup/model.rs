@@ -44,7 +44,7 @@ pub enum CgroupError {
     /// No hierarchy has the cpuset controller.
     #[error(
         "no cgroup hierarchy with the cpuset controller below {}: mount cgroup v2 there, or cgroup v1 with cpuset at \
-         {}/cpuset, or name the right folder with --cgroup-root", root.display(), root.display()
+         {}/cpuset, or name the right folder with --cgroup-dir", root.display(), root.display()
     )]
     NoCpuset {
         /// The searched directory.

@@ -20,7 +20,7 @@ pub enum NoteSubject {
 impl NoteSubject {
     fn attribute(self) -> &'static str {
         match self {
-            Self::CpuIsolation => "trusted.pinfold.quiet",
+            Self::CpuIsolation => "trusted.pinfold.cpu-isolation",
             Self::SceneSlot => "trusted.pinfold.place",
         }
     }

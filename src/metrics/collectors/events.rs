@@ -2,7 +2,7 @@
 //!
 //! The counters belong to exclusive CPUs, not to cgroups. Other tasks on an exclusive CPU are therefore counted, too; the
 //! collector `interference` reports their time. Containers on shared CPUs have series only within the budget of
-//! `metrics.sharedCounters`.
+//! `metrics.maxSharedCounters`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};

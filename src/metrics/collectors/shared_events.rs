@@ -11,7 +11,7 @@ use crate::cpu::CpuSet;
 use crate::host::perf::{CounterGroup, EVENTS, Event, PerfError};
 use crate::pod::Role;
 
-/// Reasons for missing counters, as label values: `metrics.sharedCounters` is too small; the cgroup has no hierarchy for
+/// Reasons for missing counters, as label values: `metrics.maxSharedCounters` is too small; the cgroup has no hierarchy for
 /// events (cgroup v2 or `perf_event`); the counters of a CPU can't be opened.
 const SHARED_COUNTER_LIMIT: &str = "shared_counter_limit";
 const NO_EVENT_CGROUP: &str = "no_event_cgroup";

@@ -113,7 +113,7 @@ fn snapshot(containers: Vec<ContainerState>) -> Snapshot {
         exclusive: CpuSet::new(),
         lost: CpuSet::new(),
         layout: std::sync::Arc::default(),
-        quiet: None,
+        cpu_isolation: None,
         containers,
         unknown_owners: Vec::new(),
         drift: Vec::new(),

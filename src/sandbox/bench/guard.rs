@@ -26,12 +26,12 @@ impl Guard {
     ///
     /// # Errors
     /// The kernel refuses.
-    pub(super) fn start(cgroup_root: &Path) -> anyhow::Result<Self> {
+    pub(super) fn start(cgroup_dir: &Path) -> anyhow::Result<Self> {
         let program = std::env::current_exe().context("can't find this program's own file")?;
         let mut command = Command::new(program);
         command
-            .args(["train", "sweep", "--cgroup-root"])
-            .arg(cgroup_root);
+            .args(["train", "sweep", "--cgroup-dir"])
+            .arg(cgroup_dir);
         command
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -57,9 +57,9 @@ impl Drop for Guard {
 ///
 /// # Errors
 /// No cgroup hierarchy, or the kernel refuses.
-pub fn sweep(cgroup_root: &Path) -> anyhow::Result<()> {
+pub fn sweep(cgroup_dir: &Path) -> anyhow::Result<()> {
     let mut nothing = Vec::new();
     // An end by an error is an end, too.
     let _ = std::io::stdin().read_to_end(&mut nothing);
-    node::clear(&Cgroups::detect(cgroup_root)?)
+    node::clear(&Cgroups::detect(cgroup_dir)?)
 }

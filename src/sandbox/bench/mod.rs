@@ -29,7 +29,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::node::{LocalNode, TREE};
 use crate::agent::cluster::AutoSwitch;
-use crate::agent::config::{Config, Metrics, Runtime, Wanted};
+use crate::agent::config::{Config, EnforcementChoice, Metrics, Runtime};
 use crate::agent::{self, Agent, Node};
 use crate::cpu::CpuSet;
 use crate::pin::Enforcement;
@@ -51,9 +51,9 @@ pub struct Options {
     /// What is run.
     pub plan: Plan,
     /// How pinned CPUs are enforced.
-    pub enforcement: Wanted,
+    pub enforcement: EnforcementChoice,
     /// Where the cgroup hierarchies are mounted.
-    pub cgroup_root: PathBuf,
+    pub cgroup_dir: PathBuf,
 }
 
 /// How far a bench is.
@@ -95,10 +95,10 @@ pub async fn run(
     mut show: impl FnMut(&Progress),
 ) -> anyhow::Result<Option<Report>> {
     let Options {
-        plan, cgroup_root, ..
+        plan, cgroup_dir, ..
     } = options;
     let theirs = Node::new(Config {
-        cgroup_root: cgroup_root.clone(),
+        cgroup_dir: cgroup_dir.clone(),
         ..Config::default()
     })?;
     let _lock = agent::lock(theirs.cgroups.root())?;
@@ -113,14 +113,14 @@ pub async fn run(
     // The guard is declared first and dropped last: the cleanup starts after the local node has released the lock.
     let _guard;
     let mut local = tokio::task::block_in_place(|| LocalNode::open(node.cgroups.clone()))?;
-    _guard = match tokio::task::block_in_place(|| Guard::start(cgroup_root)) {
+    _guard = match tokio::task::block_in_place(|| Guard::start(cgroup_dir)) {
         Ok(guard) => guard,
         Err(error) => {
             tokio::task::block_in_place(|| local.close())?;
             return Err(error);
         }
     };
-    node.config.pods = Some(local.folder().to_owned());
+    node.config.manifest_dir = Some(local.folder().to_owned());
     let outcome = match start(node, &local).await {
         Ok(mut agent) => {
             let mut bench = Bench::new(plan, &mut agent, &mut local, &environment);
@@ -182,14 +182,14 @@ async fn rounds(
 /// The configuration of the bench's agent.
 fn agent_config(options: &Options) -> Config {
     Config {
-        cgroup_root: options.cgroup_root.clone(),
-        trees: vec![TREE.to_owned()],
+        cgroup_dir: options.cgroup_dir.clone(),
+        pod_cgroups: vec![TREE.to_owned()],
         // Any free port will do, because only the bench sends requests to the agent.
         listen: std::net::SocketAddr::from(([127, 0, 0, 1], 0)),
         reserved: Some(options.plan.reserved.clone()),
         enforcement: options.enforcement,
         metrics: Metrics {
-            shared_counters: SHARED_COUNTERS,
+            max_shared_counters: SHARED_COUNTERS,
             ..Metrics::default()
         },
         // No container runtime knows the bench's pods.

@@ -75,7 +75,7 @@ fn a_blocking_cpuset_is_named_and_further_pods_are_pinned() {
     let pods = Manifests::new();
     pods.put("worker.yaml", &worker("worker-0", "worker-uid", size));
     let agent = Settings::new(&tree.path, &pods, &kernel.first())
-        .with(&["--reconcile-seconds", "1"])
+        .with(&["--reconcile-interval", "1s"])
         .start();
     let pod = tree.pod("", "worker-uid");
     let main = tree.container(&pod, "main1");
@@ -119,7 +119,7 @@ fn cpus_that_go_offline_come_back_to_their_owner() {
     let Some(kernel) = partition_tests() else {
         return;
     };
-    let pair = Pair::new(&kernel, &["--reconcile-seconds", "1"]);
+    let pair = Pair::new(&kernel, &["--reconcile-interval", "1s"]);
     let cpus: Vec<u32> = pair.own.iter().collect();
     let first = Offline::new(cpus[0]).unwrap();
     pair.agent.eventually("the worker has one CPU left", |_| {

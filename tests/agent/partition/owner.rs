@@ -120,7 +120,7 @@ fn no_further_process_runs_on_exclusive_cpus() {
         "the end of the agent moves no container"
     );
     let mut release = crate::agent::pinfold();
-    release.args(["release", "--tree", &pair.tree.path]);
+    release.args(["release", "--pod-cgroup", &pair.tree.path]);
     let output = release.output().unwrap();
     assert!(output.status.success(), "{output:?}");
     assert_eq!(kernel.partition(&pair.main), "member");
@@ -136,7 +136,7 @@ fn foreign_writes_to_a_partition_have_no_effect() {
     let Some(kernel) = partition_tests() else {
         return;
     };
-    let pair = Pair::new(&kernel, &["--reconcile-seconds", "1"]);
+    let pair = Pair::new(&kernel, &["--reconcile-interval", "1s"]);
     pair.settled(&kernel, "all is settled");
     let steps = || {
         pair.agent
@@ -164,7 +164,7 @@ fn an_undone_partition_is_made_again_at_once() {
         return;
     };
     // With this interval no timer pass can help.
-    let pair = Pair::new(&kernel, &["--reconcile-seconds", "3600"]);
+    let pair = Pair::new(&kernel, &["--reconcile-interval", "3600s"]);
     pair.settled(&kernel, "all is settled");
     let before = pair.drift("partition");
     assert!(kernel.write(&pair.main, "cpuset.cpus.partition", "member"));
@@ -202,7 +202,7 @@ fn a_cleared_ancestor_is_repaired_and_no_cpu_is_lost() {
     let Some(kernel) = partition_tests() else {
         return;
     };
-    let pair = Pair::new(&kernel, &["--reconcile-seconds", "1"]);
+    let pair = Pair::new(&kernel, &["--reconcile-interval", "1s"]);
     pair.settled(&kernel, "all is settled");
     for path in [&pair.tree.path, &pair.pod, &pair.tree.path] {
         assert!(kernel.write(path, "cpuset.cpus.exclusive", "\n"));
@@ -218,7 +218,7 @@ fn a_pod_mate_on_exclusive_cpus_is_moved_off() {
     let Some(kernel) = partition_tests() else {
         return;
     };
-    let mut pair = Pair::new(&kernel, &["--reconcile-seconds", "1"]);
+    let mut pair = Pair::new(&kernel, &["--reconcile-interval", "1s"]);
     pair.settled(&kernel, "all is settled");
     let mate = pair.tree.container(&pair.pod, "mate1");
     let mate_pid = pair.tree.start(&mate);

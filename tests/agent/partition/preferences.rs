@@ -86,7 +86,7 @@ fn memory_comes_from_where_the_cpus_are() {
     );
     agent.stop();
     let output = crate::agent::pinfold()
-        .args(["release", "--tree", &tree.path])
+        .args(["release", "--pod-cgroup", &tree.path])
         .output()
         .unwrap();
     assert!(output.status.success(), "{output:?}");
@@ -168,7 +168,7 @@ fn a_running_container_that_allows_it_moves_to_make_room() {
     let mut tree = kernel.tree();
     let pods = Manifests::new();
     let config = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
-    fs::write(config.path(), "movesPerHour: 1\n").unwrap();
+    fs::write(config.path(), "maxMovesPerHour: 1\n").unwrap();
     let settings = Settings::new(&tree.path, &pods, &machine.core_of(0))
         .with(&["--config", config.path().to_str().unwrap()]);
     let agent = settings.start();
@@ -198,7 +198,7 @@ fn a_running_container_that_allows_it_moves_to_make_room() {
         "json",
         "--reserved",
         "0-1",
-        "--tree",
+        "--pod-cgroup",
         &settings.trees[0],
     ]);
     let output = plan.arg("--pods").arg(pods.path()).output().unwrap();
@@ -230,12 +230,16 @@ fn interrupts_and_work_queues_leave_exclusive_cpus_and_return() {
     let mut tree = kernel.tree();
     let pods = Manifests::new();
     let config = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
-    fs::write(config.path(), "quiet: {irqs: true, workqueues: true}\n").unwrap();
+    fs::write(
+        config.path(),
+        "cpuIsolation: {irqs: true, workqueues: true}\n",
+    )
+    .unwrap();
     let before = knobs();
     assert!(before.len() > 1, "interrupts that can be moved: {before:?}");
     let settings = Settings::new(&tree.path, &pods, &kernel.first()).with(&[
-        "--reconcile-seconds",
-        "1",
+        "--reconcile-interval",
+        "1s",
         "--config",
         config.path().to_str().unwrap(),
     ]);

@@ -65,7 +65,7 @@ state() {
 }
 
 start_agent() {
-    "$PINFOLD" run --pods "$manifests" --reserved "$reserved" --reconcile-seconds 1 --listen 127.0.0.1:9470 2>>"$log" &
+    "$PINFOLD" run --manifest-dir "$manifests" --reserved "$reserved" --reconcile-interval 1s --listen 127.0.0.1:9470 2>>"$log" &
     agent=$!
 }
 

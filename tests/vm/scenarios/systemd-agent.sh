@@ -114,7 +114,7 @@ remembered() { systemctl show -P AllowedMemoryNodes "$(basename "$1")" | tr ' ' 
 # --- the agent ---
 
 start_agent() {
-    PINFOLD_LOG=pinfold=debug "$PINFOLD" run --pods "$manifests" --reserved "$reserved" --reconcile-seconds 1 \
+    PINFOLD_LOG_LEVEL=pinfold=debug "$PINFOLD" run --manifest-dir "$manifests" --reserved "$reserved" --reconcile-interval 1s \
         --listen 127.0.0.1:9470 "${options[@]}" 2>>"$log" &
     agent=$!
     within 60 "the agent is ready" ready
@@ -424,7 +424,7 @@ if since 6.7; then
 fi
 if by_allowed_cpus; then
     # Here the kernel doesn't keep systemd's own off by itself.
-    echo 'quiet: {systemSlices: true}' >"$manifests/config"
+    echo 'cpuIsolation: {systemSlices: true}' >"$manifests/config"
     options+=(--config "$manifests/config")
     over_dbus
 else

@@ -97,7 +97,7 @@ fn snapshot(enforcement: Enforcement, containers: &[ContainerState]) -> Snapshot
         exclusive: CpuSet::new(),
         lost: CpuSet::new(),
         layout: Arc::default(),
-        quiet: None,
+        cpu_isolation: None,
         containers: containers.to_vec(),
         unknown_owners: Vec::new(),
         drift: Vec::new(),

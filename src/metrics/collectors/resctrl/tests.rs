@@ -75,7 +75,7 @@ fn snapshot(containers: &[ContainerState]) -> Snapshot {
         exclusive: none(),
         lost: none(),
         layout: std::sync::Arc::default(),
-        quiet: None,
+        cpu_isolation: None,
         containers: containers.to_vec(),
         unknown_owners: Vec::new(),
         drift: Vec::new(),
