@@ -1,7 +1,7 @@
 //! The cost of the plugin: the handlers' time with 0, 100 and 250 containers on the node, and the time added to a
 //! container's creation by a real containerd. The bench runs two series of containerd, in turns with and without the
-//! plugin. `PINFOLD_KERNEL_TESTS=1 cargo bench --bench nri` (`-- handlers` or `-- creation` for one part, `-- handlers
-//! 500` for a different number of containers), as root, after `tests/runtime/prepare`
+//! plugin. `PINFOLD_KERNEL_TESTS=1 cargo bench --bench nri` (`-- handlers`,
+//! `-- bursts` or `-- creation` for one part, `-- handlers 500` for a different number of containers), as root, after `tests/runtime/prepare`
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[path = "../tests/support/agent.rs"]
@@ -91,6 +91,16 @@ fn main() {
     } else {
         sizes
     };
+    if wanted("bursts") {
+        let tokio = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        tokio.block_on(bursts(
+            &kernel,
+            sizes.iter().copied().max().unwrap_or_default(),
+        ));
+    }
     if wanted("handlers") {
         let tokio = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
@@ -118,50 +128,7 @@ async fn handlers(
     (pause, rest, lives): (Duration, Duration, usize),
 ) {
     let mut tree = kernel.tree();
-    let mut pods = Vec::new();
-    let mut containers = Vec::new();
-    for number in 0..others {
-        let described = pod(&tree, "besteffort", &format!("web-{number}"), 2, None);
-        let cgroup = tree.container(&described.cgroup, &described.container.id);
-        tree.start(&cgroup);
-        pods.push(described.sandbox);
-        containers.push(described.container);
-    }
-    let mut socket = Socket::new();
-    let path = socket.path().display().to_string();
-    let args = ["--api=never", "--nri=always", "--nri-socket", &path];
-    let agent = Settings::without_manifests(&tree.path, &kernel.all_but_one())
-        .with(&args)
-        .start();
-    let mut runtime = socket.accept().await;
-    runtime.register().await;
-    runtime.configure(2000).await;
-    // The synchronization is sent in parts, as by a real runtime.
-    while !pods.is_empty() || !containers.is_empty() {
-        let part = |left: usize| left.saturating_sub(50);
-        let (pods_now, containers_now) = (
-            pods.split_off(part(pods.len())),
-            containers.split_off(part(containers.len())),
-        );
-        let more = !pods.is_empty();
-        let message = Synchronize {
-            pods: pods_now,
-            containers: containers_now,
-            more,
-        };
-        runtime
-            .call("Synchronize", message.encode_to_vec())
-            .await
-            .unwrap();
-    }
-    if others == 0 {
-        runtime.call("Synchronize", Vec::new()).await.unwrap();
-    }
-    let web = format!("web-{}", others.saturating_sub(1));
-    agent.eventually("all are known", |status| {
-        others == 0 || container(status, &web, "main").is_some()
-    });
-
+    let (agent, mut runtime, _socket) = synchronized(kernel, &mut tree, others).await;
     let mut times: BTreeMap<&str, Vec<Duration>> = BTreeMap::new();
     let mut owned = 0;
     for life in 0..lives {
@@ -244,6 +211,112 @@ async fn handlers(
             within("0.001")
         );
     }
+    agent.stop();
+}
+
+/// An agent that knows `others` containers, the connected runtime, and the socket of both.
+async fn synchronized(
+    kernel: &Kernel,
+    tree: &mut Tree<'_>,
+    others: usize,
+) -> (Agent, FakeRuntime, Socket) {
+    let mut pods = Vec::new();
+    let mut containers = Vec::new();
+    for number in 0..others {
+        let described = pod(tree, "besteffort", &format!("web-{number}"), 2, None);
+        let cgroup = tree.container(&described.cgroup, &described.container.id);
+        tree.start(&cgroup);
+        pods.push(described.sandbox);
+        containers.push(described.container);
+    }
+    let mut socket = Socket::new();
+    let path = socket.path().display().to_string();
+    let args = ["--api=never", "--nri=always", "--nri-socket", &path];
+    let agent = Settings::without_manifests(&tree.path, &kernel.all_but_one())
+        .with(&args)
+        .start();
+    let mut runtime = socket.accept().await;
+    runtime.register().await;
+    runtime.configure(2000).await;
+    // The synchronization is sent in parts, as by a real runtime.
+    while !pods.is_empty() || !containers.is_empty() {
+        let part = |left: usize| left.saturating_sub(50);
+        let (pods_now, containers_now) = (
+            pods.split_off(part(pods.len())),
+            containers.split_off(part(containers.len())),
+        );
+        let more = !pods.is_empty();
+        let message = Synchronize {
+            pods: pods_now,
+            containers: containers_now,
+            more,
+        };
+        runtime
+            .call("Synchronize", message.encode_to_vec())
+            .await
+            .unwrap();
+    }
+    if others == 0 {
+        runtime.call("Synchronize", Vec::new()).await.unwrap();
+    }
+    let web = format!("web-{}", others.saturating_sub(1));
+    agent.eventually("all are known", |status| {
+        others == 0 || container(status, &web, "main").is_some()
+    });
+    (agent, runtime, socket)
+}
+
+/// Bursts of 50 creations beside `others` containers. All requests of a burst are sent at once. A time is that between the
+/// burst's start and an answer.
+async fn bursts(kernel: &Kernel, others: usize) {
+    let mut tree = kernel.tree();
+    let (agent, mut runtime, _socket) = synchronized(kernel, &mut tree, others).await;
+    let mut times = Vec::new();
+    for burst in 0..4 {
+        let mut pods = Vec::new();
+        for number in 0..50 {
+            let name = format!("worker-{burst}-{number}");
+            let new_pod = pod(&tree, "", &name, 1024, Some(100_000));
+            change(&mut runtime, 1, &new_pod).await;
+            pods.push(new_pod);
+        }
+        let start = Instant::now();
+        let mut streams = Vec::new();
+        for new_pod in &pods {
+            let message = EventMessage {
+                pod: Some(new_pod.sandbox.clone()),
+                container: Some(new_pod.container.clone()),
+            };
+            streams.push(
+                runtime
+                    .begin("CreateContainer", message.encode_to_vec())
+                    .await,
+            );
+        }
+        for stream in streams {
+            runtime.answer(stream).await.unwrap();
+            times.push(start.elapsed());
+        }
+        for new_pod in &pods {
+            let message = EventMessage {
+                pod: Some(new_pod.sandbox.clone()),
+                container: Some(new_pod.container.clone()),
+            };
+            runtime
+                .call("StopContainer", message.encode_to_vec())
+                .await
+                .unwrap();
+            change(&mut runtime, 11, new_pod).await;
+            change(&mut runtime, 2, new_pod).await;
+            tree.remove(&new_pod.cgroup);
+            change(&mut runtime, 3, new_pod).await;
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    println!(
+        "{others:>3} containers, bursts of 50, CreateContainer {}",
+        figures(&mut times)
+    );
     agent.stop();
 }
 

@@ -74,12 +74,14 @@ pub mod cli;
 pub mod client;
 pub mod cluster;
 pub mod cpu;
+#[cfg(feature = "experiments")]
 pub mod experiment;
 pub mod host;
 pub mod metrics;
 pub mod nri;
 pub mod pin;
 pub mod pod;
+#[cfg(feature = "experiments")]
 pub mod prometheus;
 #[cfg(any(feature = "demo", feature = "bench"))]
 pub mod sandbox;

@@ -343,6 +343,8 @@ fn mistakes_in_the_environment_are_named() {
         ("PINFOLD_ENFORCEMENT", "maybe"),
         ("PINFOLD_POD_CGROUPS", "a/../b"),
         ("PINFOLD_CONFIG", "/nowhere.yaml"),
+        ("PINFOLD_TREES", "PINFOLD_POD_CGROUPS"),
+        ("PINFOLD_LOG", "PINFOLD_LOG_LEVEL"),
     ] {
         let (code, out, error) = finish(pinfold().arg("config").env(name, value));
         assert_eq!(

@@ -139,7 +139,10 @@ fn the_figures_of_a_short_demo() {
     let pods = report["pods"].as_array().unwrap();
     let worker = pods.iter().find(|pod| pod["pod"] == "worker-0").unwrap();
     assert_eq!(worker["exclusive"], true, "{worker}");
-    assert!(worker["window_seconds"].as_f64().unwrap() < 1.0, "{worker}");
+    assert!(
+        worker["unpinned_seconds"].as_f64().unwrap() < 1.0,
+        "{worker}"
+    );
     let own: pinfold::cpu::CpuSet = worker["cpus"].as_str().unwrap().parse().unwrap();
     assert_eq!(
         worker["env"]["TF_NUM_INTRAOP_THREADS"],

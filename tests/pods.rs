@@ -536,3 +536,36 @@ fn denied_containers_are_recognized() {
         }
     }
 }
+
+/// `pinfold scene render` keeps a large cluster in a ConfigMap, so TF_CONFIG has a reference instead of the cluster.
+#[test]
+fn a_chief_with_a_reference_in_tf_config_is_recognised() {
+    for (role, expected) in [("chief", Role::Chief), ("evaluator", Role::Evaluator)] {
+        for labels in ["{name: wide-deep, job: ROLE, task: '0'}", "{app: x}"] {
+            let manifest = format!(
+                r#"
+apiVersion: v1
+kind: Pod
+metadata: {{name: a, labels: {labels}}}
+spec:
+  containers:
+  - name: train
+    image: x
+    env:
+    - {{name: CLUSTER_SPEC, valueFrom: {{configMapKeyRef: {{name: c, key: cluster}}}}}}
+    - {{name: TF_CONFIG, value: '{{"cluster":$(CLUSTER_SPEC),"task":{{"type":"ROLE","index":0}}}}'}}
+"#
+            )
+            .replace("ROLE", role);
+            let pod = parse(&manifest, "pod").unwrap().remove(0);
+            let recognition = recognise(&pod);
+            assert_eq!(
+                (recognition.role, recognition.index, recognition.training),
+                (expected, Some(0), true),
+                "{recognition:?}"
+            );
+            let job = labels.contains("wide-deep").then_some("wide-deep");
+            assert_eq!(recognition.job.as_deref(), job);
+        }
+    }
+}

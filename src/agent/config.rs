@@ -236,7 +236,7 @@ pub struct Overrides {
     /// Folder of pod manifests (YAML or JSON)
     #[arg(long, value_name = "DIR", env = "PINFOLD_MANIFEST_DIR")]
     pub manifest_dir: Option<PathBuf>,
-    /// Whether pods come from the Kubernetes API [default: auto]
+    /// Whether pods come from the Kubernetes API; auto: if a kubeconfig is configured, or no folder of manifests [default: auto]
     #[arg(long, env = "PINFOLD_API")]
     pub api: Option<AutoSwitch>,
     /// Kubeconfig that leads to the API server [default: the one in KUBECONFIG, else the pod's service account]
@@ -248,7 +248,7 @@ pub struct Overrides {
     /// Namespace of the agent's own objects [default: pinfold]
     #[arg(long, value_name = "NAME", env = "POD_NAMESPACE")]
     pub namespace: Option<String>,
-    /// Whether the container runtime's NRI is used [default: auto]
+    /// Whether the container runtime's NRI is used; auto: if the folder of the NRI socket exists at the start [default: auto]
     #[arg(long, env = "PINFOLD_NRI")]
     pub nri: Option<AutoSwitch>,
     /// The container runtime's NRI socket [default: /var/run/nri/nri.sock]
@@ -319,6 +319,7 @@ impl Config {
     /// # Errors
     /// A named file can't be read, a key is unknown, or a value has the wrong kind. Each error states the place.
     pub fn load(overrides: Overrides) -> anyhow::Result<Self> {
+        renamed_keys::check_environment()?;
         let mut config = match &overrides.config {
             Some(path) => Self::read(path)?,
             None if Path::new(DEFAULT_FILE).exists() => Self::read(Path::new(DEFAULT_FILE))?,

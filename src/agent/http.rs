@@ -136,7 +136,7 @@ struct ContainerStatus<'a> {
     #[serde(flatten)]
     state: &'a ContainerState,
     #[serde(skip_serializing_if = "Option::is_none")]
-    seen: Option<ThreadStatus>,
+    observed: Option<ThreadStatus>,
 }
 
 /// Builds pages for a connection. The semaphore limits the pages of all connections together.
@@ -218,7 +218,7 @@ impl State {
             .containers
             .iter()
             .zip(threads)
-            .map(|(state, seen)| ContainerStatus { state, seen })
+            .map(|(state, observed)| ContainerStatus { state, observed })
             .collect();
         let mut status = serde_json::to_value(Status {
             cluster,
@@ -237,10 +237,10 @@ impl State {
     }
 
     /// The problems of a ready agent, as sentences for people.
-    fn troubles(&self, snapshot: &Snapshot) -> Vec<String> {
-        let trouble = self.link.as_ref().and_then(Link::trouble);
-        let runtime = self.runtime.as_ref().and_then(runtime::Link::trouble);
-        trouble
+    fn problems(&self, snapshot: &Snapshot) -> Vec<String> {
+        let problem = self.link.as_ref().and_then(Link::problem);
+        let runtime = self.runtime.as_ref().and_then(runtime::Link::problem);
+        problem
             .into_iter()
             .chain(runtime)
             .chain(snapshot.errors.iter().cloned())
@@ -325,15 +325,15 @@ async fn answer(request: Parts, state: &State, making: &Making) -> Response<Piec
                 format!("stuck: {reason}\n"),
             ),
         },
-        ("/readyz", Some(snapshot)) => match (state.awaited(), state.troubles(&snapshot)) {
+        ("/readyz", Some(snapshot)) => match (state.awaited(), state.problems(&snapshot)) {
             (Some(awaited), _) => text(
                 StatusCode::SERVICE_UNAVAILABLE,
                 format!("not ready: {awaited}; what runs is left as it is\n"),
             ),
-            (None, troubles) if troubles.is_empty() => text(StatusCode::OK, "ready\n".to_owned()),
-            (None, troubles) => text(
+            (None, problems) if problems.is_empty() => text(StatusCode::OK, "ready\n".to_owned()),
+            (None, problems) => text(
                 StatusCode::OK,
-                format!("ready, with errors:\n{}\n", troubles.join("\n")),
+                format!("ready, with errors:\n{}\n", problems.join("\n")),
             ),
         },
         ("/readyz" | "/metrics" | "/status", None) => text(

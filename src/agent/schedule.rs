@@ -118,7 +118,7 @@ pub(super) struct Schedule {
 // === impl Trigger ===
 
 impl Trigger {
-    /// The value of the label `reason` in metrics.
+    /// The value of the label `trigger` in metrics.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Start => "start",
@@ -126,7 +126,7 @@ impl Trigger {
             Self::Cgroups => "cgroups",
             Self::Runtime => "runtime",
             Self::Create => "create",
-            Self::StartContainer => "gate",
+            Self::StartContainer => "start_container",
             Self::Timer => "timer",
             Self::Kubelet => "kubelet",
         }

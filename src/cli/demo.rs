@@ -245,7 +245,7 @@ fn summary(report: &Report) -> String {
             .get("TF_NUM_INTRAOP_THREADS")
             .map_or("-", String::as_str);
         // The kernel notes the start of a process in hundredths of a second.
-        let window = match row.window_seconds {
+        let window = match row.unpinned_seconds {
             None => "at an unknown time".to_owned(),
             Some(window) if window < 0.02 => "within 20 ms of the first instruction".to_owned(),
             Some(window) => format!("{:.0} ms after the first instruction", window * 1e3),

@@ -18,6 +18,7 @@ mod place;
 mod plan;
 mod release;
 mod run;
+#[cfg(feature = "experiments")]
 mod scene;
 #[cfg(feature = "top")]
 mod top;
@@ -64,6 +65,7 @@ enum Command {
     Explain(explain::Explain),
     Doctor(doctor::Doctor),
     Release(release::Release),
+    #[cfg(feature = "experiments")]
     Scene(scene::SceneArgs),
     Config(config::ConfigArgs),
     Completions(completions::Completions),
@@ -90,6 +92,7 @@ pub fn main() -> ExitCode {
         Command::Explain(args) => args.run(),
         Command::Doctor(args) => args.run(),
         Command::Release(args) => args.run(),
+        #[cfg(feature = "experiments")]
         Command::Scene(args) => args.run(),
         Command::Config(args) => args.run(),
         Command::Completions(args) => args.run(&Cli::command()),

@@ -4,6 +4,7 @@ mod check;
 mod import;
 mod labels;
 mod live;
+#[cfg(feature = "reclaim")]
 mod reclaim;
 mod render;
 mod report;
@@ -54,6 +55,7 @@ enum SceneCommand {
     Import(import::Import),
     Render(Box<render::RenderArgs>),
     Simulate(simulate::SimulateArgs),
+    #[cfg(feature = "reclaim")]
     Reclaim(reclaim::ReclaimArgs),
     Report(Box<report::ReportArgs>),
     /// Print the custom resource definition of ScenePlan.
@@ -110,6 +112,7 @@ impl SceneArgs {
             SceneCommand::Import(args) => args.run(),
             SceneCommand::Render(args) => args.run(),
             SceneCommand::Simulate(args) => args.run(),
+            #[cfg(feature = "reclaim")]
             SceneCommand::Reclaim(args) => args.run(),
             SceneCommand::Report(args) => args.run(),
             SceneCommand::Crd => {

@@ -28,9 +28,7 @@ struct ContainerStatus {
     /// Variables that the agent put into the environment; `None` without a runtime request.
     injected: Option<Vec<String>>,
     note: Option<String>,
-    #[serde(rename = "windowSeconds")]
     unpinned_seconds: Option<f64>,
-    #[serde(rename = "seen")]
     observed: Option<ObservedThreads>,
 }
 
@@ -244,10 +242,10 @@ mod tests {
             "namespace": "train", "pod": "w", "container": "main", "role": "worker", "evidence": "a label",
             "qos": "Guaranteed", "entitlement": {"reason": "CPU limit 2"}, "assigned": "2-3", "effective": "2-3",
             "partition": null, "numa": null, "running": true, "created": true, "injected": null, "note": null,
-            "windowSeconds": null,
+            "unpinnedSeconds": null,
             "threads": {"variables": {"A_THREADS": "2", "B_THREADS": "2"}, "kept": [], "reason": "profile limit"},
-            "seen": {"allowedByTasks": "2", "bound": 3, "threads": 5, "variables": variables,
-                "verdict": {"finding": "as expected", "cause": "c", "sentence": "as expected: 5 threads"}},
+            "observed": {"allowedByTasks": "2", "bound": 3, "threads": 5, "variables": variables,
+                "verdict": {"finding": "as_expected", "cause": "c", "sentence": "as expected: 5 threads"}},
         })
     }
 
@@ -263,7 +261,7 @@ mod tests {
         ] {
             let mut container = status(&Value::Null);
             let changes = serde_json::json!({
-                "running": false, "created": created, "effective": null, "assigned": null, "seen": null,
+                "running": false, "created": created, "effective": null, "assigned": null, "observed": null,
             });
             container
                 .as_object_mut()

@@ -20,10 +20,10 @@ const LETTERS: &str = "abcdefghijklmnopqstuvwyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456
 pub(crate) const NO_LETTER: char = '+';
 
 /// The thread finding that needs no remark.
-const AS_EXPECTED: &str = "as expected";
+const AS_EXPECTED: &str = "as_expected";
 
 /// The thread finding of a container whose thread pools have not started yet.
-const FEWER_THAN_EXPECTED: &str = "fewer than expected";
+const FEWER_THAN_EXPECTED: &str = "fewer_than_expected";
 
 /// The response of an agent, or the reason for its absence.
 pub(crate) type Response = Result<(Status, Scrape), String>;

@@ -74,7 +74,7 @@ pub(crate) struct Status {
     pub(crate) layout: Layout,
     #[serde(deserialize_with = "bounded_list")]
     pub(crate) containers: Vec<Container>,
-    #[serde(default, rename = "strangers", deserialize_with = "bounded_list")]
+    #[serde(default, deserialize_with = "bounded_list")]
     pub(crate) unknown_owners: Vec<UnknownOwner>,
     #[serde(default, deserialize_with = "bounded_list")]
     pub(crate) drift: Vec<Drift>,
@@ -100,9 +100,8 @@ pub(crate) struct Container {
     pub(crate) cgroup: Option<SafeText>,
     pub(crate) running: bool,
     pub(crate) note: Option<SafeText>,
-    #[serde(rename = "windowSeconds")]
     pub(crate) unpinned_seconds: Option<f64>,
-    #[serde(rename = "seen")]
+    #[serde(rename = "observed")]
     pub(crate) threads: Option<Threads>,
 }
 
@@ -142,7 +141,7 @@ pub(crate) struct Drift {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(crate) struct Cluster {
     pub(crate) node: Option<SafeText>,
-    #[serde(rename = "trouble")]
+
     pub(crate) problem: Option<SafeText>,
 }
 
@@ -321,7 +320,7 @@ mod tests {
 
     #[test]
     fn the_count_of_problems_is_the_number_of_sentences() {
-        let more = r#""errors": ["a"], "lost": "1", "unexplained": ["b"], "cluster": {"node": null, "trouble": "c"},
+        let more = r#""errors": ["a"], "lost": "1", "unexplained": ["b"], "cluster": {"node": null, "problem": "c"},
             "drift": [{"path": "p", "cause": "restart", "assigned": "0", "effective": "1"}]"#;
         let status = Status::parse(EMPTY.replace("MORE", more).as_bytes()).unwrap();
         let problems: Vec<String> = status.problems().collect();

@@ -27,6 +27,7 @@ mod list;
 pub mod node;
 pub mod peers;
 pub mod pods;
+#[cfg(feature = "reclaim")]
 pub mod reclaim;
 mod retry;
 pub mod scenes;

@@ -105,10 +105,10 @@ const FAR: u32 = 1000;
 
 /// The split cores and the spread of a placement, most important number first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Cost {
     /// Cores of which the placement has only a part. Other containers can run on the remaining
     /// siblings.
-    #[serde(rename = "strangers")]
     pub split_cores: usize,
     /// NUMA nodes touched.
     pub numa: usize,

@@ -62,7 +62,7 @@ impl Outcome {
         match self {
             Self::Done => "done",
             Self::Gone => "gone",
-            Self::Unrecorded => "unmarked",
+            Self::Unrecorded => "unrecorded",
             Self::NotInForce { .. } => "not_in_force",
             Self::Failed(_) | Self::InTheWay { .. } => "failed",
             Self::Invalid { .. } => "invalid",

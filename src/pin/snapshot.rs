@@ -43,7 +43,6 @@ pub struct Snapshot {
     /// Containers of the known pods.
     pub containers: Vec<ContainerState>,
     /// Unknown pods with exclusive CPUs.
-    #[serde(rename = "strangers")]
     pub unknown_owners: Vec<UnknownOwner>,
     /// Unrepaired differences between the kernel and the ledger.
     pub drift: Vec<Drift>,
@@ -111,7 +110,6 @@ pub struct ContainerState {
     /// Why the container got fewer CPUs than its entitlement.
     pub note: Option<String>,
     /// Seconds from the first instruction to the assignment in force, if observed.
-    #[serde(rename = "windowSeconds")]
     pub unpinned_seconds: Option<f64>,
     /// The source of a refusal, if any. `note` or the entitlement's reason explains the refusal.
     pub refused: Option<Refused>,

@@ -17,7 +17,7 @@
 //! | LeaderWorkerSet | `leaderworkerset.sigs.k8s.io/worker-index`: 0 is the chief | no: mostly serves models |
 //! | Ray | `ray.io/node-type`: head is the chief | yes |
 //! | Spark | `spark-role`: the driver is the chief | no: mostly prepares data |
-//! | manifests with `name`, `job` and `task` | label `job`: ps or worker | yes |
+//! | manifests with `name`, `job` and `task` | label `job`: ps, worker, chief or evaluator | yes |
 //! | command line | `--job_name` with `--task_index` | yes |
 //! | command line | `run.sh PS_HOSTS WORKER_HOSTS ROLE INDEX PS_COUNT WORKER_COUNT` | yes |
 //!
@@ -246,6 +246,8 @@ fn plain_manifest(pod: &Pod) -> Option<Recognition> {
     let role = match label(pod, "job")? {
         "ps" => Role::Ps,
         "worker" => Role::Worker,
+        "chief" => Role::Chief,
+        "evaluator" => Role::Evaluator,
         _ => return None,
     };
     let (name, task) = (label(pod, "name")?, label(pod, "task")?);
@@ -369,7 +371,7 @@ fn tf_config(pod: &Pod) -> Option<Recognition> {
         let Some(EnvSource::Value(text)) = container.env.get(TF_CONFIG) else {
             return None;
         };
-        let config: serde_json::Value = serde_json::from_str(text).ok()?;
+        let config = parse_with_references(text)?;
         let task = config.get("task")?;
         let kind = task.get("type")?.as_str()?;
         let role = known_role(kind)?;
@@ -384,7 +386,7 @@ fn tf_config(pod: &Pod) -> Option<Recognition> {
         Some(Recognition {
             role,
             index,
-            job: None,
+            job: plain_manifest(pod).and_then(|labels| labels.job),
             evidence: format!(
                 "task {kind}{number} in TF_CONFIG of container {}",
                 container.name
@@ -392,6 +394,22 @@ fn tf_config(pod: &Pod) -> Option<Recognition> {
             training: true,
         })
     })
+}
+
+/// Parses JSON in which `$(NAME)` may stand for a value, such as a cluster from a ConfigMap. The value is unknown here, and
+/// counts as null.
+fn parse_with_references(text: &str) -> Option<serde_json::Value> {
+    if let Ok(value) = serde_json::from_str(text) {
+        return Some(value);
+    }
+    let mut parts = text.split("$(");
+    let mut resolved = parts.next()?.to_owned();
+    for part in parts {
+        let (_, rest) = part.split_once(')')?;
+        resolved += "null";
+        resolved += rest;
+    }
+    serde_json::from_str(&resolved).ok()
 }
 
 fn command_line(pod: &Pod) -> Option<Recognition> {

@@ -48,18 +48,17 @@ pub struct ThreadFacts<'a> {
 
 /// The finding about a container's threads, in a few words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ThreadFinding {
     /// The environment explains the threads.
-    #[serde(rename = "as expected")]
     AsExpected,
     /// The container has more threads than the environment explains.
-    #[serde(rename = "more than expected")]
+    #[serde(rename = "more_than_expected")]
     More,
     /// The container has fewer threads than expected, and never had as many as expected.
-    #[serde(rename = "fewer than expected")]
+    #[serde(rename = "fewer_than_expected")]
     Fewer,
     /// More threads want to run than the container has CPUs.
-    #[serde(rename = "oversubscribed")]
     Oversubscribed,
 }
 

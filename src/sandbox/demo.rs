@@ -78,7 +78,7 @@ pub struct Row {
     /// CFS periods per second in which the quota ran out.
     pub throttled_periods_per_second: f64,
     /// Seconds from the first instruction until the assignment was effective.
-    pub window_seconds: Option<f64>,
+    pub unpinned_seconds: Option<f64>,
     /// Why the container got fewer CPUs than the entitlement.
     pub note: Option<String>,
 }
@@ -334,7 +334,7 @@ fn rows(pods: &[DemoPod], agent: &Agent, before: &Sample, now: &Sample) -> Vec<R
             receive_bytes_per_second: rate(|counters| counters.receive_bytes),
             transmit_bytes_per_second: rate(|counters| counters.transmit_bytes),
             throttled_periods_per_second: rate(|counters| counters.throttled_periods.unwrap_or(0)),
-            window_seconds: state.unpinned_seconds,
+            unpinned_seconds: state.unpinned_seconds,
             note: state.note.clone(),
         });
     }

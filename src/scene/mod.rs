@@ -28,6 +28,7 @@ mod name;
 mod native_job;
 mod node;
 mod plan;
+#[cfg(feature = "reclaim")]
 mod reclaim;
 mod schema;
 mod selector;
@@ -52,6 +53,7 @@ pub use plan::{
     Active, Amount, Case, CaseTaint, Group, MAX_SERVERS, OnBusy, Pool, Role, SERVERS, Scene,
     ScenePlan, ScenePlanSpec, TAINT_PREFIX, TaintEffect, TaintKey,
 };
+#[cfg(feature = "reclaim")]
 pub use reclaim::{Item, ItemKind, Outcome, Reclaimable, Verdict, reclaim};
 pub use schema::definition;
 pub(crate) use schema::violations_of;

@@ -10,7 +10,7 @@ pub struct Status {
     /// All slots, each with the names of the nodes that carry its labels.
     pub slots: Vec<(Slot, Vec<String>)>,
     /// Candidates whose labels name no slot of the case, each with the mistake.
-    pub strangers: Vec<(String, String)>,
+    pub mismatches: Vec<(String, String)>,
     /// Candidates without any of the plan's labels.
     pub spare: Vec<String>,
 }
@@ -19,7 +19,7 @@ pub struct Status {
 /// labels of a slot, since pods would be scheduled to the node.
 pub fn status(plan: &ScenePlan, slots: &Slots, nodes: &[Node]) -> Status {
     let mut holders: BTreeMap<usize, Vec<String>> = BTreeMap::new();
-    let mut strangers = Vec::new();
+    let mut mismatches = Vec::new();
     let mut spare = Vec::new();
     let mut all: Vec<&Node> = nodes.iter().collect();
     all.sort_by(|a, b| natural(&a.name, &b.name));
@@ -32,18 +32,18 @@ pub fn status(plan: &ScenePlan, slots: &Slots, nodes: &[Node]) -> Status {
                 Some(place) => {
                     holders.entry(place).or_default().push(node.name.clone());
                     if !candidate {
-                        strangers.push((
+                        mismatches.push((
                             node.name.clone(),
                             format!("has {slot}, and is none of the plan's candidates"),
                         ));
                     }
                 }
                 None if candidate => {
-                    strangers.push((node.name.clone(), format!("is labelled for {slot}")));
+                    mismatches.push((node.name.clone(), format!("is labelled for {slot}")));
                 }
                 None => {}
             },
-            Holding::Broken { reason } if candidate => strangers.push((node.name.clone(), reason)),
+            Holding::Broken { reason } if candidate => mismatches.push((node.name.clone(), reason)),
             Holding::Broken { .. } | Holding::Nothing => {}
         }
     }
@@ -57,7 +57,7 @@ pub fn status(plan: &ScenePlan, slots: &Slots, nodes: &[Node]) -> Status {
         slots: slots
             .map(|(place, slot)| (slot, holders.remove(&place).unwrap_or_default()))
             .collect(),
-        strangers,
+        mismatches,
         spare,
     }
 }
@@ -93,6 +93,6 @@ impl Status {
 
     /// Whether each slot has exactly one node, and no candidate has a label of a different slot.
     pub fn is_well(&self) -> bool {
-        self.strangers.is_empty() && self.slots.iter().all(|(_, nodes)| nodes.len() == 1)
+        self.mismatches.is_empty() && self.slots.iter().all(|(_, nodes)| nodes.len() == 1)
     }
 }

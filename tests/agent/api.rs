@@ -332,7 +332,7 @@ fn an_unreachable_api_changes_no_assignment() {
     two_reconciles(&agent);
     let status = agent.status().unwrap();
     assert_eq!(
-        status["strangers"][0]["cpus"],
+        status["unknownOwners"][0]["cpus"],
         own.to_string(),
         "{status:#}"
     );

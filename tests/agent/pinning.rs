@@ -40,7 +40,7 @@ fn manifest_then_cgroup() {
     let status = agent.eventually("the worker is pinned", |status| {
         in_force(status, "worker-0")
             && container(status, "worker-0", "main").is_some_and(|container| {
-                container["running"] == true && container["windowSeconds"].is_number()
+                container["running"] == true && container["unpinnedSeconds"].is_number()
             })
             && kernel.quota(&main).is_none()
             && kernel.quota(&pod).is_none()
@@ -153,7 +153,7 @@ fn manifest_then_cgroup() {
     );
     // Both texts are decimals and are parsed separately.
     assert!(
-        (reported["windowSeconds"].as_f64().unwrap() - window).abs() < 1e-9,
+        (reported["unpinnedSeconds"].as_f64().unwrap() - window).abs() < 1e-9,
         "{reported}"
     );
     let web = [("pod", "web"), ("container", "main")];

@@ -1111,7 +1111,7 @@ impl FailingTree {
 
 /// The part of a status that only a pass changes.
 fn decided(status: &Value) -> Vec<Value> {
-    let of_node = ["exclusive", "shared", "strangers", "drift"].map(|field| &status[field]);
+    let of_node = ["exclusive", "shared", "unknownOwners", "drift"].map(|field| &status[field]);
     let containers = status["containers"].as_array().unwrap().iter();
     let fields = [
         "pod",

@@ -128,9 +128,9 @@ fn pods_that_no_source_reports_keep_their_assignments() {
     let empty = Manifests::new();
     let agent = Settings::new(&tree.path, &empty, &kernel.first()).start();
     let status = agent.eventually("the pod is listed", |status| {
-        !status["strangers"].as_array().unwrap().is_empty()
+        !status["unknownOwners"].as_array().unwrap().is_empty()
     });
-    let stranger = &status["strangers"][0];
+    let stranger = &status["unknownOwners"][0];
     assert_eq!(stranger["cgroup"], scene.paths[0].as_str());
     assert_eq!(
         (&stranger["namespace"], &stranger["pod"]),

@@ -143,7 +143,7 @@ fn explains_the_pods_of_its_node() {
         (Some(0), Some(kernel.last().to_string().as_str()))
     );
     assert_eq!(
-        explanation[0]["seen"]["verdict"]["finding"], "fewer than expected",
+        explanation[0]["observed"]["verdict"]["finding"], "fewer_than_expected",
         "{out}"
     );
     let (code, _, error) = explain(&["ps-0"]);

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Builds the image with a binary, lists the content, and runs the binary with the image as root directory.
+# Builds both images, lists the content of each image, and runs the binary with the image as root directory.
 #
-#   tests/deploy/image.sh BINARY
+#   tests/deploy/image.sh BINARY TOOLS-BINARY
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-binary=$1
+binary=$1 tools=$2
 command -v buildah >/dev/null || { echo "image.sh: no buildah: apt-get install buildah" >&2; exit 1; }
 work=$(mktemp -d)
 images() { buildah --root "$work/root" --runroot "$work/run" --storage-driver vfs "$@"; }
@@ -17,14 +17,21 @@ trap clean EXIT
 
 mkdir "$work/context"
 cp "$binary" "$work/context/pinfold"
-# The image is made from scratch, so buildah pulls nothing.
-images build --isolation chroot --pull-never -f deploy/Dockerfile -t pinfold:test "$work/context" >"$work/log" 2>&1 ||
-    { cat "$work/log" >&2; exit 1; }
-images inspect --type image --format 'user={{.OCIv1.Config.User}} entrypoint={{.OCIv1.Config.Entrypoint}} cmd={{.OCIv1.Config.Cmd}}' pinfold:test
-echo
-container=$(images from --pull-never pinfold:test)
-root=$(images mount "$container")
-(cd "$root" && find . -mindepth 1 -printf 'content: /%P %M\n' | sort)
-printf 'size: %s bytes\n' "$(stat -c %s "$root/pinfold")"
-# The root directory has only the binary, so a missing library would show.
-chroot "$root" /pinfold --version
+cp "$tools" "$work/context/pinfold-tools"
+format='user={{.OCIv1.Config.User}} entrypoint={{.OCIv1.Config.Entrypoint}} cmd={{.OCIv1.Config.Cmd}}'
+for image in pinfold pinfold-tools; do
+    # The images are made from scratch, so buildah pulls nothing.
+    images build --isolation chroot --pull-never -f deploy/Dockerfile --target "$image" -t "$image:test" \
+        "$work/context" >"$work/log" 2>&1 || { cat "$work/log" >&2; exit 1; }
+    printf 'image: %s ' "$image"
+    images inspect --type image --format "$format" "$image:test"
+    echo
+    container=$(images from --pull-never "$image:test")
+    root=$(images mount "$container")
+    (cd "$root" && find . -mindepth 1 -printf 'content: /%P %M\n' | sort)
+    printf 'size: %s bytes\n' "$(stat -c %s "$root/pinfold")"
+    # The root directory has only the binary, so a missing library would show.
+    chroot "$root" /pinfold --version
+    images umount "$container" >/dev/null
+    container=
+done

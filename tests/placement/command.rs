@@ -53,7 +53,7 @@ fn place(root: &Path, args: &[&str]) -> (Option<i32>, String, String) {
 fn prints_the_placement_for_programs() {
     let root = machine();
     let (code, out, error) = place(root.path(), &["4", "--free", "1-7", "-o", "json"]);
-    let expected = r#"{"cpus":"2-3,6-7","cost":{"strangers":0,"numa":1,"sockets":1,"llcs":1}}"#;
+    let expected = r#"{"cpus":"2-3,6-7","cost":{"splitCores":0,"numa":1,"sockets":1,"llcs":1}}"#;
     assert_eq!(
         (code, out.as_str(), error.as_str()),
         (Some(0), format!("{expected}\n").as_str(), "")

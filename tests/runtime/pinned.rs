@@ -359,7 +359,7 @@ fn a_container_created_without_the_agent_is_pinned_at_its_start() {
         let status = agent.eventually("the CPU is assigned to the container", |status| {
             assigned(status, "missed") == Some(kernel.last())
         });
-        let unpinned = container(&status, "missed", "main").unwrap()["windowSeconds"]
+        let unpinned = container(&status, "missed", "main").unwrap()["unpinnedSeconds"]
             .as_f64()
             .unwrap_or(0.0);
         assert!(unpinned < 0.5, "{unpinned} s");

@@ -347,7 +347,7 @@ fn status_shows_claimed_missing_and_double() {
             "claimed": [{"scene": "2", "case": "1", "type": "worker", "index": 0, "node": "node-1"}],
             "missing": [{"scene": "2", "case": "1", "type": "ps", "index": 0}],
             "double": [{"scene": "2", "case": "1", "type": "worker", "index": 1, "nodes": ["node-2", "stranger"]}],
-            "strangers": [
+            "mismatches": [
                 {"node": "node-3", "why": "is labelled for scene 1 case 1 0"},
                 {"node": "node-4", "why": "it lacks CASE and INDEX"},
                 {"node": "stranger", "why": "has scene 2 case 1 worker 1, and is none of the plan's candidates"},

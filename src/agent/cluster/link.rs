@@ -17,7 +17,7 @@ pub(super) struct ApiConnection {
     /// Whether the first list of pods is complete.
     pub(super) complete: bool,
     /// The current problem.
-    pub(super) trouble: Option<String>,
+    pub(super) problem: Option<String>,
     /// The latest problem, current or past.
     pub(super) last_error: Option<String>,
     /// The time at which the connection last came or went.
@@ -32,7 +32,7 @@ pub(super) struct ApiConnection {
 
 impl ApiConnection {
     fn connected(&self) -> bool {
-        self.complete && self.trouble.is_none()
+        self.complete && self.problem.is_none()
     }
 
     /// Applies a change, and records the time if the connection came or went.
@@ -73,7 +73,7 @@ pub(in crate::agent) struct LinkState {
     /// Whether the first list of pods is complete.
     complete: bool,
     /// The current problem.
-    trouble: Option<String>,
+    problem: Option<String>,
     last_error: Option<String>,
     /// Seconds since the server's last successful answer.
     last_answer_seconds: Option<f64>,
@@ -125,7 +125,7 @@ impl Link {
         let connection = self.connection.borrow();
         (!connection.complete).then(|| {
             let reason = connection
-                .trouble
+                .problem
                 .as_ref()
                 .map(|reason| format!(" ({reason})"))
                 .unwrap_or_default();
@@ -137,10 +137,10 @@ impl Link {
     }
 
     /// The current problem after the first list. Known pods stay.
-    pub(in crate::agent) fn trouble(&self) -> Option<String> {
+    pub(in crate::agent) fn problem(&self) -> Option<String> {
         let connection = self.connection.borrow();
         let reason = connection
-            .trouble
+            .problem
             .as_ref()
             .filter(|_| connection.complete)?;
         Some(format!(
@@ -168,7 +168,7 @@ impl Link {
             connected: connection.connected(),
             since: connection.since.map(|since| format!("{since:.0}")),
             complete: connection.complete,
-            trouble: connection.trouble,
+            problem: connection.problem,
             last_error: connection.last_error,
             last_answer_seconds: self
                 .counters

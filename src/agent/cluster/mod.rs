@@ -10,12 +10,12 @@
 //! [`Cluster`] is the handle for every task that uses the API, and is cheap to clone. `Cluster::start` starts the tasks. When
 //! the agent stops, the tasks end at once. Only waiting Events get a short time.
 
+mod last_slot;
 mod link;
 pub(super) mod model;
 mod news;
 mod own_uid;
 pub(super) mod peers;
-mod place;
 mod pods;
 mod scenes;
 
@@ -172,8 +172,8 @@ impl Cluster {
         if self.scenes {
             let task = place
                 .with_recorder(recorder.clone())
-                .with_last(place::last(cgroups));
-            tasks.spawn(place::keep(cgroups.clone(), noted));
+                .with_last(last_slot::last(cgroups));
+            tasks.spawn(last_slot::keep(cgroups.clone(), noted));
             let cancel = stop.clone();
             tasks.spawn_to_its_end(async move {
                 task.run(cancel).await;

@@ -11,14 +11,14 @@ use crate::pod::Pod;
 /// The longest name of a namespace, in characters.
 const LONGEST_NAMESPACE: usize = 63;
 
-/// Whether the agent uses the Kubernetes API.
+/// Whether the agent uses a source of pods: the Kubernetes API or the container runtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum AutoSwitch {
-    /// Yes, if a kubeconfig is configured for Pinfold, or if no folder of manifests is configured.
+    /// Yes, where the source can be used.
     #[default]
     Auto,
-    /// Yes, also beside a folder of manifests.
+    /// Yes.
     Always,
     /// No.
     Never,

@@ -72,7 +72,7 @@ fn apply(
     known: &mut PodCache,
     connection: &watch::Sender<ApiConnection>,
 ) -> bool {
-    let trouble = match &event {
+    let problem = match &event {
         PodsEvent::Degraded(reason) => Some(Some(reason.clone())),
         PodsEvent::Recovered => Some(None),
         _ => None,
@@ -80,9 +80,9 @@ fn apply(
     let changed = known.take(event);
     connection.send_modify(|state| {
         state.change(Timestamp::now(), |state| {
-            if let Some(trouble) = trouble {
-                state.last_error = trouble.clone().or(state.last_error.take());
-                state.trouble = trouble;
+            if let Some(problem) = problem {
+                state.last_error = problem.clone().or(state.last_error.take());
+                state.problem = problem;
             }
             state.complete = known.is_complete();
             state.unreadable = known.unreadable().len();
@@ -155,7 +155,7 @@ mod tests {
             ["a"],
             "the end of the wait is sent once"
         );
-        assert!(link.borrow().complete && link.borrow().trouble.is_some());
+        assert!(link.borrow().complete && link.borrow().problem.is_some());
 
         let (sender, mut received, link) = start();
         let began = Instant::now();
@@ -195,7 +195,7 @@ mod tests {
         );
         let state = link.borrow().clone();
         assert_eq!(
-            (state.trouble, state.last_error.as_deref(), state.pods),
+            (state.problem, state.last_error.as_deref(), state.pods),
             (None, Some("away"), 1)
         );
         // Events queued behind a busy reconciler become a single change.

@@ -1,4 +1,4 @@
-//! Keys of earlier versions. A configuration with such a key is refused, with the name of the new key.
+//! Keys and environment variables of earlier versions. A configuration with such a name is refused, with the new name.
 
 use serde_json::Value;
 
@@ -22,6 +22,40 @@ const RENAMED: [(&str, &str); 11] = [
     ("metrics.peers", "metrics.maxPeers"),
     ("cpus.near-devices", "cpus.nearDevices"),
 ];
+
+/// The old and the new name of each renamed environment variable.
+const RENAMED_VARIABLES: [(&str, &str); 9] = [
+    ("PINFOLD_ROOT", "PINFOLD_ROOT_DIR"),
+    ("PINFOLD_CGROUP_ROOT", "PINFOLD_CGROUP_DIR"),
+    ("PINFOLD_TREES", "PINFOLD_POD_CGROUPS"),
+    ("PINFOLD_PODS", "PINFOLD_MANIFEST_DIR"),
+    (
+        "PINFOLD_RECONCILE_SECONDS",
+        "PINFOLD_RECONCILE_INTERVAL (a duration, like 10s)",
+    ),
+    ("PINFOLD_SHARED_COUNTERS", "PINFOLD_MAX_SHARED_COUNTERS"),
+    (
+        "PINFOLD_CONNECTIONS",
+        "PINFOLD_CONNECTION_INTERVAL (a duration, like 30s)",
+    ),
+    ("PINFOLD_PEERS", "PINFOLD_MAX_PEERS"),
+    ("PINFOLD_LOG", "PINFOLD_LOG_LEVEL"),
+];
+
+/// Refuses an environment that has a renamed variable.
+///
+/// # Errors
+/// The environment has such a variable with a value.
+pub(super) fn check_environment() -> anyhow::Result<()> {
+    let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    let old: Vec<String> = RENAMED_VARIABLES
+        .iter()
+        .filter(|(before, _)| is_set(before))
+        .map(|(before, after)| format!("the variable {before} is now {after}"))
+        .collect();
+    anyhow::ensure!(old.is_empty(), "{}", old.join("; "));
+    Ok(())
+}
 
 /// Refuses a configuration that has a renamed key.
 ///

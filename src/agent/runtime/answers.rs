@@ -160,7 +160,7 @@ impl Answers {
             return;
         };
         // An unreachable server lists no pod.
-        if link.trouble().is_none() {
+        if link.problem().is_none() {
             wait.wait(uid, API_WAIT.saturating_sub(asked.elapsed()))
                 .await;
         }

@@ -28,7 +28,7 @@ pub(in crate::agent) struct LinkState {
     name: Option<String>,
     version: Option<String>,
     /// The reason why the runtime is away.
-    trouble: Option<String>,
+    problem: Option<String>,
 }
 
 // === impl Link ===
@@ -47,14 +47,14 @@ impl Link {
     }
 
     /// The connection's current problem. Containers are still pinned, once their status is known.
-    pub(in crate::agent) fn trouble(&self) -> Option<String> {
+    pub(in crate::agent) fn problem(&self) -> Option<String> {
         match &*self.state.borrow() {
             // A missing NRI socket is a problem only if the configuration requires NRI.
             ConnectionState::Away(why) if self.expected || self.socket.exists() => {
-                Some(trouble(why))
+                Some(problem(why))
             }
             ConnectionState::Connecting | ConnectionState::Registered(_) if self.expected => {
-                Some(trouble(&"it has not told yet what it has"))
+                Some(problem(&"it has not told yet what it has"))
             }
             _ => None,
         }
@@ -69,7 +69,7 @@ impl Link {
             state: state.name(),
             name: runtime.map(|runtime| runtime.name.clone()),
             version: runtime.map(|runtime| runtime.version.clone()),
-            trouble: match &*state {
+            problem: match &*state {
                 ConnectionState::Away(why) => Some(why.to_string()),
                 _ => None,
             },
@@ -92,7 +92,7 @@ impl Link {
     }
 }
 
-fn trouble(why: &impl std::fmt::Display) -> String {
+fn problem(why: &impl std::fmt::Display) -> String {
     format!(
         "no container runtime (containers are pinned when their status is known, not before they begin): {why}"
     )

@@ -178,8 +178,8 @@ fn object(slots: &Slots, status: &Status) -> Value {
         "claimed": status.claimed().map(|(slot, node)| place(slot, ("node", json!(node)))).collect::<Vec<_>>(),
         "missing": status.missing().collect::<Vec<_>>(),
         "double": status.double().map(|(slot, nodes)| place(slot, ("nodes", json!(nodes)))).collect::<Vec<_>>(),
-        "strangers": status
-            .strangers
+        "mismatches": status
+            .mismatches
             .iter()
             .map(|(node, why)| json!({ "node": node, "why": why }))
             .collect::<Vec<_>>(),
@@ -208,7 +208,7 @@ fn table(slots: &Slots, status: &Status) -> String {
         status.double().count(),
         status.spare.len()
     );
-    for (node, why) in &status.strangers {
+    for (node, why) in &status.mismatches {
         text += &format!("{node}: {why}\n");
     }
     text

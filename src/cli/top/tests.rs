@@ -39,8 +39,8 @@ fn container(pod: &str, role: &str, own: Option<&str>) -> Value {
         "namespace": "train", "pod": pod, "container": "main", "uid": format!("{pod}-uid"), "kind": "app",
         "role": role, "job": "mnist", "qos": if own.is_some() { "Guaranteed" } else { "BestEffort" },
         "assigned": own, "effective": own.unwrap_or("0-1"), "cgroup": format!("kubepods/{pod}/main"),
-        "running": true, "note": null, "windowSeconds": own.map(|_| 0.012),
-        "seen": {"threads": 5, "most": 5, "runnable": 1.25, "verdict": null},
+        "running": true, "note": null, "unpinnedSeconds": own.map(|_| 0.012),
+        "observed": {"threads": 5, "most": 5, "runnable": 1.25, "verdict": null},
     })
 }
 
@@ -49,17 +49,17 @@ fn status(containers: &[Value]) -> Value {
         "enforcement": "partition", "enforcementReason": "the kernel has partitions", "online": "0-7", "reserved": "0",
         "shared": "0-1", "exclusive": "2-7", "lost": "",
         "layout": {"cores": ["0,4", "1,5", "2,6", "3,7"], "llcs": ["0-1,4-5", "2-3,6-7"], "numa": {"0": "0-7"}, "sockets": []},
-        "containers": containers, "strangers": [], "drift": [], "unexplained": [], "errors": [],
+        "containers": containers, "unknownOwners": [], "drift": [], "unexplained": [], "errors": [],
     })
 }
 
 fn job() -> Vec<Value> {
     let mut worker = container("worker-10", "worker", Some("4-7"));
     worker["effective"] = json!("4-5");
-    worker["seen"]["verdict"] = json!({
-        "finding": "more than expected", "cause": "c", "sentence": "more than expected: 97 threads, 4 in the pools"
+    worker["observed"]["verdict"] = json!({
+        "finding": "more_than_expected", "cause": "c", "sentence": "more than expected: 97 threads, 4 in the pools"
     });
-    worker["seen"]["threads"] = json!(97);
+    worker["observed"]["threads"] = json!(97);
     vec![
         container("worker-2", "worker", None),
         worker,

@@ -1,5 +1,7 @@
 //! [`SlotReconciler`]: reads the node's state, carries out the actions of [`decide()`], and waits.
 
+mod actions;
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,13 +10,13 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::backoff_policy::{BackoffPolicy, advice};
-use super::decide::{Action, Memory, Seen, Verdict, decide, version};
-use super::labels::{labels_of, named, order, usual, written};
+use super::decide::{Memory, Seen, Verdict, decide};
+use super::labels::{named, usual};
 use super::plans::{Plans, name_of, slots_of};
 use super::{Phase, Scenes, State};
 use crate::cluster::claims::{self, Claims, Guard, Owner, Standing};
 use crate::cluster::events::News;
-use crate::cluster::node::{self, Applied, OwnNode};
+use crate::cluster::node::{self, OwnNode};
 use crate::cluster::{Failure, Jitter};
 use crate::scene::ScenePlan;
 
@@ -105,7 +107,10 @@ impl SlotReconciler {
                     let soon = Instant::now() + self.jitter.spread(LOST_SPREAD);
                     due = Some(due.map_or(soon, |due| due.min(soon)));
                 }
-                () = sleep_until(due) => due = Some(Instant::now() + self.reconcile().await),
+                () = sleep_until(due) => {
+                    let pause = self.reconcile().await;
+                    due = Some(Instant::now() + pause);
+                }
             }
         }
     }
@@ -361,114 +366,6 @@ impl SlotReconciler {
         {
             self.memory.last = Some((plan.clone(), slot.clone()));
         }
-    }
-
-    async fn carry_out(
-        &mut self,
-        action: Action,
-        verdict: &Verdict,
-        was_spare: bool,
-    ) -> Result<(), PassError> {
-        let plan = verdict.plan.as_ref().and_then(|(name, _)| self.plan(name));
-        let Self {
-            scenes,
-            observed,
-            memory,
-            ..
-        } = self;
-        let Some(NodeState {
-            node,
-            claims,
-            mine,
-            complete,
-        }) = observed
-        else {
-            return Ok(());
-        };
-        match action {
-            Action::Claim { slots, only } => {
-                let Some(plan) = plan else { return Ok(()) };
-                if was_spare || !*complete {
-                    // A list costs less than many failed tries. The list may also show a forgotten own claim.
-                    let own = claims.look_around().await?;
-                    let own = claims
-                        .confirm(own.difference(mine).cloned().collect::<Vec<_>>())
-                        .await?;
-                    *complete = true;
-                    if !own.is_empty() {
-                        mine.extend(own);
-                        return Ok(());
-                    }
-                }
-                let names = order(
-                    &plan,
-                    &slots,
-                    only,
-                    &scenes.node,
-                    node,
-                    memory.last.as_ref().or(scenes.before.as_ref()),
-                );
-                match claims.claim_first(names, &labels_of(&plan)).await? {
-                    Some(name) => {
-                        tracing::info!("scenes: claimed {name}");
-                        mine.insert(name);
-                    }
-                    None => memory.full = Some(version(&plan)),
-                }
-            }
-            Action::Label(labels) => match node::apply(&scenes.api, node, &labels).await? {
-                Applied::Done(now) => {
-                    *node = *now;
-                    let (reason, note) = if labels.is_empty() {
-                        ("LabelsRemoved", format!("no slot: {}", verdict.says))
-                    } else {
-                        (
-                            "Labelled",
-                            format!("{}: {}", verdict.says, written(&labels)),
-                        )
-                    };
-                    self.emit_event(false, reason, note);
-                }
-                Applied::Conflict(conflicts) => memory.conflicts = conflicts,
-                Applied::Gone => return Err(PassError::NoNode(NODE_DELETED)),
-                Applied::Replaced => return Err(PassError::NoNode(NODE_REPLACED)),
-            },
-            Action::Taint(taints) => match node::set_taints(&scenes.api, node, &taints).await {
-                Ok(Applied::Done(now)) => {
-                    *node = *now;
-                    let wanted = plan
-                        .and_then(|plan| plan.spec.taint)
-                        .map(|taint| taint.to_k8s());
-                    memory.taint = wanted.filter(|wanted| taints.contains(wanted));
-                }
-                Ok(Applied::Gone) => return Err(PassError::NoNode(NODE_DELETED)),
-                // The Node has changed since the read, so the next decision uses the new taints.
-                Ok(_) => {
-                    let read = node::read(&scenes.api, &scenes.node).await?;
-                    let same = read.filter(|read| read.uid == node.uid);
-                    *node = same.ok_or(PassError::NoNode(NODE_REPLACED))?;
-                }
-                Err(failure) if failure.is_retryable() => return Err(failure.into()),
-                Err(failure) => {
-                    let reason = format!(
-                        "the taint could not be changed: {failure}: the agent needs permission to patch nodes, and the admission \
-                         policy pinfold-node must list the taint's key (`taints` in the policy, or taintKeys of the chart)"
-                    );
-                    memory.untaintable = verdict.plan.clone().map(|plan| (plan, reason.clone()));
-                    // The published state still has the reason of the last pass. The same reason gets only one Event.
-                    if self.scenes.state.borrow().taint.as_ref() != Some(&reason) {
-                        tracing::warn!("scenes: {reason}");
-                        self.emit_event(true, "TaintRefused", reason);
-                    }
-                }
-            },
-            Action::Release(name) => {
-                claims.release(&name).await?;
-                tracing::info!("scenes: released {name}");
-                mine.remove(&name);
-            }
-        }
-        Ok(())
     }
 
     fn plan(&self, name: &str) -> Option<ScenePlan> {

@@ -21,7 +21,7 @@ impl NoteSubject {
     fn attribute(self) -> &'static str {
         match self {
             Self::CpuIsolation => "trusted.pinfold.cpu-isolation",
-            Self::SceneSlot => "trusted.pinfold.place",
+            Self::SceneSlot => "trusted.pinfold.slot",
         }
     }
 }

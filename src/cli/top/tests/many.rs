@@ -52,7 +52,7 @@ fn owners_without_end_take_no_time_without_end() {
         .collect();
     let mut evil = status(&[]);
     evil["online"] = json!("0-8191");
-    evil["strangers"] = json!(strangers);
+    evil["unknownOwners"] = json!(strangers);
     evil["layout"] = json!({
         "cores": vec!["8000-8191"; 20_000], "llcs": vec!["8191"; 20_000],
         "numa": (0..2000).map(|id| (id.to_string(), json!("0-8190"))).collect::<serde_json::Map<_, _>>(),
@@ -81,7 +81,7 @@ fn rows_that_are_alike_are_one() {
     let mut twins = status(&[]);
     let one = json!({"cgroup": "kubepods/podx", "namespace": "", "pod": "", "cpus": "5"});
     let other = json!({"cgroup": "kubepods/pody", "namespace": "", "pod": "", "cpus": "6"});
-    twins["strangers"] = json!([one, one, other]);
+    twins["unknownOwners"] = json!([one, one, other]);
     let mut state = state(&["node-1"]);
     state.record((0, at(1), answer(&twins, "")));
     state.arrange();
@@ -97,7 +97,7 @@ fn rows_that_are_alike_are_one() {
 #[test]
 fn threads_without_number_are_no_overflow() {
     let mut one = container("w", "worker", Some("2"));
-    one["seen"]["threads"] = json!(u64::MAX);
+    one["observed"]["threads"] = json!(u64::MAX);
     let mut other = one.clone();
     other["container"] = json!("other");
     let mut state = state(&["node-1"]);
@@ -135,15 +135,15 @@ proptest! {
         let one = json!({
             "namespace": names[0], "pod": names[1], "container": names[2], "uid": names[3], "role": names[4],
             "job": names[5], "qos": names[6], "assigned": cpus[0], "effective": cpus[1], "cgroup": names[7],
-            "running": threads % 2 == 0, "note": names[3], "windowSeconds": numbers[0],
-            "seen": {"threads": threads, "runnable": numbers[1],
+            "running": threads % 2 == 0, "note": names[3], "unpinnedSeconds": numbers[0],
+            "observed": {"threads": threads, "runnable": numbers[1],
                 "verdict": {"finding": names[5], "sentence": names[6]}},
         });
         let mut status = status(&[one, container("w", "worker", Some("2"))]);
         (status["online"], status["lost"], status["errors"]) = (json!(cpus[2]), json!(cpus[3]), json!([names[2]]));
         status["layout"] = json!({"cores": cpus, "llcs": cpus, "numa": {"0": cpus[3], "7": cpus[4]}});
-        status["strangers"] = json!([{"cgroup": names[0], "namespace": names[1], "pod": names[2], "cpus": cpus[4]}]);
-        status["cluster"] = json!({"node": names[4], "trouble": names[5]});
+        status["unknownOwners"] = json!([{"cgroup": names[0], "namespace": names[1], "pod": names[2], "cpus": cpus[4]}]);
+        status["cluster"] = json!({"node": names[4], "problem": names[5]});
         let counts = |factor: f64| {
             let count = |number: &Option<f64>| factor * number.unwrap_or_default();
             metrics(1, &[("w", count(&numbers[2])), ("w", count(&numbers[0]))])

@@ -123,7 +123,7 @@ fn letters_stay_with_their_owners() {
         container("aaa", "worker", Some("1")),
         container("bbb", "worker", Some("4")),
     ]);
-    next["strangers"] =
+    next["unknownOwners"] =
         json!([{"cgroup": "kubepods/podx", "namespace": "", "pod": "", "cpus": "5"}]);
     state.record((0, at(5), answer(&next, "")));
     state.arrange();
@@ -168,7 +168,8 @@ fn containers_of_a_pod_are_added_up() {
     sidecar["note"] = json!("stays in the shared pool");
     let mut init = container("ps-0", "ps", Some("2-3"));
     init["container"] = json!("init");
-    (init["running"], init["seen"], init["effective"]) = (json!(false), Value::Null, Value::Null);
+    (init["running"], init["observed"], init["effective"]) =
+        (json!(false), Value::Null, Value::Null);
     let mut state = state(&["node-1"]);
     state.record((
         0,
@@ -206,7 +207,7 @@ fn containers_of_a_pod_are_added_up() {
 #[test]
 fn who_took_anothers_name_has_the_numbers_alone() {
     let mut gone = job().remove(2);
-    (gone["uid"], gone["running"], gone["seen"]) = (json!("before"), json!(false), Value::Null);
+    (gone["uid"], gone["running"], gone["observed"]) = (json!("before"), json!(false), Value::Null);
     (gone["assigned"], gone["effective"]) = (Value::Null, Value::Null);
     let both = status(&[gone, job().remove(2)]);
     let mut state = state(&["node-1"]);

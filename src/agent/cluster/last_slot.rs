@@ -12,7 +12,7 @@ use crate::scene::Slot;
 const TOP: &str = "";
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Place {
+struct NotedSlot {
     plan: String,
     slot: Slot,
 }
@@ -20,7 +20,7 @@ struct Place {
 /// The node's last plan and slot. An unreadable note counts as missing.
 pub(super) fn last(cgroups: &Cgroups) -> Option<(String, Slot)> {
     let text = cgroups.note(TOP, NoteSubject::SceneSlot).ok()??;
-    let Place { plan, slot } = serde_json::from_str(&text).ok()?;
+    let NotedSlot { plan, slot } = serde_json::from_str(&text).ok()?;
     Some((plan, slot))
 }
 
@@ -31,15 +31,15 @@ pub(super) async fn keep(
 ) -> anyhow::Result<()> {
     let mut noted = None;
     loop {
-        let place = {
+        let slot = {
             let state = state.borrow_and_update();
             let known = state.plan.clone().zip(state.slot.clone());
             known
                 .filter(|_| state.phase == Phase::Placed)
-                .map(|(plan, slot)| Place { plan, slot })
+                .map(|(plan, slot)| NotedSlot { plan, slot })
         };
-        if let Some(place) = place.filter(|place| noted.as_ref() != Some(place)) {
-            let text = serde_json::to_string(&place)?;
+        if let Some(slot) = slot.filter(|slot| noted.as_ref() != Some(slot)) {
+            let text = serde_json::to_string(&slot)?;
             let written = cgroups.note(TOP, NoteSubject::SceneSlot).and_then(|old| {
                 if old.as_ref() == Some(&text) {
                     Ok(())
@@ -54,7 +54,7 @@ pub(super) async fn keep(
                     anyhow::Error::new(error)
                 );
             }
-            noted = Some(place);
+            noted = Some(slot);
         }
         if state.changed().await.is_err() {
             return Ok(());

@@ -1,0 +1,137 @@
+//! The actions of a decision: claims, labels and taints of the node.
+
+use k8s_openapi::api::core::v1::Taint;
+
+use super::{NODE_DELETED, NODE_REPLACED, PassError, SlotReconciler};
+use crate::cluster::node::{self, Applied};
+use crate::cluster::scenes::decide::{Action, Verdict, version};
+use crate::cluster::scenes::labels::{labels_of, order, written};
+use crate::scene::{ScenePlan, Slot, Slots};
+
+// === impl SlotReconciler ===
+
+impl SlotReconciler {
+    /// Carries out an action of a decision.
+    pub(super) async fn carry_out(
+        &mut self,
+        action: Action,
+        verdict: &Verdict,
+        was_spare: bool,
+    ) -> Result<(), PassError> {
+        let plan = verdict.plan.as_ref().and_then(|(name, _)| self.plan(name));
+        let Some(state) = &mut self.observed else {
+            return Ok(());
+        };
+        match action {
+            Action::Claim { slots, only } => match plan {
+                Some(plan) => self.claim(&plan, &slots, only, was_spare).await,
+                None => Ok(()),
+            },
+            Action::Label(labels) => {
+                match node::apply(&self.scenes.api, &state.node, &labels).await? {
+                    Applied::Done(now) => {
+                        state.node = *now;
+                        let (reason, note) = if labels.is_empty() {
+                            ("LabelsRemoved", format!("no slot: {}", verdict.says))
+                        } else {
+                            let labels = written(&labels);
+                            ("Labelled", format!("{}: {labels}", verdict.says))
+                        };
+                        self.emit_event(false, reason, note);
+                    }
+                    Applied::Conflict(conflicts) => self.memory.conflicts = conflicts,
+                    Applied::Gone => return Err(PassError::NoNode(NODE_DELETED)),
+                    Applied::Replaced => return Err(PassError::NoNode(NODE_REPLACED)),
+                }
+                Ok(())
+            }
+            Action::Taint(taints) => self.taint(&taints, plan, verdict).await,
+            Action::Release(name) => {
+                state.claims.release(&name).await?;
+                tracing::info!("scenes: released {name}");
+                state.mine.remove(&name);
+                Ok(())
+            }
+        }
+    }
+
+    /// Claims the first free slot. After a list that shows an own claim, the next decision uses that claim instead.
+    async fn claim(
+        &mut self,
+        plan: &ScenePlan,
+        slots: &Slots,
+        only: Option<Slot>,
+        was_spare: bool,
+    ) -> Result<(), PassError> {
+        let Some(state) = &mut self.observed else {
+            return Ok(());
+        };
+        let (claims, mine) = (&state.claims, &mut state.mine);
+        if was_spare || !state.complete {
+            // A list costs less than many failed tries. The list may also show a forgotten own claim.
+            let own = claims.look_around().await?;
+            let own = claims
+                .confirm(own.difference(mine).cloned().collect::<Vec<_>>())
+                .await?;
+            state.complete = true;
+            if !own.is_empty() {
+                mine.extend(own);
+                return Ok(());
+            }
+        }
+        let scenes = &self.scenes;
+        let last = self.memory.last.as_ref().or(scenes.before.as_ref());
+        let names = order(plan, slots, only, &scenes.node, &state.node, last);
+        match claims.claim_first(names, &labels_of(plan)).await? {
+            Some(name) => {
+                tracing::info!("scenes: claimed {name}");
+                mine.insert(name);
+            }
+            None => self.memory.full = Some(version(plan)),
+        }
+        Ok(())
+    }
+
+    /// Sets the Node's taints. A refused taint is remembered until the plan changes.
+    async fn taint(
+        &mut self,
+        taints: &[Taint],
+        plan: Option<ScenePlan>,
+        verdict: &Verdict,
+    ) -> Result<(), PassError> {
+        let (scenes, memory) = (&self.scenes, &mut self.memory);
+        let Some(state) = &mut self.observed else {
+            return Ok(());
+        };
+        match node::set_taints(&scenes.api, &state.node, taints).await {
+            Ok(Applied::Done(now)) => {
+                state.node = *now;
+                let wanted = plan
+                    .and_then(|plan| plan.spec.taint)
+                    .map(|taint| taint.to_k8s());
+                memory.taint = wanted.filter(|wanted| taints.contains(wanted));
+            }
+            Ok(Applied::Gone) => return Err(PassError::NoNode(NODE_DELETED)),
+            // The Node has changed since the read, so the next decision uses the new taints.
+            Ok(_) => {
+                let read = node::read(&scenes.api, &scenes.node).await?;
+                let same = read.filter(|read| read.uid == state.node.uid);
+                state.node = same.ok_or(PassError::NoNode(NODE_REPLACED))?;
+            }
+            Err(failure) if failure.is_retryable() => return Err(failure.into()),
+            Err(failure) => {
+                let reason = format!(
+                    "the taint could not be changed: {failure}: the agent needs permission to patch nodes, and the admission \
+                     policy pinfold-node must list the taint's key (`taints` in the policy, or taintKeys of the chart)"
+                );
+                memory.untaintable = verdict.plan.clone().map(|plan| (plan, reason.clone()));
+                // The published state still has the reason of the last pass. The same reason gets only one Event.
+                if scenes.state.borrow().taint.as_ref() != Some(&reason) {
+                    tracing::warn!("scenes: {reason}");
+                    self.emit_event(true, "TaintRefused", reason);
+                }
+            }
+        }
+        Ok(())
+    }
+}
