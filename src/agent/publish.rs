@@ -47,6 +47,7 @@ impl Reconciler {
         let exclusive = node.topology.online.difference(&shared);
         self.published.send_replace(Some(Arc::new(Snapshot {
             enforcement: node.enforcement,
+            enforcement_cause: node.enforcement_cause,
             enforcement_reason: node.enforcement_reason.clone(),
             online: node.topology.online.clone(),
             reserved: node.reserved.clone(),

@@ -167,7 +167,7 @@ families! {
     CONTAINER_THREADS_VERDICT = gauge("pinfold_container_threads_verdict", &["namespace", "pod", "container", "verdict", "cause"],
         "The verdict on the container's number of threads, and the likely cause, always 1.");
     ENFORCEMENT_INFO = info("pinfold_enforcement_info", &["enforcement", "reason"],
-        "The enforcement of assignments on this node, and the reason.");
+        "How Pinfold enforces assignments on this node, and why, always 1. The agent's /status has the details.");
     NODE_CPUS = gauge("pinfold_node_cpus", &["state"],
         "CPUs of the node by state: online, reserved, shared, exclusive, and lost (online CPUs that no cpuset has).");
     NODE_RDMA_PORT_EVENTS = counter("pinfold_node_rdma_port_events_total", &["device", "port", "event"],

@@ -1,4 +1,5 @@
 use super::*;
+use crate::pin::EnforcementCause;
 use crate::pin::snapshot::Repaired;
 use crate::pod::{ContainerKind, Entitlement, Mirror, Profile, Qos, Role, ThreadEnvironment};
 
@@ -90,6 +91,7 @@ fn refused(refused: Refused, note: &str) -> ContainerState {
 fn snapshot(enforcement: Enforcement, containers: &[ContainerState]) -> Snapshot {
     Snapshot {
         enforcement,
+        enforcement_cause: EnforcementCause::Configuration,
         enforcement_reason: String::new(),
         online: set("0-3"),
         reserved: set("0"),
