@@ -248,7 +248,7 @@ pub fn reserved(asked: Option<&CpuSet>, topology: &Topology) -> anyhow::Result<C
     let missing = asked.difference(&topology.online);
     anyhow::ensure!(
         missing.is_empty(),
-        "reserved, and not online here: {}; online: {}",
+        "not online, but reserved: {}; online CPUs: {}; name online CPUs with --reserved",
         missing.in_words(),
         topology.online
     );
