@@ -454,7 +454,10 @@ fn what_makes_no_sense_is_refused_in_a_sentence() {
         (&["--dry-run", "--rounds", "0"][..], "--rounds"),
         (&["--dry-run", "--seconds", "0"], "--seconds"),
         (&["--dry-run", "--cpus", "1024"], "of their own"),
-        (&["--dry-run", "--reserved", "4000-4001"], "not online here"),
+        (
+            &["--dry-run", "--reserved", "4000-4001"],
+            "not online, but reserved",
+        ),
         (&["--dry-run", "--reserved", "0-"], "--reserved"),
         (&["--dry-run", "--steps", "x"], "--command"),
         (

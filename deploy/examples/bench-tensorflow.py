@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""A wide & deep model on made data, for pinfold bench: TensorFlow's own threads, pinned and sized.
+"""A wide & deep model on generated data, for pinfold bench with TensorFlow's own threads.
 
 Needs TensorFlow; the wheel for CPUs is enough:
 
     python3 -m venv tf && tf/bin/pip install tensorflow-cpu
     pinfold bench --command 'tf/bin/python deploy/examples/bench-tensorflow.py' --steps '^step (?<step>[0-9]+) (?<ms>[0-9.]+) ms'
 
-It trains until it is told to end, or for BENCH_STEPS steps, and writes a line for each one. Sizes, by environment: BENCH_FEATURES,
-BENCH_VOCABULARY, BENCH_DIM, BENCH_HIDDEN (two numbers), BENCH_BATCH. It sets no thread counts of its own: they come from
-TF_NUM_INTRAOP_THREADS and TF_NUM_INTEROP_THREADS, or are what TensorFlow takes by itself.
+The program trains until a signal ends it, or for BENCH_STEPS steps, and writes a line for each step. Environment variables set the
+sizes: BENCH_FEATURES, BENCH_VOCABULARY, BENCH_DIM, BENCH_HIDDEN (two numbers), BENCH_BATCH. The program sets no thread counts:
+TF_NUM_INTRAOP_THREADS and TF_NUM_INTEROP_THREADS set them, or TensorFlow uses its defaults.
 """
 
 import os

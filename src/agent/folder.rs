@@ -51,7 +51,7 @@ impl Folder {
             let event;
             (self, event) = read
                 .await
-                .context("reading the folder of pod manifests broke")?;
+                .context("the task that reads pod manifests failed")?;
             if events.send(event).await.is_err() {
                 return Ok(());
             }
@@ -81,7 +81,7 @@ impl Folder {
                     self.files.insert(path, pods);
                 }
                 Err(error) => {
-                    tracing::warn!("{error:#}; what was read from it before is kept");
+                    tracing::warn!("{error:#}; the pods from the last valid content stay");
                     errors.push(format!("{error:#}"));
                 }
             }
@@ -109,7 +109,7 @@ impl Folder {
             match again {
                 None => pods.push(pod.clone()),
                 Some((uid, other)) => errors.push(format!(
-                    "{}: pod {pod} has the uid {uid} of a pod in {}, which is the one that counts",
+                    "{}: pod {pod} is ignored, because its uid {uid} is the uid of a pod in {}",
                     path.display(),
                     other.display()
                 )),
@@ -141,7 +141,7 @@ fn read_entry(path: &Path) -> anyhow::Result<Vec<Pod>> {
     let strange = fs::metadata(path).is_ok_and(|kind| !kind.is_file());
     anyhow::ensure!(
         !strange,
-        "{} is no file: only files are read as manifests",
+        "{} is not a regular file: only regular files are read as manifests",
         path.display()
     );
     read_manifest(path)

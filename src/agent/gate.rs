@@ -38,7 +38,7 @@ pub(super) fn at_start(
             container
                 .note
                 .clone()
-                .unwrap_or_else(|| "the kernel has refused them".to_owned()),
+                .unwrap_or_else(|| "the kernel has refused the CPUs".to_owned()),
         ),
         (Some(assigned), Some(effective)) if is_in_force(assigned, effective) => {
             others(container, assigned, all, enforcement)
@@ -46,10 +46,10 @@ pub(super) fn at_start(
         (Some(assigned), effective) => {
             Some(container.note.clone().unwrap_or_else(|| match effective {
                 Some(effective) => {
-                    format!("it should run on {assigned}, and the kernel has it run on {effective}")
+                    format!("it is assigned {assigned}, and the kernel lets it run on {effective}")
                 }
                 None => format!(
-                    "it should run on {assigned}, and its cgroup is not below the pods' trees"
+                    "it is assigned {assigned}, and its cgroup is not below the pods' trees"
                 ),
             }))
         }
@@ -72,7 +72,9 @@ fn others(
     if enforcement == Enforcement::Partition {
         let says = container.partition.as_deref().unwrap_or("nothing");
         return (!matches!(says, "root" | "isolated")).then(|| {
-            format!("the kernel calls its cgroup {says}, so others may run on {assigned}")
+            format!(
+                "the kernel reports its partition as {says}, so other tasks may run on {assigned}"
+            )
         });
     }
     let same = |other: &ContainerState| {
@@ -92,7 +94,7 @@ fn others(
         .filter(on)
         .find(|other| !same(other) && !inside(other))?;
     Some(format!(
-        "container {} of {}/{} runs on them, too",
+        "container {} of {}/{} runs on the same CPUs",
         other.container, other.namespace, other.pod
     ))
 }
@@ -109,7 +111,7 @@ fn why_none(entitlement: &Entitlement, qos: Qos, note: Option<&str>) -> Option<S
         Entitlement::Exclusive { cpus, .. } => {
             Some(note.map_or_else(|| none_free(*cpus), str::to_owned))
         }
-        Entitlement::Inherit { .. } => Some("its pod's containers can't be given any".to_owned()),
+        Entitlement::Inherit { .. } => Some("its pod's containers have none".to_owned()),
         Entitlement::Shared { reason } => (qos != Qos::Guaranteed).then(|| reason.clone()),
     }
 }
@@ -123,12 +125,12 @@ fn none_free(cpus: u32) -> String {
 }
 
 /// The refusal if the effective CPUs could not be read.
-pub(super) const UNSEEN: &str = "the pod is annotated pinfold.io/cpus=required, and whether the container has CPUs of its own could \
-                                 not be seen: see the log of Pinfold on this node";
+pub(super) const UNSEEN: &str = "the pod is annotated pinfold.io/cpus=required, and Pinfold could not read the container's \
+                                 CPUs: see the log of Pinfold on this node";
 
 fn refusal(why: &str) -> String {
     format!(
-        "the pod is annotated pinfold.io/cpus=required, and the container can't have CPUs of its own: {why}"
+        "the pod is annotated pinfold.io/cpus=required, and the container can't get exclusive CPUs: {why}"
     )
 }
 

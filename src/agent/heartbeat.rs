@@ -70,7 +70,7 @@ impl Heartbeat {
         let operation = match &beat.operation {
             Some((operation, since)) => {
                 format!(
-                    "it has been at this for {} s: {operation}",
+                    "the current operation has taken {} s: {operation}",
                     now.duration_since(*since).as_secs()
                 )
             }

@@ -267,7 +267,7 @@ pub(super) async fn serve(listener: TcpListener, state: Arc<State>, stop: Cancel
             }
         };
         if let Err(error) = setsockopt(&stream, sockopt::TcpUserTimeout, &WRITE_TIMEOUT_MS) {
-            tracing::debug!("a connection has no write timeout: {error}");
+            tracing::debug!("can't set the write timeout of a connection: {error}");
         }
         open.retain(|connection| !connection.task.is_finished());
         if open.len() >= CONNECTIONS {
@@ -328,7 +328,7 @@ async fn answer(request: Parts, state: &State, making: &Making) -> Response<Piec
         ("/readyz", Some(snapshot)) => match (state.awaited(), state.problems(&snapshot)) {
             (Some(awaited), _) => text(
                 StatusCode::SERVICE_UNAVAILABLE,
-                format!("not ready: {awaited}; what runs is left as it is\n"),
+                format!("not ready: {awaited}; running containers stay unchanged\n"),
             ),
             (None, problems) if problems.is_empty() => text(StatusCode::OK, "ready\n".to_owned()),
             (None, problems) => text(
@@ -338,7 +338,7 @@ async fn answer(request: Parts, state: &State, making: &Making) -> Response<Piec
         },
         ("/readyz" | "/metrics" | "/status", None) => text(
             StatusCode::SERVICE_UNAVAILABLE,
-            "not ready: the first reconcile is still to come\n".to_owned(),
+            "not ready: the first reconcile pass has not ended\n".to_owned(),
         ),
         ("/metrics", Some(snapshot)) => {
             let until = Instant::now() + page_time(&request.headers);
@@ -374,8 +374,8 @@ fn text(status: StatusCode, text: String) -> Response<Pieces> {
 
 /// The response to a client whose page could not be built in time.
 fn too_late() -> Response<Pieces> {
-    let says = "no page in time: pages for other clients were being made until then; give the scraper more time, or scrape \
-                less often\n";
+    let says = "the page was not ready in time, because the agent served other clients: raise the scrape timeout, or \
+                scrape less often\n";
     text(StatusCode::SERVICE_UNAVAILABLE, says.to_owned())
 }
 

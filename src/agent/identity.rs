@@ -92,8 +92,9 @@ pub(super) fn resolve(pods: &mut [Pod], evidence: &Evidence<'_>) -> Vec<String> 
         let losers = names.iter().filter(|name| Some(*name) != winner.as_ref());
         conflicts.extend(losers.map(|(namespace, pod)| {
             format!(
-                "pod {namespace}/{pod} says in its annotations that it is the mirror of the static pod {uid}: that does not \
-                 count, because {reason}; delete the pod, or remove kubernetes.io/config.hash and config.mirror from it"
+                "pod {namespace}/{pod} has the annotations of a mirror pod of the static pod {uid}, and Pinfold \
+                 ignores them, because {reason}; delete the pod, or remove its annotations kubernetes.io/config.hash \
+                 and config.mirror"
             )
         }));
     }
@@ -154,7 +155,7 @@ fn decide(
                 ""
             };
             nobody(format!(
-                "other pods say the same, and no container runtime tells which one is right{stay}"
+                "other pods have the same annotations, and no container runtime identifies the right pod{stay}"
             ))
         }
     }

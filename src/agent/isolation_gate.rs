@@ -32,9 +32,9 @@ pub(super) struct IsolatedPartitionGate {
 
 impl IsolatedPartitionGate {
     /// The note of a pod whose partition can't become isolated.
-    pub(super) const BARRED: &str = "its partitions are not isolated but root, with load balancing: the kernel's unbound work \
-        queues can't be kept off its CPUs (/sys/devices/virtual/workqueue/cpumask can't be written here), and without that \
-        Linux before 7 may hang when a partition becomes isolated";
+    pub(super) const BARRED: &str = "its partitions stay root instead of isolated, because Pinfold can't write \
+         /sys/devices/virtual/workqueue/cpumask: Linux before 7 may hang if unbound workqueues use the CPUs of a \
+         partition that becomes isolated";
 
     /// Takes the pods with a wanted isolated partition, and sets `isolation_pending` for pods that must wait. `of` is the only
     /// pod of a pod pass: the remaining pods stay noted.

@@ -57,7 +57,7 @@ impl AskKubelet {
                 Err(error) => {
                     let error = format!("{error:#}");
                     if error != last_error {
-                        tracing::warn!("the kubelet's last answer stands: {error}");
+                        tracing::warn!("the kubelet's last answer stays valid: {error}");
                         last_error = error;
                     }
                 }

@@ -58,7 +58,7 @@ impl ManagedNode {
         match topology::read(root) {
             Ok(topology) => {
                 tracing::info!(
-                    "the machine has changed: online CPUs are now {}",
+                    "the topology has changed: online CPUs are now {}",
                     topology.online
                 );
                 self.placer = Placer::new(&topology);
@@ -67,7 +67,7 @@ impl ManagedNode {
                 self.hotplug_state = hotplug_state;
             }
             Err(error) => tracing::error!(
-                "the topology stays as it was: {:#}",
+                "the topology has changed and can't be read, so the old topology stays in use: {:#}",
                 anyhow::Error::new(error)
             ),
         }

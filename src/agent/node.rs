@@ -11,7 +11,7 @@ use crate::host::pod_resources::{CpuManager, PodResources};
 use crate::host::topology::HotplugState;
 use crate::host::{proc::Proc, topology};
 use crate::pin::decide::default_reserved;
-use crate::pin::{Enforcement, Ledger, Observed, Scan};
+use crate::pin::{Enforcement, EnforcementCause, Ledger, Observed, Scan};
 use crate::pod::{Pod, ThreadBasis, ThreadEnvironment, ThreadPolicy, thread_environment};
 
 /// How long the start waits for the kubelet's answer.
@@ -34,10 +34,12 @@ pub struct Node {
     pub reserved: CpuSet,
     /// How assignments are enforced.
     pub enforcement: Enforcement,
-    /// The reason for the enforcement.
+    /// The cause of the enforcement.
+    pub enforcement_cause: EnforcementCause,
+    /// The reason for the enforcement, as a sentence.
     pub enforcement_reason: String,
-    /// The enforcement and the reason for a node without a kubelet that assigns CPUs.
-    alone: (Enforcement, String),
+    /// The enforcement, the cause and the reason for a node without a kubelet that assigns CPUs.
+    alone: (Enforcement, EnforcementCause, String),
     /// The last known state of the kubelet's CPU Manager. `None` for cgroups outside any kubelet.
     cpu_manager: Option<CpuManager>,
     /// The reason why new assignments are suspended, if any.
@@ -72,7 +74,7 @@ impl Node {
         cgroups.detect_systemd(&config.root_dir.join("run"));
         let reserved = reserved(config.reserved.as_ref(), &topology)?;
         let alone = enforcement(&config, &cgroups)?;
-        let (enforcement, enforcement_reason) = alone.clone();
+        let (enforcement, enforcement_cause, enforcement_reason) = alone.clone();
         let proc = Proc::new(&config.root_dir);
         Ok(Self {
             config,
@@ -82,6 +84,7 @@ impl Node {
             proc,
             reserved,
             enforcement,
+            enforcement_cause,
             enforcement_reason,
             alone,
             cpu_manager: None,
@@ -148,20 +151,23 @@ impl Node {
         let blocked = match now {
             CpuManager::NoSocket | CpuManager::Disabled | CpuManager::Unanswered => None,
             CpuManager::Assigns => Some(format!(
-                "the kubelet's CPU Manager assigns CPUs (policy static, by {socket}), and two managers would undo each \
-                 other: set its policy to none to let Pinfold pin"
+                "the kubelet's CPU Manager assigns CPUs (policy static, according to {socket}); set its policy to none to let \
+                 Pinfold pin"
             )),
         };
-        let (enforcement, reason) = match blocked {
-            Some(reason) if self.alone.0 != Enforcement::Observe => (Enforcement::Observe, reason),
+        let (enforcement, cause, reason) = match blocked {
+            Some(reason) if self.alone.0 != Enforcement::Observe => {
+                (Enforcement::Observe, EnforcementCause::CpuManager, reason)
+            }
             _ => self.alone.clone(),
         };
         let before = std::mem::replace(&mut self.enforcement, enforcement);
+        self.enforcement_cause = cause;
         self.enforcement_reason = reason;
         let suspended = (now == CpuManager::Unanswered).then(|| {
             format!(
-                "nothing new is assigned before a kubelet answers on {socket}, since its CPU Manager's policy is unknown; \
-                 remove the socket if this node has no kubelet"
+                "new assignments are suspended until a kubelet answers on {socket}, because the policy of its CPU Manager is \
+                 unknown; remove the socket if this node has no kubelet"
             )
         });
         let resumed =
@@ -242,47 +248,68 @@ pub fn reserved(asked: Option<&CpuSet>, topology: &Topology) -> anyhow::Result<C
     let missing = asked.difference(&topology.online);
     anyhow::ensure!(
         missing.is_empty(),
-        "reserved, and not online here: {}; online: {}",
+        "not online, but reserved: {}; online CPUs: {}; name online CPUs with --reserved",
         missing.in_words(),
         topology.online
     );
     Ok(asked.clone())
 }
 
-fn enforcement(config: &Config, cgroups: &Cgroups) -> anyhow::Result<(Enforcement, String)> {
+/// The enforcement, its cause, and the reason as a sentence.
+///
+/// # Errors
+/// The configuration requires partitions, and the kernel does not support partitions.
+fn enforcement(
+    config: &Config,
+    cgroups: &Cgroups,
+) -> anyhow::Result<(Enforcement, EnforcementCause, String)> {
     if config.enforcement == EnforcementChoice::Observe {
-        return Ok((Enforcement::Observe, "the configuration says so".to_owned()));
+        return Ok((
+            Enforcement::Observe,
+            EnforcementCause::Configuration,
+            "set by the configuration".to_owned(),
+        ));
     }
     let weaker = if cgroups.uses_systemd() {
-        "the pods' CPUs are set through systemd (AllowedCPUs); tasks outside the pods are not moved"
+        "Pinfold sets the pods' CPUs through systemd (AllowedCPUs), and other tasks may run on exclusive CPUs"
     } else {
-        "cpuset.cpus of the pods' cgroups is written; tasks outside them are not moved"
+        "Pinfold writes cpuset.cpus of the pods' cgroups, and other tasks may run on exclusive CPUs"
     };
     if config.enforcement == EnforcementChoice::Cpuset {
         return Ok((
             Enforcement::Cpuset,
-            format!("the configuration says so: {weaker}"),
+            EnforcementCause::Configuration,
+            format!("set by the configuration: {weaker}"),
         ));
     }
     let offered = cgroups
         .offers_partitions()
-        .context("can't find out whether the kernel offers cpuset partitions")?;
+        .context("can't find out whether the kernel supports cpuset partitions")?;
     if offered {
         let reason =
-            "the kernel offers cpuset partitions: it keeps everybody else off an owner's CPUs";
-        return Ok((Enforcement::Partition, reason.to_owned()));
+            "the kernel supports cpuset partitions and keeps other tasks off exclusive CPUs";
+        return Ok((
+            Enforcement::Partition,
+            EnforcementCause::PartitionsSupported,
+            reason.to_owned(),
+        ));
     }
-    let lacking = match cgroups.version {
-        Version::V1 => "cgroup v1 has no cpuset partitions",
-        Version::V2 => {
-            "this kernel has no cpuset partitions below the top of the hierarchy (Linux 6.7 or newer does)"
-        }
+    let (cause, lacking) = match cgroups.version {
+        Version::V1 => (
+            EnforcementCause::CgroupV1,
+            "cgroup v1 does not support cpuset partitions",
+        ),
+        Version::V2 => (
+            EnforcementCause::PartitionsUnsupported,
+            "this kernel does not support remote cpuset partitions (Linux 6.7 or newer does)",
+        ),
     };
     anyhow::ensure!(
         config.enforcement != EnforcementChoice::Partition,
-        "enforcement partition is not to be had: {lacking}; use auto or cpuset, or boot a newer kernel with cgroup v2"
+        "enforcement partition is not available: {lacking}; set the enforcement to auto or cpuset, or boot Linux 6.7 or newer \
+         with cgroup v2"
     );
-    Ok((Enforcement::Cpuset, format!("{lacking}: {weaker}")))
+    Ok((Enforcement::Cpuset, cause, format!("{lacking}: {weaker}")))
 }
 
 /// The thread environment of a container with exclusive `cpus`, or of a container in the shared pool.

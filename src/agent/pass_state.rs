@@ -187,7 +187,7 @@ impl PassState {
                 !effective.is_empty() && cpus.is_some_and(|cpus| effective.is_subset(cpus));
             decision.note = barred.or_else(|| {
                 Some(if is_confined {
-                    format!("others may run on its CPUs: {says}")
+                    format!("other tasks may run on its CPUs: {says}")
                 } else {
                     format!("stays in the shared pool: {says}")
                 })

@@ -47,6 +47,7 @@ impl Reconciler {
         let exclusive = node.topology.online.difference(&shared);
         self.published.send_replace(Some(Arc::new(Snapshot {
             enforcement: node.enforcement,
+            enforcement_cause: node.enforcement_cause,
             enforcement_reason: node.enforcement_reason.clone(),
             online: node.topology.online.clone(),
             reserved: node.reserved.clone(),
@@ -66,11 +67,11 @@ impl Reconciler {
 
     /// Publishes an error with the last known state.
     pub(super) fn publish_failure(&mut self, error: &anyhow::Error) {
-        tracing::error!("reconcile failed: {error:#}");
+        tracing::error!("the reconcile pass failed: {error:#}");
         let last = self.published.borrow().clone();
         if let Some(last) = last {
             let errors = vec![format!(
-                "the last reconcile failed, this is the state before it: {error:#}"
+                "the last reconcile pass failed, and this state is older: {error:#}"
             )];
             self.published.send_replace(Some(Arc::new(Snapshot {
                 errors,
@@ -121,7 +122,7 @@ impl Reconciler {
         for tree in &node.config.pod_cgroups {
             if !node.cgroups.has_cpusets_below(tree)? {
                 errors.push(format!(
-                    "{tree} does not hand the cpuset controller down: its pods have no CPU sets"
+                    "{tree} does not enable the cpuset controller for child cgroups: the pods have no CPU sets"
                 ));
             }
         }
@@ -184,7 +185,7 @@ impl Reconciler {
             .map(|(allowed, turned)| (allowed, *turned));
         gate.note_allowed(allowed, Instant::now());
         for moved in &report.moved {
-            tracing::debug!("off exclusive CPUs: {moved}");
+            tracing::debug!("moved off exclusive CPUs: {moved}");
         }
         let before = self.cpu_isolation.as_ref().map(IsolationReport::sentences);
         let sentences = report.sentences();
@@ -210,8 +211,8 @@ impl Reconciler {
         let lost: CpuSet = long.map(|(cpu, _)| *cpu).collect();
         if !lost.is_subset(&self.lost) {
             tracing::error!(
-                "the kernel has lost {}: no cgroup has a lost CPU, only a reboot brings it back, and it is not used (a known \
-                 fault of Linux 6.12 when a partition is left invalid; newer kernels don't have it)",
+                "the kernel has lost {}: no cpuset has a lost CPU, and Pinfold does not assign it; reboot the node \
+                 (Linux 6.12 has this fault after a partition becomes invalid, newer kernels do not)",
                 lost.in_words()
             );
         }

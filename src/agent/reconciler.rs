@@ -370,7 +370,8 @@ impl Reconciler {
             && self.passes.pods.count_containers()
         {
             tracing::warn!(
-                "no container runtime has connected within {} s: a pod's only cgroup counts as its container's",
+                "no container runtime has connected within {} s: Pinfold takes a pod's only cgroup as the cgroup of \
+                 its container",
                 IDS_GRACE.as_secs()
             );
         }

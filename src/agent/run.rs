@@ -155,7 +155,7 @@ impl Agent {
     pub fn scrape(&self) -> anyhow::Result<String> {
         let snapshot = self
             .snapshot()
-            .context("the first reconcile is still to come")?;
+            .context("the first reconcile pass has not ended")?;
         let page = self.state.page(self.state.sources.collect(&snapshot));
         Ok(page.text(Format::Text))
     }
@@ -172,7 +172,7 @@ impl Agent {
             })
             .await
             .context("the agent ended")?;
-        answer.await.context("the agent has no answer")
+        answer.await.context("the agent did not answer")
     }
 
     /// Waits until a task ends, and returns an error: no task should end on its own.
@@ -332,7 +332,7 @@ async fn sample_connections(
         let look = move || looking.sources.sample_connections(&snapshot);
         tokio::task::spawn_blocking(look)
             .await
-            .context("a look at TCP connections broke")?;
+            .context("a sample of TCP connections failed")?;
         // `peers::resolve` may be busy or absent. The unknown addresses of this read are then dropped.
         let _ = unknown.try_send(state.sources.unknown_peers());
     }

@@ -37,7 +37,7 @@ pub(super) async fn tell(
             // Before the first pass the service manager waits for `ready`. Its start timeout then decides.
             () = tick(timer.as_mut()) => match heartbeat.health() {
                 Health::Alive | Health::Starting(_) => told(notifier.alive()),
-                Health::Stuck(reason) => tracing::error!("the watchdog gets no sign of life: {reason}"),
+                Health::Stuck(reason) => tracing::error!("the agent does not notify systemd's watchdog: {reason}"),
             }
         }
         let status = snapshot.borrow_and_update().as_deref().map(status);

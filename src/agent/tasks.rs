@@ -79,9 +79,9 @@ fn verdict(
     joined: Option<Result<anyhow::Result<()>, tokio::task::JoinError>>,
 ) -> anyhow::Result<()> {
     match joined {
-        Some(Ok(Ok(()))) => anyhow::bail!("a task of the agent ended by itself"),
+        Some(Ok(Ok(()))) => anyhow::bail!("a task of the agent ended unexpectedly"),
         Some(Ok(Err(error))) => Err(error),
-        Some(Err(error)) => Err(error).context("a task of the agent broke"),
+        Some(Err(error)) => Err(error).context("a task of the agent failed"),
         None => anyhow::bail!("the agent has no tasks"),
     }
 }

@@ -38,7 +38,7 @@ pub enum Failure {
         retry_after: Option<Duration>,
     },
     /// The answer can't be decoded, or the request can't be built.
-    #[error("the API server's answer makes no sense: {0}")]
+    #[error("the API server's response is invalid: {0}")]
     InvalidResponse(String),
 }
 

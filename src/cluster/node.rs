@@ -140,7 +140,7 @@ pub fn plan(node: &OwnNode, wanted: &BTreeMap<String, String>) -> LabelStep {
                 found: Some(found.clone()),
                 manager: manager
                     .cloned()
-                    .unwrap_or_else(|| "somebody unknown".to_owned()),
+                    .unwrap_or_else(|| "an unknown program".to_owned()),
             })
         })
         .collect();

@@ -45,9 +45,9 @@ pub enum BpfError {
     /// Another program is attached to the cgroup, or to a cgroup above, and admits no second
     /// program.
     #[error(
-        "the kernel does not let this process attach a BPF program to a cgroup: another program is attached to this cgroup or \
-         to one above without BPF_F_ALLOW_MULTI, so no second program may be; find that program with `bpftool cgroup tree`, \
-         and detach it or attach it with that flag"
+        "the kernel does not let this process attach a BPF program to a cgroup: another program is attached to this \
+         cgroup or to one above without BPF_F_ALLOW_MULTI; find the program with `bpftool cgroup tree`, and detach it \
+         or attach it with that flag"
     )]
     Conflict {
         /// The kernel's error.
@@ -55,7 +55,8 @@ pub enum BpfError {
     },
     /// The kernel does not support the operation.
     #[error(
-        "this kernel can't {operation}: it takes Linux 5.8 or newer, with CONFIG_BPF_SYSCALL and CONFIG_CGROUP_BPF{says}"
+        "this kernel can't {operation}: Linux 5.8 or newer with CONFIG_BPF_SYSCALL and CONFIG_CGROUP_BPF is \
+         needed{says}"
     )]
     Unsupported {
         /// The operation.

@@ -118,7 +118,7 @@ pub enum BusyError {
     Cgroup(#[from] CgroupError),
     /// The kernel only samples idle time, and no file limits the error.
     #[error(
-        "this kernel only samples idle time and has no /proc/schedstat (CONFIG_SCHEDSTATS) to tell how far it is off"
+        "this kernel only samples idle time, and the error is unknown without /proc/schedstat (CONFIG_SCHEDSTATS)"
     )]
     NoBound,
 }

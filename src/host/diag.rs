@@ -190,7 +190,7 @@ impl SocketDiag {
             if Instant::now() >= until {
                 return Err(io::Error::new(
                     io::ErrorKind::TimedOut,
-                    "the kernel's answer took too long",
+                    "the kernel's response took too long",
                 ));
             }
             let (length, from) =
@@ -315,7 +315,7 @@ fn measured(info: &[u8]) -> Option<TcpMeasurements> {
 fn malformed_answer() -> io::Error {
     io::Error::new(
         io::ErrorKind::InvalidData,
-        "the answer about TCP connections makes no sense",
+        "the kernel's response about TCP connections is invalid",
     )
 }
 

@@ -137,7 +137,7 @@ pub fn second_level_cache_events(root: &Path) -> Result<[Event; 2], String> {
     let events = found.next().ok_or_else(|| reason.to_owned())?;
     match found.next() {
         Some(_) => Err(
-            "this machine has CPUs of several kinds, whose second-level caches count differently"
+            "this machine has several kinds of CPUs, and their second-level caches count differently"
                 .to_owned(),
         ),
         None => Ok(events),
@@ -180,8 +180,8 @@ pub fn descriptor_limit() -> usize {
 pub enum PerfError {
     /// The machine counts none of the events.
     #[error(
-        "this machine has no such counters that Linux knows of; a virtual machine has them if its hypervisor passes the \
-         CPU's performance monitoring unit on"
+        "Linux finds no such hardware counters on this machine; a virtual machine needs a hypervisor that exposes the \
+         CPU's performance monitoring unit"
     )]
     NoCounters,
     /// The kernel denies permission.
@@ -194,9 +194,7 @@ pub enum PerfError {
     #[error("CPU {0} is offline")]
     Offline(u32),
     /// A further error, for example too many open files.
-    #[error(
-        "can't open counters on CPU {cpu}; too many open files are cured by a higher limit (LimitNOFILE=)"
-    )]
+    #[error("can't open counters on CPU {cpu}; if too many files are open, raise LimitNOFILE")]
     Open {
         /// The CPU.
         cpu: u32,

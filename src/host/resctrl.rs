@@ -24,7 +24,7 @@ pub enum ResctrlError {
     #[error("{0}")]
     Unsupported(String),
     /// All hardware monitors are in use, or wait until data of a former group has left the cache.
-    #[error("no monitoring group can be made now: all RMIDs are in use ({})", .0.display())]
+    #[error("can't make another monitoring group: all RMIDs are in use ({})", .0.display())]
     Exhausted(PathBuf),
     /// A group can't be made or removed, or the groups can't be listed.
     #[error("can't make, remove or list {}", path.display())]
@@ -130,13 +130,13 @@ impl Resctrl {
         });
         if !self.top.is_dir() {
             return unsupported(format!(
-                "there is no {top}: this CPU or kernel offers no monitoring of caches and memory bandwidth (Intel RDT, AMD \
-                 QoS, Arm MPAM)"
+                "{top} is missing: this CPU or kernel does not support monitoring of caches and memory bandwidth \
+                 (Intel RDT, AMD QoS, Arm MPAM)"
             ));
         }
         if !self.top.join("info").is_dir() {
             return unsupported(format!(
-                "nothing is mounted on {top}: run \"mount -t resctrl resctrl {top}\" on the node; a pod has to be given the \
+                "nothing is mounted on {top}: run \"mount -t resctrl resctrl {top}\" on the node; a pod needs the \
                  folder as a volume, too"
             ));
         }
@@ -206,7 +206,7 @@ impl Resctrl {
             io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => {
                 let top = self.top.display();
                 ResctrlError::Unsupported(format!(
-                    "{top} can't be written to: mount it read-write, for root"
+                    "can't write to {top}: mount it read-write, and run the agent as root"
                 ))
             }
             _ => ResctrlError::Directory { path, source },
@@ -227,7 +227,7 @@ impl Resctrl {
         let says = says.filter(|says| !says.is_empty() && says != "ok");
         Err(ResctrlError::Refused {
             cpus: cpus.clone(),
-            says: says.unwrap_or_else(|| "it does not say why".to_owned()),
+            says: says.unwrap_or_else(|| "no reason given".to_owned()),
         })
     }
 

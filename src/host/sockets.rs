@@ -105,14 +105,15 @@ struct Attached {
 #[derive(Debug, thiserror::Error)]
 pub enum SocketsError {
     /// Cgroup v2 is not mounted.
-    #[error("sockets are counted on cgroup v2 only, and it is not mounted at {} nor at {}/unified", root.display(), root.display())]
+    #[error("sockets are counted on cgroup v2 only, and cgroup v2 is mounted neither at {} nor at {}/unified", root.display(), root.display())]
     NoHierarchy {
         /// The directory in which cgroup v2 was searched.
         root: PathBuf,
     },
     /// The mount shows only a part of the hierarchy.
     #[error(
-        "{} is a part of the node's cgroup hierarchy, seen from a cgroup namespace: mount the node's own there",
+        "{} shows only a part of the node's cgroup hierarchy, because of a cgroup namespace: mount the node's whole \
+         hierarchy there",
         hierarchy.display()
     )]
     Part {

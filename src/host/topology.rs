@@ -289,7 +289,7 @@ fn numa(directory: &Path) -> Result<Vec<NumaNode>, TopologyError> {
                 consistent = false;
                 tracing::warn!(
                     "{} does not hold one distance for each of the {} NUMA nodes, as on machines with offline NUMA \
-                     nodes: distances are not used",
+                     nodes: Pinfold ignores the distances",
                     path.display(),
                     ids.len()
                 );

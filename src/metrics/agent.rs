@@ -30,7 +30,7 @@ pub struct AgentMetrics {
     pub unpinned_seconds: Histogram,
     /// Running containers that were moved for a new container.
     pub moves: IntCounter,
-    /// Currently unreadable pod manifests.
+    /// Pod manifests that the agent can't read now.
     pub manifest_errors: IntGauge,
     runtime_calls: HistogramVec,
     runtime_unanswered: IntCounter,

@@ -113,7 +113,7 @@ families! {
     CONTAINER_CPU_CYCLES = counter("pinfold_container_cpu_cycles_total", CONTAINER,
         "Unhalted cycles of the container's exclusive CPUs, or of its threads on shared CPUs (metrics.maxSharedCounters).");
     CONTAINER_CPU_MIGRATIONS = counter("pinfold_container_cpu_migrations_total", CONTAINER,
-        "Migrations of the container's threads to another CPU, as far as samples show.");
+        "Migrations of the container's threads to another CPU. Migrations between a thread's last sample and its end are missing.");
     CONTAINER_CPU_PERIODS = counter("pinfold_container_cpu_periods_total", CONTAINER,
         "CFS periods in which the container ran under a quota.");
     CONTAINER_CPU_RUN_DELAY_SECONDS = counter("pinfold_container_cpu_run_delay_seconds_total", CONTAINER,
@@ -139,9 +139,9 @@ families! {
     CONTAINER_INTERFERENCE_CPU_SECONDS = counter("pinfold_container_interference_cpu_seconds_total", CONTAINER,
         "Time in which the container's exclusive CPUs ran something other than the container.");
     CONTAINER_L2_MISSES = counter("pinfold_container_l2_misses_total", CONTAINER,
-        "Second-level cache misses of the container's exclusive CPUs, where Linux names the event.");
+        "Second-level cache misses of the container's exclusive CPUs, if the kernel names the event.");
     CONTAINER_L2_REFERENCES = counter("pinfold_container_l2_references_total", CONTAINER,
-        "Second-level cache references of the container's exclusive CPUs, where Linux names the event.");
+        "Second-level cache references of the container's exclusive CPUs, if the kernel names the event.");
     CONTAINER_LLC_MISSES = counter("pinfold_container_llc_misses_total", CONTAINER,
         "Last-level cache misses of the container's exclusive CPUs. Only reads count, except on Intel CPUs.");
     CONTAINER_LLC_OCCUPANCY_BYTES = gauge("pinfold_container_llc_occupancy_bytes", &["namespace", "pod", "container", "l3_domain"],
@@ -149,7 +149,7 @@ families! {
     CONTAINER_LLC_REFERENCES = counter("pinfold_container_llc_references_total", CONTAINER,
         "Last-level cache references of the container's exclusive CPUs. Only reads count, except on Intel CPUs.");
     CONTAINER_MEMORY_BANDWIDTH_BYTES = counter("pinfold_container_memory_bandwidth_bytes_total", &["namespace", "pod", "container", "l3_domain", "scope"],
-        "Bytes between a last-level cache and memory, for the container's exclusive CPUs: all memory (total), or the cache's own NUMA node (local).");
+        "Bytes between a last-level cache and memory, for the container's exclusive CPUs. The scope total covers all memory, local only the cache's own NUMA node.");
     CONTAINER_MEMORY_NUMA_BYTES = gauge("pinfold_container_memory_numa_bytes", &["namespace", "pod", "container", "numa_node", "type"],
         "The container's memory on a NUMA node: anonymous (anon), and file-backed (file).");
     CONTAINER_PERF_ENABLED_SECONDS = counter("pinfold_container_perf_enabled_seconds_total", CONTAINER,
@@ -167,13 +167,13 @@ families! {
     CONTAINER_THREADS_VERDICT = gauge("pinfold_container_threads_verdict", &["namespace", "pod", "container", "verdict", "cause"],
         "The verdict on the container's number of threads, and the likely cause, always 1.");
     ENFORCEMENT_INFO = info("pinfold_enforcement_info", &["enforcement", "reason"],
-        "The enforcement of assignments on this node, and the reason.");
+        "How Pinfold enforces assignments on this node, and why, always 1. The agent's /status has the details.");
     NODE_CPUS = gauge("pinfold_node_cpus", &["state"],
         "CPUs of the node by state: online, reserved, shared, exclusive, and lost (online CPUs that no cpuset has).");
     NODE_RDMA_PORT_EVENTS = counter("pinfold_node_rdma_port_events_total", &["device", "port", "event"],
-        "Errors, discards, waits and other events of an RDMA port of the node, by the kernel's names.");
+        "Errors, discards, waits and other events of an RDMA port of the node. The label event has the kernel's name.");
     NODE_RDMA_HW = counter("pinfold_node_rdma_port_hardware_events_total", &["device", "port", "counter"],
-        "Driver-specific counters of an RDMA port of the node, by the driver's names.");
+        "Driver-specific counters of an RDMA port of the node. The label counter has the driver's name.");
     NODE_RDMA_PORT_RECEIVE_BYTES = counter("pinfold_node_rdma_port_receive_bytes_total", PORT,
         "Bytes received by an RDMA port of the node, for all users together.");
     NODE_RDMA_PORT_RECEIVE_PACKETS = counter("pinfold_node_rdma_port_receive_packets_total", PORT,
@@ -250,17 +250,17 @@ families! {
     BUILD_INFO = info("pinfold_build_info", &["version", "commit"],
         "The version and the commit of the agent, always 1. An unknown commit is empty.");
     CONTAINER_UNPINNED_SECONDS = histogram("pinfold_container_unpinned_seconds", &[],
-        "Time from a container's first instruction to the effective assignment. The kernel counts in hundredths of a second.");
+        "Time from a container's first instruction to the effective assignment, with a resolution of 0.01 s.");
     DRIFT = counter("pinfold_drift_total", &["cause"],
-        "Differences between kernel and ledger, by cause.");
+        "Differences between effective and assigned CPUs, by cause.");
     MANIFEST_ERRORS = gauge("pinfold_manifest_errors", &[],
-        "Currently unreadable pod manifests.");
+        "Pod manifests that the agent can't read now.");
     MOVES = counter("pinfold_moves_total", &[],
         "Running containers that were moved for a new container.");
     NRI_CALL_DURATION_SECONDS = histogram("pinfold_nri_call_duration_seconds", &["call"],
-        "Time for which the container runtime waited for an answer.");
+        "Time for which the container runtime waited for the agent's answer.");
     NRI_UNANSWERED = counter("pinfold_nri_unanswered_total", &[],
-        "Calls of the container runtime without a timely answer.");
+        "Requests of the container runtime that the agent did not answer in time.");
     RECONCILE_DURATION_SECONDS = histogram("pinfold_reconcile_duration_seconds", &[],
         "Duration of a reconcile pass.");
     STEPS = counter("pinfold_reconcile_steps_total", &["outcome"],
@@ -285,19 +285,19 @@ families! {
     API_CONNECTED = gauge("pinfold_api_connected", &[],
         "Whether the watch on this node's pods is open.");
     API_ERRORS = counter("pinfold_api_errors_total", &["kind"],
-        "Failed requests and watches of the API server, by kind of error.");
+        "Failed requests to the API server and failed watches, by kind of error.");
     API_EVENTS_DROPPED = counter("pinfold_api_events_dropped_total", &[],
-        "Dropped Events on pods: too many at a time, or the API server was unreachable.");
+        "Events on pods that were dropped: too many at a time, or the API server was unreachable.");
     API_LAST_ANSWER_TIMESTAMP_SECONDS = gauge("pinfold_api_last_answer_timestamp_seconds", &[],
         "The time of the API server's last valid response, in seconds since 1970.");
     API_POD_CHANGES = counter("pinfold_api_pod_changes_total", &[],
-        "Changes of this node's pods from the watch.");
+        "Changes of this node's pods that the watch reported.");
     API_PODS = gauge("pinfold_api_pods", &["state"],
-        "This node's pods at the API server: known, and unreadable.");
+        "This node's pods from the API server by state: known, or unreadable.");
     API_REQUESTS = counter("pinfold_api_requests_total", &["request"],
         "Requests to the API server by kind. The kind watch_pods counts opened watches.");
     API_RESYNCS = counter("pinfold_api_resyncs_total", &[],
-        "How often the list of this node's pods was read again.");
+        "Repeated lists of this node's pods.");
     API_RETRIES = counter("pinfold_api_retries_total", &[],
         "Requests to the API server that were repeated after a failure.");
     SCENE_INFO = info("pinfold_scene_info", &["plan", "scene", "case", "type", "index"],
@@ -314,5 +314,5 @@ families! {
     NRI_RUNTIME_INFO = info("pinfold_nri_runtime_info", &["name", "version"],
         "The connected container runtime, always 1. Without a connection, no series exists.");
     NRI_SYNCHRONIZED = gauge("pinfold_nri_synchronized", &[],
-        "Whether the container runtime asks Pinfold about every container. Otherwise a container is pinned after its status is known.");
+        "Whether the container runtime asks Pinfold about every new container. If not, a container is pinned after its start.");
 }

@@ -250,7 +250,7 @@ impl<'a, P: Plugin> Session<'a, P> {
         let RpcMessage { stream, kind, data } = message;
         if kind != MessageType::Request {
             return tracing::debug!(
-                "NRI: a message of kind {kind:?} on stream {stream} is left alone"
+                "NRI: a message of kind {kind:?} on stream {stream} is ignored"
             );
         }
         match decode_request(data) {

@@ -79,22 +79,24 @@ impl Applied {
         let said = match &self.outcome {
             Outcome::Done | Outcome::Gone => return None,
             Outcome::Unrecorded => {
-                "not done, since the cgroup's assignment record could not be written".to_owned()
+                "skipped, because the cgroup's assignment record could not be written".to_owned()
             }
-            Outcome::NotInForce { effective } => format!("written, but {effective} is in force"),
+            Outcome::NotInForce { effective } => {
+                format!("written, but the kernel reports {effective}")
+            }
             Outcome::Failed(error) => chain(error),
             Outcome::Invalid { says } => format!("the kernel says {says:?}"),
             Outcome::InTheWay { error, others } => format!(
-                "{}; in the way: {}, by what is written to cpuset.cpus or cpuset.cpus.exclusive there",
+                "{}; cpuset.cpus or cpuset.cpus.exclusive of other cgroups prevents it: {}",
                 chain(error),
                 others.join(", ")
             ),
             Outcome::AncestorRefused { path } => {
-                format!("not done, since {path} could not get the CPUs")
+                format!("skipped, because {path} could not get the CPUs")
             }
             Outcome::Blocked { cpus } => {
                 format!(
-                    "not done, since another container did not give up {}",
+                    "skipped, because another container did not give up {}",
                     cpus.in_words()
                 )
             }

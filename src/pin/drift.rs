@@ -111,7 +111,7 @@ impl fmt::Display for Drift {
         } = self;
         let cause = cause.name();
         let assigned = match assigned.is_empty() {
-            true => "CPUs that nobody owns".to_owned(),
+            true => "shared CPUs".to_owned(),
             false => assigned.to_string(),
         };
         write!(

@@ -331,7 +331,7 @@ impl Ledger {
             Ok(record) => Some(record),
             Err(error) => {
                 self.unexplained
-                    .push(format!("cgroup {path} is left alone: {error}"));
+                    .push(format!("Pinfold does not change cgroup {path}: {error}"));
                 None
             }
         }
@@ -401,7 +401,7 @@ impl Ledger {
     fn bar(&mut self, path: &str, cpus: &CpuSet) {
         self.barred = self.barred.union(cpus);
         self.unexplained.push(format!(
-            "cgroup {path} holds {} as exclusive, which Pinfold did not give: the cgroup is left alone",
+            "cgroup {path} has exclusive {} that Pinfold did not assign: Pinfold does not change the cgroup",
             cpus.in_words()
         ));
     }

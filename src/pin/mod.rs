@@ -32,7 +32,7 @@ pub use apply::{Applied, Outcome, apply, apply_while};
 pub use assignment::PodAssignment;
 pub use drift::{Drift, DriftCause, Neighbour, drift};
 pub use ledger::{Ledger, Observed, ObservedContainer, ObservedPod, Scan};
-pub use model::{Desired, Enforcement, PodPlan, Reason, Step};
+pub use model::{Desired, Enforcement, EnforcementCause, PodPlan, Reason, Step};
 pub use record::{AssignmentRecord, EarlierSettings, RecordError};
 pub use snapshot::Snapshot;
 pub use steps::{plan, release};

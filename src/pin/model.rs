@@ -38,6 +38,34 @@ impl Enforcement {
     }
 }
 
+/// Why a node has its enforcement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EnforcementCause {
+    /// The configuration names the enforcement.
+    Configuration,
+    /// The kernel supports cpuset partitions.
+    PartitionsSupported,
+    /// The machine has cgroup v1, which lacks cpuset partitions.
+    CgroupV1,
+    /// The kernel supports no cpuset partitions below the root of the hierarchy.
+    PartitionsUnsupported,
+    /// The kubelet's CPU Manager assigns CPUs.
+    CpuManager,
+}
+
+impl EnforcementCause {
+    /// The cause's identifier in labels.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Configuration => "configuration",
+            Self::PartitionsSupported => "partitions_supported",
+            Self::CgroupV1 => "cgroup_v1",
+            Self::PartitionsUnsupported => "partitions_unsupported",
+            Self::CpuManager => "cpu_manager",
+        }
+    }
+}
+
 /// A single write to a cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {

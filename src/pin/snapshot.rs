@@ -9,7 +9,7 @@ use super::cpu_isolation::IsolationReport;
 use super::decide::{Decisions, Refused};
 use super::drift::{Drift, DriftCause, Neighbour};
 use super::ledger::{Ledger, Observed, ObservedPod};
-use super::model::Enforcement;
+use super::model::{Enforcement, EnforcementCause};
 use super::record::AssignmentRecord;
 use crate::cpu::{CpuSet, Layout, Topology};
 use crate::host::cgroup::Partition;
@@ -21,6 +21,9 @@ use crate::pod::{self, ContainerKind, Entitlement, Pod, Qos, Role, ThreadEnviron
 pub struct Snapshot {
     /// How assignments are enforced.
     pub enforcement: Enforcement,
+    /// The cause of the enforcement, for a label.
+    #[serde(skip)]
+    pub enforcement_cause: EnforcementCause,
     /// The reason for the enforcement, as a sentence.
     pub enforcement_reason: String,
     /// Online CPUs.

@@ -337,7 +337,7 @@ fn decide(
         Processes::Known { count, evidence } => (count.get(), evidence),
         Processes::Unknown { evidence } => {
             return Err(format!(
-                "the number of processes can't be known ({evidence}): annotate the pod with {PROCESSES_ANNOTATION}"
+                "the number of processes is unknown ({evidence}): annotate the pod with {PROCESSES_ANNOTATION}"
             ));
         }
     };

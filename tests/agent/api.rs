@@ -202,7 +202,7 @@ fn a_pod_is_pinned_and_reported_and_the_agent_then_writes_nothing() {
     let note = cluster.event(&agent, "Pinned", "worker-0");
     let enforcement = status["enforcement"].as_str().unwrap();
     assert!(
-        note.contains(&format!("CPU {own} of its own")) && note.contains(enforcement),
+        note.contains(&format!("exclusive CPU {own}")) && note.contains(enforcement),
         "{note}"
     );
     let kept = cluster.event(&agent, "ValueKept", "worker-0");
@@ -342,7 +342,7 @@ fn an_unreachable_api_changes_no_assignment() {
     );
     let ready = agent.get("/readyz");
     assert!(
-        ready.status == 503 && ready.body.contains("still to come"),
+        ready.status == 503 && ready.body.contains("has not ended"),
         "{ready:?}"
     );
     assert_eq!(
@@ -579,7 +579,7 @@ fn a_static_pod_is_pinned_by_its_mirror_pod_and_keeps_its_cpus() {
     assert!(
         cluster
             .event(&agent, "Pinned", "worker-0")
-            .contains("of its own")
+            .contains("exclusive CPU")
     );
 
     cluster.put(&impostor("a", "hash"));
@@ -783,7 +783,7 @@ fn a_failed_first_pass_is_repeated_without_a_trigger() {
     };
     descriptors(0);
     until("the first look fails", &|| {
-        agent.log().contains("reconcile failed")
+        agent.log().contains("the reconcile pass failed")
     });
     descriptors(1024);
     until("it looks again", &|| agent.status().is_some());

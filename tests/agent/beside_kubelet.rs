@@ -58,7 +58,10 @@ fn pinfold_only_observes_beside_a_kubelet_that_assigns_cpus() {
     assert_eq!(kernel.cgroups.assignment_record(&main).unwrap(), None);
     assert_eq!(agent.metric("pinfold_reconcile_steps_total", &[]), None);
     assert_eq!(
-        agent.metric("pinfold_enforcement_info", &[("enforcement", "observe")]),
+        agent.metric(
+            "pinfold_enforcement_info",
+            &[("enforcement", "observe"), ("reason", "cpu_manager")]
+        ),
         Some(1.0)
     );
     // CPUs that Pinfold does not enforce belong to no container.

@@ -12,7 +12,7 @@ use pinfold::host::proc::Proc;
 use pinfold::host::spawn::{Launcher, Process, Spawn, Stderr};
 use pinfold::metrics::{Format, Sources};
 use pinfold::pin::snapshot::ContainerState;
-use pinfold::pin::{Enforcement, Snapshot};
+use pinfold::pin::{Enforcement, EnforcementCause, Snapshot};
 use pinfold::pod::{
     Container, ContainerKind, Entitlement, Pod, Policy, Qos, Role, ThreadPolicy, thread_environment,
 };
@@ -133,6 +133,7 @@ pub(crate) fn snapshot(kernel: &Kernel, containers: &[ContainerState]) -> Snapsh
     let none = CpuSet::new;
     Snapshot {
         enforcement: Enforcement::Cpuset,
+        enforcement_cause: EnforcementCause::Configuration,
         enforcement_reason: String::new(),
         online: kernel.online.clone(),
         reserved: none(),

@@ -58,7 +58,7 @@ fn drift_is_counted_once_and_repaired() {
     assert_eq!(reported, expected);
     let log = agent.log();
     let message = format!(
-        "{web} should run on CPUs that nobody owns and runs on {}; also on these CPUs: train/worker-0/main ({main}) on {own}",
+        "{web} should run on shared CPUs and runs on {}; also on these CPUs: train/worker-0/main ({main}) on {own}",
         kernel.online
     );
     assert!(log.contains(&message), "{log}");

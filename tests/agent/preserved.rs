@@ -727,7 +727,7 @@ fn an_unanswered_request_of_a_required_pod_is_refused() {
         runtime.call("StateChange", state_change(START_CONTAINER, &worker)),
     ] {
         let refusal = refusal.unwrap_err();
-        assert!(refusal.contains("could not say in time"), "{refusal}");
+        assert!(refusal.contains("could not decide in time"), "{refusal}");
     }
     drop(pipe);
     agent.stop();
@@ -745,12 +745,12 @@ fn a_required_container_without_cpus_is_refused() {
     let second = required(event_message(&tree, "second", 1));
     runtime.change(RUN_POD_SANDBOX, &second);
     let refusal = runtime.try_create(&second).unwrap_err();
-    assert!(refusal.contains("can't have CPUs of its own"), "{refusal}");
+    assert!(refusal.contains("can't get exclusive CPUs"), "{refusal}");
     // A container from the time without an agent is refused at its start.
     tree.make(&path(&second));
     let start = state_change(START_CONTAINER, &second);
     let refusal = runtime.call("StateChange", start.clone()).unwrap_err();
-    assert!(refusal.contains("can't have CPUs of its own"), "{refusal}");
+    assert!(refusal.contains("can't get exclusive CPUs"), "{refusal}");
     // The same container starts once a CPU is free.
     end(&mut tree, &mut runtime, &first);
     agent.eventually("the first has ended", |status| {
@@ -1128,7 +1128,7 @@ fn decided(status: &Value) -> Vec<Value> {
 /// Whether the last pass has failed, by the errors of the status.
 fn has_failed(status: &Value) -> bool {
     let errors = status["errors"].to_string();
-    errors.contains("the last reconcile failed") && errors.contains(FailingTree::TREE)
+    errors.contains("the last reconcile pass failed") && errors.contains(FailingTree::TREE)
 }
 
 #[test]

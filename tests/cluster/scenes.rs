@@ -194,17 +194,17 @@ async fn unreadable_plans_keep_the_labels() {
         (
             "garbage",
             Box::new(|| fake.fail(on_plans(), Fault::Garbage)),
-            "makes no sense",
+            "response is invalid",
         ),
         (
             "an empty answer",
             Box::new(|| fake.fail(on_plans(), refuse(200, "{}"))),
-            "makes no sense",
+            "response is invalid",
         ),
         (
             "nothing",
             Box::new(|| fake.fail(on_plans(), refuse(200, ""))),
-            "makes no sense",
+            "response is invalid",
         ),
         (
             "a list of another kind",
@@ -1008,7 +1008,9 @@ async fn a_case_change_waits_for_unknown_pods_but_not_for_pods_of_other_labels()
     fake.put(&plan(Some(("1", "2")), 2, json!({})));
     agent
         .until("a wait", |state| {
-            state.says.contains("which pods run here is not known yet")
+            state
+                .says
+                .contains("the pods of this node are not known yet")
         })
         .await;
     // A pod with unknown label keys delays the change. A pod that selects nodes by other labels does not.

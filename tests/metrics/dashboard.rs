@@ -12,32 +12,32 @@ use crate::yaml::here;
 
 /// Panels without data on some machines, and their requirements. The panels state the requirements, too.
 const NEEDS: [(&str, &str); 11] = [
-    ("Pressure", "cgroup v2 and a kernel that counts pressure"),
-    ("Instructions per cycle", "hardware counters"),
     (
-        "Cache misses for a thousand instructions",
-        "hardware counters",
+        "Pressure",
+        "cgroup v2 and a kernel with pressure stall information",
     ),
-    ("The same, own CPUs beside shared ones", "hardware counters"),
+    ("Instructions per cycle", "hardware counters"),
+    ("Cache misses per 1000 instructions", "hardware counters"),
+    ("Cache misses by CPU policy", "hardware counters"),
     (
         "Memory by NUMA node",
         "the memory controller and a kernel with NUMA",
     ),
-    ("Cache occupied", "resctrl with cache monitoring"),
+    ("Cache occupancy", "resctrl with cache monitoring"),
     (
         "Memory bandwidth",
         "resctrl with memory bandwidth monitoring",
     ),
-    ("RDMA, sent and received", "an RDMA device"),
+    ("RDMA traffic", "an RDMA device"),
     (
-        "Containers that are left out",
+        "Containers left out",
         "more containers than the node can count",
     ),
     (
-        "The container runtime waits",
-        "a container runtime that asks",
+        "Wait of the container runtime",
+        "a container runtime with NRI",
     ),
-    ("Pods are followed at the API server", "a cluster"),
+    ("Connection to the API server", "a cluster"),
 ];
 
 fn dashboard() -> Value {

@@ -51,16 +51,16 @@ fn the_readme_lists_the_families() {
         .split_once(END)
         .expect("the README has lost the mark where the families end");
     let mut text = format!("{before}{BEGIN}");
-    rows(&mut text, "Of the node's pods:", FAMILIES);
-    rows(&mut text, "Of the agent's own doings:", AGENT_FAMILIES);
+    rows(&mut text, "Families of the node's pods:", FAMILIES);
+    rows(&mut text, "Families of the agent itself:", AGENT_FAMILIES);
     rows(
         &mut text,
-        "Of the Kubernetes API, where it is used:",
+        "Families of the Kubernetes API, if the API is in use:",
         API_FAMILIES,
     );
     rows(
         &mut text,
-        "Of the container runtime, where it asks:",
+        "Families of the container runtime, if NRI is in use:",
         RUNTIME_FAMILIES,
     );
     write!(text, "\n{END}{after}").unwrap();

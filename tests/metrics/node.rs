@@ -12,7 +12,7 @@ use pinfold::metrics::{
     AgentMetrics, ApiNumbers, Page, RuntimeNumbers, SceneNumbers, Sources, add_agent_families,
 };
 use pinfold::pin::snapshot::ContainerState;
-use pinfold::pin::{Enforcement, Snapshot};
+use pinfold::pin::{Enforcement, EnforcementCause, Snapshot};
 use pinfold::pod::{
     Container, ContainerKind, Entitlement, Pod, Policy, Qos, Role, ThreadPolicy, thread_environment,
 };
@@ -197,7 +197,8 @@ pub(crate) fn page() -> Page {
     rdma_port(&root.join("proc/118/root"), "mlx5_9", 8000);
     let snapshot = Snapshot {
         enforcement: Enforcement::Cpuset,
-        enforcement_reason: "a \"quoted\" reason \\ with a bar".to_owned(),
+        enforcement_cause: EnforcementCause::PartitionsUnsupported,
+        enforcement_reason: "the sentence is no label".to_owned(),
         online: set("0-7"),
         reserved: set("0"),
         shared: set("0-1"),

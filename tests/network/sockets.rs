@@ -23,7 +23,7 @@ use pinfold::host::sockets::{
     DEFAULT_ENTRIES, SocketCounter, SocketSample, SocketTcpCounts, SocketTraffic, TrafficCount,
 };
 use pinfold::metrics::{Format, Sources};
-use pinfold::pin::{Enforcement, Snapshot};
+use pinfold::pin::{Enforcement, EnforcementCause, Snapshot};
 
 use crate::agent::{Agent, Manifests, Settings, best_effort};
 use crate::kernel::{Kernel, Tree, kernel_tests};
@@ -499,6 +499,7 @@ fn a_start_without_file_descriptors_is_retried() {
 fn empty_snapshot() -> Snapshot {
     Snapshot {
         enforcement: Enforcement::Observe,
+        enforcement_cause: EnforcementCause::Configuration,
         enforcement_reason: String::new(),
         online: CpuSet::new(),
         reserved: CpuSet::new(),

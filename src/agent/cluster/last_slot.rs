@@ -50,7 +50,7 @@ pub(super) async fn keep(
             if let Err(error) = written {
                 // The note is only a preference, so a failure does no harm.
                 tracing::debug!(
-                    "the node's slot can't be noted: {:#}",
+                    "can't record the node's slot on the cgroup: {:#}",
                     anyhow::Error::new(error)
                 );
             }

@@ -130,7 +130,7 @@ impl Link {
                 .map(|reason| format!(" ({reason})"))
                 .unwrap_or_default();
             format!(
-                "the first list of this node's pods from {} is still to come{reason}",
+                "the agent waits for the first list of this node's pods from {}{reason}",
                 self.server
             )
         })
@@ -144,7 +144,7 @@ impl Link {
             .as_ref()
             .filter(|_| connection.complete)?;
         Some(format!(
-            "this node's pods can't be followed, the known pods stay: {reason}"
+            "the watch on this node's pods fails, and the known pods stay: {reason}"
         ))
     }
 

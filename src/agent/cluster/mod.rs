@@ -202,7 +202,7 @@ impl Running {
             .is_err()
         {
             tracing::info!(
-                "the waiting Events are not written: the API server is slow or unreachable"
+                "the agent stops without writing its last Events: the API server is slow or unreachable"
             );
             self.writer.abort();
         }

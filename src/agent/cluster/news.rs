@@ -176,7 +176,7 @@ impl ReportedContainer {
                     action: "Release",
                     reason: "Released",
                     note: format!(
-                        "shares CPUs with others from now on: {}",
+                        "runs on shared CPUs from now on: {}",
                         container.entitlement.reason()
                     ),
                 });
@@ -199,7 +199,7 @@ impl ReportedContainer {
                     action: "SizeThreads",
                     reason: "ValueKept",
                     note: format!(
-                        "sets {} itself: the agent keeps the container's value",
+                        "sets {} itself, and Pinfold keeps the container's value",
                         self.kept.join(", ")
                     ),
                 });
@@ -225,18 +225,18 @@ impl ReportedContainer {
             return;
         };
         let cause = match repaired.cause {
-            DriftCause::Written => "somebody wrote other CPUs to its cgroup",
-            DriftCause::Ancestor => "a cgroup above its own was narrowed",
+            DriftCause::Written => "another program wrote other CPUs to its cgroup",
+            DriftCause::Ancestor => "a cgroup above its cgroup lost CPUs",
             DriftCause::Offline => "some of its CPUs were offline",
-            DriftCause::Overlap => "its cgroup was widened",
-            DriftCause::Partition => "its partition was undone",
+            DriftCause::Overlap => "its cgroup got more CPUs",
+            DriftCause::Partition => "its partition ended or became invalid",
         };
         news.push(EventContent {
             warning: true,
             action: "Repair",
             reason: "DriftRepaired",
             note: format!(
-                "ran on {} instead of {cpus}, since {cause}; the agent restored the CPUs",
+                "ran on {} instead of {cpus}, because {cause}; Pinfold restored the CPUs",
                 repaired.effective.in_words()
             ),
         });
@@ -266,19 +266,19 @@ fn assignment(
     snapshot: &Snapshot,
 ) -> EventContent {
     let numa = match &container.numa {
-        Some(numa) if numa.len() == 1 => format!(", on NUMA node {numa}"),
-        Some(numa) if !numa.is_empty() => format!(", on NUMA nodes {numa}"),
+        Some(numa) if numa.len() == 1 => format!(" on NUMA node {numa}"),
+        Some(numa) if !numa.is_empty() => format!(" on NUMA nodes {numa}"),
         _ => String::new(),
     };
     let moved = before
-        .map(|before| format!(", and no longer {before}"))
+        .map(|before| format!(", and no longer on {before}"))
         .unwrap_or_default();
     let (cpus, enforcement) = (cpus.in_words(), snapshot.enforcement.name());
     EventContent {
         warning: false,
         action: "Pin",
         reason: "Pinned",
-        note: format!("runs on {cpus} of its own{numa}{moved} (enforcement {enforcement})"),
+        note: format!("runs on exclusive {cpus}{numa}{moved} (enforcement {enforcement})"),
     }
 }
 
@@ -290,10 +290,7 @@ fn refusal(container: &ContainerState, refused: Refused) -> EventContent {
     let (reason, note) = match refused {
         Refused::Policy => (
             "NotPinned",
-            format!(
-                "gets no CPUs of its own: {}",
-                container.entitlement.reason()
-            ),
+            format!("gets no exclusive CPUs: {}", container.entitlement.reason()),
         ),
         Refused::Room => ("Refused", note.to_owned()),
         Refused::Kernel => ("PartitionRefused", note.to_owned()),

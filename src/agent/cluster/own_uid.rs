@@ -70,7 +70,7 @@ async fn follow<F: Future<Output = Result<Option<ApiUid>, Failure>>>(
             Ok(None) => tokio::time::sleep(backoff.wait(jitter.roll(), None)).await,
             Err(failure) => {
                 tracing::warn!(
-                    "mirror pods are not matched with static pods yet, Node {name} can't be read: {failure}"
+                    "mirror pods are not matched with static pods yet, because Node {name} can't be read: {failure}"
                 );
                 tokio::time::sleep(backoff.wait(jitter.roll(), failure.retry_after())).await;
             }

@@ -53,7 +53,11 @@ pub(in crate::agent) async fn resolve(
                 }
                 Err(failure) => {
                     // The API client counts the failure. The next request waits at least [`SOONEST`].
-                    tracing::debug!("the pods of {}/{} are not known: {failure}", job.0, job.1);
+                    tracing::debug!(
+                        "the pods of job {}/{} can't be listed: {failure}",
+                        job.0,
+                        job.1
+                    );
                     requests.answered(job, BTreeSet::new(), &[], Instant::now());
                 }
             }

@@ -279,14 +279,14 @@ impl nri::Plugin for Answers {
         match call {
             // The inventory is then unknown, so the connection is made anew.
             UnansweredCall::Synchronize => Err(Refusal::new(format!(
-                "what exists could not be taken note of: {why}"
+                "Pinfold could not process the existing pods and containers: {why}"
             ))),
             UnansweredCall::Event(
                 nri::Event::CreateContainer | nri::Event::StartContainer,
                 request,
             ) if is_required(&nri::pod(&request.pod, [])) => Err(Refusal::new(format!(
-                "the pod is annotated pinfold.io/cpus=required, and Pinfold could not say in time whether it can be \
-                     pinned: {why}"
+                "the pod is annotated pinfold.io/cpus=required, and Pinfold could not decide in time whether it can be \
+                 pinned: {why}"
             ))),
             _ => Ok(()),
         }

@@ -54,7 +54,7 @@ impl Link {
                 Some(problem(why))
             }
             ConnectionState::Connecting | ConnectionState::Registered(_) if self.expected => {
-                Some(problem(&"it has not told yet what it has"))
+                Some(problem(&"it has not reported its containers yet"))
             }
             _ => None,
         }
@@ -94,6 +94,6 @@ impl Link {
 
 fn problem(why: &impl std::fmt::Display) -> String {
     format!(
-        "no container runtime (containers are pinned when their status is known, not before they begin): {why}"
+        "no container runtime is synchronized, so containers are pinned after their start: {why}"
     )
 }

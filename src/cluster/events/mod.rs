@@ -250,7 +250,7 @@ impl Writer {
         self.book.forget(news);
         self.api.counters().event_dropped();
         tracing::debug!(
-            "an Event on {}/{} was not written: {failure}",
+            "can't write an Event on pod {}/{}: {failure}",
             news.namespace,
             news.pod
         );

@@ -155,7 +155,7 @@ impl Follower {
             }
         }
         if began.elapsed() < self.settings.short_lived && line_count == 0 {
-            let failure = Failure::Connection("the watch ended as soon as it had begun".to_owned());
+            let failure = Failure::Connection("the API server ended the watch at once".to_owned());
             return Err(self.counted(failure));
         }
         self.backoff.reset();
@@ -335,7 +335,7 @@ impl Follower {
         let pause = self.backoff.wait(self.jitter.roll(), failure.retry_after());
         if too_old {
             // The server works, but no longer has the resourceVersion. All pods are read again.
-            tracing::info!("all pods of this node are read again: {failure}");
+            tracing::info!("all pods of this node are listed again: {failure}");
             self.version = None;
             return pause;
         }
@@ -354,7 +354,9 @@ impl Follower {
         }
         self.api.counters().set_degraded(true);
         if self.degraded.as_ref() != Some(&reason) {
-            tracing::warn!("this node's pods can't be followed, the known pods stay: {reason}");
+            tracing::warn!(
+                "the watch on this node's pods fails, and the known pods stay: {reason}"
+            );
             self.degraded = Some(reason.clone());
             self.send(PodsEvent::Degraded(reason)).await;
         }
@@ -371,7 +373,7 @@ impl Follower {
     async fn recovered(&mut self) {
         self.api.counters().set_degraded(false);
         if self.degraded.take().is_some() {
-            tracing::info!("this node's pods are followed again");
+            tracing::info!("the watch on this node's pods works again");
             self.send(PodsEvent::Recovered).await;
         }
     }

@@ -406,7 +406,7 @@ impl Judge<'_> {
             return stay(
                 Phase::Refused,
                 format!(
-                    "{current} stays until plan {} is changed again: onBusy is refuse, and pods still ran here",
+                    "{current} stays until plan {} is changed again: onBusy is refuse, and pods still ran on this node",
                     name_of(plan)
                 ),
             );
@@ -417,7 +417,7 @@ impl Judge<'_> {
             }
             return stay(
                 Phase::Waiting,
-                format!("{current} stays: which pods run here is not known yet"),
+                format!("{current} stays: the pods of this node are not known yet"),
             );
         };
         let bound = pods.iter().filter(|pod| {
@@ -466,7 +466,7 @@ impl Judge<'_> {
                 found: Some(found.clone()),
                 manager: owner
                     .cloned()
-                    .unwrap_or_else(|| "somebody unknown".to_owned()),
+                    .unwrap_or_else(|| "an unknown program".to_owned()),
             })
         });
         foreign.collect()

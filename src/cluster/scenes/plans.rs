@@ -231,7 +231,7 @@ impl Follower {
                 Ok(false) if had_event || began.elapsed() >= SHORT_LIVED => return Ok(()),
                 Ok(false) => {
                     let failure =
-                        Failure::Connection("the watch ended as soon as it had begun".to_owned());
+                        Failure::Connection("the API server ended the watch at once".to_owned());
                     self.api.counters().failed(failure.kind());
                     return Err(failure);
                 }

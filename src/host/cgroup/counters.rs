@@ -93,7 +93,7 @@ impl Cgroups {
     /// The reason why the kernel counts no pressure of cgroups; `None` if pressure is counted.
     pub fn no_pressure(&self) -> Option<&'static str> {
         match self.version {
-            Version::V1 => Some("cgroup v1 counts no pressure"),
+            Version::V1 => Some("cgroup v1 has no pressure stall information"),
             Version::V2 => {
                 // The root cgroup may lack files that the cgroups below have. Older kernels have the files, but
                 // reading fails while pressure is not counted.
@@ -104,7 +104,8 @@ impl Cgroups {
                     text.is_ok_and(|text| text.is_some_and(|text| pressure(&text).is_some()))
                 };
                 let counted = counted("") || below.is_some_and(|child| counted(&child));
-                (!counted).then_some("the kernel counts no pressure: boot it with psi=1")
+                (!counted)
+                    .then_some("the kernel has no pressure stall information: boot with psi=1")
             }
         }
     }

@@ -77,7 +77,7 @@ pub enum CgroupError {
     #[error(transparent)]
     Systemd(#[from] SystemdError),
     /// The kernel accepted the write of a partition, but made no partition.
-    #[error("the kernel makes no partition: {} says {says:?}", path.display())]
+    #[error("the kernel made no partition: {} contains {says:?}", path.display())]
     Partition {
         /// The file.
         path: PathBuf,

@@ -27,7 +27,8 @@ const UNIMPLEMENTED: u32 = 12;
 pub enum CallError {
     /// No server listens on the socket.
     #[error(
-        "no kubelet listens there: mount its folder into the agent's, or run it with the agent on a node"
+        "no kubelet listens on the socket: mount the kubelet's folder into the agent's pod, or run a kubelet on the \
+         node"
     )]
     NoSocket {
         /// The kernel's error.
@@ -150,10 +151,12 @@ async fn read(response: Response<Incoming>, limit: usize) -> Result<Bytes, CallE
             return Err(CallError::TooLong { limit });
         }
     }
-    let no_status = || invalid("it ends without a status: the server broke off");
+    let no_status = || invalid("it ends without a status: the server closed the stream");
     status(&trailers).ok_or_else(no_status)??;
     if data.first().is_some_and(|compressed| *compressed != 0) {
-        return Err(invalid("it is compressed, which was not asked for"));
+        return Err(invalid(
+            "it is compressed, which the agent does not support",
+        ));
     }
     match length(&data) {
         Some(length) if data.len() == PREFIX + length => Ok(Bytes::from(data).slice(PREFIX..)),

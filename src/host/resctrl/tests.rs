@@ -71,7 +71,11 @@ fn what_is_missing_is_told_with_what_to_do() {
     let root = tempfile::tempdir().unwrap();
     let resctrl = Resctrl::new(root.path());
     let says = || resctrl.available_groups().unwrap_err().to_string();
-    assert!(says().contains("no monitoring of caches"), "{}", says());
+    assert!(
+        says().contains("does not support monitoring of caches"),
+        "{}",
+        says()
+    );
     let top = root.path().join("sys/fs/resctrl");
     fs::create_dir_all(&top).unwrap();
     assert!(

@@ -113,9 +113,7 @@ impl Collector for SocketsCollector {
         if !pods.is_empty() && sample.pods.is_empty() {
             return match attached {
                 Err(error) => failure(&error),
-                Ok(()) => {
-                    Outcome::unsupported("no_cgroup_v2", "the pods have no cgroups of version 2")
-                }
+                Ok(()) => Outcome::unsupported("no_cgroup_v2", "the pods have no v2 cgroups"),
             };
         }
         let networks = scrape.networks();

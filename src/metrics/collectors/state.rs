@@ -41,13 +41,12 @@ fn node(page: &mut Page, scrape: &Scrape<'_>) {
         cpus.put_with(&Labels::default(), &[("state", state)], set.len());
     }
     page.add(cpus);
-    let (enforcement, reason) = (
-        snapshot.enforcement.name(),
-        snapshot.enforcement_reason.as_str(),
-    );
     page.add_info(
         &ENFORCEMENT_INFO,
-        &[("enforcement", enforcement), ("reason", reason)],
+        &[
+            ("enforcement", snapshot.enforcement.name()),
+            ("reason", snapshot.enforcement_cause.name()),
+        ],
     );
 }
 

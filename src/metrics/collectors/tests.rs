@@ -14,7 +14,7 @@ use crate::cpu::CpuSet;
 use crate::host::cgroup::Cgroups;
 use crate::host::perf;
 use crate::host::proc::Proc;
-use crate::pin::Enforcement;
+use crate::pin::{Enforcement, EnforcementCause};
 use crate::pod::{
     Container, ContainerKind, Entitlement, Pod, Policy, Qos, Role, ThreadPolicy, thread_environment,
 };
@@ -106,6 +106,7 @@ fn container(root: &Path, number: u32) -> ContainerState {
 fn snapshot(containers: Vec<ContainerState>) -> Snapshot {
     Snapshot {
         enforcement: Enforcement::Observe,
+        enforcement_cause: EnforcementCause::Configuration,
         enforcement_reason: String::new(),
         online: CpuSet::new(),
         reserved: CpuSet::new(),

@@ -107,8 +107,8 @@ fn open_taskstats(root: &Path) -> Option<Taskstats> {
     let opened = (root == Path::new("/")).then(Taskstats::open)?;
     let log = |error: &io::Error| {
         tracing::info!(
-            "a scrape reads two files per thread, because the kernel refuses its accounting by process (required: \
-             CAP_NET_ADMIN and the machine's own process ids): {error}"
+            "a scrape reads two files per thread, because the kernel refuses accounting by process (CAP_NET_ADMIN and \
+             hostPID are needed): {error}"
         );
     };
     opened.inspect_err(log).ok()

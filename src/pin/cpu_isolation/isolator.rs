@@ -182,7 +182,9 @@ impl CpuIsolator {
             } = write;
             let reason = match self.knobs.set(knob, cpus) {
                 Ok(()) => match self.knobs.get(knob) {
-                    Ok(Some(now)) if now != *cpus => format!("written, but {now} is in force"),
+                    Ok(Some(now)) if now != *cpus => {
+                        format!("written, but the kernel reports {now}")
+                    }
                     // A vanished knob counts as done: no work is left to move.
                     Ok(_) => {
                         if *back {
@@ -242,8 +244,8 @@ impl IsolationReport {
             let cpus = union(self.managed.iter().map(|irq| &irq.cpus));
             let plural = if self.managed.len() == 1 { "" } else { "s" };
             sentences.push(format!(
-                "on exclusive {}: IRQ{plural} {} ({}), which the kernel manages itself, mostly one per CPU for what that CPU asks \
-                 of the device; fewer queues (a parameter of the driver), or isolcpus=managed_irq at boot, keep the CPUs free",
+                "on exclusive {}: kernel-managed IRQ{plural} {} ({}), which no program can move; to free the CPUs, \
+                 reduce the number of queues (a parameter of the driver), or boot with isolcpus=managed_irq",
                 cpus.in_words(),
                 ranges(&irqs),
                 names.into_iter().collect::<Vec<_>>().join(", "),
@@ -255,9 +257,7 @@ impl IsolationReport {
             } else {
                 format!(" ({})", what.join(", "))
             };
-            sentences.push(format!(
-                "exclusive CPUs are not as quiet as asked: {reason}{what}"
-            ));
+            sentences.push(format!("CPU isolation is incomplete: {reason}{what}"));
         }
         if let Some(cpus) = &self.irqbalance {
             sentences.push(format!(

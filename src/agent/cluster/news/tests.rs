@@ -1,4 +1,5 @@
 use super::*;
+use crate::pin::EnforcementCause;
 use crate::pin::snapshot::Repaired;
 use crate::pod::{ContainerKind, Entitlement, Mirror, Profile, Qos, Role, ThreadEnvironment};
 
@@ -90,6 +91,7 @@ fn refused(refused: Refused, note: &str) -> ContainerState {
 fn snapshot(enforcement: Enforcement, containers: &[ContainerState]) -> Snapshot {
     Snapshot {
         enforcement,
+        enforcement_cause: EnforcementCause::Configuration,
         enforcement_reason: String::new(),
         online: set("0-3"),
         reserved: set("0"),
@@ -127,7 +129,7 @@ fn notes_of(states: &[ContainerState]) -> Vec<Vec<String>> {
 }
 
 const PINNED: &str =
-    "Pinned: Container main runs on CPUs 2-3 of its own, on NUMA node 0 (enforcement cpuset)";
+    "Pinned: Container main runs on exclusive CPUs 2-3 on NUMA node 0 (enforcement cpuset)";
 
 #[test]
 fn pinned_is_reported_once_per_container_and_assignment() {
@@ -151,7 +153,7 @@ fn pinned_is_reported_once_per_container_and_assignment() {
     assert_eq!(
         moved[1],
         [
-            "Pinned: Container main runs on CPUs 1-2 of its own, on NUMA node 0, and no longer 2-3 (enforcement cpuset)"
+            "Pinned: Container main runs on exclusive CPUs 1-2 on NUMA node 0, and no longer on 2-3 (enforcement cpuset)"
         ]
     );
     // Between two containers no cgroup exists, and no Event follows.
@@ -271,7 +273,7 @@ fn policy_is_reported_if_no_container_of_the_pod_gets_cpus() {
     };
     let notes = notes_of(&[denied.clone(), denied.clone()]);
     let expected =
-        "NotPinned: Container main gets no CPUs of its own: QoS class Burstable, not Guaranteed";
+        "NotPinned: Container main gets no exclusive CPUs: QoS class Burstable, not Guaranteed";
     assert_eq!(notes, [vec![expected], vec![]]);
     let beside = ContainerState {
         container: "logger".to_owned(),
@@ -296,7 +298,7 @@ fn a_release_is_reported_except_for_a_finished_pod() {
         annotated.clone(),
         owns("2-3"),
     ]);
-    let expected = "Released: Container main shares CPUs with others from now on: annotation pinfold.io/cpus=shared";
+    let expected = "Released: Container main runs on shared CPUs from now on: annotation pinfold.io/cpus=shared";
     assert_eq!(notes, [vec![PINNED], vec![expected], vec![], vec![PINNED]]);
     let mut reported = Reported::default();
     reported.note(&snapshot(Enforcement::Cpuset, &[owns("2-3")]), &[pod("p")]);
@@ -328,7 +330,7 @@ fn drift_is_reported_after_its_repair() {
         effective: Some(set("0-1")),
         ..owns("2-3")
     };
-    let expected = "DriftRepaired: Container main ran on CPUs 0-1 instead of 2-3, since somebody wrote other CPUs to its cgroup; the agent restored the CPUs";
+    let expected = "DriftRepaired: Container main ran on CPUs 0-1 instead of 2-3, because another program wrote other CPUs to its cgroup; Pinfold restored the CPUs";
     let notes = notes_of(&[owns("2-3"), drifted, repaired(1), repaired(1), repaired(3)]);
     assert_eq!(
         notes,
@@ -347,7 +349,7 @@ fn drift_is_reported_after_its_repair() {
 fn a_kept_thread_variable_is_reported_once() {
     let mut state = owns("2-3");
     state.threads.kept = vec!["MKL_NUM_THREADS".to_owned(), "OMP_NUM_THREADS".to_owned()];
-    let expected = "ValueKept: Container main sets MKL_NUM_THREADS, OMP_NUM_THREADS itself: the agent keeps the container's value";
+    let expected = "ValueKept: Container main sets MKL_NUM_THREADS, OMP_NUM_THREADS itself, and Pinfold keeps the container's value";
     assert_eq!(
         notes_of(&[state.clone(), state]),
         [vec![PINNED, expected], vec![]]

@@ -358,7 +358,7 @@ fn on_busy_applies_when_the_label_keys_of_the_plan_change() {
         listed.pods = bound(&["zone"]);
         assert!(listed.decide().action.is_some());
         listed.pods = None;
-        waits(&listed, "which pods run here is not known yet");
+        waits(&listed, "the pods of this node are not known yet");
     }
     // The same slot: pods that select a removed label block the change. An added label changes nothing for pods.
     let mut keys = world(same, renamed(), CLAIM, &["SCENCE"]);

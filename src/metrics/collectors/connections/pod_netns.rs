@@ -88,8 +88,8 @@ pub(super) fn find(
                         None => {
                             found.unsupported = Some(Unsupported {
                                 reason: "no_cgroup_v2",
-                                detail: "the connections of pods on a shared network are told apart by cgroups of \
-                                         version 2, and the pods have no such cgroups"
+                                detail: "Pinfold matches connections on a shared network with pods by cgroup v2, and \
+                                         the pods have no v2 cgroups"
                                     .to_owned(),
                             });
                         }

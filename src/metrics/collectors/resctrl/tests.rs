@@ -12,7 +12,7 @@ use crate::host::cgroup::Cgroups;
 use crate::host::proc::Proc;
 use crate::host::resctrl::tests::tree;
 use crate::pin::snapshot::ContainerState;
-use crate::pin::{Enforcement, Snapshot};
+use crate::pin::{Enforcement, EnforcementCause, Snapshot};
 use crate::pod::{
     Container, ContainerKind, Entitlement, Pod, Policy, Qos, ThreadPolicy, thread_environment,
 };
@@ -68,6 +68,7 @@ fn snapshot(containers: &[ContainerState]) -> Snapshot {
     let none = CpuSet::new;
     Snapshot {
         enforcement: Enforcement::Partition,
+        enforcement_cause: EnforcementCause::Configuration,
         enforcement_reason: String::new(),
         online: set("0-15"),
         reserved: none(),
