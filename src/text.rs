@@ -3,6 +3,7 @@
 //! The common part of all readers of objects: the form of a text, the limits, and the positions of mistakes. The
 //! meaning of the documents belongs to the callers.
 
+#[cfg(any(feature = "bench", feature = "experiments"))]
 pub(crate) mod svg;
 
 use std::fmt;
@@ -183,6 +184,14 @@ pub fn duration(text: &str) -> Result<Duration, String> {
         .ok()
         .and_then(|duration| Duration::try_from(duration).ok());
     parsed.ok_or_else(|| "write a duration with a unit, like 30s, 500ms or 5m".to_owned())
+}
+
+/// A duration as [`duration`] reads it.
+pub fn written(duration: Duration) -> String {
+    jiff::SignedDuration::try_from(duration).map_or_else(
+        |_| format!("{duration:?}"),
+        |duration| format!("{duration:#}"),
+    )
 }
 
 /// Reads a duration of whole seconds, at most a day.

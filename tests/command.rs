@@ -591,14 +591,14 @@ fn completions_are_scripts() {
 fn what_config_prints_is_a_configuration() {
     let (_folder, first) = file(
         "first.yaml",
-        "reserved: 0-1\npolicy:\n  selector: 'team in (ml, hpc)'\ntrees: [a, b/c]\n",
+        "reserved: 0-1\npolicy:\n  selector: 'team in (ml, hpc)'\npodCgroups: [a, b/c]\n",
     );
     let (code, out, error) = run(&["config", "--config", &first]);
     assert_eq!((code, error.as_str()), (Some(0), ""));
     let (_folder, second) = file("second.yaml", &out);
     assert_eq!(run(&["config", "--config", &second]).1, out);
     assert_eq!(
-        json(&["config", "--config", &second, "-o", "json"])["trees"],
+        json(&["config", "--config", &second, "-o", "json"])["podCgroups"],
         serde_json::json!(["a", "b/c"])
     );
 }
@@ -631,6 +631,6 @@ fn flags_win_over_the_environment_and_that_over_the_file() {
             &config["reserved"],
             &config["listen"]
         ),
-        (&40.into(), &"3".into(), &"127.0.0.1:1".into())
+        (&"40s".into(), &"3".into(), &"127.0.0.1:1".into())
     );
 }

@@ -557,8 +557,8 @@ spec:
 "#
             )
             .replace("ROLE", role);
-            let pod = parse(&manifest, "pod").unwrap().remove(0);
-            let recognition = recognise(&pod);
+            let pod = pod::parse(&manifest, "pod").unwrap().remove(0);
+            let recognition = pod::recognise(&pod);
             assert_eq!(
                 (recognition.role, recognition.index, recognition.training),
                 (expected, Some(0), true),

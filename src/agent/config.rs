@@ -17,7 +17,7 @@ use crate::cpu::CpuSet;
 use crate::metrics::COLLECTORS;
 use crate::pin::cpu_isolation::CpuIsolationOptions;
 use crate::pod::{CpuPreferences, Policy, ThreadPolicy};
-use crate::text::duration;
+use crate::text::{duration, written};
 
 /// The configuration file that is read if no file is named.
 pub const DEFAULT_FILE: &str = "/etc/pinfold.yaml";
@@ -168,7 +168,8 @@ impl Metrics {
         anyhow::ensure!(
             interval.is_zero()
                 || (Duration::from_secs(1)..=Duration::from_secs(3600)).contains(&interval),
-            "metrics.connectionInterval is {interval:?}: use 1s to 1h, or 0s for no reads"
+            "metrics.connectionInterval is {}: use 1s to 1h, or 0s for no reads",
+            written(interval)
         );
         anyhow::ensure!(
             self.max_peers <= 1000,
@@ -406,8 +407,8 @@ impl Config {
         let hour = Duration::from_secs(3600);
         anyhow::ensure!(
             (Duration::from_secs(1)..=hour).contains(&self.reconcile_interval),
-            "reconcileInterval is {:?}: use 1s to 1h",
-            self.reconcile_interval
+            "reconcileInterval is {}: use 1s to 1h",
+            written(self.reconcile_interval)
         );
         self.metrics.check()?;
         anyhow::ensure!(

@@ -9,6 +9,8 @@ mod config;
 #[cfg(feature = "demo")]
 mod demo;
 mod doctor;
+#[cfg(any(feature = "bench", feature = "experiments"))]
+mod draft;
 mod explain;
 #[cfg(any(feature = "demo", feature = "bench"))]
 mod interrupt;
@@ -27,11 +29,12 @@ mod topology;
 mod train;
 
 use std::process::ExitCode;
-use std::time::Duration;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-pub(crate) use output::{Draft, Format, emit, json, table};
+#[cfg(any(feature = "bench", feature = "experiments"))]
+pub(crate) use draft::Draft;
+pub(crate) use output::{Format, emit, json, table};
 
 /// A node agent that gives training pods exclusive CPUs and the right thread counts.
 #[derive(Debug, Parser)]
@@ -109,10 +112,11 @@ pub fn main() -> ExitCode {
 }
 
 /// Reads an interval or a timeout from 1 s to 24 h.
-fn interval(text: &str) -> Result<Duration, String> {
+#[cfg(any(feature = "top", feature = "experiments"))]
+fn interval(text: &str) -> Result<std::time::Duration, String> {
     let seconds = crate::text::seconds(text)?;
     if seconds == 0 {
         return Err("write 1s or more".to_owned());
     }
-    Ok(Duration::from_secs(seconds.into()))
+    Ok(std::time::Duration::from_secs(seconds.into()))
 }

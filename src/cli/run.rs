@@ -102,6 +102,7 @@ pub(super) fn start_log(log: &Log) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// As for [`start_log`].
+#[cfg(any(feature = "demo", feature = "bench"))]
 pub(super) fn start_error_log() -> anyhow::Result<()> {
     let level = std::env::var("PINFOLD_LOG_LEVEL").unwrap_or_else(|_| "error".to_owned());
     start_log(&Log {

@@ -34,7 +34,9 @@ pub mod scenes;
 
 pub use backoff::{Backoff, Jitter};
 pub use call::{Api, Failure};
+#[cfg(feature = "experiments")]
 pub(crate) use call::{short, words};
+#[cfg(feature = "experiments")]
 pub(crate) use connect::AGENT;
 pub use counters::{Call, Counters, ErrorKind};
 

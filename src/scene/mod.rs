@@ -48,6 +48,7 @@ pub use native_job::{
     WORKERS,
 };
 pub use node::{Node, NodeTaint, natural, read_nodes};
+#[cfg(feature = "experiments")]
 pub(crate) use plan::amounts_schema;
 pub use plan::{
     Active, Amount, Case, CaseTaint, Group, MAX_SERVERS, OnBusy, Pool, Role, SERVERS, Scene,
@@ -56,11 +57,13 @@ pub use plan::{
 #[cfg(feature = "reclaim")]
 pub use reclaim::{Item, ItemKind, Outcome, Reclaimable, Verdict, reclaim};
 pub use schema::definition;
+#[cfg(feature = "experiments")]
 pub(crate) use schema::violations_of;
 pub use selector::{NodeSelector, Operator, Requirement};
 pub use slot::{Slot, is_lease_of};
 pub use slots::{NoSuchCase, Slots, slots, try_order};
 pub use status::{Status, status};
 pub use tree::Path;
+#[cfg(feature = "experiments")]
 pub(crate) use tree::Tree;
 pub use want::{Duty, Switch, Want, duty, switch, want};

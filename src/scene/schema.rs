@@ -138,6 +138,7 @@ pub(super) fn violations(tree: &Tree) -> Vec<Violation> {
 }
 
 /// The violations of any schema in a document.
+#[cfg(feature = "experiments")]
 pub(crate) fn violations_of(tree: &Tree, schema: &JSONSchemaProps) -> Vec<Violation> {
     let mut found = Vec::new();
     walk(tree, schema, &Path::default(), &mut found);
