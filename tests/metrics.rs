@@ -1,4 +1,4 @@
-//! The names of families, the exposition, the documentation, the rules and the dashboard.
+//! The names of families, the exposition, the rules and the dashboard.
 //!
 //! `PINFOLD_RENEW=1 cargo test --test metrics` writes the files that are made from the code, for a look at `git diff`.
 
@@ -19,8 +19,6 @@ mod yaml;
 
 #[path = "metrics/dashboard.rs"]
 mod dashboard;
-#[path = "metrics/documented.rs"]
-mod documented;
 #[path = "metrics/golden.rs"]
 mod golden;
 #[path = "metrics/names.rs"]

@@ -77,6 +77,13 @@ enum Command {
     Train(train::Train),
 }
 
+/// The definition of the command line: the subcommands and their arguments.
+///
+/// A caller can parse a command line with the definition, and the command does not run.
+pub fn command() -> clap::Command {
+    Cli::command()
+}
+
 /// Runs the program with the process's own arguments.
 ///
 /// Exit codes: 0 for success, 1 where the answer is no (too few CPUs, pinning can't work), 2 for bad input.

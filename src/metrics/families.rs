@@ -1,6 +1,6 @@
 //! The tables of all metric families: [`FAMILIES`] of the node's pods, [`AGENT_FAMILIES`] of the agent, [`API_FAMILIES`] and
-//! [`RUNTIME_FAMILIES`] of the Kubernetes API and the container runtime, if in use. The README's list is generated from the
-//! tables. `tests/metrics` checks the names against Prometheus' conventions.
+//! [`RUNTIME_FAMILIES`] of the Kubernetes API and the container runtime, if in use. `docs/reference/metrics.md` is generated
+//! from the tables. `tests/metrics` checks the names against Prometheus' conventions.
 
 /// A family's type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,0 +1,37 @@
+//! The documentation: generated sections, links, command lines, YAML, named tests, the README's limits.
+//!
+//! `PINFOLD_UPDATE_DOCS=1 cargo test --test docs` writes the sections that are generated from the code, for a look at
+//! `git diff`.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+#[allow(dead_code, reason = "other tests use more of it")]
+#[path = "support/yaml.rs"]
+mod yaml;
+
+#[path = "docs/annotations.rs"]
+mod annotations;
+#[path = "docs/commands.rs"]
+mod commands;
+#[path = "docs/configuration.rs"]
+mod configuration;
+#[path = "docs/examples.rs"]
+mod examples;
+#[path = "docs/generated.rs"]
+mod generated;
+#[path = "docs/links.rs"]
+mod links;
+#[path = "docs/markdown.rs"]
+mod markdown;
+#[path = "docs/metrics.rs"]
+mod metrics;
+#[path = "docs/readme.rs"]
+mod readme;
+#[path = "docs/shell.rs"]
+mod shell;
+#[path = "docs/specification.rs"]
+mod specification;
