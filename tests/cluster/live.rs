@@ -315,7 +315,7 @@ async fn release_removes_labels_and_claims() {
     assert_eq!((code, &*error), (Some(0), ""));
     assert_eq!(
         out,
-        "would be taken off Node a:\n  label CASE=1\n  label INDEX=0\n  label SCENCE=1\n  claim scene.p.1.1.a\n"
+        "would be removed from Node a:\n  label CASE=1\n  label INDEX=0\n  label SCENCE=1\n  claim scene.p.1.1.a\n"
     );
     let labels =
         |name: &str| live.fake.get("v1", "Node", "", name).unwrap()["metadata"]["labels"].clone();
@@ -338,14 +338,14 @@ async fn release_removes_labels_and_claims() {
         (code, &*out),
         (
             Some(0),
-            "Node a has no labels, taints or claims of Pinfold's\n"
+            "Node a has no labels, taints or claims of Pinfold\n"
         )
     );
     live.fake.go_away();
     let (code, _, error) = live.pinfold(&release).await;
     assert_eq!(code, Some(2));
     assert!(
-        error.contains("labels and claims of Node a may be left"),
+        error.contains("labels and claims of Node a may remain"),
         "{error}"
     );
 }

@@ -15,12 +15,12 @@ const LONGEST_NAMESPACE: usize = 63;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum AutoSwitch {
-    /// Yes, if a kubeconfig is configured for Pinfold, or if no folder of manifests is configured.
+    /// On, if the option's condition holds.
     #[default]
     Auto,
-    /// Yes, also beside a folder of manifests.
+    /// On.
     Always,
-    /// No.
+    /// Off.
     Never,
 }
 
