@@ -283,7 +283,7 @@ fn labels_as_json_in_the_order_of_the_places() {
     let given: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(given.as_object().unwrap().len(), 12);
     assert!(
-        error.contains("scene 2 case 3 has 20 slots, and 8 of them get no node"),
+        error.contains("scene 2 case 3 has 20 slots, but 8 get no node"),
         "{error}"
     );
 }
@@ -321,7 +321,10 @@ fn labels_as_commands_change_only_what_differs() {
     let (_, table, _) = pinfold(&["labels", &plan, "--nodes", &nodes]);
     let words: Vec<&str> = table.lines().nth(2).unwrap().split_whitespace().collect();
     assert_eq!(words, ["a", "2", "1", "1", "worker"], "{table}");
-    assert!(table.contains("2 more candidates have no slot"), "{table}");
+    assert!(
+        table.contains("2 further candidates have no slot"),
+        "{table}"
+    );
 }
 
 #[test]
@@ -396,8 +399,8 @@ fn which_plan_and_case_is_meant_must_be_said() {
         "{SMALL}---\n{}",
         SMALL.replace("name: small", "name: other")
     );
-    assert!(run(&two, &[]).contains("several plans, small, other: choose one with --plan NAME"));
-    assert!(run(&two, &["--plan", "x"]).contains("no plan x: it has small, other"));
+    assert!(run(&two, &[]).contains("several plans (small, other): choose one with --plan NAME"));
+    assert!(run(&two, &["--plan", "x"]).contains("no plan x: choose one of small, other"));
     assert!(run(SMALL, &["--scene", "2", "--case", "7"]).contains("it has scene 2 with 1"));
     assert!(run(SMALL, &["--scene", "2"]).contains("--case"));
     let idle = SMALL.replace("  active: {scene: \"2\", case: \"1\"}\n", "");

@@ -333,7 +333,7 @@ fn as_people_and_programs_see_it() {
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(
-        error.contains("two files can't both be the standard input"),
+        error.contains("the standard input (-) stands for two files"),
         "{error}"
     );
 }
