@@ -154,11 +154,11 @@ async fn check_labels_and_status_read_the_cluster() {
     let (code, out, _) = live.pinfold(&["scene", "check", "--live"]).await;
     assert_eq!(code, Some(1), "{out}");
     assert!(
-        out.contains("sceneplan/q: error: spec.nodes: plan p has a, b, c as candidates, too"),
+        out.contains("sceneplan/q: error: spec.nodes: a, b, c are also candidates of plan p"),
         "{out}"
     );
     assert!(
-        out.contains("sceneplan/q: error: spec.nodes.selector: 3 nodes match it"),
+        out.contains("sceneplan/q: error: spec.nodes.selector: 3 nodes match the selector"),
         "{out}"
     );
     let (code, _, error) = live.pinfold(&["scene", "labels", "--live"]).await;
@@ -179,7 +179,7 @@ async fn check_labels_and_status_read_the_cluster() {
     let (code, out, _) = live.pinfold(&["scene", "check", file, "--live"]).await;
     assert_eq!(code, Some(1));
     assert!(
-        out.contains("3 nodes match it, and scene 1 case 1 needs 4"),
+        out.contains("3 nodes match the selector, but scene 1 case 1 needs 4"),
         "{out}"
     );
     // Schema errors of a cluster's plan are reported like errors of a file.
