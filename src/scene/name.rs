@@ -13,7 +13,7 @@ pub(super) const RESERVED_DOMAINS: [&str; 2] = ["kubernetes.io", "k8s.io"];
 pub fn value_fault(value: &str) -> Option<String> {
     if value.len() > LONGEST_NAME {
         return Some(format!(
-            "{} characters are too many: a label's value has at most {LONGEST_NAME}",
+            "{} characters are more than the {LONGEST_NAME} of a label's value",
             value.len()
         ));
     }
@@ -32,11 +32,11 @@ pub fn key_fault(key: &str) -> Option<String> {
         return Some(format!("the prefix {prefix:?} is not a DNS name: {fault}"));
     }
     if name.is_empty() {
-        return Some("the name after the prefix is missing".to_owned());
+        return Some("the name is missing".to_owned());
     }
     if name.len() > LONGEST_NAME {
         return Some(format!(
-            "the name has {} characters, and the limit is {LONGEST_NAME}",
+            "{} characters in the name are more than the limit {LONGEST_NAME}",
             name.len()
         ));
     }
@@ -50,7 +50,7 @@ pub fn subdomain_fault(name: &str) -> Option<String> {
     }
     if name.len() > LONGEST_PREFIX {
         return Some(format!(
-            "{} characters are too many: the limit is {LONGEST_PREFIX}",
+            "{} characters are more than the limit {LONGEST_PREFIX}",
             name.len()
         ));
     }

@@ -291,7 +291,7 @@ fn as_people_and_programs_see_it() {
         ),
         (
             "roles: {worker: {limits: {cpu: 1500m}}}\npin: true\n",
-            "1500m is no whole number of CPUs",
+            "1500m is not a whole number of CPUs",
         ),
         (
             "roles: {chief: {}}\n",
