@@ -162,8 +162,8 @@ impl Cluster<'_> {
             });
             if uneven {
                 return Err(format!(
-                    "several groups run {}, but a TFJob has one \
-                     template for all its replicas: render the job as native, volcano or jobset",
+                    "several groups run {}, but a TFJob has one template for all its replicas: render the job as native, volcano \
+                     or jobset",
                     role.role
                 ));
             }
