@@ -50,7 +50,8 @@ pub(super) struct Bench {
     /// CPUs of each worker [default: as many as fit, up to 4]
     #[arg(long, value_parser = value_parser!(u32).range(1..=1024))]
     cpus: Option<u32>,
-    /// Workers, or copies of the command, each with its number in PINFOLD_BENCH_INDEX [default: 1, or 2 for the built-in job if they fit]
+    /// Workers, or copies of the command, each with its number in PINFOLD_BENCH_INDEX [default: 1, or 2 for the built-in
+    /// job if they fit]
     #[arg(long, value_parser = value_parser!(u32).range(1..=100))]
     workers: Option<u32>,
     /// Parameter servers of the built-in job [default: 1]
