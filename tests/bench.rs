@@ -263,7 +263,7 @@ fn a_command_is_measured_by_its_steps_or_to_its_end() {
         whole["notCounted"]["migrationsPerStep"]
             .as_str()
             .unwrap()
-            .contains("to its end"),
+            .contains("duration is measured"),
         "{whole}"
     );
     nothing_left(&links);
@@ -299,7 +299,7 @@ fn a_command_that_fails_is_told_with_its_words() {
                 "--steps",
                 "^step (?<step>[0-9]+) (?<ms>[0-9]+)",
             ],
-            &["more lines match", "let fewer match"],
+            &["too many lines match", "match fewer lines"],
         ),
         (
             &[
@@ -312,7 +312,7 @@ fn a_command_that_fails_is_told_with_its_words() {
         ),
         (
             &["--command", "sleep 60", "--limit", "10"],
-            &["not come to its end in 10 s", "--limit"],
+            &["not ended within 10 s", "--limit"],
         ),
     ] {
         let (code, stdout, stderr) = run(&mut bench(&[&usual[..], command].concat()));
@@ -428,7 +428,7 @@ fn a_plan_is_printed_and_nothing_done() {
     ]));
     if std::thread::available_parallelism().unwrap().get() < 2 {
         assert!(
-            code == 2 && stderr.contains("no CPU to give away"),
+            code == 2 && stderr.contains("no CPU for exclusive use"),
             "{stderr}"
         );
         return;
@@ -453,7 +453,7 @@ fn what_makes_no_sense_is_refused_in_a_sentence() {
     for (arguments, says) in [
         (&["--dry-run", "--rounds", "0"][..], "--rounds"),
         (&["--dry-run", "--seconds", "0"], "--seconds"),
-        (&["--dry-run", "--cpus", "1024"], "of their own"),
+        (&["--dry-run", "--cpus", "1024"], "for exclusive use"),
         (
             &["--dry-run", "--reserved", "4000-4001"],
             "not online, but reserved",
@@ -462,11 +462,11 @@ fn what_makes_no_sense_is_refused_in_a_sentence() {
         (&["--dry-run", "--steps", "x"], "--command"),
         (
             &["--dry-run", "--command", "x", "--steps", "("],
-            "no regular expression",
+            "not a regular expression",
         ),
         (
             &["--dry-run", "--command", "x", "--steps", "(?<loss>x)"],
-            "the group loss means nothing",
+            "the group loss is unknown",
         ),
         (&["--dry-run", "--command", "x", "--ps", "1"], "--ps"),
         (&["--dry-run", "--svg", "x"], "--svg"),

@@ -232,7 +232,7 @@ fn a_second_demo_is_told_of_the_first() {
     let ended = first.wait_with_output().unwrap();
     assert_eq!(code, 2, "{stderr}");
     assert!(
-        stderr.contains("another pinfold demo is running"),
+        stderr.contains("another pinfold demo or bench is running"),
         "{stderr}"
     );
     assert_eq!(

@@ -149,7 +149,7 @@ fn who_is_away_is_named_and_holds_up_nobody() {
     let (code, _, complaint) = printed(&["--once", "--node", &other]);
     assert!(
         code == Some(2)
-            && complaint.contains("is no Pinfold agent, or an agent of another version"),
+            && complaint.contains("is not a Pinfold agent, or the agent has a different version"),
         "{complaint}"
     );
 }
@@ -157,10 +157,7 @@ fn who_is_away_is_named_and_holds_up_nobody() {
 #[test]
 fn what_can_not_be_is_said() {
     for (arguments, says) in [
-        (
-            &["--node", "127.0.0.1"][..],
-            "pinfold top --once prints a frame",
-        ),
+        (&["--node", "127.0.0.1"][..], "pinfold top needs a terminal"),
         (
             &["--once", "--node", "https://node-1"],
             "agents serve plain HTTP",
@@ -188,7 +185,7 @@ fn what_can_not_be_in_a_file_is_said_with_its_line() {
         ("# nobody\n", "names no node"),
         ("a\nb c\n", "nodes:2: "),
         ("x=a\nx=b\n", "two nodes have the name"),
-        ("=a\n", "has no name before its ="),
+        ("=a\n", "has no name before the ="),
     ] {
         std::fs::write(&file, text).unwrap();
         let (code, frame, complaint) = printed(&["--once", "--nodes", path]);

@@ -168,5 +168,5 @@ fn bad_arguments_end_with_2_and_a_lost_address_with_1() {
     }
     let (code, words) = run("ps --listen 192.0.2.1:2222");
     assert_eq!(code, Some(1), "{words}");
-    assert!(words.contains("cannot listen on 192.0.2.1:2222"), "{words}");
+    assert!(words.contains("can't listen on 192.0.2.1:2222"), "{words}");
 }

@@ -192,7 +192,7 @@ impl Metrics {
         for namespace in &self.namespaces {
             anyhow::ensure!(
                 !namespace.is_empty(),
-                "metrics.namespaces has an empty name: name a namespace, or leave the list out for all namespaces"
+                "metrics.namespaces has an empty name: name a namespace, or remove the list for all namespaces"
             );
         }
         Ok(())
@@ -203,21 +203,21 @@ impl Metrics {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum EnforcementChoice {
-    /// The strongest that the node offers.
+    /// The strongest enforcement that the node supports.
     #[default]
     Auto,
-    /// Cpuset partitions, by which the kernel keeps everybody else off (cgroup v2, Linux 6.7 or newer).
+    /// Cpuset partitions: the kernel removes the CPUs from all other cgroups (cgroup v2, Linux 6.7 or newer).
     Partition,
-    /// Write `cpuset.cpus` of the pods' cgroups.
+    /// CPU sets: the agent writes `cpuset.cpus` of the pods' cgroups.
     Cpuset,
-    /// Write nothing.
+    /// No writes: the agent only measures and reports.
     Observe,
 }
 
 /// What the command line and the environment say; each wins over the file.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Overrides {
-    /// Configuration file (YAML) [default: /etc/pinfold.yaml if there is one]
+    /// Configuration file (YAML) [default: /etc/pinfold.yaml, if the file exists]
     #[arg(long, value_name = "FILE", env = "PINFOLD_CONFIG")]
     pub config: Option<PathBuf>,
     /// Folder that holds sys and proc [default: /]
@@ -226,7 +226,7 @@ pub struct Overrides {
     /// Mount point of the cgroup hierarchies [default: /sys/fs/cgroup]
     #[arg(long, value_name = "DIR", env = "PINFOLD_CGROUP_DIR")]
     pub cgroup_dir: Option<PathBuf>,
-    /// Cgroup above the pods' cgroups; may be repeated [default: kubepods and kubepods.slice]
+    /// Cgroup that contains the pods' cgroups; may be repeated [default: kubepods and kubepods.slice]
     #[arg(
         long = "pod-cgroup",
         value_name = "CGROUP",
@@ -237,10 +237,11 @@ pub struct Overrides {
     /// Folder of pod manifests (YAML or JSON)
     #[arg(long, value_name = "DIR", env = "PINFOLD_MANIFEST_DIR")]
     pub manifest_dir: Option<PathBuf>,
-    /// Whether pods come from the Kubernetes API; auto: if a kubeconfig is configured, or no folder of manifests [default: auto]
+    /// Whether the agent reads pods from the Kubernetes API. auto: on if a kubeconfig is configured, or no --manifest-dir
+    /// [default: auto]
     #[arg(long, env = "PINFOLD_API")]
     pub api: Option<AutoSwitch>,
-    /// Kubeconfig that leads to the API server [default: the one in KUBECONFIG, else the pod's service account]
+    /// Kubeconfig of the API server [default: the file in KUBECONFIG, else the pod's service account]
     #[arg(long, value_name = "FILE", env = "PINFOLD_KUBECONFIG")]
     pub kubeconfig: Option<PathBuf>,
     /// This node's name in the cluster [default: the host's name]
@@ -249,19 +250,20 @@ pub struct Overrides {
     /// Namespace of the agent's own objects [default: pinfold]
     #[arg(long, value_name = "NAME", env = "POD_NAMESPACE")]
     pub namespace: Option<String>,
-    /// Whether the container runtime's NRI is used; auto: if the folder of the NRI socket exists at the start [default: auto]
+    /// Whether the agent uses the NRI (Node Resource Interface) of the container runtime. auto: on if the folder of the
+    /// NRI socket exists [default: auto]
     #[arg(long, env = "PINFOLD_NRI")]
     pub nri: Option<AutoSwitch>,
     /// The container runtime's NRI socket [default: /var/run/nri/nri.sock]
     #[arg(long, value_name = "SOCKET", env = "PINFOLD_NRI_SOCKET")]
     pub nri_socket: Option<PathBuf>,
-    /// CPUs that no container is given, like 0-1,32 [default: the core of the lowest CPU]
+    /// Reserved CPUs, which are never exclusive, like 0-1,32 [default: the core of the lowest CPU]
     #[arg(long, value_name = "LIST", env = "PINFOLD_RESERVED")]
     pub reserved: Option<CpuSet>,
     /// How assignments are enforced [default: auto]
     #[arg(long, env = "PINFOLD_ENFORCEMENT")]
     pub enforcement: Option<EnforcementChoice>,
-    /// Time between two comparisons of the kernel with the ledger, 1s to 1h [default: 10s]
+    /// Time between two checks of all assignments against the kernel, 1s to 1h [default: 10s]
     #[arg(long, value_name = "DURATION", env = "PINFOLD_RECONCILE_INTERVAL", value_parser = duration)]
     pub reconcile_interval: Option<Duration>,
     /// Address for metrics, health and status [default: 127.0.0.1:9470]
@@ -270,14 +272,15 @@ pub struct Overrides {
     /// Whether BPF programs count what the pods' sockets send and receive (cgroup v2) [default: false]
     #[arg(long, value_name = "BOOL", env = "PINFOLD_SOCKETS", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     pub sockets: Option<bool>,
-    /// Most descriptors that count cycles, instructions and cache misses of containers on shared CPUs. A container needs
-    /// four descriptors for each CPU [default: 0]
+    /// Maximum number of file descriptors that count cycles, instructions and cache misses of containers on shared CPUs.
+    /// A container needs four descriptors for each CPU [default: 0]
     #[arg(long, value_name = "NUMBER", env = "PINFOLD_MAX_SHARED_COUNTERS")]
     pub max_shared_counters: Option<usize>,
     /// Time between two reads of the pods' TCP connections, at most 1h; 0s disables the reads [default: 0s]
     #[arg(long, value_name = "DURATION", env = "PINFOLD_CONNECTION_INTERVAL", value_parser = duration)]
     pub connection_interval: Option<Duration>,
-    /// Most peers of a training job for which a pod's traffic is reported; needs --connection-interval [default: 0]
+    /// Maximum number of peers in the training job for which a pod's traffic is reported; needs --connection-interval
+    /// [default: 0]
     #[arg(long, value_name = "NUMBER", env = "PINFOLD_MAX_PEERS", value_parser = clap::value_parser!(u64).range(0..=1000))]
     pub max_peers: Option<u64>,
     /// Level of the log: error, warn, info, debug or trace, or a filter by module [default: info]
@@ -385,7 +388,7 @@ impl Config {
         let text = std::fs::read_to_string(path)
             .with_context(|| format!("can't read the configuration file {}", path.display()))?;
         Self::parse(&text)
-            .with_context(|| format!("the configuration file {} is wrong", path.display()))
+            .with_context(|| format!("the configuration file {} is invalid", path.display()))
     }
 
     /// Reads the text of a configuration file. An empty text holds the defaults.

@@ -21,27 +21,27 @@ use crate::sandbox::bench::{self, Options, job, picture};
 
 /// Measure the benefit of pinning and sizing on this machine.
 ///
-/// The bench runs a training job in four ways: shared or pinned, with the host's threads or the right threads. The rounds repeat
-/// in a balanced order, beside busy neighbours, and the bench compares the ways. The processes are real, in separate cgroups,
-/// pinned and sized by the real agent. The bench leaves nothing behind. The bench needs root, and a node without another program
-/// that gives CPUs away.
+/// The bench runs a training job in four ways: shared or pinned, with the host's threads or the right threads. Each round
+/// runs the four ways in a balanced order, beside busy neighbours. The processes are real, in separate cgroups, pinned and
+/// sized by the real agent. The bench leaves nothing behind. The bench needs root, and a node on which no other program
+/// assigns CPUs.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold bench --dry-run                         print the plan and the expected duration
-  pinfold bench --svg bench.svg                   the built-in job, about four minutes
-  pinfold bench --host-threads 80 --neighbours 4  as on a host with 80 CPUs, beside four busy pods
+  pinfold bench --svg bench.svg                   run the built-in job, about four minutes
+  pinfold bench --host-threads 80 --neighbours 4  simulate a host with 80 CPUs, beside four busy pods
   pinfold bench --command 'python3 train.py' --steps '^step'
-                                                  a command; each output line that begins with the word step is a step
+                                                  count each output line that begins with step as a step
   pinfold bench --command ./train --steps '(?<step>[0-9]+) steps, (?<ms>[0-9.]+) ms'
-                                                  a line counts the steps and tells the duration
+                                                  read the number and the duration of steps from a line
   pinfold bench --command './convert all' -o json measure the duration of the command
 
 Exit codes: 0 done, 2 bad input, too few CPUs, no root, another agent, or a failed command; 130 interrupted.")]
 pub(super) struct Bench {
-    /// How often each of the four ways is run; from 5 there is something to say, from 6 with 95 % confidence.
+    /// Number of runs of each of the four ways. Results need 5 rounds, and 95 % confidence needs 6 rounds.
     #[arg(long, default_value_t = 8, value_parser = value_parser!(u16).range(1..=1000))]
     rounds: u16,
-    /// Seconds of measurement per run, after the first step and a warm-up (ignored if the bench measures the duration).
+    /// Seconds of measurement per run, after the first step and a warm-up (ignored without --steps for a command).
     #[arg(long, default_value_t = 4, value_parser = value_parser!(u32).range(1..=3600))]
     seconds: u32,
     /// Seconds after which a run fails.
@@ -50,7 +50,8 @@ pub(super) struct Bench {
     /// CPUs of each worker [default: as many as fit, up to 4]
     #[arg(long, value_parser = value_parser!(u32).range(1..=1024))]
     cpus: Option<u32>,
-    /// Workers, or copies of the command (told apart by PINFOLD_BENCH_INDEX) [default: 1, or 2 for the built-in job if they fit]
+    /// Workers, or copies of the command, each with its number in PINFOLD_BENCH_INDEX [default: 1, or 2 for the built-in
+    /// job if they fit]
     #[arg(long, value_parser = value_parser!(u32).range(1..=100))]
     workers: Option<u32>,
     /// Parameter servers of the built-in job [default: 1]
@@ -62,8 +63,8 @@ pub(super) struct Bench {
     /// Reserved CPUs, like 0-1 [default: the core of the lowest CPU]
     #[arg(long, value_name = "LIST")]
     reserved: Option<CpuSet>,
-    /// Simulate the threads of a host with N CPUs, by the variables that the agent would set
-    /// [default: no variables: the programs count this host's CPUs]
+    /// Simulate the thread counts of a host with N CPUs, by the agent's variables [default: no variables, so that programs
+    /// count this host's CPUs]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1024))]
     host_threads: Option<u32>,
     /// Busy pods in the shared pool [default: as many as fill the node]
@@ -107,7 +108,7 @@ impl Bench {
             self.command
                 .as_deref()
                 .is_none_or(|line| !line.trim().is_empty()),
-            "--command is empty: name a command, or leave --command out for the built-in job"
+            "--command is empty: name a command, or remove --command for the built-in job"
         );
         anyhow::ensure!(
             self.enforcement != EnforcementChoice::Observe,
@@ -143,7 +144,8 @@ impl Bench {
     fn measure(&self, plan: Plan) -> anyhow::Result<ExitCode> {
         anyhow::ensure!(
             nix::unistd::geteuid().is_root(),
-            "a bench needs root, for cgroups and network namespaces: run the command with sudo, or print the plan with --dry-run"
+            "the bench needs root, for cgroups and network namespaces: run the command with sudo, or print the plan with \
+             --dry-run"
         );
         start_error_log()?;
         // An unwritable file is an error now, before minutes of measurement.
@@ -174,7 +176,7 @@ impl Bench {
             Ok(Some(report)) => report,
             other => {
                 other?;
-                eprintln!("pinfold: interrupted; everything is cleaned up");
+                eprintln!("pinfold: interrupted; the bench left nothing behind");
                 return Ok(ExitCode::from(super::interrupt::INTERRUPTED));
             }
         };
@@ -196,7 +198,7 @@ fn setting(plan: &Plan) -> String {
     let work = match &plan.work {
         Work::BuiltIn => {
             let servers = match plan.ps_cpus {
-                0 => format!("{} always in the shared pool", counted(plan.ps, "server")),
+                0 => format!("{} in the shared pool", counted(plan.ps, "server")),
                 cpus => format!("{} of {}", counted(plan.ps, "server"), counted(cpus, "CPU")),
             };
             let workers = format!(
@@ -209,7 +211,7 @@ fn setting(plan: &Plan) -> String {
         Work::Command { line, steps } => {
             let steps = match steps {
                 Some(pattern) => format!("steps by {pattern}"),
-                None => "measured by the duration".to_owned(),
+                None => "the duration is measured".to_owned(),
             };
             let each = if plan.workers == 1 { "" } else { " each" };
             let copies = if plan.workers == 1 { "copy" } else { "copies" };
@@ -251,7 +253,7 @@ fn setting(plan: &Plan) -> String {
     let host = match plan.host_threads {
         Some(threads) => format!("as on a host with {}", counted(threads, "CPU")),
         None => format!(
-            "a program's default on {}",
+            "the program's default for {}",
             counted(plan.online.len(), "CPU")
         ),
     };
@@ -286,11 +288,11 @@ fn planned(plan: &Plan) -> anyhow::Result<String> {
     let _ = match plan.estimate() {
         Some(seconds) => writeln!(
             text,
-            "  {runs} runs of {} s, about {} in all",
+            "  {runs} runs of {} s, about {} in total",
             plan.seconds,
             counted((seconds / 60.0).ceil(), "minute")
         ),
-        None => writeln!(text, "  {runs} runs, each as long as the command takes"),
+        None => writeln!(text, "  {runs} runs, each until the end of the command"),
     };
     Ok(text)
 }
@@ -344,7 +346,7 @@ fn write_effects(text: &mut String, report: &Report) {
         .and_then(|effect| effect.ratio)
         .map_or_else(String::new, |ratio| {
             format!(
-                ", with an interval that contains the true median in {:.1} of 100 cases",
+                ", with a {:.1} % confidence interval of the median",
                 ratio.confidence * 100.0
             )
         });
@@ -402,7 +404,7 @@ fn write_figures(text: &mut String, report: &Report) {
         style("Figures").bold()
     );
     for (metric, reason) in &report.found.not_counted {
-        let _ = writeln!(text, "  {}: not counted here: {reason}", metric.name(step));
+        let _ = writeln!(text, "  {}: not measured: {reason}", metric.name(step));
     }
     for note in &report.found.notes {
         let _ = writeln!(text, "  {note}");

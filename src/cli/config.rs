@@ -9,7 +9,7 @@ use crate::agent::config::{Config, Overrides};
 
 /// Print the effective configuration: defaults, then the file, then environment and flags.
 ///
-/// What is printed is a complete configuration file.
+/// The output is a complete configuration file.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold config > /etc/pinfold.yaml           start a configuration file

@@ -22,9 +22,9 @@ use crate::sandbox::job::Mode;
 /// demo needs root but no cluster, leaves nothing behind, and does not touch a kubelet's cgroups.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  pinfold demo                    half a minute, with a live table
-  pinfold demo --seconds 120      steadier figures
-  pinfold demo -o json            only the figures, for programs")]
+  pinfold demo                    run for 30 seconds, with a live table
+  pinfold demo --seconds 120      run longer, for steadier figures
+  pinfold demo -o json            print only the figures, for programs")]
 pub(super) struct Demo {
     /// Seconds of measurement, both halves together.
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(2..=86_400))]
@@ -62,7 +62,7 @@ impl Demo {
             report
         })?;
         let Some(report) = done else {
-            eprintln!("pinfold: interrupted; everything is cleaned up");
+            eprintln!("pinfold: interrupted; the demo left nothing behind");
             return Ok(ExitCode::from(INTERRUPTED));
         };
         match self.output {

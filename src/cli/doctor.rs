@@ -178,12 +178,13 @@ fn rights(config: &Config) -> Finding {
             "root; the agent moves from the container's cgroup namespace to the host's".to_owned(),
         ),
         Err(_) if config.enforcement == EnforcementChoice::Observe => {
-            good(what, "root, which is enough for observing".to_owned())
+            good(what, "root, which is enough to observe".to_owned())
         }
         Err(error) => weak(
             what,
             format!("root, but the agent can't leave the container's cgroup namespace: {error}"),
-            "give the container CAP_SYS_ADMIN: without the capability, the kernel may keep the agent from moving the agent's own container on cgroup v2",
+            "give the container CAP_SYS_ADMIN: without this capability, on cgroup v2 the kernel may refuse to move the \
+             processes of the agent's own container",
         ),
     }
 }
@@ -307,7 +308,7 @@ fn records(cgroups: &Cgroups) -> Finding {
         ),
         Ok(false) => bad(
             "records",
-            "a cgroup lost an extended attribute that was written".to_owned(),
+            "a cgroup lost an extended attribute after the write".to_owned(),
             "use a kernel with trusted.* attributes on cgroups (Linux 3.16 or newer)",
         ),
         Err(error) => bad(
@@ -381,15 +382,16 @@ fn partitions(node: &Node) -> Option<Finding> {
         Ok(false) => good(what, "a test partition stays valid beside sibling cgroups".to_owned()),
         Ok(true) => weak(
             what,
-            "on this kernel, the CPU set of a sibling cgroup can make a partition invalid, and the kernel loses the CPUs \
-             of an invalid partition that is removed, until the next boot; Pinfold keeps siblings apart and repairs at once"
+            "on this kernel, a sibling cgroup's CPU set can make a partition invalid; the kernel loses the CPUs of a removed \
+             invalid partition until the next boot; Pinfold keeps siblings apart and repairs an invalid partition at once"
                 .to_owned(),
             "use a newer kernel (Linux 6.12 is affected, 7.2 is not)",
         ),
         // The agent makes no cgroups, and needs no CAP_DAC_OVERRIDE. Doctor in the agent's pod lacks the capability as well.
         Err(CgroupError::Directory { source, .. }) if source.kind() == ErrorKind::PermissionDenied => weak(
             what,
-            "not tried: a test cgroup at the top needs CAP_DAC_OVERRIDE, which the agent lacks and does not need"
+            "not tried: a test cgroup below the root cgroup needs CAP_DAC_OVERRIDE; the agent lacks this capability and does \
+             not need it"
                 .to_owned(),
             "run doctor on the node, outside the agent's pod, for a full check",
         ),
@@ -421,7 +423,7 @@ fn lost(node: &Node) -> Vec<Finding> {
         findings.push(weak(
             "unexplained",
             sentence,
-            "find the program that made the setting; pinfold release removes only Pinfold's own settings",
+            "find the program that made the setting; pinfold release removes only settings of Pinfold",
         ));
     }
     findings

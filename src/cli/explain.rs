@@ -20,8 +20,8 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// Explain a pod: the entitlement and the reason, the CPUs, the thread counts, the variables. The command changes nothing.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  pinfold explain worker-0                                     a pod of this node, as the agent reports the pod
-  pinfold explain worker-0 --pods job.yaml                     a manifest, before the pod runs
+  pinfold explain worker-0                    explain a pod of this node, from the agent's status
+  pinfold explain worker-0 --pods job.yaml    explain a manifest before the pod runs
   pinfold explain train/worker-0 --pods ./pods --root-dir ./machine")]
 pub(super) struct Explain {
     /// The pod, as NAME or NAMESPACE/NAME.
@@ -99,7 +99,7 @@ impl Explain {
             })?;
         let status: Value = serde_json::from_slice(&bodies.concat()).with_context(|| {
             format!(
-                "{endpoint}/status is no status of Pinfold: give the agent's address with --agent"
+                "{endpoint}/status does not return a Pinfold status: give the agent's address with --agent"
             )
         })?;
         let containers = status.get("containers").and_then(Value::as_array).cloned();
@@ -132,7 +132,7 @@ fn select<T>(
     let first = containers.first().map(full_name);
     let first = first.with_context(|| {
         if names.is_empty() {
-            format!("no pod {wanted} {location}: no pod exists")
+            format!("no pod {wanted} {location}: the list of pods is empty")
         } else {
             format!(
                 "no pod {wanted} {location}; the pods are: {}",
@@ -180,7 +180,7 @@ fn describe(planned: &Planned) -> String {
         }
         if !container.threads.kept.is_empty() {
             let kept = container.threads.kept.join(", ");
-            lines.push(format!("           kept as the pod sets them: {kept}"));
+            lines.push(format!("           set by the pod, unchanged: {kept}"));
         }
     }
     lines.join("\n")

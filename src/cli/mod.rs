@@ -40,14 +40,14 @@ pub(crate) use output::{Format, emit, json, table};
 #[derive(Debug, Parser)]
 #[command(name = "pinfold", version, max_term_width = 100)]
 #[command(after_help = "Start here:
-  pinfold demo                 a real training job on this machine, shared, then pinned (needs root)
-  pinfold bench                measure the benefit of pinning and sizing on this machine (needs root)
-  pinfold doctor               check the features of this node, with remedies
-  pinfold topology             draw the machine and the owners of CPUs
-  pinfold top                  watch the node's pods, CPUs, threads and traffic
+  pinfold demo                         run a training job, shared, then pinned (needs root)
+  pinfold bench                        measure the benefit of pinning and sizing (needs root)
+  pinfold doctor                       check the features of this node, with remedies
+  pinfold topology                     draw the machine and the owners of CPUs
+  pinfold top                          watch the node's pods, CPUs, threads and traffic
   pinfold run --manifest-dir ./pods    run the agent on the manifests in a folder
 
-Settings of the agent may also come from a file (see pinfold config) or from the environment.")]
+A file (see pinfold config) or the environment may also set the agent's options.")]
 struct Cli {
     #[command(subcommand)]
     command: Command,

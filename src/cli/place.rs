@@ -21,22 +21,22 @@ use crate::text::counted;
 /// caches (LLCs), then as much as possible left whole for the next container. Nothing is changed.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  pinfold place 8                         place 8 CPUs on this machine, all of it free
-  pinfold place 8 --free 2-15,18-31       place them on what is free
-  pinfold place 8 --root-dir ./machine        place them on the machine whose sys/ was copied to ./machine
-  pinfold place 8 --cores whole --near 1  whole cores only, near NUMA node 1
-  pinfold place 8 --numa fewest           on no more NUMA nodes than 8 CPUs need, or not at all
-  pinfold place 8 -o json                 print the answer for programs
+  pinfold place 8                         choose 8 CPUs on this machine, with all CPUs free
+  pinfold place 8 --free 2-15,18-31       choose among these CPUs
+  pinfold place 8 --root-dir ./machine    use a machine whose sys/ was copied to ./machine
+  pinfold place 8 --cores whole --near 1  choose whole cores near NUMA node 1
+  pinfold place 8 --numa fewest           refuse more NUMA nodes than 8 CPUs need
+  pinfold place 8 -o json                 print the choice for programs
 
-Exit codes: 0 placed, 1 it can't be, 2 bad input.")]
+Exit codes: 0 placed, 1 too few suitable CPUs, 2 bad input.")]
 pub(super) struct PlaceArgs {
-    /// How many CPUs.
+    /// Number of CPUs.
     #[arg(value_name = "N")]
     count: usize,
     /// Folder that holds the machine's sys/.
     #[arg(long, value_name = "DIR", default_value = "/")]
     root_dir: PathBuf,
-    /// CPUs that may be taken, as a list like 0-3,8; all online CPUs if not given.
+    /// CPUs to choose from, as a list like 0-3,8 [default: all online CPUs]
     #[arg(long, value_name = "LIST")]
     free: Option<String>,
     /// Close together, or evenly over NUMA nodes and LLCs.
@@ -103,7 +103,7 @@ fn placed(placement: &Placement, form: Format) -> anyhow::Result<String> {
         Format::Json => {
             serde_json::to_string(placement).context("can't write the placement as JSON")?
         }
-        Format::Text if placement.cpus.is_empty() => "no CPUs wanted, none taken".to_owned(),
+        Format::Text if placement.cpus.is_empty() => "0 CPUs requested, no CPUs chosen".to_owned(),
         Format::Text if placement.idle.is_empty() => {
             format!("{}\n{}", placement.cpus, in_words(placement.cost))
         }

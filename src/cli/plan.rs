@@ -22,12 +22,12 @@ const MOST_RECONCILES: usize = 8;
 /// Show the agent's decisions for pods on a machine. The command changes nothing.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  pinfold plan --pods job.yaml                       on this machine, all of it free
-  pinfold plan --pods job.yaml --root-dir ./machine      on the machine whose sys/ was copied to ./machine
-  pinfold plan --pods ./pods --live --moves 2        on this node as it is: who keeps, who comes, who would move
+  pinfold plan --pods job.yaml                       plan for this machine, with all CPUs free
+  pinfold plan --pods job.yaml --root-dir ./machine  plan for a machine whose sys/ was copied to ./machine
+  pinfold plan --pods ./pods --live --moves 2        plan for this node with its assignments and two moves
   pinfold plan --pods ps.yaml --pods ./workers -o json")]
 pub(super) struct Plan {
-    /// Manifest file or folder of manifests (YAML or JSON); may be repeated; the order decides which pod comes first.
+    /// Manifest file or folder of manifests (YAML or JSON); may be repeated. The agent decides about the pods in this order.
     #[arg(long, value_name = "FILE", required = true)]
     pods: Vec<PathBuf>,
     #[command(flatten)]
@@ -57,7 +57,7 @@ pub(super) struct Input {
     /// Start from the current assignments on this node, as reported by the kernel.
     #[arg(long, conflicts_with = "root_dir")]
     pub(super) live: bool,
-    /// Cgroup below which pods are found, with --live; may be repeated [default: the configuration's]
+    /// Cgroup that contains the pods' cgroups, with --live; may be repeated [default: podCgroups of the configuration]
     #[arg(
         long = "pod-cgroup",
         value_name = "CGROUP",
@@ -277,7 +277,7 @@ fn in_table(planned: &Planned) -> String {
             to,
         } = moved;
         format!(
-            "first, container {container} of {namespace}/{pod} moves from {from} to {to} to make room\n"
+            "move first: container {container} of {namespace}/{pod} from {from} to {to}, to make room\n"
         )
     };
     let moves: String = planned.moves.iter().map(moved).collect();

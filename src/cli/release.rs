@@ -23,20 +23,20 @@ use crate::pin::{self, Applied, Outcome, Step};
 
 /// Hand every CPU back: restore the CPUs and the quota of each cgroup, and remove every assignment record.
 ///
-/// With --cluster, the command also removes the node's scene labels, taint and claims; nothing of Pinfold remains.
-/// Stop the agent first: a running agent would pin the pods and claim a slot again.
+/// With --cluster, the command also removes the node's scene labels, taint and claims. Stop the agent first: a running agent
+/// would pin the pods and claim a slot again.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  pinfold release --dry-run      print the writes only
-  pinfold release --cluster      before removing Pinfold from a node of a cluster
-  pinfold release                CPUs only
+  pinfold release --dry-run      print the writes without writing
+  pinfold release --cluster      remove everything of Pinfold from a node of a cluster
+  pinfold release                hand back only the CPUs
   pinfold release --cluster-only --node-name n1 --kubeconfig admin.conf
-                                 labels and claims of a node that can't be reached
+                                 remove labels and claims of an unreachable node
   pinfold release --cluster --stay
-                                 as a DaemonSet's pod, which is ready after the release
+                                 run in a DaemonSet's pod, which is ready after the release
 
-Exit codes: 0 done, 1 a write failed, 2 bad input, or the cluster can't be reached (the release of CPUs is complete
-anyway).")]
+Exit codes: 0 done, 1 a write failed, 2 bad input, or the cluster can't be reached (the CPUs are handed back
+nevertheless).")]
 pub(super) struct Release {
     #[command(flatten)]
     overrides: Overrides,
@@ -45,7 +45,7 @@ pub(super) struct Release {
     /// Print the writes without writing.
     #[arg(long)]
     dry_run: bool,
-    /// When the release is complete, accept connections on the listen address until SIGTERM, as a sign for a probe.
+    /// After the release, accept connections on the listen address until SIGTERM, for a readiness probe.
     #[arg(long, conflicts_with = "dry_run")]
     stay: bool,
     /// Form of the output.
@@ -161,8 +161,8 @@ fn check_rights(config: &Config) -> anyhow::Result<()> {
     );
     anyhow::ensure!(
         Proc::new(&config.root_dir).may_administer(),
-        "release needs CAP_SYS_ADMIN to read assignment records and to write to cgroups: run the command with the rights of \
-         an agent that pins"
+        "release needs CAP_SYS_ADMIN to read assignment records and to write to cgroups: run the command with the \
+         capabilities of the agent"
     );
     Ok(())
 }
@@ -207,13 +207,13 @@ fn restore_isolation(node: &Node) -> Vec<String> {
     // The slot's note is only a preference, so a failed removal is no error.
     let _ = node.cgroups.set_note("", NoteSubject::SceneSlot, None);
     for restored in &isolation.restored {
-        tracing::info!("put back: {restored}");
+        tracing::info!("restored: {restored}");
     }
     let failed = isolation.failed.iter();
     failed
         .map(|failure| {
             format!(
-                "not put back: {} {}",
+                "not restored: {} {}",
                 failure.what.join(", "),
                 failure.reason
             )
@@ -243,10 +243,10 @@ async fn stay(listen: SocketAddr) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let listener = TcpListener::bind(listen).await.with_context(|| {
-        format!("can't listen on {listen}: if another program has the port, name a free one with --listen")
+        format!("can't listen on {listen}: if another program uses the port, choose a free port with --listen")
     })?;
     super::emit(&format!(
-        "handed back; waiting for SIGTERM on {}",
+        "the release is complete; waiting for SIGTERM on {}",
         listener.local_addr()?
     ))?;
     loop {

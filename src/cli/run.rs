@@ -15,12 +15,13 @@ use crate::agent::config::{Config, EnforcementChoice, Log, LogFormat, Overrides}
 /// After SIGTERM, every assignment stays. A restarted agent moves no container.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  pinfold run --manifest-dir ./pods                     pods from manifests; see pinfold demo for real ones
-  pinfold run --manifest-dir ./pods --reserved 0-1      keep two CPUs for the system
-  pinfold run --kubeconfig FILE                 this node's pods from the API server; in a pod, pinfold run does
-  curl http://127.0.0.1:9470/metrics            also /status, /healthz, /readyz
+  pinfold run --manifest-dir ./pods                   pin the pods of the manifests in a folder
+  pinfold run --manifest-dir ./pods --reserved 0-1    reserve two CPUs for the system
+  pinfold run --kubeconfig FILE                       pin this node's pods, as the API server lists them
+  pinfold run                                         the same inside a pod, with its service account
+  curl http://127.0.0.1:9470/metrics                  read the metrics; also /status, /healthz, /readyz
 
-Log lines go to stderr; --log-level debug shows every write.")]
+The log goes to stderr. --log-level debug shows every write.")]
 pub(super) struct Run {
     #[command(flatten)]
     overrides: Overrides,
@@ -43,11 +44,11 @@ impl Run {
 /// Joins the host's cgroup namespace. The call must come before the first thread, which would stay in the old namespace.
 pub(super) fn join_host(config: &Config) {
     match crate::host::cgroup::join_host(&config.root_dir) {
-        Ok(true) => tracing::info!("moved from the container's cgroup namespace to the host's"),
+        Ok(true) => tracing::info!("the agent joined the host's cgroup namespace"),
         Ok(false) => {}
         Err(error) => match advice(config.enforcement, &error) {
             Some(advice) => tracing::warn!("{advice}"),
-            None => tracing::debug!("stays in the container's cgroup namespace: {error}"),
+            None => tracing::debug!("the agent stays in the container's cgroup namespace: {error}"),
         },
     }
 }
@@ -57,8 +58,8 @@ pub(super) fn join_host(config: &Config) {
 fn advice(enforcement: EnforcementChoice, error: &std::io::Error) -> Option<String> {
     (enforcement != EnforcementChoice::Observe).then(|| {
         format!(
-            "the agent can't leave the container's cgroup namespace ({error}): on cgroup v2 the kernel may keep the agent from \
-             moving the agent's own container; give the container CAP_SYS_ADMIN"
+            "the agent can't leave the container's cgroup namespace ({error}): on cgroup v2 the kernel may refuse to move the \
+             processes of the agent's own container; give the container CAP_SYS_ADMIN"
         )
     })
 }
@@ -70,7 +71,7 @@ pub(super) fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
         .worker_threads(2)
         .enable_all()
         .build()
-        .context("can't start the runtime")
+        .context("can't start the asynchronous runtime")
 }
 
 /// Sends log lines to stderr, at the configured level and in the configured format.

@@ -29,19 +29,19 @@ use crate::scene::{
 /// Check plans of scenes and cases, and show which node gets which labels.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  pinfold scene check plan.yaml                       every mistake, and the correction
-  pinfold scene check plan.yaml --nodes nodes.yaml    are there enough nodes, large enough?
-  pinfold scene labels plan.yaml --nodes nodes.yaml   who gets which labels
-  pinfold scene status plan.yaml --nodes nodes.yaml   what is claimed, missing, double
-  pinfold scene import --live > plan.yaml             a plan of the labels that nodes already have
-  pinfold scene simulate plan.yaml --count 10         which task would come to which node
-  pinfold scene render plan.yaml --job job.yaml       the objects of a training cluster
-  pinfold scene reclaim --watch                       end parameter servers whose job has ended
-  pinfold scene report --prometheus URL               what the jobs of a case did, from a Prometheus
-  pinfold scene crd | kubectl apply -f -              the definition of ScenePlan
-  pinfold scene status --live                         the same of a cluster: its plan, nodes and claims
+  pinfold scene check plan.yaml                       print each mistake with its correction
+  pinfold scene check plan.yaml --nodes nodes.yaml    check also the number and size of the nodes
+  pinfold scene labels plan.yaml --nodes nodes.yaml   print which node gets which labels
+  pinfold scene status plan.yaml --nodes nodes.yaml   compare the nodes' labels with the active case
+  pinfold scene status --live                         use the plan, the nodes and the claims of the cluster
+  pinfold scene import --live > plan.yaml             make a plan from the labels of the nodes
+  pinfold scene simulate plan.yaml --count 10         show the node of each task, for 10 invented nodes
+  pinfold scene render plan.yaml --job job.yaml       print the objects of a training cluster
+  pinfold scene reclaim --watch                       delete the parameter servers of ended jobs
+  pinfold scene report --prometheus URL               report the resource use of the jobs
+  pinfold scene crd | kubectl apply -f -              install the definition of ScenePlan
 
-  kubectl get nodes -o yaml > nodes.yaml              the nodes that --nodes wants")]
+  kubectl get nodes -o yaml > nodes.yaml              make the file for --nodes")]
 pub(super) struct SceneArgs {
     #[command(subcommand)]
     command: SceneCommand,
@@ -65,18 +65,18 @@ enum SceneCommand {
 /// The choice of a plan and a case.
 #[derive(Debug, Args)]
 struct CaseOf {
-    /// File with a ScenePlan (YAML or JSON); - is the standard input. With --live, the cluster's plan if not given.
+    /// File with a ScenePlan (YAML or JSON); - is the standard input [default with --live: the cluster's plan]
     #[arg(value_name = "FILE", required_unless_present = "live")]
     file: Option<PathBuf>,
     #[command(flatten)]
     live: live::Live,
-    /// The plan's name, if the file or the cluster has several.
+    /// The plan's name, if the file or the cluster has several plans.
     #[arg(long, value_name = "NAME")]
     plan: Option<String>,
-    /// The scene; the plan's active one if not given.
+    /// The scene [default: the plan's active scene]
     #[arg(long, value_name = "SCENE", requires = "case")]
     scene: Option<String>,
-    /// The case; the plan's active one if not given.
+    /// The case [default: the plan's active case]
     #[arg(long, value_name = "CASE", requires = "scene")]
     case: Option<String>,
 }
@@ -137,20 +137,20 @@ impl CaseOf {
         });
         let document = chosen.next().with_context(|| {
             format!(
-                "{origin} has no plan {}: it has {names}",
+                "{origin} has no plan {}: choose one of {names}",
                 self.plan.as_deref().unwrap_or_default()
             )
         })?;
         ensure!(
             chosen.next().is_none(),
-            "{origin} has several plans, {names}: choose one with --plan NAME"
+            "{origin} has several plans ({names}): choose one with --plan NAME"
         );
         // Too few nodes for a different case do not matter for the chosen case.
         let wrong = check(std::slice::from_ref(document), None, AMOUNTS)
             .into_iter()
             .find(|one| one.severity == Severity::Error && one.place.path != "spec.nodes.names");
         if let Some(finding) = wrong {
-            anyhow::bail!("{finding} (pinfold scene check names all mistakes)");
+            anyhow::bail!("{finding} (pinfold scene check prints all mistakes)");
         }
         document
             .plan
@@ -181,7 +181,7 @@ impl CaseOf {
         {
             Some((Some(scene), Some(case))) => Ok((scene.clone(), case.clone())),
             Some(_) => anyhow::bail!(
-                "the job names a scene or a case alone: name both, or neither for the active one"
+                "the job names only a scene or only a case: name both, or remove both for the active case"
             ),
             None => anyhow::bail!(
                 "plan {} has no active case: choose one with --scene and --case",
@@ -197,7 +197,7 @@ fn text(path: &Path) -> anyhow::Result<String> {
         // The second reader would find the standard input empty.
         ensure!(
             !STDIN.swap(true, Ordering::Relaxed),
-            "two files can't both be the standard input (-): name one of the files"
+            "the standard input (-) stands for two files: name one of the files"
         );
         let mut text = String::new();
         io::stdin()

@@ -33,15 +33,15 @@ const DEFAULT_WIDTH: u16 = 100;
 
 /// Watch nodes: pods, owners of CPUs, threads, interference, unpinned time, traffic.
 ///
-/// The command requests /status and /metrics of each agent. A node without a response is shown with the reason, and delays no other
-/// node. An unknown value is a dash. The key ? shows all keys.
+/// The command requests /status and /metrics of each agent. For a node without a response, the frame shows the reason. Such a
+/// node delays no other node. An unknown value is a dash. The key ? shows all keys.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  pinfold top                                         the agent of this node
-  pinfold top --node node-1 --node ps=10.0.0.2        two nodes, the second with a name of your choice
-  pinfold top --nodes nodes.txt --sort interference   the nodes in a file: URL or NAME=URL in each line
+  pinfold top                                         watch this node
+  pinfold top --node node-1 --node ps=10.0.0.2        watch two nodes, and call the second node ps
+  pinfold top --nodes nodes.txt --sort interference   watch the nodes in a file: URL or NAME=URL in each line
   pinfold top --once --width 120 > frame.txt          print a frame as text
-  kubectl proxy &                                     for agents that listen within the cluster only
+  kubectl proxy &                                     reach agents that listen only within the cluster
   pinfold top --node http://127.0.0.1:8001/api/v1/namespaces/NAMESPACE/pods/http:POD:9470/proxy")]
 pub(super) struct Top {
     /// An agent: URL, HOST:PORT or HOST, with an optional NAME= before the address; may be repeated [default: the agent of this node]
@@ -98,7 +98,7 @@ impl Top {
         }
         anyhow::ensure!(
             screen::is_terminal(),
-            "no terminal for frames and keys: pinfold top --once prints a frame without a terminal"
+            "pinfold top needs a terminal: print a frame with pinfold top --once"
         );
         signals::block()?;
         let runtime = runtime()?;

@@ -20,12 +20,12 @@ pub(crate) use drawing::render;
 /// Draw which CPUs share a core, a last-level cache (LLC), a NUMA node and a socket.
 ///
 /// CPUs in brackets are the threads of one core. On hybrid machines, P marks performance cores and E efficiency cores.
-/// What the machine does not tell is left out of the drawing and null in the JSON.
+/// Facts that the machine does not report are missing in the drawing and null in the JSON.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  pinfold topology                     draw this machine
+  pinfold topology                         draw this machine
   pinfold topology --root-dir ./machine    draw the machine whose sys/ was copied to ./machine
-  pinfold topology -o json             print it for programs")]
+  pinfold topology -o json                 print the topology for programs")]
 pub(super) struct TopologyArgs {
     /// Folder that holds the machine's sys/.
     #[arg(long, value_name = "DIR", default_value = "/")]

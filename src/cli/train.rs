@@ -55,7 +55,7 @@ enum Process {
         /// Busy threads [default: the host's CPUs plus 1]
         #[arg(long, value_parser = value_parser!(u16).range(1..=1024))]
         threads: Option<u16>,
-        /// The share of a CPU's time that each thread uses, in percent [default: whatever the bursts take]
+        /// The share of a CPU's time that each thread uses, in percent [default: unlimited]
         #[arg(long, value_name = "PERCENT", value_parser = value_parser!(u8).range(1..=100))]
         busy: Option<u8>,
         /// The index of this neighbour.
@@ -114,7 +114,7 @@ impl Train {
                 let shards = u32::try_from(job.ps_hosts.len())?;
                 if job.task_index >= shards {
                     anyhow::bail!(
-                        "--task-index {} is not among the {shards} of --ps-hosts: count from 0",
+                        "--task-index {} is too large for the {shards} hosts of --ps-hosts: indexes start at 0",
                         job.task_index
                     );
                 }
@@ -167,7 +167,7 @@ impl Job {
             .hidden
             .as_slice()
             .try_into()
-            .context("--hidden wants two numbers, like 128,64")?;
+            .context("--hidden needs two numbers, like 128,64")?;
         let Self {
             features,
             vocabulary,
@@ -178,7 +178,7 @@ impl Job {
         let parameters = u64::from(features) * u64::from(vocabulary) * u64::from(dim);
         if parameters > MAX_PARAMETERS {
             anyhow::bail!(
-                "{parameters} embedding parameters are too many: the most is {MAX_PARAMETERS}"
+                "{parameters} embedding parameters are too many: the limit is {MAX_PARAMETERS}"
             );
         }
         Ok(Geometry {
@@ -239,6 +239,6 @@ fn host_port(text: &str) -> Result<String, String> {
         Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => {
             Ok(text.to_owned())
         }
-        _ => Err("write it as host:port, like 10.77.0.2:2222".to_owned()),
+        _ => Err("write host:port, like 10.77.0.2:2222".to_owned()),
     }
 }

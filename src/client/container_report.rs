@@ -113,7 +113,7 @@ impl ContainerStatus {
         lines.extend(self.note.iter().map(|note| format!("           {note}")));
         if let Some(seconds) = self.unpinned_seconds {
             lines.push(match seconds {
-                0.0 => "  unpinned never: the CPUs were in force before the first instruction"
+                0.0 => "  unpinned 0 ms: the CPUs were in force before the first instruction"
                     .to_owned(),
                 _ => format!(
                     "  unpinned {:.1} ms, from the first instruction until the CPUs were in force",
@@ -226,7 +226,7 @@ impl ContainerStatus {
         }
         if !self.threads.kept.is_empty() {
             let kept = self.threads.kept.join(", ");
-            lines.push(format!("kept as the pod sets them: {kept}"));
+            lines.push(format!("set by the pod, unchanged: {kept}"));
         }
         lines
     }

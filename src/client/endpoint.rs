@@ -37,7 +37,7 @@ pub(crate) enum EndpointError {
     )]
     Scheme(String),
     /// The text is no host, and no URL.
-    #[error("{0:?} is no agent address: write http://HOST:9470, HOST:PORT or HOST")]
+    #[error("{0:?} is not the address of an agent: write http://HOST:9470, HOST:PORT or HOST")]
     Form(String),
 }
 

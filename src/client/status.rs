@@ -217,7 +217,7 @@ impl Status {
     pub(crate) fn parse(body: &[u8]) -> anyhow::Result<Self> {
         serde_json::from_slice(body).map_err(|error| {
             anyhow::anyhow!(
-                "the server is no Pinfold agent, or an agent of another version (/status: {error})"
+                "the server is not a Pinfold agent, or the agent has a different version (/status: {error})"
             )
         })
     }
@@ -339,7 +339,7 @@ mod tests {
         ] {
             let error = Status::parse(body.as_bytes()).unwrap_err().to_string();
             assert!(
-                error.contains("no Pinfold agent, or an agent of another version"),
+                error.contains("not a Pinfold agent, or the agent has a different version"),
                 "{error}"
             );
         }

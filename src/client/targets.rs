@@ -32,7 +32,7 @@ fn parse(text: &str) -> anyhow::Result<Target> {
     let (name, url) = named.map_or((None, text), |(name, url)| (Some(name.trim()), url.trim()));
     anyhow::ensure!(
         name != Some(""),
-        "{text:?} has no name before its =: write NAME=URL, or URL alone"
+        "{text:?} has no name before the =: write NAME=URL or URL"
     );
     let endpoint: Endpoint = url.parse()?;
     Ok(Target {
@@ -99,7 +99,7 @@ pub(crate) fn all(flags: &[String], file: Option<(&Path, &str)>) -> anyhow::Resu
     for target in &all {
         anyhow::ensure!(
             endpoints.insert(target.endpoint.to_string()),
-            "{} is named twice: name each node once",
+            "{} is listed twice: list each node once",
             target.endpoint
         );
         anyhow::ensure!(
@@ -150,7 +150,7 @@ mod tests {
         assert!(
             file("a\nb c\n")
                 .unwrap_err()
-                .starts_with("nodes:2: \"b c\" is no agent address")
+                .starts_with("nodes:2: \"b c\" is not the address of an agent")
         );
         assert!(
             file("a\nhttps://b\n")
@@ -161,7 +161,7 @@ mod tests {
         assert!(
             file("a\nhttp://a:9470/status\n")
                 .unwrap_err()
-                .contains("named twice")
+                .contains("is listed twice")
         );
         assert!(format!("{:#}", all(&["=".to_owned()], None).unwrap_err()).starts_with("--node: "));
         assert!(
@@ -177,7 +177,7 @@ mod tests {
         assert!(
             file("x=\n")
                 .unwrap_err()
-                .starts_with("nodes:1: \"\" is no agent address")
+                .starts_with("nodes:1: \"\" is not the address of an agent")
         );
     }
 

@@ -111,7 +111,7 @@ fn label_keys(nodes: &[Node]) -> LabelKeys {
 fn slot_of(node: &Node, keys: &LabelKeys) -> Result<Option<Slot>, ImportError> {
     let fault = |reason: String| {
         Err(ImportError(format!(
-            "the labels of node {} are no slot of a case: {reason}; correct the labels, or remove {}, {}, {} and {}",
+            "the labels of node {} describe no slot: {reason}; correct the labels, or remove {}, {}, {} and {}",
             node.name, keys.scene, keys.case, keys.index, keys.kind
         )))
     };
@@ -143,7 +143,7 @@ fn group_faults(case: &str, groups: &Groups, keys: &LabelKeys) -> Vec<ImportErro
             .and_then(|servers| servers.values().next())
     {
         faults.push(ImportError(format!(
-            "node {node} has no {key}, and other nodes of {case} have {key}: label all of the nodes with {key}, or none",
+            "node {node} has no {key}, but other nodes of {case} have {key}: label all of these nodes with {key}, or none",
             key = keys.kind
         )));
     }
@@ -157,7 +157,7 @@ fn group_faults(case: &str, groups: &Groups, keys: &LabelKeys) -> Vec<ImportErro
         };
         let kind = kind.as_ref().map(|kind| format!(" {} {kind}", keys.kind));
         faults.push(ImportError(format!(
-            "{case}{} has a node with {key} {index} and no node with {key} {expected}: number the nodes from 0, without gaps",
+            "{case}{} has a node with {key} {index}, but no node with {key} {expected}: number the nodes from 0, without gaps",
             kind.unwrap_or_default(),
             key = keys.index
         )));

@@ -77,7 +77,7 @@ pub fn simulate(
         if fitting.len() > 1 && double.insert(task.slot.clone()) {
             let names: Vec<&str> = fitting.iter().map(|node| node.name.as_str()).collect();
             simulation.notes.push(format!(
-                "{} have the same labels, {}: the tasks for it may be split among them",
+                "{} have the same labels, {}: the scheduler may spread the tasks of this slot over these nodes",
                 names.join(" and "),
                 task.slot
             ));
@@ -236,7 +236,7 @@ impl Needs<'_> {
             ));
         }
         if self.apart && self.role == PS && given.is_some_and(|given| given.server) {
-            return Some("has a parameter server of the job already".to_owned());
+            return Some("already has a parameter server of the job".to_owned());
         }
         if node.allocatable.is_empty() {
             return None;
@@ -253,7 +253,7 @@ impl Needs<'_> {
             let write = |amount: u64| (self.amounts.write)(resource, amount);
             (left < needed).then(|| {
                 format!(
-                    "has too little {resource}: {} wanted, {} left of {} beside the job's other tasks",
+                    "has too little {resource}: {} requested, {} of {} left beside the job's other tasks",
                     write(needed),
                     write(left),
                     write(has)

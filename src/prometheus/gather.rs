@@ -34,7 +34,7 @@ pub enum GatherError {
     #[error(transparent)]
     Prometheus(#[from] PrometheusError),
     /// No node had the labels.
-    #[error("{url} knows of no node that was labelled for {wanted}; {others} (asked for {query})")]
+    #[error("{url} has no node that was labelled for {wanted}; {others} (query: {query})")]
     NoCase {
         /// The server.
         url: String,
@@ -46,7 +46,7 @@ pub enum GatherError {
         query: String,
     },
     /// A run without members.
-    #[error("{run} ({url} was asked for {query})")]
+    #[error("{run} ({url}, query: {query})")]
     Members {
         /// The run with the time.
         run: String,
@@ -117,10 +117,10 @@ pub async fn discover(
                 time(asked.to)
             ),
             others: if any.is_empty() {
-                "it has no pinfold_scene_info at all then: name the time of each run with --run"
+                "the time range has no pinfold_scene_info: name the time of each run with --run"
                     .to_owned()
             } else {
-                format!("there were {}", any.join(", "))
+                format!("the time range has {}", any.join(", "))
             },
             query,
         });

@@ -35,7 +35,7 @@ const CONNECT: Duration = Duration::from_secs(10);
 pub enum PrometheusError {
     /// No URL of a Prometheus.
     #[error(
-        "{url:?} is no URL of a Prometheus: {why}; write it like http://prometheus.monitoring:9090"
+        "{url:?} is not the URL of a Prometheus server: {why}; write a URL like http://prometheus.monitoring:9090"
     )]
     Url {
         /// The given URL.
@@ -54,7 +54,7 @@ pub enum PrometheusError {
         why: String,
     },
     /// A failed or broken connection.
-    #[error("{url} can't be reached: {why} (asked for {query})")]
+    #[error("can't reach {url}: {why} (query: {query})")]
     Connection {
         /// The URL of the query.
         url: String,
@@ -64,7 +64,7 @@ pub enum PrometheusError {
         why: String,
     },
     /// No answer in time.
-    #[error("{url} gave no answer within {} s (asked for {query})", within.as_secs())]
+    #[error("{url} gave no answer within {} s: raise --timeout (query: {query})", within.as_secs())]
     Timeout {
         /// The URL of the query.
         url: String,
@@ -75,7 +75,8 @@ pub enum PrometheusError {
     },
     /// A too long answer.
     #[error(
-        "{url} answers with more than {} MiB: ask for less, by --job, --namespace, --case or a shorter time (asked for {query})",
+        "the answer of {url} has more than {} MiB: limit the report with --job, --namespace, --case or a shorter time (query: \
+         {query})",
         LONGEST_ANSWER >> 20
     )]
     TooLong {
@@ -85,7 +86,7 @@ pub enum PrometheusError {
         query: String,
     },
     /// A refusal.
-    #[error("{url} refuses: {why} (asked for {query})")]
+    #[error("{url} refused the query: {why} (query: {query})")]
     Refused {
         /// The URL of the query.
         url: String,
@@ -95,7 +96,7 @@ pub enum PrometheusError {
         why: String,
     },
     /// An answer that does not come from a Prometheus.
-    #[error("{url} is answered by something else than a Prometheus: {why} (asked for {query})")]
+    #[error("the server at {url} is not a Prometheus server: {why} (query: {query})")]
     Shape {
         /// The URL of the query.
         url: String,
@@ -149,18 +150,18 @@ impl Prometheus {
             .parse()
             .map_err(|error: hyper::http::uri::InvalidUri| wrong(&error.to_string()))?;
         if !matches!(uri.scheme_str(), Some("http" | "https")) {
-            return Err(wrong("it begins with neither http:// nor https://"));
+            return Err(wrong("the scheme is neither http nor https"));
         }
         if uri
             .authority()
             .is_some_and(|authority| authority.as_str().contains('@'))
         {
             return Err(wrong(
-                "it holds a name or a password; these go into a file (--user-file, or --token-file for a bearer token)",
+                "the URL has a name or a password: write these to a file (--user-file, or --token-file for a bearer token)",
             ));
         }
         if uri.query().is_some() {
-            return Err(wrong("it has a query"));
+            return Err(wrong("the URL has a query"));
         }
         let mut config = kube::Config::new(uri);
         // The caller can repeat each query.
@@ -176,7 +177,10 @@ impl Prometheus {
             let text = secret("the user file", path, |_| false)?;
             let Some((name, password)) = text.split_once(':').filter(|(name, _)| !name.is_empty())
             else {
-                let (what, why) = ("the user file", "write name:password into it".to_owned());
+                let (what, why) = (
+                    "the user file",
+                    "write name:password into the file".to_owned(),
+                );
                 return Err(PrometheusError::File {
                     what,
                     path: path.to_owned(),
@@ -319,9 +323,9 @@ impl Prometheus {
             }),
             // A redirect to a login. The client does not follow the redirect with a token.
             _ if status.is_redirection() => {
-                let elsewhere = elsewhere.unwrap_or_else(|| "somewhere else".to_owned());
+                let elsewhere = elsewhere.unwrap_or_else(|| "another address".to_owned());
                 Err(refused(short(&format!(
-                    "{status}, it is to be asked at {elsewhere}"
+                    "{status}, the server redirects to {elsewhere}"
                 ))))
             }
             // A proxy's page.
@@ -354,7 +358,7 @@ fn secret(
 ) -> Result<String, PrometheusError> {
     let text = read(what, path)?.trim().to_owned();
     if text.contains(char::is_control) || unfit(&text) {
-        let why = "it holds more than one line or word".to_owned();
+        let why = "the file has more than one line or word".to_owned();
         return Err(PrometheusError::File {
             what,
             path: path.to_owned(),
@@ -376,9 +380,9 @@ fn read(what: &'static str, path: &Path) -> Result<String, PrometheusError> {
         .read_to_string(&mut text)
         .map_err(|error| wrong(error.to_string()))?;
     match text.trim() {
-        "" => Err(wrong("it is empty".to_owned())),
+        "" => Err(wrong("the file is empty".to_owned())),
         _ if text.len() as u64 > LONGEST_FILE => Err(wrong(format!(
-            "it has more than {} MiB",
+            "the file has more than {} MiB",
             LONGEST_FILE >> 20
         ))),
         _ => Ok(text),

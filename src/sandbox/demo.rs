@@ -160,7 +160,7 @@ pub async fn run(
     };
     let closed = tokio::task::block_in_place(|| local.close());
     let report = outcome?;
-    closed.context("the demo ran, but could not clean up")?;
+    closed.context("the demo has ended, but could not remove its cgroups and processes")?;
     Ok(report)
 }
 
@@ -255,7 +255,7 @@ async fn half(
             }
             anyhow::ensure!(
                 running < FIRST_STEP,
-                "not every worker made a step within {} s: see the workers' messages above",
+                "a worker made no step within {} s: read the messages of the workers above",
                 FIRST_STEP.as_secs()
             );
         } else {

@@ -55,7 +55,8 @@ impl Size {
         let free = u32::try_from(topology.online.difference(reserved).len())?;
         anyhow::ensure!(
             free > 0,
-            "no CPU to give away: of {} a core must stay with the system; use a machine with at least two cores",
+            "no CPU for exclusive use: a core of the CPUs {} is reserved for the system; use a machine with at least two \
+             cores",
             topology.online
         );
         Ok(match free {
@@ -186,7 +187,7 @@ fn demo_pod(
     let manifest = manifest.to_string();
     let pod = pod::parse(&manifest, "the demo's own manifest")?
         .pop()
-        .context("the demo's manifest holds no pod")?;
+        .context("the demo's manifest has no pod")?;
     Ok(DemoPod {
         pod,
         manifest,
@@ -230,7 +231,10 @@ mod tests {
         }
         let one = machine(1, 2);
         let error = Size::of(&one, &one.online).unwrap_err();
-        assert!(error.to_string().contains("no CPU to give away"), "{error}");
+        assert!(
+            error.to_string().contains("no CPU for exclusive use"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -100,7 +100,7 @@ impl LocalNode {
     pub(super) fn open(cgroups: Cgroups) -> anyhow::Result<Self> {
         cgroups.create(TOP)?;
         let lock = crate::agent::lock(&cgroups.root().join(TOP))
-            .context("another pinfold demo is running, or a bench")?;
+            .context("another pinfold demo or bench is running: wait for its end")?;
         match furnish(&cgroups) {
             Ok((launcher, switch)) => Ok(Self {
                 cgroups,
@@ -158,7 +158,9 @@ impl LocalNode {
         let mut process = self.launcher.spawn(Spawn {
             program: match program {
                 Some(program) => program,
-                None => std::env::current_exe().context("can't find this program's own file")?,
+                None => {
+                    std::env::current_exe().context("can't find the file of the pinfold program")?
+                }
             },
             args: args.into_iter().map(OsString::from).collect(),
             env,
@@ -327,7 +329,7 @@ pub(super) fn clear(cgroups: &Cgroups) -> anyhow::Result<()> {
         return Ok(());
     };
     sweep(cgroups)?;
-    patiently(|| cgroups.remove(TOP)).context("can't remove the cgroups that were left")
+    patiently(|| cgroups.remove(TOP)).context("can't remove the remaining cgroups")
 }
 
 /// Creates the parts of a node, after the removal of a killed predecessor's remains.

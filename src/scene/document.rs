@@ -59,7 +59,7 @@ struct Head {
 pub fn read(text: &str, origin: &str) -> Result<Vec<Document>, ReadError> {
     if text.len() > MAX_TEXT {
         let what = format!(
-            "{} bytes are more than the {MAX_TEXT} that are read: split it",
+            "the text has {} bytes, and the limit is {MAX_TEXT}: split the text",
             text.len()
         );
         return Err(ReadError::new(origin, 0, None, what));
@@ -79,7 +79,7 @@ pub fn read(text: &str, origin: &str) -> Result<Vec<Document>, ReadError> {
                 what,
             )
         };
-        let only = "only ScenePlans (pinfold.io/v1alpha1) are read";
+        let only = "the file may contain only ScenePlans (pinfold.io/v1alpha1)";
         match head(&tree).map_err(|what| fail(&tree, what))? {
             Head {
                 kind: Some(kind), ..
@@ -93,12 +93,22 @@ pub fn read(text: &str, origin: &str) -> Result<Vec<Document>, ReadError> {
                         head if head.is_plan() => {
                             documents.push(Document::new(origin, item.clone()));
                         }
-                        head => return Err(fail(item, format!("this is {}; {only}", head.name()))),
+                        head => {
+                            return Err(fail(
+                                item,
+                                format!("the document is {}; {only}", head.name()),
+                            ));
+                        }
                     }
                 }
             }
             head if head.is_plan() => documents.push(Document::new(origin, tree)),
-            head => return Err(fail(&tree, format!("this is {}; {only}", head.name()))),
+            head => {
+                return Err(fail(
+                    &tree,
+                    format!("the document is {}; {only}", head.name()),
+                ));
+            }
         }
     }
     if documents.is_empty() {
@@ -122,7 +132,7 @@ fn head(tree: &Tree) -> Result<Head, String> {
             api_version: text("apiVersion"),
             kind: text("kind"),
         }),
-        _ => Err("this is no Kubernetes object: it needs apiVersion and kind".to_owned()),
+        _ => Err("the document is not a Kubernetes object: add apiVersion and kind".to_owned()),
     }
 }
 

@@ -24,17 +24,17 @@ pub(super) const VALUE: &str = "^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)
     },
     {
         "rule": "!has(self.aliases) || self.aliases.all(k, k in [self.scene, self.case, self.index, self.type])",
-        "message": "an alias must stand after one of the plan's four label keys",
+        "message": "the key of an alias must be one of the plan's four label keys",
     },
     {
         "rule": "!has(self.aliases) || self.aliases.all(k, self.aliases.exists_one(o, self.aliases[o] == self.aliases[k]) && \
              !(self.aliases[k] in [self.scene, self.case, self.index, self.type]))",
-        "message": "an alias must be a key that the plan does not have already",
+        "message": "an alias must differ from all other keys of the plan",
     },
 ]))]
 #[serde(rename_all = "camelCase", default)]
 pub struct LabelKeys {
-    /// The key whose value is the scene. The spelling of the default is what existing templates match.
+    /// The key whose value is the scene. Existing templates match the spelling of the default.
     #[schemars(schema_with = "own_key_schema")]
     pub scene: String,
     /// The key whose value is the case.
@@ -43,11 +43,11 @@ pub struct LabelKeys {
     /// The key whose value is the server's index within its type.
     #[schemars(schema_with = "own_key_schema")]
     pub index: String,
-    /// The key whose value is the group's type, where the scene has types.
+    /// The key whose value is the group's type, if the scene has types.
     #[serde(rename = "type")]
     #[schemars(schema_with = "own_key_schema")]
     pub kind: String,
-    /// A second key with the same value, by the first: `{SCENCE: SCENE}`.
+    /// A second key with the same value, for each key: `{SCENCE: SCENE}`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "aliases_schema")]
     pub aliases: BTreeMap<String, String>,
@@ -147,7 +147,7 @@ impl LabelKeys {
                 .into_iter()
                 .filter(|key| value(key).is_none());
             return broken(format!(
-                "it lacks {}",
+                "missing {}",
                 missing.cloned().collect::<Vec<_>>().join(" and ")
             ));
         };
@@ -169,10 +169,10 @@ impl LabelKeys {
             .find(|(key, value)| held.get(key.as_str()) != Some(&value.as_str()));
         match differs {
             Some((key, value)) => broken(format!(
-                "{key} should be {value}, like the label it is an alias of"
+                "{key} should be {value}, as in the label of which {key} is an alias"
             )),
             None if wanted.len() != held.len() => {
-                broken("it has an alias without the label it belongs to".to_owned())
+                broken("the node has an alias without its label".to_owned())
             }
             None => Holding::Slot(slot),
         }
@@ -188,7 +188,8 @@ fn key_rule(key: &str) -> String {
 }
 
 /// The definition's message for a failure of [`key_rule`].
-const KEY_MESSAGE: &str = "a label's key is a name of at most 63 letters, digits, '-', '_' and '.', or a DNS name, '/' and such a name";
+const KEY_MESSAGE: &str = "a label's key is a name of at most 63 letters, digits, '-', '_' and '.', and an optional prefix \
+                           of a DNS name and '/'";
 
 /// Any label's key.
 pub(super) fn key_schema(_: &mut SchemaGenerator) -> Schema {
@@ -216,7 +217,7 @@ fn own_key_schema(_: &mut SchemaGenerator) -> Schema {
             {"rule": key_rule("self"), "message": KEY_MESSAGE},
             {
                 "rule": reserved_rule(),
-                "message": "Kubernetes keeps keys in the domains kubernetes.io and k8s.io for itself",
+                "message": "Kubernetes reserves keys in the domains kubernetes.io and k8s.io",
             },
         ],
     })

@@ -13,7 +13,7 @@ pub(super) const RESERVED_DOMAINS: [&str; 2] = ["kubernetes.io", "k8s.io"];
 pub fn value_fault(value: &str) -> Option<String> {
     if value.len() > LONGEST_NAME {
         return Some(format!(
-            "it has {} characters, and a label's value has at most {LONGEST_NAME}",
+            "{} characters are more than the {LONGEST_NAME} of a label's value",
             value.len()
         ));
     }
@@ -29,14 +29,14 @@ pub fn key_fault(key: &str) -> Option<String> {
     if let Some(prefix) = prefix
         && let Some(fault) = subdomain_fault(prefix)
     {
-        return Some(format!("its prefix {prefix:?} is no DNS name: {fault}"));
+        return Some(format!("the prefix {prefix:?} is not a DNS name: {fault}"));
     }
     if name.is_empty() {
-        return Some("it has no name".to_owned());
+        return Some("the name is missing".to_owned());
     }
     if name.len() > LONGEST_NAME {
         return Some(format!(
-            "its name has {} characters, and a label's has at most {LONGEST_NAME}",
+            "{} characters in the name are more than the limit {LONGEST_NAME}",
             name.len()
         ));
     }
@@ -46,11 +46,11 @@ pub fn key_fault(key: &str) -> Option<String> {
 /// The reason why a text can't be an object's name; `None` for a valid name.
 pub fn subdomain_fault(name: &str) -> Option<String> {
     if name.is_empty() {
-        return Some("it is empty".to_owned());
+        return Some("the text is empty".to_owned());
     }
     if name.len() > LONGEST_PREFIX {
         return Some(format!(
-            "it has {} characters, and at most {LONGEST_PREFIX} are allowed",
+            "{} characters are more than the limit {LONGEST_PREFIX}",
             name.len()
         ));
     }
@@ -82,10 +82,10 @@ fn name_fault(text: &str) -> Option<String> {
         .find(|&c| !(c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.')));
     if let Some(strange) = strange {
         return Some(format!(
-            "it has {strange:?}; use letters, digits, '-', '_' and '.'"
+            "{strange:?} is not allowed; use letters, digits, '-', '_' and '.'"
         ));
     }
     let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
     (!edge(text.chars().next()) || !edge(text.chars().next_back()))
-        .then(|| "it must start and end with a letter or a digit".to_owned())
+        .then(|| "the first and the last character must be a letter or a digit".to_owned())
 }

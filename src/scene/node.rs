@@ -45,7 +45,7 @@ part! {
 pub fn read_nodes(text: &str, origin: &str) -> Result<Vec<Node>, ReadError> {
     if text.len() > MAX_TEXT {
         let what = format!(
-            "{} bytes are more than the {MAX_TEXT} that are read",
+            "the text has {} bytes, and the limit is {MAX_TEXT}",
             text.len()
         );
         return Err(ReadError::new(origin, 0, None, what));
@@ -60,7 +60,7 @@ pub fn read_nodes(text: &str, origin: &str) -> Result<Vec<Node>, ReadError> {
                 origin,
                 number,
                 None,
-                format!("{what}; only Nodes and Lists of them are read"),
+                format!("{what}; the file may contain only Nodes and Lists of Nodes"),
             )
         };
         let items = match object.kind.as_deref() {
@@ -73,8 +73,8 @@ pub fn read_nodes(text: &str, origin: &str) -> Result<Vec<Node>, ReadError> {
                 }]
             }
             Some("List" | "NodeList") => object.items.unwrap_or_default(),
-            Some(kind) => return Err(document_error(&format!("this is a {kind}"))),
-            None => return Err(document_error("there is no kind")),
+            Some(kind) => return Err(document_error(&format!("the document is a {kind}"))),
+            None => return Err(document_error("the document has no kind")),
         };
         for (item, place) in items.into_iter().zip(0..) {
             if let Some(kind) = item.kind.as_deref().filter(|&kind| kind != "Node") {
@@ -94,7 +94,7 @@ pub fn read_nodes(text: &str, origin: &str) -> Result<Vec<Node>, ReadError> {
             origin,
             0,
             None,
-            format!("node {name} is there twice: leave one of them out"),
+            format!("node {name} appears twice: remove one of the two"),
         ));
     }
     Ok(nodes)

@@ -65,7 +65,7 @@ pub struct ScenePlanSpec {
     /// The active case, for which nodes are labelled. Without an active case, the plan's labels are withdrawn.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub active: Option<Active>,
-    /// The keys of the labels. Others than the default ones, aliases included, have to be known to the admission policy, too: `ours`
+    /// The keys of the labels. The admission policy must list each key that is not a default, including aliases: `ours`
     /// in node-policy.yaml, or labelKeys of the chart.
     #[serde(default)]
     pub labels: LabelKeys,
@@ -74,10 +74,10 @@ pub struct ScenePlanSpec {
     /// refusal: the agent refuses again while old pods run, and changes the labels after their end.
     #[serde(default)]
     pub on_busy: OnBusy,
-    /// A taint on nodes with a slot, which keeps foreign pods off.
+    /// A taint on nodes with a slot, for pods without a toleration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub taint: Option<CaseTaint>,
-    /// What one task of each role asks for, by the role's name: worker, ps.
+    /// The resources of a task of each role, by the role's name: worker, ps.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "roles_schema")]
     pub roles: BTreeMap<String, Role>,
@@ -94,12 +94,12 @@ pub struct ScenePlanSpec {
 #[schemars(extend("x-kubernetes-validations" = [
     {
         "rule": "has(self.selector) != has(self.names)",
-        "message": "give either selector or names, and not both",
+        "message": "give either selector or names, but not both",
     },
 ]))]
 #[serde(rename_all = "camelCase")]
 pub struct Pool {
-    /// Nodes with these labels. Which of them gets which slot is decided by claims; an empty selector takes every node.
+    /// Nodes with these labels. The claims decide which node gets which slot. An empty selector selects every node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selector: Option<NodeSelector>,
     /// Nodes by name: the first gets the first slot of a case, and so on. No claims are needed.
@@ -136,8 +136,8 @@ pub enum OnBusy {
 #[derive(JsonSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct CaseTaint {
-    /// The taint's key. The key starts with pinfold.io/, since agents may set no other taints. The admission policy has
-    /// to list each key but the default: `taints` in node-policy.yaml, or taintKeys of the chart.
+    /// The taint's key. The key starts with pinfold.io/, since agents may set no other taints. The admission policy must
+    /// list each key except the default: `taints` in node-policy.yaml, or taintKeys of the chart.
     #[schemars(
         length(min = 1, max = 316),
         regex(pattern = "^([^/]*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"),
@@ -170,7 +170,7 @@ pub enum TaintEffect {
     PreferNoSchedule,
 }
 
-/// What one task of a role asks for, per pod.
+/// The resources of a task. Each task has a pod.
 #[derive(JsonSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Role {
@@ -178,11 +178,11 @@ pub struct Role {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "amounts_schema")]
     pub requests: BTreeMap<String, Amount>,
-    /// Limits, by resource. A resource without a request is requested as much as its limit.
+    /// Limits, by resource. A resource with a limit and without a request has the limit as its request.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "amounts_schema")]
     pub limits: BTreeMap<String, Amount>,
-    /// Whether the tasks are to get CPUs of their own: `pinfold scene check` holds the plan to it.
+    /// Whether the tasks need exclusive CPUs: `pinfold scene check` then checks requests and limits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pin: Option<bool>,
 }
@@ -192,12 +192,12 @@ pub struct Role {
 #[serde(transparent)]
 pub struct Amount(pub String);
 
-/// A scene: groups of servers, and cases that differ in their numbers.
+/// A scene: groups of servers, and cases with different numbers of servers.
 #[derive(JsonSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[schemars(extend("x-kubernetes-validations" = [
     {
         "rule": "self.groups.size() == 1 || self.groups.all(g, has(g.type))",
-        "message": "where there are several groups, each needs a type",
+        "message": "if a scene has several groups, each group needs a type",
     },
     {
         "rule": "self.groups.all(g, !has(g.type) || self.groups.exists_one(h, has(h.type) && h.type == g.type))",
@@ -264,7 +264,7 @@ pub struct Case {
     /// Servers of each group, by its name.
     #[schemars(schema_with = "counts_schema")]
     pub nodes: BTreeMap<String, u32>,
-    /// What the numbers are meant to come to: `servers`, and tasks by role. Checked, and used for nothing else.
+    /// The expected totals: `servers`, and tasks by role. The totals serve only as a check.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "counts_schema")]
     pub totals: BTreeMap<String, u32>,

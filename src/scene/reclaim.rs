@@ -177,7 +177,7 @@ fn ended(jobs: &[&Item], servers: &[Item]) -> Result<Ended, String> {
         };
         if policy != ALL_WORKERS {
             return Err(format!(
-                "{SUCCESS_POLICY} of {item} is {policy:?}: write {ALL_WORKERS}, or leave it out for the default"
+                "{SUCCESS_POLICY} of {item} is {policy:?}: write {ALL_WORKERS}, or remove the annotation for the default"
             ));
         }
         all_workers = true;
@@ -207,10 +207,10 @@ fn ended(jobs: &[&Item], servers: &[Item]) -> Result<Ended, String> {
         } else {
             "too many"
         };
-        let are = if worker_count == 1 { "is" } else { "are" };
+        let exist = if worker_count == 1 { "exists" } else { "exist" };
         let (there_now, off) = (counted(worker_count, "worker"), worker_count.abs_diff(of));
         return Err(format!(
-            "there {are} {there_now} and should be {of}: {off} {what}"
+            "{there_now} {exist}, but the job has {of}: {off} {what}"
         ));
     }
     Ok(Ended {
@@ -233,11 +233,13 @@ fn promised(workers: &[&Item], servers: &[Item]) -> Result<u32, String> {
             .parse()
             .ok()
             .filter(|number| *number > 0)
-            .ok_or_else(|| format!("{WORKERS} of {item} is {text:?}, and no number of workers"))?;
+            .ok_or_else(|| {
+                format!("{WORKERS} of {item} is {text:?}: write the number of workers")
+            })?;
         let before = *of.get_or_insert(number);
         if before != number {
             return Err(format!(
-                "{item} counts {}, and others say {before}",
+                "{item} names {}, but other objects of the job name {before}",
                 counted(number, "worker")
             ));
         }
@@ -250,14 +252,17 @@ fn successes(tasks: &[&Item]) -> Result<(u32, i64), String> {
     let (mut seen, mut succeeded, mut last) = (BTreeSet::new(), 0_u32, i64::MIN);
     for item in tasks {
         if !seen.insert((role(item), item.labels.get(TASK_LABELS[2]))) {
-            return Err(format!("{item} is a {} that is there twice", role(item)));
+            return Err(format!(
+                "{item} repeats the index of another {}",
+                role(item)
+            ));
         }
         match item.outcome {
             Outcome::Failed => return Err(format!("{item} has failed")),
             // A task that is being deleted does not count as running.
             _ if item.leaving => return Err(format!("{item} is being deleted")),
             Outcome::Succeeded(None) => {
-                return Err(format!("{item} has succeeded, and doesn't say when"));
+                return Err(format!("{item} has succeeded, but has no completion time"));
             }
             Outcome::Succeeded(Some(at)) => {
                 succeeded = succeeded.saturating_add(1);

@@ -117,7 +117,7 @@ pub(super) fn violations(tree: &Tree) -> Vec<Violation> {
         (Some(tree), Some(schema)) => walk(tree, schema, &Path::of(&["spec"]), &mut found),
         (None, _) => found.push((
             Path::default(),
-            "there is no spec".to_owned(),
+            "the spec is missing".to_owned(),
             "write spec: with nodes and scenes below it".to_owned(),
         )),
         (Some(_), None) => {}
@@ -237,7 +237,7 @@ fn scalar(value: &Value, schema: &JSONSchemaProps, path: &Path, found: &mut Vec<
         // A negative number is a mistake of the quantity, which `check` names.
         if number.is_some_and(|number| number.fract() != 0.0) {
             let text = format!(
-                "{value} is a number with a fraction, which the API server takes as a text only"
+                "{value} is a number with a fraction, which the API server accepts only as a text"
             );
             return found.push((
                 path.clone(),
@@ -259,7 +259,11 @@ fn scalar(value: &Value, schema: &JSONSchemaProps, path: &Path, found: &mut Vec<
                     .filter_map(|allowed| allowed.0.as_str())
                     .collect();
                 let fix = format!("write one of {}", words.join(", "));
-                found.push((path.clone(), format!("{text:?} is not known here"), fix));
+                found.push((
+                    path.clone(),
+                    format!("{text:?} is not an allowed value"),
+                    fix,
+                ));
             }
             let length = text.chars().count();
             count(
@@ -272,7 +276,7 @@ fn scalar(value: &Value, schema: &JSONSchemaProps, path: &Path, found: &mut Vec<
         }
         (Some("string"), Value::Bool(_) | Value::Number(_)) => found.push((
             path.clone(),
-            format!("{value} is a {}, and the field wants a text", kind(value)),
+            format!("{value} is a {}, but the field needs a text", kind(value)),
             format!("write it in quotes: \"{value}\""),
         )),
         (Some("boolean"), Value::Bool(_)) => {}
@@ -290,14 +294,14 @@ fn scalar(value: &Value, schema: &JSONSchemaProps, path: &Path, found: &mut Vec<
                 let fix = format!("write a whole number from {least} to {most}");
                 found.push((
                     path.clone(),
-                    format!("{number} is no number that can stand here"),
+                    format!("{number} is not an allowed number"),
                     fix,
                 ));
             }
         }
         (Some("integer"), Value::String(text)) if text.parse::<u32>().is_ok() => found.push((
             path.clone(),
-            format!("{text:?} is a text, and the field wants a number"),
+            format!("{text:?} is a text, but the field needs a number"),
             format!("write it without quotes: {text}"),
         )),
         _ => found.push(wrong_type(path, kind(value), schema)),
@@ -326,7 +330,7 @@ fn wrong_type(path: &Path, seen: &str, schema: &JSONSchemaProps) -> Violation {
     };
     (
         path.clone(),
-        format!("{seen} can't stand here"),
+        format!("{seen} is not allowed here"),
         format!("write {wanted}"),
     )
 }
@@ -362,9 +366,12 @@ fn unknown<'a>(path: &Path, key: &str, known: impl Iterator<Item = &'a str>) -> 
         Some((distance, name)) if distance <= 2 && distance < name.len() => {
             format!("did you mean {name}?")
         }
-        _ => format!("leave it out; known here are {}", known.join(", ")),
+        _ => format!(
+            "remove the field; the known fields are {}",
+            known.join(", ")
+        ),
     };
-    (path.key(key), format!("there is no field {key}"), fix)
+    (path.key(key), format!("the field {key} is unknown"), fix)
 }
 
 /// The edit distance of two words, in letters.

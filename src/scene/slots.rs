@@ -21,7 +21,7 @@ struct Servers {
 
 /// A scene or case that a plan does not have.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("plan {plan} has no scene {scene} with a case {case}: it has {known}")]
+#[error("plan {plan} has no scene {scene} with a case {case}: choose one of {known}")]
 pub struct NoSuchCase {
     plan: String,
     scene: String,
@@ -48,7 +48,7 @@ pub fn slots(plan: &ScenePlan, scene: &str, case: &str) -> Result<Slots, NoSuchC
 fn known(plan: &ScenePlan) -> String {
     let scenes = plan.spec.scenes.iter().map(|scene| {
         let cases: Vec<&str> = scene.cases.iter().map(|case| case.case.as_str()).collect();
-        format!("scene {} with {}", scene.scene, cases.join(", "))
+        format!("scene {} with case {}", scene.scene, cases.join(", "))
     });
     scenes.collect::<Vec<_>>().join("; ")
 }

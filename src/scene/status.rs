@@ -34,12 +34,15 @@ pub fn status(plan: &ScenePlan, slots: &Slots, nodes: &[Node]) -> Status {
                     if !candidate {
                         mismatches.push((
                             node.name.clone(),
-                            format!("has {slot}, and is none of the plan's candidates"),
+                            format!("has the labels of {slot}, but is not a candidate of the plan"),
                         ));
                     }
                 }
                 None if candidate => {
-                    mismatches.push((node.name.clone(), format!("is labelled for {slot}")));
+                    mismatches.push((
+                        node.name.clone(),
+                        format!("has the labels of {slot}, which the case does not have"),
+                    ));
                 }
                 None => {}
             },

@@ -100,7 +100,7 @@ pub fn want(plan: &ScenePlan, node: &Node) -> Result<Want, NoSuchCase> {
         return nothing("the plan has no active case".to_owned());
     };
     if !is_candidate(plan, node) {
-        return nothing("the node is none of the plan's candidates".to_owned());
+        return nothing("the node is not a candidate of the plan".to_owned());
     }
     let slots = slots(plan, &active.scene, &active.case)?;
     let Some(names) = &plan.spec.nodes.names else {
@@ -113,7 +113,7 @@ pub fn want(plan: &ScenePlan, node: &Node) -> Result<Want, NoSuchCase> {
     match place {
         Some(slot) => Ok(Want::Slot(slot)),
         None => nothing(format!(
-            "scene {} case {} has {}, and the node stands further down in the list",
+            "scene {} case {} has {}, but the node is further down in the plan's list",
             active.scene,
             active.case,
             counted(slots.len(), "server")
@@ -133,16 +133,16 @@ pub fn switch(rule: OnBusy, has: &str, pods: &[String]) -> Switch {
     };
     let running = match pods.len() {
         1 => format!("pod {first} of {has} still runs here"),
-        many => format!("{many} pods of {has} still run here, {first} among them"),
+        many => format!("{many} pods of {has} still run here, for example {first}"),
     };
     match rule {
         OnBusy::Force => Switch::Change {
-            reason: format!("{running}, and the plan says force"),
+            reason: format!("{running}, but the plan has onBusy: force"),
         },
         OnBusy::Wait => Switch::Wait { reason: running },
         OnBusy::Refuse => Switch::Refuse {
             reason: format!(
-                "{running}, and the plan says refuse: end them, or change the plan's onBusy, and set the case again"
+                "{running}, and the plan has onBusy: refuse; end the pods or change onBusy, then set the case again"
             ),
         },
     }

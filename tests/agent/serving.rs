@@ -104,7 +104,7 @@ fn explains_the_pods_of_its_node() {
     assert_eq!((code, out.as_str()), (Some(2), ""));
     assert_eq!(
         error,
-        "pinfold: no pod worker-0 on this node: no pod exists\n"
+        "pinfold: no pod worker-0 on this node: the list of pods is empty\n"
     );
     pods.put("worker-0.yaml", &worker("worker-0", "explained", 1));
     agent.eventually("the pod is known", |status| {

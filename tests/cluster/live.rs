@@ -130,9 +130,9 @@ async fn check_labels_and_status_read_the_cluster() {
     assert_eq!((code, &*error), (Some(1), ""));
     for line in [
         "scene 1 case 1: 3 slots, 2 claimed, 1 missing, 0 double; 1 spare",
-        "2 claims, 1 for other cases or plans",
-        "scene 1 case 1 1 is claimed by a, which has not its labels",
-        "scene 1 case 1 2 has no claim, and b has its labels",
+        "2 claims on this case, 1 on other cases or plans",
+        "a holds the claim on scene 1 case 1 1, but lacks its labels",
+        "scene 1 case 1 2 has labels on b, but no claim",
     ] {
         assert!(out.contains(line), "{line}: {out}");
     }
@@ -154,17 +154,17 @@ async fn check_labels_and_status_read_the_cluster() {
     let (code, out, _) = live.pinfold(&["scene", "check", "--live"]).await;
     assert_eq!(code, Some(1), "{out}");
     assert!(
-        out.contains("sceneplan/q: error: spec.nodes: plan p has a, b, c as candidates, too"),
+        out.contains("sceneplan/q: error: spec.nodes: a, b, c are also candidates of plan p"),
         "{out}"
     );
     assert!(
-        out.contains("sceneplan/q: error: spec.nodes.selector: 3 nodes match it"),
+        out.contains("sceneplan/q: error: spec.nodes.selector: 3 nodes match the selector"),
         "{out}"
     );
     let (code, _, error) = live.pinfold(&["scene", "labels", "--live"]).await;
     assert_eq!(code, Some(2));
     assert!(
-        error.contains("has several plans, p, q: choose one with --plan NAME"),
+        error.contains("has several plans (p, q): choose one with --plan NAME"),
         "{error}"
     );
     let (code, _, error) = live
@@ -179,7 +179,7 @@ async fn check_labels_and_status_read_the_cluster() {
     let (code, out, _) = live.pinfold(&["scene", "check", file, "--live"]).await;
     assert_eq!(code, Some(1));
     assert!(
-        out.contains("3 nodes match it, and scene 1 case 1 needs 4"),
+        out.contains("3 nodes match the selector, but scene 1 case 1 needs 4"),
         "{out}"
     );
     // Schema errors of a cluster's plan are reported like errors of a file.
@@ -206,17 +206,13 @@ async fn leftover_claims_without_a_plan_are_reported() {
     let (code, out, error) = live.pinfold(&status).await;
     assert_eq!(
         (code, &*out, &*error),
-        (
-            Some(0),
-            "the cluster has no ScenePlan, and no claims are left\n",
-            ""
-        )
+        (Some(0), "the cluster has no ScenePlan and no claims\n", "")
     );
     claim(&live.fake, "scene.p.1.1.0", "a");
     let (code, out, error) = live.pinfold(&status).await;
     assert_eq!((code, &*error), (Some(1), ""), "{out}");
     for line in [
-        "the cluster has no ScenePlan, and 1 claim is left",
+        "the cluster has no ScenePlan, but 1 claim remains",
         "scene.p.1.1.0 of node a",
         "pinfold release --cluster-only",
     ] {
@@ -255,7 +251,7 @@ async fn errors_name_the_remedy() {
     let (code, _, error) = live.pinfold(&check).await;
     assert_eq!(code, Some(2));
     assert!(
-        error.contains("the cluster has no ScenePlan: kubectl apply"),
+        error.contains("the cluster has no ScenePlan: create one with kubectl apply"),
         "{error}"
     );
     live.fake.put(&plan("p", 1));
@@ -315,7 +311,7 @@ async fn release_removes_labels_and_claims() {
     assert_eq!((code, &*error), (Some(0), ""));
     assert_eq!(
         out,
-        "would be taken off Node a:\n  label CASE=1\n  label INDEX=0\n  label SCENCE=1\n  claim scene.p.1.1.a\n"
+        "would be removed from Node a:\n  label CASE=1\n  label INDEX=0\n  label SCENCE=1\n  claim scene.p.1.1.a\n"
     );
     let labels =
         |name: &str| live.fake.get("v1", "Node", "", name).unwrap()["metadata"]["labels"].clone();
@@ -338,14 +334,14 @@ async fn release_removes_labels_and_claims() {
         (code, &*out),
         (
             Some(0),
-            "Node a has no labels, taints or claims of Pinfold's\n"
+            "Node a has no labels, taints or claims of Pinfold\n"
         )
     );
     live.fake.go_away();
     let (code, _, error) = live.pinfold(&release).await;
     assert_eq!(code, Some(2));
     assert!(
-        error.contains("labels and claims of Node a may be left"),
+        error.contains("labels and claims of Node a may remain"),
         "{error}"
     );
 }

@@ -341,11 +341,11 @@ async fn failed_missing_or_unclear_workers_keep_the_servers() {
         ),
         (
             |all| drop(all.remove(job_index(all))),
-            "there are 49 workers and should be 50: 1 missing",
+            "49 workers exist, but the job has 50: 1 missing",
         ),
         (
             |all| all.retain(|object| object["kind"] != "Job"),
-            "there are 0 workers and should be 50: 50 missing",
+            "0 workers exist, but the job has 50: 50 missing",
         ),
         (
             |all| {
@@ -353,7 +353,7 @@ async fn failed_missing_or_unclear_workers_keep_the_servers() {
                 twin["metadata"]["name"] = json!("twin");
                 all.push(twin);
             },
-            "is a worker that is there twice",
+            "repeats the index of another worker",
         ),
         (
             |all| {
@@ -362,7 +362,7 @@ async fn failed_missing_or_unclear_workers_keep_the_servers() {
                 more["metadata"]["labels"]["task"] = json!("50");
                 all.push(more);
             },
-            "there are 51 workers and should be 50: 1 too many",
+            "51 workers exist, but the job has 50: 1 too many",
         ),
         (
             |all| worker(all)["metadata"]["deletionTimestamp"] = json!(ago(1)),
@@ -373,7 +373,7 @@ async fn failed_missing_or_unclear_workers_keep_the_servers() {
                 worker(all)["status"] =
                     json!({"conditions": [{"type": "Complete", "status": "True"}]});
             },
-            "Job a-worker-7 has succeeded, and doesn't say when",
+            "Job a-worker-7 has succeeded, but has no completion time",
         ),
         (
             |all| {
@@ -388,11 +388,11 @@ async fn failed_missing_or_unclear_workers_keep_the_servers() {
         ),
         (
             |all| worker(all)["metadata"]["annotations"]["pinfold.io/workers"] = json!("49"),
-            "counts 49 workers",
+            "names 49 workers",
         ),
         (
             |all| worker(all)["metadata"]["annotations"]["pinfold.io/workers"] = json!("many"),
-            "and no number of workers",
+            "write the number of workers",
         ),
         (
             |all| {
@@ -401,7 +401,7 @@ async fn failed_missing_or_unclear_workers_keep_the_servers() {
                 }
                 all.retain(|object| object["kind"] != "Job");
             },
-            "and no number of workers",
+            "write the number of workers",
         ),
         (
             |all| {
@@ -598,7 +598,7 @@ async fn the_success_policy_all_workers_overrides_the_chief() {
 
     let cluster = Cluster::new().await;
     cluster.put(&with_policy("Chief", 600));
-    let words = "is \"Chief\": write AllWorkers, or leave it out for the default";
+    let words = "is \"Chief\": write AllWorkers, or remove the annotation for the default";
     assert!(kept_reason(&cluster.once().await).contains(words));
     assert_eq!(cluster.deletes(), 0);
 }
@@ -607,7 +607,7 @@ async fn the_success_policy_all_workers_overrides_the_chief() {
 async fn a_failed_or_missing_chief_keeps_everything() {
     for (condition, words) in [
         (Some("Failed"), "Job a-chief-0 has failed"),
-        (None, "there are 2 workers and should be 3: 1 missing"),
+        (None, "2 workers exist, but the job has 3: 1 missing"),
     ] {
         let cluster = Cluster::new().await;
         let mut all = with_chief("a", Some(600));
@@ -1088,7 +1088,9 @@ async fn the_program_survives_kills_and_an_absent_server() {
         .unwrap();
     assert_eq!(code, None);
     assert!(
-        out.contains("train/a: every worker has succeeded; the parameter servers go at"),
+        out.contains(
+            "train/a: every worker has succeeded; the parameter servers will be deleted at"
+        ),
         "{out}"
     );
     assert_eq!(cluster.servers(), (5, 5));
@@ -1110,7 +1112,7 @@ async fn the_program_survives_kills_and_an_absent_server() {
         .await
         .unwrap();
     assert_eq!(code, Some(0), "{stderr}");
-    assert!(stderr.contains("nothing is decided"), "{stderr}");
+    assert!(stderr.contains("can't read the jobs"), "{stderr}");
     assert!(
         out.contains("deleted: Deployment train/a-ps-0, Deployment train/a-ps-1"),
         "{out}"
@@ -1118,7 +1120,7 @@ async fn the_program_survives_kills_and_an_absent_server() {
     // The program prints each decision once.
     assert_eq!(
         out.lines()
-            .filter(|line| line.contains("the parameter servers go at"))
+            .filter(|line| line.contains("the parameter servers will be deleted at"))
             .count(),
         1,
         "{out}"
@@ -1168,7 +1170,7 @@ async fn a_repeated_failure_is_reported_again() {
                 .unwrap();
         assert_eq!(code, Some(0), "{stderr}");
         assert_eq!(
-            stderr.matches("nothing is decided").count(),
+            stderr.matches("can't read the jobs").count(),
             2,
             "{more:?}: {stderr}{out}"
         );
@@ -1201,7 +1203,7 @@ async fn the_program_reports_its_decisions() {
     let (code, out, _) = run(&[]).await;
     assert_eq!((code, out.lines().count()), (Some(0), 1));
     assert!(
-        out.starts_with("no job with parameter servers asks for it"),
+        out.starts_with("no job with parameter servers has the label"),
         "{out}"
     );
     cluster.put(&succeeded("a", 60));
@@ -1212,7 +1214,7 @@ async fn the_program_reports_its_decisions() {
     assert_eq!(code, Some(0));
     assert!(
         out.contains(
-            "train/b: the parameter servers stay: there are 49 workers and should be 50: 1 missing\n"
+            "train/b: the parameter servers stay: 49 workers exist, but the job has 50: 1 missing\n"
         ),
         "{out}"
     );
@@ -1248,7 +1250,7 @@ async fn the_program_reports_its_decisions() {
     let (code, _, stderr) = run(&[]).await;
     assert_eq!(code, Some(2));
     assert!(
-        stderr.contains("10 objects could not be deleted, Deployment train/a-ps-0 first"),
+        stderr.contains("can't delete 10 objects; the first is Deployment train/a-ps-0"),
         "{stderr}"
     );
     cluster.fake.heal();
@@ -1268,7 +1270,7 @@ async fn the_program_reports_its_decisions() {
         "{stderr}"
     );
     assert!(
-        stderr.contains("1 object was changed by somebody each time before the delete"),
+        stderr.contains("1 object was changed before each deletion"),
         "{stderr}"
     );
 }

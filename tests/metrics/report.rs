@@ -261,7 +261,7 @@ fn made_series_in_a_real_prometheus_have_known_answers() {
     assert!(
         all["runs"][0]["missing"]
             .to_string()
-            .contains("none of the pods was seen for"),
+            .contains("no pod has samples for"),
         "{all}"
     );
 
@@ -309,11 +309,11 @@ fn made_series_in_a_real_prometheus_have_known_answers() {
     for (args, says) in [
         (
             &["--case", "9"][..],
-            "labelled for case 9 between 2025-11-22T09:50:00Z and 2025-11-22T12:00:00Z; there were scene 1 case 1, scene 1 case 2, scene 2",
+            "labelled for case 9 between 2025-11-22T09:50:00Z and 2025-11-22T12:00:00Z; the time range has scene 1 case 1, scene 1 case 2, scene 2",
         ),
         (
             &["--job", "nobody", "--case", "1"],
-            "no training pod was seen",
+            "the time range has no training pod",
         ),
     ] {
         let (code, out, error) = pinfold(&url, &[&SPAN[..], args].concat());
@@ -409,7 +409,7 @@ fn recorded_answers_make_the_same_report() {
     let (code, _, error) = pinfold(&fake.url(), &[&SPAN[..], &["--case", "1"]].concat());
     assert_eq!(code, Some(2));
     assert!(
-        error.contains("/api/v1/query refuses: 404") && error.contains("case=\"1\""),
+        error.contains("/api/v1/query refused the query: 404") && error.contains("case=\"1\""),
         "{error}"
     );
 }
@@ -419,7 +419,10 @@ fn recorded_answers_make_the_same_report() {
 fn the_guide_shows_what_is_printed() {
     let read = |path: &str| std::fs::read_to_string(crate::yaml::here(path)).unwrap();
     let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
-    let (guide, report) = (read("docs/guides/scenes-from-plan-to-report.md"), read(TEXT));
+    let (guide, report) = (
+        read("docs/guides/scenes-from-plan-to-report.md"),
+        read(TEXT),
+    );
     let shown = guide
         .split("```text\n- scene 2 case 2 does")
         .nth(1)
@@ -447,12 +450,17 @@ fn what_is_no_prometheus_is_named_with_the_query() {
         format!(r#"{{"status":"success","data":{{"resultType":"vector","result":{result}}}}}"#)
     };
     for (status, body, code, says) in [
-        (200, EMPTY.to_owned(), 1, "no training pod was seen"),
+        (
+            200,
+            EMPTY.to_owned(),
+            1,
+            "the time range has no training pod",
+        ),
         (
             200,
             "<html>login</html>".to_owned(),
             2,
-            "something else than a Prometheus: expected value",
+            "is not a Prometheus server: expected value",
         ),
         (
             200,
@@ -476,19 +484,19 @@ fn what_is_no_prometheus_is_named_with_the_query() {
             302,
             String::new(),
             2,
-            "refuses: 302 Found, it is to be asked at https://login",
+            "refused the query: 302 Found, the server redirects to https://login",
         ),
         (
             200,
             " ".repeat((64 << 20) + 1),
             2,
-            "answers with more than 64 MiB: ask for less",
+            "has more than 64 MiB: limit the report",
         ),
         (
             401,
             "who are you?".to_owned(),
             2,
-            "refuses: 401 Unauthorized: who are you?",
+            "refused the query: 401 Unauthorized: who are you?",
         ),
         (
             422,
@@ -496,8 +504,13 @@ fn what_is_no_prometheus_is_named_with_the_query() {
             2,
             "execution: too many samples",
         ),
-        (503, "Service Unavailable".to_owned(), 2, "refuses: 503"),
-        (500, EMPTY.to_owned(), 2, "refuses: 500"),
+        (
+            503,
+            "Service Unavailable".to_owned(),
+            2,
+            "refused the query: 503",
+        ),
+        (500, EMPTY.to_owned(), 2, "refused the query: 500"),
     ] {
         let told = body.clone();
         let fake = Fake::start(move |_| (status, told.clone()));
@@ -513,7 +526,7 @@ fn what_is_no_prometheus_is_named_with_the_query() {
             "{status} {body}: {error}"
         );
         assert!(
-            error.contains("asked for") && error.contains("pinfold_"),
+            error.contains("(query: ") && error.contains("pinfold_"),
             "{status} {body}: {error}"
         );
     }
@@ -523,14 +536,14 @@ fn what_is_no_prometheus_is_named_with_the_query() {
     let (code, _, error) = pinfold(&format!("http://{silent}"), &["--timeout", "1"]);
     assert_eq!(code, Some(2));
     assert!(
-        error.contains("gave no answer within 1 s (asked for group by"),
+        error.contains("gave no answer within 1 s: raise --timeout (query: group by"),
         "{error}"
     );
     drop(address);
     let (code, _, error) = pinfold(&format!("http://{silent}/prefix/"), &[]);
     assert_eq!(code, Some(2));
     assert!(
-        error.contains("/prefix/api/v1/query can't be reached: ") && error.contains("refused"),
+        error.contains("/prefix/api/v1/query: ") && error.contains("refused"),
         "{error}"
     );
 }
@@ -608,16 +621,20 @@ fn bad_input_is_refused_before_anybody_is_asked() {
     std::fs::write(&word, "word\n").unwrap();
     let below = format!("{file}/x");
     for (url, args, says) in [
-        ("prometheus:9090", &[][..], "is no URL of a Prometheus"),
-        ("ftp://p", &[], "begins with neither http:// nor https://"),
+        (
+            "prometheus:9090",
+            &[][..],
+            "is not the URL of a Prometheus server",
+        ),
+        ("ftp://p", &[], "the scheme is neither http nor https"),
         ("http://u:pw@p", &[], "--token-file"),
-        ("u:pw@p:9090", &[], "is no URL of a Prometheus"),
-        ("http://p/?x=1", &[], "it has a query"),
-        ("", &[], "is no URL of a Prometheus"),
+        ("u:pw@p:9090", &[], "is not the URL of a Prometheus server"),
+        ("http://p/?x=1", &[], "the URL has a query"),
+        ("", &[], "is not the URL of a Prometheus server"),
         (
             url,
             &["--from", "yesterday"],
-            "write a time as RFC 3339 has it",
+            "write a time in the format of RFC 3339",
         ),
         (
             url,
@@ -627,7 +644,7 @@ fn bad_input_is_refused_before_anybody_is_asked() {
                 "--to",
                 "2025-11-22T10:00:00Z",
             ],
-            "ends before it begins",
+            "is not after its start",
         ),
         (url, &["--last", "5"], "last 5: write a time like 90s"),
         (url, &["--last", "0s"], "last 0s"),
@@ -636,20 +653,24 @@ fn bad_input_is_refused_before_anybody_is_asked() {
             &["--last", "5m", "--from", "2025-11-22T10:00:00Z"],
             "cannot be used with",
         ),
-        (url, &["--run", "scene=1"], "--run scene=1: it has no name"),
+        (
+            url,
+            &["--run", "scene=1"],
+            "--run scene=1: the run has no name",
+        ),
         (url, &["--run", "name=a,when=now"], "when is unknown"),
-        (url, &["--run", "name=a,b"], "\"b\" is no KEY=VALUE"),
-        (url, &["--run", "name="], "name is empty"),
+        (url, &["--run", "name=a,b"], "\"b\" is not KEY=VALUE"),
+        (url, &["--run", "name="], "name has no value"),
         (url, &["--run", "name=a,name=b"], "name is given twice"),
         (
             url,
             &["--run", "name=a,from=2025-11-22T10:00:00Z,last=5m"],
-            "exclude each other",
+            "has both from and last",
         ),
         (
             url,
             &["--run", "name=a", "--run", "name=a"],
-            "another run is called a",
+            "another run has the name a",
         ),
         (
             url,
@@ -661,26 +682,26 @@ fn bad_input_is_refused_before_anybody_is_asked() {
             &["--token-file", "/nowhere/token"],
             "the token file /nowhere/token: ",
         ),
-        (url, &["--token-file", file], "it is empty"),
+        (url, &["--token-file", file], "the file is empty"),
         (
             url,
             &["--token-file", "Cargo.toml"],
-            "the token file Cargo.toml: it holds more than one line or word",
+            "the token file Cargo.toml: the file has more than one line or word",
         ),
         (
             url,
             &["--token-file", "/dev/zero"],
-            "the token file /dev/zero: it has more than 4 MiB",
+            "the token file /dev/zero: the file has more than 4 MiB",
         ),
         (
             url,
             &["--user-file", two_lines.to_str().unwrap()],
-            "it holds more than one line",
+            "the file has more than one line",
         ),
         (
             url,
             &["--user-file", word.to_str().unwrap()],
-            "write name:password into it",
+            "write name:password into the file",
         ),
         (
             url,
@@ -707,7 +728,7 @@ fn bad_input_is_refused_before_anybody_is_asked() {
         );
         assert!(error.contains(says), "{url} {args:?}: {error}");
         assert!(
-            !error.contains("pw") && !error.contains("asked for"),
+            !error.contains("pw") && !error.contains("(query: "),
             "{url} {args:?}: {error}"
         );
     }
@@ -731,26 +752,26 @@ fn a_prometheus_that_lets_not_everybody_in_is_asked() {
             &url,
             &["--ca-file", &authority, "--user-file", &user][..],
             1,
-            "no training pod was seen",
+            "the time range has no training pod",
         ),
         (
             &url,
             &["--ca-file", &authority, "--user-file", &other],
             2,
-            "refuses: 401 Unauthorized",
+            "refused the query: 401 Unauthorized",
         ),
         (
             &url,
             &["--ca-file", &authority],
             2,
-            "refuses: 401 Unauthorized",
+            "refused the query: 401 Unauthorized",
         ),
-        (&url, &["--user-file", &user], 2, "can't be reached: "),
+        (&url, &["--user-file", &user], 2, "can't reach https://"),
         (
             &url.replace("https", "http"),
             &["--user-file", &user],
             2,
-            "refuses: 400 Bad Request: Client sent an HTTP request to an HTTPS server",
+            "refused the query: 400 Bad Request: Client sent an HTTP request to an HTTPS server",
         ),
     ] {
         let (found, out, error) = pinfold(url, args);

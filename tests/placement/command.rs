@@ -72,7 +72,7 @@ fn prints_the_placement_for_people() {
     let (code, out, _) = place(root.path(), &["0"]);
     assert_eq!(
         (code, out.as_str()),
-        (Some(0), "no CPUs wanted, none taken\n")
+        (Some(0), "0 CPUs requested, no CPUs chosen\n")
     );
 }
 

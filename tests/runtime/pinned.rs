@@ -194,7 +194,7 @@ fn thread_variables_are_injected_and_the_users_value_stays() {
                 "{explanation}"
             );
             assert!(
-                line("kept as the pod sets them: ").ends_with("OMP_NUM_THREADS"),
+                line("set by the pod, unchanged: ").ends_with("OMP_NUM_THREADS"),
                 "{explanation}"
             );
             assert!(line("  unpinned ").contains("never"), "{explanation}");

@@ -20,7 +20,7 @@ fn slot(kind: Option<&str>, index: u32) -> Slot {
 fn a_candidate_claims_and_a_listed_node_has_its_place() {
     let small = plan(SMALL);
     assert!(
-        matches!(want(&small, &node("a", &[])).unwrap(), Want::Nothing { reason } if reason.contains("none of the plan's candidates"))
+        matches!(want(&small, &node("a", &[])).unwrap(), Want::Nothing { reason } if reason.contains("not a candidate of the plan"))
     );
     let Want::Claim(slots) = want(&small, &node("a", &[("pool", "train")])).unwrap() else {
         panic!()
@@ -62,7 +62,7 @@ fn a_candidate_claims_and_a_listed_node_has_its_place() {
     let error = want(&wrong, &node("a", &[("pool", "train")])).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "plan small has no scene 2 with a case 7: it has scene 2 with 1"
+        "plan small has no scene 2 with a case 7: choose one of scene 2 with case 1"
     );
 }
 
@@ -186,7 +186,7 @@ fn the_rule_decides_on_a_busy_node() {
     };
     assert_eq!(
         reason,
-        "2 pods of scene 2 case 1 ps 0 still run here, train/ps-0 among them"
+        "2 pods of scene 2 case 1 ps 0 still run here, for example train/ps-0"
     );
     assert!(
         matches!(switch(OnBusy::Force, &has, &pods), Switch::Change { reason } if reason.contains("force"))
@@ -246,7 +246,7 @@ fn plans_are_asked_together() {
     assert_eq!(free(&[], &here), "there is no plan");
     assert_eq!(
         free(&[mine.clone(), other.clone()], &node("n", &[])),
-        "the node is none of the plan's candidates"
+        "the node is not a candidate of the plan"
     );
     let mut idle = mine.clone();
     idle.spec.active = None;

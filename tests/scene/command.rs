@@ -110,7 +110,10 @@ fn the_example_checks_and_no_other_total_does() {
                     out.contains(&format!("plan.yaml:{}: error: spec.scenes[", number + 1)),
                     "{out}"
                 );
-                assert!(out.contains(&format!(".totals.{name}: {wrong} ")), "{out}");
+                assert!(
+                    out.contains(&format!(".totals.{name}: totals say {wrong} ")),
+                    "{out}"
+                );
                 assert!(out.contains(&format!("; write {name}: {right}")), "{out}");
                 assert!(out.ends_with("1 plan: 1 error, 0 warnings\n"), "{out}");
                 changed += 1;
@@ -140,7 +143,7 @@ fn findings_for_programs() {
                 "line": 15,
                 "plan": "small",
                 "path": "spec.scenes[0].cases[0].totals.worker",
-                "text": "5 tasks of role worker don't fit scene 2 case 1: 2 servers of group w with 3 each make 6",
+                "text": "totals say 5 tasks of role worker, but scene 2 case 1 has 6: 2 servers of group w with 3 each",
                 "fix": "write worker: 6",
             }],
         })
@@ -156,13 +159,13 @@ fn input_that_cannot_be_read_is_no_mistake_of_a_plan() {
         ("# nothing\n---\n", "the text has no ScenePlan"),
         (
             "kind: Pod\napiVersion: v1\n",
-            "this is Pod (v1); only ScenePlans",
+            "the document is Pod (v1); the file may contain only ScenePlans",
         ),
         (
             "apiVersion: pinfold.io/v1\nkind: ScenePlan\n",
             "ScenePlan (pinfold.io/v1)",
         ),
-        ("- a\n- b\n", "no Kubernetes object"),
+        ("- a\n- b\n", "not a Kubernetes object"),
         ("kind: List\nitems:\n- kind: Node\n", "Node (no apiVersion)"),
     ] {
         let plan = files.put("plan.yaml", text);
@@ -177,8 +180,11 @@ fn input_that_cannot_be_read_is_no_mistake_of_a_plan() {
     assert_eq!(code, Some(2));
     assert!(error.contains("can't read /no/such/file"), "{error}");
     for (text, words) in [
-        ("kind: Pod\n", "this is a Pod; only Nodes"),
-        ("metadata: {name: a}\n", "there is no kind"),
+        (
+            "kind: Pod\n",
+            "the document is a Pod; the file may contain only Nodes",
+        ),
+        ("metadata: {name: a}\n", "the document has no kind"),
         ("kind: List\nitems: [{kind: Pod}]\n", "items[0] is a Pod"),
         (
             "{\"kind\": \"List\", \"items\": [{\"metadata\": {}}]}",
@@ -194,7 +200,7 @@ fn input_that_cannot_be_read_is_no_mistake_of_a_plan() {
         ),
         (
             "kind: Node\nmetadata: {name: a}\n---\nkind: Node\nmetadata: {name: a}\n",
-            "node a is there twice",
+            "node a appears twice",
         ),
     ] {
         let nodes = files.put("nodes.yaml", text);
@@ -283,7 +289,7 @@ fn labels_as_json_in_the_order_of_the_places() {
     let given: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(given.as_object().unwrap().len(), 12);
     assert!(
-        error.contains("scene 2 case 3 has 20 slots, and 8 of them get no node"),
+        error.contains("scene 2 case 3 has 20 slots, but 8 get no node"),
         "{error}"
     );
 }
@@ -321,7 +327,10 @@ fn labels_as_commands_change_only_what_differs() {
     let (_, table, _) = pinfold(&["labels", &plan, "--nodes", &nodes]);
     let words: Vec<&str> = table.lines().nth(2).unwrap().split_whitespace().collect();
     assert_eq!(words, ["a", "2", "1", "1", "worker"], "{table}");
-    assert!(table.contains("2 more candidates have no slot"), "{table}");
+    assert!(
+        table.contains("2 further candidates have no slot"),
+        "{table}"
+    );
 }
 
 #[test]
@@ -348,9 +357,9 @@ fn status_shows_claimed_missing_and_double() {
             "missing": [{"scene": "2", "case": "1", "type": "ps", "index": 0}],
             "double": [{"scene": "2", "case": "1", "type": "worker", "index": 1, "nodes": ["node-2", "stranger"]}],
             "mismatches": [
-                {"node": "node-3", "why": "is labelled for scene 1 case 1 0"},
-                {"node": "node-4", "why": "it lacks CASE and INDEX"},
-                {"node": "stranger", "why": "has scene 2 case 1 worker 1, and is none of the plan's candidates"},
+                {"node": "node-3", "why": "has the labels of scene 1 case 1 0, which the case does not have"},
+                {"node": "node-4", "why": "missing CASE and INDEX"},
+                {"node": "stranger", "why": "has the labels of scene 2 case 1 worker 1, but is not a candidate of the plan"},
             ],
             "spare": ["node-10"],
         })
@@ -361,7 +370,7 @@ fn status_shows_claimed_missing_and_double() {
         out.contains("scene 2 case 1: 3 slots, 1 claimed, 1 missing, 1 double; 1 spare"),
         "{out}"
     );
-    assert!(out.contains("node-4: it lacks CASE and INDEX"), "{out}");
+    assert!(out.contains("node-4: missing CASE and INDEX"), "{out}");
 
     let files = Files::new();
     let well: String = [("a", "worker", 0), ("b", "worker", 1), ("c", "ps", 0)]
@@ -396,9 +405,11 @@ fn which_plan_and_case_is_meant_must_be_said() {
         "{SMALL}---\n{}",
         SMALL.replace("name: small", "name: other")
     );
-    assert!(run(&two, &[]).contains("several plans, small, other: choose one with --plan NAME"));
-    assert!(run(&two, &["--plan", "x"]).contains("no plan x: it has small, other"));
-    assert!(run(SMALL, &["--scene", "2", "--case", "7"]).contains("it has scene 2 with 1"));
+    assert!(run(&two, &[]).contains("several plans (small, other): choose one with --plan NAME"));
+    assert!(run(&two, &["--plan", "x"]).contains("no plan x: choose one of small, other"));
+    assert!(
+        run(SMALL, &["--scene", "2", "--case", "7"]).contains("choose one of scene 2 with case 1")
+    );
     assert!(run(SMALL, &["--scene", "2"]).contains("--case"));
     let idle = SMALL.replace("  active: {scene: \"2\", case: \"1\"}\n", "");
     assert!(run(&idle, &[]).contains("no active case: choose one with --scene and --case"));
@@ -463,12 +474,12 @@ fn nodes_that_no_plan_can_reproduce_are_refused_with_a_remedy() {
     refused(
         &import,
         node,
-        "the labels of node a are no slot of a case: it lacks INDEX; correct",
+        "the labels of node a describe no slot: missing INDEX; correct",
     );
     refused(
         &import,
         "kind: Pod\nmetadata: {name: a}\n",
-        "this is a Pod; only Nodes",
+        "the document is a Pod; the file may contain only Nodes",
     );
     refused(&import, "kubectl label node a SCENCE=1", "-");
     refused(

@@ -124,7 +124,7 @@ fn labels_that_no_plan_can_give_are_named_with_a_remedy() {
         ),
         (
             &[("a", "CASE=1 INDEX=0")],
-            "it lacks SCENCE; correct the labels, or remove SCENCE, CASE, INDEX and TYPE",
+            "missing SCENCE; correct the labels, or remove SCENCE, CASE, INDEX and TYPE",
         ),
         (
             &[("a", "SCENCE= CASE=1 INDEX=0")],
@@ -135,7 +135,7 @@ fn labels_that_no_plan_can_give_are_named_with_a_remedy() {
                 ("a", "SCENCE=1 CASE=1 INDEX=0"),
                 ("b", "SCENCE=1 CASE=1 INDEX=0 TYPE=ps"),
             ],
-            "label all of the nodes with TYPE, or none",
+            "label all of these nodes with TYPE, or none",
         ),
         (&[("a", "role=x")], "no node has a slot"),
         (&[], "no node has a slot"),

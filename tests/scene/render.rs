@@ -519,20 +519,23 @@ fn slices_are_parts_of_the_whole() {
         slice(Some("chief"), None, None)
             .unwrap_err()
             .to_string()
-            .contains("it has ps, worker")
+            .contains("choose one of ps, worker")
     );
     assert!(
         slice(Some("worker"), Some(50), None)
             .unwrap_err()
             .to_string()
-            .contains("no task is left")
+            .contains("select no task")
     );
     let all = Slice {
         role: Some("ps".to_owned()),
         ..Slice::default()
     };
     let refused = render(&plan, ("2", "2"), &job, Format::Tfjob, &all, AMOUNTS).unwrap_err();
-    assert!(refused.to_string().contains("as native only"), "{refused}");
+    assert!(
+        refused.to_string().contains("need the format native"),
+        "{refused}"
+    );
 }
 
 fn yaml(objects: &[Value]) -> String {
@@ -657,7 +660,7 @@ fn the_examples_are_what_they_say() {
         &["--scene", "1", "--case", "2", "--format", "tfjob"],
     );
     assert!(
-        said.lines().count() == 1 && said.contains("up to the scheduler"),
+        said.lines().count() == 1 && said.contains("the scheduler chooses the server"),
         "{said}"
     );
     let specs = &objects[0]["spec"]["tfReplicaSpecs"];

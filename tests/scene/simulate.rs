@@ -115,7 +115,7 @@ fn what_waits_says_why() {
                     .allocatable
                     .insert("memory".to_owned(), amount("64Gi")))
         )),
-        "7: node-4 has too little cpu: 300m wanted, 100m left of 3 beside the job's other tasks"
+        "7: node-4 has too little cpu: 300m requested, 100m of 3 left beside the job's other tasks"
     );
     // Unknown properties of a node are not checked.
     let mut nodes = whole.clone();
@@ -132,7 +132,7 @@ fn what_waits_says_why() {
     assert_eq!(
         simulation.notes,
         [
-            "node-4 and twin have the same labels, scene 1 case 2 3: the tasks for it may be split among them"
+            "node-4 and twin have the same labels, scene 1 case 2 3: the scheduler may spread the tasks of this slot over these nodes"
         ]
     );
     let on_twin = simulation
@@ -260,7 +260,7 @@ fn as_people_and_programs_see_it() {
     let (code, out, _) = printed(&[scenes, "--nodes", &nodes, "--job", &job]);
     assert_eq!(code, Some(1));
     assert!(
-        out.contains("pending: worker 3-9: a has too little cpu: 2 wanted, 0 left of 8"),
+        out.contains("pending: worker 3-9: a has too little cpu: 2 requested, 0 of 8 left"),
         "{out}"
     );
     let (code, out, _) = printed(&[scenes, "--scene", "2", "--case", "1", "--nodes", &nodes]);
@@ -291,7 +291,7 @@ fn as_people_and_programs_see_it() {
         ),
         (
             "roles: {worker: {limits: {cpu: 1500m}}}\npin: true\n",
-            "1500m is no whole number of CPUs",
+            "1500m is not a whole number of CPUs",
         ),
         (
             "roles: {chief: {}}\n",
@@ -333,7 +333,7 @@ fn as_people_and_programs_see_it() {
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(
-        error.contains("two files can't both be the standard input"),
+        error.contains("the standard input (-) stands for two files"),
         "{error}"
     );
 }

@@ -229,11 +229,7 @@ fn colours_are_left_out_where_nobody_wants_them() {
 fn a_terminal_that_can_not_be_drawn_on_is_told_of() {
     let node = format!("node-1={}", agent(STATUS.to_owned()));
     for (variables, columns, says) in [
-        (
-            &[("TERM", "dumb")][..],
-            80,
-            "pinfold top --once prints a frame",
-        ),
+        (&[("TERM", "dumb")][..], 80, "pinfold top needs a terminal"),
         (&[], 0, "stty rows 24 cols 80"),
     ] {
         let mut terminal = Terminal::start_in(

@@ -15,12 +15,12 @@ const LONGEST_NAMESPACE: usize = 63;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum AutoSwitch {
-    /// Yes, where the source can be used.
+    /// On, if the option's condition holds.
     #[default]
     Auto,
-    /// Yes.
+    /// On.
     Always,
-    /// No.
+    /// Off.
     Never,
 }
 

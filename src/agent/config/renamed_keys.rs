@@ -69,7 +69,7 @@ pub(super) fn check(text: &str) -> anyhow::Result<()> {
     for (before, after) in RENAMED {
         let pointer = format!("/{}", before.replace('.', "/"));
         if document.pointer(&pointer).is_some() {
-            old.push(format!("the key {before} is now {after}"));
+            old.push(format!("the key {before} has a new name: write {after}"));
         }
     }
     anyhow::ensure!(old.is_empty(), "{}", old.join("; "));

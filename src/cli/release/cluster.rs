@@ -60,22 +60,23 @@ impl Wanted {
             let left = leaving.await.map_err(|failure| {
                 let advice = match failure.kind() {
                     ErrorKind::Forbidden => {
-                        "; it needs get and patch on nodes, and list, get and delete on leases: name another --kubeconfig"
+                        "; allow the account get and patch on nodes, and list, get and delete on leases, or name a different \
+                         --kubeconfig"
                     }
                     ErrorKind::Connection | ErrorKind::Timeout => {
-                        "; is the API server up, and can it be reached from here?"
+                        "; check that the API server runs, and that this machine reaches the server"
                     }
                     _ => "",
                 };
                 let doing = format!(
-                    "labels and claims of Node {name} may be left, at {} (by {}){advice}",
+                    "labels and claims of Node {name} may remain at {} (by {}){advice}",
                     way.server, way.origin
                 );
                 anyhow::Error::new(failure).context(doing)
             })?;
             anyhow::Ok(Left::new(name.clone(), &left))
         })
-        .context("the cluster still has something of this node's")
+        .context("the release in the cluster is incomplete")
     }
 }
 
@@ -86,7 +87,9 @@ async fn plans(api: &Api) -> Result<Vec<ScenePlan>, Failure> {
         // Without the custom resource definition, no plans exist.
         Err(failure) if failure.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         Err(failure) if failure.kind() == ErrorKind::Forbidden => {
-            tracing::warn!("a taint with a key of a plan's own would stay: {failure}");
+            tracing::warn!(
+                "can't read the plans, so a taint with a key from a plan may remain: {failure}"
+            );
             return Ok(Vec::new());
         }
         Err(failure) => return Err(failure),
@@ -99,7 +102,7 @@ async fn plans(api: &Api) -> Result<Vec<ScenePlan>, Failure> {
             .to_owned();
         let read: Result<ScenePlan, _> = serde_json::from_value(plan);
         if let Err(error) = &read {
-            tracing::warn!("plan {name} can't be read, and its taint would stay: {error}");
+            tracing::warn!("can't read plan {name}, so its taint may remain: {error}");
         }
         read.ok()
     });
@@ -119,7 +122,7 @@ impl Left {
         let mut lines: Vec<String> = labels.chain(taints).chain(claims).collect();
         if !left.node {
             lines.push(format!(
-                "there is no Node {node}: its claims are gone with it"
+                "the Node {node} does not exist: Kubernetes deletes its claims with the Node"
             ));
         }
         let found = json!({ "exists": left.node, "labels": left.labels, "taints": left.taints, "claims": left.claims });
@@ -128,13 +131,13 @@ impl Left {
 
     pub(super) fn text(&self, dry_run: bool) -> String {
         let done = if dry_run {
-            "would be taken off"
+            "would be removed from"
         } else {
-            "taken off"
+            "removed from"
         };
         match self.lines.as_slice() {
             [] => format!(
-                "Node {} has no labels, taints or claims of Pinfold's",
+                "Node {} has no labels, taints or claims of Pinfold",
                 self.node
             ),
             lines => format!("{done} Node {}:\n  {}", self.node, lines.join("\n  ")),

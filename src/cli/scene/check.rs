@@ -10,24 +10,24 @@ use super::super::Format;
 use crate::experiment::check;
 use crate::scene::Severity;
 
-/// Check plans: name each mistake, its place, and the correction.
+/// Check plans: print each mistake with its place and correction.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold scene check plan.yaml
-  pinfold scene check plans/*.yaml                    also whether the plans get in each other's way
+  pinfold scene check plans/*.yaml                    check also for conflicts between the plans
   kubectl get nodes -o yaml | pinfold scene check plan.yaml --nodes -
-  pinfold scene check plan.yaml --live                beside the nodes of the cluster
-  pinfold scene check --live                          the plans of the cluster
+  pinfold scene check plan.yaml --live                check the plan against the nodes of the cluster
+  pinfold scene check --live                          check the plans of the cluster
 
-Exit codes: 0 nothing is wrong (there may be warnings), 1 there are errors, 2 the input can't be read.")]
+Exit codes: 0 no errors (warnings are possible), 1 errors, 2 the input can't be read.")]
 pub(super) struct Check {
-    /// Files with ScenePlans (YAML or JSON), also several in a file; - is the standard input. With --live, the cluster's
-    /// plans if none is given.
+    /// Files with ScenePlans (YAML or JSON), one or more in each; - is the standard input [default with --live: the
+    /// cluster's plans]
     #[arg(value_name = "FILE", required_unless_present = "live")]
     files: Vec<PathBuf>,
     #[command(flatten)]
     live: super::live::Live,
-    /// File with the cluster's Nodes: are they there, enough, and large enough?
+    /// File with the cluster's Nodes, to check also that the candidates exist, suffice and are large enough.
     #[arg(long, value_name = "FILE", conflicts_with = "live")]
     nodes: Option<PathBuf>,
     /// Form of the output.

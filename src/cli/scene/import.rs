@@ -10,13 +10,13 @@ use crate::experiment::import;
 
 /// Read the labels of the nodes and print a plan that gives the nodes the same labels.
 ///
-/// The labels are SCENCE, CASE, INDEX and TYPE. SCENE counts as an alias of SCENCE. Nodes of several cases give a plan for
-/// each case.
+/// The labels are SCENCE, CASE, INDEX and TYPE. SCENE counts as an alias of SCENCE. For nodes of several cases, the command
+/// prints a plan for each case.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   kubectl get nodes -o yaml | pinfold scene import - > plan.yaml
   pinfold scene import nodes.yaml --name locality
-  pinfold scene import --live > plan.yaml             the nodes of the cluster
+  pinfold scene import --live > plan.yaml             use the nodes of the cluster
 
 Exit codes: 0 done, 2 the nodes can't be read, or no plan can reproduce their labels.")]
 pub(super) struct Import {
@@ -44,7 +44,7 @@ impl Import {
         let (nodes, origin) = match (&self.file, self.live.ask(false, false)?) {
             (Some(file), _) => (super::nodes(file)?, file.display().to_string()),
             (None, cluster) => {
-                let cluster = cluster.context("name a file with nodes, or --live")?;
+                let cluster = cluster.context("name a file with nodes, or use --live")?;
                 (cluster.nodes, format!("the cluster at {}", cluster.origin))
             }
         };

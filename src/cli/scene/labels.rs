@@ -9,20 +9,21 @@ use serde_json::{Map, Value};
 
 use crate::scene::{Assignment, Node, ScenePlan, assign, candidates};
 
-/// Print which node gets which labels. Nothing is changed.
+/// Print which node gets which labels. The command changes nothing.
 ///
-/// An explicit list gives the slots in its order. With a selector, a node with the labels of a slot keeps the slot, and
-/// the remaining nodes take the free slots in the order of their names. In a cluster, the agents' claims decide about
+/// With an explicit list, the nodes take the slots in the order of the list. With a selector, a node with the labels of a
+/// slot keeps the slot. The remaining nodes take the free slots in the order of their
+/// names. In a cluster, the agents' claims decide about
 /// the free slots.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold scene labels plan.yaml --nodes nodes.yaml
   pinfold scene labels plan.yaml --scene 2 --case 2 --nodes nodes.yaml -o json
   pinfold scene labels plan.yaml --nodes nodes.yaml -o kubectl | sh
-  pinfold scene labels plan.yaml --live               for the nodes and claims of the cluster
-  pinfold scene labels --live --plan ps-locality      a plan of the cluster
+  pinfold scene labels plan.yaml --live               use the nodes and claims of the cluster
+  pinfold scene labels --live --plan ps-locality      use a plan of the cluster
 
-Exit codes: 0 each slot has a node, 1 there are too few nodes, 2 bad input.")]
+Exit codes: 0 each slot has a node, 1 too few nodes, 2 bad input.")]
 pub(super) struct LabelsArgs {
     #[command(flatten)]
     case: super::CaseOf,
@@ -69,7 +70,7 @@ impl LabelsArgs {
             Form::Kubectl => super::super::emit(&commands(&plan, &assignment, &nodes))?,
         }
         for name in &assignment.absent {
-            eprintln!("pinfold: the plan lists {name}, and there is no such node");
+            eprintln!("pinfold: the plan lists {name}, but no node has this name");
         }
         let missing = assignment
             .given
@@ -78,7 +79,7 @@ impl LabelsArgs {
             .count();
         if missing > 0 {
             eprintln!(
-                "pinfold: scene {} case {} has {}, and {missing} of them get no node: too few are candidates",
+                "pinfold: scene {} case {} has {}, but {missing} get no node: add candidate nodes",
                 slots.scene(),
                 slots.case(),
                 super::many(slots.len(), "slot")
@@ -118,11 +119,11 @@ fn table(plan: &ScenePlan, assignment: &Assignment) -> String {
     }
     let spare = assignment.spare.len();
     let plural = if spare == 1 {
-        "candidate has"
+        "further candidate has"
     } else {
-        "candidates have"
+        "further candidates have"
     };
-    format!("{table}\n{spare} more {plural} no slot\n")
+    format!("{table}\n{spare} {plural} no slot\n")
 }
 
 /// Commands that give the candidates exactly their labels.

@@ -19,13 +19,13 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// Whether to ask the cluster, and which.
 #[derive(Debug, Args)]
 pub(super) struct Live {
-    /// Take nodes and claims from the cluster, and the plan, too, where no file is given.
+    /// Read nodes and claims from the cluster, and also the plans if no file is given.
     #[arg(long)]
     pub(super) live: bool,
     /// Kubeconfig of the cluster [default: KUBECONFIG, or the pod's service account]
     #[arg(long, value_name = "FILE", requires = "live")]
     kubeconfig: Option<PathBuf>,
-    /// Namespace of the agents, where the claims are [default: pinfold]
+    /// Namespace of the agents and of their claims [default: pinfold]
     #[arg(long, value_name = "NAMESPACE", requires = "live")]
     namespace: Option<String>,
 }
@@ -146,7 +146,7 @@ impl Cluster {
 fn documents(objects: Vec<serde_json::Value>) -> anyhow::Result<Vec<Document>> {
     ensure!(
         !objects.is_empty(),
-        "the cluster has no ScenePlan: kubectl apply -f PLAN.yaml makes one"
+        "the cluster has no ScenePlan: create one with kubectl apply -f PLAN.yaml"
     );
     let mut documents = Vec::new();
     for object in objects {
@@ -168,7 +168,7 @@ fn documents(objects: Vec<serde_json::Value>) -> anyhow::Result<Vec<Document>> {
 fn told(failure: Failure, what: &str, way: &Connection) -> anyhow::Error {
     let advice = match failure.kind() {
         ErrorKind::NotFound if what == "sceneplans" => {
-            "ScenePlans are not defined there: pinfold scene crd | kubectl apply -f - defines them"
+            "the cluster has no definition of ScenePlan: install the definition with pinfold scene crd | kubectl apply -f -"
                 .to_owned()
         }
         ErrorKind::Forbidden => {
@@ -211,7 +211,7 @@ impl super::CaseOf {
                 &format!("the cluster at {}", cluster.origin),
             )?,
             (None, None) => {
-                anyhow::bail!("name a file with a plan, or --live for those of the cluster")
+                anyhow::bail!("name a file with a plan, or use --live for the cluster's plans")
             }
         };
         Ok((plan, cluster))
@@ -226,7 +226,7 @@ impl super::CaseOf {
         match (file, cluster) {
             (Some(file), _) => super::nodes(file),
             (None, cluster) => Ok(cluster
-                .context("name a file with --nodes, or --live")?
+                .context("name a file with --nodes, or use --live")?
                 .nodes
                 .clone()),
         }

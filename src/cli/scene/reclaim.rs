@@ -21,32 +21,34 @@ use crate::text;
 /// How long an answer may take.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Take parameter servers away when their job has ended.
+/// Delete the parameter servers of jobs that have ended.
 ///
-/// Jobs ask for it by the label pinfold.io/reclaim=ps, which pinfold scene render sets with --reclaim. A job with a chief has ended when
-/// the chief has succeeded. Without a chief, or with the annotation pinfold.io/success-policy=AllWorkers, every worker has to
-/// succeed. Some seconds later the Deployments and Services of the parameter servers are deleted, and before them the Jobs that still
-/// run. If a task that has to succeed has failed or is missing, everything stays. Only what the API server has decides: it may be
-/// run twice, by several, or after a break. TFJobs are left to their operator.
+/// A job asks for the deletion with the label pinfold.io/reclaim=ps, which pinfold scene render --reclaim sets. A job with a
+/// chief has ended when the chief has succeeded. A job without a chief, or with the annotation
+/// pinfold.io/success-policy=AllWorkers, has ended when every worker has succeeded.
+///
+/// After the wait of --after, the command deletes the Jobs that still run, and then the Deployments and Services of the
+/// parameter servers. If a chief or worker that must succeed has failed or is missing, the command deletes nothing of the job.
+/// The command keeps no state, so several copies may run at the same time. The training operator deletes the pods of TFJobs.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  pinfold scene reclaim --dry-run                     what would go, what stays and why
-  pinfold scene reclaim                               once
-  pinfold scene reclaim --watch --after 30s           until it is ended (deploy/components/reclaim does this)
+  pinfold scene reclaim --dry-run                     print the planned deletions, and why other servers stay
+  pinfold scene reclaim                               run a single round
+  pinfold scene reclaim --watch --after 30s           run until a signal, as in deploy/components/reclaim
   pinfold scene reclaim --namespace train -o json
 
-Exit codes: 0 done, 2 the API server can't be asked, or something that was to go is still there.")]
+Exit codes: 0 done, 2 no answer from the API server, or an object could not be deleted.")]
 pub(super) struct ReclaimArgs {
-    /// Only jobs of the namespace.
+    /// Only jobs of this namespace.
     #[arg(short, long, value_name = "NAMESPACE")]
     namespace: Option<String>,
-    /// Time after the end of a job that names no time, at most 24h.
+    /// Wait after the end of a job, at most 24h. A job's annotation pinfold.io/reclaim-after overrules the option.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = text::seconds)]
     after: u32,
-    /// Say what would be deleted, and delete nothing.
+    /// Print what would be deleted, and delete nothing.
     #[arg(long)]
     dry_run: bool,
-    /// Repeat the round until the program is ended.
+    /// Run a round at each interval until SIGTERM or SIGINT.
     #[arg(long)]
     watch: bool,
     /// Time between two rounds of --watch, 1s to 24h.
@@ -89,7 +91,7 @@ impl ReclaimArgs {
                 lines.extend(deleted(&round, self.dry_run));
                 if lines.is_empty() {
                     lines.push(
-                        "no job with parameter servers asks for it (label pinfold.io/reclaim=ps)"
+                        "no job with parameter servers has the label pinfold.io/reclaim=ps"
                             .to_owned(),
                     );
                 }
@@ -99,13 +101,13 @@ impl ReclaimArgs {
         }
         if let Some((kind, namespace, name, failure)) = round.failed.first() {
             bail!(
-                "{} could not be deleted, {kind} {namespace}/{name} first: {failure}; run the command again",
+                "can't delete {}; the first is {kind} {namespace}/{name}: {failure}; run the command again",
                 super::many(round.failed.len(), "object")
             );
         }
         if let Some((kind, namespace, name)) = round.changed.first() {
             bail!(
-                "{}, {kind} {namespace}/{name} first, and nothing of its job is decided; run the command again",
+                "{}; the first is {kind} {namespace}/{name}, whose job is undecided; run the command again",
                 kept(round.changed.len())
             );
         }
@@ -182,7 +184,7 @@ impl ReclaimArgs {
             let what = format!("{kind} {namespace}/{name}");
             (
                 what.clone(),
-                format!("{what} is not deleted: the object changed before each deletion; the next pass tries again"),
+                format!("{what} is not deleted: the object changed before each deletion; the next round tries again"),
             )
         });
         let all = jobs.chain(gone).chain(hints).chain(failed).chain(changed);
@@ -218,9 +220,9 @@ fn line(job: &Reclaimable) -> String {
         Verdict::Waiting { until } => {
             let at = jiff::Timestamp::from_second(*until)
                 .map_or_else(|_| until.to_string(), |at| at.to_string());
-            format!("{ended}; the parameter servers{running} go at {at}")
+            format!("{ended}; the parameter servers{running} will be deleted at {at}")
         }
-        Verdict::Reclaim => format!("{ended}; no task needs the parameter servers{running}"),
+        Verdict::Reclaim => format!("{ended}; the parameter servers{running} are no longer needed"),
         Verdict::Kept { reason } => format!("the parameter servers stay: {reason}"),
     };
     format!("{}/{}: {what}", job.namespace, job.job)
@@ -230,7 +232,7 @@ fn line(job: &Reclaimable) -> String {
 fn kept(count: usize) -> String {
     let was = if count == 1 { "was" } else { "were" };
     format!(
-        "{} {was} changed by somebody each time before the delete",
+        "{} {was} changed before each deletion",
         super::many(count, "object")
     )
 }
@@ -294,7 +296,10 @@ fn object(round: &Round, dry_run: bool) -> Value {
 /// A failure with the remedy.
 fn told(failure: Failure, way: &Connection) -> anyhow::Error {
     let advice = match failure.kind() {
-        ErrorKind::Forbidden => "it needs list and delete on jobs, deployments and services",
+        ErrorKind::Forbidden => {
+            "allow your account to list and delete jobs, deployments and services, or name a different \
+         kubeconfig"
+        }
         ErrorKind::Unauthorized => "check the token or certificate in the kubeconfig",
         ErrorKind::Connection | ErrorKind::Timeout => {
             "check that the API server runs, and that this machine reaches the server"
@@ -302,7 +307,7 @@ fn told(failure: Failure, way: &Connection) -> anyhow::Error {
         _ => "try again",
     };
     let doing = format!(
-        "nothing is decided: can't look at {} (by {}); {advice}",
+        "can't read the jobs at {} (by {}); {advice}",
         way.server, way.origin
     );
     anyhow::Error::new(failure).context(doing)

@@ -23,13 +23,13 @@ use crate::experiment::{Faults, Format, Reclaim, Slice, TrainingJob, render};
     python train.py '--ps_hosts=$(PS_HOSTS)' '--worker_hosts=$(WORKER_HOSTS)' \\
     '--job_name=$(TASK_TYPE)' '--task_index=$(TASK_INDEX)'
   pinfold scene render plan.yaml --job job.yaml --role worker --from 10 --to 19
-  pinfold scene render --schema > job.schema.json     the schema of job.yaml, for an editor
+  pinfold scene render --schema > job.schema.json     print the schema of job.yaml, for an editor
 
-Exit codes: 0 done (there may be warnings), 2 something is missing or wrong; all of it is named.")]
+Exit codes: 0 done (warnings are possible), 2 missing or wrong settings. The output lists each of these.")]
 pub(super) struct RenderArgs {
     #[command(flatten)]
     case: super::CaseOf,
-    /// File with the job's parameters (YAML or JSON); - is the standard input. Flags go before it.
+    /// File with the job's parameters (YAML or JSON); - is the standard input. Flags overrule the file.
     #[arg(long, value_name = "FILE")]
     job: Option<PathBuf>,
     /// The job's name.
@@ -44,19 +44,19 @@ pub(super) struct RenderArgs {
     /// The training script, in the image or on a volume.
     #[arg(long, value_name = "PATH")]
     script: Option<String>,
-    /// Whether tasks get CPUs of their own: requests equal limits.
+    /// Whether tasks get exclusive CPUs. The requests then equal the limits.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     pin: Option<bool>,
-    /// That the parameter servers are taken away when the job has ended (pinfold scene reclaim).
+    /// Label the job, so that pinfold scene reclaim deletes the parameter servers after the end of the job.
     #[arg(long)]
     reclaim: bool,
-    /// Kind of the objects.
+    /// The kind of the rendered objects.
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
     format: Kind,
-    /// Only the tasks of the role.
+    /// Render only the tasks of this role.
     #[arg(long, value_name = "ROLE")]
     role: Option<String>,
-    /// Only tasks from this number on; they count from 0 in each role.
+    /// The first rendered task of each role. Tasks count from 0.
     #[arg(long, value_name = "TASK")]
     from: Option<u32>,
     /// The last rendered task of each role.
@@ -68,7 +68,7 @@ pub(super) struct RenderArgs {
     /// Print the JSON schema of the job's parameters, and nothing else.
     #[arg(long, exclusive = true)]
     pub(super) schema: bool,
-    /// The program and its arguments; no shell is in between.
+    /// The program and its arguments, which run without a shell.
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<String>,
 }

@@ -20,44 +20,45 @@ use crate::prometheus::{Access, Prometheus, RequestedRun, discover, gather};
 /// The default time range of a report.
 const LAST: &str = "1h";
 
-/// Report what training jobs did: by role and task, which parameter server is hot, how well it scales.
+/// Report the resource use and the progress of training jobs, by role and task.
 ///
-/// Asks a Prometheus that scrapes the agents. Every scene and case that nodes were labelled for within the time
-/// (pinfold_scene_info) is a run of its own; without such labels everything is one run, and --run names several.
-/// Runs of one case in two scenes are set side by side, and larger cases are measured by the smallest of their scene.
+/// The command queries a Prometheus server that scrapes the agents. Each scene and case that nodes were labelled for in the
+/// time range (pinfold_scene_info) is a separate run. Without such labels, the whole time range is one run, and --run names
+/// several runs. The report names hot parameter servers, compares runs of a case in two scenes, and compares larger cases with
+/// the smallest case of their scene.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  pinfold scene report --prometheus http://127.0.0.1:9090 --last 6h      all cases of the last 6 hours
+  pinfold scene report --prometheus http://127.0.0.1:9090 --last 6h      report all cases of the last 6 hours
   pinfold scene report --prometheus URL --case 2 --step-metric train_steps_total
   pinfold scene report --prometheus URL --job mnist --from 2026-11-22T10:00:00Z --to 2026-11-22T11:00:00Z
   pinfold scene report --prometheus URL --run name=shared,from=…,to=… --run name=pinned,from=…,to=… --out report
 
-Exit codes: 0 done, 1 Prometheus has nothing to report of, 2 bad input, or Prometheus can't be asked.")]
+Exit codes: 0 done, 1 Prometheus has no data, 2 bad input, or no answer from Prometheus.")]
 pub(super) struct ReportArgs {
-    /// The Prometheus: http:// or https://, with a path before /api/v1 if it has one.
+    /// URL of the Prometheus server: http:// or https://, with the path before /api/v1, if any.
     #[arg(long, value_name = "URL", env = "PINFOLD_PROMETHEUS")]
     prometheus: String,
     /// File with a bearer token.
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// File with name:password (basic authentication, which Prometheus itself has)
+    /// File with name:password, for basic authentication.
     #[arg(long, value_name = "FILE", conflicts_with = "token_file")]
     user_file: Option<PathBuf>,
-    /// File with certificates (PEM) that the server's must follow from [default: those of the system]
+    /// File with the certificates (PEM) of the authorities that sign the server's certificate [default: the system's file]
     #[arg(long, value_name = "FILE")]
     ca_file: Option<PathBuf>,
-    /// Timeout of an answer, 1s to 24h.
+    /// Timeout of a query, 1s to 24h.
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = interval)]
     timeout: Duration,
     #[command(flatten)]
     of: Of,
-    /// A run by name and time: name=NAME, and any of from, to, last, job, namespace, scene, case, as of the whole. May be repeated.
+    /// A run: name=NAME, and any of from, to, last, job, namespace, scene and case, which overrule the options; may be repeated.
     #[arg(long, value_name = "KEY=VALUE,…")]
     run: Vec<String>,
-    /// The case, or the run, that others are measured by [default: of each scene the run with the fewest workers]
+    /// The case or the run that other runs are compared with [default: in each scene, the run with the fewest workers]
     #[arg(long, value_name = "CASE")]
     base: Option<String>,
-    /// A counter of steps, with the labels namespace and pod: what it is called depends on the program that trains.
+    /// A counter of steps, with the labels namespace and pod. The counter's name depends on the training program.
     #[arg(long, value_name = "METRIC")]
     step_metric: Option<StepMetric>,
     /// Also write report.md, report.json and pictures (SVG) into this folder.
@@ -74,7 +75,7 @@ struct Of {
     /// Only this training job (label training_job of pinfold_pod_info).
     #[arg(long, value_name = "JOB")]
     job: Option<String>,
-    /// Only jobs of the namespace.
+    /// Only jobs of this namespace.
     #[arg(short, long, value_name = "NAMESPACE")]
     namespace: Option<String>,
     /// Only this scene.
@@ -89,7 +90,7 @@ struct Of {
     /// The end of the time range (RFC 3339) [default: now]
     #[arg(long, value_name = "TIME")]
     to: Option<String>,
-    /// The last 90s, 30m, 6h or 2d (before --to, if given) [default: 1h]
+    /// The length of the time range, like 90s, 30m, 6h or 2d. The range ends at --to [default: 1h]
     #[arg(long, value_name = "TIME")]
     last: Option<String>,
 }
@@ -147,7 +148,7 @@ impl ReportArgs {
                 .with_context(|| format!("--run {run}"))?;
             ensure!(
                 asked.iter().all(|other| other.name != run_of_flag.name),
-                "--run {run}: another run is called {}, too",
+                "--run {run}: another run has the name {}: give each run a different name",
                 run_of_flag.name
             );
             asked.push(run_of_flag);
@@ -235,7 +236,7 @@ impl Of {
         let at = |flag: &str, text: &str| -> anyhow::Result<f64> {
             let time: Timestamp = text.parse().map_err(|_| {
                 anyhow::anyhow!(
-                    "{flag} {text}: write a time as RFC 3339 has it, like 2026-11-22T10:00:00Z"
+                    "{flag} {text}: write a time in the format of RFC 3339, like 2026-11-22T10:00:00Z"
                 )
             })?;
             Ok(time.as_duration().as_secs_f64())
@@ -256,7 +257,7 @@ impl Of {
         };
         if from >= to {
             bail!(
-                "the time ends before it begins: from {} to {}",
+                "the end of the time range is not after its start: from {} to {}",
                 time(from),
                 time(to)
             );
@@ -287,11 +288,11 @@ impl Of {
         for part in run.split(',') {
             let (key, value) = part.split_once('=').with_context(|| {
                 format!(
-                    "{part:?} is no KEY=VALUE: name, from, to, last, job, namespace, scene or case"
+                    "{part:?} is not KEY=VALUE: the keys are name, from, to, last, job, namespace, scene and case"
                 )
             })?;
             let key = key.trim();
-            ensure!(!value.is_empty(), "{key} is empty");
+            ensure!(!value.is_empty(), "{key} has no value");
             ensure!(own.insert(key), "{key} is given twice");
             let into = match key {
                 "name" => &mut name,
@@ -303,7 +304,7 @@ impl Of {
                 "scene" => &mut of.scene,
                 "case" => &mut of.case,
                 other => bail!(
-                    "{other} is unknown: there are name, from, to, last, job, namespace, scene and case"
+                    "the key {other} is unknown: the keys are name, from, to, last, job, namespace, scene and case"
                 ),
             };
             *into = Some(value.to_owned());
@@ -311,12 +312,12 @@ impl Of {
         // Settings of a run go before settings of all runs.
         ensure!(
             !(own.contains("from") && own.contains("last")),
-            "from and last exclude each other"
+            "the run has both from and last: remove one of them"
         );
         if own.contains("last") {
             of.from = None;
         }
-        of.asked(name.context("it has no name")?, now)
+        of.asked(name.context("the run has no name: add name=NAME")?, now)
     }
 }
 

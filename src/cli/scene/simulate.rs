@@ -15,35 +15,35 @@ use crate::scene::{Amount, Slots, slots};
 /// Show the node of each task of a case before any object exists, and the pending tasks with the reasons.
 ///
 /// The simulation checks the nodes' labels, cordons, taints, and the allocatable resources beside the job's remaining
-/// tasks. The usage of foreign pods is unknown.
+/// tasks. The simulation does not know the usage of other pods.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold scene simulate plan.yaml --scene 2 --case 2 --count 10 --cpu 8 --memory 64Gi
-  kubectl get nodes -o yaml | pinfold scene simulate plan.yaml --nodes -     nodes with the labels that they have
-  pinfold scene simulate plan.yaml --nodes nodes.yaml --claim                as agents would label them
-  pinfold scene simulate --live                                              the cluster's plan and nodes
+  kubectl get nodes -o yaml | pinfold scene simulate plan.yaml --nodes -     use the nodes with their current labels
+  pinfold scene simulate plan.yaml --nodes nodes.yaml --claim                use the nodes with the labels of agents
+  pinfold scene simulate --live                                              use the plan and the nodes of the cluster
   pinfold scene simulate plan.yaml --job job.yaml --count 10 -o json
 
-Exit codes: 0 every task has a node, 1 some would stay pending, 2 bad input.")]
+Exit codes: 0 every task has a node, 1 some tasks would stay pending, 2 bad input.")]
 pub(super) struct SimulateArgs {
     #[command(flatten)]
     case: super::CaseOf,
     /// File with the cluster's Nodes; - is the standard input.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["live", "count"])]
     nodes: Option<PathBuf>,
-    /// The number of invented nodes, with the labels that agents would set.
+    /// The number of invented nodes. The nodes have the labels that agents would set.
     #[arg(long, value_name = "NODES", conflicts_with = "live")]
     count: Option<u32>,
-    /// Allocatable CPUs of each invented node; unchecked if not given.
+    /// Allocatable CPUs of each invented node [default: not checked]
     #[arg(long, value_name = "CPUS", requires = "count")]
     cpu: Option<String>,
-    /// Allocatable memory of each invented node; unchecked if not given.
+    /// Allocatable memory of each invented node [default: not checked]
     #[arg(long, value_name = "BYTES", requires = "count")]
     memory: Option<String>,
-    /// Label the nodes first as agents would.
+    /// Label the nodes as agents would, before the simulation.
     #[arg(long)]
     claim: bool,
-    /// File with the job's parameters: the requests of its tasks instead of the plan's.
+    /// File with the job's parameters. The requests of the job overrule the requests of the plan.
     #[arg(long, value_name = "FILE")]
     job: Option<PathBuf>,
     /// Form of the output.
@@ -79,7 +79,7 @@ impl SimulateArgs {
             None => {
                 ensure!(
                     self.nodes.is_some() || cluster.is_some(),
-                    "name a file with --nodes, a number with --count, or --live"
+                    "name a file with --nodes, name a number with --count, or use --live"
                 );
                 self.case.nodes(self.nodes.as_deref(), cluster.as_ref())?
             }

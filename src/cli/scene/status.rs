@@ -12,15 +12,15 @@ use super::live::Cluster;
 use crate::cluster::claims::Holder;
 use crate::scene::{ScenePlan, Slots, Status, status};
 
-/// Compare the labels that nodes carry with a case: what is claimed, missing, double.
+/// Compare the nodes' labels with a case: print claimed, missing and double slots.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   kubectl get nodes -o yaml | pinfold scene status plan.yaml --nodes -
   pinfold scene status plan.yaml --scene 2 --case 2 --nodes nodes.yaml -o json
-  pinfold scene status --live                         of the cluster's plan, with the claims
+  pinfold scene status --live                         use the plan, the nodes and the claims of the cluster
 
-Exit codes: 0 each slot has one node and nothing else is labelled, 1 not so, 2 bad input.
-Without a plan in the cluster, --live names the claims that are left: 0 none, 1 some.")]
+Exit codes: 0 each slot has exactly one node and no other node has slot labels, 1 otherwise, 2 bad input.
+Without a plan in the cluster, --live lists the remaining claims: 0 none, 1 some.")]
 pub(super) struct StatusArgs {
     #[command(flatten)]
     case: super::CaseOf,
@@ -67,7 +67,7 @@ impl StatusArgs {
                 let mut text = table(&slots, &status);
                 if let Some(claims) = &claims {
                     text += &format!(
-                        "{}, {} for other cases or plans\n",
+                        "{} on this case, {} on other cases or plans\n",
                         super::many(claims.holders.len(), "claim"),
                         claims.others
                     );
@@ -95,19 +95,23 @@ impl StatusArgs {
                 super::super::json(&json!({"plan": null, "claims": holders}))?;
             }
             Format::Text if claims.is_empty() => {
-                super::super::emit("the cluster has no ScenePlan, and no claims are left\n")?;
+                super::super::emit("the cluster has no ScenePlan and no claims\n")?;
             }
             Format::Text => {
-                let verb = if claims.len() == 1 { "is" } else { "are" };
+                let verb = if claims.len() == 1 {
+                    "remains"
+                } else {
+                    "remain"
+                };
                 let mut text = format!(
-                    "the cluster has no ScenePlan, and {} {verb} left:\n",
+                    "the cluster has no ScenePlan, but {} {verb}:\n",
                     super::many(claims.len(), "claim")
                 );
                 let lines = claims
                     .iter()
                     .map(|(lease, holder)| format!("  {lease} of node {}\n", holder.node));
                 text.extend(lines);
-                text += "pinfold release --cluster-only --node-name NODE gives back labels and claims of a node\n";
+                text += "pinfold release --cluster-only --node-name NODE removes the labels and claims of a node\n";
                 super::super::emit(&text)?;
             }
         }
@@ -140,7 +144,7 @@ impl Held {
                     if !nodes.contains(&holder.node) {
                         let node = &holder.node;
                         amiss.push(format!(
-                            "{slot} is claimed by {node}, which has not its labels: see /status of the agent there"
+                            "{node} holds the claim on {slot}, but lacks its labels: read /status of the agent on {node}"
                         ));
                     }
                     holders.insert(lease, holder.node.clone());
@@ -148,7 +152,7 @@ impl Held {
                 // The nodes of an explicit list need no claims.
                 None if plan.spec.nodes.names.is_none() && !nodes.is_empty() => {
                     amiss.push(format!(
-                        "{slot} has no claim, and {} has its labels",
+                        "{slot} has labels on {}, but no claim",
                         nodes.join(", ")
                     ));
                 }

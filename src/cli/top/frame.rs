@@ -576,6 +576,6 @@ fn help() -> Vec<&'static str> {
         "OUT/S    if the pod uses the host's network (metrics.sockets)",
         "-        unknown; rates are means over about six seconds",
         "",
-        "any key: back to the table",
+        "any key  return to the table",
     ]
 }

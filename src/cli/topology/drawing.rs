@@ -76,7 +76,7 @@ fn summarize(out: &mut String, topology: &Topology) {
         line(
             out,
             0,
-            &format!("not told by this machine: {}", untold.join(", ")),
+            &format!("not reported by this machine: {}", untold.join(", ")),
         );
     }
     if !topology.offline.is_empty() {
@@ -219,7 +219,7 @@ impl Drawing<'_> {
             };
             match cpu.and_then(|cpu| name.id(cpu)) {
                 Some(id) => format!("{word} {id}"),
-                None => format!("{word} not told"),
+                None => format!("{word} unknown"),
             }
         });
         let title = names.collect::<Vec<_>>().join(" · ");

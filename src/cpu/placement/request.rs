@@ -54,10 +54,9 @@ pub enum Cores {
     /// Whole cores as far as the count allows, and parts of cores for the rest.
     #[default]
     Preferred,
-    /// Whole cores only, or a [`Refusal`].
+    /// Whole cores only. A count that needs a part of a core is refused.
     Whole,
-    /// A single CPU of each core. The core's further CPUs are kept idle:
-    /// [`Placement::idle`](super::Placement::idle).
+    /// A single CPU of each core. The remaining CPUs of the core stay idle.
     Single,
 }
 

@@ -115,8 +115,8 @@ impl Finder<'_> {
         if let Some(namespace) = &self.plan.metadata.namespace {
             self.warning(
                 &Path::of(&["metadata", "namespace"]),
-                format!("ScenePlans have no namespace, and {namespace} is ignored"),
-                "leave it out",
+                format!("ScenePlans have no namespace, so {namespace} is ignored"),
+                "remove the namespace",
             );
         }
     }
@@ -132,13 +132,16 @@ impl Finder<'_> {
             self.error(
                 &path.key("key"),
                 text,
-                "choose another key, or leave it out for pinfold.io/scene",
+                "choose another key, or remove the key for the default pinfold.io/scene",
             );
         } else if !key.starts_with(TAINT_PREFIX) {
             let name = key.rsplit('/').next().unwrap_or_default();
-            let text =
-                format!("{key} is no taint that agents may set: they may set {TAINT_PREFIX}* only");
-            let fix = format!("write {TAINT_PREFIX}{name}, or leave it out for pinfold.io/scene");
+            let text = format!(
+                "agents may not set the taint {key}: its key must start with {TAINT_PREFIX}"
+            );
+            let fix = format!(
+                "write {TAINT_PREFIX}{name}, or remove the key for the default pinfold.io/scene"
+            );
             self.error(&path.key("key"), text, fix);
         }
         if let Some(fault) = value_fault(&taint.value) {
@@ -151,11 +154,11 @@ impl Finder<'_> {
     fn beside(&mut self, before: &Document, other: &ScenePlan, nodes: Option<&[Node]>) {
         let name = self.document.name();
         if !name.is_empty() && name == before.name() {
-            let text = format!("{} has a plan {name}, too", before.origin);
+            let text = format!("{} also has a plan with the name {name}", before.origin);
             self.error(
                 &Path::of(&["metadata", "name"]),
                 text,
-                "give one of them another name",
+                "rename one of the plans",
             );
         }
         self.overlap(before, other, nodes);
@@ -172,7 +175,8 @@ impl Finder<'_> {
         };
         if active(self.plan).is_some_and(|mine| active(other).as_ref() == Some(&mine)) {
             let text = format!(
-                "plan {} has the same scene and case active, with the same label keys: pods can't tell their nodes apart",
+                "plan {} activates the same scene and case with the same label keys: pods can't distinguish the nodes of the \
+                 two plans",
                 before.name()
             );
             self.error(

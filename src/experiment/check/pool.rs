@@ -17,15 +17,15 @@ impl Finder<'_> {
                 let fix = "write selector: {matchLabels: {KEY: VALUE}}, or names: [NODE, …]";
                 self.error(
                     &path,
-                    "neither selector nor names says which nodes are candidates",
+                    "the plan has neither selector nor names, so no node is a candidate",
                     fix,
                 );
             }
             (Some(_), Some(_)) => {
                 self.error(
                     &path,
-                    "selector and names are both there",
-                    "leave one of them out",
+                    "the plan has both selector and names",
+                    "remove one of them",
                 );
             }
             (Some(_), None) | (None, Some(_)) => {}
@@ -46,10 +46,12 @@ impl Finder<'_> {
         }
         for (again, before) in repeated(names.iter().map(String::as_str)) {
             let name = names.get(again).map(String::as_str).unwrap_or_default();
-            let text = format!(
-                "{name} already stands at names[{before}], and a node can have one slot only"
+            let text = format!("{name} repeats names[{before}], but a node can have only one slot");
+            self.error(
+                &path.at(again),
+                text,
+                "write another node, or remove this name",
             );
-            self.error(&path.at(again), text, "write another node, or leave it out");
         }
         self.enough_names();
     }
@@ -86,14 +88,14 @@ impl Finder<'_> {
         };
         let further_cases = match short.len() {
             1 => String::new(),
-            more => format!(" ({} have too few in all)", many(more as u64, "case")),
+            more => format!(" ({} have too few nodes)", many(more as u64, "case")),
         };
         let text = format!(
-            "{}, and {worst} needs {most}{further_cases}",
+            "{}, but {worst} needs {most}{further_cases}",
             there(count as u64)
         );
         let fix = format!(
-            "add {}, or take the case out",
+            "add {}, or remove the case",
             many((most - count) as u64, "node")
         );
         self.error(path, text, fix);
@@ -120,7 +122,7 @@ impl Finder<'_> {
                 self.error(
                     &path,
                     format!("{:?} takes no values", one.operator),
-                    "leave values out",
+                    "remove values",
                 );
             }
             for (index, value) in one.values.iter().enumerate() {
@@ -166,7 +168,7 @@ impl Finder<'_> {
                 .enumerate()
                 .filter(|(_, name)| !known.contains(name.as_str()))
             {
-                let text = format!("there is no node {name}");
+                let text = format!("the cluster has no node {name}");
                 self.error(
                     &path.key("names").at(index),
                     text,
@@ -179,7 +181,7 @@ impl Finder<'_> {
             let path = path.key("selector");
             self.enough(&path, chosen.len(), |count| {
                 let matched = if count == 1 { "matches" } else { "match" };
-                format!("{} {matched} it", many(count, "node"))
+                format!("{} {matched} the selector", many(count, "node"))
             });
             if cordoned > 0 {
                 let verbs = if cordoned == 1 {
@@ -189,9 +191,13 @@ impl Finder<'_> {
                 };
                 let [are, get] = verbs;
                 let text = format!(
-                    "{cordoned} of the nodes that match it {are} cordoned, and {get} no new slot"
+                    "{cordoned} of the nodes that match the selector {are} cordoned and {get} no new slot"
                 );
-                self.warning(&path, text, "kubectl uncordon them, or narrow the selector");
+                self.warning(
+                    &path,
+                    text,
+                    "run kubectl uncordon for each, or narrow the selector",
+                );
             }
         }
         self.fits(&chosen);
@@ -213,18 +219,18 @@ impl Finder<'_> {
                     String::new()
                 };
                 let text = format!(
-                    "plan {named} has {some}{more} as {}, too",
+                    "{some}{more} {} of plan {named}",
                     if names.len() == 1 {
-                        "a candidate"
+                        "is also a candidate"
                     } else {
-                        "candidates"
+                        "are also candidates"
                     }
                 );
                 let fix = "leave each node to one plan";
                 if both {
                     self.error(&path, text, fix);
                 } else {
-                    let fix = "leave each node to one plan, or never have both active";
+                    let fix = "leave each node to one plan, or activate only one of the plans";
                     self.warning(&path, text, fix);
                 }
             }
@@ -237,7 +243,7 @@ impl Finder<'_> {
                 self.warning(
                     &path,
                     text,
-                    "give both selectors one label with different values, or check with --nodes",
+                    "require different values of the same label in both selectors, or check with --nodes",
                 );
             }
             Overlap::Same | Overlap::Possible => {}

@@ -14,7 +14,7 @@ impl Finder<'_> {
             let mut groups = plan.spec.scenes.iter().flat_map(|scene| &scene.groups);
             if name == SERVERS {
                 let text = format!(
-                    "{SERVERS} is the name under which totals count the servers themselves"
+                    "{SERVERS} is reserved: totals use this name for the number of servers"
                 );
                 self.error(&path, text, "give the role another name");
             } else if !groups.any(|group| group.per_node.contains_key(name)) {
@@ -22,7 +22,7 @@ impl Finder<'_> {
                 self.warning(
                     &path,
                     text,
-                    format!("add {name}: 1 or more to a group's perNode, or leave it out"),
+                    format!("add {name}: 1 or more to a group's perNode, or remove the role"),
                 );
             }
             if self.amounts_are_right(role, &path) && role.pin != Some(false) {
@@ -68,12 +68,11 @@ impl Finder<'_> {
     fn can_be_pinned(&mut self, name: &str, role: &Role, path: &Path) {
         if role.requests.is_empty() && role.limits.is_empty() {
             if role.pin == Some(true) {
-                let text =
-                    format!("{name} is to be pinned, and nothing says how many CPUs it needs");
+                let text = format!("role {name} has pin: true, but no CPU limit");
                 self.error(
                     path,
                     text,
-                    "add limits: {cpu: 1, memory: 4Gi}, or as much as a task needs",
+                    "add the limits of a task, for example limits: {cpu: 1, memory: 4Gi}",
                 );
             }
             return;
@@ -91,13 +90,13 @@ impl Finder<'_> {
         let equal = format!("requests and limits cpu: {whole_cpus}, memory: {memory}");
         let differs = ["cpu", "memory"].into_iter().find_map(|resource| {
             let Some(limit) = role.limits.get(resource) else {
-                return Some((resource, format!("there is no {resource} limit")));
+                return Some((resource, format!("the {resource} limit is missing")));
             };
             let request = role.requests.get(resource)?;
             (read(resource, &request.0) != read(resource, &limit.0)).then(|| {
                 (
                     resource,
-                    format!("the {resource} request {request} is not the limit {limit}"),
+                    format!("the {resource} request {request} differs from the limit {limit}"),
                 )
             })
         });
@@ -109,7 +108,7 @@ impl Finder<'_> {
                     "limits"
                 };
                 let text = format!(
-                    "tasks of role {name} are Burstable, so they can never be pinned: {why}"
+                    "tasks of role {name} are Burstable and can't get exclusive CPUs: {why}"
                 );
                 (path.key(field).key(resource), text)
             }
@@ -119,7 +118,7 @@ impl Finder<'_> {
                     return;
                 }
                 let text = format!(
-                    "tasks of role {name} can never be pinned: the CPU limit {limit} is no whole number"
+                    "tasks of role {name} can't get exclusive CPUs: the CPU limit {limit} is not a whole number"
                 );
                 (path.key("limits").key("cpu"), text)
             }
@@ -135,7 +134,7 @@ impl Finder<'_> {
             self.warning(
                 &place,
                 text,
-                format!("write {equal}; or pin: false, if they need no CPUs of their own"),
+                format!("write {equal}; or pin: false, if the tasks need no exclusive CPUs"),
             );
         }
     }
@@ -194,7 +193,7 @@ impl Finder<'_> {
             let write = |amount: u64| (self.amounts.write)(resource, amount);
             (has < *needed).then(|| {
                 format!(
-                    "{} of {resource}, and {} has {}",
+                    "{} of {resource}, but {} has {}",
                     write(*needed),
                     node.name,
                     write(has)
@@ -230,7 +229,7 @@ impl Finder<'_> {
         );
         if fitting < most as usize {
             let text = format!(
-                "{text}; {} can hold the group, which needs {}",
+                "{text}; {} can hold such a server, but the group needs {}",
                 many(fitting as u64, "candidate"),
                 many(u64::from(most), "server")
             );
@@ -241,7 +240,7 @@ impl Finder<'_> {
             );
         } else {
             let text = format!(
-                "{text}; {} too small, and may get a slot all the same",
+                "{text}; {} too small, but may still get a slot",
                 are(lacking.len())
             );
             self.warning(
@@ -275,13 +274,13 @@ impl Finder<'_> {
                 .find_map(|node| self.lacks(node, needs));
             if let Some(lacking) = lacking {
                 let text = format!(
-                    "a server of group {} in scene {} needs {lacking}, which case {} gives to it",
-                    group.name, scene.scene, case.case
+                    "in scene {} case {}, a server of group {} needs {lacking}",
+                    scene.scene, case.case, group.name
                 );
                 return self.error(
                     path,
                     text,
-                    "lower the requests or the tasks per server, or write a larger node",
+                    "lower the requests or the tasks per server, or list a larger node",
                 );
             }
         }

@@ -18,18 +18,18 @@ impl Finder<'_> {
                 fields.get(again).copied().unwrap_or_default(),
                 fields.get(before).copied(),
             );
-            let text = format!("{} also has this key", first.unwrap_or_default());
+            let text = format!("the label {} has the same key", first.unwrap_or_default());
             self.error(
                 &path.key(field),
                 text,
-                "give each of the four a key of its own",
+                "give each of the four labels a different key",
             );
         }
         let mut taken: BTreeSet<&str> = keys.keys().into_iter().collect();
         for (key, alias) in &keys.aliases {
             let path = path.key("aliases").key(key);
             if !keys.keys().contains(&key.as_str()) {
-                let text = format!("{key} is none of the plan's label keys");
+                let text = format!("{key} is not a label key of the plan");
                 let fix = format!("write one of {} before the colon", keys.keys().join(", "));
                 self.error(&path, text, fix);
             }
@@ -52,11 +52,11 @@ impl Finder<'_> {
                 "choose another key",
             );
         } else if let Some(domain) = reserved_domain(key) {
-            let text = format!("{key} is in {domain}, which Kubernetes keeps for itself");
+            let text = format!("{key} is in the domain {domain}, which Kubernetes reserves");
             self.error(
                 path,
                 text,
-                "choose a key without a prefix, or with one of your own domain",
+                "choose a key without a prefix, or with a prefix in your own domain",
             );
         }
     }
@@ -65,7 +65,7 @@ impl Finder<'_> {
         if value.is_empty() {
             self.error(
                 path,
-                "it is empty, and becomes the value of a label",
+                "the name is empty, but becomes the value of a label",
                 "write a name",
             );
         } else if let Some(fault) = value_fault(value) {
@@ -97,7 +97,7 @@ impl Finder<'_> {
             );
             return self.error(
                 &path.key("scene"),
-                format!("there is no scene {}", active.scene),
+                format!("the plan has no scene {}", active.scene),
                 fix,
             );
         };
@@ -116,7 +116,7 @@ impl Finder<'_> {
             self.error(
                 &path.at(again).key("scene"),
                 text,
-                "give each scene a name of its own",
+                "give each scene a different name",
             );
         }
         for (index, scene) in plan.spec.scenes.iter().enumerate() {
@@ -133,7 +133,7 @@ impl Finder<'_> {
             self.error(
                 &path.at(again).key("case"),
                 text,
-                "give each case of a scene a name of its own",
+                "give each case of a scene a different name",
             );
         }
         for (index, case) in scene.cases.iter().enumerate() {
@@ -154,7 +154,7 @@ impl Finder<'_> {
             self.error(
                 &path.at(again).key("name"),
                 text,
-                "give each group of a scene a name of its own",
+                "give each group of a scene a different name",
             );
         }
         let with: Vec<&str> = scene
@@ -168,25 +168,25 @@ impl Finder<'_> {
                 Some(kind) => self.label_value(&path.key("type"), kind),
                 None if !with.is_empty() => {
                     let text = format!(
-                        "group {} has no type, and {} of scene {} has one: its nodes would lack the label {}",
+                        "group {} has no type, but {} group of scene {} has one: the group's nodes would lack the label {}",
                         group.name,
                         if with.len() == 1 {
                             "another"
                         } else {
-                            "each other"
+                            "every other"
                         },
                         scene.scene,
                         self.plan.spec.labels.kind
                     );
                     let fix = format!(
-                        "write type: {}, or take the type from every group",
+                        "write type: {}, or remove the type of every group",
                         group.name
                     );
                     self.error(&path, text, fix);
                 }
                 None if scene.groups.len() > 1 => {
                     let text = format!(
-                        "scene {} has {} groups without a type: nodes of group {} would have the labels of others",
+                        "scene {} has {} groups without a type: nodes of group {} would have the labels of other groups",
                         scene.scene,
                         scene.groups.len(),
                         group.name
@@ -197,7 +197,7 @@ impl Finder<'_> {
             }
             if group.per_node.contains_key(SERVERS) {
                 let text = format!(
-                    "{SERVERS} is the name under which totals count the servers themselves"
+                    "{SERVERS} is reserved: totals use this name for the number of servers"
                 );
                 self.error(
                     &path.key("perNode").key(SERVERS),
@@ -218,13 +218,13 @@ impl Finder<'_> {
                 continue;
             };
             let text = format!(
-                "groups[{before}] of scene {} has the type {kind}, too",
+                "groups[{before}] of scene {} also has the type {kind}",
                 scene.scene
             );
             self.error(
                 &path.at(*again).key("type"),
                 text,
-                "give each group a type of its own",
+                "give each group a different type",
             );
         }
     }
@@ -252,7 +252,7 @@ impl Finder<'_> {
             .iter()
             .filter(|group| !case.nodes.contains_key(**group))
         {
-            let text = format!("group {group} has no number of servers");
+            let text = format!("the case has no number of servers for group {group}");
             self.error(path, text, format!("add {group}: 0 or more"));
         }
         let known = case
@@ -260,11 +260,8 @@ impl Finder<'_> {
             .iter()
             .filter(|(name, _)| groups.contains(&name.as_str()));
         if !case.nodes.is_empty() && known.map(|(_, count)| u64::from(*count)).sum::<u64>() == 0 {
-            let text = format!(
-                "scene {} case {} has no server at all",
-                scene.scene, case.case
-            );
-            self.error(path, text, "give a group at least one");
+            let text = format!("scene {} case {} has no servers", scene.scene, case.case);
+            self.error(path, text, "give a group at least one server");
         }
     }
 
@@ -281,13 +278,8 @@ impl Finder<'_> {
                         .groups
                         .iter()
                         .map(|group| format!("{} {}", count(&group.name), group.name));
-                    let fit = if written == 1 {
-                        "doesn't fit"
-                    } else {
-                        "don't fit"
-                    };
                     let text = format!(
-                        "{} in all {fit}: the groups of scene {} case {} have {}, {servers} together",
+                        "totals say {}, but the groups of scene {} case {} have {}: {servers} in total",
                         many(written, "server"),
                         scene.scene,
                         case.case,
@@ -319,8 +311,8 @@ impl Finder<'_> {
                     .chain([SERVERS])
                     .collect::<Vec<_>>()
                     .join(", ");
-                let text = format!("no group of scene {} runs a role {total}", scene.scene);
-                self.error(&path, text, format!("totals can count {known}"));
+                let text = format!("no group of scene {} runs the role {total}", scene.scene);
+                self.error(&path, text, format!("write one of {known}"));
                 continue;
             }
             let tasks: u64 = running
@@ -337,7 +329,7 @@ impl Finder<'_> {
                 )
             });
             let text = format!(
-                "{} of role {total} don't fit scene {} case {}: {} make {tasks}",
+                "totals say {} of role {total}, but scene {} case {} has {tasks}: {}",
                 many(written, "task"),
                 scene.scene,
                 case.case,
@@ -350,7 +342,7 @@ impl Finder<'_> {
                 && written.is_multiple_of(*each)
             {
                 fix += &format!(
-                    " (or, if {written} is meant, {name}: {} under nodes)",
+                    " (or, for {written} tasks, write {name}: {} in nodes)",
                     written / each
                 );
             }

@@ -77,8 +77,8 @@ pub(super) fn settled(
         });
         if let Some(resource) = lacks {
             faults.say(format!(
-                "{role} is to be pinned, and nothing says how much {resource} a task needs; write roles: {{{role}: \
-                 {{limits: {{cpu: 1, memory: 4Gi}}}}}}, or as much as it needs"
+                "{role} is to be pinned, but has no {resource} limit; write the limits of a task, for example roles: \
+                 {{{role}: {{limits: {{cpu: 1, memory: 4Gi}}}}}}"
             ));
             return asked;
         }
@@ -89,8 +89,8 @@ pub(super) fn settled(
                 .is_some_and(|limit| read(resource, limit) != read(resource, request))
             {
                 warnings.push(format!(
-                    "{role} is to be pinned, so its {resource} request is raised to the limit: a pod whose requests differ \
-                     from its limits gets no CPUs of its own"
+                    "{role} is to be pinned, so its {resource} request is raised to the limit: a pod with different requests \
+                     and limits gets no exclusive CPUs"
                 ));
             }
         }
@@ -102,8 +102,8 @@ pub(super) fn settled(
         if let Some(cpu) = asked.limits.get("cpu").filter(|cpu| !whole_cpus(cpu)) {
             let next = read("cpu", cpu).div_ceil(1000).max(1);
             faults.say(format!(
-                "{role} is to be pinned, and {cpu} is no whole number of CPUs; write roles: {{{role}: {{limits: {{cpu: \
-                 {next}}}}}}}, or pin: false for it"
+                "{role} is to be pinned, but {cpu} is not a whole number of CPUs; write roles: {{{role}: {{limits: {{cpu: \
+                 {next}}}}}}}, or pin: false for the role"
             ));
         }
         return asked;
@@ -120,8 +120,8 @@ pub(super) fn settled(
         });
         if !equal || !asked.limits.get("cpu").is_some_and(whole_cpus) {
             warnings.push(format!(
-                "tasks of role {role} get no CPUs of their own: for that, requests must equal limits for cpu and memory, with \
-                 whole CPUs; ask for it with pin: true, or say pin: false"
+                "tasks of role {role} get no exclusive CPUs: requests must equal limits for cpu and memory, with whole CPUs; \
+                 write pin: true for exclusive CPUs, or pin: false for shared CPUs"
             ));
         }
     }

@@ -144,13 +144,14 @@ impl Cluster<'_> {
             return self.tasks().collect();
         }
         if self.format != Format::Native {
-            faults.say("one role or some tasks alone can be rendered as native only: here the whole job is one object".to_owned());
+            faults.say("--role, --from and --to need the format native: in this format the whole job is one \
+             object".to_owned());
             return Vec::new();
         }
         if let Some(role) = slice.role.as_ref().filter(|role| self.count(role) == 0) {
             let known: Vec<&str> = self.roles.iter().map(|role| role.role.as_str()).collect();
             faults.say(format!(
-                "scene {} case {} has no task of role {role:?}: it has {}",
+                "scene {} case {} has no task of role {role:?}: choose one of {}",
                 self.scene,
                 self.case,
                 known.join(", ")
@@ -165,7 +166,7 @@ impl Cluster<'_> {
             .collect();
         if chosen.is_empty() {
             faults.say(
-                "no task is left: --from and --to count from 0, and --to is the last one that is rendered"
+                "--from and --to select no task: tasks count from 0, and --to is the last rendered task"
                     .to_owned(),
             );
         }

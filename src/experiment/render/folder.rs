@@ -57,23 +57,23 @@ pub(super) fn check(job: &TrainingJob, amounts: Amounts, faults: &mut Faults) {
         if !seen.starts_with('/') || seen.contains(':') || parts.is_empty() || parts.contains(&"..")
         {
             faults.say(format!(
-                "{name}.path: {seen:?}: write a folder from / on, without ':' and '..'"
+                "{name}.path: {seen:?}: write an absolute path without ':' and '..'"
             ));
         }
         let made = folder.size.is_some();
         match (&folder.host_path, folder.claim.is_some() || made) {
-            (Some(_), true) => faults.say(format!("{name}: give either a claim or a hostPath, and not both")),
+            (Some(_), true) => faults.say(format!("{name}: give either a claim or a hostPath, but not both")),
             (None, false) => faults.say(format!(
-                "{name}: name the folder's place: claim: NAME, size: 10Gi for a new claim, or hostPath: /folder"
+                "{name}: the folder has no volume: write claim: NAME, size: 10Gi for a new claim, or hostPath: /folder"
             )),
             (Some(path), false) if !path.starts_with('/') || path.split('/').any(|part| part == "..") => {
-                faults.say(format!("{name}.hostPath: {path:?}: write a folder from / on, without '..'"));
+                faults.say(format!("{name}.hostPath: {path:?}: write an absolute path without '..'"));
             }
             _ => {}
         }
         if !made && (folder.storage_class.is_some() || folder.access_mode.is_some()) {
             faults.say(format!(
-                "{name}: storageClass and accessMode are for a new claim: give its size, too"
+                "{name}: storageClass and accessMode are for a new claim: add its size"
             ));
         }
         if let Some(size) = &folder.size {
@@ -97,7 +97,7 @@ pub(super) fn check(job: &TrainingJob, amounts: Amounts, faults: &mut Faults) {
             .filter(|mode| !MODES.contains(&mode.as_str()))
         {
             faults.say(format!(
-                "{name}.accessMode: {mode:?} is none: write one of {}",
+                "{name}.accessMode: {mode:?} is not an access mode: write one of {}",
                 MODES.join(", ")
             ));
         }
@@ -121,8 +121,8 @@ pub(super) fn check(job: &TrainingJob, amounts: Amounts, faults: &mut Faults) {
         let data_claim = claim(job, "data", data);
         if data_claim.is_some() && data_claim == claim(job, "log", log) {
             faults.say(format!(
-                "data and log are the same claim, {}: pods with a claim twice may never start; name two claims, or use one folder \
-                 for both",
+                "data and log are the same claim, {}: a pod that mounts a claim twice may never start; name two claims, or \
+                 use one folder for both",
                 data_claim.unwrap_or_default()
             ));
         }
@@ -146,8 +146,8 @@ impl Cluster<'_> {
                 _ => continue,
             };
             warnings.push(format!(
-                "{name}: a claim with {mode} is mounted {by} only, and the tasks are {all}: the others would wait for ever; \
-                 ReadWriteMany is for many, with a storage class that can do it"
+                "{name}: a claim with {mode} is mounted only {by}, but the tasks are {all}: the other pods would never start; \
+                 use ReadWriteMany with a storage class that supports this mode"
             ));
         }
     }

@@ -54,23 +54,23 @@ impl Cluster<'_> {
             Format::Native | Format::Jobset if !ours => {
                 let queue = if gang.queue.is_some() { ", with its queue" } else { "" };
                 warnings.push(format!(
-                    "gang: the pods name group {group} of scheduler {scheduler}, and no such group is rendered (PodGroups are, for \
-                     volcano): make that scheduler's own for {all}{queue}, or nothing makes them start together"
+                    "gang: the pods name group {group} of scheduler {scheduler}, but Pinfold renders groups only for volcano: \
+                     create the group for {all}{queue}; without the group, the pods don't start together"
                 ));
             }
             Format::Volcano if !ours => warnings.push(format!(
-                "gang: a Volcano Job has a PodGroup that Volcano's scheduler reads: unless {scheduler} is that by another name, \
-                 nothing makes the {all} start together"
+                "gang: only Volcano's scheduler reads the PodGroup of a Volcano Job: if {scheduler} is a different scheduler, \
+                 the {all} don't start together"
             )),
             Format::Tfjob if !ours => warnings.push(format!(
-                "gang: the training operator makes the group, if its own --gang-scheduler-name is one for {scheduler}; else nothing \
-                 makes the {all} start together"
+                "gang: the training operator makes the group only if its --gang-scheduler-name fits {scheduler}; otherwise \
+                 the {all} don't start together"
             )),
             _ => {}
         }
         let own = match self.format {
-            Format::Volcano => "a Volcano Job makes a group of its own",
-            Format::Tfjob => "the training operator makes one with the job's name",
+            Format::Volcano => "Volcano makes the group of a Job",
+            Format::Tfjob => "the training operator makes a group with the job's name",
             Format::Native | Format::Jobset => return,
         };
         if group != self.name {

@@ -119,8 +119,8 @@ impl Cluster<'_> {
             for (what, length) in self.told(role) {
                 if length >= LONGEST && said.insert(what.clone()) {
                     faults.say(format!(
-                        "{what} would have {} KiB with the addresses of {} tasks, and Linux starts no program with more than \
-                         {} in one text: choose a case with fewer tasks, or a shorter name",
+                        "{what} would have {} KiB with the addresses of {} tasks, but Linux passes at most {} in one text to \
+                         a program: choose a case with fewer tasks, or a shorter name",
                         length >> 10,
                         self.all(),
                         LONGEST >> 10

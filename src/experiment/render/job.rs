@@ -24,11 +24,11 @@ const MAX_TEXT: usize = 1 << 20;
 pub struct TrainingJob {
     /// The job's name: the names of all objects begin with it.
     pub name: Option<String>,
-    /// The namespace; that of `kubectl apply` if not given.
+    /// The namespace. The default is the namespace of `kubectl apply`.
     pub namespace: Option<String>,
-    /// The scene; the plan's active one if not given.
+    /// The scene. The default is the plan's active scene.
     pub scene: Option<String>,
-    /// The case; the plan's active one if not given.
+    /// The case. The default is the plan's active case.
     pub case: Option<String>,
     /// The image of all containers.
     pub image: Option<String>,
@@ -43,13 +43,13 @@ pub struct TrainingJob {
     /// Variables of all containers.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
-    /// The port that each task listens on; 2222 if not given.
+    /// The port of each task. The default is 2222.
     #[schemars(range(min = 1, max = 65535))]
     pub port: Option<u16>,
-    /// What differs from the plan and from other roles, by role: `ps`, `worker`, `chief`, `evaluator`.
+    /// Settings by role, which overrule the plan and the job: `ps`, `worker`, `chief`, `evaluator`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub roles: BTreeMap<String, TaskOf>,
-    /// Whether tasks are to have CPUs of their own: their requests then equal their limits. The plan's word if not given.
+    /// Whether tasks need exclusive CPUs: the requests then equal the limits. The default is the plan's `pin`.
     pub pin: Option<bool>,
     /// The folder with the training data.
     pub data: Option<Folder>,
@@ -57,42 +57,41 @@ pub struct TrainingJob {
     pub log: Option<Folder>,
     /// A scheduler that starts all tasks together.
     pub gang: Option<Gang>,
-    /// That the parameter servers are taken away when the job has ended (`pinfold scene reclaim`), and tasks that still run
-    /// with them.
+    /// The deletion of the parameter servers and of running tasks after the job's end, by `pinfold scene reclaim`.
     pub reclaim: Option<Reclaim>,
-    /// When the job has ended. `AllWorkers`: when the chief and every worker have succeeded. If not given, the chief's success
-    /// ends the job; without a chief every worker has to succeed.
+    /// The condition of the job's end. `AllWorkers`: the chief and every worker have succeeded. By default, the chief's success
+    /// ends the job. Without a chief, every worker must succeed.
     pub success_policy: Option<SuccessPolicy>,
     /// The service account of the pods.
     pub service_account: Option<String>,
     /// Secrets with credentials for the image.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub image_pull_secrets: Vec<String>,
-    /// How often a worker that fails is started again, before its job fails; 6 if not given. A TFJob counts the restarts of all
-    /// tasks together, and has no limit if not given.
+    /// The number of restarts of a failed worker before the job fails. The default is 6. A TFJob counts the restarts of all
+    /// tasks together, without a default limit.
     #[schemars(range(max = 10000))]
     pub retries: Option<u32>,
 }
 
-/// The resources and the program of a role's task, where the role differs.
+/// The resources and the program of a task of the role.
 #[derive(JsonSchema, Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct TaskOf {
-    /// Requests by resource, over the plan's.
+    /// Requests by resource, which overrule the plan.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "amounts_schema")]
     pub requests: BTreeMap<String, Amount>,
-    /// Limits by resource, over the plan's.
+    /// Limits by resource, which overrule the plan.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "amounts_schema")]
     pub limits: BTreeMap<String, Amount>,
-    /// Whether the tasks are to have CPUs of their own.
+    /// Whether the tasks need exclusive CPUs.
     pub pin: Option<bool>,
-    /// Another image.
+    /// The image, instead of the job's.
     pub image: Option<String>,
-    /// Another command.
+    /// The command, instead of the job's.
     pub command: Option<Vec<String>>,
-    /// Other arguments.
+    /// The arguments, instead of the job's.
     pub args: Option<Vec<String>>,
     /// Further variables, or overridden values.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -103,15 +102,15 @@ pub struct TaskOf {
 #[derive(JsonSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Folder {
-    /// Where the containers see it; /data and /log if not given.
+    /// The path in the containers. The default is /data or /log.
     pub path: Option<String>,
-    /// An existing PersistentVolumeClaim; with `size`, the name of a new one (`NAME-data`, `NAME-log` if not given).
+    /// An existing PersistentVolumeClaim. With `size`, the name of a new claim, by default `NAME-data` or `NAME-log`.
     pub claim: Option<String>,
-    /// The size of a PersistentVolumeClaim that is to be made, like 10Gi.
+    /// The size of a new PersistentVolumeClaim, like 10Gi.
     pub size: Option<String>,
-    /// The storage class; the cluster's default if not given.
+    /// The storage class. The default is the cluster's default class.
     pub storage_class: Option<String>,
-    /// The access mode; ReadWriteMany if not given, since tasks on several nodes use the volume.
+    /// The access mode. The default is ReadWriteMany, since tasks on several nodes use the volume.
     pub access_mode: Option<String>,
     /// A folder of the nodes, instead of a claim.
     pub host_path: Option<String>,
@@ -123,26 +122,26 @@ pub struct Folder {
 #[derive(JsonSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Gang {
-    /// The scheduler's name; volcano if not given.
+    /// The scheduler's name. The default is volcano.
     pub scheduler: Option<String>,
-    /// The group's name; the job's if not given.
+    /// The group's name. The default is the job's name.
     pub group: Option<String>,
-    /// The queue, where the scheduler has queues.
+    /// The queue, if the scheduler has queues.
     pub queue: Option<String>,
 }
 
-/// Whose success ends a job, where the chief's alone does not.
+/// The tasks whose success ends a job, if not only the chief.
 #[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SuccessPolicy {
-    /// All workers have to succeed, the chief among them.
+    /// All workers must succeed, including the chief.
     AllWorkers,
 }
 
-/// When parameter servers are taken away.
+/// The time of the deletion of parameter servers.
 #[derive(JsonSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Reclaim {
-    /// The time after the job's end, in whole seconds, like `30s`; the reclaimer's own setting (30s) if not given.
+    /// The time after the job's end, in whole seconds, like `30s`. The default is the reclaimer's setting (30s).
     #[schemars(regex(pattern = "^[0-9]+[smh]$"))]
     pub after: Option<String>,
 }
@@ -179,7 +178,7 @@ impl TrainingJob {
         let mut trees = trees.into_iter().filter(|tree| !tree.is_null());
         let fail = |what: &str| Err(ReadError::new(origin, 0, None, what.to_owned()));
         let Some(tree) = trees.next() else {
-            return fail("the text has no parameters: write name:, image: and script: at least");
+            return fail("the text has no parameters: write at least name, image and script");
         };
         if trees.next().is_some() {
             return fail("the text has several documents: one file describes one job");

@@ -146,7 +146,7 @@ fn check_settings(
     for (what, flag, value) in named {
         if value.as_ref().is_none_or(String::is_empty) {
             faults.say(format!(
-                "{what} is missing: give it in the job's file or with {flag}"
+                "{what} is missing: add the value to the job's file, or use {flag}"
             ));
         }
     }
@@ -172,16 +172,13 @@ fn check_sizes(objects: &[Value], warnings: &mut Vec<String>) -> Result<(), Faul
         };
         if size > LARGEST_STORED {
             return Err(Faults(vec![format!(
-                "the {}, and an API server stores no more than 1.5 MiB with all added fields: render the job as native, \
-                 whose tasks are objects of their own, in parts if need be (--role, --from, --to)",
+                "the {}, but an API server stores at most 1.5 MiB with all added fields: render the job as native, with \
+                 separate objects for the tasks, in parts if necessary (--role, --from, --to)",
                 what()
             )]));
         }
         if size > LARGEST_APPLIED {
-            warnings.push(format!(
-                "the {}: apply it with kubectl apply --server-side",
-                what()
-            ));
+            warnings.push(format!("the {}: use kubectl apply --server-side", what()));
         }
     }
     Ok(())
@@ -228,7 +225,7 @@ fn settled(
     for role in roles {
         if !ROLES.contains(&role.role.as_str()) {
             faults.say(format!(
-                "the plan has {} of role {}, and a training cluster is made of {}",
+                "the plan has {} of role {}, but a training cluster can have only {}",
                 counted(role.count(), "task"),
                 role.role,
                 ROLES.join(", ")

@@ -29,7 +29,7 @@ impl Cluster<'_> {
         let longest = self.longest_name();
         if longest > LONGEST {
             faults.say(format!(
-                "name {:?} is too long: names of tasks would have {longest} letters, and {LONGEST} are allowed",
+                "name {:?} is too long: names of tasks would have {longest} characters, and the limit is {LONGEST}",
                 self.name
             ));
         }
@@ -53,12 +53,15 @@ impl Cluster<'_> {
                 subdomain_fault(name)
                     .or_else(|| {
                         dots.then(|| {
-                            "use lower-case letters, digits and '-', and no '.'".to_owned()
+                            "use lower-case letters, digits and '-', without '.'".to_owned()
                         })
                     })
                     .or_else(|| {
                         long.then(|| {
-                            format!("it has {} letters, and {LONGEST} are allowed", name.len())
+                            format!(
+                                "{} characters are more than the limit {LONGEST}",
+                                name.len()
+                            )
                         })
                     })
             };

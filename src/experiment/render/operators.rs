@@ -162,31 +162,32 @@ impl Cluster<'_> {
             });
             if uneven {
                 return Err(format!(
-                    "several groups run {}, and a TFJob has one template for all its replicas: render the job as native, volcano or jobset",
+                    "several groups run {}, but a TFJob has one template for all its replicas: render the job as native, volcano \
+                     or jobset",
                     role.role
                 ));
             }
         }
         warnings.push(
-            "a TFJob has one template for each role: every server gets its number of tasks by a spread constraint, and which \
-             task is on which server is up to the scheduler"
+            "a TFJob has one template for each role: a spread constraint gives each server its number of tasks, but the \
+             scheduler chooses the server of each task"
                 .to_owned(),
         );
         self.no_reclaim(
-            "the operator takes them away by cleanPodPolicy: Running",
+            "the training operator ends the parameter servers (cleanPodPolicy: Running)",
             warnings,
         );
         if self.count(CHIEF) > 0 && self.job.success_policy.is_some() {
             warnings.push(
-                "successPolicy AllWorkers: the training operator ends a TFJob when its chief has succeeded, whatever the policy \
-                 is: render it as native, volcano or jobset"
+                "successPolicy AllWorkers: with any policy, the training operator ends a TFJob when its chief has succeeded: \
+                 render the job as native, volcano or jobset"
                     .to_owned(),
             );
         }
         if let Some(retries) = self.job.retries {
             warnings.push(format!(
-                "retries: a TFJob has one limit (backoffLimit: {retries}) for the restarts of all its tasks together, parameter \
-                 servers too: the job fails when it is reached"
+                "retries: a TFJob has one limit (backoffLimit: {retries}) for the restarts of all tasks together, including \
+                 parameter servers: at the limit, the job fails"
             ));
         }
         let mut objects = self.shared()?;
@@ -236,7 +237,10 @@ impl Cluster<'_> {
         } else {
             "minSuccess tasks have succeeded"
         };
-        self.no_reclaim(&format!("Volcano ends them when {ends}"), warnings);
+        self.no_reclaim(
+            &format!("Volcano ends the parameter servers when {ends}"),
+            warnings,
+        );
         let mut objects = self.shared()?;
         objects.push(self.hosts_config()?);
         let selector = BTreeMap::from([("name".to_owned(), self.name.to_owned())]);
@@ -291,7 +295,7 @@ impl Cluster<'_> {
             "all workers have succeeded"
         };
         self.no_reclaim(
-            &format!("JobSet ends them by its success policy, when {ends}"),
+            &format!("JobSet ends the parameter servers by its success policy when {ends}"),
             warnings,
         );
         let mut objects = self.shared()?;
@@ -350,7 +354,7 @@ impl Cluster<'_> {
     /// The label is for native objects; operators end parameter servers themselves.
     fn no_reclaim(&self, why: &str, warnings: &mut Vec<String>) {
         if self.job.reclaim.is_some() {
-            warnings.push(format!("reclaim needs nothing of Pinfold here: {why}"));
+            warnings.push(format!("reclaim has no effect in this format: {why}"));
         }
     }
 }

@@ -94,7 +94,7 @@ pub(super) fn check(job: &TrainingJob, roles: &[RoleTasks], faults: &mut Faults)
         .as_ref()
         .is_some_and(|image| image.contains(char::is_whitespace))
     {
-        faults.say("image: an image's name has no blanks".to_owned());
+        faults.say("image: the name of the image contains a space".to_owned());
     }
     let none = TaskOf::default();
     let mut said = BTreeSet::new();
@@ -107,7 +107,8 @@ pub(super) fn check(job: &TrainingJob, roles: &[RoleTasks], faults: &mut Faults)
         let own = job.roles.get(&role.role).unwrap_or(&none);
         if own.command.as_ref().is_some_and(Vec::is_empty) {
             say(format!(
-                "roles.{}.command is an empty list: write the program and its arguments, or leave it out for the job's own",
+                "roles.{}.command is an empty list: write the program and its arguments, or remove the list for the job's \
+                 command",
                 role.role
             ));
         }
@@ -134,7 +135,7 @@ pub(super) fn check(job: &TrainingJob, roles: &[RoleTasks], faults: &mut Faults)
         let mut check = |place: &str, text: &str, before: &dyn Fn(&str) -> bool| {
             if text.contains('\0') {
                 say(format!(
-                    "{place}: a text with a zero byte can't be passed to a program"
+                    "{place}: the text has a zero byte, which Linux does not pass to a program"
                 ));
             }
             for name in references(text)
@@ -146,20 +147,22 @@ pub(super) fn check(job: &TrainingJob, roles: &[RoleTasks], faults: &mut Faults)
                 }
                 say(match name {
                     _ if env.contains(name) => format!(
-                        "{place}: $({name}) would stay as it is: variables are set in the order of their names, and {name} comes later"
+                        "{place}: Kubernetes would not expand $({name}): variables are set in the order of their names, and \
+                         {name} comes later"
                     ),
-                    "SCRIPT" => format!("{place}: $(SCRIPT) is named, and there is no script"),
+                    "SCRIPT" => format!("{place}: $(SCRIPT) has no value: the job has no script"),
                     "DATA_DIR" => {
-                        format!("{place}: $(DATA_DIR) is named, and there is no data folder")
+                        format!("{place}: $(DATA_DIR) has no value: the job has no data folder")
                     }
                     "LOG_DIR" => {
-                        format!("{place}: $(LOG_DIR) is named, and there is no log folder")
+                        format!("{place}: $(LOG_DIR) has no value: the job has no log folder")
                     }
                     "CHIEF_HOSTS" => {
-                        format!("{place}: $(CHIEF_HOSTS) is named, and the case has no chief")
+                        format!("{place}: $(CHIEF_HOSTS) has no value: the case has no chief")
                     }
                     _ => format!(
-                        "{place}: there is no variable {name}; write $$({name}) for the text itself, or set it in env. There are \
+                        "{place}: there is no variable {name}; write $$({name}) for the literal text, or set the variable in \
+                         env. The variables are \
                          PS_HOSTS, WORKER_HOSTS, PS_COUNT, WORKER_COUNT, TASK_TYPE, TASK_INDEX, TASK_PORT, TRAINING_JOB, SCRIPT, \
                          DATA_DIR, LOG_DIR"
                     ),

@@ -382,7 +382,7 @@ fn weigh(tasks: &[TaskUse], servers: &Servers, seconds: f64) -> Option<Finding> 
         return found(
             FindingKind::IdleServers,
             format!(
-                "the parameter servers move {} a second together: too little to say which of them is hot",
+                "the parameter servers move {} per second together, too little to find a hot server",
                 bytes(moved / seconds)
             ),
         );
@@ -408,7 +408,7 @@ fn weigh(tasks: &[TaskUse], servers: &Servers, seconds: f64) -> Option<Finding> 
         return found(
             FindingKind::EvenServers,
             format!(
-                "the parameter servers carry about the same: the busiest, {}, moves {} of their bytes ({numbers}){but}",
+                "the parameter servers have about the same load: the busiest, {}, moves {} of their bytes ({numbers}){but}",
                 hottest.task,
                 percent(hottest.share)
             ),
@@ -420,7 +420,7 @@ fn weigh(tasks: &[TaskUse], servers: &Servers, seconds: f64) -> Option<Finding> 
         .map(|cpu| (cpu, cpu.share_of(&hottest.task)))
     {
         Some((_, Some(share))) => format!(" and takes {} of their CPU time", percent(share)),
-        _ => "; how much of their CPU time it takes is not known".to_owned(),
+        _ => "; its share of their CPU time is unknown".to_owned(),
     };
     let head = format!(
         "{} is hot: it moves {} of the parameter servers' bytes ({numbers}){cpu}",
@@ -432,22 +432,25 @@ fn weigh(tasks: &[TaskUse], servers: &Servers, seconds: f64) -> Option<Finding> 
         return found(
             FindingKind::HotServer,
             format!(
-                "{head}. With two servers, either one big variable is on it (partition it over both), or variables of different \
-                 sizes are spread by their number (place them by their bytes, with a load-balancing strategy)"
+                "{head}. With two servers, either the hot server has one large variable (partition the variable over both \
+                 servers), or the program places variables by number (place the variables by size, with a load-balancing \
+                 strategy)"
             ),
         );
     }
     if next.share <= APART_FROM_OTHERS * hottest.share {
         return found(
             FindingKind::OneBigVariable,
-            format!("{head}. It looks like one big variable: partition it over all servers"),
+            format!(
+                "{head}. The likely cause is one large variable: partition the variable over all servers"
+            ),
         );
     }
     found(
         FindingKind::UnevenServers,
         format!(
-            "{head}, and {} another {}. Variables of different sizes are spread by their number: place them by their bytes \
-             (a load-balancing strategy), or partition the large ones",
+            "{head}, and {} moves another {}. The program places variables by number: place the variables by size (a \
+             load-balancing strategy), or partition the large variables",
             next.task,
             percent(next.share)
         ),
@@ -460,7 +463,7 @@ fn throttled(roles: &[RoleUse]) -> Vec<Finding> {
         Some(Finding {
             kind: FindingKind::Throttled,
             text: format!(
-                "{} tasks are held back by their quota in {} of its periods: give them whole CPUs of their own, or fewer threads",
+                "the CPU quota throttles the {} tasks in {} of the periods: give the tasks exclusive CPUs, or fewer threads",
                 role.role,
                 percent(share)
             ),
@@ -485,7 +488,7 @@ fn lagging(tasks: &[TaskUse]) -> Option<Finding> {
     (!slow.is_empty()).then(|| Finding {
         kind: FindingKind::Lagging,
         text: format!(
-            "{} used less than {} of the median worker's CPU time: look at input, network and when it started",
+            "{} used less than {} of the median worker's CPU time: check the input, the network and the start time",
             some(&slow),
             percent(LAGS)
         ),
@@ -505,7 +508,7 @@ fn missing(observed: &Observed, tasks: &[TaskUse]) -> Vec<String> {
     let network = without(&|usage| usage.sent_bytes.is_some() && usage.received_bytes.is_some());
     if !network.is_empty() {
         said.push(format!(
-            "no network bytes of {}: pods on their node's network have some only with metrics.sockets",
+            "no network bytes of {}: pods on the host's network need metrics.sockets",
             some(&network)
         ));
     }
@@ -523,9 +526,9 @@ fn missing(observed: &Observed, tasks: &[TaskUse]) -> Vec<String> {
         .map(|task| task.task.as_str())
         .collect();
     match &observed.step_metric {
-        None => said.push("steps: no metric of them is named (--step-metric)".to_owned()),
+        None => said.push("no steps: name the counter of steps with --step-metric".to_owned()),
         Some(metric) if stepless.len() == training.len() => said.push(format!(
-            "steps: no series of {metric} has the labels namespace and pod of a task that trains"
+            "no steps: no series of {metric} has the namespace and pod of a training task"
         )),
         Some(metric) if !stepless.is_empty() => {
             said.push(format!("no steps of {} in {metric}", some(&stepless)));
@@ -533,15 +536,14 @@ fn missing(observed: &Observed, tasks: &[TaskUse]) -> Vec<String> {
         Some(_) => {}
     }
     if training.is_empty() {
-        said.push("no task that trains was seen".to_owned());
+        said.push("the run has no training task".to_owned());
     }
     if !tasks.iter().any(|task| task.role == PS) {
-        said.push("no parameter server was seen".to_owned());
+        said.push("the run has no parameter server".to_owned());
     }
     if observed.members.unseen > 0.0 {
         said.push(format!(
-            "none of the pods was seen for {} within this time: what happened then is known by the counters' difference alone, \
-             or not at all",
+            "no pod has samples for {} of this time: only the difference of the counters covers this part",
             super::figures::seconds(observed.members.unseen)
         ));
     }

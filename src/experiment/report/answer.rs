@@ -50,7 +50,7 @@ pub enum AnswerError {
         message: String,
     },
     /// An answer that does not follow Prometheus' HTTP API.
-    #[error("this is no answer of Prometheus' HTTP API: {0}")]
+    #[error("the answer is not from the HTTP API of Prometheus: {0}")]
     Shape(String),
 }
 
@@ -130,7 +130,7 @@ pub fn read_answer(bytes: &[u8]) -> Result<Answer, AnswerError> {
     }
     let data = envelope
         .data
-        .ok_or_else(|| AnswerError::Shape("it has no data".to_owned()))?;
+        .ok_or_else(|| AnswerError::Shape("the answer has no data".to_owned()))?;
     let result = data.result.get();
     let all: Vec<Range> = match data.result_type.as_str() {
         "vector" => {
@@ -235,10 +235,10 @@ mod tests {
                 "bad_data: parse error",
             ),
             (r#"{"status":"error"}"#, "error: without a reason"),
-            ("<html>", "no answer of Prometheus"),
-            ("", "no answer of Prometheus"),
-            ("[]", "no answer of Prometheus"),
-            (r#"{"status":"success"}"#, "it has no data"),
+            ("<html>", "not from the HTTP API of Prometheus"),
+            ("", "not from the HTTP API of Prometheus"),
+            ("[]", "not from the HTTP API of Prometheus"),
+            (r#"{"status":"success"}"#, "the answer has no data"),
             (
                 r#"{"status":"success","data":{"resultType":"scalar","result":[1,"1"]}}"#,
                 "of type scalar",
@@ -253,11 +253,11 @@ mod tests {
             ),
             (
                 r#"{"status":"success","data":{"resultType":"vector","result":[{"metric":{},"value":[1,1]}]}}"#,
-                "no answer of Prometheus",
+                "not from the HTTP API of Prometheus",
             ),
             (
                 r#"{"status":"success","data":{"resultType":"matrix","result":{}}}"#,
-                "no answer of Prometheus",
+                "not from the HTTP API of Prometheus",
             ),
         ] {
             let error = read_answer(text.as_bytes()).unwrap_err().to_string();

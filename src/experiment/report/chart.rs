@@ -127,7 +127,7 @@ impl Chart {
         self.down = begin + high + 20.0;
         self.legend(order.iter().map(|(name, _)| name.as_str()));
         if left_out > 0 {
-            let words = format!("and {left_out} below them");
+            let words = format!("and {left_out} more below");
             self.svg
                 .text((LEFT, self.down + 4.0), 11.0, Anchor::Start, INK, &words);
             self.down += 14.0;
@@ -261,7 +261,7 @@ mod tests {
         );
         assert!(text.contains(">a-name-that-is-lon…</text>"), "{text}");
         assert!(
-            text.contains("and 2 below them") && !text.contains(">p1</text>"),
+            text.contains("and 2 more below") && !text.contains(">p1</text>"),
             "{text}"
         );
         assert_eq!(text.matches("<polyline").count(), 7);

@@ -86,7 +86,7 @@ pub fn compare(
     if let Some(name) = base.filter(|name| !runs.iter().any(|run| is_base(run, name))) {
         let names: Vec<&str> = runs.iter().map(|run| run.name.as_str()).collect();
         return Err(format!(
-            "--base {name}: no run and no case is called so; there are: {}",
+            "--base {name}: no run or case has this name: choose one of {}",
             names.join(", ")
         ));
     }
@@ -109,7 +109,7 @@ pub fn compare(
         let Some(base) = base else {
             if let Some(name) = name.filter(|name| !is_base(run, name)) {
                 notes.push(format!(
-                    "how {} scales is not known: its scene has no case {name}",
+                    "the scaling of {} is unknown: its scene has no case {name}",
                     run.name
                 ));
             }
@@ -119,7 +119,7 @@ pub fn compare(
             Ok(one) => efficiency.push(one),
             Err(why) => {
                 notes.push(format!(
-                    "how {} scales beside {} is not known: {why}",
+                    "the scaling of {} relative to {} is unknown: {why}",
                     run.name, base.name
                 ));
             }
@@ -137,7 +137,7 @@ pub fn compare(
             match pair(one, other) {
                 Ok(pair) => pairs.push(pair),
                 Err(why) => notes.push(format!(
-                    "{} and {} can't be compared: {why}",
+                    "can't compare {} and {}: {why}",
                     one.name, other.name
                 )),
             }
@@ -168,20 +168,20 @@ fn progress(one: &RunReport, other: &RunReport) -> Result<(By, f64, f64), &'stat
         (_, (Some(one), Some(other))) => (By::ServerBytes, one, other),
         _ => {
             return Err(
-                "neither the steps of all tasks that train nor what the parameter servers sent is known of both",
+                "the steps of all training tasks and the bytes sent by the parameter servers are unknown for one of the runs",
             );
         }
     };
     if one > 0.0 {
         Ok((by, one, other))
     } else {
-        Err("nothing was done in the one that it is measured by")
+        Err("the run to compare with made no progress")
     }
 }
 
 fn scaled(run: &RunReport, base: &RunReport) -> Result<Efficiency, &'static str> {
     if run.workers == 0 || base.workers == 0 {
-        return Err("no workers were seen in one of them");
+        return Err("one of the runs has no workers");
     }
     let (by, of_base, of_run) = progress(base, run)?;
     let (speedup, workers) = (of_run / of_base, run.workers as f64 / base.workers as f64);
@@ -202,7 +202,7 @@ fn pair(one: &RunReport, other: &RunReport) -> Result<Pair, &'static str> {
     let what = by.words();
     let mut text = if one.workers != other.workers {
         format!(
-            "{} does {} times what {} does, by {what}, with {} beside {}",
+            "{} has {} times the progress of {}, in {what}, with {} instead of {}",
             other.name,
             number(ratio),
             one.name,
@@ -211,7 +211,8 @@ fn pair(one: &RunReport, other: &RunReport) -> Result<Pair, &'static str> {
         )
     } else if (ratio - 1.0).abs() < APART {
         format!(
-            "{} does {} times what {} does, by {what}: less than {} apart: who shares a server with whom makes no difference",
+            "{} has {} times the progress of {}, in {what}: the difference is below {}, so the distribution of tasks over \
+             servers has no effect",
             other.name,
             number(ratio),
             one.name,
@@ -219,7 +220,7 @@ fn pair(one: &RunReport, other: &RunReport) -> Result<Pair, &'static str> {
         )
     } else {
         format!(
-            "{} does {} times what {} does, by {what}",
+            "{} has {} times the progress of {}, in {what}",
             other.name,
             number(ratio),
             one.name
@@ -229,7 +230,7 @@ fn pair(one: &RunReport, other: &RunReport) -> Result<Pair, &'static str> {
         && hot == same
     {
         text += &format!(
-            ". {hot} is hot in both: the program places its variables, and not where its pods run decides that"
+            ". {hot} is hot in both: the cause is the program's placement of variables, not the nodes of the pods"
         );
     }
     Ok(Pair {
@@ -257,8 +258,8 @@ impl By {
     /// The counted thing, for people.
     pub fn words(self) -> &'static str {
         match self {
-            Self::Steps => "steps a second",
-            Self::ServerBytes => "what the parameter servers send a second",
+            Self::Steps => "steps per second",
+            Self::ServerBytes => "bytes sent by the parameter servers per second",
         }
     }
 }

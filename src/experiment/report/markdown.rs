@@ -11,7 +11,7 @@ use super::usage::{Traffic, Usage};
 /// A report as Markdown, with links to the pictures.
 pub fn markdown(report: &Report, pictures: &[Picture]) -> String {
     let mut text = format!(
-        "# Scene report\n\nFrom {}. {NONE} means that no series tells of it.\n",
+        "# Scene report\n\nSource: {}. {NONE} means that Prometheus has no such series.\n",
         inline(&report.prometheus)
     );
     let show = |text: &mut String, title: &str| {
@@ -64,7 +64,7 @@ pub fn markdown(report: &Report, pictures: &[Picture]) -> String {
         });
         text.push_str(&usage_table(&["task", "nodes", "slot"], rows));
         if !run.missing.is_empty() {
-            text.push_str("\n### Not known\n");
+            text.push_str("\n### Missing data\n");
             list(&mut text, run.missing.iter().cloned());
         }
         show(&mut text, &format!("Run {}", run.name));
@@ -113,11 +113,11 @@ fn inline(words: &str) -> String {
 
 fn about(run: &RunReport) -> String {
     let bytes = match run.traffic {
-        Traffic::Interfaces => "their own interfaces",
-        Traffic::Sockets => "their sockets",
+        Traffic::Interfaces => "the pods' network interfaces",
+        Traffic::Sockets => "the pods' sockets",
     };
     format!(
-        "{}/{}, {} to {} ({}), scraped about every {}. Bytes are those of {bytes}.",
+        "{}/{}, {} to {} ({}), scraped about every {}. The bytes are from {bytes}.",
         inline(&run.namespace),
         inline(&run.job),
         run.from,
@@ -219,7 +219,7 @@ fn usage_table<'a>(names: &[&str], rows: impl Iterator<Item = (Vec<String>, &'a 
 
 fn shares(run: &RunReport, servers: &[&TaskUse]) -> String {
     let (traffic, cpu) = (run.servers.traffic.as_ref(), run.servers.cpu.as_ref());
-    let head = ["server", "bytes", "part of all", "CPU time", "part of all"].map(str::to_owned);
+    let head = ["server", "bytes", "share", "CPU time", "share"].map(str::to_owned);
     let mut rows: Vec<Vec<String>> = servers
         .iter()
         .map(|task| {
@@ -248,7 +248,7 @@ fn shares(run: &RunReport, servers: &[&TaskUse]) -> String {
             shown(cpu),
         ]
     };
-    rows.push(of("greatest by mean", &|balance| balance.max_over_mean));
+    rows.push(of("maximum / mean", &|balance| balance.max_over_mean));
     rows.push(of("Gini", &|balance| balance.gini));
     table(&head, &rows)
 }
@@ -265,7 +265,7 @@ fn side_by_side(report: &Report) -> String {
                 .collect(),
         );
     };
-    row("seen for", &|run| seconds(run.seconds));
+    row("duration", &|run| seconds(run.seconds));
     row("workers", &|run| run.workers.to_string());
     row("parameter servers", &|run| {
         run.server_tasks().count().to_string()
@@ -295,7 +295,7 @@ fn side_by_side(report: &Report) -> String {
             || NONE.to_owned(),
             |efficiency_entry| {
                 format!(
-                    "{}, by {}",
+                    "{}, in {}",
                     percent(efficiency_entry.efficiency),
                     efficiency_entry.by.words()
                 )
@@ -323,7 +323,7 @@ fn side_by_side(report: &Report) -> String {
             })
         })
     });
-    row("its bytes by the mean", &|run| {
+    row("its bytes / mean", &|run| {
         balance(run, &|balance| number(balance.max_over_mean))
     });
     row("Gini of bytes", &|run| {

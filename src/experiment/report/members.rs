@@ -59,10 +59,10 @@ struct Stay<'a> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoMembers {
     /// No series.
-    #[error("no training pod was seen")]
+    #[error("the time range has no training pod")]
     Nobody,
     /// A single scrape gives no rate.
-    #[error("{namespace}/{job} was seen in a single scrape: a longer time is needed")]
+    #[error("{namespace}/{job} has samples of a single scrape: choose a longer time range")]
     Once {
         /// The job's namespace.
         namespace: String,
@@ -70,7 +70,7 @@ pub enum NoMembers {
         job: String,
     },
     /// Several jobs.
-    #[error("several jobs ran, {}: choose one with --job and --namespace, or tell them apart by time", .0.join(", "))]
+    #[error("several jobs ran, {}: choose one with --job and --namespace, or choose a shorter time range", .0.join(", "))]
     Several(Vec<String>),
 }
 
@@ -499,7 +499,7 @@ mod tests {
         let once = Members::read(&[sightings(&a, &[5.0, 5.0])], 0.0, 9.0, 1.0).unwrap_err();
         assert!(
             once.to_string()
-                .starts_with("t/a was seen in a single scrape"),
+                .starts_with("t/a has samples of a single scrape"),
             "{once}"
         );
         let several = [sightings(&a, &[5.0, 6.0]), sightings(&b, &[5.0, 6.0])];

@@ -51,7 +51,7 @@ fn of_run(run: &RunReport) -> String {
         };
         let rows: Vec<Row> = servers.iter().map(of).collect();
         chart.bars(
-            "Parameter servers: parts of the whole",
+            "Parameter servers: shares",
             &["bytes", "CPU time"],
             &rows,
             percent,
@@ -65,8 +65,8 @@ fn of_run(run: &RunReport) -> String {
             .partition(|(task, _)| is_server(task));
         let (title, show): (&str, fn(f64) -> String) = match measure {
             Measure::Cpu => ("CPUs busy", number),
-            Measure::Steps => ("Steps a second", number),
-            _ => ("Bytes sent a second", bytes),
+            Measure::Steps => ("Steps per second", number),
+            _ => ("Bytes sent per second", bytes),
         };
         for (who, curves) in [("parameter servers", of_servers), ("other tasks", others)] {
             if !curves.is_empty() {
@@ -93,20 +93,20 @@ fn beside(report: &Report) -> String {
                 chart.bars(title, &[], &rows, show);
             }
         };
-    figure("Steps a second", number, &RunReport::steps_per_second);
+    figure("Steps per second", number, &RunReport::steps_per_second);
     figure(
-        "Bytes that the parameter servers send a second",
+        "Bytes sent by the parameter servers per second",
         bytes,
         &|run| run.servers_use()?.sent_bytes_per_second,
     );
-    figure("CPUs that workers keep busy", number, &|run| {
+    figure("CPUs used by workers", number, &|run| {
         run.role("worker")?.cpus_used
     });
-    figure("CPUs that parameter servers keep busy", number, &|run| {
+    figure("CPUs used by parameter servers", number, &|run| {
         run.servers_use()?.cpus_used
     });
     figure(
-        "The busiest parameter server's bytes by the mean",
+        "The busiest parameter server's bytes / mean",
         number,
         &|run| Some(run.servers.traffic.as_ref()?.max_over_mean),
     );

@@ -34,8 +34,8 @@ pub(super) fn claims(
             .iter()
             .find(|one| one.comparison == comparison && one.metric == metric);
         let here = match found.not_counted.get(&metric) {
-            Some(reason) => format!("not counted here: {reason}"),
-            None => effect.map_or_else(|| "not counted".to_owned(), |effect| effect.words.clone()),
+            Some(reason) => format!("not measured: {reason}"),
+            None => effect.map_or_else(|| "not measured".to_owned(), |effect| effect.words.clone()),
         };
         Claim {
             claimed,
@@ -48,7 +48,7 @@ pub(super) fn claims(
     let (pinned, threads) = (about_pinning(plan, found), about_threads(plan, ways));
     vec![
         claim(
-            "exclusive CPUs: +20 % speed or more, on a full node where all ask for the same",
+            "exclusive CPUs: +20 % speed or more, on a full node where all pods have the same requests",
             Comparison::Pinned,
             Metric::StepsPerSecond,
             pinned,
@@ -71,42 +71,43 @@ pub(super) fn claims(
 
 fn about_pinning(plan: &Plan, found: &MachineFacts) -> Vec<String> {
     let mut but = vec![
-        "the article shared its CPUs without limits; here who shares has the quota that Kubernetes gives a pod with limits"
+        "in the article, shared tasks had no limits; here, shared tasks have the CFS quota of a pod with limits"
             .to_owned(),
     ];
     if !plan.is_full() {
         let asked = plan.requested() as f64 / 1000.0;
         but.push(format!(
-            "this node was not full: {asked:.1} of its {} were asked for",
+            "this node was not full: the requests were {asked:.1} of {}",
             counted(plan.online.len(), "CPU")
         ));
     } else if plan.neighbours.request_milli_cpus == 0 {
         but.push(
-            "the neighbours ask for nothing (best effort), so the kernel lets the job go first even where it shares".to_owned(),
+            "the neighbours are best effort, so the kernel prefers the job even on shared CPUs"
+                .to_owned(),
         );
     }
     let (busy, left) = plan.busy();
     if plan.is_full() && busy < left as f64 {
         but.push(format!(
-            "the neighbours keep {busy:.1} CPUs busy, of {left} that the job leaves"
+            "the neighbours keep {busy:.1} CPUs busy, of the {left} without exclusive tasks"
         ));
     }
     let free = plan.online.difference(&plan.reserved).len();
     if matches!(plan.work, Work::BuiltIn) && plan.ps_cpus == 0 {
         but.push(format!(
-            "only {free} of {} can be given away: pinned, the parameter server shares the rest with all neighbours and \
-             the system, and its workers wait for it",
+            "only {free} of {} can be exclusive: in pinned runs, the parameter server shares the other CPUs with the \
+             neighbours and the system, and the workers wait for the server",
             counted(plan.online.len(), "CPU")
         ));
     } else if plan.online.len() < 8 {
         but.push(format!(
-            "a machine with {} is small: what is reserved is a large part of it",
+            "a machine with {} is small: the reserved CPUs are a large part of the machine",
             counted(plan.online.len(), "CPU")
         ));
     }
     if found.enforcement == "cpuset" {
         but.push(
-            "with enforcement cpuset, tasks outside the pods still run on the CPUs given away"
+            "with enforcement cpuset, tasks outside the pods still run on exclusive CPUs"
                 .to_owned(),
         );
     }
@@ -121,8 +122,8 @@ fn about_threads(plan: &Plan, ways: &[WaySummary]) -> Vec<String> {
     let times = host as f64 / f64::from(plan.cpus);
     if times < 8.0 {
         but.push(format!(
-            "the host's threads are only {times:.1} times the right ones here ({host} and {}), and were 10 times or more on \
-             the article's hosts: --host-threads 80 tells the programs what such a host would",
+            "the host's threads are only {times:.1} times the right threads here ({host} and {}), but were 10 times or more \
+             in the article: --host-threads 80 simulates such a host",
             plan.cpus
         ));
     } else if let Some(told) = plan
@@ -130,7 +131,7 @@ fn about_threads(plan: &Plan, ways: &[WaySummary]) -> Vec<String> {
         .filter(|&told| told as usize != plan.online.len())
     {
         but.push(format!(
-            "the host's threads are those of a host of {}, on {}",
+            "the host's threads are those of a host with {}, on a machine with {}",
             counted(told, "CPU"),
             counted(plan.online.len(), "CPU")
         ));
@@ -142,15 +143,15 @@ fn about_threads(plan: &Plan, ways: &[WaySummary]) -> Vec<String> {
             && !plan.runs_to_end()
         {
             but.push(format!(
-                "{place}, the job has {} both ways: it takes no notice of the variables, or is right by itself",
+                "{place}, the job has {} both ways: the job ignores the variables, or chooses the right number without \
+                 variables",
                 counted(host, "thread")
             ));
         }
     }
     if plan.host_threads.is_some() {
         but.push(
-            "pinned, a program that looks at its CPUs, as TensorFlow does, would not take the host's threads that it is told \
-             here"
+            "pinned, a program that reads its CPUs, like TensorFlow, would not use the host's threads that the bench sets"
                 .to_owned(),
         );
     }
@@ -180,7 +181,7 @@ mod tests {
         assert_eq!(pinning.here, "no difference beyond noise (+0 to +0 %)");
         let but = pinning.but.join("\n");
         for says in [
-            "without limits",
+            "had no limits",
             "best effort",
             "only 1 of 2 CPUs",
             "enforcement cpuset",
@@ -193,7 +194,7 @@ mod tests {
                 && but.contains("pinned, the job has 7 threads both ways"),
             "{but}"
         );
-        assert_eq!(switches.here, "not counted");
+        assert_eq!(switches.here, "not measured");
     }
 
     #[test]
@@ -205,7 +206,7 @@ mod tests {
             about_pinning(&plan, &MachineFacts::default()).join("\n")
         };
         assert!(
-            but(40).contains("the neighbours keep 0.4 CPUs busy, of 1 that"),
+            but(40).contains("the neighbours keep 0.4 CPUs busy, of the 1 without"),
             "{}",
             but(40)
         );
@@ -219,7 +220,7 @@ mod tests {
         let report = Report::new(plan, runs(6, |_, _| vec![]), MachineFacts::default());
         let but = report.claims[1].but.join("\n");
         assert!(
-            but.contains("a host of 80 CPUs, on 2 CPUs") && !but.contains("only"),
+            but.contains("a host with 80 CPUs, on a machine with 2 CPUs") && !but.contains("only"),
             "{but}"
         );
     }

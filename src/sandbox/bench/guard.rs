@@ -27,7 +27,8 @@ impl Guard {
     /// # Errors
     /// The kernel refuses.
     pub(super) fn start(cgroup_dir: &Path) -> anyhow::Result<Self> {
-        let program = std::env::current_exe().context("can't find this program's own file")?;
+        let program =
+            std::env::current_exe().context("can't find the file of the pinfold program")?;
         let mut command = Command::new(program);
         command
             .args(["train", "sweep", "--cgroup-dir"])
@@ -40,7 +41,7 @@ impl Guard {
         command.process_group(0);
         let child = command
             .spawn()
-            .context("can't start the process that clears away after a kill")?;
+            .context("can't start the process that removes the bench's remains after a kill")?;
         Ok(Self { child })
     }
 }

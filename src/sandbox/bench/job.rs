@@ -224,7 +224,7 @@ fn bench_pod(
     let manifest = manifest.to_string();
     let pod = pod::parse(&manifest, "the bench's own manifest")?
         .pop()
-        .context("the bench's manifest holds no pod")?;
+        .context("the bench's manifest has no pod")?;
     Ok(BenchPod {
         pod,
         manifest,

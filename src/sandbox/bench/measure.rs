@@ -139,8 +139,8 @@ impl<'a> Bench<'a> {
             let took = origin.elapsed() - from;
             anyhow::ensure!(
                 states.ended.is_empty(),
-                "the command ended {:.1} s after the measurement began, and {} s are to be measured: let it make more steps, \
-                 ask for fewer --seconds, or leave --steps out, so that the time to its end is measured",
+                "the command ended {:.1} s after the start of the measurement, before {} s had passed: make the command \
+                 longer, lower --seconds, or remove --steps to measure the duration of the command",
                 took.as_secs_f64(),
                 self.plan.seconds
             );
@@ -158,7 +158,7 @@ impl<'a> Bench<'a> {
             let silent = outputs.iter().zip(&made).find(|(_, made)| **made == 0.0);
             anyhow::ensure!(
                 took < longest,
-                "{} in {} s: make steps smaller, or give a run more time with --limit",
+                "{} in {} s: make the steps shorter, or raise --limit",
                 silent.map_or_else(
                     || format!("fewer than {FEWEST} steps"),
                     |(output, _)| format!("{} made no step", output.pod)
@@ -259,14 +259,14 @@ impl<'a> Bench<'a> {
                 None if states.settled && states.ended.is_empty() => return Ok(()),
                 Some(output) => anyhow::ensure!(
                     began.elapsed() < FIRST_STEP && states.ended.is_empty(),
-                    "{} made no step in {} s: does --steps match what the command writes to standard output? A program that \
-                     keeps its lines in a buffer may need stdbuf -oL",
+                    "{} made no step in {} s: check that --steps matches the lines of standard output; a program that buffers \
+                     its lines may need stdbuf -oL",
                     output.pod,
                     began.elapsed().as_secs()
                 ),
                 None => anyhow::ensure!(
                     states.ended.is_empty(),
-                    "the command ended before it could be measured: let it make more steps"
+                    "the command ended before the measurement: make the command longer"
                 ),
             }
         }
@@ -282,7 +282,7 @@ impl<'a> Bench<'a> {
         self.agent.check()?;
         for output in outputs {
             if let Some(trouble) = output.listener().trouble() {
-                anyhow::bail!("the output of {} can't be used: {trouble}", output.pod);
+                anyhow::bail!("can't use the output of {}: {trouble}", output.pod);
             }
         }
         let mut states = PodStates {
@@ -300,7 +300,7 @@ impl<'a> Bench<'a> {
                     states.ended.push(place);
                 }
                 Some(status) => anyhow::bail!(
-                    "the process of {name} ended by itself ({status}){}",
+                    "the process of {name} ended unexpectedly ({status}){}",
                     if pod.part == Part::Command {
                         last_words(&self.words(name))
                     } else {
@@ -329,10 +329,10 @@ impl<'a> Bench<'a> {
             states.settled &= settled;
             let note = state
                 .and_then(|state| state.note.as_deref())
-                .unwrap_or("the agent does not say why");
+                .unwrap_or("the agent gives no reason");
             anyhow::ensure!(
                 settled || began.elapsed() < PATIENCE,
-                "{} does not have the CPUs that it is to have: {note}",
+                "{} does not have the planned CPUs: {note}",
                 pod.pod.name
             );
         }
@@ -404,8 +404,8 @@ impl<'a> Bench<'a> {
         let millis = if stretches.iter().any(Stretch::is_clumped) {
             self.unsupported.insert(
                 STEPS.to_owned(),
-                "the command's lines come in clumps, as from a buffer: let it write each at once (stdbuf -oL), or tell its \
-                 time with (?<ms>...)"
+                "the command writes its lines in bursts, as from a buffer: turn the buffer off (stdbuf -oL), or match the \
+                 time of a step with (?<ms>...)"
                     .to_owned(),
             );
             Vec::new()
@@ -472,14 +472,14 @@ impl<'a> Bench<'a> {
             }
             anyhow::ensure!(
                 began.elapsed() < Duration::from_secs(self.plan.limit),
-                "the command has not come to its end in {} s: give it more time with --limit, or tell its steps with --steps",
+                "the command has not ended within {} s: raise --limit, or match its steps with --steps",
                 self.plan.limit
             );
         }
         let switches = reaped()? - switches;
         anyhow::ensure!(
             settled,
-            "the command took only {:.0} ms, and had ended before its CPUs were its own: let it do more",
+            "the command took only {:.0} ms and ended before its CPUs were exclusive: make the command longer",
             began.elapsed().as_secs_f64() * 1e3
         );
         // The cgroups of terminated copies still exist, with the counters.
@@ -580,7 +580,7 @@ fn bound(words: &Path) {
 /// Context switches of all terminated child processes, including threads and descendants.
 fn reaped() -> anyhow::Result<i64> {
     let usage = getrusage(UsageWho::RUSAGE_CHILDREN)
-        .context("can't read what ended processes have used")?;
+        .context("can't read the resource usage of ended processes")?;
     Ok(usage.voluntary_context_switches() + usage.involuntary_context_switches())
 }
 
@@ -592,6 +592,6 @@ fn last_words(path: &Path) -> String {
     let start = text.ceil_char_boundary(text.len().saturating_sub(WORDS));
     match text[start..].trim() {
         "" => String::new(),
-        words => format!("; it said:\n{words}"),
+        words => format!("; its messages:\n{words}"),
     }
 }

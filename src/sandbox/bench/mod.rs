@@ -43,7 +43,8 @@ use report::{MachineFacts, Metric, Report};
 const SHARED_COUNTERS: usize = 4096;
 
 /// Why a bench does not run with enforcement observe.
-pub const NOTHING_TO_COMPARE: &str = "with enforcement observe nothing is pinned, so there is nothing to compare: use auto, partition or cpuset";
+pub const NOTHING_TO_COMPARE: &str = "enforcement observe pins nothing, so the bench has nothing to compare: use auto, \
+     partition or cpuset";
 
 /// The task and the environment of a bench.
 #[derive(Debug, Clone)]
@@ -78,7 +79,7 @@ pub fn plan(options: PlanOptions, reserved: Option<&CpuSet>) -> anyhow::Result<P
     let pods = plan.workers.saturating_add(plan.ps);
     anyhow::ensure!(
         pods <= job::MOST_ADDRESSES || plan.ps == 0,
-        "{pods} tasks are more than the {} that there are addresses for: ask for fewer --workers or --ps",
+        "{pods} tasks are more than the {} available addresses: lower --workers or --ps",
         job::MOST_ADDRESSES
     );
     Ok(plan)
@@ -136,10 +137,10 @@ pub async fn run(
     };
     let closed = tokio::task::block_in_place(|| local.close());
     let Some((runs, unsupported)) = outcome? else {
-        closed.context("the bench was stopped, but could not clean up")?;
+        closed.context("the bench was stopped, but could not remove its cgroups and processes")?;
         return Ok(None);
     };
-    closed.context("the bench ran, but could not clean up")?;
+    closed.context("the bench has ended, but could not remove its cgroups and processes")?;
     let not_counted = not_counted(plan, &runs, &unsupported);
     let notes = notes(plan, &runs, &left_out);
     let found = MachineFacts {
@@ -154,8 +155,8 @@ pub async fn run(
 async fn start(node: Node, local: &LocalNode) -> anyhow::Result<Agent> {
     anyhow::ensure!(
         local.has_quotas(),
-        "there is no cpu controller with CFS quotas here, so pods with limits can't be run as Kubernetes runs them: mount the \
-         cpu hierarchy (cgroup v1), or enable cpu in the root's cgroup.subtree_control (v2)"
+        "the node has no cpu controller with CFS quotas, so the bench can't set limits as Kubernetes does: mount the cpu \
+         hierarchy (cgroup v1), or enable cpu in the root's cgroup.subtree_control (v2)"
     );
     Agent::start(node).await
 }
@@ -205,14 +206,14 @@ fn agent_config(options: &Options) -> Config {
 fn alone(theirs: &Node) -> anyhow::Result<()> {
     anyhow::ensure!(
         theirs.enforcement != Enforcement::Observe,
-        "a bench needs CPUs that nobody else gives away: {}",
+        "the bench needs a node on which no other program assigns CPUs: {}",
         theirs.enforcement_reason
     );
     let (_, ledger) = theirs.observe(&[])?;
     anyhow::ensure!(
         ledger.assignments.is_empty(),
-        "pods on this node own CPUs already ({} of them): figures taken beside them would say nothing, and they would be \
-         disturbed; use a node without them, or hand their CPUs back with pinfold release",
+        "pods on this node already have exclusive CPUs ({}): the bench and these pods would disturb each other; use a node \
+         without such pods, or hand the CPUs back with pinfold release",
         ledger.assignments.len()
     );
     Ok(())
@@ -237,14 +238,13 @@ fn notes(plan: &Plan, runs: &[report::Run], left_out: &[String]) -> Vec<String> 
     if let Work::Command { steps, .. } = &plan.work {
         if steps.is_some() {
             notes.push(
-                "context switches and migrations are those of processes that were there at both ends of a measurement: short-lived \
-                 children are not counted"
+                "context switches and migrations exclude processes that start or end during a measurement"
                     .to_owned(),
             );
         }
         if !left_out.is_empty() {
             notes.push(format!(
-                "set here, and left out for the command, because they are what is compared: {}",
+                "variables of this shell that the command does not get, because the bench compares their values: {}",
                 left_out.join(", ")
             ));
         }
@@ -254,15 +254,18 @@ fn notes(plan: &Plan, runs: &[report::Run], left_out: &[String]) -> Vec<String> 
         .any(|run| run.figures.contains_key(&Metric::CacheMissesPerStep))
     {
         notes.push(
-            "LLC misses of a pinned task are all on its CPUs, those of a shared one are its cgroup's"
+            "LLC misses of a pinned task include all misses on its CPUs; those of a shared task are from its cgroup"
                 .to_owned(),
         );
     }
     if !plan.rounds.len().is_multiple_of(4) {
-        notes.push("the order of the four ways is balanced over each four --rounds".to_owned());
+        notes.push(
+            "the order of the four ways is balanced only if --rounds is a multiple of four"
+                .to_owned(),
+        );
     }
     notes.push(
-        "of twenty comparisons in which there is no difference, one may seem to show one by chance"
+        "by chance, one of twenty comparisons without a real difference may show a difference"
             .to_owned(),
     );
     notes
@@ -288,12 +291,14 @@ fn not_counted(
         };
         let reason = match unsupported.get(collector) {
             _ if ways == Way::ALL.len() => return None,
-            _ if ways > 0 => "counted in some of the four ways only".to_owned(),
+            _ if ways > 0 => "measured in only some of the four ways".to_owned(),
             _ if plan.runs_to_end() => {
-                "a command that is run to its end can't be asked for it afterwards".to_owned()
+                "not available for a command whose duration is measured".to_owned()
             }
             Some(reason) => reason.clone(),
-            None => "the agent exports no such series for the job's containers".to_owned(),
+            None => {
+                "the agent exports no series of this metric for the job's containers".to_owned()
+            }
         };
         Some((metric, reason))
     };
@@ -318,8 +323,8 @@ mod tests {
         let plan = report::tests::plan(2);
         let reasons = |runs: &[report::Run]| not_counted(&plan, runs, &unsupported);
         let some = reasons(&report::tests::runs(2, pinned_only));
-        assert!(some[&Metric::CacheMissesPerStep].contains("some of the four ways only"));
-        assert!(some[&Metric::MigrationsPerStep].contains("no such series"));
+        assert!(some[&Metric::CacheMissesPerStep].contains("only some of the four ways"));
+        assert!(some[&Metric::MigrationsPerStep].contains("no series of this metric"));
         assert!(!some.contains_key(&Metric::StepsPerSecond));
         let none = reasons(&report::tests::runs(2, |_, _| vec![]));
         assert_eq!(none[&Metric::CacheMissesPerStep], "no such events");

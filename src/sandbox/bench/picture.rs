@@ -32,7 +32,7 @@ pub fn draw(report: &Report) -> String {
         17.0,
         Anchor::Start,
         INK,
-        &format!("What pinning and sizing buy here: {work}"),
+        &format!("Effect of pinning and sizing: {work}"),
     );
     let subtitle = format!(
         "{}, {} reserved; {} of {}, {}; {}; {}; enforcement {}",

@@ -134,8 +134,8 @@ pub struct Neighbours {
 pub enum PlanError {
     /// The machine has no CPU for exclusive use.
     #[error(
-        "no CPU to give away: of {online}, {reserved} must stay with the system; use a machine with two or more, \
-         or say with --reserved what the system needs"
+        "no CPU for exclusive use: of the CPUs {online}, {reserved} are reserved for the system; use a machine with two CPUs \
+         or more, or reserve fewer with --reserved"
     )]
     NothingFree {
         /// Online CPUs.
@@ -145,8 +145,8 @@ pub enum PlanError {
     },
     /// Fewer CPUs can be given away than are wished for.
     #[error(
-        "the tasks want {} of their own ({sum}), and of {online} only {free} can be given away ({reserved} for the system): \
-         ask for fewer with --workers, --cpus or --ps-cpus 0, or say with --reserved what the system needs",
+        "the tasks need {} for exclusive use ({sum}), but of the CPUs {online} only {free} can be exclusive ({reserved} \
+         reserved): lower --workers or --cpus, use --ps-cpus 0, or reserve fewer CPUs with --reserved",
         counted(.wanted, "CPU")
     )]
     TooFew {
@@ -493,7 +493,7 @@ pub(super) mod tests {
         .unwrap_err()
         .to_string();
         assert!(
-            error.contains("2 CPUs of their own") && error.contains("only 1 can be given away"),
+            error.contains("2 CPUs for exclusive use") && error.contains("only 1 can be exclusive"),
             "{error}"
         );
         let error = plan(
@@ -507,7 +507,7 @@ pub(super) mod tests {
         .to_string();
         assert!(error.contains("1 worker of 1 and 1 server of 1"), "{error}");
         let error = plan(1, PlanOptions::default()).unwrap_err().to_string();
-        assert!(error.contains("no CPU to give away"), "{error}");
+        assert!(error.contains("no CPU for exclusive use"), "{error}");
     }
 
     proptest! {

@@ -121,7 +121,7 @@ fn effect(comparison: Comparison, metric: Metric, runs: &[Run]) -> Effect {
             format!("{}, in {counted} of {last} rounds", words(ratio, verdict))
         }
         (Some(ratio), Some(verdict)) => words(ratio, verdict),
-        _ if counted == 0 => "not counted".to_owned(),
+        _ if counted == 0 => "not measured".to_owned(),
         _ if zero == counted => "none in either".to_owned(),
         _ => "none to compare with".to_owned(),
     };
@@ -245,7 +245,7 @@ pub(super) mod tests {
         );
         assert_eq!(
             words(Comparison::Pinned, Metric::CacheMissesPerStep),
-            "not counted"
+            "not measured"
         );
     }
 
@@ -273,7 +273,7 @@ pub(super) mod tests {
         assert!(
             none.effects
                 .iter()
-                .all(|effect| effect.ratio.is_none() && effect.words == "not counted")
+                .all(|effect| effect.ratio.is_none() && effect.words == "not measured")
         );
     }
 

@@ -26,11 +26,11 @@ pub struct Pattern(Regex);
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum PatternError {
     /// The pattern is no valid regular expression.
-    #[error("this is no regular expression: {0}")]
+    #[error("the pattern is not a regular expression: {0}")]
     Syntax(String),
     /// The pattern has a group with an unknown name.
     #[error(
-        "the group {0} means nothing: name it step (steps so far), ms or s (time of a step), or use (?:...)"
+        "the group {0} is unknown: name the group step (steps so far), ms or s (time of a step), or use (?:...)"
     )]
     Group(String),
 }
@@ -128,7 +128,7 @@ impl Listener {
         let held = self.held + 1 + mark.millis.len();
         if held > MOST {
             self.trouble.get_or_insert_with(|| {
-                "more lines match than can be kept: let fewer match, with their count in (?<step>...)"
+                "too many lines match: match fewer lines, with the number of steps in (?<step>...)"
                     .to_owned()
             });
             return;
@@ -176,7 +176,7 @@ impl Listener {
             (None, Some(text)) => {
                 let text = text.as_str();
                 self.trouble.get_or_insert_with(|| {
-                    format!("the group step found {text:?}, which is no number")
+                    format!("the group step matched {text:?}, which is not a number")
                 });
                 return;
             }
@@ -305,12 +305,12 @@ mod tests {
     fn a_pattern_that_is_none_is_told() {
         let error = |text: &str| text.parse::<Pattern>().unwrap_err().to_string();
         assert!(
-            error("(").contains("no regular expression"),
+            error("(").contains("not a regular expression"),
             "{}",
             error("(")
         );
         assert!(
-            error("(?<loss>x)").contains("the group loss means nothing"),
+            error("(?<loss>x)").contains("the group loss is unknown"),
             "{}",
             error("(?<loss>x)")
         );
@@ -379,7 +379,7 @@ mod tests {
             listener
                 .trouble()
                 .unwrap()
-                .contains("\"1,000\", which is no number")
+                .contains("\"1,000\", which is not a number")
         );
         assert!(!listener.has_begun() && listener.marks().is_empty());
         let mut listener = Listener::default();
@@ -392,7 +392,7 @@ mod tests {
             );
             assert!(listener.has_begun());
         }
-        assert!(listener.trouble().unwrap().contains("let fewer match"));
+        assert!(listener.trouble().unwrap().contains("match fewer lines"));
         assert!(listener.held <= MOST, "{}", listener.held);
     }
 

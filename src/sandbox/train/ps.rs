@@ -43,7 +43,9 @@ pub struct Options {
 #[derive(Debug, thiserror::Error)]
 pub enum PsError {
     /// The address can't be listened on.
-    #[error("cannot listen on {address}: is the address this container's, and the port free?")]
+    #[error(
+        "can't listen on {address}: check that the container has the address and that the port is free"
+    )]
     Listen {
         /// The address.
         address: String,
@@ -52,7 +54,7 @@ pub enum PsError {
         source: io::Error,
     },
     /// No more connections or threads.
-    #[error("cannot {operation}")]
+    #[error("can't {operation}")]
     System {
         /// What was tried.
         operation: &'static str,

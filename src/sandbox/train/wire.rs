@@ -58,11 +58,11 @@ pub enum WireError {
     Io(#[from] io::Error),
     /// A frame longer than [`MAX_FRAME`].
     #[error(
-        "a frame of {0} bytes is longer than the {MAX_FRAME} allowed: is the other side a pinfold trainer?"
+        "a frame of {0} bytes is longer than the limit {MAX_FRAME}: check that the other side is a pinfold trainer"
     )]
     TooLong(usize),
     /// The frame's content does not match the frame's kind.
-    #[error("malformed {0}: is the other side a pinfold trainer of this version?")]
+    #[error("malformed {0}: check that the other side is a pinfold trainer of this version")]
     Malformed(&'static str),
 }
 

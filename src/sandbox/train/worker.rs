@@ -41,7 +41,7 @@ pub struct Options {
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
     /// A server can't be reached any more, or yet.
-    #[error("parameter server {host} was out of reach for {} s: is it running?", patience.as_secs())]
+    #[error("can't reach parameter server {host} for {} s: check that the server runs", patience.as_secs())]
     Lost {
         /// The server.
         host: String,
@@ -52,7 +52,7 @@ pub enum WorkerError {
         source: WireError,
     },
     /// The peer speaks a different protocol.
-    #[error("cannot talk to parameter server {host}")]
+    #[error("the connection to parameter server {host} failed")]
     Protocol {
         /// The server.
         host: String,
@@ -69,7 +69,7 @@ pub enum WorkerError {
         reason: String,
     },
     /// The intra-op threads could not be started.
-    #[error("cannot start {threads} intra-op threads")]
+    #[error("can't start {threads} intra-op threads")]
     Threads {
         /// How many were wanted.
         threads: usize,

@@ -73,25 +73,28 @@ fn what_can_not_be_is_named() {
         ("namespace: a_b", "namespace \"a_b\" can't be a name"),
         (
             "namespace: a.b",
-            "namespace \"a.b\" can't be a name: use lower-case letters, digits and '-', and no '.'",
+            "namespace \"a.b\" can't be a name: use lower-case letters, digits and '-', without '.'",
         ),
         (
             &*format!("namespace: {}", "a".repeat(64)),
-            "can't be a name: it has 64 letters, and 63 are allowed",
+            "can't be a name: 64 characters are more than the limit 63",
         ),
-        ("image: 'a b'", "an image's name has no blanks"),
+        ("image: 'a b'", "the name of the image contains a space"),
         (
             "args: ['--w=$(WORKER_HOST)']",
             "there is no variable WORKER_HOST; write $$(WORKER_HOST)",
         ),
-        ("args: ['$(DATA_DIR)']", "there is no data folder"),
+        ("args: ['$(DATA_DIR)']", "the job has no data folder"),
         ("args: ['$(CHIEF_HOSTS)']", "the case has no chief"),
         ("args: ['$(TF_CONFIG)']", "there is no variable TF_CONFIG"),
         (
             "env: {PS_HOSTS: a}",
             "PS_HOSTS is set for each task by Pinfold",
         ),
-        ("env: {A: '$(B)', B: x}", "env.A: $(B) would stay as it is"),
+        (
+            "env: {A: '$(B)', B: x}",
+            "env.A: Kubernetes would not expand $(B)",
+        ),
         ("env: {'a=b': x}", "can't be a variable's name"),
         ("env: {1A: x}", "it begins with a digit"),
         ("roles: {ps: {env: {'9': x}}}", "it begins with a digit"),
@@ -100,14 +103,14 @@ fn what_can_not_be_is_named() {
             "roles.ps.command is an empty list",
         ),
         ("args: [\"a\\0b\"]", "a zero byte"),
-        ("data: {}", "data: name the folder's place"),
+        ("data: {}", "data: the folder has no volume"),
         (
             "data: {claim: a, hostPath: /x}",
             "either a claim or a hostPath",
         ),
         (
             "data: {hostPath: x}",
-            "data.hostPath: \"x\": write a folder from / on",
+            "data.hostPath: \"x\": write an absolute path",
         ),
         ("data: {hostPath: /a/../etc}", "without '..'"),
         ("data: {claim: a, path: 'b:/c'}", "data.path"),
@@ -145,7 +148,7 @@ fn what_can_not_be_is_named() {
         ),
         (
             "pin: true",
-            "worker is to be pinned, and 300m is no whole number of CPUs; write roles: {worker: {limits: {cpu: 1}}}",
+            "worker is to be pinned, but 300m is not a whole number of CPUs; write roles: {worker: {limits: {cpu: 1}}}",
         ),
         (
             "roles: {worker: {requests: {cpu: 3}, limits: {cpu: 2}}}",
@@ -189,12 +192,12 @@ fn a_claim_for_one_node_is_told_of_where_there_are_more() {
         (
             "ReadWriteOnce",
             "2",
-            Some("mounted on one node only, and the tasks are on 5 nodes"),
+            Some("mounted only on one node, but the tasks are on 5 nodes"),
         ),
         (
             "ReadWriteOncePod",
             "1",
-            Some("mounted by one pod only, and the tasks are 11 pods"),
+            Some("mounted only by one pod, but the tasks are 11 pods"),
         ),
     ] {
         let text = format!(
@@ -248,7 +251,7 @@ fn a_group_that_nobody_makes_or_reads_is_told_of() {
     }
     let native = told("{scheduler: other, queue: q}", Format::Native);
     assert!(
-        native[0].contains("that scheduler's own for 11 pods, with its queue"),
+        native[0].contains("create the group for 11 pods, with its queue"),
         "{native:?}"
     );
 }
@@ -365,5 +368,5 @@ fn what_may_surprise_is_told() {
     )
     .unwrap();
     assert_eq!(rendered.warnings.len(), 1);
-    assert!(rendered.warnings[0].contains("tasks of role worker get no CPUs of their own"));
+    assert!(rendered.warnings[0].contains("tasks of role worker get no exclusive CPUs"));
 }

@@ -413,7 +413,7 @@ fn a_volcano_job_makes_lost_pods_anew_and_ends_with_a_worker_that_keeps_failing(
         let told = tfjob
             .warnings
             .iter()
-            .any(|one| one.contains("the restarts of all its tasks together"));
+            .any(|one| one.contains("the restarts of all tasks together"));
         assert_eq!(told, retries.is_some(), "{:?}", tfjob.warnings);
     }
 }
@@ -443,7 +443,7 @@ fn names_are_as_short_as_each_format_wants() {
             super::AMOUNTS,
         )
         .unwrap_err();
-        let words = "names of tasks would have 64 letters, and 63 are allowed";
+        let words = "names of tasks would have 64 characters, and the limit is 63";
         assert!(refused.to_string().contains(words), "{format:?}: {refused}");
     }
 }

@@ -115,7 +115,7 @@ fn an_llc_of_several_numa_nodes_is_outside_them() {
         plain(&Topology::from_facts(facts), &[]),
         "\
 4 CPUs online · 4 cores · 1 LLC · 3 NUMA nodes
-not told by this machine: sockets
+not reported by this machine: sockets
 
 LLC 0
   NUMA node 0 · 1.5 GiB · distance 21 to 1; 80 to 9  0 1
@@ -157,7 +157,7 @@ fn hybrid_cores_offline_cpus_and_owners_are_marked() {
         plain(&Topology::from_facts(facts), &owners),
         "\
 8 CPUs online · 6 cores · 2 LLCs · 1 socket
-not told by this machine: NUMA nodes
+not reported by this machine: NUMA nodes
 offline: 4-7
 P performance cores: 0-3
 E efficiency cores: 8-11
@@ -183,7 +183,7 @@ fn a_machine_that_tells_nothing_is_its_cpus() {
     };
     assert_eq!(
         plain(&Topology::from_facts(facts), &[]),
-        "3 CPUs online\nnot told by this machine: cores, LLCs, NUMA nodes, sockets\n\n0 1 2\n"
+        "3 CPUs online\nnot reported by this machine: cores, LLCs, NUMA nodes, sockets\n\n0 1 2\n"
     );
 }
 

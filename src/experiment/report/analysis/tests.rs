@@ -152,7 +152,7 @@ fn tasks_and_roles_are_summed_up() {
         "{missing}"
     );
     assert!(
-        missing.contains("steps: no metric of them is named"),
+        missing.contains("no steps: name the counter of steps"),
         "{missing}"
     );
 }
@@ -183,15 +183,15 @@ fn what_is_not_known_is_said() {
     for says in [
         "no steps of worker 1 in steps_total",
         "no network bytes of worker 0:",
-        "no parameter server was seen",
-        "none of the pods was seen for 5.00 min",
+        "the run has no parameter server",
+        "no pod has samples for 5.00 min",
     ] {
         assert!(missing.contains(says), "{says}: {missing}");
     }
     observed.totals.remove(&Measure::Steps);
     let missing = analyse(&observed).missing.join("\n");
     assert!(
-        missing.contains("no series of steps_total has the labels namespace and pod"),
+        missing.contains("no series of steps_total has the namespace and pod"),
         "{missing}"
     );
     // A server without data is not reported as idle.
@@ -211,7 +211,7 @@ fn the_hot_server_is_named() {
         (
             &[9e9, 1e8, 1e8, 1e8, 1e8][..],
             FindingKind::OneBigVariable,
-            "looks like one big variable: partition it",
+            "likely cause is one large variable: partition the variable",
         ),
         (
             &[7.6e9, 2.4e9],
@@ -221,7 +221,7 @@ fn the_hot_server_is_named() {
         (
             &[1e9, 1e9, 4e9, 3e9, 1e9],
             FindingKind::UnevenServers,
-            "and ps 3 another 30 %",
+            "and ps 3 moves another 30 %",
         ),
         (
             &[7.4e9, 2.6e9],
@@ -237,28 +237,28 @@ fn the_hot_server_is_named() {
         (
             &[0.99e6, 0.0],
             FindingKind::IdleServers,
-            "move 9.90 kB a second together: too little",
+            "move 9.90 kB per second together, too little",
         ),
         (&[1.01e6, 0.0], FindingKind::HotServer, "100 %"),
         (
             &[9e9, 1e9],
             FindingKind::HotServer,
-            "either one big variable is on it (partition it over both), or variables of",
+            "either the hot server has one large variable (partition the variable over both servers)",
         ),
         (
             &[9e9, 1e9],
             FindingKind::HotServer,
-            "place them by their bytes",
+            "place the variables by size",
         ),
         (
             &[8e9, 1e9, 1e9],
             FindingKind::OneBigVariable,
-            "looks like one big variable",
+            "likely cause is one large variable",
         ),
         (
             &[5e9, 3e9, 1e9],
             FindingKind::UnevenServers,
-            "and ps 1 another 33 %",
+            "and ps 1 moves another 33 %",
         ),
     ] {
         let report = servers_of(moved);
@@ -369,7 +369,7 @@ fn quotas_and_laggards_are_named() {
     assert!(
         slow.findings[0]
             .text
-            .starts_with("worker tasks are held back by their quota in 5.1 %")
+            .starts_with("the CPU quota throttles the worker tasks in 5.1 %")
     );
     assert!(
         slow.findings[1]

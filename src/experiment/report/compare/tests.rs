@@ -161,7 +161,7 @@ fn a_scene_without_the_base_is_said_to_be() {
     assert_eq!(report.efficiency, []);
     assert_eq!(
         report.notes,
-        ["how scene 2 case 2 scales is not known: its scene has no case 1"]
+        ["the scaling of scene 2 case 2 is unknown: its scene has no case 1"]
     );
 }
 
@@ -185,7 +185,8 @@ fn without_steps_what_servers_send_is_the_measure_and_without_both_nothing_is_sa
     );
     assert_eq!(none.efficiency, []);
     assert!(
-        none.notes[0].contains("how scene 1 case 2 scales beside scene 1 case 1 is not known"),
+        none.notes[0]
+            .contains("the scaling of scene 1 case 2 relative to scene 1 case 1 is unknown"),
         "{:?}",
         none.notes
     );
@@ -208,12 +209,12 @@ fn the_same_case_of_two_scenes_is_set_side_by_side() {
     for (steps, says) in [
         (
             109.0,
-            "scene 2 case 2 does 1.09 times what scene 1 case 2 does, by steps a second: less than 10 % apart",
+            "scene 2 case 2 has 1.09 times the progress of scene 1 case 2, in steps per second: the difference is below 10 %",
         ),
-        (91.0, "less than 10 % apart"),
+        (91.0, "the difference is below 10 %"),
         (
             120.0,
-            "does 1.20 times what scene 1 case 2 does, by steps a second",
+            "has 1.20 times the progress of scene 1 case 2, in steps per second",
         ),
     ] {
         let runs = vec![
@@ -236,7 +237,7 @@ fn the_same_case_of_two_scenes_is_set_side_by_side() {
     assert!(
         compared(other_size, None).pairs[0]
             .text
-            .ends_with("with 20 workers beside 50")
+            .ends_with("with 20 workers instead of 50")
     );
     let other_case = vec![
         run("1", "1", 50, Some(100.0), &[]),
@@ -268,7 +269,7 @@ fn it_is_shown_with_everything_in_it() {
         "![Run scene 1 case 2](run-2.svg)",
         "t/a\\|b\\<script>, 2026-11-22T10:00:00Z to 2026-11-22T10:10:00Z (10.0 min), scraped about every 30.0 s.",
         "- no CPU time of ps 0",
-        "80 %, by steps a second",
+        "80 %, in steps per second",
         "4.00 with 5.00 × the workers of scene 1 case 1",
     ] {
         assert!(text.contains(line), "{line}\n{text}");
