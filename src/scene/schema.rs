@@ -129,7 +129,7 @@ pub(super) fn violations(tree: &Tree) -> Vec<Violation> {
         if let Err(error) = typed {
             found.push((
                 Path::of(&["metadata"]),
-                format!("the field is no object's metadata: {error}"),
+                format!("the field is not the metadata of an object: {error}"),
                 "write metadata: {name: NAME}, with texts for labels and annotations".to_owned(),
             ));
         }
