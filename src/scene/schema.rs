@@ -258,11 +258,7 @@ fn scalar(value: &Value, schema: &JSONSchemaProps, path: &Path, found: &mut Vec<
                     .filter_map(|allowed| allowed.0.as_str())
                     .collect();
                 let fix = format!("write one of {}", words.join(", "));
-                found.push((
-                    path.clone(),
-                    format!("{text:?} is not an allowed value"),
-                    fix,
-                ));
+                found.push((path.clone(), format!("{text:?} is not allowed"), fix));
             }
             let length = text.chars().count();
             count(
