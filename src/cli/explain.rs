@@ -48,7 +48,7 @@ impl Explain {
         }
         anyhow::ensure!(
             !self.input.live && self.input.moves.is_none(),
-            "--live and --moves need manifests: name the manifests with --pods, or leave both options out to ask the agent of \
+            "--live and --moves need manifests: name the manifests with --pods, or remove both options to ask the agent of \
              this node"
         );
         let containers = self.reported_containers()?;

@@ -199,7 +199,7 @@ impl Document {
             // The schema's findings have a place. A mistake that only serde finds has none.
             Err(error) => document.findings.push(Finding::error(
                 document.place(&name, &Path::default()),
-                format!("the document is no valid ScenePlan: {error}"),
+                format!("the document is not a valid ScenePlan: {error}"),
                 "compare the plan with the fields that `kubectl explain sceneplan.spec` lists"
                     .to_owned(),
             )),

@@ -129,7 +129,7 @@ pub(super) fn violations(tree: &Tree) -> Vec<Violation> {
         if let Err(error) = typed {
             found.push((
                 Path::of(&["metadata"]),
-                format!("the field is no object's metadata: {error}"),
+                format!("the field is not the metadata of an object: {error}"),
                 "write metadata: {name: NAME}, with texts for labels and annotations".to_owned(),
             ));
         }
@@ -259,11 +259,7 @@ fn scalar(value: &Value, schema: &JSONSchemaProps, path: &Path, found: &mut Vec<
                     .filter_map(|allowed| allowed.0.as_str())
                     .collect();
                 let fix = format!("write one of {}", words.join(", "));
-                found.push((
-                    path.clone(),
-                    format!("{text:?} is not an allowed value"),
-                    fix,
-                ));
+                found.push((path.clone(), format!("{text:?} is not allowed"), fix));
             }
             let length = text.chars().count();
             count(

@@ -472,7 +472,7 @@ fn what_is_no_prometheus_is_named_with_the_query() {
             200,
             good(r#"[{"metric":{},"value":[1,"x"]}]"#),
             2,
-            "\"x\" is no number",
+            "\"x\" is not a number",
         ),
         (
             200,

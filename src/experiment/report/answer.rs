@@ -105,7 +105,7 @@ impl<'de> Deserialize<'de> for Number {
                 let number = text.parse();
                 number
                     .map(Number)
-                    .map_err(|_| E::custom(format!("the value {text:?} is no number")))
+                    .map_err(|_| E::custom(format!("the value {text:?} is not a number")))
             }
         }
 
@@ -249,7 +249,7 @@ mod tests {
             ),
             (
                 r#"{"status":"success","data":{"resultType":"vector","result":[{"metric":{},"value":[1,"x"]}]}}"#,
-                "no number",
+                "is not a number",
             ),
             (
                 r#"{"status":"success","data":{"resultType":"vector","result":[{"metric":{},"value":[1,1]}]}}"#,

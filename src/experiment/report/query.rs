@@ -164,8 +164,8 @@ impl std::str::FromStr for StepMetric {
                 Ok(Self { name: name.to_owned(), matchers: matchers.trim().trim_end_matches(',').to_owned() })
             }
             _ => Err(
-                "write the name of a counter of steps that has the labels namespace and pod, like train_steps_total, \
-                 perhaps with matchers of its own: train_steps_total{mode=\"train\"}"
+                "write the name of a counter of steps with the labels namespace and pod, like train_steps_total or \
+                 train_steps_total{mode=\"train\"}"
                     .to_owned(),
             ),
         }

@@ -310,7 +310,7 @@ impl Parameters {
         // Checked before anything is changed.
         if row_gradients.len() != rows.len() * self.dim() {
             return Err(format!(
-                "{} came for the gradients of {}",
+                "the worker sent {} as the gradients of {}",
                 counted(row_gradients.len(), "number"),
                 counted(rows.len(), "row")
             ));
@@ -322,7 +322,7 @@ impl Parameters {
         };
         if dense_gradients.len() != lens().sum::<usize>() {
             return Err(format!(
-                "{} came for the gradients of this shard",
+                "the worker sent {} as the gradients of this shard",
                 counted(dense_gradients.len(), "number")
             ));
         }
