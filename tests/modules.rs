@@ -80,7 +80,7 @@ const IMPURE: [&str; 10] = [
     "std::io::Read",
     "std::net",
     "std::process",
-    "std::time",
+    "std::time::Instant",
     "std::env",
     "rand",
     "fastrand",

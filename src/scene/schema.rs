@@ -250,26 +250,7 @@ fn scalar(value: &Value, schema: &JSONSchemaProps, path: &Path, found: &mut Vec<
         }
     }
     match (schema.type_.as_deref(), value) {
-        (Some("string"), Value::String(text)) => {
-            if let Some(allowed) = &schema.enum_
-                && !allowed.iter().any(|allowed| allowed.0 == *value)
-            {
-                let words: Vec<&str> = allowed
-                    .iter()
-                    .filter_map(|allowed| allowed.0.as_str())
-                    .collect();
-                let fix = format!("write one of {}", words.join(", "));
-                found.push((path.clone(), format!("{text:?} is not allowed"), fix));
-            }
-            let length = text.chars().count();
-            count(
-                length,
-                (schema.min_length, schema.max_length),
-                "characters",
-                path,
-                found,
-            );
-        }
+        (Some("string"), Value::String(text)) => string(text, schema, path, found),
         (Some("string"), Value::Bool(_) | Value::Number(_)) => found.push((
             path.clone(),
             format!("{value} is a {}, but the field needs a text", kind(value)),
@@ -302,6 +283,24 @@ fn scalar(value: &Value, schema: &JSONSchemaProps, path: &Path, found: &mut Vec<
         )),
         _ => found.push(wrong_type(path, kind(value), schema)),
     }
+}
+
+/// The violations of a text: a word that is not allowed, and a wrong length.
+fn string(text: &str, schema: &JSONSchemaProps, path: &Path, found: &mut Vec<Violation>) {
+    if let Some(allowed) = &schema.enum_
+        && !allowed
+            .iter()
+            .any(|allowed| allowed.0.as_str() == Some(text))
+    {
+        let words: Vec<&str> = allowed
+            .iter()
+            .filter_map(|allowed| allowed.0.as_str())
+            .collect();
+        let fix = format!("write one of {}", words.join(", "));
+        found.push((path.clone(), format!("{text:?} is not allowed"), fix));
+    }
+    let bounds = (schema.min_length, schema.max_length);
+    count(text.chars().count(), bounds, "characters", path, found);
 }
 
 fn kind(value: &Value) -> &'static str {

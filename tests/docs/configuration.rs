@@ -87,7 +87,11 @@ fn the_page_has_the_defaults() {
         let named = code(&row[1]).map(|text| yaml::parse(text, key));
         match (printed, named) {
             (Some(value), Some(named)) => {
-                assert_eq!(named, [value.clone()], "{PAGE}: the default of {key}");
+                assert_eq!(
+                    named,
+                    std::slice::from_ref(value),
+                    "{PAGE}: the default of {key}"
+                );
             }
             (Some(value), None) => panic!("{PAGE}: the default of {key} is {value}"),
             (None, Some(_)) => {

@@ -533,7 +533,7 @@ fn what_is_no_prometheus_is_named_with_the_query() {
     // No server on the port, and a server that does not answer.
     let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = address.local_addr().unwrap();
-    let (code, _, error) = pinfold(&format!("http://{silent}"), &["--timeout", "1"]);
+    let (code, _, error) = pinfold(&format!("http://{silent}"), &["--timeout", "1s"]);
     assert_eq!(code, Some(2));
     assert!(
         error.contains("gave no answer within 1 s: raise --timeout (query: group by"),

@@ -8,7 +8,7 @@ use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, Schema};
 use serde::{Deserialize, Serialize};
 
-use crate::scene::{Amount, Finding, Place, ReadError, Tree, amounts_schema, violations_of};
+use crate::scene::{Amount, Finding, Path, Place, ReadError, Tree, amounts_schema, violations_of};
 use crate::text::{self, Form};
 
 /// The longest text of parameters that is read, in bytes.
@@ -142,7 +142,6 @@ pub enum SuccessPolicy {
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Reclaim {
     /// The time after the job's end, in whole seconds, like `30s`. The default is the reclaimer's setting (30s).
-    #[schemars(regex(pattern = "^[0-9]+[smh]$"))]
     pub after: Option<String>,
 }
 
@@ -193,12 +192,24 @@ impl TrainingJob {
         let found = schema
             .map(|schema| violations_of(&tree, &schema))
             .unwrap_or_default();
-        let findings: Vec<Finding> = found
+        let mut findings: Vec<Finding> = found
             .into_iter()
             .map(|(path, text, fix)| {
                 Finding::error(place(path.to_string(), tree.line_of(&path)), text, fix)
             })
             .collect();
+        let after = tree.value().pointer("/reclaim/after").cloned();
+        if let Some(serde_json::Value::String(after)) = after
+            && let Err(remedy) = text::seconds(&after)
+        {
+            let path = Path::of(&["reclaim", "after"]);
+            let place = place(path.to_string(), tree.line_of(&path));
+            findings.push(Finding::error(
+                place,
+                format!("{after:?} is not allowed"),
+                remedy,
+            ));
+        }
         if !findings.is_empty() {
             return Ok(Err(findings));
         }
