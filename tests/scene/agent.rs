@@ -129,9 +129,9 @@ fn labels_of_a_place_and_back() {
     for (labels, words) in [
         (
             vec![("SCENCE", "2"), ("SCENE", "2"), ("CASE", "1")],
-            "lacks INDEX",
+            "missing INDEX",
         ),
-        (vec![("TYPE", "ps")], "lacks SCENCE and CASE and INDEX"),
+        (vec![("TYPE", "ps")], "missing SCENCE and CASE and INDEX"),
         (
             vec![
                 ("SCENCE", "2"),

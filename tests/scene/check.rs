@@ -410,7 +410,7 @@ pub(crate) const MISTAKES: &[Mistake] = &[
         "{names: [a, b]}",
         "error",
         "spec.nodes.names",
-        "the list has 2 nodes, and scene 2 case 1 needs 3; add 1 node",
+        "the list has 2 nodes, but scene 2 case 1 needs 3; add 1 node",
     ),
     (
         "{selector: {matchLabels: {pool: train}}}",
@@ -600,7 +600,7 @@ fn nodes_must_be_there_enough_and_large_enough() {
     assert_eq!(report(&list, Some(&mixed)), report(&list, Some(&mixed)));
     let listed = report(&list, Some(&mixed));
     assert!(
-        listed.contains("node-2 has 1, which case 1 gives to it"),
+        listed.contains("a server of group w needs 3 of cpu, but node-2 has 1"),
         "{listed}"
     );
     let right = with(
@@ -718,7 +718,7 @@ fn plans_must_leave_each_other_alone() {
     check(
         &lists,
         None,
-        "warning: spec.nodes.names[2]: plan small has a as a candidate, too; leave each node to one plan",
+        "warning: spec.nodes.names[2]: a is also a candidate of plan small; leave each node to one plan",
     );
 
     // The same case is active twice, on disjoint nodes: pods can't distinguish the nodes.

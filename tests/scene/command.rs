@@ -415,7 +415,7 @@ fn which_plan_and_case_is_meant_must_be_said() {
     assert!(run(&idle, &[]).contains("no active case: choose one with --scene and --case"));
     let wrong = run(&SMALL.replace("type: ps", "type: worker"), &[]);
     assert!(
-        wrong.contains("groups[0] of scene 2 has the type worker, too"),
+        wrong.contains("groups[0] of scene 2 also has the type worker"),
         "{wrong}"
     );
 }
