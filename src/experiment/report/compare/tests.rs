@@ -228,7 +228,7 @@ fn the_same_case_of_two_scenes_is_set_side_by_side() {
             text.contains(says) && text.contains(". ps 0 is hot in both"),
             "{text}"
         );
-        assert_eq!(text.contains("apart"), steps < 110.0, "{text}");
+        assert_eq!(text.contains("below 10 %"), steps < 110.0, "{text}");
     }
     let other_size = vec![
         run("1", "2", 50, Some(100.0), &[]),
