@@ -374,7 +374,7 @@ fn recorded_answers_make_the_same_report() {
         assert!(written.contains(&format!("]({picture})")), "{written}");
         assert!(read(picture).ends_with("</svg>\n"));
     }
-    assert!(read("run-1.svg").contains("Steps a second, other tasks"));
+    assert!(read("run-1.svg").contains("Steps per second, other tasks"));
     let json: Value = serde_json::from_str(&read("report.json")).unwrap();
     assert_eq!(json["runs"].as_array().unwrap().len(), 2);
     // A new file replaces the old file completely. A failed write leaves the old file.
@@ -424,10 +424,10 @@ fn the_guide_shows_what_is_printed() {
         read(TEXT),
     );
     let shown = guide
-        .split("```text\n- scene 2 case 2 does")
+        .split("```text\n- scene 2 case 2 has")
         .nth(1)
         .and_then(|rest| rest.split("```").next())
-        .map(|rest| format!("- scene 2 case 2 does{rest}"))
+        .map(|rest| format!("- scene 2 case 2 has{rest}"))
         .unwrap();
     let report = words(&report);
     // A wrapped line continues with two spaces or without a mark; an empty line ends a paragraph.
@@ -526,7 +526,7 @@ fn what_is_no_prometheus_is_named_with_the_query() {
             "{status} {body}: {error}"
         );
         assert!(
-            error.contains("(query: ") && error.contains("pinfold_"),
+            error.contains("query: ") && error.contains("pinfold_"),
             "{status} {body}: {error}"
         );
     }
