@@ -26,10 +26,8 @@ pub(super) enum Column {
     /// Runnable threads: running, or waiting for a CPU.
     Runnable,
     /// Share of the exclusive CPUs' time spent on other work.
-    #[value(alias = "foreign")]
     Interference,
     /// Time from the first instruction until the assignment was effective.
-    #[value(alias = "window")]
     Unpinned,
     /// Bytes received per second.
     In,
