@@ -113,7 +113,7 @@ changes() {
     fact "in force after the swap" "root: $theirs" "$(force "$owner")"
     fact "its process may run on" "$theirs" "$(allowed_in "$owner")"
     fact "CPUs of everyone else" "$(without "$online" "$theirs")" "$(everyone "${members[@]}")"
-    claim "$owner" "$mine"
+    add_exclusive "$owner" "$mine"
     exclusive "$mine" "$owner" >/dev/null
     for path in "${owner%/*}" kubepods; do exclusive "$mine" "$path" >/dev/null; done
     fact "swapped back" "root: $mine" "$(force "$owner")"
@@ -173,7 +173,7 @@ with_capabilities() {
 capabilities() {
     echo "# capabilities"
     disown "$owner"
-    claim "$owner" "$mine"
+    add_exclusive "$owner" "$mine"
     fact "root without CAP_SYS_ADMIN: no error" "" \
         "$(with_capabilities -sys_admin "echo root >$cgroups/$owner/cpuset.cpus.partition")"
     fact "what stands there then" "root invalid (Enable partition not permitted): $online" "$(force "$owner")"
@@ -209,13 +209,13 @@ invalid() {
     fact "root with no exclusive anywhere" ok "$(become root "$owner")"
     fact "what stands there" "root invalid (cpuset.cpus and cpuset.cpus.exclusive are empty): $online" "$(force "$owner")"
     become member "$owner" >/dev/null
-    claim "$owner" "$online"
+    add_exclusive "$owner" "$online"
     fact "all CPUs, the last shared one too: root" ok "$(become root "$owner")"
     fact "what stands there" "root invalid (Invalid cpu list in cpuset.cpus.exclusive): $online" "$(force "$owner")"
     fact "CPUs of everyone" "$online" "$(everyone "${members[@]}")"
     disown "$owner"
     fact "a live one that grows to all CPUs: made" "" "$(own "$owner" "$mine")"
-    claim "$owner" "$online"
+    add_exclusive "$owner" "$online"
     fact "what stands there when it has grown" "root invalid (Parent is not a partition root): $online, shared $online" "$(force "$owner"), shared $(effective "")"
     disown "$owner"
     fact "CPUs of everyone" "$online" "$(everyone "${members[@]}")"

@@ -122,7 +122,7 @@ start_agent() {
 
 ready() {
     kill -0 "$agent" 2>/dev/null || fail "the agent ended by itself"
-    asked /readyz >/dev/null
+    http_get /readyz >/dev/null
 }
 
 killed() {

@@ -81,7 +81,7 @@ siblings() {
     fact "CPUs that nobody has" "" "$(lost)"
     disown "$owner"
     property "$sibling" AllowedCPUs=3-4
-    claim "$owner" "$mine"
+    add_exclusive "$owner" "$mine"
     become root "$owner" >/dev/null
     if [[ $new == no ]]; then
         fact "made beside a sibling with 3-4" "root invalid (Cpu list in cpuset.cpus not exclusive): $online" "$(force "$owner")"
@@ -90,7 +90,7 @@ siblings() {
     fi
     disown "$owner"
     property "$sibling" AllowedCPUs=3
-    fact "beside a sibling wholly inside the set: the leaf's exclusive" "$owner: EINVAL" "$(claim "$owner" "$mine")"
+    fact "beside a sibling wholly inside the set: the leaf's exclusive" "$owner: EINVAL" "$(add_exclusive "$owner" "$mine")"
     disown "$owner"
     again "$sibling"
     fact "CPUs that nobody has" "" "$(lost)"
@@ -113,7 +113,7 @@ others() {
         "$other_pod") at="$pod: EINVAL" ;;
         *) at="kubepods.slice: EINVAL" ;;
         esac
-        fact "exclusive beside AllowedCPUs=3 on ${unit##*/}, which is wholly inside" "$at" "$(claim "$owner" "$mine")"
+        fact "exclusive beside AllowedCPUs=3 on ${unit##*/}, which is wholly inside" "$at" "$(add_exclusive "$owner" "$mine")"
         disown "$owner"
         property "$unit" "AllowedCPUs=$online"
         fact "CPUs of everyone" "$online" "$(everyone "${members[@]}")"
