@@ -230,7 +230,7 @@ dies_and_returns() {
 # released SCOPE'S-QUOTA POD'S-QUOTA
 released() {
     "$PINFOLD" release >>"$log" || fail "release ended with $?"
-    fact "CPUs of everyone after release" "$online" "$(everyone "${outside[@]}" "${units[@]}")"
+    fact "CPUs of all cgroups after release" "$online" "$(everyone "${outside[@]}" "${units[@]}")"
     fact "the owner's process" "$online" "$(running)"
     fact "the quotas of the scope and of its slice" "$1, $2" "$(have "$owner" cpu.max), $(have "$pod" cpu.max)"
     fact "its NUMA nodes" "$(</sys/devices/system/node/online)" "$(have "$owner" cpuset.mems.effective)"
@@ -250,14 +250,14 @@ own_partition() {
     rest=$(without "$online" "$owned")
     within 30 "its memory is bound" bound
     standing="root: $owned, process $owned"
-    fact "in force" "$standing" "$(standing)"
+    fact "state" "$standing" "$(standing)"
     fact "reserved CPUs that it owns" "" "$(within_both "$owned" "$reserved")"
     fact "the agent's log tells its writes to the owner" yes "$( (($(writes_since 0) > 0)) && echo yes || echo no)"
-    fact "CPUs of everyone else: init.scope, system.slice, user.slice, pods, this process" "$rest" \
+    fact "CPUs of all others: init.scope, system.slice, user.slice, pods, this process" "$rest" \
         "$(everyone "${outside[@]}" kubepods.slice "$pod" "$sandbox" "$class" "$other_pod" "$other")"
     fact "PID 1 may run on" "$rest" "$(allowed 1)"
     fact "the other pod's process" "$rest" "$(allowed_in "$other")"
-    fact "CPUs that nobody has" "" "$(lost)"
+    fact "lost CPUs" "" "$(lost)"
 }
 
 no_loss() {
@@ -269,8 +269,8 @@ no_loss() {
     sleep 2
     fact "status: lost, after doctor's own partition" "" "$(status lost)"
     fact "status: drift" "[]" "$(status drift)"
-    fact "the kernel: CPUs that nobody has" "" "$(lost)"
-    fact "in force after doctor" "$standing" "$(standing)"
+    fact "lost CPUs according to the kernel" "" "$(lost)"
+    fact "state of the owner after doctor" "$standing" "$(standing)"
 }
 
 # A container of the same pod that is given the owner's CPUs, by three ways of overlapping.
@@ -280,7 +280,7 @@ neighbour_in_the_pod() {
     for list in "$(together "$some" "$reserved")" "$some" "$online"; do
         property "$sandbox" "AllowedCPUs=$list"
         within 30 "a neighbour in the pod with AllowedCPUs=$list is off $owned" in_order
-        fact "in force" "$standing" "$(standing)"
+        fact "state" "$standing" "$(standing)"
         said=
         for _ in 1 2 3 4 5 6; do
             said+=$(status lost)
@@ -298,7 +298,7 @@ neighbour_in_the_pod() {
     echo "a neighbour is given CPU $some while no agent runs: $(force "$owner"), neighbour $(effective "$sandbox"), lost $(lost)"
     start_agent
     within 30 "it is off $owned" in_order
-    fact "in force" "$standing" "$(standing)"
+    fact "state" "$standing" "$(standing)"
     within 30 "the quota stays lifted" unlimited "$owner"
     fact "alarms over lost CPUs" 0 "$(grep -c "has lost CPU" "$log" || true)"
     no_loss
@@ -322,13 +322,13 @@ with_partitions() {
     within 30 "in order with a new sandbox" in_order
     again "$owner" yes "${quota[@]}"
     within 30 "a container that ended and came again has a partition" in_order
-    fact "CPUs that nobody has" "" "$(lost)"
+    fact "lost CPUs" "" "$(lost)"
     within 30 "its quota is lifted" unlimited "$owner"
     terminated
     released "200000 100000" "400000 100000"
     fact "exclusive of kubepods.slice, the pod and the scope" ", , " \
         "$(have kubepods.slice cpuset.cpus.exclusive), $(have "$pod" cpuset.cpus.exclusive), $(have "$owner" cpuset.cpus.exclusive)"
-    fact "CPUs that nobody has" "" "$(lost)"
+    fact "lost CPUs" "" "$(lost)"
 
     with_crun || return 0
     echo "# partitions, as crun has it"
@@ -344,7 +344,7 @@ with_partitions() {
     limited "CPUQuota on the scope" "$owner" property "$owner" CPUQuota=300%
     dies_and_returns
     released "300000 100000" "200000 100000"
-    fact "CPUs that nobody has" "" "$(lost)"
+    fact "lost CPUs" "" "$(lost)"
 }
 
 # --- without ---
@@ -360,7 +360,7 @@ own_sets() {
     rest=$(without "$online" "$owned")
     within 30 "its memory is bound" bound
     standing="AllowedCPUs $owned, in force $owned, process $owned"
-    fact "in force" "$standing" "$(standing)"
+    fact "state" "$standing" "$(standing)"
     fact "reserved CPUs that it owns" "" "$(within_both "$owned" "$reserved")"
     fact "the agent's log tells its writes to the owner" yes "$( (($(writes_since 0) > 0)) && echo yes || echo no)"
     within 30 "the sandbox is narrowed by AllowedCPUs" is_given "$sandbox" "$rest"
@@ -400,7 +400,7 @@ over_dbus() {
         "$(given "$owner"), $(given "$pod"), $(given "$sandbox"), $(given "$other")"
     systemctl daemon-reload
     sleep 0.5
-    fact "CPUs of everyone after a daemon-reload" "$online" "$(everyone "${outside[@]}" "${units[@]}")"
+    fact "CPUs of all cgroups after a daemon-reload" "$online" "$(everyone "${outside[@]}" "${units[@]}")"
 
     with_crun || return 0
     echo "# AllowedCPUs, as crun has it"
