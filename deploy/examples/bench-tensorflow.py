@@ -15,7 +15,7 @@ import os
 import sys
 import time
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before the import, which would tell of the CPU's instructions
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # set before the import, which would print the CPU's instructions
 
 import tensorflow as tf
 
@@ -37,7 +37,7 @@ def size(name, default):
 first, second = size("HIDDEN", "256,128")
 (last,) = size("STEPS", "0")
 
-# The deep side: an embedding for each feature, and two layers above. The wide side: a weight for each value.
+# The deep part has an embedding for each value of a feature, and three layers. The wide part has a weight for each value.
 deep = tf.Variable(tf.random.stateless_normal([features * vocabulary, dim], seed=[1, 1], stddev=0.05))
 wide = tf.Variable(tf.zeros([features * vocabulary]))
 
@@ -53,7 +53,7 @@ offsets = tf.range(features) * vocabulary
 
 @tf.function
 def step(seed):
-    """One step on made clicks: values that are often small numbers, and a label that follows from the first of them."""
+    """Trains one step on generated clicks. Small values are frequent, and the first value determines the label."""
     skewed = tf.random.stateless_uniform([batch, features], seed=[seed, 6]) ** 3
     values = tf.cast(skewed * vocabulary, tf.int32)
     labels = tf.cast(values[:, 0] % 2, tf.float32)
@@ -68,7 +68,7 @@ def step(seed):
         loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, logits))
     for variable, gradient in zip(variables, tape.gradient(loss, variables)):
         if isinstance(gradient, tf.IndexedSlices):
-            # Only the rows that occurred: what LazyAdam and Adadelta do, and Adam does not.
+            # The step updates only the rows of the batch, like LazyAdam and Adadelta. Adam updates all rows.
             variable.scatter_sub(tf.IndexedSlices(0.05 * gradient.values, gradient.indices))
         else:
             variable.assign_sub(0.05 * gradient)

@@ -1,5 +1,8 @@
-# Packages of other Debian releases than this machine's, by an apt with sources and lists of its own: the system's stay what
-# they are. Sourced; needs `die` and a folder named by $lists, which is large and soon stale and so is not to be kept.
+# Functions that download packages of any Debian release. A separate apt with its own sources and lists leaves the system's
+# sources and lists unchanged.
+#
+# The script that sources this file defines `die`, $cache and $lists. $lists is a folder for package lists. The lists are
+# large and soon stale, so the caller deletes the folder at its end.
 # shellcheck shell=bash
 : "${lists:?a folder for package lists}"
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
@@ -8,11 +11,11 @@ system_updated=no
 update_system() {
     [[ $system_updated == yes ]] && return
     apt-get -q update -o APT::Update::Error-Mode=any >&2 ||
-        die "can't reach this machine's package mirror (see above): connect it, or bring a filled $cache"
+        die "can't reach this machine's package mirror (see above): connect this machine to the network, or copy a filled $cache here"
     system_updated=yes
 }
 
-# The address of a suite's mirror, as this machine's own apt sources have it; empty where they name none.
+# Prints the address of a suite's mirror from this machine's apt sources, or nothing if the sources name no mirror.
 mirror_of() {
     local suite=$1 override=${PINFOLD_VM_MIRROR:-} security=0
     if [[ $suite == *-security ]]; then
@@ -27,7 +30,7 @@ mirror_of() {
             $1 == "Debian" && ($3 ~ /-security$/) == security && !found { print $2; found = 1 }'
 }
 
-# An apt of our own, with its own sources and lists, so that the system's stay what they are.
+# Runs an apt tool with the sources and lists of a suite in $lists.
 own_apt() {
     local tool=$1 suite=$2
     shift 2
@@ -39,21 +42,21 @@ own_apt() {
 # Prints the lines of a sources.list for a release and its security updates.
 sources() {
     local main=$1 suite mirror
-    # The origins of the system's sources are known only once their lists are there.
+    # apt knows the origin of a source only after the download of its lists.
     [[ -n ${PINFOLD_VM_MIRROR:-} ]] || [[ -n $(mirror_of "$main") ]] || update_system
     for suite in "$@"; do
         mirror=$(mirror_of "$suite")
         if [[ -z $mirror ]]; then
             [[ $suite == "$main" ]] &&
-                die "this machine's apt sources name no Debian mirror: name one with PINFOLD_VM_MIRROR"
-            echo "no mirror for $suite: its updates are left out" >&2
+                die "this machine's apt sources name no Debian mirror: set PINFOLD_VM_MIRROR to the address of a mirror"
+            echo "no mirror for $suite: continuing without the updates of $suite" >&2
             continue
         fi
         echo "deb [arch=amd64 signed-by=$keyring] $mirror $suite main"
     done
 }
 
-# Fetches the lists of a release, and of the suites with its updates; $lists/RELEASE stands for all of them.
+# Downloads the package lists of a release and of the suites with its updates into $lists/RELEASE.
 own_lists() {
     local main=$1
     [[ -e $lists/$main/sources.list ]] && return
@@ -61,5 +64,5 @@ own_lists() {
     sources "$@" >"$lists/$main/sources"
     mv "$lists/$main/sources" "$lists/$main/sources.list"
     own_apt apt-get "$main" update >&2 ||
-        die "can't fetch the package lists of $main (see above): connect this machine, or bring a filled $cache"
+        die "can't download the package lists of $main (see above): connect this machine to the network, or copy a filled $cache here"
 }

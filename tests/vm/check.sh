@@ -1,9 +1,8 @@
-# What the scenarios share; they source it. A scenario ends with 0 if all holds, and prints what it saw on the way.
+# Functions of all scenarios. A scenario sources this file, prints its observations, and exits with 0 if all checks pass.
 # shellcheck shell=bash
 set -euo pipefail
 : "${PINFOLD:?the path of the pinfold binary}"
-# Small programs without libraries, where the guest has them: an emulated CPU starts one in a fourth of the time that its
-# larger sister takes.
+# Use the static programs of busybox if the guest has them: an emulated CPU starts a static program four times as fast.
 for program in cat cmp diff find grep head mkdir mktemp rm rmdir sed sleep sort tac tail tee tr uniq wc; do
     [[ ! -x /run/applets/$program ]] || hash -p "/run/applets/$program" "$program"
 done
@@ -13,26 +12,26 @@ fail() {
     exit 1
 }
 
-# equal WHAT WANTED SEEN
+# equal SUBJECT EXPECTED ACTUAL: fails the scenario if the values differ.
 equal() {
-    [[ $2 == "$3" ]] || fail "$1: should be ${2:-none}, is ${3:-none}"
+    [[ $2 == "$3" ]] || fail "$1: expected ${2:-none}, found ${3:-none}"
     echo "$1: ${3:-none}"
 }
 
-# Waits for a condition: within SECONDS WHAT COMMAND…
+# within SECONDS SUBJECT COMMAND…: waits until the command succeeds. Fails the scenario after SECONDS.
 within() {
     local seconds=$1 what=$2 start=$EPOCHREALTIME
     shift 2
     local end=$((SECONDS + seconds))
     until "$@"; do
-        ((SECONDS < end)) || fail "not after $seconds s: $what"
+        ((SECONDS < end)) || fail "$what: not within $seconds s"
         sleep 0.05
     done
     echo "$what: after $(((${EPOCHREALTIME/./} - ${start/./}) / 1000)) ms"
 }
 
-# asked PATH: what the agent serves there.
-asked() (
+# http_get PATH: prints the agent's HTTP response body. Fails for a status other than 200.
+http_get() (
     exec 3<>/dev/tcp/127.0.0.1/9470 || exit 1
     printf 'GET %s HTTP/1.0\r\n\r\n' "$1" >&3
     answer=$(cat <&3)
@@ -40,11 +39,11 @@ asked() (
     printf '%s\n' "${answer#*$'\r\n\r\n'}"
 ) 2>/dev/null
 
-# status KEY: a value of the agent's status that stands in one line, without its quotation marks.
+# status KEY: prints a value of the agent's /status, without quotation marks. The value must be on the key's line.
 status() {
     local text value line=$'\n  "'$1'": '
-    text=$(asked /status) || fail "the agent doesn't serve its status"
-    [[ $text == *"$line"* ]] || fail "the agent's status has no $1: $text"
+    text=$(http_get /status) || fail "can't read the agent's /status"
+    [[ $text == *"$line"* ]] || fail "the agent's /status has no key $1: $text"
     value=${text#*"$line"}
     value=${value%%$'\n'*}
     value=${value%,}
@@ -52,7 +51,7 @@ status() {
     echo "${value%\"}"
 }
 
-# The CPUs of a list like 0-2,5, one per line.
+# Prints the CPUs of a list, for example 0-2,5, one per line.
 expand() {
     local part cpu
     for part in ${1//,/ }; do
@@ -62,12 +61,12 @@ expand() {
     done
 }
 
-# The CPUs that two lists have in common, one per line.
+# Prints the CPUs that are in both lists, one per line.
 common() {
     comm -12 <(expand "$1" | sort) <(expand "$2" | sort)
 }
 
-# Ends a scenario that this kernel has nothing to try for.
+# Ends the scenario as skipped.
 not_here() {
     echo "not here: $*"
     exit 77

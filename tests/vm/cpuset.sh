@@ -1,42 +1,44 @@
-# What the scenarios about the kernel's cpusets share; they source it after check.sh. Nothing here knows Pinfold.
-# Cgroups are named by their path below $cgroups; the empty path is the root.
+# Functions of the scenarios about the kernel's cpusets. Source this file after check.sh. The file does not use Pinfold.
+# A cgroup's name is its path below $cgroups. The empty path is the root.
 # shellcheck shell=bash
 
 cgroups=/sys/fs/cgroup
 export LC_ALL=C
 shopt -s globstar
-# Everything here is about these CPUs: those that are online at the start.
+# The CPUs that are online at the start of the scenario.
 online=$(</sys/devices/system/cpu/online)
 processes=()
 broken=()
 
 # --- facts ---
 
-# fact WHAT WANTED SEEN: like `equal`, but goes on, so that one run names all that is otherwise; `settle` ends it.
+# fact SUBJECT EXPECTED ACTUAL: like `equal`, but the scenario continues, so that one run finds all differences. The
+# scenario ends with `settle`.
 fact() {
     if [[ $2 == "$3" ]]; then
-        echo "so: $1: ${3:-none}"
+        echo "as expected: $1: ${3:-none}"
     else
-        broken+=("NOT SO: $1: should be ${2:-none}, is ${3:-none}")
+        broken+=("DIFFERENT: $1: expected ${2:-none}, found ${3:-none}")
         echo "${broken[-1]}"
     fi
 }
 
+# Fails the scenario if a fact differed.
 settle() {
     ((${#broken[@]})) || return 0
     printf '%s\n' "${broken[@]}"
-    fail "${#broken[@]} facts are otherwise on Linux $(uname -r)"
+    fail "${#broken[@]} facts differ on Linux $(uname -r)"
 }
 
-# Whether this kernel is of this version or a later one.
+# since VERSION: whether the running kernel has this version or a newer version.
 since() {
     [[ $(printf '%s\n' "$1" "$(uname -r)" | sort -V | sed -n 1p) == "$1" ]]
 }
 
 # --- lists of CPUs ---
-# Without programs: under emulation, to start one takes longer than anything else here.
+# These functions start no programs, because the start of a program is slow under emulation.
 
-# Marks the CPUs of a list in the caller's array `marked`.
+# Adds the CPUs of a list to the caller's array `marked`.
 mark() {
     local part cpu
     for part in ${1//,/ }; do
@@ -44,7 +46,7 @@ mark() {
     done
 }
 
-# The CPUs in the caller's array `marked`, as a list like 0-2,5.
+# Prints the CPUs of the caller's array `marked` as a list, for example 0-2,5.
 marks() {
     local cpu first='' last='' text=
     for cpu in "${!marked[@]}"; do
@@ -59,14 +61,14 @@ marks() {
     echo "${text#,}"
 }
 
-# Several lists as one.
+# Prints the union of the lists.
 together() {
     local marked=() each
     for each in "$@"; do mark "$each"; done
     marks
 }
 
-# The CPUs of the first list that are not in the second.
+# Prints the CPUs of the first list that are not in the second list.
 without() {
     local marked=() part cpu
     mark "$1"
@@ -76,14 +78,14 @@ without() {
     marks
 }
 
-# The CPUs of both lists.
+# Prints the intersection of two lists.
 within_both() {
     without "$1" "$(without "$1" "$2")"
 }
 
 # --- cgroups ---
 
-# put VALUE CGROUP FILE: writes, and prints ok or the error's name.
+# put VALUE CGROUP FILE: writes a value to a cgroup's file. Prints ok or the error's name.
 put() {
     local said
     if said=$({ printf '%s\n' "$1" >"$cgroups${2:+/$2}/$3"; } 2>&1); then
@@ -93,7 +95,7 @@ put() {
     error "$said"
 }
 
-# An error's name for its text.
+# Prints the name of an error message's error.
 error() {
     case $1 in
     *"Invalid argument"*) echo EINVAL ;;
@@ -106,12 +108,12 @@ error() {
     esac
 }
 
+# These functions write a cgroup's file: cpus LIST CGROUP, exclusive LIST CGROUP, become STATE CGROUP.
 cpus() { put "$1" "$2" cpuset.cpus; }
 exclusive() { put "$1" "$2" cpuset.cpus.exclusive; }
-# Partition state, as it is to be: root or member.
 become() { put "$1" "$2" cpuset.cpus.partition; }
 
-# have CGROUP FILE: what stands there.
+# have CGROUP FILE: prints the first line of a cgroup's file.
 have() {
     local text=
     read -r text <"$cgroups${1:+/$1}/$2" || true
@@ -121,7 +123,7 @@ have() {
 partition() { have "$1" cpuset.cpus.partition; }
 effective() { have "$1" cpuset.cpus.effective; }
 
-# What is in force at a cgroup, in one line: its partition file, and its CPUs.
+# Prints a cgroup's partition state and effective CPUs.
 force() {
     local state list
     read -r state <"$cgroups/$1/cpuset.cpus.partition"
@@ -129,7 +131,8 @@ force() {
     echo "$state: $list"
 }
 
-# everyone CGROUP…: the CPUs of the root, of these cgroups and of this process, if they are the same, or what differs.
+# everyone CGROUP…: prints the effective CPUs of the root cgroup. Appends each of the cgroups whose CPUs differ, and this
+# process if its allowed CPUs differ.
 everyone() {
     local path root list seen
     read -r root <"$cgroups/cpuset.cpus.effective"
@@ -139,12 +142,12 @@ everyone() {
         [[ $list == "$root" ]] || seen+=" $path:$list"
     done
     list=$(allowed $$)
-    # The mask of a process in the root cgroup keeps CPUs that are offline.
+    # The mask of a process in the root cgroup keeps offline CPUs.
     [[ $list == "$root" || $(within_both "$list" "$(</sys/devices/system/cpu/online)") == "$root" ]] || seen+=" process:$list"
     echo "$seen"
 }
 
-# The cgroup and its ancestors without the root, from the top.
+# Prints the ancestors of a cgroup without the root, from the top, and then the cgroup.
 chain() {
     local path=
     local part
@@ -154,8 +157,9 @@ chain() {
     done
 }
 
-# Writes `exclusive` from the top to the leaf, each ancestor widened by what it has.
-claim() {
+# add_exclusive CGROUP LIST: adds CPUs to cpuset.cpus.exclusive of each ancestor from the top, and then of the cgroup.
+# Prints each error.
+add_exclusive() {
     local path said
     for path in $(chain "$1"); do
         said=$(exclusive "$(together "$2" "$(<"$cgroups/$path/cpuset.cpus.exclusive")")" "$path")
@@ -163,17 +167,17 @@ claim() {
     done
 }
 
-# A partition, made as it should be; prints what went wrong, or nothing.
+# own CGROUP LIST: makes a partition in the correct order. Prints each error and a wrong result; else nothing.
 own() {
     local said
-    claim "$1" "$2"
+    add_exclusive "$1" "$2"
     said=$(become root "$1")
     [[ $said == ok ]] || echo "$1: $said"
     [[ $(force "$1") == "root: $2" ]] || echo "$1: $(force "$1")"
 }
 
-# The end of a partition as it should be, from the leaf up: `member`, its `exclusive`, then its ancestors', each down to
-# what its children still hold.
+# Ends a partition in the correct order: writes `member`, then clears the leaf's cpuset.cpus.exclusive. Each ancestor keeps
+# only the exclusive CPUs of its children, from the leaf up.
 disown() {
     local path held child
     become member "$1" >/dev/null
@@ -186,7 +190,7 @@ disown() {
     done
 }
 
-# Online CPUs that nobody may use: neither in the root's effective set nor in a live partition's.
+# Prints the lost CPUs: online CPUs that are in neither the root cgroup nor a valid partition.
 lost() {
     local file list state marked=()
     read -r list <"$cgroups/cpuset.cpus.effective"
@@ -201,7 +205,7 @@ lost() {
     without "$(</sys/devices/system/cpu/online)" "$(marks)"
 }
 
-# offline CPU, and back CPU: print ok or the error's name.
+# offline CPU and back CPU switch a CPU off and on. Both print ok or the error's name.
 offline() { hotplug "$1" 0; }
 back() { hotplug "$1" 1; }
 hotplug() {
@@ -211,13 +215,13 @@ hotplug() {
 
 # --- processes ---
 
-# A cgroup whose children have the cpuset controller.
+# Makes a cgroup whose children have the cpuset controller.
 parent() {
     mkdir -p "$cgroups/$1"
     echo "+cpuset" >"$cgroups/$1/cgroup.subtree_control"
 }
 
-# A cgroup with a process in it.
+# Makes a cgroup with a process.
 populated() {
     mkdir -p "$cgroups/$1"
     sleep 100000 &
@@ -225,7 +229,7 @@ populated() {
     echo $! >"$cgroups/$1/cgroup.procs"
 }
 
-# What the kernel lets a process run on.
+# Prints the CPUs on which the kernel allows a process to run.
 allowed() {
     local key value
     while read -r key value; do
@@ -233,10 +237,10 @@ allowed() {
     done <"/proc/$1/status"
 }
 
-# The same for the first process of a cgroup.
+# Prints the CPUs on which the kernel allows the first process of a cgroup to run.
 allowed_in() { allowed "$(have "$1" cgroup.procs)"; }
 
-# Ends a cgroup's processes and removes it.
+# Ends a cgroup's processes and removes the cgroup.
 gone() {
     local process
     while read -r process; do
@@ -246,7 +250,7 @@ gone() {
     until rmdir "$cgroups/$1" 2>/dev/null; do sleep 0.05; done
 }
 
-# Ends every process of `populated` and removes the cgroups under a path.
+# Ends all processes that `populated` started, and removes the cgroups below a path.
 clear_cgroups() {
     ((${#processes[@]} == 0)) || kill -KILL "${processes[@]}" 2>/dev/null || true
     wait 2>/dev/null || true

@@ -1,12 +1,14 @@
-# What the scenarios share on guests where systemd owns the tree; they source it after check.sh and cpuset.sh. Containers
-# are made as the kubelet and runc make them, over D-Bus. A unit is named by its cgroup's path. Nothing here knows Pinfold.
+# Functions of the scenarios on guests where systemd owns the cgroup tree. Source this file after check.sh and cpuset.sh.
+# The functions make slices and scopes over D-Bus, as the kubelet and runc do. A unit's name is its cgroup's path. The file
+# does not use Pinfold.
 # shellcheck shell=bash
 
+# Calls a method of systemd's manager.
 manager() {
     busctl --quiet call org.freedesktop.systemd1 /org/freedesktop/systemd1 org.freedesktop.systemd1.Manager "$@"
 }
 
-# A list of CPUs as D-Bus has it: the number of bytes, and the bytes of a mask.
+# Prints a list of CPUs as a D-Bus array of bytes: the number of bytes, and the bytes of the mask.
 mask() {
     local marked=() bytes=() cpu
     mark "$1"
@@ -15,7 +17,7 @@ mask() {
     echo "${#bytes[@]} ${bytes[*]}"
 }
 
-# slice PATH [PROPERTY TYPE VALUE…]: a slice as the kubelet makes it, with one property more or none.
+# slice PATH [PROPERTY TYPE VALUE…]: makes a slice like the kubelet's, with at most one additional property.
 slice() {
     local path=$1
     shift
@@ -23,8 +25,8 @@ slice() {
         DefaultDependencies b no "$@" 0
 }
 
-# scope PATH [yes|no [PROPERTY TYPE VALUE…]]: a scope of its own with a process in it; delegated, as containers are, unless
-# told otherwise; with one property more or none.
+# scope PATH [yes|no [PROPERTY TYPE VALUE…]]: makes a scope with a process and at most one additional property. The second
+# argument is Delegate, which is yes for containers and by default.
 scope() {
     local path=$1 delegate=${2:-yes} slice
     shift $(($# < 2 ? $# : 2))
@@ -36,21 +38,22 @@ scope() {
     until grep -qx $! "$cgroups/$path/cgroup.procs" 2>/dev/null; do sleep 0.05; done
 }
 
+# Stops a unit and waits until its cgroup is gone.
 ended() {
     systemctl stop "$(basename "$1")"
     while [[ -d $cgroups/$1 ]]; do sleep 0.05; done
 }
 
-# again PATH…: ended, and made anew as `scope` does.
+# again PATH…: stops a scope and makes the scope again, with the arguments of `scope`.
 again() {
     ended "$1"
     scope "$@"
 }
 
-# A unit's property, as the kubelet and runc set it; an empty value for AllowedCPUs resets it.
+# property PATH PROPERTY=VALUE: sets a unit's property until the next boot. An empty value of AllowedCPUs resets AllowedCPUs.
 property() { systemctl set-property --runtime "$(basename "$1")" "$2"; }
 
-# units_come_and_go SLICE: two units, one of them in this slice, and one that starts anew.
+# units_come_and_go SLICE: starts and stops a unit, runs a second unit in the slice, and restarts a third unit.
 units_come_and_go() {
     systemd-run --quiet --unit=come-and-go sleep 100000
     systemctl stop come-and-go
@@ -58,7 +61,7 @@ units_come_and_go() {
     systemctl restart systemd-journald
 }
 
-# The tree above the pods, as the kubelet makes it, and user.slice, as after a login.
+# Makes kubepods.slice like the kubelet's, and user.slice, which a login would make.
 nodes_slices() {
     manager StartTransientUnit 'ssa(sv)a(sa(sv))' kubepods.slice replace 2 \
         AllowedCPUs ay $(mask "$online") DefaultDependencies b no 0

@@ -1,5 +1,5 @@
-# The agent gives a training pod's container CPUs of its own, by the kernel's word; neither its death nor its restart moves
-# anything; release puts back what was.
+# The agent gives a training pod's container exclusive CPUs, and the kernel confirms the CPUs. The agent's death and restart
+# change no CPUs. `pinfold release` restores the previous settings.
 # vm: small large
 source tests/vm/check.sh
 
@@ -19,7 +19,7 @@ processes=()
 cleanup() {
     local code=$?
     if ((code)) && [[ -s $log ]]; then
-        echo "the agent said:"
+        echo "the agent's log:"
         cat "$log"
         for file in "$cgroups"/kubepods/{,besteffort/}pod*/{,*/}{cpuset.cpus,cpuset.cpus.effective,cpuset.cpus.partition,cpu.max}; do
             [[ ! -e $file ]] || echo "${file#"$cgroups/"}: $(<"$file")"
@@ -33,13 +33,13 @@ cleanup() {
 }
 trap cleanup EXIT
 
-# A cgroup whose children have what the kubelet gives them.
+# Makes a cgroup whose children have the same controllers as with the kubelet.
 parent() {
     mkdir "$cgroups/$1"
     echo "+cpuset +cpu +memory +pids" >"$cgroups/$1/cgroup.subtree_control"
 }
 
-# A container's cgroup with a process in it.
+# Makes a container's cgroup with a process.
 container() {
     mkdir "$cgroups/$1"
     sleep 100000 &
@@ -51,12 +51,12 @@ effective() {
     cat "$cgroups/$1/cpuset.cpus.effective"
 }
 
-# What the kernel lets the first process of a cgroup run on.
+# Prints the CPUs on which the kernel allows the first process of a cgroup to run.
 allowed() {
     awk '$1 == "Cpus_allowed_list:" { print $2 }' "/proc/$(head -n 1 "$cgroups/$1/cgroup.procs")/status"
 }
 
-# Everything that an agent could move.
+# Prints all settings that an agent could change.
 state() {
     local path
     for path in "$owner" "$neighbour" "$late" "${owner%/*}" "${neighbour%/*}" kubepods; do
@@ -70,15 +70,16 @@ start_agent() {
 }
 
 ready() {
-    kill -0 "$agent" 2>/dev/null || fail "the agent ended by itself"
-    asked /readyz >/dev/null
+    kill -0 "$agent" 2>/dev/null || fail "the agent ended early"
+    http_get /readyz >/dev/null
 }
 
-# Whether a cgroup may run on this many CPUs.
+# runs_on CGROUP N: whether the cgroup has N effective CPUs.
 runs_on() {
     [[ $(expand "$(effective "$1")" | wc -l) == "$2" ]]
 }
 
+# Whether two cgroups have no common effective CPU.
 apart() {
     [[ -z $(common "$(effective "$1")" "$(effective "$2")") ]]
 }
@@ -124,22 +125,22 @@ echo "200000 100000" >"$cgroups/${owner%/*}/cpu.max"
 container "$owner"
 echo "200000 100000" >"$cgroups/$owner/cpu.max"
 container "$neighbour"
-equal "the worker's CPUs before" "$online" "$(effective "$owner")"
+equal "the worker's CPUs before the agent's start" "$online" "$(effective "$owner")"
 
 start_agent
 within 60 "the agent is ready" ready
 enforcement=$(status enforcement)
 echo "enforcement: $enforcement"
 within 30 "the worker runs on 2 CPUs" runs_on "$owner" 2
-within 30 "the neighbour is off them" apart "$owner" "$neighbour"
+within 30 "the neighbour has left the worker's CPUs" apart "$owner" "$neighbour"
 owned=$(effective "$owner")
 echo "the worker owns $owned, the neighbour runs on $(effective "$neighbour")"
 equal "reserved CPUs that the worker owns" "" "$(common "$owned" "$reserved")"
-equal "where the worker's process may run" "$owned" "$(allowed "$owner")"
+equal "the allowed CPUs of the worker's process" "$owned" "$(allowed "$owner")"
 equal "CPUs that both processes may use" "" "$(common "$owned" "$(allowed "$neighbour")")"
-equal "CPUs that nobody has" "$(expand "$online" | wc -l)" "$(expand "$owned,$(effective "$neighbour")" | sort -u | wc -l)"
+equal "the number of CPUs of the worker and the neighbour" "$(expand "$online" | wc -l)" "$(expand "$owned,$(effective "$neighbour")" | sort -u | wc -l)"
 within 30 "the worker's quota is lifted" grep -q "^max " "$cgroups/$owner/cpu.max"
-within 30 "its pod's quota is lifted" grep -q "^max " "$cgroups/${owner%/*}/cpu.max"
+within 30 "the quota of the worker's pod is lifted" grep -q "^max " "$cgroups/${owner%/*}/cpu.max"
 
 if [[ $enforcement == partition ]]; then
     equal "the worker's partition" root "$(<"$cgroups/$owner/cpuset.cpus.partition")"
@@ -148,28 +149,28 @@ if [[ $enforcement == partition ]]; then
 fi
 
 container "$late"
-within 30 "a container that came later is off the worker's CPUs" apart "$owner" "$late"
+within 30 "a later container does not run on the worker's CPUs" apart "$owner" "$late"
 
 sleep 3
 before=$(state)
 kill -KILL "$agent"
 wait "$agent" 2>/dev/null || true
 agent=
-equal "what the agent's death moved" "" "$(diff <(echo "$before") <(state) || true)"
+equal "changes by the agent's death" "" "$(diff <(echo "$before") <(state) || true)"
 start_agent
 within 60 "the agent is ready again" ready
 sleep 3
-equal "what its restart moved" "" "$(diff <(echo "$before") <(state) || true)"
+equal "changes by the agent's restart" "" "$(diff <(echo "$before") <(state) || true)"
 
 kill -TERM "$agent"
-wait "$agent" || fail "the agent ended with $? at SIGTERM"
+wait "$agent" || fail "the agent's exit code after SIGTERM is $?"
 agent=
-equal "what its orderly end moved" "" "$(diff <(echo "$before") <(state) || true)"
+equal "changes by the agent's end after SIGTERM" "" "$(diff <(echo "$before") <(state) || true)"
 
 "$PINFOLD" release
 for path in "$owner" "$neighbour" "$late"; do
     equal "CPUs of $path after release" "$online" "$(effective "$path")"
 done
 equal "the worker's quota after release" "200000 100000" "$(<"$cgroups/$owner/cpu.max")"
-equal "its pod's quota after release" "200000 100000" "$(<"$cgroups/${owner%/*}/cpu.max")"
-equal "a second release" "nothing is pinned here" "$("$PINFOLD" release)"
+equal "the quota of the worker's pod after release" "200000 100000" "$(<"$cgroups/${owner%/*}/cpu.max")"
+equal "the output of a second release" "nothing is pinned here" "$("$PINFOLD" release)"

@@ -1,6 +1,6 @@
-# What it costs the rest of a machine to make and to unmake one more partition beside n others. Emulated times say nothing
-# absolute: only the ratios do, to n = 1, and to the same spinning thread in a quiet time of the same length. Nothing is
-# judged by its time; what is checked is that every partition is in force, and that all CPUs come back.
+# Measures how the creation and the removal of one more partition beside n partitions slow down the rest of the machine.
+# Absolute times under emulation have no meaning. The scenario prints ratios to n = 1, and ratios to an idle period of the same
+# length. The scenario checks no time. It checks that every partition is valid and that all CPUs come back.
 # vm: wide asked
 source tests/vm/check.sh
 source tests/vm/cpuset.sh
@@ -26,13 +26,13 @@ python3 - "$cgroups" "${PINFOLD_VM_COST_WINDOWS:-5}" <<'PY'
 import mmap, os, signal, statistics, struct, sys, time
 
 ROOT, WINDOWS = sys.argv[1], int(sys.argv[2])
-# How often one partition more is made and unmade in one window.
+# How often a window makes and removes the additional partition.
 TIMES = 4
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 CPUS = sorted(os.sched_getaffinity(0))
-# The spinning thread has one shared CPU, this one another; both are left to them by everything here.
+# The spinner's CPU, and this process's CPU. No partition gets these CPUs.
 SPINS, MAKES = CPUS[0], CPUS[1]
-# One CPU for each partition, from the highest down, and at least one more that is shared.
+# Each partition has one CPU. Besides the spinner's CPU and this process's CPU, at least one further CPU stays shared.
 COUNTS = [count for count in COUNTS if count + 1 <= len(CPUS) - 3]
 clock = time.monotonic_ns
 
@@ -43,7 +43,7 @@ def have(path, name):
 
 
 def put(path, name, value):
-    # Unbuffered: one write is one system call, as the agent's are.
+    # One write is one system call, as in the agent.
     file = os.open(f"{ROOT}/{path}/{name}", os.O_WRONLY)
     try:
         os.write(file, f"{value}\n".encode())
@@ -64,7 +64,7 @@ def spread(text):
 
 
 class Spinner:
-    """A process that does nothing but read the clock, and tells the longest time between two readings."""
+    """A process that reads the clock all the time, and reports the longest gap between two readings."""
 
     def __init__(self):
         self.shared = mmap.mmap(-1, 24)
@@ -89,7 +89,7 @@ class Spinner:
                 longest, last = 0, clock()
 
     def turn(self):
-        """Begins a window; the longest gap of the one before."""
+        """Begins a window. Returns the longest gap of the previous window."""
         self.window += 1
         struct.pack_into("q", self.shared, 0, self.window)
         while struct.unpack_from("q", self.shared, 16)[0] != self.window:
@@ -97,7 +97,7 @@ class Spinner:
         return struct.unpack_from("q", self.shared, 8)[0]
 
     def during(self, work):
-        """How long the work took, and the longest gap meanwhile."""
+        """Returns the duration of the work, and the longest gap during the work."""
         self.turn()
         start = clock()
         work()
@@ -106,7 +106,7 @@ class Spinner:
 
 
 class Pods:
-    """Pods of one container each, and the writes that give a container one CPU and take it away."""
+    """Pods with one container each. The methods write a container's partition of one CPU and remove the partition."""
 
     def __init__(self):
         self.held = set()
@@ -141,14 +141,14 @@ class Pods:
         pod = f"kubepods/pod{cpu}/main"
         state, cpus = have(pod, "cpuset.cpus.partition"), spread(have(pod, "cpuset.cpus.effective"))
         if (state == "root" and cpus == {cpu}) != live:
-            sys.exit(f"FAILED: {pod}, which should {'' if live else 'not '}be a partition: {state}: {cpus}")
+            sys.exit(f"FAILED: {pod} should {'' if live else 'not '}be a partition of CPU {cpu}: {state}: {cpus}")
         shared = spread(have("", "cpuset.cpus.effective"))
         if shared != set(CPUS) - self.held:
-            sys.exit(f"FAILED: shared CPUs should be all but {listed(self.held)}, are {listed(shared)}")
+            sys.exit(f"FAILED: the shared CPUs should be all except {listed(self.held)}, but are {listed(shared)}")
 
 
 def quiet(length):
-    """As busy as one that writes, for as long, and without a write."""
+    """Keeps this process busy for the given time without a write."""
     end = clock() + length
     while clock() < end:
         have("kubepods", "cgroup.procs")
@@ -176,7 +176,7 @@ try:
                     times[name].append(clock() - start)
                     pods.check(one, live)
 
-        # Once before it counts: what runs for the first time is translated first.
+        # The first round does not count, because the emulator translates new code in that round.
         change()
         for each in times.values():
             each.clear()
@@ -192,9 +192,9 @@ try:
 finally:
     os.kill(spinner.process, signal.SIGKILL)
 
-print(f"{len(CPUS)} CPUs. Emulated: only ratios mean something, and gaps below a slice of the host's scheduler mean nothing.")
-print(f"Medians of {WINDOWS * TIMES} times, and of the longest gap in {WINDOWS} windows of {TIMES} times each.")
-print("Each partition has one CPU, so that with more of them the scheduling domain of those that share is smaller.")
+print(f"{len(CPUS)} emulated CPUs. Only ratios have a meaning. Gaps below a time slice of the host's scheduler have no meaning.")
+print(f"Medians of {WINDOWS * TIMES} repetitions, and of the longest gaps in {WINDOWS} windows of {TIMES} repetitions each.")
+print("Each partition has one CPU, so more partitions leave a smaller scheduling domain for the shared CPUs.")
 print("partitions  shared CPUs  time, n=1 is 1    longest gap, n=1 is 1  longest gap, quiet is 1")
 print("                           make    unmake")
 first = rows[0]
@@ -202,6 +202,6 @@ for count, shared, make, unmake, gap, calm in rows:
     ratios = make / first[2], unmake / first[3], gap / first[4], gap / calm
     print("{:>10}  {:>11}  {:>6.2f}  {:>8.2f}  {:>21.2f}  {:>23.2f}".format(count, shared, *ratios))
 PY
-fact "CPUs of everyone at the end" "$online" "$(everyone)"
-fact "CPUs that nobody has" "" "$(lost)"
+fact "CPUs of the root cgroup and of this process at the end" "$online" "$(everyone)"
+fact "lost CPUs" "" "$(lost)"
 settle

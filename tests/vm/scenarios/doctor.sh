@@ -1,7 +1,7 @@
-# Doctor finds that pinning can work here, on cgroup v2.
+# `pinfold doctor` reports that pinning works in the guest, on cgroup v2.
 # vm: small large
 source tests/vm/check.sh
 
-report=$("$PINFOLD" doctor) || fail "doctor says that pinning can't work here: $report"
+report=$("$PINFOLD" doctor) || fail "doctor reports that pinning can't work in the guest: $report"
 echo "$report"
-grep -q "cgroup v2" <<<"$report" || fail "doctor does not say that this is cgroup v2"
+grep -q "cgroup v2" <<<"$report" || fail "doctor does not report cgroup v2"

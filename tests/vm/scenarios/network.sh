@@ -1,4 +1,4 @@
-# Bridges, veth pairs and network namespaces can be made: the kernel loads their modules by itself when asked over netlink.
+# A guest can make bridges, veth pairs and network namespaces. The kernel loads the modules after a netlink request.
 # vm: small
 source tests/vm/check.sh
 
@@ -21,4 +21,4 @@ served() {
 busybox httpd -f -p 10.250.0.1:8000 -h /run &
 server=$!
 trap 'kill $server; cleanup' EXIT
-within 20 "a program in the namespace reaches one outside through the bridge" served
+within 20 "a program in the namespace reaches a server outside of the namespace through the bridge" served

@@ -1,4 +1,4 @@
-# The machine that QEMU was asked for is the machine that Pinfold sees.
+# Pinfold reads the topology that QEMU emulates.
 # vm: small large
 source tests/vm/check.sh
 
@@ -8,12 +8,13 @@ large) cpus=24 cores=12 numa=4 sockets=2 ;;
 *) fail "no machine $PINFOLD_VM_MACHINE" ;;
 esac
 topology=$("$PINFOLD" topology -o json)
-see() {
+# Prints the result of a jq filter on the topology.
+query() {
     jq -c "$1" <<<"$topology"
 }
-equal "CPUs" "$cpus" "$(see '.cpus | length')"
-equal "cores" "$cores" "$(see '[.cpus[] | [.socket, .core]] | unique | length')"
-equal "threads per core" "[2]" "$(see '[.cpus | group_by([.socket, .core])[] | length] | unique')"
-equal "NUMA nodes" "$numa" "$(see '.numa | length')"
-equal "CPUs per NUMA node" "[$((cpus / numa))]" "$(see '[.cpus | group_by(.numa)[] | length] | unique')"
-equal "sockets" "$sockets" "$(see '[.cpus[].socket] | unique | length')"
+equal "CPUs" "$cpus" "$(query '.cpus | length')"
+equal "cores" "$cores" "$(query '[.cpus[] | [.socket, .core]] | unique | length')"
+equal "threads per core" "[2]" "$(query '[.cpus | group_by([.socket, .core])[] | length] | unique')"
+equal "NUMA nodes" "$numa" "$(query '.numa | length')"
+equal "CPUs per NUMA node" "[$((cpus / numa))]" "$(query '[.cpus | group_by(.numa)[] | length] | unique')"
+equal "sockets" "$sockets" "$(query '[.cpus[].socket] | unique | length')"
