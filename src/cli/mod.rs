@@ -36,10 +36,9 @@ use clap::{CommandFactory, Parser, Subcommand};
 pub(crate) use draft::Draft;
 pub(crate) use output::{Format, emit, json, table};
 
-/// A node agent that gives training pods exclusive CPUs and the right thread counts.
-#[derive(Debug, Parser)]
-#[command(name = "pinfold", version, max_term_width = 100)]
-#[command(after_help = "Start here:
+/// The commands for a first look, of those that the binary has.
+const START: &str = if cfg!(all(feature = "demo", feature = "bench", feature = "top")) {
+    "Start here:
   pinfold demo                         run a training job, shared, then pinned (needs root)
   pinfold bench                        measure the benefit of pinning and sizing (needs root)
   pinfold doctor                       check the features of this node, with remedies
@@ -47,7 +46,20 @@ pub(crate) use output::{Format, emit, json, table};
   pinfold top                          watch the node's pods, CPUs, threads and traffic
   pinfold run --manifest-dir ./pods    run the agent on the manifests in a folder
 
-A file (see pinfold config) or the environment may also set the agent's options.")]
+A file (see pinfold config) or the environment may also set the agent's options."
+} else {
+    "Start here:
+  pinfold doctor                       check the features of this node, with remedies
+  pinfold topology                     draw the machine and the owners of CPUs
+  pinfold run --manifest-dir ./pods    run the agent on the manifests in a folder
+
+A file (see pinfold config) or the environment may also set the agent's options."
+};
+
+/// A node agent that gives training pods exclusive CPUs and the right thread counts.
+#[derive(Debug, Parser)]
+#[command(name = "pinfold", version, max_term_width = 100)]
+#[command(after_help = START)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

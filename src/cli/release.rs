@@ -79,7 +79,7 @@ impl Released {
             .map(|(step, error)| serde_json::json!({ "step": step.to_string(), "error": error }))
             .collect();
         let mut object = serde_json::json!({
-            "dryRun": dry_run, "steps": steps, "monitoringGroups": self.groups, "notPutBack": self.not_restored
+            "dryRun": dry_run, "steps": steps, "monitoringGroups": self.groups, "notRestored": self.not_restored
         });
         if let (Some(cluster), Some(fields)) = (cluster, object.as_object_mut()) {
             fields.insert("cluster".to_owned(), serde_json::json!(cluster));

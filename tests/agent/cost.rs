@@ -39,7 +39,7 @@ fn switches(agent: &Agent) -> Vec<(String, u64)> {
 }
 
 #[test]
-fn an_agent_descriptors_at_rest_sleeps() {
+fn an_agent_at_rest_sleeps() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let manifests = Manifests::new();
@@ -73,7 +73,7 @@ fn an_agent_descriptors_at_rest_sleeps() {
 }
 
 #[test]
-fn only_reconciles_wake_an_agent_descriptors_at_rest() {
+fn only_reconciles_wake_an_agent_at_rest() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
     let manifests = Manifests::new();

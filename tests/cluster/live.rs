@@ -147,7 +147,7 @@ async fn check_labels_and_status_read_the_cluster() {
         answer["claims"],
         json!({"scene.p.1.1.0": "c", "scene.p.1.1.1": "a", "scene.p.1.1.2": "b"})
     );
-    assert_eq!(answer["amiss"], json!([]));
+    assert_eq!(answer["problems"], json!([]));
 
     // A second plan for the same nodes, with a too large case, gives errors with the plan's name.
     live.fake.put(&plan("q", 4));

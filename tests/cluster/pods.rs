@@ -356,9 +356,7 @@ async fn a_body_that_is_no_pod_list_removes_no_pod() {
         force_resync(&fake, &mut listener).await;
         let counters = listener.api.counters();
         assert_eq!(counters.errors(ErrorKind::InvalidResponse), 2, "{text}");
-        let removed = |event: &PodsEvent| {
-            matches!(event, PodsEvent::Snapshot { pods, .. } if pods.is_empty())
-        };
+        let removed = |event: &PodsEvent| matches!(event, PodsEvent::Snapshot { pods, .. } if pods.is_empty());
         assert!(!listener.received.iter().any(removed), "{text}");
         assert!(!listener.degraded_messages().is_empty(), "{text}");
         assert_eq!(listener.names()[0], "a", "{text}");

@@ -59,7 +59,7 @@ impl StatusArgs {
                 let mut object = object(&slots, &status);
                 if let (Some(claims), Some(fields)) = (&claims, object.as_object_mut()) {
                     fields.insert("claims".to_owned(), json!(claims.holders));
-                    fields.insert("amiss".to_owned(), json!(claims.amiss));
+                    fields.insert("problems".to_owned(), json!(claims.problems));
                 }
                 super::super::json(&object)?;
             }
@@ -71,12 +71,12 @@ impl StatusArgs {
                         super::many(claims.holders.len(), "claim"),
                         claims.others
                     );
-                    text.extend(claims.amiss.iter().map(|line| format!("{line}\n")));
+                    text.extend(claims.problems.iter().map(|line| format!("{line}\n")));
                 }
                 super::super::emit(&text)?;
             }
         }
-        let well = status.is_well() && claims.is_none_or(|claims| claims.amiss.is_empty());
+        let well = status.is_well() && claims.is_none_or(|claims| claims.problems.is_empty());
         Ok(if well {
             ExitCode::SUCCESS
         } else {
@@ -130,20 +130,20 @@ struct Held {
     /// Claims of other cases and plans.
     others: usize,
     /// Where claims and labels differ, as sentences.
-    amiss: Vec<String>,
+    problems: Vec<String>,
 }
 
 impl Held {
     fn new(plan: &ScenePlan, status: &Status, cluster: &Cluster) -> Self {
         let name = plan.metadata.name.as_deref().unwrap_or_default();
-        let (mut holders, mut amiss) = (BTreeMap::new(), Vec::new());
+        let (mut holders, mut problems) = (BTreeMap::new(), Vec::new());
         for (slot, nodes) in &status.slots {
             let lease = slot.lease_name(name);
             match cluster.claims.get(&lease) {
                 Some(holder) => {
                     if !nodes.contains(&holder.node) {
                         let node = &holder.node;
-                        amiss.push(format!(
+                        problems.push(format!(
                             "{node} holds the claim on {slot}, but lacks its labels: read /status of the agent on {node}"
                         ));
                     }
@@ -151,7 +151,7 @@ impl Held {
                 }
                 // The nodes of an explicit list need no claims.
                 None if plan.spec.nodes.names.is_none() && !nodes.is_empty() => {
-                    amiss.push(format!(
+                    problems.push(format!(
                         "{slot} has labels on {}, but no claim",
                         nodes.join(", ")
                     ));
@@ -162,7 +162,7 @@ impl Held {
         Self {
             others: cluster.claims.len() - holders.len(),
             holders,
-            amiss,
+            problems,
         }
     }
 }

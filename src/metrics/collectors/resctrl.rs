@@ -19,10 +19,10 @@ use crate::pod::Role;
 const RETRY: Duration = Duration::from_secs(60);
 
 /// Reasons for containers without series, as label values. `no_monitors`: all RMIDs are in use, or wait until their data has
-/// left the cache. `foreign_control_group`: a control group of another program has some of the CPUs. `bind_refused`: the kernel
+/// left the cache. `other_control_group`: a control group of another program has some of the CPUs. `bind_refused`: the kernel
 /// refuses the CPUs for another reason. `unavailable`: the hardware reports no value.
 const NO_MONITORS: &str = "no_monitors";
-const FOREIGN_CONTROL_GROUP: &str = "foreign_control_group";
+const OTHER_CONTROL_GROUP: &str = "other_control_group";
 const BIND_REFUSED: &str = "bind_refused";
 const UNAVAILABLE: &str = "unavailable";
 
@@ -163,7 +163,7 @@ impl ResctrlCollector {
     /// Records that the kernel refuses the CPUs, and frees the group's monitor. Returns false if the removal failed.
     fn refuse(&mut self, name: &str, cpus: &CpuSet, kernel_says: &str) -> bool {
         let reason = if kernel_says.contains("belong to parent") {
-            FOREIGN_CONTROL_GROUP
+            OTHER_CONTROL_GROUP
         } else {
             BIND_REFUSED
         };

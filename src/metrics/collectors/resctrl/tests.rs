@@ -348,7 +348,7 @@ fn monitors_in_limbo_are_tried_again() {
 }
 
 #[test]
-fn cpus_of_a_foreign_control_group_stay_in_the_group() {
+fn cpus_of_a_other_control_group_stay_in_the_group() {
     let machine = Machine::new(5);
     let both = [
         owner("theirs", Role::Ps, "2"),
@@ -366,7 +366,7 @@ fn cpus_of_a_foreign_control_group_stay_in_the_group() {
     for _ in 0..2 {
         let text = machine.scrape(&both);
         assert!(success(&text), "{text}");
-        assert_eq!(left_out(&text, "foreign_control_group"), Some(1));
+        assert_eq!(left_out(&text, "other_control_group"), Some(1));
         assert_eq!(values(&text, "llc_occupancy_bytes", "ours").len(), 2);
         assert!(values(&text, "llc_occupancy_bytes", "theirs").is_empty());
         assert_eq!(
