@@ -2,8 +2,9 @@
 
 use serde::Serialize;
 
-use super::analysis::{FindingKind, RunReport};
+use super::analysis::RunReport;
 use super::figures::{number, percent};
+use super::findings::FindingKind;
 use crate::text::counted;
 
 /// Runs that differ by less are said to do the same.

@@ -2,10 +2,11 @@
 
 use std::fmt::Write;
 
-use super::analysis::{RunReport, TaskUse};
+use super::analysis::RunReport;
 use super::compare::Report;
 use super::figures::{NONE, bytes, number, percent, seconds, shown};
 use super::picture::Picture;
+use super::task_use::TaskUse;
 use super::usage::{Traffic, Usage};
 
 /// A report as Markdown, with links to the pictures.
