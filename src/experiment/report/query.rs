@@ -367,7 +367,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_given_is_asked_for_and_can_hold_any_letter() {
+    fn queries_have_the_given_subject_with_any_letters() {
         let text = |text: &str| Some(text.to_owned());
         let job = Subject {
             job: text("a\"b\\c\n"),
@@ -417,6 +417,10 @@ mod tests {
             ),
             "group by (scene, case) (last_over_time(pinfold_scene_info{case=\"1\"}[60s]))"
         );
+    }
+
+    #[test]
+    fn queries_have_the_given_pods_with_any_letters() {
         let steps: StepMetric = "steps_total{mode=\"a\",}".parse().unwrap();
         let names = ["ps-0", "w.1", "ü–x"];
         let pods = Pods {
