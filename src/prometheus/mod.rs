@@ -3,6 +3,8 @@
 //! `kube::Client` sends the requests, with TLS, a bearer token and a path prefix.
 //! [`experiment::report`](crate::experiment::report) has the queries and evaluates the answers.
 
+#![warn(clippy::too_many_lines, clippy::excessive_nesting)]
+
 mod gather;
 
 use std::io::Read;
