@@ -321,7 +321,8 @@ pub struct Pods<'a> {
 // === impl Pods ===
 
 impl Pods<'_> {
-    fn asked(&self, measure: Measure, function: &str, seconds: u64) -> Option<String> {
+    /// The query for the values of `function` over `seconds`, by pod.
+    fn query(&self, measure: Measure, function: &str, seconds: u64) -> Option<String> {
         let namespace = quoted(self.namespace);
         let pods = one_of(self.names.iter().copied());
         let own = format!("namespace={namespace},pod=~{pods}");
@@ -348,7 +349,7 @@ impl Pods<'_> {
         } else {
             "increase"
         };
-        self.asked(measure, function, seconds)
+        self.query(measure, function, seconds)
     }
 
     /// The query for the average per second over `seconds`.
@@ -358,7 +359,7 @@ impl Pods<'_> {
         } else {
             "rate"
         };
-        self.asked(measure, function, seconds)
+        self.query(measure, function, seconds)
     }
 }
 
