@@ -43,8 +43,8 @@ const CLOSE_LOOK: Duration = Duration::from_millis(5);
 /// The fewest steps that give a step time; a run goes on until the workers have made this many.
 const FEWEST: f64 = 10.0;
 
-/// A failed command's last words.
-const WORDS: usize = 2000;
+/// The longest quoted end of a command's standard error, in bytes.
+const LONGEST_MESSAGES: usize = 2000;
 
 /// The longest kept end of a command's standard error, in bytes.
 const KEPT: u64 = 8 << 20;
@@ -75,7 +75,7 @@ struct PodStates {
     /// The indexes of terminated copies of the command.
     ended: Vec<usize>,
     /// Whether all pods have the planned CPUs.
-    settled: bool,
+    as_planned: bool,
 }
 
 // === impl Bench ===
@@ -254,7 +254,7 @@ impl<'a> Bench<'a> {
             let states = self.pod_states(began, pods, outputs)?;
             let silent = outputs.iter().find(|output| !output.listener().has_begun());
             match silent {
-                None if states.settled && states.ended.is_empty() => return Ok(()),
+                None if states.as_planned && states.ended.is_empty() => return Ok(()),
                 Some(output) => anyhow::ensure!(
                     began.elapsed() < FIRST_STEP && states.ended.is_empty(),
                     "{} made no step in {} s: check that --steps matches the lines of standard output; a program that buffers \
@@ -285,12 +285,12 @@ impl<'a> Bench<'a> {
         }
         let mut states = PodStates {
             ended: Vec::new(),
-            settled: true,
+            as_planned: true,
         };
         for (place, pod) in pods.iter().enumerate() {
             let name = &pod.pod.name;
             if pod.part == Part::Command {
-                bound(&self.stderr_file(name));
+                empty_if_long(&self.stderr_file(name));
             }
             match self.local.ended(name)? {
                 None => {}
@@ -300,7 +300,7 @@ impl<'a> Bench<'a> {
                 Some(status) => anyhow::bail!(
                     "the process of {name} ended unexpectedly ({status}){}",
                     if pod.part == Part::Command {
-                        last_words(&self.stderr_file(name))
+                        last_messages(&self.stderr_file(name))
                     } else {
                         String::new()
                     }
@@ -309,7 +309,7 @@ impl<'a> Bench<'a> {
         }
         let Some(snapshot) = self.agent.snapshot() else {
             return Ok(PodStates {
-                settled: false,
+                as_planned: false,
                 ..states
             });
         };
@@ -319,17 +319,17 @@ impl<'a> Bench<'a> {
                 .iter()
                 .find(|state| state.uid.as_deref() == pod.pod.cgroup_uid());
             let own = state.and_then(|state| state.assigned.as_ref());
-            let settled = match state {
+            let as_planned = match state {
                 Some(state) if pod.exclusive => own.is_some() && own == state.effective.as_ref(),
                 Some(_) => own.is_none(),
                 None => false,
             };
-            states.settled &= settled;
+            states.as_planned &= as_planned;
             let note = state
                 .and_then(|state| state.note.as_deref())
                 .unwrap_or("the agent gives no reason");
             anyhow::ensure!(
-                settled || began.elapsed() < PATIENCE,
+                as_planned || began.elapsed() < PATIENCE,
                 "{} does not have the planned CPUs: {note}",
                 pod.pod.name
             );
@@ -422,11 +422,11 @@ impl<'a> Bench<'a> {
         let copies = pods.iter().filter(|pod| pod.part == Part::Command).count();
         let switches = reaped()?;
         let mut took: BTreeMap<usize, f64> = BTreeMap::new();
-        let mut settled = false;
+        let mut as_planned = false;
         while took.len() < copies {
             tokio::time::sleep(CLOSE_LOOK).await;
             let states = self.pod_states(began, pods, &[])?;
-            settled |= states.settled;
+            as_planned |= states.as_planned;
             for place in states.ended {
                 took.entry(place)
                     .or_insert_with(|| started[place].elapsed().as_secs_f64());
@@ -439,7 +439,7 @@ impl<'a> Bench<'a> {
         }
         let switches = reaped()? - switches;
         anyhow::ensure!(
-            settled,
+            as_planned,
             "the command took only {:.0} ms and ended before its CPUs were exclusive: make the command longer",
             began.elapsed().as_secs_f64() * 1e3
         );
@@ -513,7 +513,7 @@ fn stretches(outputs: &[PodOutput], from: Duration, to: Duration) -> Option<Vec<
 }
 
 /// Empties a command's file of standard error above the limit. The file lies in memory, beside the runtime's own state.
-fn bound(stderr: &Path) {
+fn empty_if_long(stderr: &Path) {
     let Ok(file) = std::fs::OpenOptions::new().write(true).open(stderr) else {
         return;
     };
@@ -531,11 +531,11 @@ fn reaped() -> anyhow::Result<i64> {
 }
 
 /// The end of a command's standard error.
-fn last_words(path: &Path) -> String {
+fn last_messages(path: &Path) -> String {
     let Ok(Some(text)) = file::read_optional(path) else {
         return String::new();
     };
-    let start = text.ceil_char_boundary(text.len().saturating_sub(WORDS));
+    let start = text.ceil_char_boundary(text.len().saturating_sub(LONGEST_MESSAGES));
     match text[start..].trim() {
         "" => String::new(),
         words => format!("; its messages:\n{words}"),
