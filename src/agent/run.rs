@@ -294,8 +294,8 @@ fn watch_connections(
     tasks.spawn(sample_connections(Arc::clone(state), interval, unknown));
     if let (Some(api), Some(cluster)) = (api.filter(|_| settings.max_peers > 0), cluster) {
         let state = Arc::clone(state);
-        let tell = move |job, members| know(&state.sources, job, members);
-        tasks.spawn(peers::resolve(api, cluster.pods.clone(), wanted, tell));
+        let set_peers = move |job, members| set_known_peers(&state.sources, job, members);
+        tasks.spawn(peers::resolve(api, cluster.pods.clone(), wanted, set_peers));
     }
 }
 
@@ -339,7 +339,7 @@ async fn sample_connections(
 }
 
 /// Hands a training job's pods, as the API server lists them, to the metrics sources.
-fn know(sources: &Sources, job: (String, String), members: Vec<Member>) {
+fn set_known_peers(sources: &Sources, job: (String, String), members: Vec<Member>) {
     let peers = members.into_iter().flat_map(
         |Member {
              pod,
@@ -403,9 +403,9 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         );
     }
     let mut agent = Agent::start_in(cluster.as_ref(), node).await?;
-    let told = service::tell(agent.snapshot.clone(), agent.state.heartbeat.clone());
+    let service_messages = service::tell(agent.snapshot.clone(), agent.state.heartbeat.clone());
     agent.tasks.spawn(async move {
-        told.await;
+        service_messages.await;
         Ok(())
     });
     tracing::info!("serving http://{}/metrics", agent.address());

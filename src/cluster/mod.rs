@@ -17,6 +17,8 @@
 //! answers without a Status, a deadline for each request, a size bound for each answer, and counters. `list` reads every
 //! collection page by page, and `retry` repeats single requests.
 
+#![warn(clippy::too_many_lines, clippy::excessive_nesting)]
+
 mod backoff;
 mod call;
 pub mod claims;

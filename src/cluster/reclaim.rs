@@ -69,6 +69,25 @@ enum Deletion {
     Changed,
 }
 
+/// The age of the lists that the deletes use.
+struct ListAge {
+    listed: Instant,
+    /// Whether a delete has used the lists.
+    tried: bool,
+}
+
+// === impl ListAge ===
+
+impl ListAge {
+    /// Whether the lists are too old for another delete. At least a single delete follows each list, even if the list took
+    /// longer.
+    fn is_too_old(&mut self) -> bool {
+        let old = self.tried && self.listed.elapsed() > MAX_AGE;
+        self.tried = true;
+        old
+    }
+}
+
 // === impl Reclaimer ===
 
 impl Reclaimer {
@@ -90,48 +109,12 @@ impl Reclaimer {
         let (mut round, mut lists) = (Round::default(), 0);
         loop {
             let listed = Instant::now();
-            round.jobs = reclaim(&self.list_items().await?, now(), self.after);
+            let jobs = reclaim(&self.list_items().await?, now(), self.after);
             round.failed.clear();
             round.changed.clear();
             lists += 1;
-            let (mut old, mut tried) = (false, false);
-            for job in round
-                .jobs
-                .iter()
-                .filter(|job| job.verdict == Verdict::Reclaim)
-            {
-                for item in job.running.iter().chain(&job.servers) {
-                    let name = (item.kind, item.namespace.clone(), item.name.clone());
-                    if self.dry_run {
-                        round.deleted.push(name);
-                        continue;
-                    }
-                    // At least a single delete follows each list, even if the list took longer.
-                    old = tried && listed.elapsed() > MAX_AGE;
-                    if old {
-                        break;
-                    }
-                    tried = true;
-                    match self.delete(item).await {
-                        Ok(Deletion::Done) => round.deleted.push(name),
-                        // The rest of the job waits for the next list.
-                        Ok(Deletion::Changed) => {
-                            round.changed.push(name);
-                            break;
-                        }
-                        Err(failure) => {
-                            round.failed.push((name.0, name.1, name.2, failure));
-                            // Reclaim finds a job by the job's servers. So the servers stay until every task is deleted.
-                            if item.kind == ItemKind::Job {
-                                break;
-                            }
-                        }
-                    }
-                }
-                if old {
-                    break;
-                }
-            }
+            let old = self.delete_jobs(&jobs, listed, &mut round).await;
+            round.jobs = jobs;
             let again =
                 round.failed.is_empty() && (old || !round.changed.is_empty() && lists < MAX_LISTS);
             if !again {
@@ -140,6 +123,51 @@ impl Reclaimer {
         }
         round.hints = self.hints().await;
         Ok(round)
+    }
+
+    /// Deletes the objects of all jobs that can go. Returns whether the lists became too old for the remaining objects.
+    async fn delete_jobs(&self, jobs: &[Reclaimable], listed: Instant, round: &mut Round) -> bool {
+        let mut lists = ListAge {
+            listed,
+            tried: false,
+        };
+        for job in jobs.iter().filter(|job| job.verdict == Verdict::Reclaim) {
+            let old = self.delete_job(job, &mut lists, round).await;
+            if old {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Deletes the objects of a job. Returns whether the lists became too old for the remaining objects.
+    async fn delete_job(&self, job: &Reclaimable, lists: &mut ListAge, round: &mut Round) -> bool {
+        for item in job.running.iter().chain(&job.servers) {
+            let name = (item.kind, item.namespace.clone(), item.name.clone());
+            if self.dry_run {
+                round.deleted.push(name);
+                continue;
+            }
+            if lists.is_too_old() {
+                return true;
+            }
+            match self.delete(item).await {
+                Ok(Deletion::Done) => round.deleted.push(name),
+                // The rest of the job waits for the next list.
+                Ok(Deletion::Changed) => {
+                    round.changed.push(name);
+                    return false;
+                }
+                Err(failure) => {
+                    round.failed.push((name.0, name.1, name.2, failure));
+                    // Reclaim finds a job by the job's servers. So the servers stay until every task is deleted.
+                    if item.kind == ItemKind::Job {
+                        return false;
+                    }
+                }
+            }
+        }
+        false
     }
 
     /// Runs rounds until `stop`, and passes each result to `report`, failures included.

@@ -6,6 +6,8 @@
 //! 4. [`simulate()`] shows which node each task would get.
 //! 5. [`report`] describes the work of a training job in a case, from the series of a Prometheus.
 
+#![warn(clippy::too_many_lines, clippy::excessive_nesting)]
+
 mod check;
 mod import;
 mod render;

@@ -31,6 +31,22 @@ struct NodeUse {
     server: bool,
 }
 
+/// A simulation in progress.
+struct Scheduler<'a> {
+    plan: &'a ScenePlan,
+    asked: &'a BTreeMap<String, TaskResources>,
+    amounts: Amounts,
+    /// Whether two parameter servers never share a node.
+    apart: bool,
+    /// The nodes by the value of the index label. Ten thousand servers are not compared with ten thousand nodes.
+    by_index: BTreeMap<&'a str, Vec<&'a Node>>,
+    /// The use of each node by the placed tasks.
+    given: BTreeMap<&'a str, NodeUse>,
+    /// The slots whose labels several nodes have.
+    double: BTreeSet<Slot>,
+    simulation: Simulation,
+}
+
 /// Which of these nodes each task of a case would come to. `asked` is what the tasks of each role ask for.
 ///
 /// # Errors
@@ -46,88 +62,146 @@ pub fn simulate(
     let apart = roles(plan, scene, case)?
         .iter()
         .any(|role| role.role == PS && role.groups.iter().all(|share| share.per_node == 1));
-    let mut given: BTreeMap<&str, NodeUse> = BTreeMap::new();
-    let mut simulation = Simulation::default();
-    let mut double = BTreeSet::new();
-    // Ten thousand servers are not compared with ten thousand nodes.
+    let mut scheduler = Scheduler {
+        plan,
+        asked,
+        amounts,
+        apart,
+        by_index: by_index(plan, nodes),
+        given: BTreeMap::new(),
+        double: BTreeSet::new(),
+        simulation: Simulation::default(),
+    };
+    for task in all {
+        scheduler.place(task);
+    }
+    Ok(scheduler.simulation)
+}
+
+/// The nodes by the value of the plan's index label.
+fn by_index<'a>(plan: &ScenePlan, nodes: &'a [Node]) -> BTreeMap<&'a str, Vec<&'a Node>> {
     let mut by_index: BTreeMap<&str, Vec<&Node>> = BTreeMap::new();
     for node in nodes {
         if let Some(index) = node.labels.get(&plan.spec.labels.index) {
             by_index.entry(index).or_default().push(node);
         }
     }
-    for task in all {
-        let labels = plan.spec.labels.labels(&task.slot);
-        // Aliases are for people: pods ask for the four keys.
-        let labels: Labels = labels
-            .into_iter()
-            .filter(|(key, _)| plan.spec.labels.keys().contains(&key.as_str()))
-            .collect();
-        let matching = by_index
-            .get(task.slot.index.to_string().as_str())
-            .map(Vec::as_slice)
+    by_index
+}
+
+// === impl Scheduler ===
+
+impl<'a> Scheduler<'a> {
+    /// Places a task on a node with the labels of the slot, or notes why the task stays pending.
+    fn place(&mut self, task: Task) {
+        let labels = self.labels(&task.slot);
+        let labelled = self.labelled(&task.slot, &labels);
+        self.note_double(&task.slot, &labelled);
+        let requested = self
+            .asked
+            .get(&task.role)
+            .map(TaskResources::requested)
             .unwrap_or_default();
+        let needs = Needs {
+            plan: self.plan,
+            role: &task.role,
+            needs: &requested,
+            apart: self.apart,
+            amounts: self.amounts,
+        };
+        match self.choose(&needs, &labelled) {
+            Ok(node) => {
+                self.add_use(&needs, &node.name);
+                self.simulation.placed.push((task, node.name.clone()));
+            }
+            Err(reason) => {
+                let reason = if labelled.is_empty() {
+                    without_node(&labels)
+                } else {
+                    reason
+                };
+                self.simulation.pending.push((task, reason));
+            }
+        }
+    }
+
+    /// The labels that the pods of a slot ask for. Aliases are for people: pods ask for the four keys.
+    fn labels(&self, slot: &Slot) -> Labels {
+        let keys = &self.plan.spec.labels;
+        keys.labels(slot)
+            .into_iter()
+            .filter(|(key, _)| keys.keys().contains(&key.as_str()))
+            .collect()
+    }
+
+    /// The nodes with the labels of a slot, by name.
+    fn labelled(&self, slot: &Slot, labels: &Labels) -> Vec<&'a Node> {
         let has = |node: &Node| {
             labels
                 .iter()
                 .all(|(key, value)| node.labels.get(key) == Some(value))
         };
-        let mut fitting: Vec<&Node> = matching.iter().copied().filter(|node| has(node)).collect();
-        fitting.sort_by(|a, b| natural(&a.name, &b.name));
-        if fitting.len() > 1 && double.insert(task.slot.clone()) {
-            let names: Vec<&str> = fitting.iter().map(|node| node.name.as_str()).collect();
-            simulation.notes.push(format!(
-                "{} have the same labels, {}: the scheduler may spread the tasks of this slot over these nodes",
-                names.join(" and "),
-                task.slot
+        let same_index = self.by_index.get(slot.index.to_string().as_str());
+        let mut labelled: Vec<&Node> = same_index
+            .into_iter()
+            .flatten()
+            .copied()
+            .filter(|node| has(node))
+            .collect();
+        labelled.sort_by(|a, b| natural(&a.name, &b.name));
+        labelled
+    }
+
+    /// Notes once if several nodes have the labels of a slot.
+    fn note_double(&mut self, slot: &Slot, labelled: &[&Node]) {
+        if labelled.len() > 1 && self.double.insert(slot.clone()) {
+            let names: Vec<&str> = labelled.iter().map(|node| node.name.as_str()).collect();
+            self.simulation.notes.push(format!(
+                "{} have the same labels, {slot}: the scheduler may spread the tasks of this slot over these nodes",
+                names.join(" and ")
             ));
         }
-        let needs = asked
-            .get(&task.role)
-            .map(TaskResources::requested)
-            .unwrap_or_default();
-        let needs = Needs {
-            plan,
-            role: &task.role,
-            needs: &needs,
-            apart,
-            amounts,
-        };
+    }
+
+    /// Chooses the node with the fewest tasks, as in the scheduler. The error has the reason of each node that can't take the
+    /// task.
+    fn choose(&self, needs: &Needs<'_>, labelled: &[&'a Node]) -> Result<&'a Node, String> {
         let mut reasons = Vec::new();
         let mut free = Vec::new();
-        for node in &fitting {
-            match needs.refusal(node, given.get(node.name.as_str())) {
+        for node in labelled {
+            match needs.refusal(node, self.given.get(node.name.as_str())) {
                 Some(reason) => reasons.push(format!("{} {reason}", node.name)),
                 None => free.push(*node),
             }
         }
-        // The node with the fewest tasks, as in the scheduler.
-        let chosen = free
-            .into_iter()
-            .min_by_key(|node| given.get(node.name.as_str()).map_or(0, |given| given.tasks));
-        let Some(node) = chosen else {
-            let reason = if fitting.is_empty() {
-                let pairs: Vec<String> = labels
-                    .iter()
-                    .map(|(key, value)| format!("{key}={value}"))
-                    .collect();
-                format!("no node has {}", pairs.join(", "))
-            } else {
-                reasons.join("; ")
-            };
-            simulation.pending.push((task, reason));
-            continue;
-        };
-        let has = given.entry(&node.name).or_default();
-        has.tasks += 1;
-        has.server |= task.role == PS;
+        free.into_iter()
+            .min_by_key(|node| {
+                self.given
+                    .get(node.name.as_str())
+                    .map_or(0, |given| given.tasks)
+            })
+            .ok_or_else(|| reasons.join("; "))
+    }
+
+    /// Adds a task to the use of a node.
+    fn add_use(&mut self, needs: &Needs<'_>, node: &'a str) {
+        let given = self.given.entry(node).or_default();
+        given.tasks += 1;
+        given.server |= needs.role == PS;
         for (resource, amount) in needs.amounts() {
-            let used = has.used.entry(resource.to_owned()).or_default();
+            let used = given.used.entry(resource.to_owned()).or_default();
             *used = used.saturating_add(amount);
         }
-        simulation.placed.push((task, node.name.clone()));
     }
-    Ok(simulation)
+}
+
+/// The reason of a task without any labelled node.
+fn without_node(labels: &Labels) -> String {
+    let pairs: Vec<String> = labels
+        .iter()
+        .map(|(key, value)| format!("{key}={value}"))
+        .collect();
+    format!("no node has {}", pairs.join(", "))
 }
 
 /// The nodes with the labels that the agents would set: each slot goes to one candidate.

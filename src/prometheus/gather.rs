@@ -73,8 +73,15 @@ impl GatherError {
     }
 }
 
-fn words(scene: &str, case: &str) -> String {
+/// The name of a run that has only a scene and a case.
+fn run_name(scene: &str, case: &str) -> String {
     format!("scene {scene} case {case}")
+}
+
+/// A Prometheus, and the warnings of its answers.
+struct Source<'a> {
+    prometheus: &'a Prometheus,
+    warnings: &'a mut BTreeSet<String>,
 }
 
 /// The runs in a time: a run for each requested scene and case of the nodes' labels. Without labels and without a
@@ -84,55 +91,30 @@ fn words(scene: &str, case: &str) -> String {
 /// Prometheus has no answer, or no node was labelled so.
 pub async fn discover(
     prometheus: &Prometheus,
-    asked: &RequestedRun,
+    requested: &RequestedRun,
     warnings: &mut BTreeSet<String>,
 ) -> Result<Vec<RequestedRun>, GatherError> {
-    let seconds = whole(asked.to - asked.from);
-    let query = cases(&asked.subject, seconds);
-    let found = pairs(&heard(
-        prometheus.instant(&query, asked.to).await?,
+    let mut source = Source {
+        prometheus,
         warnings,
-    ));
-    let Subject { scene, case, .. } = &asked.subject;
+    };
+    let query = cases(&requested.subject, whole(requested.to - requested.from));
+    let found = pairs(&source.instant(&query, requested.to).await?);
+    let Subject { scene, case, .. } = &requested.subject;
     if found.is_empty() {
         if scene.is_none() && case.is_none() {
-            return Ok(vec![asked.clone()]);
+            return Ok(vec![requested.clone()]);
         }
-        let any = prometheus
-            .instant(&cases(&Subject::default(), seconds), asked.to)
-            .await?;
-        let any = pairs(&heard(any, warnings));
-        let any: Vec<String> = any.iter().map(|(scene, case)| words(scene, case)).collect();
-        let wanted = [("scene", scene), ("case", case)];
-        let wanted = wanted
-            .into_iter()
-            .filter_map(|(key, value)| Some(format!("{key} {}", value.as_ref()?)));
-        let wanted: Vec<String> = wanted.collect();
-        return Err(GatherError::NoCase {
-            url: prometheus.url().to_owned(),
-            wanted: format!(
-                "{} between {} and {}",
-                wanted.join(" "),
-                time(asked.from),
-                time(asked.to)
-            ),
-            others: if any.is_empty() {
-                "the time range has no pinfold_scene_info: name the time of each run with --run"
-                    .to_owned()
-            } else {
-                format!("the time range has {}", any.join(", "))
-            },
-            query,
-        });
+        return Err(source.no_case(requested, query).await?);
     }
     let run = |(scene, case): &(String, String)| RequestedRun {
-        name: words(scene, case),
+        name: run_name(scene, case),
         subject: Subject {
             scene: Some(scene.clone()),
             case: Some(case.clone()),
-            ..asked.subject.clone()
+            ..requested.subject.clone()
         },
-        ..*asked
+        ..*requested
     };
     Ok(found.iter().map(run).collect())
 }
@@ -160,125 +142,20 @@ fn pairs(series: &[Series]) -> Vec<(String, String)> {
 /// Prometheus has no answer, nobody took part, or several jobs did.
 pub async fn gather(
     prometheus: &Prometheus,
-    asked: &RequestedRun,
+    requested: &RequestedRun,
     steps: Option<&StepMetric>,
     warnings: &mut BTreeSet<String>,
 ) -> Result<Observed, GatherError> {
-    let nobody = |query: String, why| GatherError::Members {
-        run: format!("{}, {} to {}", asked.name, time(asked.from), time(asked.to)),
-        url: prometheus.url().to_owned(),
-        query,
-        why,
-    };
-    // The first query finds the time, the second query the pods. Both end after the time range, to cover the entire
-    // range.
-    let step = step_of(asked.to - asked.from);
-    let query = whether(&asked.subject, whole(step));
-    let presence_series = heard(
-        prometheus
-            .range(&query, asked.from, asked.to + step, step)
-            .await?,
+    let mut source = Source {
+        prometheus,
         warnings,
-    );
-    let times = || {
-        presence_series
-            .iter()
-            .flat_map(|series_entry| series_entry.points.iter().map(|(at, _)| *at))
     };
-    let (Some(first), Some(last)) = (
-        times().min_by(f64::total_cmp),
-        times().max_by(f64::total_cmp),
-    ) else {
-        return Err(nobody(query, NoMembers::Nobody));
-    };
-    let (from, to) = (
-        (first - reaches_back(whole(step)) as f64).max(asked.from),
-        last.min(asked.to),
-    );
-    let step = step_of(to - from);
-    let query = presence(&asked.subject, whole(step));
-    let present = heard(
-        prometheus.range(&query, from, to + step, step).await?,
-        warnings,
-    );
-    let mut members = Members::read(&present, from, to, step).map_err(|why| nobody(query, why))?;
-    let names: Vec<String> = members.pods.keys().cloned().collect();
-    let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    // Points at the distance of scrapes don't reveal the distance of scrapes.
-    if members.interval < 2.0 * step {
-        let query = scrapes(&members.namespace, &names, whole(members.seconds()));
-        let counted = heard(prometheus.instant(&query, members.to).await?, warnings);
-        members.count(&counted);
-    }
-    let pods = Pods {
-        namespace: &members.namespace,
-        names: &names,
-        steps,
-    };
-    let mut totals = Totals::new();
-    for measure in Measure::ALL {
-        let Some(query) = pods.total(measure, whole(members.seconds())) else {
-            continue;
-        };
-        let series = heard(prometheus.instant(&query, members.to).await?, warnings);
-        let mut counts: BTreeMap<&str, Vec<(&str, f64)>> = BTreeMap::new();
-        for series_entry in &series {
-            let counts = counts.entry(series_entry.label("pod")).or_default();
-            counts.extend(
-                series_entry
-                    .last()
-                    .map(|value| (series_entry.label("instance"), value)),
-            );
-        }
-        let known = counts
-            .into_iter()
-            .filter(|(_, counts)| !counts.is_empty())
-            .map(|(pod, counts)| {
-                let value = match measure {
-                    Measure::OwnedCpus => members.average(pod, &counts),
-                    _ => members.sum(pod, &counts),
-                };
-                (pod.to_owned(), value)
-            });
-        let known: BTreeMap<String, f64> = known.collect();
-        if !known.is_empty() {
-            totals.insert(measure, known);
-        }
-    }
-    // Between two scrapes no value changes.
-    let step = step_of(members.seconds()).max(members.interval.ceil());
-    let over = whole((SCRAPES_OF_A_RATE * members.interval).max(step));
-    let mut curves = Vec::new();
-    for measure in DRAWN {
-        // By sockets, if interfaces don't tell.
-        let measure = match measure {
-            Measure::Sent if !totals.contains_key(&Measure::Sent) => Measure::SocketSent,
-            other => other,
-        };
-        if !totals.contains_key(&measure) {
-            continue;
-        }
-        let Some(query) = pods.curve(measure, over) else {
-            continue;
-        };
-        let series = heard(
-            prometheus
-                .range(&query, members.from, members.to, step)
-                .await?,
-            warnings,
-        );
-        let mut pods: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
-        for series_entry in series {
-            pods.entry(series_entry.label("pod").to_owned())
-                .or_default()
-                .extend(series_entry.points);
-        }
-        curves.push(Curve { measure, pods });
-    }
+    let members = source.members(requested).await?;
+    let (totals, curves) = source.usage(&members, steps).await?;
     Ok(Observed {
-        name: asked.name.clone(),
-        scene: asked.subject.scene.clone(),
-        case: asked.subject.case.clone(),
+        name: requested.name.clone(),
+        scene: requested.subject.scene.clone(),
+        case: requested.subject.case.clone(),
         members,
         totals,
         curves,
@@ -286,10 +163,229 @@ pub async fn gather(
     })
 }
 
-/// The series of an answer. Prometheus' warnings are kept.
-fn heard(answer: Answer, warnings: &mut BTreeSet<String>) -> Vec<Series> {
-    warnings.extend(answer.warnings);
-    answer.series
+// === impl Source ===
+
+impl Source<'_> {
+    async fn instant(&mut self, query: &str, at: f64) -> Result<Vec<Series>, PrometheusError> {
+        let answer = self.prometheus.instant(query, at).await?;
+        Ok(self.series(answer))
+    }
+
+    async fn range(
+        &mut self,
+        query: &str,
+        (from, to): (f64, f64),
+        step: f64,
+    ) -> Result<Vec<Series>, PrometheusError> {
+        let answer = self.prometheus.range(query, from, to, step).await?;
+        Ok(self.series(answer))
+    }
+
+    /// The series of an answer. Prometheus' warnings are kept.
+    fn series(&mut self, answer: Answer) -> Vec<Series> {
+        self.warnings.extend(answer.warnings);
+        answer.series
+    }
+
+    /// The error for a scene or case without a labelled node. The error names the cases that exist.
+    async fn no_case(
+        &mut self,
+        requested: &RequestedRun,
+        query: String,
+    ) -> Result<GatherError, PrometheusError> {
+        let all = cases(&Subject::default(), whole(requested.to - requested.from));
+        let existing = pairs(&self.instant(&all, requested.to).await?);
+        let existing: Vec<String> = existing
+            .iter()
+            .map(|(scene, case)| run_name(scene, case))
+            .collect();
+        let Subject { scene, case, .. } = &requested.subject;
+        let wanted = [("scene", scene), ("case", case)];
+        let wanted = wanted
+            .into_iter()
+            .filter_map(|(key, value)| Some(format!("{key} {}", value.as_ref()?)));
+        let wanted: Vec<String> = wanted.collect();
+        Ok(GatherError::NoCase {
+            url: self.prometheus.url().to_owned(),
+            wanted: format!(
+                "{} between {} and {}",
+                wanted.join(" "),
+                time(requested.from),
+                time(requested.to)
+            ),
+            others: if existing.is_empty() {
+                "the time range has no pinfold_scene_info: name the time of each run with --run"
+                    .to_owned()
+            } else {
+                format!("the time range has {}", existing.join(", "))
+            },
+            query,
+        })
+    }
+
+    /// The members of a run. The first query finds the time, the second query the pods.
+    async fn members(&mut self, requested: &RequestedRun) -> Result<Members, GatherError> {
+        // Both queries end after the time range, to cover the entire range.
+        let step = step_of(requested.to - requested.from);
+        let query = whether(&requested.subject, whole(step));
+        let range = (requested.from, requested.to + step);
+        let presence_series = self.range(&query, range, step).await?;
+        let Some((first, last)) = first_and_last(&presence_series) else {
+            return Err(self.no_members(requested, query, NoMembers::Nobody));
+        };
+        let (from, to) = (
+            (first - reaches_back(whole(step)) as f64).max(requested.from),
+            last.min(requested.to),
+        );
+        let step = step_of(to - from);
+        let query = presence(&requested.subject, whole(step));
+        let present = self.range(&query, (from, to + step), step).await?;
+        let mut members = Members::read(&present, from, to, step)
+            .map_err(|why| self.no_members(requested, query, why))?;
+        // Points at the distance of scrapes don't reveal the distance of scrapes.
+        if members.interval < 2.0 * step {
+            let query = scrapes(
+                &members.namespace,
+                &pod_names(&members),
+                whole(members.seconds()),
+            );
+            let counted = self.instant(&query, members.to).await?;
+            members.count(&counted);
+        }
+        Ok(members)
+    }
+
+    fn no_members(&self, requested: &RequestedRun, query: String, why: NoMembers) -> GatherError {
+        GatherError::Members {
+            run: format!(
+                "{}, {} to {}",
+                requested.name,
+                time(requested.from),
+                time(requested.to)
+            ),
+            url: self.prometheus.url().to_owned(),
+            query,
+            why,
+        }
+    }
+
+    /// The usage of the members: totals of the run, and curves over time.
+    async fn usage(
+        &mut self,
+        members: &Members,
+        steps: Option<&StepMetric>,
+    ) -> Result<(Totals, Vec<Curve>), PrometheusError> {
+        let names = pod_names(members);
+        let pods = Pods {
+            namespace: &members.namespace,
+            names: &names,
+            steps,
+        };
+        let totals = self.totals(members, pods).await?;
+        let curves = self.curves(members, pods, &totals).await?;
+        Ok((totals, curves))
+    }
+
+    /// The totals of all known measures.
+    async fn totals(
+        &mut self,
+        members: &Members,
+        pods: Pods<'_>,
+    ) -> Result<Totals, PrometheusError> {
+        let mut totals = Totals::new();
+        for measure in Measure::ALL {
+            let Some(query) = pods.total(measure, whole(members.seconds())) else {
+                continue;
+            };
+            let series = self.instant(&query, members.to).await?;
+            let known = total_by_pod(members, measure, &series);
+            if !known.is_empty() {
+                totals.insert(measure, known);
+            }
+        }
+        Ok(totals)
+    }
+
+    /// The curves of the drawn measures with a total.
+    async fn curves(
+        &mut self,
+        members: &Members,
+        pods: Pods<'_>,
+        totals: &Totals,
+    ) -> Result<Vec<Curve>, PrometheusError> {
+        // Between two scrapes no value changes.
+        let step = step_of(members.seconds()).max(members.interval.ceil());
+        let over = whole((SCRAPES_OF_A_RATE * members.interval).max(step));
+        let mut curves = Vec::new();
+        for measure in DRAWN {
+            // By sockets, if interfaces don't tell.
+            let measure = match measure {
+                Measure::Sent if !totals.contains_key(&Measure::Sent) => Measure::SocketSent,
+                other => other,
+            };
+            if !totals.contains_key(&measure) {
+                continue;
+            }
+            let Some(query) = pods.curve(measure, over) else {
+                continue;
+            };
+            let series = self.range(&query, (members.from, members.to), step).await?;
+            curves.push(curve_of(measure, series));
+        }
+        Ok(curves)
+    }
+}
+
+fn pod_names(members: &Members) -> Vec<&str> {
+    members.pods.keys().map(String::as_str).collect()
+}
+
+/// The times of the first and the last point; `None` without a point.
+fn first_and_last(series: &[Series]) -> Option<(f64, f64)> {
+    let times = || {
+        series
+            .iter()
+            .flat_map(|pod_series| pod_series.points.iter().map(|(at, _)| *at))
+    };
+    Some((
+        times().min_by(f64::total_cmp)?,
+        times().max_by(f64::total_cmp)?,
+    ))
+}
+
+/// The total of a measure for each pod with a value. Several targets may report a pod.
+fn total_by_pod(members: &Members, measure: Measure, series: &[Series]) -> BTreeMap<String, f64> {
+    let mut reports: BTreeMap<&str, Vec<(&str, f64)>> = BTreeMap::new();
+    for pod_series in series {
+        let reports = reports.entry(pod_series.label("pod")).or_default();
+        reports.extend(
+            pod_series
+                .last()
+                .map(|value| (pod_series.label("instance"), value)),
+        );
+    }
+    reports
+        .into_iter()
+        .filter(|(_, reports)| !reports.is_empty())
+        .map(|(pod, reports)| {
+            let value = match measure {
+                Measure::OwnedCpus => members.average(pod, &reports),
+                _ => members.sum(pod, &reports),
+            };
+            (pod.to_owned(), value)
+        })
+        .collect()
+}
+
+/// The curve of a measure, from the series of each pod.
+fn curve_of(measure: Measure, series: Vec<Series>) -> Curve {
+    let mut pods: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
+    for pod_series in series {
+        pods.entry(pod_series.label("pod").to_owned())
+            .or_default()
+            .extend(pod_series.points);
+    }
+    Curve { measure, pods }
 }
 
 /// Seconds between two points of a time.

@@ -3,6 +3,8 @@
 //! `kube::Client` sends the requests, with TLS, a bearer token and a path prefix.
 //! [`experiment::report`](crate::experiment::report) has the queries and evaluates the answers.
 
+#![warn(clippy::too_many_lines, clippy::excessive_nesting)]
+
 mod gather;
 
 use std::io::Read;
@@ -10,7 +12,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use hyper::{Request, Uri};
+use hyper::body::Bytes;
+use hyper::{Request, StatusCode, Uri};
 use kube::client::Body;
 
 pub use gather::{GatherError, RequestedRun, discover, gather};
@@ -246,6 +249,7 @@ impl Prometheus {
         .await
     }
 
+    /// Sends a query to an endpoint of the API, and evaluates the response.
     async fn ask(
         &self,
         what: &str,
@@ -253,88 +257,152 @@ impl Prometheus {
         numbers: &[(&str, f64)],
     ) -> Result<Answer, PrometheusError> {
         let path = format!("/api/v1/{what}");
-        let (url, asked) = (format!("{}{path}", self.url), short(query));
-        let mut form = form_urlencoded::Serializer::new(String::new());
-        form.append_pair("query", query);
-        for (name, number) in numbers {
-            form.append_pair(name, &format!("{number:.3}"));
-        }
-        let form = form.finish();
-        let request = if form.len() <= LONGEST_GET {
-            Request::get(format!("{path}?{form}")).body(Body::empty())
-        } else {
-            Request::post(&path)
-                .header(
-                    hyper::header::CONTENT_TYPE,
-                    "application/x-www-form-urlencoded",
-                )
-                .body(Body::from(form.into_bytes()))
+        let sent = SentQuery {
+            url: format!("{}{path}", self.url),
+            query: short(query),
         };
-        let broken = |why| PrometheusError::Connection {
-            url: url.clone(),
-            query: asked.clone(),
+        let request = request(&path, form(query, numbers))
+            .map_err(|error| sent.connection_error(error.to_string()))?;
+        let response = tokio::time::timeout(self.deadline, self.receive(request, &sent))
+            .await
+            .unwrap_or_else(|_| Err(sent.timeout_error(self.deadline)))?;
+        response.evaluate(&sent)
+    }
+
+    /// Sends a request, and reads the whole response.
+    async fn receive(
+        &self,
+        request: Request<Body>,
+        sent: &SentQuery,
+    ) -> Result<ServerResponse, PrometheusError> {
+        let response = self
+            .client
+            .send(request)
+            .await
+            .map_err(|error| sent.connection_error(words(&error)))?;
+        let status = response.status();
+        let location = response.headers().get(hyper::header::LOCATION);
+        let location = location.map(|place| String::from_utf8_lossy(place.as_bytes()).into_owned());
+        let body = Limited::new(response.into_body(), LONGEST_ANSWER)
+            .collect()
+            .await;
+        let body = body.map_err(|error| match error.downcast_ref::<LengthLimitError>() {
+            Some(_) => sent.length_error(),
+            None => sent.connection_error(words(&*error)),
+        })?;
+        Ok(ServerResponse {
+            status,
+            location,
+            body: body.to_bytes(),
+        })
+    }
+}
+
+/// A query that was sent, as errors name it.
+struct SentQuery {
+    url: String,
+    /// The query, shortened.
+    query: String,
+}
+
+// === impl SentQuery ===
+
+impl SentQuery {
+    fn connection_error(&self, why: String) -> PrometheusError {
+        PrometheusError::Connection {
+            url: self.url.clone(),
+            query: self.query.clone(),
             why,
-        };
-        let request = request.map_err(|error| broken(error.to_string()))?;
-        let answered = tokio::time::timeout(self.deadline, async {
-            let response = self
-                .client
-                .send(request)
-                .await
-                .map_err(|error| broken(words(&error)))?;
-            let status = response.status();
-            let elsewhere = response.headers().get(hyper::header::LOCATION);
-            let elsewhere =
-                elsewhere.map(|place| String::from_utf8_lossy(place.as_bytes()).into_owned());
-            let body = Limited::new(response.into_body(), LONGEST_ANSWER)
-                .collect()
-                .await;
-            let body = body.map_err(|error| match error.downcast_ref::<LengthLimitError>() {
-                Some(_) => PrometheusError::TooLong {
-                    url: url.clone(),
-                    query: asked.clone(),
-                },
-                None => broken(words(&*error)),
-            });
-            Ok((status, elsewhere, body?.to_bytes()))
-        });
-        let timeout = |_| {
-            Err(PrometheusError::Timeout {
-                url: url.clone(),
-                query: asked.clone(),
-                within: self.deadline,
-            })
-        };
-        let (status, elsewhere, bytes) = answered.await.unwrap_or_else(timeout)?;
-        let refused = |why| PrometheusError::Refused {
-            url: url.clone(),
-            query: asked.clone(),
-            why,
-        };
-        match read_answer(&bytes) {
-            Ok(answer) if status.is_success() => Ok(answer),
-            Err(AnswerError::Refused { kind, message }) => {
-                Err(refused(short(&format!("{status}, {kind}: {message}"))))
-            }
-            Err(AnswerError::Shape(why)) if status.is_success() => Err(PrometheusError::Shape {
-                url,
-                query: asked,
-                why: short(&why),
-            }),
-            // A redirect to a login. The client does not follow the redirect with a token.
-            _ if status.is_redirection() => {
-                let elsewhere = elsewhere.unwrap_or_else(|| "another address".to_owned());
-                Err(refused(short(&format!(
-                    "{status}, the server redirects to {elsewhere}"
-                ))))
-            }
-            // A proxy's page.
-            _ => Err(refused(short(&format!(
-                "{status}: {}",
-                String::from_utf8_lossy(&bytes).trim()
-            )))),
         }
     }
+
+    fn timeout_error(&self, within: Duration) -> PrometheusError {
+        PrometheusError::Timeout {
+            url: self.url.clone(),
+            query: self.query.clone(),
+            within,
+        }
+    }
+
+    fn length_error(&self) -> PrometheusError {
+        PrometheusError::TooLong {
+            url: self.url.clone(),
+            query: self.query.clone(),
+        }
+    }
+
+    fn refusal(&self, why: &str) -> PrometheusError {
+        PrometheusError::Refused {
+            url: self.url.clone(),
+            query: self.query.clone(),
+            why: short(why),
+        }
+    }
+
+    fn shape_error(&self, why: &str) -> PrometheusError {
+        PrometheusError::Shape {
+            url: self.url.clone(),
+            query: self.query.clone(),
+            why: short(why),
+        }
+    }
+}
+
+/// A complete response of a server.
+struct ServerResponse {
+    status: StatusCode,
+    /// The target of a redirect.
+    location: Option<String>,
+    body: Bytes,
+}
+
+// === impl ServerResponse ===
+
+impl ServerResponse {
+    /// The answer of Prometheus, or the error that the status and the content mean.
+    fn evaluate(&self, sent: &SentQuery) -> Result<Answer, PrometheusError> {
+        let status = self.status;
+        match read_answer(&self.body) {
+            Ok(answer) if status.is_success() => Ok(answer),
+            Err(AnswerError::Refused { kind, message }) => {
+                Err(sent.refusal(&format!("{status}, {kind}: {message}")))
+            }
+            Err(AnswerError::Shape(why)) if status.is_success() => Err(sent.shape_error(&why)),
+            // A redirect to a login. The client does not follow the redirect with a token.
+            _ if status.is_redirection() => {
+                let location = self.location.as_deref().unwrap_or("another address");
+                Err(sent.refusal(&format!("{status}, the server redirects to {location}")))
+            }
+            // A proxy's page.
+            _ => Err(sent.refusal(&format!(
+                "{status}: {}",
+                String::from_utf8_lossy(&self.body).trim()
+            ))),
+        }
+    }
+}
+
+/// The parameters of a query.
+fn form(query: &str, numbers: &[(&str, f64)]) -> String {
+    let mut form = form_urlencoded::Serializer::new(String::new());
+    form.append_pair("query", query);
+    for (name, number) in numbers {
+        form.append_pair(name, &format!("{number:.3}"));
+    }
+    form.finish()
+}
+
+/// A GET request, or a POST request for long parameters.
+fn request(path: &str, form: String) -> Result<Request<Body>, hyper::http::Error> {
+    if form.len() <= LONGEST_GET {
+        return Request::get(format!("{path}?{form}")).body(Body::empty());
+    }
+    Request::post(path)
+        .header(
+            hyper::header::CONTENT_TYPE,
+            "application/x-www-form-urlencoded",
+        )
+        .body(Body::from(form.into_bytes()))
 }
 
 /// A URL without the password.

@@ -77,57 +77,10 @@ impl Finder<'_> {
             }
             return;
         }
-        let read = |resource: &str, amount: &str| {
-            (self.amounts.read)(resource, amount).unwrap_or_default()
+        let Some((place, text)) = self.pin_fault(name, role, path) else {
+            return;
         };
-        let cpu = role.limits.get("cpu").or_else(|| role.requests.get("cpu"));
-        let whole_cpus = cpu.map_or(1, |cpu| read("cpu", &cpu.0).div_ceil(1000).max(1));
-        let memory = role
-            .limits
-            .get("memory")
-            .or_else(|| role.requests.get("memory"));
-        let memory = memory.map_or("4Gi", |memory| memory.0.as_str());
-        let equal = format!("requests and limits cpu: {whole_cpus}, memory: {memory}");
-        let differs = ["cpu", "memory"].into_iter().find_map(|resource| {
-            let Some(limit) = role.limits.get(resource) else {
-                return Some((resource, format!("the {resource} limit is missing")));
-            };
-            let request = role.requests.get(resource)?;
-            (read(resource, &request.0) != read(resource, &limit.0)).then(|| {
-                (
-                    resource,
-                    format!("the {resource} request {request} differs from the limit {limit}"),
-                )
-            })
-        });
-        let (place, text) = match differs {
-            Some((resource, why)) => {
-                let field = if role.requests.contains_key(resource) {
-                    "requests"
-                } else {
-                    "limits"
-                };
-                let text = format!(
-                    "tasks of role {name} are Burstable and can't get exclusive CPUs: {why}"
-                );
-                (path.key(field).key(resource), text)
-            }
-            None => {
-                let limit = role.limits.get("cpu").map_or("", |limit| limit.0.as_str());
-                if read("cpu", limit) % 1000 == 0 && read("cpu", limit) > 0 {
-                    return;
-                }
-                let text = format!(
-                    "tasks of role {name} can't get exclusive CPUs: the CPU limit {limit} is not a whole number"
-                );
-                (path.key("limits").key("cpu"), text)
-            }
-        };
-        let place = if role.requests.is_empty() && role.limits.is_empty() {
-            path.clone()
-        } else {
-            place
-        };
+        let equal = self.equal_amounts(role);
         if role.pin == Some(true) {
             self.error(&place, text, format!("write {equal}, or pin: false"));
         } else {
@@ -137,6 +90,66 @@ impl Finder<'_> {
                 format!("write {equal}; or pin: false, if the tasks need no exclusive CPUs"),
             );
         }
+    }
+
+    /// Why the amounts of a role prevent exclusive CPUs, with the place of the wrong amount.
+    fn pin_fault(&self, name: &str, role: &Role, path: &Path) -> Option<(Path, String)> {
+        if let Some((resource, why)) = self.burstable(role) {
+            let field = if role.requests.contains_key(resource) {
+                "requests"
+            } else {
+                "limits"
+            };
+            let text =
+                format!("tasks of role {name} are Burstable and can't get exclusive CPUs: {why}");
+            return Some((path.key(field).key(resource), text));
+        }
+        let limit = role.limits.get("cpu").map_or("", |limit| limit.0.as_str());
+        let thousandths = self.read_or_zero("cpu", limit);
+        let is_whole = thousandths > 0 && thousandths.is_multiple_of(1000);
+        (!is_whole).then(|| {
+            let text = format!(
+                "tasks of role {name} can't get exclusive CPUs: the CPU limit {limit} is not a whole number"
+            );
+            (path.key("limits").key("cpu"), text)
+        })
+    }
+
+    /// The resource that makes the tasks of a role Burstable, and the reason. Guaranteed tasks have limits that equal the
+    /// requests.
+    fn burstable(&self, role: &Role) -> Option<(&'static str, String)> {
+        ["cpu", "memory"].into_iter().find_map(|resource| {
+            let Some(limit) = role.limits.get(resource) else {
+                return Some((resource, format!("the {resource} limit is missing")));
+            };
+            let request = role.requests.get(resource)?;
+            let requested = self.read_or_zero(resource, &request.0);
+            let most = self.read_or_zero(resource, &limit.0);
+            (requested != most).then(|| {
+                (
+                    resource,
+                    format!("the {resource} request {request} differs from the limit {limit}"),
+                )
+            })
+        })
+    }
+
+    /// The amounts for exclusive CPUs that are closest to the role's amounts, as a part of a correction.
+    fn equal_amounts(&self, role: &Role) -> String {
+        let limit_or_request = |resource: &str| {
+            let limit = role.limits.get(resource);
+            limit.or_else(|| role.requests.get(resource))
+        };
+        let whole_cpus = limit_or_request("cpu").map_or(1, |cpu| {
+            self.read_or_zero("cpu", &cpu.0).div_ceil(1000).max(1)
+        });
+        let memory = limit_or_request("memory").map_or("4Gi", |memory| memory.0.as_str());
+        format!("requests and limits cpu: {whole_cpus}, memory: {memory}")
+    }
+
+    /// An amount as a number. Unreadable amounts are reported elsewhere.
+    fn read_or_zero(&self, resource: &str, amount: &str) -> u64 {
+        (self.amounts.read)(resource, amount).unwrap_or_default()
     }
 
     /// Each group's requests fit enough of the candidates, by what pods can have of an empty node.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::{Finder, many, repeated};
-use crate::scene::{Case, Path, SERVERS, Scene, key_fault, reserved_domain, value_fault};
+use crate::scene::{Case, Group, Path, SERVERS, Scene, key_fault, reserved_domain, value_fault};
 
 impl Finder<'_> {
     pub(super) fn labels(&mut self) {
@@ -157,43 +157,11 @@ impl Finder<'_> {
                 "give each group of a scene a different name",
             );
         }
-        let with: Vec<&str> = scene
-            .groups
-            .iter()
-            .filter_map(|group| group.kind.as_deref())
-            .collect();
         for (index, group) in scene.groups.iter().enumerate() {
             let path = path.at(index);
             match &group.kind {
                 Some(kind) => self.label_value(&path.key("type"), kind),
-                None if !with.is_empty() => {
-                    let text = format!(
-                        "group {} has no type, but {} group of scene {} has one: the group's nodes would lack the label {}",
-                        group.name,
-                        if with.len() == 1 {
-                            "another"
-                        } else {
-                            "every other"
-                        },
-                        scene.scene,
-                        self.plan.spec.labels.kind
-                    );
-                    let fix = format!(
-                        "write type: {}, or remove the type of every group",
-                        group.name
-                    );
-                    self.error(&path, text, fix);
-                }
-                None if scene.groups.len() > 1 => {
-                    let text = format!(
-                        "scene {} has {} groups without a type: nodes of group {} would have the labels of other groups",
-                        scene.scene,
-                        scene.groups.len(),
-                        group.name
-                    );
-                    self.error(&path, text, format!("write type: {}", group.name));
-                }
-                None => {}
+                None => self.missing_type(scene, group, &path),
             }
             if group.per_node.contains_key(SERVERS) {
                 let text = format!(
@@ -206,6 +174,42 @@ impl Finder<'_> {
                 );
             }
         }
+        self.repeated_types(scene, &path);
+    }
+
+    /// A group without a type can only be the single group of a scene.
+    fn missing_type(&mut self, scene: &Scene, group: &Group, path: &Path) {
+        let typed = scene
+            .groups
+            .iter()
+            .filter(|group| group.kind.is_some())
+            .count();
+        if typed > 0 {
+            let text = format!(
+                "group {} has no type, but {} group of scene {} has one: the group's nodes would lack the label {}",
+                group.name,
+                if typed == 1 { "another" } else { "every other" },
+                scene.scene,
+                self.plan.spec.labels.kind
+            );
+            let fix = format!(
+                "write type: {}, or remove the type of every group",
+                group.name
+            );
+            self.error(path, text, fix);
+        } else if scene.groups.len() > 1 {
+            let text = format!(
+                "scene {} has {} groups without a type: nodes of group {} would have the labels of other groups",
+                scene.scene,
+                scene.groups.len(),
+                group.name
+            );
+            self.error(path, text, format!("write type: {}", group.name));
+        }
+    }
+
+    /// Two groups of a scene never have the same type.
+    fn repeated_types(&mut self, scene: &Scene, path: &Path) {
         let kinds = scene
             .groups
             .iter()
@@ -267,86 +271,108 @@ impl Finder<'_> {
 
     /// Whether the totals equal the sums of the numbers.
     fn totals(&mut self, scene: &Scene, case: &Case, path: &Path) {
-        let count = |name: &str| u64::from(case.nodes.get(name).copied().unwrap_or(0));
         for (total, &written) in &case.totals {
-            let path = path.key(total);
-            let written = u64::from(written);
+            let (path, written) = (path.key(total), u64::from(written));
             if total == SERVERS {
-                let servers: u64 = scene.groups.iter().map(|group| count(&group.name)).sum();
-                if written != servers {
-                    let parts = scene
-                        .groups
-                        .iter()
-                        .map(|group| format!("{} {}", count(&group.name), group.name));
-                    let text = format!(
-                        "totals say {}, but the groups of scene {} case {} have {}: {servers} in total",
-                        many(written, "server"),
-                        scene.scene,
-                        case.case,
-                        parts.collect::<Vec<_>>().join(" and ")
-                    );
-                    self.error(&path, text, format!("write {SERVERS}: {servers}"));
-                }
-                continue;
+                self.total_servers(scene, case, written, &path);
+            } else {
+                self.total_tasks(scene, case, (total.as_str(), written), &path);
             }
-            let running: Vec<(u64, u64, &str)> = scene
-                .groups
-                .iter()
-                .filter_map(|group| {
-                    Some((
-                        count(&group.name),
-                        u64::from(*group.per_node.get(total)?),
-                        group.name.as_str(),
-                    ))
-                })
-                .collect();
-            if running.is_empty() {
-                let roles: BTreeSet<&str> = scene
-                    .groups
-                    .iter()
-                    .flat_map(|group| group.per_node.keys().map(String::as_str))
-                    .collect();
-                let known = roles
-                    .into_iter()
-                    .chain([SERVERS])
-                    .collect::<Vec<_>>()
-                    .join(", ");
-                let text = format!("no group of scene {} runs the role {total}", scene.scene);
-                self.error(&path, text, format!("write one of {known}"));
-                continue;
-            }
-            let tasks: u64 = running
-                .iter()
-                .map(|(servers, each, _)| servers * each)
-                .sum();
-            if written == tasks {
-                continue;
-            }
-            let parts = running.iter().map(|(servers, each, name)| {
-                format!(
-                    "{} of group {name} with {each} each",
-                    many(*servers, "server")
-                )
-            });
-            let text = format!(
-                "totals say {} of role {total}, but scene {} case {} has {tasks}: {}",
-                many(written, "task"),
-                scene.scene,
-                case.case,
-                parts.collect::<Vec<_>>().join(" and ")
-            );
-            let mut fix = format!("write {total}: {tasks}");
-            if let [(_, each, name)] = running.as_slice()
-                && *each > 0
-                && written > 0
-                && written.is_multiple_of(*each)
-            {
-                fix += &format!(
-                    " (or, for {written} tasks, write {name}: {} in nodes)",
-                    written / each
-                );
-            }
-            self.error(&path, text, fix);
         }
     }
+
+    /// Whether the written number of servers is the sum over the groups.
+    fn total_servers(&mut self, scene: &Scene, case: &Case, written: u64, path: &Path) {
+        let groups = || scene.groups.iter().map(|group| group.name.as_str());
+        let servers: u64 = groups().map(|group| servers_of(case, group)).sum();
+        if written == servers {
+            return;
+        }
+        let parts = groups().map(|group| format!("{} {group}", servers_of(case, group)));
+        let text = format!(
+            "totals say {}, but the groups of scene {} case {} have {}: {servers} in total",
+            many(written, "server"),
+            scene.scene,
+            case.case,
+            parts.collect::<Vec<_>>().join(" and ")
+        );
+        self.error(path, text, format!("write {SERVERS}: {servers}"));
+    }
+
+    /// Whether the written number of a role's tasks is the sum over the groups that run the role.
+    fn total_tasks(
+        &mut self,
+        scene: &Scene,
+        case: &Case,
+        (role, written): (&str, u64),
+        path: &Path,
+    ) {
+        let running: Vec<(u64, u64, &str)> = scene
+            .groups
+            .iter()
+            .filter_map(|group| {
+                Some((
+                    servers_of(case, &group.name),
+                    u64::from(*group.per_node.get(role)?),
+                    group.name.as_str(),
+                ))
+            })
+            .collect();
+        if running.is_empty() {
+            return self.unknown_role(scene, role, path);
+        }
+        let tasks: u64 = running
+            .iter()
+            .map(|(servers, each, _)| servers * each)
+            .sum();
+        if written == tasks {
+            return;
+        }
+        let parts = running.iter().map(|(servers, each, name)| {
+            format!(
+                "{} of group {name} with {each} each",
+                many(*servers, "server")
+            )
+        });
+        let text = format!(
+            "totals say {} of role {role}, but scene {} case {} has {tasks}: {}",
+            many(written, "task"),
+            scene.scene,
+            case.case,
+            parts.collect::<Vec<_>>().join(" and ")
+        );
+        let mut fix = format!("write {role}: {tasks}");
+        if let [(_, each, name)] = running.as_slice()
+            && *each > 0
+            && written > 0
+            && written.is_multiple_of(*each)
+        {
+            fix += &format!(
+                " (or, for {written} tasks, write {name}: {} in nodes)",
+                written / each
+            );
+        }
+        self.error(path, text, fix);
+    }
+
+    /// A total of a role that no group of the scene runs.
+    fn unknown_role(&mut self, scene: &Scene, role: &str, path: &Path) {
+        let roles: BTreeSet<&str> = scene
+            .groups
+            .iter()
+            .flat_map(|group| group.per_node.keys().map(String::as_str))
+            .collect();
+        let known = roles
+            .into_iter()
+            .chain([SERVERS])
+            .collect::<Vec<_>>()
+            .join(", ");
+        let text = format!("no group of scene {} runs the role {role}", scene.scene);
+        self.error(path, text, format!("write one of {known}"));
+    }
+}
+
+/// The number of servers that a case gives to a group.
+fn servers_of(case: &Case, group: &str) -> u64 {
+    u64::from(case.nodes.get(group).copied().unwrap_or(0))
 }

@@ -39,39 +39,52 @@ pub fn asked(plan: &ScenePlan, job: &TrainingJob, role: &str) -> TaskResources {
     asked
 }
 
-/// The final resources of tasks: with `pin`, requests equal limits. An impossible amount is a fault, a surprising
-/// amount a warning.
-pub(super) fn settled(
-    role: &str,
-    mut asked: TaskResources,
+/// The amounts of a role's tasks, and the functions that read them.
+struct RoleAmounts<'a> {
+    role: &'a str,
     amounts: Amounts,
-    faults: &mut Faults,
-    warnings: &mut Vec<String>,
-) -> TaskResources {
-    for (resource, amount) in asked.requests.iter().chain(&asked.limits) {
-        if let Err(fault) = (amounts.read)(resource, &amount.0) {
-            faults.say(format!(
-                "{role}: {resource} {:?}: {fault}; write a quantity like 300m, 4Gi or 2",
-                amount.0
-            ));
-            return asked;
-        }
+}
+
+// === impl RoleAmounts ===
+
+impl RoleAmounts<'_> {
+    fn read(&self, resource: &str, amount: &Amount) -> u64 {
+        (self.amounts.read)(resource, &amount.0).unwrap_or_default()
     }
-    let read =
-        |resource: &str, amount: &Amount| (amounts.read)(resource, &amount.0).unwrap_or_default();
-    let wrong = asked.requests.iter().find_map(|(resource, request)| {
-        let limit = asked.limits.get(resource)?;
-        (read(resource, request) > read(resource, limit)).then_some((resource, request, limit))
-    });
-    if let Some((resource, request, limit)) = wrong {
-        faults.say(format!(
-            "{role}: the {resource} request {request} is more than the limit {limit}"
-        ));
-        return asked;
+
+    fn is_whole_cpus(&self, cpu: &Amount) -> bool {
+        let thousandths = self.read("cpu", cpu);
+        thousandths > 0 && thousandths.is_multiple_of(1000)
     }
-    let whole_cpus =
-        |amount: &Amount| read("cpu", amount) > 0 && read("cpu", amount).is_multiple_of(1000);
-    if asked.pin == Some(true) {
+
+    /// The fault of the first amount that can't be read.
+    fn unreadable(&self, asked: &TaskResources) -> Option<String> {
+        let mut all = asked.requests.iter().chain(&asked.limits);
+        all.find_map(|(resource, amount)| {
+            let fault = (self.amounts.read)(resource, &amount.0).err()?;
+            Some(format!(
+                "{}: {resource} {:?}: {fault}; write a quantity like 300m, 4Gi or 2",
+                self.role, amount.0
+            ))
+        })
+    }
+
+    /// The fault of the first request above its limit.
+    fn above_limit(&self, asked: &TaskResources) -> Option<String> {
+        asked.requests.iter().find_map(|(resource, request)| {
+            let limit = asked.limits.get(resource)?;
+            (self.read(resource, request) > self.read(resource, limit)).then(|| {
+                format!(
+                    "{}: the {resource} request {request} is more than the limit {limit}",
+                    self.role
+                )
+            })
+        })
+    }
+
+    /// Makes the requests equal to the limits, as exclusive CPUs need. Without a limit, the request becomes the limit.
+    fn pin(&self, asked: &mut TaskResources, faults: &mut Faults, warnings: &mut Vec<String>) {
+        let role = self.role;
         let lacks = ["cpu", "memory"].into_iter().find(|resource| {
             !asked.limits.contains_key(*resource) && !asked.requests.contains_key(*resource)
         });
@@ -80,13 +93,13 @@ pub(super) fn settled(
                 "{role} is to be pinned, but has no {resource} limit; write the limits of a task, for example roles: \
                  {{{role}: {{limits: {{cpu: 1, memory: 4Gi}}}}}}"
             ));
-            return asked;
+            return;
         }
         for (resource, request) in &asked.requests {
             if asked
                 .limits
                 .get(resource)
-                .is_some_and(|limit| read(resource, limit) != read(resource, request))
+                .is_some_and(|limit| self.read(resource, limit) != self.read(resource, request))
             {
                 warnings.push(format!(
                     "{role} is to be pinned, so its {resource} request is raised to the limit: a pod with different requests \
@@ -99,16 +112,21 @@ pub(super) fn settled(
             asked.limits.entry(resource).or_insert(request);
         }
         asked.requests.clone_from(&asked.limits);
-        if let Some(cpu) = asked.limits.get("cpu").filter(|cpu| !whole_cpus(cpu)) {
-            let next = read("cpu", cpu).div_ceil(1000).max(1);
+        if let Some(cpu) = asked
+            .limits
+            .get("cpu")
+            .filter(|cpu| !self.is_whole_cpus(cpu))
+        {
+            let next = self.read("cpu", cpu).div_ceil(1000).max(1);
             faults.say(format!(
                 "{role} is to be pinned, but {cpu} is not a whole number of CPUs; write roles: {{{role}: {{limits: {{cpu: \
                  {next}}}}}}}, or pin: false for the role"
             ));
         }
-        return asked;
     }
-    if asked.pin.is_none() {
+
+    /// Whether the tasks get exclusive CPUs without `pin`: requests equal limits, with whole CPUs.
+    fn is_pinnable(&self, asked: &TaskResources) -> bool {
         let equal = ["cpu", "memory"].into_iter().all(|resource| {
             let Some(limit) = asked.limits.get(resource) else {
                 return false;
@@ -116,19 +134,45 @@ pub(super) fn settled(
             asked
                 .requests
                 .get(resource)
-                .is_none_or(|request| read(resource, request) == read(resource, limit))
+                .is_none_or(|request| self.read(resource, request) == self.read(resource, limit))
         });
-        if !equal || !asked.limits.get("cpu").is_some_and(whole_cpus) {
-            warnings.push(format!(
-                "tasks of role {role} get no exclusive CPUs: requests must equal limits for cpu and memory, with whole CPUs; \
-                 write pin: true for exclusive CPUs, or pin: false for shared CPUs"
-            ));
-        }
+        equal
+            && asked
+                .limits
+                .get("cpu")
+                .is_some_and(|cpu| self.is_whole_cpus(cpu))
+    }
+}
+
+/// The final resources of tasks: with `pin`, requests equal limits. An impossible amount is a fault, a surprising
+/// amount a warning.
+pub(super) fn final_resources(
+    role: &str,
+    mut asked: TaskResources,
+    amounts: Amounts,
+    faults: &mut Faults,
+    warnings: &mut Vec<String>,
+) -> TaskResources {
+    let of_role = RoleAmounts { role, amounts };
+    let fault = of_role
+        .unreadable(&asked)
+        .or_else(|| of_role.above_limit(&asked));
+    if let Some(fault) = fault {
+        faults.say(fault);
+        return asked;
+    }
+    match asked.pin {
+        Some(true) => of_role.pin(&mut asked, faults, warnings),
+        None if !of_role.is_pinnable(&asked) => warnings.push(format!(
+            "tasks of role {role} get no exclusive CPUs: requests must equal limits for cpu and memory, with whole CPUs; \
+             write pin: true for exclusive CPUs, or pin: false for shared CPUs"
+        )),
+        _ => {}
     }
     asked
 }
 
-// === impl Asked ===
+// === impl TaskResources ===
 
 impl TaskResources {
     /// The amounts that a task requests: the requests, or the limits of a task without requests or with pinning.

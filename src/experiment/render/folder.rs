@@ -50,82 +50,113 @@ fn claim(job: &str, name: &str, folder: &Folder) -> Option<String> {
     })
 }
 
+/// Adds a fault for each mistake in the settings of the folders.
 pub(super) fn check(job: &TrainingJob, amounts: Amounts, faults: &mut Faults) {
     for (name, folder) in folders(job) {
-        let seen = path(name, folder);
-        let parts = parts(&seen);
-        if !seen.starts_with('/') || seen.contains(':') || parts.is_empty() || parts.contains(&"..")
+        check_path(name, folder, faults);
+        check_source(name, folder, faults);
+        check_new_claim(name, folder, amounts, faults);
+        check_object_names(name, folder, faults);
+    }
+    if let (Some(data), Some(log)) = (&job.data, &job.log) {
+        check_both(job, data, log, faults);
+    }
+}
+
+/// Refuses a path in the containers that is not absolute, or that the kubelet does not mount.
+fn check_path(name: &str, folder: &Folder, faults: &mut Faults) {
+    let path = path(name, folder);
+    let parts = parts(&path);
+    if !path.starts_with('/') || path.contains(':') || parts.is_empty() || parts.contains(&"..") {
+        faults.say(format!(
+            "{name}.path: {path:?}: write an absolute path without ':' and '..'"
+        ));
+    }
+}
+
+/// Refuses a folder without a volume or with two volumes, and a path of the node that is not absolute.
+fn check_source(name: &str, folder: &Folder, faults: &mut Faults) {
+    let has_claim = folder.claim.is_some() || folder.size.is_some();
+    match (&folder.host_path, has_claim) {
+        (Some(_), true) => faults.say(format!(
+            "{name}: give either a claim or a hostPath, but not both"
+        )),
+        (None, false) => faults.say(format!(
+            "{name}: the folder has no volume: write claim: NAME, size: 10Gi for a new claim, or hostPath: /folder"
+        )),
+        (Some(path), false)
+            if !path.starts_with('/') || path.split('/').any(|part| part == "..") =>
         {
             faults.say(format!(
-                "{name}.path: {seen:?}: write an absolute path without ':' and '..'"
+                "{name}.hostPath: {path:?}: write an absolute path without '..'"
             ));
         }
-        let made = folder.size.is_some();
-        match (&folder.host_path, folder.claim.is_some() || made) {
-            (Some(_), true) => faults.say(format!("{name}: give either a claim or a hostPath, but not both")),
-            (None, false) => faults.say(format!(
-                "{name}: the folder has no volume: write claim: NAME, size: 10Gi for a new claim, or hostPath: /folder"
-            )),
-            (Some(path), false) if !path.starts_with('/') || path.split('/').any(|part| part == "..") => {
-                faults.say(format!("{name}.hostPath: {path:?}: write an absolute path without '..'"));
+        _ => {}
+    }
+}
+
+/// Checks the size and the access mode of a new claim. An existing claim has its own settings.
+fn check_new_claim(name: &str, folder: &Folder, amounts: Amounts, faults: &mut Faults) {
+    if folder.size.is_none() && (folder.storage_class.is_some() || folder.access_mode.is_some()) {
+        faults.say(format!(
+            "{name}: storageClass and accessMode are for a new claim: add its size"
+        ));
+    }
+    if let Some(size) = &folder.size {
+        match (amounts.read)("memory", size) {
+            Ok(0) => {
+                faults.say(format!(
+                    "{name}.size: the size is 0; write 10Gi or a similar size"
+                ));
             }
-            _ => {}
-        }
-        if !made && (folder.storage_class.is_some() || folder.access_mode.is_some()) {
-            faults.say(format!(
-                "{name}: storageClass and accessMode are for a new claim: add its size"
-            ));
-        }
-        if let Some(size) = &folder.size {
-            match (amounts.read)("memory", size) {
-                Ok(0) => {
-                    faults.say(format!(
-                        "{name}.size: the size is 0; write 10Gi or a similar size"
-                    ));
-                }
-                Ok(_) => {}
-                Err(fault) => {
-                    faults.say(format!(
-                        "{name}.size: {size:?}: {fault}; write a quantity like 10Gi"
-                    ));
-                }
-            }
-        }
-        if let Some(mode) = folder
-            .access_mode
-            .as_ref()
-            .filter(|mode| !MODES.contains(&mode.as_str()))
-        {
-            faults.say(format!(
-                "{name}.accessMode: {mode:?} is not an access mode: write one of {}",
-                MODES.join(", ")
-            ));
-        }
-        for (what, text) in [
-            ("claim", &folder.claim),
-            ("storageClass", &folder.storage_class),
-        ] {
-            if let Some((text, fault)) = text
-                .as_ref()
-                .and_then(|text| Some((text, subdomain_fault(text)?)))
-            {
-                faults.say(format!("{name}.{what}: {text:?} can't be a name: {fault}"));
+            Ok(_) => {}
+            Err(fault) => {
+                faults.say(format!(
+                    "{name}.size: {size:?}: {fault}; write a quantity like 10Gi"
+                ));
             }
         }
     }
-    if let (Some(data), Some(log)) = (&job.data, &job.log) {
-        if parts(&path("data", data)) == parts(&path("log", log)) {
-            faults.say("data and log have the same path: give them different ones".to_owned());
+    if let Some(mode) = folder
+        .access_mode
+        .as_ref()
+        .filter(|mode| !MODES.contains(&mode.as_str()))
+    {
+        faults.say(format!(
+            "{name}.accessMode: {mode:?} is not an access mode: write one of {}",
+            MODES.join(", ")
+        ));
+    }
+}
+
+/// Refuses names of claims and storage classes that Kubernetes does not allow.
+fn check_object_names(name: &str, folder: &Folder, faults: &mut Faults) {
+    for (what, text) in [
+        ("claim", &folder.claim),
+        ("storageClass", &folder.storage_class),
+    ] {
+        if let Some((text, fault)) = text
+            .as_ref()
+            .and_then(|text| Some((text, subdomain_fault(text)?)))
+        {
+            faults.say(format!("{name}.{what}: {text:?} can't be a name: {fault}"));
         }
-        let job = job.name.as_deref().unwrap_or_default();
-        let data_claim = claim(job, "data", data);
-        if data_claim.is_some() && data_claim == claim(job, "log", log) {
-            faults.say(format!(
-                "data and log are the same claim, {}: a pod that mounts a claim twice may never start; name two claims, or \
-                 use one folder for both",
-                data_claim.unwrap_or_default()
-            ));
-        }
+    }
+}
+
+/// Refuses the same path or the same claim for both folders.
+fn check_both(job: &TrainingJob, data: &Folder, log: &Folder, faults: &mut Faults) {
+    if parts(&path("data", data)) == parts(&path("log", log)) {
+        faults.say("data and log have the same path: give them different ones".to_owned());
+    }
+    let job = job.name.as_deref().unwrap_or_default();
+    let data_claim = claim(job, "data", data);
+    if data_claim.is_some() && data_claim == claim(job, "log", log) {
+        faults.say(format!(
+            "data and log are the same claim, {}: a pod that mounts a claim twice may never start; name two claims, or \
+             use one folder for both",
+            data_claim.unwrap_or_default()
+        ));
     }
 }
 

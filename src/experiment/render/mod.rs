@@ -74,7 +74,7 @@ pub fn render(
     check_settings(plan, (scene, case), job, &roles, &mut faults);
     words::check(job, &roles, &mut faults);
     folder::check(job, amounts, &mut faults);
-    let settled = settled(
+    let asked = resources_by_role(
         plan,
         (scene, case),
         job,
@@ -93,7 +93,7 @@ pub fn render(
         scene,
         case,
         roles,
-        asked: settled,
+        asked,
         hosts: Hosts::default(),
     };
     cluster.check_names(&mut faults);
@@ -197,7 +197,7 @@ pub fn settle(
     let roles =
         roles(plan, scene, case).map_err(|error: NoSuchCase| Faults(vec![error.to_string()]))?;
     let mut faults = Faults::default();
-    let settled = settled(
+    let asked = resources_by_role(
         plan,
         (scene, case),
         job,
@@ -207,13 +207,14 @@ pub fn settle(
         &mut Vec::new(),
     );
     if faults.0.is_empty() {
-        Ok(settled)
+        Ok(asked)
     } else {
         Err(faults)
     }
 }
 
-fn settled(
+/// The final resources of the tasks of each role. Roles that can't be in a training cluster, or not in the case, are faults.
+fn resources_by_role(
     plan: &ScenePlan,
     (scene, case): (&str, &str),
     job: &TrainingJob,
@@ -241,13 +242,13 @@ fn settled(
             "roles.{name}: scene {scene} case {case} has no task of this role"
         ));
     }
-    let mut settled = BTreeMap::new();
+    let mut resources = BTreeMap::new();
     for role in roles {
         let asked = asked(plan, job, &role.role);
-        let asked = amounts::settled(&role.role, asked, amounts, faults, warnings);
-        settled.insert(role.role.clone(), asked);
+        let of_role = amounts::final_resources(&role.role, asked, amounts, faults, warnings);
+        resources.insert(role.role.clone(), of_role);
     }
-    settled
+    resources
 }
 
 /// Whether every role has a command. Then no script is needed.

@@ -33,6 +33,11 @@ impl Cluster<'_> {
                 self.name
             ));
         }
+        self.check_object_names(faults);
+    }
+
+    /// Checks the names of the objects that the job refers to.
+    fn check_object_names(&self, faults: &mut Faults) {
         let gang = self.job.gang.as_ref();
         for (what, name) in [
             ("namespace", self.job.namespace.as_ref()),
@@ -44,32 +49,11 @@ impl Cluster<'_> {
             ),
             ("gang.queue", gang.and_then(|gang| gang.queue.as_ref())),
         ] {
-            // A namespace is part of hosts' names; Volcano writes the queue into a label.
-            let short =
-                what == "namespace" || what == "gang.queue" && self.format == Format::Volcano;
-            let fault = |name: &String| {
-                let long = short && name.len() > LONGEST;
-                let dots = what == "namespace" && name.contains('.');
-                subdomain_fault(name)
-                    .or_else(|| {
-                        dots.then(|| {
-                            "use lower-case letters, digits and '-', without '.'".to_owned()
-                        })
-                    })
-                    .or_else(|| {
-                        long.then(|| {
-                            format!(
-                                "{} characters are more than the limit {LONGEST}",
-                                name.len()
-                            )
-                        })
-                    })
+            let Some(name) = name else {
+                continue;
             };
-            if let Some(fault) = name.and_then(fault) {
-                faults.say(format!(
-                    "{what} {:?} can't be a name: {fault}",
-                    name.map_or("", |name| name)
-                ));
+            if let Some(fault) = self.name_fault(what, name) {
+                faults.say(format!("{what} {name:?} can't be a name: {fault}"));
             }
         }
         for name in &self.job.image_pull_secrets {
@@ -79,6 +63,25 @@ impl Cluster<'_> {
                 ));
             }
         }
+    }
+
+    /// The fault of the name in the setting `what`.
+    fn name_fault(&self, what: &str, name: &str) -> Option<String> {
+        let fault = subdomain_fault(name);
+        if fault.is_some() {
+            return fault;
+        }
+        if what == "namespace" && name.contains('.') {
+            return Some("use lower-case letters, digits and '-', without '.'".to_owned());
+        }
+        // A namespace is part of hosts' names; Volcano writes the queue into a label.
+        let short = what == "namespace" || what == "gang.queue" && self.format == Format::Volcano;
+        (short && name.len() > LONGEST).then(|| {
+            format!(
+                "{} characters are more than the limit {LONGEST}",
+                name.len()
+            )
+        })
     }
 
     /// The length of the longest name that the format's controller makes or admits.

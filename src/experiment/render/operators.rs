@@ -155,6 +155,33 @@ impl Cluster<'_> {
     }
 
     pub(super) fn tfjob(&self, warnings: &mut Vec<String>) -> Result<Vec<Value>, String> {
+        self.check_one_template()?;
+        self.warn_tfjob(warnings);
+        let mut objects = self.shared()?;
+        objects.push(value(&Object {
+            api_version: "kubeflow.org/v1",
+            kind: "TFJob",
+            metadata: self.whole(self.name.to_owned()),
+            spec: TfJobSpec {
+                run_policy: RunPolicy {
+                    // The default keeps parameter servers for ever.
+                    clean_pod_policy: "Running",
+                    backoff_limit: self.job.retries,
+                    scheduling_policy: self.group().map(|_| SchedulingPolicy {
+                        min_available: self.all(),
+                        queue: self.queue(),
+                    }),
+                },
+                // The default is that the chief has succeeded, or without a chief the first worker.
+                success_policy: (!self.ends_with_chief()).then_some(ALL_WORKERS),
+                tf_replica_specs: self.replica_specs(),
+            },
+        })?);
+        Ok(objects)
+    }
+
+    /// Refuses a role that groups run in different ways: a TFJob has a single template for all replicas of a role.
+    fn check_one_template(&self) -> Result<(), String> {
         for role in &self.roles {
             let uneven = role.groups.windows(2).any(|pair| match pair {
                 [a, b] => a.kind != b.kind || a.per_node != b.per_node,
@@ -168,6 +195,11 @@ impl Cluster<'_> {
                 ));
             }
         }
+        Ok(())
+    }
+
+    /// Warns of the settings that a TFJob applies differently or not at all.
+    fn warn_tfjob(&self, warnings: &mut Vec<String>) {
         warnings.push(
             "a TFJob has one template for each role: a spread constraint gives each server its number of tasks, but the \
              scheduler chooses the server of each task"
@@ -190,7 +222,10 @@ impl Cluster<'_> {
                  parameter servers: at the limit, the job fails"
             ));
         }
-        let mut objects = self.shared()?;
+    }
+
+    /// The replicas of each role, by the training operator's name of the role.
+    fn replica_specs(&self) -> BTreeMap<&'static str, ReplicaSpec> {
         let replicas = self.roles.iter().map(|role| {
             let (name, restart_policy) = match role.role.as_str() {
                 PS => ("PS", "Always"),
@@ -208,26 +243,7 @@ impl Cluster<'_> {
                 },
             )
         });
-        objects.push(value(&Object {
-            api_version: "kubeflow.org/v1",
-            kind: "TFJob",
-            metadata: self.whole(self.name.to_owned()),
-            spec: TfJobSpec {
-                run_policy: RunPolicy {
-                    // The default keeps parameter servers for ever.
-                    clean_pod_policy: "Running",
-                    backoff_limit: self.job.retries,
-                    scheduling_policy: self.group().map(|_| SchedulingPolicy {
-                        min_available: self.all(),
-                        queue: self.queue(),
-                    }),
-                },
-                // The default is that the chief has succeeded, or without a chief the first worker.
-                success_policy: (!self.ends_with_chief()).then_some(ALL_WORKERS),
-                tf_replica_specs: replicas.collect(),
-            },
-        })?);
-        Ok(objects)
+        replicas.collect()
     }
 
     pub(super) fn volcano(&self, warnings: &mut Vec<String>) -> Result<Vec<Value>, String> {

@@ -85,6 +85,24 @@ fn variable(name: &str, value: impl Into<String>) -> EnvVar {
     }
 }
 
+/// The number of the task within the role. The pods of a template get the number from the training operator's label.
+fn task_index(of: Of<'_>) -> EnvVar {
+    match of {
+        Of::Task(task) => variable("TASK_INDEX", task.index.to_string()),
+        Of::Role(_) => EnvVar {
+            name: "TASK_INDEX".to_owned(),
+            value_from: Some(EnvVarSource {
+                field_ref: Some(ObjectFieldSelector {
+                    api_version: None,
+                    field_path: format!("metadata.labels['{REPLICA_INDEX}']"),
+                }),
+                ..EnvVarSource::default()
+            }),
+            ..EnvVar::default()
+        },
+    }
+}
+
 impl Cluster<'_> {
     /// The labels of a task's objects, by which the agent knows the pod, too.
     pub(super) fn labels(&self, role: &str, index: Option<u32>) -> BTreeMap<String, String> {
@@ -306,34 +324,39 @@ impl Cluster<'_> {
     /// The variables about the cluster and the task, followed by the user's variables.
     fn env(&self, of: Of<'_>) -> Vec<EnvVar> {
         let role = of.role();
+        let mut env = self.host_variables();
+        env.extend([
+            variable("PS_COUNT", self.count(PS).to_string()),
+            variable("WORKER_COUNT", self.count("worker").to_string()),
+            variable("TASK_TYPE", role),
+            task_index(of),
+            variable("TASK_PORT", self.port.to_string()),
+            variable("TRAINING_JOB", self.name),
+        ]);
+        env.extend(self.path_variables());
+        // The training operator sets the value.
+        if let Of::Task(task) = of {
+            env.extend(self.tf_config(task));
+        }
+        env.extend(self.user_variables(role));
+        env
+    }
+
+    /// The addresses of each role: in the pod, or in the ConfigMap if the hosts are many.
+    fn host_variables(&self) -> Vec<EnvVar> {
         let configured = self.configured_hosts();
-        let mut env = Vec::new();
-        for (name, key, hosts) in &self.hosts.lists {
-            env.push(if configured {
-                self.configured(name, key)
+        let variables = self.hosts.lists.iter().map(|(name, key, hosts)| {
+            if configured {
+                self.config_map_variable(name, key)
             } else {
                 variable(name, hosts.as_str())
-            });
-        }
-        env.push(variable("PS_COUNT", self.count(PS).to_string()));
-        env.push(variable("WORKER_COUNT", self.count("worker").to_string()));
-        env.push(variable("TASK_TYPE", role));
-        env.push(match of {
-            Of::Task(task) => variable("TASK_INDEX", task.index.to_string()),
-            Of::Role(_) => EnvVar {
-                name: "TASK_INDEX".to_owned(),
-                value_from: Some(EnvVarSource {
-                    field_ref: Some(ObjectFieldSelector {
-                        api_version: None,
-                        field_path: format!("metadata.labels['{REPLICA_INDEX}']"),
-                    }),
-                    ..EnvVarSource::default()
-                }),
-                ..EnvVar::default()
-            },
+            }
         });
-        env.push(variable("TASK_PORT", self.port.to_string()));
-        env.push(variable("TRAINING_JOB", self.name));
+        variables.collect()
+    }
+
+    /// The paths of the script and of the folders that the job has.
+    fn path_variables(&self) -> Vec<EnvVar> {
         let folder = |name, folder: &Option<Folder>| {
             folder.as_ref().map(|folder| folder::path(name, folder))
         };
@@ -342,27 +365,31 @@ impl Cluster<'_> {
             ("DATA_DIR", folder("data", &self.job.data)),
             ("LOG_DIR", folder("log", &self.job.log)),
         ];
-        env.extend(
-            paths
-                .into_iter()
-                .filter_map(|(name, path)| Some(variable(name, literal(&path?)))),
-        );
-        // The training operator sets the value.
-        if let Of::Task(task) = of {
-            let task = json!({"type": task.role, "index": task.index});
-            let cluster = if configured {
-                "$(CLUSTER_SPEC)"
-            } else {
-                self.hosts.cluster.as_str()
-            };
-            if configured {
-                env.push(self.configured("CLUSTER_SPEC", "cluster"));
-            }
-            env.push(variable(
-                "TF_CONFIG",
-                format!("{{\"cluster\":{cluster},\"task\":{task}}}"),
-            ));
-        }
+        paths
+            .into_iter()
+            .filter_map(|(name, path)| Some(variable(name, literal(&path?))))
+            .collect()
+    }
+
+    /// TF_CONFIG of a task. If the hosts are many, the value refers to a variable from the ConfigMap.
+    fn tf_config(&self, task: &Task) -> Vec<EnvVar> {
+        let task = json!({"type": task.role, "index": task.index});
+        let mut variables = Vec::new();
+        let cluster = if self.configured_hosts() {
+            variables.push(self.config_map_variable("CLUSTER_SPEC", "cluster"));
+            "$(CLUSTER_SPEC)"
+        } else {
+            self.hosts.cluster.as_str()
+        };
+        variables.push(variable(
+            "TF_CONFIG",
+            format!("{{\"cluster\":{cluster},\"task\":{task}}}"),
+        ));
+        variables
+    }
+
+    /// The variables of the job. A variable of the role overrules the job's variable.
+    fn user_variables(&self, role: &str) -> Vec<EnvVar> {
         let mut users = self.job.env.clone();
         users.extend(
             self.job
@@ -371,15 +398,14 @@ impl Cluster<'_> {
                 .map(|own| own.env.clone())
                 .unwrap_or_default(),
         );
-        env.extend(
-            users
-                .into_iter()
-                .map(|(name, value)| variable(&name, value)),
-        );
-        env
+        users
+            .into_iter()
+            .map(|(name, value)| variable(&name, value))
+            .collect()
     }
 
-    fn configured(&self, name: &str, key: &str) -> EnvVar {
+    /// A variable with a value of the ConfigMap with the hosts.
+    fn config_map_variable(&self, name: &str, key: &str) -> EnvVar {
         EnvVar {
             name: name.to_owned(),
             value_from: Some(EnvVarSource {

@@ -80,15 +80,8 @@ fn is_variable(name: &str) -> bool {
     name.starts_with(|c: char| c.is_ascii_uppercase() || c == '_') && name.chars().all(inner)
 }
 
+/// Adds a fault for each name of a variable that can't be, and for each reference to a missing variable.
 pub(super) fn check(job: &TrainingJob, roles: &[RoleTasks], faults: &mut Faults) {
-    let has = |name: &str| match name {
-        "SCRIPT" => job.script.is_some(),
-        "DATA_DIR" => job.data.is_some(),
-        "LOG_DIR" => job.log.is_some(),
-        "CHIEF_HOSTS" => roles.iter().any(|role| role.role == "chief"),
-        "TF_CONFIG" | "CLUSTER_SPEC" => false,
-        name => OURS.contains(&name),
-    };
     if job
         .image
         .as_ref()
@@ -97,21 +90,44 @@ pub(super) fn check(job: &TrainingJob, roles: &[RoleTasks], faults: &mut Faults)
         faults.say("image: the name of the image contains a space".to_owned());
     }
     let none = TaskOf::default();
-    let mut said = BTreeSet::new();
-    let mut say = |what: String| {
-        if said.insert(what.clone()) {
-            faults.say(what);
-        }
+    let mut check = TextCheck {
+        job,
+        roles,
+        faults,
+        said: BTreeSet::new(),
     };
     for role in roles {
-        let own = job.roles.get(&role.role).unwrap_or(&none);
+        check.role(&role.role, job.roles.get(&role.role).unwrap_or(&none));
+    }
+}
+
+/// The check of the commands and variables of all roles.
+struct TextCheck<'a> {
+    job: &'a TrainingJob,
+    roles: &'a [RoleTasks],
+    faults: &'a mut Faults,
+    /// The faults so far. Several roles may have the same fault.
+    said: BTreeSet<String>,
+}
+
+// === impl TextCheck ===
+
+impl TextCheck<'_> {
+    fn say(&mut self, what: String) {
+        if self.said.insert(what.clone()) {
+            self.faults.say(what);
+        }
+    }
+
+    /// Checks the texts of a role. The role's own settings overrule the job's settings.
+    fn role(&mut self, role: &str, own: &TaskOf) {
         if own.command.as_ref().is_some_and(Vec::is_empty) {
-            say(format!(
-                "roles.{}.command is an empty list: write the program and its arguments, or remove the list for the job's \
-                 command",
-                role.role
+            self.say(format!(
+                "roles.{role}.command is an empty list: write the program and its arguments, or remove the list for the job's \
+                 command"
             ));
         }
+        let job = self.job;
         let env: BTreeSet<&str> = job
             .env
             .keys()
@@ -119,69 +135,89 @@ pub(super) fn check(job: &TrainingJob, roles: &[RoleTasks], faults: &mut Faults)
             .map(String::as_str)
             .collect();
         for name in &env {
-            if OURS.contains(name) {
-                say(format!(
-                    "env: {name} is set for each task by Pinfold: choose another name"
-                ));
-            } else if name.is_empty() || !name.chars().all(|c| c.is_ascii_graphic() && c != '=') {
-                say(format!("env: {name:?} can't be a variable's name"));
-            } else if name.starts_with(|c: char| c.is_ascii_digit()) {
-                say(format!(
-                    "env: {name:?} can't be a variable's name: it begins with a digit, which older clusters and every shell \
-                     refuse"
-                ));
-            }
+            self.variable_name(name);
         }
-        let mut check = |place: &str, text: &str, before: &dyn Fn(&str) -> bool| {
-            if text.contains('\0') {
-                say(format!(
-                    "{place}: the text has a zero byte, which Linux does not pass to a program"
-                ));
-            }
-            for name in references(text)
-                .into_iter()
-                .filter(|name| is_variable(name))
-            {
-                if env.contains(name) && before(name) || has(name) {
-                    continue;
-                }
-                say(match name {
-                    _ if env.contains(name) => format!(
-                        "{place}: Kubernetes would not expand $({name}): variables are set in the order of their names, and \
-                         {name} comes later"
-                    ),
-                    "SCRIPT" => format!("{place}: $(SCRIPT) has no value: the job has no script"),
-                    "DATA_DIR" => {
-                        format!("{place}: $(DATA_DIR) has no value: the job has no data folder")
-                    }
-                    "LOG_DIR" => {
-                        format!("{place}: $(LOG_DIR) has no value: the job has no log folder")
-                    }
-                    "CHIEF_HOSTS" => {
-                        format!("{place}: $(CHIEF_HOSTS) has no value: the case has no chief")
-                    }
-                    _ => format!(
-                        "{place}: there is no variable {name}; write $$({name}) for the literal text, or set the variable in \
-                         env. The variables are \
-                         PS_HOSTS, WORKER_HOSTS, PS_COUNT, WORKER_COUNT, TASK_TYPE, TASK_INDEX, TASK_PORT, TRAINING_JOB, SCRIPT, \
-                         DATA_DIR, LOG_DIR"
-                    ),
-                });
-            }
-        };
-        for (key, text) in job
+        let variables = job
             .env
             .iter()
             .filter(|(key, _)| !own.env.contains_key(*key))
-            .chain(&own.env)
-        {
-            check(&format!("env.{key}"), text, &|name| name < key.as_str());
+            .chain(&own.env);
+        for (key, text) in variables {
+            self.text(&env, &format!("env.{key}"), text, Some(key.as_str()));
         }
         for text in own.command.as_ref().unwrap_or(&job.command) {
-            check("command", text, &|_| true);
+            self.text(&env, "command", text, None);
         }
         for text in own.args.as_ref().unwrap_or(&job.args) {
-            check("args", text, &|_| true);
+            self.text(&env, "args", text, None);
         }
+    }
+
+    /// Checks the name of a user's variable.
+    fn variable_name(&mut self, name: &str) {
+        if OURS.contains(&name) {
+            self.say(format!(
+                "env: {name} is set for each task by Pinfold: choose another name"
+            ));
+        } else if name.is_empty() || !name.chars().all(|c| c.is_ascii_graphic() && c != '=') {
+            self.say(format!("env: {name:?} can't be a variable's name"));
+        } else if name.starts_with(|c: char| c.is_ascii_digit()) {
+            self.say(format!(
+                "env: {name:?} can't be a variable's name: it begins with a digit, which older clusters and every shell \
+                 refuse"
+            ));
+        }
+    }
+
+    /// Checks a text with references. `env` has the names of the user's variables. A variable's value may refer only to
+    /// variables before its own name, `variable`.
+    fn text(&mut self, env: &BTreeSet<&str>, place: &str, text: &str, variable: Option<&str>) {
+        if text.contains('\0') {
+            self.say(format!(
+                "{place}: the text has a zero byte, which Linux does not pass to a program"
+            ));
+        }
+        for name in references(text)
+            .into_iter()
+            .filter(|name| is_variable(name))
+        {
+            let is_of_user = env.contains(name);
+            let is_set = is_of_user && variable.is_none_or(|variable| name < variable);
+            if !is_set && !self.has(name) {
+                self.say(missing_variable(place, name, is_of_user));
+            }
+        }
+    }
+
+    /// Whether each task has the variable from Pinfold.
+    fn has(&self, name: &str) -> bool {
+        match name {
+            "SCRIPT" => self.job.script.is_some(),
+            "DATA_DIR" => self.job.data.is_some(),
+            "LOG_DIR" => self.job.log.is_some(),
+            "CHIEF_HOSTS" => self.roles.iter().any(|role| role.role == "chief"),
+            "TF_CONFIG" | "CLUSTER_SPEC" => false,
+            name => OURS.contains(&name),
+        }
+    }
+}
+
+/// The fault of a reference to a variable that is not set, or that is set after the text.
+fn missing_variable(place: &str, name: &str, is_set_later: bool) -> String {
+    match name {
+        _ if is_set_later => format!(
+            "{place}: Kubernetes would not expand $({name}): variables are set in the order of their names, and \
+             {name} comes later"
+        ),
+        "SCRIPT" => format!("{place}: $(SCRIPT) has no value: the job has no script"),
+        "DATA_DIR" => format!("{place}: $(DATA_DIR) has no value: the job has no data folder"),
+        "LOG_DIR" => format!("{place}: $(LOG_DIR) has no value: the job has no log folder"),
+        "CHIEF_HOSTS" => format!("{place}: $(CHIEF_HOSTS) has no value: the case has no chief"),
+        _ => format!(
+            "{place}: there is no variable {name}; write $$({name}) for the literal text, or set the variable in \
+             env. The variables are \
+             PS_HOSTS, WORKER_HOSTS, PS_COUNT, WORKER_COUNT, TASK_TYPE, TASK_INDEX, TASK_PORT, TRAINING_JOB, SCRIPT, \
+             DATA_DIR, LOG_DIR"
+        ),
     }
 }

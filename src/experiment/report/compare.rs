@@ -2,8 +2,9 @@
 
 use serde::Serialize;
 
-use super::analysis::{FindingKind, RunReport};
+use super::analysis::RunReport;
 use super::figures::{number, percent};
+use super::findings::FindingKind;
 use crate::text::counted;
 
 /// Runs that differ by less are said to do the same.
@@ -80,9 +81,6 @@ pub fn compare(
     base: Option<&str>,
     warnings: Vec<String>,
 ) -> Result<Report, String> {
-    let mut notes = warnings;
-    let is_base =
-        |run: &RunReport, name: &str| run.name == name || run.case.as_deref() == Some(name);
     if let Some(name) = base.filter(|name| !runs.iter().any(|run| is_base(run, name))) {
         let names: Vec<&str> = runs.iter().map(|run| run.name.as_str()).collect();
         return Err(format!(
@@ -90,24 +88,33 @@ pub fn compare(
             names.join(", ")
         ));
     }
-    let mut efficiency = Vec::new();
-    for run in &runs {
-        let name = base;
-        let mut others = runs
-            .iter()
-            .filter(|other| other.name != run.name && other.scene == run.scene);
-        let base = match base {
-            Some(name) if is_base(run, name) => None,
-            // A named run is the base of all runs.
-            Some(name) => others
-                .find(|other| is_base(other, name))
-                .or_else(|| runs.iter().find(|other| other.name == name)),
-            None => others
-                .min_by_key(|other| other.workers)
-                .filter(|other| other.workers < run.workers),
-        };
-        let Some(base) = base else {
-            if let Some(name) = name.filter(|name| !is_base(run, name)) {
+    let mut notes = warnings;
+    let efficiency = efficiencies(&runs, base, &mut notes);
+    let pairs = comparable_pairs(&runs, &mut notes);
+    Ok(Report {
+        prometheus,
+        runs,
+        efficiency,
+        pairs,
+        notes,
+    })
+}
+
+/// Whether the name of a base is the name of the run or of the run's case.
+fn is_base(run: &RunReport, name: &str) -> bool {
+    run.name == name || run.case.as_deref() == Some(name)
+}
+
+/// The scaling of each run with a base. Each unknown scaling adds a note.
+fn efficiencies(
+    runs: &[RunReport],
+    base: Option<&str>,
+    notes: &mut Vec<String>,
+) -> Vec<Efficiency> {
+    let mut efficiencies = Vec::new();
+    for run in runs {
+        let Some(base_run) = base_of(run, runs, base) else {
+            if let Some(name) = base.filter(|name| !is_base(run, name)) {
                 notes.push(format!(
                     "the scaling of {} is unknown: its scene has no case {name}",
                     run.name
@@ -115,16 +122,43 @@ pub fn compare(
             }
             continue;
         };
-        match scaled(run, base) {
-            Ok(one) => efficiency.push(one),
+        match scaled(run, base_run) {
+            Ok(efficiency) => efficiencies.push(efficiency),
             Err(why) => {
                 notes.push(format!(
                     "the scaling of {} relative to {} is unknown: {why}",
-                    run.name, base.name
+                    run.name, base_run.name
                 ));
             }
         }
     }
+    efficiencies
+}
+
+/// The run that another run is compared with. Without a name, the smallest run of the same scene is the base.
+fn base_of<'a>(
+    run: &RunReport,
+    runs: &'a [RunReport],
+    base: Option<&str>,
+) -> Option<&'a RunReport> {
+    let mut others = runs
+        .iter()
+        .filter(|other| other.name != run.name && other.scene == run.scene);
+    match base {
+        Some(name) if is_base(run, name) => None,
+        // A named run is the base of all runs.
+        Some(name) => others
+            .find(|other| is_base(other, name))
+            .or_else(|| runs.iter().find(|other| other.name == name)),
+        None => others
+            .min_by_key(|other| other.workers)
+            .filter(|other| other.workers < run.workers),
+    }
+}
+
+/// The comparisons of the runs of the same case in two scenes, or of two runs without a case. Each impossible comparison
+/// adds a note.
+fn comparable_pairs(runs: &[RunReport], notes: &mut Vec<String>) -> Vec<Pair> {
     let mut pairs = Vec::new();
     for (at, one) in runs.iter().enumerate() {
         for other in runs.iter().skip(at + 1) {
@@ -143,13 +177,7 @@ pub fn compare(
             }
         }
     }
-    Ok(Report {
-        prometheus,
-        runs,
-        efficiency,
-        pairs,
-        notes,
-    })
+    pairs
 }
 
 /// The progress of both by what both are known by.

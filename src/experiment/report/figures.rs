@@ -2,6 +2,9 @@
 
 use k8s_openapi::jiff::Timestamp;
 
+/// How many names a sentence has.
+const NAMED: usize = 5;
+
 /// The text for an unknown value.
 pub(super) const NONE: &str = "–";
 
@@ -85,6 +88,18 @@ pub(super) fn seconds(value: f64) -> String {
 /// A value that may be unknown.
 pub(super) fn shown(value: Option<f64>, show: impl Fn(f64) -> String) -> String {
     value.map_or_else(|| NONE.to_owned(), show)
+}
+
+/// The first names, and the number of further names.
+pub(super) fn first_names(names: &[&str]) -> String {
+    let shown = names
+        .get(..NAMED.min(names.len()))
+        .unwrap_or_default()
+        .join(", ");
+    match names.len().saturating_sub(NAMED) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
 }
 
 #[cfg(test)]

@@ -2,10 +2,12 @@
 
 use std::fmt::Write;
 
-use super::analysis::{RunReport, TaskUse};
-use super::compare::Report;
+use super::analysis::RunReport;
+use super::balance::Balance;
+use super::compare::{Efficiency, Report};
 use super::figures::{NONE, bytes, number, percent, seconds, shown};
 use super::picture::Picture;
+use super::task_use::TaskUse;
 use super::usage::{Traffic, Usage};
 
 /// A report as Markdown, with links to the pictures.
@@ -238,8 +240,8 @@ fn shares(run: &RunReport, servers: &[&TaskUse]) -> String {
             ]
         })
         .collect();
-    let of = |name: &str, value: &dyn Fn(&super::Balance) -> f64| {
-        let shown = |balance: Option<&super::Balance>| shown(balance.map(value), number);
+    let of = |name: &str, value: &dyn Fn(&Balance) -> f64| {
+        let shown = |balance: Option<&Balance>| shown(balance.map(value), number);
         vec![
             name.to_owned(),
             String::new(),
@@ -253,83 +255,103 @@ fn shares(run: &RunReport, servers: &[&TaskUse]) -> String {
     table(&head, &rows)
 }
 
-fn side_by_side(report: &Report) -> String {
-    let head =
-        std::iter::once(String::new()).chain(report.runs.iter().map(|run| inline(&run.name)));
-    let head: Vec<String> = head.collect();
-    let mut rows: Vec<Vec<String>> = Vec::new();
-    let mut row = |name: &str, value: &dyn Fn(&RunReport) -> String| {
-        rows.push(
-            std::iter::once(name.to_owned())
-                .chain(report.runs.iter().map(value))
-                .collect(),
-        );
-    };
-    row("duration", &|run| seconds(run.seconds));
-    row("workers", &|run| run.workers.to_string());
-    row("parameter servers", &|run| {
-        run.server_tasks().count().to_string()
-    });
-    row("steps/s", &|run| shown(run.steps_per_second(), number));
-    let efficiency = |run: &RunReport| {
-        report
-            .efficiency
-            .iter()
-            .find(|efficiency_entry| efficiency_entry.run == run.name)
-    };
-    row("speedup", &|run| {
-        efficiency(run).map_or_else(
-            || NONE.to_owned(),
-            |efficiency_entry| {
+/// A table with a column for each run.
+struct RunTable<'a> {
+    report: &'a Report,
+    rows: Vec<Vec<String>>,
+}
+
+// === impl RunTable ===
+
+impl RunTable<'_> {
+    fn row(&mut self, name: &str, value: &dyn Fn(&RunReport) -> String) {
+        let row = std::iter::once(name.to_owned())
+            .chain(self.report.runs.iter().map(value))
+            .collect();
+        self.rows.push(row);
+    }
+
+    /// The rows of the runs' progress, and of the scaling relative to a base.
+    fn add_progress(&mut self) {
+        let report = self.report;
+        self.row("duration", &|run| seconds(run.seconds));
+        self.row("workers", &|run| run.workers.to_string());
+        self.row("parameter servers", &|run| {
+            run.server_tasks().count().to_string()
+        });
+        self.row("steps/s", &|run| shown(run.steps_per_second(), number));
+        let of = |run: &RunReport, text: &dyn Fn(&Efficiency) -> String| {
+            let mut all = report.efficiency.iter();
+            all.find(|efficiency| efficiency.run == run.name)
+                .map_or_else(|| NONE.to_owned(), text)
+        };
+        self.row("speedup", &|run| {
+            of(run, &|efficiency| {
                 format!(
                     "{} with {} × the workers of {}",
-                    number(efficiency_entry.speedup),
-                    number(efficiency_entry.workers),
-                    inline(&efficiency_entry.base)
+                    number(efficiency.speedup),
+                    number(efficiency.workers),
+                    inline(&efficiency.base)
                 )
-            },
-        )
-    });
-    row("scaling efficiency", &|run| {
-        efficiency(run).map_or_else(
-            || NONE.to_owned(),
-            |efficiency_entry| {
+            })
+        });
+        self.row("scaling efficiency", &|run| {
+            of(run, &|efficiency| {
                 format!(
                     "{}, in {}",
-                    percent(efficiency_entry.efficiency),
-                    efficiency_entry.by.words()
+                    percent(efficiency.efficiency),
+                    efficiency.by.words()
                 )
-            },
-        )
-    });
-    for (role, name) in [("ps", "servers"), ("worker", "workers")] {
+            })
+        });
+    }
+
+    /// The rows of a role's usage. A column without a known value appears only if it always appears.
+    fn add_usage(&mut self, role: &str, name: &str) {
         for (title, always, show) in COLUMNS.iter().filter(|(title, ..)| *title != "steps/s") {
             let of = |run: &RunReport| run.role(role).map_or_else(|| NONE.to_owned(), *show);
-            if *always || report.runs.iter().any(|run| of(run) != NONE) {
-                row(&format!("{name}: {title}"), &of);
+            if *always || self.report.runs.iter().any(|run| of(run) != NONE) {
+                self.row(&format!("{name}: {title}"), &of);
             }
         }
     }
-    let balance = |run: &RunReport, value: &dyn Fn(&super::Balance) -> String| {
-        run.servers
-            .traffic
-            .as_ref()
-            .map_or_else(|| NONE.to_owned(), value)
-    };
-    row("busiest server", &|run| {
-        balance(run, &|balance| {
-            balance.hottest().map_or_else(String::new, |hottest| {
-                format!("{}, {}", inline(&hottest.task), percent(hottest.share))
+
+    /// The rows of the balance between the parameter servers.
+    fn add_balance(&mut self) {
+        let of = |run: &RunReport, text: &dyn Fn(&Balance) -> String| {
+            run.servers
+                .traffic
+                .as_ref()
+                .map_or_else(|| NONE.to_owned(), text)
+        };
+        self.row("busiest server", &|run| {
+            of(run, &|balance| {
+                balance.hottest().map_or_else(String::new, |hottest| {
+                    format!("{}, {}", inline(&hottest.task), percent(hottest.share))
+                })
             })
-        })
-    });
-    row("its bytes / mean", &|run| {
-        balance(run, &|balance| number(balance.max_over_mean))
-    });
-    row("Gini of bytes", &|run| {
-        balance(run, &|balance| number(balance.gini))
-    });
-    table(&head, &rows)
+        });
+        self.row("its bytes / mean", &|run| {
+            of(run, &|balance| number(balance.max_over_mean))
+        });
+        self.row("Gini of bytes", &|run| {
+            of(run, &|balance| number(balance.gini))
+        });
+    }
+}
+
+fn side_by_side(report: &Report) -> String {
+    let names = report.runs.iter().map(|run| inline(&run.name));
+    let head: Vec<String> = std::iter::once(String::new()).chain(names).collect();
+    let mut table_of_runs = RunTable {
+        report,
+        rows: Vec::new(),
+    };
+    table_of_runs.add_progress();
+    table_of_runs.add_usage("ps", "servers");
+    table_of_runs.add_usage("worker", "workers");
+    table_of_runs.add_balance();
+    table(&head, &table_of_runs.rows)
 }
 
 #[cfg(test)]

@@ -48,6 +48,12 @@ pub struct Members {
     breaks: u32,
 }
 
+/// The namespace and the name of a job.
+type JobName = (String, String);
+
+/// The pods of a job, by name.
+type JobPods = BTreeMap<String, Member>;
+
 /// The time of a pod on one node, from all targets that reported the pod.
 struct Stay<'a> {
     targets: Vec<&'a str>,
@@ -82,10 +88,10 @@ impl Members {
     /// # Errors
     /// Nobody, or several jobs.
     pub fn read(series: &[Series], from: f64, to: f64, step: f64) -> Result<Self, NoMembers> {
-        let mut jobs: BTreeMap<(String, String), BTreeMap<String, Member>> = BTreeMap::new();
-        for one in series {
+        let mut jobs: BTreeMap<JobName, JobPods> = BTreeMap::new();
+        for pod_series in series {
             // A scrape before the requested time does not count, even if its value still held.
-            let sightings = one
+            let sightings = pod_series
                 .points
                 .iter()
                 .map(|(_, at)| *at)
@@ -95,77 +101,30 @@ impl Members {
                 continue;
             }
             let job = (
-                one.label("namespace").to_owned(),
-                one.label("training_job").to_owned(),
+                pod_series.label("namespace").to_owned(),
+                pod_series.label("training_job").to_owned(),
             );
-            let member = jobs
-                .entry(job)
+            jobs.entry(job)
                 .or_default()
-                .entry(one.label("pod").to_owned())
-                .or_default();
-            member.role = one.label("role").to_owned();
-            member.index = one.label("replica_index").to_owned();
-            let node = [one.label("node"), one.label("instance")]
-                .into_iter()
-                .find(|name| !name.is_empty());
-            member.nodes.extend(node.map(str::to_owned));
-            let slot = [one.label("type"), one.label("index")];
-            let slot: Vec<&str> = slot.into_iter().filter(|part| !part.is_empty()).collect();
-            member
-                .slots
-                .extend((!slot.is_empty()).then(|| slot.join(" ")));
-            let first = sightings.iter().copied().fold(f64::INFINITY, f64::min);
-            let last = sightings.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let reports = member
-                .reports
-                .entry(one.label("instance").to_owned())
-                .or_insert((first, last));
-            *reports = (reports.0.min(first), reports.1.max(last));
-            member.sightings.extend(sightings);
+                .entry(pod_series.label("pod").to_owned())
+                .or_default()
+                .add(pod_series, sightings);
         }
-        if jobs.len() > 1 {
-            let names = jobs
-                .into_keys()
-                .map(|(namespace, job)| format!("{namespace}/{job}"));
-            return Err(NoMembers::Several(names.collect()));
-        }
-        let ((namespace, job), mut pods) = jobs.into_iter().next().ok_or(NoMembers::Nobody)?;
+        let ((namespace, job), mut pods) = single_job(jobs)?;
         for member in pods.values_mut() {
             distinct(&mut member.sightings);
         }
-        let trains = |member: &&Member| TRAINING.contains(&member.role.as_str());
-        let any = pods.values().any(|member| trains(&member));
-        let spans = pods
-            .values()
-            .filter(|member| !any || trains(member))
-            .filter_map(Member::span);
-        let (from, to) = spans.fold((f64::INFINITY, f64::NEG_INFINITY), |all, one| {
-            (all.0.min(one.0), all.1.max(one.1))
-        });
+        let (from, to) = time_of_run(&pods);
         // A pod that lived only before or after the run takes no part.
         pods.retain(|_, member| {
             member
                 .span()
                 .is_some_and(|(first, last)| first <= to && last >= from)
         });
-        // Seconds of a single pod, since Prometheus scrapes the agents in turn.
-        let mut apart: Vec<f64> = pods
-            .values()
-            .flat_map(|member| gaps(&member.sightings))
-            .collect();
-        apart.sort_by(f64::total_cmp);
-        let Some(&interval) = apart.get(apart.len() / 2).filter(|_| from < to) else {
+        let Some(interval) = scrape_interval(&pods).filter(|_| from < to) else {
             return Err(NoMembers::Once { namespace, job });
         };
-        let all = pods
-            .values()
-            .flat_map(|member| member.sightings.iter().copied());
-        let mut all: Vec<f64> = all.filter(|at| (from..=to).contains(at)).collect();
-        distinct(&mut all);
-        let longest = BREAK * interval.max(step);
-        let breaks = gaps(&all).filter(|gap| *gap > longest);
-        let (unseen, breaks) =
-            breaks.fold((0.0, 0), |(seconds, many), gap| (seconds + gap, many + 1));
+        let (unseen, breaks) = breaks(&pods, (from, to), BREAK * interval.max(step));
         Ok(Self {
             namespace,
             job,
@@ -278,6 +237,77 @@ impl Member {
     pub fn span(&self) -> Option<(f64, f64)> {
         Some((*self.sightings.first()?, *self.sightings.last()?))
     }
+
+    fn trains(&self) -> bool {
+        TRAINING.contains(&self.role.as_str())
+    }
+
+    /// Adds a series of the pod, with its sightings in the requested time. A pod has a series for each node and target.
+    fn add(&mut self, series: &Series, sightings: Vec<f64>) {
+        self.role = series.label("role").to_owned();
+        self.index = series.label("replica_index").to_owned();
+        let node = [series.label("node"), series.label("instance")]
+            .into_iter()
+            .find(|name| !name.is_empty());
+        self.nodes.extend(node.map(str::to_owned));
+        let slot = [series.label("type"), series.label("index")];
+        let slot: Vec<&str> = slot.into_iter().filter(|part| !part.is_empty()).collect();
+        self.slots
+            .extend((!slot.is_empty()).then(|| slot.join(" ")));
+        let first = sightings.iter().copied().fold(f64::INFINITY, f64::min);
+        let last = sightings.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let reports = self
+            .reports
+            .entry(series.label("instance").to_owned())
+            .or_insert((first, last));
+        *reports = (reports.0.min(first), reports.1.max(last));
+        self.sightings.extend(sightings);
+    }
+}
+
+/// The only job, with its pods.
+fn single_job(jobs: BTreeMap<JobName, JobPods>) -> Result<(JobName, JobPods), NoMembers> {
+    if jobs.len() > 1 {
+        let names = jobs
+            .into_keys()
+            .map(|(namespace, job)| format!("{namespace}/{job}"));
+        return Err(NoMembers::Several(names.collect()));
+    }
+    jobs.into_iter().next().ok_or(NoMembers::Nobody)
+}
+
+/// The first and the last sighting of a training pod. Without a training pod, all pods count.
+fn time_of_run(pods: &JobPods) -> (f64, f64) {
+    let any = pods.values().any(Member::trains);
+    let spans = pods
+        .values()
+        .filter(|member| !any || member.trains())
+        .filter_map(Member::span);
+    spans.fold((f64::INFINITY, f64::NEG_INFINITY), |all, span| {
+        (all.0.min(span.0), all.1.max(span.1))
+    })
+}
+
+/// The median of the seconds between two sightings of a pod. Prometheus scrapes the agents in turn, so each pod counts alone.
+fn scrape_interval(pods: &JobPods) -> Option<f64> {
+    let mut apart: Vec<f64> = pods
+        .values()
+        .flat_map(|member| gaps(&member.sightings))
+        .collect();
+    apart.sort_by(f64::total_cmp);
+    apart.get(apart.len() / 2).copied()
+}
+
+/// The gaps of a run above `longest`, in which no pod was seen: the seconds of all gaps, and the number.
+fn breaks(pods: &JobPods, (from, to): (f64, f64), longest: f64) -> (f64, u32) {
+    let all = pods
+        .values()
+        .flat_map(|member| member.sightings.iter().copied());
+    let mut all: Vec<f64> = all.filter(|at| (from..=to).contains(at)).collect();
+    distinct(&mut all);
+    gaps(&all)
+        .filter(|gap| *gap > longest)
+        .fold((0.0, 0), |(seconds, many), gap| (seconds + gap, many + 1))
 }
 
 fn greatest<'a>(reports: impl Iterator<Item = &'a (&'a str, f64)>) -> Option<f64> {

@@ -14,20 +14,20 @@ mod balance;
 mod chart;
 mod compare;
 mod figures;
+mod findings;
 mod markdown;
 mod members;
 mod picture;
 mod query;
+mod task_use;
 mod usage;
 
-pub use analysis::{
-    Curve, Finding, FindingKind, HOT, LAGS, LEAST_TRAFFIC, Observed, Points, RoleUse, RunReport,
-    Servers, THROTTLED, TaskUse, analyse,
-};
+pub use analysis::{Curve, Observed, Points, RunReport, analyse};
 pub use answer::{Answer, AnswerError, Series, read_answer};
 pub use balance::{Balance, Share};
 pub use compare::{APART, By, Efficiency, Pair, Report, compare};
 pub use figures::{seconds_of, time};
+pub use findings::{Finding, FindingKind, HOT, LAGS, LEAST_TRAFFIC, THROTTLED};
 pub use markdown::markdown;
 pub use members::{Member, Members, NoMembers};
 pub use picture::{Picture, pictures};
@@ -35,4 +35,5 @@ pub use query::{
     Measure, Pods, SCRAPES_OF_A_RATE, StepMetric, Subject, cases, presence, reaches_back, scrapes,
     whether,
 };
+pub use task_use::{RoleUse, Servers, TaskUse};
 pub use usage::{Totals, Traffic, Usage};

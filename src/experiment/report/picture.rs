@@ -1,10 +1,11 @@
 //! [`pictures`]: a report as drawings.
 
-use super::analysis::{RunReport, TaskUse};
+use super::analysis::RunReport;
 use super::chart::{Chart, Row};
 use super::compare::Report;
 use super::figures::{bytes, number, percent};
 use super::query::Measure;
+use super::task_use::TaskUse;
 
 /// A drawing and the file name.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -321,7 +321,8 @@ pub struct Pods<'a> {
 // === impl Pods ===
 
 impl Pods<'_> {
-    fn asked(&self, measure: Measure, function: &str, seconds: u64) -> Option<String> {
+    /// The query for the values of `function` over `seconds`, by pod.
+    fn query(&self, measure: Measure, function: &str, seconds: u64) -> Option<String> {
         let namespace = quoted(self.namespace);
         let pods = one_of(self.names.iter().copied());
         let own = format!("namespace={namespace},pod=~{pods}");
@@ -348,7 +349,7 @@ impl Pods<'_> {
         } else {
             "increase"
         };
-        self.asked(measure, function, seconds)
+        self.query(measure, function, seconds)
     }
 
     /// The query for the average per second over `seconds`.
@@ -358,7 +359,7 @@ impl Pods<'_> {
         } else {
             "rate"
         };
-        self.asked(measure, function, seconds)
+        self.query(measure, function, seconds)
     }
 }
 
@@ -367,7 +368,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_given_is_asked_for_and_can_hold_any_letter() {
+    fn queries_have_the_given_subject_with_any_letters() {
         let text = |text: &str| Some(text.to_owned());
         let job = Subject {
             job: text("a\"b\\c\n"),
@@ -417,6 +418,10 @@ mod tests {
             ),
             "group by (scene, case) (last_over_time(pinfold_scene_info{case=\"1\"}[60s]))"
         );
+    }
+
+    #[test]
+    fn queries_have_the_given_pods_with_any_letters() {
         let steps: StepMetric = "steps_total{mode=\"a\",}".parse().unwrap();
         let names = ["ps-0", "w.1", "ü–x"];
         let pods = Pods {

@@ -64,77 +64,74 @@ impl SharedCounters {
         events: &[Event],
         totals: &mut EventTotals,
     ) -> (bool, BTreeMap<&'static str, usize>) {
-        let (mut complete, mut left_out) = (true, BTreeMap::new());
-        let online = &scrape.snapshot.online;
-        if self.online != *online {
-            // Counters on a CPU that was offline have stopped.
-            let all: Vec<String> = self.open.keys().cloned().collect();
-            all.iter().for_each(|cgroup| self.close(cgroup, totals));
-            self.online = online.clone();
-        }
-        let events_per_container = online.len().saturating_mul(events.len()).max(1);
-        let wanted: Vec<(&str, u8)> = match self.budget {
-            0 => Vec::new(),
-            _ => scrape
-                .containers
-                .iter()
-                .filter_map(|container| Some((container.cgroup, rank(container)?)))
-                .collect(),
-        };
+        self.close_after_cpu_change(&scrape.snapshot.online, totals);
+        let wanted = self.wanted(scrape);
+        let groups_per_container = self.online.len().saturating_mul(events.len()).max(1);
         let chosen = choose(
             |cgroup| self.open.contains_key(cgroup),
             &wanted,
-            self.budget / events_per_container,
+            self.budget / groups_per_container,
         );
-        let keep: HashSet<&str> = chosen.iter().copied().collect();
-        let ended: Vec<String> = self
-            .open
-            .keys()
-            .filter(|cgroup| !keep.contains(cgroup.as_str()))
-            .cloned()
-            .collect();
-        ended.iter().for_each(|cgroup| self.close(cgroup, totals));
-        let mut leave_out =
-            |reason: &'static str, count: usize| *left_out.entry(reason).or_default() += count;
+        self.close_all_except(&chosen, totals);
+        let mut left_out = BTreeMap::new();
         if wanted.len() > chosen.len() {
-            leave_out(SHARED_COUNTER_LIMIT, wanted.len() - chosen.len());
+            left_out.insert(SHARED_COUNTER_LIMIT, wanted.len() - chosen.len());
         }
         for cgroup in chosen {
             if self.open.contains_key(cgroup) {
                 continue;
             }
             if scrape.deadline.is_over() {
-                complete = false;
-                break;
+                return (false, left_out);
             }
-            let directory = scrape.host.cgroups.event_directory(cgroup);
-            let Some(directory) = directory.and_then(|path| File::open(path).ok()) else {
-                leave_out(NO_EVENT_CGROUP, 1);
-                continue;
-            };
-            let groups: Result<BTreeMap<u32, CounterGroup>, PerfError> = online
-                .iter()
-                .map(|cpu| Ok((cpu, CounterGroup::open_in(Some(&directory), cpu, events)?)))
-                .collect();
-            match groups {
-                Ok(groups) => {
-                    self.number += 1;
-                    totals.add_container(cgroup);
-                    self.open.insert(
-                        cgroup.to_owned(),
-                        CountedContainer {
-                            number: self.number,
-                            groups,
-                        },
-                    );
-                }
-                Err(error) => {
-                    tracing::debug!("{cgroup}: {error}");
-                    leave_out(OPEN_FAILED, 1);
-                }
+            match open_groups(scrape, cgroup, events) {
+                Ok(groups) => self.add(cgroup, groups, totals),
+                Err(reason) => *left_out.entry(reason).or_default() += 1,
             }
         }
-        (complete, left_out)
+        (true, left_out)
+    }
+
+    /// Closes all counters if other CPUs are online than before. Counters on a CPU that was offline have stopped.
+    fn close_after_cpu_change(&mut self, online: &CpuSet, totals: &mut EventTotals) {
+        if self.online != *online {
+            self.close_all_except(&[], totals);
+            self.online = online.clone();
+        }
+    }
+
+    /// The containers on shared CPUs with their ranks. Without a budget, no container is counted.
+    fn wanted<'s>(&self, scrape: &'s Scrape<'_>) -> Vec<(&'s str, u8)> {
+        match self.budget {
+            0 => Vec::new(),
+            _ => scrape
+                .containers
+                .iter()
+                .filter_map(|container| Some((container.cgroup, rank(container)?)))
+                .collect(),
+        }
+    }
+
+    fn close_all_except(&mut self, kept: &[&str], totals: &mut EventTotals) {
+        let kept: HashSet<&str> = kept.iter().copied().collect();
+        let ended: Vec<String> = self
+            .open
+            .keys()
+            .filter(|cgroup| !kept.contains(cgroup.as_str()))
+            .cloned()
+            .collect();
+        ended.iter().for_each(|cgroup| self.close(cgroup, totals));
+    }
+
+    /// Adds the open counters of a container.
+    fn add(&mut self, cgroup: &str, groups: BTreeMap<u32, CounterGroup>, totals: &mut EventTotals) {
+        self.number += 1;
+        totals.add_container(cgroup);
+        let counted = CountedContainer {
+            number: self.number,
+            groups,
+        };
+        self.open.insert(cgroup.to_owned(), counted);
     }
 
     fn close(&mut self, cgroup: &str, totals: &mut EventTotals) {
@@ -177,6 +174,30 @@ impl SharedCounters {
             (cgroup.as_str(), all)
         })
     }
+}
+
+/// Opens the counters of a container on each online CPU. The error is the reason for the missing counters, as a label value.
+fn open_groups(
+    scrape: &Scrape<'_>,
+    cgroup: &str,
+    events: &[Event],
+) -> Result<BTreeMap<u32, CounterGroup>, &'static str> {
+    let directory = scrape
+        .host
+        .cgroups
+        .event_directory(cgroup)
+        .and_then(|path| File::open(path).ok())
+        .ok_or(NO_EVENT_CGROUP)?;
+    let groups: Result<BTreeMap<u32, CounterGroup>, PerfError> = scrape
+        .snapshot
+        .online
+        .iter()
+        .map(|cpu| Ok((cpu, CounterGroup::open_in(Some(&directory), cpu, events)?)))
+        .collect();
+    groups.map_err(|error| {
+        tracing::debug!("{cgroup}: {error}");
+        OPEN_FAILED
+    })
 }
 
 /// The rank of a container for the budget: parameter servers, then training containers, then the rest. `None` for an owner

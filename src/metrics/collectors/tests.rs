@@ -30,7 +30,13 @@ fn write(file: &Path, text: &str) {
 /// A pod with a container, a process with a single thread, and its own network.
 fn container(root: &Path, number: u32) -> ContainerState {
     let (cgroup, pid) = (format!("kubepods/pod{number}/c1"), 100 + number);
-    let dir = root.join("sys/fs/cgroup").join(&cgroup);
+    write_cgroup(&root.join("sys/fs/cgroup").join(&cgroup), pid);
+    write_process(&root.join(format!("proc/{pid}")), pid, number);
+    state(cgroup, number)
+}
+
+/// Writes the files of a container's cgroup with the process `pid`.
+fn write_cgroup(dir: &Path, pid: u32) {
     write(&dir.join("cgroup.procs"), &format!("{pid}\n"));
     write(&dir.join("cpu.stat"), "usage_usec 1500000\n");
     write(&dir.join("memory.numa_stat"), "anon N0=4096\nfile N0=0\n");
@@ -40,7 +46,10 @@ fn container(root: &Path, number: u32) -> ContainerState {
             "some total=7\nfull total=5\n",
         );
     }
-    let process = root.join(format!("proc/{pid}"));
+}
+
+/// Writes the files of a process with a single thread. The number distinguishes the network namespaces.
+fn write_process(process: &Path, pid: u32, number: u32) {
     let status = "voluntary_ctxt_switches:\t70\nnonvoluntary_ctxt_switches:\t7\n";
     write(&process.join(format!("task/{pid}/status")), status);
     write(&process.join(format!("task/{pid}/schedstat")), "9 5 7\n");
@@ -63,6 +72,10 @@ fn container(root: &Path, number: u32) -> ContainerState {
         process.join("ns/net"),
     )
     .unwrap();
+}
+
+/// The state of a running container of class BestEffort.
+fn state(cgroup: String, number: u32) -> ContainerState {
     let (pod, spec) = (Pod::default(), Container::default());
     ContainerState {
         namespace: "train".to_owned(),

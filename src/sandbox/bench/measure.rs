@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use nix::sys::resource::{UsageWho, getrusage};
 
+use super::figures::{Interval, Point};
 use super::job::{self, BenchPod, Part};
 use super::plan::{Plan, Way, Work};
 use super::report::{Metric, Run};
@@ -18,7 +19,7 @@ use crate::host::file;
 use crate::host::proc::Proc;
 use crate::host::spawn::Stderr;
 use crate::sandbox::node::{LineListener, LocalNode, Start};
-use crate::sandbox::sample::{Counters, Sample};
+use crate::sandbox::sample::Sample;
 
 /// The label of the reasons for missing migrations and step times, beside the names of collectors.
 pub(super) const MIGRATIONS: &str = "migrations";
@@ -42,8 +43,8 @@ const CLOSE_LOOK: Duration = Duration::from_millis(5);
 /// The fewest steps that give a step time; a run goes on until the workers have made this many.
 const FEWEST: f64 = 10.0;
 
-/// A failed command's last words.
-const WORDS: usize = 2000;
+/// The longest quoted end of a command's standard error, in bytes.
+const LONGEST_MESSAGES: usize = 2000;
 
 /// The longest kept end of a command's standard error, in bytes.
 const KEPT: u64 = 8 << 20;
@@ -61,14 +62,6 @@ pub(super) struct Bench<'a> {
     number: usize,
 }
 
-/// The counters at a moment.
-#[derive(Debug)]
-struct Point {
-    sample: Sample,
-    /// The migrations of each thread of the job so far; `None` if the kernel does not count migrations.
-    moved: Option<BTreeMap<i32, u64>>,
-}
-
 /// The output of a worker or of a copy of the command.
 #[derive(Debug)]
 struct PodOutput {
@@ -82,7 +75,7 @@ struct PodStates {
     /// The indexes of terminated copies of the command.
     ended: Vec<usize>,
     /// Whether all pods have the planned CPUs.
-    settled: bool,
+    as_planned: bool,
 }
 
 // === impl Bench ===
@@ -123,7 +116,7 @@ impl<'a> Bench<'a> {
             outputs.extend(listened);
         }
         if self.plan.runs_to_end() {
-            return self.whole(round, way, pods, &started).await;
+            return self.time_copies(round, way, pods, &started).await;
         }
         let began = Instant::now();
         self.until_all_step(began, pods, &outputs).await?;
@@ -152,7 +145,12 @@ impl<'a> Bench<'a> {
             if took >= length && made.iter().sum::<f64>() > FEWEST {
                 let after = self.point(pods)?;
                 if let Some(stretches) = stretches(&outputs, from, origin.elapsed()) {
-                    return Ok(self.stepped(round, way, pods, (&before, &after), &stretches));
+                    let interval = Interval {
+                        pods: job(pods).collect(),
+                        begin: &before,
+                        end: &after,
+                    };
+                    return Ok(self.run_of_steps(round, way, &interval, &stretches));
                 }
             }
             let silent = outputs.iter().zip(&made).find(|(_, made)| **made == 0.0);
@@ -212,9 +210,9 @@ impl<'a> Bench<'a> {
             })
         });
         let command = pod.part == Part::Command;
-        let words = self.words(&pod.pod.name);
+        let stderr = self.stderr_file(&pod.pod.name);
         // An end of an earlier copy's output may be missing or outdated, so errors are ignored.
-        let _ = std::fs::remove_file(&words);
+        let _ = std::fs::remove_file(&stderr);
         let start = Start {
             pod: &pod.pod,
             manifest: &pod.manifest,
@@ -223,7 +221,7 @@ impl<'a> Bench<'a> {
             env,
             address: pod.address,
             stderr: if command {
-                Stderr::File(words)
+                Stderr::File(stderr)
             } else {
                 Stderr::Inherit
             },
@@ -239,8 +237,8 @@ impl<'a> Bench<'a> {
         ))
     }
 
-    /// Where a command's standard error goes: beside the manifests, and away with them.
-    fn words(&self, pod: &str) -> PathBuf {
+    /// The file of a command's standard error. The file disappears together with the manifests.
+    fn stderr_file(&self, pod: &str) -> PathBuf {
         self.local.folder().join(format!("{pod}.err"))
     }
 
@@ -256,7 +254,7 @@ impl<'a> Bench<'a> {
             let states = self.pod_states(began, pods, outputs)?;
             let silent = outputs.iter().find(|output| !output.listener().has_begun());
             match silent {
-                None if states.settled && states.ended.is_empty() => return Ok(()),
+                None if states.as_planned && states.ended.is_empty() => return Ok(()),
                 Some(output) => anyhow::ensure!(
                     began.elapsed() < FIRST_STEP && states.ended.is_empty(),
                     "{} made no step in {} s: check that --steps matches the lines of standard output; a program that buffers \
@@ -287,12 +285,12 @@ impl<'a> Bench<'a> {
         }
         let mut states = PodStates {
             ended: Vec::new(),
-            settled: true,
+            as_planned: true,
         };
         for (place, pod) in pods.iter().enumerate() {
             let name = &pod.pod.name;
             if pod.part == Part::Command {
-                bound(&self.words(name));
+                empty_if_long(&self.stderr_file(name));
             }
             match self.local.ended(name)? {
                 None => {}
@@ -302,7 +300,7 @@ impl<'a> Bench<'a> {
                 Some(status) => anyhow::bail!(
                     "the process of {name} ended unexpectedly ({status}){}",
                     if pod.part == Part::Command {
-                        last_words(&self.words(name))
+                        last_messages(&self.stderr_file(name))
                     } else {
                         String::new()
                     }
@@ -311,7 +309,7 @@ impl<'a> Bench<'a> {
         }
         let Some(snapshot) = self.agent.snapshot() else {
             return Ok(PodStates {
-                settled: false,
+                as_planned: false,
                 ..states
             });
         };
@@ -321,17 +319,17 @@ impl<'a> Bench<'a> {
                 .iter()
                 .find(|state| state.uid.as_deref() == pod.pod.cgroup_uid());
             let own = state.and_then(|state| state.assigned.as_ref());
-            let settled = match state {
+            let as_planned = match state {
                 Some(state) if pod.exclusive => own.is_some() && own == state.effective.as_ref(),
                 Some(_) => own.is_none(),
                 None => false,
             };
-            states.settled &= settled;
+            states.as_planned &= as_planned;
             let note = state
                 .and_then(|state| state.note.as_deref())
                 .unwrap_or("the agent gives no reason");
             anyhow::ensure!(
-                settled || began.elapsed() < PATIENCE,
+                as_planned || began.elapsed() < PATIENCE,
                 "{} does not have the planned CPUs: {note}",
                 pod.pod.name
             );
@@ -350,7 +348,7 @@ impl<'a> Bench<'a> {
     /// every thread.
     fn point(&mut self, pods: &[BenchPod]) -> anyhow::Result<Point> {
         let proc = Proc::new(Path::new("/"));
-        let moved = match proc.no_migrations() {
+        let migrations = match proc.no_migrations() {
             Some(reason) => {
                 self.unsupported
                     .insert(MIGRATIONS.to_owned(), reason.to_owned());
@@ -368,89 +366,52 @@ impl<'a> Bench<'a> {
         };
         Ok(Point {
             sample: self.sample()?,
-            moved,
+            migrations,
         })
     }
 
-    fn stepped(
+    /// The run of a job whose steps were measured.
+    fn run_of_steps(
         &mut self,
         round: usize,
         way: Way,
-        pods: &[BenchPod],
-        (begin, end): (&Point, &Point),
+        interval: &Interval<'_>,
         stretches: &[Stretch],
     ) -> Run {
-        let (before, after) = (&begin.sample, &end.sample);
-        let seconds = (after.at - before.at).as_secs_f64();
-        let rate: f64 = stretches
+        let steps_per_second: f64 = stretches
             .iter()
             .map(|stretch| stretch.steps / stretch.seconds)
             .sum();
-        let millis: Vec<f64> = stretches
-            .iter()
-            .flat_map(|stretch| stretch.millis.iter().copied())
-            .collect();
-        let names: Vec<&str> = job(pods).collect();
-        let gained = |pick: fn(&Counters) -> Option<u64>| -> Option<f64> {
-            let mut sum = 0;
-            for name in &names {
-                let of = |sample: &Sample| sample.pods.get(*name).and_then(pick);
-                sum += of(after)?.saturating_sub(of(before)?);
-            }
-            Some(sum as f64 / seconds)
-        };
-        let per_step = |pick| gained(pick).and_then(|per_second| stats::ratio(per_second, rate));
-        let moves = migrations(begin, end).and_then(|moves| stats::ratio(moves / seconds, rate));
-        let millis = if stretches.iter().any(Stretch::is_clumped) {
+        let step_millis = self.step_millis(stretches);
+        Run {
+            round,
+            way,
+            seconds: interval.seconds(),
+            steps: stretches.iter().map(|stretch| stretch.steps).sum(),
+            thread_count: Some(interval.threads()),
+            figures: interval.figures(steps_per_second, &step_millis),
+        }
+    }
+
+    /// The duration of each step, in milliseconds. Lines in bursts give no durations, and the report gets the reason.
+    fn step_millis(&mut self, stretches: &[Stretch]) -> Vec<f64> {
+        if stretches.iter().any(Stretch::is_clumped) {
             self.unsupported.insert(
                 STEPS.to_owned(),
                 "the command writes its lines in bursts, as from a buffer: turn the buffer off (stdbuf -oL), or match the \
                  time of a step with (?<ms>...)"
                     .to_owned(),
             );
-            Vec::new()
-        } else {
-            millis
-        };
-        let figures = [
-            (Metric::StepsPerSecond, Some(rate)),
-            (Metric::StepMsP50, stats::percentile(&millis, 50)),
-            (Metric::StepMsP99, stats::percentile(&millis, 99)),
-            (
-                Metric::ContextSwitchesPerStep,
-                per_step(|counters| counters.context_switches),
-            ),
-            (
-                Metric::ThrottledPeriodsPerSecond,
-                gained(|counters| counters.throttled_periods),
-            ),
-            (Metric::MigrationsPerStep, moves),
-            (
-                Metric::CacheMissesPerStep,
-                per_step(|counters| counters.llc_misses),
-            ),
-        ];
-        Run {
-            round,
-            way,
-            seconds,
-            steps: stretches.iter().map(|stretch| stretch.steps).sum(),
-            thread_count: Some(
-                names
-                    .iter()
-                    .filter_map(|name| after.pods.get(*name))
-                    .map(|counters| counters.threads)
-                    .sum(),
-            ),
-            figures: figures
-                .into_iter()
-                .filter_map(|(metric, value)| Some((metric, value?)))
-                .collect(),
+            return Vec::new();
         }
+        stretches
+            .iter()
+            .flat_map(|stretch| stretch.millis.iter().copied())
+            .collect()
     }
 
     /// Measures the duration of the command for each copy, from the start of the copy.
-    async fn whole(
+    async fn time_copies(
         &mut self,
         round: usize,
         way: Way,
@@ -461,11 +422,11 @@ impl<'a> Bench<'a> {
         let copies = pods.iter().filter(|pod| pod.part == Part::Command).count();
         let switches = reaped()?;
         let mut took: BTreeMap<usize, f64> = BTreeMap::new();
-        let mut settled = false;
+        let mut as_planned = false;
         while took.len() < copies {
             tokio::time::sleep(CLOSE_LOOK).await;
             let states = self.pod_states(began, pods, &[])?;
-            settled |= states.settled;
+            as_planned |= states.as_planned;
             for place in states.ended {
                 took.entry(place)
                     .or_insert_with(|| started[place].elapsed().as_secs_f64());
@@ -478,7 +439,7 @@ impl<'a> Bench<'a> {
         }
         let switches = reaped()? - switches;
         anyhow::ensure!(
-            settled,
+            as_planned,
             "the command took only {:.0} ms and ended before its CPUs were exclusive: make the command longer",
             began.elapsed().as_secs_f64() * 1e3
         );
@@ -551,24 +512,9 @@ fn stretches(outputs: &[PodOutput], from: Duration, to: Duration) -> Option<Vec<
     outputs.iter().map(of).collect()
 }
 
-/// The increase of the migrations. A terminated thread does not count; a thread with a smaller number than before is a new
-/// thread with a reused id.
-fn migrations(before: &Point, after: &Point) -> Option<f64> {
-    let (before, after) = (before.moved.as_ref()?, after.moved.as_ref()?);
-    let gained = after.iter().map(|(tid, now)| {
-        let before = before
-            .get(tid)
-            .copied()
-            .filter(|before| before <= now)
-            .unwrap_or(0);
-        now - before
-    });
-    Some(gained.sum::<u64>() as f64)
-}
-
-/// Lets go of what a command has written, where it is very much: the file lies in memory, beside the runtime's own state.
-fn bound(words: &Path) {
-    let Ok(file) = std::fs::OpenOptions::new().write(true).open(words) else {
+/// Empties a command's file of standard error above the limit. The file lies in memory, beside the runtime's own state.
+fn empty_if_long(stderr: &Path) {
+    let Ok(file) = std::fs::OpenOptions::new().write(true).open(stderr) else {
         return;
     };
     if file.metadata().is_ok_and(|found| found.len() > KEPT) {
@@ -585,11 +531,11 @@ fn reaped() -> anyhow::Result<i64> {
 }
 
 /// The end of a command's standard error.
-fn last_words(path: &Path) -> String {
+fn last_messages(path: &Path) -> String {
     let Ok(Some(text)) = file::read_optional(path) else {
         return String::new();
     };
-    let start = text.ceil_char_boundary(text.len().saturating_sub(WORDS));
+    let start = text.ceil_char_boundary(text.len().saturating_sub(LONGEST_MESSAGES));
     match text[start..].trim() {
         "" => String::new(),
         words => format!("; its messages:\n{words}"),

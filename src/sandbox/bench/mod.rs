@@ -5,12 +5,13 @@
 //! sizes the pods. Shared pods run as in Kubernetes, with the CPU limit as a quota.
 //!
 //! [`mod@plan`] decides the runs, [`job`] names the pods, `measure` runs the pods, [`steps`] reads steps from lines,
-//! [`report`] computes the figures with the help of [`stats`], [`claims`] compares the figures with published claims, and
-//! [`picture`] draws the figures. All modules but `measure` and `guard` only compute.
+//! `figures` computes the figures of a run, [`report`] compares the runs with the help of [`stats`], [`claims`] compares the
+//! figures with published claims, and [`picture`] draws the figures. All modules but `measure` and `guard` only compute.
 //!
 //! Invariant: a ratio compares consecutive runs of a round, so that a slow minute of the machine affects both sides.
 
 pub mod claims;
+mod figures;
 mod guard;
 pub mod job;
 mod measure;

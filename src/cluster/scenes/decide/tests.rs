@@ -300,54 +300,76 @@ fn bound(keys: &[&str]) -> Pods {
     }])
 }
 
-#[test]
-fn on_busy_applies_when_the_label_keys_of_the_plan_change() {
-    const CLAIM: &[&str] = &["scene.p.1.1.0"];
-    let world = |active, labels: Value, claims: &[&str], keys: &[&str]| {
-        let mut world =
-            World::new(vec![plan("p", active, json!({"labels": labels}))]).having(&OLD, claims);
-        world.pods = bound(keys);
-        world
-    };
-    let waits = |world: &World, reason: &str| {
-        let verdict = world.decide();
-        assert_eq!(
-            (verdict.phase, verdict.action),
-            (Phase::Waiting, None),
-            "{reason}"
-        );
-        assert!(
-            verdict.says.contains(reason),
-            "{} has no {reason}",
-            verdict.says
-        );
-        verdict.slot
-    };
-    let (same, next) = (Some(("1", "1")), Some(("1", "2")));
-    let slot = Slot {
+/// The claim on the slot that [`OLD`] names.
+const CLAIM: &[&str] = &["scene.p.1.1.0"];
+
+/// A node with the labels [`OLD`] and a pod with the label keys `keys`, under a plan with the label settings `labels`.
+fn relabelled(
+    active: Option<(&str, &str)>,
+    labels: Value,
+    claims: &[&str],
+    keys: &[&str],
+) -> World {
+    let mut world =
+        World::new(vec![plan("p", active, json!({"labels": labels}))]).having(&OLD, claims);
+    world.pods = bound(keys);
+    world
+}
+
+/// Label settings with another key for the scene.
+fn renamed() -> Value {
+    json!({"scene": "SCENE"})
+}
+
+/// Label settings with a second key for the scene.
+fn alias() -> Value {
+    json!({"aliases": {"SCENCE": "SCENE"}})
+}
+
+/// The slot that [`OLD`] names.
+fn old_slot() -> Slot {
+    Slot {
         scene: "1".to_owned(),
         case: "1".to_owned(),
         kind: None,
         index: 0,
-    };
-    let renamed = || json!({"scene": "SCENE"});
-    let alias = || json!({"aliases": {"SCENCE": "SCENE"}});
-    // A different case or none, and new label keys: the labels or the claim name the node's slot.
-    for active in [next, None] {
+    }
+}
+
+/// Checks that the node waits for the reason. Returns the slot of the verdict.
+fn waits(world: &World, reason: &str) -> Option<Slot> {
+    let verdict = world.decide();
+    assert_eq!(
+        (verdict.phase, verdict.action),
+        (Phase::Waiting, None),
+        "{reason}"
+    );
+    assert!(
+        verdict.says.contains(reason),
+        "{} has no {reason}",
+        verdict.says
+    );
+    verdict.slot
+}
+
+#[test]
+fn on_busy_applies_when_the_case_and_the_label_keys_change() {
+    // The labels or the claim name the node's slot.
+    for active in [Some(("1", "2")), None] {
         for (labels, claims) in [(alias(), CLAIM), (alias(), &[]), (renamed(), CLAIM)] {
             let held = waits(
-                &world(active, labels, claims, &["CASE"]),
+                &relabelled(active, labels, claims, &["CASE"]),
                 "train/w of scene 1 case 1 0 still runs",
             );
-            assert_eq!(held, Some(slot.clone()));
+            assert_eq!(held, Some(old_slot()));
         }
         // The memory names the slot if the plan lists the nodes and the node has no claims.
-        let mut listed = world(active, renamed(), &[], &["SCENCE"]);
+        let mut listed = relabelled(active, renamed(), &[], &["SCENCE"]);
         listed.plans.plans[0].spec.nodes.names = Some(vec!["n".to_owned()]);
-        listed.memory.last = Some(("p".to_owned(), slot.clone()));
+        listed.memory.last = Some(("p".to_owned(), old_slot()));
         assert_eq!(
             waits(&listed, "train/w of scene 1 case 1 0 still runs"),
-            Some(slot.clone())
+            Some(old_slot())
         );
         // After a restart, the memory is empty. Pods may still depend on applied labels that name no slot.
         listed.memory = Memory::default();
@@ -360,17 +382,25 @@ fn on_busy_applies_when_the_label_keys_of_the_plan_change() {
         listed.pods = None;
         waits(&listed, "the pods of this node are not known yet");
     }
-    // The same slot: pods that select a removed label block the change. An added label changes nothing for pods.
-    let mut keys = world(same, renamed(), CLAIM, &["SCENCE"]);
-    assert_eq!(waits(&keys, "label SCENCE stays: pod train/w"), Some(slot));
+}
+
+#[test]
+fn on_busy_applies_when_only_the_label_keys_change() {
+    let same = Some(("1", "1"));
+    // Pods that select a removed label block the change. An added label changes nothing for pods.
+    let mut keys = relabelled(same, renamed(), CLAIM, &["SCENCE"]);
+    assert_eq!(
+        waits(&keys, "label SCENCE stays: pod train/w"),
+        Some(old_slot())
+    );
     keys.plans.plans[0].spec.on_busy = OnBusy::Refuse;
     let refused = keys.decide();
     assert_eq!((refused.phase, refused.action), (Phase::Refused, None));
     keys.plans.plans[0].spec.on_busy = OnBusy::Force;
     assert_eq!(keys.settle(), ["label CASE=1 INDEX=0 SCENE=1"]);
-    let mut unaffected = world(same, renamed(), CLAIM, &["CASE", "INDEX"]);
+    let mut unaffected = relabelled(same, renamed(), CLAIM, &["CASE", "INDEX"]);
     assert_eq!(unaffected.settle(), ["label CASE=1 INDEX=0 SCENE=1"]);
-    let mut more = world(same, alias(), CLAIM, &["SCENCE"]);
+    let mut more = relabelled(same, alias(), CLAIM, &["SCENCE"]);
     assert_eq!(more.settle(), ["label CASE=1 INDEX=0 SCENCE=1 SCENE=1"]);
     more.plans.plans = vec![plan("p", same, Value::Null)];
     assert_eq!(
@@ -378,7 +408,7 @@ fn on_busy_applies_when_the_label_keys_of_the_plan_change() {
         ["label CASE=1 INDEX=0 SCENCE=1"],
         "no pod depends on the alias"
     );
-    let mut fewer = world(same, alias(), CLAIM, &["SCENE"]);
+    let mut fewer = relabelled(same, alias(), CLAIM, &["SCENE"]);
     fewer.settle();
     fewer.plans.plans = vec![plan("p", same, Value::Null)];
     waits(&fewer, "label SCENE stays");

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::experiment::report::Series;
+use crate::experiment::report::{FindingKind, HOT, Series};
 
 /// A pod's name, role, index, and the known values.
 type Pod<'a> = (&'a str, &'a str, &'a str, &'a [(Measure, f64)]);

@@ -1,5 +1,6 @@
-use super::super::analysis::{RoleUse, TaskUse};
-use super::super::{Balance, Finding, Servers, Traffic, Usage, markdown, pictures};
+use super::super::{
+    Balance, Finding, RoleUse, Servers, TaskUse, Traffic, Usage, markdown, pictures,
+};
 use super::*;
 
 /// A run with so many workers, steps each second if any, and bytes that each server sends a second.
