@@ -35,3 +35,5 @@ mod readme;
 mod shell;
 #[path = "docs/specification.rs"]
 mod specification;
+#[path = "docs/troubleshooting.rs"]
+mod troubleshooting;
