@@ -342,7 +342,7 @@ fn an_unreachable_api_changes_no_assignment() {
     );
     let ready = agent.get("/readyz");
     assert!(
-        ready.status == 503 && ready.body.contains("has not ended"),
+        ready.status == 503 && ready.body.contains("waits for the first list"),
         "{ready:?}"
     );
     assert_eq!(
@@ -586,8 +586,8 @@ fn a_static_pod_is_pinned_by_its_mirror_pod_and_keeps_its_cpus() {
     let reported = |status: &Value| {
         let errors = status["errors"].to_string();
         let named = [
-            "pod default/a says",
-            "pod train/worker-0 says",
+            "pod default/a has the annotations",
+            "pod train/worker-0 has the annotations",
             "CPUs of the static pod stay assigned",
         ];
         named.iter().all(|part| errors.contains(part))
@@ -629,7 +629,8 @@ fn two_mirror_pods_of_one_static_pod_get_no_cpus() {
     let pid = tree.start(&main);
     agent.eventually("both are reported", |status| {
         let errors = status["errors"].to_string();
-        errors.contains("pod train/worker-0 says") && errors.contains("pod train/worker-1 says")
+        errors.contains("pod train/worker-0 has the annotations")
+            && errors.contains("pod train/worker-1 has the annotations")
     });
     two_reconciles(&agent);
     assert_eq!(allowed(pid), kernel.online);

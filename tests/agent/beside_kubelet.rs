@@ -145,7 +145,7 @@ fn nothing_is_assigned_before_a_kubelet_has_answered() {
     );
     let errors = status["errors"].to_string();
     assert!(
-        errors.contains("before a kubelet answers") && errors.contains("remove the socket"),
+        errors.contains("until a kubelet answers") && errors.contains("remove the socket"),
         "{errors}"
     );
     let _kubelet = root.kubelet(false);
@@ -195,7 +195,7 @@ fn assignments_stay_while_the_kubelet_has_not_answered() {
     agent.eventually("the agent waits for the kubelet", |status| {
         status["errors"]
             .to_string()
-            .contains("before a kubelet answers")
+            .contains("until a kubelet answers")
     });
     std::thread::sleep(std::time::Duration::from_millis(2500));
     let status = agent.status().unwrap();
