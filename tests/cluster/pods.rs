@@ -354,6 +354,9 @@ async fn a_body_that_is_no_pod_list_removes_no_pod() {
         };
         fake.fail(When::always().verb("list").on("pods").times(2), refuse);
         force_resync(&fake, &mut listener).await;
+        listener
+            .until("recovered", |_, received| received.iter().any(is_recovery))
+            .await;
         let counters = listener.api.counters();
         assert_eq!(counters.errors(ErrorKind::InvalidResponse), 2, "{text}");
         let removed = |event: &PodsEvent| matches!(event, PodsEvent::Snapshot { pods, .. } if pods.is_empty());
