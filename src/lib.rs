@@ -2,7 +2,7 @@
 //!
 //! The agent gives each container of a Guaranteed training pod exclusive CPUs, and sets the thread counts in the
 //! container's environment before the start. The agent also measures whether both hold. This page describes the
-//! architecture. The README is for operators.
+//! architecture. `docs/` is for operators.
 //!
 //! # The central decision: the kernel is the source of truth
 //!
@@ -32,6 +32,10 @@
 //! | [`client`] | talks to a running agent: its HTTP API, the model behind `top` | `cpu` `pod` | be needed by the agent |
 //! | [`sandbox`] | real cgroups and processes without a cluster, for demo and bench | all above | be needed by the agent |
 //! | [`cli`] | arguments, subcommands, output | all above | contain logic |
+//!
+//! Cargo features, all on by default, leave parts out: `experiments` has [`experiment`], [`prometheus`] and `pinfold scene`;
+//! `reclaim` has `pinfold scene reclaim`; `demo` and `bench` have [`sandbox`] and their commands; `top` has `pinfold top`. The
+//! agent's image is built without features.
 //!
 //! The pure modules (`text`, `cpu`, `pod`, `scene`, `experiment`) and the pure half of `pin` hold every decision. The others fetch, plan
 //! and apply. A plan is a value that can be compared and printed. A plan that was applied leaves nothing for the next plan.

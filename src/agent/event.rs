@@ -81,7 +81,7 @@ impl RuntimeUpdate {
     /// The uid of a pod without containers so far.
     pub fn of_new_pod(&self) -> Option<&str> {
         match self {
-            Self::Pod(told) if told.pod.containers.is_empty() => told.pod.cgroup_uid(),
+            Self::Pod(reported) if reported.pod.containers.is_empty() => reported.pod.cgroup_uid(),
             _ => None,
         }
     }

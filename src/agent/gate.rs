@@ -218,18 +218,18 @@ mod tests {
     #[test]
     fn who_must_have_cpus_starts_on_them_alone() {
         let own = state("main", Some("2-3"), "2-3");
-        let told = |enforcement, own: &ContainerState, other: Option<&ContainerState>| {
+        let reason = |enforcement, own: &ContainerState, other: Option<&ContainerState>| {
             let all: Vec<ContainerState> = std::iter::once(own).chain(other).cloned().collect();
             at_start(own, &all, enforcement)
         };
-        told(Enforcement::Partition, &own, None).unwrap();
+        reason(Enforcement::Partition, &own, None).unwrap();
         // The runtime has written the cpuset, but the kernel has made no partition.
         let member = ContainerState {
             partition: Some("member".to_owned()),
             ..own.clone()
         };
         assert!(
-            told(Enforcement::Partition, &member, None)
+            reason(Enforcement::Partition, &member, None)
                 .unwrap_err()
                 .contains("member")
         );
@@ -239,20 +239,20 @@ mod tests {
             ..own.clone()
         };
         assert!(
-            told(Enforcement::Partition, &refused, None)
+            reason(Enforcement::Partition, &refused, None)
                 .unwrap_err()
                 .ends_with(": no")
         );
         // Without partitions, other containers must be off the assigned CPUs.
         let (away, near) = (state("other", None, "0-1"), state("other", None, "0-2"));
-        told(Enforcement::Cpuset, &member, Some(&away)).unwrap();
+        reason(Enforcement::Cpuset, &member, Some(&away)).unwrap();
         assert!(
-            told(Enforcement::Cpuset, &member, Some(&near))
+            reason(Enforcement::Cpuset, &member, Some(&near))
                 .unwrap_err()
                 .contains("other of train/p")
         );
         assert!(
-            told(
+            reason(
                 Enforcement::Cpuset,
                 &state("main", Some("2-3"), "0-3"),
                 None
@@ -260,7 +260,7 @@ mod tests {
             .is_err()
         );
         // A pod without `required` starts in any case, and so does every pod under `observe`.
-        told(
+        reason(
             Enforcement::Partition,
             &ContainerState {
                 required: false,
@@ -269,6 +269,6 @@ mod tests {
             None,
         )
         .unwrap();
-        told(Enforcement::Observe, &refused, None).unwrap();
+        reason(Enforcement::Observe, &refused, None).unwrap();
     }
 }

@@ -113,7 +113,7 @@ fn decide(
         confirmed: false,
         reason,
     };
-    let told = |name: PodName, reason: String| Verdict {
+    let verdict = |name: PodName, reason: String| Verdict {
         winner: Some(name).filter(|name| names.contains(name)),
         confirmed: true,
         reason,
@@ -124,19 +124,19 @@ fn decide(
     if let Some(of_runtime) = evidence
         .runtime
         .get(uid.as_str())
-        .map(|told| name(&told.pod))
+        .map(|runtime_pod| name(&runtime_pod.pod))
     {
         let reason = format!(
             "the container runtime says that this is pod {}/{}",
             of_runtime.0, of_runtime.1
         );
-        return told(of_runtime, reason);
+        return verdict(of_runtime, reason);
     }
     let record = evidence.records.get(uid.as_str());
     if let Some(Recorded { pod, confirmed }) = record
         && (*confirmed || !names.contains(pod))
     {
-        return told(
+        return verdict(
             pod.clone(),
             format!("its CPUs are assigned to pod {}/{}", pod.0, pod.1),
         );
@@ -205,12 +205,12 @@ mod tests {
         runtime: Option<&str>,
         record: Option<(&str, bool)>,
     ) -> (Vec<Pod>, usize) {
-        let told = |namespace: &str| RuntimePod {
+        let runtime_pod = |namespace: &str| RuntimePod {
             pod: pod(namespace, "hash"),
             injected: BTreeMap::new(),
         };
         let runtime = runtime
-            .map(|namespace| ("hash".to_owned(), told(namespace)))
+            .map(|namespace| ("hash".to_owned(), runtime_pod(namespace)))
             .into_iter()
             .collect();
         let recorded = |(namespace, confirmed)| Recorded {

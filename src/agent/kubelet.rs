@@ -51,7 +51,7 @@ impl AskKubelet {
     ) -> anyhow::Result<()> {
         let (mut devices, mut last_error) = (BTreeMap::new(), String::new());
         loop {
-            let asked = tokio::time::Instant::now();
+            let requested_at = tokio::time::Instant::now();
             match self.ask(&mut devices).await {
                 Ok(()) => last_error.clear(),
                 Err(error) => {
@@ -71,13 +71,13 @@ impl AskKubelet {
                     () = cgroups.notified() => break,
                     () = tokio::time::sleep(RETRY_INTERVAL), if unanswered => break,
                     reconciled = reconciled.changed() => match reconciled {
-                        Ok(()) if asked.elapsed() < ANSWER_VALID_FOR => {}
+                        Ok(()) if requested_at.elapsed() < ANSWER_VALID_FOR => {}
                         Ok(()) => break,
                         Err(_) => return Ok(()),
                     }
                 }
             }
-            tokio::time::sleep_until(asked + MIN_REQUEST_INTERVAL).await;
+            tokio::time::sleep_until(requested_at + MIN_REQUEST_INTERVAL).await;
         }
     }
 

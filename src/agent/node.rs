@@ -241,18 +241,18 @@ impl Node {
 ///
 /// # Errors
 /// Reserved CPUs that are not online here.
-pub fn reserved(asked: Option<&CpuSet>, topology: &Topology) -> anyhow::Result<CpuSet> {
-    let Some(asked) = asked.filter(|asked| !asked.is_empty()) else {
+pub fn reserved(configured: Option<&CpuSet>, topology: &Topology) -> anyhow::Result<CpuSet> {
+    let Some(configured) = configured.filter(|configured| !configured.is_empty()) else {
         return Ok(default_reserved(topology, &CpuSet::new()));
     };
-    let missing = asked.difference(&topology.online);
+    let missing = configured.difference(&topology.online);
     anyhow::ensure!(
         missing.is_empty(),
         "not online, but reserved: {}; online CPUs: {}; name online CPUs with --reserved",
         missing.in_words(),
         topology.online
     );
-    Ok(asked.clone())
+    Ok(configured.clone())
 }
 
 /// The enforcement, its cause, and the reason as a sentence.

@@ -173,11 +173,12 @@ impl PodStore {
 
     /// Takes an update of the container runtime's pods.
     pub fn runtime(&mut self, news: RuntimeUpdate) {
-        let keyed = |told: RuntimePod| {
-            told.pod
+        let keyed = |runtime_pod: RuntimePod| {
+            runtime_pod
+                .pod
                 .cgroup_uid()
                 .map(str::to_owned)
-                .map(|uid| (uid, told))
+                .map(|uid| (uid, runtime_pod))
         };
         match news {
             RuntimeUpdate::All(all) => {
@@ -191,9 +192,9 @@ impl PodStore {
                 }
             }
             RuntimeUpdate::Pod(one) => {
-                let told = keyed(*one);
-                let uid = told.as_ref().map(|(uid, _)| uid.clone());
-                self.runtime.extend(told);
+                let keyed_pod = keyed(*one);
+                let uid = keyed_pod.as_ref().map(|(uid, _)| uid.clone());
+                self.runtime.extend(keyed_pod);
                 uid.iter().for_each(|uid| self.changed(uid));
             }
             RuntimeUpdate::Gone(uid) => {
@@ -221,7 +222,7 @@ impl PodStore {
         let containers = self
             .runtime
             .get(uid)
-            .map(|told| told.pod.containers.as_slice())
+            .map(|runtime_pod| runtime_pod.pod.containers.as_slice())
             .unwrap_or_default();
         let names: Vec<&str> = containers
             .iter()
@@ -249,10 +250,10 @@ impl PodStore {
         if let Some(known) = self.known.as_ref().filter(|_| !only_asked_about) {
             return Arc::clone(&known.pods);
         }
-        let mut seen = HashSet::new();
+        let mut uids = HashSet::new();
         let mut once = |pod: &&Pod| {
             pod.cgroup_uid()
-                .is_none_or(|uid| seen.insert(uid.to_owned()))
+                .is_none_or(|uid| uids.insert(uid.to_owned()))
         };
         let whole = |pod: &Pod| match pod.cgroup_uid().and_then(|uid| runtime.get(uid)) {
             Some(of_runtime) => with(pod.clone(), of_runtime),
@@ -263,7 +264,7 @@ impl PodStore {
         all.extend(
             runtime
                 .values()
-                .map(|told| &told.pod)
+                .map(|runtime_pod| &runtime_pod.pod)
                 .chain(announced)
                 .filter(once)
                 .map(whole),
@@ -280,8 +281,11 @@ impl PodStore {
     /// The pod with the given uid.
     pub(super) fn pod(&mut self, uid: &str) -> Option<Pod> {
         let runtime = self.runtime.get(uid);
-        let told = self.described.iter().chain(runtime.map(|told| &told.pod));
-        let pod = told
+        let candidates = self
+            .described
+            .iter()
+            .chain(runtime.map(|runtime_pod| &runtime_pod.pod));
+        let pod = candidates
             .chain(self.pending.announced())
             .find(|pod| pod.cgroup_uid() == Some(uid))?
             .clone();
@@ -326,14 +330,14 @@ impl PodStore {
     pub(super) fn has(&self, uid: &str, container: &str) -> bool {
         self.runtime
             .get(uid)
-            .is_some_and(|told| told.pod.container(container).is_some())
+            .is_some_and(|runtime_pod| runtime_pod.pod.container(container).is_some())
     }
 
     /// Whether the runtime has any container of a pod.
     fn has_any(&self, uid: &str) -> bool {
         self.runtime
             .get(uid)
-            .is_some_and(|told| !told.pod.containers.is_empty())
+            .is_some_and(|runtime_pod| !runtime_pod.pod.containers.is_empty())
     }
 
     /// Whether the runtime has a pod.
@@ -350,11 +354,11 @@ impl PodStore {
 
     /// Whether any source says: the pod must not run without exclusive CPUs.
     pub(super) fn requires(&self, uid: &str) -> bool {
-        let told = self
+        let pods = self
             .described
             .iter()
-            .chain(self.runtime.get(uid).map(|told| &told.pod));
-        told.filter(|pod| pod.cgroup_uid() == Some(uid))
+            .chain(self.runtime.get(uid).map(|runtime_pod| &runtime_pod.pod));
+        pods.filter(|pod| pod.cgroup_uid() == Some(uid))
             .any(is_required)
     }
 
@@ -365,10 +369,10 @@ impl PodStore {
 }
 
 /// A pod with the container ids and the actual environment from the runtime.
-fn with(mut pod: Pod, told: &RuntimePod) -> Pod {
+fn with(mut pod: Pod, runtime_pod: &RuntimePod) -> Pod {
     pod.ids = ContainerIds::Runtime;
     for container in &mut pod.containers {
-        let Some(known) = told.pod.container(&container.name) else {
+        let Some(known) = runtime_pod.pod.container(&container.name) else {
             continue;
         };
         container.runtime_id.clone_from(&known.runtime_id);
@@ -435,27 +439,27 @@ mod tests {
         ]
     }
 
-    fn tell(told: &mut PodStore, news: News) {
+    fn apply(store: &mut PodStore, news: News) {
         match news {
             News::Described(numbers) => {
                 let pods = numbers.into_iter().map(|number| pod(number, 0)).collect();
-                told.pods(Source::Api, pods, Vec::new());
+                store.pods(Source::Api, pods, Vec::new());
             }
             News::All(numbers) => {
                 let all = numbers
                     .into_iter()
                     .map(|number| of_runtime(number, 1))
                     .collect();
-                told.runtime(RuntimeUpdate::All(all));
+                store.runtime(RuntimeUpdate::All(all));
             }
             News::Pod(number, environment) => {
-                told.runtime(RuntimeUpdate::Pod(Box::new(of_runtime(
+                store.runtime(RuntimeUpdate::Pod(Box::new(of_runtime(
                     number,
                     environment,
                 ))));
             }
-            News::Gone(number) => told.runtime(RuntimeUpdate::Gone(format!("uid-{number}"))),
-            News::Announced(number) => told.pending().announce(pod(number, 2)),
+            News::Gone(number) => store.runtime(RuntimeUpdate::Gone(format!("uid-{number}"))),
+            News::Announced(number) => store.pending().announce(pod(number, 2)),
         }
     }
 
@@ -465,8 +469,8 @@ mod tests {
             let (mut asked_often, mut asked_once) = (PodStore::default(), PodStore::default());
             let last = all.len() - 1;
             for (index, news) in all.into_iter().enumerate() {
-                tell(&mut asked_often, news.clone());
-                tell(&mut asked_once, news);
+                apply(&mut asked_often, news.clone());
+                apply(&mut asked_once, news);
                 let known = asked_often.known();
                 if index == last {
                     prop_assert_eq!(known, asked_once.known());

@@ -21,7 +21,7 @@ const LOST_CPU_DELAY: Duration = Duration::from_millis(900);
 impl Reconciler {
     /// Notes unpinned times and repaired drift.
     pub(super) fn note_history(&mut self, result: &PassResult) {
-        let node = &self.node.node;
+        let node = &self.managed.node;
         if self.passes.is_first {
             let start = result.before.as_ref().unwrap_or(&result.observed);
             self.history.begin(start, node.enforcement);
@@ -42,7 +42,7 @@ impl Reconciler {
         self.isolate_cpus(&result.observed);
         self.history.forget(&result.observed);
         self.note_lost_cpus(&result.lost);
-        let node = &self.node.node;
+        let node = &self.managed.node;
         let shared = result.decisions.desired.shared();
         let exclusive = node.topology.online.difference(&shared);
         self.published.send_replace(Some(Arc::new(Snapshot {
@@ -54,7 +54,7 @@ impl Reconciler {
             shared,
             exclusive,
             lost: self.lost.clone(),
-            layout: Arc::clone(&self.node.layout),
+            layout: Arc::clone(&self.managed.layout),
             cpu_isolation: self.cpu_isolation.clone(),
             containers: self.container_states(result, &result.observed),
             unknown_owners: snapshot::unknown_owners(&result.observed, &result.ledger),
@@ -86,7 +86,7 @@ impl Reconciler {
         result: &PassResult,
         observed: &Observed,
     ) -> Vec<ContainerState> {
-        let node = &self.node.node;
+        let node = &self.managed.node;
         let shared = result.decisions.desired.shared();
         let environment = |pod: &Pod, index: usize, cpus: Option<&CpuSet>| {
             threads(node, pod, index, cpus, &shared)
@@ -109,7 +109,7 @@ impl Reconciler {
 
     /// The errors of the sources of pods, of the configuration and of the pass, as sentences.
     fn errors(&self, result: &PassResult) -> anyhow::Result<Vec<String>> {
-        let node = &self.node.node;
+        let node = &self.managed.node;
         let mut errors: Vec<String> = self.passes.pods.errors().cloned().collect();
         errors.extend(node.suspended().map(str::to_owned));
         if node.reserved.is_disjoint(&node.topology.online) {
@@ -148,7 +148,7 @@ impl Reconciler {
         self.passes
             .heartbeat
             .begin("move interrupts, workqueues and slices off exclusive CPUs");
-        let node = &self.node.node;
+        let node = &self.managed.node;
         let options = match node.enforcement {
             Enforcement::Observe => CpuIsolationOptions::default(),
             Enforcement::Cpuset => node.config.cpu_isolation,
@@ -178,7 +178,7 @@ impl Reconciler {
             online: &node.topology.online,
         };
         // The record of CPU isolation lies on the root cgroup, which outlives every pods' tree.
-        let report = self.node.isolator.isolate(&input, &node.cgroups, "");
+        let report = self.managed.isolator.isolate(&input, &node.cgroups, "");
         let allowed = report
             .workqueues
             .as_ref()

@@ -39,7 +39,7 @@ async fn sleep_until(moment: Option<Instant>) {
 /// The reconciler: the node's state, and the schedule of passes.
 #[derive(Debug)]
 pub(super) struct Reconciler {
-    pub(super) node: ManagedNode,
+    pub(super) managed: ManagedNode,
     /// The state that passes keep between each other.
     pub(super) passes: PassState,
     /// Whether pods come from the API.
@@ -74,7 +74,7 @@ impl Reconciler {
             ContainerIds::NoSource
         };
         Self {
-            node: ManagedNode::new(node),
+            managed: ManagedNode::new(node),
             passes: PassState::new(PodStore::new(folder_ids), metrics, heartbeat),
             api,
             begun: Instant::now(),
@@ -117,12 +117,12 @@ impl Reconciler {
         cgroups: Arc<Notify>,
         stop: tokio_util::sync::CancellationToken,
     ) {
-        let mut timer = tokio::time::interval(self.node.node.config.reconcile_interval);
+        let mut timer = tokio::time::interval(self.managed.node.config.reconcile_interval);
         timer.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         timer.reset();
         let mut events = EventQueue::new(events);
         // Without a source of pods, the first pass does not wait for pods.
-        if self.node.node.config.manifest_dir.is_none() && !self.api {
+        if self.managed.node.config.manifest_dir.is_none() && !self.api {
             self.schedule.pods_synced();
             self.schedule.on(Trigger::Start, Instant::now());
         }
@@ -170,7 +170,7 @@ impl Reconciler {
     ) -> Option<PassResult> {
         let start = Instant::now();
         let mut has_request = || requests.as_mut().is_some_and(|queue| queue.has_request());
-        let end = pass::run(&mut self.passes, &mut self.node, scope, &mut has_request);
+        let end = pass::run(&mut self.passes, &mut self.managed, scope, &mut has_request);
         let extent = scope.extent();
         let (outcome, result) = match end {
             PassEnd::Done(result) => self.finish_pass(extent, *result, &mut has_request),
@@ -251,7 +251,7 @@ impl Reconciler {
             limits::drop_code_pages();
         }
         let pid = i32::try_from(std::process::id()).ok();
-        if let Some(seconds) = pid.and_then(|pid| self.node.node.proc.cpu_seconds(pid)) {
+        if let Some(seconds) = pid.and_then(|pid| self.managed.node.proc.cpu_seconds(pid)) {
             metrics.set_cpu_seconds(seconds);
         }
     }
@@ -266,10 +266,10 @@ impl Reconciler {
 
     fn handle_timer(&mut self) {
         self.passes.heartbeat.begin("read the CPU topology");
-        self.node.read_topology_changes();
+        self.managed.read_topology_changes();
         self.passes.heartbeat.idle();
         self.passes.forget_refused();
-        self.node.ids_settled = self.ids_settled();
+        self.managed.ids_settled = self.ids_settled();
         self.stop_awaiting_ids();
         self.schedule.on(Trigger::Timer, Instant::now());
     }
@@ -285,7 +285,7 @@ impl Reconciler {
             // Pods unknown to all sources keep their CPUs: the kernel has the assignment records. A folder of manifests is
             // always read before the first pass.
             Event::PodsWaitEnded => {
-                if !self.schedule.has_pods() && self.node.node.config.manifest_dir.is_none() {
+                if !self.schedule.has_pods() && self.managed.node.config.manifest_dir.is_none() {
                     self.schedule.pods_synced();
                     self.schedule.on(Trigger::Start, now);
                 }
@@ -295,7 +295,7 @@ impl Reconciler {
                 self.schedule.on(Trigger::Pods, now);
             }
             // Device locality applies to new containers only, so no pass follows.
-            Event::Devices(devices) => self.node.devices = devices,
+            Event::Devices(devices) => self.managed.devices = devices,
             Event::CpuManager(cpu_manager) => {
                 if self.set_cpu_manager(cpu_manager) {
                     self.schedule.on(Trigger::Kubelet, now);
@@ -344,20 +344,20 @@ impl Reconciler {
         let new_pod = update.of_new_pod().map(str::to_owned);
         self.passes.pods.runtime(update);
         if let Some(uid) = new_pod {
-            self.passes.read_new_pod(&uid, &self.node);
+            self.passes.read_new_pod(&uid, &self.managed);
         }
         let pods = &self.passes.pods;
         self.history
             .only_waiting(|uid, container| pods.has(uid, container));
         if is_list {
-            self.node.ids_settled = self.ids_settled();
+            self.managed.ids_settled = self.ids_settled();
             self.schedule.on(Trigger::Runtime, Instant::now());
         }
     }
 
     /// Whether the runtime has listed its containers, is not in use, or has had [`IDS_GRACE`].
     fn ids_settled(&self) -> bool {
-        !self.node.node.config.runtime.wanted()
+        !self.managed.node.config.runtime.wanted()
             || self.passes.pods.has_runtime()
             || self.begun.elapsed() > IDS_GRACE
     }
@@ -380,7 +380,7 @@ impl Reconciler {
     /// Takes the new state of the kubelet's CPU Manager. Returns whether enforcement has changed, or whether new assignments
     /// were suspended or resumed.
     fn set_cpu_manager(&mut self, now: CpuManager) -> bool {
-        let node = &mut self.node.node;
+        let node = &mut self.managed.node;
         let changed = node.set_cpu_manager(now);
         if changed {
             let (name, reason) = (node.enforcement.name(), &node.enforcement_reason);

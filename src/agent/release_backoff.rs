@@ -60,12 +60,12 @@ mod tests {
         assert_eq!(pause(&release_backoff), Some(Duration::ZERO));
         release_backoff.note(set("2-3"), now, longest);
         assert_eq!(pause(&release_backoff), Some(FIRST));
-        let mut looks = 2;
+        let mut attempts = 2;
         while pause(&release_backoff) < Some(longest) {
             release_backoff.note(set("2-3"), now, longest);
-            looks += 1;
+            attempts += 1;
         }
-        assert_eq!((pause(&release_backoff), looks), (Some(longest), 12));
+        assert_eq!((pause(&release_backoff), attempts), (Some(longest), 12));
         // A different set of CPUs restarts the backoff.
         release_backoff.note(set("2-4"), now, longest);
         assert_eq!(pause(&release_backoff), Some(Duration::ZERO));

@@ -107,9 +107,9 @@ impl Agent {
                 cluster.as_ref(),
                 snapshot.clone(),
                 &metrics,
-                runtime::Stop {
-                    asked: stop.clone(),
-                    answered: answered.clone(),
+                runtime::ShutdownSignals {
+                    requested: stop.clone(),
+                    all_answered: answered.clone(),
                 },
             )?)
         } else {
@@ -403,7 +403,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         );
     }
     let mut agent = Agent::start_in(cluster.as_ref(), node).await?;
-    let service_messages = service::tell(agent.snapshot.clone(), agent.state.heartbeat.clone());
+    let service_messages = service::notify(agent.snapshot.clone(), agent.state.heartbeat.clone());
     agent.tasks.spawn(async move {
         service_messages.await;
         Ok(())

@@ -73,7 +73,7 @@ impl Reconciler {
         container: &str,
         result: &PassResult,
     ) -> Option<CreateAnswer> {
-        let node = &self.node.node;
+        let node = &self.managed.node;
         let shared = result.decisions.desired.shared();
         let Some(decision) = result.decision(uid, container) else {
             // A container outside the pod's description, for example a debug container, gets no CPUs and no refusal.
@@ -116,7 +116,7 @@ impl Reconciler {
             self.history.waits(uid, container);
         }
         let required = self.passes.pods.requires(uid);
-        let enforcement = self.node.node.enforcement;
+        let enforcement = self.managed.node.enforcement;
         let request = RuntimeRequest::Start { uid };
         let scope = if required && enforcement == Enforcement::Cpuset {
             PassScope::Node(Some(request))
@@ -148,7 +148,7 @@ impl Reconciler {
         };
         let state = containers.iter().find(same);
         state.map_or(Ok(()), |state| {
-            gate::at_start(state, &containers, self.node.node.enforcement)
+            gate::at_start(state, &containers, self.managed.node.enforcement)
         })
     }
 }

@@ -12,23 +12,23 @@ use crate::pin::Snapshot;
 use crate::text::counted;
 
 /// Sends messages to the service manager until the agent stops.
-pub(super) async fn tell(
+pub(super) async fn notify(
     mut snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
     heartbeat: Heartbeat,
 ) {
     let notifier = Notifier;
-    let told = |result: std::io::Result<()>| {
+    let log_failure = |result: std::io::Result<()>| {
         if let Err(error) = result {
             tracing::warn!("can't tell the service manager: {error}");
         }
     };
-    let patience = notifier.watchdog();
-    let mut timer = patience.map(|patience| {
-        let mut timer = tokio::time::interval(patience / 3);
+    let watchdog_timeout = notifier.watchdog();
+    let mut timer = watchdog_timeout.map(|watchdog_timeout| {
+        let mut timer = tokio::time::interval(watchdog_timeout / 3);
         timer.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         timer
     });
-    let mut said = None;
+    let mut last_status = None;
     loop {
         tokio::select! {
             changed = snapshot.changed() => if changed.is_err() {
@@ -36,18 +36,18 @@ pub(super) async fn tell(
             },
             // Before the first pass the service manager waits for `ready`. Its start timeout then decides.
             () = tick(timer.as_mut()) => match heartbeat.health() {
-                Health::Alive | Health::Starting(_) => told(notifier.alive()),
+                Health::Alive | Health::Starting(_) => log_failure(notifier.alive()),
                 Health::Stuck(reason) => tracing::error!("the agent does not notify systemd's watchdog: {reason}"),
             }
         }
         let status = snapshot.borrow_and_update().as_deref().map(status);
-        if let Some(status) = status.filter(|status| said.as_ref() != Some(status)) {
-            told(if said.is_none() {
+        if let Some(status) = status.filter(|status| last_status.as_ref() != Some(status)) {
+            log_failure(if last_status.is_none() {
                 notifier.ready(&status)
             } else {
                 notifier.status(&status)
             });
-            said = Some(status);
+            last_status = Some(status);
         }
     }
 }

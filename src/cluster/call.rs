@@ -219,7 +219,7 @@ impl Api {
     }
 
     async fn send(&self, call: Call, request: Request<Vec<u8>>) -> Result<Response<Body>, Failure> {
-        self.counters.asked(call);
+        self.counters.add_request(call);
         let response = self.client.send(request.map(Body::from)).await;
         let response = response.map_err(|error| Failure::Connection(words(&error)))?;
         if response.status().is_success() {

@@ -157,7 +157,7 @@ impl Counters {
         self.degraded.load(Ordering::Relaxed)
     }
 
-    pub(super) fn asked(&self, call: Call) {
+    pub(super) fn add_request(&self, call: Call) {
         if let Some(count) = self.requests.get(call as usize) {
             count.fetch_add(1, Ordering::Relaxed);
         }

@@ -193,7 +193,7 @@ impl Reclaimer {
                 Err(failure) => Some(failure.retry_after()),
             };
             let wait = match (retry_after, &round) {
-                (Some(asked), _) => backoff.wait(jitter.roll(), asked),
+                (Some(retry_after), _) => backoff.wait(jitter.roll(), retry_after),
                 (None, Ok(round)) => {
                     backoff.reset();
                     round.next(now()).map_or(every, |due| due.min(every))

@@ -50,7 +50,7 @@ impl ApiConnection {
 pub(in crate::agent) struct Link {
     connection: watch::Receiver<ApiConnection>,
     /// The Node's slot in a scene, where scenes are used.
-    place: Option<watch::Receiver<scenes::State>>,
+    slot: Option<watch::Receiver<scenes::State>>,
     counters: Arc<Counters>,
     node: String,
     namespace: String,
@@ -90,7 +90,7 @@ impl Link {
     /// Creates a link without any state yet, and its writing end.
     pub(super) fn new(
         cluster: &Cluster,
-        place: watch::Receiver<scenes::State>,
+        slot: watch::Receiver<scenes::State>,
     ) -> (Self, watch::Sender<ApiConnection>) {
         let (sender, connection) = watch::channel(ApiConnection {
             since: Some(Timestamp::now()),
@@ -104,12 +104,12 @@ impl Link {
             server,
             origin,
         } = cluster.clone();
-        let place = scenes.then_some(place);
+        let slot = scenes.then_some(slot);
         let counters = Arc::clone(api.counters());
         (
             Self {
                 connection,
-                place,
+                slot,
                 counters,
                 node,
                 namespace,
@@ -149,8 +149,8 @@ impl Link {
     }
 
     /// The Node's slot in a scene, where scenes are used.
-    pub(in crate::agent) fn place(&self) -> Option<watch::Receiver<scenes::State>> {
-        self.place.clone()
+    pub(in crate::agent) fn slot(&self) -> Option<watch::Receiver<scenes::State>> {
+        self.slot.clone()
     }
 
     /// The API as `/status` shows it.
@@ -176,7 +176,7 @@ impl Link {
                 .map(|last| (now - last).max(0.0)),
             pods: connection.pods,
             unreadable_pods: connection.unreadable,
-            scene: self.place.as_ref().map(|place| place.borrow().clone()),
+            scene: self.slot.as_ref().map(|slot| slot.borrow().clone()),
         }
     }
 
@@ -200,10 +200,7 @@ impl Link {
             connected: connection.connected(),
             pods: connection.pods,
             unreadable: connection.unreadable,
-            scene: self
-                .place
-                .as_ref()
-                .map(|place| place.borrow().clone().into()),
+            scene: self.slot.as_ref().map(|slot| slot.borrow().clone().into()),
         }
     }
 }

@@ -37,11 +37,11 @@ impl ApiWait {
             return;
         }
         let mut pods = self.pods.clone();
-        let told = |pods: &ApiPods| {
+        let is_listed = |pods: &ApiPods| {
             let first_list = pods.as_deref();
             first_list.is_none_or(|pods| pods.iter().any(|pod| pod.names(uid)))
         };
-        let in_vain = tokio::time::timeout(left, pods.wait_for(told))
+        let in_vain = tokio::time::timeout(left, pods.wait_for(is_listed))
             .await
             .is_err();
         *self.lock() = in_vain.then_some(pods);
@@ -75,14 +75,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn one_creation_waits_for_a_server_that_tells_nothing() {
-        let (tell, told) = watch::channel(None);
-        let wait = ApiWait::new(told);
-        assert_eq!(
-            waited(&wait, "a").await,
-            Duration::ZERO,
-            "no pod was told at all"
-        );
-        tell.send_replace(pods(&["a"]));
+        let (sender, receiver) = watch::channel(None);
+        let wait = ApiWait::new(receiver);
+        assert_eq!(waited(&wait, "a").await, Duration::ZERO, "no list arrived");
+        sender.send_replace(pods(&["a"]));
         assert_eq!(waited(&wait, "a").await, Duration::ZERO);
         assert_eq!(waited(&wait, "b").await, API_WAIT, "the first waits");
         assert_eq!(
@@ -92,11 +88,11 @@ mod tests {
         );
         assert_eq!(waited(&wait, "c").await, Duration::ZERO);
         // The server sends an update.
-        tell.send_replace(pods(&["a", "b"]));
+        sender.send_replace(pods(&["a", "b"]));
         assert_eq!(waited(&wait, "b").await, Duration::ZERO);
         let late = async {
             tokio::time::sleep(Duration::from_millis(100)).await;
-            tell.send_replace(pods(&["a", "b", "c"]));
+            sender.send_replace(pods(&["a", "b", "c"]));
         };
         let (waited_for_c, ()) = tokio::join!(waited(&wait, "c"), late);
         assert_eq!(waited_for_c, Duration::from_millis(100));

@@ -8,9 +8,9 @@
 //!
 //! Without a runtime the agent relies on the cgroups, and [`Link`] reports the problem.
 
-mod answers;
 mod api_wait;
 mod link;
+mod plugin_handler;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -83,29 +83,29 @@ impl Runtime {
 }
 
 /// The two steps that end the connection to the runtime.
-pub(super) struct Stop {
-    /// Cancelled from outside at shutdown. No further request is read.
-    pub(super) asked: CancellationToken,
+pub(super) struct ShutdownSignals {
+    /// Cancelled at shutdown. The plugin then reads no further request.
+    pub(super) requested: CancellationToken,
     /// Cancelled by the connection's task, after each request that was read has an answer.
-    pub(super) answered: CancellationToken,
+    pub(super) all_answered: CancellationToken,
 }
 
 /// Starts the task that serves the connection to the runtime.
 pub(super) fn start(
     node: &Node,
     tasks: &mut Tasks,
-    owner: mpsc::Sender<Event>,
+    reconciler: mpsc::Sender<Event>,
     cluster: Option<&Running>,
     snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
     metrics: &AgentMetrics,
-    stop: Stop,
+    shutdown: ShutdownSignals,
 ) -> anyhow::Result<Link> {
     let wanted = &node.config.runtime;
     let mut settings = nri::PluginSettings::new(NAME, wanted.index)?;
     settings.socket.clone_from(&wanted.socket);
-    let (state, seen) = watch::channel(nri::ConnectionState::default());
+    let (state, connection) = watch::channel(nri::ConnectionState::default());
     let first = snapshot.clone();
-    let described = cluster.map(|cluster| answers::Described {
+    let api_source = cluster.map(|cluster| plugin_handler::ApiSource {
         link: cluster.link.clone(),
         pods: cluster.pods.clone(),
     });
@@ -113,36 +113,36 @@ pub(super) fn start(
     // The task ends when the connection's task drops the queue. Each request that was read therefore reaches the reconciler.
     tasks.spawn_to_its_end(async move {
         while let Some(event) = queued.recv().await {
-            if owner.send(event).await.is_err() {
+            if reconciler.send(event).await.is_err() {
                 break;
             }
         }
         Ok(())
     });
-    let answers = Arc::new(answers::Answers::new(
+    let handler = Arc::new(plugin_handler::PluginHandler::new(
         queue,
-        described,
+        api_source,
         snapshot,
         metrics.clone(),
     ));
-    let Stop {
-        asked: ended,
-        answered,
-    } = stop;
+    let ShutdownSignals {
+        requested,
+        all_answered,
+    } = shutdown;
     tasks.spawn_to_its_end(async move {
-        // The reconciler ends with the connection's task, for whatever reason the task ends.
-        let _answered = answered.drop_guard();
+        // The reconciler ends with the connection's task, also after an error.
+        let _all_answered = all_answered.drop_guard();
         // No good answer exists before the first snapshot. Until then, containers start as if no agent ran.
         let mut first = first;
         tokio::select! {
-            () = ended.cancelled() => return Ok(()),
+            () = requested.cancelled() => return Ok(()),
             known = first.wait_for(Option::is_some) => if known.is_err() { return Ok(()) },
         }
-        nri::serve(settings, answers, state, ended).await;
+        nri::serve(settings, handler, state, requested).await;
         Ok(())
     });
     Ok(Link::new(
-        seen,
+        connection,
         &wanted.socket,
         wanted.nri == AutoSwitch::Always,
     ))

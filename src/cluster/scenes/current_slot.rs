@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::decide::{Memory, Seen};
+use super::decide::{DecisionInput, Memory};
 use super::plans::name_of;
 use crate::cluster::node::OwnNode;
 use crate::scene::{Holding, LabelKeys, ScenePlan, Slot, is_lease_of, slots};
@@ -41,7 +41,7 @@ impl<'a> CurrentSlot<'a> {
     ///
     /// `plan` comes before the remaining plans. `wants` is the slot that `plan` wants for the Node.
     pub(super) fn of(
-        input: Seen<'a>,
+        input: DecisionInput<'a>,
         memory: &Memory,
         plan: &ScenePlan,
         wants: Option<&Slot>,
@@ -120,7 +120,7 @@ impl std::fmt::Display for CurrentSlot<'_> {
 
 /// The slot of a Node whose labels name no slot: the last known slot, unless the claims contradict; otherwise a claimed slot.
 fn slot_without_labels(
-    input: Seen<'_>,
+    input: DecisionInput<'_>,
     memory: &Memory,
     plan: &ScenePlan,
     wants: Option<&Slot>,

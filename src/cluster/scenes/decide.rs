@@ -33,7 +33,7 @@ const OUR_TAINTS: &str = "pinfold.io/";
 
 /// The input of [`decide()`]: the observed state.
 #[derive(Debug, Clone, Copy)]
-pub struct Seen<'a> {
+pub struct DecisionInput<'a> {
     /// All plans.
     pub plans: &'a Plans,
     /// The own Node.
@@ -100,22 +100,22 @@ pub struct Verdict {
 }
 
 /// Decides the node's phase and the next action.
-pub fn decide(seen: Seen<'_>, memory: &Memory) -> Verdict {
-    if let Some(degraded) = &seen.plans.degraded {
+pub fn decide(input: DecisionInput<'_>, memory: &Memory) -> Verdict {
+    if let Some(degraded) = &input.plans.degraded {
         return Verdict::new(Phase::Unknown, format!("nothing is changed: {degraded}"));
     }
     let node = Node {
-        name: seen.node.name.clone(),
-        labels: seen.node.labels.clone(),
-        cordoned: seen.node.cordoned,
+        name: input.node.name.clone(),
+        labels: input.node.labels.clone(),
+        cordoned: input.node.cordoned,
         ..Node::default()
     };
     let judge = Judge {
-        seen,
+        input,
         memory,
         node: &node,
     };
-    match duty(&seen.plans.plans, &node) {
+    match duty(&input.plans.plans, &node) {
         Err(error) => Verdict::new(Phase::Unknown, format!("nothing is changed: {error}")),
         Ok(Duty::Disputed { plans }) => {
             let plans = plans.join(" and ");
@@ -154,7 +154,7 @@ fn same_taint(one: &Taint, other: &Taint) -> bool {
 }
 
 struct Judge<'a> {
-    seen: Seen<'a>,
+    input: DecisionInput<'a>,
     memory: &'a Memory,
     node: &'a Node,
 }
@@ -196,7 +196,7 @@ impl Judge<'_> {
         if let Some(unread) = self.unread() {
             return unread;
         }
-        let plans = &self.seen.plans.plans;
+        let plans = &self.input.plans.plans;
         let origin = plans.iter().find(|plan| self.gave(plan));
         let Some(plan) = origin.or_else(|| plans.iter().find(|plan| is_candidate(plan, self.node)))
         else {
@@ -255,7 +255,7 @@ impl Judge<'_> {
             return self.conflict(plan, conflicts);
         }
         let full = self.memory.full.as_ref() == Some(&version(plan));
-        if full || self.seen.node.cordoned || slots.is_empty() {
+        if full || self.input.node.cordoned || slots.is_empty() {
             let says = if full {
                 match slots.len() {
                     1 => format!("the only slot of {case} is taken"),
@@ -293,7 +293,7 @@ impl Judge<'_> {
             return self.conflict(plan, self.memory.conflicts.clone());
         }
         let mut conflicts = self.label_conflicts(keys, |key| wanted.get(key).cloned());
-        let step = node::plan(self.seen.node, &wanted);
+        let step = node::plan(self.input.node, &wanted);
         if let LabelStep::Conflict(step_conflicts) = &step
             && conflicts.is_empty()
         {
@@ -327,7 +327,7 @@ impl Judge<'_> {
     /// The next action on the way to a node without Pinfold's taints, labels and claims.
     fn give_up(&self, plan: &ScenePlan) -> Option<Action> {
         let none = BTreeMap::new();
-        let labels = || match node::plan(self.seen.node, &none) {
+        let labels = || match node::plan(self.input.node, &none) {
             LabelStep::Apply(labels) => Some(Action::Label(labels)),
             LabelStep::Nothing | LabelStep::Conflict(_) => None,
         };
@@ -339,7 +339,7 @@ impl Judge<'_> {
     /// Releases the first claim other than `kept`.
     fn release_except(&self, kept: Option<&str>) -> Option<Action> {
         let surplus = self
-            .seen
+            .input
             .claims
             .iter()
             .find(|name| Some(name.as_str()) != kept);
@@ -365,7 +365,7 @@ impl Judge<'_> {
                     .is_some_and(|known| same_taint(known, taint))
         };
         let is_wanted = |taint: &Taint| wanted.is_some_and(|wanted| same_taint(wanted, taint));
-        let current = &self.seen.node.taints;
+        let current = &self.input.node.taints;
         let mut taints: Vec<Taint> = current
             .iter()
             .filter(|taint| is_wanted(taint) || !ours(taint))
@@ -388,7 +388,7 @@ impl Judge<'_> {
     /// The decision to keep the current labels, by the plan's rule for busy nodes. `None` if the labels may change to the
     /// labels of the slot `wants`. Without a slot in `wants`, the question is the removal of the labels.
     fn keep_if_busy(&self, plan: &ScenePlan, wants: Option<&Slot>) -> Option<Verdict> {
-        let current = CurrentSlot::of(self.seen, self.memory, plan, wants)?;
+        let current = CurrentSlot::of(self.input, self.memory, plan, wants)?;
         let labels = wants
             .map(|slot| plan.spec.labels.labels(slot).into_iter().collect())
             .unwrap_or_default();
@@ -411,7 +411,7 @@ impl Judge<'_> {
                 ),
             );
         }
-        let Some(pods) = self.seen.pods else {
+        let Some(pods) = self.input.pods else {
             if rule == OnBusy::Force {
                 return None;
             }
@@ -452,7 +452,7 @@ impl Judge<'_> {
         keys: &LabelKeys,
         wanted: impl Fn(&str) -> Option<String>,
     ) -> Vec<LabelConflict> {
-        let node = self.seen.node;
+        let node = self.input.node;
         let foreign = keys.owned().into_iter().filter_map(|key| {
             let found = node.labels.get(key)?;
             let owner = node.owners.get(key);
@@ -474,7 +474,7 @@ impl Judge<'_> {
 
     /// The slot of the active case that the node holds a claim on.
     fn claimed(&self, plan: &ScenePlan, slots: &Slots) -> Option<Slot> {
-        let claims = self.seen.claims;
+        let claims = self.input.claims;
         if claims.is_empty() {
             return None;
         }
@@ -497,12 +497,12 @@ impl Judge<'_> {
 
     /// The slot that the node's labels name, by a plan's keys.
     fn labelled_slot(&self, plan: &ScenePlan) -> Option<Slot> {
-        labelled(plan, self.seen.node)
+        labelled(plan, self.input.node)
     }
 
     /// Whether the node has labels or claims of Pinfold.
     fn has_something(&self) -> bool {
-        !self.seen.node.ours.is_empty() || !self.seen.claims.is_empty()
+        !self.input.node.ours.is_empty() || !self.input.claims.is_empty()
     }
 
     /// Whether the node's labels or claims come from this plan. A claim with a hashed name tells nothing.
@@ -516,7 +516,7 @@ impl Judge<'_> {
             })
         };
         // Labels decide only without claims: two plans may use the same labels.
-        let claims = self.seen.claims;
+        let claims = self.input.claims;
         remembered
             || claims.iter().any(|lease| is_lease_of(lease, name))
             || (claims.is_empty() && labelled())
@@ -524,10 +524,10 @@ impl Judge<'_> {
 
     /// The decision to keep everything if a plan was never readable: the labels or claims may come from the unreadable plan.
     fn unread(&self) -> Option<Verdict> {
-        let unread = self.seen.plans.never_read();
+        let unread = self.input.plans.never_read();
         let first = unread.first()?;
         let why = self
-            .seen
+            .input
             .plans
             .unreadable
             .get(*first)

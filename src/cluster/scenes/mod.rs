@@ -46,7 +46,7 @@ use crate::pod::Pod;
 use crate::scene::{LabelKeys, Slot};
 
 pub use cluster_objects::{nodes, plans};
-pub use decide::{Action, Memory, Seen, Verdict, decide};
+pub use decide::{Action, DecisionInput, Memory, Verdict, decide};
 pub use leave::{Left, leave};
 pub use plans::Plans;
 

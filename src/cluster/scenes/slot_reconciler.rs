@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::backoff_policy::{BackoffPolicy, advice};
-use super::decide::{Memory, Seen, Verdict, decide};
+use super::decide::{DecisionInput, Memory, Verdict, decide};
 use super::labels::{named, usual};
 use super::plans::{Plans, name_of, slots_of};
 use super::{Phase, Scenes, State};
@@ -348,7 +348,7 @@ impl SlotReconciler {
     fn verdict(&self) -> Option<Verdict> {
         let observed = self.observed.as_ref()?;
         let (plans, pods) = (self.plans.borrow(), self.scenes.pods.borrow());
-        let input = Seen {
+        let input = DecisionInput {
             plans: &plans,
             node: &observed.node,
             claims: &observed.mine,

@@ -71,12 +71,12 @@ impl Kernel {
             .iter()
             .filter(|(knob, _)| kinds.contains(&knob.kind()))
             .map(|(k, v)| (k.clone(), v.clone()));
-        let seen = KnobValues {
+        let values = KnobValues {
             values: values.collect(),
             kinds,
             unreadable: BTreeMap::new(),
         };
-        plan(&input, &self.refused, &seen, &note)
+        plan(&input, &self.refused, &values, &note)
     }
 
     /// Carries a plan out until a crash after `crash` steps. Returns the number of turned knobs.
@@ -235,12 +235,12 @@ fn missing_data_forgets_nothing() {
         isolated: &isolated,
         online: &kernel.online,
     };
-    let mut seen = KnobValues {
+    let mut values = KnobValues {
         kinds: [KnobKind::PacketSteering].into(),
         ..KnobValues::default()
     };
-    seen.unreadable.insert(receive(0), "why".to_owned());
-    let plan = plan(&input, &refused, &seen, &note);
+    values.unreadable.insert(receive(0), "why".to_owned());
+    let plan = plan(&input, &refused, &values, &note);
     // Queue 0 cannot be read, queue 1 is gone with its device, and interrupts were not read at all.
     assert_eq!(
         plan.ahead.entries().keys().collect::<Vec<_>>(),

@@ -221,8 +221,8 @@ proptest! {
         for (pause, one, two) in readings {
             let from = now + pause;
             let (middle, to) = (from + one, from + one + two);
-            let looks = (machine.look(from, from + one / 2), machine.look(middle + two / 2, to));
-            let said = times.note("a", &machine.cpu_set(), &machine.usage(middle), (&looks.0, &looks.1));
+            let samples = (machine.look(from, from + one / 2), machine.look(middle + two / 2, to));
+            let said = times.note("a", &machine.cpu_set(), &machine.usage(middle), (&samples.0, &samples.1));
             let truth = machine.on_all(middle, Who::Interference, false);
             let truth = truth - *first.get_or_insert(truth);
             let off = (said.seconds - truth as f64 / 1e9).abs();

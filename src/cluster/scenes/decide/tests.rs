@@ -79,7 +79,7 @@ impl World {
     }
 
     fn decide(&self) -> Verdict {
-        let input = Seen {
+        let input = DecisionInput {
             plans: &self.plans,
             node: &self.node,
             claims: &self.claims,

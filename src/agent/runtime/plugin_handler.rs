@@ -1,4 +1,4 @@
-//! [`Answers`]: the answers to the runtime's events, as the reconciler decides.
+//! [`PluginHandler`]: answers the events of the container runtime with the decisions of the reconciler.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,82 +27,82 @@ const INJECTED: &str = "pinfold.io/injected";
 
 /// The runtime's annotation with the CPUs that Pinfold gave a container at CreateContainer. The runtime writes these CPUs again
 /// later, even if another container has them by then.
-const GIVEN: &str = "pinfold.io/given-cpus";
+const ASSIGNED: &str = "pinfold.io/assigned-cpus";
 
 /// The variable with a container's exclusive CPUs.
 const CPUS: &str = "PINFOLD_CPUS";
 
 /// Limits of the wait for the Node's slot: the time since the agent's start, and the age of the request. The runtime waits two
 /// seconds, mainly for the CPUs.
-const PLACE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_millis(400));
+const SLOT_WAIT: (Duration, Duration) = (Duration::from_secs(10), Duration::from_millis(400));
 
 /// The pods that the API server lists.
-pub(super) struct Described {
+pub(super) struct ApiSource {
     /// The state of the connection to the API server.
     pub(super) link: Link,
     pub(super) pods: watch::Receiver<ApiPods>,
 }
 
 /// Answers the runtime's events.
-pub(super) struct Answers {
+pub(super) struct PluginHandler {
     /// The queue to the reconciler. A single queue keeps the order of the runtime's events. The queue has no limit, since the
     /// runtime waits for the answer to each event.
-    owner: mpsc::UnboundedSender<Event>,
+    reconciler: mpsc::UnboundedSender<Event>,
     /// The connection to the API server, and the wait for new pods, where the API is used.
     api: Option<(Link, ApiWait)>,
     /// The Node's slot in a scene, where scenes are used.
-    place: Option<watch::Receiver<scenes::State>>,
+    slot: Option<watch::Receiver<scenes::State>>,
     /// The reconciler's latest snapshot.
     snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
     inventory: Mutex<Inventory>,
     metrics: AgentMetrics,
-    begun: Instant,
+    started_at: Instant,
 }
 
-// === impl Answers ===
+// === impl PluginHandler ===
 
-impl Answers {
+impl PluginHandler {
     pub(super) fn new(
-        owner: mpsc::UnboundedSender<Event>,
-        described: Option<Described>,
+        reconciler: mpsc::UnboundedSender<Event>,
+        api_source: Option<ApiSource>,
         snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
         metrics: AgentMetrics,
     ) -> Self {
-        let place = described.as_ref().and_then(|api| api.link.place());
-        let (inventory, begun) = (Mutex::default(), Instant::now());
-        let api = described.map(|api| (api.link, ApiWait::new(api.pods)));
+        let slot = api_source.as_ref().and_then(|api| api.link.slot());
+        let (inventory, started_at) = (Mutex::default(), Instant::now());
+        let api = api_source.map(|api| (api.link, ApiWait::new(api.pods)));
         Self {
-            owner,
+            reconciler,
             api,
-            place,
+            slot,
             snapshot,
             inventory,
             metrics,
-            begun,
+            started_at,
         }
     }
 
     /// Reports a pod's current state to the reconciler.
-    fn tell_of(&self, sandbox: &PodSandbox) {
-        if let Some(news) = self.news_of(sandbox) {
-            self.tell(news);
+    fn report_pod(&self, sandbox: &PodSandbox) {
+        if let Some(update) = self.update_of(sandbox) {
+            self.send(update);
         }
     }
 
-    fn news_of(&self, sandbox: &PodSandbox) -> Option<Event> {
+    fn update_of(&self, sandbox: &PodSandbox) -> Option<Event> {
         let gone = || {
             nri::pod(sandbox, [])
                 .cgroup_uid()
                 .map(|uid| RuntimeUpdate::Gone(uid.to_owned()))
         };
-        let news = self
+        let update = self
             .pod(&sandbox.uid)
-            .map(|told| RuntimeUpdate::Pod(Box::new(told)));
-        news.or_else(gone).map(Event::Runtime)
+            .map(|reported| RuntimeUpdate::Pod(Box::new(reported)));
+        update.or_else(gone).map(Event::Runtime)
     }
 
     /// Removes a stopped container or sandbox from the inventory after its event timed out, and informs the reconciler.
-    fn gone_unanswered(&self, event: nri::Event, request: &nri::EventRequest) {
+    fn remove_unanswered(&self, event: nri::Event, request: &nri::EventRequest) {
         let mut inventory = lock(&self.inventory);
         match event {
             nri::Event::StopContainer | nri::Event::RemoveContainer => {
@@ -114,12 +114,12 @@ impl Answers {
             _ => return,
         }
         drop(inventory);
-        self.tell_of(&request.pod);
+        self.report_pod(&request.pod);
     }
 
-    fn tell(&self, event: Event) {
+    fn send(&self, event: Event) {
         // A closed queue means that the reconciler has stopped. The agent then stops as well.
-        let _ = self.owner.send(event);
+        let _ = self.reconciler.send(event);
     }
 
     /// The runtime's pod with this uid, if a sandbox is left. The pod has the containers of all its sandboxes, since a replaced
@@ -143,40 +143,40 @@ impl Answers {
         };
         let injected: BTreeMap<String, Vec<String>> =
             pod.containers.iter().filter_map(noted).collect();
-        Some(without(RuntimePod { pod, injected }))
+        Some(without_injected_variables(RuntimePod { pod, injected }))
     }
 
     /// Sends a request to the reconciler, and waits for the answer.
-    async fn ask<T>(&self, event: impl FnOnce(oneshot::Sender<T>) -> Event) -> Option<T> {
+    async fn request<T>(&self, event: impl FnOnce(oneshot::Sender<T>) -> Event) -> Option<T> {
         let (reply, answer) = oneshot::channel();
-        self.owner.send(event(reply)).ok()?;
+        self.reconciler.send(event(reply)).ok()?;
         answer.await.ok()
     }
 
     /// Waits until the API server lists the pod. The runtime does not know pod-level resources and the kinds of containers.
     /// Without the wait, the answer would depend on the faster source.
-    async fn wait_for_api(&self, uid: Option<&str>, asked: Instant) {
+    async fn wait_for_api(&self, uid: Option<&str>, received_at: Instant) {
         let (Some((link, wait)), Some(uid)) = (&self.api, uid) else {
             return;
         };
         // An unreachable server lists no pod.
         if link.problem().is_none() {
-            wait.wait(uid, API_WAIT.saturating_sub(asked.elapsed()))
+            wait.wait(uid, API_WAIT.saturating_sub(received_at.elapsed()))
                 .await;
         }
     }
 
     /// The Node's slot, as variables. A new agent must first read the slot, so early CreateContainer requests wait.
-    async fn place(&self, asked: Instant) -> BTreeMap<String, String> {
-        let Some(mut place) = self.place.clone() else {
+    async fn slot(&self, received_at: Instant) -> BTreeMap<String, String> {
+        let Some(mut slot) = self.slot.clone() else {
             return BTreeMap::new();
         };
-        let left = PLACE.0.saturating_sub(self.begun.elapsed());
-        let left = left.min(PLACE.1.saturating_sub(asked.elapsed()));
-        let known = place.wait_for(|state| state.usual.is_some());
+        let left = SLOT_WAIT.0.saturating_sub(self.started_at.elapsed());
+        let left = left.min(SLOT_WAIT.1.saturating_sub(received_at.elapsed()));
+        let known = slot.wait_for(|state| state.usual.is_some());
         // After a timeout the last known slot counts.
         let _ = tokio::time::timeout(left, known).await;
-        place.borrow().variables()
+        slot.borrow().variables()
     }
 
     /// The adjustment of a container that is being created: environment, annotations and CPUs.
@@ -184,7 +184,7 @@ impl Answers {
         &self,
         container: &Container,
         admission: CreateAnswer,
-        asked: Instant,
+        received_at: Instant,
     ) -> Creation {
         let CreateAnswer {
             cpus,
@@ -199,7 +199,7 @@ impl Answers {
                 cpus.as_ref()
                     .map(|cpus| (CPUS.to_owned(), cpus.to_string())),
             );
-            env.extend(self.place(asked).await);
+            env.extend(self.slot(received_at).await);
         }
         env.retain(|name, _| container.variable(name).is_none());
         let names: Vec<&str> = env.keys().map(String::as_str).collect();
@@ -208,7 +208,7 @@ impl Answers {
             annotations.insert(INJECTED.to_owned(), names.join(","));
         }
         if let Some(cpus) = &cpus {
-            annotations.insert(GIVEN.to_owned(), cpus.to_string());
+            annotations.insert(ASSIGNED.to_owned(), cpus.to_string());
         }
         let cpu = CpuChange {
             cpus,
@@ -237,19 +237,19 @@ impl Answers {
             state.uid.as_deref() == pod.cgroup_uid() && state.container == container.name
         };
         let state = all.find(same)?;
-        let given = !noted(container, GIVEN).is_empty();
+        let given = !noted(container, ASSIGNED).is_empty();
         state
             .assigned
             .clone()
             .or_else(|| state.effective.clone().filter(|_| given))
     }
 
-    fn timed(&self, call: &'static str, start: Instant) {
+    fn record_time(&self, call: &'static str, start: Instant) {
         self.metrics.runtime_call(call, start.elapsed());
     }
 }
 
-impl nri::Plugin for Answers {
+impl nri::Plugin for PluginHandler {
     fn events(&self) -> Events {
         use nri::Event::{
             CreateContainer, PostUpdateContainer, RemoveContainer, RemovePodSandbox, RunPodSandbox,
@@ -274,7 +274,7 @@ impl nri::Plugin for Answers {
         tracing::error!("{call}: {why}");
         self.metrics.runtime_unanswered();
         if let UnansweredCall::Event(event, request) = call {
-            self.gone_unanswered(*event, request);
+            self.remove_unanswered(*event, request);
         }
         match call {
             // The inventory is then unknown, so the connection is made anew.
@@ -304,7 +304,7 @@ impl nri::Plugin for Answers {
         let uids: Vec<String> = pods.iter().map(|pod| pod.uid.clone()).collect();
         lock(&self.inventory).replace(pods, containers);
         let all = uids.iter().filter_map(|uid| self.pod(uid)).collect();
-        self.tell(Event::Runtime(RuntimeUpdate::All(all)));
+        self.send(Event::Runtime(RuntimeUpdate::All(all)));
         // Running containers stay unchanged here. The reconciler changes their cgroups later, in its own order.
         Ok(Vec::new())
     }
@@ -316,15 +316,15 @@ impl nri::Plugin for Answers {
     ) -> Result<Creation, Refusal> {
         let start = Instant::now();
         lock(&self.inventory).put(sandbox.clone(), lean(container));
-        let Some(told) = self.pod(&sandbox.uid) else {
+        let Some(reported) = self.pod(&sandbox.uid) else {
             return Ok(Creation::default());
         };
-        let (pod, required) = (Box::new(told.pod.clone()), is_required(&told.pod));
-        self.tell(Event::Runtime(RuntimeUpdate::Pod(Box::new(told))));
+        let (pod, required) = (Box::new(reported.pod.clone()), is_required(&reported.pod));
+        self.send(Event::Runtime(RuntimeUpdate::Pod(Box::new(reported))));
         self.wait_for_api(pod.cgroup_uid(), start).await;
         let name = container.name.clone();
         let admission = self
-            .ask(|reply| Event::Create {
+            .request(|reply| Event::Create {
                 pod,
                 container: name,
                 reply,
@@ -335,7 +335,7 @@ impl nri::Plugin for Answers {
                 refused: Some(why), ..
             }) => {
                 lock(&self.inventory).remove(&container.id);
-                self.tell_of(sandbox);
+                self.report_pod(sandbox);
                 Err(Refusal::new(why))
             }
             Some(admission) => Ok(self.creation(container, admission, start).await),
@@ -344,26 +344,26 @@ impl nri::Plugin for Answers {
             // its cgroup.
             None => Ok(Creation::default()),
         };
-        self.timed("create", start);
+        self.record_time("create", start);
         answer
     }
 
     async fn start(&self, sandbox: &PodSandbox, container: &Container) -> Result<(), Refusal> {
         let start = Instant::now();
         lock(&self.inventory).put(sandbox.clone(), lean(container));
-        let Some(told) = self.pod(&sandbox.uid) else {
+        let Some(reported) = self.pod(&sandbox.uid) else {
             return Ok(());
         };
         let (uid, required) = (
-            told.pod.cgroup_uid().map(str::to_owned),
-            is_required(&told.pod),
+            reported.pod.cgroup_uid().map(str::to_owned),
+            is_required(&reported.pod),
         );
-        self.tell(Event::Runtime(RuntimeUpdate::Pod(Box::new(told))));
+        self.send(Event::Runtime(RuntimeUpdate::Pod(Box::new(reported))));
         let answer = match uid {
             Some(uid) => {
                 let container = container.name.clone();
                 let answer = self
-                    .ask(|reply| Event::Start {
+                    .request(|reply| Event::Start {
                         uid,
                         container,
                         reply,
@@ -379,7 +379,7 @@ impl nri::Plugin for Answers {
             }
             None => Ok(()),
         };
-        self.timed("start", start);
+        self.record_time("start", start);
         answer.map_err(Refusal::new)
     }
 
@@ -409,8 +409,8 @@ impl nri::Plugin for Answers {
 
     async fn updated(&self, sandbox: &PodSandbox, container: &Container) {
         lock(&self.inventory).put(sandbox.clone(), lean(container));
-        self.tell_of(sandbox);
-        self.tell(Event::CgroupsChanged);
+        self.report_pod(sandbox);
+        self.send(Event::CgroupsChanged);
     }
 
     async fn stopped(&self, sandbox: &PodSandbox, container: &Container) -> Vec<ContainerUpdate> {
@@ -420,13 +420,13 @@ impl nri::Plugin for Answers {
 
     async fn removed(&self, sandbox: &PodSandbox, container: &Container) {
         lock(&self.inventory).remove(&container.id);
-        self.tell_of(sandbox);
-        self.tell(Event::CgroupsChanged);
+        self.report_pod(sandbox);
+        self.send(Event::CgroupsChanged);
     }
 
     async fn pod_run(&self, sandbox: &PodSandbox) -> Result<(), Refusal> {
         lock(&self.inventory).put_pod(sandbox.clone());
-        self.tell_of(sandbox);
+        self.report_pod(sandbox);
         Ok(())
     }
 
@@ -436,7 +436,7 @@ impl nri::Plugin for Answers {
 
     async fn pod_removed(&self, sandbox: &PodSandbox) {
         lock(&self.inventory).remove_pod(&sandbox.id);
-        self.tell_of(sandbox);
+        self.report_pod(sandbox);
     }
 }
 
@@ -466,7 +466,7 @@ fn lean(container: &Container) -> Container {
     // A single variable of the user's shows that the environment is known.
     let first = container.env.iter().position(theirs);
     let annotation =
-        |key: &str| [INJECTED, GIVEN].contains(&key) || nri::IMAGE_ANNOTATIONS.contains(&key);
+        |key: &str| [INJECTED, ASSIGNED].contains(&key) || nri::IMAGE_ANNOTATIONS.contains(&key);
     let annotations = container
         .annotations
         .iter()
@@ -495,16 +495,16 @@ fn lean(container: &Container) -> Container {
 }
 
 /// Removes the injected variables from the environment. The remaining variables come from the image and the pod's author.
-fn without(mut told: RuntimePod) -> RuntimePod {
-    for container in &mut told.pod.containers {
-        let ours = told
+fn without_injected_variables(mut reported: RuntimePod) -> RuntimePod {
+    for container in &mut reported.pod.containers {
+        let ours = reported
             .injected
             .get(&container.name)
             .map(Vec::as_slice)
             .unwrap_or_default();
         container.env.retain(|name, _| !ours.contains(name));
     }
-    told
+    reported
 }
 
 /// Locks a mutex, also after a panic: no holder leaves inconsistent data.
@@ -535,18 +535,19 @@ mod tests {
         let container = Container {
             id: "c".to_owned(),
             args: vec!["python".to_owned()],
-            annotations: [INJECTED, GIVEN, nri::IMAGE_ANNOTATIONS[0]]
+            annotations: [INJECTED, ASSIGNED, nri::IMAGE_ANNOTATIONS[0]]
                 .map(|key| (key.to_owned(), "x".to_owned()))
                 .into(),
             env: env.map(str::to_owned).to_vec(),
             exit_code: 3,
             ..Container::default()
         };
-        let mut told = container.clone();
-        told.annotations
+        let mut reported = container.clone();
+        reported
+            .annotations
             .insert("io.kubernetes.cri-o.Volumes".to_owned(), "[]".to_owned());
-        told.labels.insert("app".to_owned(), "web".to_owned());
-        let kept = lean(&told);
+        reported.labels.insert("app".to_owned(), "web".to_owned());
+        let kept = lean(&reported);
         assert_eq!(kept.env, ["PATH=/bin", "OMP_NUM_THREADS=3", "TF_CONFIG={}"]);
         assert_eq!(
             kept,
@@ -559,13 +560,13 @@ mod tests {
 
     #[test]
     fn a_part_of_synchronize_is_reduced_to_the_variables_that_count() {
-        let (owner, _told) = mpsc::unbounded_channel();
+        let (reconciler, _events) = mpsc::unbounded_channel();
         let (_published, snapshot) = watch::channel(None);
-        let answers = Answers::new(owner, None, snapshot, AgentMetrics::new().unwrap());
+        let handler = PluginHandler::new(reconciler, None, snapshot, AgentMetrics::new().unwrap());
         let services = (0..3500).map(|number| format!("S{number}_SERVICE_HOST=10.0.0.1"));
         let own = ["PATH=/bin", "OMP_NUM_THREADS=3"].map(str::to_owned);
         let env = own.iter().cloned().chain(services).collect();
-        let kept = answers.reduce(Container {
+        let kept = handler.reduce(Container {
             env,
             ..Container::default()
         });
@@ -577,10 +578,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_late_end_is_told_before_a_newer_creation() {
-        let (owner, mut told) = mpsc::unbounded_channel();
+    async fn a_late_end_is_events_before_a_newer_creation() {
+        let (reconciler, mut events) = mpsc::unbounded_channel();
         let (_published, snapshot) = watch::channel(None);
-        let answers = Answers::new(owner, None, snapshot, AgentMetrics::new().unwrap());
+        let handler = PluginHandler::new(reconciler, None, snapshot, AgentMetrics::new().unwrap());
         let pod = PodSandbox {
             id: "p".to_owned(),
             uid: "uid".to_owned(),
@@ -592,22 +593,22 @@ mod tests {
             pod_sandbox_id: pod.id.clone(),
             ..Container::default()
         };
-        lock(&answers.inventory).put(pod.clone(), container("first"));
+        lock(&handler.inventory).put(pod.clone(), container("first"));
         let ended = EventRequest {
             pod: pod.clone(),
             container: container("first"),
             ..EventRequest::default()
         };
         let call = UnansweredCall::Event(nri::Event::StopContainer, &ended);
-        answers
+        handler
             .unanswered(&call, HandlerTimeout(Duration::from_secs(1)))
             .unwrap();
         let second = container("second");
-        let creation = answers.create(&pod, &second);
+        let creation = handler.create(&pod, &second);
         let heard = async {
             let mut heard = Vec::new();
             // The dropped reply of the creation lets the creation go on without an answer.
-            while let Some(Event::Runtime(RuntimeUpdate::Pod(update))) = told.recv().await {
+            while let Some(Event::Runtime(RuntimeUpdate::Pod(update))) = events.recv().await {
                 let containers = update.pod.containers.iter();
                 let ids = containers.map(|container| container.runtime_id.clone().unwrap());
                 heard.push(ids.collect::<Vec<_>>().join(","));
@@ -624,9 +625,9 @@ mod tests {
 
     #[tokio::test]
     async fn what_has_stopped_is_taken_note_of_also_where_the_answer_came_too_late() {
-        let (owner, mut told) = mpsc::unbounded_channel();
+        let (reconciler, mut events) = mpsc::unbounded_channel();
         let (_published, snapshot) = watch::channel(None);
-        let answers = Answers::new(owner, None, snapshot, AgentMetrics::new().unwrap());
+        let handler = PluginHandler::new(reconciler, None, snapshot, AgentMetrics::new().unwrap());
         let pod = PodSandbox {
             id: "p".to_owned(),
             uid: "uid".to_owned(),
@@ -639,7 +640,7 @@ mod tests {
             ..Container::default()
         };
         for id in ["ps", "proxy"] {
-            lock(&answers.inventory).put(pod.clone(), container(id));
+            lock(&handler.inventory).put(pod.clone(), container(id));
         }
         let mut too_late = async |event, id: &str| {
             let request = EventRequest {
@@ -649,12 +650,13 @@ mod tests {
             };
             let call = UnansweredCall::Event(event, &request);
             assert_eq!(
-                answers.unanswered(&call, HandlerTimeout(Duration::from_secs(1))),
+                handler.unanswered(&call, HandlerTimeout(Duration::from_secs(1))),
                 Ok(())
             );
-            match told.recv().await {
-                Some(Event::Runtime(RuntimeUpdate::Pod(told))) => Some(
-                    told.pod
+            match events.recv().await {
+                Some(Event::Runtime(RuntimeUpdate::Pod(reported))) => Some(
+                    reported
+                        .pod
                         .containers
                         .into_iter()
                         .map(|container| container.name)
