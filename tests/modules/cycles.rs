@@ -234,15 +234,18 @@ fn cycle(imports: &BTreeMap<ModulePath, BTreeSet<ModulePath>>) -> Vec<String> {
 }
 
 /// Modules without an import cycle.
-const WITHOUT_CYCLES: [&str; 11] = [
+const WITHOUT_CYCLES: [&str; 14] = [
     "agent",
     "client",
+    "cluster",
     "cpu",
     "experiment",
     "host",
+    "metrics",
     "nri",
     "pin",
     "pod",
+    "prometheus",
     "sandbox",
     "scene",
     "text",
