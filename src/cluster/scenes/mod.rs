@@ -45,6 +45,8 @@ pub use model::{Memory, Phase, Pods, RunningPod, Scenes, Seen, State};
 pub use plans::Plans;
 pub use settings::Settings;
 
+// === impl Scenes ===
+
 impl Scenes {
     /// Keeps the node's slot until `stop`. Labels and claims stay after the end.
     pub async fn run(self, stop: CancellationToken) {
