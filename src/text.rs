@@ -3,6 +3,8 @@
 //! The common part of all readers of objects: the form of a text, the limits, and the positions of mistakes. The
 //! meaning of the documents belongs to the callers.
 
+#![warn(clippy::too_many_lines, clippy::excessive_nesting)]
+
 #[cfg(any(feature = "bench", feature = "experiments"))]
 pub(crate) mod svg;
 

@@ -1,4 +1,4 @@
-//! The modules of the crate: which modules each may import, what each never does, and which have no import cycle.
+//! The modules of the crate: which modules each may import, what each never does, and that none has an import cycle.
 
 #![allow(
     clippy::unwrap_used,

@@ -14,6 +14,8 @@ mod draft;
 mod explain;
 #[cfg(any(feature = "demo", feature = "bench"))]
 mod interrupt;
+#[cfg(any(feature = "top", feature = "experiments"))]
+mod interval;
 mod local_agent;
 mod output;
 mod place;
@@ -128,14 +130,4 @@ pub fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
-}
-
-/// Reads an interval or a timeout from 1 s to 24 h.
-#[cfg(any(feature = "top", feature = "experiments"))]
-fn interval(text: &str) -> Result<std::time::Duration, String> {
-    let seconds = crate::text::seconds(text)?;
-    if seconds == 0 {
-        return Err("write 1s or more".to_owned());
-    }
-    Ok(std::time::Duration::from_secs(seconds.into()))
 }

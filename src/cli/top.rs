@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use clap::{Args, value_parser};
 
-use super::interval;
+use super::interval::interval;
 use super::local_agent::local_agent;
 use super::run::runtime;
 use crate::agent::config::Overrides;

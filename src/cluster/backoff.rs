@@ -45,36 +45,32 @@ impl Backoff {
 
 /// Random numbers to spread load. Each instance has a random seed.
 #[derive(Debug, Clone)]
-pub struct Jitter(u64);
+pub struct Jitter(fastrand::Rng);
 
 // === impl Jitter ===
 
 impl Default for Jitter {
     fn default() -> Self {
-        // The standard library's hash keys are random, so the jitter needs no crate.
-        Self(RandomState::new().build_hasher().finish())
+        // The keys of the standard library's hashes are random. fastrand's own seed is only the time.
+        let seed = RandomState::new().build_hasher().finish();
+        Self(fastrand::Rng::with_seed(seed))
     }
 }
 
 impl Jitter {
     /// A random number in 0..1.
     pub fn roll(&mut self) -> f64 {
-        (self.bits() >> 11) as f64 / (1_u64 << 53) as f64
+        self.0.f64()
     }
 
     /// A random index below `length`, which must not be 0.
     pub fn below(&mut self, length: usize) -> usize {
-        let length = u64::try_from(length).unwrap_or(u64::MAX).max(1);
-        usize::try_from(self.bits() % length).unwrap_or_default()
+        self.0.usize(..length.max(1))
     }
 
-    /// 64 random bits (splitmix64).
+    /// 64 random bits.
     pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = self.0;
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bits ^ (bits >> 31)
+        self.0.u64(..)
     }
 
     /// A random time below `most`.

@@ -5,6 +5,8 @@
 //! machine lacks has no series and never looks like zero; a series of its own gives the reason. Scrapes within a second share
 //! a page. [`AgentMetrics`] holds the agent's own counters.
 
+#![warn(clippy::too_many_lines, clippy::excessive_nesting)]
+
 mod agent;
 mod api;
 mod collectors;

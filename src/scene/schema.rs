@@ -356,8 +356,11 @@ fn count(
 
 fn unknown<'a>(path: &Path, key: &str, known: impl Iterator<Item = &'a str>) -> Violation {
     let known: Vec<&str> = known.collect();
-    let near = known.iter().map(|name| (distance(key, name), *name)).min();
-    let fix = match near {
+    // A known name is shorter than the limit. The limit bounds the time for long keys.
+    let start: String = key.chars().take(64).collect();
+    let near = known.iter();
+    let near = near.map(|name| (strsim::levenshtein(&start, name), *name));
+    let fix = match near.min() {
         Some((distance, name)) if distance <= 2 && distance < name.len() => {
             format!("did you mean {name}?")
         }
@@ -367,26 +370,4 @@ fn unknown<'a>(path: &Path, key: &str, known: impl Iterator<Item = &'a str>) -> 
         ),
     };
     (path.key(key), format!("the field {key} is unknown"), fix)
-}
-
-/// The edit distance of two words, in letters.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().take(64).collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (letter, above) in a.chars().take(64).zip(1..) {
-        let mut diagonal = row.first().copied().unwrap_or_default();
-        let mut left = above;
-        for (other, cell) in b.iter().zip(row.iter_mut().skip(1)) {
-            let here = (diagonal + usize::from(letter != *other))
-                .min(*cell + 1)
-                .min(left + 1);
-            diagonal = *cell;
-            *cell = here;
-            left = here;
-        }
-        if let Some(first) = row.first_mut() {
-            *first = above;
-        }
-    }
-    row.last().copied().unwrap_or_default()
 }

@@ -7,8 +7,12 @@ use clap::Args;
 use serde_json::json;
 
 use super::super::Format;
+use super::amounts::AMOUNTS;
+use super::files;
+use super::live::Live;
 use crate::experiment::check;
 use crate::scene::Severity;
+use crate::text::counted;
 
 /// Check plans: print each mistake with its place and correction.
 #[derive(Debug, Args)]
@@ -26,7 +30,7 @@ pub(super) struct Check {
     #[arg(value_name = "FILE", required_unless_present = "live")]
     files: Vec<PathBuf>,
     #[command(flatten)]
-    live: super::live::Live,
+    live: Live,
     /// File with the cluster's Nodes, to check also that the candidates exist, suffice and are large enough.
     #[arg(long, value_name = "FILE", conflicts_with = "live")]
     nodes: Option<PathBuf>,
@@ -41,14 +45,14 @@ impl Check {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let mut documents = Vec::new();
         for file in &self.files {
-            documents.extend(super::documents(file)?);
+            documents.extend(files::documents(file)?);
         }
-        let mut nodes = self.nodes.as_deref().map(super::nodes).transpose()?;
+        let mut nodes = self.nodes.as_deref().map(files::nodes).transpose()?;
         if let Some(cluster) = self.live.ask(self.files.is_empty(), false)? {
             documents.extend(cluster.plans);
             nodes = Some(cluster.nodes);
         }
-        let findings = check(&documents, nodes.as_deref(), super::AMOUNTS);
+        let findings = check(&documents, nodes.as_deref(), AMOUNTS);
         let errors = findings
             .iter()
             .filter(|finding| finding.severity == Severity::Error)
@@ -64,9 +68,9 @@ impl Check {
                 let mut lines: Vec<String> = findings.iter().map(ToString::to_string).collect();
                 lines.push(format!(
                     "{}: {}, {}",
-                    super::many(documents.len(), "plan"),
-                    super::many(errors, "error"),
-                    super::many(findings.len() - errors, "warning")
+                    counted(documents.len(), "plan"),
+                    counted(errors, "error"),
+                    counted(findings.len() - errors, "warning")
                 ));
                 super::super::emit(&lines.join("\n"))?;
             }

@@ -6,6 +6,8 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Args;
 
+use super::files;
+use super::live::Live;
 use crate::experiment::import;
 
 /// Read the labels of the nodes and print a plan that gives the nodes the same labels.
@@ -28,7 +30,7 @@ pub(super) struct Import {
     )]
     file: Option<PathBuf>,
     #[command(flatten)]
-    live: super::live::Live,
+    live: Live,
     /// The plan's name.
     #[arg(long, value_name = "NAME", default_value = "imported")]
     name: String,
@@ -42,7 +44,7 @@ impl Import {
             anyhow::bail!("--name {:?} can't be a plan's name: {fault}", self.name);
         }
         let (nodes, origin) = match (&self.file, self.live.ask(false, false)?) {
-            (Some(file), _) => (super::nodes(file)?, file.display().to_string()),
+            (Some(file), _) => (files::nodes(file)?, file.display().to_string()),
             (None, cluster) => {
                 let cluster = cluster.context("name a file with nodes, or use --live")?;
                 (cluster.nodes, format!("the cluster at {}", cluster.origin))
@@ -54,7 +56,7 @@ impl Import {
                     eprintln!("pinfold: {origin}: {note}");
                 }
                 let plans: Result<Vec<String>, _> =
-                    imported.plans.iter().map(super::yaml).collect();
+                    imported.plans.iter().map(files::yaml).collect();
                 super::super::emit(&plans?.join("---\n"))?;
                 Ok(ExitCode::SUCCESS)
             }

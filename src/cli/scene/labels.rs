@@ -7,7 +7,9 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value};
 
+use super::case::CaseOf;
 use crate::scene::{Assignment, Node, ScenePlan, assign, candidates};
+use crate::text::counted;
 
 /// Print which node gets which labels. The command changes nothing.
 ///
@@ -26,7 +28,7 @@ use crate::scene::{Assignment, Node, ScenePlan, assign, candidates};
 Exit codes: 0 each slot has a node, 1 too few nodes, 2 bad input.")]
 pub(super) struct LabelsArgs {
     #[command(flatten)]
-    case: super::CaseOf,
+    case: CaseOf,
     /// File with the cluster's Nodes: a List of them, or several documents.
     #[arg(
         long,
@@ -82,7 +84,7 @@ impl LabelsArgs {
                 "pinfold: scene {} case {} has {}, but {missing} get no node: add candidate nodes",
                 slots.scene(),
                 slots.case(),
-                super::many(slots.len(), "slot")
+                counted(slots.len(), "slot")
             );
             return Ok(ExitCode::from(1));
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use clap::Args;
 
 use crate::agent::config;
@@ -185,50 +185,4 @@ fn told(failure: Failure, what: &str, way: &Connection) -> anyhow::Error {
         way.server, way.origin
     );
     anyhow::Error::new(failure).context(doing)
-}
-
-impl super::CaseOf {
-    /// The claims that remain in a cluster without a plan; `None` if a plan is named or exists.
-    pub(super) fn left_without_plan(&self) -> anyhow::Result<Option<BTreeMap<String, Holder>>> {
-        if self.file.is_some() || self.plan.is_some() {
-            return Ok(None);
-        }
-        self.live.left_without_plan()
-    }
-
-    /// The chosen plan, and the cluster if queried.
-    pub(super) fn with_cluster(
-        &self,
-        claims: bool,
-    ) -> anyhow::Result<(ScenePlan, Option<Cluster>)> {
-        let cluster = self.live.ask(self.file.is_none(), claims)?;
-        let plan = match (&self.file, &cluster) {
-            (Some(file), _) => {
-                self.choose(&super::documents(file)?, &file.display().to_string())?
-            }
-            (None, Some(cluster)) => self.choose(
-                &cluster.plans,
-                &format!("the cluster at {}", cluster.origin),
-            )?,
-            (None, None) => {
-                anyhow::bail!("name a file with a plan, or use --live for the cluster's plans")
-            }
-        };
-        Ok((plan, cluster))
-    }
-
-    /// The nodes from a file, or from the cluster.
-    pub(super) fn nodes(
-        &self,
-        file: Option<&std::path::Path>,
-        cluster: Option<&Cluster>,
-    ) -> anyhow::Result<Vec<Node>> {
-        match (file, cluster) {
-            (Some(file), _) => super::nodes(file),
-            (None, cluster) => Ok(cluster
-                .context("name a file with --nodes, or use --live")?
-                .nodes
-                .clone()),
-        }
-    }
 }

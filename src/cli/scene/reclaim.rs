@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use super::super::{Format, interval};
+use super::super::Format;
+use super::super::interval::interval;
 use crate::cluster::connect::{Connection, connect};
 use crate::cluster::reclaim::{Reclaimer, Round};
 use crate::cluster::{Api, ErrorKind, Failure};
@@ -102,7 +103,7 @@ impl ReclaimArgs {
         if let Some((kind, namespace, name, failure)) = round.failed.first() {
             bail!(
                 "can't delete {}; the first is {kind} {namespace}/{name}: {failure}; run the command again",
-                super::many(round.failed.len(), "object")
+                text::counted(round.failed.len(), "object")
             );
         }
         if let Some((kind, namespace, name)) = round.changed.first() {
@@ -208,7 +209,7 @@ fn line(job: &Reclaimable) -> String {
     };
     let running = match job.running.len() {
         0 => String::new(),
-        count => format!(" and {} still running", super::many(count, "task")),
+        count => format!(" and {} still running", text::counted(count, "task")),
     };
     let what = match &job.verdict {
         Verdict::Running { .. } if job.by_chief => "the chief has not succeeded yet".to_owned(),
@@ -233,7 +234,7 @@ fn kept(count: usize) -> String {
     let was = if count == 1 { "was" } else { "were" };
     format!(
         "{} {was} changed before each deletion",
-        super::many(count, "object")
+        text::counted(count, "object")
     )
 }
 

@@ -7,6 +7,9 @@ use anyhow::{anyhow, bail};
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
+use super::amounts::AMOUNTS;
+use super::case::CaseOf;
+use super::files;
 use crate::experiment::{Faults, Format, Reclaim, Slice, TrainingJob, render};
 
 /// Print the objects of a training cluster for one case of a plan.
@@ -28,7 +31,7 @@ use crate::experiment::{Faults, Format, Reclaim, Slice, TrainingJob, render};
 Exit codes: 0 done (warnings are possible), 2 missing or wrong settings. The output lists each of these.")]
 pub(super) struct RenderArgs {
     #[command(flatten)]
-    case: super::CaseOf,
+    case: CaseOf,
     /// File with the job's parameters (YAML or JSON); - is the standard input. Flags overrule the file.
     #[arg(long, value_name = "FILE")]
     job: Option<PathBuf>,
@@ -140,14 +143,14 @@ impl RenderArgs {
             from: self.from,
             to: self.to,
         };
-        let rendered = match render(&plan, (&scene, &case), &job, format, &slice, super::AMOUNTS) {
+        let rendered = match render(&plan, (&scene, &case), &job, format, &slice, AMOUNTS) {
             Ok(rendered) => rendered,
             Err(faults) => return Err(refused("rendered", &faults)),
         };
         match self.output {
             Form::Yaml => {
                 let documents: Result<Vec<String>, _> =
-                    rendered.objects.iter().map(super::yaml).collect();
+                    rendered.objects.iter().map(files::yaml).collect();
                 super::super::emit(&documents?.join("---\n"))?;
             }
             Form::Json => {
@@ -173,7 +176,7 @@ pub(super) fn refused(what: &str, faults: &Faults) -> anyhow::Error {
 
 /// The parameters in a file.
 pub(super) fn job(path: &Path) -> anyhow::Result<TrainingJob> {
-    match TrainingJob::read(&super::text(path)?, &path.display().to_string())? {
+    match TrainingJob::read(&files::text(path)?, &path.display().to_string())? {
         Ok(job) => Ok(job),
         Err(findings) => {
             let lines: Vec<String> = findings.iter().map(ToString::to_string).collect();

@@ -10,7 +10,8 @@ use anyhow::{Context, bail, ensure};
 use clap::{Args, ValueEnum};
 use k8s_openapi::jiff::Timestamp;
 
-use super::super::{Draft, interval};
+use super::super::Draft;
+use super::super::interval::interval;
 use crate::experiment::report::{
     Picture, Report, RunReport, StepMetric, Subject, analyse, compare, markdown, pictures,
     seconds_of, time,

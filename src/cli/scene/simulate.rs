@@ -9,8 +9,11 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::super::Format;
+use super::amounts::AMOUNTS;
+use super::case::CaseOf;
 use crate::experiment::{Simulation, Task, claimed, invented, settle, simulate};
 use crate::scene::{Amount, Slots, slots};
+use crate::text::counted;
 
 /// Show the node of each task of a case before any object exists, and the pending tasks with the reasons.
 ///
@@ -27,7 +30,7 @@ use crate::scene::{Amount, Slots, slots};
 Exit codes: 0 every task has a node, 1 some tasks would stay pending, 2 bad input.")]
 pub(super) struct SimulateArgs {
     #[command(flatten)]
-    case: super::CaseOf,
+    case: CaseOf,
     /// File with the cluster's Nodes; - is the standard input.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["live", "count"])]
     nodes: Option<PathBuf>,
@@ -70,7 +73,7 @@ impl SimulateArgs {
                 let mut allocatable = BTreeMap::new();
                 for (resource, amount) in given {
                     let Some(amount) = amount else { continue };
-                    (super::AMOUNTS.read)(resource, amount)
+                    (AMOUNTS.read)(resource, amount)
                         .map_err(|fault| anyhow::anyhow!("--{resource} {amount:?}: {fault}"))?;
                     allocatable.insert(resource.to_owned(), Amount(amount.clone()));
                 }
@@ -89,9 +92,9 @@ impl SimulateArgs {
         } else {
             nodes
         };
-        let asked = settle(&plan, (&scene, &case), &job, super::AMOUNTS)
+        let asked = settle(&plan, (&scene, &case), &job, AMOUNTS)
             .map_err(|faults| super::render::refused("simulated", &faults))?;
-        let simulation = simulate(&plan, (&scene, &case), &asked, &nodes, super::AMOUNTS)?;
+        let simulation = simulate(&plan, (&scene, &case), &asked, &nodes, AMOUNTS)?;
         match self.output {
             Format::Json => super::super::json(&object(&slots, &simulation))?,
             Format::Text => super::super::emit(&table(&slots, &simulation))?,
@@ -148,8 +151,8 @@ fn table(slots: &Slots, simulation: &Simulation) -> String {
         "{table}\nscene {} case {}: {} on {}, {} pending\n",
         slots.scene(),
         slots.case(),
-        super::many(simulation.placed.len(), "task"),
-        super::many(nodes.len(), "node"),
+        counted(simulation.placed.len(), "task"),
+        counted(nodes.len(), "node"),
         simulation.pending.len()
     );
     let mut reasons: BTreeMap<&str, Vec<&Task>> = BTreeMap::new();

@@ -8,9 +8,11 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::super::Format;
+use super::case::CaseOf;
 use super::live::Cluster;
 use crate::cluster::claims::Holder;
 use crate::scene::{ScenePlan, Slots, Status, status};
+use crate::text::counted;
 
 /// Compare the nodes' labels with a case: print claimed, missing and double slots.
 #[derive(Debug, Args)]
@@ -23,7 +25,7 @@ Exit codes: 0 each slot has exactly one node and no other node has slot labels, 
 Without a plan in the cluster, --live lists the remaining claims: 0 none, 1 some.")]
 pub(super) struct StatusArgs {
     #[command(flatten)]
-    case: super::CaseOf,
+    case: CaseOf,
     /// File with the cluster's Nodes: a List of them, or several documents; - is the standard input.
     #[arg(
         long,
@@ -68,7 +70,7 @@ impl StatusArgs {
                 if let Some(claims) = &claims {
                     text += &format!(
                         "{} on this case, {} on other cases or plans\n",
-                        super::many(claims.holders.len(), "claim"),
+                        counted(claims.holders.len(), "claim"),
                         claims.others
                     );
                     text.extend(claims.problems.iter().map(|line| format!("{line}\n")));
@@ -105,7 +107,7 @@ impl StatusArgs {
                 };
                 let mut text = format!(
                     "the cluster has no ScenePlan, but {} {verb}:\n",
-                    super::many(claims.len(), "claim")
+                    counted(claims.len(), "claim")
                 );
                 let lines = claims
                     .iter()
@@ -206,7 +208,7 @@ fn table(slots: &Slots, status: &Status) -> String {
         "{table}\nscene {} case {}: {}, {} claimed, {} missing, {} double; {} spare\n",
         slots.scene(),
         slots.case(),
-        super::many(slots.len(), "slot"),
+        counted(slots.len(), "slot"),
         status.claimed().count(),
         status.missing().count(),
         status.double().count(),

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::decide::{DecisionInput, Memory};
+use super::model::{DecisionInput, Memory};
 use super::plans::name_of;
 use crate::cluster::node::OwnNode;
 use crate::scene::{Holding, LabelKeys, ScenePlan, Slot, is_lease_of, slots};

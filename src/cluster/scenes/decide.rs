@@ -15,14 +15,14 @@
 //! A deleted plan, or a plan for different nodes, removes nothing. Otherwise, a deleted and reinstalled
 //! CustomResourceDefinition, or an etcd that lost the plans, would remove every label in the cluster.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Taint;
 
 use super::current_slot::{CurrentSlot, labelled};
-use super::plans::{Plans, name_of};
-use super::{Phase, Pods};
-use crate::cluster::node::{self, LabelConflict, LabelStep, OwnNode};
+use super::model::{DecisionInput, Memory, Phase, Version};
+use super::plans::name_of;
+use crate::cluster::node::{self, LabelConflict, LabelStep};
 use crate::scene::{
     Duty, LabelKeys, Node, OnBusy, ScenePlan, Slot, Slots, Switch, Want, duty, is_candidate,
     is_lease_of, slots, switch,
@@ -30,39 +30,6 @@ use crate::scene::{
 
 /// The prefix of the keys of Pinfold's taints, for any plan.
 const OUR_TAINTS: &str = "pinfold.io/";
-
-/// The input of [`decide()`]: the observed state.
-#[derive(Debug, Clone, Copy)]
-pub struct DecisionInput<'a> {
-    /// All plans.
-    pub plans: &'a Plans,
-    /// The own Node.
-    pub node: &'a OwnNode,
-    /// The names of the Leases that the node holds.
-    pub claims: &'a BTreeSet<String>,
-    /// The pods that run on the node.
-    pub pods: &'a Pods,
-}
-
-/// A state of a plan: the plan's name and generation.
-pub(super) type Version = (String, String);
-
-/// State between two decisions. A restart loses this state without harm.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Memory {
-    /// The node's last plan and slot.
-    pub last: Option<(String, Slot)>,
-    /// The plan that refused a change. A restarted agent decides again, by the pods that run at that time.
-    pub refused: Option<Version>,
-    /// A plan without a free slot, found in this pass.
-    pub full: Option<Version>,
-    /// The label conflicts that the server reported in this pass.
-    pub conflicts: Vec<LabelConflict>,
-    /// A plan whose change of the taints failed in this pass, and the reason.
-    pub untaintable: Option<(Version, String)>,
-    /// The taint that was last set.
-    pub taint: Option<Taint>,
-}
 
 /// The next action.
 #[derive(Debug, Clone, PartialEq)]

@@ -10,10 +10,10 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::backoff_policy::{BackoffPolicy, advice};
-use super::decide::{DecisionInput, Memory, Verdict, decide};
+use super::decide::{Verdict, decide};
 use super::labels::{named, usual};
+use super::model::{DecisionInput, Memory, Phase, Scenes, State};
 use super::plans::{Plans, name_of, slots_of};
-use super::{Phase, Scenes, State};
 use crate::cluster::claims::{self, Claims, Guard, Owner, Standing};
 use crate::cluster::events::News;
 use crate::cluster::node::{self, OwnNode};

@@ -1,10 +1,10 @@
 //! The collector `pressure`: the total time for which tasks waited for CPU, disk and memory.
 
 use super::super::families::CONTAINER_PRESSURE_SECONDS;
-use super::super::page::Page;
+use super::super::page::{Labels, Lines, Page};
 use super::model::Outcome;
 use super::scrape::{Collector, Scrape};
-use crate::host::cgroup::RESOURCES;
+use crate::host::cgroup::{Pressure, RESOURCES};
 
 #[derive(Debug)]
 pub(super) struct PressureCollector;
@@ -33,18 +33,26 @@ impl Collector for PressureCollector {
                     continue;
                 }
             };
-            for (resource, pressure) in RESOURCES.into_iter().zip(pressures) {
-                let some = pressure.map(|pressure| pressure.some);
-                let full = pressure.and_then(|pressure| pressure.full);
-                for (kind, time) in [("some", some), ("full", full)] {
-                    let labels = [("resource", resource), ("kind", kind)];
-                    if let Some(time) = time {
-                        seconds.put_with(&container.labels, &labels, time);
-                    }
-                }
-            }
+            write_pressures(&mut seconds, &container.labels, pressures);
         }
         page.add(seconds);
         Outcome::from_complete(complete)
+    }
+}
+
+/// Writes a container's waiting times. A time that the kernel does not count has no series.
+fn write_pressures(
+    seconds: &mut Lines,
+    labels: &Labels,
+    pressures: [Option<Pressure>; RESOURCES.len()],
+) {
+    for (resource, pressure) in RESOURCES.into_iter().zip(pressures) {
+        let some = pressure.map(|pressure| pressure.some);
+        let full = pressure.and_then(|pressure| pressure.full);
+        for (kind, time) in [("some", some), ("full", full)] {
+            if let Some(time) = time {
+                seconds.put_with(labels, &[("resource", resource), ("kind", kind)], time);
+            }
+        }
     }
 }

@@ -226,25 +226,35 @@ impl ResctrlCollector {
                     .all(|count| *count != Some(Count::Unknown))
             };
             unavailable += usize::from(!domains.iter().all(has_values));
-            for domain in domains {
-                let id = domain.id;
-                if let Some(Count::Bytes(bytes)) = domain.occupancy {
-                    occupancy.put_with(&container.labels, &[("l3_domain", &id)], bytes);
-                }
-                for (scope, count) in [("total", domain.total), ("local", domain.local)] {
-                    let Some(Count::Bytes(bytes)) = count else {
-                        continue;
-                    };
-                    let key = (id.clone(), scope);
-                    let total = self.totals.add(container.cgroup, key, bytes);
-                    let labels = [("l3_domain", id.as_str()), ("scope", scope)];
-                    bandwidth.put_with(&container.labels, &labels, total);
-                }
+            for domain in &domains {
+                self.write_domain(&mut occupancy, &mut bandwidth, container, domain);
             }
         }
         page.add(occupancy);
         page.add(bandwidth);
         (complete, unavailable)
+    }
+
+    /// Writes a container's counters for a single last-level cache. A missing value has no series.
+    fn write_domain(
+        &mut self,
+        occupancy: &mut Lines,
+        bandwidth: &mut Lines,
+        container: &MeasuredContainer<'_>,
+        domain: &CacheCounters,
+    ) {
+        let id = domain.id.as_str();
+        if let Some(Count::Bytes(bytes)) = domain.occupancy {
+            occupancy.put_with(&container.labels, &[("l3_domain", id)], bytes);
+        }
+        for (scope, count) in [("total", domain.total), ("local", domain.local)] {
+            if let Some(Count::Bytes(bytes)) = count {
+                let key = (domain.id.clone(), scope);
+                let total = self.totals.add(container.cgroup, key, bytes);
+                let labels = [("l3_domain", id), ("scope", scope)];
+                bandwidth.put_with(&container.labels, &labels, total);
+            }
+        }
     }
 }
 

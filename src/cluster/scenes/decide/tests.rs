@@ -1,10 +1,11 @@
 #![allow(clippy::needless_pass_by_value, reason = "json! makes values")]
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
 use super::*;
-use crate::cluster::scenes::RunningPod;
+use crate::cluster::node::OwnNode;
+use crate::cluster::scenes::{Plans, Pods, RunningPod};
 
 /// The input of [`decide()`], with owned values.
 struct World {

@@ -1,0 +1,54 @@
+//! [`Settings`]: times and limits for the scenes of a node.
+
+use std::time::Duration;
+
+use crate::cluster::claims;
+
+/// Times and limits for the scenes of a node.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    /// The mean time between two reads of the own Node on an idle node. Each pause is 0.5 to 1.5 times as long.
+    pub look: Duration,
+    /// The minimum and the maximum of the time over which all nodes spread their reaction to changed plans.
+    pub spread: (Duration, Duration),
+    /// The addition to the minimum of `spread` for each slot.
+    pub spread_per_slot: Duration,
+    /// The minimum and the maximum of the pause after which a node without a slot searches again.
+    pub spare: (Duration, Duration),
+    /// The addition to the minimum of `spare` for each slot, since each search reads the list of claims.
+    pub spare_per_slot: Duration,
+    /// The shortest and the longest wait while the API fails. Terminal failures (a missing permission, a missing
+    /// CustomResourceDefinition) wait longer and longer, up to about [`Settings::look`].
+    pub backoff: (Duration, Duration),
+    /// The `timeoutSeconds` of a watch request.
+    pub watch_seconds: u32,
+    /// The longest time without data before a watch counts as broken.
+    pub idle: Duration,
+    /// The settings of the claims.
+    pub claims: claims::Settings,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            look: Duration::from_secs(300),
+            spread: (Duration::from_secs(5), Duration::from_secs(100)),
+            spread_per_slot: Duration::from_millis(10),
+            spare: (Duration::from_secs(30), Duration::from_secs(600)),
+            spare_per_slot: Duration::from_millis(60),
+            backoff: (Duration::from_secs(1), Duration::from_secs(60)),
+            watch_seconds: 290,
+            idle: Duration::from_secs(150),
+            claims: claims::Settings::default(),
+        }
+    }
+}
+
+// === impl Settings ===
+
+impl Settings {
+    /// The time over which all nodes spread their work, for plans with `slots` slots.
+    pub(super) fn spread_over(&self, slots: u32) -> Duration {
+        (self.spread.0 + self.spread_per_slot * slots).min(self.spread.1)
+    }
+}
