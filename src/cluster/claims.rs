@@ -23,7 +23,6 @@ use super::call::Lines;
 use super::list::{List, list};
 use super::retry::{Retry, retry};
 use super::{Api, Call, ErrorKind, Failure, Jitter, MANAGER};
-use crate::text::part;
 
 mod guard;
 
@@ -125,34 +124,32 @@ struct BriefOwner {
     uid: String,
 }
 
-part! {
-    /// The fields of a Lease that identify the holder and the Lease.
-    struct Lease: "a Lease" {
-        metadata: Metadata = "metadata",
-        spec: Spec = "spec",
-    }
+/// The fields of a Lease that identify the holder and the Lease.
+#[derive(Deserialize)]
+struct Lease {
+    metadata: Option<Metadata>,
+    spec: Option<Spec>,
 }
 
-part! {
-    struct Metadata: "an object's metadata" {
-        name: String = "name",
-        uid: String = "uid",
-        owners: Vec<OwnerReference> = "ownerReferences",
-    }
+#[derive(Default, Deserialize)]
+struct Metadata {
+    name: Option<String>,
+    uid: Option<String>,
+    #[serde(rename = "ownerReferences")]
+    owners: Option<Vec<OwnerReference>>,
 }
 
-part! {
-    struct OwnerReference: "an owner" {
-        kind: String = "kind",
-        name: String = "name",
-        uid: String = "uid",
-    }
+#[derive(Deserialize)]
+struct OwnerReference {
+    kind: Option<String>,
+    name: Option<String>,
+    uid: Option<String>,
 }
 
-part! {
-    struct Spec: "a Lease's spec" {
-        holder: String = "holderIdentity",
-    }
+#[derive(Deserialize)]
+struct Spec {
+    #[serde(rename = "holderIdentity")]
+    holder: Option<String>,
 }
 
 // === impl Claims ===

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
 use super::PodsEvent;
 use crate::pod::{Object, Pod};
-use crate::text::part;
 
 /// The known pods of this node, by uid. The type does no I/O.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -18,28 +18,27 @@ pub struct PodCache {
     complete: bool,
 }
 
-part! {
-    /// The identity of an object, readable even if the remaining fields are not.
-    struct Head: "an object" {
-        metadata: Identity = "metadata",
-    }
+/// The identity of an object, readable even if the remaining fields are not.
+#[derive(Default, Deserialize)]
+struct Head {
+    metadata: Option<Identity>,
 }
 
-part! {
-    /// The identity of an object, and its position in a watch.
-    pub(super) struct Identity: "an object's metadata" {
-        uid: String = "uid",
-        namespace: String = "namespace",
-        name: String = "name",
-        version: String = "resourceVersion",
-        annotations: Marks = "annotations",
-    }
+/// The identity of an object, and its position in a watch.
+#[derive(Default, Deserialize)]
+pub(super) struct Identity {
+    uid: Option<String>,
+    namespace: Option<String>,
+    name: Option<String>,
+    #[serde(rename = "resourceVersion")]
+    version: Option<String>,
+    annotations: Option<Marks>,
 }
 
-part! {
-    struct Marks: "annotations" {
-        initial_end: IgnoredAny = "k8s.io/initial-events-end",
-    }
+#[derive(Deserialize)]
+struct Marks {
+    #[serde(rename = "k8s.io/initial-events-end")]
+    initial_end: Option<IgnoredAny>,
 }
 
 // === impl PodCache ===
