@@ -19,9 +19,9 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::call::Lines;
 use super::list::{List, list};
 use super::retry::{Retry, retry};
+use super::watch::WatchStream;
 use super::{Api, Call, ErrorKind, Failure, Jitter, MANAGER};
 
 mod guard;
@@ -267,16 +267,13 @@ impl Claims {
         name: &str,
         version: &str,
         seconds: u32,
-    ) -> Result<Lines, Failure> {
+    ) -> Result<WatchStream, Failure> {
         let params = WatchParams {
             field_selector: Some(format!("metadata.name={name}")),
             timeout: Some(seconds),
             ..WatchParams::default()
         };
-        let request = request::Request::new(&*self.path)
-            .watch(&params, version)
-            .map_err(Failure::unbuilt)?;
-        self.api.open(Call::WatchLease, request).await
+        WatchStream::open(&self.api, Call::WatchLease, &self.path, &params, version).await
     }
 
     /// Tries to claim a slot. The Lease gets `labels`, for people.

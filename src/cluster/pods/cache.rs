@@ -2,11 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
-use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
 use super::PodsEvent;
+use crate::cluster::watch::Identity;
 use crate::pod::{Object, Pod};
 
 /// The known pods of this node, by uid. The type does no I/O.
@@ -16,29 +15,6 @@ pub struct PodCache {
     /// A sentence for each unreadable pod, by uid.
     unreadable: BTreeMap<String, String>,
     complete: bool,
-}
-
-/// The identity of an object, readable even if the remaining fields are not.
-#[derive(Default, Deserialize)]
-struct Head {
-    metadata: Option<Identity>,
-}
-
-/// The identity of an object, and its position in a watch.
-#[derive(Default, Deserialize)]
-pub(super) struct Identity {
-    uid: Option<String>,
-    namespace: Option<String>,
-    name: Option<String>,
-    #[serde(rename = "resourceVersion")]
-    version: Option<String>,
-    annotations: Option<Marks>,
-}
-
-#[derive(Deserialize)]
-struct Marks {
-    #[serde(rename = "k8s.io/initial-events-end")]
-    initial_end: Option<IgnoredAny>,
 }
 
 // === impl PodCache ===
@@ -159,33 +135,6 @@ impl PodCache {
             namespace,
             name: name.unwrap_or_default(),
         })
-    }
-}
-
-// === impl Identity ===
-
-impl Identity {
-    /// The identity of an object. All fields are `None` if the metadata is unreadable.
-    pub(super) fn of(object: &RawValue) -> Self {
-        let head: Head = serde_json::from_str(object.get()).unwrap_or_default();
-        head.metadata.unwrap_or_default()
-    }
-
-    /// The uid, or an empty string.
-    pub(super) fn uid(&self) -> &str {
-        self.uid.as_deref().unwrap_or_default()
-    }
-
-    /// The object's resourceVersion, from which a watch can continue.
-    pub(super) fn version(self) -> Option<String> {
-        self.version.filter(|version| !version.is_empty())
-    }
-
-    /// Whether the object is the final bookmark of a streaming list.
-    pub(super) fn ends_list(&self) -> bool {
-        self.annotations
-            .as_ref()
-            .is_some_and(|marks| marks.initial_end.is_some())
     }
 }
 
