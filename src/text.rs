@@ -11,8 +11,7 @@ pub(crate) mod svg;
 use std::fmt;
 use std::time::Duration;
 
-use serde::Deserializer;
-use serde::de::{DeserializeOwned, DeserializeSeed, Error, Visitor};
+use serde::de::DeserializeOwned;
 
 /// The deepest nesting of lists and maps. Kubernetes objects stay far below.
 const DEPTH: usize = 64;
@@ -129,53 +128,6 @@ fn options(form: Form, longest: usize) -> serde_saphyr::Options {
     }
 }
 
-/// A struct with selected fields of an API object. Each field is an `Option`, and stays `None` if missing or null. All
-/// remaining fields of the object are skipped.
-///
-/// Serde's own derive would also accept a list for a struct, and generates about three times the code.
-macro_rules! part {
-    (
-        $(#[$about:meta])* $scope:vis struct $name:ident: $expecting:literal {
-            $($(#[$says:meta])* $inner:vis $field:ident: $type:ty = $key:literal,)*
-        }
-    ) => {
-        $(#[$about])*
-        #[derive(Debug, Clone, Default)]
-        $scope struct $name {
-            $($(#[$says])* $inner $field: Option<$type>,)*
-        }
-
-        impl<'de> serde::Deserialize<'de> for $name {
-            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                struct Reader;
-
-                impl<'de> serde::de::Visitor<'de> for Reader {
-                    type Value = $name;
-
-                    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                        f.write_str($expecting)
-                    }
-
-                    fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<$name, A::Error> {
-                        let mut read = $name::default();
-                        while let Some(key) = map.next_key_seed($crate::text::OneOf(&[$($key),*]))? {
-                            match key {
-                                $(Some($key) => read.$field = map.next_value()?,)*
-                                _ => drop(map.next_value::<serde::de::IgnoredAny>()?),
-                            }
-                        }
-                        Ok(read)
-                    }
-                }
-
-                deserializer.deserialize_struct(stringify!($name), &[$($key),*], Reader)
-            }
-        }
-    };
-}
-
-pub(crate) use part;
-
 /// Reads a duration like `30s`, `500ms` or `1m 30s`.
 ///
 /// # Errors
@@ -219,41 +171,18 @@ pub fn counted(number: impl fmt::Display, thing: &str) -> String {
     format!("{number} {thing}{plural}")
 }
 
-/// A known key; `None` for an unknown key.
-pub(crate) struct OneOf(pub(crate) &'static [&'static str]);
-
-// === impl OneOf ===
-
-impl<'de> DeserializeSeed<'de> for OneOf {
-    type Value = Option<&'static str>;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        deserializer.deserialize_identifier(self)
-    }
-}
-
-impl Visitor<'_> for OneOf {
-    type Value = Option<&'static str>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a field's name")
-    }
-
-    fn visit_str<E: Error>(self, key: &str) -> Result<Self::Value, E> {
-        Ok(self.0.iter().find(|known| **known == key).copied())
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use serde::Deserialize;
+
     use super::*;
 
-    part! {
-        struct Thing: "a thing" {
-            name: String = "name",
-            count: u8 = "count",
-            inner: Box<Thing> = "inner",
-        }
+    #[derive(PartialEq, Deserialize)]
+    #[serde(expecting = "a thing")]
+    struct Thing {
+        name: Option<String>,
+        count: Option<u8>,
+        inner: Option<Box<Thing>>,
     }
 
     #[test]

@@ -1,7 +1,9 @@
-//! [`Backoff`]: the wait before a retry. [`Jitter`]: random numbers that spread load.
+//! [`Backoff`] and [`BackoffPolicy`]: the wait before a retry. [`Jitter`]: random numbers that spread load.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::Duration;
+
+use super::Failure;
 
 /// The limit on `Retry-After`. A longer time from the server is shortened to the limit.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
@@ -40,6 +42,52 @@ impl Backoff {
     /// Restarts with the shortest wait, after a success.
     pub fn reset(&mut self) {
         self.next = self.least;
+    }
+}
+
+/// The waits of a task that lasts. Retryable and terminal failures have separate waits, since the longest waits differ.
+#[derive(Debug)]
+pub(super) struct BackoffPolicy {
+    retryable: Backoff,
+    terminal: Backoff,
+}
+
+// === impl BackoffPolicy ===
+
+impl BackoffPolicy {
+    /// Creates a policy. Retryable failures wait between the two `bounds`, and terminal failures up to `terminal`, if longer.
+    pub(super) fn new(bounds: (Duration, Duration), terminal: Duration) -> Self {
+        let (least, most) = bounds;
+        Self {
+            retryable: Backoff::new(least, most),
+            terminal: Backoff::new(least, terminal.max(most)),
+        }
+    }
+
+    /// The wait after `failure`; `jitter` is in 0..1.
+    pub(super) fn after(&mut self, failure: &Failure, jitter: f64) -> Duration {
+        let backoff = if failure.is_terminal() {
+            &mut self.terminal
+        } else {
+            &mut self.retryable
+        };
+        backoff.wait(jitter, failure.retry_after())
+    }
+
+    /// The wait for a missing object.
+    pub(super) fn without(&mut self, jitter: f64) -> Duration {
+        self.terminal.wait(jitter, None)
+    }
+
+    /// Returns to the shortest waits, after a success.
+    pub(super) fn reset(&mut self) {
+        self.retryable.reset();
+        self.terminal.reset();
+    }
+
+    /// The shortest wait.
+    pub(super) fn least(&self) -> Duration {
+        self.retryable.least
     }
 }
 

@@ -19,11 +19,10 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::call::Lines;
 use super::list::{List, list};
 use super::retry::{Retry, retry};
+use super::watch::WatchStream;
 use super::{Api, Call, ErrorKind, Failure, Jitter, MANAGER};
-use crate::text::part;
 
 mod guard;
 
@@ -125,34 +124,32 @@ struct BriefOwner {
     uid: String,
 }
 
-part! {
-    /// The fields of a Lease that identify the holder and the Lease.
-    struct Lease: "a Lease" {
-        metadata: Metadata = "metadata",
-        spec: Spec = "spec",
-    }
+/// The fields of a Lease that identify the holder and the Lease.
+#[derive(Deserialize)]
+struct Lease {
+    metadata: Option<Metadata>,
+    spec: Option<Spec>,
 }
 
-part! {
-    struct Metadata: "an object's metadata" {
-        name: String = "name",
-        uid: String = "uid",
-        owners: Vec<OwnerReference> = "ownerReferences",
-    }
+#[derive(Default, Deserialize)]
+struct Metadata {
+    name: Option<String>,
+    uid: Option<String>,
+    #[serde(rename = "ownerReferences")]
+    owners: Option<Vec<OwnerReference>>,
 }
 
-part! {
-    struct OwnerReference: "an owner" {
-        kind: String = "kind",
-        name: String = "name",
-        uid: String = "uid",
-    }
+#[derive(Deserialize)]
+struct OwnerReference {
+    kind: Option<String>,
+    name: Option<String>,
+    uid: Option<String>,
 }
 
-part! {
-    struct Spec: "a Lease's spec" {
-        holder: String = "holderIdentity",
-    }
+#[derive(Deserialize)]
+struct Spec {
+    #[serde(rename = "holderIdentity")]
+    holder: Option<String>,
 }
 
 // === impl Claims ===
@@ -270,16 +267,13 @@ impl Claims {
         name: &str,
         version: &str,
         seconds: u32,
-    ) -> Result<Lines, Failure> {
+    ) -> Result<WatchStream, Failure> {
         let params = WatchParams {
             field_selector: Some(format!("metadata.name={name}")),
             timeout: Some(seconds),
             ..WatchParams::default()
         };
-        let request = request::Request::new(&*self.path)
-            .watch(&params, version)
-            .map_err(Failure::unbuilt)?;
-        self.api.open(Call::WatchLease, request).await
+        WatchStream::open(&self.api, Call::WatchLease, &self.path, &params, version).await
     }
 
     /// Tries to claim a slot. The Lease gets `labels`, for people.

@@ -15,7 +15,7 @@
 //!
 //! [`Api`] is a layer over `kube::Client`, which keeps credentials, TLS and connections. The layer adds `Retry-After` for
 //! answers without a Status, a deadline for each request, a size bound for each answer, and counters. `list` reads every
-//! collection page by page, and `retry` repeats single requests.
+//! collection page by page, `reflect` follows a collection with a list and a watch, and `retry` repeats single requests.
 
 #![warn(clippy::too_many_lines, clippy::excessive_nesting)]
 
@@ -31,8 +31,10 @@ pub mod peers;
 pub mod pods;
 #[cfg(feature = "reclaim")]
 pub mod reclaim;
+mod reflect;
 mod retry;
 pub mod scenes;
+mod watch;
 
 pub use backoff::{Backoff, Jitter};
 pub use call::{Api, Failure};

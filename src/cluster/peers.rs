@@ -3,12 +3,12 @@
 use std::net::IpAddr;
 
 use kube::core::params::ListParams;
+use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::list::{List, list};
 use super::{Api, Call, Failure};
 use crate::pod::{Object, Pod, Role, recognise};
-use crate::text::part;
 
 /// The number of pods after which the list of a job ends early.
 const MOST: usize = 10_000;
@@ -24,22 +24,20 @@ pub struct Member {
     pub addresses: Vec<IpAddr>,
 }
 
-part! {
-    struct Addressed: "a pod" {
-        status: Status = "status",
-    }
+#[derive(Deserialize)]
+struct Addressed {
+    status: Option<Status>,
 }
 
-part! {
-    struct Status: "a pod's status" {
-        ips: Vec<Address> = "podIPs",
-    }
+#[derive(Deserialize)]
+struct Status {
+    #[serde(rename = "podIPs")]
+    ips: Option<Vec<Address>>,
 }
 
-part! {
-    struct Address: "an address" {
-        ip: String = "ip",
-    }
+#[derive(Deserialize)]
+struct Address {
+    ip: Option<String>,
 }
 
 /// Reads the pods in a namespace with the given label, from the server's cache. Finished pods, pods in the host network and

@@ -4,9 +4,11 @@
 //! Deployment. The second reading gives the pods. As in Kubernetes, YAML numbers and booleans are not strings: a
 //! label `CASE: 2` is an error, and the error advises quotes.
 
+use serde::Deserialize;
+
 use super::object::{Object, ObjectMeta, PodSpec, PodStatus};
 use super::{Pod, PodError};
-use crate::text::{self, Mistake, part};
+use crate::text::{self, Mistake};
 
 /// The longest accepted text, in bytes. A list of all pods of a full node is far smaller.
 const MAX_TEXT: usize = 64 << 20;
@@ -123,32 +125,32 @@ pub fn parse(text: &str, source: &str) -> Result<Vec<Pod>, ManifestError> {
     Ok(pods)
 }
 
-part! {
-    /// The kind and the version of a document.
-    struct DocumentHead: "a Kubernetes object" {
-        api_version: String = "apiVersion",
-        kind: String = "kind",
-        items: Vec<ListItemHead> = "items",
-    }
+/// The kind and the version of a document.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", expecting = "a Kubernetes object")]
+struct DocumentHead {
+    api_version: Option<String>,
+    kind: Option<String>,
+    items: Option<Vec<ListItemHead>>,
 }
 
-part! {
-    /// The kind and the version of a list's item.
-    struct ListItemHead: "a Kubernetes object" {
-        api_version: String = "apiVersion",
-        kind: String = "kind",
-    }
+/// The kind and the version of a list's item.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", expecting = "a Kubernetes object")]
+struct ListItemHead {
+    api_version: Option<String>,
+    kind: Option<String>,
 }
 
-part! {
-    /// A Pod or a list of Pods. Both have `kind` and `metadata`, and a list's `metadata` is unused.
-    struct ManifestDocument: "a Kubernetes object" {
-        kind: String = "kind",
-        metadata: ObjectMeta = "metadata",
-        spec: PodSpec = "spec",
-        status: PodStatus = "status",
-        items: Vec<Object> = "items",
-    }
+/// A Pod or a list of Pods. Both have `kind` and `metadata`, and a list's `metadata` is unused.
+#[derive(Deserialize)]
+#[serde(expecting = "a Kubernetes object")]
+struct ManifestDocument {
+    kind: Option<String>,
+    metadata: Option<ObjectMeta>,
+    spec: Option<PodSpec>,
+    status: Option<PodStatus>,
+    items: Option<Vec<Object>>,
 }
 
 // === impl DocumentHead ===

@@ -7,147 +7,155 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use crate::text::part;
-
-part! {
-    /// A Pod as the API server or a manifest's author writes it: see [`Pod::from_k8s`](super::Pod::from_k8s).
-    pub struct Object: "a Kubernetes object" {
-        pub(super) metadata: ObjectMeta = "metadata",
-        pub(super) spec: PodSpec = "spec",
-        pub(super) status: PodStatus = "status",
-    }
+/// A Pod as the API server or a manifest's author writes it: see [`Pod::from_k8s`](super::Pod::from_k8s).
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(expecting = "a Kubernetes object")]
+pub struct Object {
+    pub(super) metadata: Option<ObjectMeta>,
+    pub(super) spec: Option<PodSpec>,
+    pub(super) status: Option<PodStatus>,
 }
 
-part! {
-    pub(super) struct ObjectMeta: "an object's metadata" {
-        pub(super) name: String = "name",
-        pub(super) generate_name: String = "generateName",
-        pub(super) namespace: String = "namespace",
-        pub(super) uid: String = "uid",
-        pub(super) generation: i64 = "generation",
-        pub(super) labels: BTreeMap<String, String> = "labels",
-        pub(super) annotations: BTreeMap<String, String> = "annotations",
-        pub(super) owners: Vec<OwnerReference> = "ownerReferences",
-    }
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", expecting = "an object's metadata")]
+pub(super) struct ObjectMeta {
+    pub(super) name: Option<String>,
+    pub(super) generate_name: Option<String>,
+    pub(super) namespace: Option<String>,
+    pub(super) uid: Option<String>,
+    pub(super) generation: Option<i64>,
+    pub(super) labels: Option<BTreeMap<String, String>>,
+    pub(super) annotations: Option<BTreeMap<String, String>>,
+    #[serde(rename = "ownerReferences")]
+    pub(super) owners: Option<Vec<OwnerReference>>,
 }
 
-part! {
-    pub(super) struct OwnerReference: "an owner reference" {
-        pub(super) api_version: String = "apiVersion",
-        pub(super) kind: String = "kind",
-        pub(super) uid: String = "uid",
-    }
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", expecting = "an owner reference")]
+pub(super) struct OwnerReference {
+    pub(super) api_version: Option<String>,
+    pub(super) kind: Option<String>,
+    pub(super) uid: Option<String>,
 }
 
-part! {
-    pub(super) struct PodSpec: "a pod's spec" {
-        pub(super) init_containers: Vec<Container> = "initContainers",
-        pub(super) containers: Vec<Container> = "containers",
-        pub(super) host_network: bool = "hostNetwork",
-        pub(super) resources: Resources = "resources",
-        pub(super) node_selector: BTreeMap<String, IgnoredAny> = "nodeSelector",
-        pub(super) affinity: Affinity = "affinity",
-    }
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", expecting = "a pod's spec")]
+pub(super) struct PodSpec {
+    pub(super) init_containers: Option<Vec<Container>>,
+    pub(super) containers: Option<Vec<Container>>,
+    pub(super) host_network: Option<bool>,
+    pub(super) resources: Option<Resources>,
+    pub(super) node_selector: Option<BTreeMap<String, IgnoredAny>>,
+    pub(super) affinity: Option<Affinity>,
 }
 
-part! {
-    pub(super) struct Affinity: "a pod's affinity" {
-        pub(super) node: NodeAffinity = "nodeAffinity",
-    }
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(expecting = "a pod's affinity")]
+pub(super) struct Affinity {
+    #[serde(rename = "nodeAffinity")]
+    pub(super) node: Option<NodeAffinity>,
 }
 
-part! {
-    pub(super) struct NodeAffinity: "a pod's node affinity" {
-        pub(super) required: NodeSelector = "requiredDuringSchedulingIgnoredDuringExecution",
-    }
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(expecting = "a pod's node affinity")]
+pub(super) struct NodeAffinity {
+    #[serde(rename = "requiredDuringSchedulingIgnoredDuringExecution")]
+    pub(super) required: Option<NodeSelector>,
 }
 
-part! {
-    pub(super) struct NodeSelector: "a node selector" {
-        pub(super) terms: Vec<NodeSelectorTerm> = "nodeSelectorTerms",
-    }
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(expecting = "a node selector")]
+pub(super) struct NodeSelector {
+    #[serde(rename = "nodeSelectorTerms")]
+    pub(super) terms: Option<Vec<NodeSelectorTerm>>,
 }
 
-part! {
-    pub(super) struct NodeSelectorTerm: "a term of a node selector" {
-        pub(super) expressions: Vec<NodeSelectorRequirement> = "matchExpressions",
-    }
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(expecting = "a term of a node selector")]
+pub(super) struct NodeSelectorTerm {
+    #[serde(rename = "matchExpressions")]
+    pub(super) expressions: Option<Vec<NodeSelectorRequirement>>,
 }
 
-part! {
-    pub(super) struct NodeSelectorRequirement: "a requirement of a node selector" {
-        pub(super) key: String = "key",
-    }
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(expecting = "a requirement of a node selector")]
+pub(super) struct NodeSelectorRequirement {
+    pub(super) key: Option<String>,
 }
 
-part! {
-    pub(super) struct Container: "a container" {
-        pub(super) name: String = "name",
-        pub(super) image: String = "image",
-        pub(super) command: Vec<String> = "command",
-        pub(super) args: Vec<String> = "args",
-        pub(super) env: Vec<EnvVar> = "env",
-        /// Sources of more variables. Only the presence of a source counts.
-        pub(super) env_from: Vec<IgnoredAny> = "envFrom",
-        pub(super) restart_policy: String = "restartPolicy",
-        pub(super) resources: Resources = "resources",
-    }
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", expecting = "a container")]
+pub(super) struct Container {
+    pub(super) name: Option<String>,
+    pub(super) image: Option<String>,
+    pub(super) command: Option<Vec<String>>,
+    pub(super) args: Option<Vec<String>>,
+    pub(super) env: Option<Vec<EnvVar>>,
+    /// Sources of more variables. Only the presence of a source counts.
+    pub(super) env_from: Option<Vec<IgnoredAny>>,
+    pub(super) restart_policy: Option<String>,
+    pub(super) resources: Option<Resources>,
 }
 
-part! {
-    pub(super) struct EnvVar: "an environment variable" {
-        pub(super) name: String = "name",
-        pub(super) value: String = "value",
-        /// The source of the value. Only the presence counts.
-        pub(super) value_from: IgnoredAny = "valueFrom",
-    }
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", expecting = "an environment variable")]
+pub(super) struct EnvVar {
+    pub(super) name: Option<String>,
+    pub(super) value: Option<String>,
+    /// The source of the value. Only the presence counts.
+    pub(super) value_from: Option<IgnoredAny>,
 }
 
-part! {
-    pub(super) struct Resources: "resources" {
-        pub(super) requests: ResourceAmounts = "requests",
-        pub(super) limits: ResourceAmounts = "limits",
-    }
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(expecting = "resources")]
+pub(super) struct Resources {
+    pub(super) requests: Option<ResourceAmounts>,
+    pub(super) limits: Option<ResourceAmounts>,
 }
 
-part! {
-    pub(super) struct ResourceAmounts: "amounts of resources" {
-        pub(super) cpu: Quantity = "cpu",
-        pub(super) memory: Quantity = "memory",
-    }
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(expecting = "amounts of resources")]
+pub(super) struct ResourceAmounts {
+    pub(super) cpu: Option<Quantity>,
+    pub(super) memory: Option<Quantity>,
 }
 
-part! {
-    pub(super) struct PodStatus: "a pod's status" {
-        pub(super) phase: String = "phase",
-        pub(super) qos_class: String = "qosClass",
-        /// The generation of the spec that the kubelet has observed.
-        pub(super) observed_generation: i64 = "observedGeneration",
-        pub(super) conditions: Vec<PodCondition> = "conditions",
-        /// The state of a resize, from a kubelet older than the resize conditions.
-        pub(super) resize: String = "resize",
-        pub(super) allocated: ResourceAmounts = "allocatedResources",
-        pub(super) init_container_statuses: Vec<ContainerStatus> = "initContainerStatuses",
-        pub(super) container_statuses: Vec<ContainerStatus> = "containerStatuses",
-    }
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", expecting = "a pod's status")]
+pub(super) struct PodStatus {
+    pub(super) phase: Option<String>,
+    pub(super) qos_class: Option<String>,
+    /// The generation of the spec that the kubelet has observed.
+    pub(super) observed_generation: Option<i64>,
+    pub(super) conditions: Option<Vec<PodCondition>>,
+    /// The state of a resize, from a kubelet older than the resize conditions.
+    pub(super) resize: Option<String>,
+    #[serde(rename = "allocatedResources")]
+    pub(super) allocated: Option<ResourceAmounts>,
+    pub(super) init_container_statuses: Option<Vec<ContainerStatus>>,
+    pub(super) container_statuses: Option<Vec<ContainerStatus>>,
 }
 
-part! {
-    pub(super) struct PodCondition: "a pod's condition" {
-        pub(super) kind: String = "type",
-        pub(super) status: String = "status",
-    }
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(expecting = "a pod's condition")]
+pub(super) struct PodCondition {
+    #[serde(rename = "type")]
+    pub(super) kind: Option<String>,
+    pub(super) status: Option<String>,
 }
 
-part! {
-    pub(super) struct ContainerStatus: "a container's status" {
-        pub(super) name: String = "name",
-        pub(super) container_id: String = "containerID",
-        /// The requests that the kubelet has allocated.
-        pub(super) allocated: ResourceAmounts = "allocatedResources",
-        /// The requests and limits in force.
-        pub(super) resources: Resources = "resources",
-    }
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(expecting = "a container's status")]
+pub(super) struct ContainerStatus {
+    pub(super) name: Option<String>,
+    #[serde(rename = "containerID")]
+    pub(super) container_id: Option<String>,
+    /// The requests that the kubelet has allocated.
+    #[serde(rename = "allocatedResources")]
+    pub(super) allocated: Option<ResourceAmounts>,
+    /// The requests and limits in force.
+    pub(super) resources: Option<Resources>,
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Deserializer};
 
 use super::{Amount, ReadError};
-use crate::text::{self, part};
+use crate::text;
 
 /// The longest text of nodes that is read, in bytes: ten thousand nodes as the API server writes them.
 const MAX_TEXT: usize = 512 << 20;
@@ -26,17 +26,16 @@ pub struct Node {
     pub taints: Vec<NodeTaint>,
 }
 
-part! {
-    /// A taint of a node.
-    #[derive(PartialEq, Eq)]
-    pub struct NodeTaint: "a taint" {
-        /// The key.
-        pub key: String = "key",
-        /// The value.
-        pub value: String = "value",
-        /// The effect on pods without a toleration.
-        pub effect: String = "effect",
-    }
+/// A taint of a node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(expecting = "a taint")]
+pub struct NodeTaint {
+    /// The key.
+    pub key: Option<String>,
+    /// The value.
+    pub value: Option<String>,
+    /// The effect on pods without a toleration.
+    pub effect: Option<String>,
 }
 
 /// The nodes in a text: YAML or JSON, many documents, Nodes or Lists of them, as `kubectl get nodes -o yaml` prints them.
@@ -100,43 +99,43 @@ pub fn read_nodes(text: &str, origin: &str) -> Result<Vec<Node>, ReadError> {
     Ok(nodes)
 }
 
-part! {
-    struct Object: "a Kubernetes object" {
-        kind: String = "kind",
-        metadata: Metadata = "metadata",
-        spec: Spec = "spec",
-        status: Status = "status",
-        items: Vec<Item> = "items",
-    }
+#[derive(Deserialize)]
+#[serde(expecting = "a Kubernetes object")]
+struct Object {
+    kind: Option<String>,
+    metadata: Option<Metadata>,
+    spec: Option<Spec>,
+    status: Option<Status>,
+    items: Option<Vec<Item>>,
 }
 
-part! {
-    struct Item: "a Node" {
-        kind: String = "kind",
-        metadata: Metadata = "metadata",
-        spec: Spec = "spec",
-        status: Status = "status",
-    }
+#[derive(Deserialize)]
+#[serde(expecting = "a Node")]
+struct Item {
+    kind: Option<String>,
+    metadata: Option<Metadata>,
+    spec: Option<Spec>,
+    status: Option<Status>,
 }
 
-part! {
-    struct Metadata: "an object's metadata" {
-        name: String = "name",
-        labels: BTreeMap<String, String> = "labels",
-    }
+#[derive(Default, Deserialize)]
+#[serde(expecting = "an object's metadata")]
+struct Metadata {
+    name: Option<String>,
+    labels: Option<BTreeMap<String, String>>,
 }
 
-part! {
-    struct Spec: "a node's spec" {
-        unschedulable: bool = "unschedulable",
-        taints: Vec<NodeTaint> = "taints",
-    }
+#[derive(Default, Deserialize)]
+#[serde(expecting = "a node's spec")]
+struct Spec {
+    unschedulable: Option<bool>,
+    taints: Option<Vec<NodeTaint>>,
 }
 
-part! {
-    struct Status: "a node's status" {
-        allocatable: BTreeMap<String, Amount> = "allocatable",
-    }
+#[derive(Default, Deserialize)]
+#[serde(expecting = "a node's status")]
+struct Status {
+    allocatable: Option<BTreeMap<String, Amount>>,
 }
 
 // === impl Node ===

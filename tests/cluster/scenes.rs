@@ -907,6 +907,36 @@ async fn plans_stay_in_force_while_a_restarted_server_refuses_lists() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_refused_watch_of_plans_continues_without_a_list() {
+    let fake = cluster();
+    put_node(&fake, "a", "uid-a");
+    fake.put(&plan(Some(("1", "1")), 1, json!({})));
+    let mut agent = Agent::start(&fake, "a", Settings::default());
+    agent
+        .until("a slot", |state| {
+            state.phase == Phase::Placed && !state.labels.is_empty()
+        })
+        .await;
+    let unavailable = Fault::Refuse {
+        code: 503,
+        text: "no",
+        retry_after: None,
+    };
+    let watches = When::always().verb("watch").on("sceneplans").times(2);
+    fake.fail(watches, unavailable);
+    fake.cut();
+    // The plan changes while no watch is open.
+    fake.put(&plan(Some(("2", "1")), 2, json!({})));
+    agent
+        .until("the next scene", |state| {
+            state.labels.get("SCENCE").is_some_and(|scene| scene == "2")
+        })
+        .await;
+    assert_eq!(fake.count("list", "sceneplans"), 1);
+    agent.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_deleted_claim_is_created_again_within_ten_seconds() {
     let fake = cluster();
     put_node(&fake, "a", "uid-a");

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::Deserialize;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{Brief, Claims, Owner};
+use crate::cluster::watch::{Change, ChangeKind, Identity};
 use crate::cluster::{Backoff, Failure, Jitter};
 
 /// A watch with a shorter lifetime counts as failed.
@@ -44,13 +44,6 @@ pub struct WatchSettings {
     pub idle: Duration,
     /// The shortest and the longest wait after a failure.
     pub backoff: (Duration, Duration),
-}
-
-/// A line of the watch.
-#[derive(Deserialize)]
-struct Line {
-    r#type: String,
-    object: serde_json::Value,
 }
 
 // === impl Guard ===
@@ -99,6 +92,10 @@ impl Guard {
     }
 }
 
+/// The task of a guard.
+///
+/// The task is no reflector. A collection of one object needs no list: a GET after the start of the watch confirms the claim,
+/// and the watch can begin from the server's cache. After a failure, the state of the claim is unknown.
 struct Watcher {
     claims: Arc<Claims>,
     name: String,
@@ -142,7 +139,7 @@ impl Watcher {
     async fn watch_once(&mut self) -> Result<(), Failure> {
         let version = self.version.clone();
         let from = version.as_deref().unwrap_or("0");
-        let mut lines = self
+        let mut changes = self
             .claims
             .watch(&self.name, from, self.settings.seconds)
             .await?;
@@ -151,38 +148,26 @@ impl Watcher {
             let held = !self.claims.confirm([self.name.clone()]).await?.is_empty();
             self.publish(held);
         }
-        while let Some(line) = lines.next(self.settings.idle).await? {
-            self.line(&line)?;
+        while let Some(change) = changes.next(self.settings.idle).await? {
+            self.apply(&change)?;
         }
         Ok(())
     }
 
-    /// Applies a line of the watch.
-    fn line(&mut self, line: &[u8]) -> Result<(), Failure> {
-        let invalid = |error: serde_json::Error| {
-            Failure::InvalidResponse(format!("a line of the watch: {error}"))
-        };
-        let line: Line = serde_json::from_slice(line).map_err(invalid)?;
-        let version = line
-            .object
-            .pointer("/metadata/resourceVersion")
-            .and_then(|version| version.as_str());
-        let version = version.map(str::to_owned);
-        match line.r#type.as_str() {
-            "BOOKMARK" => {}
-            "DELETED" => self.publish(false),
-            "ADDED" | "MODIFIED" => {
-                let lease: Brief = serde_json::from_value(line.object).map_err(invalid)?;
+    /// Applies a change of the claim.
+    fn apply(&mut self, change: &Change) -> Result<(), Failure> {
+        match change.kind {
+            ChangeKind::Bookmark => {}
+            ChangeKind::Deleted => self.publish(false),
+            ChangeKind::Put => {
+                let lease: Brief =
+                    serde_json::from_str(change.object.get()).map_err(Failure::invalid)?;
                 let uid = &self.claims.owner().uid;
                 self.publish(lease.metadata.owners.iter().any(|owner| owner.uid == *uid));
             }
-            _ => {
-                let status = serde_json::from_value(line.object).map_err(invalid)?;
-                return Err(Failure::refused(status));
-            }
         }
-        if version.is_some() {
-            self.version = version;
+        if let Some(version) = Identity::of(&change.object).version() {
+            self.version = Some(version);
         }
         Ok(())
     }

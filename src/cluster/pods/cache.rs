@@ -2,12 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
 use super::PodsEvent;
+use crate::cluster::watch::Identity;
 use crate::pod::{Object, Pod};
-use crate::text::part;
 
 /// The known pods of this node, by uid. The type does no I/O.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -16,30 +15,6 @@ pub struct PodCache {
     /// A sentence for each unreadable pod, by uid.
     unreadable: BTreeMap<String, String>,
     complete: bool,
-}
-
-part! {
-    /// The identity of an object, readable even if the remaining fields are not.
-    struct Head: "an object" {
-        metadata: Identity = "metadata",
-    }
-}
-
-part! {
-    /// The identity of an object, and its position in a watch.
-    pub(super) struct Identity: "an object's metadata" {
-        uid: String = "uid",
-        namespace: String = "namespace",
-        name: String = "name",
-        version: String = "resourceVersion",
-        annotations: Marks = "annotations",
-    }
-}
-
-part! {
-    struct Marks: "annotations" {
-        initial_end: IgnoredAny = "k8s.io/initial-events-end",
-    }
 }
 
 // === impl PodCache ===
@@ -160,33 +135,6 @@ impl PodCache {
             namespace,
             name: name.unwrap_or_default(),
         })
-    }
-}
-
-// === impl Identity ===
-
-impl Identity {
-    /// The identity of an object. All fields are `None` if the metadata is unreadable.
-    pub(super) fn of(object: &RawValue) -> Self {
-        let head: Head = serde_json::from_str(object.get()).unwrap_or_default();
-        head.metadata.unwrap_or_default()
-    }
-
-    /// The uid, or an empty string.
-    pub(super) fn uid(&self) -> &str {
-        self.uid.as_deref().unwrap_or_default()
-    }
-
-    /// The object's resourceVersion, from which a watch can continue.
-    pub(super) fn version(self) -> Option<String> {
-        self.version.filter(|version| !version.is_empty())
-    }
-
-    /// Whether the object is the final bookmark of a streaming list.
-    pub(super) fn ends_list(&self) -> bool {
-        self.annotations
-            .as_ref()
-            .is_some_and(|marks| marks.initial_end.is_some())
     }
 }
 

@@ -7,21 +7,9 @@
 //! - **The known pods stay** while the API is unreachable, slow or sends invalid answers. The task sends
 //!   [`PodsEvent::Degraded`] once per reason.
 //! - **An unreadable pod keeps its last state.** [`PodsEvent::Unreadable`] names the pod. The remaining pods are still read.
-//! - **A reconnect is cheap.** A broken watch continues from the last resourceVersion. After 410 Gone, all pods are read again
-//!   after a random pause, to spread the requests of ten thousand nodes.
-//! - **A silent connection is closed.** Bookmarks come about every minute. After [`Settings::idle`] without data, the task
-//!   opens a new watch.
 //!
-//! `kube::runtime::watcher` (read in `kube-runtime` 5.0.0) cannot carry these rules:
-//!
-//! - `Retry-After` of a refused list or watch reaches only kube's own retry layer, not the watcher's backoff.
-//! - A refused streaming list starts another streaming list. Pages never replace the stream.
-//! - The end of a watch is no failure, so a proxy that ends each watch at once causes requests without a pause.
-//! - The initial stream has no deadline of its own, and kube bounds neither a line of a watch nor an answer.
-//! - The watcher has no random pause before a repeated list, and no counters.
-//!
-//! The wrapper `DeserializeGuard` covers objects that cannot be decoded. The wrapper first decodes each object into a generic
-//! tree of values and copies the tree, which costs more memory than a small struct from text.
+//! The module `cluster::reflect` sends the requests, and has the rules for broken watches, repeated lists and silent
+//! connections.
 
 mod cache;
 mod follower;
@@ -86,8 +74,6 @@ pub struct Settings {
     pub backoff: (Duration, Duration),
     /// The longest random pause before all pods are read again.
     pub spread: Duration,
-    /// A watch without any line and with a shorter lifetime counts as failed.
-    pub short_lived: Duration,
 }
 
 impl Default for Settings {
@@ -100,7 +86,6 @@ impl Default for Settings {
             initial: Duration::from_secs(60),
             backoff: (Duration::from_millis(800), Duration::from_secs(60)),
             spread: Duration::from_secs(10),
-            short_lived: Duration::from_secs(2),
         }
     }
 }

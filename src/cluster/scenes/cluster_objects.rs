@@ -3,7 +3,7 @@
 use kube::core::params::ListParams;
 use serde_json::Value;
 
-use super::plans::list_plans;
+use super::plans::{PAGE as PLANS_PAGE, PLAN_LIST, PLANS};
 use crate::cluster::list::{List, list};
 use crate::cluster::{Api, Call, Failure};
 use crate::scene::Node;
@@ -16,7 +16,15 @@ const PAGE: u32 = 500;
 /// # Errors
 /// Any [`Failure`]; 404 without the CustomResourceDefinition.
 pub async fn plans(api: &Api) -> Result<Vec<Value>, Failure> {
-    Ok(list_plans(api).await?.0)
+    let params = ListParams::default().limit(PLANS_PAGE);
+    let wanted = List::new(Call::ListPlans, PLANS, PLAN_LIST).with(params);
+    let mut plans = Vec::new();
+    list(api, wanted, |plan| {
+        plans.push(serde_json::from_str(plan.get()).map_err(Failure::invalid)?);
+        Ok(())
+    })
+    .await?;
+    Ok(plans)
 }
 
 /// All Nodes.

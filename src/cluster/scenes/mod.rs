@@ -24,7 +24,6 @@
 //! sixty requests. The own Node is not watched: each kubelet heartbeat would be an event of 10 kB or more, and no change of
 //! the Node is urgent. A node watches only the own claim, by name.
 
-mod backoff_policy;
 mod cluster_objects;
 mod current_slot;
 mod decide;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::cluster::backoff::BackoffPolicy;
 use crate::cluster::claims;
 
 /// Times and limits for the scenes of a node.
@@ -50,5 +51,53 @@ impl Settings {
     /// The time over which all nodes spread their work, for plans with `slots` slots.
     pub(super) fn spread_over(&self, slots: u32) -> Duration {
         (self.spread.0 + self.spread_per_slot * slots).min(self.spread.1)
+    }
+
+    /// The waits after failures. An agent continues soon if the permissions come a moment after the start, and an agent without
+    /// permissions sends requests every few minutes.
+    pub(super) fn backoff_policy(&self) -> BackoffPolicy {
+        // The longest wait is spread over the upper half of its interval, so the mean is about `self.look`.
+        BackoffPolicy::new(self.backoff, self.look.mul_f64(1.5))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::Status;
+
+    use super::*;
+    use crate::cluster::Failure;
+
+    #[test]
+    fn terminal_failures_back_off_up_to_a_look_and_retryable_failures_stay_frequent() {
+        let settings = Settings::default();
+        let mut backoff = settings.backoff_policy();
+        let refused = |code| Failure::refused(Status::failure("no", "No").with_code(code));
+        let waits = |backoff: &mut BackoffPolicy, failure: &Failure| -> Vec<Duration> {
+            (0..20).map(|_| backoff.after(failure, 0.5)).collect()
+        };
+        for code in [400, 401, 403, 404, 405, 415, 422] {
+            let waits = waits(&mut backoff, &refused(code));
+            assert!(waits[0] < Duration::from_secs(1), "{code}");
+            assert!(
+                waits[12] > settings.look && waits[19] < 2 * settings.look,
+                "{code}: {waits:?}"
+            );
+            backoff.reset();
+        }
+        for code in [408, 409, 410, 429, 500, 503, 504] {
+            let waits = waits(&mut backoff, &refused(code));
+            assert!(waits[19] <= settings.backoff.1, "{code}: {waits:?}");
+            backoff.reset();
+        }
+        for failure in [
+            Failure::Connection(String::new()),
+            Failure::InvalidResponse(String::new()),
+        ] {
+            assert!(
+                waits(&mut backoff, &failure)[19] <= settings.backoff.1,
+                "{failure}"
+            );
+        }
     }
 }

@@ -9,15 +9,15 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::backoff_policy::{BackoffPolicy, advice};
 use super::decide::{Verdict, decide};
 use super::labels::{named, usual};
 use super::model::{DecisionInput, Memory, Phase, Scenes, State};
 use super::plans::{Plans, name_of, slots_of};
+use crate::cluster::backoff::BackoffPolicy;
 use crate::cluster::claims::{self, Claims, Guard, Owner, Standing};
 use crate::cluster::events::News;
 use crate::cluster::node::{self, OwnNode};
-use crate::cluster::{Failure, Jitter};
+use crate::cluster::{ErrorKind, Failure, Jitter};
 use crate::scene::ScenePlan;
 
 /// The maximum number of actions in one pass. A change of slot takes four actions.
@@ -72,7 +72,7 @@ impl From<Failure> for PassError {
 
 impl SlotReconciler {
     pub(super) fn new(scenes: Scenes, plans: watch::Receiver<Plans>) -> Self {
-        let backoff = BackoffPolicy::new(&scenes.settings);
+        let backoff = scenes.settings.backoff_policy();
         Self {
             scenes,
             plans,
@@ -475,6 +475,22 @@ fn failure_key(failure: &Failure) -> String {
         .as_ref()
         .map_or("", |details| details.kind.as_str());
     format!("{} {kind}", status.code)
+}
+
+/// The remedy for a failure to keep the node's slot, as the end of a sentence.
+fn advice(failure: &Failure) -> &'static str {
+    match failure.kind() {
+        ErrorKind::Forbidden => ": does the agent have the rights that deploy/ gives it?",
+        ErrorKind::Unauthorized => ": is the agent's token still valid?",
+        ErrorKind::NotFound => {
+            ": create the namespace of the claims, or set a different namespace (--namespace)"
+        }
+        ErrorKind::Refused => {
+            ": do the policies list the label keys of the plans (labelKeys of the chart, ours in node-policy.yaml), \
+             and does pinfold scene check find a mistake?"
+        }
+        _ => "",
+    }
 }
 
 /// Waits until the watched claim is lost. Cancel safe.

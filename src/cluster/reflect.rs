@@ -1,0 +1,396 @@
+//! [`reflect`]: lists a collection, then watches the collection for changes, forever.
+//!
+//! ```text
+//!  ┌─> no resourceVersion:  random pause ─> streaming list or paged list ──> ObjectCache::replace
+//!  │                                                  │ resourceVersion
+//!  │   resourceVersion:                               └─> watch ── change ──> ObjectCache::put, remove
+//!  └── pause <── ObjectCache::failed <── failure <───────────┴─── end ──> pause ─> watch
+//! ```
+//!
+//! The reflector owns the resourceVersion, the requests, the connection and the pauses. The user's [`ObjectCache`] owns the
+//! objects and the reports to people. The reflector decodes only the metadata: lists and changes stay text. The rules:
+//!
+//! - **A failure removes nothing.** The cache gets a complete list or nothing. An answer of a different kind is a failure.
+//! - **A reconnect is cheap.** A watch continues from the last resourceVersion. Broken connections are common, so a watch that
+//!   worked may break without a report.
+//! - **A watch that ends at once has failed.** A proxy may accept and end each watch, and a retry without a wait would send
+//!   requests without end. A watch works after its first line, or after [`SHORT_LIVED`].
+//! - **Three failures need a new list**: 410 Gone, 404, and [`MAX_INVALID`] invalid answers in a row. 404 means that the
+//!   collection does not exist. A later collection of the same name has different objects.
+//! - **A random pause comes before each list**, since a restarted server answers all nodes with 410. The first 410 shows that the
+//!   server works again and restarts the backoff. Only a repeated 410 makes the wait longer.
+//! - **A streaming list saves requests.** A server without streaming lists refuses the request, or sends no final bookmark.
+//!   A paged list then replaces the streaming list.
+//! - **A silent connection is closed** after [`Followed::idle`]. A server usually sends a bookmark every minute.
+//!
+//! Each await may be cancelled, so dropping the future ends the reflector.
+//!
+//! `kube::runtime::watcher` (read in `kube-runtime` 5.0.0) cannot carry these rules:
+//!
+//! - `Retry-After` of a refused list or watch reaches only kube's own retry layer, not the watcher's backoff.
+//! - A refused streaming list starts another streaming list. Pages never replace the stream.
+//! - The end of a watch is no failure, so a proxy that ends each watch at once causes requests without a pause.
+//! - The initial stream has no deadline of its own, and kube bounds neither a line of a watch nor an answer.
+//! - The watcher has no random pause before a repeated list, and no counters.
+//!
+//! The wrapper `DeserializeGuard` covers objects that cannot be decoded. The wrapper first decodes each object into a generic
+//! tree of values and copies the tree, which costs more memory than a small struct from text.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use kube::core::params::{ListParams, WatchParams};
+use serde_json::value::RawValue;
+use tokio::time::Instant;
+
+use super::backoff::BackoffPolicy;
+use super::list::{List, list};
+use super::watch::{Change, ChangeKind, Identity, WatchStream};
+use super::{Api, Call, ErrorKind, Failure, Jitter};
+
+/// A watch without any line and with a shorter lifetime counts as failed.
+pub(super) const SHORT_LIVED: Duration = Duration::from_secs(2);
+
+/// After this many invalid answers in a row, all objects are listed again. A watch from the same resourceVersion would send an
+/// invalid line again, and a list skips the line.
+const MAX_INVALID: u32 = 3;
+
+/// After this many streaming lists in a row without a final bookmark in time, the reflector uses paged lists only.
+const MAX_UNENDED: u32 = 3;
+
+/// The collection to follow, and the settings of its lists and watches.
+#[derive(Debug)]
+pub(super) struct Followed {
+    /// The path of the collection.
+    pub(super) path: &'static str,
+    /// The `kind` of a list, for example `PodList`.
+    pub(super) kind: &'static str,
+    /// The names under which lists and watches are counted.
+    pub(super) calls: (Call, Call),
+    /// The field selector, if any.
+    pub(super) fields: Option<String>,
+    /// The number of objects in a page of a paged list.
+    pub(super) page: u32,
+    /// The longest time until the final bookmark of a streaming list; `None` for paged lists only.
+    pub(super) streaming: Option<Duration>,
+    /// The requested duration of a watch, in seconds.
+    pub(super) watch_seconds: u32,
+    /// The longest time without data before the watch is closed.
+    pub(super) idle: Duration,
+    /// The lifetime after which a watch without any line is reported by [`ObjectCache::works`].
+    pub(super) settled: Duration,
+}
+
+/// The objects of a collection, as the user of the reflector keeps them.
+pub(super) trait ObjectCache {
+    /// The longest random pause before the next list. The cause of a list usually affects every node at the same time.
+    fn stagger(&self) -> Duration;
+
+    /// Replaces all objects by a complete list.
+    async fn replace(&mut self, objects: Vec<Box<RawValue>>);
+
+    /// Adds or replaces an object.
+    async fn put(&mut self, object: &RawValue);
+
+    /// Removes an object.
+    async fn remove(&mut self, object: &RawValue);
+
+    /// Reports a working watch. The reflector calls the function once for each watch.
+    async fn works(&mut self);
+
+    /// Reports a failure. A retry follows.
+    async fn failed(&mut self, failure: &Failure);
+}
+
+/// Keeps an [`ObjectCache`] equal to a collection, forever. Each failure is reported to the cache and retried.
+pub(super) async fn reflect<C: ObjectCache>(
+    api: Api,
+    followed: Followed,
+    backoff: BackoffPolicy,
+    cache: C,
+) {
+    let mut reflector = Reflector {
+        api,
+        followed,
+        backoff,
+        cache,
+        jitter: Jitter::default(),
+        version: None,
+        unended: 0,
+        too_old: false,
+        invalid_answers: 0,
+    };
+    loop {
+        let pause = match reflector.list_and_watch().await {
+            Ok(()) => {
+                reflector.backoff.reset();
+                reflector.jitter.spread(reflector.backoff.least())
+            }
+            Err(failure) => reflector.failed(&failure).await,
+        };
+        tokio::time::sleep(pause).await;
+    }
+}
+
+struct Reflector<C> {
+    api: Api,
+    followed: Followed,
+    backoff: BackoffPolicy,
+    cache: C,
+    jitter: Jitter,
+    /// The resourceVersion from which the watch continues; `None` if all objects must be listed.
+    version: Option<String>,
+    /// The number of streaming lists in a row without a final bookmark in time.
+    unended: u32,
+    /// Whether the server answered 410 Gone, and no line of a watch has arrived since.
+    too_old: bool,
+    /// The number of invalid answers in a row.
+    invalid_answers: u32,
+}
+
+// === impl Reflector ===
+
+impl<C: ObjectCache> Reflector<C> {
+    /// Lists all objects if necessary, then watches for changes until the watch ends.
+    async fn list_and_watch(&mut self) -> Result<(), Failure> {
+        let mut streamed = None;
+        if self.version.is_none() {
+            self.pause_before_list().await;
+            streamed = self.stream_all().await?;
+            if streamed.is_none() {
+                self.list_all().await?;
+            }
+        }
+        let began = Instant::now();
+        let mut heard = streamed.is_some();
+        let mut watch = match streamed {
+            Some(watch) => watch,
+            None => self.open(self.version.as_deref()).await?,
+        };
+        let settled_at = began + self.followed.settled;
+        let mut works = false;
+        loop {
+            // An accepted watch may still end at once.
+            if !works && (heard || Instant::now() >= settled_at) {
+                works = true;
+                self.cache.works().await;
+            }
+            // Both arms are cancel safe: an incomplete line stays in `watch`.
+            let next = tokio::select! {
+                next = watch.next(self.followed.idle) => next,
+                () = tokio::time::sleep_until(settled_at), if !works => continue,
+            };
+            let worked = heard || began.elapsed() >= SHORT_LIVED;
+            match next {
+                Ok(Some(change)) => {
+                    heard = true;
+                    self.apply(&change).await;
+                }
+                Ok(None) if worked => return Ok(()),
+                Ok(None) => {
+                    let ended = "the API server ended the watch at once".to_owned();
+                    return Err(self.counted(Failure::Connection(ended)));
+                }
+                Err(failure) => {
+                    let failure = self.counted(failure);
+                    if !worked || !is_broken_connection(&failure) {
+                        return Err(failure);
+                    }
+                    tracing::debug!("the watch of {} broke: {failure}", self.followed.path);
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// Pauses at random before a list.
+    async fn pause_before_list(&mut self) {
+        let most = self.cache.stagger();
+        if !most.is_zero() {
+            tokio::time::sleep(self.jitter.spread(most)).await;
+        }
+    }
+
+    /// Opens a watch from a resourceVersion, or a streaming list without a version.
+    async fn open(&self, version: Option<&str>) -> Result<WatchStream, Failure> {
+        let Followed {
+            path,
+            calls,
+            fields,
+            watch_seconds,
+            ..
+        } = &self.followed;
+        let params = WatchParams {
+            field_selector: fields.clone(),
+            timeout: Some(*watch_seconds),
+            send_initial_events: version.is_none(),
+            ..WatchParams::default()
+        };
+        let version = version.unwrap_or_default();
+        WatchStream::open(&self.api, calls.1, path, &params, version).await
+    }
+
+    /// Lists all objects by a streaming list. The same connection then sends the changes. `None` if a paged list is needed.
+    async fn stream_all(&mut self) -> Result<Option<WatchStream>, Failure> {
+        let Some(limit) = self.followed.streaming else {
+            return Ok(None);
+        };
+        let path = self.followed.path;
+        let mut watch = match self.open(None).await {
+            Ok(watch) => watch,
+            Err(failure) if refuses_streaming(&failure) => {
+                tracing::info!(
+                    "the API server has no streaming lists ({failure}): {path} is read by paged lists"
+                );
+                self.followed.streaming = None;
+                return Ok(None);
+            }
+            Err(failure) => return Err(failure),
+        };
+        match initial(&mut watch, limit).await {
+            Ok(Some((objects, version))) => {
+                self.unended = 0;
+                self.replace(objects, version).await;
+                Ok(Some(watch))
+            }
+            Ok(None) => {
+                // A server without streaming lists treats the request as a plain watch. A busy server is only slow.
+                tracing::info!(
+                    "a streaming list sent no final bookmark in time: {path} is read by a paged list"
+                );
+                self.unended += 1;
+                if self.unended >= MAX_UNENDED {
+                    self.followed.streaming = None;
+                }
+                self.api.counters().failed(ErrorKind::Timeout);
+                Ok(None)
+            }
+            Err(failure) => Err(self.counted(failure)),
+        }
+    }
+
+    /// Lists all objects by a paged list.
+    async fn list_all(&mut self) -> Result<(), Failure> {
+        let Followed {
+            path, kind, calls, ..
+        } = self.followed;
+        let params = ListParams {
+            field_selector: self.followed.fields.clone(),
+            limit: Some(self.followed.page),
+            ..ListParams::default()
+        };
+        let wanted = List::new(calls.0, path, kind).with(params);
+        let mut objects = Vec::new();
+        let version = list(&self.api, wanted, |object| {
+            objects.push(object);
+            Ok(())
+        })
+        .await?;
+        if version.is_empty() {
+            return Err(Failure::InvalidResponse(
+                "a list without a resourceVersion".to_owned(),
+            ));
+        }
+        self.replace(objects, version).await;
+        Ok(())
+    }
+
+    /// Replaces the cache by a complete list.
+    async fn replace(&mut self, objects: Vec<Box<RawValue>>, version: String) {
+        self.version = Some(version);
+        self.cache.replace(objects).await;
+    }
+
+    /// Applies a change, and remembers the resourceVersion.
+    async fn apply(&mut self, change: &Change) {
+        // The watch works, so the next failure counts as the first.
+        self.backoff.reset();
+        (self.too_old, self.invalid_answers) = (false, 0);
+        if let Some(version) = Identity::of(&change.object).version() {
+            self.version = Some(version);
+        }
+        match change.kind {
+            ChangeKind::Put => self.cache.put(&change.object).await,
+            ChangeKind::Deleted => self.cache.remove(&change.object).await,
+            ChangeKind::Bookmark => {}
+        }
+    }
+
+    /// Records and reports a failure. Returns the pause before the next try.
+    async fn failed(&mut self, failure: &Failure) -> Duration {
+        let too_old = failure.is_expired();
+        if too_old && !self.too_old {
+            // The server answers again, so the wait starts over. Only a repeated 410 makes the wait longer.
+            self.backoff.reset();
+        }
+        self.too_old |= too_old;
+        let mut list_again = too_old || failure.kind() == ErrorKind::NotFound;
+        if failure.kind() == ErrorKind::InvalidResponse {
+            self.invalid_answers += 1;
+            list_again = self.invalid_answers.is_multiple_of(MAX_INVALID);
+        }
+        if list_again {
+            self.version = None;
+        }
+        let pause = self.backoff.after(failure, self.jitter.roll());
+        self.cache.failed(failure).await;
+        pause
+    }
+
+    /// Counts a failure inside a stream, which the API client does not count.
+    fn counted(&self, failure: Failure) -> Failure {
+        self.api.counters().failed(failure.kind());
+        failure
+    }
+}
+
+/// Reads a streaming list up to the final bookmark. Returns the objects and the list's resourceVersion, or `None` if no final
+/// bookmark came within `limit`.
+async fn initial(
+    watch: &mut WatchStream,
+    limit: Duration,
+) -> Result<Option<(Vec<Box<RawValue>>, String)>, Failure> {
+    let deadline = Instant::now() + limit;
+    let mut objects = BTreeMap::new();
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let Change { kind, object } = match watch.next(left).await {
+            Ok(Some(change)) => change,
+            Ok(None) => {
+                return Err(Failure::Connection(
+                    "the list ended before it was complete".to_owned(),
+                ));
+            }
+            Err(Failure::Timeout(_)) => return Ok(None),
+            Err(failure) => return Err(failure),
+        };
+        let identity = Identity::of(&object);
+        match kind {
+            ChangeKind::Bookmark if identity.ends_list() => {
+                let version = identity.version().ok_or_else(|| {
+                    Failure::InvalidResponse("a bookmark without a version".to_owned())
+                })?;
+                return Ok(Some((objects.into_values().collect(), version)));
+            }
+            ChangeKind::Bookmark => {}
+            ChangeKind::Put => {
+                objects.insert(identity.uid().to_owned(), object);
+            }
+            ChangeKind::Deleted => {
+                objects.remove(identity.uid());
+            }
+        }
+    }
+}
+
+/// Whether the connection of a watch broke or became silent, in contrast to a refusal or an invalid line.
+fn is_broken_connection(failure: &Failure) -> bool {
+    matches!(failure, Failure::Connection(_) | Failure::Timeout(_))
+}
+
+/// Whether the server refuses streaming lists: 422 if the feature is off, 400 from servers without the parameter's rules.
+fn refuses_streaming(failure: &Failure) -> bool {
+    failure
+        .status()
+        .is_some_and(|status| matches!(status.code, 400 | 422))
+}
