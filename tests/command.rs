@@ -532,11 +532,27 @@ fn every_command_explains_itself() {
         let (_, short, _) = run(&[command, "-h"]);
         assert!(short.contains("Usage: pinfold "), "{short}");
     }
-    let (code, version, _) = run(&["--version"]);
-    assert_eq!(
-        (code, version),
-        (Some(0), format!("pinfold {}\n", env!("CARGO_PKG_VERSION")))
-    );
+}
+
+#[test]
+fn the_version_has_the_commit_and_the_features() {
+    let first = format!("pinfold {}", env!("CARGO_PKG_VERSION"));
+    let (code, short, _) = run(&["-V"]);
+    assert_eq!((code, short), (Some(0), format!("{first}\n")));
+    let (code, long, _) = run(&["--version"]);
+    assert_eq!(code, Some(0));
+    let lines: Vec<&str> = long.lines().collect();
+    let [version, commit, features] = lines[..] else {
+        panic!("three lines are expected: {long}");
+    };
+    assert_eq!(version, first);
+    let commit = commit.strip_prefix("commit: ").unwrap();
+    assert!(!commit.is_empty(), "{long}");
+    // The test requires these features.
+    let features = features.strip_prefix("features: ").unwrap();
+    for feature in ["bench", "demo", "top"] {
+        assert!(features.split(',').any(|name| name == feature), "{long}");
+    }
 }
 
 #[test]

@@ -31,12 +31,15 @@ mod topology;
 mod train;
 
 use std::process::ExitCode;
+use std::sync::LazyLock;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
 #[cfg(any(feature = "bench", feature = "experiments"))]
 pub(crate) use draft::Draft;
 pub(crate) use output::{Format, emit, json, table};
+
+use crate::metrics::build;
 
 /// The commands for a first look, of those that the binary has.
 const START: &str = if cfg!(all(feature = "demo", feature = "bench", feature = "top")) {
@@ -58,9 +61,19 @@ A file (see pinfold config) or the environment may also set the agent's options.
 A file (see pinfold config) or the environment may also set the agent's options."
 };
 
+/// The answer to `--version`. The answer to `-V` has only the first line.
+static LONG_VERSION: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "{}\ncommit: {}\nfeatures: {}",
+        build::VERSION,
+        build::COMMIT,
+        build::features()
+    )
+});
+
 /// A node agent that gives training pods exclusive CPUs and the right thread counts.
 #[derive(Debug, Parser)]
-#[command(name = "pinfold", version, max_term_width = 100)]
+#[command(name = "pinfold", version, long_version = LONG_VERSION.as_str(), max_term_width = 100)]
 #[command(after_help = START)]
 struct Cli {
     #[command(subcommand)]

@@ -247,8 +247,8 @@ families! {
 families! {
     /// The families of the agent itself, by name. The names `process_…` are the same in all Prometheus clients.
     AGENT_FAMILIES:
-    BUILD_INFO = info("pinfold_build_info", &["version", "commit"],
-        "The version and the commit of the agent, always 1. An unknown commit is empty.");
+    BUILD_INFO = info("pinfold_build_info", &["version", "commit", "features"],
+        "The version, the commit and the Cargo features of the agent, always 1.");
     CONTAINER_UNPINNED_SECONDS = histogram("pinfold_container_unpinned_seconds", &[],
         "Time from a container's first instruction to the effective assignment, with a resolution of 0.01 s.");
     DRIFT = counter("pinfold_drift_total", &["cause"],

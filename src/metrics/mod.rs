@@ -9,6 +9,7 @@
 
 mod agent;
 mod api;
+pub mod build;
 mod collectors;
 mod families;
 mod model;

@@ -2,18 +2,20 @@
 
 use nix::sys::resource::{Resource, getrlimit};
 
+use super::build;
 use super::families::{
     BUILD_INFO, PROCESS_MAX_FDS, PROCESS_OPEN_FDS, PROCESS_RESIDENT_MEMORY_BYTES,
 };
 use super::page::Page;
 
-/// The commit of the build, from the environment of the compiler.
-const COMMIT: Option<&str> = option_env!("PINFOLD_COMMIT");
-
 /// Writes the families. An unreadable value has no series.
 pub(super) fn write(page: &mut Page) {
-    let commit = COMMIT.unwrap_or_default();
-    let labels = [("version", env!("CARGO_PKG_VERSION")), ("commit", commit)];
+    let features = build::features();
+    let labels = [
+        ("version", build::VERSION),
+        ("commit", build::COMMIT),
+        ("features", features.as_str()),
+    ];
     page.add_info(&BUILD_INFO, &labels);
     if let Some(bytes) = resident_bytes() {
         page.add_one(&PROCESS_RESIDENT_MEMORY_BYTES, bytes);
@@ -35,4 +37,22 @@ fn resident_bytes() -> Option<u64> {
         .find_map(|line| line.strip_prefix("VmRSS:"))?;
     let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kibibytes * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::page::Format;
+    use super::*;
+
+    #[test]
+    fn the_build_has_a_version_a_commit_and_features() {
+        let mut page = Page::default();
+        write(&mut page);
+        let (version, commit, features) = (build::VERSION, build::COMMIT, build::features());
+        let series = format!(
+            "pinfold_build_info{{version=\"{version}\",commit=\"{commit}\",features=\"{features}\"}} 1\n"
+        );
+        let text = page.text(Format::Text);
+        assert!(text.contains(&series), "{text}");
+    }
 }

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds both images, lists the content of each image, and runs the binary with the image as root directory.
+# Builds both images, lists the content and the labels of each image, and runs the binary with the image as root
+# directory.
 #
 #   tests/deploy/image.sh BINARY TOOLS-BINARY
 set -euo pipefail
@@ -19,13 +20,16 @@ mkdir "$work/context"
 cp "$binary" "$work/context/pinfold"
 cp "$tools" "$work/context/pinfold-tools"
 format='user={{.OCIv1.Config.User}} entrypoint={{.OCIv1.Config.Entrypoint}} cmd={{.OCIv1.Config.Cmd}}'
+labels='{{range $name, $value := .OCIv1.Config.Labels}}label: {{$name}}={{$value}}{{"\n"}}{{end}}'
 for image in pinfold pinfold-tools; do
     # The images are made from scratch, so buildah pulls nothing.
-    images build --isolation chroot --pull-never -f deploy/Dockerfile --target "$image" -t "$image:test" \
+    images build --isolation chroot --pull-never --identity-label=false -f deploy/Dockerfile.prebuilt \
+        --target "$image" --build-arg COMMIT=0123abc --build-arg SOURCE=https://git.example/pinfold -t "$image:test" \
         "$work/context" >"$work/log" 2>&1 || { cat "$work/log" >&2; exit 1; }
     printf 'image: %s ' "$image"
     images inspect --type image --format "$format" "$image:test"
     echo
+    images inspect --type image --format "$labels" "$image:test"
     container=$(images from --pull-never "$image:test")
     root=$(images mount "$container")
     (cd "$root" && find . -mindepth 1 -printf 'content: /%P %M\n' | sort)

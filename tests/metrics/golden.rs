@@ -7,8 +7,9 @@ use pinfold::metrics::Format;
 use crate::node;
 use crate::renewed::same;
 
-/// Families whose values differ between runs or machines.
-const VARIES: [&str; 9] = [
+/// Families whose values differ between builds, runs or machines.
+const VARIES: [&str; 10] = [
+    "pinfold_build",
     "pinfold_collector_",
     "pinfold_container_cpu_cycles",
     "pinfold_container_interference_",
@@ -20,7 +21,7 @@ const VARIES: [&str; 9] = [
     "process_",
 ];
 
-/// Leaves out values that depend on the clock or the machine.
+/// Leaves out values that depend on the build, the clock or the machine.
 fn without_what_varies(text: &str) -> String {
     let varies = |name: &str| VARIES.iter().any(|start| name.starts_with(start));
     let mut kept = String::new();

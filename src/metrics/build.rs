@@ -1,0 +1,49 @@
+//! The build of the program: version, commit and Cargo features.
+
+/// The version of the package.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The commit, from the variable `PINFOLD_COMMIT` in the environment of the compiler. Without a value: `unknown`.
+pub const COMMIT: &str = match option_env!("PINFOLD_COMMIT") {
+    Some(commit) if !commit.is_empty() => commit,
+    _ => "unknown",
+};
+
+/// Each Cargo feature by name, and whether the build has the feature.
+const FEATURES: [(&str, bool); 5] = [
+    ("bench", cfg!(feature = "bench")),
+    ("demo", cfg!(feature = "demo")),
+    ("experiments", cfg!(feature = "experiments")),
+    ("reclaim", cfg!(feature = "reclaim")),
+    ("top", cfg!(feature = "top")),
+];
+
+/// The Cargo features of the build, by name and with commas. Without a feature: `none`.
+pub fn features() -> String {
+    let enabled = FEATURES.iter().filter(|(_, is_enabled)| *is_enabled);
+    let names: Vec<&str> = enabled.map(|(name, _)| *name).collect();
+    if names.is_empty() {
+        return "none".to_owned();
+    }
+    names.join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_cargo_feature_is_in_the_list() {
+        let manifest = include_str!("../../Cargo.toml");
+        let (_, table) = manifest.split_once("\n[features]\n").unwrap();
+        let (table, _) = table.split_once("\n[").unwrap();
+        let mut declared: Vec<&str> = table
+            .lines()
+            .filter(|line| !line.starts_with('#'))
+            .filter_map(|line| Some(line.split_once(" = ")?.0))
+            .filter(|name| *name != "default")
+            .collect();
+        declared.sort_unstable();
+        assert_eq!(FEATURES.map(|(name, _)| name).to_vec(), declared);
+    }
+}
