@@ -342,7 +342,11 @@ fn the_chart_notes_describe_a_complete_uninstallation() {
         .next()
         .unwrap();
     let file = here("deploy/uninstall.yaml");
-    for values in [&["runtime=crio"][..], &["enforcement=observe"]] {
+    for values in [
+        &["runtime=crio"][..],
+        &["enforcement=observe"],
+        &["updateStrategy.type=OnDelete"],
+    ] {
         let objects = template(&helm, values);
         let daemon = find(&objects, "DaemonSet", "pinfold");
         let by_file = patched(&kubectl, daemon, ["--patch-file", file.to_str().unwrap()]);
@@ -353,6 +357,9 @@ fn the_chart_notes_describe_a_complete_uninstallation() {
         );
         let agent = &by_file["spec"]["template"]["spec"]["containers"][0];
         assert_eq!(agent["args"], json!(["release", "--cluster", "--stay"]));
+        // With OnDelete, the DaemonSet would keep the agents' pods.
+        let strategy = &by_file["spec"]["updateStrategy"];
+        assert_eq!(strategy["type"], "RollingUpdate", "{values:?}");
     }
 }
 
