@@ -18,6 +18,8 @@ mod gate;
 mod kernel;
 #[path = "support/kubectl.rs"]
 mod kubectl;
+#[path = "support/values.rs"]
+mod schema;
 #[path = "support/strict.rs"]
 mod strict;
 #[path = "support/yaml.rs"]
@@ -39,3 +41,5 @@ mod threads;
 mod tools;
 #[path = "deploy/unit.rs"]
 mod unit;
+#[path = "deploy/values.rs"]
+mod values;

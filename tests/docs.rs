@@ -9,12 +9,16 @@
     reason = "a test fails by panicking"
 )]
 
+#[path = "support/values.rs"]
+mod values;
 #[allow(dead_code, reason = "other tests use more of it")]
 #[path = "support/yaml.rs"]
 mod yaml;
 
 #[path = "docs/annotations.rs"]
 mod annotations;
+#[path = "docs/chart.rs"]
+mod chart;
 #[path = "docs/commands.rs"]
 mod commands;
 #[path = "docs/configuration.rs"]

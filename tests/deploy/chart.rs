@@ -7,10 +7,11 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::evaluate::{Policy, Request, Verdict};
+use crate::kubectl::serve;
 use crate::manifests::{faults, patched};
 use crate::tools::{find, here, kustomize, output, parse, program, succeed};
 
-fn command(helm: &Path) -> Command {
+pub(crate) fn command(helm: &Path) -> Command {
     let mut command = Command::new(helm);
     let home = std::env::temp_dir();
     for variable in [
@@ -24,7 +25,7 @@ fn command(helm: &Path) -> Command {
     command
 }
 
-fn template(helm: &Path, values: &[&str]) -> Vec<Value> {
+pub(crate) fn template(helm: &Path, values: &[&str]) -> Vec<Value> {
     let mut command = command(helm);
     command
         .arg("template")
@@ -76,6 +77,20 @@ fn assert_equal(helm: Vec<Value>, kustomize: Vec<Value>, what: &str) {
     for (name, object) in &helm {
         assert_eq!(object, &kustomize[name], "{what}: {name}");
     }
+}
+
+/// The chart is the source of the kustomize files and of the page of values.
+#[test]
+fn the_generated_files_are_current() {
+    let Some(helm) = program("helm") else { return };
+    let mut generate = Command::new(here("deploy/generate"));
+    let result = output(generate.arg("--check").env("HELM", &helm));
+    assert!(
+        result.status.success(),
+        "{}{}",
+        String::from_utf8_lossy(&result.stdout),
+        String::from_utf8_lossy(&result.stderr)
+    );
 }
 
 #[test]
@@ -327,7 +342,11 @@ fn the_chart_notes_describe_a_complete_uninstallation() {
         .next()
         .unwrap();
     let file = here("deploy/uninstall.yaml");
-    for values in [&["runtime=crio"][..], &["enforcement=observe"]] {
+    for values in [
+        &["runtime=crio"][..],
+        &["enforcement=observe"],
+        &["updateStrategy.type=OnDelete"],
+    ] {
         let objects = template(&helm, values);
         let daemon = find(&objects, "DaemonSet", "pinfold");
         let by_file = patched(&kubectl, daemon, ["--patch-file", file.to_str().unwrap()]);
@@ -338,6 +357,9 @@ fn the_chart_notes_describe_a_complete_uninstallation() {
         );
         let agent = &by_file["spec"]["template"]["spec"]["containers"][0];
         assert_eq!(agent["args"], json!(["release", "--cluster", "--stay"]));
+        // With OnDelete, the DaemonSet would keep the agents' pods.
+        let strategy = &by_file["spec"]["updateStrategy"];
+        assert_eq!(strategy["type"], "RollingUpdate", "{values:?}");
     }
 }
 
@@ -355,7 +377,7 @@ fn chart_values_reach_the_objects() {
             "labelKeys={SCENE,CASE}",
             "taintKeys={pinfold.io/a,pinfold.io/b}",
             "noExecute=true",
-            "maxUnavailable=3",
+            "updateStrategy.rollingUpdate.maxUnavailable=3",
             "kubeletDir=/data/kubelet",
         ],
     );
@@ -449,8 +471,32 @@ fn the_chart_passes_lint_and_the_schema_refuses_invalid_values() {
         ("taintKeys={gpu}", "/taintKeys/0"),
         ("noExecute=maybe", "/noExecute"),
         ("kubeletDir=var", "/kubeletDir"),
-        ("maxUnavailable=0", "/maxUnavailable"),
+        (
+            "updateStrategy.rollingUpdate.maxUnavailable=0",
+            "/updateStrategy/rollingUpdate/maxUnavailable",
+        ),
         ("reclaim.after=30", "/reclaim/after"),
+        ("reclaim.replicas=-1", "/reclaim/replicas"),
+        ("image.digest=sha256:1", "/image/digest"),
+        ("log.format=xml", "/log/format"),
+        ("port=0", "/port"),
+        ("nriSocket=nri.sock", "/nriSocket"),
+        // Two agents on a node would compete for the CPUs.
+        (
+            "updateStrategy.rollingUpdate.maxSurge=1",
+            "/updateStrategy/rollingUpdate",
+        ),
+        ("fullnameOverride=Ours", "/fullnameOverride"),
+        (
+            "prometheusRule.runbookUrl=docs",
+            "/prometheusRule/runbookUrl",
+        ),
+        // The selector's label and the chart's annotation.
+        (
+            "podLabels.app\\.kubernetes\\.io/name=a",
+            "'app.kubernetes.io/name'",
+        ),
+        ("podAnnotations.checksum/config=a", "'checksum/config'"),
     ] {
         let mut template = command(&helm);
         template
@@ -463,4 +509,49 @@ fn the_chart_passes_lint_and_the_schema_refuses_invalid_values() {
             "{value}: {stderr}"
         );
     }
+}
+
+/// What Helm prints for the release `ours` in a cluster whose policy has these annotations.
+fn install_beside(helm: &Path, annotations: &Value) -> String {
+    let policy = json!({"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
+        "metadata": {"name": "pinfold-installation", "annotations": annotations}});
+    let address = serve(std::slice::from_ref(&policy), vec![policy.clone()]);
+    let mut install = command(helm);
+    install
+        .env_remove("KUBECONFIG")
+        .args(["install", "ours", "--namespace", "tools"])
+        .args(["--dry-run=server", "--set", "fullnameOverride=ours"])
+        .args(["--kube-apiserver", &format!("http://{address}")]);
+    let result = output(install.arg(here("deploy/helm/pinfold")));
+    String::from_utf8(result.stderr).unwrap()
+}
+
+/// Different names don't make two installations possible: agents of both would compete for the CPUs of a node.
+#[test]
+fn a_second_release_is_refused() {
+    let Some(helm) = program("helm") else { return };
+    let release = |name: &str, namespace: &str| json!({"meta.helm.sh/release-name": name, "meta.helm.sh/release-namespace": namespace});
+    for (name, namespace) in [
+        ("first", "pinfold"),
+        ("ours", "pinfold"),
+        ("first", "tools"),
+    ] {
+        let said = install_beside(&helm, &release(name, namespace));
+        let sentence = format!(
+            "this cluster has the release {name} in namespace {namespace}, and a cluster has one installation of \
+             Pinfold. Upgrade that release, or uninstall it first"
+        );
+        assert!(said.contains(&sentence), "{said}");
+    }
+    for annotations in [json!({}), Value::Null] {
+        let said = install_beside(&helm, &annotations);
+        assert!(
+            said.contains("this cluster has an installation of Pinfold without Helm"),
+            "{said}"
+        );
+    }
+    // The release itself may be upgraded. The test's server then lacks the rest of an API.
+    let said = install_beside(&helm, &release("ours", "tools"));
+    assert!(!said.contains("this cluster has"), "{said}");
+    assert!(said.contains("openapi"), "{said}");
 }

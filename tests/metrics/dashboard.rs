@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::prometheus::{Demo, Prometheus};
-use crate::rules::known;
+use crate::rules::{known, recorded};
 use crate::yaml::here;
 
 /// Panels without data on some machines, and their requirements. The panels state the requirements, too.
@@ -124,6 +124,7 @@ fn it_is_one_that_grafana_takes() {
             );
         }
     }
+    let recorded = recorded();
     for panel in panels(&dashboard) {
         let title = text(panel, "title");
         assert!(titles.insert(title), "{title} is there twice");
@@ -139,7 +140,7 @@ fn it_is_one_that_grafana_takes() {
         );
         for target in list(panel, "targets") {
             assert_eq!(target["datasource"]["uid"], "${datasource}", "{title}");
-            known(&filled(text(target, "expr")), &BTreeSet::new());
+            known(&filled(text(target, "expr")), &recorded);
         }
         match NEEDS.iter().find(|(other, _)| *other == title) {
             Some((_, what)) => {
@@ -157,6 +158,36 @@ fn it_is_one_that_grafana_takes() {
     for (title, _) in NEEDS {
         assert!(titles.contains(title), "{title} is no panel");
     }
+}
+
+/// A panel shows a recorded series where a rule computes the same, so that panels and alerts agree.
+#[test]
+fn it_uses_the_recorded_series() {
+    let dashboard = dashboard();
+    let expressions: Vec<&str> = panels(&dashboard)
+        .flat_map(|panel| list(panel, "targets"))
+        .map(|target| text(target, "expr"))
+        .collect();
+    // The rules that no panel shows: the dashboard shows interference with its error, and by node.
+    let left_out = [
+        "namespace_pod_container:pinfold_interference_cpu:ratio_rate5m",
+        "training_job_role_policy:pinfold_llc_misses_per_kiloinstruction:avg",
+        "namespace_pod_container:pinfold_perf_coverage:ratio_rate5m",
+        "namespace_pod_container:pinfold_remote_memory_bandwidth:ratio_rate5m",
+    ];
+    for name in recorded() {
+        let used = expressions
+            .iter()
+            .any(|expression| expression.contains(&name));
+        assert_eq!(used, !left_out.contains(&name.as_str()), "{name}");
+    }
+    // The training info replaces the join with pinfold_pod_info.
+    assert!(
+        !expressions
+            .iter()
+            .any(|expression| expression.contains("pinfold_pod_info")),
+        "{expressions:#?}"
+    );
 }
 
 /// Every panel has something to show of a demo, or needs what not every machine has.

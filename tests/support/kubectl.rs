@@ -1,4 +1,4 @@
-//! kubectl without a cluster.
+//! kubectl and Helm without a cluster.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
@@ -21,7 +21,7 @@ fn plural(kind: &str) -> String {
 
 /// Answers as an API server: discovery for the kinds of the objects, and requests for the `live` objects; every further
 /// request fails.
-fn serve(objects: &[Value], live: Vec<Value>) -> std::net::SocketAddr {
+pub(crate) fn serve(objects: &[Value], live: Vec<Value>) -> std::net::SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let kinds: Vec<(String, String)> = objects
@@ -48,6 +48,9 @@ fn serve(objects: &[Value], live: Vec<Value>) -> std::net::SocketAddr {
         )
     };
     let answer = move |path: &str| -> Option<Value> {
+        if path == "/version" {
+            return Some(json!({"major": "1", "minor": "36", "gitVersion": "v1.36.0"}));
+        }
         if path == "/api" {
             return Some(
                 json!({"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}),
