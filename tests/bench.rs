@@ -223,9 +223,9 @@ fn a_command_is_measured_by_its_steps_or_to_its_end() {
         "1",
         "--seconds",
         "1",
-        "--neighbours",
+        "--neighbors",
         "1",
-        "--neighbour-busy",
+        "--neighbor-busy",
         "30",
         "-o",
         "json",
@@ -475,7 +475,7 @@ fn what_makes_no_sense_is_refused_in_a_sentence() {
             &["--dry-run", "--enforcement", "observe"],
             "nothing to compare",
         ),
-        (&["--neighbour-busy", "101"], "--neighbour-busy"),
+        (&["--neighbor-busy", "101"], "--neighbor-busy"),
     ] {
         let (code, _, stderr) = run(&mut bench(arguments));
         assert_eq!(code, 2, "{arguments:?}: {stderr}");

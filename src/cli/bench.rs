@@ -22,14 +22,14 @@ use crate::sandbox::bench::{self, Options, job, picture};
 /// Measure the benefit of pinning and sizing on this machine.
 ///
 /// The bench runs a training job in four ways: shared or pinned, with the host's threads or the right threads. Each round
-/// runs the four ways in a balanced order, beside busy neighbours. The processes are real, in separate cgroups, pinned and
+/// runs the four ways in a balanced order, beside busy neighbors. The processes are real, in separate cgroups, pinned and
 /// sized by the real agent. The bench leaves nothing behind. The bench needs root, and a node on which no other program
 /// assigns CPUs.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold bench --dry-run                         print the plan and the expected duration
   pinfold bench --svg bench.svg                   run the built-in job, about four minutes
-  pinfold bench --host-threads 80 --neighbours 4  simulate a host with 80 CPUs, beside four busy pods
+  pinfold bench --host-threads 80 --neighbors 4  simulate a host with 80 CPUs, beside four busy pods
   pinfold bench --command 'python3 train.py' --steps '^step'
                                                   count each output line that begins with step as a step
   pinfold bench --command ./train --steps '(?<step>[0-9]+) steps, (?<ms>[0-9.]+) ms'
@@ -69,13 +69,13 @@ pub(super) struct Bench {
     host_threads: Option<u32>,
     /// Busy pods in the shared pool [default: as many as fill the node]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(0..=1000))]
-    neighbours: Option<u32>,
-    /// The share of a CPU's time that each neighbour uses.
+    neighbors: Option<u32>,
+    /// The share of a CPU's time that each neighbor uses.
     #[arg(long, value_name = "PERCENT", default_value_t = 100, value_parser = value_parser!(u8).range(1..=100))]
-    neighbour_busy: u8,
-    /// CPU request of each neighbour, in thousandths of a CPU; 0 is best effort [default: the rest of the node, up to 1000]
+    neighbor_busy: u8,
+    /// CPU request of each neighbor, in thousandths of a CPU; 0 is best effort [default: the rest of the node, up to 1000]
     #[arg(long, value_name = "MILLICPUS", value_parser = value_parser!(u64).range(0..=1_000_000))]
-    neighbour_request: Option<u64>,
+    neighbor_request: Option<u64>,
     /// A shell command to run in place of the built-in job.
     #[arg(long)]
     command: Option<String>,
@@ -123,9 +123,9 @@ impl Bench {
             ps: self.ps,
             ps_cpus: self.ps_cpus,
             host_threads: self.host_threads,
-            neighbours: self.neighbours,
-            neighbour_busy: self.neighbour_busy,
-            neighbour_request: self.neighbour_request,
+            neighbors: self.neighbors,
+            neighbor_busy: self.neighbor_busy,
+            neighbor_request: self.neighbor_request,
             command: self.command.clone(),
             pattern: self.steps.clone(),
         };
@@ -229,8 +229,8 @@ fn setting(plan: &Plan) -> String {
         plan.online.in_words(),
         plan.reserved
     );
-    let neighbours = plan.neighbours;
-    let asks = match neighbours.request_milli_cpus {
+    let neighbors = plan.neighbors;
+    let asks = match neighbors.request_milli_cpus {
         0 => "best effort".to_owned(),
         millis => format!("a request of {millis}m"),
     };
@@ -239,14 +239,14 @@ fn setting(plan: &Plan) -> String {
     } else {
         ""
     };
-    let _ = match neighbours.count {
-        0 => writeln!(text, "  no neighbours"),
+    let _ = match neighbors.count {
+        0 => writeln!(text, "  no neighbors"),
         count => {
             writeln!(
                 text,
                 "  {} in the shared pool, {} % busy, {asks}{full}",
-                counted(count, "neighbour"),
-                neighbours.busy_percent
+                counted(count, "neighbor"),
+                neighbors.busy_percent
             )
         }
     };

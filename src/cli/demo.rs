@@ -18,7 +18,7 @@ use crate::sandbox::job::Mode;
 
 /// Run a small training job on this machine: first shared, then pinned and sized by the agent.
 ///
-/// The processes are real, in separate cgroups and network namespaces: a parameter server, workers, and a noisy neighbour. The
+/// The processes are real, in separate cgroups and network namespaces: a parameter server, workers, and a noisy neighbor. The
 /// demo needs root but no cluster, leaves nothing behind, and does not touch a kubelet's cgroups.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:

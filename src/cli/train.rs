@@ -8,7 +8,7 @@ use anyhow::Context;
 use clap::{Args, Subcommand, value_parser};
 
 use crate::sandbox::train::progress::{Progress, Role};
-use crate::sandbox::train::{Geometry, neighbour, ps, threads, worker};
+use crate::sandbox::train::{Geometry, neighbor, ps, threads, worker};
 
 /// More parameters than this are a typing error, not a demo: 1 GiB of floats.
 const MAX_PARAMETERS: u64 = 1 << 28;
@@ -51,14 +51,14 @@ enum Process {
         job: Job,
     },
     /// A best-effort pod that keeps the CPUs busy.
-    Neighbour {
+    Neighbor {
         /// Busy threads [default: the host's CPUs plus 1]
         #[arg(long, value_parser = value_parser!(u16).range(1..=1024))]
         threads: Option<u16>,
         /// The share of a CPU's time that each thread uses, in percent [default: unlimited]
         #[arg(long, value_name = "PERCENT", value_parser = value_parser!(u8).range(1..=100))]
         busy: Option<u8>,
-        /// The index of this neighbour.
+        /// The index of this neighbor.
         #[arg(long, alias = "task_index", default_value_t = 0)]
         task_index: u32,
     },
@@ -145,11 +145,11 @@ impl Train {
                     patience: worker::PATIENCE,
                 })
             }
-            Process::Neighbour {
+            Process::Neighbor {
                 threads,
                 busy,
                 task_index,
-            } => run_neighbour(threads, busy, task_index),
+            } => run_neighbor(threads, busy, task_index),
             #[cfg(feature = "bench")]
             Process::Sweep { cgroup_dir } => crate::sandbox::bench::sweep(&cgroup_dir),
         };
@@ -211,14 +211,14 @@ fn run_worker(
     Ok(())
 }
 
-fn run_neighbour(threads: Option<u16>, busy: Option<u8>, index: u32) -> anyhow::Result<()> {
+fn run_neighbor(threads: Option<u16>, busy: Option<u8>, index: u32) -> anyhow::Result<()> {
     let threads = match threads {
         Some(threads) => usize::from(threads),
         None => count(&[])? + 1,
     };
-    let progress = Progress::new(Role::Neighbour, index, threads);
+    let progress = Progress::new(Role::Neighbor, index, threads);
     progress.attend()?;
-    neighbour::start(threads, busy, &progress)?;
+    neighbor::start(threads, busy, &progress)?;
     loop {
         std::thread::park();
     }

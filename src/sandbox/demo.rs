@@ -343,7 +343,7 @@ fn rows(pods: &[DemoPod], agent: &Agent, before: &Sample, now: &Sample) -> Vec<R
 
 fn figures(base: &Sample, now: &Sample, mut p99: Vec<f64>) -> Half {
     let seconds = (now.at - base.at).as_secs_f64();
-    let job = || now.pods.keys().filter(|name| *name != "neighbour");
+    let job = || now.pods.keys().filter(|name| *name != "neighbor");
     let gained =
         |pick: fn(&Counters) -> u64| job().map(|name| now.gain(base, name, pick)).sum::<u64>();
     let steps: u64 = job()

@@ -1,4 +1,4 @@
-//! The demo's pods: a small training job, sized to the machine, and a noisy neighbour.
+//! The demo's pods: a small training job, sized to the machine, and a noisy neighbor.
 
 use std::net::Ipv4Addr;
 
@@ -107,7 +107,7 @@ pub fn pods(size: Size, mode: Mode, run: u32) -> anyhow::Result<Vec<DemoPod>> {
     }
     // Workers come first: a single available CPU has the greatest effect on a worker.
     pods.rotate_left(1);
-    pods.push(neighbour(run)?);
+    pods.push(neighbor(run)?);
     Ok(pods)
 }
 
@@ -168,12 +168,12 @@ fn training(member: Member<'_>, mode: Mode, run: u32) -> anyhow::Result<DemoPod>
     demo_pod(&manifest, args, address)
 }
 
-fn neighbour(run: u32) -> anyhow::Result<DemoPod> {
-    let args = vec!["train".to_owned(), "neighbour".to_owned()];
+fn neighbor(run: u32) -> anyhow::Result<DemoPod> {
+    let args = vec!["train".to_owned(), "neighbor".to_owned()];
     let manifest = json!({
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": { "name": "neighbour", "namespace": NAMESPACE, "uid": uid(run, 99) },
+        "metadata": { "name": "neighbor", "namespace": NAMESPACE, "uid": uid(run, 99) },
         "spec": { "containers": [{ "name": "noise", "image": "pinfold", "args": args }] },
     });
     demo_pod(&manifest, args, Ipv4Addr::new(10, 77, 0, 100))

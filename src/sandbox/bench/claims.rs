@@ -80,23 +80,23 @@ fn about_pinning(plan: &Plan, found: &MachineFacts) -> Vec<String> {
             "this node was not full: the requests were {asked:.1} of {}",
             counted(plan.online.len(), "CPU")
         ));
-    } else if plan.neighbours.request_milli_cpus == 0 {
+    } else if plan.neighbors.request_milli_cpus == 0 {
         but.push(
-            "the neighbours are best effort, so the kernel prefers the job even on shared CPUs"
+            "the neighbors are best effort, so the kernel prefers the job even on shared CPUs"
                 .to_owned(),
         );
     }
     let (busy, left) = plan.busy();
     if plan.is_full() && busy < left as f64 {
         but.push(format!(
-            "the neighbours keep {busy:.1} CPUs busy, of the {left} without exclusive tasks"
+            "the neighbors keep {busy:.1} CPUs busy, of the {left} without exclusive tasks"
         ));
     }
     let free = plan.online.difference(&plan.reserved).len();
     if matches!(plan.work, Work::BuiltIn) && plan.ps_cpus == 0 {
         but.push(format!(
             "only {free} of {} can be exclusive: in pinned runs, the parameter server shares the other CPUs with the \
-             neighbours and the system, and the workers wait for the server",
+             neighbors and the system, and the workers wait for the server",
             counted(plan.online.len(), "CPU")
         ));
     } else if plan.online.len() < 8 {
@@ -198,15 +198,15 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_that_sleep_fill_no_node() {
+    fn neighbors_that_sleep_fill_no_node() {
         let but = |busy| {
             let mut plan = plan(6);
-            plan.neighbours.busy_percent = busy;
-            plan.neighbours.request_milli_cpus = 2000;
+            plan.neighbors.busy_percent = busy;
+            plan.neighbors.request_milli_cpus = 2000;
             about_pinning(&plan, &MachineFacts::default()).join("\n")
         };
         assert!(
-            but(40).contains("the neighbours keep 0.4 CPUs busy, of the 1 without"),
+            but(40).contains("the neighbors keep 0.4 CPUs busy, of the 1 without"),
             "{}",
             but(40)
         );

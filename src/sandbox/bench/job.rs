@@ -1,4 +1,4 @@
-//! The pods of a run: the job's pods, as the agent reads them, and the neighbours.
+//! The pods of a run: the job's pods, as the agent reads them, and the neighbors.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -49,11 +49,11 @@ pub enum Part {
     Worker,
     /// A copy of the command.
     Command,
-    /// A neighbour of the job.
-    Neighbour,
+    /// A neighbor of the job.
+    Neighbor,
 }
 
-/// The pods of a run, in starting order: servers and neighbours before workers. `number` makes the uids differ from the uids
+/// The pods of a run, in starting order: servers and neighbors before workers. `number` makes the uids differ from the uids
 /// of earlier runs.
 ///
 /// # Errors
@@ -79,9 +79,9 @@ pub fn pods(plan: &Plan, way: Way, number: usize) -> anyhow::Result<Vec<BenchPod
         pod.address = Some(address(index));
         pods.push(pod);
     }
-    for index in 0..plan.neighbours.count {
+    for index in 0..plan.neighbors.count {
         let uid = uid(number, pods.len());
-        pods.push(neighbour(plan, index, &uid)?);
+        pods.push(neighbor(plan, index, &uid)?);
     }
     for index in 0..plan.workers {
         let member = Member {
@@ -197,20 +197,20 @@ impl Member {
     }
 }
 
-fn neighbour(plan: &Plan, index: u32, uid: &str) -> anyhow::Result<BenchPod> {
-    let busy = plan.neighbours.busy_percent.to_string();
-    let resources = match plan.neighbours.request_milli_cpus {
+fn neighbor(plan: &Plan, index: u32, uid: &str) -> anyhow::Result<BenchPod> {
+    let busy = plan.neighbors.busy_percent.to_string();
+    let resources = match plan.neighbors.request_milli_cpus {
         0 => json!({}),
         millis => json!({ "requests": { "cpu": format!("{millis}m") } }),
     };
     let manifest = json!({
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": { "name": format!("neighbour-{index}"), "namespace": "bench", "uid": uid },
+        "metadata": { "name": format!("neighbor-{index}"), "namespace": "bench", "uid": uid },
         "spec": { "containers": [{ "name": "noise", "image": "bench", "resources": resources }] },
     });
-    let mut pod = bench_pod(&manifest, Part::Neighbour, false)?;
-    pod.args = ["train", "neighbour", "--threads", "1", "--busy", &busy]
+    let mut pod = bench_pod(&manifest, Part::Neighbor, false)?;
+    pod.args = ["train", "neighbor", "--threads", "1", "--busy", &busy]
         .map(str::to_owned)
         .to_vec();
     Ok(pod)
@@ -263,7 +263,7 @@ mod tests {
         let options = PlanOptions {
             rounds: 4,
             seconds: 2,
-            neighbour_busy: 100,
+            neighbor_busy: 100,
             ..options
         };
         Plan::new(options, &machine(cores), &"0".parse().unwrap()).unwrap()
@@ -285,7 +285,7 @@ mod tests {
             assert_eq!(pods.len(), 4);
             for pod in &pods {
                 let threads = variables(&pod.pod, 3);
-                let job = pod.part != Part::Neighbour;
+                let job = pod.part != Part::Neighbor;
                 let own = job && way.cpus == Cpus::Pinned;
                 assert_eq!(
                     (owed(&pod.pod) > 0, pod.exclusive),
@@ -338,7 +338,7 @@ mod tests {
             PlanOptions {
                 command,
                 workers: Some(2),
-                neighbours: Some(0),
+                neighbors: Some(0),
                 ..PlanOptions::default()
             },
         );
@@ -356,7 +356,7 @@ mod tests {
                 &plan(
                     8,
                     PlanOptions {
-                        neighbours: Some(1),
+                        neighbors: Some(1),
                         ..options
                     },
                 ),
@@ -368,13 +368,13 @@ mod tests {
         };
         assert_eq!(
             order(PlanOptions::default()),
-            [Part::Ps, Part::Neighbour, Part::Worker, Part::Worker]
+            [Part::Ps, Part::Neighbor, Part::Worker, Part::Worker]
         );
         let command = PlanOptions {
             command: Some("true".to_owned()),
             ..PlanOptions::default()
         };
-        assert_eq!(order(command), [Part::Neighbour, Part::Command]);
+        assert_eq!(order(command), [Part::Neighbor, Part::Command]);
     }
 
     #[test]

@@ -313,7 +313,7 @@ impl<'a> Bench<'a> {
                 ..states
             });
         };
-        for pod in pods.iter().filter(|pod| pod.part != Part::Neighbour) {
+        for pod in pods.iter().filter(|pod| pod.part != Part::Neighbor) {
             let state = snapshot
                 .containers
                 .iter()
@@ -496,7 +496,7 @@ impl PodOutput {
 /// The names of the job's pods.
 fn job(pods: &[BenchPod]) -> impl Iterator<Item = &str> {
     pods.iter()
-        .filter(|pod| pod.part != Part::Neighbour)
+        .filter(|pod| pod.part != Part::Neighbor)
         .map(|pod| pod.pod.name.as_str())
 }
 

@@ -1,7 +1,7 @@
 //! The bench: an experiment that measures the benefit of pinning and sizing on this machine.
 //!
 //! A training job, or any command, runs in four ways ([`Way`]): shared or pinned, with the host's threads or the right
-//! threads. The rounds repeat in a balanced order, beside neighbours that keep the shared CPUs busy. The real agent pins and
+//! threads. The rounds repeat in a balanced order, beside neighbors that keep the shared CPUs busy. The real agent pins and
 //! sizes the pods. Shared pods run as in Kubernetes, with the CPU limit as a quota.
 //!
 //! [`mod@plan`] decides the runs, [`job`] names the pods, `measure` runs the pods, [`steps`] reads steps from lines,

@@ -60,11 +60,11 @@ pub struct PlanOptions {
     /// The number of CPUs of the simulated larger host, if any.
     pub host_threads: Option<u32>,
     /// Busy pods in the shared pool.
-    pub neighbours: Option<u32>,
+    pub neighbors: Option<u32>,
     /// The share of a CPU's time that each wants, in percent.
-    pub neighbour_busy: u8,
-    /// The CPU request of each neighbour, in thousandths of a CPU.
-    pub neighbour_request: Option<u64>,
+    pub neighbor_busy: u8,
+    /// The CPU request of each neighbor, in thousandths of a CPU.
+    pub neighbor_request: Option<u64>,
     /// A command in place of the built-in job.
     pub command: Option<String>,
     /// The pattern of a step in the command's output; without a pattern, the bench measures the duration.
@@ -91,8 +91,8 @@ pub struct Plan {
     pub ps_cpus: u32,
     /// How many CPUs the host of the host's threads has; null: the programs are told nothing.
     pub host_threads: Option<u32>,
-    /// The neighbours.
-    pub neighbours: Neighbours,
+    /// The neighbors.
+    pub neighbors: Neighbors,
     /// How long each run is measured.
     pub seconds: u64,
     /// How long a run may take, in seconds.
@@ -120,7 +120,7 @@ pub enum Work {
 /// Busy pods in the shared pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Neighbours {
+pub struct Neighbors {
     /// How many.
     pub count: u32,
     /// The share of a CPU's time that each wants, in percent.
@@ -299,7 +299,7 @@ impl Plan {
         }
         let asked = 1000
             * (u64::from(workers) * u64::from(cpus) + u64::from(ps) * u64::from(ps_cpus.max(1)));
-        let neighbours = neighbours(
+        let neighbors = neighbors(
             &preferences,
             (1000 * online.len() as u64).saturating_sub(asked),
         );
@@ -318,7 +318,7 @@ impl Plan {
             ps,
             ps_cpus,
             host_threads: preferences.host_threads,
-            neighbours,
+            neighbors,
             seconds: preferences.seconds,
             limit: preferences.limit,
             rounds: rounds(preferences.rounds),
@@ -334,21 +334,20 @@ impl Plan {
     pub fn requested(&self) -> u64 {
         let job = u64::from(self.workers) * u64::from(self.cpus)
             + u64::from(self.ps) * u64::from(self.ps_cpus.max(1));
-        1000 * job + u64::from(self.neighbours.count) * self.neighbours.request_milli_cpus
+        1000 * job + u64::from(self.neighbors.count) * self.neighbors.request_milli_cpus
     }
 
-    /// The number of CPUs that the neighbours can keep busy, and the number that the job leaves free.
+    /// The number of CPUs that the neighbors can keep busy, and the number that the job leaves free.
     pub fn busy(&self) -> (f64, u64) {
-        let busy =
-            f64::from(self.neighbours.count) * f64::from(self.neighbours.busy_percent) / 100.0;
+        let busy = f64::from(self.neighbors.count) * f64::from(self.neighbors.busy_percent) / 100.0;
         let job = u64::from(self.workers) * u64::from(self.cpus)
             + u64::from(self.ps) * u64::from(self.ps_cpus);
         (busy, (self.online.len() as u64).saturating_sub(job))
     }
 
-    /// Whether the requests cover all CPUs, and neighbours exist to use the CPUs.
+    /// Whether the requests cover all CPUs, and neighbors exist to use the CPUs.
     pub fn is_full(&self) -> bool {
-        self.neighbours.count > 0 && self.requested() >= 1000 * self.online.len() as u64
+        self.neighbors.count > 0 && self.requested() >= 1000 * self.online.len() as u64
     }
 
     /// The expected duration in seconds; `None` for a command of unknown duration.
@@ -360,9 +359,9 @@ impl Plan {
 
 pub use crate::text::counted;
 
-/// The requested number of neighbours; by default, as many as the remaining CPU requests of the node need.
-fn neighbours(preferences: &PlanOptions, left: u64) -> Neighbours {
-    let count = preferences.neighbours.unwrap_or_else(|| {
+/// The requested number of neighbors; by default, as many as the remaining CPU requests of the node need.
+fn neighbors(preferences: &PlanOptions, left: u64) -> Neighbors {
+    let count = preferences.neighbors.unwrap_or_else(|| {
         u32::try_from(left.div_ceil(1000))
             .unwrap_or(u32::MAX)
             .max(1)
@@ -372,10 +371,10 @@ fn neighbours(preferences: &PlanOptions, left: u64) -> Neighbours {
     } else {
         left / u64::from(count)
     };
-    Neighbours {
+    Neighbors {
         count,
-        busy_percent: preferences.neighbour_busy.clamp(1, 100),
-        request_milli_cpus: preferences.neighbour_request.unwrap_or(fair.min(1000)),
+        busy_percent: preferences.neighbor_busy.clamp(1, 100),
+        request_milli_cpus: preferences.neighbor_request.unwrap_or(fair.min(1000)),
     }
 }
 
@@ -406,7 +405,7 @@ pub(super) mod tests {
         let preferences = PlanOptions {
             rounds: 4,
             seconds: 2,
-            neighbour_busy: 100,
+            neighbor_busy: 100,
             ..preferences
         };
         Plan::new(
@@ -422,7 +421,7 @@ pub(super) mod tests {
             plan.cpus,
             plan.ps,
             plan.ps_cpus,
-            plan.neighbours.count,
+            plan.neighbors.count,
         ]
     }
 
@@ -462,17 +461,17 @@ pub(super) mod tests {
         };
         assert_eq!(sizes(&plan(2, command()).unwrap()), [1, 1, 0, 0, 1]);
         assert_eq!(sizes(&plan(8, command()).unwrap()), [1, 4, 0, 0, 4]);
-        // The rest of a node of 2 is one neighbour's, which asks for as much as the command has.
+        // The rest of a node of 2 is one neighbor's, which asks for as much as the command has.
         let full = plan(2, command()).unwrap();
         assert_eq!(
-            (full.neighbours.request_milli_cpus, full.is_full()),
+            (full.neighbors.request_milli_cpus, full.is_full()),
             (1000, true)
         );
         assert!(
             !plan(
                 8,
                 PlanOptions {
-                    neighbours: Some(0),
+                    neighbors: Some(0),
                     ..PlanOptions::default()
                 }
             )

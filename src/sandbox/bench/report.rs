@@ -160,7 +160,7 @@ pub(super) mod tests {
         let options = PlanOptions {
             rounds,
             seconds: 1,
-            neighbour_busy: 100,
+            neighbor_busy: 100,
             ..PlanOptions::default()
         };
         Plan::new(options, &machine(2), &"0".parse().unwrap()).unwrap()

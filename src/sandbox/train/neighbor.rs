@@ -1,4 +1,4 @@
-//! A noisy neighbour: a best-effort pod that keeps CPUs and caches busy with nothing of use.
+//! A noisy neighbor: a best-effort pod that keeps CPUs and caches busy with nothing of use.
 
 use std::io;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub fn start(threads: usize, busy: Option<u8>, progress: &Arc<Progress>) -> io::
     for index in 0..threads {
         let progress = Arc::clone(progress);
         thread::Builder::new()
-            .name(format!("neighbour-{index}"))
+            .name(format!("neighbor-{index}"))
             .spawn(move || {
                 let mut random = Random::new(index as u64);
                 let mut memory: Vec<u64> = (0..WORDS).map(|_| random.bits()).collect();
