@@ -8,6 +8,7 @@ use anyhow::Context;
 use clap::{Args, Subcommand, value_parser};
 
 use crate::sandbox::train::progress::{Progress, Role};
+use crate::sandbox::train::ps::Rates;
 use crate::sandbox::train::{Geometry, neighbor, ps, threads, worker};
 
 /// More parameters than this are a typing error, not a demo: 1 GiB of floats.
@@ -28,10 +29,10 @@ enum Process {
         #[arg(long, default_value = "0.0.0.0:2222", value_parser = host_port)]
         listen: String,
         /// Step size for the dense layers.
-        #[arg(long, default_value_t = 0.1)]
+        #[arg(long, default_value_t = Rates::default().dense)]
         learning_rate: f32,
         /// Step size for the embeddings.
-        #[arg(long, default_value_t = 5.0)]
+        #[arg(long, default_value_t = Rates::default().embedding)]
         embedding_rate: f32,
         #[command(flatten)]
         job: Job,
@@ -47,10 +48,13 @@ enum Process {
         /// Print every step's time, four times a second.
         #[arg(long)]
         each_step: bool,
+        /// Keep the parameters in this process, without parameter servers.
+        #[arg(long, conflicts_with = "ps_hosts")]
+        own_parameters: bool,
         #[command(flatten)]
         job: Job,
     },
-    /// A best-effort pod that keeps the CPUs busy.
+    /// Another pod of the node, which keeps CPUs and caches busy.
     Neighbor {
         /// Busy threads [default: the host's CPUs plus 1]
         #[arg(long, value_parser = value_parser!(u16).range(1..=1024))]
@@ -124,25 +128,33 @@ impl Train {
                     shard: job.task_index,
                     shards,
                     threads,
-                    learning_rate,
-                    embedding_rate,
+                    rates: Rates {
+                        dense: learning_rate,
+                        embedding: embedding_rate,
+                    },
                 })
             }
             Process::Worker {
                 batch,
                 steps,
                 each_step,
+                own_parameters,
                 job,
             } => {
                 let geometry = job.geometry()?;
                 run_worker(each_step, |threads| worker::Options {
-                    ps_hosts: job.ps_hosts,
+                    ps_hosts: if own_parameters {
+                        Vec::new()
+                    } else {
+                        job.ps_hosts
+                    },
                     index: job.task_index,
                     geometry,
                     batch: batch as usize,
                     threads,
                     steps,
                     patience: worker::PATIENCE,
+                    rates: Rates::default(),
                 })
             }
             Process::Neighbor {

@@ -23,7 +23,7 @@ pub enum Role {
     Ps,
     /// A worker.
     Worker,
-    /// A best-effort pod that has nothing to do with the job.
+    /// Another pod of the node, which has nothing to do with the job.
     Neighbor,
 }
 
