@@ -299,11 +299,7 @@ impl Parameters {
     pub(super) fn serve(&self, request: &Request) -> Result<Reply, String> {
         match request {
             Request::Hello(geometry, shard, shards) => {
-                let own = (
-                    &self.shard.geometry,
-                    &self.shard.index,
-                    &self.shard.count,
-                );
+                let own = (&self.shard.geometry, &self.shard.index, &self.shard.count);
                 if (geometry, shard, shards) != own {
                     return Err(format!(
                         "this server has {:?} as shard {} of {}: start servers and workers with the same shapes \
