@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use comfy_table::CellAlignment;
+use comfy_table::{CellAlignment, Table};
 use console::{Term, style};
 use indicatif::{HumanBytes, ProgressBar};
 
@@ -212,7 +212,8 @@ fn cells(row: &Row) -> [String; 10] {
     ]
 }
 
-fn summary(report: &Report) -> String {
+/// The figures of both halves.
+fn changes(report: &Report) -> Table {
     let Report { shared, pinned, .. } = report;
     let mut table = super::table(&["", "SHARED", "PINNED AND SIZED", "CHANGE"]);
     let mut line = |name: &str, pick: fn(&Half) -> Option<f64>| {
@@ -249,8 +250,12 @@ fn summary(report: &Report) -> String {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
+    table
+}
+
+fn summary(report: &Report) -> String {
     let mut text = introduction(report);
-    let _ = writeln!(text, "{table}");
+    let _ = writeln!(text, "{}", changes(report));
     for row in report.pods.iter().filter(|row| row.exclusive) {
         let threads = row
             .env

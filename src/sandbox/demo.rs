@@ -244,6 +244,19 @@ struct Measured {
     seconds: f64,
 }
 
+impl Measured {
+    fn new(base: &Sample, now: &Sample, rows: Vec<Row>, p99: Vec<f64>) -> Self {
+        let owners = rows.iter().filter(|row| row.exclusive);
+        let owners = owners.map(|row| (row.pod.as_str(), row.cpus.len()));
+        Self {
+            figures: figures(base, now, p99),
+            interference: Interference::between(base, now, owners),
+            seconds: (now.at - base.at).as_secs_f64(),
+            rows,
+        }
+    }
+}
+
 /// Runs the job once.
 async fn half(
     mode: Mode,
@@ -304,14 +317,7 @@ async fn half(
             .filter(|base| measured >= seconds && has_step(base))
         {
             let rows = self::rows(&pods, agent, base, &now);
-            let owners = rows.iter().filter(|row| row.exclusive);
-            let owners = owners.map(|row| (row.pod.as_str(), row.cpus.len()));
-            return Ok(Measured {
-                figures: figures(base, &now, p99),
-                interference: Interference::between(base, &now, owners),
-                seconds: (now.at - base.at).as_secs_f64(),
-                rows,
-            });
+            return Ok(Measured::new(base, &now, rows, p99));
         }
         last = now;
     }
