@@ -33,6 +33,10 @@ pub(super) struct Demo {
     /// Seconds of measurement, both halves together.
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(2..=86_400))]
     seconds: u64,
+    /// Parameter servers of the job, 0 or 1; 0: the worker keeps its parameters itself [default: 1, or 0 on a machine with
+    /// fewer than four CPUs]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=1))]
+    ps: Option<u8>,
     /// The pods beside the job.
     #[arg(long, value_enum, value_name = "KIND", default_value_t)]
     neighbors: NeighborKind,
@@ -59,6 +63,7 @@ impl Demo {
             listen: self.listen,
             cgroup_dir: self.cgroup_dir,
             neighbors: self.neighbors,
+            has_server: self.ps.map(|count| count > 0),
         };
         let mut screen = Screen::new(self.output);
         let done = runtime()?.block_on(async {

@@ -39,6 +39,8 @@ pub struct Options {
     pub cgroup_dir: std::path::PathBuf,
     /// The kind of the pods beside the job.
     pub neighbors: NeighborKind,
+    /// Whether the job has a parameter server; by default, if the machine has enough CPUs.
+    pub has_server: Option<bool>,
 }
 
 /// The state of the demo at a moment.
@@ -157,7 +159,12 @@ pub async fn run(
     };
     // The CPU manager of a kubelet does not touch the demo's tree of cgroups.
     let mut node = Node::apart(config)?;
-    let setting = Setting::of(&node.topology, &node.reserved, options.neighbors)?;
+    let setting = Setting::of(
+        &node.topology,
+        &node.reserved,
+        options.neighbors,
+        options.has_server,
+    )?;
     let mut local = tokio::task::block_in_place(|| LocalNode::open(node.cgroups.clone()))?;
     node.config.manifest_dir = Some(local.folder().to_owned());
     let outcome = match Agent::start(node).await {

@@ -66,6 +66,8 @@ pub struct Setting {
     pub neighbors: Neighbors,
     /// CPUs of the machine.
     online: usize,
+    /// Whether the server gets no exclusive CPU.
+    is_server_shared: bool,
     /// Whether all CPUs are known to share a last-level cache.
     has_one_llc: bool,
 }
@@ -75,10 +77,15 @@ pub struct Setting {
 impl Size {
     /// The largest job that fits this machine: two workers of up to 4 CPUs beside a server of 1. With fewer than
     /// [`SERVER_CPUS`] CPUs, the job is a single worker: a server would share a CPU with everything else and hold up the worker.
+    /// `has_server` decides otherwise.
     ///
     /// # Errors
     /// No CPU to give away.
-    pub fn of(topology: &Topology, reserved: &CpuSet) -> anyhow::Result<Self> {
+    pub fn of(
+        topology: &Topology,
+        reserved: &CpuSet,
+        has_server: Option<bool>,
+    ) -> anyhow::Result<Self> {
         let free = u32::try_from(topology.online.difference(reserved).len())?;
         anyhow::ensure!(
             free > 0,
@@ -86,22 +93,17 @@ impl Size {
              cores",
             topology.online
         );
-        if topology.online.len() < SERVER_CPUS || free < 2 {
-            return Ok(Self {
-                workers: 1,
-                worker_cpus: free.min(4),
-                servers: 0,
-            });
-        }
-        let (workers, worker_cpus) = match free {
-            2 => (1, 1),
-            3 | 4 => (2, 1),
-            more => (2, ((more - 1) / 2).min(4)),
+        let has_server = has_server.unwrap_or(topology.online.len() >= SERVER_CPUS && free > 1);
+        let (workers, worker_cpus) = match (free, has_server) {
+            (1 | 2, true) => (1, 1),
+            (3 | 4, true) => (2, 1),
+            (more, true) => (2, ((more - 1) / 2).min(4)),
+            (all, false) => (1, all.min(4)),
         };
         Ok(Self {
             workers,
             worker_cpus,
-            servers: 1,
+            servers: u32::from(has_server),
         })
     }
 
@@ -118,16 +120,23 @@ impl Setting {
     ///
     /// # Errors
     /// No CPU to give away.
-    pub fn of(topology: &Topology, reserved: &CpuSet, kind: NeighborKind) -> anyhow::Result<Self> {
-        let size = Size::of(topology, reserved)?;
+    pub fn of(
+        topology: &Topology,
+        reserved: &CpuSet,
+        kind: NeighborKind,
+        has_server: Option<bool>,
+    ) -> anyhow::Result<Self> {
+        let size = Size::of(topology, reserved, has_server)?;
         let online = topology.online.len();
         let rest = (1000 * online as u64).saturating_sub(size.requested());
+        let free = topology.online.difference(reserved).len() as u64;
         let known = topology.cpus.iter().all(|cpu| cpu.llc.is_some());
         Ok(Self {
             size,
             kind,
             neighbors: Neighbors::new(kind, online, rest),
             online,
+            is_server_shared: size.requested() > 1000 * free,
             has_one_llc: known && topology.llcs().len() == 1,
         })
     }
@@ -153,27 +162,20 @@ impl Setting {
                 counted(servers, "parameter server")
             )
         };
-        let Neighbors { count, threads, .. } = self.neighbors;
-        let threads = counted(threads, "thread");
-        let neighbors = match self.kind {
-            NeighborKind::Full => format!(
-                "Beside the job, {} with {threads} each request the other {:.1} of {online} CPUs: the node is full.",
-                counted(count, "pod"),
-                self.neighbors.requested() as f64 / 1000.0
-            ),
-            NeighborKind::BestEffort => format!(
-                "Beside the job, a BestEffort pod with {threads} requests nothing; its CPU weight is so small that it takes \
-                 little from the job."
-            ),
-        };
         let mut sentences = vec![
             "The same job runs twice: on shared CPUs with as many threads as the host has CPUs, then on exclusive CPUs with \
              as many threads as exclusive CPUs."
                 .to_owned(),
             format!("The job is {job}."),
-            neighbors,
+            self.beside(),
         ];
-        if servers == 0 {
+        if self.is_server_shared {
+            sentences.push(
+                "The server gets no exclusive CPU here, so the worker waits for a server on shared CPUs in both halves."
+                    .to_owned(),
+            );
+        }
+        if servers == 0 && online < SERVER_CPUS {
             sentences.push(format!(
                 "With {}, the comparison shows the effect on one worker; a job with a parameter server needs a machine with \
                  {SERVER_CPUS} CPUs or more.",
@@ -187,6 +189,29 @@ impl Setting {
             );
         }
         sentences
+    }
+
+    /// The other pods, as a sentence.
+    fn beside(&self) -> String {
+        let Neighbors {
+            count,
+            request_milli_cpus,
+            threads,
+            ..
+        } = self.neighbors;
+        let threads = counted(threads, "thread");
+        if request_milli_cpus == 0 {
+            return format!(
+                "The neighbors ({} with {threads} each) request nothing, so the kernel prefers the job.",
+                counted(count, "BestEffort pod")
+            );
+        }
+        format!(
+            "The neighbors ({} with {threads} each) request the other {:.1} of {} CPUs: the node is full.",
+            counted(count, "pod"),
+            self.neighbors.requested() as f64 / 1000.0,
+            self.online
+        )
     }
 }
 
@@ -330,7 +355,7 @@ mod tests {
         for (cores, threads) in [(2, 1), (3, 1), (4, 1), (4, 2), (8, 1), (64, 2)] {
             let topology = machine(cores, threads);
             let reserved = crate::pin::decide::default_reserved(&topology, &CpuSet::new());
-            let size = Size::of(&topology, &reserved).unwrap();
+            let size = Size::of(&topology, &reserved, None).unwrap();
             let free = topology.online.len() - reserved.len();
             let servers = u32::from(topology.online.len() >= 4);
             assert_eq!(size.servers, servers, "{cores} cores: {size:?}");
@@ -340,7 +365,7 @@ mod tests {
             );
         }
         let one = machine(1, 2);
-        let error = Size::of(&one, &one.online).unwrap_err();
+        let error = Size::of(&one, &one.online, None).unwrap_err();
         assert!(
             error.to_string().contains("no CPU for exclusive use"),
             "{error}"
@@ -371,7 +396,7 @@ mod tests {
     fn setting(cores: u32, kind: NeighborKind) -> Setting {
         let topology = machine(cores, 1);
         let reserved = crate::pin::decide::default_reserved(&topology, &CpuSet::new());
-        Setting::of(&topology, &reserved, kind).unwrap()
+        Setting::of(&topology, &reserved, kind, None).unwrap()
     }
 
     #[test]
@@ -418,12 +443,30 @@ mod tests {
     }
 
     #[test]
+    fn a_server_can_be_asked_for() {
+        let topology = machine(2, 1);
+        let reserved = crate::pin::decide::default_reserved(&topology, &CpuSet::new());
+        let of = |has_server| Size::of(&topology, &reserved, has_server).unwrap();
+        assert_eq!((of(Some(true)).servers, of(Some(false)).servers), (1, 0));
+        let setting = Setting::of(&topology, &reserved, NeighborKind::Full, Some(true)).unwrap();
+        let pods = pods(&setting, Mode::Pinned, 1).unwrap();
+        let names: Vec<_> = pods.iter().map(|one| one.pod.name.as_str()).collect();
+        assert_eq!(names, ["worker-0", "ps-0", "neighbor-0", "neighbor-1"]);
+        // The job requests both CPUs.
+        let words = setting.in_words().join(" ");
+        assert!(
+            words.contains("request nothing") && words.contains("The server gets no exclusive CPU"),
+            "{words}"
+        );
+    }
+
+    #[test]
     fn what_is_compared_is_said_with_numbers() {
         let words = |cores, kind| setting(cores, kind).in_words().join(" ");
         let small = words(2, NeighborKind::Full);
         for says in [
             "1 worker of 1 CPU that keeps",
-            "2 pods with 2 threads each request the other 1.0 of 2 CPUs",
+            "(2 pods with 2 threads each) request the other 1.0 of 2 CPUs",
             "With 2 CPUs",
             "one last-level cache",
         ] {
@@ -432,7 +475,7 @@ mod tests {
         let large = words(16, NeighborKind::BestEffort);
         assert!(
             large.contains("2 workers of 4 CPUs and 1 parameter server of 1 CPU")
-                && large.contains("a BestEffort pod with 17 threads")
+                && large.contains("(1 BestEffort pod with 17 threads each) request nothing")
                 && !large.contains("With 16 CPUs"),
             "{large}"
         );
