@@ -8,7 +8,7 @@ use anyhow::Context;
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
-use super::interference::Interference;
+use super::interference::MeasuredInterference;
 use super::job::{self, DemoPod, Mode, Setting};
 use super::neighbors::NeighborKind;
 use super::node::{LocalNode, Start, TREE};
@@ -113,7 +113,7 @@ pub struct Report {
     pub enforcement: &'static str,
     /// The use of the exclusive CPUs by programs outside the pods, in the second half; null if the machine does not count the
     /// use.
-    pub interference: Option<Interference>,
+    pub interference: Option<MeasuredInterference>,
     /// What is compared, and what this machine can show, a sentence each.
     pub compared: Vec<String>,
     /// The kind of the pods beside the job.
@@ -247,7 +247,7 @@ struct Measured {
     figures: Half,
     /// The pods, with rates over the whole half.
     rows: Vec<Row>,
-    interference: Option<Interference>,
+    interference: Option<MeasuredInterference>,
     seconds: f64,
 }
 
@@ -257,7 +257,7 @@ impl Measured {
         let owners = owners.map(|row| (row.pod.as_str(), row.cpus.len()));
         Self {
             figures: figures(base, now, p99),
-            interference: Interference::between(base, now, owners),
+            interference: MeasuredInterference::between(base, now, owners),
             seconds: (now.at - base.at).as_secs_f64(),
             rows,
         }

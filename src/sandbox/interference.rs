@@ -1,4 +1,4 @@
-//! [`Interference`]: how much programs outside the pods used the exclusive CPUs during a measurement.
+//! [`MeasuredInterference`]: how much programs outside the pods used the exclusive CPUs during a measurement.
 
 use serde::Serialize;
 
@@ -9,7 +9,7 @@ const TOLERABLE: f64 = 0.05;
 
 /// The use of exclusive CPUs by programs outside the pods.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Interference {
+pub struct MeasuredInterference {
     /// The part of the exclusive CPUs' time, from 0 to 1.
     pub share: f64,
     /// The used time, in CPU seconds.
@@ -22,9 +22,9 @@ pub struct Interference {
     pub reliable: bool,
 }
 
-// === impl Interference ===
+// === impl MeasuredInterference ===
 
-impl Interference {
+impl MeasuredInterference {
     /// The interference of `total` CPU seconds; `None` without exclusive CPUs.
     fn new(seconds: f64, uncertainty: f64, total: f64) -> Option<Self> {
         let share = seconds / total;
@@ -116,7 +116,7 @@ mod tests {
         for (now, reliable) in [(0.5, true), (1.4, true), (1.6, false), (9.0, false)] {
             let mut after = sample(now);
             after.at = before.at + Duration::from_secs(10);
-            let found = Interference::between(&before, &after, [("worker-0", 2)]).unwrap();
+            let found = MeasuredInterference::between(&before, &after, [("worker-0", 2)]).unwrap();
             assert_eq!((found.reliable, found.total), (reliable, 20.0), "{now}");
             assert!((found.uncertainty - 0.04).abs() < 1e-9);
             let warning = found
@@ -139,13 +139,13 @@ mod tests {
         let (before, mut after) = (sample(0.0), sample(1.0));
         after.at = before.at + Duration::from_secs(1);
         assert_eq!(
-            Interference::between(&before, &after, [("worker-0", 1), ("ps-0", 1)]),
+            MeasuredInterference::between(&before, &after, [("worker-0", 1), ("ps-0", 1)]),
             None
         );
-        assert_eq!(Interference::between(&before, &after, []), None);
-        assert_eq!(Interference::sum([]), None);
-        let known = Interference::between(&before, &after, [("worker-0", 1)]).unwrap();
-        let both = Interference::sum([known, known]).unwrap();
+        assert_eq!(MeasuredInterference::between(&before, &after, []), None);
+        assert_eq!(MeasuredInterference::sum([]), None);
+        let known = MeasuredInterference::between(&before, &after, [("worker-0", 1)]).unwrap();
+        let both = MeasuredInterference::sum([known, known]).unwrap();
         assert_eq!((both.share, both.total), (known.share, 2.0));
     }
 }

@@ -41,7 +41,7 @@ pub(super) struct InterferenceReading {
 }
 
 /// A line of the text format.
-struct Series<'a> {
+struct MetricLine<'a> {
     name: &'a str,
     labels: &'a str,
     pod: &'a str,
@@ -54,7 +54,7 @@ impl Sample {
     /// Reads Prometheus' text format and adds up each pod's series.
     pub(super) fn parse(text: &str) -> Self {
         let mut pods: BTreeMap<String, Counters> = BTreeMap::new();
-        for series in text.lines().filter_map(Series::parse) {
+        for series in text.lines().filter_map(MetricLine::parse) {
             let counters = pods.entry(series.pod.to_owned()).or_default();
             let value = series.whole();
             match series.name {
@@ -112,9 +112,9 @@ impl Sample {
     }
 }
 
-// === impl Series ===
+// === impl MetricLine ===
 
-impl<'a> Series<'a> {
+impl<'a> MetricLine<'a> {
     /// The parts of a line; nothing for comments and for series without a pod.
     fn parse(line: &'a str) -> Option<Self> {
         let (name, rest) = line.split_once('{')?;

@@ -18,7 +18,7 @@ use crate::agent::Agent;
 use crate::host::file;
 use crate::host::proc::Proc;
 use crate::host::spawn::Stderr;
-use crate::sandbox::interference::Interference;
+use crate::sandbox::interference::MeasuredInterference;
 use crate::sandbox::node::{LineListener, LocalNode, Start};
 use crate::sandbox::sample::Sample;
 
@@ -483,7 +483,12 @@ impl<'a> Bench<'a> {
     }
 
     /// The use of the job's exclusive CPUs by programs outside the pods; `None` on shared CPUs.
-    fn interference(&self, way: Way, before: &Sample, after: &Sample) -> Option<Interference> {
+    fn interference(
+        &self,
+        way: Way,
+        before: &Sample,
+        after: &Sample,
+    ) -> Option<MeasuredInterference> {
         let plan = self.plan;
         let workers = (0..plan.workers).map(|index| (format!("worker-{index}"), plan.cpus));
         let servers = (0..plan.ps).map(|index| (format!("ps-{index}"), plan.ps_cpus));
@@ -494,7 +499,7 @@ impl<'a> Bench<'a> {
         let owners = owners
             .iter()
             .map(|(pod, cpus)| (pod.as_str(), *cpus as usize));
-        Interference::between(before, after, owners)
+        MeasuredInterference::between(before, after, owners)
     }
 }
 

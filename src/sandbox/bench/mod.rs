@@ -30,7 +30,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use tokio_util::sync::CancellationToken;
 
-use super::interference::Interference;
+use super::interference::MeasuredInterference;
 use super::node::{LocalNode, TREE};
 use crate::agent::cluster::AutoSwitch;
 use crate::agent::config::{Config, EnforcementChoice, Metrics, Runtime};
@@ -150,7 +150,7 @@ pub async fn run(
     let found = MachineFacts {
         enforcement,
         enforcement_reason,
-        interference: Interference::sum(runs.iter().filter_map(|run| run.interference)),
+        interference: MeasuredInterference::sum(runs.iter().filter_map(|run| run.interference)),
         not_counted,
         notes,
     };
