@@ -198,6 +198,14 @@ fn the_figures_of_a_short_bench() {
             .contains("too few rounds to tell")
     );
     assert_eq!(report["claims"].as_array().unwrap().len(), 3);
+    // The measured interference, of the pinned runs only.
+    for run in runs {
+        let share = run["interference"]["share"].as_f64();
+        let fits = share.is_some_and(|share| (0.0..=1.0).contains(&share));
+        assert_eq!(fits, run["cpus"] == "pinned", "{run}");
+    }
+    assert!(report["interference"]["reliable"].is_boolean(), "{report}");
+    assert!(report["compared"].as_array().unwrap().len() > 1, "{report}");
     // Each metric is counted in every way, or has a reason.
     for metric in ["migrationsPerStep", "cacheMissesPerStep"] {
         let counted = (0..4).all(|way| report["ways"][way]["figures"].get(metric).is_some());
@@ -223,9 +231,9 @@ fn a_command_is_measured_by_its_steps_or_to_its_end() {
         "1",
         "--seconds",
         "1",
-        "--neighbours",
+        "--neighbor-pods",
         "1",
-        "--neighbour-busy",
+        "--neighbor-busy",
         "30",
         "-o",
         "json",
@@ -266,6 +274,42 @@ fn a_command_is_measured_by_its_steps_or_to_its_end() {
             .contains("duration is measured"),
         "{whole}"
     );
+    nothing_left(&links);
+}
+
+/// Equal containers: the neighbors run the program of the workers, a command again and again.
+#[test]
+fn a_full_node_runs_the_same_program_in_each_container() {
+    let Some(_alone) = kernel_tests() else { return };
+    let links = Left::now(MARK).links;
+    let usual = [
+        "--full-node",
+        "--rounds",
+        "1",
+        "--seconds",
+        "1",
+        "-o",
+        "json",
+    ];
+    let with = |more: &[&str]| -> Value { report(&[&usual[..], more].concat()) };
+    let built_in = with(&[]);
+    let command = format!("sleep 0.5; echo {MARK}");
+    let whole = with(&["--command", &command]);
+    for report in [&built_in, &whole] {
+        let plan = &report["plan"];
+        let number = |value: &Value| value.as_u64().unwrap();
+        let containers = number(&plan["workers"]) + number(&plan["neighbors"]["count"]);
+        let online: pinfold::cpu::CpuSet = plan["online"].as_str().unwrap().parse().unwrap();
+        assert_eq!(
+            containers * number(&plan["cpus"]),
+            online.len() as u64,
+            "{report}"
+        );
+        assert_eq!(plan["fullNode"], true);
+        for way in 0..4 {
+            assert!(figure(report, way, "stepsPerSecond") > 0.0, "{report}");
+        }
+    }
     nothing_left(&links);
 }
 
@@ -475,7 +519,16 @@ fn what_makes_no_sense_is_refused_in_a_sentence() {
             &["--dry-run", "--enforcement", "observe"],
             "nothing to compare",
         ),
-        (&["--neighbour-busy", "101"], "--neighbour-busy"),
+        (&["--neighbor-busy", "101"], "--neighbor-busy"),
+        (&["--neighbors", "4"], "--neighbors"),
+        (
+            &["--dry-run", "--full-node", "--neighbor-pods", "1"],
+            "cannot be used with",
+        ),
+        (
+            &["--neighbors", "besteffort", "--neighbor-request", "500"],
+            "--neighbors besteffort has no --neighbor-request",
+        ),
     ] {
         let (code, _, stderr) = run(&mut bench(arguments));
         assert_eq!(code, 2, "{arguments:?}: {stderr}");

@@ -131,11 +131,22 @@ fn the_figures_of_a_short_demo() {
             report[half]["steps_per_second"].as_f64().unwrap() > 0.0,
             "{report}"
         );
+        let switches = |kind: &str| report[half][kind].as_f64().unwrap();
+        assert!(switches("context_switches_per_step") > 0.0, "{report}");
         assert!(
-            report[half]["context_switches_per_step"].as_f64().unwrap() > 0.0,
+            switches("involuntary_switches_per_step") <= switches("context_switches_per_step"),
             "{report}"
         );
     }
+    assert!(
+        report["compared"].as_array().unwrap().len() > 2 && report["neighbors"] == "full",
+        "{report}"
+    );
+    // The share decides, whatever runs beside the test.
+    let interference = &report["interference"];
+    let share = interference["share"].as_f64().unwrap();
+    assert!((0.0..=1.0).contains(&share), "{report}");
+    assert_eq!(interference["reliable"], share <= 0.05, "{report}");
     let pods = report["pods"].as_array().unwrap();
     let worker = pods.iter().find(|pod| pod["pod"] == "worker-0").unwrap();
     assert_eq!(worker["exclusive"], true, "{worker}");
@@ -153,12 +164,55 @@ fn the_figures_of_a_short_demo() {
         let theirs: pinfold::cpu::CpuSet = other["cpus"].as_str().unwrap().parse().unwrap();
         assert!(theirs.is_disjoint(&own), "{other}");
     }
-    // The job's traffic passes the pods' networks, where the agent counts the traffic.
-    assert!(
-        worker["receive_bytes_per_second"].as_f64().unwrap() > 0.0,
-        "{worker}"
-    );
+    let neighbors: Vec<_> = pods
+        .iter()
+        .filter(|pod| pod["pod"].as_str().unwrap().starts_with("neighbor-"))
+        .collect();
+    let online = std::thread::available_parallelism().unwrap().get() as u64;
+    assert!(neighbors.len() > 1, "{report}");
+    for neighbor in neighbors {
+        assert_eq!(neighbor["qos"], "Burstable", "{neighbor}");
+        assert!(neighbor["threads"].as_u64().unwrap() > online, "{neighbor}");
+    }
     assert_eq!(Left::now(), Left::nothing(&before.links));
+}
+
+#[test]
+fn a_demo_with_a_server_beside_a_besteffort_pod() {
+    let Some(_alone) = kernel_tests() else { return };
+    let links = Left::now().links;
+    let arguments = ["--seconds", "2", "--ps", "1", "--neighbors", "besteffort"];
+    let (code, stdout, stderr) = run(demo(&arguments).args(["-o", "json"]));
+    assert_eq!(code, 0, "{stderr}");
+    let report: serde_json::Value = serde_json::from_str(stdout.lines().last().unwrap()).unwrap();
+    let pods = report["pods"].as_array().unwrap();
+    let pod = |name: &str| pods.iter().find(|pod| pod["pod"] == name).unwrap();
+    // The job's traffic passes the pods' networks, where the agent counts the traffic.
+    for name in ["worker-0", "ps-0"] {
+        let received = &pod(name)["receive_bytes_per_second"];
+        assert!(received.as_f64().unwrap() > 0.0, "{report}");
+    }
+    assert_eq!(pod("neighbor-0")["qos"], "BestEffort", "{report}");
+    assert_eq!(report["neighbors"], "besteffort");
+    assert_eq!(Left::now(), Left::nothing(&links));
+}
+
+/// The text for people: what is compared before the figures, and a warning before everything else.
+#[test]
+fn the_summary_says_what_is_compared() {
+    let Some(_alone) = kernel_tests() else { return };
+    let (code, stdout, stderr) = run(&mut demo(&["--seconds", "2"]));
+    assert_eq!(code, 0, "{stderr}");
+    let at = |words: &str| {
+        let found = stdout.find(words);
+        found.unwrap_or_else(|| panic!("{words}: {stdout}"))
+    };
+    assert!(at("What is compared") < at("What changed"), "{stdout}");
+    assert!(at("The job is ") < at("steps/s, all workers"), "{stdout}");
+    assert!(at("Programs outside the pods used") > 0, "{stdout}");
+    if stdout.contains("is unreliable") {
+        assert!(at("is unreliable") < at("What is compared"), "{stdout}");
+    }
 }
 
 #[test]
@@ -255,7 +309,8 @@ fn top_shows_what_the_demo_does() {
         .port();
     let address = format!("127.0.0.1:{port}");
     let child = pinfold()
-        .args(["demo", "--seconds", "24", "--listen", &address])
+        // The job has traffic only with a parameter server.
+        .args(["demo", "--seconds", "24", "--ps", "1", "--listen", &address])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

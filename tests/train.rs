@@ -121,22 +121,22 @@ fn a_job_runs_across_namespaces() {
 }
 
 #[test]
-fn a_neighbour_reports_and_ends_on_sigterm() {
+fn a_neighbor_reports_and_ends_on_sigterm() {
     let launcher = Launcher::new().unwrap();
-    let mut neighbour = launcher
-        .spawn(train("neighbour --threads 2 --task-index 5", &[], None))
+    let mut neighbor = launcher
+        .spawn(train("neighbor --threads 2 --task-index 5", &[], None))
         .unwrap();
-    let mut lines = lines(&mut neighbour);
+    let mut lines = lines(&mut neighbor);
     let line: Line = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
     assert_eq!(
         (line.role, line.index, line.threads),
-        (Role::Neighbour, 5, 2)
+        (Role::Neighbor, 5, 2)
     );
     assert!(
         line.steps > 0 && line.step_ms_p99 >= line.step_ms_p50 && line.loss.is_none(),
         "{line:?}"
     );
-    assert!(neighbour.stop_by(soon()).unwrap().success());
+    assert!(neighbor.stop_by(soon()).unwrap().success());
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn bad_arguments_end_with_2_and_a_lost_address_with_1() {
         "worker --hidden 3",
         "ps --ps-hosts a:1,b:1 --task-index 2",
         "ps --vocabulary 1000000 --features 256 --dim 256",
-        "neighbour --threads 0",
+        "neighbor --threads 0",
         "chief",
     ] {
         let (code, words) = run(bad);

@@ -18,18 +18,21 @@ use crate::sandbox::bench::report::{Comparison, Metric, Report};
 use crate::sandbox::bench::stats::Summary;
 use crate::sandbox::bench::steps::Pattern;
 use crate::sandbox::bench::{self, Options, job, picture};
+use crate::sandbox::neighbors::NeighborKind;
 
 /// Measure the benefit of pinning and sizing on this machine.
 ///
 /// The bench runs a training job in four ways: shared or pinned, with the host's threads or the right threads. Each round
-/// runs the four ways in a balanced order, beside busy neighbours. The processes are real, in separate cgroups, pinned and
-/// sized by the real agent. The bench leaves nothing behind. The bench needs root, and a node on which no other program
-/// assigns CPUs.
+/// runs the four ways in a balanced order, beside neighbors: other pods, which request the rest of the node. The processes are
+/// real, in separate cgroups, pinned and sized by the real agent. The bench leaves nothing behind. The bench needs root, and a
+/// node on which no other program assigns CPUs.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold bench --dry-run                         print the plan and the expected duration
   pinfold bench --svg bench.svg                   run the built-in job, about four minutes
-  pinfold bench --host-threads 80 --neighbours 4  simulate a host with 80 CPUs, beside four busy pods
+  pinfold bench --full-node                       fill the node with equal containers, and pin one of them
+  pinfold bench --host-threads 80 --neighbor-pods 4
+                                                  simulate a host with 80 CPUs, beside four busy pods
   pinfold bench --command 'python3 train.py' --steps '^step'
                                                   count each output line that begins with step as a step
   pinfold bench --command ./train --steps '(?<step>[0-9]+) steps, (?<ms>[0-9.]+) ms'
@@ -51,11 +54,12 @@ pub(super) struct Bench {
     #[arg(long, value_parser = value_parser!(u32).range(1..=1024))]
     cpus: Option<u32>,
     /// Workers, or copies of the command, each with its number in PINFOLD_BENCH_INDEX [default: 1, or 2 for the built-in
-    /// job if they fit]
+    /// job if they fit on a machine with four CPUs or more]
     #[arg(long, value_parser = value_parser!(u32).range(1..=100))]
     workers: Option<u32>,
-    /// Parameter servers of the built-in job [default: 1]
-    #[arg(long, conflicts_with = "command", value_parser = value_parser!(u32).range(1..=100))]
+    /// Parameter servers of the built-in job; 0: each worker keeps its parameters itself [default: 1, or 0 on a machine with
+    /// fewer than four CPUs]
+    #[arg(long, conflicts_with = "command", value_parser = value_parser!(u32).range(0..=100))]
     ps: Option<u32>,
     /// CPUs of each parameter server; 0 keeps the servers in the shared pool [default: 1 if the machine has room, else 0]
     #[arg(long, conflicts_with = "command", value_parser = value_parser!(u32).range(0..=1024))]
@@ -67,15 +71,23 @@ pub(super) struct Bench {
     /// count this host's CPUs]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1024))]
     host_threads: Option<u32>,
-    /// Busy pods in the shared pool [default: as many as fill the node]
+    /// Fill the node with equal containers: the same requests, and the same program in each. The bench pins or shares one of
+    /// them (or --workers), and the others stay shared.
+    #[arg(long, conflicts_with_all = ["ps", "ps_cpus", "neighbors", "neighbor_pods", "neighbor_busy", "neighbor_request"])]
+    full_node: bool,
+    /// The pods beside the job.
+    #[arg(long, value_enum, value_name = "KIND", default_value_t)]
+    neighbors: NeighborKind,
+    /// Number of pods beside the job [default: for full, one for each four CPUs of the rest, at least two; for besteffort, one]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(0..=1000))]
-    neighbours: Option<u32>,
-    /// The share of a CPU's time that each neighbour uses.
-    #[arg(long, value_name = "PERCENT", default_value_t = 100, value_parser = value_parser!(u8).range(1..=100))]
-    neighbour_busy: u8,
-    /// CPU request of each neighbour, in thousandths of a CPU; 0 is best effort [default: the rest of the node, up to 1000]
+    neighbor_pods: Option<u32>,
+    /// The share of a CPU's time that each thread of a neighbor uses [default: all of it, but every second thread waits now and
+    /// then]
+    #[arg(long, value_name = "PERCENT", value_parser = value_parser!(u8).range(1..=100))]
+    neighbor_busy: Option<u8>,
+    /// CPU request of each neighbor, in thousandths of a CPU; 0 is BestEffort [default: an equal part of the rest of the node]
     #[arg(long, value_name = "MILLICPUS", value_parser = value_parser!(u64).range(0..=1_000_000))]
-    neighbour_request: Option<u64>,
+    neighbor_request: Option<u64>,
     /// A shell command to run in place of the built-in job.
     #[arg(long)]
     command: Option<String>,
@@ -114,6 +126,11 @@ impl Bench {
             self.enforcement != EnforcementChoice::Observe,
             bench::NOTHING_TO_COMPARE
         );
+        anyhow::ensure!(
+            self.neighbors == NeighborKind::Full
+                || self.neighbor_request.is_none_or(|millis| millis == 0),
+            "--neighbors besteffort has no --neighbor-request: remove one of the two"
+        );
         let options = PlanOptions {
             rounds: usize::from(self.rounds),
             seconds: u64::from(self.seconds),
@@ -123,9 +140,11 @@ impl Bench {
             ps: self.ps,
             ps_cpus: self.ps_cpus,
             host_threads: self.host_threads,
-            neighbours: self.neighbours,
-            neighbour_busy: self.neighbour_busy,
-            neighbour_request: self.neighbour_request,
+            full_node: self.full_node,
+            neighbor_kind: self.neighbors,
+            neighbor_pods: self.neighbor_pods,
+            neighbor_busy: self.neighbor_busy,
+            neighbor_request: self.neighbor_request,
             command: self.command.clone(),
             pattern: self.steps.clone(),
         };
@@ -197,9 +216,10 @@ fn setting(plan: &Plan) -> String {
     let mut text = String::new();
     let work = match &plan.work {
         Work::BuiltIn => {
-            let servers = match plan.ps_cpus {
-                0 => format!("{} in the shared pool", counted(plan.ps, "server")),
-                cpus => format!("{} of {}", counted(plan.ps, "server"), counted(cpus, "CPU")),
+            let servers = match (plan.ps, plan.ps_cpus) {
+                (0, _) => "without a server".to_owned(),
+                (_, 0) => format!("{} in the shared pool", counted(plan.ps, "server")),
+                (_, cpus) => format!("{} of {}", counted(plan.ps, "server"), counted(cpus, "CPU")),
             };
             let workers = format!(
                 "{} of {}",
@@ -229,27 +249,7 @@ fn setting(plan: &Plan) -> String {
         plan.online.in_words(),
         plan.reserved
     );
-    let neighbours = plan.neighbours;
-    let asks = match neighbours.request_milli_cpus {
-        0 => "best effort".to_owned(),
-        millis => format!("a request of {millis}m"),
-    };
-    let full = if plan.is_full() {
-        ": the node is full"
-    } else {
-        ""
-    };
-    let _ = match neighbours.count {
-        0 => writeln!(text, "  no neighbours"),
-        count => {
-            writeln!(
-                text,
-                "  {} in the shared pool, {} % busy, {asks}{full}",
-                counted(count, "neighbour"),
-                neighbours.busy_percent
-            )
-        }
-    };
+    let _ = writeln!(text, "  {}", beside(plan));
     let host = match plan.host_threads {
         Some(threads) => format!("as on a host with {}", counted(threads, "CPU")),
         None => format!(
@@ -263,6 +263,31 @@ fn setting(plan: &Plan) -> String {
         plan.cpus
     );
     text
+}
+
+/// The neighbors, in words.
+fn beside(plan: &Plan) -> String {
+    let neighbors = plan.neighbors;
+    if neighbors.count == 0 {
+        return "no neighbors".to_owned();
+    }
+    let asks = match neighbors.request_milli_cpus {
+        0 => "BestEffort".to_owned(),
+        millis => format!("a request of {millis}m"),
+    };
+    let threads = counted(neighbors.threads, "thread");
+    let runs = match neighbors.busy_percent {
+        _ if plan.full_node => "the same program".to_owned(),
+        Some(percent) => format!("{threads} with {percent} % of a CPU"),
+        None => threads,
+    };
+    let full = if plan.is_full() {
+        ": the node is full"
+    } else {
+        ""
+    };
+    let count = counted(neighbors.count, "neighbor");
+    format!("{count} in the shared pool, each with {runs} and {asks}{full}")
 }
 
 fn planned(plan: &Plan) -> anyhow::Result<String> {
@@ -299,14 +324,37 @@ fn planned(plan: &Plan) -> anyhow::Result<String> {
 
 /// The report in words and tables.
 fn found(report: &Report) -> String {
-    let mut text = format!("{}\n{}\n", style("Setup").bold(), setting(&report.plan));
+    let found = &report.found;
+    let mut text = String::new();
+    let warning = found.interference.map_or_else(Vec::new, |interference| {
+        interference.warning(
+            &found.enforcement,
+            "The comparison of pinned and shared runs",
+            "the bench",
+        )
+    });
+    for sentence in warning {
+        let _ = writeln!(text, "{}", style(sentence).bold());
+    }
+    let _ = writeln!(text, "{}\n{}", style("Setup").bold(), setting(&report.plan));
+    let _ = writeln!(text, "{}", style("What is compared").bold());
+    for sentence in &report.compared {
+        let _ = writeln!(text, "  {sentence}");
+    }
+    text.push('\n');
     write_effects(&mut text, report);
     write_figures(&mut text, report);
     write_claims(&mut text, report);
-    let found = &report.found;
+    let interference = found.interference.map_or_else(
+        || {
+            "The use of the exclusive CPUs by programs outside the pods was not measured."
+                .to_owned()
+        },
+        |interference| interference.in_words(),
+    );
     let _ = write!(
         text,
-        "\n  enforcement {} ({}); nothing is left behind",
+        "\n  {interference}\n  enforcement {} ({}); nothing is left behind",
         found.enforcement, found.enforcement_reason
     );
     text

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use comfy_table::CellAlignment;
+use comfy_table::{CellAlignment, Table};
 use console::{Term, style};
 use indicatif::{HumanBytes, ProgressBar};
 
@@ -15,20 +15,31 @@ use super::interrupt::{INTERRUPTED, cancel_on_signal};
 use super::run::{runtime, start_error_log};
 use crate::sandbox::demo::{self, Frame, Half, Options, Report, Row};
 use crate::sandbox::job::Mode;
+use crate::sandbox::neighbors::NeighborKind;
 
 /// Run a small training job on this machine: first shared, then pinned and sized by the agent.
 ///
-/// The processes are real, in separate cgroups and network namespaces: a parameter server, workers, and a noisy neighbour. The
-/// demo needs root but no cluster, leaves nothing behind, and does not touch a kubelet's cgroups.
+/// The processes are real, in separate cgroups and network namespaces. With four CPUs or more, the job is a parameter server
+/// and workers; with fewer, the job is one worker that keeps its parameters itself. The neighbors are other pods, which request
+/// the rest of the node. The demo needs root but no cluster, leaves nothing behind, and does not touch a kubelet's cgroups.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold demo                    run for 30 seconds, with a live table
   pinfold demo --seconds 120      run longer, for steadier figures
+  pinfold demo --neighbors besteffort
+                                  run beside a pod that requests nothing
   pinfold demo -o json            print only the figures, for programs")]
 pub(super) struct Demo {
     /// Seconds of measurement, both halves together.
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(2..=86_400))]
     seconds: u64,
+    /// Parameter servers of the job, 0 or 1; 0: the worker keeps its parameters itself [default: 1, or 0 on a machine with
+    /// fewer than four CPUs]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=1))]
+    ps: Option<u8>,
+    /// The pods beside the job.
+    #[arg(long, value_enum, value_name = "KIND", default_value_t)]
+    neighbors: NeighborKind,
     /// Address on which the agent serves metrics during the demo.
     #[arg(long, default_value = "127.0.0.1:9470")]
     listen: SocketAddr,
@@ -51,6 +62,8 @@ impl Demo {
             seconds: self.seconds,
             listen: self.listen,
             cgroup_dir: self.cgroup_dir,
+            neighbors: self.neighbors,
+            has_server: self.ps.map(|count| count > 0),
         };
         let mut screen = Screen::new(self.output);
         let done = runtime()?.block_on(async {
@@ -204,7 +217,8 @@ fn cells(row: &Row) -> [String; 10] {
     ]
 }
 
-fn summary(report: &Report) -> String {
+/// The figures of both halves.
+fn changes(report: &Report) -> Table {
     let Report { shared, pinned, .. } = report;
     let mut table = super::table(&["", "SHARED", "PINNED AND SIZED", "CHANGE"]);
     let mut line = |name: &str, pick: fn(&Half) -> Option<f64>| {
@@ -228,6 +242,9 @@ fn summary(report: &Report) -> String {
     line("context switches per step", |half| {
         half.context_switches_per_step
     });
+    line("of these, involuntary", |half| {
+        half.involuntary_switches_per_step
+    });
     line("throttled periods/s", |half| {
         Some(half.throttled_periods_per_second)
     });
@@ -238,7 +255,12 @@ fn summary(report: &Report) -> String {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
-    let mut text = format!("{}\n{table}\n", style("What changed").bold());
+    table
+}
+
+fn summary(report: &Report) -> String {
+    let mut text = introduction(report);
+    let _ = writeln!(text, "{}", changes(report));
     for row in report.pods.iter().filter(|row| row.exclusive) {
         let threads = row
             .env
@@ -257,10 +279,39 @@ fn summary(report: &Report) -> String {
             row.cpus.in_words()
         );
     }
+    let interference = report.interference.map_or_else(
+        || {
+            "The use of the exclusive CPUs by programs outside the pods was not measured."
+                .to_owned()
+        },
+        |interference| interference.in_words(),
+    );
+    let _ = writeln!(text, "  {interference}");
     let _ = write!(
         text,
         "  enforcement {}; measured {:.0} s; nothing is left behind",
         report.enforcement, report.seconds
     );
+    text
+}
+
+/// The text before the table: a warning where the comparison is unreliable, then what is compared.
+fn introduction(report: &Report) -> String {
+    let mut text = String::new();
+    let warning = report.interference.map_or_else(Vec::new, |interference| {
+        interference.warning(
+            report.enforcement,
+            "The comparison of the two halves",
+            "the demo",
+        )
+    });
+    for sentence in warning {
+        let _ = writeln!(text, "{}", style(sentence).bold());
+    }
+    let _ = writeln!(text, "{}", style("What is compared").bold());
+    for sentence in &report.compared {
+        let _ = writeln!(text, "  {sentence}");
+    }
+    let _ = writeln!(text, "\n{}", style("What changed").bold());
     text
 }

@@ -8,7 +8,8 @@ use anyhow::Context;
 use clap::{Args, Subcommand, value_parser};
 
 use crate::sandbox::train::progress::{Progress, Role};
-use crate::sandbox::train::{Geometry, neighbour, ps, threads, worker};
+use crate::sandbox::train::ps::Rates;
+use crate::sandbox::train::{Geometry, neighbor, ps, threads, worker};
 
 /// More parameters than this are a typing error, not a demo: 1 GiB of floats.
 const MAX_PARAMETERS: u64 = 1 << 28;
@@ -28,10 +29,10 @@ enum Process {
         #[arg(long, default_value = "0.0.0.0:2222", value_parser = host_port)]
         listen: String,
         /// Step size for the dense layers.
-        #[arg(long, default_value_t = 0.1)]
+        #[arg(long, default_value_t = Rates::default().dense)]
         learning_rate: f32,
         /// Step size for the embeddings.
-        #[arg(long, default_value_t = 5.0)]
+        #[arg(long, default_value_t = Rates::default().embedding)]
         embedding_rate: f32,
         #[command(flatten)]
         job: Job,
@@ -47,18 +48,21 @@ enum Process {
         /// Print every step's time, four times a second.
         #[arg(long)]
         each_step: bool,
+        /// Keep the parameters in this process, without parameter servers.
+        #[arg(long, conflicts_with = "ps_hosts")]
+        own_parameters: bool,
         #[command(flatten)]
         job: Job,
     },
-    /// A best-effort pod that keeps the CPUs busy.
-    Neighbour {
+    /// Another pod of the node, which keeps CPUs and caches busy.
+    Neighbor {
         /// Busy threads [default: the host's CPUs plus 1]
         #[arg(long, value_parser = value_parser!(u16).range(1..=1024))]
         threads: Option<u16>,
         /// The share of a CPU's time that each thread uses, in percent [default: unlimited]
         #[arg(long, value_name = "PERCENT", value_parser = value_parser!(u8).range(1..=100))]
         busy: Option<u8>,
-        /// The index of this neighbour.
+        /// The index of this neighbor.
         #[arg(long, alias = "task_index", default_value_t = 0)]
         task_index: u32,
     },
@@ -124,32 +128,40 @@ impl Train {
                     shard: job.task_index,
                     shards,
                     threads,
-                    learning_rate,
-                    embedding_rate,
+                    rates: Rates {
+                        dense: learning_rate,
+                        embedding: embedding_rate,
+                    },
                 })
             }
             Process::Worker {
                 batch,
                 steps,
                 each_step,
+                own_parameters,
                 job,
             } => {
                 let geometry = job.geometry()?;
                 run_worker(each_step, |threads| worker::Options {
-                    ps_hosts: job.ps_hosts,
+                    ps_hosts: if own_parameters {
+                        Vec::new()
+                    } else {
+                        job.ps_hosts
+                    },
                     index: job.task_index,
                     geometry,
                     batch: batch as usize,
                     threads,
                     steps,
                     patience: worker::PATIENCE,
+                    rates: Rates::default(),
                 })
             }
-            Process::Neighbour {
+            Process::Neighbor {
                 threads,
                 busy,
                 task_index,
-            } => run_neighbour(threads, busy, task_index),
+            } => run_neighbor(threads, busy, task_index),
             #[cfg(feature = "bench")]
             Process::Sweep { cgroup_dir } => crate::sandbox::bench::sweep(&cgroup_dir),
         };
@@ -211,14 +223,14 @@ fn run_worker(
     Ok(())
 }
 
-fn run_neighbour(threads: Option<u16>, busy: Option<u8>, index: u32) -> anyhow::Result<()> {
+fn run_neighbor(threads: Option<u16>, busy: Option<u8>, index: u32) -> anyhow::Result<()> {
     let threads = match threads {
         Some(threads) => usize::from(threads),
         None => count(&[])? + 1,
     };
-    let progress = Progress::new(Role::Neighbour, index, threads);
+    let progress = Progress::new(Role::Neighbor, index, threads);
     progress.attend()?;
-    neighbour::start(threads, busy, &progress)?;
+    neighbor::start(threads, busy, &progress)?;
     loop {
         std::thread::park();
     }

@@ -8,7 +8,9 @@ use anyhow::Context;
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
-use super::job::{self, DemoPod, Mode, Size};
+use super::interference::MeasuredInterference;
+use super::job::{self, DemoPod, Mode, Setting};
+use super::neighbors::NeighborKind;
 use super::node::{LocalNode, Start, TREE};
 use super::sample::{Counters, Sample};
 use crate::agent::cluster::AutoSwitch;
@@ -35,6 +37,10 @@ pub struct Options {
     pub listen: SocketAddr,
     /// Where the cgroup hierarchies are mounted.
     pub cgroup_dir: std::path::PathBuf,
+    /// The kind of the pods beside the job.
+    pub neighbors: NeighborKind,
+    /// Whether the job has a parameter server; by default, if the machine has enough CPUs.
+    pub has_server: Option<bool>,
 }
 
 /// The state of the demo at a moment.
@@ -90,6 +96,8 @@ pub struct Half {
     pub steps_per_second: f64,
     /// Context switches of the job, servers included, per step of a worker; null if no step was made.
     pub context_switches_per_step: Option<f64>,
+    /// The part of these switches at which the kernel took the CPU away from a thread; null if no step was made.
+    pub involuntary_switches_per_step: Option<f64>,
     /// CFS periods per second in which a quota of the job ran out.
     pub throttled_periods_per_second: f64,
     /// The step time that 99 of 100 steps keep, in milliseconds: median over the half's seconds.
@@ -103,6 +111,13 @@ pub struct Half {
 pub struct Report {
     /// How assignments were enforced.
     pub enforcement: &'static str,
+    /// The use of the exclusive CPUs by programs outside the pods, in the second half; null if the machine does not count the
+    /// use.
+    pub interference: Option<MeasuredInterference>,
+    /// What is compared, and what this machine can show, a sentence each.
+    pub compared: Vec<String>,
+    /// The kind of the pods beside the job.
+    pub neighbors: NeighborKind,
     /// How long the job was measured, both halves together.
     pub seconds: f64,
     /// In the shared pool, threads as many as the host has.
@@ -144,13 +159,18 @@ pub async fn run(
     };
     // The CPU manager of a kubelet does not touch the demo's tree of cgroups.
     let mut node = Node::apart(config)?;
-    let size = Size::of(&node.topology, &node.reserved)?;
+    let setting = Setting::of(
+        &node.topology,
+        &node.reserved,
+        options.neighbors,
+        options.has_server,
+    )?;
     let mut local = tokio::task::block_in_place(|| LocalNode::open(node.cgroups.clone()))?;
     node.config.manifest_dir = Some(local.folder().to_owned());
     let outcome = match Agent::start(node).await {
         Ok(mut agent) => {
             let outcome = tokio::select! {
-                outcome = halves(options, size, &mut agent, &mut local, &mut show) => outcome.map(Some),
+                outcome = halves(options, &setting, &mut agent, &mut local, &mut show) => outcome.map(Some),
                 () = stop.cancelled() => Ok(None),
             };
             agent.stop().await;
@@ -166,25 +186,28 @@ pub async fn run(
 
 async fn halves(
     options: &Options,
-    size: Size,
+    setting: &Setting,
     agent: &mut Agent,
     local: &mut LocalNode,
     show: &mut impl FnMut(&Frame),
 ) -> anyhow::Result<Report> {
-    let total = Duration::from_secs(options.seconds);
-    let (shared, _, before) = half(Mode::Shared, size, total / 2, agent, local, show).await?;
+    let length = Duration::from_secs(options.seconds) / 2;
+    let shared = half(Mode::Shared, setting, length, agent, local, show).await?;
     tokio::task::block_in_place(|| local.stop_all())?;
-    let (pinned, pods, after) = half(Mode::Pinned, size, total / 2, agent, local, show).await?;
+    let pinned = half(Mode::Pinned, setting, length, agent, local, show).await?;
     let enforcement = agent
         .snapshot()
         .map_or("observe", |snapshot| snapshot.enforcement.name());
     tokio::task::block_in_place(|| local.stop_all())?;
     Ok(Report {
         enforcement,
-        seconds: before + after,
-        shared,
-        pinned,
-        pods,
+        interference: pinned.interference,
+        compared: setting.in_words(),
+        neighbors: setting.kind,
+        seconds: shared.seconds + pinned.seconds,
+        shared: shared.figures,
+        pinned: pinned.figures,
+        pods: pinned.rows,
     })
 }
 
@@ -219,20 +242,42 @@ async fn start(pods: &[DemoPod], agent: &mut Agent, local: &mut LocalNode) -> an
     Ok(())
 }
 
-/// Runs the job once: figures, pods with their rates, and the seconds measured.
+/// A measured half.
+struct Measured {
+    figures: Half,
+    /// The pods, with rates over the whole half.
+    rows: Vec<Row>,
+    interference: Option<MeasuredInterference>,
+    seconds: f64,
+}
+
+impl Measured {
+    fn new(base: &Sample, now: &Sample, rows: Vec<Row>, p99: Vec<f64>) -> Self {
+        let owners = rows.iter().filter(|row| row.exclusive);
+        let owners = owners.map(|row| (row.pod.as_str(), row.cpus.len()));
+        Self {
+            figures: figures(base, now, p99),
+            interference: MeasuredInterference::between(base, now, owners),
+            seconds: (now.at - base.at).as_secs_f64(),
+            rows,
+        }
+    }
+}
+
+/// Runs the job once.
 async fn half(
     mode: Mode,
-    size: Size,
+    setting: &Setting,
     length: Duration,
     agent: &mut Agent,
     local: &mut LocalNode,
     show: &mut impl FnMut(&Frame),
-) -> anyhow::Result<(Half, Vec<Row>, f64)> {
+) -> anyhow::Result<Measured> {
     let run = match mode {
         Mode::Shared => 1,
         Mode::Pinned => 2,
     };
-    let pods = job::pods(size, mode, run)?;
+    let pods = job::pods(setting, mode, run)?;
     start(&pods, agent, local).await?;
     // The first seconds are not counted, and neither is the time until every worker has said something.
     let mut ticks = tokio::time::interval(TICK);
@@ -279,11 +324,7 @@ async fn half(
             .filter(|base| measured >= seconds && has_step(base))
         {
             let rows = self::rows(&pods, agent, base, &now);
-            return Ok((
-                figures(base, &now, p99),
-                rows,
-                (now.at - base.at).as_secs_f64(),
-            ));
+            return Ok(Measured::new(base, &now, rows, p99));
         }
         last = now;
     }
@@ -343,18 +384,20 @@ fn rows(pods: &[DemoPod], agent: &Agent, before: &Sample, now: &Sample) -> Vec<R
 
 fn figures(base: &Sample, now: &Sample, mut p99: Vec<f64>) -> Half {
     let seconds = (now.at - base.at).as_secs_f64();
-    let job = || now.pods.keys().filter(|name| *name != "neighbour");
+    let job = || now.pods.keys().filter(|name| !name.starts_with("neighbor"));
     let gained =
         |pick: fn(&Counters) -> u64| job().map(|name| now.gain(base, name, pick)).sum::<u64>();
     let steps: u64 = job()
         .filter(|name| name.starts_with("worker"))
         .map(|name| now.gain(base, name, |one| one.steps))
         .sum();
+    let per_step =
+        |pick: fn(&Counters) -> u64| (steps > 0).then(|| gained(pick) as f64 / steps as f64);
     p99.sort_by(f64::total_cmp);
     Half {
         steps_per_second: steps as f64 / seconds,
-        context_switches_per_step: (steps > 0)
-            .then(|| gained(|one| one.context_switches.unwrap_or(0)) as f64 / steps as f64),
+        context_switches_per_step: per_step(|one| one.context_switches.unwrap_or(0)),
+        involuntary_switches_per_step: per_step(|one| one.involuntary_switches.unwrap_or(0)),
         throttled_periods_per_second: gained(|one| one.throttled_periods.unwrap_or(0)) as f64
             / seconds,
         step_ms_p99: p99.get(p99.len() / 2).copied(),

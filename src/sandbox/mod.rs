@@ -5,6 +5,9 @@
 //!
 //! [`mod@bench`] runs the same job, or any command, in four ways on a local node, and compares the ways.
 //!
+//! [`neighbors`] are the other pods of the node. [`interference`] says how much programs outside the pods used the exclusive
+//! CPUs.
+//!
 //! [`train`] is the program in the containers: a small parameter-server job that computes, blocks and communicates like real
 //! frameworks. The job makes the effects of pinning and sizing measurable.
 
@@ -14,7 +17,9 @@
 pub mod bench;
 #[cfg(feature = "demo")]
 pub mod demo;
+pub mod interference;
 pub mod job;
+pub mod neighbors;
 mod node;
 mod sample;
 pub mod train;

@@ -333,9 +333,15 @@ pub(super) fn clear(cgroups: &Cgroups) -> anyhow::Result<()> {
 }
 
 /// Creates the parts of a node, after the removal of a killed predecessor's remains.
+///
+/// The top cgroup and the tree get the weight that a kubelet gives its pods: a request of all CPUs.
 fn furnish(cgroups: &Cgroups) -> anyhow::Result<(Launcher, Switch)> {
     sweep(cgroups)?;
     cgroups.create(TREE)?;
+    let all = 1000 * cgroups.all_cpus()?.len() as u64;
+    for cgroup in [TOP, TREE] {
+        cgroups.set_request(cgroup, all)?;
+    }
     let besteffort = format!("{TREE}/besteffort");
     cgroups.create(&besteffort)?;
     cgroups.set_request(&besteffort, 0)?;

@@ -18,6 +18,8 @@ pub(super) struct Counters {
     pub(super) threads: u64,
     /// A counter that a collector may omit: the collector was late, or the machine does not count.
     pub(super) context_switches: Option<u64>,
+    /// The part of the context switches at which the kernel took the CPU away.
+    pub(super) involuntary_switches: Option<u64>,
     pub(super) throttled_periods: Option<u64>,
     pub(super) llc_misses: Option<u64>,
     pub(super) receive_bytes: u64,
@@ -25,6 +27,25 @@ pub(super) struct Counters {
     /// By the process's own word, as are the step times.
     pub(super) steps: u64,
     pub(super) step_ms_p99: Option<f64>,
+    /// The use of the pod's exclusive CPUs by other programs; `None` in the shared pool.
+    pub(super) interference: Option<InterferenceReading>,
+}
+
+/// The interference of a pod so far.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(super) struct InterferenceReading {
+    /// In CPU seconds.
+    pub(super) seconds: f64,
+    /// The true value differs by at most this many seconds.
+    pub(super) error_seconds: f64,
+}
+
+/// A line of the text format.
+struct MetricLine<'a> {
+    name: &'a str,
+    labels: &'a str,
+    pod: &'a str,
+    value: f64,
 }
 
 // === impl Sample ===
@@ -33,12 +54,24 @@ impl Sample {
     /// Reads Prometheus' text format and adds up each pod's series.
     pub(super) fn parse(text: &str) -> Self {
         let mut pods: BTreeMap<String, Counters> = BTreeMap::new();
-        for (name, pod, value) in text.lines().filter_map(series) {
-            let counters = pods.entry(pod.to_owned()).or_default();
-            match name {
+        for series in text.lines().filter_map(MetricLine::parse) {
+            let counters = pods.entry(series.pod.to_owned()).or_default();
+            let value = series.whole();
+            match series.name {
                 "pinfold_container_threads" => counters.threads += value,
                 "pinfold_container_context_switches_total" => {
                     *counters.context_switches.get_or_insert(0) += value;
+                    if series.labels.contains("kind=\"involuntary\"") {
+                        *counters.involuntary_switches.get_or_insert(0) += value;
+                    }
+                }
+                "pinfold_container_interference_cpu_seconds_total" => {
+                    let reading = counters.interference.get_or_insert_default();
+                    reading.seconds += series.value;
+                }
+                "pinfold_container_interference_cpu_error_seconds_total" => {
+                    let reading = counters.interference.get_or_insert_default();
+                    reading.error_seconds += series.value;
                 }
                 "pinfold_container_cpu_throttled_periods_total" => {
                     *counters.throttled_periods.get_or_insert(0) += value;
@@ -79,20 +112,34 @@ impl Sample {
     }
 }
 
-/// The name, the pod and the value in a line; nothing for comments and for series without a pod.
-fn series(line: &str) -> Option<(&str, &str, u64)> {
-    let (name, rest) = line.split_once('{')?;
-    let (labels, value) = rest.rsplit_once("} ")?;
-    let (_, pod) = labels.split_once("pod=\"")?;
-    let (pod, _) = pod.split_once('"')?;
-    let value: f64 = value.trim().parse().ok()?;
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "counters are whole and not negative"
-    )]
-    let whole = value.max(0.0) as u64;
-    Some((name, pod, whole))
+// === impl MetricLine ===
+
+impl<'a> MetricLine<'a> {
+    /// The parts of a line; nothing for comments and for series without a pod.
+    fn parse(line: &'a str) -> Option<Self> {
+        let (name, rest) = line.split_once('{')?;
+        let (labels, value) = rest.rsplit_once("} ")?;
+        let (_, pod) = labels.split_once("pod=\"")?;
+        let (pod, _) = pod.split_once('"')?;
+        let value = value.trim().parse().ok()?;
+        Some(Self {
+            name,
+            labels,
+            pod,
+            value,
+        })
+    }
+
+    /// The value of a counter of events.
+    fn whole(&self) -> u64 {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "counters of events are whole and not negative"
+        )]
+        let whole = self.value.max(0.0) as u64;
+        whole
+    }
 }
 
 /// The collector and the reason, in a line about a collector without counters.
@@ -117,6 +164,8 @@ mod tests {
             pinfold_container_threads{namespace=\"demo\",pod=\"ps-0\",container=\"a\"} 3\n\
             pinfold_container_context_switches_total{container=\"a\",kind=\"voluntary\",namespace=\"demo\",pod=\"ps-0\"} 1e3\n\
             pinfold_container_context_switches_total{container=\"a\",kind=\"involuntary\",namespace=\"demo\",pod=\"ps-0\"} 7\n\
+            pinfold_container_interference_cpu_seconds_total{container=\"a\",namespace=\"demo\",pod=\"ps-0\"} 0.75\n\
+            pinfold_container_interference_cpu_error_seconds_total{container=\"a\",namespace=\"demo\",pod=\"ps-0\"} 0.01\n\
             pinfold_container_llc_misses_total{container=\"a\",namespace=\"demo\",pod=\"ps-0\"} 4\n\
             pinfold_collector_unsupported{collector=\"caches\",reason=\"no \\\"LLC\\\" here\"} 1\n\
             process_cpu_seconds_total 1\n";
@@ -124,6 +173,11 @@ mod tests {
         let expected = Counters {
             threads: 3,
             context_switches: Some(1007),
+            involuntary_switches: Some(7),
+            interference: Some(InterferenceReading {
+                seconds: 0.75,
+                error_seconds: 0.01,
+            }),
             llc_misses: Some(4),
             ..Counters::default()
         };

@@ -73,7 +73,11 @@ impl Demo {
         let alone = DEMO.lock().unwrap_or_else(PoisonError::into_inner);
         let address = port();
         let mut command = Command::new(env!("CARGO_BIN_EXE_pinfold"));
-        command.args(["demo", "--seconds", "180", "--listen", &address.to_string()]);
+        // A parameter server on every machine: the dashboard has panels for servers.
+        let server = ["--ps", "1"];
+        command
+            .args(["demo", "--seconds", "180", "--listen", &address.to_string()])
+            .args(server);
         command
             .env_remove("PINFOLD_LOG_LEVEL")
             .stdin(Stdio::null())

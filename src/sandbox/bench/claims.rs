@@ -80,23 +80,30 @@ fn about_pinning(plan: &Plan, found: &MachineFacts) -> Vec<String> {
             "this node was not full: the requests were {asked:.1} of {}",
             counted(plan.online.len(), "CPU")
         ));
-    } else if plan.neighbours.request_milli_cpus == 0 {
+    }
+    if plan.neighbors.count > 0 && plan.neighbors.request_milli_cpus == 0 {
         but.push(
-            "the neighbours are best effort, so the kernel prefers the job even on shared CPUs"
+            "the neighbors are BestEffort, so the kernel prefers the job even on shared CPUs"
+                .to_owned(),
+        );
+    }
+    if !plan.full_node {
+        but.push(
+            "in the article, all containers of the node ran the same program: --full-node does this"
                 .to_owned(),
         );
     }
     let (busy, left) = plan.busy();
     if plan.is_full() && busy < left as f64 {
         but.push(format!(
-            "the neighbours keep {busy:.1} CPUs busy, of the {left} without exclusive tasks"
+            "the neighbors keep {busy:.1} CPUs busy, of the {left} without exclusive tasks"
         ));
     }
     let free = plan.online.difference(&plan.reserved).len();
-    if matches!(plan.work, Work::BuiltIn) && plan.ps_cpus == 0 {
+    if matches!(plan.work, Work::BuiltIn) && plan.ps > 0 && plan.ps_cpus == 0 {
         but.push(format!(
             "only {free} of {} can be exclusive: in pinned runs, the parameter server shares the other CPUs with the \
-             neighbours and the system, and the workers wait for the server",
+             neighbors and the system, and the workers wait for the server",
             counted(plan.online.len(), "CPU")
         ));
     } else if plan.online.len() < 8 {
@@ -182,8 +189,8 @@ mod tests {
         let but = pinning.but.join("\n");
         for says in [
             "had no limits",
-            "best effort",
-            "only 1 of 2 CPUs",
+            "--full-node",
+            "2 CPUs is small",
             "enforcement cpuset",
         ] {
             assert!(but.contains(says), "{says}: {but}");
@@ -198,17 +205,16 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_that_sleep_fill_no_node() {
+    fn neighbors_that_sleep_fill_no_node() {
         let but = |busy| {
             let mut plan = plan(6);
-            plan.neighbours.busy_percent = busy;
-            plan.neighbours.request_milli_cpus = 2000;
+            plan.neighbors.busy_percent = Some(busy);
             about_pinning(&plan, &MachineFacts::default()).join("\n")
         };
         assert!(
-            but(40).contains("the neighbours keep 0.4 CPUs busy, of the 1 without"),
+            but(10).contains("the neighbors keep 0.4 CPUs busy, of the 1 without"),
             "{}",
-            but(40)
+            but(10)
         );
         assert!(!but(100).contains("busy"), "{}", but(100));
     }

@@ -1,4 +1,4 @@
-//! The pods of a run: the job's pods, as the agent reads them, and the neighbours.
+//! The pods of a run: the job's pods, as the agent reads them, and the neighbors.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -38,6 +38,8 @@ pub struct BenchPod {
     pub address: Option<Ipv4Addr>,
     /// Whether the pod gets exclusive CPUs.
     pub exclusive: bool,
+    /// Whether the pod runs the command: the shell is its program, with the variables of the bench's environment.
+    pub runs_command: bool,
 }
 
 /// The work of a pod.
@@ -49,11 +51,11 @@ pub enum Part {
     Worker,
     /// A copy of the command.
     Command,
-    /// A neighbour of the job.
-    Neighbour,
+    /// A neighbor of the job, whatever it runs.
+    Neighbor,
 }
 
-/// The pods of a run, in starting order: servers and neighbours before workers. `number` makes the uids differ from the uids
+/// The pods of a run, in starting order: servers and neighbors before workers. `number` makes the uids differ from the uids
 /// of earlier runs.
 ///
 /// # Errors
@@ -79,9 +81,9 @@ pub fn pods(plan: &Plan, way: Way, number: usize) -> anyhow::Result<Vec<BenchPod
         pod.address = Some(address(index));
         pods.push(pod);
     }
-    for index in 0..plan.neighbours.count {
+    for index in 0..plan.neighbors.count {
         let uid = uid(number, pods.len());
-        pods.push(neighbour(plan, index, &uid)?);
+        pods.push(neighbor(plan, index, &uid)?);
     }
     for index in 0..plan.workers {
         let member = Member {
@@ -99,9 +101,7 @@ pub fn pods(plan: &Plan, way: Way, number: usize) -> anyhow::Result<Vec<BenchPod
             }
             Work::Command { line, .. } => {
                 pod.part = Part::Command;
-                pod.args = vec!["-c".to_owned(), line.clone()];
-                pod.env
-                    .insert("PINFOLD_BENCH_INDEX".to_owned(), index.to_string());
+                pod.run_command(line.clone(), index);
             }
         }
         pods.push(pod);
@@ -139,6 +139,16 @@ fn variables(pod: &Pod, cpus: u32) -> BTreeMap<String, String> {
         Some(basis),
     )
     .variables
+}
+
+impl BenchPod {
+    /// Makes the pod run a line of the shell; `number` tells the copies apart.
+    fn run_command(&mut self, line: String, number: u32) {
+        self.runs_command = true;
+        self.args = vec!["-c".to_owned(), line];
+        self.env
+            .insert("PINFOLD_BENCH_INDEX".to_owned(), number.to_string());
+    }
 }
 
 struct Member {
@@ -197,22 +207,36 @@ impl Member {
     }
 }
 
-fn neighbour(plan: &Plan, index: u32, uid: &str) -> anyhow::Result<BenchPod> {
-    let busy = plan.neighbours.busy_percent.to_string();
-    let resources = match plan.neighbours.request_milli_cpus {
-        0 => json!({}),
-        millis => json!({ "requests": { "cpu": format!("{millis}m") } }),
-    };
-    let manifest = json!({
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": { "name": format!("neighbour-{index}"), "namespace": "bench", "uid": uid },
-        "spec": { "containers": [{ "name": "noise", "image": "bench", "resources": resources }] },
-    });
-    let mut pod = bench_pod(&manifest, Part::Neighbour, false)?;
-    pod.args = ["train", "neighbour", "--threads", "1", "--busy", &busy]
-        .map(str::to_owned)
-        .to_vec();
+fn neighbor(plan: &Plan, index: u32, uid: &str) -> anyhow::Result<BenchPod> {
+    let manifest = plan.neighbors.manifest(index, "bench", uid);
+    let mut pod = bench_pod(&manifest, Part::Neighbor, false)?;
+    if !plan.full_node {
+        pod.args = plan.neighbors.args(index);
+        return Ok(pod);
+    }
+    // The number continues the numbers of the workers, so that copies of a command do not use the same files.
+    let number = plan.workers + index;
+    if let Some(host) = plan.host_threads {
+        let member = Member {
+            part: Part::Worker,
+            index: number,
+            cpus: plan.cpus,
+            own: false,
+        };
+        let sized = Way {
+            cpus: Cpus::Shared,
+            threads: Threads::Right,
+        };
+        pod.env = variables(&member.pod(plan, sized, uid)?.pod, host);
+    }
+    match &plan.work {
+        Work::BuiltIn => pod.args = train("worker", number, ""),
+        Work::Command { line, .. } => {
+            // The neighbor runs as long as the measurement, so the command is repeated.
+            let again = format!("while :; do (\n{line}\n) || exit; done");
+            pod.run_command(again, number);
+        }
+    }
     Ok(pod)
 }
 
@@ -233,20 +257,19 @@ fn bench_pod(
         env: BTreeMap::new(),
         address: None,
         exclusive,
+        runs_command: false,
     })
 }
 
+/// The arguments of the built-in job. Without hosts, a worker keeps the parameters itself.
 fn train(role: &str, index: u32, hosts: &str) -> Vec<String> {
-    [
-        "train",
-        role,
-        "--ps-hosts",
-        hosts,
-        "--task-index",
-        &index.to_string(),
-    ]
-    .map(str::to_owned)
-    .to_vec()
+    let index = index.to_string();
+    let mut args = vec!["train", role, "--task-index", &index];
+    match hosts {
+        "" => args.push("--own-parameters"),
+        hosts => args.extend(["--ps-hosts", hosts]),
+    }
+    args.into_iter().map(str::to_owned).collect()
 }
 
 fn uid(run: usize, pod: usize) -> String {
@@ -263,7 +286,6 @@ mod tests {
         let options = PlanOptions {
             rounds: 4,
             seconds: 2,
-            neighbour_busy: 100,
             ..options
         };
         Plan::new(options, &machine(cores), &"0".parse().unwrap()).unwrap()
@@ -282,10 +304,10 @@ mod tests {
         let plan = plan(8, PlanOptions::default());
         for way in Way::ALL {
             let pods = pods(&plan, way, 3).unwrap();
-            assert_eq!(pods.len(), 4);
+            assert_eq!(pods.len(), 5);
             for pod in &pods {
                 let threads = variables(&pod.pod, 3);
-                let job = pod.part != Part::Neighbour;
+                let job = pod.part != Part::Neighbor;
                 let own = job && way.cpus == Cpus::Pinned;
                 assert_eq!(
                     (owed(&pod.pod) > 0, pod.exclusive),
@@ -338,7 +360,7 @@ mod tests {
             PlanOptions {
                 command,
                 workers: Some(2),
-                neighbours: Some(0),
+                neighbor_pods: Some(0),
                 ..PlanOptions::default()
             },
         );
@@ -350,13 +372,66 @@ mod tests {
     }
 
     #[test]
+    fn a_full_node_runs_the_same_program_everywhere() {
+        let full = |command: Option<&str>| {
+            let plan = plan(
+                8,
+                PlanOptions {
+                    full_node: true,
+                    host_threads: Some(80),
+                    command: command.map(str::to_owned),
+                    ..PlanOptions::default()
+                },
+            );
+            pods(&plan, Way::ALL[3], 0).unwrap()
+        };
+        let built_in = full(None);
+        let [neighbor, worker] = built_in.as_slice() else {
+            panic!("{built_in:?}")
+        };
+        assert_eq!(
+            neighbor.args.join(" "),
+            "train worker --task-index 1 --own-parameters"
+        );
+        assert!(
+            worker
+                .args
+                .join(" ")
+                .starts_with("train worker --task-index 0 --own-parameters")
+        );
+        assert_eq!(
+            (
+                pod::qos(&neighbor.pod),
+                owed(&neighbor.pod),
+                owed(&worker.pod)
+            ),
+            (Qos::Burstable, 0, 4)
+        );
+        assert_eq!(neighbor.env["TF_NUM_INTRAOP_THREADS"], "80");
+        assert!(worker.env.is_empty());
+        let request = |pod: &BenchPod| pod.pod.containers[0].resources.cpu_request;
+        assert_eq!(request(neighbor), request(worker));
+        let command = full(Some("true"));
+        assert_eq!(
+            command[0].args,
+            ["-c", "while :; do (\ntrue\n) || exit; done"]
+        );
+        assert_eq!(command[0].env["PINFOLD_BENCH_INDEX"], "1");
+        assert!(command.iter().all(|pod| pod.runs_command));
+        assert_eq!(
+            (command[0].part, command[1].part),
+            (Part::Neighbor, Part::Command)
+        );
+    }
+
+    #[test]
     fn nobody_waits_for_who_is_started_later() {
         let order = |options| -> Vec<Part> {
             let pods = pods(
                 &plan(
                     8,
                     PlanOptions {
-                        neighbours: Some(1),
+                        neighbor_pods: Some(1),
                         ..options
                     },
                 ),
@@ -368,13 +443,13 @@ mod tests {
         };
         assert_eq!(
             order(PlanOptions::default()),
-            [Part::Ps, Part::Neighbour, Part::Worker, Part::Worker]
+            [Part::Ps, Part::Neighbor, Part::Worker, Part::Worker]
         );
         let command = PlanOptions {
             command: Some("true".to_owned()),
             ..PlanOptions::default()
         };
-        assert_eq!(order(command), [Part::Neighbour, Part::Command]);
+        assert_eq!(order(command), [Part::Neighbor, Part::Command]);
     }
 
     #[test]

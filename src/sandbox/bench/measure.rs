@@ -10,7 +10,7 @@ use nix::sys::resource::{UsageWho, getrusage};
 
 use super::figures::{Interval, Point};
 use super::job::{self, BenchPod, Part};
-use super::plan::{Plan, Way, Work};
+use super::plan::{Cpus, Plan, Way, Work};
 use super::report::{Metric, Run};
 use super::stats;
 use super::steps::{Listener, Stretch, stretch};
@@ -18,6 +18,7 @@ use crate::agent::Agent;
 use crate::host::file;
 use crate::host::proc::Proc;
 use crate::host::spawn::Stderr;
+use crate::sandbox::interference::MeasuredInterference;
 use crate::sandbox::node::{LineListener, LocalNode, Start};
 use crate::sandbox::sample::Sample;
 
@@ -179,12 +180,12 @@ impl<'a> Bench<'a> {
             .first()
             .context("a pod of the bench has no container")?;
         let admission = self.agent.create(&pod.pod, &container.name).await?;
-        let mut env = if pod.part == Part::Command {
+        let mut env = if pod.runs_command {
             self.environment.clone()
         } else {
             BTreeMap::new()
         };
-        if pod.part == Part::Command {
+        if pod.runs_command {
             // Lines must arrive as soon as the program writes a line, not when a buffer is full.
             env.entry("PYTHONUNBUFFERED".to_owned())
                 .or_insert_with(|| "1".to_owned());
@@ -209,7 +210,7 @@ impl<'a> Bench<'a> {
                 }
             })
         });
-        let command = pod.part == Part::Command;
+        let command = pod.runs_command;
         let stderr = self.stderr_file(&pod.pod.name);
         // An end of an earlier copy's output may be missing or outdated, so errors are ignored.
         let _ = std::fs::remove_file(&stderr);
@@ -289,7 +290,7 @@ impl<'a> Bench<'a> {
         };
         for (place, pod) in pods.iter().enumerate() {
             let name = &pod.pod.name;
-            if pod.part == Part::Command {
+            if pod.runs_command {
                 empty_if_long(&self.stderr_file(name));
             }
             match self.local.ended(name)? {
@@ -299,7 +300,7 @@ impl<'a> Bench<'a> {
                 }
                 Some(status) => anyhow::bail!(
                     "the process of {name} ended unexpectedly ({status}){}",
-                    if pod.part == Part::Command {
+                    if pod.runs_command {
                         last_messages(&self.stderr_file(name))
                     } else {
                         String::new()
@@ -313,7 +314,7 @@ impl<'a> Bench<'a> {
                 ..states
             });
         };
-        for pod in pods.iter().filter(|pod| pod.part != Part::Neighbour) {
+        for pod in pods.iter().filter(|pod| pod.part != Part::Neighbor) {
             let state = snapshot
                 .containers
                 .iter()
@@ -389,6 +390,7 @@ impl<'a> Bench<'a> {
             seconds: interval.seconds(),
             steps: stretches.iter().map(|stretch| stretch.steps).sum(),
             thread_count: Some(interval.threads()),
+            interference: self.interference(way, &interval.begin.sample, &interval.end.sample),
             figures: interval.figures(steps_per_second, &step_millis),
         }
     }
@@ -422,11 +424,13 @@ impl<'a> Bench<'a> {
         let copies = pods.iter().filter(|pod| pod.part == Part::Command).count();
         let switches = reaped()?;
         let mut took: BTreeMap<usize, f64> = BTreeMap::new();
-        let mut as_planned = false;
+        let mut planned_since: Option<Sample> = None;
         while took.len() < copies {
             tokio::time::sleep(CLOSE_LOOK).await;
             let states = self.pod_states(began, pods, &[])?;
-            as_planned |= states.as_planned;
+            if states.as_planned && planned_since.is_none() {
+                planned_since = Some(self.sample()?);
+            }
             for place in states.ended {
                 took.entry(place)
                     .or_insert_with(|| started[place].elapsed().as_secs_f64());
@@ -438,22 +442,15 @@ impl<'a> Bench<'a> {
             );
         }
         let switches = reaped()? - switches;
-        anyhow::ensure!(
-            as_planned,
-            "the command took only {:.0} ms and ended before its CPUs were exclusive: make the command longer",
-            began.elapsed().as_secs_f64() * 1e3
-        );
+        let Some(planned_since) = planned_since else {
+            anyhow::bail!(
+                "the command took only {:.0} ms and ended before its CPUs were exclusive: make the command longer",
+                began.elapsed().as_secs_f64() * 1e3
+            );
+        };
         // The cgroups of terminated copies still exist, with the counters.
         let after = self.sample()?;
         let seconds = began.elapsed().as_secs_f64();
-        let throttled: Option<u64> = job(pods)
-            .map(|name| {
-                after
-                    .pods
-                    .get(name)
-                    .and_then(|counters| counters.throttled_periods)
-            })
-            .sum();
         let millis: Vec<f64> = took.values().map(|seconds| seconds * 1e3).collect();
         let figures = [
             (
@@ -467,7 +464,7 @@ impl<'a> Bench<'a> {
             ),
             (
                 Metric::ThrottledPeriodsPerSecond,
-                throttled.map(|throttled| throttled as f64 / seconds),
+                throttled(pods, &after).map(|throttled| throttled as f64 / seconds),
             ),
         ];
         let figures = figures
@@ -480,8 +477,29 @@ impl<'a> Bench<'a> {
             seconds,
             steps: copies as f64,
             thread_count: None,
+            interference: self.interference(way, &planned_since, &after),
             figures,
         })
+    }
+
+    /// The use of the job's exclusive CPUs by programs outside the pods; `None` on shared CPUs.
+    fn interference(
+        &self,
+        way: Way,
+        before: &Sample,
+        after: &Sample,
+    ) -> Option<MeasuredInterference> {
+        let plan = self.plan;
+        let workers = (0..plan.workers).map(|index| (format!("worker-{index}"), plan.cpus));
+        let servers = (0..plan.ps).map(|index| (format!("ps-{index}"), plan.ps_cpus));
+        let owners: Vec<(String, u32)> = workers
+            .chain(servers)
+            .filter(|&(_, cpus)| cpus > 0 && way.cpus == Cpus::Pinned)
+            .collect();
+        let owners = owners
+            .iter()
+            .map(|(pod, cpus)| (pod.as_str(), *cpus as usize));
+        MeasuredInterference::between(before, after, owners)
     }
 }
 
@@ -496,8 +514,15 @@ impl PodOutput {
 /// The names of the job's pods.
 fn job(pods: &[BenchPod]) -> impl Iterator<Item = &str> {
     pods.iter()
-        .filter(|pod| pod.part != Part::Neighbour)
+        .filter(|pod| pod.part != Part::Neighbor)
         .map(|pod| pod.pod.name.as_str())
+}
+
+/// The throttled periods of the job's pods since their start; `None` if a pod lacks the counter.
+fn throttled(pods: &[BenchPod], sample: &Sample) -> Option<u64> {
+    job(pods)
+        .map(|name| sample.pods.get(name)?.throttled_periods)
+        .sum()
 }
 
 fn steps(output: &PodOutput) -> f64 {

@@ -1,16 +1,18 @@
 //! The bench: an experiment that measures the benefit of pinning and sizing on this machine.
 //!
 //! A training job, or any command, runs in four ways ([`Way`]): shared or pinned, with the host's threads or the right
-//! threads. The rounds repeat in a balanced order, beside neighbours that keep the shared CPUs busy. The real agent pins and
+//! threads. The rounds repeat in a balanced order, beside neighbors that request the rest of the node. The real agent pins and
 //! sizes the pods. Shared pods run as in Kubernetes, with the CPU limit as a quota.
 //!
 //! [`mod@plan`] decides the runs, [`job`] names the pods, `measure` runs the pods, [`steps`] reads steps from lines,
 //! `figures` computes the figures of a run, [`report`] compares the runs with the help of [`stats`], [`claims`] compares the
-//! figures with published claims, and [`picture`] draws the figures. All modules but `measure` and `guard` only compute.
+//! figures with published claims, `compared` says what is compared, and [`picture`] draws the figures. All modules but
+//! `measure` and `guard` only compute.
 //!
 //! Invariant: a ratio compares consecutive runs of a round, so that a slow minute of the machine affects both sides.
 
 pub mod claims;
+mod compared;
 mod figures;
 mod guard;
 pub mod job;
@@ -28,6 +30,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use tokio_util::sync::CancellationToken;
 
+use super::interference::MeasuredInterference;
 use super::node::{LocalNode, TREE};
 use crate::agent::cluster::AutoSwitch;
 use crate::agent::config::{Config, EnforcementChoice, Metrics, Runtime};
@@ -147,6 +150,7 @@ pub async fn run(
     let found = MachineFacts {
         enforcement,
         enforcement_reason,
+        interference: MeasuredInterference::sum(runs.iter().filter_map(|run| run.interference)),
         not_counted,
         notes,
     };

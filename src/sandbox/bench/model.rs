@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::plan::{Cpus, Threads, Way};
 use super::stats::{Spread, Summary, Verdict};
+use crate::sandbox::interference::MeasuredInterference;
 
 /// The figures of a run; a missing counter is null.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -22,6 +23,9 @@ pub struct Run {
     pub steps: f64,
     /// Threads of the job.
     pub thread_count: Option<u64>,
+    /// The use of the exclusive CPUs by programs outside the pods; null on shared CPUs, and if the machine does not count the
+    /// use.
+    pub interference: Option<MeasuredInterference>,
     /// The compared figures.
     pub figures: BTreeMap<Metric, f64>,
 }
@@ -105,6 +109,9 @@ pub struct MachineFacts {
     pub enforcement: String,
     /// Why so.
     pub enforcement_reason: String,
+    /// The use of the exclusive CPUs by programs outside the pods, in all pinned runs together; null if the machine does not
+    /// count the use.
+    pub interference: Option<MeasuredInterference>,
     /// The reason for a missing metric.
     pub not_counted: BTreeMap<Metric, String>,
     /// What to bear in mind when reading the figures, each in a sentence.

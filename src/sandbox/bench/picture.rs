@@ -41,7 +41,7 @@ pub fn draw(report: &Report) -> String {
         counted(report.plan.workers, "worker"),
         counted(report.plan.cpus, "CPU"),
         counted(report.plan.ps, "server"),
-        counted(report.plan.neighbours.count, "neighbour"),
+        counted(report.plan.neighbors.count, "neighbor"),
         counted(report.plan.rounds.len() as u64, "round"),
         report.found.enforcement,
     );

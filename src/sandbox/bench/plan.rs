@@ -4,6 +4,8 @@ use serde::Serialize;
 
 use super::steps::Pattern;
 use crate::cpu::{CpuSet, Topology};
+use crate::sandbox::job::SERVER_CPUS;
+use crate::sandbox::neighbors::{NeighborKind, Neighbors};
 
 /// More CPUs than this for a task are only taken when asked for.
 const MODEST: u32 = 4;
@@ -59,12 +61,16 @@ pub struct PlanOptions {
     pub ps_cpus: Option<u32>,
     /// The number of CPUs of the simulated larger host, if any.
     pub host_threads: Option<u32>,
-    /// Busy pods in the shared pool.
-    pub neighbours: Option<u32>,
-    /// The share of a CPU's time that each wants, in percent.
-    pub neighbour_busy: u8,
-    /// The CPU request of each neighbour, in thousandths of a CPU.
-    pub neighbour_request: Option<u64>,
+    /// Whether equal containers fill the node, and all of them run the same program.
+    pub full_node: bool,
+    /// The kind of the pods beside the job.
+    pub neighbor_kind: NeighborKind,
+    /// How many pods run beside the job.
+    pub neighbor_pods: Option<u32>,
+    /// The share of a CPU's time that each thread of a neighbor wants, in percent.
+    pub neighbor_busy: Option<u8>,
+    /// The CPU request of each neighbor, in thousandths of a CPU.
+    pub neighbor_request: Option<u64>,
     /// A command in place of the built-in job.
     pub command: Option<String>,
     /// The pattern of a step in the command's output; without a pattern, the bench measures the duration.
@@ -85,14 +91,16 @@ pub struct Plan {
     pub workers: u32,
     /// CPUs of each.
     pub cpus: u32,
-    /// Parameter servers.
+    /// Parameter servers; 0: each worker keeps the parameters itself.
     pub ps: u32,
     /// CPUs of each; 0: in the shared pool always, with a limit of one CPU.
     pub ps_cpus: u32,
     /// How many CPUs the host of the host's threads has; null: the programs are told nothing.
     pub host_threads: Option<u32>,
-    /// The neighbours.
-    pub neighbours: Neighbours,
+    /// The pods beside the job.
+    pub neighbors: Neighbors,
+    /// Whether equal containers fill the node: the neighbors run the same program as the workers.
+    pub full_node: bool,
     /// How long each run is measured.
     pub seconds: u64,
     /// How long a run may take, in seconds.
@@ -115,18 +123,6 @@ pub enum Work {
         /// The pattern of a step; null if the bench measures the duration.
         steps: Option<Pattern>,
     },
-}
-
-/// Busy pods in the shared pool.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Neighbours {
-    /// How many.
-    pub count: u32,
-    /// The share of a CPU's time that each wants, in percent.
-    pub busy_percent: u8,
-    /// What each asks for, in thousandths of a CPU; 0 is best effort.
-    pub request_milli_cpus: u64,
 }
 
 /// The reason why no plan is possible.
@@ -160,6 +156,17 @@ pub enum PlanError {
         online: CpuSet,
         /// The reserved CPUs.
         reserved: CpuSet,
+    },
+    /// Equal containers do not fill the node.
+    #[error(
+        "containers of {} do not fill the {online} CPUs of the node: choose --cpus as a divisor of {online}",
+        counted(.cpus, "CPU")
+    )]
+    NotFull {
+        /// CPUs of each container.
+        cpus: u32,
+        /// The number of online CPUs.
+        online: usize,
     },
 }
 
@@ -220,12 +227,17 @@ struct Sizes {
 // === impl Sizes ===
 
 impl Sizes {
-    /// The requested sizes. Sizes left open follow from the number of free CPUs.
-    fn new(preferences: &PlanOptions, free: u32) -> Self {
+    /// The requested sizes. Sizes left open follow from the number of CPUs and of free CPUs.
+    fn new(preferences: &PlanOptions, online: usize, free: u32) -> Self {
+        if preferences.full_node {
+            return Self::of_full_node(preferences, online, free);
+        }
+        let is_large = online >= SERVER_CPUS;
         let ps = if preferences.command.is_some() {
             0
         } else {
-            preferences.ps.unwrap_or(1)
+            let usual = u32::from(is_large || preferences.ps_cpus.is_some());
+            preferences.ps.unwrap_or(usual)
         };
         let least = preferences
             .workers
@@ -236,7 +248,7 @@ impl Sizes {
             .unwrap_or_else(|| u32::from(ps > 0 && ps.saturating_add(least) <= free));
         let left = free.saturating_sub(ps.saturating_mul(ps_cpus));
         let fits_two = left / preferences.cpus.unwrap_or(1).max(1) >= 2;
-        let usual = if preferences.command.is_none() && fits_two {
+        let usual = if preferences.command.is_none() && fits_two && is_large {
             2
         } else {
             1
@@ -252,6 +264,27 @@ impl Sizes {
             ps,
             ps_cpus,
         }
+    }
+
+    /// A worker that keeps the parameters itself, as large as possible beside equal containers.
+    fn of_full_node(preferences: &PlanOptions, online: usize, free: u32) -> Self {
+        let workers = preferences.workers.unwrap_or(1).max(1);
+        let fits = |cpus: &u32| {
+            online.is_multiple_of(*cpus as usize) && workers.saturating_mul(*cpus) <= free
+        };
+        let usual = || (1..=MODEST).rev().find(fits).unwrap_or(1);
+        Self {
+            workers,
+            cpus: preferences.cpus.unwrap_or_else(usual).max(1),
+            ps: 0,
+            ps_cpus: 0,
+        }
+    }
+
+    /// The number of CPUs that the job requests.
+    fn requested(&self) -> u64 {
+        u64::from(self.workers) * u64::from(self.cpus)
+            + u64::from(self.ps) * u64::from(self.ps_cpus.max(1))
     }
 }
 
@@ -275,12 +308,17 @@ impl Plan {
                 reserved: reserved.clone(),
             });
         }
+        let sizes = Sizes::new(
+            &preferences,
+            online.len(),
+            u32::try_from(free).unwrap_or(u32::MAX),
+        );
         let Sizes {
             workers,
             cpus,
             ps,
             ps_cpus,
-        } = Sizes::new(&preferences, u32::try_from(free).unwrap_or(u32::MAX));
+        } = sizes;
         let wanted = u64::from(workers) * u64::from(cpus) + u64::from(ps) * u64::from(ps_cpus);
         if wanted > free as u64 {
             let servers = if ps > 0 {
@@ -297,12 +335,14 @@ impl Plan {
                 reserved: reserved.clone(),
             });
         }
-        let asked = 1000
-            * (u64::from(workers) * u64::from(cpus) + u64::from(ps) * u64::from(ps_cpus.max(1)));
-        let neighbours = neighbours(
-            &preferences,
-            (1000 * online.len() as u64).saturating_sub(asked),
-        );
+        if preferences.full_node && !online.len().is_multiple_of(cpus as usize) {
+            return Err(PlanError::NotFull {
+                cpus,
+                online: online.len(),
+            });
+        }
+        let left = (1000 * online.len() as u64).saturating_sub(1000 * sizes.requested());
+        let neighbors = neighbors(&preferences, online.len(), &sizes, left);
         Ok(Self {
             online,
             reserved: reserved.clone(),
@@ -318,7 +358,8 @@ impl Plan {
             ps,
             ps_cpus,
             host_threads: preferences.host_threads,
-            neighbours,
+            neighbors,
+            full_node: preferences.full_node,
             seconds: preferences.seconds,
             limit: preferences.limit,
             rounds: rounds(preferences.rounds),
@@ -334,21 +375,28 @@ impl Plan {
     pub fn requested(&self) -> u64 {
         let job = u64::from(self.workers) * u64::from(self.cpus)
             + u64::from(self.ps) * u64::from(self.ps_cpus.max(1));
-        1000 * job + u64::from(self.neighbours.count) * self.neighbours.request_milli_cpus
+        1000 * job + self.neighbors.requested()
     }
 
-    /// The number of CPUs that the neighbours can keep busy, and the number that the job leaves free.
+    /// The number of CPUs that the neighbors can keep busy, and the number that the job leaves free.
     pub fn busy(&self) -> (f64, u64) {
-        let busy =
-            f64::from(self.neighbours.count) * f64::from(self.neighbours.busy_percent) / 100.0;
+        let Neighbors {
+            count,
+            threads,
+            busy_percent,
+            ..
+        } = self.neighbors;
+        let share = f64::from(busy_percent.unwrap_or(100)) / 100.0;
+        let busy = f64::from(count) * f64::from(threads) * share;
         let job = u64::from(self.workers) * u64::from(self.cpus)
             + u64::from(self.ps) * u64::from(self.ps_cpus);
         (busy, (self.online.len() as u64).saturating_sub(job))
     }
 
-    /// Whether the requests cover all CPUs, and neighbours exist to use the CPUs.
+    /// Whether the requests cover all CPUs, and neighbors exist to use the CPUs. The request of a neighbor is rounded down.
     pub fn is_full(&self) -> bool {
-        self.neighbours.count > 0 && self.requested() >= 1000 * self.online.len() as u64
+        let count = u64::from(self.neighbors.count);
+        count > 0 && self.requested() + count > 1000 * self.online.len() as u64
     }
 
     /// The expected duration in seconds; `None` for a command of unknown duration.
@@ -360,22 +408,29 @@ impl Plan {
 
 pub use crate::text::counted;
 
-/// The requested number of neighbours; by default, as many as the remaining CPU requests of the node need.
-fn neighbours(preferences: &PlanOptions, left: u64) -> Neighbours {
-    let count = preferences.neighbours.unwrap_or_else(|| {
-        u32::try_from(left.div_ceil(1000))
-            .unwrap_or(u32::MAX)
-            .max(1)
-    });
-    let fair = if count == 0 {
-        0
-    } else {
-        left / u64::from(count)
+/// The pods beside the job. `left` is what the job leaves of the node, in thousandths of a CPU.
+fn neighbors(preferences: &PlanOptions, online: usize, sizes: &Sizes, left: u64) -> Neighbors {
+    let usual = Neighbors::new(preferences.neighbor_kind, online, left);
+    if preferences.full_node {
+        let containers = u32::try_from(online).unwrap_or(u32::MAX) / sizes.cpus;
+        return Neighbors {
+            count: containers.saturating_sub(sizes.workers),
+            request_milli_cpus: 1000 * u64::from(sizes.cpus),
+            ..usual
+        };
+    }
+    let count = preferences.neighbor_pods.unwrap_or(usual.count);
+    let fair = match preferences.neighbor_kind {
+        NeighborKind::Full => left.checked_div(u64::from(count)).unwrap_or(0),
+        NeighborKind::BestEffort => 0,
     };
-    Neighbours {
+    Neighbors {
         count,
-        busy_percent: preferences.neighbour_busy.clamp(1, 100),
-        request_milli_cpus: preferences.neighbour_request.unwrap_or(fair.min(1000)),
+        request_milli_cpus: preferences.neighbor_request.unwrap_or(fair),
+        busy_percent: preferences
+            .neighbor_busy
+            .map(|percent| percent.clamp(1, 100)),
+        ..usual
     }
 }
 
@@ -406,7 +461,6 @@ pub(super) mod tests {
         let preferences = PlanOptions {
             rounds: 4,
             seconds: 2,
-            neighbour_busy: 100,
             ..preferences
         };
         Plan::new(
@@ -422,7 +476,7 @@ pub(super) mod tests {
             plan.cpus,
             plan.ps,
             plan.ps_cpus,
-            plan.neighbours.count,
+            plan.neighbors.count,
         ]
     }
 
@@ -444,11 +498,11 @@ pub(super) mod tests {
     #[test]
     fn what_is_left_open_follows_from_the_machine() {
         for (cores, expected) in [
-            (2, [1, 1, 1, 0, 1]),
-            (3, [1, 1, 1, 1, 1]),
-            (4, [2, 1, 1, 1, 1]),
-            (8, [2, 3, 1, 1, 1]),
-            (64, [2, 4, 1, 1, 55]),
+            (2, [1, 1, 0, 0, 2]),
+            (3, [1, 2, 0, 0, 2]),
+            (4, [2, 1, 1, 1, 2]),
+            (8, [2, 3, 1, 1, 2]),
+            (64, [2, 4, 1, 1, 14]),
         ] {
             assert_eq!(
                 sizes(&plan(cores, PlanOptions::default()).unwrap()),
@@ -460,24 +514,89 @@ pub(super) mod tests {
             command: Some("true".to_owned()),
             ..PlanOptions::default()
         };
-        assert_eq!(sizes(&plan(2, command()).unwrap()), [1, 1, 0, 0, 1]);
-        assert_eq!(sizes(&plan(8, command()).unwrap()), [1, 4, 0, 0, 4]);
-        // The rest of a node of 2 is one neighbour's, which asks for as much as the command has.
+        assert_eq!(sizes(&plan(2, command()).unwrap()), [1, 1, 0, 0, 2]);
+        assert_eq!(sizes(&plan(8, command()).unwrap()), [1, 4, 0, 0, 2]);
+        // The rest of a node of 2 belongs to two neighbors, which together request as much as the command.
         let full = plan(2, command()).unwrap();
         assert_eq!(
-            (full.neighbours.request_milli_cpus, full.is_full()),
-            (1000, true)
+            (full.neighbors.request_milli_cpus, full.is_full()),
+            (500, true)
         );
         assert!(
             !plan(
                 8,
                 PlanOptions {
-                    neighbours: Some(0),
+                    neighbor_pods: Some(0),
                     ..PlanOptions::default()
                 }
             )
             .unwrap()
             .is_full()
+        );
+    }
+
+    #[test]
+    fn the_neighbors_follow_from_their_kind() {
+        let of = |neighbor_kind, neighbor_pods| {
+            let preferences = PlanOptions {
+                neighbor_kind,
+                neighbor_pods,
+                ..PlanOptions::default()
+            };
+            let plan = plan(16, preferences).unwrap();
+            let Neighbors {
+                count,
+                request_milli_cpus,
+                threads,
+                ..
+            } = plan.neighbors;
+            (count, request_milli_cpus, threads, plan.is_full())
+        };
+        assert_eq!(of(NeighborKind::Full, None), (2, 3500, 16, true));
+        assert_eq!(of(NeighborKind::Full, Some(3)), (3, 2333, 16, true));
+        assert_eq!(of(NeighborKind::BestEffort, None), (1, 0, 17, false));
+        assert_eq!(of(NeighborKind::BestEffort, Some(4)), (4, 0, 17, false));
+        assert_eq!(of(NeighborKind::Full, Some(0)), (0, 0, 16, false));
+    }
+
+    #[test]
+    fn equal_containers_fill_a_full_node() {
+        let full = |cores, preferences| {
+            plan(
+                cores,
+                PlanOptions {
+                    full_node: true,
+                    ..preferences
+                },
+            )
+        };
+        for (cores, expected) in [
+            (2, [1, 1, 0, 0, 1]),
+            (3, [1, 1, 0, 0, 2]),
+            (4, [1, 2, 0, 0, 1]),
+            (6, [1, 3, 0, 0, 1]),
+            (16, [1, 4, 0, 0, 3]),
+        ] {
+            let plan = full(cores, PlanOptions::default()).unwrap();
+            assert_eq!(sizes(&plan), expected, "{cores} cores");
+            assert_eq!(
+                (plan.neighbors.request_milli_cpus, plan.is_full()),
+                (1000 * u64::from(plan.cpus), true)
+            );
+        }
+        let workers = PlanOptions {
+            workers: Some(3),
+            ..PlanOptions::default()
+        };
+        assert_eq!(sizes(&full(16, workers).unwrap()), [3, 4, 0, 0, 1]);
+        let odd = PlanOptions {
+            cpus: Some(3),
+            ..PlanOptions::default()
+        };
+        let error = full(16, odd).unwrap_err().to_string();
+        assert!(
+            error.contains("containers of 3 CPUs do not fill the 16 CPUs"),
+            "{error}"
         );
     }
 

@@ -12,6 +12,8 @@ pub use super::model::{Comparison, Effect, MachineFacts, Metric, Run, WaySummary
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
+    /// What is compared, and what this machine can show, a sentence each.
+    pub compared: Vec<String>,
     /// The ratios.
     pub effects: Vec<Effect>,
     /// The articles' claims, with the results on this machine.
@@ -58,6 +60,7 @@ impl Report {
             .to_vec();
         let claims = claims(&plan, &effects, &ways, &found);
         Self {
+            compared: plan.compared(),
             effects,
             claims,
             ways,
@@ -160,7 +163,6 @@ pub(super) mod tests {
         let options = PlanOptions {
             rounds,
             seconds: 1,
-            neighbour_busy: 100,
             ..PlanOptions::default()
         };
         Plan::new(options, &machine(2), &"0".parse().unwrap()).unwrap()
@@ -177,6 +179,7 @@ pub(super) mod tests {
             seconds: 1.0,
             steps: 100.0,
             thread_count: Some(7),
+            interference: None,
             figures: figures(round, way).into_iter().collect(),
         };
         (0..rounds)

@@ -4,8 +4,9 @@
 //! starts a thread for each CPU of the *host*, whatever the cgroup allows.
 //!
 //! - [`ps`] holds a shard of the parameters and serves pulls and pushes.
-//! - [`worker`] trains: pull, forward, backward, push. Workers do not wait for each other (asynchronous SGD).
-//! - [`neighbour`] is a best-effort pod that keeps CPUs and caches busy.
+//! - [`worker`] trains: pull, forward, backward, push. Workers do not wait for each other (asynchronous SGD). A worker can keep
+//!   the parameters itself.
+//! - [`neighbor`] is another pod of the node, which keeps CPUs and caches busy.
 //!
 //! The internal modules: [`data`] makes clicks to learn from, [`model`] is the network with the gradients, [`pool`] holds
 //! the intra-op threads, [`wire`] is the protocol, and [`progress`] reports the progress of a process.
@@ -15,7 +16,7 @@
 
 pub mod data;
 pub mod model;
-pub mod neighbour;
+pub mod neighbor;
 pub mod pool;
 pub mod progress;
 pub mod ps;

@@ -23,8 +23,8 @@ pub enum Role {
     Ps,
     /// A worker.
     Worker,
-    /// A best-effort pod that has nothing to do with the job.
-    Neighbour,
+    /// Another pod of the node, which has nothing to do with the job.
+    Neighbor,
 }
 
 /// One line. Steps and bytes count from the start; loss and times are those of the steps since the last line.
@@ -34,7 +34,7 @@ pub struct Line {
     pub role: Role,
     /// The index of the process within the role, from 0.
     pub index: u32,
-    /// Steps done: training steps of a worker, requests served by a server, bursts of a neighbour.
+    /// Steps done: training steps of a worker, requests served by a server, bursts of a neighbor.
     pub steps: u64,
     /// Mean log loss, in nats; null if no step ended since the last line.
     pub loss: Option<f32>,

@@ -19,6 +19,16 @@ use crate::text::counted;
 /// Locks of the embedding table: enough that workers seldom wait for the same lock.
 const STRIPES: usize = 64;
 
+/// Step sizes of gradient descent.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rates {
+    /// The step size for the dense tensors.
+    pub dense: f32,
+    /// The step size for the embeddings. The size is larger, because a row occurs in only a few examples, and the gradients
+    /// are means over the batch.
+    pub embedding: f32,
+}
+
 /// The parameters of a server.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
@@ -32,11 +42,8 @@ pub struct Options {
     pub shards: u32,
     /// Inter-op threads.
     pub threads: usize,
-    /// Step size for the dense tensors.
-    pub learning_rate: f32,
-    /// Step size for the embeddings. The size is larger, because a row occurs in only a few examples, and the gradients are
-    /// means over the batch.
-    pub embedding_rate: f32,
+    /// Step sizes.
+    pub rates: Rates,
 }
 
 /// Why a server could not start or go on.
@@ -74,12 +81,25 @@ pub struct Server {
 
 /// The shard's parameters.
 #[derive(Debug)]
-struct Parameters {
-    options: Options,
+pub(super) struct Parameters {
+    shard: Shard,
     /// Row `id` is the shard's row `id / shards`; they are dealt to the stripes in turn.
     stripes: Vec<Mutex<Vec<f32>>>,
     /// The dense tensors of this shard.
     dense: Vec<Mutex<Vec<f32>>>,
+}
+
+/// The part of the parameters, and how a gradient moves the part.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Shard {
+    /// What is trained.
+    pub(super) geometry: Geometry,
+    /// The index of the shard, from 0.
+    pub(super) index: u32,
+    /// The number of shards.
+    pub(super) count: u32,
+    /// Step sizes.
+    pub(super) rates: Rates,
 }
 
 /// Requests that wait for a thread.
@@ -96,6 +116,17 @@ struct Job {
     answer: Arc<Mutex<TcpStream>>,
 }
 
+// === impl Rates ===
+
+impl Default for Rates {
+    fn default() -> Self {
+        Self {
+            dense: 0.1,
+            embedding: 5.0,
+        }
+    }
+}
+
 // === impl Server ===
 
 impl Server {
@@ -110,7 +141,12 @@ impl Server {
             source,
         })?;
         let threads = options.threads;
-        let parameters = Arc::new(Parameters::new(options));
+        let parameters = Arc::new(Parameters::new(Shard {
+            geometry: options.geometry,
+            index: options.shard,
+            count: options.shards,
+            rates: options.rates,
+        }));
         let queue = Arc::new(Queue::default());
         for index in 0..threads.max(1) {
             let (parameters, queue, progress) = (
@@ -239,34 +275,31 @@ impl Queue {
 // === impl Parameters ===
 
 impl Parameters {
-    fn new(options: Options) -> Self {
-        let geometry = options.geometry;
+    /// The starting values of a shard.
+    pub(super) fn new(shard: Shard) -> Self {
+        let geometry = shard.geometry;
         let mut stripes = vec![Vec::new(); STRIPES];
-        let own = (0..geometry.rows()).filter(|row| row % options.shards == options.shard);
+        let own = (0..geometry.rows()).filter(|row| row % shard.count == shard.index);
         for (row, stripe) in own.zip((0..STRIPES).cycle()) {
             stripes[stripe].extend(initial_row(&geometry, row));
         }
-        let dense = (0..geometry.tensors().len()).zip((0..options.shards).cycle());
-        let dense = dense.filter(|&(_, shard)| shard == options.shard);
+        let dense = (0..geometry.tensors().len()).zip((0..shard.count).cycle());
+        let dense = dense.filter(|&(_, owner)| owner == shard.index);
         let dense = dense
             .map(|(tensor, _)| Mutex::new(initial_tensor(&geometry, tensor)))
             .collect();
         Self {
-            options,
+            shard,
             stripes: stripes.into_iter().map(Mutex::new).collect(),
             dense,
         }
     }
 
     /// Answers a request, or says why not.
-    fn serve(&self, request: &Request) -> Result<Reply, String> {
+    pub(super) fn serve(&self, request: &Request) -> Result<Reply, String> {
         match request {
             Request::Hello(geometry, shard, shards) => {
-                let own = (
-                    &self.options.geometry,
-                    &self.options.shard,
-                    &self.options.shards,
-                );
+                let own = (&self.shard.geometry, &self.shard.index, &self.shard.count);
                 if (geometry, shard, shards) != own {
                     return Err(format!(
                         "this server has {:?} as shard {} of {}: start servers and workers with the same shapes \
@@ -331,32 +364,32 @@ impl Parameters {
         }
         for (&row, gradient) in rows.iter().zip(row_gradients.chunks_exact(self.dim())) {
             self.with_row(row, |values| {
-                descend(values, gradient, self.options.embedding_rate);
+                descend(values, gradient, self.shard.rates.embedding);
             })?;
         }
         let mut rest = dense_gradients;
         for tensor in &self.dense {
             let mut tensor = tensor.lock().unwrap_or_else(PoisonError::into_inner);
             let (gradient, after) = rest.split_at(tensor.len());
-            descend(&mut tensor, gradient, self.options.learning_rate);
+            descend(&mut tensor, gradient, self.shard.rates.dense);
             rest = after;
         }
         Ok(())
     }
 
     fn dim(&self) -> usize {
-        self.options.geometry.dim as usize
+        self.shard.geometry.dim as usize
     }
 
     fn owns(&self, row: u32) -> bool {
-        row < self.options.geometry.rows() && row % self.options.shards == self.options.shard
+        row < self.shard.geometry.rows() && row % self.shard.count == self.shard.index
     }
 
     fn with_row(&self, row: u32, use_it: impl FnOnce(&mut [f32])) -> Result<(), String> {
         if !self.owns(row) {
             return Err(format!("row {row} is not in this shard"));
         }
-        let local = (row / self.options.shards) as usize;
+        let local = (row / self.shard.count) as usize;
         let mut stripe = self.stripes[local % STRIPES]
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
@@ -383,15 +416,15 @@ mod tests {
         seed: 5,
     };
 
-    fn shard(shard: u32, shards: u32) -> Parameters {
-        Parameters::new(Options {
-            listen: String::new(),
+    fn shard(index: u32, count: u32) -> Parameters {
+        Parameters::new(Shard {
             geometry: TINY,
-            shard,
-            shards,
-            threads: 1,
-            learning_rate: 0.5,
-            embedding_rate: 2.0,
+            index,
+            count,
+            rates: Rates {
+                dense: 0.5,
+                embedding: 2.0,
+            },
         })
     }
 

@@ -20,10 +20,14 @@ fn ps_options(shard: u32, shards: u32) -> ps::Options {
         shard,
         shards,
         threads: 2,
-        learning_rate: 0.1,
-        embedding_rate: 1.0,
+        rates: RATES,
     }
 }
+
+const RATES: ps::Rates = ps::Rates {
+    dense: 0.1,
+    embedding: 1.0,
+};
 
 /// A server on a free port; its threads last as long as the test program.
 fn serve(options: ps::Options) -> (String, Arc<Progress>) {
@@ -43,6 +47,7 @@ fn worker_options(ps_hosts: Vec<String>, index: u32, steps: u64) -> worker::Opti
         threads: 2,
         steps: Some(steps),
         patience: Duration::from_secs(10),
+        rates: RATES,
     }
 }
 
@@ -100,6 +105,11 @@ fn the_number_of_servers_changes_nothing_for_one_worker() {
     };
     let alone = train(1);
     assert_eq!(train(3).to_bits(), alone.to_bits());
+    assert_eq!(
+        train(0).to_bits(),
+        alone.to_bits(),
+        "a worker that keeps the parameters itself learns the same"
+    );
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! A worker: pulls the parameters of a batch, computes, pushes the gradients.
+//! A worker: pulls the parameters of a batch, computes, pushes the gradients. Without servers, the worker keeps the parameters
+//! itself.
 
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
@@ -10,6 +11,7 @@ use super::data::{Batch, Clicks};
 use super::model::Model;
 use super::pool::Pool;
 use super::progress::Progress;
+use super::ps::{Parameters, Rates, Shard};
 use super::wire::{self, Reply, Request, WireError};
 
 /// How long a lost server is waited for, unless told otherwise.
@@ -21,7 +23,8 @@ const RETRY: Duration = Duration::from_millis(100);
 /// The parameters of a worker.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
-    /// The parameter servers, as `host:port`, in the order of their shards.
+    /// The parameter servers, as `host:port`, in the order of their shards. An empty list: the worker keeps the parameters
+    /// itself.
     pub ps_hosts: Vec<String>,
     /// The index of the worker, from 0.
     pub index: u32,
@@ -35,6 +38,8 @@ pub struct Options {
     pub steps: Option<u64>,
     /// How long a lost server is waited for.
     pub patience: Duration,
+    /// Step sizes of a worker that keeps the parameters itself; a server has its own.
+    pub rates: Rates,
 }
 
 /// Why a worker gave up.
@@ -68,6 +73,9 @@ pub enum WorkerError {
         /// Its words.
         reason: String,
     },
+    /// The worker's own parameters do not fit a step, which would be a defect.
+    #[error("the worker's own parameters refused a step: {0}")]
+    OwnParameters(String),
     /// The intra-op threads could not be started.
     #[error("can't start {threads} intra-op threads")]
     Threads {
@@ -111,6 +119,9 @@ pub fn train(options: &Options, progress: &Progress) -> Result<(), WorkerError> 
         source,
     })?;
     let model = Model::new(options.geometry, pool);
+    if options.ps_hosts.is_empty() {
+        return train_alone(options, &model, progress);
+    }
     let mut clicks = Clicks::new(options.geometry, options.index);
     let mut servers = Servers {
         options,
@@ -146,6 +157,41 @@ pub fn train(options: &Options, progress: &Progress) -> Result<(), WorkerError> 
             }
         };
         progress.step(start.elapsed(), Some(loss));
+    }
+    Ok(())
+}
+
+/// Trains with the worker's own parameters: the same steps as with a single server, without sockets.
+fn train_alone(options: &Options, model: &Model, progress: &Progress) -> Result<(), WorkerError> {
+    let mut clicks = Clicks::new(options.geometry, options.index);
+    let parameters = Parameters::new(Shard {
+        geometry: options.geometry,
+        index: 0,
+        count: 1,
+        rates: options.rates,
+    });
+    let serve = |request: &Request| {
+        let reply = parameters.serve(request);
+        reply.map_err(WorkerError::OwnParameters)
+    };
+    for _ in 0..options.steps.unwrap_or(u64::MAX) {
+        let start = Instant::now();
+        let batch = clicks.batch(options.batch);
+        let rows = batch.rows.clone();
+        let Reply::Values {
+            rows: values,
+            dense,
+        } = serve(&Request::Pull { rows })?
+        else {
+            return Err(WorkerError::OwnParameters("no values".to_owned()));
+        };
+        let gradients = model.step(&batch, &values, &dense);
+        serve(&Request::Push {
+            rows: batch.rows,
+            row_gradients: gradients.rows,
+            dense_gradients: gradients.dense,
+        })?;
+        progress.step(start.elapsed(), Some(gradients.loss));
     }
     Ok(())
 }

@@ -13,7 +13,7 @@ output=$("$PINFOLD" demo --seconds 10 -o json) || fail "the demo's exit code is 
 report=$(tail -n 1 <<<"$output")
 # The demo measures each half until the first step, for at most two minutes.
 wrong=$(jq -r '
-    (("enforcement", "seconds", "shared", "pinned", "pods") as $key | select(.[$key] == null) | "the report has no \($key)"),
+    (("enforcement", "seconds", "shared", "pinned", "pods", "compared", "neighbors") as $key | select(.[$key] == null) | "the report has no \($key)"),
     (select(.enforcement != "partition" and .enforcement != "cpuset") | "the demo did not pin the pods: enforcement is \(.enforcement)"),
     (select(.pods | length == 0) | "the report names no pods"),
     (("shared", "pinned") as $half | select(.[$half].steps_per_second > 0 | not) | "the \($half) half had no step within two minutes")

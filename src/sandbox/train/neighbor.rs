@@ -1,4 +1,4 @@
-//! A noisy neighbour: a best-effort pod that keeps CPUs and caches busy with nothing of use.
+//! A neighbor: another pod of the node, which keeps CPUs and caches busy with nothing of use.
 
 use std::io;
 use std::sync::Arc;
@@ -11,6 +11,12 @@ use crate::host::proc::thread_cpu_time;
 
 /// The memory that a thread walks through: more than a thread's share of most caches.
 const WORDS: usize = 4 << 20 >> 3;
+
+/// The memory of all threads together. On a large host, a process has many threads, and the node has many such processes.
+const ALL_WORDS: usize = 32 << 20 >> 3;
+
+/// The least memory of a thread.
+const LEAST_WORDS: usize = 1 << 13;
 
 /// Words touched in a burst.
 const BURST: usize = 1 << 16;
@@ -26,13 +32,14 @@ const REST: Duration = Duration::from_millis(1);
 ///
 /// The kernel refuses a thread.
 pub fn start(threads: usize, busy: Option<u8>, progress: &Arc<Progress>) -> io::Result<()> {
+    let words = words(threads);
     for index in 0..threads {
         let progress = Arc::clone(progress);
         thread::Builder::new()
-            .name(format!("neighbour-{index}"))
+            .name(format!("neighbor-{index}"))
             .spawn(move || {
                 let mut random = Random::new(index as u64);
-                let mut memory: Vec<u64> = (0..WORDS).map(|_| random.bits()).collect();
+                let mut memory: Vec<u64> = (0..words).map(|_| random.bits()).collect();
                 let mut at = 0;
                 loop {
                     let start = Instant::now();
@@ -53,6 +60,11 @@ pub fn start(threads: usize, busy: Option<u8>, progress: &Arc<Progress>) -> io::
     Ok(())
 }
 
+/// The memory of each thread.
+fn words(threads: usize) -> usize {
+    (ALL_WORDS / threads.max(1)).clamp(LEAST_WORDS, WORDS)
+}
+
 /// The pause after a burst for a share of busy time.
 fn rest(worked: Duration, percent: u8) -> Duration {
     let percent = u32::from(percent.clamp(1, 100));
@@ -61,13 +73,14 @@ fn rest(worked: Duration, percent: u8) -> Duration {
 
 /// Reads and writes [`BURST`] words at random places, each depending on the word before; returns the last place.
 fn burst(memory: &mut [u64], mut at: usize) -> usize {
+    let words = memory.len();
     for _ in 0..BURST {
         let word = &mut memory[at];
         *word = word
             .wrapping_mul(0x5851_f42d_4c95_7f2d)
             .wrapping_add(0x1405_7b7e_f767_814f);
         let next = (*word >> 32) as usize;
-        at = next % WORDS;
+        at = next % words;
     }
     at
 }
@@ -94,6 +107,12 @@ mod tests {
                 "{percent} %"
             );
         }
+    }
+
+    #[test]
+    fn many_threads_share_the_memory() {
+        let all = [1, 8, 16, 64, 1024].map(|threads| words(threads) * 8 / 1024);
+        assert_eq!(all, [4096, 4096, 2048, 512, 64], "KiB of each thread");
     }
 
     #[test]

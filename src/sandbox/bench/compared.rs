@@ -1,0 +1,124 @@
+//! What a bench compares, and what the machine can show, in words.
+
+use super::plan::{Plan, Work, counted};
+use crate::sandbox::job::SERVER_CPUS;
+use crate::sandbox::neighbors::Neighbors;
+
+impl Plan {
+    /// What is compared, and what this machine can show, a sentence each.
+    pub fn compared(&self) -> Vec<String> {
+        let task = match self.work {
+            Work::BuiltIn => "job",
+            Work::Command { .. } => "command",
+        };
+        let mut sentences = vec![
+            format!(
+                "Each round runs the same {task} in four ways: on shared CPUs with the CPU limit as a quota, or on exclusive \
+                 CPUs; with the host's threads, or with as many threads as CPUs."
+            ),
+            self.beside(),
+        ];
+        let online = self.online.len();
+        if self.ps == 0 && online < SERVER_CPUS && matches!(self.work, Work::BuiltIn) {
+            sentences.push(format!(
+                "With {}, the bench shows the effect on one worker; a job with a parameter server needs a machine with \
+                 {SERVER_CPUS} CPUs or more.",
+                counted(online, "CPU")
+            ));
+        }
+        sentences
+    }
+
+    /// The other pods, as a sentence.
+    fn beside(&self) -> String {
+        let Neighbors {
+            count,
+            request_milli_cpus,
+            threads,
+            ..
+        } = self.neighbors;
+        let online = counted(self.online.len(), "CPU");
+        if self.full_node {
+            return format!(
+                "{} of {} fill the {online}: {} measured, and the others run the same program without a limit.",
+                counted(self.workers + count, "equal container"),
+                counted(self.cpus, "CPU"),
+                match self.workers {
+                    1 => "1 is".to_owned(),
+                    workers => format!("{workers} are"),
+                }
+            );
+        }
+        let pods = |kind: &str| counted(count, kind);
+        let threads = counted(threads, "thread");
+        match (count, request_milli_cpus) {
+            (0, _) => {
+                "No other pods run, so the measured pods have all shared CPUs for themselves."
+                    .to_owned()
+            }
+            (_, 0) => format!(
+                "The neighbors ({} with {threads} each) request nothing, so the kernel prefers the measured pods.",
+                pods("BestEffort pod")
+            ),
+            _ => format!(
+                "The neighbors ({} with {threads} each) request {:.1} of {online}: {}.",
+                pods("pod"),
+                self.neighbors.requested() as f64 / 1000.0,
+                if self.is_full() {
+                    "the node is full"
+                } else {
+                    "the node is not full"
+                }
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::plan::PlanOptions;
+    use super::super::plan::tests::machine;
+    use super::*;
+    use crate::sandbox::neighbors::NeighborKind;
+
+    fn words(cores: u32, options: PlanOptions) -> String {
+        let plan = Plan::new(options, &machine(cores), &"0".parse().unwrap()).unwrap();
+        plan.compared().join(" ")
+    }
+
+    #[test]
+    fn a_paragraph_says_what_runs_beside_the_job() {
+        let small = words(2, PlanOptions::default());
+        assert!(
+            small.contains("(2 pods with 2 threads each) request 1.0 of 2 CPUs: the node is full")
+                && small.contains("With 2 CPUs"),
+            "{small}"
+        );
+        let equal = PlanOptions {
+            full_node: true,
+            ..PlanOptions::default()
+        };
+        let equal = words(16, equal);
+        assert!(
+            equal.contains("4 equal containers of 4 CPUs fill the 16 CPUs: 1 is measured")
+                && !equal.contains("With 16"),
+            "{equal}"
+        );
+        let old = PlanOptions {
+            neighbor_kind: NeighborKind::BestEffort,
+            command: Some("true".to_owned()),
+            ..PlanOptions::default()
+        };
+        let old = words(2, old);
+        assert!(
+            old.contains("the same command")
+                && old.contains("1 BestEffort pod with 3 threads each"),
+            "{old}"
+        );
+        let alone = PlanOptions {
+            neighbor_pods: Some(0),
+            ..PlanOptions::default()
+        };
+        assert!(words(8, alone).contains("No other pods run"));
+    }
+}
