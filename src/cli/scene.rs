@@ -20,10 +20,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context, ensure};
 use clap::{Args, Subcommand};
 
-use crate::experiment::{TrainingJob, check};
-use crate::pod::quantity;
+use crate::experiment::{AMOUNTS, TrainingJob, check};
 use crate::scene::{
-    Amounts, Document, Node, ScenePlan, Severity, Slots, definition, read, read_nodes, slots,
+    Document, Node, ScenePlan, Severity, Slots, definition, read, read_nodes, slots,
 };
 
 /// Check plans of scenes and cases, and show which node gets which labels.
@@ -83,23 +82,6 @@ struct CaseOf {
 
 /// Whether the standard input was read.
 static STDIN: AtomicBool = AtomicBool::new(false);
-
-/// Quantities in the grammar of the `pod` module.
-const AMOUNTS: Amounts = Amounts {
-    read: |resource, text| {
-        let amount = if resource == "cpu" {
-            quantity::cpu_millis(text)
-        } else {
-            quantity::bytes(text)
-        };
-        amount.map_err(|error| error.to_string())
-    },
-    write: |resource, amount| match resource {
-        "cpu" => quantity::format_cpu(amount),
-        "memory" | "ephemeral-storage" => quantity::format_bytes(amount),
-        _ => amount.to_string(),
-    },
-};
 
 // === impl SceneArgs ===
 

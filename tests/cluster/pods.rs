@@ -333,6 +333,41 @@ async fn faults_at_start_delay_the_first_snapshot() {
     }
 }
 
+/// A proxy may answer with status 200 and a body that is no list of pods.
+#[tokio::test(start_paused = true)]
+async fn a_body_that_is_no_pod_list_removes_no_pod() {
+    for text in [
+        "{}",
+        r#"{"items":[],"metadata":{"resourceVersion":"9"}}"#,
+        r#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"9"}}"#,
+        r#"{"kind":"NodeList","apiVersion":"v1","metadata":{"resourceVersion":"9"},"items":[]}"#,
+    ] {
+        let fake = FakeApi::direct();
+        fake.set_streaming_lists(false);
+        fake.put(&pod("a", NODE, "1"));
+        let mut listener = Listener::new(&fake, ADMIN, Settings::default());
+        listener.until_names(&["a"]).await;
+        let refuse = Fault::Refuse {
+            code: 200,
+            text,
+            retry_after: None,
+        };
+        fake.fail(When::always().verb("list").on("pods").times(2), refuse);
+        let lists = fake.count("list", "pods");
+        force_resync(&fake, &mut listener).await;
+        // Two refused lists, and a good list.
+        while fake.count("list", "pods") < lists + 3 {
+            listener.listen_for(Duration::from_secs(1)).await;
+        }
+        let counters = listener.api.counters();
+        assert_eq!(counters.errors(ErrorKind::InvalidResponse), 2, "{text}");
+        let removed = |event: &PodsEvent| matches!(event, PodsEvent::Snapshot { pods, .. } if pods.is_empty());
+        assert!(!listener.received.iter().any(removed), "{text}");
+        assert!(!listener.degraded_messages().is_empty(), "{text}");
+        assert_eq!(listener.names()[0], "a", "{text}");
+    }
+}
+
 fn is_trouble(event: &PodsEvent) -> bool {
     matches!(event, PodsEvent::Degraded(_))
 }
