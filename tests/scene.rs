@@ -53,23 +53,8 @@ use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use pinfold::pod::quantity;
-use pinfold::scene::{Amounts, Document, Finding, Node, ScenePlan, read};
-
-const AMOUNTS: Amounts = Amounts {
-    read: |resource, text| {
-        let amount = if resource == "cpu" {
-            quantity::cpu_millis(text)
-        } else {
-            quantity::bytes(text)
-        };
-        amount.map_err(|error| error.to_string())
-    },
-    write: |resource, amount| match resource {
-        "cpu" => quantity::format_cpu(amount),
-        _ => quantity::format_bytes(amount),
-    },
-};
+use pinfold::experiment::AMOUNTS;
+use pinfold::scene::{Document, Finding, Node, ScenePlan, read};
 
 fn here(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)

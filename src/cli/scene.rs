@@ -1,6 +1,5 @@
 //! `pinfold scene`: plans of scenes and cases, before and after they are in a cluster.
 
-mod amounts;
 mod case;
 mod check;
 mod files;

@@ -36,6 +36,24 @@ struct Page {
     items: Option<Vec<Box<RawValue>>>,
 }
 
+// === impl Page ===
+
+impl Page {
+    /// The objects and the metadata of a list of this kind.
+    fn of(self, kind: &str) -> Result<(Vec<Box<RawValue>>, ListMeta), Failure> {
+        let found = self.kind;
+        if found != kind {
+            return Err(Failure::InvalidResponse(format!(
+                "a {found} instead of a {kind}"
+            )));
+        }
+        let items = self
+            .items
+            .ok_or_else(|| Failure::InvalidResponse(format!("a {kind} without items")))?;
+        Ok((items, self.metadata))
+    }
+}
+
 // === impl List ===
 
 impl<'a> List<'a> {
@@ -73,21 +91,15 @@ pub(super) async fn list(
             .list(&params)
             .map_err(Failure::unbuilt)?;
         let page: Page = api.ask(wanted.call, request).await?;
-        let kind = wanted.kind;
-        if page.kind != kind {
-            let found = page.kind;
-            return Err(Failure::InvalidResponse(format!(
-                "a {found} instead of a {kind}"
-            )));
-        }
-        let Some(items) = page.items else {
-            return Err(Failure::InvalidResponse(format!("a {kind} without items")));
-        };
+        // The request succeeded, so the client has counted a success.
+        let (items, metadata) = page
+            .of(wanted.kind)
+            .inspect_err(|failure| api.counters().failed(failure.kind()))?;
         count += items.len();
         items.into_iter().try_for_each(&mut take)?;
-        params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
+        params.continue_token = metadata.continue_.filter(|token| !token.is_empty());
         if params.continue_token.is_none() || count >= wanted.limit {
-            return Ok(page.metadata.resource_version.unwrap_or_default());
+            return Ok(metadata.resource_version.unwrap_or_default());
         }
         // The token of a page carries the version of the first page.
         (params.resource_version, params.version_match) = (None, None);

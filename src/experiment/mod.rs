@@ -8,12 +8,14 @@
 
 #![warn(clippy::too_many_lines, clippy::excessive_nesting)]
 
+mod amounts;
 mod check;
 mod import;
 mod render;
 pub mod report;
 mod simulate;
 
+pub use amounts::AMOUNTS;
 pub use check::check;
 pub use import::{ImportError, Imported, import};
 pub use render::{

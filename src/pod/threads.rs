@@ -252,7 +252,7 @@ impl ThreadBasis {
 pub struct ThreadEnvironment {
     /// The applied profile; [`Profile::Off`] without variables.
     pub profile: Profile,
-    /// Threads of one operator in one process; `None` without a computation.
+    /// The intra-op threads of each process; `None` if the profile computes no number.
     pub threads: Option<usize>,
     /// The variables to add. The container sets no variable of the map.
     pub variables: BTreeMap<String, String>,

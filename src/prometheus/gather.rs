@@ -40,7 +40,7 @@ pub enum GatherError {
         url: String,
         /// Scene, case and time.
         wanted: String,
-        /// The cases that exist.
+        /// The cases with data.
         others: String,
         /// The query.
         query: String,

@@ -163,10 +163,10 @@ pub struct TaintKey(pub String);
 /// The effect of a taint on pods without a toleration.
 #[derive(JsonSchema, Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TaintEffect {
-    /// They are not scheduled to the node.
+    /// The scheduler keeps such pods off the node.
     #[default]
     NoSchedule,
-    /// They are scheduled elsewhere where that can be.
+    /// The scheduler prefers other nodes for such pods.
     PreferNoSchedule,
 }
 

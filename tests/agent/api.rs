@@ -116,7 +116,7 @@ impl Cluster {
         }
     }
 
-    /// The writes so far.
+    /// The write requests that the server has received.
     pub(crate) fn writes(&self) -> Vec<String> {
         let log = self.fake.log().into_iter();
         let writes = log.filter(|asked| !matches!(&*asked.verb, "get" | "list" | "watch"));

@@ -8,27 +8,14 @@ use std::time::{Duration, Instant};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use pinfold::cluster::reclaim::{Reclaimer, Round};
 use pinfold::cluster::{Api, ErrorKind};
-use pinfold::experiment::{Format, Slice, TrainingJob, render};
-use pinfold::pod::quantity;
-use pinfold::scene::{Amounts, Item, ItemKind, Outcome, Verdict, read, reclaim};
+use pinfold::experiment::{AMOUNTS, Format, Slice, TrainingJob, render};
+use pinfold::scene::{Item, ItemKind, Outcome, Verdict, read, reclaim};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use crate::fakeapi::{ADMIN, FakeApi, Fault, When, yaml};
 
 const ACCOUNT: &str = "system:serviceaccount:pinfold:pinfold-reclaim";
-
-const AMOUNTS: Amounts = Amounts {
-    read: |resource, text| {
-        let amount = if resource == "cpu" {
-            quantity::cpu_millis(text)
-        } else {
-            quantity::bytes(text)
-        };
-        amount.map_err(|error| error.to_string())
-    },
-    write: |_, amount| amount.to_string(),
-};
 
 /// The objects of a job of scene 2, case 2: 50 workers, 5 parameter servers.
 fn objects(name: &str) -> Vec<Value> {

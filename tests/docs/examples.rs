@@ -1,9 +1,9 @@
 //! The examples in code blocks: command lines, YAML, JSON.
 
 use pinfold::agent::config::Config;
-use pinfold::experiment::check;
-use pinfold::pod::{self, quantity};
-use pinfold::scene::{Amounts, Severity, read};
+use pinfold::experiment::{AMOUNTS, check};
+use pinfold::pod;
+use pinfold::scene::{Severity, read};
 use serde_json::{Value, json};
 
 use crate::markdown::{Block, pages};
@@ -12,22 +12,6 @@ use crate::yaml;
 
 /// The first line of a configuration file of the agent.
 const CONFIGURATION: &str = "# /etc/pinfold.yaml";
-
-/// Quantities, as the command line reads them.
-const AMOUNTS: Amounts = Amounts {
-    read: |resource, text| {
-        let amount = if resource == "cpu" {
-            quantity::cpu_millis(text)
-        } else {
-            quantity::bytes(text)
-        };
-        amount.map_err(|error| error.to_string())
-    },
-    write: |resource, amount| match resource {
-        "cpu" => quantity::format_cpu(amount),
-        _ => quantity::format_bytes(amount),
-    },
-};
 
 /// The code blocks of all pages in these languages, with their places.
 fn blocks(languages: &[&str]) -> Vec<(String, Block)> {

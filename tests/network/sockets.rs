@@ -136,7 +136,7 @@ struct Exclusive {
 
 impl Exclusive {
     fn attach(cgroup: &Path) -> Self {
-        // Returns 1, so that every packet passes.
+        // The program returns 1: every packet passes.
         let instructions: [u64; 2] = [0x0000_0001_0000_00b7, 0x95];
         let license = c"GPL";
         let mut load = [0_u64; 6];

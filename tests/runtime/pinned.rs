@@ -197,7 +197,10 @@ fn thread_variables_are_injected_and_the_users_value_stays() {
                 line("set by the pod, unchanged: ").ends_with("OMP_NUM_THREADS"),
                 "{explanation}"
             );
-            assert!(line("  unpinned ").contains("never"), "{explanation}");
+            assert!(
+                line("  unpinned ").contains("before the first instruction"),
+                "{explanation}"
+            );
             // After a restart of the agent, only the runtime can tell injected variables from the user's variables.
             pod.remove();
         },

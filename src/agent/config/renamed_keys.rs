@@ -51,7 +51,7 @@ pub(super) fn check_environment() -> anyhow::Result<()> {
     let old: Vec<String> = RENAMED_VARIABLES
         .iter()
         .filter(|(before, _)| is_set(before))
-        .map(|(before, after)| format!("the variable {before} is now {after}"))
+        .map(|(before, after)| format!("the variable {before} has a new name: write {after}"))
         .collect();
     anyhow::ensure!(old.is_empty(), "{}", old.join("; "));
     Ok(())

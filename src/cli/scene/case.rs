@@ -6,11 +6,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, ensure};
 use clap::Args;
 
-use super::amounts::AMOUNTS;
 use super::files;
 use super::live::{Cluster, Live};
 use crate::cluster::claims::Holder;
-use crate::experiment::{TrainingJob, check};
+use crate::experiment::{AMOUNTS, TrainingJob, check};
 use crate::scene::{Document, Node, ScenePlan, Severity, Slots, slots};
 
 /// The choice of a plan and a case.

@@ -7,10 +7,10 @@ use clap::Args;
 use serde_json::json;
 
 use super::super::Format;
-use super::amounts::AMOUNTS;
+
 use super::files;
 use super::live::Live;
-use crate::experiment::check;
+use crate::experiment::{AMOUNTS, check};
 use crate::scene::Severity;
 use crate::text::counted;
 

@@ -7,10 +7,9 @@ use anyhow::{anyhow, bail};
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
-use super::amounts::AMOUNTS;
 use super::case::CaseOf;
 use super::files;
-use crate::experiment::{Faults, Format, Reclaim, Slice, TrainingJob, render};
+use crate::experiment::{AMOUNTS, Faults, Format, Reclaim, Slice, TrainingJob, render};
 
 /// Print the objects of a training cluster for one case of a plan.
 ///

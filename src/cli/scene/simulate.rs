@@ -9,9 +9,9 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::super::Format;
-use super::amounts::AMOUNTS;
+
 use super::case::CaseOf;
-use crate::experiment::{Simulation, Task, claimed, invented, settle, simulate};
+use crate::experiment::{AMOUNTS, Simulation, Task, claimed, invented, settle, simulate};
 use crate::scene::{Amount, Slots, slots};
 use crate::text::counted;
 

@@ -18,8 +18,8 @@ pub const THROTTLED: f64 = 0.05;
 /// A worker lags below this part of the median's CPU, as for the alert PinfoldWorkerLags.
 pub const LAGS: f64 = 0.6;
 
-/// A hot server looks like one big variable if every other has at most this part of its traffic: variables are placed one by
-/// one, so that many of them would spread.
+/// One big variable is the likely cause of a hot server if each remaining server has at most this part of the hot server's
+/// traffic. Many small variables would spread over the servers.
 const APART_FROM_OTHERS: f64 = 0.5;
 
 /// The kind of a finding.

@@ -207,7 +207,7 @@ fn agent_config(options: &Options) -> Config {
     }
 }
 
-/// Checks that no other program gives CPUs away on this node.
+/// Refuses a node on which another program assigns CPUs.
 fn alone(theirs: &Node) -> anyhow::Result<()> {
     anyhow::ensure!(
         theirs.enforcement != Enforcement::Observe,

@@ -20,7 +20,7 @@ pub struct Report {
     pub claims: Vec<Claim>,
     /// The four ways.
     pub ways: Vec<WaySummary>,
-    /// Facts about this machine.
+    /// The machine of the bench.
     #[serde(flatten)]
     pub found: MachineFacts,
     /// What was run.

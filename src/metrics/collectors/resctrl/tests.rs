@@ -375,7 +375,7 @@ fn cpus_of_a_other_control_group_stay_in_the_group() {
             "its monitor is given back, and not taken each time"
         );
     }
-    // With other CPUs it is asked at once.
+    // After a change of the CPUs, the next scrape tries again.
     let text = machine.scrape(&[owner("theirs", Role::Ps, "5")]);
     assert!(
         left_out(&text, "").is_none() && values(&text, "llc_occupancy_bytes", "theirs").len() == 2,

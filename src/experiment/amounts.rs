@@ -1,10 +1,10 @@
-//! [`AMOUNTS`]: how the commands read and write quantities.
+//! Quantities of resources in plans and jobs.
 
 use crate::pod::quantity;
 use crate::scene::Amounts;
 
 /// Quantities in the grammar of the `pod` module.
-pub(super) const AMOUNTS: Amounts = Amounts {
+pub const AMOUNTS: Amounts = Amounts {
     read: |resource, text| {
         let amount = if resource == "cpu" {
             quantity::cpu_millis(text)
