@@ -88,7 +88,7 @@ impl CpuChange {
         };
         (cpu != proto::LinuxCpu::default()).then_some(proto::LinuxResources {
             cpu: Some(cpu),
-            ..proto::LinuxResources::default()
+            memory: None,
         })
     }
 }

@@ -112,8 +112,6 @@ pub struct RuntimeInfo {
     pub name: String,
     /// The runtime's version.
     pub version: String,
-    /// The runtime's version of NRI, if sent.
-    pub nri_version: Option<String>,
     /// How many milliseconds the runtime waits for an answer, if sent.
     pub request_timeout_ms: Option<u64>,
 }
@@ -234,7 +232,6 @@ fn configure(payload: &[u8]) -> Result<PluginRequest, RequestError> {
     Ok(PluginRequest::Configure(RuntimeInfo {
         name: message.runtime_name,
         version: message.runtime_version,
-        nri_version: Some(message.nri_version).filter(|version| !version.is_empty()),
         request_timeout_ms: u64::try_from(message.request_timeout_ms)
             .ok()
             .filter(|&timeout| timeout > 0),

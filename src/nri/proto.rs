@@ -6,6 +6,8 @@
 
 use std::collections::BTreeMap;
 
+use prost::{Enumeration, Message};
+
 /// The service that the runtime calls.
 pub(super) const PLUGIN_SERVICE: &str = "nri.pkg.api.v1alpha1.Plugin";
 
@@ -13,7 +15,7 @@ pub(super) const PLUGIN_SERVICE: &str = "nri.pkg.api.v1alpha1.Plugin";
 pub(super) const RUNTIME_SERVICE: &str = "nri.pkg.api.v1alpha1.Runtime";
 
 /// A pod's sandbox.
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(Clone, PartialEq, Message)]
 pub struct PodSandbox {
     /// The runtime's id of the sandbox.
     #[prost(string, tag = "1")]
@@ -42,7 +44,7 @@ pub struct PodSandbox {
 }
 
 /// The Linux configuration of a pod. Old runtimes omit the configuration in events that end a pod.
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(Clone, PartialEq, Message)]
 pub struct LinuxPodSandbox {
     /// The pod's cgroup: a path with the kubelet's driver `cgroupfs`, the name of a slice with `systemd`.
     #[prost(string, tag = "3")]
@@ -56,7 +58,7 @@ pub struct LinuxPodSandbox {
 }
 
 /// A Linux namespace.
-#[derive(Clone, PartialEq, Eq, prost::Message)]
+#[derive(Clone, PartialEq, Eq, Message)]
 pub struct LinuxNamespace {
     /// `network`, `pid` and the like.
     #[prost(string, tag = "1")]
@@ -64,7 +66,7 @@ pub struct LinuxNamespace {
 }
 
 /// A container.
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(Clone, PartialEq, Message)]
 pub struct Container {
     /// The runtime's id.
     #[prost(string, tag = "1")]
@@ -100,13 +102,10 @@ pub struct Container {
     /// field.
     #[prost(int64, tag = "14")]
     pub created_at: i64,
-    /// The exit code of a stopped container.
-    #[prost(int32, tag = "17")]
-    pub exit_code: i32,
 }
 
 /// The state of a container.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, prost::Enumeration)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Enumeration)]
 #[repr(i32)]
 pub enum ContainerState {
     /// Not set: the container is being created.
@@ -122,7 +121,7 @@ pub enum ContainerState {
 }
 
 /// The Linux configuration of a container.
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(Clone, PartialEq, Message)]
 pub struct LinuxContainer {
     /// The container's resources.
     #[prost(message, optional, tag = "3")]
@@ -133,7 +132,7 @@ pub struct LinuxContainer {
 }
 
 /// The resources of a pod or a container.
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(Clone, PartialEq, Message)]
 pub struct LinuxResources {
     /// Memory resources.
     #[prost(message, optional, tag = "1")]
@@ -141,13 +140,10 @@ pub struct LinuxResources {
     /// CPU resources.
     #[prost(message, optional, tag = "2")]
     pub cpu: Option<LinuxCpu>,
-    /// Values of cgroup v2 files, by file name.
-    #[prost(btree_map = "string, string", tag = "6")]
-    pub unified: BTreeMap<String, String>,
 }
 
 /// Memory resources.
-#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct LinuxMemory {
     /// The limit in bytes: see [`limit`](Self::limit).
     #[prost(message, optional, tag = "1")]
@@ -155,7 +151,7 @@ pub struct LinuxMemory {
 }
 
 /// CPU resources.
-#[derive(Clone, PartialEq, Eq, prost::Message)]
+#[derive(Clone, PartialEq, Eq, Message)]
 pub struct LinuxCpu {
     /// The weight: see [`shares`](Self::shares).
     #[prost(message, optional, tag = "1")]
@@ -175,7 +171,7 @@ pub struct LinuxCpu {
 }
 
 /// An optional signed number.
-#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct OptionalInt64 {
     /// The number.
     #[prost(int64, tag = "1")]
@@ -183,14 +179,14 @@ pub struct OptionalInt64 {
 }
 
 /// An optional unsigned number.
-#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct OptionalUInt64 {
     /// The number.
     #[prost(uint64, tag = "1")]
     pub value: u64,
 }
 
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(Message)]
 pub(super) struct RegisterPluginRequest {
     #[prost(string, tag = "1")]
     pub(super) name: String,
@@ -200,7 +196,7 @@ pub(super) struct RegisterPluginRequest {
     pub(super) version: String,
 }
 
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(Message)]
 pub(super) struct ConfigureRequest {
     #[prost(string, tag = "2")]
     pub(super) runtime_name: String,
@@ -208,17 +204,15 @@ pub(super) struct ConfigureRequest {
     pub(super) runtime_version: String,
     #[prost(int64, tag = "5")]
     pub(super) request_timeout_ms: i64,
-    #[prost(string, tag = "6")]
-    pub(super) nri_version: String,
 }
 
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(Message)]
 pub(super) struct ConfigureResponse {
     #[prost(int32, tag = "2")]
     pub(super) events: i32,
 }
 
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(Message)]
 pub(super) struct SynchronizeRequest {
     #[prost(message, repeated, tag = "1")]
     pub(super) pods: Vec<PodSandbox>,
@@ -228,7 +222,7 @@ pub(super) struct SynchronizeRequest {
     pub(super) more: bool,
 }
 
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(Message)]
 pub(super) struct SynchronizeResponse {
     #[prost(message, repeated, tag = "1")]
     pub(super) update: Vec<ContainerUpdate>,
@@ -237,7 +231,7 @@ pub(super) struct SynchronizeResponse {
 }
 
 /// The request of each method for a pod or a container event. All such requests number their fields alike.
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(Message)]
 pub(super) struct UpdateContainerRequest {
     #[prost(message, optional, tag = "1")]
     pub(super) pod: Option<PodSandbox>,
@@ -247,7 +241,7 @@ pub(super) struct UpdateContainerRequest {
     pub(super) resources: Option<LinuxResources>,
 }
 
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(Message)]
 pub(super) struct StateChangeEvent {
     #[prost(int32, tag = "1")]
     pub(super) event: i32,
@@ -257,7 +251,7 @@ pub(super) struct StateChangeEvent {
     pub(super) container: Option<Container>,
 }
 
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(Message)]
 pub(super) struct CreateContainerResponse {
     #[prost(message, optional, tag = "1")]
     pub(super) adjust: Option<ContainerAdjustment>,
@@ -267,13 +261,13 @@ pub(super) struct CreateContainerResponse {
 
 /// The response of each method that may update existing containers. Without updates, the response encodes to the empty
 /// message, which also answers all remaining methods.
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(Message)]
 pub(super) struct UpdateContainerResponse {
     #[prost(message, repeated, tag = "1")]
     pub(super) update: Vec<ContainerUpdate>,
 }
 
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(PartialEq, Message)]
 pub(super) struct ContainerAdjustment {
     #[prost(btree_map = "string, string", tag = "2")]
     pub(super) annotations: BTreeMap<String, String>,
@@ -283,7 +277,7 @@ pub(super) struct ContainerAdjustment {
     pub(super) linux: Option<LinuxContainerAdjustment>,
 }
 
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(PartialEq, Message)]
 pub(super) struct KeyValue {
     #[prost(string, tag = "1")]
     pub(super) key: String,
@@ -291,13 +285,13 @@ pub(super) struct KeyValue {
     pub(super) value: String,
 }
 
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(PartialEq, Message)]
 pub(super) struct LinuxContainerAdjustment {
     #[prost(message, optional, tag = "2")]
     pub(super) resources: Option<LinuxResources>,
 }
 
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(PartialEq, Message)]
 pub(super) struct ContainerUpdate {
     #[prost(string, tag = "1")]
     pub(super) container_id: String,
@@ -307,7 +301,7 @@ pub(super) struct ContainerUpdate {
     pub(super) ignore_failure: bool,
 }
 
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(PartialEq, Message)]
 pub(super) struct LinuxContainerUpdate {
     #[prost(message, optional, tag = "1")]
     pub(super) resources: Option<LinuxResources>,
@@ -318,10 +312,8 @@ pub(super) struct LinuxContainerUpdate {
 impl PodSandbox {
     /// The pod's cgroup, as the kubelet named the cgroup to the runtime; empty if the runtime omits the field.
     pub fn cgroup_parent(&self) -> &str {
-        self.linux
-            .as_ref()
-            .map(|linux| linux.cgroup_parent.as_str())
-            .unwrap_or_default()
+        let linux = self.linux.as_ref();
+        linux.map_or("", |linux| linux.cgroup_parent.as_str())
     }
 }
 
@@ -335,19 +327,14 @@ impl Container {
 
     /// The container's cgroup, in the form of the runtime's driver; empty if the runtime omits the field.
     pub fn cgroups_path(&self) -> &str {
-        self.linux
-            .as_ref()
-            .map(|linux| linux.cgroups_path.as_str())
-            .unwrap_or_default()
+        let linux = self.linux.as_ref();
+        linux.map_or("", |linux| linux.cgroups_path.as_str())
     }
 
     /// The value of an environment variable. The last of several definitions counts, as in runc.
     pub fn variable(&self, name: &str) -> Option<&str> {
-        self.env
-            .iter()
-            .rev()
-            .find_map(|line| line.split_once('=').filter(|(key, _)| *key == name))
-            .map(|(_, v)| v)
+        let mut lines = self.env.iter().rev();
+        lines.find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
     }
 }
 
@@ -356,9 +343,7 @@ impl Container {
 impl LinuxMemory {
     /// The limit in bytes, if set.
     pub fn limit(&self) -> Option<u64> {
-        self.limit
-            .and_then(|limit| u64::try_from(limit.value).ok())
-            .filter(|&limit| limit > 0)
+        positive(self.limit?.value)
     }
 }
 
@@ -367,23 +352,22 @@ impl LinuxMemory {
 impl LinuxCpu {
     /// The weight, in the unit of cgroup v1 on every node.
     pub fn shares(&self) -> Option<u64> {
-        self.shares
-            .map(|shares| shares.value)
-            .filter(|&shares| shares > 0)
+        positive(self.shares?.value)
     }
 
     /// The quota in microseconds per [`period`](Self::period), if set.
     pub fn quota(&self) -> Option<u64> {
-        self.quota
-            .and_then(|quota| u64::try_from(quota.value).ok())
-            .filter(|&quota| quota > 0)
+        positive(self.quota?.value)
     }
 
     /// The period in microseconds; the kernel's default if unset.
     pub fn period(&self) -> u64 {
-        self.period
-            .map(|period| period.value)
-            .filter(|&period| period > 0)
-            .unwrap_or(100_000)
+        let period = self.period.and_then(|period| positive(period.value));
+        period.unwrap_or(100_000)
     }
+}
+
+/// A number above zero. Runtimes send zero or a negative number for an unset value.
+fn positive(number: impl TryInto<u64>) -> Option<u64> {
+    number.try_into().ok().filter(|&number| number > 0)
 }

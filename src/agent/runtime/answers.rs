@@ -490,7 +490,6 @@ fn lean(container: &Container) -> Container {
         linux: container.linux.clone(),
         pid: container.pid,
         created_at: container.created_at,
-        exit_code: container.exit_code,
     }
 }
 
@@ -539,7 +538,6 @@ mod tests {
                 .map(|key| (key.to_owned(), "x".to_owned()))
                 .into(),
             env: env.map(str::to_owned).to_vec(),
-            exit_code: 3,
             ..Container::default()
         };
         let mut told = container.clone();
