@@ -256,7 +256,7 @@ impl SocketCounter {
             let depth = tree.split('/').count();
             let maps = [self.map.descriptor(), self.timers.as_raw_fd()];
             let attach = |title, direction| {
-                let instructions = program(maps, depth, direction)?;
+                let instructions = program(maps, depth, direction);
                 Program::load(title, &instructions, direction)?.attach(directory.as_fd())
             };
             let ingress = attach("pinfold_receive", Direction::Ingress)?;
