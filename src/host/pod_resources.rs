@@ -232,14 +232,14 @@ fn is_unavailable(error: &CallError) -> bool {
 }
 
 /// A `ListPodResourcesResponse`.
-#[derive(Clone, PartialEq, Eq, Message)]
+#[derive(Message)]
 struct ListResponse {
     #[prost(message, repeated, tag = "1")]
     pod_resources: Vec<PodMessage>,
 }
 
 /// A `PodResources`.
-#[derive(Clone, PartialEq, Eq, Message)]
+#[derive(Message)]
 struct PodMessage {
     #[prost(string, tag = "1")]
     name: String,
@@ -250,7 +250,7 @@ struct PodMessage {
 }
 
 /// A `ContainerResources`.
-#[derive(Clone, PartialEq, Eq, Message)]
+#[derive(Message)]
 struct ContainerMessage {
     #[prost(string, tag = "1")]
     name: String,
@@ -261,7 +261,7 @@ struct ContainerMessage {
 }
 
 /// A `ContainerDevices`: devices of one resource.
-#[derive(Clone, PartialEq, Eq, Message)]
+#[derive(Message)]
 struct DeviceMessage {
     #[prost(string, tag = "1")]
     resource_name: String,
@@ -272,21 +272,21 @@ struct DeviceMessage {
 }
 
 /// A `TopologyInfo`.
-#[derive(Clone, PartialEq, Eq, Message)]
+#[derive(Message)]
 struct TopologyMessage {
     #[prost(message, repeated, tag = "1")]
     nodes: Vec<NumaMessage>,
 }
 
 /// A `NUMANode`. An empty message is NUMA node 0.
-#[derive(Clone, Copy, PartialEq, Eq, Message)]
+#[derive(Message)]
 struct NumaMessage {
     #[prost(int64, tag = "1")]
     id: i64,
 }
 
 /// An `AllocatableResourcesResponse`.
-#[derive(Clone, PartialEq, Eq, Message)]
+#[derive(Message)]
 struct AllocatableResponse {
     #[prost(int64, repeated, tag = "2")]
     cpu_ids: Vec<i64>,

@@ -194,24 +194,8 @@ fn status(headers: &HeaderMap) -> Option<Result<(), CallError>> {
 
 /// Decodes the message of a status. Bytes outside plain ASCII are percent-encoded.
 fn decode_percent(encoded: &[u8]) -> String {
-    let digit = |byte: Option<&u8>| byte.and_then(|byte| char::from(*byte).to_digit(16));
-    let mut bytes = Vec::with_capacity(encoded.len());
-    let mut rest = encoded;
-    while let Some((&byte, after)) = rest.split_first() {
-        rest = after;
-        let code = (byte == b'%')
-            .then(|| Some(digit(after.first())? * 16 + digit(after.get(1))?))
-            .flatten()
-            .and_then(|code| u8::try_from(code).ok());
-        match code {
-            Some(code) => {
-                bytes.push(code);
-                rest = after.get(2..).unwrap_or_default();
-            }
-            None => bytes.push(byte),
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
+    let text = percent_encoding::percent_decode(encoded);
+    text.decode_utf8_lossy().into_owned()
 }
 
 #[cfg(test)]
