@@ -15,54 +15,34 @@ use crate::pod::PodUid;
 /// The name of the cgroup for idle CPUs, beside the containers' cgroups of a pod.
 pub(super) const IDLE_CGROUP: &str = "pinfold-idle";
 
-/// How assignments are enforced.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Enforcement {
-    /// With cpuset partitions: the kernel keeps all foreign tasks off an owner's CPUs.
-    Partition,
-    /// With writes to `cpuset.cpus` of pods' and containers' cgroups.
-    Cpuset,
-    /// Without any enforcement: Pinfold only observes.
-    Observe,
-}
-
-impl Enforcement {
-    /// The enforcement's name in the configuration and as a label value.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Partition => "partition",
-            Self::Cpuset => "cpuset",
-            Self::Observe => "observe",
-        }
+named! {
+    /// How assignments are enforced.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    pub enum Enforcement {
+        /// With cpuset partitions: the kernel keeps all foreign tasks off an owner's CPUs.
+        Partition => "partition",
+        /// With writes to `cpuset.cpus` of pods' and containers' cgroups.
+        Cpuset => "cpuset",
+        /// Without any enforcement: Pinfold only observes.
+        Observe => "observe",
     }
 }
 
-/// Why a node has its enforcement.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EnforcementCause {
-    /// The configuration names the enforcement.
-    Configuration,
-    /// The kernel supports cpuset partitions.
-    PartitionsSupported,
-    /// The machine has cgroup v1, which lacks cpuset partitions.
-    CgroupV1,
-    /// The kernel supports no cpuset partitions below the root of the hierarchy.
-    PartitionsUnsupported,
-    /// The kubelet's CPU Manager assigns CPUs.
-    CpuManager,
-}
-
-impl EnforcementCause {
-    /// The cause's identifier in labels.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Configuration => "configuration",
-            Self::PartitionsSupported => "partitions_supported",
-            Self::CgroupV1 => "cgroup_v1",
-            Self::PartitionsUnsupported => "partitions_unsupported",
-            Self::CpuManager => "cpu_manager",
-        }
+named! {
+    /// Why a node has its enforcement.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum EnforcementCause {
+        /// The configuration names the enforcement.
+        Configuration => "configuration",
+        /// The kernel supports cpuset partitions.
+        PartitionsSupported => "partitions_supported",
+        /// The machine has cgroup v1, which lacks cpuset partitions.
+        CgroupV1 => "cgroup_v1",
+        /// The kernel supports no cpuset partitions below the root of the hierarchy.
+        PartitionsUnsupported => "partitions_unsupported",
+        /// The kubelet's CPU Manager assigns CPUs.
+        CpuManager => "cpu_manager",
     }
 }
 
