@@ -2,7 +2,7 @@
 //! calls to open and to close the files.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::unix::fs::{DirEntryExt, FileExt};
 use std::path::{Path, PathBuf};
 
@@ -84,28 +84,15 @@ pub fn read_value_optional(path: &Path) -> Result<Option<String>, FileError> {
 
 fn optional(read: Result<String, FileError>) -> Result<Option<String>, FileError> {
     match read {
-        Ok(text) => Ok(Some(text)),
         Err(error) if error.is_gone() => Ok(None),
-        Err(error) => Err(error),
+        text => text.map(Some),
     }
 }
 
 fn value(path: &Path) -> io::Result<String> {
-    let mut file = File::open(path)?;
-    let mut start = [0; PAGE];
-    let length = loop {
-        match file.read(&mut start) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            read => break read?,
-        }
-    };
-    let start = start.get(..length).unwrap_or_default();
-    if length < PAGE / 2 {
-        return Ok(trimmed_text(start));
-    }
-    let mut whole = start.to_vec();
-    file.read_to_end(&mut whole)?;
-    Ok(trimmed_text(&whole))
+    let mut buffer = vec![0; PAGE];
+    let length = fill(&mut buffer, &File::open(path)?)?;
+    Ok(trimmed_text(buffer.get(..length).unwrap_or_default()))
 }
 
 /// Writes to an existing file in one write call.
@@ -144,9 +131,8 @@ pub(super) fn list(directory: &Path) -> io::Result<Vec<DirectoryEntry>> {
     let mut entries = Vec::new();
     for entry in fs::read_dir(directory)? {
         let entry = match entry {
-            Ok(entry) => entry,
             Err(error) if is_gone(&error) => break,
-            Err(error) => return Err(error),
+            entry => entry?,
         };
         entries.push(DirectoryEntry {
             name: entry.file_name().to_string_lossy().into_owned(),
@@ -156,6 +142,12 @@ pub(super) fn list(directory: &Path) -> io::Result<Vec<DirectoryEntry>> {
     }
     entries.sort_unstable_by(|a, b| a.name.cmp(&b.name));
     Ok(entries)
+}
+
+/// The names of the directories among the entries of a directory.
+pub(super) fn directory_names(entries: Vec<DirectoryEntry>) -> Vec<String> {
+    let directories = entries.into_iter().filter(|entry| entry.is_directory);
+    directories.map(|entry| entry.name).collect()
 }
 
 /// The entries of a directory; empty if no directory has the path.

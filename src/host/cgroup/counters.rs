@@ -8,7 +8,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::memory::{NumaUsage, numa_usage};
-use super::model::{CgroupError, Cgroups, Version, ignore_gone};
+use super::model::{Cgroups, Result, Version, ignore_gone};
 use crate::host::file::{self, FileError, Reader};
 
 /// CPU controller counters of a cgroup since its creation; `None` where no controller counts the value.
@@ -115,7 +115,7 @@ impl Cgroups {
     ///
     /// # Errors
     /// The cgroup is gone, or the file can't be read.
-    pub fn usage(&self, path: &str) -> Result<Option<Usage>, CgroupError> {
+    pub fn usage(&self, path: &str) -> Result<Option<Usage>> {
         let Some(cpuacct) = &self.cpuacct else {
             return Ok(None);
         };
@@ -181,7 +181,7 @@ impl CgroupCounters<'_> {
     ///
     /// # Errors
     /// A file exists and can't be read. The methods below have the same error.
-    pub fn cpu_stat(&mut self) -> Result<CpuStat, CgroupError> {
+    pub fn cpu_stat(&mut self) -> Result<CpuStat> {
         let mut stat = CpuStat::default();
         if let Some(cpu) = &self.cgroups.cpu {
             let read = self.read(CPU, cpu, "cpu.stat", cpu_stat)?;
@@ -198,7 +198,7 @@ impl CgroupCounters<'_> {
     ///
     /// `threads` is the number of threads in the cgroup and in the cgroups below. Every process has at least one
     /// thread. If the cgroup itself has as many processes as `threads`, the cgroups below are empty and not read.
-    pub fn processes(&mut self, threads: Option<usize>) -> Result<Vec<i32>, CgroupError> {
+    pub fn processes(&mut self, threads: Option<usize>) -> Result<Vec<i32>> {
         let (cgroups, path) = (self.cgroups, self.path);
         let ids = |text: &str| text.lines().filter_map(|line| line.parse().ok()).collect();
         let found: Option<Vec<i32>> = self.read(PROCESSES, &cgroups.cpuset, "cgroup.procs", ids)?;
@@ -214,7 +214,7 @@ impl CgroupCounters<'_> {
     }
 
     /// The number of threads in the cgroup and in the cgroups below; `None` where no controller counts threads.
-    pub fn threads(&mut self) -> Result<Option<usize>, CgroupError> {
+    pub fn threads(&mut self) -> Result<Option<usize>> {
         let Some(pids) = &self.cgroups.pids else {
             return Ok(None);
         };
@@ -222,7 +222,7 @@ impl CgroupCounters<'_> {
     }
 
     /// The cgroup's memory by NUMA node; `None` where the kernel does not count memory by NUMA node.
-    pub fn memory_by_numa(&mut self) -> Result<Option<Vec<NumaUsage>>, CgroupError> {
+    pub fn memory_by_numa(&mut self) -> Result<Option<Vec<NumaUsage>>> {
         let Some(memory) = &self.cgroups.memory else {
             return Ok(None);
         };
@@ -238,7 +238,7 @@ impl CgroupCounters<'_> {
 
     /// The waiting time of the cgroup's tasks for each of [`RESOURCES`]; `None` where the kernel does not count the
     /// pressure.
-    pub fn pressure(&mut self) -> Result<[Option<Pressure>; RESOURCES.len()], CgroupError> {
+    pub fn pressure(&mut self) -> Result<[Option<Pressure>; RESOURCES.len()]> {
         let mut found = [None; RESOURCES.len()];
         // In the order of the resources.
         let files = ["cpu.pressure", "io.pressure", "memory.pressure"];
@@ -256,7 +256,7 @@ impl CgroupCounters<'_> {
         hierarchy: &Path,
         name: &str,
         parse: impl FnOnce(&str) -> T,
-    ) -> Result<Option<T>, CgroupError> {
+    ) -> Result<Option<T>> {
         let path = self.path;
         let file = || hierarchy.join(path).join(name);
         Ok(self.files.read(self.number, which, file, parse)?)

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::model::{CgroupError, Cgroups, Version, cpu_list};
+use super::model::{Cgroups, Result, Version, cpu_list};
 use super::systemd::ALLOWED_MEMORY_NODES;
 use crate::cpu::CpuSet;
 use crate::host::file;
@@ -32,7 +32,7 @@ pub struct CgroupMemory {
 
 impl Cgroups {
     /// Reads the NUMA nodes allowed for a cgroup's memory.
-    pub fn memory(&self, path: &str) -> Result<CgroupMemory, CgroupError> {
+    pub fn memory(&self, path: &str) -> Result<CgroupMemory> {
         let dir = self.root().join(path);
         let numa = cpu_list(&dir.join("cpuset.mems"))?;
         let bytes_to_move = match self.version {
@@ -53,13 +53,13 @@ impl Cgroups {
     }
 
     /// Sets the NUMA nodes allowed for a cgroup's memory.
-    pub fn set_memory_nodes(&self, path: &str, numa: &CpuSet) -> Result<(), CgroupError> {
-        let file = self.root().join(path).join("cpuset.mems");
+    pub fn set_memory_nodes(&self, path: &str, numa: &CpuSet) -> Result<()> {
+        let file = self.file(path, "cpuset.mems");
         self.write_set(path, &file, ALLOWED_MEMORY_NODES, numa)
     }
 
     /// The NUMA nodes with memory.
-    pub fn memory_nodes(&self) -> Result<CpuSet, CgroupError> {
+    pub fn memory_nodes(&self) -> Result<CpuSet> {
         cpu_list(&self.root().join(match self.version {
             Version::V1 => "cpuset.mems",
             Version::V2 => "cpuset.mems.effective",
@@ -80,10 +80,8 @@ pub(super) fn numa_usage(text: &str, unit: u64) -> Vec<NumaUsage> {
             Some((numa.parse().ok()?, count.parse().ok()?))
         };
         for (numa, count) in fields.filter_map(count_of_node) {
-            let usage = found.entry(numa).or_insert(NumaUsage {
-                numa,
-                ..NumaUsage::default()
-            });
+            let usage = found.entry(numa).or_default();
+            usage.numa = numa;
             match memory_type {
                 "anon" => usage.anonymous = count.saturating_mul(unit),
                 "file" => usage.file = count.saturating_mul(unit),

@@ -1,7 +1,7 @@
 //! Extended attributes of cgroups: the assignment record of a pod's or container's cgroup, and notes about the whole
 //! node. The kernel keeps an attribute as long as its cgroup.
 
-use super::model::{CgroupError, Cgroups};
+use super::model::{CgroupError, Cgroups, Result};
 
 /// The extended attribute of an assignment record.
 const RECORD: &str = "trusted.pinfold";
@@ -30,16 +30,12 @@ impl NoteSubject {
 
 impl Cgroups {
     /// The text of a cgroup's assignment record; `None` without a record.
-    pub fn assignment_record(&self, path: &str) -> Result<Option<String>, CgroupError> {
+    pub fn assignment_record(&self, path: &str) -> Result<Option<String>> {
         self.attribute(path, RECORD, "read the assignment record of")
     }
 
     /// Sets the text of a cgroup's assignment record; `None` removes the record.
-    pub fn set_assignment_record(
-        &self,
-        path: &str,
-        record: Option<&str>,
-    ) -> Result<(), CgroupError> {
+    pub fn set_assignment_record(&self, path: &str, record: Option<&str>) -> Result<()> {
         self.set_attribute(path, RECORD, record, "set the assignment record of")
     }
 
@@ -48,7 +44,7 @@ impl Cgroups {
     ///
     /// The test makes no cgroup: the top cgroup has mode 0555, so a new cgroup inside would need `CAP_DAC_OVERRIDE`.
     /// An attribute needs `CAP_SYS_ADMIN` alone.
-    pub fn supports_attributes(&self) -> Result<bool, CgroupError> {
+    pub fn supports_attributes(&self) -> Result<bool> {
         let name = format!("{RECORD}.probe.{}", std::process::id());
         let tried = (|| {
             xattr::set(&self.cpuset, &name, b"probe")?;
@@ -63,7 +59,7 @@ impl Cgroups {
     ///
     /// # Errors
     /// The cgroup is gone, or its file system keeps no attributes.
-    pub fn note(&self, path: &str, subject: NoteSubject) -> Result<Option<String>, CgroupError> {
+    pub fn note(&self, path: &str, subject: NoteSubject) -> Result<Option<String>> {
         self.attribute(path, subject.attribute(), "read the note on")
     }
 
@@ -71,21 +67,11 @@ impl Cgroups {
     ///
     /// # Errors
     /// The cgroup is gone, the note is too long (64 KiB), or the write permission is missing.
-    pub fn set_note(
-        &self,
-        path: &str,
-        subject: NoteSubject,
-        text: Option<&str>,
-    ) -> Result<(), CgroupError> {
+    pub fn set_note(&self, path: &str, subject: NoteSubject, text: Option<&str>) -> Result<()> {
         self.set_attribute(path, subject.attribute(), text, "put a note on")
     }
 
-    fn attribute(
-        &self,
-        path: &str,
-        name: &str,
-        operation: &'static str,
-    ) -> Result<Option<String>, CgroupError> {
+    fn attribute(&self, path: &str, name: &str, operation: &'static str) -> Result<Option<String>> {
         let path = self.root().join(path);
         let value = xattr::get(&path, name).map_err(CgroupError::directory(operation, &path))?;
         Ok(value.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
@@ -97,7 +83,7 @@ impl Cgroups {
         name: &str,
         value: Option<&str>,
         operation: &'static str,
-    ) -> Result<(), CgroupError> {
+    ) -> Result<()> {
         let path = self.root().join(path);
         let done = match value {
             Some(value) => xattr::set(&path, name, value.as_bytes()),

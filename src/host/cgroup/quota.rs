@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 
 use cgroups_rs::fs::cpu::CpuController;
 
-use super::model::{CgroupError, Cgroups, Quota, Version};
+use super::model::{CgroupError, Cgroups, Quota, Result, Version};
 use crate::host::file::read_value_optional;
 
 // === impl Cgroups ===
 
 impl Cgroups {
     /// Reads the CFS quota of a cgroup; `None` without a CPU controller.
-    pub fn quota(&self, path: &str) -> Result<Option<Quota>, CgroupError> {
+    pub fn quota(&self, path: &str) -> Result<Option<Quota>> {
         let Some(cpu) = &self.cpu else {
             return Ok(None);
         };
@@ -20,7 +20,7 @@ impl Cgroups {
     }
 
     /// Writes the CFS quota of a cgroup.
-    pub fn set_quota(&self, path: &str, quota: Quota) -> Result<(), CgroupError> {
+    pub fn set_quota(&self, path: &str, quota: Quota) -> Result<()> {
         let Some(cpu) = &self.cpu else { return Ok(()) };
         write(&cpu.join(path), self.cpu_version(), quota)
     }
@@ -35,7 +35,7 @@ fn file(version: Version) -> &'static str {
 }
 
 /// Reads the quota of the cgroup at `path`; `None` for a cgroup without a CPU controller.
-fn read(path: &Path, version: Version) -> Result<Option<Quota>, CgroupError> {
+fn read(path: &Path, version: Version) -> Result<Option<Quota>> {
     // The crate `cgroups-rs` would need three times as many calls, for every cgroup in every reconcile pass.
     let read = |name: &str| {
         read_value_optional(&path.join(name)).map_err(|error| failed("read", path, error))
@@ -68,7 +68,7 @@ fn read(path: &Path, version: Version) -> Result<Option<Quota>, CgroupError> {
 /// Writes the quota of the cgroup at `path`.
 ///
 /// The file must exist: `cgroups-rs` would create a missing file, even in a directory without a cgroup.
-fn write(path: &Path, version: Version, quota: Quota) -> Result<(), CgroupError> {
+fn write(path: &Path, version: Version, quota: Quota) -> Result<()> {
     if !path.join(file(version)).exists() {
         return Err(failed("write", path, Error::from(ErrorKind::NotFound)));
     }
