@@ -398,30 +398,28 @@ impl<const K: usize, const V: usize> PerCpuHash<K, V> {
             // of `8 * V` bytes for each possible CPU. Both buffers have the exact size. The
             // position in the map takes 4 of the 8 bytes in `to`.
             let read = unsafe { bpf(MAP_LOOKUP_BATCH, &mut argument) };
-            let (last, count) = match read {
-                Ok(_) => (false, argument.count),
-                // ENOENT means that the batch is the last.
-                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => (true, argument.count),
-                // ENOSPC means that a hash bucket has more keys than the buffer has room for.
-                Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {
-                    size *= 2;
-                    continue;
+            let is_last = read.is_err();
+            if let Err(error) = read {
+                match error.raw_os_error() {
+                    // ENOENT means that the batch is the last.
+                    Some(libc::ENOENT) => {}
+                    // ENOSPC means that a hash bucket has more keys than the buffer has room for.
+                    Some(libc::ENOSPC) => {
+                        size *= 2;
+                        continue;
+                    }
+                    _ => return Err(BpfError::new("read a BPF map", error)),
                 }
-                Err(error) => return Err(BpfError::new("read a BPF map", error)),
-            };
+            }
             let sum = |sum: [u64; V], one: &[u64; V]| {
                 std::array::from_fn(|at| sum[at].wrapping_add(one[at]))
             };
             let sums = values
                 .chunks(self.cpus)
                 .map(|values| values.iter().fold([0; V], sum));
-            found.extend(
-                keys.iter()
-                    .copied()
-                    .zip(sums)
-                    .take(usize::try_from(count).unwrap_or(0)),
-            );
-            if last {
+            let count = argument.count as usize;
+            found.extend(keys.iter().copied().zip(sums).take(count));
+            if is_last {
                 return Ok(found);
             }
             from = Some(to);

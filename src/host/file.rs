@@ -90,7 +90,7 @@ fn optional(read: Result<String, FileError>) -> Result<Option<String>, FileError
 }
 
 fn value(path: &Path) -> io::Result<String> {
-    let mut buffer = vec![0; PAGE];
+    let mut buffer = Vec::new();
     let length = fill(&mut buffer, &File::open(path)?)?;
     Ok(trimmed_text(buffer.get(..length).unwrap_or_default()))
 }
@@ -119,11 +119,11 @@ pub fn write(path: &Path, data: &str) -> Result<(), FileError> {
 #[derive(Debug)]
 pub(super) struct DirectoryEntry {
     /// The entry's name.
-    pub(super) name: String,
+    pub name: String,
     /// The inode of the file or directory.
-    pub(super) inode: u64,
+    pub inode: u64,
     /// Whether the entry is a directory. A link is no directory.
-    pub(super) is_directory: bool,
+    pub is_directory: bool,
 }
 
 /// The entries of a directory, sorted by name. The removal of the directory during the reading ends the list.
@@ -169,20 +169,12 @@ pub(super) fn is_gone(error: &io::Error) -> bool {
 /// Reads kernel files, also files that are kept open, into a reused buffer.
 ///
 /// A cgroup can be removed while a file of the cgroup is open. Reading the open file then fails.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Reader {
     buffer: Vec<u8>,
 }
 
 // === impl Reader ===
-
-impl Default for Reader {
-    fn default() -> Self {
-        Self {
-            buffer: vec![0; PAGE],
-        }
-    }
-}
 
 impl Reader {
     /// The text of an open file from its beginning, with the white space at its end.
@@ -226,19 +218,19 @@ impl Reader {
 fn fill(buffer: &mut Vec<u8>, file: &File) -> io::Result<usize> {
     let mut length = 0;
     loop {
+        if buffer.len() < length + PAGE {
+            buffer.resize(length + PAGE.max(length), 0);
+        }
         let room = buffer.get_mut(length..).unwrap_or_default();
         let some = match file.read_at(room, length as u64) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             read => read?,
         };
-        // The kernel returns at most a page. Only the last read returns less than half of a page, or of the free
-        // buffer.
-        let is_all = some < room.len().min(PAGE) / 2;
         length += some;
-        if is_all || some == 0 {
+        // The kernel returns at most a page. Only the last read returns less than half of a page.
+        if some < PAGE / 2 {
             return Ok(length);
         }
-        buffer.resize(length + PAGE.max(length), 0);
     }
 }
 

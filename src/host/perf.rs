@@ -350,7 +350,7 @@ fn decode(bytes: &[u8], has: [bool; EVENTS]) -> Option<GroupCounts> {
         .chunks_exact(WORD)
         .filter_map(|word| Some(u64::from_ne_bytes(word.try_into().ok()?)));
     let opened = has.iter().filter(|has| **has).count();
-    if usize::try_from(words.next()?).ok()? != opened {
+    if words.next()? != opened as u64 {
         return None;
     }
     let (enabled, running) = (words.next()?, words.next()?);

@@ -234,61 +234,61 @@ fn is_unavailable(error: &CallError) -> bool {
 /// A `ListPodResourcesResponse`.
 #[derive(Message)]
 struct ListResponse {
-    #[prost(message, repeated, tag = "1")]
+    #[prost(message, repeated, tag = 1)]
     pod_resources: Vec<PodMessage>,
 }
 
 /// A `PodResources`.
 #[derive(Message)]
 struct PodMessage {
-    #[prost(string, tag = "1")]
+    #[prost(string, tag = 1)]
     name: String,
-    #[prost(string, tag = "2")]
+    #[prost(string, tag = 2)]
     namespace: String,
-    #[prost(message, repeated, tag = "3")]
+    #[prost(message, repeated, tag = 3)]
     containers: Vec<ContainerMessage>,
 }
 
 /// A `ContainerResources`.
 #[derive(Message)]
 struct ContainerMessage {
-    #[prost(string, tag = "1")]
+    #[prost(string, tag = 1)]
     name: String,
-    #[prost(message, repeated, tag = "2")]
+    #[prost(message, repeated, tag = 2)]
     devices: Vec<DeviceMessage>,
-    #[prost(int64, repeated, tag = "3")]
+    #[prost(int64, repeated, tag = 3)]
     cpu_ids: Vec<i64>,
 }
 
 /// A `ContainerDevices`: devices of one resource.
 #[derive(Message)]
 struct DeviceMessage {
-    #[prost(string, tag = "1")]
+    #[prost(string, tag = 1)]
     resource_name: String,
-    #[prost(string, repeated, tag = "2")]
+    #[prost(string, repeated, tag = 2)]
     device_ids: Vec<String>,
-    #[prost(message, optional, tag = "3")]
+    #[prost(message, optional, tag = 3)]
     topology: Option<TopologyMessage>,
 }
 
 /// A `TopologyInfo`.
 #[derive(Message)]
 struct TopologyMessage {
-    #[prost(message, repeated, tag = "1")]
+    #[prost(message, repeated, tag = 1)]
     nodes: Vec<NumaMessage>,
 }
 
 /// A `NUMANode`. An empty message is NUMA node 0.
 #[derive(Message)]
 struct NumaMessage {
-    #[prost(int64, tag = "1")]
+    #[prost(int64, tag = 1)]
     id: i64,
 }
 
 /// An `AllocatableResourcesResponse`.
 #[derive(Message)]
 struct AllocatableResponse {
-    #[prost(int64, repeated, tag = "2")]
+    #[prost(int64, repeated, tag = 2)]
     cpu_ids: Vec<i64>,
 }
 

@@ -157,12 +157,8 @@ impl Proc {
         // The crate cuts `1 (name) S …` at the brackets without checking the bytes beside them.
         let open = text.iter().position(|&byte| byte == b'(')?;
         let close = text.iter().rposition(|&byte| byte == b')')?;
-        let beside = [
-            text.first(),
-            text.get(open.checked_sub(1)?),
-            text.get(close + 1),
-            text.get(close + 2),
-        ];
+        let beside = [0, open.checked_sub(1)?, close + 1, close + 2];
+        let beside = beside.map(|at| text.get(at));
         match beside {
             [
                 Some(b'0'..=b'9'),

@@ -85,10 +85,10 @@ pub struct CacheCounters {
 /// The operations on the directories of groups. Tests replace the operations, because only the kernel
 /// fills new directories and refuses CPUs.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct DirectoryOperations {
-    pub(crate) make: fn(&Path) -> io::Result<()>,
-    pub(crate) remove: fn(&Path) -> io::Result<()>,
-    pub(crate) bind: fn(&Path, &str) -> Result<(), FileError>,
+struct DirectoryOperations {
+    make: fn(&Path) -> io::Result<()>,
+    remove: fn(&Path) -> io::Result<()>,
+    bind: fn(&Path, &str) -> Result<(), FileError>,
 }
 
 /// The resctrl file system below a root.
@@ -111,14 +111,6 @@ impl Resctrl {
         Self {
             top: root.join("sys/fs/resctrl"),
             operations,
-        }
-    }
-
-    #[cfg(test)]
-    pub(crate) fn with_operations(root: &Path, operations: DirectoryOperations) -> Self {
-        Self {
-            operations,
-            ..Self::new(root)
         }
     }
 

@@ -89,11 +89,8 @@ pub struct SpawnError {
     source: Option<io::Error>,
 }
 
-#[derive(Debug)]
-struct Job {
-    spawn: Spawn,
-    reply: mpsc::Sender<Result<Process, SpawnError>>,
-}
+/// A process to start, and the channel for the answer.
+type Job = (Spawn, mpsc::Sender<Result<Process, SpawnError>>);
 
 /// The step at which the child failed. The child reports the step as a byte through a pipe, because
 /// the error of a failed start carries only an errno.
@@ -130,7 +127,7 @@ impl Launcher {
             .name("pinfold-launch".to_owned())
             .spawn(move || {
                 run_anywhere();
-                for Job { spawn, reply } in inbox {
+                for (spawn, reply) in inbox {
                     // If the caller panicked, the reply has no receiver. The process is then
                     // dropped and killed.
                     let _ = reply.send(start(&spawn));
@@ -155,7 +152,7 @@ impl Launcher {
         let _ = self
             .jobs
             .as_ref()
-            .is_some_and(|jobs| jobs.send(Job { spawn, reply }).is_ok());
+            .is_some_and(|jobs| jobs.send((spawn, reply)).is_ok());
         answer.recv().unwrap_or_else(|_| {
             let why = "the thread that starts processes has ended";
             Err(SpawnError {

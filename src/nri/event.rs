@@ -8,7 +8,7 @@ use std::fmt;
 
 use super::proto::{
     ConfigureRequest, Container, LinuxResources, PLUGIN_SERVICE, PodSandbox, StateChangeEvent,
-    SynchronizeRequest, UpdateContainerRequest,
+    SynchronizeRequest, UpdateContainerRequest, positive,
 };
 
 /// An event of the container runtime, with the protocol's number.
@@ -177,7 +177,18 @@ impl PluginRequest {
         let event_of_method = events.find(|event| event.to_string() == method);
         match (service, method, event_of_method) {
             (PLUGIN_SERVICE, "Configure", _) => configure(payload),
-            (PLUGIN_SERVICE, "Synchronize", _) => synchronize(payload),
+            (PLUGIN_SERVICE, "Synchronize", _) => {
+                let SynchronizeRequest {
+                    pods,
+                    containers,
+                    more,
+                } = decode(method, payload)?;
+                Ok(Self::Synchronize {
+                    pods,
+                    containers,
+                    more,
+                })
+            }
             (PLUGIN_SERVICE, "Shutdown", _) => Ok(Self::Shutdown),
             (PLUGIN_SERVICE, "StateChange", _) => state_change(payload),
             (PLUGIN_SERVICE, "UpdatePodSandbox" | "PostUpdatePodSandbox", _) => Ok(Self::Other),
@@ -208,15 +219,12 @@ impl PluginRequest {
         if container.is_none() && event.is_of_container() {
             return Err(RequestError::Missing(event, "container"));
         }
-        let (container, resources) = (container.unwrap_or_default(), resources.unwrap_or_default());
-        Ok(Self::Event(
-            event,
-            Box::new(EventRequest {
-                pod,
-                container,
-                resources,
-            }),
-        ))
+        let request = EventRequest {
+            pod,
+            container: container.unwrap_or_default(),
+            resources: resources.unwrap_or_default(),
+        };
+        Ok(Self::Event(event, Box::new(request)))
     }
 }
 
@@ -232,23 +240,8 @@ fn configure(payload: &[u8]) -> Result<PluginRequest, RequestError> {
     Ok(PluginRequest::Configure(RuntimeInfo {
         name: message.runtime_name,
         version: message.runtime_version,
-        request_timeout_ms: u64::try_from(message.request_timeout_ms)
-            .ok()
-            .filter(|&timeout| timeout > 0),
+        request_timeout_ms: positive(message.request_timeout_ms),
     }))
-}
-
-fn synchronize(payload: &[u8]) -> Result<PluginRequest, RequestError> {
-    let SynchronizeRequest {
-        pods,
-        containers,
-        more,
-    } = decode("Synchronize", payload)?;
-    Ok(PluginRequest::Synchronize {
-        pods,
-        containers,
-        more,
-    })
 }
 
 fn state_change(payload: &[u8]) -> Result<PluginRequest, RequestError> {

@@ -4,9 +4,10 @@ use std::fmt;
 use std::future::Future;
 use std::time::Duration;
 
-use super::adjust::{ContainerAdjustment, ContainerUpdate};
-use super::event::{Event, EventRequest, Events};
-use super::proto::{Container, LinuxResources, PodSandbox};
+use super::{
+    Container, ContainerAdjustment, ContainerUpdate, Event, EventRequest, Events, LinuxResources,
+    PodSandbox,
+};
 
 /// A refusal, as text. The runtime passes the text on, and `kubectl describe pod` shows the text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -9,9 +9,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::assignment::PodAssignment;
-use super::ledger::Ledger;
-use super::model::Desired;
+use super::{Desired, Ledger, PodAssignment};
 use crate::cpu::{CpuSet, Topology};
 use crate::pod::{Balancing, Container, ContainerKind, Entitlement, Pod, Qos, Recognition};
 

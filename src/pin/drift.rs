@@ -4,9 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::ledger::{Ledger, Observed, ObservedContainer};
-use super::model::Enforcement;
-use super::record::AssignmentRecord;
+use super::{AssignmentRecord, Enforcement, Ledger, Observed, ObservedContainer};
 use crate::cpu::CpuSet;
 
 /// A difference between the ledger and the kernel.

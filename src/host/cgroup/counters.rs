@@ -152,12 +152,6 @@ impl Counters {
         self.files.close(number);
     }
 
-    /// The number of open files.
-    #[cfg(test)]
-    pub(crate) fn open_count(&self) -> usize {
-        self.files.count
-    }
-
     /// The counters of a cgroup below the top of the hierarchies. The caller chooses the cgroup's number, which is an
     /// index and should be small. No other cgroup may have the number until [`Counters::forget`].
     pub fn of<'a>(&'a mut self, number: usize, path: &'a str) -> CgroupCounters<'a> {
@@ -365,6 +359,13 @@ fn pressure(text: &str) -> Option<Pressure> {
 mod tests {
     use super::*;
     use std::fs;
+
+    impl Counters {
+        /// The number of open files.
+        pub(crate) fn open_count(&self) -> usize {
+            self.files.count
+        }
+    }
 
     #[test]
     fn what_is_gone_is_nothing_and_what_comes_back_is_read_anew() {

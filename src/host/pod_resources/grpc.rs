@@ -172,8 +172,8 @@ fn invalid(what: impl Into<String>) -> CallError {
 }
 
 fn length(data: &[u8]) -> Option<usize> {
-    let bytes: [u8; 4] = data.get(1..PREFIX)?.try_into().ok()?;
-    usize::try_from(u32::from_be_bytes(bytes)).ok()
+    let bytes = data.get(1..PREFIX)?.try_into().ok()?;
+    Some(u32::from_be_bytes(bytes) as usize)
 }
 
 /// The outcome in the status, if the headers have a status: success, or the server's error.

@@ -63,12 +63,6 @@ impl NetnsHandles {
         self.count -= usize::from(closed.is_some());
     }
 
-    /// The number of open handles.
-    #[cfg(test)]
-    pub(crate) fn open_count(&self) -> usize {
-        self.count
-    }
-
     /// The number of a process's network namespace; see [`Proc::network_namespace`]. The handle to the namespace is
     /// kept.
     pub fn network_namespace(&mut self, proc: &Proc, key: NetnsKey) -> Option<u64> {
@@ -182,6 +176,13 @@ mod tests {
     use std::process::Command;
 
     use super::*;
+
+    impl NetnsHandles {
+        /// The number of open handles.
+        pub(crate) fn open_count(&self) -> usize {
+            self.count
+        }
+    }
 
     #[test]
     fn a_way_is_kept_until_its_process_is_gone_and_is_never_anothers() {

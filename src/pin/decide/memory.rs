@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::super::assignment::PodAssignment;
-use super::super::ledger::Ledger;
 use super::model::PodRequest;
 use crate::cpu::{CpuSet, Topology};
+use crate::pin::{Ledger, PodAssignment};
 use crate::pod::MemoryPolicy;
 
 /// NUMA nodes by pod uid and container name.

@@ -20,14 +20,13 @@ mod state;
 
 use state::{Leaf, PartitionState, PodTarget};
 
-use super::super::ledger::Observed;
-use super::super::model::{Desired, IDLE_CGROUP, Reason, Step};
-use super::super::record::AssignmentRecord;
+use super::super::model::IDLE_CGROUP;
 use super::memory;
 use super::records::{give_back_quota, lift_quota, remove_record, write_record};
 use super::release::{member, restored_cpus};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{Partition, PartitionKind, is_below};
+use crate::pin::{AssignmentRecord, Desired, Observed, Reason, Step};
 
 pub(super) fn plan(observed: &Observed, desired: &Desired) -> Vec<Step> {
     let mut state = PartitionState::new(observed, desired);
@@ -126,8 +125,8 @@ impl<'a> PartitionState<'a> {
             next.before.cpus = newer;
         }
         if leaf.owner {
-            let uid = &pod_target.pod.cgroup.uid;
-            next = memory::record_earlier_memory(next, leaf.container, uid, self.desired);
+            let (plan, all) = (&pod_target.plan, &self.desired.all_memory);
+            next = memory::record_earlier_memory(next, leaf.container, plan, all);
         }
         Some(next)
     }
@@ -173,18 +172,12 @@ impl<'a> PartitionState<'a> {
 
     /// Pod mates are narrowed until they overlap no partition of the pod.
     fn separate_pod_mates(&mut self) {
-        let steps: Vec<Step> = self
-            .leaves
-            .iter()
-            .filter_map(|leaf| {
-                let separated = self.separated(leaf).filter(|cpus| !cpus.is_empty())?;
-                Some(Step::cpus(
-                    &leaf.container.cgroup.path,
-                    separated,
-                    Reason::Separate,
-                ))
-            })
-            .collect();
+        let narrow = |leaf: &Leaf<'_>| {
+            let separated = self.separated(leaf).filter(|cpus| !cpus.is_empty())?;
+            let path = &leaf.container.cgroup.path;
+            Some(Step::cpus(path, separated, Reason::Separate))
+        };
+        let steps: Vec<Step> = self.leaves.iter().filter_map(narrow).collect();
         self.steps.extend(steps);
     }
 
@@ -366,15 +359,12 @@ impl<'a> PartitionState<'a> {
     /// Whether a container without a partition has the CPUs from before Pinfold's first write, or
     /// needs no restoration.
     fn has_earlier_cpus(&self, leaf: &Leaf<'_>) -> bool {
-        let untouched = |record: &AssignmentRecord| {
-            record.before.cpus.is_empty() && leaf.container.cgroup.cpuset.cpus.is_empty()
+        let (now, record) = (&leaf.container.cgroup.cpuset.cpus, &leaf.container.record);
+        let is_restored = |record: &AssignmentRecord| {
+            let untouched = record.before.cpus.is_empty() && now.is_empty();
+            untouched || *now == restored_cpus(record, &self.desired.online)
         };
-        leaf.target.is_empty()
-            && leaf.container.record.as_ref().is_none_or(|record| {
-                untouched(record)
-                    || leaf.container.cgroup.cpuset.cpus
-                        == restored_cpus(record, &self.desired.online)
-            })
+        leaf.target.is_empty() && record.as_ref().is_none_or(is_restored)
     }
 
     /// The plan restores the settings of cgroups without an assignment, lifts quotas, and removes
@@ -403,9 +393,8 @@ impl<'a> PartitionState<'a> {
             last.writes.extend(lift_quota(&cgroup.path, cgroup.quota));
         }
         if let Some(pod_target) = self.pods.get(leaf.pod) {
-            let uid = &pod_target.pod.cgroup.uid;
-            last.writes
-                .extend(memory::bind(leaf.container, uid, self.desired));
+            let bind = memory::bind(leaf.container, &pod_target.plan);
+            last.writes.extend(bind);
         }
     }
 

@@ -2,50 +2,51 @@
 
 use std::collections::BTreeMap;
 
-use super::super::super::assignment::{PodAssignment, union};
-use super::super::super::ledger::{Observed, ObservedContainer, ObservedPod};
-use super::super::super::model::{Desired, PodPlan, Step};
-use super::super::super::record::AssignmentRecord;
+use super::super::super::assignment::union;
 use super::super::records::{container_record, cpus_to_record, pod_record};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{Partition, PartitionKind, is_below};
+use crate::pin::{
+    AssignmentRecord, Desired, Observed, ObservedContainer, ObservedPod, PodAssignment, PodPlan,
+    Step,
+};
 
 /// A container's cgroup and its target.
 pub(super) struct Leaf<'a> {
-    pub(super) container: &'a ObservedContainer,
-    pub(super) pod: usize,
+    pub container: &'a ObservedContainer,
+    pub pod: usize,
     /// The CPUs of the wanted partition, offline CPUs included; empty without a partition.
-    pub(super) target: CpuSet,
-    pub(super) kind: PartitionKind,
+    pub target: CpuSet,
+    pub kind: PartitionKind,
     /// Whether the pod's assignment has CPUs for the cgroup; false for an init container inside the
     /// pod's set.
-    pub(super) owner: bool,
+    pub owner: bool,
 }
 
 /// A pod's cgroup and its target.
 pub(super) struct PodTarget<'a> {
-    pub(super) pod: &'a ObservedPod,
-    pub(super) plan: PodPlan,
+    pub pod: &'a ObservedPod,
+    pub plan: PodPlan,
     /// The exclusive CPUs that the pod shall hold: its assignment, and the CPUs of cgroups that the
     /// plan leaves alone.
-    pub(super) target: CpuSet,
-    pub(super) left_alone: bool,
+    pub target: CpuSet,
+    pub left_alone: bool,
 }
 
 /// The cgroups and their targets, and the plan so far.
 pub(super) struct PartitionState<'a> {
-    pub(super) observed: &'a Observed,
-    pub(super) desired: &'a Desired,
-    pub(super) pods: Vec<PodTarget<'a>>,
-    pub(super) leaves: Vec<Leaf<'a>>,
+    pub observed: &'a Observed,
+    pub desired: &'a Desired,
+    pub pods: Vec<PodTarget<'a>>,
+    pub leaves: Vec<Leaf<'a>>,
     /// The exclusive CPUs of each cgroup after the steps so far.
-    pub(super) held: BTreeMap<&'a str, CpuSet>,
+    pub held: BTreeMap<&'a str, CpuSet>,
     /// The kind of each live partition after the steps so far.
-    pub(super) live: BTreeMap<&'a str, PartitionKind>,
+    pub live: BTreeMap<&'a str, PartitionKind>,
     /// Exclusive CPUs outside the plan, each set with its cgroup or the cgroup above. The plan
     /// never takes these CPUs away.
-    pub(super) unknown: Vec<(&'a str, CpuSet)>,
-    pub(super) steps: Vec<Step>,
+    pub unknown: Vec<(&'a str, CpuSet)>,
+    pub steps: Vec<Step>,
 }
 
 // === impl PartitionState ===
