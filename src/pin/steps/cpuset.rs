@@ -244,7 +244,7 @@ impl<'a> CpusetPlanner<'a> {
             self.add(CpusetPhase::RemoveIdleCgroups, [Step::Remove { path }]);
             return HeldCpus::default();
         }
-        let target = self.target(container, pod, plan);
+        let target = self.target(container, plan);
         if target.cpus.is_empty() {
             let own = &container.cgroup.cpuset.cpus;
             return HeldCpus {
@@ -268,12 +268,7 @@ impl<'a> CpusetPlanner<'a> {
     }
 
     /// The CPUs desired for a container; empty if no CPU is left.
-    fn target<'t>(
-        &self,
-        container: &'t ObservedContainer,
-        pod: &'t ObservedPod,
-        plan: &'t PodPlan,
-    ) -> Target<'t> {
+    fn target<'t>(&self, container: &'t ObservedContainer, plan: &'t PodPlan) -> Target<'t> {
         let online = &self.desired.online;
         let name = container.name.as_deref().unwrap_or_default();
         let own = plan.assignment.containers.get(name);
