@@ -3,7 +3,6 @@
 mod net;
 mod netns_handles;
 mod tasks;
-mod tcp;
 
 use std::fs;
 use std::io::Cursor;
@@ -17,10 +16,9 @@ use procfs_core::{FromBufRead, FromRead, Uptime};
 
 use super::file;
 pub use super::file::Reader;
-pub use net::{InterfaceTraffic, PacketCounts};
+pub use net::{InterfaceTraffic, NamespaceTcpCounts, PacketCounts};
 pub use netns_handles::{NetnsHandles, NetnsKey};
 pub use tasks::Task;
-pub use tcp::NamespaceTcpCounts;
 
 /// The bit of `CAP_SYS_ADMIN` in a set of capabilities.
 const SYS_ADMIN: u64 = 1 << 21;

@@ -92,14 +92,12 @@ pub struct SpawnError {
 /// A process to start, and the channel for the answer.
 type Job = (Spawn, mpsc::Sender<Result<Process, SpawnError>>);
 
-/// The step at which the child failed. The child reports the step as a byte through a pipe, because
-/// the error of a failed start carries only an errno.
-mod stage {
-    pub(super) const TIE: u8 = 1;
-    pub(super) const NETNS: u8 = 2;
-    /// The first `cgroup.procs` file. The index of the file is added.
-    pub(super) const CGROUP: u8 = 3;
-}
+// The steps of the child. The child reports the step at which it failed as a byte through a pipe,
+// because the error of a failed start carries only an errno.
+const TIE: u8 = 1;
+const NETNS: u8 = 2;
+/// The first `cgroup.procs` file. The index of the file is added.
+const CGROUP: u8 = 3;
 
 // === impl SpawnError ===
 
@@ -316,19 +314,18 @@ fn join_all(
         let _ = write(report, &[stage]);
         io::Error::from(errno)
     };
-    prctl::set_pdeathsig(Signal::SIGKILL).map_err(|errno| failed(stage::TIE, errno))?;
+    prctl::set_pdeathsig(Signal::SIGKILL).map_err(|errno| failed(TIE, errno))?;
     // A parent that died before the prctl call sends no signal any more. The child then has a new
     // parent.
     if getppid() != parent {
-        return Err(failed(stage::TIE, nix::Error::ESRCH));
+        return Err(failed(TIE, nix::Error::ESRCH));
     }
     if let Some(netns) = netns {
-        setns(netns.as_fd(), CloneFlags::CLONE_NEWNET)
-            .map_err(|errno| failed(stage::NETNS, errno))?;
+        setns(netns.as_fd(), CloneFlags::CLONE_NEWNET).map_err(|errno| failed(NETNS, errno))?;
     }
     for (file, index) in procs_files.iter().zip(0_u8..) {
         // The kernel takes `0` as the process id of the writer, in every PID namespace.
-        write(file, b"0").map_err(|errno| failed(stage::CGROUP.saturating_add(index), errno))?;
+        write(file, b"0").map_err(|errno| failed(CGROUP.saturating_add(index), errno))?;
     }
     Ok(())
 }
@@ -337,12 +334,12 @@ fn join_all(
 fn step(spawn: &Spawn, at: u8) -> String {
     let program = spawn.program.display();
     match at {
-        stage::TIE => format!("tie {program} to the life of this program"),
-        stage::NETNS => {
+        TIE => format!("tie {program} to the life of this program"),
+        NETNS => {
             format!("move {program} into its network namespace: run as root or with CAP_SYS_ADMIN")
         }
         later => {
-            let index = usize::from(later.saturating_sub(stage::CGROUP));
+            let index = usize::from(later.saturating_sub(CGROUP));
             let file = spawn.cgroup_procs.get(index).map(|path| path.display());
             file.map_or(format!("start {program}"), |file| {
                 format!(

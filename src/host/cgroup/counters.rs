@@ -1,13 +1,13 @@
 //! Kernel counters of cgroups. [`Counters`] reads the counters from files kept open. [`Cgroups::usage`] and
 //! [`Cgroups::no_pressure`] open files at each call.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::memory::{NumaUsage, numa_usage};
 use super::model::{Cgroups, Result, Version, ignore_gone};
 use crate::host::file::{self, FileError, Reader};
 
@@ -43,6 +43,17 @@ pub enum Usage {
     PerCpu(Vec<Duration>),
     /// On all CPUs together (cgroup v2).
     Total(Duration),
+}
+
+/// A cgroup's memory on one NUMA node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct NumaUsage {
+    /// The NUMA node.
+    pub numa: u32,
+    /// Bytes of files held in memory.
+    pub file: u64,
+    /// Bytes of the tasks' own memory.
+    pub anonymous: u64,
 }
 
 /// Indexes of a cgroup's files in [`Files`]. CPU time has two files. Each of [`RESOURCES`] has
@@ -355,6 +366,31 @@ fn pressure(text: &str) -> Option<Pressure> {
     })
 }
 
+/// Parses `memory.numa_stat`, which counts in units of `unit` bytes.
+fn numa_usage(text: &str, unit: u64) -> Vec<NumaUsage> {
+    let mut found: BTreeMap<u32, NumaUsage> = BTreeMap::new();
+    for line in text.lines() {
+        // Examples of a line: `anon N0=4096 N1=0` (v2), `anon=1 N0=1 N1=0` (v1).
+        let mut fields = line.split(' ');
+        let first = fields.next().unwrap_or_default();
+        let memory_type = first.split_once('=').map_or(first, |(name, _)| name);
+        let count_of_node = |field: &str| -> Option<(u32, u64)> {
+            let (numa, count) = field.strip_prefix('N')?.split_once('=')?;
+            Some((numa.parse().ok()?, count.parse().ok()?))
+        };
+        for (numa, count) in fields.filter_map(count_of_node) {
+            let usage = found.entry(numa).or_default();
+            usage.numa = numa;
+            match memory_type {
+                "anon" => usage.anonymous = count.saturating_mul(unit),
+                "file" => usage.file = count.saturating_mul(unit),
+                _ => {}
+            }
+        }
+    }
+    found.into_values().collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -506,5 +542,27 @@ mod tests {
         assert_eq!(cgroups.usage("").unwrap(), Some(Usage::PerCpu(both)));
         fs::write(dir.path().join("cpuacct.usage_percpu"), "12 x\n").unwrap();
         assert_eq!(cgroups.usage("").unwrap(), None);
+    }
+
+    #[test]
+    fn both_versions_say_where_memory_lies() {
+        let v1 =
+            "total=7 N0=3 N1=4\nfile=2 N0=2 N1=0\nanon=5 N0=1 N1=4\nhierarchical_anon=9 N0=9 N1=0";
+        let v2 = "anon N0=4096 N1=16384\nfile N0=8192 N1=0\nkernel_stack N0=1 N1=1";
+        let expected = [
+            NumaUsage {
+                numa: 0,
+                file: 8192,
+                anonymous: 4096,
+            },
+            NumaUsage {
+                numa: 1,
+                file: 0,
+                anonymous: 16_384,
+            },
+        ];
+        assert_eq!(numa_usage(v1, 4096), expected);
+        assert_eq!(numa_usage(v2, 1), expected);
+        assert_eq!(numa_usage("anon Nx=1 N1 =2 N2=x\n\nN0=1", 1), []);
     }
 }

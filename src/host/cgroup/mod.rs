@@ -6,12 +6,10 @@
 
 mod counters;
 mod layout;
-mod memory;
 mod model;
 mod namespace;
-mod note;
 mod partition;
-mod quota;
+mod settings;
 mod systemd;
 mod tree;
 mod unified;
@@ -27,16 +25,14 @@ use nix::libc::EOPNOTSUPP;
 use super::file;
 use crate::cpu::CpuSet;
 
-pub use counters::{CgroupCounters, Counters, CpuStat, Pressure, RESOURCES, Usage};
+pub use counters::{CgroupCounters, Counters, CpuStat, NumaUsage, Pressure, RESOURCES, Usage};
 pub use layout::{is_below, is_within};
-pub use memory::{CgroupMemory, NumaUsage};
+pub(in crate::host) use model::ignore_gone;
 pub use model::{CgroupError, Cgroups, Cpuset, Partition, PartitionKind, Quota, Version};
-use model::{
-    Result, contains_word, cpu_list, cpu_list_optional, directories, ignore_gone, populated,
-};
+use model::{Result, contains_word, cpu_list, cpu_list_optional, directories, populated};
 pub use namespace::join_host;
-pub use note::NoteSubject;
 pub use partition::{AncestorCgroup, PARTITION, PodSurroundings};
+pub use settings::{CgroupMemory, NoteSubject};
 pub use systemd::SystemdError;
 pub use tree::{ContainerCgroup, PodCgroup};
 pub use unified::Unified;

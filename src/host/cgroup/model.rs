@@ -210,7 +210,7 @@ impl CgroupError {
     }
 
     /// Adds the operation and the cgroup's directory to an error.
-    pub(super) fn directory(
+    pub(in crate::host) fn directory(
         operation: &'static str,
         path: &Path,
     ) -> impl FnOnce(io::Error) -> Self {
@@ -269,7 +269,7 @@ pub(super) fn directories(path: &Path) -> Result<Vec<String>> {
 }
 
 /// Turns the error of a vanished cgroup into `None`.
-pub(super) fn ignore_gone<T>(result: Result<T>) -> Result<Option<T>> {
+pub(in crate::host) fn ignore_gone<T>(result: Result<T>) -> Result<Option<T>> {
     match result {
         Err(error) if error.is_gone() => Ok(None),
         result => result.map(Some),

@@ -5,11 +5,11 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use super::layout::{self, PodTreeEntry};
-use super::memory::CgroupMemory;
 use super::model::{
     CgroupError, Cgroups, Cpuset, Quota, Result, Version, contains_word, cpu_list,
     cpu_list_optional, directories, ignore_gone,
 };
+use super::settings::CgroupMemory;
 use crate::cpu::CpuSet;
 use crate::host::file;
 

@@ -11,8 +11,7 @@ use std::path::Path;
 use nix::fcntl::{OFlag, openat, readlinkat};
 use nix::sys::stat::Mode;
 
-use super::net::{self, InterfaceTraffic};
-use super::tcp::{NamespaceTcpCounts, timeouts};
+use super::net::{self, InterfaceTraffic, NamespaceTcpCounts};
 use super::{Proc, Reader};
 
 /// The number of descriptors of a handle.
@@ -110,7 +109,7 @@ impl NetnsHandles {
 
     /// TCP's timeouts in the network namespace of a process; `None` if the counter can't be read.
     pub fn timeouts(&mut self, proc: &Proc, key: NetnsKey, reader: &mut Reader) -> Option<u64> {
-        timeouts(self.read(proc, key, "netstat", reader)?)
+        net::timeouts(self.read(proc, key, "netstat", reader)?)
     }
 
     fn read<'a>(

@@ -41,7 +41,8 @@ impl Manager {
         let cpus = (0..8 * bytes.len()).filter(|cpu| bytes[cpu / 8] >> (cpu % 8) & 1 == 1);
         let cpus: CpuSet = cpus.map(|cpu| u32::try_from(cpu).unwrap()).collect();
         std::fs::write(&self.file, cpus.to_string()).unwrap();
-        self.callers.lock()
+        self.callers
+            .lock()
             .push(header.sender().unwrap().to_string());
         Ok(())
     }
