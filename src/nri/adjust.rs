@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::proto::{self, OptionalInt64, OptionalUInt64};
+use super::proto;
 use crate::cpu::CpuSet;
 
 /// Changes to a container's CPUs. `None` and the empty set change nothing.
@@ -13,26 +13,6 @@ pub struct CpuChange {
     pub cpus: Option<CpuSet>,
     /// The NUMA nodes of the container's memory.
     pub mems: Option<CpuSet>,
-    /// The quota.
-    pub quota: Option<Quota>,
-    /// The weight, in the unit of cgroup v1 on every node.
-    pub shares: Option<u64>,
-}
-
-/// A CPU quota.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Quota {
-    /// No quota, sent as −1. runc and crun write "max" for −1 (-1 on cgroup v1); containerd reads 0 as "unchanged".
-    ///
-    /// The pod's own cgroup keeps the kubelet's quota, which throttles too.
-    Unlimited,
-    /// A quota for each period.
-    Limited {
-        /// Microseconds of CPU time.
-        quota: u64,
-        /// The period in microseconds.
-        period: u64,
-    },
 }
 
 /// Changes to a container that is being created. The default changes nothing.
@@ -56,9 +36,6 @@ pub struct ContainerUpdate {
     pub container: String,
     /// Changes to the CPUs.
     pub cpu: CpuChange,
-    /// Whether the runtime ignores a failure of the update. containerd always logs a failure and goes on, so read
-    /// back the kernel's values.
-    pub ignore_failure: bool,
 }
 
 // === impl CpuChange ===
@@ -71,20 +48,10 @@ impl CpuChange {
 
     fn resources(&self) -> Option<proto::LinuxResources> {
         let list = |set: &Option<CpuSet>| set.as_ref().map(CpuSet::to_string).unwrap_or_default();
-        let (quota, period) = match self.quota {
-            None => (None, None),
-            Some(Quota::Unlimited) => (Some(-1), None),
-            // A quota above `i64::MAX` microseconds, 292,000 years of CPU time, limits no container.
-            Some(Quota::Limited { quota, period }) => {
-                (Some(i64::try_from(quota).unwrap_or(i64::MAX)), Some(period))
-            }
-        };
         let cpu = proto::LinuxCpu {
-            shares: self.shares.map(|value| OptionalUInt64 { value }),
-            quota: quota.map(|value| OptionalInt64 { value }),
-            period: period.map(|value| OptionalUInt64 { value }),
             cpus: list(&self.cpus),
             mems: list(&self.mems),
+            ..proto::LinuxCpu::default()
         };
         (cpu != proto::LinuxCpu::default()).then_some(proto::LinuxResources {
             cpu: Some(cpu),
@@ -128,7 +95,6 @@ impl ContainerUpdate {
                 resources: Some(self.cpu.resources().unwrap_or_default()),
             }),
             container_id: self.container,
-            ignore_failure: self.ignore_failure,
         }
     }
 }
@@ -146,16 +112,11 @@ pub(super) fn updates(updates: Vec<ContainerUpdate>) -> Vec<proto::ContainerUpda
 mod tests {
     use super::*;
 
-    fn cpu(change: &CpuChange) -> Option<proto::LinuxCpu> {
-        change.resources().and_then(|resources| resources.cpu)
-    }
-
     #[test]
     fn unset_fields_are_not_sent() {
         let empty = CpuChange {
             cpus: Some(CpuSet::new()),
             mems: Some(CpuSet::new()),
-            ..CpuChange::default()
         };
         assert!(CpuChange::default().is_empty() && empty.is_empty());
         assert_eq!(
@@ -167,37 +128,6 @@ mod tests {
             ..ContainerUpdate::default()
         };
         assert_eq!(updates(vec![nothing]), Vec::new());
-    }
-
-    #[test]
-    fn quotas_are_encoded() {
-        let of = |quota| CpuChange {
-            quota: Some(quota),
-            ..CpuChange::default()
-        };
-        let lifted = cpu(&of(Quota::Unlimited)).unwrap();
-        assert_eq!(
-            (lifted.quota, lifted.period),
-            (Some(OptionalInt64 { value: -1 }), None)
-        );
-        let limited = cpu(&of(Quota::Limited {
-            quota: 15_000,
-            period: 100_000,
-        }))
-        .unwrap();
-        assert_eq!(
-            (limited.quota, limited.period),
-            (
-                Some(OptionalInt64 { value: 15_000 }),
-                Some(OptionalUInt64 { value: 100_000 })
-            )
-        );
-        let most = cpu(&of(Quota::Limited {
-            quota: u64::MAX,
-            period: 1,
-        }))
-        .unwrap();
-        assert_eq!(most.quota, Some(OptionalInt64 { value: i64::MAX }));
     }
 
     #[test]

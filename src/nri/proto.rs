@@ -297,8 +297,6 @@ pub(super) struct ContainerUpdate {
     pub container_id: String,
     #[prost(message, optional, tag = 2)]
     pub linux: Option<LinuxContainerUpdate>,
-    #[prost(bool, tag = 3)]
-    pub ignore_failure: bool,
 }
 
 #[derive(PartialEq, Message)]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use pinfold::nri::{
     self, ConnectionState, Container, ContainerAdjustment, ContainerUpdate, CpuChange, Creation,
     Disconnect, Event, Events, HandlerTimeout, LinuxResources, Plugin, PluginSettings, PodSandbox,
-    Quota, Refusal, UnansweredCall,
+    Refusal, UnansweredCall,
 };
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -188,7 +188,6 @@ impl Plugin for RecordingPlugin {
         self.behave().await?;
         let annotation = |key: &str| pod.annotations.get(key).map(String::as_str);
         let cpu_set = |key: &str| annotation(key).map(|list| list.parse().unwrap());
-        let quota = annotation("pf/quota").map(|quota| quota.parse().unwrap());
         let pair = annotation("pf/env").and_then(|pair| pair.split_once('='));
         let adjustment = ContainerAdjustment {
             env: pair
@@ -199,11 +198,6 @@ impl Plugin for RecordingPlugin {
             cpu: CpuChange {
                 cpus: cpu_set("pf/cpus"),
                 mems: cpu_set("pf/mems"),
-                quota: quota.map(|quota| Quota::Limited {
-                    quota,
-                    period: 100_000,
-                }),
-                shares: None,
             },
         };
         Ok(Creation {

@@ -170,7 +170,6 @@ impl Plugin for Scripted {
         Ok(vec![ContainerUpdate {
             container,
             cpu: cpus(pod),
-            ignore_failure: false,
         }])
     }
 

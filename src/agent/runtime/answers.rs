@@ -210,11 +210,7 @@ impl Answers {
         if let Some(cpus) = &cpus {
             annotations.insert(GIVEN.to_owned(), cpus.to_string());
         }
-        let cpu = CpuChange {
-            cpus,
-            mems: memory,
-            ..CpuChange::default()
-        };
+        let cpu = CpuChange { cpus, mems: memory };
         // The quota is lifted at StartContainer, when the cgroup exists. The assignment record then keeps the previous quota.
         let adjustment = ContainerAdjustment {
             env,
@@ -397,7 +393,6 @@ impl nri::Plugin for Answers {
             ContainerUpdate {
                 container: container.id.clone(),
                 cpu,
-                ignore_failure: false,
             }
         };
         Ok(self
