@@ -57,8 +57,6 @@ pub enum Stderr {
     Inherit,
     /// A file to append to. The file is created if missing.
     File(PathBuf),
-    /// `/dev/null`.
-    Null,
 }
 
 /// A started process. Dropping the handle kills the process with SIGKILL and waits for the end.
@@ -354,7 +352,6 @@ fn step(spawn: &Spawn, at: u8) -> String {
 fn stderr(spawn: &Spawn) -> Result<Stdio, SpawnError> {
     match &spawn.stderr {
         Stderr::Inherit => Ok(Stdio::inherit()),
-        Stderr::Null => Ok(Stdio::null()),
         Stderr::File(path) => {
             let opened = OpenOptions::new().create(true).append(true).open(path);
             let (file, program) = (path.display(), spawn.program.display());

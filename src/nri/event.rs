@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use super::proto::{
-    ConfigureRequest, Container, LinuxResources, PLUGIN_SERVICE, PodSandbox, StateChangeEvent,
-    SynchronizeRequest, UpdateContainerRequest, positive,
+    ConfigureRequest, Container, CreateContainerRequest, PLUGIN_SERVICE, PodSandbox,
+    StateChangeEvent, SynchronizeRequest, positive,
 };
 
 /// An event of the container runtime, with the protocol's number.
@@ -101,8 +101,6 @@ pub struct EventRequest {
     pub pod: PodSandbox,
     /// The container; empty for an event of a pod.
     pub container: Container,
-    /// The new resources of a container; only for [`Event::UpdateContainer`].
-    pub resources: LinuxResources,
 }
 
 /// The name, the versions and the time limit of a runtime.
@@ -193,14 +191,10 @@ impl PluginRequest {
             (PLUGIN_SERVICE, "StateChange", _) => state_change(payload),
             (PLUGIN_SERVICE, "UpdatePodSandbox" | "PostUpdatePodSandbox", _) => Ok(Self::Other),
             (PLUGIN_SERVICE, _, Some(event)) => {
-                let UpdateContainerRequest {
-                    pod,
-                    container,
-                    resources,
-                } = decode(method, payload)?;
+                let CreateContainerRequest { pod, container } = decode(method, payload)?;
                 // The requests of all events number their fields alike. `UpdatePodSandbox` numbers the fields
                 // differently, and is no [`Event`].
-                Self::event(event, pod, container, resources)
+                Self::event(event, pod, container)
             }
             _ => Err(RequestError::Unknown {
                 service: service.to_owned(),
@@ -213,7 +207,6 @@ impl PluginRequest {
         event: Event,
         pod: Option<PodSandbox>,
         container: Option<Container>,
-        resources: Option<LinuxResources>,
     ) -> Result<Self, RequestError> {
         let pod = pod.ok_or(RequestError::Missing(event, "pod"))?;
         if container.is_none() && event.is_of_container() {
@@ -222,7 +215,6 @@ impl PluginRequest {
         let request = EventRequest {
             pod,
             container: container.unwrap_or_default(),
-            resources: resources.unwrap_or_default(),
         };
         Ok(Self::Event(event, Box::new(request)))
     }
@@ -253,7 +245,7 @@ fn state_change(payload: &[u8]) -> Result<PluginRequest, RequestError> {
     // Unknown event numbers come from newer runtimes. Events with a separate method never use `StateChange`.
     let mut events = Event::ALL.into_iter();
     match events.find(|known| *known as i32 == event) {
-        Some(event) if !event.has_own_method() => PluginRequest::event(event, pod, container, None),
+        Some(event) if !event.has_own_method() => PluginRequest::event(event, pod, container),
         _ => Ok(PluginRequest::Other),
     }
 }
@@ -278,16 +270,14 @@ mod tests {
                 name: "ps".to_owned(),
                 ..Container::default()
             },
-            resources: LinuxResources::default(),
         }
     }
 
-    fn message(with_container: bool) -> UpdateContainerRequest {
+    fn message(with_container: bool) -> CreateContainerRequest {
         let EventRequest { pod, container, .. } = event_request();
-        UpdateContainerRequest {
+        CreateContainerRequest {
             pod: Some(pod),
             container: Some(container).filter(|_| with_container),
-            resources: None,
         }
     }
 

@@ -96,11 +96,7 @@ async fn call_handler<P: Plugin>(
     event: Event,
     request: &EventRequest,
 ) -> Result<Vec<u8>, Refusal> {
-    let EventRequest {
-        pod,
-        container,
-        resources,
-    } = request;
+    let EventRequest { pod, container } = request;
     let update = match event {
         Event::CreateContainer => {
             let creation = plugin.create(pod, container).await?;
@@ -110,7 +106,7 @@ async fn call_handler<P: Plugin>(
             };
             return Ok(response.encode_to_vec());
         }
-        Event::UpdateContainer => plugin.update(pod, container, resources).await?,
+        Event::UpdateContainer => plugin.update(pod, container).await?,
         Event::StopContainer => plugin.stopped(pod, container).await,
         others => {
             match others {

@@ -96,7 +96,7 @@ mod session;
 mod settings;
 mod state;
 
-pub use adjust::{ContainerAdjustment, ContainerUpdate, CpuChange};
+pub use adjust::{ContainerAdjustment, ContainerUpdate, CpuChange, Quota};
 pub use event::{Event, EventRequest, Events, PluginRequest, RequestError, RuntimeInfo};
 pub use inventory::Inventory;
 pub use plugin::{Creation, HandlerTimeout, Plugin, Refusal, UnansweredCall};

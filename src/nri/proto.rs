@@ -80,9 +80,6 @@ pub struct Container {
     /// A [`ContainerState`].
     #[prost(enumeration = "ContainerState", tag = 4)]
     pub state: i32,
-    /// Labels of the kubelet and the runtime.
-    #[prost(btree_map = "string, string", tag = 5)]
-    pub labels: BTreeMap<String, String>,
     /// Annotations of the kubelet and the runtime.
     #[prost(btree_map = "string, string", tag = 6)]
     pub annotations: BTreeMap<String, String>,
@@ -232,13 +229,11 @@ pub(super) struct SynchronizeResponse {
 
 /// The request of each method for a pod or a container event. All such requests number their fields alike.
 #[derive(Message)]
-pub(super) struct UpdateContainerRequest {
+pub(super) struct CreateContainerRequest {
     #[prost(message, optional, tag = 1)]
     pub pod: Option<PodSandbox>,
     #[prost(message, optional, tag = 2)]
     pub container: Option<Container>,
-    #[prost(message, optional, tag = 3)]
-    pub resources: Option<LinuxResources>,
 }
 
 #[derive(Message)]

@@ -110,11 +110,9 @@ impl SynchronizeParts {
         }
         self.pods.extend(pods);
         for container in containers {
-            let pairs = container.labels.len() + container.annotations.len();
-            self.bytes += estimated_bytes(
-                &container,
-                2 * pairs + container.args.len() + container.env.len(),
-            );
+            let lines = container.args.len() + container.env.len();
+            let texts = 2 * container.annotations.len() + lines;
+            self.bytes += estimated_bytes(&container, texts);
             self.containers.push(container);
         }
     }

@@ -38,7 +38,7 @@ fn busy(kernel: &Kernel, launcher: &Launcher, path: &str) -> Process {
         env: BTreeMap::new(),
         cgroup_procs: kernel.cgroups.procs_files(path),
         netns: None,
-        stderr: Stderr::Null,
+        stderr: Stderr::File("/dev/null".into()),
     };
     launcher.spawn(spawn).unwrap()
 }

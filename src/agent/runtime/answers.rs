@@ -15,7 +15,7 @@ use crate::cpu::CpuSet;
 use crate::metrics::AgentMetrics;
 use crate::nri::{
     self, Container, ContainerAdjustment, ContainerUpdate, CpuChange, Creation, Events,
-    HandlerTimeout, Inventory, LinuxResources, PodSandbox, Refusal, UnansweredCall,
+    HandlerTimeout, Inventory, PodSandbox, Refusal, UnansweredCall,
 };
 use crate::pin::Snapshot;
 use crate::pin::snapshot::ContainerState;
@@ -210,7 +210,11 @@ impl Answers {
         if let Some(cpus) = &cpus {
             annotations.insert(GIVEN.to_owned(), cpus.to_string());
         }
-        let cpu = CpuChange { cpus, mems: memory };
+        let cpu = CpuChange {
+            cpus,
+            mems: memory,
+            ..CpuChange::default()
+        };
         // The quota is lifted at StartContainer, when the cgroup exists. The assignment record then keeps the previous quota.
         let adjustment = ContainerAdjustment {
             env,
@@ -383,7 +387,6 @@ impl nri::Plugin for Answers {
         &self,
         sandbox: &PodSandbox,
         container: &Container,
-        _: &LinuxResources,
     ) -> Result<Vec<ContainerUpdate>, Refusal> {
         let update = |cpus: CpuSet| {
             let cpu = CpuChange {
@@ -476,7 +479,6 @@ fn lean(container: &Container) -> Container {
         pod_sandbox_id: container.pod_sandbox_id.clone(),
         name: container.name.clone(),
         state: container.state,
-        labels: BTreeMap::new(),
         annotations: annotations
             .map(|(key, text)| (key.clone(), text.clone()))
             .collect(),
@@ -538,7 +540,6 @@ mod tests {
         let mut told = container.clone();
         told.annotations
             .insert("io.kubernetes.cri-o.Volumes".to_owned(), "[]".to_owned());
-        told.labels.insert("app".to_owned(), "web".to_owned());
         let kept = lean(&told);
         assert_eq!(kept.env, ["PATH=/bin", "OMP_NUM_THREADS=3", "TF_CONFIG={}"]);
         assert_eq!(
@@ -589,7 +590,6 @@ mod tests {
         let ended = EventRequest {
             pod: pod.clone(),
             container: container("first"),
-            ..EventRequest::default()
         };
         let call = UnansweredCall::Event(nri::Event::StopContainer, &ended);
         answers
@@ -638,7 +638,6 @@ mod tests {
             let request = EventRequest {
                 pod: pod.clone(),
                 container: container(id),
-                ..EventRequest::default()
             };
             let call = UnansweredCall::Event(event, &request);
             assert_eq!(
