@@ -33,7 +33,6 @@ const LISTED: usize = 16;
 
 /// A container that shares CPUs with a drifted container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
 pub struct Neighbour {
     /// The neighbour's cgroup.
     pub path: String,

@@ -131,7 +131,6 @@ impl ContainerState {
 
 /// Repaired drift.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
 pub struct Repaired {
     /// The number of repairs.
     pub count: u64,
@@ -146,7 +145,6 @@ pub struct Repaired {
 
 /// An unknown pod with exclusive CPUs. The pod keeps the CPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
 pub struct UnknownOwner {
     /// The pod's cgroup.
     pub cgroup: String,

@@ -84,14 +84,22 @@ pub(super) async fn call(
     deadline: Duration,
     limit: usize,
 ) -> Result<Bytes, CallError> {
-    let answer = tokio::time::timeout(deadline, try_call(socket, method, deadline, limit));
+    let request = Request::post(format!("http://localhost{method}"))
+        .header(CONTENT_TYPE, "application/grpc")
+        .header(TE, "trailers")
+        .header(
+            "grpc-timeout",
+            format!("{}m", deadline.as_millis().clamp(1, 99_999_999)),
+        )
+        .body(Full::new(Bytes::from_static(&[0; PREFIX])))
+        .map_err(|error| invalid(error.to_string()))?;
+    let answer = tokio::time::timeout(deadline, send(socket, request, limit));
     answer.await.unwrap_or(Err(CallError::Slow { deadline }))
 }
 
-async fn try_call(
+async fn send(
     socket: &Path,
-    method: &'static str,
-    deadline: Duration,
+    request: Request<Full<Bytes>>,
     limit: usize,
 ) -> Result<Bytes, CallError> {
     let stream = UnixStream::connect(socket)
@@ -106,15 +114,6 @@ async fn try_call(
     let (mut sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
         .await
         .map_err(broken)?;
-    let request = Request::post(format!("http://localhost{method}"))
-        .header(CONTENT_TYPE, "application/grpc")
-        .header(TE, "trailers")
-        .header(
-            "grpc-timeout",
-            format!("{}m", deadline.as_millis().clamp(1, 99_999_999)),
-        )
-        .body(Full::new(Bytes::from_static(&[0; PREFIX])))
-        .map_err(|error| invalid(error.to_string()))?;
     let answer =
         async move { read(sender.send_request(request).await.map_err(broken)?, limit).await };
     tokio::pin!(answer, connection);

@@ -295,7 +295,10 @@ fn partition_kind(
 /// The part of a pod's assignment that belongs to one cgroup.
 fn own_part(assignment: &PodAssignment, container: &ObservedContainer) -> PodAssignment {
     if container.idle {
-        assignment.only_idle()
+        PodAssignment {
+            idle: assignment.idle.clone(),
+            ..PodAssignment::default()
+        }
     } else {
         assignment.of_container(container.name.as_deref().unwrap_or_default())
     }
