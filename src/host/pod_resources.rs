@@ -129,17 +129,13 @@ impl PodResources {
     /// failure.
     pub async fn list(&self) -> Result<Vec<ContainerDevices>, DevicesError> {
         let mut containers = self.call("/v1.PodResourcesLister/List", parse_list).await?;
-        for device in containers
-            .iter_mut()
-            .flat_map(|container| &mut container.devices)
-        {
-            if device.numa.is_empty() {
-                device.numa = device
-                    .ids
-                    .iter()
-                    .filter_map(|id| pci::numa_node(&self.root, id))
-                    .collect();
-            }
+        let all = containers.iter_mut();
+        let devices = all.flat_map(|container| &mut container.devices);
+        for device in devices.filter(|device| device.numa.is_empty()) {
+            let ids = device.ids.iter();
+            device.numa = ids
+                .filter_map(|id| pci::numa_node(&self.root, id))
+                .collect();
         }
         Ok(containers)
     }

@@ -8,8 +8,7 @@ use serde::Serialize;
 use super::cpu_isolation::IsolationReport;
 use super::decide::{Decision, Decisions, Refused};
 use super::{
-    AssignmentRecord, Drift, DriftCause, Enforcement, EnforcementCause, Ledger, Neighbour,
-    Observed, ObservedPod,
+    Drift, DriftCause, Enforcement, EnforcementCause, Ledger, Neighbour, Observed, ObservedPod,
 };
 use crate::cpu::{CpuSet, Layout, Topology};
 use crate::host::cgroup::Partition;
@@ -233,13 +232,13 @@ pub fn unknown_owners(observed: &Observed, ledger: &Ledger) -> Vec<UnknownOwner>
     let unknown = observed.pods.iter().filter(|pod| pod.known.is_none());
     let owners = unknown.filter_map(|pod| {
         let cpus = ledger.of(&pod.cgroup.uid).cpus();
-        let named = |pick: fn(&AssignmentRecord) -> &String| {
-            pod.record.as_ref().map(pick).cloned().unwrap_or_default()
-        };
+        let record = pod.record.as_ref();
+        let names = record.map(|record| (record.namespace.clone(), record.pod.clone()));
+        let (namespace, name) = names.unwrap_or_default();
         (!cpus.is_empty()).then(|| UnknownOwner {
             cgroup: pod.cgroup.path.clone(),
-            namespace: named(|record| &record.namespace),
-            pod: named(|record| &record.pod),
+            namespace,
+            pod: name,
             cpus,
         })
     });

@@ -26,10 +26,11 @@ use super::records::{give_back_quota, lift_quota, remove_record, write_record};
 use super::release::{member, restored_cpus};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{Partition, PartitionKind, is_below};
-use crate::pin::{AssignmentRecord, Desired, Observed, Reason, Step};
+use crate::pin::{AssignmentRecord, Desired, Observed, PodPlan, Reason, Step};
 
 pub(super) fn plan(observed: &Observed, desired: &Desired) -> Vec<Step> {
-    let mut state = PartitionState::new(observed, desired);
+    let none = PodPlan::default();
+    let mut state = PartitionState::new(observed, desired, &none);
     state.restore_ancestors();
     state.end_invalid_partitions();
     state.restore_load_balancing();
@@ -113,20 +114,19 @@ impl<'a> PartitionState<'a> {
     /// The record of an owner, or of a container with a write in the plan. `None` if the present
     /// record stays.
     fn next_leaf_record(&self, leaf: &Leaf<'_>) -> Option<AssignmentRecord> {
-        let pod_target = self.pods.get(leaf.pod)?;
         let is_written = !leaf.target.is_empty() || self.separated(leaf).is_some();
         let newer = self.newer_setting(leaf);
         let is_recorded = leaf.container.record.is_some() && newer.is_none();
         if !leaf.owner && (!is_written || is_recorded) {
             return None;
         }
-        let mut next = leaf.next_record(pod_target);
+        let mut next = leaf.next_record();
         if let Some(newer) = newer {
             next.before.cpus = newer;
         }
         if leaf.owner {
-            let (plan, all) = (&pod_target.plan, &self.desired.all_memory);
-            next = memory::record_earlier_memory(next, leaf.container, plan, all);
+            let all = &self.desired.all_memory;
+            next = memory::record_earlier_memory(next, leaf.container, leaf.plan, all);
         }
         Some(next)
     }
@@ -263,7 +263,7 @@ impl<'a> PartitionState<'a> {
         let mut steps = Vec::new();
         for pod_target in self.pods.iter().filter(|pod| !pod.left_alone) {
             let cgroup = &pod_target.pod.cgroup;
-            let (plan, record) = (&pod_target.plan, pod_target.pod.record.as_ref());
+            let (plan, record) = (pod_target.plan, pod_target.pod.record.as_ref());
             // The node agent cannot tell whether all containers of an unknown pod own CPUs, so the
             // quota stays.
             if plan.assignment.is_empty() || (!plan.all_own_cpus && plan.name.is_some()) {
@@ -283,12 +283,12 @@ impl<'a> PartitionState<'a> {
             let record = leaf.container.record.as_ref();
             steps.extend(give_back_quota(&cgroup.path, cgroup.quota, record));
             // A former owner keeps a record until its earlier CPUs are restored.
-            if let (Some(record), Some(pod_target)) = (record, self.pods.get(leaf.pod))
+            if let Some(record) = record
                 && !record.assignment.is_empty()
                 && !leaf.owner
                 && !self.has_earlier_cpus(leaf)
             {
-                steps.push(write_record(&cgroup.path, leaf.next_record(pod_target)));
+                steps.push(write_record(&cgroup.path, leaf.next_record()));
             }
         }
         self.steps.append(&mut steps);
@@ -392,10 +392,7 @@ impl<'a> PartitionState<'a> {
         if !leaf.target.is_empty() {
             last.writes.extend(lift_quota(&cgroup.path, cgroup.quota));
         }
-        if let Some(pod_target) = self.pods.get(leaf.pod) {
-            let bind = memory::bind(leaf.container, &pod_target.plan);
-            last.writes.extend(bind);
-        }
+        last.writes.extend(memory::bind(leaf.container, leaf.plan));
     }
 
     /// Restores the memory and the CPUs of a non-owner, except the CPUs of its pod's partitions.
@@ -440,7 +437,7 @@ impl<'a> PartitionState<'a> {
 
     fn settle_pod(&self, pod_target: &PodTarget<'_>, last: &mut Settled) {
         let cgroup = &pod_target.pod.cgroup;
-        let plan = &pod_target.plan;
+        let plan = pod_target.plan;
         if plan.all_own_cpus && !plan.assignment.is_empty() {
             last.writes.extend(lift_quota(&cgroup.path, cgroup.quota));
         }

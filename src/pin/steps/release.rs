@@ -160,7 +160,7 @@ fn set_exclusive(path: &str, now: &CpuSet, cpus: CpuSet) -> Option<Step> {
 
 /// Whether Pinfold made the container's partition. An unrecorded cgroup also counts if the pod's
 /// record covers all its exclusive CPUs.
-pub(super) fn is_made_by_pinfold(pod: &ObservedPod, container: &ObservedContainer) -> bool {
+fn is_made_by_pinfold(pod: &ObservedPod, container: &ObservedContainer) -> bool {
     let exclusive = &container.cgroup.cpuset.exclusive;
     container.record.is_some()
         || (container.cgroup.record_text.is_none() && exclusive.is_subset(&pod.recorded_cpus()))

@@ -14,6 +14,7 @@ use crate::pin::{
 /// A container's cgroup and its target.
 pub(super) struct Leaf<'a> {
     pub container: &'a ObservedContainer,
+    pub plan: &'a PodPlan,
     pub pod: usize,
     /// The CPUs of the wanted partition, offline CPUs included; empty without a partition.
     pub target: CpuSet,
@@ -26,7 +27,7 @@ pub(super) struct Leaf<'a> {
 /// A pod's cgroup and its target.
 pub(super) struct PodTarget<'a> {
     pub pod: &'a ObservedPod,
-    pub plan: PodPlan,
+    pub plan: &'a PodPlan,
     /// The exclusive CPUs that the pod shall hold: its assignment, and the CPUs of cgroups that the
     /// plan leaves alone.
     pub target: CpuSet,
@@ -52,7 +53,8 @@ pub(super) struct PartitionState<'a> {
 // === impl PartitionState ===
 
 impl<'a> PartitionState<'a> {
-    pub(super) fn new(observed: &'a Observed, desired: &'a Desired) -> Self {
+    /// The state before the first step. `none` is the plan of a pod without a plan.
+    pub(super) fn new(observed: &'a Observed, desired: &'a Desired, none: &'a PodPlan) -> Self {
         let mut state = Self {
             observed,
             desired,
@@ -72,7 +74,7 @@ impl<'a> PartitionState<'a> {
                 .push((&above.path, above.other_exclusive.clone()));
         }
         for pod in &observed.pods {
-            state.enter(pod);
+            state.enter(pod, desired.pod(&pod.cgroup.uid).unwrap_or(none));
         }
         state
     }
@@ -168,10 +170,8 @@ impl<'a> PartitionState<'a> {
     }
 
     /// Adds a pod with its containers.
-    fn enter(&mut self, pod: &'a ObservedPod) {
+    fn enter(&mut self, pod: &'a ObservedPod, plan: &'a PodPlan) {
         let path = pod.cgroup.path.as_str();
-        let plan = self.desired.pod(&pod.cgroup.uid).cloned();
-        let plan = plan.unwrap_or_default();
         let exclusive = &pod.cgroup.cpuset.exclusive;
         // Without a record and without an assignment, a pod's exclusive CPUs are not from Pinfold.
         let left_alone =
@@ -188,7 +188,7 @@ impl<'a> PartitionState<'a> {
             let cpuset = &container.cgroup.cpuset;
             let kind = cpuset.partition.live();
             self.live.extend(kind.map(|kind| (path, kind)));
-            if left_alone || is_left_alone(container, &plan) {
+            if left_alone || is_left_alone(container, plan) {
                 target = target.union(&cpuset.exclusive);
                 self.unknown.push((path, cpuset.exclusive.clone()));
                 continue;
@@ -196,7 +196,7 @@ impl<'a> PartitionState<'a> {
             self.held.insert(path, cpuset.exclusive.clone());
             let own = own_part(&plan.assignment, container);
             let owner = !own.is_empty();
-            let wanted = if !owner && is_init(container, &plan) {
+            let wanted = if !owner && is_init(container, plan) {
                 init_cpus.clone()
             } else {
                 own.cpus()
@@ -204,8 +204,9 @@ impl<'a> PartitionState<'a> {
             let target = self.partition_target(container, wanted);
             let leaf = Leaf {
                 container,
+                plan,
                 pod: self.pods.len(),
-                kind: partition_kind(pod, container, &plan, &target),
+                kind: partition_kind(pod, container, plan, &target),
                 target,
                 owner,
             };
@@ -311,15 +312,15 @@ impl PodTarget<'_> {
     /// plan leaves alone.
     pub(super) fn next_record(&self) -> Option<AssignmentRecord> {
         let has_assignment = !self.left_alone && !self.plan.assignment.is_empty();
-        has_assignment.then(|| pod_record(self.pod, &self.plan))
+        has_assignment.then(|| pod_record(self.pod, self.plan))
     }
 }
 
 // === impl Leaf ===
 
 impl Leaf<'_> {
-    pub(super) fn next_record(&self, pod_target: &PodTarget<'_>) -> AssignmentRecord {
-        let (container, plan) = (self.container, &pod_target.plan);
+    pub(super) fn next_record(&self) -> AssignmentRecord {
+        let (container, plan) = (self.container, self.plan);
         let assignment = self.owner.then(|| own_part(&plan.assignment, container));
         let earlier = cpus_to_record(&container.cgroup.cpuset.cpus, &self.target);
         container_record(container, plan, assignment, &earlier)
