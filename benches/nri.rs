@@ -374,7 +374,6 @@ fn pod(tree: &Tree<'_>, class: &str, name: &str, shares: u64, quota: Option<i64>
             resources: Some(LinuxResources {
                 cpu: Some(cpu),
                 memory,
-                ..LinuxResources::default()
             }),
             cgroups_path: format!("/{cgroup}/{name}-main"),
         }),

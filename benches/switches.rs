@@ -4,6 +4,8 @@
 //! process. `PINFOLD_KERNEL_TESTS=1 cargo bench --bench switches`, as root
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
+#[path = "../tests/support/events.rs"]
+mod events;
 #[path = "../tests/support/gate.rs"]
 #[allow(dead_code, reason = "shared with tests")]
 mod gate;
@@ -19,8 +21,9 @@ use std::time::Instant;
 use nix::sched::{CpuSet as Mask, sched_setaffinity};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::Pid;
-use pinfold::host::perf::{CounterGroup, SOFTWARE};
+use pinfold::host::perf::CounterGroup;
 
+use crate::events::SOFTWARE;
 use crate::kernel::{Kernel, kernel_tests};
 
 /// The number of round trips of a measurement.

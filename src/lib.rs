@@ -73,6 +73,30 @@
 //! - An owner that Pinfold cannot explain is reported and left alone.
 //! - A value that the user set in a container's environment always wins.
 
+/// Declares an enum whose values have names, for labels and output.
+macro_rules! named {
+    ($(#[$about:meta])* pub enum $enum:ident {
+        $($(#[$says:meta])* $value:ident $(= $number:literal)? => $name:literal,)+
+    }) => {
+        $(#[$about])*
+        pub enum $enum {
+            $($(#[$says])* $value $(= $number)?,)+
+        }
+
+        impl $enum {
+            /// All values, in their order.
+            pub const ALL: [Self; [$($name),+].len()] = [$(Self::$value),+];
+
+            /// The value's name in labels and output.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$value => $name,)+
+                }
+            }
+        }
+    };
+}
+
 pub mod agent;
 pub mod cli;
 pub mod client;

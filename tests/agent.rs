@@ -13,6 +13,8 @@
 
 #[path = "support/agent.rs"]
 mod agent;
+#[path = "support/events.rs"]
+mod events;
 mod fakeapi;
 #[path = "support/gate.rs"]
 mod gate;

@@ -10,6 +10,9 @@
     reason = "it fails by panicking"
 )]
 
+#[path = "support/events.rs"]
+mod events;
+
 use std::hint::black_box;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -18,12 +21,14 @@ use nix::sched::{CpuSet as Mask, sched_setaffinity};
 use nix::unistd::Pid;
 use pinfold::cpu::CpuSet;
 use pinfold::host::perf::{
-    CounterGroup, Event, PerfError, SOFTWARE, hardware_events, second_level_cache_events,
+    CounterGroup, Event, PerfError, hardware_events, second_level_cache_events,
 };
 use pinfold::host::proc::Proc;
 use pinfold::host::rdma;
 use pinfold::host::resctrl::{Count, GROUP_PREFIX, Resctrl, ResctrlError};
 use pinfold::host::topology::online_cpus;
+
+use events::SOFTWARE;
 
 /// The duration of the work on each CPU.
 const SPELL: Duration = Duration::from_millis(100);

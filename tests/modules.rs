@@ -230,7 +230,7 @@ fn without_tests(text: &str) -> &str {
     let Some(module) = text.find("\nmod tests {") else {
         return text;
     };
-    match text[..module].rfind("\n#[cfg(test)]\n") {
+    match text[..=module].rfind("\n#[cfg(test)]\n") {
         Some(start) if !text[start..module].contains(['{', ';']) => &text[..start],
         _ => text,
     }

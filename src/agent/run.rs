@@ -28,7 +28,7 @@ use super::tasks::Tasks;
 use crate::cluster::Api;
 use crate::cluster::peers::Member;
 use crate::host::cgroup::PARTITION;
-use crate::host::notify::Notifier;
+use crate::host::notify;
 use crate::host::watch::Watch;
 use crate::host::{limits, perf};
 use crate::metrics::{AgentMetrics, Format, Peer, Sources, UnknownPeers};
@@ -414,7 +414,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         _ = tokio::signal::ctrl_c() => tracing::info!("interrupted: stopping; every assignment stays as it is"),
         ended = agent.ended() => return ended,
     }
-    if let Err(error) = Notifier.stopping() {
+    if let Err(error) = notify::stopping() {
         tracing::warn!("can't tell the service manager: {error}");
     }
     agent.stop().await;

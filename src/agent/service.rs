@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use super::heartbeat::{Health, Heartbeat};
-use crate::host::notify::Notifier;
+use crate::host::notify;
 use crate::pin::Snapshot;
 use crate::text::counted;
 
@@ -16,13 +16,12 @@ pub(super) async fn notify(
     mut snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
     heartbeat: Heartbeat,
 ) {
-    let notifier = Notifier;
     let log_failure = |result: std::io::Result<()>| {
         if let Err(error) = result {
             tracing::warn!("can't tell the service manager: {error}");
         }
     };
-    let watchdog_timeout = notifier.watchdog();
+    let watchdog_timeout = notify::watchdog();
     let mut timer = watchdog_timeout.map(|watchdog_timeout| {
         let mut timer = tokio::time::interval(watchdog_timeout / 3);
         timer.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -36,16 +35,16 @@ pub(super) async fn notify(
             },
             // Before the first pass the service manager waits for `ready`. Its start timeout then decides.
             () = tick(timer.as_mut()) => match heartbeat.health() {
-                Health::Alive | Health::Starting(_) => log_failure(notifier.alive()),
+                Health::Alive | Health::Starting(_) => log_failure(notify::alive()),
                 Health::Stuck(reason) => tracing::error!("the agent does not notify systemd's watchdog: {reason}"),
             }
         }
         let status = snapshot.borrow_and_update().as_deref().map(status);
         if let Some(status) = status.filter(|status| last_status.as_ref() != Some(status)) {
             log_failure(if last_status.is_none() {
-                notifier.ready(&status)
+                notify::ready(&status)
             } else {
-                notifier.status(&status)
+                notify::status(&status)
             });
             last_status = Some(status);
         }

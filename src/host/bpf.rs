@@ -7,17 +7,14 @@
 
 #![allow(unsafe_code)]
 
-mod call;
-
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
 use nix::libc;
 
 use super::file;
 use crate::cpu::CpuSet;
-use call::{Batch, Element, LinkCreate, MapCreate, ProgramLoad, ProgramQuery, bpf, make};
 
 /// The packets of a cgroup that a program processes. The numbers are the kernel's attach types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,6 +108,120 @@ const PROGRAM_QUERY: libc::c_int = 16;
 const MAP_LOOKUP_BATCH: libc::c_int = 24;
 const LINK_CREATE: libc::c_int = 28;
 
+// The layout of each command's argument equals the command's part of the kernel's `union bpf_attr`,
+// without padding between fields.
+
+#[derive(Default)]
+#[repr(C)]
+struct MapCreate {
+    kind: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    flags: u32,
+    inner_map: u32,
+    numa_node: u32,
+    name: [u8; 16],
+}
+
+#[derive(Default)]
+#[repr(C)]
+struct Element {
+    map: u32,
+    _gap: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+#[repr(C)]
+struct Batch {
+    from: u64,
+    to: u64,
+    keys: u64,
+    values: u64,
+    count: u32,
+    map: u32,
+    element_flags: u64,
+    flags: u64,
+}
+
+#[derive(Default)]
+#[repr(C)]
+struct ProgramLoad {
+    kind: u32,
+    instruction_count: u32,
+    instructions: u64,
+    license: u64,
+    log_level: u32,
+    log_size: u32,
+    log: u64,
+    kernel_version: u32,
+    flags: u32,
+    name: [u8; 16],
+    interface: u32,
+    attach_type: u32,
+}
+
+#[repr(C)]
+struct LinkCreate {
+    program: u32,
+    target: u32,
+    attach_type: u32,
+    flags: u32,
+}
+
+#[derive(Default)]
+#[repr(C)]
+struct ProgramQuery {
+    target: u32,
+    attach_type: u32,
+    flags: u32,
+    attach_flags: u32,
+    programs: u64,
+    count: u32,
+    _gap: u32,
+    /// Fields of newer kernels, unused and zero. Newer kernels always write a revision into the
+    /// last field.
+    newer: [u64; 4],
+}
+
+/// Makes the system call. For some commands the result is a file descriptor; for all further
+/// commands the result has no meaning.
+///
+/// # Safety
+///
+/// `argument` must be the argument of the command, as declared above. The addresses in `argument` must
+/// point to memory that the command may read and write.
+unsafe fn bpf<A>(command: libc::c_int, argument: &mut A) -> io::Result<libc::c_int> {
+    // SAFETY: the kernel reads and writes `size` bytes of the argument, which is borrowed
+    // exclusively. The caller guarantees that the addresses in the argument are valid.
+    let returned = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            command,
+            std::ptr::from_mut(argument),
+            size_of::<A>(),
+        )
+    };
+    match libc::c_int::try_from(returned) {
+        Ok(value) if value >= 0 => Ok(value),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Makes the system call for a command that returns a new file descriptor.
+///
+/// # Safety
+///
+/// As for [`bpf`]. The command must return a new file descriptor.
+unsafe fn make<A>(command: libc::c_int, argument: &mut A) -> io::Result<OwnedFd> {
+    // SAFETY: the caller guarantees that the argument is valid.
+    let descriptor = unsafe { bpf(command, argument) }?;
+    // SAFETY: the kernel has just made the descriptor, so the descriptor has no owner yet.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
 const MAKE_MAP: &str = "make a BPF map";
 
 // The map types `BPF_MAP_TYPE_PERCPU_HASH` and `BPF_MAP_TYPE_LRU_HASH`.
@@ -144,13 +255,8 @@ fn address_mut<T>(slice: &mut [T]) -> u64 {
 }
 
 fn name(name: &str) -> [u8; 16] {
-    let mut bytes = [0; 16];
-    let letters = name.bytes().take(15);
-    bytes
-        .iter_mut()
-        .zip(letters)
-        .for_each(|(byte, letter)| *byte = letter);
-    bytes
+    let mut letters = name.bytes().take(15);
+    std::array::from_fn(|_| letters.next().unwrap_or_default())
 }
 
 /// Makes a map. `key` and `value` are the sizes in numbers of 8 bytes.
@@ -292,30 +398,28 @@ impl<const K: usize, const V: usize> PerCpuHash<K, V> {
             // of `8 * V` bytes for each possible CPU. Both buffers have the exact size. The
             // position in the map takes 4 of the 8 bytes in `to`.
             let read = unsafe { bpf(MAP_LOOKUP_BATCH, &mut argument) };
-            let (last, count) = match read {
-                Ok(_) => (false, argument.count),
-                // ENOENT means that the batch is the last.
-                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => (true, argument.count),
-                // ENOSPC means that a hash bucket has more keys than the buffer has room for.
-                Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {
-                    size *= 2;
-                    continue;
+            let is_last = read.is_err();
+            if let Err(error) = read {
+                match error.raw_os_error() {
+                    // ENOENT means that the batch is the last.
+                    Some(libc::ENOENT) => {}
+                    // ENOSPC means that a hash bucket has more keys than the buffer has room for.
+                    Some(libc::ENOSPC) => {
+                        size *= 2;
+                        continue;
+                    }
+                    _ => return Err(BpfError::new("read a BPF map", error)),
                 }
-                Err(error) => return Err(BpfError::new("read a BPF map", error)),
-            };
+            }
             let sum = |sum: [u64; V], one: &[u64; V]| {
                 std::array::from_fn(|at| sum[at].wrapping_add(one[at]))
             };
             let sums = values
                 .chunks(self.cpus)
                 .map(|values| values.iter().fold([0; V], sum));
-            found.extend(
-                keys.iter()
-                    .copied()
-                    .zip(sums)
-                    .take(usize::try_from(count).unwrap_or(0)),
-            );
-            if last {
+            let count = argument.count as usize;
+            found.extend(keys.iter().copied().zip(sums).take(count));
+            if is_last {
                 return Ok(found);
             }
             from = Some(to);
@@ -453,6 +557,16 @@ impl Program {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn arguments_are_as_long_as_the_kernel_has_them() {
+        assert_eq!(size_of::<MapCreate>(), 44);
+        assert_eq!(size_of::<Element>(), 32);
+        assert_eq!(size_of::<Batch>(), 56);
+        assert_eq!(size_of::<ProgramLoad>(), 72);
+        assert_eq!(size_of::<LinkCreate>(), 16);
+        assert_eq!(size_of::<ProgramQuery>(), 64);
+    }
 
     #[test]
     fn an_error_says_what_to_do() {

@@ -23,20 +23,22 @@ use super::netlink::{self, Message, number32, number64};
 /// process can delay the end of the answer up to this limit.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The state of a connection, with the kernel's number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[allow(missing_docs, reason = "they are the names of RFC 9293")]
-pub enum TcpState {
-    Established = 1,
-    SynSent = 2,
-    SynReceived = 3,
-    FinWait1 = 4,
-    FinWait2 = 5,
-    TimeWait = 6,
-    Close = 7,
-    CloseWait = 8,
-    LastAck = 9,
-    Closing = 11,
+named! {
+    /// The state of a connection, with the kernel's number.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    #[allow(missing_docs, reason = "they are the names of RFC 9293")]
+    pub enum TcpState {
+        Established = 1 => "established",
+        SynSent = 2 => "syn_sent",
+        SynReceived = 3 => "syn_received",
+        FinWait1 = 4 => "fin_wait_1",
+        FinWait2 = 5 => "fin_wait_2",
+        TimeWait = 6 => "time_wait",
+        Close = 7 => "close",
+        CloseWait = 8 => "close_wait",
+        LastAck = 9 => "last_ack",
+        Closing = 11 => "closing",
+    }
 }
 
 /// A TCP connection at the time of the request.
@@ -120,36 +122,6 @@ const BUFFER_LIMITED: usize = 184;
 // === impl TcpState ===
 
 impl TcpState {
-    /// All states, in the kernel's order.
-    pub const ALL: [Self; 10] = [
-        Self::Established,
-        Self::SynSent,
-        Self::SynReceived,
-        Self::FinWait1,
-        Self::FinWait2,
-        Self::TimeWait,
-        Self::Close,
-        Self::CloseWait,
-        Self::LastAck,
-        Self::Closing,
-    ];
-
-    /// The state's name in metric labels.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Established => "established",
-            Self::SynSent => "syn_sent",
-            Self::SynReceived => "syn_received",
-            Self::FinWait1 => "fin_wait_1",
-            Self::FinWait2 => "fin_wait_2",
-            Self::TimeWait => "time_wait",
-            Self::Close => "close",
-            Self::CloseWait => "close_wait",
-            Self::LastAck => "last_ack",
-            Self::Closing => "closing",
-        }
-    }
-
     fn of(number: u8) -> Option<Self> {
         if number == NEW_SYN_RECEIVED {
             return Some(Self::SynReceived);

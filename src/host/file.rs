@@ -2,7 +2,7 @@
 //! calls to open and to close the files.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::unix::fs::{DirEntryExt, FileExt};
 use std::path::{Path, PathBuf};
 
@@ -84,28 +84,15 @@ pub fn read_value_optional(path: &Path) -> Result<Option<String>, FileError> {
 
 fn optional(read: Result<String, FileError>) -> Result<Option<String>, FileError> {
     match read {
-        Ok(text) => Ok(Some(text)),
         Err(error) if error.is_gone() => Ok(None),
-        Err(error) => Err(error),
+        text => text.map(Some),
     }
 }
 
 fn value(path: &Path) -> io::Result<String> {
-    let mut file = File::open(path)?;
-    let mut start = [0; PAGE];
-    let length = loop {
-        match file.read(&mut start) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            read => break read?,
-        }
-    };
-    let start = start.get(..length).unwrap_or_default();
-    if length < PAGE / 2 {
-        return Ok(trimmed_text(start));
-    }
-    let mut whole = start.to_vec();
-    file.read_to_end(&mut whole)?;
-    Ok(trimmed_text(&whole))
+    let mut buffer = Vec::new();
+    let length = fill(&mut buffer, &File::open(path)?)?;
+    Ok(trimmed_text(buffer.get(..length).unwrap_or_default()))
 }
 
 /// Writes to an existing file in one write call.
@@ -132,11 +119,11 @@ pub fn write(path: &Path, data: &str) -> Result<(), FileError> {
 #[derive(Debug)]
 pub(super) struct DirectoryEntry {
     /// The entry's name.
-    pub(super) name: String,
+    pub name: String,
     /// The inode of the file or directory.
-    pub(super) inode: u64,
+    pub inode: u64,
     /// Whether the entry is a directory. A link is no directory.
-    pub(super) is_directory: bool,
+    pub is_directory: bool,
 }
 
 /// The entries of a directory, sorted by name. The removal of the directory during the reading ends the list.
@@ -144,9 +131,8 @@ pub(super) fn list(directory: &Path) -> io::Result<Vec<DirectoryEntry>> {
     let mut entries = Vec::new();
     for entry in fs::read_dir(directory)? {
         let entry = match entry {
-            Ok(entry) => entry,
             Err(error) if is_gone(&error) => break,
-            Err(error) => return Err(error),
+            entry => entry?,
         };
         entries.push(DirectoryEntry {
             name: entry.file_name().to_string_lossy().into_owned(),
@@ -156,6 +142,12 @@ pub(super) fn list(directory: &Path) -> io::Result<Vec<DirectoryEntry>> {
     }
     entries.sort_unstable_by(|a, b| a.name.cmp(&b.name));
     Ok(entries)
+}
+
+/// The names of the directories among the entries of a directory.
+pub(super) fn directory_names(entries: Vec<DirectoryEntry>) -> Vec<String> {
+    let directories = entries.into_iter().filter(|entry| entry.is_directory);
+    directories.map(|entry| entry.name).collect()
 }
 
 /// The entries of a directory; empty if no directory has the path.
@@ -177,20 +169,12 @@ pub(super) fn is_gone(error: &io::Error) -> bool {
 /// Reads kernel files, also files that are kept open, into a reused buffer.
 ///
 /// A cgroup can be removed while a file of the cgroup is open. Reading the open file then fails.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Reader {
     buffer: Vec<u8>,
 }
 
 // === impl Reader ===
-
-impl Default for Reader {
-    fn default() -> Self {
-        Self {
-            buffer: vec![0; PAGE],
-        }
-    }
-}
 
 impl Reader {
     /// The text of an open file from its beginning, with the white space at its end.
@@ -234,19 +218,19 @@ impl Reader {
 fn fill(buffer: &mut Vec<u8>, file: &File) -> io::Result<usize> {
     let mut length = 0;
     loop {
+        if buffer.len() < length + PAGE {
+            buffer.resize(length + PAGE.max(length), 0);
+        }
         let room = buffer.get_mut(length..).unwrap_or_default();
         let some = match file.read_at(room, length as u64) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             read => read?,
         };
-        // The kernel returns at most a page. Only the last read returns less than half of a page, or of the free
-        // buffer.
-        let is_all = some < room.len().min(PAGE) / 2;
         length += some;
-        if is_all || some == 0 {
+        // The kernel returns at most a page. Only the last read returns less than half of a page.
+        if some < PAGE / 2 {
             return Ok(length);
         }
-        buffer.resize(length + PAGE.max(length), 0);
     }
 }
 

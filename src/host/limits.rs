@@ -44,8 +44,7 @@ pub fn raise_open_file_limit() -> OpenFileLimits {
 /// The number of counters that may be open for containers on shared CPUs: half of the descriptors
 /// left for counters of CPUs.
 pub fn shared_counter_limit() -> usize {
-    let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft);
-    usize::try_from(limit / 4).unwrap_or(usize::MAX)
+    super::perf::descriptor_limit() / 2
 }
 
 /// Keeps the process's memory small: all threads share a heap, and the heap returns free memory to

@@ -35,6 +35,9 @@ pub enum NetError {
     },
 }
 
+/// The result of a network operation.
+pub(super) type Result<T, E = NetError> = std::result::Result<T, E>;
+
 impl NetError {
     /// Names the operation, and chooses the remedy by the kernel's error.
     pub(super) fn new(
@@ -71,7 +74,7 @@ pub(super) struct Links {
 impl Links {
     /// Opens a netlink socket in the calling thread's namespace. The call needs a tokio runtime,
     /// which drives the socket.
-    pub(super) fn open() -> Result<Self, NetError> {
+    pub(super) fn open() -> Result<Self> {
         let (connection, handle, _) = rtnetlink::new_connection()
             .map_err(|source| NetError::new("open", "a netlink socket", source))?;
         tokio::spawn(connection);
@@ -79,7 +82,7 @@ impl Links {
     }
 
     /// Adds a bridge and sets the bridge up.
-    pub(super) async fn add_bridge(&self, name: &str) -> Result<(), NetError> {
+    pub(super) async fn add_bridge(&self, name: &str) -> Result<()> {
         let message = LinkBridge::new(name).build();
         let added = self.handle.link().add(message).execute().await;
         added.map_err(failed("add", format!("bridge {name}")))
@@ -93,7 +96,7 @@ impl Links {
         bridge: &str,
         peer: &str,
         namespace: BorrowedFd<'_>,
-    ) -> Result<(), NetError> {
+    ) -> Result<()> {
         let controller = self.index(bridge).await?;
         // The kernel creates the peer directly in `namespace`. A name like eth0 therefore never
         // collides in the current namespace.
@@ -115,7 +118,7 @@ impl Links {
         name: &str,
         address: Ipv4Addr,
         prefix: u8,
-    ) -> Result<(), NetError> {
+    ) -> Result<()> {
         let index = self.index(name).await?;
         let added = self
             .handle
@@ -130,13 +133,13 @@ impl Links {
     }
 
     /// Sets a link up.
-    pub(super) async fn set_up(&self, name: &str) -> Result<(), NetError> {
+    pub(super) async fn set_up(&self, name: &str) -> Result<()> {
         let message = LinkUnspec::new_with_name(name).up().build();
         let set = self.handle.link().set(message).execute().await;
         set.map_err(failed("set up", format!("link {name}")))
     }
 
-    async fn index(&self, name: &str) -> Result<u32, NetError> {
+    async fn index(&self, name: &str) -> Result<u32> {
         let subject = format!("link {name}");
         let mut found = Box::pin(self.handle.link().get().match_name(name).execute());
         match found

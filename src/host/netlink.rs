@@ -43,11 +43,11 @@ pub(super) fn send(socket: &OwnedFd, message: &[u8]) -> io::Result<()> {
 #[derive(Debug)]
 pub(super) struct Message<'a> {
     /// The message's kind.
-    pub(super) kind: u16,
+    pub kind: u16,
     /// The sequence number of the request that the message answers.
-    pub(super) sequence: u32,
+    pub sequence: u32,
     /// The bytes after the header.
-    pub(super) content: &'a [u8],
+    pub content: &'a [u8],
 }
 
 // === impl Message ===
@@ -55,7 +55,7 @@ pub(super) struct Message<'a> {
 impl<'a> Message<'a> {
     /// Splits the first message off; `None` where the bytes are no message.
     pub(super) fn take(bytes: &mut &'a [u8]) -> Option<Self> {
-        let length = usize::try_from(number32(bytes, 0)?).ok()?;
+        let length = number32(bytes, 0)? as usize;
         let message = Self {
             kind: number16(bytes, 4)?,
             sequence: number32(bytes, 8)?,

@@ -17,8 +17,8 @@ use std::thread;
 
 use nix::sched::{CloneFlags, setns, unshare};
 
-use super::link::Links;
 pub use super::link::NetError;
+use super::link::{Links, Result};
 
 const BRIDGE: &str = "switch";
 const PREFIX: u8 = 24;
@@ -56,7 +56,7 @@ impl Netns {
     /// # Errors
     ///
     /// The kernel refuses, because `CAP_SYS_ADMIN` is missing or the kernel was built without namespaces.
-    pub fn new() -> Result<Self, NetError> {
+    pub fn new() -> Result<Self> {
         // Unsharing moves the calling thread for good, hence the call is made by a thread that ends right after.
         in_thread(|| {
             unshare(CloneFlags::CLONE_NEWNET)
@@ -76,7 +76,7 @@ impl Netns {
     /// # Errors
     ///
     /// The namespace can't be entered.
-    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, NetError> {
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
         in_thread(|| {
             setns(&*self.file, CloneFlags::CLONE_NEWNET)
                 .map_err(|errno| NetError::new("enter", "a network namespace", errno))?;
@@ -85,9 +85,9 @@ impl Netns {
     }
 
     /// Like [`Netns::run`] with the namespace's links, which need an async runtime.
-    fn with_links<F>(&self, work: impl FnOnce(Links) -> F + Send) -> Result<(), NetError>
+    fn with_links<F>(&self, work: impl FnOnce(Links) -> F + Send) -> Result<()>
     where
-        F: Future<Output = Result<(), NetError>>,
+        F: Future<Output = Result<()>>,
     {
         // The runtime is built before the namespace is entered. The first runtime of a process makes a pair of
         // sockets for signals and keeps the pair for ever. A socket keeps the namespace of its creation alive.
@@ -113,10 +113,7 @@ impl AsFd for Netns {
 ///
 /// # Errors
 /// No namespace could be entered, because `CAP_SYS_ADMIN` is missing.
-pub fn for_each_netns(
-    namespaces: &[NetnsRef],
-    mut work: impl FnMut(usize) + Send,
-) -> Result<(), NetError> {
+pub fn for_each_netns(namespaces: &[NetnsRef], mut work: impl FnMut(usize) + Send) -> Result<()> {
     in_thread(|| {
         let (mut entered, mut refused) = (false, None);
         for (index, namespace) in namespaces.iter().enumerate() {
@@ -150,7 +147,7 @@ impl Switch {
     /// # Errors
     ///
     /// See [`NetError`]: no privilege, or a kernel without bridges.
-    pub fn new() -> Result<Self, NetError> {
+    pub fn new() -> Result<Self> {
         let namespace = Netns::new()?;
         namespace.with_links(|links| async move { links.add_bridge(BRIDGE).await })?;
         Ok(Self {
@@ -165,7 +162,7 @@ impl Switch {
     ///
     /// The address is not a host's address in 10.0.0.0/8, is taken, or lies in another /24 than earlier addresses.
     /// The kernel may also refuse (see [`NetError`]), and nothing stays behind then.
-    pub fn join(&mut self, address: Ipv4Addr) -> Result<Netns, NetError> {
+    pub fn join(&mut self, address: Ipv4Addr) -> Result<Netns> {
         self.check(address)?;
         let container = Netns::new()?;
         let port = format!("port{}", address.octets()[3]);
@@ -186,7 +183,7 @@ impl Switch {
         Ok(container)
     }
 
-    fn check(&self, address: Ipv4Addr) -> Result<(), NetError> {
+    fn check(&self, address: Ipv4Addr) -> Result<()> {
         let [a, b, c, host] = address.octets();
         let refuse = |reason| Err(NetError::Address { address, reason });
         if a != 10 || host == 0 || host == 255 {
@@ -205,7 +202,7 @@ impl Switch {
 }
 
 /// Runs `work` on a new thread, because namespaces belong to threads.
-fn in_thread<T: Send>(work: impl FnOnce() -> Result<T, NetError> + Send) -> Result<T, NetError> {
+fn in_thread<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     thread::scope(|scope| {
         let thread = thread::Builder::new()
             .name("pinfold-netns".to_owned())

@@ -39,36 +39,19 @@ const WORD: usize = size_of::<u64>();
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Event {
     /// The event's type: hardware, software, cache, or the type number of a driver.
-    kind: u32,
+    pub kind: u32,
     /// The event's number within the type.
-    config: u64,
+    pub config: u64,
 }
 
 /// The events of a group, in the order of [`GroupCounts::values`].
 pub type Events = [Event; EVENTS];
-
-/// Events that the kernel counts in software, on any machine. Tests use software events where the
-/// machine has no hardware counters. The kernel's software clocks are no substitute: on Linux 6.18, a
-/// group can't hold both a clock and an event of another kind.
-pub const SOFTWARE: Events = [
-    software(bindings::PERF_COUNT_SW_CONTEXT_SWITCHES),
-    software(bindings::PERF_COUNT_SW_PAGE_FAULTS),
-    software(bindings::PERF_COUNT_SW_PAGE_FAULTS_MIN),
-    software(bindings::PERF_COUNT_SW_CPU_MIGRATIONS),
-];
 
 /// The general events "cache references" and "cache misses". Each kind of CPU counts another level.
 const CACHE_EVENTS: [Event; 2] = [
     hardware(bindings::PERF_COUNT_HW_CACHE_REFERENCES),
     hardware(bindings::PERF_COUNT_HW_CACHE_MISSES),
 ];
-
-const fn software(config: u32) -> Event {
-    Event {
-        kind: bindings::PERF_TYPE_SOFTWARE,
-        config: config as u64,
-    }
-}
 
 const fn hardware(config: u32) -> Event {
     Event {
@@ -350,7 +333,7 @@ fn decode(bytes: &[u8], has: [bool; EVENTS]) -> Option<GroupCounts> {
         .chunks_exact(WORD)
         .filter_map(|word| Some(u64::from_ne_bytes(word.try_into().ok()?)));
     let opened = has.iter().filter(|has| **has).count();
-    if usize::try_from(words.next()?).ok()? != opened {
+    if words.next()? != opened as u64 {
         return None;
     }
     let (enabled, running) = (words.next()?, words.next()?);

@@ -129,17 +129,13 @@ impl PodResources {
     /// failure.
     pub async fn list(&self) -> Result<Vec<ContainerDevices>, DevicesError> {
         let mut containers = self.call("/v1.PodResourcesLister/List", parse_list).await?;
-        for device in containers
-            .iter_mut()
-            .flat_map(|container| &mut container.devices)
-        {
-            if device.numa.is_empty() {
-                device.numa = device
-                    .ids
-                    .iter()
-                    .filter_map(|id| pci::numa_node(&self.root, id))
-                    .collect();
-            }
+        let all = containers.iter_mut();
+        let devices = all.flat_map(|container| &mut container.devices);
+        for device in devices.filter(|device| device.numa.is_empty()) {
+            let ids = device.ids.iter();
+            device.numa = ids
+                .filter_map(|id| pci::numa_node(&self.root, id))
+                .collect();
         }
         Ok(containers)
     }
@@ -232,63 +228,63 @@ fn is_unavailable(error: &CallError) -> bool {
 }
 
 /// A `ListPodResourcesResponse`.
-#[derive(Clone, PartialEq, Eq, Message)]
+#[derive(Message)]
 struct ListResponse {
-    #[prost(message, repeated, tag = "1")]
+    #[prost(message, repeated, tag = 1)]
     pod_resources: Vec<PodMessage>,
 }
 
 /// A `PodResources`.
-#[derive(Clone, PartialEq, Eq, Message)]
+#[derive(Message)]
 struct PodMessage {
-    #[prost(string, tag = "1")]
+    #[prost(string, tag = 1)]
     name: String,
-    #[prost(string, tag = "2")]
+    #[prost(string, tag = 2)]
     namespace: String,
-    #[prost(message, repeated, tag = "3")]
+    #[prost(message, repeated, tag = 3)]
     containers: Vec<ContainerMessage>,
 }
 
 /// A `ContainerResources`.
-#[derive(Clone, PartialEq, Eq, Message)]
+#[derive(Message)]
 struct ContainerMessage {
-    #[prost(string, tag = "1")]
+    #[prost(string, tag = 1)]
     name: String,
-    #[prost(message, repeated, tag = "2")]
+    #[prost(message, repeated, tag = 2)]
     devices: Vec<DeviceMessage>,
-    #[prost(int64, repeated, tag = "3")]
+    #[prost(int64, repeated, tag = 3)]
     cpu_ids: Vec<i64>,
 }
 
 /// A `ContainerDevices`: devices of one resource.
-#[derive(Clone, PartialEq, Eq, Message)]
+#[derive(Message)]
 struct DeviceMessage {
-    #[prost(string, tag = "1")]
+    #[prost(string, tag = 1)]
     resource_name: String,
-    #[prost(string, repeated, tag = "2")]
+    #[prost(string, repeated, tag = 2)]
     device_ids: Vec<String>,
-    #[prost(message, optional, tag = "3")]
+    #[prost(message, optional, tag = 3)]
     topology: Option<TopologyMessage>,
 }
 
 /// A `TopologyInfo`.
-#[derive(Clone, PartialEq, Eq, Message)]
+#[derive(Message)]
 struct TopologyMessage {
-    #[prost(message, repeated, tag = "1")]
+    #[prost(message, repeated, tag = 1)]
     nodes: Vec<NumaMessage>,
 }
 
 /// A `NUMANode`. An empty message is NUMA node 0.
-#[derive(Clone, Copy, PartialEq, Eq, Message)]
+#[derive(Message)]
 struct NumaMessage {
-    #[prost(int64, tag = "1")]
+    #[prost(int64, tag = 1)]
     id: i64,
 }
 
 /// An `AllocatableResourcesResponse`.
-#[derive(Clone, PartialEq, Eq, Message)]
+#[derive(Message)]
 struct AllocatableResponse {
-    #[prost(int64, repeated, tag = "2")]
+    #[prost(int64, repeated, tag = 2)]
     cpu_ids: Vec<i64>,
 }
 

@@ -3,7 +3,6 @@
 mod net;
 mod netns_handles;
 mod tasks;
-mod tcp;
 
 use std::fs;
 use std::io::Cursor;
@@ -17,10 +16,9 @@ use procfs_core::{FromBufRead, FromRead, Uptime};
 
 use super::file;
 pub use super::file::Reader;
-pub use net::{InterfaceTraffic, PacketCounts};
+pub use net::{InterfaceTraffic, NamespaceTcpCounts, PacketCounts};
 pub use netns_handles::{NetnsHandles, NetnsKey};
 pub use tasks::Task;
-pub use tcp::NamespaceTcpCounts;
 
 /// The bit of `CAP_SYS_ADMIN` in a set of capabilities.
 const SYS_ADMIN: u64 = 1 << 21;
@@ -157,12 +155,8 @@ impl Proc {
         // The crate cuts `1 (name) S …` at the brackets without checking the bytes beside them.
         let open = text.iter().position(|&byte| byte == b'(')?;
         let close = text.iter().rposition(|&byte| byte == b')')?;
-        let beside = [
-            text.first(),
-            text.get(open.checked_sub(1)?),
-            text.get(close + 1),
-            text.get(close + 2),
-        ];
+        let beside = [0, open.checked_sub(1)?, close + 1, close + 2];
+        let beside = beside.map(|at| text.get(at));
         match beside {
             [
                 Some(b'0'..=b'9'),

@@ -55,6 +55,9 @@ pub enum ResctrlError {
     },
 }
 
+/// The result of an operation on groups.
+type Result<T, E = ResctrlError> = std::result::Result<T, E>;
+
 /// The value of a counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Count {
@@ -82,10 +85,10 @@ pub struct CacheCounters {
 /// The operations on the directories of groups. Tests replace the operations, because only the kernel
 /// fills new directories and refuses CPUs.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct DirectoryOperations {
-    pub(crate) make: fn(&Path) -> io::Result<()>,
-    pub(crate) remove: fn(&Path) -> io::Result<()>,
-    pub(crate) bind: fn(&Path, &str) -> Result<(), FileError>,
+struct DirectoryOperations {
+    make: fn(&Path) -> io::Result<()>,
+    remove: fn(&Path) -> io::Result<()>,
+    bind: fn(&Path, &str) -> Result<(), FileError>,
 }
 
 /// The resctrl file system below a root.
@@ -111,20 +114,12 @@ impl Resctrl {
         }
     }
 
-    #[cfg(test)]
-    pub(crate) fn with_operations(root: &Path, operations: DirectoryOperations) -> Self {
-        Self {
-            operations,
-            ..Self::new(root)
-        }
-    }
-
     /// The largest possible number of Pinfold's groups: the number of hardware monitors (RMIDs)
     /// without the monitors of all other groups.
     ///
     /// # Errors
     /// Monitoring is impossible. The error states the reason and the remedy.
-    pub fn available_groups(&self) -> Result<usize, ResctrlError> {
+    pub fn available_groups(&self) -> Result<usize> {
         let (top, unsupported) = (self.top.display(), |text| {
             Err(ResctrlError::Unsupported(text))
         });
@@ -168,7 +163,7 @@ impl Resctrl {
     ///
     /// # Errors
     /// The groups can't be listed.
-    pub fn own_groups(&self) -> Result<Vec<String>, ResctrlError> {
+    pub fn own_groups(&self) -> Result<Vec<String>> {
         let mut names = self.names(&self.monitoring())?;
         names.retain(|name| name.starts_with(GROUP_PREFIX));
         Ok(names)
@@ -178,7 +173,7 @@ impl Resctrl {
     ///
     /// # Errors
     /// The groups can't be listed, or the CPUs of a group can't be read.
-    pub fn groups(&self) -> Result<BTreeMap<String, CpuSet>, ResctrlError> {
+    pub fn groups(&self) -> Result<BTreeMap<String, CpuSet>> {
         let mut groups = BTreeMap::new();
         for name in self.own_groups()? {
             let path = self.group(&name).join("cpus_list");
@@ -197,7 +192,7 @@ impl Resctrl {
     ///
     /// # Errors
     /// All monitors are in use, perhaps only for a while, or groups can't be made.
-    pub fn make(&self, name: &str) -> Result<(), ResctrlError> {
+    pub fn make(&self, name: &str) -> Result<()> {
         let path = self.group(name);
         (self.operations.make)(&path).map_err(|source| match source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::ResourceBusy => {
@@ -217,7 +212,7 @@ impl Resctrl {
     ///
     /// # Errors
     /// Some CPU is offline, or belongs to a control group of another program.
-    pub fn bind(&self, name: &str, cpus: &CpuSet) -> Result<(), ResctrlError> {
+    pub fn bind(&self, name: &str, cpus: &CpuSet) -> Result<()> {
         let path = self.group(name).join("cpus_list");
         match (self.operations.bind)(&path, &cpus.to_string()) {
             Err(error) if error.kernel_error().kind() == io::ErrorKind::InvalidInput => {}
@@ -235,7 +230,7 @@ impl Resctrl {
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn remove(&self, name: &str) -> Result<(), ResctrlError> {
+    pub fn remove(&self, name: &str) -> Result<()> {
         let path = self.group(name);
         match (self.operations.remove)(&path) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => {
@@ -250,7 +245,7 @@ impl Resctrl {
     ///
     /// # Errors
     /// The group is missing, or a file can't be read.
-    pub fn read(&self, name: &str) -> Result<Vec<CacheCounters>, ResctrlError> {
+    pub fn read(&self, name: &str) -> Result<Vec<CacheCounters>> {
         let data = self.group(name).join("mon_data");
         let mut domains = Vec::new();
         for directory in self.names(&data)? {
@@ -280,17 +275,16 @@ impl Resctrl {
     }
 
     /// The names of the directories in a directory; empty where the directory is missing.
-    fn names(&self, path: &Path) -> Result<Vec<String>, ResctrlError> {
+    fn names(&self, path: &Path) -> Result<Vec<String>> {
         let entries = file::list_optional(path).map_err(|source| ResctrlError::Directory {
             path: path.to_owned(),
             source,
         })?;
-        let directories = entries.into_iter().filter(|entry| entry.is_directory);
-        Ok(directories.map(|entry| entry.name).collect())
+        Ok(file::directory_names(entries))
     }
 }
 
-fn count(path: &Path) -> Result<Option<Count>, ResctrlError> {
+fn count(path: &Path) -> Result<Option<Count>> {
     let Some(text) = file::read_value_optional(path)? else {
         return Ok(None);
     };

@@ -23,13 +23,12 @@ mod program;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::{self, File};
-use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::bpf::{BpfError, Direction, Link, PerCpuHash, Program, lru_map};
-use super::cgroup::{CgroupError, Cgroups, Unified, is_below};
+use super::cgroup::{CgroupError, Cgroups, Unified, ignore_gone, is_below};
 use super::file;
 use program::program;
 
@@ -123,17 +122,9 @@ pub enum SocketsError {
     /// A BPF operation failed.
     #[error(transparent)]
     Bpf(#[from] BpfError),
-    /// The pods' cgroups can't be listed.
+    /// A cgroup can't be opened, or the pods' cgroups can't be listed.
     #[error(transparent)]
     Cgroups(#[from] CgroupError),
-    /// A cgroup's directory can't be read.
-    #[error("can't open cgroup {}", path.display())]
-    Cgroup {
-        /// The cgroup's directory.
-        path: PathBuf,
-        /// The kernel's error.
-        source: io::Error,
-    },
 }
 
 type Key = [u64; 2];
@@ -189,7 +180,7 @@ impl SocketsError {
         match self {
             Self::NoHierarchy { .. } | Self::Part { .. } => true,
             Self::Bpf(error) => error.is_terminal(),
-            Self::Cgroups(_) | Self::Cgroup { .. } => false,
+            Self::Cgroups(_) => false,
         }
     }
 }
@@ -249,14 +240,14 @@ impl SocketCounter {
             }
             self.attached.remove(tree);
             let Some(id) = id else { continue };
-            let directory = match File::open(&path) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                opened => opened.map_err(|source| SocketsError::Cgroup { path, source })?,
+            let directory = File::open(&path).map_err(CgroupError::directory("open", &path));
+            let Some(directory) = ignore_gone(directory)? else {
+                continue;
             };
             let depth = tree.split('/').count();
             let maps = [self.map.descriptor(), self.timers.as_raw_fd()];
             let attach = |title, direction| {
-                let instructions = program(maps, depth, direction)?;
+                let instructions = program(maps, depth, direction);
                 Program::load(title, &instructions, direction)?.attach(directory.as_fd())
             };
             let ingress = attach("pinfold_receive", Direction::Ingress)?;
@@ -343,11 +334,11 @@ impl SocketCounter {
             let Some(path) = ids.get(&pod).map(|path| self.hierarchy.join(path)) else {
                 continue;
             };
-            let existing: HashSet<u64> = match file::list(&path) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                Err(source) => return Err(SocketsError::Cgroup { path, source }),
-                Ok(below) => below.iter().map(|entry| entry.inode).collect(),
+            let below = file::list(&path).map_err(CgroupError::directory("open", &path));
+            let Some(below) = ignore_gone(below)? else {
+                continue;
             };
+            let existing: HashSet<u64> = below.iter().map(|entry| entry.inode).collect();
             // Traffic of the pod's own cgroup has 0 instead of a container's id.
             for (key, counts) in entries
                 .into_iter()
@@ -399,15 +390,9 @@ impl SocketCounter {
 
 /// The id of a cgroup v2, which is the inode number of its directory. `None` if the cgroup does not
 /// exist.
-fn id(path: &Path) -> Result<Option<u64>, SocketsError> {
-    match fs::metadata(path) {
-        Ok(directory) => Ok(Some(directory.ino())),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(SocketsError::Cgroup {
-            path: path.to_owned(),
-            source,
-        }),
-    }
+fn id(path: &Path) -> Result<Option<u64>, CgroupError> {
+    let id = fs::metadata(path).map(|directory| directory.ino());
+    ignore_gone(id.map_err(CgroupError::directory("open", path)))
 }
 
 #[cfg(test)]

@@ -57,8 +57,6 @@ pub enum Stderr {
     Inherit,
     /// A file to append to. The file is created if missing.
     File(PathBuf),
-    /// `/dev/null`.
-    Null,
 }
 
 /// A started process. Dropping the handle kills the process with SIGKILL and waits for the end.
@@ -89,20 +87,15 @@ pub struct SpawnError {
     source: Option<io::Error>,
 }
 
-#[derive(Debug)]
-struct Job {
-    spawn: Spawn,
-    reply: mpsc::Sender<Result<Process, SpawnError>>,
-}
+/// A process to start, and the channel for the answer.
+type Job = (Spawn, mpsc::Sender<Result<Process, SpawnError>>);
 
-/// The step at which the child failed. The child reports the step as a byte through a pipe, because
-/// the error of a failed start carries only an errno.
-mod stage {
-    pub(super) const TIE: u8 = 1;
-    pub(super) const NETNS: u8 = 2;
-    /// The first `cgroup.procs` file. The index of the file is added.
-    pub(super) const CGROUP: u8 = 3;
-}
+// The steps of the child. The child reports the step at which it failed as a byte through a pipe,
+// because the error of a failed start carries only an errno.
+const TIE: u8 = 1;
+const NETNS: u8 = 2;
+/// The first `cgroup.procs` file. The index of the file is added.
+const CGROUP: u8 = 3;
 
 // === impl SpawnError ===
 
@@ -130,7 +123,7 @@ impl Launcher {
             .name("pinfold-launch".to_owned())
             .spawn(move || {
                 run_anywhere();
-                for Job { spawn, reply } in inbox {
+                for (spawn, reply) in inbox {
                     // If the caller panicked, the reply has no receiver. The process is then
                     // dropped and killed.
                     let _ = reply.send(start(&spawn));
@@ -155,7 +148,7 @@ impl Launcher {
         let _ = self
             .jobs
             .as_ref()
-            .is_some_and(|jobs| jobs.send(Job { spawn, reply }).is_ok());
+            .is_some_and(|jobs| jobs.send((spawn, reply)).is_ok());
         answer.recv().unwrap_or_else(|_| {
             let why = "the thread that starts processes has ended";
             Err(SpawnError {
@@ -319,19 +312,18 @@ fn join_all(
         let _ = write(report, &[stage]);
         io::Error::from(errno)
     };
-    prctl::set_pdeathsig(Signal::SIGKILL).map_err(|errno| failed(stage::TIE, errno))?;
+    prctl::set_pdeathsig(Signal::SIGKILL).map_err(|errno| failed(TIE, errno))?;
     // A parent that died before the prctl call sends no signal any more. The child then has a new
     // parent.
     if getppid() != parent {
-        return Err(failed(stage::TIE, nix::Error::ESRCH));
+        return Err(failed(TIE, nix::Error::ESRCH));
     }
     if let Some(netns) = netns {
-        setns(netns.as_fd(), CloneFlags::CLONE_NEWNET)
-            .map_err(|errno| failed(stage::NETNS, errno))?;
+        setns(netns.as_fd(), CloneFlags::CLONE_NEWNET).map_err(|errno| failed(NETNS, errno))?;
     }
     for (file, index) in procs_files.iter().zip(0_u8..) {
         // The kernel takes `0` as the process id of the writer, in every PID namespace.
-        write(file, b"0").map_err(|errno| failed(stage::CGROUP.saturating_add(index), errno))?;
+        write(file, b"0").map_err(|errno| failed(CGROUP.saturating_add(index), errno))?;
     }
     Ok(())
 }
@@ -340,12 +332,12 @@ fn join_all(
 fn step(spawn: &Spawn, at: u8) -> String {
     let program = spawn.program.display();
     match at {
-        stage::TIE => format!("tie {program} to the life of this program"),
-        stage::NETNS => {
+        TIE => format!("tie {program} to the life of this program"),
+        NETNS => {
             format!("move {program} into its network namespace: run as root or with CAP_SYS_ADMIN")
         }
         later => {
-            let index = usize::from(later.saturating_sub(stage::CGROUP));
+            let index = usize::from(later.saturating_sub(CGROUP));
             let file = spawn.cgroup_procs.get(index).map(|path| path.display());
             file.map_or(format!("start {program}"), |file| {
                 format!(
@@ -360,7 +352,6 @@ fn step(spawn: &Spawn, at: u8) -> String {
 fn stderr(spawn: &Spawn) -> Result<Stdio, SpawnError> {
     match &spawn.stderr {
         Stderr::Inherit => Ok(Stdio::inherit()),
-        Stderr::Null => Ok(Stdio::null()),
         Stderr::File(path) => {
             let opened = OpenOptions::new().create(true).append(true).open(path);
             let (file, program) = (path.display(), spawn.program.display());

@@ -75,6 +75,9 @@ pub enum OnlineError {
     },
 }
 
+/// The result of reading a part of the topology.
+type Result<T, E = TopologyError> = std::result::Result<T, E>;
+
 /// The texts of the files that change when a CPU or a NUMA node goes offline or comes online.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HotplugState([Option<Vec<u8>>; 4]);
@@ -116,7 +119,7 @@ pub fn online_cpus(sys: &Path) -> Result<CpuSet, OnlineError> {
 /// # Errors
 ///
 /// [`TopologyError::NoCpus`] if no CPU is found. The other errors mean a file that can't be read or understood.
-pub fn read(root: &Path) -> Result<Topology, TopologyError> {
+pub fn read(root: &Path) -> Result<Topology> {
     let devices = root.join("sys/devices");
     let cpus = devices.join("system/cpu");
     let (online, offline) = online_and_offline(&cpus)?;
@@ -172,7 +175,7 @@ pub fn read(root: &Path) -> Result<Topology, TopologyError> {
 /// The online CPUs, and the CPUs that are present and offline.
 ///
 /// The kernel's own `offline` file is not used, because the file also names possible ids without a CPU.
-fn online_and_offline(cpus: &Path) -> Result<(CpuSet, CpuSet), TopologyError> {
+fn online_and_offline(cpus: &Path) -> Result<(CpuSet, CpuSet)> {
     let directories = || numbered(cpus, "cpu").map(CpuSet::from_iter);
     let present = match list(&cpus.join("present"))? {
         Some(present) if !present.is_empty() => present,
@@ -184,7 +187,13 @@ fn online_and_offline(cpus: &Path) -> Result<(CpuSet, CpuSet), TopologyError> {
             let mut online = CpuSet::new();
             for cpu in present.iter() {
                 // A CPU that can't be switched off, such as CPU 0, has no file `online`.
-                if switched_on(&cpus.join(format!("cpu{cpu}/online")))?.unwrap_or(true) {
+                let file = cpus.join(format!("cpu{cpu}/online"));
+                let switched_on = parsed(&file, "0 or 1", |text| match text {
+                    "0" => Some(false),
+                    "1" => Some(true),
+                    _ => None,
+                })?;
+                if switched_on.unwrap_or(true) {
                     online.insert(cpu);
                 }
             }
@@ -200,29 +209,22 @@ fn online_and_offline(cpus: &Path) -> Result<(CpuSet, CpuSet), TopologyError> {
     Ok((online, offline))
 }
 
-fn switched_on(path: &Path) -> Result<Option<bool>, TopologyError> {
-    let switched_on = |text: String| match text.as_str() {
-        "0" => Ok(false),
-        "1" => Ok(true),
-        _ => Err(malformed(path, "0 or 1", text)),
-    };
-    text(path)?.map(switched_on).transpose()
-}
-
 /// The CPUs that share the highest data or unified cache of a CPU, from the CPU's `cache` directory.
 ///
 /// `None` if the directory is missing, or the highest cache does not list its CPUs. A lower cache would not be the last
 /// level.
-fn last_level_cache(directory: &Path) -> Result<Option<CpuSet>, TopologyError> {
+fn last_level_cache(directory: &Path) -> Result<Option<CpuSet>> {
     let mut last: Option<(i64, PathBuf)> = None;
     for index in numbered(directory, "index")? {
         let cache = directory.join(format!("index{index}"));
-        let path = cache.join("type");
-        match text(&path)? {
-            Some(kind) if kind == "Data" || kind == "Unified" => {}
-            Some(kind) if kind == "Instruction" => continue,
-            Some(kind) => return Err(malformed(&path, "Data, Instruction or Unified", kind)),
-            None => continue,
+        let expected = "Data, Instruction or Unified";
+        let holds_data = parsed(&cache.join("type"), expected, |kind| match kind {
+            "Data" | "Unified" => Some(true),
+            "Instruction" => Some(false),
+            _ => None,
+        })?;
+        if holds_data != Some(true) {
+            continue;
         }
         let Some(level) = number(&cache.join("level"))? else {
             continue;
@@ -237,11 +239,7 @@ fn last_level_cache(directory: &Path) -> Result<Option<CpuSet>, TopologyError> {
 }
 
 /// The CPUs of each kind of core; empty on a machine with a single kind.
-fn kinds(
-    devices: &Path,
-    cpus: &Path,
-    online: &CpuSet,
-) -> Result<Vec<(CoreKind, CpuSet)>, TopologyError> {
+fn kinds(devices: &Path, cpus: &Path, online: &CpuSet) -> Result<Vec<(CoreKind, CpuSet)>> {
     let mut kinds = Vec::new();
     for (directory, kind) in KIND_DIRECTORIES {
         kinds.extend(list(&devices.join(directory).join("cpus"))?.map(|cpus| (kind, cpus)));
@@ -268,7 +266,7 @@ fn kinds(
 }
 
 /// The NUMA nodes by ascending id; empty if the kernel was built without NUMA.
-fn numa(directory: &Path) -> Result<Vec<NumaNode>, TopologyError> {
+fn numa(directory: &Path) -> Result<Vec<NumaNode>> {
     let ids = numbered(directory, "node")?;
     let mut nodes: Vec<NumaNode> = Vec::with_capacity(ids.len());
     let mut consistent = true;
@@ -310,19 +308,14 @@ fn numa(directory: &Path) -> Result<Vec<NumaNode>, TopologyError> {
 }
 
 /// The bytes of `MemTotal` in a NUMA node's `meminfo`, whose lines read like `Node 0 MemTotal:  16772456 kB`.
-fn memory(path: &Path) -> Result<Option<u64>, TopologyError> {
+fn memory(path: &Path) -> Result<Option<u64>> {
     let Some(text) = text(path)? else {
         return Ok(None);
     };
     let total = text.lines().find_map(|line| {
         let (_, value) = line.split_once("MemTotal:")?;
-        value
-            .trim()
-            .strip_suffix("kB")?
-            .trim()
-            .parse::<u64>()
-            .ok()?
-            .checked_mul(1024)
+        let number = value.trim().strip_suffix("kB")?.trim();
+        number.parse::<u64>().ok()?.checked_mul(1024)
     });
     if total.is_none() {
         let first = text.lines().next().unwrap_or_default().to_owned();
@@ -332,11 +325,7 @@ fn memory(path: &Path) -> Result<Option<u64>, TopologyError> {
 }
 
 /// The CPUs from the first existing file: lists first, then masks.
-fn first_of(
-    directory: &Path,
-    lists: &[&str],
-    masks: &[&str],
-) -> Result<Option<CpuSet>, TopologyError> {
+fn first_of(directory: &Path, lists: &[&str], masks: &[&str]) -> Result<Option<CpuSet>> {
     for name in lists {
         if let Some(cpus) = list(&directory.join(name))? {
             return Ok(Some(cpus));
@@ -350,14 +339,14 @@ fn first_of(
     Ok(None)
 }
 
-fn list(path: &Path) -> Result<Option<CpuSet>, TopologyError> {
+fn list(path: &Path) -> Result<Option<CpuSet>> {
     cpus(path, str::parse)
 }
 
 fn cpus(
     path: &Path,
     parse: impl Fn(&str) -> Result<CpuSet, ParseCpuSetError>,
-) -> Result<Option<CpuSet>, TopologyError> {
+) -> Result<Option<CpuSet>> {
     let cpus = |text: String| {
         parse(&text).map_err(|source| TopologyError::Cpus {
             path: path.to_owned(),
@@ -368,12 +357,18 @@ fn cpus(
     text(path)?.map(cpus).transpose()
 }
 
-fn number(path: &Path) -> Result<Option<i64>, TopologyError> {
-    let number = |text: String| {
-        let number = text.parse();
-        number.map_err(|_| malformed(path, "a whole number", text))
-    };
-    text(path)?.map(number).transpose()
+fn number(path: &Path) -> Result<Option<i64>> {
+    parsed(path, "a whole number", |text| text.parse().ok())
+}
+
+/// The value in a file; `None` if the file does not exist.
+fn parsed<T>(
+    path: &Path,
+    expected: &'static str,
+    parse: impl FnOnce(&str) -> Option<T>,
+) -> Result<Option<T>> {
+    let value = |text: String| parse(&text).ok_or_else(|| malformed(path, expected, text));
+    text(path)?.map(value).transpose()
 }
 
 fn malformed(path: &Path, expected: &'static str, text: String) -> TopologyError {
@@ -385,7 +380,7 @@ fn malformed(path: &Path, expected: &'static str, text: String) -> TopologyError
 }
 
 /// The text of a file, without white space around it; `None` if the file does not exist.
-fn text(path: &Path) -> Result<Option<String>, TopologyError> {
+fn text(path: &Path) -> Result<Option<String>> {
     // Some copies of sysfs files have the file's nominal size, and end in zero bytes.
     let outside = |c: char| c.is_whitespace() || c == '\0';
     let text = file::read_optional(path)?;
@@ -393,7 +388,7 @@ fn text(path: &Path) -> Result<Option<String>, TopologyError> {
 }
 
 /// The numbers N of the entries `<prefix>N` of a directory, ascending; empty if the directory does not exist.
-fn numbered(directory: &Path, prefix: &str) -> Result<Vec<u32>, TopologyError> {
+fn numbered(directory: &Path, prefix: &str) -> Result<Vec<u32>> {
     let entries = file::list_optional(directory).map_err(FileError::reading(directory))?;
     // Names like `cpufreq` share the prefix and are skipped. No id is above the largest CPU id.
     let mut numbers: Vec<u32> = entries

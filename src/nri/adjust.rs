@@ -13,26 +13,17 @@ pub struct CpuChange {
     pub cpus: Option<CpuSet>,
     /// The NUMA nodes of the container's memory.
     pub mems: Option<CpuSet>,
-    /// The quota.
+    /// The quota. The pod's own cgroup keeps the kubelet's quota, which throttles too.
     pub quota: Option<Quota>,
-    /// The weight, in the unit of cgroup v1 on every node.
-    pub shares: Option<u64>,
 }
 
-/// A CPU quota.
+/// A CPU quota for each period.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Quota {
-    /// No quota, sent as −1. runc and crun write "max" for −1 (-1 on cgroup v1); containerd reads 0 as "unchanged".
-    ///
-    /// The pod's own cgroup keeps the kubelet's quota, which throttles too.
-    Unlimited,
-    /// A quota for each period.
-    Limited {
-        /// Microseconds of CPU time.
-        quota: u64,
-        /// The period in microseconds.
-        period: u64,
-    },
+pub struct Quota {
+    /// Microseconds of CPU time.
+    pub quota: i64,
+    /// The period in microseconds.
+    pub period: u64,
 }
 
 /// Changes to a container that is being created. The default changes nothing.
@@ -56,9 +47,6 @@ pub struct ContainerUpdate {
     pub container: String,
     /// Changes to the CPUs.
     pub cpu: CpuChange,
-    /// Whether the runtime ignores a failure of the update. containerd always logs a failure and goes on, so read
-    /// back the kernel's values.
-    pub ignore_failure: bool,
 }
 
 // === impl CpuChange ===
@@ -71,24 +59,20 @@ impl CpuChange {
 
     fn resources(&self) -> Option<proto::LinuxResources> {
         let list = |set: &Option<CpuSet>| set.as_ref().map(CpuSet::to_string).unwrap_or_default();
-        let (quota, period) = match self.quota {
-            None => (None, None),
-            Some(Quota::Unlimited) => (Some(-1), None),
-            // A quota above `i64::MAX` microseconds, 292,000 years of CPU time, limits no container.
-            Some(Quota::Limited { quota, period }) => {
-                (Some(i64::try_from(quota).unwrap_or(i64::MAX)), Some(period))
-            }
-        };
+        let quota = self.quota.map(|limit| OptionalInt64 { value: limit.quota });
+        let period = self.quota.map(|limit| OptionalUInt64 {
+            value: limit.period,
+        });
         let cpu = proto::LinuxCpu {
-            shares: self.shares.map(|value| OptionalUInt64 { value }),
-            quota: quota.map(|value| OptionalInt64 { value }),
-            period: period.map(|value| OptionalUInt64 { value }),
+            quota,
+            period,
             cpus: list(&self.cpus),
             mems: list(&self.mems),
+            ..proto::LinuxCpu::default()
         };
         (cpu != proto::LinuxCpu::default()).then_some(proto::LinuxResources {
             cpu: Some(cpu),
-            ..proto::LinuxResources::default()
+            memory: None,
         })
     }
 }
@@ -128,7 +112,6 @@ impl ContainerUpdate {
                 resources: Some(self.cpu.resources().unwrap_or_default()),
             }),
             container_id: self.container,
-            ignore_failure: self.ignore_failure,
         }
     }
 }
@@ -146,16 +129,12 @@ pub(super) fn updates(updates: Vec<ContainerUpdate>) -> Vec<proto::ContainerUpda
 mod tests {
     use super::*;
 
-    fn cpu(change: &CpuChange) -> Option<proto::LinuxCpu> {
-        change.resources().and_then(|resources| resources.cpu)
-    }
-
     #[test]
     fn unset_fields_are_not_sent() {
         let empty = CpuChange {
             cpus: Some(CpuSet::new()),
             mems: Some(CpuSet::new()),
-            ..CpuChange::default()
+            quota: None,
         };
         assert!(CpuChange::default().is_empty() && empty.is_empty());
         assert_eq!(
@@ -171,33 +150,21 @@ mod tests {
 
     #[test]
     fn quotas_are_encoded() {
-        let of = |quota| CpuChange {
-            quota: Some(quota),
-            ..CpuChange::default()
-        };
-        let lifted = cpu(&of(Quota::Unlimited)).unwrap();
-        assert_eq!(
-            (lifted.quota, lifted.period),
-            (Some(OptionalInt64 { value: -1 }), None)
-        );
-        let limited = cpu(&of(Quota::Limited {
+        let quota = Some(Quota {
             quota: 15_000,
             period: 100_000,
-        }))
-        .unwrap();
-        assert_eq!(
-            (limited.quota, limited.period),
-            (
-                Some(OptionalInt64 { value: 15_000 }),
-                Some(OptionalUInt64 { value: 100_000 })
-            )
-        );
-        let most = cpu(&of(Quota::Limited {
-            quota: u64::MAX,
-            period: 1,
-        }))
-        .unwrap();
-        assert_eq!(most.quota, Some(OptionalInt64 { value: i64::MAX }));
+        });
+        let limited = CpuChange {
+            quota,
+            ..CpuChange::default()
+        };
+        let cpu = limited.resources().and_then(|resources| resources.cpu);
+        let expected = proto::LinuxCpu {
+            quota: Some(OptionalInt64 { value: 15_000 }),
+            period: Some(OptionalUInt64 { value: 100_000 }),
+            ..proto::LinuxCpu::default()
+        };
+        assert_eq!(cpu, Some(expected));
     }
 
     #[test]

@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use super::proto::{
-    ConfigureRequest, Container, LinuxResources, PLUGIN_SERVICE, PodSandbox, StateChangeEvent,
-    SynchronizeRequest, UpdateContainerRequest,
+    ConfigureRequest, Container, CreateContainerRequest, PLUGIN_SERVICE, PodSandbox,
+    StateChangeEvent, SynchronizeRequest, positive,
 };
 
 /// An event of the container runtime, with the protocol's number.
@@ -101,8 +101,6 @@ pub struct EventRequest {
     pub pod: PodSandbox,
     /// The container; empty for an event of a pod.
     pub container: Container,
-    /// The new resources of a container; only for [`Event::UpdateContainer`].
-    pub resources: LinuxResources,
 }
 
 /// The name, the versions and the time limit of a runtime.
@@ -112,8 +110,6 @@ pub struct RuntimeInfo {
     pub name: String,
     /// The runtime's version.
     pub version: String,
-    /// The runtime's version of NRI, if sent.
-    pub nri_version: Option<String>,
     /// How many milliseconds the runtime waits for an answer, if sent.
     pub request_timeout_ms: Option<u64>,
 }
@@ -179,19 +175,26 @@ impl PluginRequest {
         let event_of_method = events.find(|event| event.to_string() == method);
         match (service, method, event_of_method) {
             (PLUGIN_SERVICE, "Configure", _) => configure(payload),
-            (PLUGIN_SERVICE, "Synchronize", _) => synchronize(payload),
+            (PLUGIN_SERVICE, "Synchronize", _) => {
+                let SynchronizeRequest {
+                    pods,
+                    containers,
+                    more,
+                } = decode(method, payload)?;
+                Ok(Self::Synchronize {
+                    pods,
+                    containers,
+                    more,
+                })
+            }
             (PLUGIN_SERVICE, "Shutdown", _) => Ok(Self::Shutdown),
             (PLUGIN_SERVICE, "StateChange", _) => state_change(payload),
             (PLUGIN_SERVICE, "UpdatePodSandbox" | "PostUpdatePodSandbox", _) => Ok(Self::Other),
             (PLUGIN_SERVICE, _, Some(event)) => {
-                let UpdateContainerRequest {
-                    pod,
-                    container,
-                    resources,
-                } = decode(method, payload)?;
+                let CreateContainerRequest { pod, container } = decode(method, payload)?;
                 // The requests of all events number their fields alike. `UpdatePodSandbox` numbers the fields
                 // differently, and is no [`Event`].
-                Self::event(event, pod, container, resources)
+                Self::event(event, pod, container)
             }
             _ => Err(RequestError::Unknown {
                 service: service.to_owned(),
@@ -204,21 +207,16 @@ impl PluginRequest {
         event: Event,
         pod: Option<PodSandbox>,
         container: Option<Container>,
-        resources: Option<LinuxResources>,
     ) -> Result<Self, RequestError> {
         let pod = pod.ok_or(RequestError::Missing(event, "pod"))?;
         if container.is_none() && event.is_of_container() {
             return Err(RequestError::Missing(event, "container"));
         }
-        let (container, resources) = (container.unwrap_or_default(), resources.unwrap_or_default());
-        Ok(Self::Event(
-            event,
-            Box::new(EventRequest {
-                pod,
-                container,
-                resources,
-            }),
-        ))
+        let request = EventRequest {
+            pod,
+            container: container.unwrap_or_default(),
+        };
+        Ok(Self::Event(event, Box::new(request)))
     }
 }
 
@@ -234,24 +232,8 @@ fn configure(payload: &[u8]) -> Result<PluginRequest, RequestError> {
     Ok(PluginRequest::Configure(RuntimeInfo {
         name: message.runtime_name,
         version: message.runtime_version,
-        nri_version: Some(message.nri_version).filter(|version| !version.is_empty()),
-        request_timeout_ms: u64::try_from(message.request_timeout_ms)
-            .ok()
-            .filter(|&timeout| timeout > 0),
+        request_timeout_ms: positive(message.request_timeout_ms),
     }))
-}
-
-fn synchronize(payload: &[u8]) -> Result<PluginRequest, RequestError> {
-    let SynchronizeRequest {
-        pods,
-        containers,
-        more,
-    } = decode("Synchronize", payload)?;
-    Ok(PluginRequest::Synchronize {
-        pods,
-        containers,
-        more,
-    })
 }
 
 fn state_change(payload: &[u8]) -> Result<PluginRequest, RequestError> {
@@ -263,7 +245,7 @@ fn state_change(payload: &[u8]) -> Result<PluginRequest, RequestError> {
     // Unknown event numbers come from newer runtimes. Events with a separate method never use `StateChange`.
     let mut events = Event::ALL.into_iter();
     match events.find(|known| *known as i32 == event) {
-        Some(event) if !event.has_own_method() => PluginRequest::event(event, pod, container, None),
+        Some(event) if !event.has_own_method() => PluginRequest::event(event, pod, container),
         _ => Ok(PluginRequest::Other),
     }
 }
@@ -288,16 +270,14 @@ mod tests {
                 name: "ps".to_owned(),
                 ..Container::default()
             },
-            resources: LinuxResources::default(),
         }
     }
 
-    fn message(with_container: bool) -> UpdateContainerRequest {
+    fn message(with_container: bool) -> CreateContainerRequest {
         let EventRequest { pod, container, .. } = event_request();
-        UpdateContainerRequest {
+        CreateContainerRequest {
             pod: Some(pod),
             container: Some(container).filter(|_| with_container),
-            resources: None,
         }
     }
 

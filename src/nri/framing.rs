@@ -100,7 +100,7 @@ impl Demux {
             self.filled = 0;
             let [a, b, c, d, e, f, g, h] = self.header;
             self.channel = u32::from_be_bytes([a, b, c, d]);
-            let length = usize::try_from(u32::from_be_bytes([e, f, g, h])).unwrap_or(usize::MAX);
+            let length = u32::from_be_bytes([e, f, g, h]) as usize;
             if length > MAX_FRAME_PAYLOAD {
                 return Err(OversizedFrame {
                     channel: self.channel,
@@ -129,14 +129,11 @@ pub fn append_frames(channel: u32, message: &[u8], into: &mut Vec<u8>) {
         .into_iter()
         .filter(|payload| !payload.is_empty())
     {
-        into.extend_from_slice(&channel.to_be_bytes());
         // No message is longer than four MiB.
-        into.extend_from_slice(
-            &u32::try_from(payload.len())
-                .unwrap_or(u32::MAX)
-                .to_be_bytes(),
-        );
-        into.extend_from_slice(payload);
+        let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+        into.extend(channel.to_be_bytes());
+        into.extend(length.to_be_bytes());
+        into.extend(payload);
     }
 }
 
@@ -214,7 +211,7 @@ impl MessageDecoder {
             return None;
         }
         let [a, b, c, d, e, f, g, h, kind, _flags] = self.header;
-        let length = usize::try_from(u32::from_be_bytes([a, b, c, d])).unwrap_or(usize::MAX);
+        let length = u32::from_be_bytes([a, b, c, d]) as usize;
         let stream = u32::from_be_bytes([e, f, g, h]);
         let data = if length > MAX_MESSAGE_DATA {
             self.skip = length;
@@ -244,10 +241,10 @@ pub fn encode_message(stream: u32, kind: MessageType, data: &[u8]) -> Option<Vec
         .ok()
         .filter(|_| data.len() <= MAX_MESSAGE_DATA)?;
     let mut message = Vec::with_capacity(MESSAGE_HEADER_LEN + data.len());
-    message.extend_from_slice(&length.to_be_bytes());
-    message.extend_from_slice(&stream.to_be_bytes());
-    message.extend_from_slice(&[kind.into(), 0]);
-    message.extend_from_slice(data);
+    message.extend(length.to_be_bytes());
+    message.extend(stream.to_be_bytes());
+    message.extend([u8::from(kind), 0]);
+    message.extend(data);
     Some(message)
 }
 
@@ -255,16 +252,16 @@ pub fn encode_message(stream: u32, kind: MessageType, data: &[u8]) -> Option<Vec
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RpcRequest {
     /// The full name of the service.
-    #[prost(string, tag = "1")]
+    #[prost(string, tag = 1)]
     pub service: String,
     /// The name of the method.
-    #[prost(string, tag = "2")]
+    #[prost(string, tag = 2)]
     pub method: String,
     /// The method's own message.
-    #[prost(bytes = "vec", tag = "3")]
+    #[prost(bytes = "vec", tag = 3)]
     pub payload: Vec<u8>,
     /// How long the caller waits, in nanoseconds; 0 for no limit.
-    #[prost(int64, tag = "4")]
+    #[prost(int64, tag = 4)]
     pub timeout_nanoseconds: i64,
 }
 
@@ -272,10 +269,10 @@ pub struct RpcRequest {
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RpcResponse {
     /// The outcome of the call. A missing status means [`StatusCode::Ok`].
-    #[prost(message, optional, tag = "1")]
+    #[prost(message, optional, tag = 1)]
     pub status: Option<RpcStatus>,
     /// The method's own message.
-    #[prost(bytes = "vec", tag = "2")]
+    #[prost(bytes = "vec", tag = 2)]
     pub payload: Vec<u8>,
 }
 
@@ -283,10 +280,10 @@ pub struct RpcResponse {
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct RpcStatus {
     /// A [`StatusCode`], or another gRPC status code.
-    #[prost(int32, tag = "1")]
+    #[prost(int32, tag = 1)]
     pub code: i32,
     /// The reason, as text.
-    #[prost(string, tag = "2")]
+    #[prost(string, tag = 2)]
     pub message: String,
 }
 
@@ -337,14 +334,15 @@ impl RpcResponse {
 
     /// The response to `stream`, as bytes. A response that is too long becomes an error response.
     pub fn encode(&self, stream: u32) -> Vec<u8> {
-        encode_message(stream, MessageType::Response, &self.encode_to_vec()).unwrap_or_else(|| {
-            let error = Self::error(
-                StatusCode::ResourceExhausted,
-                "the answer is longer than a message can be",
-            );
-            encode_message(stream, MessageType::Response, &error.encode_to_vec())
-                .unwrap_or_default()
-        })
+        let encode = |response: &Self| {
+            let data = response.encode_to_vec();
+            encode_message(stream, MessageType::Response, &data)
+        };
+        let too_long = || {
+            let text = "the answer is longer than a message can be";
+            encode(&Self::error(StatusCode::ResourceExhausted, text))
+        };
+        encode(self).or_else(too_long).unwrap_or_default()
     }
 }
 

@@ -6,18 +6,17 @@ use prost::Message as _;
 use tokio::time::Instant;
 
 use super::adjust::updates;
-use super::event::{Event, EventRequest};
-use super::plugin::{Creation, HandlerTimeout, Plugin, Refusal, UnansweredCall};
-use super::proto::{
-    Container, CreateContainerResponse, PodSandbox, SynchronizeResponse, UpdateContainerResponse,
+use super::proto::{CreateContainerResponse, SynchronizeResponse, UpdateContainerResponse};
+use super::{
+    Container, Event, EventRequest, HandlerTimeout, Plugin, PodSandbox, Refusal, UnansweredCall,
 };
 
 /// The output of a handler.
 pub(super) struct HandlerOutput {
     /// Whether the request was Synchronize.
-    pub(super) is_synchronize: bool,
+    pub is_synchronize: bool,
     /// The encoded answer.
-    pub(super) answer: Result<Vec<u8>, Refusal>,
+    pub answer: Result<Vec<u8>, Refusal>,
 }
 
 /// The arguments of a handler.
@@ -30,11 +29,11 @@ pub(super) enum HandlerInput {
 
 /// A request of the runtime that a handler of the plugin answers.
 pub(super) struct HandlerCall {
-    pub(super) input: HandlerInput,
+    pub input: HandlerInput,
     /// The time limit from the request to the answer.
-    pub(super) limit: Duration,
+    pub limit: Duration,
     /// The end of the time limit.
-    pub(super) deadline: Instant,
+    pub deadline: Instant,
 }
 
 // === impl HandlerCall ===
@@ -51,12 +50,11 @@ impl HandlerCall {
         let answer = match input {
             HandlerInput::Synchronize(pods, containers) => {
                 let handler = async {
-                    let update = updates(plugin.synchronize(pods, containers).await?);
-                    Ok(SynchronizeResponse {
-                        update,
+                    let response = SynchronizeResponse {
+                        update: updates(plugin.synchronize(pods, containers).await?),
                         more: false,
-                    }
-                    .encode_to_vec())
+                    };
+                    Ok(response.encode_to_vec())
                 };
                 let call = UnansweredCall::Synchronize;
                 answer_in_time(plugin, handler, &call, deadline, limit).await
@@ -98,24 +96,17 @@ async fn call_handler<P: Plugin>(
     event: Event,
     request: &EventRequest,
 ) -> Result<Vec<u8>, Refusal> {
-    let EventRequest {
-        pod,
-        container,
-        resources,
-    } = request;
+    let EventRequest { pod, container } = request;
     let update = match event {
         Event::CreateContainer => {
-            let Creation {
-                adjustment,
-                updates: updates_of_others,
-            } = plugin.create(pod, container).await?;
+            let creation = plugin.create(pod, container).await?;
             let response = CreateContainerResponse {
-                adjust: Some(adjustment.into_proto()),
-                update: updates(updates_of_others),
+                adjust: Some(creation.adjustment.into_proto()),
+                update: updates(creation.updates),
             };
             return Ok(response.encode_to_vec());
         }
-        Event::UpdateContainer => plugin.update(pod, container, resources).await?,
+        Event::UpdateContainer => plugin.update(pod, container).await?,
         Event::StopContainer => plugin.stopped(pod, container).await,
         others => {
             match others {
@@ -132,8 +123,6 @@ async fn call_handler<P: Plugin>(
             Vec::new()
         }
     };
-    Ok(UpdateContainerResponse {
-        update: updates(update),
-    }
-    .encode_to_vec())
+    let update = updates(update);
+    Ok(UpdateContainerResponse { update }.encode_to_vec())
 }

@@ -2,8 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::pods::pod;
-use super::proto::{Container, ContainerState, PodSandbox};
+use super::{Container, ContainerState, PodSandbox, pod};
 use crate::pod::Pod;
 
 /// The sandboxes and containers of a container runtime.
@@ -19,17 +18,10 @@ pub struct Inventory {
     by_uid: BTreeSet<(String, String)>,
     /// The containers by their sandbox's id, then by the number of their first event.
     containers: BTreeMap<String, BTreeMap<u64, Container>>,
-    /// The key in `containers`, by a container's id.
-    keys: BTreeMap<String, ContainerKey>,
+    /// The keys in `containers`, by a container's id: its sandbox's id and its number.
+    keys: BTreeMap<String, (String, u64)>,
     /// The number of the latest container. Numbers increase with each new container.
     last_number: u64,
-}
-
-/// A container's key in [`Inventory::containers`].
-#[derive(Debug, Clone, PartialEq)]
-struct ContainerKey {
-    sandbox: String,
-    number: u64,
 }
 
 // === impl Inventory ===
@@ -72,22 +64,15 @@ impl Inventory {
             self.last_number
         });
         let sandbox = container.pod_sandbox_id.clone();
-        self.keys.insert(
-            container.id.clone(),
-            ContainerKey {
-                sandbox: sandbox.clone(),
-                number,
-            },
-        );
-        self.containers
-            .entry(sandbox)
-            .or_default()
-            .insert(number, container);
+        let key = (sandbox.clone(), number);
+        self.keys.insert(container.id.clone(), key);
+        let siblings = self.containers.entry(sandbox).or_default();
+        siblings.insert(number, container);
     }
 
     /// Removes a container that has stopped, was removed or could not be created. Returns its number.
     pub fn remove(&mut self, container: &str) -> Option<u64> {
-        let ContainerKey { sandbox, number } = self.keys.remove(container)?;
+        let (sandbox, number) = self.keys.remove(container)?;
         if let Some(siblings) = self.containers.get_mut(&sandbox) {
             siblings.remove(&number);
             if siblings.is_empty() {
@@ -102,19 +87,15 @@ impl Inventory {
         if let Some(pod) = self.sandboxes.remove(sandbox) {
             self.by_uid.remove(&(pod.uid, pod.id));
         }
-        for container in self
-            .containers
-            .remove(sandbox)
-            .unwrap_or_default()
-            .into_values()
-        {
+        let containers = self.containers.remove(sandbox).unwrap_or_default();
+        for container in containers.values() {
             self.keys.remove(&container.id);
         }
     }
 
     /// The container with an id, and its sandbox.
     pub fn container(&self, id: &str) -> Option<(&PodSandbox, &Container)> {
-        let ContainerKey { sandbox, number } = self.keys.get(id)?;
+        let (sandbox, number) = self.keys.get(id)?;
         Some((
             self.sandboxes.get(sandbox)?,
             self.containers.get(sandbox)?.get(number)?,
@@ -123,11 +104,9 @@ impl Inventory {
 
     /// The pod of a sandbox, with its known containers.
     pub fn pod(&self, sandbox: &str) -> Option<Pod> {
-        let containers = self.containers.get(sandbox);
-        Some(pod(
-            self.sandboxes.get(sandbox)?,
-            containers.into_iter().flat_map(BTreeMap::values),
-        ))
+        let containers = self.containers.get(sandbox).into_iter();
+        let containers = containers.flat_map(BTreeMap::values);
+        Some(pod(self.sandboxes.get(sandbox)?, containers))
     }
 
     /// The sandboxes of a pod, by the pod's uid at the runtime. A pod has two sandboxes while one replaces the other.

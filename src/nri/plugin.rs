@@ -4,9 +4,9 @@ use std::fmt;
 use std::future::Future;
 use std::time::Duration;
 
-use super::adjust::{ContainerAdjustment, ContainerUpdate};
-use super::event::{Event, EventRequest, Events};
-use super::proto::{Container, LinuxResources, PodSandbox};
+use super::{
+    Container, ContainerAdjustment, ContainerUpdate, Event, EventRequest, Events, PodSandbox,
+};
 
 /// A refusal, as text. The runtime passes the text on, and `kubectl describe pod` shows the text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -54,7 +54,7 @@ impl fmt::Display for UnansweredCall<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Synchronize => f.write_str("Synchronize"),
-            Self::Event(event, EventRequest { pod, container, .. }) => {
+            Self::Event(event, EventRequest { pod, container }) => {
                 write!(f, "{event} of {}/{}", pod.namespace, pod.name)?;
                 if container.name.is_empty() {
                     Ok(())
@@ -164,8 +164,8 @@ pub trait Plugin: Send + Sync + 'static {
         async {}
     }
 
-    /// A container's resources are about to be changed to `resources`. An update of the same container in the
-    /// answer has priority over `resources`.
+    /// A container's resources are about to be changed. An update of the same container in the answer has priority over
+    /// the change.
     ///
     /// # Errors
     /// A refusal fails the change.
@@ -173,7 +173,6 @@ pub trait Plugin: Send + Sync + 'static {
         &self,
         _pod: &PodSandbox,
         _container: &Container,
-        _resources: &LinuxResources,
     ) -> impl Future<Output = Result<Vec<ContainerUpdate>, Refusal>> + Send {
         async { Ok(Vec::new()) }
     }

@@ -34,7 +34,7 @@
 //! A container that was created with Pinfold's variables lists the variables in later events. The variables then
 //! count as set, as intended.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use super::proto::{Container, ContainerState, LinuxCpu, LinuxMemory, PodSandbox};
 use crate::pod::{self, ContainerIds, ContainerKind, EnvSource, Pod, PodUid, Qos, Resources};
@@ -99,9 +99,6 @@ pub fn pod<'a>(sandbox: &PodSandbox, containers: impl IntoIterator<Item = &'a Co
         uid: pod_uid(sandbox.cgroup_parent())
             .or_else(|| Some(sandbox.uid.clone()).filter(|uid| !uid.is_empty()))
             .map(PodUid::from),
-        api_uid: None,
-        mirror: None,
-        confirmed: false,
         labels: without_added(&sandbox.labels, |key| ADDED_LABELS.contains(&key)),
         annotations: without_added(&sandbox.annotations, |key| {
             key == CONFIG_HASH
@@ -110,12 +107,10 @@ pub fn pod<'a>(sandbox: &PodSandbox, containers: impl IntoIterator<Item = &'a Co
                     .any(|prefix| key.starts_with(prefix))
         }),
         host_network: host_network(sandbox),
-        node_keys: BTreeSet::new(),
-        finished: false,
-        resources: Resources::default(),
         containers: containers.collect(),
         qos_reported: class,
         ids: ContainerIds::Runtime,
+        ..Pod::default()
     }
 }
 
@@ -168,20 +163,18 @@ fn without_added(
 
 /// Whether the pod uses the host's network. A sandbox lists its own namespaces; an empty list proves nothing.
 fn host_network(sandbox: &PodSandbox) -> bool {
-    let own = sandbox
-        .linux
-        .as_ref()
-        .map(|linux| linux.namespaces.as_slice())
-        .unwrap_or_default();
-    !own.is_empty() && !own.iter().any(|namespace| namespace.kind == "network")
+    sandbox.linux.as_ref().is_some_and(|linux| {
+        let own = &linux.namespaces;
+        !own.is_empty() && own.iter().all(|namespace| namespace.kind != "network")
+    })
 }
 
 /// The pod's container. A Guaranteed pod's container without any resources is a debug container and gives `None`:
 /// no manifest of a Guaranteed pod has such a container.
 fn pod_container(container: &Container, class: Option<Qos>) -> Option<pod::Container> {
-    let linux_resources = container.resources();
-    let cpu = linux_resources.and_then(|linux_resources| linux_resources.cpu.as_ref());
-    let memory = linux_resources.and_then(|linux_resources| linux_resources.memory.as_ref());
+    let linux = container.resources();
+    let cpu = linux.and_then(|linux| linux.cpu.as_ref());
+    let memory = linux.and_then(|linux| linux.memory.as_ref());
     let resources = resources(cpu, memory, class);
     if class == Some(Qos::Guaranteed) && resources.is_empty() {
         return None;
@@ -213,18 +206,12 @@ fn resources(
     let request = cpu.and_then(LinuxCpu::shares).and_then(request_of_shares);
     let limit = cpu.and_then(|cpu| limit_of_quota(cpu.quota()?, cpu.period()));
     let memory_limit = memory.and_then(LinuxMemory::limit);
-    if class != Some(Qos::Guaranteed) {
-        return Resources {
-            cpu_request: request,
-            cpu_limit: limit,
-            memory_request: None,
-            memory_limit,
-        };
-    }
+    let is_guaranteed = class == Some(Qos::Guaranteed);
     // In a Guaranteed pod, request and limit are equal, so each gives the other. Different values come from another
     // plugin, or from resources of the pod as a whole. Both values then stay as they are.
     let quota = cpu.and_then(LinuxCpu::quota);
     let (cpu_request, cpu_limit) = match (request, limit) {
+        own if !is_guaranteed => own,
         (Some(request), Some(_))
             if quota == cpu.and_then(|cpu| quota_of_limit(request, cpu.period())) =>
         {
@@ -237,7 +224,7 @@ fn resources(
     Resources {
         cpu_request,
         cpu_limit,
-        memory_request: memory_limit,
+        memory_request: memory_limit.filter(|_| is_guaranteed),
         memory_limit,
     }
 }

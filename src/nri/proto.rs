@@ -6,6 +6,8 @@
 
 use std::collections::BTreeMap;
 
+use prost::{Enumeration, Message};
+
 /// The service that the runtime calls.
 pub(super) const PLUGIN_SERVICE: &str = "nri.pkg.api.v1alpha1.Plugin";
 
@@ -13,100 +15,94 @@ pub(super) const PLUGIN_SERVICE: &str = "nri.pkg.api.v1alpha1.Plugin";
 pub(super) const RUNTIME_SERVICE: &str = "nri.pkg.api.v1alpha1.Runtime";
 
 /// A pod's sandbox.
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(Clone, PartialEq, Message)]
 pub struct PodSandbox {
     /// The runtime's id of the sandbox.
-    #[prost(string, tag = "1")]
+    #[prost(string, tag = 1)]
     pub id: String,
     /// The pod's name.
-    #[prost(string, tag = "2")]
+    #[prost(string, tag = 2)]
     pub name: String,
     /// The pod's uid, as the kubelet knows it.
-    #[prost(string, tag = "3")]
+    #[prost(string, tag = 3)]
     pub uid: String,
     /// The pod's namespace.
-    #[prost(string, tag = "4")]
+    #[prost(string, tag = 4)]
     pub namespace: String,
     /// The pod's labels, and labels that the kubelet and the runtime add.
-    #[prost(btree_map = "string, string", tag = "5")]
+    #[prost(btree_map = "string, string", tag = 5)]
     pub labels: BTreeMap<String, String>,
     /// The pod's annotations, and annotations that the kubelet and the runtime add.
-    #[prost(btree_map = "string, string", tag = "6")]
+    #[prost(btree_map = "string, string", tag = 6)]
     pub annotations: BTreeMap<String, String>,
     /// The pod's Linux configuration.
-    #[prost(message, optional, tag = "8")]
+    #[prost(message, optional, tag = 8)]
     pub linux: Option<LinuxPodSandbox>,
     /// The pid of the sandbox's process; 0 without a process.
-    #[prost(uint32, tag = "9")]
+    #[prost(uint32, tag = 9)]
     pub pid: u32,
 }
 
 /// The Linux configuration of a pod. Old runtimes omit the configuration in events that end a pod.
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(Clone, PartialEq, Message)]
 pub struct LinuxPodSandbox {
     /// The pod's cgroup: a path with the kubelet's driver `cgroupfs`, the name of a slice with `systemd`.
-    #[prost(string, tag = "3")]
+    #[prost(string, tag = 3)]
     pub cgroup_parent: String,
     /// The sandbox's own cgroup, in the form of the runtime's driver.
-    #[prost(string, tag = "4")]
+    #[prost(string, tag = 4)]
     pub cgroups_path: String,
     /// The sandbox's own namespaces; namespaces of the host are not listed.
-    #[prost(message, repeated, tag = "5")]
+    #[prost(message, repeated, tag = 5)]
     pub namespaces: Vec<LinuxNamespace>,
 }
 
 /// A Linux namespace.
-#[derive(Clone, PartialEq, Eq, prost::Message)]
+#[derive(Clone, PartialEq, Eq, Message)]
 pub struct LinuxNamespace {
     /// `network`, `pid` and the like.
-    #[prost(string, tag = "1")]
+    #[prost(string, tag = 1)]
     pub kind: String,
 }
 
 /// A container.
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(Clone, PartialEq, Message)]
 pub struct Container {
     /// The runtime's id.
-    #[prost(string, tag = "1")]
+    #[prost(string, tag = 1)]
     pub id: String,
     /// The id of the pod's sandbox.
-    #[prost(string, tag = "2")]
+    #[prost(string, tag = 2)]
     pub pod_sandbox_id: String,
     /// The container's name in the pod.
-    #[prost(string, tag = "3")]
+    #[prost(string, tag = 3)]
     pub name: String,
     /// A [`ContainerState`].
-    #[prost(enumeration = "ContainerState", tag = "4")]
+    #[prost(enumeration = "ContainerState", tag = 4)]
     pub state: i32,
-    /// Labels of the kubelet and the runtime.
-    #[prost(btree_map = "string, string", tag = "5")]
-    pub labels: BTreeMap<String, String>,
     /// Annotations of the kubelet and the runtime.
-    #[prost(btree_map = "string, string", tag = "6")]
+    #[prost(btree_map = "string, string", tag = 6)]
     pub annotations: BTreeMap<String, String>,
     /// The whole command line.
-    #[prost(string, repeated, tag = "7")]
+    #[prost(string, repeated, tag = 7)]
     pub args: Vec<String>,
     /// The whole environment from the image and the pod, as `NAME=value`.
-    #[prost(string, repeated, tag = "8")]
+    #[prost(string, repeated, tag = 8)]
     pub env: Vec<String>,
     /// The container's Linux configuration.
-    #[prost(message, optional, tag = "11")]
+    #[prost(message, optional, tag = 11)]
     pub linux: Option<LinuxContainer>,
     /// The pid of the first process; 0 before the process exists.
-    #[prost(uint32, tag = "12")]
+    #[prost(uint32, tag = 12)]
     pub pid: u32,
     /// The time of creation, in nanoseconds since 1970. Zero means unknown: containerd 1.7 and 2.1 do not set the
     /// field.
-    #[prost(int64, tag = "14")]
+    #[prost(int64, tag = 14)]
     pub created_at: i64,
-    /// The exit code of a stopped container.
-    #[prost(int32, tag = "17")]
-    pub exit_code: i32,
 }
 
 /// The state of a container.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, prost::Enumeration)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Enumeration)]
 #[repr(i32)]
 pub enum ContainerState {
     /// Not set: the container is being created.
@@ -122,195 +118,186 @@ pub enum ContainerState {
 }
 
 /// The Linux configuration of a container.
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(Clone, PartialEq, Message)]
 pub struct LinuxContainer {
     /// The container's resources.
-    #[prost(message, optional, tag = "3")]
+    #[prost(message, optional, tag = 3)]
     pub resources: Option<LinuxResources>,
     /// The container's cgroup, in the form of the runtime's driver: a path, or `slice:prefix:name`.
-    #[prost(string, tag = "5")]
+    #[prost(string, tag = 5)]
     pub cgroups_path: String,
 }
 
 /// The resources of a pod or a container.
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(Clone, PartialEq, Message)]
 pub struct LinuxResources {
     /// Memory resources.
-    #[prost(message, optional, tag = "1")]
+    #[prost(message, optional, tag = 1)]
     pub memory: Option<LinuxMemory>,
     /// CPU resources.
-    #[prost(message, optional, tag = "2")]
+    #[prost(message, optional, tag = 2)]
     pub cpu: Option<LinuxCpu>,
-    /// Values of cgroup v2 files, by file name.
-    #[prost(btree_map = "string, string", tag = "6")]
-    pub unified: BTreeMap<String, String>,
 }
 
 /// Memory resources.
-#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct LinuxMemory {
     /// The limit in bytes: see [`limit`](Self::limit).
-    #[prost(message, optional, tag = "1")]
+    #[prost(message, optional, tag = 1)]
     pub limit: Option<OptionalInt64>,
 }
 
 /// CPU resources.
-#[derive(Clone, PartialEq, Eq, prost::Message)]
+#[derive(Clone, PartialEq, Eq, Message)]
 pub struct LinuxCpu {
     /// The weight: see [`shares`](Self::shares).
-    #[prost(message, optional, tag = "1")]
+    #[prost(message, optional, tag = 1)]
     pub shares: Option<OptionalUInt64>,
     /// The quota: see [`quota`](Self::quota).
-    #[prost(message, optional, tag = "2")]
+    #[prost(message, optional, tag = 2)]
     pub quota: Option<OptionalInt64>,
     /// The quota's period: see [`period`](Self::period).
-    #[prost(message, optional, tag = "3")]
+    #[prost(message, optional, tag = 3)]
     pub period: Option<OptionalUInt64>,
     /// The CPU set; empty if unset.
-    #[prost(string, tag = "6")]
+    #[prost(string, tag = 6)]
     pub cpus: String,
     /// The NUMA nodes of the memory; empty if unset.
-    #[prost(string, tag = "7")]
+    #[prost(string, tag = 7)]
     pub mems: String,
 }
 
 /// An optional signed number.
-#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct OptionalInt64 {
     /// The number.
-    #[prost(int64, tag = "1")]
+    #[prost(int64, tag = 1)]
     pub value: i64,
 }
 
 /// An optional unsigned number.
-#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct OptionalUInt64 {
     /// The number.
-    #[prost(uint64, tag = "1")]
+    #[prost(uint64, tag = 1)]
     pub value: u64,
 }
 
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(Message)]
 pub(super) struct RegisterPluginRequest {
-    #[prost(string, tag = "1")]
-    pub(super) name: String,
-    #[prost(string, tag = "2")]
-    pub(super) index: String,
-    #[prost(string, tag = "3")]
-    pub(super) version: String,
+    #[prost(string, tag = 1)]
+    pub name: String,
+    #[prost(string, tag = 2)]
+    pub index: String,
+    #[prost(string, tag = 3)]
+    pub version: String,
 }
 
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(Message)]
 pub(super) struct ConfigureRequest {
-    #[prost(string, tag = "2")]
-    pub(super) runtime_name: String,
-    #[prost(string, tag = "3")]
-    pub(super) runtime_version: String,
-    #[prost(int64, tag = "5")]
-    pub(super) request_timeout_ms: i64,
-    #[prost(string, tag = "6")]
-    pub(super) nri_version: String,
+    #[prost(string, tag = 2)]
+    pub runtime_name: String,
+    #[prost(string, tag = 3)]
+    pub runtime_version: String,
+    #[prost(int64, tag = 5)]
+    pub request_timeout_ms: i64,
 }
 
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(Message)]
 pub(super) struct ConfigureResponse {
-    #[prost(int32, tag = "2")]
-    pub(super) events: i32,
+    #[prost(int32, tag = 2)]
+    pub events: i32,
 }
 
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(Message)]
 pub(super) struct SynchronizeRequest {
-    #[prost(message, repeated, tag = "1")]
-    pub(super) pods: Vec<PodSandbox>,
-    #[prost(message, repeated, tag = "2")]
-    pub(super) containers: Vec<Container>,
-    #[prost(bool, tag = "3")]
-    pub(super) more: bool,
+    #[prost(message, repeated, tag = 1)]
+    pub pods: Vec<PodSandbox>,
+    #[prost(message, repeated, tag = 2)]
+    pub containers: Vec<Container>,
+    #[prost(bool, tag = 3)]
+    pub more: bool,
 }
 
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(Message)]
 pub(super) struct SynchronizeResponse {
-    #[prost(message, repeated, tag = "1")]
-    pub(super) update: Vec<ContainerUpdate>,
-    #[prost(bool, tag = "2")]
-    pub(super) more: bool,
+    #[prost(message, repeated, tag = 1)]
+    pub update: Vec<ContainerUpdate>,
+    #[prost(bool, tag = 2)]
+    pub more: bool,
 }
 
 /// The request of each method for a pod or a container event. All such requests number their fields alike.
-#[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct UpdateContainerRequest {
-    #[prost(message, optional, tag = "1")]
-    pub(super) pod: Option<PodSandbox>,
-    #[prost(message, optional, tag = "2")]
-    pub(super) container: Option<Container>,
-    #[prost(message, optional, tag = "3")]
-    pub(super) resources: Option<LinuxResources>,
+#[derive(Message)]
+pub(super) struct CreateContainerRequest {
+    #[prost(message, optional, tag = 1)]
+    pub pod: Option<PodSandbox>,
+    #[prost(message, optional, tag = 2)]
+    pub container: Option<Container>,
 }
 
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(Message)]
 pub(super) struct StateChangeEvent {
-    #[prost(int32, tag = "1")]
-    pub(super) event: i32,
-    #[prost(message, optional, tag = "2")]
-    pub(super) pod: Option<PodSandbox>,
-    #[prost(message, optional, tag = "3")]
-    pub(super) container: Option<Container>,
+    #[prost(int32, tag = 1)]
+    pub event: i32,
+    #[prost(message, optional, tag = 2)]
+    pub pod: Option<PodSandbox>,
+    #[prost(message, optional, tag = 3)]
+    pub container: Option<Container>,
 }
 
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(Message)]
 pub(super) struct CreateContainerResponse {
-    #[prost(message, optional, tag = "1")]
-    pub(super) adjust: Option<ContainerAdjustment>,
-    #[prost(message, repeated, tag = "2")]
-    pub(super) update: Vec<ContainerUpdate>,
+    #[prost(message, optional, tag = 1)]
+    pub adjust: Option<ContainerAdjustment>,
+    #[prost(message, repeated, tag = 2)]
+    pub update: Vec<ContainerUpdate>,
 }
 
 /// The response of each method that may update existing containers. Without updates, the response encodes to the empty
 /// message, which also answers all remaining methods.
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(Message)]
 pub(super) struct UpdateContainerResponse {
-    #[prost(message, repeated, tag = "1")]
-    pub(super) update: Vec<ContainerUpdate>,
+    #[prost(message, repeated, tag = 1)]
+    pub update: Vec<ContainerUpdate>,
 }
 
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(PartialEq, Message)]
 pub(super) struct ContainerAdjustment {
-    #[prost(btree_map = "string, string", tag = "2")]
-    pub(super) annotations: BTreeMap<String, String>,
-    #[prost(message, repeated, tag = "4")]
-    pub(super) env: Vec<KeyValue>,
-    #[prost(message, optional, tag = "6")]
-    pub(super) linux: Option<LinuxContainerAdjustment>,
+    #[prost(btree_map = "string, string", tag = 2)]
+    pub annotations: BTreeMap<String, String>,
+    #[prost(message, repeated, tag = 4)]
+    pub env: Vec<KeyValue>,
+    #[prost(message, optional, tag = 6)]
+    pub linux: Option<LinuxContainerAdjustment>,
 }
 
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(PartialEq, Message)]
 pub(super) struct KeyValue {
-    #[prost(string, tag = "1")]
-    pub(super) key: String,
-    #[prost(string, tag = "2")]
-    pub(super) value: String,
+    #[prost(string, tag = 1)]
+    pub key: String,
+    #[prost(string, tag = 2)]
+    pub value: String,
 }
 
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(PartialEq, Message)]
 pub(super) struct LinuxContainerAdjustment {
-    #[prost(message, optional, tag = "2")]
-    pub(super) resources: Option<LinuxResources>,
+    #[prost(message, optional, tag = 2)]
+    pub resources: Option<LinuxResources>,
 }
 
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(PartialEq, Message)]
 pub(super) struct ContainerUpdate {
-    #[prost(string, tag = "1")]
-    pub(super) container_id: String,
-    #[prost(message, optional, tag = "2")]
-    pub(super) linux: Option<LinuxContainerUpdate>,
-    #[prost(bool, tag = "3")]
-    pub(super) ignore_failure: bool,
+    #[prost(string, tag = 1)]
+    pub container_id: String,
+    #[prost(message, optional, tag = 2)]
+    pub linux: Option<LinuxContainerUpdate>,
 }
 
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(PartialEq, Message)]
 pub(super) struct LinuxContainerUpdate {
-    #[prost(message, optional, tag = "1")]
-    pub(super) resources: Option<LinuxResources>,
+    #[prost(message, optional, tag = 1)]
+    pub resources: Option<LinuxResources>,
 }
 
 // === impl PodSandbox ===
@@ -318,10 +305,8 @@ pub(super) struct LinuxContainerUpdate {
 impl PodSandbox {
     /// The pod's cgroup, as the kubelet named the cgroup to the runtime; empty if the runtime omits the field.
     pub fn cgroup_parent(&self) -> &str {
-        self.linux
-            .as_ref()
-            .map(|linux| linux.cgroup_parent.as_str())
-            .unwrap_or_default()
+        let linux = self.linux.as_ref();
+        linux.map_or("", |linux| linux.cgroup_parent.as_str())
     }
 }
 
@@ -335,19 +320,14 @@ impl Container {
 
     /// The container's cgroup, in the form of the runtime's driver; empty if the runtime omits the field.
     pub fn cgroups_path(&self) -> &str {
-        self.linux
-            .as_ref()
-            .map(|linux| linux.cgroups_path.as_str())
-            .unwrap_or_default()
+        let linux = self.linux.as_ref();
+        linux.map_or("", |linux| linux.cgroups_path.as_str())
     }
 
     /// The value of an environment variable. The last of several definitions counts, as in runc.
     pub fn variable(&self, name: &str) -> Option<&str> {
-        self.env
-            .iter()
-            .rev()
-            .find_map(|line| line.split_once('=').filter(|(key, _)| *key == name))
-            .map(|(_, v)| v)
+        let mut lines = self.env.iter().rev();
+        lines.find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
     }
 }
 
@@ -356,9 +336,7 @@ impl Container {
 impl LinuxMemory {
     /// The limit in bytes, if set.
     pub fn limit(&self) -> Option<u64> {
-        self.limit
-            .and_then(|limit| u64::try_from(limit.value).ok())
-            .filter(|&limit| limit > 0)
+        positive(self.limit?.value)
     }
 }
 
@@ -367,23 +345,22 @@ impl LinuxMemory {
 impl LinuxCpu {
     /// The weight, in the unit of cgroup v1 on every node.
     pub fn shares(&self) -> Option<u64> {
-        self.shares
-            .map(|shares| shares.value)
-            .filter(|&shares| shares > 0)
+        positive(self.shares?.value)
     }
 
     /// The quota in microseconds per [`period`](Self::period), if set.
     pub fn quota(&self) -> Option<u64> {
-        self.quota
-            .and_then(|quota| u64::try_from(quota.value).ok())
-            .filter(|&quota| quota > 0)
+        positive(self.quota?.value)
     }
 
     /// The period in microseconds; the kernel's default if unset.
     pub fn period(&self) -> u64 {
-        self.period
-            .map(|period| period.value)
-            .filter(|&period| period > 0)
-            .unwrap_or(100_000)
+        let period = self.period.and_then(|period| positive(period.value));
+        period.unwrap_or(100_000)
     }
+}
+
+/// A number above zero. Runtimes send zero or a negative number for an unset value.
+pub(super) fn positive(number: impl TryInto<u64>) -> Option<u64> {
+    number.try_into().ok().filter(|&number| number > 0)
 }

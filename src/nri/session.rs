@@ -16,19 +16,20 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::event::{Events, PluginRequest, RequestError, RuntimeInfo, event_mask};
+use super::event::event_mask;
 use super::framing::{
     self, Demux, MAX_MESSAGE_DATA, MessageDecoder, MessageType, PLUGIN_CHANNEL, RUNTIME_CHANNEL,
     RpcMessage, RpcRequest, RpcResponse, StatusCode,
 };
 use super::handler::{HandlerCall, HandlerInput, HandlerOutput};
-use super::plugin::Plugin;
 use super::proto::{
-    ConfigureResponse, Container, PodSandbox, RUNTIME_SERVICE, RegisterPluginRequest,
-    SynchronizeResponse,
+    ConfigureResponse, RUNTIME_SERVICE, RegisterPluginRequest, SynchronizeResponse,
 };
-use super::settings::PluginSettings;
-use super::state::{ConnectionState, Disconnect, publish};
+use super::state::publish;
+use super::{
+    ConnectionState, Container, Disconnect, Events, Plugin, PluginRequest, PluginSettings,
+    PodSandbox, RequestError, RuntimeInfo,
+};
 
 /// The version of NRI that defines the messages in [`proto`](super::proto).
 const VERSION: &str = "v0.12.2";
@@ -109,11 +110,9 @@ impl SynchronizeParts {
         }
         self.pods.extend(pods);
         for container in containers {
-            let pairs = container.labels.len() + container.annotations.len();
-            self.bytes += estimated_bytes(
-                &container,
-                2 * pairs + container.args.len() + container.env.len(),
-            );
+            let lines = container.args.len() + container.env.len();
+            let texts = 2 * container.annotations.len() + lines;
+            self.bytes += estimated_bytes(&container, texts);
             self.containers.push(container);
         }
     }
@@ -285,7 +284,7 @@ impl<'a, P: Plugin> Session<'a, P> {
                 self.enqueue(stream, input, Instant::now());
             }
             PluginRequest::Shutdown => {
-                self.closing = self.closing.take().or(Some(Disconnect::Shutdown));
+                self.closing.get_or_insert(Disconnect::Shutdown);
                 self.send_payload(stream, Vec::new());
             }
             PluginRequest::Event(..) | PluginRequest::Other => {
@@ -320,10 +319,8 @@ impl<'a, P: Plugin> Session<'a, P> {
             };
             return self.send_payload(stream, response.encode_to_vec());
         }
-        let SynchronizeParts {
-            pods, containers, ..
-        } = std::mem::take(&mut self.parts);
-        let input = HandlerInput::Synchronize(pods, containers);
+        let parts = std::mem::take(&mut self.parts);
+        let input = HandlerInput::Synchronize(parts.pods, parts.containers);
         self.enqueue(stream, input, since);
     }
 
@@ -352,18 +349,16 @@ impl<'a, P: Plugin> Session<'a, P> {
 
     /// Sends the answer of a handler.
     fn send_output(&mut self, stream: u32, output: HandlerOutput) {
-        let HandlerOutput {
-            is_synchronize,
-            answer,
-        } = output;
-        match answer {
+        match output.answer {
             Ok(payload) => {
-                if let Some(runtime) = self.runtime.as_ref().filter(|_| is_synchronize) {
+                if output.is_synchronize
+                    && let Some(runtime) = &self.runtime
+                {
                     publish(self.state, ConnectionState::Synchronized(runtime.clone()));
                 }
                 self.send_payload(stream, payload);
             }
-            Err(refusal) if is_synchronize => {
+            Err(refusal) if output.is_synchronize => {
                 self.refuse_synchronize(stream, StatusCode::Unknown, refusal.to_string());
             }
             Err(refusal) => {
@@ -376,10 +371,8 @@ impl<'a, P: Plugin> Session<'a, P> {
     /// no further events.
     fn refuse_synchronize(&mut self, stream: u32, code: StatusCode, reason: String) {
         self.send_error(stream, code, reason.clone());
-        self.closing = self
-            .closing
-            .take()
-            .or(Some(Disconnect::SynchronizeRefused(reason)));
+        self.closing
+            .get_or_insert(Disconnect::SynchronizeRefused(reason));
     }
 
     fn send_payload(&mut self, stream: u32, payload: Vec<u8>) {
@@ -483,19 +476,13 @@ fn decode_request(data: Result<Vec<u8>, usize>) -> Result<PluginRequest, (Status
         );
         (StatusCode::ResourceExhausted, text)
     })?;
-    let invalid = |error| {
+    let request = RpcRequest::decode(data.as_slice()).map_err(|error| {
         let text = format!("not a ttrpc request: {error}");
         (StatusCode::InvalidArgument, text)
-    };
-    let RpcRequest {
-        service,
-        method,
-        payload,
-        ..
-    } = RpcRequest::decode(data.as_slice()).map_err(invalid)?;
+    })?;
     // The payload is a copy of the data. A part of Synchronize has up to 4 MiB.
     drop(data);
-    PluginRequest::read(&service, &method, &payload).map_err(|error| {
+    PluginRequest::read(&request.service, &request.method, &request.payload).map_err(|error| {
         let code = match error {
             RequestError::Unknown { .. } => StatusCode::Unimplemented,
             _ => StatusCode::InvalidArgument,

@@ -1,7 +1,6 @@
 //! Carries out steps and reads the effective CPUs back. [`super::steps`] alone chooses the steps.
 
-use super::model::{Reason, Step};
-use super::record::AssignmentRecord;
+use super::{AssignmentRecord, Reason, Step};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{CgroupError, Cgroups, PartitionKind, is_within};
 

@@ -52,14 +52,6 @@ impl PodAssignment {
             idle: CpuSet::new(),
         }
     }
-
-    /// The assignment reduced to the idle CPUs.
-    pub(super) fn only_idle(&self) -> Self {
-        Self {
-            containers: BTreeMap::new(),
-            idle: self.idle.clone(),
-        }
-    }
 }
 
 /// The union of several sets.

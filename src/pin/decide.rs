@@ -9,9 +9,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::assignment::PodAssignment;
-use super::ledger::Ledger;
-use super::model::Desired;
+use super::{Desired, Ledger, PodAssignment};
 use crate::cpu::{CpuSet, Topology};
 use crate::pod::{Balancing, Container, ContainerKind, Entitlement, Pod, Qos, Recognition};
 
@@ -168,6 +166,7 @@ impl PodRequest<'_> {
         decisions: &mut Decisions,
     ) {
         let all = mine.map(PodAssignment::usable);
+        let own = |container: &Container| mine?.containers.get(&container.name);
         let mut init_containers = Vec::new();
         for (index, (container, entitlement)) in self
             .pod
@@ -177,9 +176,7 @@ impl PodRequest<'_> {
             .enumerate()
         {
             let cpus = match entitlement {
-                Entitlement::Exclusive { .. } => mine
-                    .and_then(|mine| mine.containers.get(&container.name))
-                    .cloned(),
+                Entitlement::Exclusive { .. } => own(container).cloned(),
                 Entitlement::Inherit { .. } => {
                     init_containers.push(container.name.clone());
                     all.clone()
@@ -202,21 +199,17 @@ impl PodRequest<'_> {
                 refused,
             });
         }
-        let lasting = || {
-            self.pod
-                .containers
-                .iter()
-                .filter(|container| container.kind != ContainerKind::Init)
-        };
-        let owns = |container: &Container| {
-            mine.is_some_and(|mine| mine.containers.contains_key(&container.name))
-        };
+        let containers = self.pod.containers.iter();
+        let mut lasting = containers
+            .filter(|container| container.kind != ContainerKind::Init)
+            .peekable();
         let plan = decisions.desired.pod_mut(&self.key);
         plan.name = Some((self.pod.namespace.clone(), self.pod.name.clone()));
         plan.isolated |= self.preferences.partition == Balancing::Isolated;
         plan.movable |= self.preferences.movable;
         plan.confirmed |= self.pod.confirmed;
-        plan.all_own_cpus |= lasting().all(owns) && lasting().next().is_some();
+        plan.all_own_cpus |=
+            lasting.peek().is_some() && lasting.all(|container| own(container).is_some());
         if !init_containers.is_empty() {
             plan.init_containers = init_containers;
         }

@@ -4,9 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::ledger::{Ledger, Observed, ObservedContainer};
-use super::model::Enforcement;
-use super::record::AssignmentRecord;
+use super::{AssignmentRecord, Enforcement, Ledger, Observed, ObservedContainer};
 use crate::cpu::CpuSet;
 
 /// A difference between the ledger and the kernel.
@@ -35,7 +33,6 @@ const LISTED: usize = 16;
 
 /// A container that shares CPUs with a drifted container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
 pub struct Neighbour {
     /// The neighbour's cgroup.
     pub path: String,
@@ -49,43 +46,23 @@ pub struct Neighbour {
     pub cpus: CpuSet,
 }
 
-/// Why effective and assigned CPUs differ.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum DriftCause {
-    /// A foreign program wrote the owner's `cpuset.cpus`, or with partitions the owner's
-    /// `cpuset.cpus.exclusive`.
-    Written,
-    /// A cgroup above the owner's was narrowed.
-    Ancestor,
-    /// Some of the owner's CPUs are offline.
-    Offline,
-    /// A non-owner's cgroup was widened onto an owner's CPUs. The drift's path is the non-owner's
-    /// cgroup.
-    Overlap,
-    /// The owner's partition has ended, or the kernel has made the partition invalid.
-    Partition,
-}
-
-impl DriftCause {
-    /// All causes, for metrics with a zero for each absent cause.
-    pub const ALL: [Self; 5] = [
-        Self::Written,
-        Self::Ancestor,
-        Self::Offline,
-        Self::Overlap,
-        Self::Partition,
-    ];
-
-    /// The cause's name as a label value.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Written => "written",
-            Self::Ancestor => "ancestor",
-            Self::Offline => "offline",
-            Self::Overlap => "overlap",
-            Self::Partition => "partition",
-        }
+named! {
+    /// Why effective and assigned CPUs differ.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+    #[serde(rename_all = "lowercase")]
+    pub enum DriftCause {
+        /// A foreign program wrote the owner's `cpuset.cpus`, or with partitions the owner's
+        /// `cpuset.cpus.exclusive`.
+        Written => "written",
+        /// A cgroup above the owner's was narrowed.
+        Ancestor => "ancestor",
+        /// Some of the owner's CPUs are offline.
+        Offline => "offline",
+        /// A non-owner's cgroup was widened onto an owner's CPUs. The drift's path is the non-owner's
+        /// cgroup.
+        Overlap => "overlap",
+        /// The owner's partition has ended, or the kernel has made the partition invalid.
+        Partition => "partition",
     }
 }
 

@@ -3,9 +3,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::assignment::{PodAssignment, union};
+use super::assignment::union;
 use super::model::IDLE_CGROUP;
-use super::record::AssignmentRecord;
+use super::{AssignmentRecord, PodAssignment};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{ContainerCgroup, PodCgroup, PodSurroundings};
 use crate::pod::{Container, ContainerIds, Pod};
@@ -103,6 +103,7 @@ impl Observed {
             .collect();
         for cgroup in scan.pods {
             let known = by_uid.get(cgroup.uid.as_str()).copied();
+            let known_pod = known.and_then(|index| pods.get(index));
             let record = ledger.read_record(&cgroup.path, cgroup.record_text.as_deref());
             let alone = cgroup
                 .containers
@@ -113,7 +114,7 @@ impl Observed {
             let mut containers = Vec::new();
             for container in &cgroup.containers {
                 let record = ledger.read_record(&container.path, container.record_text.as_deref());
-                let (name, by_id) = match known.and_then(|index| pods.get(index)) {
+                let (name, by_id) = match known_pod {
                     Some(pod) => name_of(pod, &container.id, alone, record.as_ref()),
                     None => (
                         recorded_name(record.as_ref()),
@@ -128,9 +129,7 @@ impl Observed {
                     by_id,
                 });
             }
-            let may_own_cpus = known
-                .and_then(|index| pods.get(index))
-                .is_none_or(|pod| may_own_cpus(pod, &containers));
+            let may_own_cpus = known_pod.is_none_or(|pod| may_own_cpus(pod, &containers));
             let pod = ObservedPod {
                 cgroup,
                 record,
@@ -194,6 +193,12 @@ impl ObservedContainer {
     pub(super) fn has_unreadable_record(&self) -> bool {
         self.record.is_none() && self.cgroup.record_text.is_some()
     }
+
+    /// Whether Pinfold has bound the container's memory to NUMA nodes.
+    pub(super) fn has_bound_memory(&self) -> bool {
+        let record = self.record.as_ref();
+        record.is_some_and(|record| record.before.numa.is_some())
+    }
 }
 
 // === impl ObservedPod ===
@@ -212,16 +217,11 @@ impl ObservedPod {
 
     /// The cgroup of a container. While a container is replaced, two cgroups exist for a moment.
     pub fn container(&self, name: &str) -> Option<&ObservedContainer> {
-        let mut matching = self
-            .containers
-            .iter()
-            .filter(|container| container.name.as_deref() == Some(name));
+        let named = |container: &&ObservedContainer| container.name.as_deref() == Some(name);
+        let mut matching = self.containers.iter().filter(named);
         let first = matching.next()?;
-        Some(
-            matching
-                .find(|container| container.cgroup.populated)
-                .unwrap_or(first),
-        )
+        let populated = matching.find(|container| container.cgroup.populated);
+        Some(populated.unwrap_or(first))
     }
 }
 
@@ -355,16 +355,12 @@ impl Ledger {
             }
         }
         for container in &pod.containers {
-            let bound = container
-                .record
-                .as_ref()
-                .is_some_and(|record| record.before.numa.is_some());
-            if let Some(name) = container.name.as_ref().filter(|_| bound) {
+            if container.has_bound_memory()
+                && let Some(name) = &container.name
+            {
                 let numa = container.cgroup.memory.numa.clone();
-                self.memory
-                    .entry(uid.clone())
-                    .or_default()
-                    .insert(name.clone(), numa);
+                let memory = self.memory.entry(uid.clone()).or_default();
+                memory.insert(name.clone(), numa);
             }
         }
         // An unrecorded partition counts as the assignment of its container, provided that the

@@ -6,8 +6,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::assignment::{PodAssignment, union};
-use super::record::AssignmentRecord;
+use super::assignment::union;
+use super::{AssignmentRecord, PodAssignment};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{PartitionKind, Quota};
 use crate::pod::PodUid;
@@ -15,54 +15,34 @@ use crate::pod::PodUid;
 /// The name of the cgroup for idle CPUs, beside the containers' cgroups of a pod.
 pub(super) const IDLE_CGROUP: &str = "pinfold-idle";
 
-/// How assignments are enforced.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Enforcement {
-    /// With cpuset partitions: the kernel keeps all foreign tasks off an owner's CPUs.
-    Partition,
-    /// With writes to `cpuset.cpus` of pods' and containers' cgroups.
-    Cpuset,
-    /// Without any enforcement: Pinfold only observes.
-    Observe,
-}
-
-impl Enforcement {
-    /// The enforcement's name in the configuration and as a label value.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Partition => "partition",
-            Self::Cpuset => "cpuset",
-            Self::Observe => "observe",
-        }
+named! {
+    /// How assignments are enforced.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    pub enum Enforcement {
+        /// With cpuset partitions: the kernel keeps all foreign tasks off an owner's CPUs.
+        Partition => "partition",
+        /// With writes to `cpuset.cpus` of pods' and containers' cgroups.
+        Cpuset => "cpuset",
+        /// Without any enforcement: Pinfold only observes.
+        Observe => "observe",
     }
 }
 
-/// Why a node has its enforcement.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EnforcementCause {
-    /// The configuration names the enforcement.
-    Configuration,
-    /// The kernel supports cpuset partitions.
-    PartitionsSupported,
-    /// The machine has cgroup v1, which lacks cpuset partitions.
-    CgroupV1,
-    /// The kernel supports no cpuset partitions below the root of the hierarchy.
-    PartitionsUnsupported,
-    /// The kubelet's CPU Manager assigns CPUs.
-    CpuManager,
-}
-
-impl EnforcementCause {
-    /// The cause's identifier in labels.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Configuration => "configuration",
-            Self::PartitionsSupported => "partitions_supported",
-            Self::CgroupV1 => "cgroup_v1",
-            Self::PartitionsUnsupported => "partitions_unsupported",
-            Self::CpuManager => "cpu_manager",
-        }
+named! {
+    /// Why a node has its enforcement.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum EnforcementCause {
+        /// The configuration names the enforcement.
+        Configuration => "configuration",
+        /// The kernel supports cpuset partitions.
+        PartitionsSupported => "partitions_supported",
+        /// The machine has cgroup v1, which lacks cpuset partitions.
+        CgroupV1 => "cgroup_v1",
+        /// The kernel supports no cpuset partitions below the root of the hierarchy.
+        PartitionsUnsupported => "partitions_unsupported",
+        /// The kubelet's CPU Manager assigns CPUs.
+        CpuManager => "cpu_manager",
     }
 }
 
@@ -216,42 +196,33 @@ impl Step {
 
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.path())?;
         match self {
-            Self::Make { path } => write!(f, "{path}: make"),
-            Self::Remove { path } => write!(f, "{path}: remove"),
+            Self::Make { .. } => f.write_str("make"),
+            Self::Remove { .. } => f.write_str("remove"),
+            Self::Record { record: None, .. } => f.write_str("remove record"),
             Self::Record {
-                path,
                 record: Some(record),
-            } if record.assignment.is_empty() => {
-                write!(f, "{path}: record earlier settings")
-            }
+                ..
+            } if record.assignment.is_empty() => f.write_str("record earlier settings"),
             Self::Record {
-                path,
                 record: Some(record),
-            } => write!(f, "{path}: record CPUs {}", record.cpus()),
-            Self::Record { path, record: None } => write!(f, "{path}: remove record"),
-            Self::Cpus { path, cpus, .. } => write!(f, "{path}: {}", cpus.in_words()),
-            Self::Exclusive { path, cpus, .. } if cpus.is_empty() => {
-                write!(f, "{path}: exclusive none")
-            }
-            Self::Exclusive { path, cpus, .. } => write!(f, "{path}: exclusive {cpus}"),
+                ..
+            } => write!(f, "record CPUs {}", record.cpus()),
+            Self::Cpus { cpus, .. } => write!(f, "{}", cpus.in_words()),
+            Self::Exclusive { cpus, .. } if cpus.is_empty() => f.write_str("exclusive none"),
+            Self::Exclusive { cpus, .. } => write!(f, "exclusive {cpus}"),
             Self::Partition {
-                path,
                 kind,
                 in_force: Some(cpus),
-            } => {
-                write!(f, "{path}: {kind} on {}", cpus.in_words())
-            }
-            Self::Partition {
-                path,
-                kind,
-                in_force: None,
-            } => write!(f, "{path}: {kind}"),
-            Self::Memory { path, numa } => {
+                ..
+            } => write!(f, "{kind} on {}", cpus.in_words()),
+            Self::Partition { kind, .. } => write!(f, "{kind}"),
+            Self::Memory { numa, .. } => {
                 let plural = if numa.len() == 1 { "" } else { "s" };
-                write!(f, "{path}: memory of NUMA node{plural} {numa}")
+                write!(f, "memory of NUMA node{plural} {numa}")
             }
-            Self::Quota { path, quota } => write!(f, "{path}: quota {quota}"),
+            Self::Quota { quota, .. } => write!(f, "quota {quota}"),
         }
     }
 }
@@ -299,12 +270,10 @@ impl Desired {
 
     /// The CPUs of every desired owner. After the plan, the ledger holds the same assignments.
     pub fn assignments(&self) -> BTreeMap<String, PodAssignment> {
-        let owners = self
-            .pods
-            .iter()
-            .filter(|(_, pod)| !pod.assignment.is_empty());
+        let assignments = self.pods.iter().map(|(uid, pod)| (uid, &pod.assignment));
+        let owners = assignments.filter(|(_, assignment)| !assignment.is_empty());
         owners
-            .map(|(uid, pod)| (uid.to_string(), pod.assignment.clone()))
+            .map(|(uid, assignment)| (uid.to_string(), assignment.clone()))
             .collect()
     }
 }

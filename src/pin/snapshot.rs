@@ -3,14 +3,13 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
 use super::cpu_isolation::IsolationReport;
-use super::decide::{Decisions, Refused};
-use super::drift::{Drift, DriftCause, Neighbour};
-use super::ledger::{Ledger, Observed, ObservedPod};
-use super::model::{Enforcement, EnforcementCause};
-use super::record::AssignmentRecord;
+use super::decide::{Decision, Decisions, Refused};
+use super::{
+    Drift, DriftCause, Enforcement, EnforcementCause, Ledger, Neighbour, Observed, ObservedPod,
+};
 use crate::cpu::{CpuSet, Layout, Topology};
 use crate::host::cgroup::Partition;
 use crate::pod::{self, ContainerKind, Entitlement, Pod, Qos, Role, ThreadEnvironment};
@@ -37,7 +36,6 @@ pub struct Snapshot {
     /// Lost CPUs: online CPUs in no cgroup's set until the next boot.
     pub lost: CpuSet,
     /// The layout of the CPUs: which CPUs belong together.
-    #[serde(serialize_with = "serialize_layout")]
     pub layout: Arc<Layout>,
     /// The result of CPU isolation; `None` if CPU isolation is off, no knob is moved and no knob
     /// failed.
@@ -53,10 +51,6 @@ pub struct Snapshot {
     pub unexplained: Vec<String>,
     /// Errors of the last reconcile pass.
     pub errors: Vec<String>,
-}
-
-fn serialize_layout<S: Serializer>(layout: &Arc<Layout>, serializer: S) -> Result<S::Ok, S::Error> {
-    layout.serialize(serializer)
 }
 
 /// A container of a known pod.
@@ -136,7 +130,6 @@ impl ContainerState {
 
 /// Repaired drift.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
 pub struct Repaired {
     /// The number of repairs.
     pub count: u64,
@@ -151,7 +144,6 @@ pub struct Repaired {
 
 /// An unknown pod with exclusive CPUs. The pod keeps the CPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
 pub struct UnknownOwner {
     /// The pod's cgroup.
     pub cgroup: String,
@@ -187,40 +179,47 @@ pub fn containers(
         let Some(container) = pod.containers.get(decision.container) else {
             continue;
         };
-        let observed = pod
-            .cgroup_uid()
-            .and_then(|uid| by_uid.get(uid)?.container(&container.name));
-        let effective = observed.map(|observed| observed.cgroup.cpuset.effective.clone());
-        let cpus = decision.cpus.as_ref().unwrap_or(&topology.online);
+        let uid = pod.cgroup_uid();
+        let observed = uid.and_then(|uid| by_uid.get(uid)?.container(&container.name));
+        let cgroup = observed.map(|observed| &observed.cgroup);
+        let Decision {
+            qos,
+            recognition,
+            entitlement,
+            cpus: assigned,
+            note,
+            refused,
+            ..
+        } = decision.clone();
         states.push(ContainerState {
             namespace: pod.namespace.clone(),
             pod: pod.name.clone(),
             container: container.name.clone(),
-            uid: pod.cgroup_uid().map(str::to_owned),
+            uid: uid.map(str::to_owned),
             kind: container.kind,
-            role: decision.recognition.role,
-            job: decision.recognition.job.clone(),
-            index: decision.recognition.index,
-            evidence: decision.recognition.evidence.clone(),
-            qos: decision.qos,
+            role: recognition.role,
+            job: recognition.job,
+            index: recognition.index,
+            evidence: recognition.evidence,
+            qos,
             host_network: pod.host_network,
-            entitlement: decision.entitlement.clone(),
-            assigned: decision.cpus.clone(),
-            effective,
-            partition: observed
-                .map(|observed| &observed.cgroup.cpuset.partition)
+            entitlement,
+            effective: cgroup.map(|cgroup| cgroup.cpuset.effective.clone()),
+            partition: cgroup
+                .map(|cgroup| &cgroup.cpuset.partition)
                 .filter(|partition| **partition != Partition::Unsupported)
                 .map(ToString::to_string),
-            numa: topology.numa_of(cpus),
-            cgroup: observed.map(|observed| observed.cgroup.path.clone()),
-            running: observed.is_some_and(|observed| observed.cgroup.populated),
-            created: observed.is_some() || container.runtime_id.is_some() || pod.finished,
-            threads: threads(pod, decision.container, decision.cpus.as_ref()),
+            numa: topology.numa_of(assigned.as_ref().unwrap_or(&topology.online)),
+            cgroup: cgroup.map(|cgroup| cgroup.path.clone()),
+            running: cgroup.is_some_and(|cgroup| cgroup.populated),
+            created: cgroup.is_some() || container.runtime_id.is_some() || pod.finished,
+            threads: threads(pod, decision.container, assigned.as_ref()),
+            assigned,
             injected: None,
             required: pod::is_required(pod),
-            note: decision.note.clone(),
+            note,
             unpinned_seconds: None,
-            refused: decision.refused,
+            refused,
             at_start: None,
             repaired: None,
         });
@@ -233,13 +232,13 @@ pub fn unknown_owners(observed: &Observed, ledger: &Ledger) -> Vec<UnknownOwner>
     let unknown = observed.pods.iter().filter(|pod| pod.known.is_none());
     let owners = unknown.filter_map(|pod| {
         let cpus = ledger.of(&pod.cgroup.uid).cpus();
-        let named = |pick: fn(&AssignmentRecord) -> &String| {
-            pod.record.as_ref().map(pick).cloned().unwrap_or_default()
-        };
+        let record = pod.record.as_ref();
+        let names = record.map(|record| (record.namespace.clone(), record.pod.clone()));
+        let (namespace, name) = names.unwrap_or_default();
         (!cpus.is_empty()).then(|| UnknownOwner {
             cgroup: pod.cgroup.path.clone(),
-            namespace: named(|record| &record.namespace),
-            pod: named(|record| &record.pod),
+            namespace,
+            pod: name,
             cpus,
         })
     });

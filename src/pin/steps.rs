@@ -10,8 +10,7 @@ mod partition;
 mod records;
 mod release;
 
-use super::ledger::{Ledger, Observed};
-use super::model::{Desired, Enforcement, Step};
+use super::{Desired, Enforcement, Ledger, Observed, Step};
 
 pub use release::release;
 

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use pinfold::cpu::CpuSet;
-use pinfold::host::perf::{CounterGroup, SOFTWARE};
+use pinfold::host::perf::CounterGroup;
 use pinfold::host::proc::Proc;
 use pinfold::host::spawn::{Launcher, Process, Spawn, Stderr};
 use pinfold::metrics::{Format, Sources};
@@ -17,6 +17,7 @@ use pinfold::pod::{
     Container, ContainerKind, Entitlement, Pod, Policy, Qos, Role, ThreadPolicy, thread_environment,
 };
 
+use crate::events::SOFTWARE;
 use crate::kernel::{Kernel, kernel_tests};
 
 /// How long a process is watched.
@@ -37,7 +38,7 @@ fn busy(kernel: &Kernel, launcher: &Launcher, path: &str) -> Process {
         env: BTreeMap::new(),
         cgroup_procs: kernel.cgroups.procs_files(path),
         netns: None,
-        stderr: Stderr::Null,
+        stderr: Stderr::File("/dev/null".into()),
     };
     launcher.spawn(spawn).unwrap()
 }

@@ -273,7 +273,6 @@ pub(crate) fn event_message(tree: &Tree<'_>, name: &str, cpus: i64) -> EventMess
                 resources: Some(LinuxResources {
                     cpu: Some(cpu),
                     memory,
-                    ..LinuxResources::default()
                 }),
                 cgroups_path: format!("/{cgroup}/{name}-main"),
             }),

@@ -39,7 +39,7 @@ fn start(
             .collect::<BTreeMap<_, _>>(),
         cgroup_procs: kernel.cgroups.procs_files(path),
         netns: None,
-        stderr: Stderr::Null,
+        stderr: Stderr::File("/dev/null".into()),
     };
     launcher.spawn(spawn).unwrap()
 }

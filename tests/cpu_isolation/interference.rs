@@ -23,7 +23,7 @@ fn spin(kernel: &Kernel, launcher: &Launcher, path: &str) -> Process {
         env: BTreeMap::new(),
         cgroup_procs: kernel.cgroups.procs_files(path),
         netns: None,
-        stderr: Stderr::Null,
+        stderr: Stderr::File("/dev/null".into()),
     };
     launcher.spawn(spawn).unwrap()
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use pinfold::nri::{
     self, ConnectionState, Container, ContainerAdjustment, ContainerUpdate, CpuChange, Creation,
-    Disconnect, Event, Events, HandlerTimeout, LinuxResources, Plugin, PluginSettings, PodSandbox,
-    Quota, Refusal, UnansweredCall,
+    Disconnect, Event, Events, HandlerTimeout, Plugin, PluginSettings, PodSandbox, Quota, Refusal,
+    UnansweredCall,
 };
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -199,11 +199,10 @@ impl Plugin for RecordingPlugin {
             cpu: CpuChange {
                 cpus: cpu_set("pf/cpus"),
                 mems: cpu_set("pf/mems"),
-                quota: quota.map(|quota| Quota::Limited {
+                quota: quota.map(|quota| Quota {
                     quota,
                     period: 100_000,
                 }),
-                shares: None,
             },
         };
         Ok(Creation {
@@ -229,14 +228,7 @@ impl Plugin for RecordingPlugin {
         &self,
         pod: &PodSandbox,
         container: &Container,
-        resources: &LinuxResources,
     ) -> Result<Vec<ContainerUpdate>, Refusal> {
-        assert!(
-            resources
-                .cpu
-                .as_ref()
-                .is_none_or(|cpu| cpu.shares().is_some())
-        );
         self.record(Event::UpdateContainer, pod, Some(container));
         Ok(Vec::new())
     }

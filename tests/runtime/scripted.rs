@@ -16,8 +16,7 @@ use pinfold::cpu::CpuSet;
 use pinfold::host::cgroup::Cgroups;
 use pinfold::nri::{
     self, ConnectionState, Container, ContainerAdjustment, ContainerUpdate, CpuChange, Creation,
-    Event, Events, HandlerTimeout, LinuxResources, Plugin, PluginSettings, PodSandbox, Refusal,
-    UnansweredCall,
+    Event, Events, HandlerTimeout, Plugin, PluginSettings, PodSandbox, Refusal, UnansweredCall,
 };
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -162,7 +161,6 @@ impl Plugin for Scripted {
         &self,
         pod: &PodSandbox,
         container: &Container,
-        _resources: &LinuxResources,
     ) -> Result<Vec<ContainerUpdate>, Refusal> {
         self.record(Event::UpdateContainer, pod, container);
         // A change of resources keeps the CPUs.
@@ -170,7 +168,6 @@ impl Plugin for Scripted {
         Ok(vec![ContainerUpdate {
             container,
             cpu: cpus(pod),
-            ignore_failure: false,
         }])
     }
 

@@ -195,7 +195,7 @@ impl Tree<'_> {
             env: BTreeMap::new(),
             cgroup_procs: self.kernel.cgroups.procs_files(path),
             netns: network.cloned(),
-            stderr: Stderr::Null,
+            stderr: Stderr::File("/dev/null".into()),
         };
         let process = self
             .launcher

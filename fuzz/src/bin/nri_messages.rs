@@ -46,12 +46,14 @@ fuzz_target!(|data: &[u8]| {
             let EventRequest {
                 pod: sandbox,
                 container,
-                resources,
             } = *request_of_event;
             assert_eq!(event.to_string() == method, method != "StateChange");
             check(&pod(&sandbox, [&container]), sandbox.cgroup_parent());
             // The getters must not panic, and a period is never zero.
-            let cpu = resources.cpu.unwrap_or_default();
+            let cpu = container
+                .resources()
+                .and_then(|resources| resources.cpu.clone())
+                .unwrap_or_default();
             assert!(cpu.period() > 0 && cpu.shares() != Some(0) && cpu.quota() != Some(0));
             inventory.put(sandbox.clone(), container);
             assert!(

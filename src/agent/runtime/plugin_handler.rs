@@ -15,7 +15,7 @@ use crate::cpu::CpuSet;
 use crate::metrics::AgentMetrics;
 use crate::nri::{
     self, Container, ContainerAdjustment, ContainerUpdate, CpuChange, Creation, Events,
-    HandlerTimeout, Inventory, LinuxResources, PodSandbox, Refusal, UnansweredCall,
+    HandlerTimeout, Inventory, PodSandbox, Refusal, UnansweredCall,
 };
 use crate::pin::Snapshot;
 use crate::pin::snapshot::ContainerState;
@@ -387,7 +387,6 @@ impl nri::Plugin for PluginHandler {
         &self,
         sandbox: &PodSandbox,
         container: &Container,
-        _: &LinuxResources,
     ) -> Result<Vec<ContainerUpdate>, Refusal> {
         let update = |cpus: CpuSet| {
             let cpu = CpuChange {
@@ -397,7 +396,6 @@ impl nri::Plugin for PluginHandler {
             ContainerUpdate {
                 container: container.id.clone(),
                 cpu,
-                ignore_failure: false,
             }
         };
         Ok(self
@@ -481,7 +479,6 @@ fn lean(container: &Container) -> Container {
         pod_sandbox_id: container.pod_sandbox_id.clone(),
         name: container.name.clone(),
         state: container.state,
-        labels: BTreeMap::new(),
         annotations: annotations
             .map(|(key, text)| (key.clone(), text.clone()))
             .collect(),
@@ -490,7 +487,6 @@ fn lean(container: &Container) -> Container {
         linux: container.linux.clone(),
         pid: container.pid,
         created_at: container.created_at,
-        exit_code: container.exit_code,
     }
 }
 
@@ -539,14 +535,12 @@ mod tests {
                 .map(|key| (key.to_owned(), "x".to_owned()))
                 .into(),
             env: env.map(str::to_owned).to_vec(),
-            exit_code: 3,
             ..Container::default()
         };
         let mut reported = container.clone();
         reported
             .annotations
             .insert("io.kubernetes.cri-o.Volumes".to_owned(), "[]".to_owned());
-        reported.labels.insert("app".to_owned(), "web".to_owned());
         let kept = lean(&reported);
         assert_eq!(kept.env, ["PATH=/bin", "OMP_NUM_THREADS=3", "TF_CONFIG={}"]);
         assert_eq!(
@@ -597,7 +591,6 @@ mod tests {
         let ended = EventRequest {
             pod: pod.clone(),
             container: container("first"),
-            ..EventRequest::default()
         };
         let call = UnansweredCall::Event(nri::Event::StopContainer, &ended);
         handler
@@ -646,7 +639,6 @@ mod tests {
             let request = EventRequest {
                 pod: pod.clone(),
                 container: container(id),
-                ..EventRequest::default()
             };
             let call = UnansweredCall::Event(event, &request);
             assert_eq!(

@@ -1,14 +1,14 @@
 //! Kernel counters of cgroups. [`Counters`] reads the counters from files kept open. [`Cgroups::usage`] and
 //! [`Cgroups::no_pressure`] open files at each call.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::memory::{NumaUsage, numa_usage};
-use super::model::{CgroupError, Cgroups, Version, ignore_gone};
+use super::model::{Cgroups, Result, Version, ignore_gone};
 use crate::host::file::{self, FileError, Reader};
 
 /// CPU controller counters of a cgroup since its creation; `None` where no controller counts the value.
@@ -43,6 +43,17 @@ pub enum Usage {
     PerCpu(Vec<Duration>),
     /// On all CPUs together (cgroup v2).
     Total(Duration),
+}
+
+/// A cgroup's memory on one NUMA node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct NumaUsage {
+    /// The NUMA node.
+    pub numa: u32,
+    /// Bytes of files held in memory.
+    pub file: u64,
+    /// Bytes of the tasks' own memory.
+    pub anonymous: u64,
 }
 
 /// Indexes of a cgroup's files in [`Files`]. CPU time has two files. Each of [`RESOURCES`] has
@@ -115,7 +126,7 @@ impl Cgroups {
     ///
     /// # Errors
     /// The cgroup is gone, or the file can't be read.
-    pub fn usage(&self, path: &str) -> Result<Option<Usage>, CgroupError> {
+    pub fn usage(&self, path: &str) -> Result<Option<Usage>> {
         let Some(cpuacct) = &self.cpuacct else {
             return Ok(None);
         };
@@ -152,12 +163,6 @@ impl Counters {
         self.files.close(number);
     }
 
-    /// The number of open files.
-    #[cfg(test)]
-    pub(crate) fn open_count(&self) -> usize {
-        self.files.count
-    }
-
     /// The counters of a cgroup below the top of the hierarchies. The caller chooses the cgroup's number, which is an
     /// index and should be small. No other cgroup may have the number until [`Counters::forget`].
     pub fn of<'a>(&'a mut self, number: usize, path: &'a str) -> CgroupCounters<'a> {
@@ -181,7 +186,7 @@ impl CgroupCounters<'_> {
     ///
     /// # Errors
     /// A file exists and can't be read. The methods below have the same error.
-    pub fn cpu_stat(&mut self) -> Result<CpuStat, CgroupError> {
+    pub fn cpu_stat(&mut self) -> Result<CpuStat> {
         let mut stat = CpuStat::default();
         if let Some(cpu) = &self.cgroups.cpu {
             let read = self.read(CPU, cpu, "cpu.stat", cpu_stat)?;
@@ -198,7 +203,7 @@ impl CgroupCounters<'_> {
     ///
     /// `threads` is the number of threads in the cgroup and in the cgroups below. Every process has at least one
     /// thread. If the cgroup itself has as many processes as `threads`, the cgroups below are empty and not read.
-    pub fn processes(&mut self, threads: Option<usize>) -> Result<Vec<i32>, CgroupError> {
+    pub fn processes(&mut self, threads: Option<usize>) -> Result<Vec<i32>> {
         let (cgroups, path) = (self.cgroups, self.path);
         let ids = |text: &str| text.lines().filter_map(|line| line.parse().ok()).collect();
         let found: Option<Vec<i32>> = self.read(PROCESSES, &cgroups.cpuset, "cgroup.procs", ids)?;
@@ -214,7 +219,7 @@ impl CgroupCounters<'_> {
     }
 
     /// The number of threads in the cgroup and in the cgroups below; `None` where no controller counts threads.
-    pub fn threads(&mut self) -> Result<Option<usize>, CgroupError> {
+    pub fn threads(&mut self) -> Result<Option<usize>> {
         let Some(pids) = &self.cgroups.pids else {
             return Ok(None);
         };
@@ -222,7 +227,7 @@ impl CgroupCounters<'_> {
     }
 
     /// The cgroup's memory by NUMA node; `None` where the kernel does not count memory by NUMA node.
-    pub fn memory_by_numa(&mut self) -> Result<Option<Vec<NumaUsage>>, CgroupError> {
+    pub fn memory_by_numa(&mut self) -> Result<Option<Vec<NumaUsage>>> {
         let Some(memory) = &self.cgroups.memory else {
             return Ok(None);
         };
@@ -238,7 +243,7 @@ impl CgroupCounters<'_> {
 
     /// The waiting time of the cgroup's tasks for each of [`RESOURCES`]; `None` where the kernel does not count the
     /// pressure.
-    pub fn pressure(&mut self) -> Result<[Option<Pressure>; RESOURCES.len()], CgroupError> {
+    pub fn pressure(&mut self) -> Result<[Option<Pressure>; RESOURCES.len()]> {
         let mut found = [None; RESOURCES.len()];
         // In the order of the resources.
         let files = ["cpu.pressure", "io.pressure", "memory.pressure"];
@@ -256,7 +261,7 @@ impl CgroupCounters<'_> {
         hierarchy: &Path,
         name: &str,
         parse: impl FnOnce(&str) -> T,
-    ) -> Result<Option<T>, CgroupError> {
+    ) -> Result<Option<T>> {
         let path = self.path;
         let file = || hierarchy.join(path).join(name);
         Ok(self.files.read(self.number, which, file, parse)?)
@@ -361,10 +366,42 @@ fn pressure(text: &str) -> Option<Pressure> {
     })
 }
 
+/// Parses `memory.numa_stat`, which counts in units of `unit` bytes.
+fn numa_usage(text: &str, unit: u64) -> Vec<NumaUsage> {
+    let mut found: BTreeMap<u32, NumaUsage> = BTreeMap::new();
+    for line in text.lines() {
+        // Examples of a line: `anon N0=4096 N1=0` (v2), `anon=1 N0=1 N1=0` (v1).
+        let mut fields = line.split(' ');
+        let first = fields.next().unwrap_or_default();
+        let memory_type = first.split_once('=').map_or(first, |(name, _)| name);
+        let count_of_node = |field: &str| -> Option<(u32, u64)> {
+            let (numa, count) = field.strip_prefix('N')?.split_once('=')?;
+            Some((numa.parse().ok()?, count.parse().ok()?))
+        };
+        for (numa, count) in fields.filter_map(count_of_node) {
+            let usage = found.entry(numa).or_default();
+            usage.numa = numa;
+            match memory_type {
+                "anon" => usage.anonymous = count.saturating_mul(unit),
+                "file" => usage.file = count.saturating_mul(unit),
+                _ => {}
+            }
+        }
+    }
+    found.into_values().collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::fs;
+
+    impl Counters {
+        /// The number of open files.
+        pub(crate) fn open_count(&self) -> usize {
+            self.files.count
+        }
+    }
 
     #[test]
     fn what_is_gone_is_nothing_and_what_comes_back_is_read_anew() {
@@ -505,5 +542,27 @@ mod tests {
         assert_eq!(cgroups.usage("").unwrap(), Some(Usage::PerCpu(both)));
         fs::write(dir.path().join("cpuacct.usage_percpu"), "12 x\n").unwrap();
         assert_eq!(cgroups.usage("").unwrap(), None);
+    }
+
+    #[test]
+    fn both_versions_say_where_memory_lies() {
+        let v1 =
+            "total=7 N0=3 N1=4\nfile=2 N0=2 N1=0\nanon=5 N0=1 N1=4\nhierarchical_anon=9 N0=9 N1=0";
+        let v2 = "anon N0=4096 N1=16384\nfile N0=8192 N1=0\nkernel_stack N0=1 N1=1";
+        let expected = [
+            NumaUsage {
+                numa: 0,
+                file: 8192,
+                anonymous: 4096,
+            },
+            NumaUsage {
+                numa: 1,
+                file: 0,
+                anonymous: 16_384,
+            },
+        ];
+        assert_eq!(numa_usage(v1, 4096), expected);
+        assert_eq!(numa_usage(v2, 1), expected);
+        assert_eq!(numa_usage("anon Nx=1 N1 =2 N2=x\n\nN0=1", 1), []);
     }
 }

@@ -21,27 +21,22 @@ pub(super) enum PodTreeEntry {
 
 /// The meaning of a directory directly below the pods' tree, or below a QoS class in the tree.
 pub(super) fn entry(name: &str) -> PodTreeEntry {
-    let plain = name.strip_suffix(".slice");
     if matches!(name, "burstable" | "besteffort" | "guaranteed") {
         return PodTreeEntry::Class;
     }
-    match plain {
-        None => match name.strip_prefix("pod") {
-            Some(uid) if !uid.is_empty() => PodTreeEntry::Pod {
-                uid: uid.to_owned(),
-            },
-            _ => PodTreeEntry::Other,
-        },
+    let uid = match name.strip_suffix(".slice") {
+        None => name.strip_prefix("pod").map(str::to_owned),
         // systemd names a slice by its whole path: `kubepods-burstable-pod1234.slice`.
-        Some(slice) => match slice.rfind("-pod") {
-            Some(at) if at + 4 < slice.len() => PodTreeEntry::Pod {
-                uid: slice[at + 4..].replace('_', "-"),
-            },
-            _ if slice.ends_with("-burstable") || slice.ends_with("-besteffort") => {
-                PodTreeEntry::Class
-            }
-            _ => PodTreeEntry::Other,
-        },
+        Some(slice) => slice
+            .rsplit_once("-pod")
+            .map(|(_, uid)| uid.replace('_', "-")),
+    };
+    match uid.filter(|uid| !uid.is_empty()) {
+        Some(uid) => PodTreeEntry::Pod { uid },
+        None if name.ends_with("-burstable.slice") || name.ends_with("-besteffort.slice") => {
+            PodTreeEntry::Class
+        }
+        None => PodTreeEntry::Other,
     }
 }
 

@@ -6,12 +6,10 @@
 
 mod counters;
 mod layout;
-mod memory;
 mod model;
 mod namespace;
-mod note;
 mod partition;
-mod quota;
+mod settings;
 mod systemd;
 mod tree;
 mod unified;
@@ -27,14 +25,14 @@ use nix::libc::EOPNOTSUPP;
 use super::file;
 use crate::cpu::CpuSet;
 
-pub use counters::{CgroupCounters, Counters, CpuStat, Pressure, RESOURCES, Usage};
+pub use counters::{CgroupCounters, Counters, CpuStat, NumaUsage, Pressure, RESOURCES, Usage};
 pub use layout::{is_below, is_within};
-pub use memory::{CgroupMemory, NumaUsage};
+pub(in crate::host) use model::ignore_gone;
 pub use model::{CgroupError, Cgroups, Cpuset, Partition, PartitionKind, Quota, Version};
-use model::{contains_word, cpu_list, cpu_list_optional, directories, ignore_gone, populated};
+use model::{Result, contains_word, cpu_list, cpu_list_optional, directories, populated};
 pub use namespace::join_host;
-pub use note::NoteSubject;
 pub use partition::{AncestorCgroup, PARTITION, PodSurroundings};
+pub use settings::{CgroupMemory, NoteSubject};
 pub use systemd::SystemdError;
 pub use tree::{ContainerCgroup, PodCgroup};
 pub use unified::Unified;
@@ -49,7 +47,7 @@ impl Cgroups {
     ///
     /// # Errors
     /// [`CgroupError::NoCpuset`] where no hierarchy has the cpuset controller.
-    pub fn detect(root: &Path) -> Result<Self, CgroupError> {
+    pub fn detect(root: &Path) -> Result<Self> {
         let existing = |names: &[&str]| -> Vec<PathBuf> {
             let paths = names.iter().map(|name| root.join(name));
             paths.filter(|path| path.is_dir()).collect()
@@ -116,7 +114,7 @@ impl Cgroups {
     }
 
     /// Reads the CPUs of a cgroup.
-    pub fn cpuset(&self, path: &str) -> Result<Cpuset, CgroupError> {
+    pub fn cpuset(&self, path: &str) -> Result<Cpuset> {
         let dir = self.cpuset.join(path);
         let effective = match self.version {
             Version::V1 => "cpuset.effective_cpus",
@@ -142,7 +140,7 @@ impl Cgroups {
     ///
     /// On v1 a cgroup's set must contain the sets of the cgroups below. If a container has made
     /// cgroups of its own, their sets are narrowed first.
-    pub fn set_cpus(&self, path: &str, cpus: &CpuSet) -> Result<(), CgroupError> {
+    pub fn set_cpus(&self, path: &str, cpus: &CpuSet) -> Result<()> {
         for _ in 1..TRIES {
             match self.write_cpus(path, cpus) {
                 // EBUSY: a process has meanwhile made a cgroup below with the old CPUs. The write
@@ -156,8 +154,8 @@ impl Cgroups {
         self.write_cpus(path, cpus)
     }
 
-    fn write_cpus(&self, path: &str, cpus: &CpuSet) -> Result<(), CgroupError> {
-        let file = self.cpuset.join(path).join("cpuset.cpus");
+    fn write_cpus(&self, path: &str, cpus: &CpuSet) -> Result<()> {
+        let file = self.file(path, "cpuset.cpus");
         if self.version == Version::V1 {
             self.narrow_children(path, &file, cpus)?;
         }
@@ -165,7 +163,7 @@ impl Cgroups {
     }
 
     /// Narrows the sets of the cgroups below to `cpus`. `file` has the set of the cgroup itself.
-    fn narrow_children(&self, path: &str, file: &Path, cpus: &CpuSet) -> Result<(), CgroupError> {
+    fn narrow_children(&self, path: &str, file: &Path, cpus: &CpuSet) -> Result<()> {
         let old = cpu_list(file)?;
         let children = self.children(path)?;
         if children.is_empty() || old.is_subset(cpus) {
@@ -177,24 +175,14 @@ impl Cgroups {
         for child in children {
             let path = format!("{path}/{child}");
             let remaining = self.cpuset(&path)?.cpus.intersection(cpus);
-            let narrowed = if remaining.is_empty() {
-                cpus
-            } else {
-                &remaining
-            };
-            ignore_gone(self.set_cpus(&path, narrowed))?;
+            let narrowed = Some(&remaining).filter(|cpus| !cpus.is_empty());
+            ignore_gone(self.set_cpus(&path, narrowed.unwrap_or(cpus)))?;
         }
         Ok(())
     }
 
     /// Writes a set to a file of a cgroup, through systemd if systemd owns the cgroup.
-    fn write_set(
-        &self,
-        path: &str,
-        file: &Path,
-        property: &str,
-        set: &CpuSet,
-    ) -> Result<(), CgroupError> {
+    fn write_set(&self, path: &str, file: &Path, property: &str, set: &CpuSet) -> Result<()> {
         if let Some((systemd, unit)) = self.systemd.as_ref().zip(systemd::unit(path)) {
             // The read fails if the cgroup is gone. Callers can recognize and ignore the read's error.
             file::read(file)?;
@@ -213,11 +201,11 @@ impl Cgroups {
 
     /// Whether the cgroups directly below `path` have CPU sets. On v2, `path` must enable the
     /// cpuset controller for the cgroups below.
-    pub fn has_cpusets_below(&self, path: &str) -> Result<bool, CgroupError> {
+    pub fn has_cpusets_below(&self, path: &str) -> Result<bool> {
         if self.version == Version::V1 {
             return Ok(true);
         }
-        let control = file::read_optional(&self.cpuset.join(path).join("cgroup.subtree_control"))?;
+        let control = file::read_optional(&self.file(path, "cgroup.subtree_control"))?;
         Ok(control.is_none_or(|control| contains_word(&control, "cpuset")))
     }
 
@@ -227,7 +215,7 @@ impl Cgroups {
     }
 
     /// Whether a cgroup or a cgroup below holds a process.
-    pub fn is_populated(&self, path: &str) -> Result<bool, CgroupError> {
+    pub fn is_populated(&self, path: &str) -> Result<bool> {
         let dir = self.cpuset.join(path);
         if self.version == Version::V2
             && let Some(populated) = populated(&dir)?
@@ -246,7 +234,7 @@ impl Cgroups {
     }
 
     /// The process ids in a cgroup and in the cgroups below.
-    pub fn processes(&self, path: &str) -> Result<Vec<i32>, CgroupError> {
+    pub fn processes(&self, path: &str) -> Result<Vec<i32>> {
         let dir = self.cpuset.join(path);
         let text = match file::read_value(&dir.join("cgroup.procs")) {
             // The processes of a threaded cgroup are listed in the domain cgroup above, which was
@@ -261,20 +249,19 @@ impl Cgroups {
             return Ok(found);
         }
         for child in self.children(path)? {
-            found.extend(
-                ignore_gone(self.processes(&format!("{path}/{child}")))?.unwrap_or_default(),
-            );
+            let below = ignore_gone(self.processes(&format!("{path}/{child}")))?;
+            found.extend(below.unwrap_or_default());
         }
         Ok(found)
     }
 
     /// The names of the cgroups directly below `path`.
-    pub fn children(&self, path: &str) -> Result<Vec<String>, CgroupError> {
+    pub fn children(&self, path: &str) -> Result<Vec<String>> {
         directories(&self.cpuset.join(path))
     }
 
     /// Like [`Cgroups::children`]; empty for a cgroup that is gone.
-    fn children_if_present(&self, path: &str) -> Result<Vec<String>, CgroupError> {
+    fn children_if_present(&self, path: &str) -> Result<Vec<String>> {
         Ok(ignore_gone(self.children(path))?.unwrap_or_default())
     }
 }

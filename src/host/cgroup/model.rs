@@ -96,6 +96,9 @@ pub enum CgroupError {
     },
 }
 
+/// The result of an operation on cgroups.
+pub(super) type Result<T, E = CgroupError> = std::result::Result<T, E>;
+
 /// A cgroup's CPUs as the kernel reports them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Cpuset {
@@ -128,26 +131,23 @@ impl fmt::Display for Quota {
     }
 }
 
-/// The kinds of partition to write to `cpuset.cpus.partition`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum PartitionKind {
-    /// No partition: the cgroup shares CPUs with its siblings.
-    Member,
-    /// A partition with a separate scheduling domain.
-    Root,
-    /// A partition without load balancing, for programs that bind every thread.
-    Isolated,
+named! {
+    /// The kinds of partition, with the words to write to `cpuset.cpus.partition`.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    pub enum PartitionKind {
+        /// No partition: the cgroup shares CPUs with its siblings.
+        Member => "member",
+        /// A partition with a separate scheduling domain.
+        Root => "root",
+        /// A partition without load balancing, for programs that bind every thread.
+        Isolated => "isolated",
+    }
 }
 
-/// The word to write to `cpuset.cpus.partition`.
 impl fmt::Display for PartitionKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Member => "member",
-            Self::Root => "root",
-            Self::Isolated => "isolated",
-        })
+        f.write_str(self.name())
     }
 }
 
@@ -179,12 +179,10 @@ impl Partition {
     }
 
     pub(super) fn read(text: &str) -> Self {
-        match text {
-            "member" => Self::Valid(PartitionKind::Member),
-            "root" => Self::Valid(PartitionKind::Root),
-            "isolated" => Self::Valid(PartitionKind::Isolated),
-            other => Self::Invalid(other.to_owned()),
-        }
+        let kind = PartitionKind::ALL
+            .into_iter()
+            .find(|kind| kind.name() == text);
+        kind.map_or_else(|| Self::Invalid(text.to_owned()), Self::Valid)
     }
 }
 
@@ -212,7 +210,7 @@ impl CgroupError {
     }
 
     /// Adds the operation and the cgroup's directory to an error.
-    pub(super) fn directory(
+    pub(in crate::host) fn directory(
         operation: &'static str,
         path: &Path,
     ) -> impl FnOnce(io::Error) -> Self {
@@ -227,6 +225,11 @@ impl CgroupError {
 // === impl Cgroups ===
 
 impl Cgroups {
+    /// The path of a cgroup's file in the hierarchy with the cpuset controller.
+    pub(super) fn file(&self, path: &str, name: &str) -> PathBuf {
+        self.cpuset.join(path).join(name)
+    }
+
     /// The version of the hierarchy with the CPU controller.
     pub(super) fn cpu_version(&self) -> Version {
         // On a hybrid machine cpuset may be on v2 and cpu on v1.
@@ -243,35 +246,33 @@ pub(super) fn populated(directory: &Path) -> Result<Option<bool>, FileError> {
     Ok(events.map(|events| events.lines().any(|line| line == "populated 1")))
 }
 
-pub(super) fn cpu_list(path: &Path) -> Result<CpuSet, CgroupError> {
+pub(super) fn cpu_list(path: &Path) -> Result<CpuSet> {
     parse(path, &file::read_value(path)?)
 }
 
 /// A CPU list; `None` if the file does not exist.
-pub(super) fn cpu_list_optional(path: &Path) -> Result<Option<CpuSet>, CgroupError> {
+pub(super) fn cpu_list_optional(path: &Path) -> Result<Option<CpuSet>> {
     let text = file::read_value_optional(path)?;
     text.map(|text| parse(path, &text)).transpose()
 }
 
-fn parse(path: &Path, text: &str) -> Result<CpuSet, CgroupError> {
+fn parse(path: &Path, text: &str) -> Result<CpuSet> {
     text.parse().map_err(|source| CgroupError::Malformed {
         path: path.to_owned(),
         source,
     })
 }
 
-pub(super) fn directories(path: &Path) -> Result<Vec<String>, CgroupError> {
+pub(super) fn directories(path: &Path) -> Result<Vec<String>> {
     let entries = file::list(path).map_err(CgroupError::directory("list", path))?;
-    let directories = entries.into_iter().filter(|entry| entry.is_directory);
-    Ok(directories.map(|entry| entry.name).collect())
+    Ok(file::directory_names(entries))
 }
 
 /// Turns the error of a vanished cgroup into `None`.
-pub(super) fn ignore_gone<T>(result: Result<T, CgroupError>) -> Result<Option<T>, CgroupError> {
+pub(in crate::host) fn ignore_gone<T>(result: Result<T>) -> Result<Option<T>> {
     match result {
-        Ok(value) => Ok(Some(value)),
         Err(error) if error.is_gone() => Ok(None),
-        Err(error) => Err(error),
+        result => result.map(Some),
     }
 }
 

@@ -6,7 +6,7 @@
 
 use super::layout::{self, PodTreeEntry};
 use super::model::{
-    CgroupError, Cgroups, Cpuset, Partition, PartitionKind, Version, contains_word,
+    CgroupError, Cgroups, Cpuset, Partition, PartitionKind, Result, Version, contains_word,
     cpu_list_optional, ignore_gone, join,
 };
 use crate::cpu::CpuSet;
@@ -15,6 +15,9 @@ use crate::host::file;
 /// The file with a cgroup's partition state. The kernel notifies watchers of the file when a
 /// partition becomes invalid.
 pub const PARTITION: &str = "cpuset.cpus.partition";
+
+/// The file with the CPUs that a cgroup may hold as exclusive.
+const EXCLUSIVE: &str = "cpuset.cpus.exclusive";
 
 /// The name of the temporary cgroup for testing the kernel's features.
 const PROBE: &str = "pinfold-probe";
@@ -46,24 +49,20 @@ impl Cgroups {
     /// Whether the kernel has partitions at any depth, judged by their files.
     ///
     /// If no cgroup with cpuset files exists yet, a test cgroup is made and removed again.
-    pub fn offers_partitions(&self) -> Result<bool, CgroupError> {
+    pub fn offers_partitions(&self) -> Result<bool> {
         if self.version == Version::V1 {
             return Ok(false);
         }
         for child in self.children("")? {
-            let dir = self.root().join(child);
-            if dir.join("cpuset.cpus").exists() {
-                return Ok(dir.join("cpuset.cpus.exclusive").exists());
+            if self.file(&child, "cpuset.cpus").exists() {
+                return Ok(self.file(&child, EXCLUSIVE).exists());
             }
         }
         let control = self.root().join("cgroup.subtree_control");
         let before = file::read_value(&control)?;
-        let offered = self.create(PROBE).map(|()| {
-            self.root()
-                .join(PROBE)
-                .join("cpuset.cpus.exclusive")
-                .exists()
-        });
+        let offered = self
+            .create(PROBE)
+            .map(|()| self.file(PROBE, EXCLUSIVE).exists());
         let removed = self.remove(PROBE);
         let after = file::read_value(&control)?;
         for controller in enabled_by_create(&before, &after) {
@@ -79,7 +78,7 @@ impl Cgroups {
     /// The test uses throw-away cgroups with the CPU `cpu`. Every cgroup outside the test lacks the
     /// CPU for some milliseconds. The test itself loses no CPU: `member` is written before any
     /// cgroup is removed.
-    pub fn siblings_can_break_partitions(&self, cpu: u32) -> Result<bool, CgroupError> {
+    pub fn siblings_can_break_partitions(&self, cpu: u32) -> Result<bool> {
         let cpu_set: CpuSet = [cpu].into_iter().collect();
         let (owner, neighbour) = (format!("{PROBE}/owner"), format!("{PROBE}/neighbour"));
         let tried = (|| {
@@ -91,9 +90,8 @@ impl Cgroups {
             self.set_partition(&owner, PartitionKind::Root)?;
             let made = self.partition(&owner)?;
             if !made.is_live() {
-                let path = self.root().join(&owner).join(PARTITION);
                 return Err(CgroupError::Partition {
-                    path,
+                    path: self.file(&owner, PARTITION),
                     says: made.to_string(),
                 });
             }
@@ -109,43 +107,33 @@ impl Cgroups {
     }
 
     /// The partition state that the kernel reports for a cgroup.
-    pub fn partition(&self, path: &str) -> Result<Partition, CgroupError> {
-        let dir = self.root().join(path);
+    pub fn partition(&self, path: &str) -> Result<Partition> {
         // Linux before 6.7 has partitions only at the top, and no file of exclusive CPUs.
-        if self.version == Version::V1 || !dir.join("cpuset.cpus.exclusive").exists() {
+        if self.version == Version::V1 || !self.file(path, EXCLUSIVE).exists() {
             return Ok(Partition::Unsupported);
         }
-        let text = file::read_value_optional(&dir.join(PARTITION))?;
-        Ok(text
-            .as_deref()
-            .map_or(Partition::Unsupported, Partition::read))
+        let text = file::read_value_optional(&self.file(path, PARTITION))?;
+        Ok(text.as_deref().map(Partition::read).unwrap_or_default())
     }
 
     /// The CPUs that a cgroup holds as exclusive (`cpuset.cpus.exclusive`); empty if the file does
     /// not exist.
-    pub fn exclusive(&self, path: &str) -> Result<CpuSet, CgroupError> {
-        let file = self.root().join(path).join("cpuset.cpus.exclusive");
-        Ok(cpu_list_optional(&file)?.unwrap_or_default())
+    pub fn exclusive(&self, path: &str) -> Result<CpuSet> {
+        Ok(cpu_list_optional(&self.file(path, EXCLUSIVE))?.unwrap_or_default())
     }
 
     /// Sets the CPUs that a cgroup may hold as exclusive; an empty set clears them.
     ///
     /// # Errors
     /// EINVAL if a neighbour holds a CPU of the set: see [`Cgroups::blocking_siblings`].
-    pub fn set_exclusive(&self, path: &str, cpus: &CpuSet) -> Result<(), CgroupError> {
-        Ok(file::write(
-            &self.root().join(path).join("cpuset.cpus.exclusive"),
-            &cpus.to_string(),
-        )?)
+    pub fn set_exclusive(&self, path: &str, cpus: &CpuSet) -> Result<()> {
+        Ok(file::write(&self.file(path, EXCLUSIVE), &cpus.to_string())?)
     }
 
     /// Makes a cgroup a partition, or a member again. The write can succeed without effect: read
     /// [`Cgroups::partition`] afterwards.
-    pub fn set_partition(&self, path: &str, kind: PartitionKind) -> Result<(), CgroupError> {
-        Ok(file::write(
-            &self.root().join(path).join(PARTITION),
-            &kind.to_string(),
-        )?)
+    pub fn set_partition(&self, path: &str, kind: PartitionKind) -> Result<()> {
+        Ok(file::write(&self.file(path, PARTITION), kind.name())?)
     }
 
     /// The neighbours that keep the cgroup `path` from holding `cpus` as exclusive. A neighbour is
@@ -172,13 +160,13 @@ impl Cgroups {
 
     /// Reads the cgroups above the pods of `trees`, and the exclusive CPUs of further cgroups
     /// around the pods.
-    pub fn surroundings(&self, trees: &[String]) -> Result<PodSurroundings, CgroupError> {
+    pub fn surroundings(&self, trees: &[String]) -> Result<PodSurroundings> {
         let mut found = PodSurroundings::default();
         if self.version == Version::V1 {
             return Ok(found);
         }
         let ancestors = self.ancestors_of_pods(trees)?;
-        let mut other_exclusive = |parent: &str, holds_pods: bool| -> Result<CpuSet, CgroupError> {
+        let mut other_exclusive = |parent: &str, holds_pods: bool| -> Result<CpuSet> {
             let mut all = CpuSet::new();
             for name in self.children_if_present(parent)? {
                 let path = join(parent, &name);
@@ -210,7 +198,7 @@ impl Cgroups {
 
     /// The paths of the cgroups above the pods, from the top down, each with whether pods lie
     /// directly below.
-    fn ancestors_of_pods(&self, trees: &[String]) -> Result<Vec<(String, bool)>, CgroupError> {
+    fn ancestors_of_pods(&self, trees: &[String]) -> Result<Vec<(String, bool)>> {
         let mut ancestors = Vec::new();
         for tree in trees.iter().filter(|tree| self.exists(tree)) {
             let mut path = String::new();
@@ -236,8 +224,8 @@ impl Cgroups {
     ///
     /// `live` are the CPUs of the known partitions. If an online CPU is still missing, the whole
     /// hierarchy is searched for further partitions.
-    pub fn lost_cpus(&self, online: &CpuSet, live: &CpuSet) -> Result<CpuSet, CgroupError> {
-        let missing = |live: &CpuSet| -> Result<CpuSet, CgroupError> {
+    pub fn lost_cpus(&self, online: &CpuSet, live: &CpuSet) -> Result<CpuSet> {
+        let missing = |live: &CpuSet| -> Result<CpuSet> {
             Ok(online.difference(&self.all_cpus()?).difference(live))
         };
         if self.version == Version::V1 || missing(live)?.is_empty() {
@@ -253,12 +241,12 @@ impl Cgroups {
         Ok(lost)
     }
 
-    fn collect_live(&self, path: &str, live: &mut CpuSet) -> Result<(), CgroupError> {
+    fn collect_live(&self, path: &str, live: &mut CpuSet) -> Result<()> {
         for child in self.children_if_present(path)? {
             let child = join(path, &child);
             // The state is read directly, because [`Cgroups::partition`] ignores partitions without a
             // file of exclusive CPUs. Before Linux 6.7, no partition has the file.
-            let text = file::read_optional(&self.root().join(&child).join(PARTITION))?;
+            let text = file::read_optional(&self.file(&child, PARTITION))?;
             if text.is_some_and(|text| Partition::read(&text).is_live())
                 && let Some(cpuset) = ignore_gone(self.cpuset(&child))?
             {

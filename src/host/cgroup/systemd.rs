@@ -4,10 +4,10 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::future::{Either, select};
+use parking_lot::Mutex;
 use zbus::blocking::Connection;
 use zbus::connection::Builder;
 use zbus::zvariant::Value;
@@ -142,10 +142,7 @@ impl Systemd {
 
     /// Calls systemd on the kept connection, or on a new connection if the kept connection is broken or missing.
     fn call(&self, unit: &str, property: &str, set: &CpuSet) -> zbus::Result<()> {
-        let mut current = self
-            .connection
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.connection.lock();
         let kept = current.take();
         let is_kept = kept.is_some();
         let connection = kept.map_or_else(|| self.connect(), Ok)?;

@@ -5,11 +5,11 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use super::layout::{self, PodTreeEntry};
-use super::memory::CgroupMemory;
 use super::model::{
-    CgroupError, Cgroups, Cpuset, Quota, Version, contains_word, cpu_list, cpu_list_optional,
-    directories, ignore_gone,
+    CgroupError, Cgroups, Cpuset, Quota, Result, Version, contains_word, cpu_list,
+    cpu_list_optional, directories, ignore_gone,
 };
+use super::settings::CgroupMemory;
 use crate::cpu::CpuSet;
 use crate::host::file;
 
@@ -57,16 +57,16 @@ impl Cgroups {
 
     /// Reads every pod and container below `tree`. Cgroups that vanish meanwhile are left out. A missing tree has no
     /// pods.
-    pub fn scan(&self, tree: &str) -> Result<Vec<PodCgroup>, CgroupError> {
+    pub fn scan(&self, tree: &str) -> Result<Vec<PodCgroup>> {
         let pods = self.pods(tree)?.into_iter();
         pods.filter_map(|(path, uid)| self.pod(path, uid).transpose())
             .collect()
     }
 
     /// The pods below `tree`: the path and the uid of each.
-    pub fn pods(&self, tree: &str) -> Result<Vec<(String, String)>, CgroupError> {
+    pub fn pods(&self, tree: &str) -> Result<Vec<(String, String)>> {
         let mut found = Vec::new();
-        let mut list = |parent: &str| -> Result<Vec<String>, CgroupError> {
+        let mut list = |parent: &str| -> Result<Vec<String>> {
             let mut classes = Vec::new();
             for name in self.children_if_present(parent)? {
                 let path = format!("{parent}/{name}");
@@ -85,7 +85,7 @@ impl Cgroups {
     }
 
     /// The path of the pod with the given uid below `tree`; `None` if the tree has no cgroup of the pod.
-    pub fn find_pod(&self, tree: &str, uid: &str) -> Result<Option<String>, CgroupError> {
+    pub fn find_pod(&self, tree: &str, uid: &str) -> Result<Option<String>> {
         let mut expected = layout::pod_paths(tree, uid).into_iter();
         if let Some(path) = expected.find(|path| self.exists(path)) {
             return Ok(Some(path));
@@ -95,7 +95,7 @@ impl Cgroups {
     }
 
     /// Reads a pod and its containers; `None` if the pod's cgroup is gone.
-    pub fn pod(&self, path: String, uid: String) -> Result<Option<PodCgroup>, CgroupError> {
+    pub fn pod(&self, path: String, uid: String) -> Result<Option<PodCgroup>> {
         let read = || {
             let mut containers = Vec::new();
             for name in self.children(&path)? {
@@ -115,7 +115,7 @@ impl Cgroups {
         ignore_gone(read())
     }
 
-    fn container(&self, path: String, id: &str) -> Result<ContainerCgroup, CgroupError> {
+    fn container(&self, path: String, id: &str) -> Result<ContainerCgroup> {
         Ok(ContainerCgroup {
             cpuset: self.cpuset(&path)?,
             quota: self.quota(&path)?,
@@ -129,7 +129,7 @@ impl Cgroups {
 
     /// Makes a cgroup in every hierarchy, ready for processes: with CPUs and NUMA nodes on v1, with controllers on
     /// v2.
-    pub fn create(&self, path: &str) -> Result<(), CgroupError> {
+    pub fn create(&self, path: &str) -> Result<()> {
         for root in self.hierarchies() {
             let dir = root.join(path);
             match fs::create_dir(&dir) {
@@ -143,8 +143,8 @@ impl Cgroups {
                 // A new v1 cpuset is empty, and an empty cpuset accepts no process.
                 for name in ["cpuset.mems", "cpuset.cpus"] {
                     let copy = || {
-                        let parents = file::read(&self.root().join(parent).join(name))?;
-                        file::write(&self.root().join(path).join(name), &parents)
+                        let parents = file::read(&self.file(parent, name))?;
+                        file::write(&self.file(path, name), &parents)
                     };
                     // The parent may be narrowed between the read and the write.
                     copy().or_else(|_| copy())?;
@@ -157,7 +157,7 @@ impl Cgroups {
                 } else {
                     &["cpuset"]
                 };
-                let control = self.root().join(parent).join("cgroup.subtree_control");
+                let control = self.file(parent, "cgroup.subtree_control");
                 let enabled = file::read(&control)?;
                 for name in wanted.iter().filter(|name| !contains_word(&enabled, name)) {
                     file::write(&control, &format!("+{name}"))?;
@@ -176,7 +176,7 @@ impl Cgroups {
 
     /// Removes a cgroup and all cgroups below, in every hierarchy. A missing cgroup is no error; a process in a
     /// cgroup is an error.
-    pub fn remove(&self, path: &str) -> Result<(), CgroupError> {
+    pub fn remove(&self, path: &str) -> Result<()> {
         for root in self.hierarchies() {
             remove_tree(&root.join(path))?;
         }
@@ -184,7 +184,7 @@ impl Cgroups {
     }
 
     /// Writes a cgroup's CPU weight for a request in thousandths of a CPU, by the kubelet's formula.
-    pub fn set_request(&self, path: &str, cpu_request: u64) -> Result<(), CgroupError> {
+    pub fn set_request(&self, path: &str, cpu_request: u64) -> Result<()> {
         let Some(cpu) = &self.cpu else { return Ok(()) };
         let shares = (cpu_request * 1024 / 1000).clamp(2, 262_144);
         let (name, value) = match self.cpu_version() {
@@ -196,7 +196,7 @@ impl Cgroups {
     }
 
     /// All CPUs available to a cgroup directly below the root.
-    pub fn all_cpus(&self) -> Result<CpuSet, CgroupError> {
+    pub fn all_cpus(&self) -> Result<CpuSet> {
         match self.version {
             Version::V1 => Ok(self.cpuset("")?.effective),
             Version::V2 => cpu_list(&self.root().join("cpuset.cpus.effective")),
@@ -204,7 +204,7 @@ impl Cgroups {
     }
 
     /// CPUs of all isolated partitions on the node; empty where the kernel does not report the CPUs.
-    pub fn isolated_cpus(&self) -> Result<CpuSet, CgroupError> {
+    pub fn isolated_cpus(&self) -> Result<CpuSet> {
         let path = self.root().join("cpuset.cpus.isolated");
         Ok(cpu_list_optional(&path)?.unwrap_or_default())
     }
@@ -220,7 +220,7 @@ impl Cgroups {
     }
 }
 
-fn remove_tree(dir: &Path) -> Result<(), CgroupError> {
+fn remove_tree(dir: &Path) -> Result<()> {
     let Some(children) = ignore_gone(directories(dir))? else {
         return Ok(());
     };

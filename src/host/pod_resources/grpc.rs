@@ -84,14 +84,22 @@ pub(super) async fn call(
     deadline: Duration,
     limit: usize,
 ) -> Result<Bytes, CallError> {
-    let answer = tokio::time::timeout(deadline, try_call(socket, method, deadline, limit));
+    let request = Request::post(format!("http://localhost{method}"))
+        .header(CONTENT_TYPE, "application/grpc")
+        .header(TE, "trailers")
+        .header(
+            "grpc-timeout",
+            format!("{}m", deadline.as_millis().clamp(1, 99_999_999)),
+        )
+        .body(Full::new(Bytes::from_static(&[0; PREFIX])))
+        .map_err(|error| invalid(error.to_string()))?;
+    let answer = tokio::time::timeout(deadline, send(socket, request, limit));
     answer.await.unwrap_or(Err(CallError::Slow { deadline }))
 }
 
-async fn try_call(
+async fn send(
     socket: &Path,
-    method: &'static str,
-    deadline: Duration,
+    request: Request<Full<Bytes>>,
     limit: usize,
 ) -> Result<Bytes, CallError> {
     let stream = UnixStream::connect(socket)
@@ -106,15 +114,6 @@ async fn try_call(
     let (mut sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
         .await
         .map_err(broken)?;
-    let request = Request::post(format!("http://localhost{method}"))
-        .header(CONTENT_TYPE, "application/grpc")
-        .header(TE, "trailers")
-        .header(
-            "grpc-timeout",
-            format!("{}m", deadline.as_millis().clamp(1, 99_999_999)),
-        )
-        .body(Full::new(Bytes::from_static(&[0; PREFIX])))
-        .map_err(|error| invalid(error.to_string()))?;
     let answer =
         async move { read(sender.send_request(request).await.map_err(broken)?, limit).await };
     tokio::pin!(answer, connection);
@@ -172,8 +171,8 @@ fn invalid(what: impl Into<String>) -> CallError {
 }
 
 fn length(data: &[u8]) -> Option<usize> {
-    let bytes: [u8; 4] = data.get(1..PREFIX)?.try_into().ok()?;
-    usize::try_from(u32::from_be_bytes(bytes)).ok()
+    let bytes = data.get(1..PREFIX)?.try_into().ok()?;
+    Some(u32::from_be_bytes(bytes) as usize)
 }
 
 /// The outcome in the status, if the headers have a status: success, or the server's error.
@@ -194,24 +193,8 @@ fn status(headers: &HeaderMap) -> Option<Result<(), CallError>> {
 
 /// Decodes the message of a status. Bytes outside plain ASCII are percent-encoded.
 fn decode_percent(encoded: &[u8]) -> String {
-    let digit = |byte: Option<&u8>| byte.and_then(|byte| char::from(*byte).to_digit(16));
-    let mut bytes = Vec::with_capacity(encoded.len());
-    let mut rest = encoded;
-    while let Some((&byte, after)) = rest.split_first() {
-        rest = after;
-        let code = (byte == b'%')
-            .then(|| Some(digit(after.first())? * 16 + digit(after.get(1))?))
-            .flatten()
-            .and_then(|code| u8::try_from(code).ok());
-        match code {
-            Some(code) => {
-                bytes.push(code);
-                rest = after.get(2..).unwrap_or_default();
-            }
-            None => bytes.push(byte),
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
+    let text = percent_encoding::percent_decode(encoded);
+    text.decode_utf8_lossy().into_owned()
 }
 
 #[cfg(test)]

@@ -11,8 +11,7 @@ use std::path::Path;
 use nix::fcntl::{OFlag, openat, readlinkat};
 use nix::sys::stat::Mode;
 
-use super::net::{self, InterfaceTraffic};
-use super::tcp::{NamespaceTcpCounts, timeouts};
+use super::net::{self, InterfaceTraffic, NamespaceTcpCounts};
 use super::{Proc, Reader};
 
 /// The number of descriptors of a handle.
@@ -63,12 +62,6 @@ impl NetnsHandles {
         self.count -= usize::from(closed.is_some());
     }
 
-    /// The number of open handles.
-    #[cfg(test)]
-    pub(crate) fn open_count(&self) -> usize {
-        self.count
-    }
-
     /// The number of a process's network namespace; see [`Proc::network_namespace`]. The handle to the namespace is
     /// kept.
     pub fn network_namespace(&mut self, proc: &Proc, key: NetnsKey) -> Option<u64> {
@@ -116,7 +109,7 @@ impl NetnsHandles {
 
     /// TCP's timeouts in the network namespace of a process; `None` if the counter can't be read.
     pub fn timeouts(&mut self, proc: &Proc, key: NetnsKey, reader: &mut Reader) -> Option<u64> {
-        timeouts(self.read(proc, key, "netstat", reader)?)
+        net::timeouts(self.read(proc, key, "netstat", reader)?)
     }
 
     fn read<'a>(
@@ -182,6 +175,13 @@ mod tests {
     use std::process::Command;
 
     use super::*;
+
+    impl NetnsHandles {
+        /// The number of open handles.
+        pub(crate) fn open_count(&self) -> usize {
+            self.count
+        }
+    }
 
     #[test]
     fn a_way_is_kept_until_its_process_is_gone_and_is_never_anothers() {

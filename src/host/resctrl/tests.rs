@@ -8,14 +8,15 @@ pub(crate) fn tree(root: &Path, rmids: usize) -> Resctrl {
     fs::create_dir_all(top.join("mon_groups")).unwrap();
     fs::create_dir_all(top.join("info/L3_MON")).unwrap();
     fs::write(top.join("info/L3_MON/num_rmids"), format!("{rmids}\n")).unwrap();
-    Resctrl::with_operations(
-        root,
-        DirectoryOperations {
-            make,
-            remove: |path| fs::remove_dir_all(path),
-            bind,
-        },
-    )
+    let operations = DirectoryOperations {
+        make,
+        remove: |path| fs::remove_dir_all(path),
+        bind,
+    };
+    Resctrl {
+        operations,
+        ..Resctrl::new(root)
+    }
 }
 
 /// Refuses CPUs listed in the file `refused`, as the kernel refuses CPUs of another control

@@ -173,7 +173,7 @@ fn unsupported(error: &SocketsError) -> Unsupported {
         SocketsError::NoHierarchy { .. } => "no_cgroup_v2",
         SocketsError::Part { .. } => "cgroup_namespace",
         SocketsError::Bpf(_) => "bpf_refused",
-        SocketsError::Cgroups(_) | SocketsError::Cgroup { .. } => "cgroup_unreadable",
+        SocketsError::Cgroups(_) => "cgroup_unreadable",
     };
     let mut detail = error.to_string();
     let mut source = std::error::Error::source(error);

@@ -42,7 +42,6 @@ fn given(name: &str, shares: u64, quota: i64, memory: i64) -> Container {
     let resources = LinuxResources {
         cpu: Some(cpu),
         memory: Some(memory),
-        ..LinuxResources::default()
     };
     Container {
         id: format!("id-{name}"),

@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::super::assignment::PodAssignment;
-use super::super::ledger::Ledger;
 use super::model::PodRequest;
 use crate::cpu::{CpuSet, Topology};
+use crate::pin::{Ledger, PodAssignment};
 use crate::pod::MemoryPolicy;
 
 /// NUMA nodes by pod uid and container name.
@@ -30,38 +29,28 @@ pub(super) fn follow(
     if room.len() < 2 {
         return nodes;
     }
-    let bound = |key: &str, name: &str| {
-        ledger
-            .memory
-            .get(key)
-            .is_some_and(|bound| bound.contains_key(name))
-    };
-    for first in [true, false] {
-        for pod in requests
-            .iter()
-            .filter(|pod| pod.preferences.memory == MemoryPolicy::Follow)
-        {
-            for container in &pod.pod.containers {
-                let assigned = assignments
-                    .get(&pod.key)
-                    .and_then(|own| own.containers.get(&container.name));
-                let (Some(assigned), Some(limit)) = (assigned, container.resources.memory_limit)
-                else {
-                    continue;
-                };
-                if bound(&pod.key, &container.name) != first {
-                    continue;
-                }
-                let Some(numa) = topology.numa_of(assigned) else {
-                    continue;
-                };
-                if take(&mut room, &numa, limit) {
-                    nodes
-                        .entry(pod.key.clone())
-                        .or_default()
-                        .insert(container.name.clone(), numa);
-                }
+    let mut wanted = Vec::new();
+    for pod in requests
+        .iter()
+        .filter(|pod| pod.preferences.memory == MemoryPolicy::Follow)
+    {
+        let own = assignments.get(&pod.key);
+        let bound = ledger.memory.get(&pod.key);
+        for container in &pod.pod.containers {
+            let name = &container.name;
+            let assigned = own.and_then(|own| own.containers.get(name));
+            let numa = assigned.and_then(|cpus| topology.numa_of(cpus));
+            if let (Some(numa), Some(limit)) = (numa, container.resources.memory_limit) {
+                let is_bound = bound.is_some_and(|bound| bound.contains_key(name));
+                wanted.push((is_bound, &pod.key, name, numa, limit));
             }
+        }
+    }
+    wanted.sort_by_key(|(is_bound, ..)| !is_bound);
+    for (_, key, name, numa, limit) in wanted {
+        if take(&mut room, &numa, limit) {
+            let containers = nodes.entry(key.clone()).or_default();
+            containers.insert(name.clone(), numa);
         }
     }
     nodes

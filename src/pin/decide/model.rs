@@ -53,26 +53,26 @@ pub struct ContainerMove {
 
 /// Why a container gets fewer CPUs than its entitlement.
 pub(super) struct ShortfallNote {
-    pub(super) text: String,
+    pub text: String,
     /// Whether too few CPUs were free. Otherwise the container only waits.
-    pub(super) refused: bool,
+    pub refused: bool,
 }
 
 /// A pod with its containers' entitlements.
 pub(super) struct PodRequest<'a> {
-    pub(super) index: usize,
-    pub(super) pod: &'a Pod,
+    pub index: usize,
+    pub pod: &'a Pod,
     /// The uid, as in the ledger. A pod without a uid has no known cgroup and gets a made-up key.
-    pub(super) key: String,
-    pub(super) qos: Qos,
-    pub(super) recognition: Recognition,
-    pub(super) entitlements: Vec<Entitlement>,
+    pub key: String,
+    pub qos: Qos,
+    pub recognition: Recognition,
+    pub entitlements: Vec<Entitlement>,
     /// Indices of containers without exclusive CPUs by policy, although the pod's author could
     /// expect CPUs.
-    pub(super) denied: BTreeSet<usize>,
-    pub(super) preferences: CpuPreferences,
+    pub denied: BTreeSet<usize>,
+    pub preferences: CpuPreferences,
     /// Mistakes in the pod's annotations.
-    pub(super) mistakes: Vec<String>,
+    pub mistakes: Vec<String>,
 }
 
 // === impl PodRequest ===

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::super::assignment::{PodAssignment, union};
-use super::super::ledger::Ledger;
+use super::super::assignment::union;
 use super::model::{ContainerMove, DecisionInput, PodRequest, ShortfallNote};
 use crate::cpu::{Cores, CpuSet, Owner, Placement, Refusal, Request, cpu_count};
+use crate::pin::{Ledger, PodAssignment};
 use crate::pod::ContainerIds;
 
 /// Assignments in progress.
@@ -17,10 +17,10 @@ pub(super) struct PlacementPass<'a> {
     /// CPUs given up by a pod stay excluded until the release is done. Otherwise a crash before the
     /// release could leave two owners.
     barred: CpuSet,
-    pub(super) assignments: BTreeMap<String, PodAssignment>,
+    pub assignments: BTreeMap<String, PodAssignment>,
     /// Why containers get fewer CPUs than their entitlements, by pod index and container name.
-    pub(super) notes: BTreeMap<(usize, String), ShortfallNote>,
-    pub(super) moves: Vec<ContainerMove>,
+    pub notes: BTreeMap<(usize, String), ShortfallNote>,
+    pub moves: Vec<ContainerMove>,
 }
 
 // === impl PlacementPass ===
@@ -233,25 +233,14 @@ impl<'a> PlacementPass<'a> {
     fn place_beside(&self, own: &CpuSet, request: &Request) -> Result<Placement, Refusal> {
         let topology = self.inputs.topology;
         let free = self.free();
-        let llcs = topology
-            .llcs()
-            .into_iter()
-            .filter(|llc| !llc.is_disjoint(own));
-        let numa = topology
-            .numa
-            .iter()
-            .map(|numa| &numa.cpus)
-            .filter(|numa| !numa.is_disjoint(own));
-        for nearby in [union(llcs), union(numa)] {
-            if let Ok(placement) =
-                self.inputs
-                    .placer
-                    .place_beside(&free.intersection(&nearby), own, request)
-            {
-                return Ok(placement);
-            }
-        }
-        self.inputs.placer.place_beside(&free, own, request)
+        let llcs = topology.llcs().into_iter();
+        let llcs = llcs.filter(|llc| !llc.is_disjoint(own));
+        let numa = topology.numa.iter().map(|numa| &numa.cpus);
+        let numa = numa.filter(|numa| !numa.is_disjoint(own));
+        let place = |free: &CpuSet| self.inputs.placer.place_beside(free, own, request);
+        let near = [union(llcs), union(numa)].map(|nearby| free.intersection(&nearby));
+        let placed = near.iter().find_map(|near| place(near).ok());
+        placed.map_or_else(|| place(&free), Ok)
     }
 
     /// Moves running containers with permission to move, if the moves keep a request from being
@@ -267,36 +256,29 @@ impl<'a> PlacementPass<'a> {
             let pod = self.requests.iter().find(|pod| pod.key == *key);
             for (name, cpus) in &assignment.containers {
                 let own = assignment.of_container(name);
-                let idle = pod
-                    .map(|pod| self.idle(pod, &own, &assignment.idle))
-                    .unwrap_or_default();
+                let idle = pod.map(|pod| self.idle(pod, &own, &assignment.idle));
                 let movable = pod
                     .filter(|pod| pod.preferences.movable)
                     .map(|pod| pod.preferences.request(cpus.len(), &self.near(pod)));
                 owners.push(Owner {
                     cpus: cpus.clone(),
-                    idle,
+                    idle: idle.unwrap_or_default(),
                     movable,
                 });
-                names.push((key.clone(), name.clone()));
+                names.push((pod, name.clone()));
             }
         }
-        let Some(repacking) = self
-            .inputs
-            .placer
-            .repack(&self.free(), &owners, request, left)
-        else {
+        let placer = self.inputs.placer;
+        let Some(repacking) = placer.repack(&self.free(), &owners, request, left) else {
             return false;
         };
         for step in repacking.moves {
-            let (Some((key, name)), Some(owner)) = (names.get(step.owner), owners.get(step.owner))
+            let (Some((Some(pod), name)), Some(owner)) =
+                (names.get(step.owner), owners.get(step.owner))
             else {
                 continue;
             };
-            let Some(pod) = self.requests.iter().find(|pod| pod.key == *key) else {
-                continue;
-            };
-            if let Some(assignment) = self.assignments.get_mut(key) {
+            if let Some(assignment) = self.assignments.get_mut(&pod.key) {
                 let cpus = step.to.cpus.clone();
                 assignment.containers.insert(name.clone(), cpus);
                 if !assignment.idle.is_empty() {

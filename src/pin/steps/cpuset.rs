@@ -11,9 +11,6 @@
 
 use std::collections::BTreeMap;
 
-use super::super::ledger::{Ledger, Observed, ObservedContainer, ObservedPod};
-use super::super::model::{Desired, PodPlan, Reason, Step};
-use super::super::record::AssignmentRecord;
 use super::memory;
 use super::records::{
     container_record, cpus_to_record, give_back_quota, lift_quota, pod_record, remove_record,
@@ -21,6 +18,10 @@ use super::records::{
 };
 use super::release::undo_partitions;
 use crate::cpu::CpuSet;
+use crate::pin::{
+    AssignmentRecord, Desired, Ledger, Observed, ObservedContainer, ObservedPod, PodPlan, Reason,
+    Step,
+};
 
 /// The phases of a plan, in the order of execution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -92,7 +93,6 @@ struct HeldCpus {
 /// A container's cgroup with its desired CPUs.
 struct Target<'a> {
     container: &'a ObservedContainer,
-    pod_uid: &'a str,
     plan: &'a PodPlan,
     cpus: CpuSet,
     /// `Own` for an owner and for an init container inside its pod's set; `Share` otherwise.
@@ -165,13 +165,17 @@ impl<'a> CpusetPlanner<'a> {
             before.union(&held.after)
         };
         if !own.is_empty() && !held.during.is_subset(own) {
-            let step = Step::cpus(path, held.during.clone(), Reason::Pod);
-            self.add(CpusetPhase::WidenPods, [step]);
+            self.add(
+                CpusetPhase::WidenPods,
+                [Step::cpus(path, held.during.clone(), Reason::Pod)],
+            );
             own = &held.during;
         }
         if *own != restored {
-            let step = Step::cpus(path, restored, Reason::Pod);
-            self.add(CpusetPhase::RestoreReleased, [step]);
+            self.add(
+                CpusetPhase::RestoreReleased,
+                [Step::cpus(path, restored, Reason::Pod)],
+            );
         }
         let quota = give_back_quota(path, pod.cgroup.quota, Some(record));
         self.add(CpusetPhase::RestoreReleased, quota);
@@ -200,12 +204,16 @@ impl<'a> CpusetPlanner<'a> {
         let mut widened = own;
         if !during.is_subset(own) {
             widened = &during;
-            let step = Step::cpus(path, during.clone(), Reason::Pod);
-            self.add(CpusetPhase::WidenPods, [step]);
+            self.add(
+                CpusetPhase::WidenPods,
+                [Step::cpus(path, during.clone(), Reason::Pod)],
+            );
         }
         if held.after != *widened {
-            let step = Step::cpus(path, held.after, Reason::Pod);
-            self.add(CpusetPhase::NarrowPods, [step]);
+            self.add(
+                CpusetPhase::NarrowPods,
+                [Step::cpus(path, held.after, Reason::Pod)],
+            );
         }
     }
 
@@ -236,7 +244,7 @@ impl<'a> CpusetPlanner<'a> {
             self.add(CpusetPhase::RemoveIdleCgroups, [Step::Remove { path }]);
             return HeldCpus::default();
         }
-        let target = self.target(container, pod, plan);
+        let target = self.target(container, plan);
         if target.cpus.is_empty() {
             let own = &container.cgroup.cpuset.cpus;
             return HeldCpus {
@@ -260,12 +268,7 @@ impl<'a> CpusetPlanner<'a> {
     }
 
     /// The CPUs desired for a container; empty if no CPU is left.
-    fn target<'t>(
-        &self,
-        container: &'t ObservedContainer,
-        pod: &'t ObservedPod,
-        plan: &'t PodPlan,
-    ) -> Target<'t> {
+    fn target<'t>(&self, container: &'t ObservedContainer, plan: &'t PodPlan) -> Target<'t> {
         let online = &self.desired.online;
         let name = container.name.as_deref().unwrap_or_default();
         let own = plan.assignment.containers.get(name);
@@ -283,7 +286,6 @@ impl<'a> CpusetPlanner<'a> {
         };
         Target {
             container,
-            pod_uid: &pod.cgroup.uid,
             plan,
             cpus,
             reason,
@@ -346,8 +348,10 @@ impl<'a> CpusetPlanner<'a> {
         let path = &target.container.cgroup.path;
         let narrowed = self.narrowed(target, reachable);
         if let Some(narrowed) = &narrowed {
-            let step = Step::cpus(path, narrowed.clone(), Reason::Narrow);
-            self.add(CpusetPhase::Narrow, [step]);
+            self.add(
+                CpusetPhase::Narrow,
+                [Step::cpus(path, narrowed.clone(), Reason::Narrow)],
+            );
         }
         if narrowed.as_ref() != Some(&target.cpus) {
             let phase = if target.reason == Reason::Own {
@@ -355,8 +359,10 @@ impl<'a> CpusetPlanner<'a> {
             } else {
                 CpusetPhase::WidenShared
             };
-            let step = Step::cpus(path, target.cpus.clone(), target.reason);
-            self.add(phase, [step]);
+            self.add(
+                phase,
+                [Step::cpus(path, target.cpus.clone(), target.reason)],
+            );
         }
         narrowed.unwrap_or_default()
     }
@@ -382,7 +388,7 @@ impl<'a> CpusetPlanner<'a> {
         let container = target.container;
         let (path, quota) = (&container.cgroup.path, container.cgroup.quota);
         if target.is_owner {
-            let bind = memory::bind(container, target.pod_uid, self.desired);
+            let bind = memory::bind(container, target.plan);
             self.add(CpusetPhase::LiftLimits, bind);
             self.add(CpusetPhase::LiftLimits, lift_quota(path, quota));
         } else {
@@ -426,7 +432,7 @@ impl Target<'_> {
         };
         let mut next = container_record(container, self.plan, assignment, &earlier);
         if self.is_owner {
-            memory::record_earlier_memory(next, container, self.pod_uid, desired)
+            memory::record_earlier_memory(next, container, self.plan, &desired.all_memory)
         } else {
             next.before.numa = None;
             next

@@ -1,9 +1,7 @@
 //! Memory follows the CPUs if the write moves few pages, or if the pod allows moves.
 
-use super::super::ledger::ObservedContainer;
-use super::super::model::{Desired, Step};
-use super::super::record::AssignmentRecord;
 use crate::cpu::CpuSet;
+use crate::pin::{AssignmentRecord, ObservedContainer, PodPlan, Step};
 
 /// Most bytes a single write may move between NUMA nodes. The move takes some milliseconds.
 const MOVABLE: u64 = 64 << 20;
@@ -14,53 +12,36 @@ const MOVABLE: u64 = 64 << 20;
 /// much memory therefore keeps its NUMA nodes. Exceptions exist for containers already bound by
 /// Pinfold. Such a container may gain NUMA nodes, because no page moves. A pod can also allow moves
 /// of a bound container's memory.
-pub(super) fn wanted(
-    container: &ObservedContainer,
-    uid: &str,
-    desired: &Desired,
-) -> Option<CpuSet> {
-    let now = &container.cgroup.memory.numa;
-    let numa = chosen(container, uid, desired)?;
-    let bound = container
-        .record
-        .as_ref()
-        .is_some_and(|record| record.before.numa.is_some());
+fn wanted(container: &ObservedContainer, plan: &PodPlan) -> Option<CpuSet> {
+    let memory = &container.cgroup.memory;
+    let now = &memory.numa;
+    let numa = chosen(container, plan)?;
+    let bound = container.has_bound_memory();
     let only_gains = bound && !now.is_empty() && now.is_subset(numa);
-    let moves_little = container
-        .cgroup
-        .memory
-        .bytes_to_move
-        .is_some_and(|bytes| bytes <= MOVABLE);
-    let may_move = bound && desired.pod(uid).is_some_and(|plan| plan.movable);
+    let moves_little = memory.bytes_to_move.is_some_and(|bytes| bytes <= MOVABLE);
+    let may_move = bound && plan.movable;
     (now != numa && (only_gains || moves_little || may_move)).then(|| numa.clone())
 }
 
-fn chosen<'a>(
-    container: &ObservedContainer,
-    uid: &str,
-    desired: &'a Desired,
-) -> Option<&'a CpuSet> {
-    desired.pod(uid)?.memory.get(container.name.as_deref()?)
+fn chosen<'a>(container: &ObservedContainer, plan: &'a PodPlan) -> Option<&'a CpuSet> {
+    plan.memory.get(container.name.as_deref()?)
 }
 
 /// Adds the earlier NUMA nodes to a container's next record before Pinfold binds the memory for the
-/// first time.
+/// first time. `all` are all NUMA nodes with memory.
 pub(super) fn record_earlier_memory(
     mut next: AssignmentRecord,
     container: &ObservedContainer,
-    uid: &str,
-    desired: &Desired,
+    plan: &PodPlan,
+    all: &CpuSet,
 ) -> AssignmentRecord {
     if next.before.numa.is_some() {
         return next;
     }
     let now = &container.cgroup.memory.numa;
-    if wanted(container, uid, desired).is_some() {
+    if wanted(container, plan).is_some() {
         next.before.numa = Some(now.clone());
-    } else if container.record.is_none()
-        && chosen(container, uid, desired) == Some(now)
-        && *now != desired.all_memory
-    {
+    } else if container.record.is_none() && chosen(container, plan) == Some(now) && now != all {
         // The container runtime wrote the NUMA nodes at Pinfold's request: no earlier setting
         // exists.
         next.before.numa = Some(CpuSet::new());
@@ -69,8 +50,8 @@ pub(super) fn record_earlier_memory(
 }
 
 /// The step to bind a container's memory, if needed.
-pub(super) fn bind(container: &ObservedContainer, uid: &str, desired: &Desired) -> Option<Step> {
-    let numa = wanted(container, uid, desired)?;
+pub(super) fn bind(container: &ObservedContainer, plan: &PodPlan) -> Option<Step> {
+    let numa = wanted(container, plan)?;
     Some(Step::Memory {
         path: container.cgroup.path.clone(),
         numa,

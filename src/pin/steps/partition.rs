@@ -20,17 +20,17 @@ mod state;
 
 use state::{Leaf, PartitionState, PodTarget};
 
-use super::super::ledger::Observed;
-use super::super::model::{Desired, IDLE_CGROUP, Reason, Step};
-use super::super::record::AssignmentRecord;
+use super::super::model::IDLE_CGROUP;
 use super::memory;
 use super::records::{give_back_quota, lift_quota, remove_record, write_record};
 use super::release::{member, restored_cpus};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{Partition, PartitionKind, is_below};
+use crate::pin::{AssignmentRecord, Desired, Observed, PodPlan, Reason, Step};
 
 pub(super) fn plan(observed: &Observed, desired: &Desired) -> Vec<Step> {
-    let mut state = PartitionState::new(observed, desired);
+    let none = PodPlan::default();
+    let mut state = PartitionState::new(observed, desired, &none);
     state.restore_ancestors();
     state.end_invalid_partitions();
     state.restore_load_balancing();
@@ -114,20 +114,19 @@ impl<'a> PartitionState<'a> {
     /// The record of an owner, or of a container with a write in the plan. `None` if the present
     /// record stays.
     fn next_leaf_record(&self, leaf: &Leaf<'_>) -> Option<AssignmentRecord> {
-        let pod_target = self.pods.get(leaf.pod)?;
         let is_written = !leaf.target.is_empty() || self.separated(leaf).is_some();
         let newer = self.newer_setting(leaf);
         let is_recorded = leaf.container.record.is_some() && newer.is_none();
         if !leaf.owner && (!is_written || is_recorded) {
             return None;
         }
-        let mut next = leaf.next_record(pod_target);
+        let mut next = leaf.next_record();
         if let Some(newer) = newer {
             next.before.cpus = newer;
         }
         if leaf.owner {
-            let uid = &pod_target.pod.cgroup.uid;
-            next = memory::record_earlier_memory(next, leaf.container, uid, self.desired);
+            let all = &self.desired.all_memory;
+            next = memory::record_earlier_memory(next, leaf.container, leaf.plan, all);
         }
         Some(next)
     }
@@ -173,18 +172,12 @@ impl<'a> PartitionState<'a> {
 
     /// Pod mates are narrowed until they overlap no partition of the pod.
     fn separate_pod_mates(&mut self) {
-        let steps: Vec<Step> = self
-            .leaves
-            .iter()
-            .filter_map(|leaf| {
-                let separated = self.separated(leaf).filter(|cpus| !cpus.is_empty())?;
-                Some(Step::cpus(
-                    &leaf.container.cgroup.path,
-                    separated,
-                    Reason::Separate,
-                ))
-            })
-            .collect();
+        let narrow = |leaf: &Leaf<'_>| {
+            let separated = self.separated(leaf).filter(|cpus| !cpus.is_empty())?;
+            let path = &leaf.container.cgroup.path;
+            Some(Step::cpus(path, separated, Reason::Separate))
+        };
+        let steps: Vec<Step> = self.leaves.iter().filter_map(narrow).collect();
         self.steps.extend(steps);
     }
 
@@ -270,7 +263,7 @@ impl<'a> PartitionState<'a> {
         let mut steps = Vec::new();
         for pod_target in self.pods.iter().filter(|pod| !pod.left_alone) {
             let cgroup = &pod_target.pod.cgroup;
-            let (plan, record) = (&pod_target.plan, pod_target.pod.record.as_ref());
+            let (plan, record) = (pod_target.plan, pod_target.pod.record.as_ref());
             // The node agent cannot tell whether all containers of an unknown pod own CPUs, so the
             // quota stays.
             if plan.assignment.is_empty() || (!plan.all_own_cpus && plan.name.is_some()) {
@@ -290,12 +283,12 @@ impl<'a> PartitionState<'a> {
             let record = leaf.container.record.as_ref();
             steps.extend(give_back_quota(&cgroup.path, cgroup.quota, record));
             // A former owner keeps a record until its earlier CPUs are restored.
-            if let (Some(record), Some(pod_target)) = (record, self.pods.get(leaf.pod))
+            if let Some(record) = record
                 && !record.assignment.is_empty()
                 && !leaf.owner
                 && !self.has_earlier_cpus(leaf)
             {
-                steps.push(write_record(&cgroup.path, leaf.next_record(pod_target)));
+                steps.push(write_record(&cgroup.path, leaf.next_record()));
             }
         }
         self.steps.append(&mut steps);
@@ -366,15 +359,12 @@ impl<'a> PartitionState<'a> {
     /// Whether a container without a partition has the CPUs from before Pinfold's first write, or
     /// needs no restoration.
     fn has_earlier_cpus(&self, leaf: &Leaf<'_>) -> bool {
-        let untouched = |record: &AssignmentRecord| {
-            record.before.cpus.is_empty() && leaf.container.cgroup.cpuset.cpus.is_empty()
+        let (now, record) = (&leaf.container.cgroup.cpuset.cpus, &leaf.container.record);
+        let is_restored = |record: &AssignmentRecord| {
+            let untouched = record.before.cpus.is_empty() && now.is_empty();
+            untouched || *now == restored_cpus(record, &self.desired.online)
         };
-        leaf.target.is_empty()
-            && leaf.container.record.as_ref().is_none_or(|record| {
-                untouched(record)
-                    || leaf.container.cgroup.cpuset.cpus
-                        == restored_cpus(record, &self.desired.online)
-            })
+        leaf.target.is_empty() && record.as_ref().is_none_or(is_restored)
     }
 
     /// The plan restores the settings of cgroups without an assignment, lifts quotas, and removes
@@ -402,11 +392,7 @@ impl<'a> PartitionState<'a> {
         if !leaf.target.is_empty() {
             last.writes.extend(lift_quota(&cgroup.path, cgroup.quota));
         }
-        if let Some(pod_target) = self.pods.get(leaf.pod) {
-            let uid = &pod_target.pod.cgroup.uid;
-            last.writes
-                .extend(memory::bind(leaf.container, uid, self.desired));
-        }
+        last.writes.extend(memory::bind(leaf.container, leaf.plan));
     }
 
     /// Restores the memory and the CPUs of a non-owner, except the CPUs of its pod's partitions.
@@ -451,7 +437,7 @@ impl<'a> PartitionState<'a> {
 
     fn settle_pod(&self, pod_target: &PodTarget<'_>, last: &mut Settled) {
         let cgroup = &pod_target.pod.cgroup;
-        let plan = &pod_target.plan;
+        let plan = pod_target.plan;
         if plan.all_own_cpus && !plan.assignment.is_empty() {
             last.writes.extend(lift_quota(&cgroup.path, cgroup.quota));
         }

@@ -1,11 +1,10 @@
 //! Steps for assignment records and quotas, shared by all enforcements.
 
-use super::super::assignment::PodAssignment;
-use super::super::ledger::{ObservedContainer, ObservedPod};
-use super::super::model::{PodPlan, Step};
-use super::super::record::{AssignmentRecord, EarlierSettings};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::Quota;
+use crate::pin::{
+    AssignmentRecord, EarlierSettings, ObservedContainer, ObservedPod, PodAssignment, PodPlan, Step,
+};
 
 /// The desired record of a pod's cgroup.
 pub(super) fn pod_record(pod: &ObservedPod, plan: &PodPlan) -> AssignmentRecord {
@@ -42,25 +41,17 @@ fn next_record(
     own: &CpuSet,
     limited: Option<Quota>,
 ) -> AssignmentRecord {
-    let earlier = present.map_or_else(
-        || EarlierSettings {
-            cpus: own.clone(),
-            ..EarlierSettings::default()
-        },
-        |record| record.before.clone(),
-    );
+    let first = || EarlierSettings {
+        cpus: own.clone(),
+        ..EarlierSettings::default()
+    };
+    let mut before = present.map_or_else(first, |record| record.before.clone());
     // A limit in force is the value to restore: the original limit, or a newer limit written by the
     // kubelet.
-    let quota = match limited.filter(|quota| quota.quota.is_some()) {
-        Some(quota) => Some(quota),
-        None if assignment.is_empty() => None,
-        None => earlier.quota,
-    };
-    let mut next = AssignmentRecord::new(EarlierSettings {
-        cpus: earlier.cpus,
-        quota,
-        numa: earlier.numa,
-    });
+    let lifted = before.quota.filter(|_| !assignment.is_empty());
+    let limited = limited.filter(|quota| quota.quota.is_some());
+    before.quota = limited.or(lifted);
+    let mut next = AssignmentRecord::new(before);
     let recorded = present.map(|present| (&present.namespace, &present.pod));
     let names = names.map(|(namespace, pod)| (namespace, pod)).or(recorded);
     if let Some((namespace, pod)) = names.filter(|_| !assignment.is_empty()) {

@@ -1,13 +1,11 @@
 //! [`release`]: the steps to hand back all CPUs, quotas and NUMA nodes, for each enforcement.
 
 use super::super::assignment::union;
-use super::super::ledger::{Observed, ObservedContainer, ObservedPod};
-use super::super::model::{Reason, Step};
-use super::super::record::AssignmentRecord;
 use super::memory;
 use super::records::{give_back_quota, remove_record};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{AncestorCgroup, Partition, PartitionKind, is_below};
+use crate::pin::{AssignmentRecord, Observed, ObservedContainer, ObservedPod, Reason, Step};
 
 /// The steps to restore CPUs, quotas and NUMA nodes, and to remove all records.
 pub fn release(observed: &Observed, online: &CpuSet, all_memory: &CpuSet) -> Vec<Step> {
@@ -162,7 +160,7 @@ fn set_exclusive(path: &str, now: &CpuSet, cpus: CpuSet) -> Option<Step> {
 
 /// Whether Pinfold made the container's partition. An unrecorded cgroup also counts if the pod's
 /// record covers all its exclusive CPUs.
-pub(super) fn is_made_by_pinfold(pod: &ObservedPod, container: &ObservedContainer) -> bool {
+fn is_made_by_pinfold(pod: &ObservedPod, container: &ObservedContainer) -> bool {
     let exclusive = &container.cgroup.cpuset.exclusive;
     container.record.is_some()
         || (container.cgroup.record_text.is_none() && exclusive.is_subset(&pod.recorded_cpus()))

@@ -43,7 +43,6 @@ impl Manager {
         std::fs::write(&self.file, cpus.to_string()).unwrap();
         self.callers
             .lock()
-            .unwrap()
             .push(header.sender().unwrap().to_string());
         Ok(())
     }
@@ -138,7 +137,7 @@ fn all_writes_share_one_connection_until_the_bus_restarts() {
     let error = set("gone.slice", "1").unwrap_err();
     assert!(matches!(error, SystemdError::Refused { .. }), "{error:?}");
     set("kubepods.slice", "3").unwrap();
-    let names = std::mem::take(&mut *callers.lock().unwrap());
+    let names = std::mem::take(&mut *callers.lock());
     assert_eq!(
         names,
         vec![names[0].clone(); 4],
@@ -154,7 +153,7 @@ fn all_writes_share_one_connection_until_the_bus_restarts() {
     );
     nix::sys::signal::kill(process, nix::sys::signal::SIGCONT).unwrap();
     set("kubepods.slice", "7").unwrap();
-    callers.lock().unwrap().clear();
+    callers.lock().clear();
 
     drop(bus);
     let _ = std::fs::remove_file(&socket);
@@ -166,7 +165,7 @@ fn all_writes_share_one_connection_until_the_bus_restarts() {
     let _bus = Bus::start(&address, &file, &callers);
     set("kubepods.slice", "5").unwrap();
     set("kubepods.slice", "6").unwrap();
-    let names = callers.lock().unwrap().clone();
+    let names = callers.lock().clone();
     assert_eq!(
         names,
         vec![names[0].clone(); 2],

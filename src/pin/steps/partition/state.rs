@@ -2,56 +2,59 @@
 
 use std::collections::BTreeMap;
 
-use super::super::super::assignment::{PodAssignment, union};
-use super::super::super::ledger::{Observed, ObservedContainer, ObservedPod};
-use super::super::super::model::{Desired, PodPlan, Step};
-use super::super::super::record::AssignmentRecord;
+use super::super::super::assignment::union;
 use super::super::records::{container_record, cpus_to_record, pod_record};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{Partition, PartitionKind, is_below};
+use crate::pin::{
+    AssignmentRecord, Desired, Observed, ObservedContainer, ObservedPod, PodAssignment, PodPlan,
+    Step,
+};
 
 /// A container's cgroup and its target.
 pub(super) struct Leaf<'a> {
-    pub(super) container: &'a ObservedContainer,
-    pub(super) pod: usize,
+    pub container: &'a ObservedContainer,
+    pub plan: &'a PodPlan,
+    pub pod: usize,
     /// The CPUs of the wanted partition, offline CPUs included; empty without a partition.
-    pub(super) target: CpuSet,
-    pub(super) kind: PartitionKind,
+    pub target: CpuSet,
+    pub kind: PartitionKind,
     /// Whether the pod's assignment has CPUs for the cgroup; false for an init container inside the
     /// pod's set.
-    pub(super) owner: bool,
+    pub owner: bool,
 }
 
 /// A pod's cgroup and its target.
 pub(super) struct PodTarget<'a> {
-    pub(super) pod: &'a ObservedPod,
-    pub(super) plan: PodPlan,
+    pub pod: &'a ObservedPod,
+    pub plan: &'a PodPlan,
     /// The exclusive CPUs that the pod shall hold: its assignment, and the CPUs of cgroups that the
     /// plan leaves alone.
-    pub(super) target: CpuSet,
-    pub(super) left_alone: bool,
+    pub target: CpuSet,
+    pub left_alone: bool,
 }
 
 /// The cgroups and their targets, and the plan so far.
 pub(super) struct PartitionState<'a> {
-    pub(super) observed: &'a Observed,
-    pub(super) desired: &'a Desired,
-    pub(super) pods: Vec<PodTarget<'a>>,
-    pub(super) leaves: Vec<Leaf<'a>>,
+    pub observed: &'a Observed,
+    pub desired: &'a Desired,
+    pub pods: Vec<PodTarget<'a>>,
+    pub leaves: Vec<Leaf<'a>>,
     /// The exclusive CPUs of each cgroup after the steps so far.
-    pub(super) held: BTreeMap<&'a str, CpuSet>,
+    pub held: BTreeMap<&'a str, CpuSet>,
     /// The kind of each live partition after the steps so far.
-    pub(super) live: BTreeMap<&'a str, PartitionKind>,
+    pub live: BTreeMap<&'a str, PartitionKind>,
     /// Exclusive CPUs outside the plan, each set with its cgroup or the cgroup above. The plan
     /// never takes these CPUs away.
-    pub(super) unknown: Vec<(&'a str, CpuSet)>,
-    pub(super) steps: Vec<Step>,
+    pub unknown: Vec<(&'a str, CpuSet)>,
+    pub steps: Vec<Step>,
 }
 
 // === impl PartitionState ===
 
 impl<'a> PartitionState<'a> {
-    pub(super) fn new(observed: &'a Observed, desired: &'a Desired) -> Self {
+    /// The state before the first step. `none` is the plan of a pod without a plan.
+    pub(super) fn new(observed: &'a Observed, desired: &'a Desired, none: &'a PodPlan) -> Self {
         let mut state = Self {
             observed,
             desired,
@@ -71,7 +74,7 @@ impl<'a> PartitionState<'a> {
                 .push((&above.path, above.other_exclusive.clone()));
         }
         for pod in &observed.pods {
-            state.enter(pod);
+            state.enter(pod, desired.pod(&pod.cgroup.uid).unwrap_or(none));
         }
         state
     }
@@ -167,10 +170,8 @@ impl<'a> PartitionState<'a> {
     }
 
     /// Adds a pod with its containers.
-    fn enter(&mut self, pod: &'a ObservedPod) {
+    fn enter(&mut self, pod: &'a ObservedPod, plan: &'a PodPlan) {
         let path = pod.cgroup.path.as_str();
-        let plan = self.desired.pod(&pod.cgroup.uid).cloned();
-        let plan = plan.unwrap_or_default();
         let exclusive = &pod.cgroup.cpuset.exclusive;
         // Without a record and without an assignment, a pod's exclusive CPUs are not from Pinfold.
         let left_alone =
@@ -187,7 +188,7 @@ impl<'a> PartitionState<'a> {
             let cpuset = &container.cgroup.cpuset;
             let kind = cpuset.partition.live();
             self.live.extend(kind.map(|kind| (path, kind)));
-            if left_alone || is_left_alone(container, &plan) {
+            if left_alone || is_left_alone(container, plan) {
                 target = target.union(&cpuset.exclusive);
                 self.unknown.push((path, cpuset.exclusive.clone()));
                 continue;
@@ -195,7 +196,7 @@ impl<'a> PartitionState<'a> {
             self.held.insert(path, cpuset.exclusive.clone());
             let own = own_part(&plan.assignment, container);
             let owner = !own.is_empty();
-            let wanted = if !owner && is_init(container, &plan) {
+            let wanted = if !owner && is_init(container, plan) {
                 init_cpus.clone()
             } else {
                 own.cpus()
@@ -203,8 +204,9 @@ impl<'a> PartitionState<'a> {
             let target = self.partition_target(container, wanted);
             let leaf = Leaf {
                 container,
+                plan,
                 pod: self.pods.len(),
-                kind: partition_kind(pod, container, &plan, &target),
+                kind: partition_kind(pod, container, plan, &target),
                 target,
                 owner,
             };
@@ -294,7 +296,10 @@ fn partition_kind(
 /// The part of a pod's assignment that belongs to one cgroup.
 fn own_part(assignment: &PodAssignment, container: &ObservedContainer) -> PodAssignment {
     if container.idle {
-        assignment.only_idle()
+        PodAssignment {
+            idle: assignment.idle.clone(),
+            ..PodAssignment::default()
+        }
     } else {
         assignment.of_container(container.name.as_deref().unwrap_or_default())
     }
@@ -307,15 +312,15 @@ impl PodTarget<'_> {
     /// plan leaves alone.
     pub(super) fn next_record(&self) -> Option<AssignmentRecord> {
         let has_assignment = !self.left_alone && !self.plan.assignment.is_empty();
-        has_assignment.then(|| pod_record(self.pod, &self.plan))
+        has_assignment.then(|| pod_record(self.pod, self.plan))
     }
 }
 
 // === impl Leaf ===
 
 impl Leaf<'_> {
-    pub(super) fn next_record(&self, pod_target: &PodTarget<'_>) -> AssignmentRecord {
-        let (container, plan) = (self.container, &pod_target.plan);
+    pub(super) fn next_record(&self) -> AssignmentRecord {
+        let (container, plan) = (self.container, self.plan);
         let assignment = self.owner.then(|| own_part(&plan.assignment, container));
         let earlier = cpus_to_record(&container.cgroup.cpuset.cpus, &self.target);
         container_record(container, plan, assignment, &earlier)
