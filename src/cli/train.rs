@@ -207,7 +207,7 @@ fn run_ps(options: impl FnOnce(usize) -> ps::Options) -> anyhow::Result<()> {
     let options = options(count(&["TF_NUM_INTEROP_THREADS"])?);
     let progress = Progress::new(Role::Ps, options.shard, options.threads);
     progress.attend()?;
-    ps::Server::bind(options, progress)?.run()?;
+    ps::Server::bind(&options, progress)?.run()?;
     Ok(())
 }
 

@@ -135,7 +135,7 @@ impl Server {
     /// # Errors
     ///
     /// See [`PsError`].
-    pub fn bind(options: Options, progress: Arc<Progress>) -> Result<Self, PsError> {
+    pub fn bind(options: &Options, progress: Arc<Progress>) -> Result<Self, PsError> {
         let listener = TcpListener::bind(&options.listen).map_err(|source| PsError::Listen {
             address: options.listen.clone(),
             source,

@@ -32,7 +32,7 @@ const RATES: ps::Rates = ps::Rates {
 /// A server on a free port; its threads last as long as the test program.
 fn serve(options: ps::Options) -> (String, Arc<Progress>) {
     let progress = Progress::new(Role::Ps, options.shard, options.threads);
-    let server = ps::Server::bind(options, Arc::clone(&progress)).unwrap();
+    let server = ps::Server::bind(&options, Arc::clone(&progress)).unwrap();
     let address = server.address().unwrap().to_string();
     std::thread::spawn(move || server.run());
     (address, progress)
