@@ -30,9 +30,9 @@ const RATES: ps::Rates = ps::Rates {
 };
 
 /// A server on a free port; its threads last as long as the test program.
-fn serve(options: ps::Options) -> (String, Arc<Progress>) {
+fn serve(options: &ps::Options) -> (String, Arc<Progress>) {
     let progress = Progress::new(Role::Ps, options.shard, options.threads);
-    let server = ps::Server::bind(&options, Arc::clone(&progress)).unwrap();
+    let server = ps::Server::bind(options, Arc::clone(&progress)).unwrap();
     let address = server.address().unwrap().to_string();
     std::thread::spawn(move || server.run());
     (address, progress)
@@ -65,7 +65,7 @@ fn learn(ps_hosts: &[String], index: u32) -> (f32, f32, Arc<Progress>) {
 
 #[test]
 fn two_workers_learn_with_one_server() {
-    let (host, served) = serve(ps_options(0, 1));
+    let (host, served) = serve(&ps_options(0, 1));
     let losses = std::thread::scope(|scope| {
         let both = [0, 1].map(|index| {
             let host = host.clone();
@@ -97,7 +97,7 @@ fn two_workers_learn_with_one_server() {
 fn the_number_of_servers_changes_nothing_for_one_worker() {
     let train = |shards: u32| {
         let hosts: Vec<String> = (0..shards)
-            .map(|shard| serve(ps_options(shard, shards)).0)
+            .map(|shard| serve(&ps_options(shard, shards)).0)
             .collect();
         let progress = Progress::new(Role::Worker, 0, 2);
         worker::train(&worker_options(hosts, 0, 60), &progress).unwrap();
@@ -123,7 +123,7 @@ fn a_worker_waits_for_a_server_that_is_late() {
     };
     let server = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(300));
-        serve(late)
+        serve(&late)
     });
     let progress = Progress::new(Role::Worker, 0, 2);
     worker::train(&worker_options(vec![host], 0, 5), &progress).unwrap();
@@ -147,7 +147,7 @@ fn a_worker_gives_up_with_a_sentence() {
     );
     assert!(start.elapsed() >= patience);
 
-    let (host, _) = serve(ps_options(0, 1));
+    let (host, _) = serve(&ps_options(0, 1));
     let mut other = worker_options(vec![host], 0, 5);
     other.geometry.dim = 5;
     let error = worker::train(&other, &progress).unwrap_err();
