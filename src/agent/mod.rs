@@ -46,4 +46,5 @@ mod tasks;
 pub use event::{CreateAnswer, Event, RuntimePod, RuntimeUpdate, Source};
 pub use folder::read_pods;
 pub use node::{Node, environment, reserved};
+pub use publish::isolation_problems;
 pub use run::{Agent, lock, run};

@@ -1,5 +1,6 @@
 //! What follows a reconcile pass: the history of containers, CPU isolation and the published snapshot.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -7,8 +8,10 @@ use super::history::own_in_force;
 use super::node::threads;
 use super::pass_model::PassResult;
 use super::reconciler::Reconciler;
-use crate::cpu::CpuSet;
-use crate::pin::cpu_isolation::{CpuIsolationOptions, IsolationInput, IsolationReport};
+use crate::cpu::{CpuSet, NumberList};
+use crate::pin::cpu_isolation::{
+    CpuIsolationOptions, IsolationInput, IsolationReport, KnobFailure,
+};
 use crate::pin::snapshot::{self, ContainerState};
 use crate::pin::{Enforcement, Observed, Snapshot};
 use crate::pod::Pod;
@@ -187,11 +190,11 @@ impl Reconciler {
         for moved in &report.moved {
             tracing::debug!("moved off exclusive CPUs: {moved}");
         }
-        let before = self.cpu_isolation.as_ref().map(IsolationReport::sentences);
-        let sentences = report.sentences();
-        if before.unwrap_or_default() != sentences {
-            for sentence in sentences {
-                tracing::warn!("{sentence}");
+        let before = self.cpu_isolation.as_ref().map(isolation_problems);
+        let problems = isolation_problems(&report);
+        if before.unwrap_or_default() != problems {
+            for problem in problems {
+                tracing::warn!("{problem}");
             }
         }
         self.cpu_isolation =
@@ -218,4 +221,39 @@ impl Reconciler {
         }
         self.lost = lost;
     }
+}
+
+/// What CPU isolation could not do: sentences for a person, each with a remedy.
+pub fn isolation_problems(report: &IsolationReport) -> Vec<String> {
+    let managed = &report.managed;
+    let mut problems = Vec::new();
+    if !managed.is_empty() {
+        let irqs: BTreeSet<u32> = managed.iter().map(|irq| irq.irq).collect();
+        let names: BTreeSet<&str> = managed.iter().map(|irq| irq.name.as_str()).collect();
+        let cpus: CpuSet = managed.iter().flat_map(|irq| irq.cpus.iter()).collect();
+        let plural = if managed.len() == 1 { "" } else { "s" };
+        problems.push(format!(
+            "on exclusive {}: kernel-managed IRQ{plural} {} ({}), which no program can move; to free the CPUs, \
+             reduce the number of queues (a parameter of the driver), or boot with isolcpus=managed_irq",
+            cpus.in_words(),
+            NumberList(&irqs),
+            names.into_iter().collect::<Vec<_>>().join(", "),
+        ));
+    }
+    for KnobFailure { reason, what } in &report.failed {
+        let what = if what.is_empty() {
+            String::new()
+        } else {
+            format!(" ({})", what.join(", "))
+        };
+        problems.push(format!("CPU isolation is incomplete: {reason}{what}"));
+    }
+    if let Some(cpus) = &report.irqbalance {
+        problems.push(format!(
+            "irqbalance runs and may move interrupts back to exclusive CPUs between two passes: set \
+             IRQBALANCE_BANNED_CPULIST={cpus} in its environment (/etc/default/irqbalance or \
+             /etc/sysconfig/irqbalance) and restart it, or stop it"
+        ));
+    }
+    problems
 }

@@ -111,7 +111,7 @@ impl Agent {
                     requested: stop.clone(),
                     all_answered: answered.clone(),
                 },
-            )?)
+            ))
         } else {
             None
         };

@@ -10,5 +10,5 @@ pub use placement::{
     Cores, Cost, Isolated, Move, Numa, Order, Owner, Placement, Placer, Refusal, Repacking,
     Request, TooFewCpus, place,
 };
-pub use set::{CpuSet, MAX_CPU, ParseCpuSetError, cpu_count};
+pub use set::{CpuSet, MAX_CPU, NumberList, ParseCpuSetError, cpu_count};
 pub use topology::{CoreKind, Cpu, Facts, Layout, NumaNode, Numbering, Shape, Topology};

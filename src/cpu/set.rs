@@ -1,5 +1,6 @@
 //! [`CpuSet`]: a set of CPU ids, in and out of the kernel's list format.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
@@ -20,6 +21,10 @@ pub struct CpuSet {
     /// Bit `i` of word `w` stands for CPU `64 * w + i`; the last word is never zero.
     words: Vec<u64>,
 }
+
+/// Numbers that are no CPU ids, for example of interrupts. The text has the format of a [`CpuSet`]'s text.
+#[derive(Debug, Clone, Copy)]
+pub struct NumberList<'a>(pub &'a BTreeSet<u32>);
 
 /// Why a text is not a CPU list.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -319,22 +324,33 @@ impl Ord for CpuSet {
 
 impl fmt::Display for CpuSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut cpus = self.iter().peekable();
-        let mut comma = "";
-        while let Some(start) = cpus.next() {
-            let mut end = start;
-            while let Some(next) = cpus.next_if(|&cpu| cpu == end + 1) {
-                end = next;
-            }
-            if start == end {
-                write!(f, "{comma}{start}")?;
-            } else {
-                write!(f, "{comma}{start}-{end}")?;
-            }
-            comma = ",";
-        }
-        Ok(())
+        write_list(f, self.iter())
     }
+}
+
+impl fmt::Display for NumberList<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_list(f, self.0.iter().copied())
+    }
+}
+
+/// Writes ascending numbers in the kernel's list format.
+fn write_list(f: &mut fmt::Formatter<'_>, numbers: impl Iterator<Item = u32>) -> fmt::Result {
+    let mut numbers = numbers.peekable();
+    let mut comma = "";
+    while let Some(start) = numbers.next() {
+        let mut end = start;
+        while let Some(next) = numbers.next_if(|&number| number == end + 1) {
+            end = next;
+        }
+        if start == end {
+            write!(f, "{comma}{start}")?;
+        } else {
+            write!(f, "{comma}{start}-{end}")?;
+        }
+        comma = ",";
+    }
+    Ok(())
 }
 
 impl fmt::Debug for CpuSet {

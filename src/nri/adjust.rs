@@ -1,5 +1,4 @@
-//! Changes that a plugin asks for: [`ContainerAdjustment`] for a new container, [`ContainerUpdate`] for an existing
-//! container.
+//! Changes that a plugin asks for: [`ContainerAdjustment`] for a new container, [`CpuChange`] for an existing container.
 
 use std::collections::BTreeMap;
 
@@ -40,21 +39,18 @@ pub struct ContainerAdjustment {
     pub cpu: CpuChange,
 }
 
-/// Changes to an existing container.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct ContainerUpdate {
-    /// The runtime's id of the container.
-    pub container: String,
-    /// Changes to the CPUs.
-    pub cpu: CpuChange,
-}
-
 // === impl CpuChange ===
 
 impl CpuChange {
-    /// Whether the change is empty.
-    pub fn is_empty(&self) -> bool {
-        self.resources().is_none()
+    /// The message that changes an existing container; `None` for an empty change.
+    pub(super) fn update_of(&self, container: &str) -> Option<proto::ContainerUpdate> {
+        let resources = self.resources()?;
+        Some(proto::ContainerUpdate {
+            container_id: container.to_owned(),
+            linux: Some(proto::LinuxContainerUpdate {
+                resources: Some(resources),
+            }),
+        })
     }
 
     fn resources(&self) -> Option<proto::LinuxResources> {
@@ -103,28 +99,6 @@ impl ContainerAdjustment {
     }
 }
 
-// === impl ContainerUpdate ===
-
-impl ContainerUpdate {
-    pub(super) fn into_proto(self) -> proto::ContainerUpdate {
-        proto::ContainerUpdate {
-            linux: Some(proto::LinuxContainerUpdate {
-                resources: Some(self.cpu.resources().unwrap_or_default()),
-            }),
-            container_id: self.container,
-        }
-    }
-}
-
-/// The messages of updates. Empty updates are left out.
-pub(super) fn updates(updates: Vec<ContainerUpdate>) -> Vec<proto::ContainerUpdate> {
-    updates
-        .into_iter()
-        .filter(|update| !update.cpu.is_empty())
-        .map(ContainerUpdate::into_proto)
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -136,16 +110,12 @@ mod tests {
             mems: Some(CpuSet::new()),
             quota: None,
         };
-        assert!(CpuChange::default().is_empty() && empty.is_empty());
+        assert_eq!(CpuChange::default().update_of("1"), None);
+        assert_eq!(empty.update_of("1"), None);
         assert_eq!(
             ContainerAdjustment::default().into_proto(),
             proto::ContainerAdjustment::default()
         );
-        let nothing = ContainerUpdate {
-            container: "1".to_owned(),
-            ..ContainerUpdate::default()
-        };
-        assert_eq!(updates(vec![nothing]), Vec::new());
     }
 
     #[test]

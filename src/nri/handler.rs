@@ -5,8 +5,7 @@ use std::time::Duration;
 use prost::Message as _;
 use tokio::time::Instant;
 
-use super::adjust::updates;
-use super::proto::{CreateContainerResponse, SynchronizeResponse, UpdateContainerResponse};
+use super::proto::{CreateContainerResponse, UpdateContainerResponse};
 use super::{
     Container, Event, EventRequest, HandlerTimeout, Plugin, PodSandbox, Refusal, UnansweredCall,
 };
@@ -49,13 +48,8 @@ impl HandlerCall {
         let is_synchronize = matches!(input, HandlerInput::Synchronize(..));
         let answer = match input {
             HandlerInput::Synchronize(pods, containers) => {
-                let handler = async {
-                    let response = SynchronizeResponse {
-                        update: updates(plugin.synchronize(pods, containers).await?),
-                        more: false,
-                    };
-                    Ok(response.encode_to_vec())
-                };
+                let synchronized = plugin.synchronize(pods, containers);
+                let handler = async { synchronized.await.map(|()| Vec::new()) };
                 let call = UnansweredCall::Synchronize;
                 answer_in_time(plugin, handler, &call, deadline, limit).await
             }
@@ -97,32 +91,19 @@ async fn call_handler<P: Plugin>(
     request: &EventRequest,
 ) -> Result<Vec<u8>, Refusal> {
     let EventRequest { pod, container } = request;
-    let update = match event {
+    match event {
         Event::CreateContainer => {
-            let creation = plugin.create(pod, container).await?;
-            let response = CreateContainerResponse {
-                adjust: Some(creation.adjustment.into_proto()),
-                update: updates(creation.updates),
-            };
-            return Ok(response.encode_to_vec());
+            let adjust = Some(plugin.create(pod, container).await?.into_proto());
+            return Ok(CreateContainerResponse { adjust }.encode_to_vec());
         }
-        Event::UpdateContainer => plugin.update(pod, container).await?,
-        Event::StopContainer => plugin.stopped(pod, container).await,
-        others => {
-            match others {
-                Event::RunPodSandbox => plugin.pod_run(pod).await?,
-                Event::StopPodSandbox => plugin.pod_stopped(pod).await,
-                Event::RemovePodSandbox => plugin.pod_removed(pod).await,
-                Event::PostCreateContainer => plugin.created(pod, container).await,
-                Event::StartContainer => plugin.start(pod, container).await?,
-                Event::PostStartContainer => plugin.started(pod, container).await,
-                Event::PostUpdateContainer => plugin.updated(pod, container).await,
-                Event::RemoveContainer => plugin.removed(pod, container).await,
-                Event::CreateContainer | Event::UpdateContainer | Event::StopContainer => {}
-            }
-            Vec::new()
+        Event::UpdateContainer => {
+            let change = plugin.update(pod, container).await?;
+            let update = change.update_of(&container.id).into_iter().collect();
+            return Ok(UpdateContainerResponse { update }.encode_to_vec());
         }
-    };
-    let update = updates(update);
-    Ok(UpdateContainerResponse { update }.encode_to_vec())
+        Event::StartContainer => plugin.start(pod, container).await?,
+        _ => plugin.notify(event, request).await,
+    }
+    // The empty message answers all other events.
+    Ok(Vec::new())
 }

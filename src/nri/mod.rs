@@ -65,20 +65,22 @@
 //!         &self,
 //!         _: Vec<PodSandbox>,
 //!         _: Vec<Container>,
-//!     ) -> Result<Vec<ContainerUpdate>, Refusal> {
-//!         Ok(Vec::new())
+//!     ) -> Result<(), Refusal> {
+//!         Ok(())
 //!     }
-//!     async fn create(&self, _: &PodSandbox, _: &Container) -> Result<Creation, Refusal> {
+//!     async fn create(
+//!         &self,
+//!         _: &PodSandbox,
+//!         _: &Container,
+//!     ) -> Result<ContainerAdjustment, Refusal> {
 //!         let cpu = CpuChange { cpus: Some([0].into_iter().collect()), ..CpuChange::default() };
-//!         let adjustment = ContainerAdjustment { cpu, ..ContainerAdjustment::default() };
-//!         Ok(Creation { adjustment, ..Creation::default() })
+//!         Ok(ContainerAdjustment { cpu, ..ContainerAdjustment::default() })
 //!     }
 //! }
 //!
-//! # async fn main_of_a_plugin() -> Result<(), PluginSettingsError> {
+//! # async fn main_of_a_plugin() {
 //! let (state, _receiver) = tokio::sync::watch::channel(ConnectionState::default());
-//! nri::serve(PluginSettings::new("on-cpu-zero", 10)?, Arc::new(OnCpuZero), state, Default::default()).await;
-//! # Ok(())
+//! nri::serve(PluginSettings::new("on-cpu-zero", 10), Arc::new(OnCpuZero), state, Default::default()).await;
 //! # }
 //! ```
 
@@ -96,15 +98,15 @@ mod session;
 mod settings;
 mod state;
 
-pub use adjust::{ContainerAdjustment, ContainerUpdate, CpuChange, Quota};
+pub use adjust::{ContainerAdjustment, CpuChange, Quota};
 pub use event::{Event, EventRequest, Events, PluginRequest, RequestError, RuntimeInfo};
 pub use inventory::Inventory;
-pub use plugin::{Creation, HandlerTimeout, Plugin, Refusal, UnansweredCall};
+pub use plugin::{HandlerTimeout, Plugin, Refusal, UnansweredCall};
 pub use pods::{IMAGE_ANNOTATIONS, pod, pod_uid, qos_class};
 pub use proto::{
     Container, ContainerState, LinuxContainer, LinuxCpu, LinuxMemory, LinuxNamespace,
     LinuxPodSandbox, LinuxResources, OptionalInt64, OptionalUInt64, PodSandbox,
 };
 pub use session::serve;
-pub use settings::{PluginSettings, PluginSettingsError, SOCKET};
+pub use settings::{PluginSettings, SOCKET};
 pub use state::{ConnectionState, Disconnect};

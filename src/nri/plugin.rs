@@ -4,9 +4,7 @@ use std::fmt;
 use std::future::Future;
 use std::time::Duration;
 
-use super::{
-    Container, ContainerAdjustment, ContainerUpdate, Event, EventRequest, Events, PodSandbox,
-};
+use super::{Container, ContainerAdjustment, CpuChange, Event, EventRequest, Events, PodSandbox};
 
 /// A refusal, as text. The runtime passes the text on, and `kubectl describe pod` shows the text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -66,15 +64,6 @@ impl fmt::Display for UnansweredCall<'_> {
     }
 }
 
-/// The answer to the creation of a container.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Creation {
-    /// Changes to the new container.
-    pub adjustment: ContainerAdjustment,
-    /// Changes to existing containers. The runtime applies the changes before the new container exists.
-    pub updates: Vec<ContainerUpdate>,
-}
-
 /// The handlers that answer the runtime.
 ///
 /// The runtime waits while a handler works, and all other containers of the node wait too. A handler should answer in
@@ -122,7 +111,7 @@ pub trait Plugin: Send + Sync + 'static {
         &self,
         pods: Vec<PodSandbox>,
         containers: Vec<Container>,
-    ) -> impl Future<Output = Result<Vec<ContainerUpdate>, Refusal>> + Send;
+    ) -> impl Future<Output = Result<(), Refusal>> + Send;
 
     /// A container is about to be created. The container has no cgroup yet.
     ///
@@ -132,16 +121,7 @@ pub trait Plugin: Send + Sync + 'static {
         &self,
         pod: &PodSandbox,
         container: &Container,
-    ) -> impl Future<Output = Result<Creation, Refusal>> + Send;
-
-    /// A container was created, with the adjustments of all plugins.
-    fn created(
-        &self,
-        _pod: &PodSandbox,
-        _container: &Container,
-    ) -> impl Future<Output = ()> + Send {
-        async {}
-    }
+    ) -> impl Future<Output = Result<ContainerAdjustment, Refusal>> + Send;
 
     /// A container is about to start. The cgroup exists, and the first process waits.
     ///
@@ -155,17 +135,7 @@ pub trait Plugin: Send + Sync + 'static {
         async { Ok(()) }
     }
 
-    /// A container's program runs.
-    fn started(
-        &self,
-        _pod: &PodSandbox,
-        _container: &Container,
-    ) -> impl Future<Output = ()> + Send {
-        async {}
-    }
-
-    /// A container's resources are about to be changed. An update of the same container in the answer has priority over
-    /// the change.
+    /// A container's resources are about to be changed. The returned change has priority.
     ///
     /// # Errors
     /// A refusal fails the change.
@@ -173,52 +143,13 @@ pub trait Plugin: Send + Sync + 'static {
         &self,
         _pod: &PodSandbox,
         _container: &Container,
-    ) -> impl Future<Output = Result<Vec<ContainerUpdate>, Refusal>> + Send {
-        async { Ok(Vec::new()) }
+    ) -> impl Future<Output = Result<CpuChange, Refusal>> + Send {
+        async { Ok(CpuChange::default()) }
     }
 
-    /// A container's resources were changed.
-    fn updated(
-        &self,
-        _pod: &PodSandbox,
-        _container: &Container,
-    ) -> impl Future<Output = ()> + Send {
-        async {}
-    }
-
-    /// A container has stopped, or will never start.
-    fn stopped(
-        &self,
-        _pod: &PodSandbox,
-        _container: &Container,
-    ) -> impl Future<Output = Vec<ContainerUpdate>> + Send {
-        async { Vec::new() }
-    }
-
-    /// A container was removed.
-    fn removed(
-        &self,
-        _pod: &PodSandbox,
-        _container: &Container,
-    ) -> impl Future<Output = ()> + Send {
-        async {}
-    }
-
-    /// A pod's sandbox exists, without containers.
-    ///
-    /// # Errors
-    /// A refusal fails the pod's sandbox, which the kubelet tries again.
-    fn pod_run(&self, _pod: &PodSandbox) -> impl Future<Output = Result<(), Refusal>> + Send {
-        async { Ok(()) }
-    }
-
-    /// A pod's sandbox was stopped.
-    fn pod_stopped(&self, _pod: &PodSandbox) -> impl Future<Output = ()> + Send {
-        async {}
-    }
-
-    /// A pod's sandbox was removed.
-    fn pod_removed(&self, _pod: &PodSandbox) -> impl Future<Output = ()> + Send {
+    /// All other events: a pod's sandbox was run, stopped or removed, or a container has changed. A plugin cannot
+    /// influence these events.
+    fn notify(&self, _event: Event, _request: &EventRequest) -> impl Future<Output = ()> + Send {
         async {}
     }
 }

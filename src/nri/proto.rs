@@ -221,8 +221,6 @@ pub(super) struct SynchronizeRequest {
 
 #[derive(Message)]
 pub(super) struct SynchronizeResponse {
-    #[prost(message, repeated, tag = 1)]
-    pub update: Vec<ContainerUpdate>,
     #[prost(bool, tag = 2)]
     pub more: bool,
 }
@@ -250,12 +248,9 @@ pub(super) struct StateChangeEvent {
 pub(super) struct CreateContainerResponse {
     #[prost(message, optional, tag = 1)]
     pub adjust: Option<ContainerAdjustment>,
-    #[prost(message, repeated, tag = 2)]
-    pub update: Vec<ContainerUpdate>,
 }
 
-/// The response of each method that may update existing containers. Without updates, the response encodes to the empty
-/// message, which also answers all remaining methods.
+/// The response to UpdateContainer. Without updates, the response encodes to the empty message.
 #[derive(Message)]
 pub(super) struct UpdateContainerResponse {
     #[prost(message, repeated, tag = 1)]

@@ -313,11 +313,7 @@ impl<'a, P: Plugin> Session<'a, P> {
             return self.refuse_synchronize(stream, code, too_large_reason());
         }
         if more {
-            let response = SynchronizeResponse {
-                update: Vec::new(),
-                more,
-            };
-            return self.send_payload(stream, response.encode_to_vec());
+            return self.send_payload(stream, SynchronizeResponse { more }.encode_to_vec());
         }
         let parts = std::mem::take(&mut self.parts);
         let input = HandlerInput::Synchronize(parts.pods, parts.containers);

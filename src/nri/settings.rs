@@ -24,64 +24,18 @@ pub struct PluginSettings {
     pub backoff: (Duration, Duration),
 }
 
-/// Settings that every runtime refuses.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum PluginSettingsError {
-    /// An empty name, or a name with other characters.
-    #[error(
-        "{0:?} is not a valid name of an NRI plugin: use letters, digits, - _ and ., at least one"
-    )]
-    Name(String),
-    /// An index with more than two digits.
-    #[error("{0} is not a valid index of an NRI plugin: use 0 to 99")]
-    Index(u8),
-}
-
 // === impl PluginSettings ===
 
 impl PluginSettings {
     /// Settings for a plugin with a name and an index, with NRI's default socket and time limits.
-    ///
-    /// # Errors
-    /// Runtimes refuse the name or the index.
-    pub fn new(name: impl Into<String>, index: u8) -> Result<Self, PluginSettingsError> {
-        let name = name.into();
-        let is_allowed = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
-        if name.is_empty() || !name.chars().all(is_allowed) {
-            return Err(PluginSettingsError::Name(name));
-        }
-        if index > 99 {
-            return Err(PluginSettingsError::Index(index));
-        }
-        Ok(Self {
+    pub fn new(name: &str, index: u8) -> Self {
+        Self {
             socket: PathBuf::from(SOCKET),
-            name,
+            name: name.to_owned(),
             index,
             registration_timeout: Duration::from_secs(5),
             request_timeout: Duration::from_secs(2),
             backoff: (Duration::from_millis(250), Duration::from_secs(5)),
-        })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_and_indices_follow_the_rules_of_runtimes() {
-        assert!(
-            PluginSettings::new("pinfold", 0).is_ok() && PluginSettings::new("a-b_c.9", 99).is_ok()
-        );
-        for name in ["", "a b", "a/b", "é"] {
-            assert_eq!(
-                PluginSettings::new(name, 1),
-                Err(PluginSettingsError::Name(name.to_owned()))
-            );
         }
-        assert_eq!(
-            PluginSettings::new("pinfold", 100),
-            Err(PluginSettingsError::Index(100))
-        );
     }
 }

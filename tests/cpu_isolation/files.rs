@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use pinfold::agent::isolation_problems;
 use pinfold::host::cgroup::{Cgroups, NoteSubject};
 use pinfold::pin::cpu_isolation::{CpuIsolationOptions, CpuIsolator, IsolationReport};
 
@@ -225,7 +226,10 @@ fn an_unreadable_or_unwritable_note_stops_isolation() {
             .unwrap();
         for options in [ALL, CpuIsolationOptions::default()] {
             let report = machine.isolate(options, "4-7");
-            assert!(report.sentences().concat().contains("record"), "{report:?}");
+            assert!(
+                isolation_problems(&report).concat().contains("record"),
+                "{report:?}"
+            );
         }
         assert_eq!(
             (machine.contents(), machine.note().as_deref()),
@@ -235,7 +239,7 @@ fn an_unreadable_or_unwritable_note_stops_isolation() {
     fs::remove_dir(machine.path("cgroup/kubepods")).unwrap();
     let report = machine.isolate(ALL, "4-7");
     assert!(
-        report.sentences().concat().contains("kubepods"),
+        isolation_problems(&report).concat().contains("kubepods"),
         "{report:?}"
     );
     assert_eq!(machine.contents(), before);
@@ -266,7 +270,7 @@ fn failures_are_reported_with_a_remedy() {
     let isolation_input = isolation_input(ALL, &own, &online);
     let report =
         CpuIsolator::new(machine.root.path()).isolate(&isolation_input, &machine.cgroups(), TREE);
-    let sentences = report.sentences().join("\n");
+    let sentences = isolation_problems(&report).join("\n");
     for part in [
         "a few",
         "IRQ 28",

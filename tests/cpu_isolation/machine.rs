@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::Path;
 
+use pinfold::agent::isolation_problems;
 use pinfold::host::cgroup::NoteSubject;
 use pinfold::host::knobs::{Knob, KnobKind, Knobs};
 use pinfold::pin::cpu_isolation::{CpuIsolationOptions, CpuIsolator};
@@ -47,7 +48,7 @@ fn interrupts_and_work_queues_are_isolated_and_restored() {
     );
     println!(
         "exclusive {own}: {report:#?}\n{}",
-        report.sentences().join("\n")
+        isolation_problems(&report).join("\n")
     );
     println!(
         "{}",

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pinfold::nri::{
-    self, ConnectionState, Container, ContainerAdjustment, ContainerUpdate, CpuChange, Creation,
-    Disconnect, Event, Events, HandlerTimeout, Plugin, PluginSettings, PodSandbox, Quota, Refusal,
+    self, ConnectionState, Container, ContainerAdjustment, CpuChange, Disconnect, Event,
+    EventRequest, Events, HandlerTimeout, Plugin, PluginSettings, PodSandbox, Quota, Refusal,
     UnansweredCall,
 };
 use tokio::sync::watch;
@@ -161,7 +161,7 @@ impl Plugin for RecordingPlugin {
         &self,
         pods: Vec<PodSandbox>,
         containers: Vec<Container>,
-    ) -> Result<Vec<ContainerUpdate>, Refusal> {
+    ) -> Result<(), Refusal> {
         if self.refuse_synchronize {
             return Err(Refusal::new("not ready"));
         }
@@ -176,10 +176,14 @@ impl Plugin for RecordingPlugin {
             event_log.push(format!("sync container {name} pid {pid} cgroup {path}"));
         }
         *self.existing.lock().unwrap() = (pods, containers);
-        Ok(Vec::new())
+        Ok(())
     }
 
-    async fn create(&self, pod: &PodSandbox, container: &Container) -> Result<Creation, Refusal> {
+    async fn create(
+        &self,
+        pod: &PodSandbox,
+        container: &Container,
+    ) -> Result<ContainerAdjustment, Refusal> {
         self.record(Event::CreateContainer, pod, Some(container));
         self.created
             .lock()
@@ -190,7 +194,7 @@ impl Plugin for RecordingPlugin {
         let cpu_set = |key: &str| annotation(key).map(|list| list.parse().unwrap());
         let quota = annotation("pf/quota").map(|quota| quota.parse().unwrap());
         let pair = annotation("pf/env").and_then(|pair| pair.split_once('='));
-        let adjustment = ContainerAdjustment {
+        Ok(ContainerAdjustment {
             env: pair
                 .into_iter()
                 .map(|(key, value)| (key.to_owned(), value.to_owned()))
@@ -204,15 +208,7 @@ impl Plugin for RecordingPlugin {
                     period: 100_000,
                 }),
             },
-        };
-        Ok(Creation {
-            adjustment,
-            updates: Vec::new(),
         })
-    }
-
-    async fn created(&self, pod: &PodSandbox, container: &Container) {
-        self.record(Event::PostCreateContainer, pod, Some(container));
     }
 
     async fn start(&self, pod: &PodSandbox, container: &Container) -> Result<(), Refusal> {
@@ -220,43 +216,14 @@ impl Plugin for RecordingPlugin {
         self.behave().await
     }
 
-    async fn started(&self, pod: &PodSandbox, container: &Container) {
-        self.record(Event::PostStartContainer, pod, Some(container));
-    }
-
-    async fn update(
-        &self,
-        pod: &PodSandbox,
-        container: &Container,
-    ) -> Result<Vec<ContainerUpdate>, Refusal> {
+    async fn update(&self, pod: &PodSandbox, container: &Container) -> Result<CpuChange, Refusal> {
         self.record(Event::UpdateContainer, pod, Some(container));
-        Ok(Vec::new())
+        Ok(CpuChange::default())
     }
 
-    async fn updated(&self, pod: &PodSandbox, container: &Container) {
-        self.record(Event::PostUpdateContainer, pod, Some(container));
-    }
-
-    async fn stopped(&self, pod: &PodSandbox, container: &Container) -> Vec<ContainerUpdate> {
-        self.record(Event::StopContainer, pod, Some(container));
-        Vec::new()
-    }
-
-    async fn removed(&self, pod: &PodSandbox, container: &Container) {
-        self.record(Event::RemoveContainer, pod, Some(container));
-    }
-
-    async fn pod_run(&self, pod: &PodSandbox) -> Result<(), Refusal> {
-        self.record(Event::RunPodSandbox, pod, None);
-        Ok(())
-    }
-
-    async fn pod_stopped(&self, pod: &PodSandbox) {
-        self.record(Event::StopPodSandbox, pod, None);
-    }
-
-    async fn pod_removed(&self, pod: &PodSandbox) {
-        self.record(Event::RemovePodSandbox, pod, None);
+    async fn notify(&self, event: Event, request: &EventRequest) {
+        let container = Some(&request.container).filter(|_| event.is_of_container());
+        self.record(event, &request.pod, container);
     }
 }
 
@@ -277,7 +244,7 @@ impl Serving {
     pub(crate) fn with(plugin: RecordingPlugin, change: impl FnOnce(&mut PluginSettings)) -> Self {
         let socket = Socket::new();
         let plugin = Arc::new(plugin);
-        let mut settings = PluginSettings::new("pf", 20).unwrap();
+        let mut settings = PluginSettings::new("pf", 20);
         settings.socket = socket.path();
         settings.registration_timeout = WAIT;
         settings.backoff = (Duration::from_millis(1), Duration::from_millis(2));

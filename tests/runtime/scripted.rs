@@ -15,8 +15,8 @@ use std::time::Duration;
 use pinfold::cpu::CpuSet;
 use pinfold::host::cgroup::Cgroups;
 use pinfold::nri::{
-    self, ConnectionState, Container, ContainerAdjustment, ContainerUpdate, CpuChange, Creation,
-    Event, Events, HandlerTimeout, Plugin, PluginSettings, PodSandbox, Refusal, UnansweredCall,
+    self, ConnectionState, Container, ContainerAdjustment, CpuChange, Event, EventRequest, Events,
+    HandlerTimeout, Plugin, PluginSettings, PodSandbox, Refusal, UnansweredCall,
 };
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -115,12 +115,16 @@ impl Plugin for Scripted {
         &self,
         _pods: Vec<PodSandbox>,
         containers: Vec<Container>,
-    ) -> Result<Vec<ContainerUpdate>, Refusal> {
+    ) -> Result<(), Refusal> {
         self.0.lock().unwrap().synchronized.push(containers);
-        Ok(Vec::new())
+        Ok(())
     }
 
-    async fn create(&self, pod: &PodSandbox, container: &Container) -> Result<Creation, Refusal> {
+    async fn create(
+        &self,
+        pod: &PodSandbox,
+        container: &Container,
+    ) -> Result<ContainerAdjustment, Refusal> {
         self.record(Event::CreateContainer, pod, container);
         if let Some(time) = pod.annotations.get("test/sleep") {
             tokio::time::sleep(Duration::from_millis(time.parse().unwrap())).await;
@@ -138,14 +142,7 @@ impl Plugin for Scripted {
         {
             adjustment.env.insert(name.to_owned(), value.to_owned());
         }
-        Ok(Creation {
-            adjustment,
-            updates: Vec::new(),
-        })
-    }
-
-    async fn created(&self, pod: &PodSandbox, container: &Container) {
-        self.record(Event::PostCreateContainer, pod, container);
+        Ok(adjustment)
     }
 
     async fn start(&self, pod: &PodSandbox, container: &Container) -> Result<(), Refusal> {
@@ -153,48 +150,14 @@ impl Plugin for Scripted {
         self.refusal(Event::StartContainer, pod, "test/refuse-start")
     }
 
-    async fn started(&self, pod: &PodSandbox, container: &Container) {
-        self.record(Event::PostStartContainer, pod, container);
-    }
-
-    async fn update(
-        &self,
-        pod: &PodSandbox,
-        container: &Container,
-    ) -> Result<Vec<ContainerUpdate>, Refusal> {
+    async fn update(&self, pod: &PodSandbox, container: &Container) -> Result<CpuChange, Refusal> {
         self.record(Event::UpdateContainer, pod, container);
         // A change of resources keeps the CPUs.
-        let container = container.id.clone();
-        Ok(vec![ContainerUpdate {
-            container,
-            cpu: cpus(pod),
-        }])
+        Ok(cpus(pod))
     }
 
-    async fn updated(&self, pod: &PodSandbox, container: &Container) {
-        self.record(Event::PostUpdateContainer, pod, container);
-    }
-
-    async fn stopped(&self, pod: &PodSandbox, container: &Container) -> Vec<ContainerUpdate> {
-        self.record(Event::StopContainer, pod, container);
-        Vec::new()
-    }
-
-    async fn removed(&self, pod: &PodSandbox, container: &Container) {
-        self.record(Event::RemoveContainer, pod, container);
-    }
-
-    async fn pod_run(&self, pod: &PodSandbox) -> Result<(), Refusal> {
-        self.record(Event::RunPodSandbox, pod, &Container::default());
-        Ok(())
-    }
-
-    async fn pod_stopped(&self, pod: &PodSandbox) {
-        self.record(Event::StopPodSandbox, pod, &Container::default());
-    }
-
-    async fn pod_removed(&self, pod: &PodSandbox) {
-        self.record(Event::RemovePodSandbox, pod, &Container::default());
+    async fn notify(&self, event: Event, request: &EventRequest) {
+        self.record(event, &request.pod, &request.container);
     }
 }
 
@@ -212,7 +175,7 @@ pub(crate) struct Serving {
 impl Serving {
     /// Starts a plugin with a name and an index, and waits for the synchronization.
     pub(crate) fn start(runtime: &Runtime, name: &str, index: u8) -> Self {
-        let mut settings = PluginSettings::new(name, index).unwrap();
+        let mut settings = PluginSettings::new(name, index);
         settings.socket = runtime.nri();
         let recording = Arc::<Mutex<Recording>>::default();
         let (sender, state) = watch::channel(ConnectionState::default());

@@ -99,9 +99,9 @@ pub(super) fn start(
     snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
     metrics: &AgentMetrics,
     shutdown: ShutdownSignals,
-) -> anyhow::Result<Link> {
+) -> Link {
     let wanted = &node.config.runtime;
-    let mut settings = nri::PluginSettings::new(NAME, wanted.index)?;
+    let mut settings = nri::PluginSettings::new(NAME, wanted.index);
     settings.socket.clone_from(&wanted.socket);
     let (state, connection) = watch::channel(nri::ConnectionState::default());
     let first = snapshot.clone();
@@ -141,9 +141,5 @@ pub(super) fn start(
         nri::serve(settings, handler, state, requested).await;
         Ok(())
     });
-    Ok(Link::new(
-        connection,
-        &wanted.socket,
-        wanted.nri == AutoSwitch::Always,
-    ))
+    Link::new(connection, &wanted.socket, wanted.nri == AutoSwitch::Always)
 }

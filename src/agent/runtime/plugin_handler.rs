@@ -14,8 +14,8 @@ use crate::cluster::scenes;
 use crate::cpu::CpuSet;
 use crate::metrics::AgentMetrics;
 use crate::nri::{
-    self, Container, ContainerAdjustment, ContainerUpdate, CpuChange, Creation, Events,
-    HandlerTimeout, Inventory, PodSandbox, Refusal, UnansweredCall,
+    self, Container, ContainerAdjustment, CpuChange, Events, HandlerTimeout, Inventory, PodSandbox,
+    Refusal, UnansweredCall,
 };
 use crate::pin::Snapshot;
 use crate::pin::snapshot::ContainerState;
@@ -101,8 +101,8 @@ impl PluginHandler {
         update.or_else(gone).map(Event::Runtime)
     }
 
-    /// Removes a stopped container or sandbox from the inventory after its event timed out, and informs the reconciler.
-    fn remove_unanswered(&self, event: nri::Event, request: &nri::EventRequest) {
+    /// Removes a stopped container or sandbox from the inventory, and informs the reconciler.
+    fn remove_ended(&self, event: nri::Event, request: &nri::EventRequest) {
         let mut inventory = lock(&self.inventory);
         match event {
             nri::Event::StopContainer | nri::Event::RemoveContainer => {
@@ -180,12 +180,12 @@ impl PluginHandler {
     }
 
     /// The adjustment of a container that is being created: environment, annotations and CPUs.
-    async fn creation(
+    async fn adjustment(
         &self,
         container: &Container,
         admission: CreateAnswer,
         received_at: Instant,
-    ) -> Creation {
+    ) -> ContainerAdjustment {
         let CreateAnswer {
             cpus,
             memory,
@@ -216,14 +216,10 @@ impl PluginHandler {
             ..CpuChange::default()
         };
         // The quota is lifted at StartContainer, when the cgroup exists. The assignment record then keeps the previous quota.
-        let adjustment = ContainerAdjustment {
+        ContainerAdjustment {
             env,
             annotations,
             cpu,
-        };
-        Creation {
-            adjustment,
-            updates: Vec::new(),
         }
     }
 
@@ -274,7 +270,7 @@ impl nri::Plugin for PluginHandler {
         tracing::error!("{call}: {why}");
         self.metrics.runtime_unanswered();
         if let UnansweredCall::Event(event, request) = call {
-            self.remove_unanswered(*event, request);
+            self.remove_ended(*event, request);
         }
         match call {
             // The inventory is then unknown, so the connection is made anew.
@@ -300,24 +296,24 @@ impl nri::Plugin for PluginHandler {
         &self,
         pods: Vec<PodSandbox>,
         containers: Vec<Container>,
-    ) -> Result<Vec<ContainerUpdate>, Refusal> {
+    ) -> Result<(), Refusal> {
         let uids: Vec<String> = pods.iter().map(|pod| pod.uid.clone()).collect();
         lock(&self.inventory).replace(pods, containers);
         let all = uids.iter().filter_map(|uid| self.pod(uid)).collect();
         self.send(Event::Runtime(RuntimeUpdate::All(all)));
         // Running containers stay unchanged here. The reconciler changes their cgroups later, in its own order.
-        Ok(Vec::new())
+        Ok(())
     }
 
     async fn create(
         &self,
         sandbox: &PodSandbox,
         container: &Container,
-    ) -> Result<Creation, Refusal> {
+    ) -> Result<ContainerAdjustment, Refusal> {
         let start = Instant::now();
         lock(&self.inventory).put(sandbox.clone(), lean(container));
         let Some(reported) = self.pod(&sandbox.uid) else {
-            return Ok(Creation::default());
+            return Ok(ContainerAdjustment::default());
         };
         let (pod, required) = (Box::new(reported.pod.clone()), is_required(&reported.pod));
         self.send(Event::Runtime(RuntimeUpdate::Pod(Box::new(reported))));
@@ -338,11 +334,11 @@ impl nri::Plugin for PluginHandler {
                 self.report_pod(sandbox);
                 Err(Refusal::new(why))
             }
-            Some(admission) => Ok(self.creation(container, admission, start).await),
+            Some(admission) => Ok(self.adjustment(container, admission, start).await),
             None if required => Err(Refusal::new(gate::UNSEEN)),
             // The container belongs to no pod, or no answer came. The container is created unchanged, and a later pass handles
             // its cgroup.
-            None => Ok(Creation::default()),
+            None => Ok(ContainerAdjustment::default()),
         };
         self.record_time("create", start);
         answer
@@ -387,54 +383,29 @@ impl nri::Plugin for PluginHandler {
         &self,
         sandbox: &PodSandbox,
         container: &Container,
-    ) -> Result<Vec<ContainerUpdate>, Refusal> {
-        let update = |cpus: CpuSet| {
-            let cpu = CpuChange {
-                cpus: Some(cpus),
-                ..CpuChange::default()
-            };
-            ContainerUpdate {
-                container: container.id.clone(),
-                cpu,
+    ) -> Result<CpuChange, Refusal> {
+        Ok(CpuChange {
+            cpus: self.stays_on(sandbox, container),
+            ..CpuChange::default()
+        })
+    }
+
+    async fn notify(&self, event: nri::Event, request: &nri::EventRequest) {
+        let nri::EventRequest { pod, container } = request;
+        match event {
+            nri::Event::RunPodSandbox => {
+                lock(&self.inventory).put_pod(pod.clone());
+                self.report_pod(pod);
             }
-        };
-        Ok(self
-            .stays_on(sandbox, container)
-            .map(update)
-            .into_iter()
-            .collect())
-    }
-
-    async fn updated(&self, sandbox: &PodSandbox, container: &Container) {
-        lock(&self.inventory).put(sandbox.clone(), lean(container));
-        self.report_pod(sandbox);
-        self.send(Event::CgroupsChanged);
-    }
-
-    async fn stopped(&self, sandbox: &PodSandbox, container: &Container) -> Vec<ContainerUpdate> {
-        self.removed(sandbox, container).await;
-        Vec::new()
-    }
-
-    async fn removed(&self, sandbox: &PodSandbox, container: &Container) {
-        lock(&self.inventory).remove(&container.id);
-        self.report_pod(sandbox);
-        self.send(Event::CgroupsChanged);
-    }
-
-    async fn pod_run(&self, sandbox: &PodSandbox) -> Result<(), Refusal> {
-        lock(&self.inventory).put_pod(sandbox.clone());
-        self.report_pod(sandbox);
-        Ok(())
-    }
-
-    async fn pod_stopped(&self, sandbox: &PodSandbox) {
-        self.pod_removed(sandbox).await;
-    }
-
-    async fn pod_removed(&self, sandbox: &PodSandbox) {
-        lock(&self.inventory).remove_pod(&sandbox.id);
-        self.report_pod(sandbox);
+            nri::Event::PostUpdateContainer => {
+                lock(&self.inventory).put(pod.clone(), lean(container));
+                self.report_pod(pod);
+            }
+            _ => self.remove_ended(event, request),
+        }
+        if event.is_of_container() {
+            self.send(Event::CgroupsChanged);
+        }
     }
 }
 

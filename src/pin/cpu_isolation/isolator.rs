@@ -8,8 +8,6 @@ use nix::libc::{EIO, EPERM};
 use serde::Serialize;
 
 use super::super::apply::chain;
-use super::super::assignment::union;
-use super::record::ranges;
 use super::{IsolationInput, IsolationPlan, KnobRecord, KnobWrite, plan};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{CgroupError, Cgroups, NoteSubject};
@@ -229,44 +227,6 @@ impl CpuIsolator {
             })
         });
         managed.collect()
-    }
-}
-
-// === impl IsolationReport ===
-
-impl IsolationReport {
-    /// Sentences for a person, each with a remedy.
-    pub fn sentences(&self) -> Vec<String> {
-        let mut sentences = Vec::new();
-        if !self.managed.is_empty() {
-            let irqs = self.managed.iter().map(|irq| irq.irq).collect();
-            let names: BTreeSet<&str> = self.managed.iter().map(|irq| irq.name.as_str()).collect();
-            let cpus = union(self.managed.iter().map(|irq| &irq.cpus));
-            let plural = if self.managed.len() == 1 { "" } else { "s" };
-            sentences.push(format!(
-                "on exclusive {}: kernel-managed IRQ{plural} {} ({}), which no program can move; to free the CPUs, \
-                 reduce the number of queues (a parameter of the driver), or boot with isolcpus=managed_irq",
-                cpus.in_words(),
-                ranges(&irqs),
-                names.into_iter().collect::<Vec<_>>().join(", "),
-            ));
-        }
-        for KnobFailure { reason, what } in &self.failed {
-            let what = if what.is_empty() {
-                String::new()
-            } else {
-                format!(" ({})", what.join(", "))
-            };
-            sentences.push(format!("CPU isolation is incomplete: {reason}{what}"));
-        }
-        if let Some(cpus) = &self.irqbalance {
-            sentences.push(format!(
-                "irqbalance runs and may move interrupts back to exclusive CPUs between two passes: set \
-                 IRQBALANCE_BANNED_CPULIST={cpus} in its environment (/etc/default/irqbalance or \
-                 /etc/sysconfig/irqbalance) and restart it, or stop it"
-            ));
-        }
-        sentences
     }
 }
 

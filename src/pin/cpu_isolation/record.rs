@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::super::record::{RecordError, VERSION};
-use crate::cpu::CpuSet;
+use crate::cpu::{CpuSet, NumberList};
 use crate::host::knobs::Knob;
 
 /// The most sets of CPUs in a record, over all knobs. A knob has two or three sets, but a few bytes of foreign text
@@ -183,34 +183,15 @@ fn group(entry: &KnobHistory, knobs: &[&Knob]) -> Group {
             }
         }
     }
-    group.irqs = ranges(&irqs);
+    group.irqs = NumberList(&irqs).to_string();
     let texts = |devices: DeviceQueues<'_>| {
         let devices = devices.into_iter();
         devices
-            .map(|(device, queues)| (device.to_owned(), ranges(&queues)))
+            .map(|(device, queues)| (device.to_owned(), NumberList(&queues).to_string()))
             .collect()
     };
     (group.receive, group.transmit) = (texts(receive), texts(transmit));
     group
-}
-
-/// Numbers as ranges: `24-31,40`.
-pub(super) fn ranges(numbers: &BTreeSet<u32>) -> String {
-    let mut parts: Vec<(u32, u32)> = Vec::new();
-    for &number in numbers {
-        match parts.last_mut() {
-            Some((_, last)) if *last + 1 == number => *last = number,
-            _ => parts.push((number, number)),
-        }
-    }
-    let parts = parts.into_iter().map(|(first, last)| {
-        if first == last {
-            first.to_string()
-        } else {
-            format!("{first}-{last}")
-        }
-    });
-    parts.collect::<Vec<_>>().join(",")
 }
 
 /// The numbers of knobs with `sets` sets of CPUs each. `left` is the number of sets that the rest of the record may
