@@ -17,7 +17,7 @@ components from these parts and from deploy/patches.
   hostPath:
     path: /run/systemd/system
     type: Directory
-# Root may set the properties of units with this socket.
+# Through this socket, root may set properties of systemd units.
 - name: dbus
   hostPath:
     path: /run/dbus/system_bus_socket
@@ -105,7 +105,9 @@ recursiveReadOnly: IfPossible
 {{- end }}
 {{- end }}
 
-{{/* Further variables. A variable with two values would depend on the order, and server-side apply refuses the list. */}}
+{{/*
+Further variables. If a name occurs twice, the order decides about the value, and server-side apply refuses the list.
+*/}}
 {{- define "pinfold.extraEnv" -}}
 {{- $names := list -}}
 {{- range include "pinfold.env" . | fromYamlArray }}{{ $names = append $names .name }}{{ end -}}

@@ -4,16 +4,16 @@
 {{- end }}
 
 {{/*
-The name of the DaemonSet, and the start of the other objects' names. The release's name is no part: a cluster has one
-installation, and the documentation and the messages name the objects.
+The name of the DaemonSet, and the start of the other objects' names. The names do not contain the release's name: a
+cluster has one installation, and the documentation and the messages name the objects.
 */}}
 {{- define "pinfold.fullname" -}}
 {{- .Values.fullnameOverride | default (include "pinfold.name" .) }}
 {{- end }}
 
 {{/*
-The labels of the agents' pods for selectors. The release's name is no part: a selector can't be changed, and an
-installation may get another release.
+The labels of the agents' pods for selectors. The labels do not contain the release's name: a selector can't be changed,
+and a release with a different name may take over an installation.
 */}}
 {{- define "pinfold.selector" -}}
 app.kubernetes.io/name: {{ include "pinfold.name" . }}
@@ -50,13 +50,13 @@ app.kubernetes.io/instance: {{ .Release.Name | toYaml }}
 {{- with index . 2 }}@{{ . }}{{ end }}
 {{- end }}
 
-{{/* Refuses a second installation, whatever its names. Without a cluster (`helm template`) nothing is checked. */}}
+{{/* Refuses a second installation with any names. `helm template` has no cluster, so nothing is refused. */}}
 {{- define "pinfold.oneInstallation" -}}
 {{- $policy := lookup "admissionregistration.k8s.io/v1" "ValidatingAdmissionPolicy" "" "pinfold-installation" -}}
 {{- if $policy -}}
-{{- $notes := dig "metadata" "annotations" dict $policy | default dict -}}
-{{- $name := get $notes "meta.helm.sh/release-name" -}}
-{{- $namespace := get $notes "meta.helm.sh/release-namespace" -}}
+{{- $annotations := dig "metadata" "annotations" dict $policy | default dict -}}
+{{- $name := get $annotations "meta.helm.sh/release-name" -}}
+{{- $namespace := get $annotations "meta.helm.sh/release-namespace" -}}
 {{- if not $name -}}
 {{- fail "this cluster has an installation of Pinfold without Helm, and a cluster has one installation. Remove that installation first (docs/install.md, Uninstall). Or let this release take it over: delete the ValidatingAdmissionPolicy pinfold-installation, and install with --take-ownership" -}}
 {{- else if or (ne $name .Release.Name) (ne $namespace .Release.Namespace) -}}
