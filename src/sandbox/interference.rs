@@ -50,7 +50,7 @@ impl MeasuredInterference {
             let of = |sample: &Sample| sample.pods.get(pod)?.interference;
             let (first, last) = (of(before)?, of(after)?);
             seconds += (last.seconds - first.seconds).max(0.0);
-            // Each of the two readings may be off.
+            // The errors of both readings add up.
             uncertainty += first.error_seconds + last.error_seconds;
             total += length * cpus as f64;
         }
@@ -68,8 +68,8 @@ impl MeasuredInterference {
         Self::new(seconds, uncertainty, total)
     }
 
-    /// The warning for the beginning of a summary, a sentence each; empty if the comparison is reliable. `comparison` names
-    /// what is compared, and `command` repeats the comparison.
+    /// The sentences of the warning at the beginning of a summary; empty if the comparison is reliable. `comparison` and
+    /// `command` are parts of a sentence, for example "The comparison of the two halves" and "the demo".
     pub fn warning(&self, enforcement: &str, comparison: &str, command: &str) -> Vec<String> {
         if self.reliable {
             return Vec::new();

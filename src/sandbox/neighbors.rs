@@ -1,7 +1,7 @@
 //! The neighbors of a job: the other pods of the node.
 //!
-//! On a full node, pods request all CPUs. The kubelet makes weights from requests, so that the neighbors together count as
-//! much as their requests. The program of a neighbor starts a thread for each CPU of the host, as frameworks do.
+//! On a full node, pods request all CPUs. The kubelet computes CPU weights from requests. The neighbors' weights together
+//! therefore match the sum of their requests. A neighbor's program starts a thread for each CPU of the host, as frameworks do.
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 /// The fewest neighbors of a full node: a node seldom has a single other pod.
 const FEWEST: u64 = 2;
 
-/// The most neighbors of a full node; on a very large host, each requests more.
+/// The most neighbors of a full node. On a very large host, each neighbor requests more CPUs.
 const MOST: u64 = 64;
 
 /// The usual request of a neighbor, in thousandths of a CPU.
@@ -34,21 +34,21 @@ pub enum NeighborKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Neighbors {
-    /// How many pods.
+    /// The number of pods.
     pub count: u32,
-    /// What each pod requests, in thousandths of a CPU; 0 is BestEffort.
+    /// The CPU request of each pod, in thousandths of a CPU; 0 is BestEffort.
     pub request_milli_cpus: u64,
-    /// Threads of each pod.
+    /// The number of threads of each pod.
     pub threads: u32,
-    /// The share of a CPU's time that each thread wants, in percent; null: all of it, but every second thread waits now and
-    /// then.
+    /// The share of a CPU that each thread uses, in percent; null: 100 percent, with short pauses of every second thread.
     pub busy_percent: Option<u8>,
 }
 
 // === impl Neighbors ===
 
 impl Neighbors {
-    /// The neighbors on a host with `online` CPUs. `rest` is what the job leaves of the node, in thousandths of a CPU.
+    /// The neighbors on a host with `online` CPUs. `rest` is the part of the node that the job does not request, in
+    /// thousandths of a CPU.
     pub fn new(kind: NeighborKind, online: usize, rest: u64) -> Self {
         let online = u32::try_from(online).unwrap_or(MOST_THREADS);
         let (count, request, threads) = match kind {
@@ -66,7 +66,7 @@ impl Neighbors {
         }
     }
 
-    /// What all neighbors request together, in thousandths of a CPU.
+    /// The sum of the neighbors' CPU requests, in thousandths of a CPU.
     pub fn requested(&self) -> u64 {
         u64::from(self.count) * self.request_milli_cpus
     }
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_neighbor_without_a_share_is_told_none() {
+    fn a_neighbor_without_a_share_gets_no_argument() {
         let neighbors = Neighbors::new(NeighborKind::Full, 2, 1000);
         assert!(!neighbors.args(1).contains(&"--busy".to_owned()));
         let half = Neighbors {

@@ -1,4 +1,4 @@
-//! [`Sample`]: the agent's own metrics, read the way Prometheus reads them.
+//! [`Sample`]: the agent's metrics, read by a scrape like Prometheus's.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -24,7 +24,7 @@ pub(super) struct Counters {
     pub(super) llc_misses: Option<u64>,
     pub(super) receive_bytes: u64,
     pub(super) transmit_bytes: u64,
-    /// By the process's own word, as are the step times.
+    /// The number of steps. The process itself reports steps and step times.
     pub(super) steps: u64,
     pub(super) step_ms_p99: Option<f64>,
     /// The use of the pod's exclusive CPUs by other programs; `None` in the shared pool.
@@ -34,7 +34,7 @@ pub(super) struct Counters {
 /// The interference of a pod so far.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(super) struct InterferenceReading {
-    /// In CPU seconds.
+    /// The use, in CPU seconds.
     pub(super) seconds: f64,
     /// The true value differs by at most this many seconds.
     pub(super) error_seconds: f64,
@@ -92,7 +92,7 @@ impl Sample {
         }
     }
 
-    /// How much a pod's counter has gained since an earlier sample.
+    /// The increase of a pod's counter since an earlier sample.
     pub(super) fn gain(&self, before: &Self, pod: &str, pick: fn(&Counters) -> u64) -> u64 {
         let at = |sample: &Self| sample.pods.get(pod).map_or(0, pick);
         at(self).saturating_sub(at(before))

@@ -10,15 +10,15 @@ use super::plan::{Plan, Work, counted};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Claim {
-    /// What is claimed.
+    /// The claim of the article.
     pub claimed: &'static str,
-    /// The subject of the claim.
+    /// The ways that the claim compares.
     pub comparison: Comparison,
-    /// In which metric.
+    /// The metric of the claim.
     pub metric: Metric,
     /// The bench's result, in words.
     pub here: String,
-    /// The differences between the article's setup and this machine, a sentence each.
+    /// The differences between the article's setup and this machine, each as a sentence.
     pub but: Vec<String>,
 }
 
@@ -32,7 +32,7 @@ pub(super) fn claims(
     let claim = |claimed, comparison, metric, but: Vec<String>| {
         let effect = effects
             .iter()
-            .find(|one| one.comparison == comparison && one.metric == metric);
+            .find(|effect| effect.comparison == comparison && effect.metric == metric);
         let here = match found.not_counted.get(&metric) {
             Some(reason) => format!("not measured: {reason}"),
             None => effect.map_or_else(|| "not measured".to_owned(), |effect| effect.words.clone()),
@@ -53,7 +53,8 @@ pub(super) fn claims(
             Metric::StepsPerSecond,
             pinned,
         ),
-        // By itself: a pinned program may be right without being told, and then it is told wrong for the sake of comparison.
+        // The claim is compared on shared CPUs. A pinned program may choose the right number without variables, and the
+        // bench would then give the program a wrong number.
         claim(
             "right thread counts: +5 % speed",
             Comparison::RightShared,

@@ -1,11 +1,11 @@
-//! What a bench compares, and what the machine can show, in words.
+//! Sentences about the comparison of a bench, and about the limits of the machine.
 
 use super::plan::{Plan, Work, counted};
 use crate::sandbox::job::SERVER_CPUS;
 use crate::sandbox::neighbors::Neighbors;
 
 impl Plan {
-    /// What is compared, and what this machine can show, a sentence each.
+    /// The comparison, the neighbors, and the limits of this machine, each as a sentence.
     pub fn compared(&self) -> Vec<String> {
         let task = match self.work {
             Work::BuiltIn => "job",

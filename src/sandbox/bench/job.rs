@@ -1,4 +1,4 @@
-//! The pods of a run: the job's pods, as the agent reads them, and the neighbors.
+//! The pods of a run: the job's pods and the neighbors, in the form that the agent reads.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -18,27 +18,27 @@ const PORT: u16 = 2222;
 /// The first address of the pods.
 const NETWORK: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 
-/// No more pods with an address than a network of 254 has room for.
+/// The most pods with an address: a network has 254 addresses.
 pub const MOST_ADDRESSES: u32 = 200;
 
 /// A pod of a run.
 #[derive(Debug, Clone)]
 pub struct BenchPod {
-    /// The pod, as the agent reads the pod.
+    /// The pod in the form that the agent reads.
     pub pod: Pod,
-    /// Its manifest.
+    /// The pod's manifest.
     pub manifest: String,
     /// The pod's role in the job.
     pub part: Part,
-    /// What it runs.
+    /// The arguments of the pod's program.
     pub args: Vec<String>,
-    /// Variables that the pod sets in addition to the agent's variables.
+    /// The pod's variables in addition to the agent's variables.
     pub env: BTreeMap<String, String>,
     /// The pod's address; `None` in the network namespace of the bench.
     pub address: Option<Ipv4Addr>,
     /// Whether the pod gets exclusive CPUs.
     pub exclusive: bool,
-    /// Whether the pod runs the command: the shell is its program, with the variables of the bench's environment.
+    /// Whether the pod runs the command. The program is then the shell, with the variables of the bench's environment.
     pub runs_command: bool,
 }
 
@@ -51,7 +51,7 @@ pub enum Part {
     Worker,
     /// A copy of the command.
     Command,
-    /// A neighbor of the job, whatever it runs.
+    /// A neighbor of the job.
     Neighbor,
 }
 
@@ -142,7 +142,7 @@ fn variables(pod: &Pod, cpus: u32) -> BTreeMap<String, String> {
 }
 
 impl BenchPod {
-    /// Makes the pod run a line of the shell; `number` tells the copies apart.
+    /// Makes the pod run a line of the shell. `number` distinguishes the copies.
     fn run_command(&mut self, line: String, number: u32) {
         self.runs_command = true;
         self.args = vec!["-c".to_owned(), line];
@@ -155,6 +155,7 @@ struct Member {
     part: Part,
     index: u32,
     cpus: u32,
+    /// Whether the pod gets exclusive CPUs in the pinned ways.
     own: bool,
 }
 
@@ -295,12 +296,12 @@ mod tests {
         let policy = Policy::default();
         pod.containers
             .iter()
-            .map(|one| Entitlement::cpus(&pod::entitlement(pod, one, &policy)))
+            .map(|container| Entitlement::cpus(&pod::entitlement(pod, container, &policy)))
             .sum()
     }
 
     #[test]
-    fn the_way_is_what_the_agent_reads() {
+    fn the_agent_reads_the_way_from_the_pods() {
         let plan = plan(8, PlanOptions::default());
         for way in Way::ALL {
             let pods = pods(&plan, way, 3).unwrap();
@@ -330,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_larger_host_is_told_to_those_who_are_not_sized() {
+    fn workers_with_the_hosts_threads_get_the_variables_of_a_larger_host() {
         let plan = plan(
             4,
             PlanOptions {
@@ -425,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_who_is_started_later() {
+    fn servers_and_neighbors_start_before_workers() {
         let order = |options| -> Vec<Part> {
             let pods = pods(
                 &plan(

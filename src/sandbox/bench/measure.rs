@@ -22,27 +22,27 @@ use crate::sandbox::interference::MeasuredInterference;
 use crate::sandbox::node::{LineListener, LocalNode, Start};
 use crate::sandbox::sample::Sample;
 
-/// The label of the reasons for missing migrations and step times, beside the names of collectors.
+/// The keys of the reasons for missing migrations and step times. The remaining keys are names of collectors.
 pub(super) const MIGRATIONS: &str = "migrations";
 pub(super) const STEPS: &str = "steps";
 
-/// How long the first step, and the first to be measured, may take; frameworks and emulated machines take their time.
+/// The longest time until the first step. Frameworks and emulated machines start slowly.
 const FIRST_STEP: Duration = Duration::from_secs(120);
 
-/// Not counted after the first step: filling caches, first allocations.
+/// The time between the first step and the measurement, in which caches fill and memory is first allocated.
 const WARM_UP: Duration = Duration::from_secs(1);
 
-/// How long a container may wait for CPUs of its own.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The longest time until a container has the planned CPUs.
+const ASSIGNMENT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The time between two samples.
-const LOOK: Duration = Duration::from_millis(50);
+/// The time between two checks of the pods.
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The same while a command's own time is taken.
-const CLOSE_LOOK: Duration = Duration::from_millis(5);
+/// The time between two checks of the pods while the bench measures the duration of a command.
+const END_CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
-/// The fewest steps that give a step time; a run goes on until the workers have made this many.
-const FEWEST: f64 = 10.0;
+/// The fewest steps of all workers in a measurement. A run continues until the workers have made this number of steps.
+const FEWEST_STEPS: f64 = 10.0;
 
 /// The longest quoted end of a command's standard error, in bytes.
 const LONGEST_MESSAGES: usize = 2000;
@@ -98,7 +98,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Runs the job in a way and ends the job.
+    /// Runs the job in one way, and stops the pods.
     pub(super) async fn run(&mut self, round: usize, way: Way) -> anyhow::Result<Run> {
         let pods = job::pods(self.plan, way, self.number)?;
         self.number += 1;
@@ -128,7 +128,7 @@ impl<'a> Bench<'a> {
         let longest = Duration::from_secs(self.plan.limit).max(length * 2);
         let base: Vec<f64> = outputs.iter().map(steps).collect();
         loop {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
             let states = self.pod_states(began, pods, &outputs)?;
             let took = origin.elapsed() - from;
             anyhow::ensure!(
@@ -143,7 +143,7 @@ impl<'a> Bench<'a> {
                 .zip(&base)
                 .map(|(output, base)| steps(output) - base)
                 .collect();
-            if took >= length && made.iter().sum::<f64>() > FEWEST {
+            if took >= length && made.iter().sum::<f64>() >= FEWEST_STEPS {
                 let after = self.point(pods)?;
                 if let Some(stretches) = stretches(&outputs, from, origin.elapsed()) {
                     let interval = Interval {
@@ -159,7 +159,7 @@ impl<'a> Bench<'a> {
                 took < longest,
                 "{} in {} s: make the steps shorter, or raise --limit",
                 silent.map_or_else(
-                    || format!("fewer than {FEWEST} steps"),
+                    || format!("fewer than {FEWEST_STEPS} steps"),
                     |(output, _)| format!("{} made no step", output.pod)
                 ),
                 took.as_secs()
@@ -212,7 +212,7 @@ impl<'a> Bench<'a> {
         });
         let command = pod.runs_command;
         let stderr = self.stderr_file(&pod.pod.name);
-        // An end of an earlier copy's output may be missing or outdated, so errors are ignored.
+        // The file of an earlier run may be missing, so the error is ignored.
         let _ = std::fs::remove_file(&stderr);
         let start = Start {
             pod: &pod.pod,
@@ -251,7 +251,7 @@ impl<'a> Bench<'a> {
         outputs: &[PodOutput],
     ) -> anyhow::Result<()> {
         loop {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
             let states = self.pod_states(began, pods, outputs)?;
             let silent = outputs.iter().find(|output| !output.listener().has_begun());
             match silent {
@@ -330,7 +330,7 @@ impl<'a> Bench<'a> {
                 .and_then(|state| state.note.as_deref())
                 .unwrap_or("the agent gives no reason");
             anyhow::ensure!(
-                as_planned || began.elapsed() < PATIENCE,
+                as_planned || began.elapsed() < ASSIGNMENT_TIMEOUT,
                 "{} does not have the planned CPUs: {note}",
                 pod.pod.name
             );
@@ -426,7 +426,7 @@ impl<'a> Bench<'a> {
         let mut took: BTreeMap<usize, f64> = BTreeMap::new();
         let mut planned_since: Option<Sample> = None;
         while took.len() < copies {
-            tokio::time::sleep(CLOSE_LOOK).await;
+            tokio::time::sleep(END_CHECK_INTERVAL).await;
             let states = self.pod_states(began, pods, &[])?;
             if states.as_planned && planned_since.is_none() {
                 planned_since = Some(self.sample()?);

@@ -53,22 +53,22 @@ pub const NOTHING_TO_COMPARE: &str = "enforcement observe pins nothing, so the b
 /// The task and the environment of a bench.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// What is run.
+    /// The runs of the bench.
     pub plan: Plan,
-    /// How pinned CPUs are enforced.
+    /// The enforcement of pinned CPUs.
     pub enforcement: EnforcementChoice,
-    /// Where the cgroup hierarchies are mounted.
+    /// The folder where the cgroup hierarchies are mounted.
     pub cgroup_dir: PathBuf,
 }
 
-/// How far a bench is.
+/// The progress of a bench.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
-    /// The finished runs.
+    /// The number of finished runs.
     pub done: usize,
-    /// Runs there are.
+    /// The number of all runs.
     pub runs: usize,
-    /// What runs now.
+    /// The way of the current run.
     pub way: Way,
 }
 
@@ -102,12 +102,13 @@ pub async fn run(
     let Options {
         plan, cgroup_dir, ..
     } = options;
-    let theirs = Node::new(Config {
+    // The node as the usual agent sees the node, to find other programs that assign CPUs.
+    let usual_node = Node::new(Config {
         cgroup_dir: cgroup_dir.clone(),
         ..Config::default()
     })?;
-    let _lock = agent::lock(theirs.cgroups.root())?;
-    alone(&theirs)?;
+    let _lock = agent::lock(usual_node.cgroups.root())?;
+    refuse_other_assignments(&usual_node)?;
     let mut node = Node::apart(agent_config(options))?;
     anyhow::ensure!(node.enforcement != Enforcement::Observe, NOTHING_TO_COMPARE);
     let (enforcement, enforcement_reason) = (
@@ -208,13 +209,13 @@ fn agent_config(options: &Options) -> Config {
 }
 
 /// Refuses a node on which another program assigns CPUs.
-fn alone(theirs: &Node) -> anyhow::Result<()> {
+fn refuse_other_assignments(usual_node: &Node) -> anyhow::Result<()> {
     anyhow::ensure!(
-        theirs.enforcement != Enforcement::Observe,
+        usual_node.enforcement != Enforcement::Observe,
         "the bench needs a node on which no other program assigns CPUs: {}",
-        theirs.enforcement_reason
+        usual_node.enforcement_reason
     );
-    let (_, ledger) = theirs.observe(&[])?;
+    let (_, ledger) = usual_node.observe(&[])?;
     anyhow::ensure!(
         ledger.assignments.is_empty(),
         "pods on this node already have exclusive CPUs ({}): the bench and these pods would disturb each other; use a node \
@@ -224,17 +225,17 @@ fn alone(theirs: &Node) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The variables that a command inherits, without the variables that the agent decides; and the names of the removed
-/// variables.
+/// The variables that a command inherits, and the names of the variables that are left out. The bench compares values of the
+/// variables that are left out.
 fn environment(plan: &Plan) -> anyhow::Result<(BTreeMap<String, String>, Vec<String>)> {
-    let decided = job::right_variables(plan)?;
+    let compared = job::right_variables(plan)?;
     let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
         Some((name.into_string().ok()?, value.into_string().ok()?))
     };
-    let (left_out, taken): (BTreeMap<_, _>, _) = std::env::vars_os()
+    let (left_out, inherited): (BTreeMap<_, _>, _) = std::env::vars_os()
         .filter_map(text)
-        .partition(|(name, _)| decided.contains_key(name));
-    Ok((taken, left_out.into_keys().collect()))
+        .partition(|(name, _)| compared.contains_key(name));
+    Ok((inherited, left_out.into_keys().collect()))
 }
 
 /// Remarks for the reader of the figures.
@@ -276,7 +277,7 @@ fn notes(plan: &Plan, runs: &[report::Run], left_out: &[String]) -> Vec<String> 
     notes
 }
 
-/// Why metrics are missing in all runs of a way, or of all four.
+/// The metrics that are missing in all runs of at least one way, with the reasons.
 fn not_counted(
     plan: &Plan,
     runs: &[report::Run],
@@ -316,7 +317,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_has_a_reason() {
+    fn a_missing_metric_has_a_reason() {
         let pinned_only = |_, way: Way| match way.cpus {
             Cpus::Shared => vec![(Metric::StepsPerSecond, 1.0)],
             Cpus::Pinned => vec![

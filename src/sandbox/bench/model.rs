@@ -12,16 +12,16 @@ use crate::sandbox::interference::MeasuredInterference;
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Run {
-    /// Which round, from 0.
+    /// The index of the round, from 0.
     pub round: usize,
-    /// Which way.
+    /// The way of the run.
     #[serde(flatten)]
     pub way: Way,
     /// The measured time, in seconds.
     pub seconds: f64,
-    /// Steps of all workers in that time; runs of a command without steps.
+    /// The steps of all workers in the measured time. For a command without steps: the number of copies.
     pub steps: f64,
-    /// Threads of the job.
+    /// The number of threads of the job.
     pub thread_count: Option<u64>,
     /// The use of the exclusive CPUs by programs outside the pods; null on shared CPUs, and if the machine does not count the
     /// use.
@@ -46,7 +46,7 @@ pub enum Metric {
     ThrottledPeriodsPerSecond,
     /// Migrations of the job's threads between CPUs, per step.
     MigrationsPerStep,
-    /// What the job did not find in the last-level cache, per step.
+    /// Misses of the job in the last-level cache, per step.
     CacheMissesPerStep,
 }
 
@@ -56,7 +56,7 @@ pub enum Metric {
 pub enum Comparison {
     /// Pinned against shared, over both choices of threads.
     Pinned,
-    /// Right threads against the host's, wherever the CPUs come from.
+    /// Right threads against the host's, over both choices of CPUs.
     Right,
     /// Pinned with right threads against shared with the host's.
     Both,
@@ -74,15 +74,15 @@ pub enum Comparison {
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Effect {
-    /// What is compared.
+    /// The compared ways.
     pub comparison: Comparison,
-    /// In what.
+    /// The compared metric.
     pub metric: Metric,
     /// The median ratio of the rounds, with the interval; null if a round gives no ratio.
     pub ratio: Option<Spread>,
     /// The conclusion; null without a ratio.
     pub verdict: Option<Verdict>,
-    /// The same in words.
+    /// The ratio and the conclusion in words.
     pub words: String,
     /// The ratio of each round that has a ratio.
     pub rounds: Vec<f64>,
@@ -92,36 +92,36 @@ pub struct Effect {
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WaySummary {
-    /// Which way.
+    /// The way.
     #[serde(flatten)]
     pub way: Way,
-    /// Threads of the job, in the last run of the way.
+    /// The number of threads of the job, in the last run of the way.
     pub thread_count: Option<u64>,
     /// Each metric over the runs of the way.
     pub figures: BTreeMap<Metric, Summary>,
 }
 
-/// A fact about this machine.
+/// Facts about this machine and this measurement.
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MachineFacts {
-    /// How assignments were enforced.
+    /// The enforcement of assignments.
     pub enforcement: String,
-    /// Why so.
+    /// The reason for this enforcement.
     pub enforcement_reason: String,
     /// The use of the exclusive CPUs by programs outside the pods, in all pinned runs together; null if the machine does not
     /// count the use.
     pub interference: Option<MeasuredInterference>,
-    /// The reason for a missing metric.
+    /// The missing metrics, with the reasons.
     pub not_counted: BTreeMap<Metric, String>,
-    /// What to bear in mind when reading the figures, each in a sentence.
+    /// Remarks for the reader of the figures, each as a sentence.
     pub notes: Vec<String>,
 }
 
 // === impl Metric ===
 
 impl Metric {
-    /// All, in the order of tables.
+    /// All metrics, in the order of tables.
     pub const ALL: [Self; 7] = [
         Self::StepsPerSecond,
         Self::StepMsP50,

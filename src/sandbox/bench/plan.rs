@@ -1,4 +1,4 @@
-//! [`Plan`]: what a bench runs, how often and in which order, decided before anything is done.
+//! [`Plan`]: the tasks of a bench, the number of rounds and the order of the runs, chosen before the first run.
 
 use serde::Serialize;
 
@@ -7,13 +7,13 @@ use crate::cpu::{CpuSet, Topology};
 use crate::sandbox::job::SERVER_CPUS;
 use crate::sandbox::neighbors::{NeighborKind, Neighbors};
 
-/// More CPUs than this for a task are only taken when asked for.
-const MODEST: u32 = 4;
+/// The most CPUs of a worker without the user's choice.
+const MOST_USUAL_CPUS: u32 = 4;
 
-/// No warm-up, counting or start takes less than this, in seconds: for the estimate only.
-const AROUND: f64 = 2.5;
+/// The time of a run in addition to the measurement, in seconds: start and warm-up. Only the estimate uses this time.
+const RUN_OVERHEAD: f64 = 2.5;
 
-/// Where a task's CPUs come from.
+/// The CPUs of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Cpus {
@@ -23,41 +23,41 @@ pub enum Cpus {
     Pinned,
 }
 
-/// How many threads a task is told to use.
+/// The number of threads of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Threads {
-    /// No variables (or the variables of a larger host): the framework counts the host's CPUs.
+    /// No variables, so that the framework counts the host's CPUs. Or the variables of a larger host.
     Host,
     /// As many threads as CPUs, in the variables that the agent sets.
     Right,
 }
 
-/// A way to run a task: a choice of CPUs and of threads.
+/// A way to run a task: the combination of CPUs and a number of threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Way {
-    /// The choice of CPUs.
+    /// Shared or pinned CPUs.
     pub cpus: Cpus,
-    /// The choice of thread counts.
+    /// The host's threads or the right threads.
     pub threads: Threads,
 }
 
-/// The user's options. The plan fills the options left open.
+/// The user's options. The plan chooses values for the missing options.
 #[derive(Debug, Clone, Default)]
 pub struct PlanOptions {
-    /// How often each way is run.
+    /// The number of runs of each way.
     pub rounds: usize,
-    /// How long each run is measured.
+    /// The measured time of each run, in seconds.
     pub seconds: u64,
-    /// How long a run may take, in seconds.
+    /// The longest time of a run, in seconds.
     pub limit: u64,
-    /// Workers, or copies of the command.
+    /// The number of workers, or of copies of the command.
     pub workers: Option<u32>,
-    /// CPUs of each.
+    /// The CPUs of each worker.
     pub cpus: Option<u32>,
-    /// Parameter servers.
+    /// The number of parameter servers.
     pub ps: Option<u32>,
-    /// CPUs of each worker; 0 keeps the workers in the shared pool.
+    /// The CPUs of each parameter server; 0 keeps the servers in the shared pool.
     pub ps_cpus: Option<u32>,
     /// The number of CPUs of the simulated larger host, if any.
     pub host_threads: Option<u32>,
@@ -65,9 +65,9 @@ pub struct PlanOptions {
     pub full_node: bool,
     /// The kind of the pods beside the job.
     pub neighbor_kind: NeighborKind,
-    /// How many pods run beside the job.
+    /// The number of pods beside the job.
     pub neighbor_pods: Option<u32>,
-    /// The share of a CPU's time that each thread of a neighbor wants, in percent.
+    /// The share of a CPU that each thread of a neighbor uses, in percent.
     pub neighbor_busy: Option<u8>,
     /// The CPU request of each neighbor, in thousandths of a CPU.
     pub neighbor_request: Option<u64>,
@@ -85,31 +85,31 @@ pub struct Plan {
     pub online: CpuSet,
     /// The reserved CPUs.
     pub reserved: CpuSet,
-    /// What is run.
+    /// The built-in job, or a command.
     pub work: Work,
-    /// Workers, or copies of the command.
+    /// The number of workers, or of copies of the command.
     pub workers: u32,
-    /// CPUs of each.
+    /// The CPUs of each worker.
     pub cpus: u32,
-    /// Parameter servers; 0: each worker keeps the parameters itself.
+    /// The number of parameter servers; 0: each worker keeps the parameters itself.
     pub ps: u32,
-    /// CPUs of each; 0: in the shared pool always, with a limit of one CPU.
+    /// The CPUs of each parameter server; 0: always in the shared pool, with a limit of one CPU.
     pub ps_cpus: u32,
-    /// How many CPUs the host of the host's threads has; null: the programs are told nothing.
+    /// The number of CPUs of the simulated larger host; null: programs get no variables and count this host's CPUs.
     pub host_threads: Option<u32>,
     /// The pods beside the job.
     pub neighbors: Neighbors,
     /// Whether equal containers fill the node: the neighbors run the same program as the workers.
     pub full_node: bool,
-    /// How long each run is measured.
+    /// The measured time of each run, in seconds.
     pub seconds: u64,
-    /// How long a run may take, in seconds.
+    /// The longest time of a run, in seconds.
     pub limit: u64,
     /// The ways of each round, in order.
     pub rounds: Vec<[Way; 4]>,
 }
 
-/// What is run.
+/// The program that a bench runs.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Work {
@@ -118,7 +118,7 @@ pub enum Work {
     /// A command.
     #[serde(rename_all = "camelCase")]
     Command {
-        /// For the shell.
+        /// The line for the shell.
         line: String,
         /// The pattern of a step; null if the bench measures the duration.
         steps: Option<Pattern>,
@@ -139,7 +139,7 @@ pub enum PlanError {
         /// The reserved CPUs.
         reserved: CpuSet,
     },
-    /// Fewer CPUs can be given away than are wished for.
+    /// Fewer CPUs can be exclusive than the tasks need.
     #[error(
         "the tasks need {} for exclusive use ({sum}), but of the CPUs {online} only {free} can be exclusive ({reserved} \
          reserved): lower --workers or --cpus, use --ps-cpus 0, or reserve fewer CPUs with --reserved",
@@ -227,7 +227,7 @@ struct Sizes {
 // === impl Sizes ===
 
 impl Sizes {
-    /// The requested sizes. Sizes left open follow from the number of CPUs and of free CPUs.
+    /// The requested sizes. Missing sizes follow from the number of CPUs and the number of free CPUs.
     fn new(preferences: &PlanOptions, online: usize, free: u32) -> Self {
         if preferences.full_node {
             return Self::of_full_node(preferences, online, free);
@@ -256,7 +256,7 @@ impl Sizes {
         let workers = preferences.workers.unwrap_or(usual).max(1);
         let cpus = preferences
             .cpus
-            .unwrap_or((left / workers).clamp(1, MODEST))
+            .unwrap_or((left / workers).clamp(1, MOST_USUAL_CPUS))
             .max(1);
         Self {
             workers,
@@ -272,7 +272,7 @@ impl Sizes {
         let fits = |cpus: &u32| {
             online.is_multiple_of(*cpus as usize) && workers.saturating_mul(*cpus) <= free
         };
-        let usual = || (1..=MODEST).rev().find(fits).unwrap_or(1);
+        let usual = || (1..=MOST_USUAL_CPUS).rev().find(fits).unwrap_or(1);
         Self {
             workers,
             cpus: preferences.cpus.unwrap_or_else(usual).max(1),
@@ -291,7 +291,7 @@ impl Sizes {
 // === impl Plan ===
 
 impl Plan {
-    /// Fills the options left open, and checks the machine's size.
+    /// Chooses values for the missing options, and checks the machine's size.
     ///
     /// # Errors
     /// The machine has too few CPUs.
@@ -366,7 +366,7 @@ impl Plan {
         })
     }
 
-    /// Whether the time to the command's end is measured, not steps.
+    /// Whether the bench measures the duration of the command, and no steps.
     pub fn runs_to_end(&self) -> bool {
         matches!(self.work, Work::Command { steps: None, .. })
     }
@@ -378,7 +378,7 @@ impl Plan {
         1000 * job + self.neighbors.requested()
     }
 
-    /// The number of CPUs that the neighbors can keep busy, and the number that the job leaves free.
+    /// The number of CPUs that the neighbors can keep busy, and the number of CPUs without exclusive tasks.
     pub fn busy(&self) -> (f64, u64) {
         let Neighbors {
             count,
@@ -402,13 +402,13 @@ impl Plan {
     /// The expected duration in seconds; `None` for a command of unknown duration.
     pub fn estimate(&self) -> Option<f64> {
         let runs = self.rounds.len() * 4;
-        (!self.runs_to_end()).then_some(runs as f64 * (self.seconds as f64 + AROUND))
+        (!self.runs_to_end()).then_some(runs as f64 * (self.seconds as f64 + RUN_OVERHEAD))
     }
 }
 
 pub use crate::text::counted;
 
-/// The pods beside the job. `left` is what the job leaves of the node, in thousandths of a CPU.
+/// The pods beside the job. `left` is the part of the node that the job does not request, in thousandths of a CPU.
 fn neighbors(preferences: &PlanOptions, online: usize, sizes: &Sizes, left: u64) -> Neighbors {
     let usual = Neighbors::new(preferences.neighbor_kind, online, left);
     if preferences.full_node {
@@ -492,11 +492,11 @@ pub(super) mod tests {
             .iter()
             .flat_map(|round| round.windows(2).map(|pair| (pair[0], pair[1])))
             .collect();
-        assert_eq!(followers.len(), 12, "each follows each other once");
+        assert_eq!(followers.len(), 12, "each way follows each other way once");
     }
 
     #[test]
-    fn what_is_left_open_follows_from_the_machine() {
+    fn missing_options_follow_from_the_machine() {
         for (cores, expected) in [
             (2, [1, 1, 0, 0, 2]),
             (3, [1, 2, 0, 0, 2]),
@@ -601,7 +601,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn too_few_cpus_are_said_with_numbers() {
+    fn an_error_about_too_few_cpus_has_numbers() {
         let error = plan(
             2,
             PlanOptions {

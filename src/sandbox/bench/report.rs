@@ -12,7 +12,7 @@ pub use super::model::{Comparison, Effect, MachineFacts, Metric, Run, WaySummary
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
-    /// What is compared, and what this machine can show, a sentence each.
+    /// The comparison, the neighbors, and the limits of this machine, each as a sentence.
     pub compared: Vec<String>,
     /// The ratios.
     pub effects: Vec<Effect>,

@@ -25,8 +25,8 @@ const BURST: usize = 1 << 16;
 /// wakes up.
 const REST: Duration = Duration::from_millis(1);
 
-/// Starts `threads` threads that never end. Each burst counts as a step. `busy` is the share of a CPU's time that each of
-/// them wants, in percent; without it every second thread rests a little after each burst.
+/// Starts `threads` threads that never end. Each burst counts as a step. `busy` is the share of a CPU that each thread uses,
+/// in percent. Without `busy`, every second thread pauses after each burst.
 ///
 /// # Errors
 ///
@@ -49,7 +49,7 @@ pub fn start(threads: usize, busy: Option<u8>, progress: &Arc<Progress>) -> io::
                     match busy {
                         None if index % 2 == 1 => thread::sleep(REST),
                         None => {}
-                        // The CPU time of the burst counts: a burst that had to wait for a CPU is no busier.
+                        // The pause follows from the burst's CPU time. Time without a CPU does not count as work.
                         Some(percent) => {
                             thread::sleep(rest(thread_cpu_time().saturating_sub(begun), percent));
                         }
