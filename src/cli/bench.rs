@@ -44,7 +44,7 @@ pub(super) struct Bench {
     /// Number of runs of each of the four ways. Results need 5 rounds, and 95 % confidence needs 6 rounds.
     #[arg(long, default_value_t = 8, value_parser = value_parser!(u16).range(1..=1000))]
     rounds: u16,
-    /// Seconds of measurement per run, after the first step and a warm-up (ignored without --steps for a command).
+    /// Seconds of measurement per run, after the first step and a warm-up (ignored for a command without --steps).
     #[arg(long, default_value_t = 4, value_parser = value_parser!(u32).range(1..=3600))]
     seconds: u32,
     /// Seconds after which a run fails.
@@ -71,8 +71,8 @@ pub(super) struct Bench {
     /// count this host's CPUs]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1024))]
     host_threads: Option<u32>,
-    /// Fill the node with equal containers: the same requests, and the same program in each. The bench pins or shares one of
-    /// them (or --workers), and the others stay shared.
+    /// Fill the node with equal containers, with the same requests and the same program. One container runs in the four ways (or
+    /// as many as --workers says), and the others stay shared.
     #[arg(long, conflicts_with_all = ["ps", "ps_cpus", "neighbors", "neighbor_pods", "neighbor_busy", "neighbor_request"])]
     full_node: bool,
     /// The pods beside the job.
@@ -81,8 +81,7 @@ pub(super) struct Bench {
     /// Number of pods beside the job [default: for full, one for each four CPUs of the rest, at least two; for besteffort, one]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(0..=1000))]
     neighbor_pods: Option<u32>,
-    /// The share of a CPU's time that each thread of a neighbor uses [default: all of it, but every second thread waits now and
-    /// then]
+    /// Share of a CPU that each thread of a neighbor uses, in percent [default: 100, with short pauses of every second thread]
     #[arg(long, value_name = "PERCENT", value_parser = value_parser!(u8).range(1..=100))]
     neighbor_busy: Option<u8>,
     /// CPU request of each neighbor, in thousandths of a CPU; 0 is BestEffort [default: an equal part of the rest of the node]
@@ -167,7 +166,7 @@ impl Bench {
              --dry-run"
         );
         start_error_log()?;
-        // An unwritable file is an error now, before minutes of measurement.
+        // An unwritable file ends the command here, before minutes of measurement.
         let picture = self.svg.as_deref().map(Draft::new).transpose()?;
         let bar = ProgressBar::new(plan.rounds.len() as u64 * 4);
         bar.set_style(ProgressStyle::with_template(
@@ -210,7 +209,7 @@ impl Bench {
     }
 }
 
-/// The task, in words.
+/// The work, the CPUs, the neighbors and the threads of a plan, in words.
 fn setting(plan: &Plan) -> String {
     let free = plan.online.difference(&plan.reserved);
     let mut text = String::new();
@@ -271,12 +270,12 @@ fn beside(plan: &Plan) -> String {
     if neighbors.count == 0 {
         return "no neighbors".to_owned();
     }
-    let asks = match neighbors.request_milli_cpus {
+    let request = match neighbors.request_milli_cpus {
         0 => "BestEffort".to_owned(),
         millis => format!("a request of {millis}m"),
     };
     let threads = counted(neighbors.threads, "thread");
-    let runs = match neighbors.busy_percent {
+    let program = match neighbors.busy_percent {
         _ if plan.full_node => "the same program".to_owned(),
         Some(percent) => format!("{threads} with {percent} % of a CPU"),
         None => threads,
@@ -287,7 +286,7 @@ fn beside(plan: &Plan) -> String {
         ""
     };
     let count = counted(neighbors.count, "neighbor");
-    format!("{count} in the shared pool, each with {runs} and {asks}{full}")
+    format!("{count} in the shared pool, each with {program} and {request}{full}")
 }
 
 fn planned(plan: &Plan) -> anyhow::Result<String> {

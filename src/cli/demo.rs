@@ -86,7 +86,8 @@ impl Demo {
     }
 }
 
-/// Where frames are drawn: over each other on a terminal, the last of each half elsewhere.
+/// The output of the frames. On a terminal, each frame replaces the previous frame of the half. Elsewhere, only the last frame
+/// of each half is printed.
 struct Screen {
     term: Term,
     format: Format,
@@ -117,12 +118,12 @@ impl Screen {
     }
 
     fn show(&mut self, frame: &Frame) {
-        let half = match frame.mode {
+        let name = match frame.mode {
             Mode::Shared => "shared",
             Mode::Pinned => "pinned and sized",
         };
         self.spinner.set_message(format!(
-            "{half}: {} of {} s",
+            "{name}: {} of {} s",
             frame.seconds.0, frame.seconds.1
         ));
         self.spinner.tick();
@@ -266,15 +267,15 @@ fn summary(report: &Report) -> String {
             .env
             .get("TF_NUM_INTRAOP_THREADS")
             .map_or("-", String::as_str);
-        // The kernel notes the start of a process in hundredths of a second.
-        let window = match row.unpinned_seconds {
+        // The kernel records the start of a process in hundredths of a second.
+        let pinned_at = match row.unpinned_seconds {
             None => "at an unknown time".to_owned(),
-            Some(window) if window < 0.02 => "within 20 ms of the first instruction".to_owned(),
-            Some(window) => format!("{:.0} ms after the first instruction", window * 1e3),
+            Some(unpinned) if unpinned < 0.02 => "within 20 ms of the first instruction".to_owned(),
+            Some(unpinned) => format!("{:.0} ms after the first instruction", unpinned * 1e3),
         };
         let _ = writeln!(
             text,
-            "  {}: exclusive {}, TF_NUM_INTRAOP_THREADS={threads}, pinned {window}",
+            "  {}: exclusive {}, TF_NUM_INTRAOP_THREADS={threads}, pinned {pinned_at}",
             row.pod,
             row.cpus.in_words()
         );
@@ -295,7 +296,7 @@ fn summary(report: &Report) -> String {
     text
 }
 
-/// The text before the table: a warning where the comparison is unreliable, then what is compared.
+/// The text before the table: a warning if the comparison is unreliable, then the sentences about the comparison.
 fn introduction(report: &Report) -> String {
     let mut text = String::new();
     let warning = report.interference.map_or_else(Vec::new, |interference| {

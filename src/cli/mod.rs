@@ -61,7 +61,7 @@ A file (see pinfold config) or the environment may also set the agent's options.
 A file (see pinfold config) or the environment may also set the agent's options."
 };
 
-/// The answer to `--version`. The answer to `-V` has only the first line.
+/// The output of `--version`. The output of `-V` has only the first line.
 static LONG_VERSION: LazyLock<String> = LazyLock::new(|| {
     format!(
         "{}\ncommit: {}\nfeatures: {}",

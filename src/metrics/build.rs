@@ -3,7 +3,7 @@
 /// The version of the package.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The commit, from the variable `PINFOLD_COMMIT` in the environment of the compiler. Without a value: `unknown`.
+/// The commit, from the variable `PINFOLD_COMMIT` at build time; `unknown` without a value.
 pub const COMMIT: &str = match option_env!("PINFOLD_COMMIT") {
     Some(commit) if !commit.is_empty() => commit,
     _ => "unknown",
@@ -18,7 +18,7 @@ const FEATURES: [(&str, bool); 5] = [
     ("top", cfg!(feature = "top")),
 ];
 
-/// The Cargo features of the build, by name and with commas. Without a feature: `none`.
+/// The names of the build's Cargo features, separated by commas; `none` without a feature.
 pub fn features() -> String {
     let enabled = FEATURES.iter().filter(|(_, is_enabled)| *is_enabled);
     let names: Vec<&str> = enabled.map(|(name, _)| *name).collect();

@@ -22,58 +22,59 @@ use crate::host::spawn::Stderr;
 /// The longest time until the workers' first step, and until the first measured step. A busy or emulated machine is slow.
 const FIRST_STEP: Duration = Duration::from_secs(120);
 
-/// Not counted at the start of each half: connecting, filling caches, first allocations.
+/// The shortest time from the start of a half to the measurement. Meanwhile, workers connect, caches fill and memory is first
+/// allocated.
 const WARM_UP: Duration = Duration::from_secs(2);
 
-/// Time between two looks.
-const TICK: Duration = Duration::from_secs(1);
+/// The time between two samples.
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What is wanted.
+/// The options of the demo.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// How long the measured job runs, both halves together.
+    /// The measured time of both halves together, in seconds.
     pub seconds: u64,
-    /// Where the agent serves.
+    /// The address on which the agent serves metrics.
     pub listen: SocketAddr,
-    /// Where the cgroup hierarchies are mounted.
+    /// The folder where the cgroup hierarchies are mounted.
     pub cgroup_dir: std::path::PathBuf,
     /// The kind of the pods beside the job.
     pub neighbors: NeighborKind,
-    /// Whether the job has a parameter server; by default, if the machine has enough CPUs.
+    /// Whether the job has a parameter server. `None`: the number of CPUs decides.
     pub has_server: Option<bool>,
 }
 
 /// The state of the demo at a moment.
 #[derive(Debug, Clone)]
 pub struct Frame {
-    /// Which half.
+    /// The half.
     pub mode: Mode,
     /// Seconds of this half so far, and of the full half.
     pub seconds: (u64, u64),
-    /// Where the agent serves.
+    /// The address on which the agent serves metrics.
     pub address: SocketAddr,
     /// The pods.
     pub rows: Vec<Row>,
 }
 
-/// One pod.
+/// The state of a pod.
 #[derive(Debug, Clone, Serialize)]
 pub struct Row {
-    /// Its name.
+    /// The pod's name.
     pub pod: String,
-    /// Its role.
+    /// The pod's role.
     pub role: String,
-    /// Its QoS class.
+    /// The pod's QoS class.
     pub qos: String,
     /// The CPUs on which the pod may run.
     pub cpus: CpuSet,
     /// Whether the CPUs are exclusive.
     pub exclusive: bool,
-    /// Its threads.
+    /// The number of the pod's threads.
     pub threads: u64,
-    /// The variables that the pod got.
+    /// The variables that the agent gave the pod.
     pub env: BTreeMap<String, String>,
-    /// Training steps (requests for a server) per second.
+    /// Training steps per second. For a server: requests per second.
     pub steps_per_second: f64,
     /// Context switches per second.
     pub context_switches_per_second: f64,
@@ -100,31 +101,31 @@ pub struct Half {
     pub involuntary_switches_per_step: Option<f64>,
     /// CFS periods per second in which a quota of the job ran out.
     pub throttled_periods_per_second: f64,
-    /// The step time that 99 of 100 steps keep, in milliseconds: median over the half's seconds.
+    /// The time within which 99 of 100 steps end, in milliseconds: the median of the values that the workers report.
     pub step_ms_p99: Option<f64>,
-    /// Threads of the job.
+    /// The number of threads of the job.
     pub threads: u64,
 }
 
 /// The result of the demo.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
-    /// How assignments were enforced.
+    /// The enforcement of assignments.
     pub enforcement: &'static str,
     /// The use of the exclusive CPUs by programs outside the pods, in the second half; null if the machine does not count the
     /// use.
     pub interference: Option<MeasuredInterference>,
-    /// What is compared, and what this machine can show, a sentence each.
+    /// The comparison, the neighbors, and the limits of this machine, each as a sentence.
     pub compared: Vec<String>,
     /// The kind of the pods beside the job.
     pub neighbors: NeighborKind,
-    /// How long the job was measured, both halves together.
+    /// The measured time of both halves together, in seconds.
     pub seconds: f64,
-    /// In the shared pool, threads as many as the host has.
+    /// The half on shared CPUs, with as many threads as the host has CPUs.
     pub shared: Half,
-    /// Exclusive CPUs, with threads sized to the CPUs.
+    /// The half on exclusive CPUs, with as many threads as exclusive CPUs.
     pub pinned: Half,
-    /// The pods of the second half, with rates over all of it.
+    /// The pods of the second half, with rates over the whole half.
     pub pods: Vec<Row>,
 }
 
@@ -264,7 +265,7 @@ impl Measured {
     }
 }
 
-/// Runs the job once.
+/// Starts the pods, and measures the job for `length`.
 async fn half(
     mode: Mode,
     setting: &Setting,
@@ -279,8 +280,8 @@ async fn half(
     };
     let pods = job::pods(setting, mode, run)?;
     start(&pods, agent, local).await?;
-    // The first seconds are not counted, and neither is the time until every worker has said something.
-    let mut ticks = tokio::time::interval(TICK);
+    // The measurement starts after the warm-up, when every worker has made a step.
+    let mut ticks = tokio::time::interval(SAMPLE_INTERVAL);
     ticks.tick().await;
     let begun = Instant::now();
     let mut base: Option<Sample> = None;
@@ -389,16 +390,19 @@ fn figures(base: &Sample, now: &Sample, mut p99: Vec<f64>) -> Half {
         |pick: fn(&Counters) -> u64| job().map(|name| now.gain(base, name, pick)).sum::<u64>();
     let steps: u64 = job()
         .filter(|name| name.starts_with("worker"))
-        .map(|name| now.gain(base, name, |one| one.steps))
+        .map(|name| now.gain(base, name, |counters| counters.steps))
         .sum();
     let per_step =
         |pick: fn(&Counters) -> u64| (steps > 0).then(|| gained(pick) as f64 / steps as f64);
     p99.sort_by(f64::total_cmp);
     Half {
         steps_per_second: steps as f64 / seconds,
-        context_switches_per_step: per_step(|one| one.context_switches.unwrap_or(0)),
-        involuntary_switches_per_step: per_step(|one| one.involuntary_switches.unwrap_or(0)),
-        throttled_periods_per_second: gained(|one| one.throttled_periods.unwrap_or(0)) as f64
+        context_switches_per_step: per_step(|counters| counters.context_switches.unwrap_or(0)),
+        involuntary_switches_per_step: per_step(|counters| {
+            counters.involuntary_switches.unwrap_or(0)
+        }),
+        throttled_periods_per_second: gained(|counters| counters.throttled_periods.unwrap_or(0))
+            as f64
             / seconds,
         step_ms_p99: p99.get(p99.len() / 2).copied(),
         threads: job()

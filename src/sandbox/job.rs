@@ -22,36 +22,36 @@ const NEIGHBORS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 100);
 /// The fewest CPUs of a machine for a job with a parameter server.
 pub const SERVER_CPUS: usize = 4;
 
-/// How the job's pods are run.
+/// The CPUs and the threads of the job's pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// In the shared pool, threads as many as the host has.
+    /// Shared CPUs, with as many threads as the host has CPUs.
     Shared,
-    /// Exclusive CPUs, with threads sized to the CPUs.
+    /// Exclusive CPUs, with as many threads as exclusive CPUs.
     Pinned,
 }
 
 /// A pod of the demo.
 #[derive(Debug, Clone)]
 pub struct DemoPod {
-    /// The pod, as the agent reads the pod.
+    /// The pod in the form that the agent reads.
     pub pod: Pod,
-    /// Its manifest.
+    /// The pod's manifest.
     pub manifest: String,
     /// The arguments of the `pinfold` program in the container.
     pub args: Vec<String>,
-    /// Its address.
+    /// The pod's address.
     pub address: Ipv4Addr,
 }
 
-/// How many pods, and how large.
+/// The numbers of the job's pods, and their CPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size {
-    /// Workers.
+    /// The number of workers.
     pub workers: u32,
-    /// CPUs of each.
+    /// The CPUs of each worker.
     pub worker_cpus: u32,
-    /// Parameter servers of one CPU. Without a server, each worker keeps the parameters itself.
+    /// The number of parameter servers with one CPU. Without a server, each worker keeps the parameters itself.
     pub servers: u32,
 }
 
@@ -64,7 +64,7 @@ pub struct Setting {
     pub kind: NeighborKind,
     /// The neighbors.
     pub neighbors: Neighbors,
-    /// CPUs of the machine.
+    /// The number of the machine's CPUs.
     online: usize,
     /// Whether the server gets no exclusive CPU.
     is_server_shared: bool,
@@ -77,7 +77,7 @@ pub struct Setting {
 impl Size {
     /// The largest job that fits this machine: two workers of up to 4 CPUs beside a server of 1. With fewer than
     /// [`SERVER_CPUS`] CPUs, the job is a single worker: a server would share a CPU with everything else and hold up the worker.
-    /// `has_server` decides otherwise.
+    /// A value of `has_server` overrides this choice.
     ///
     /// # Errors
     /// No CPU to give away.
@@ -107,7 +107,7 @@ impl Size {
         })
     }
 
-    /// What the job requests, in thousandths of a CPU.
+    /// The sum of the job's CPU requests, in thousandths of a CPU.
     fn requested(&self) -> u64 {
         1000 * (u64::from(self.workers) * u64::from(self.worker_cpus) + u64::from(self.servers))
     }
@@ -141,7 +141,7 @@ impl Setting {
         })
     }
 
-    /// What the demo compares, and what this machine can show, a sentence each.
+    /// The comparison, the neighbors, and the limits of this machine, each as a sentence.
     pub fn in_words(&self) -> Vec<String> {
         let Size {
             workers,
@@ -255,12 +255,13 @@ pub fn pods(setting: &Setting, mode: Mode, run: u32) -> anyhow::Result<Vec<DemoP
     Ok(pods)
 }
 
+/// A pod of the job.
 #[derive(Clone, Copy)]
 struct Member<'a> {
     role: &'a str,
     index: u32,
     cpus: u32,
-    /// The servers; `None` for a worker that keeps the parameters itself.
+    /// The addresses of the servers; `None` for a worker that keeps the parameters itself.
     hosts: Option<&'a str>,
     address: Ipv4Addr,
 }
@@ -373,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mode_is_what_the_agent_reads() {
+    fn the_agent_reads_the_mode_from_the_pods() {
         let setting = setting(8, NeighborKind::Full);
         for (mode, expected) in [(Mode::Shared, 0), (Mode::Pinned, 7)] {
             let pods = pods(&setting, mode, 1).unwrap();
@@ -381,8 +382,8 @@ mod tests {
                 let policy = Policy::default();
                 pod.containers
                     .iter()
-                    .map(|one| pod::entitlement(pod, one, &policy))
-                    .map(|one| Entitlement::cpus(&one))
+                    .map(|container| pod::entitlement(pod, container, &policy))
+                    .map(|entitlement| Entitlement::cpus(&entitlement))
                     .sum()
             };
             assert_eq!(
@@ -461,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_compared_is_said_with_numbers() {
+    fn the_sentences_have_numbers() {
         let words = |cores, kind| setting(cores, kind).in_words().join(" ");
         let small = words(2, NeighborKind::Full);
         for says in [
