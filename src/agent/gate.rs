@@ -8,8 +8,8 @@ use crate::pin::decide::{Decision, Refused};
 use crate::pin::snapshot::ContainerState;
 use crate::pod::{ContainerKind, Entitlement, Pod, Qos, is_required};
 
-/// The reason to refuse a CreateContainer request, if any. `owed`: whether a container of the pod is entitled to exclusive
-/// CPUs. `None`: not all containers of the pod are known.
+/// The reason to refuse a CreateContainer request, if any. `owed` says whether a container of the pod is entitled to exclusive
+/// CPUs; `None` if not all containers of the pod are known.
 pub(super) fn at_creation(pod: &Pod, decision: &Decision, owed: Option<bool>) -> Option<String> {
     let given = decision.cpus.is_some();
     let why = match &decision.entitlement {
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn who_must_have_cpus_starts_on_them_alone() {
+    fn a_pod_that_requires_cpus_starts_only_on_exclusive_cpus() {
         let own = state("main", Some("2-3"), "2-3");
         let reason = |enforcement, own: &ContainerState, other: Option<&ContainerState>| {
             let all: Vec<ContainerState> = std::iter::once(own).chain(other).cloned().collect();

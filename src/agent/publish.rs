@@ -223,7 +223,7 @@ impl Reconciler {
     }
 }
 
-/// What CPU isolation could not do: sentences for a person, each with a remedy.
+/// The problems of CPU isolation, each as a sentence. Most sentences name a remedy.
 pub fn isolation_problems(report: &IsolationReport) -> Vec<String> {
     let managed = &report.managed;
     let mut problems = Vec::new();
@@ -252,7 +252,7 @@ pub fn isolation_problems(report: &IsolationReport) -> Vec<String> {
         problems.push(format!(
             "irqbalance runs and may move interrupts back to exclusive CPUs between two passes: set \
              IRQBALANCE_BANNED_CPULIST={cpus} in its environment (/etc/default/irqbalance or \
-             /etc/sysconfig/irqbalance) and restart it, or stop it"
+             /etc/sysconfig/irqbalance) and restart irqbalance, or stop irqbalance"
         ));
     }
     problems

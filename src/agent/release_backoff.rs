@@ -25,7 +25,7 @@ impl ReleaseBackoff {
         self.at
     }
 
-    /// Takes the CPUs given up by a pass. The pause is at most `longest`.
+    /// Takes the CPUs that a pass gave up, and sets the time of the next pass. The pause is at most `longest`.
     pub(super) fn note(&mut self, cpus: CpuSet, now: Instant, longest: Duration) {
         self.pause = if cpus == self.cpus {
             (self.pause * 2).max(FIRST).min(longest)
@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_handed_back_is_looked_at_ever_more_rarely() {
+    fn the_pause_doubles_while_the_same_cpus_are_not_handed_back() {
         let (mut release_backoff, now, longest) = (
             ReleaseBackoff::default(),
             Instant::now(),

@@ -415,7 +415,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         ended = agent.ended() => return ended,
     }
     if let Err(error) = notify::stopping() {
-        tracing::warn!("can't tell the service manager: {error}");
+        tracing::warn!("can't send a message to the service manager: {error}");
     }
     agent.stop().await;
     Ok(())

@@ -1,7 +1,7 @@
 //! Messages to the service manager: ready, alive and status.
 //!
-//! The watchdog gets a sign of life while the reconciler's [`Heartbeat`] is in time. If the signs of life stop, the service
-//! manager restarts the agent. Assignments stay.
+//! The service manager's watchdog gets a keep-alive message while the reconciler's [`Heartbeat`] is on time. If the messages
+//! stop, the service manager restarts the agent. Assignments stay.
 
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -18,7 +18,7 @@ pub(super) async fn notify(
 ) {
     let log_failure = |result: std::io::Result<()>| {
         if let Err(error) = result {
-            tracing::warn!("can't tell the service manager: {error}");
+            tracing::warn!("can't send a message to the service manager: {error}");
         }
     };
     let watchdog_timeout = notify::watchdog();
@@ -33,7 +33,7 @@ pub(super) async fn notify(
             changed = snapshot.changed() => if changed.is_err() {
                 return;
             },
-            // Before the first pass the service manager waits for `ready`. Its start timeout then decides.
+            // Before the first pass, the service manager waits for `ready` and applies its start timeout.
             () = tick(timer.as_mut()) => match heartbeat.health() {
                 Health::Alive | Health::Starting(_) => log_failure(notify::alive()),
                 Health::Stuck(reason) => tracing::error!("the agent does not notify systemd's watchdog: {reason}"),
@@ -51,7 +51,7 @@ pub(super) async fn notify(
     }
 }
 
-/// Waits for the next sign of life that is due. Without a watchdog the wait never ends.
+/// Waits until the next keep-alive message is due. Without a watchdog, the wait never ends.
 async fn tick(timer: Option<&mut tokio::time::Interval>) {
     match timer {
         Some(timer) => drop(timer.tick().await),

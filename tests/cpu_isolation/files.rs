@@ -275,7 +275,7 @@ fn failures_are_reported_with_a_remedy() {
         "a few",
         "IRQ 28",
         "IRQBALANCE_BANNED_CPULIST=0",
-        "restart it, or stop it",
+        "restart irqbalance, or stop irqbalance",
     ] {
         assert!(sentences.contains(part), "{part}: {sentences}");
     }

@@ -14,8 +14,8 @@ pub(super) const API_WAIT: Duration = Duration::from_millis(500);
 /// Waits for the API server's description of new pods.
 pub(super) struct ApiWait {
     pods: watch::Receiver<ApiPods>,
-    /// The server's pods at the end of a wait that timed out.
-    in_vain: Mutex<Option<watch::Receiver<ApiPods>>>,
+    /// The server's pods at the end of the last wait, if the last wait timed out.
+    after_timeout: Mutex<Option<watch::Receiver<ApiPods>>>,
 }
 
 // === impl ApiWait ===
@@ -24,31 +24,33 @@ impl ApiWait {
     pub(super) fn new(pods: watch::Receiver<ApiPods>) -> Self {
         Self {
             pods,
-            in_vain: Mutex::default(),
+            after_timeout: Mutex::default(),
         }
     }
 
-    /// Waits until the server lists the pod, at most `left`. Before the first list the wait ends at once. For a pod that the
-    /// server never lists, the runtime's description counts. After a timeout no request waits until the server sends an update:
-    /// the server may hang although the connection stands.
+    /// Waits until the server lists the pod, at most `left`. Before the first list, the wait ends at once. For a pod that the
+    /// server never lists, the runtime's description counts. After a timeout, the server may hang although the connection is
+    /// open. Further requests then do not wait, until the server sends an update.
     pub(super) async fn wait(&self, uid: &str, left: Duration) {
-        let silent = |in_vain: &watch::Receiver<ApiPods>| !in_vain.has_changed().unwrap_or(true);
-        if self.lock().as_ref().is_some_and(silent) {
+        let is_silent = |pods: &watch::Receiver<ApiPods>| !pods.has_changed().unwrap_or(true);
+        if self.lock().as_ref().is_some_and(is_silent) {
             return;
         }
         let mut pods = self.pods.clone();
         let is_listed = |pods: &ApiPods| {
-            let first_list = pods.as_deref();
-            first_list.is_none_or(|pods| pods.iter().any(|pod| pod.names(uid)))
+            let listed = pods.as_deref();
+            listed.is_none_or(|pods| pods.iter().any(|pod| pod.names(uid)))
         };
-        let in_vain = tokio::time::timeout(left, pods.wait_for(is_listed))
+        let timed_out = tokio::time::timeout(left, pods.wait_for(is_listed))
             .await
             .is_err();
-        *self.lock() = in_vain.then_some(pods);
+        *self.lock() = timed_out.then_some(pods);
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Option<watch::Receiver<ApiPods>>> {
-        self.in_vain.lock().unwrap_or_else(PoisonError::into_inner)
+        self.after_timeout
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -74,7 +76,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_creation_waits_for_a_server_that_tells_nothing() {
+    async fn only_the_first_creation_waits_for_a_silent_server() {
         let (sender, receiver) = watch::channel(None);
         let wait = ApiWait::new(receiver);
         assert_eq!(waited(&wait, "a").await, Duration::ZERO, "no list arrived");
@@ -84,7 +86,7 @@ mod tests {
         assert_eq!(
             waited(&wait, "b").await,
             Duration::ZERO,
-            "the next ones don't"
+            "later requests do not wait"
         );
         assert_eq!(waited(&wait, "c").await, Duration::ZERO);
         // The server sends an update.

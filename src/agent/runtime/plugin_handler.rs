@@ -32,14 +32,15 @@ const ASSIGNED: &str = "pinfold.io/assigned-cpus";
 /// The variable with a container's exclusive CPUs.
 const CPUS: &str = "PINFOLD_CPUS";
 
-/// Limits of the wait for the Node's slot: the time since the agent's start, and the age of the request. The runtime waits two
-/// seconds, mainly for the CPUs.
+/// The limits of the wait for the Node's slot: the time since the agent's start, and the time since the request. The runtime
+/// waits two seconds for an answer, and the choice of CPUs needs most of this time.
 const SLOT_WAIT: (Duration, Duration) = (Duration::from_secs(10), Duration::from_millis(400));
 
-/// The pods that the API server lists.
+/// The API server as a source of pods.
 pub(super) struct ApiSource {
     /// The state of the connection to the API server.
     pub(super) link: Link,
+    /// The pods that the API server lists.
     pub(super) pods: watch::Receiver<ApiPods>,
 }
 
@@ -89,6 +90,7 @@ impl PluginHandler {
         }
     }
 
+    /// The event for a pod's current state: the pod, or the end of the pod.
     fn update_of(&self, sandbox: &PodSandbox) -> Option<Event> {
         let gone = || {
             nri::pod(sandbox, [])
@@ -137,12 +139,12 @@ impl PluginHandler {
                 pod.containers.push(container);
             }
         }
-        let noted = |container: &crate::pod::Container| {
+        let injected_into = |container: &crate::pod::Container| {
             let (_, known) = inventory.container(container.runtime_id.as_deref()?)?;
-            Some((container.name.clone(), noted(known, INJECTED)))
+            Some((container.name.clone(), annotation_values(known, INJECTED)))
         };
         let injected: BTreeMap<String, Vec<String>> =
-            pod.containers.iter().filter_map(noted).collect();
+            pod.containers.iter().filter_map(injected_into).collect();
         Some(without_injected_variables(RuntimePod { pod, injected }))
     }
 
@@ -233,11 +235,11 @@ impl PluginHandler {
             state.uid.as_deref() == pod.cgroup_uid() && state.container == container.name
         };
         let state = all.find(same)?;
-        let given = !noted(container, ASSIGNED).is_empty();
+        let was_given_cpus = !annotation_values(container, ASSIGNED).is_empty();
         state
             .assigned
             .clone()
-            .or_else(|| state.effective.clone().filter(|_| given))
+            .or_else(|| state.effective.clone().filter(|_| was_given_cpus))
     }
 
     fn record_time(&self, call: &'static str, start: Instant) {
@@ -267,13 +269,12 @@ impl nri::Plugin for PluginHandler {
     }
 
     fn unanswered(&self, call: &UnansweredCall<'_>, why: HandlerTimeout) -> Result<(), Refusal> {
-        tracing::error!("{call}: {why}");
         self.metrics.runtime_unanswered();
         if let UnansweredCall::Event(event, request) = call {
             self.remove_ended(*event, request);
         }
         match call {
-            // The inventory is then unknown, so the connection is made anew.
+            // The inventory is incomplete after the timeout. The refusal closes the connection, and a new connection follows.
             UnansweredCall::Synchronize => Err(Refusal::new(format!(
                 "Pinfold could not process the existing pods and containers: {why}"
             ))),
@@ -409,37 +410,37 @@ impl nri::Plugin for PluginHandler {
     }
 }
 
-/// The values of Pinfold's annotation on a container of the runtime.
-fn noted(container: &Container, annotation: &str) -> Vec<String> {
-    let names = container
+/// The values of one of Pinfold's annotations on a container of the runtime.
+fn annotation_values(container: &Container, annotation: &str) -> Vec<String> {
+    let values = container
         .annotations
         .get(annotation)
         .map(String::as_str)
         .unwrap_or_default();
-    names
+    values
         .split(',')
-        .filter(|name| !name.is_empty())
+        .filter(|value| !value.is_empty())
         .map(str::to_owned)
         .collect()
 }
 
-/// A copy of a container without the variables, labels and annotations that decide nothing. The copy lives as long as the
-/// container. The kubelet sets seven variables for each service of the namespace.
+/// A copy of a container with only the variables and annotations that affect Pinfold's decisions. The inventory keeps the copy
+/// as long as the container exists, and the kubelet sets seven variables for each Service of the namespace.
 fn lean(container: &Container) -> Container {
     let counts = |line: &str| variable_counts(line.split_once('=').map_or(line, |(name, _)| name));
-    let ours = noted(container, INJECTED);
-    let theirs = |line: &String| {
+    let injected = annotation_values(container, INJECTED);
+    let is_users = |line: &String| {
         line.split_once('=')
-            .is_some_and(|(name, _)| !ours.iter().any(|one| one == name))
+            .is_some_and(|(variable, _)| !injected.iter().any(|name| name == variable))
     };
-    // A single variable of the user's shows that the environment is known.
-    let first = container.env.iter().position(theirs);
-    let annotation =
+    // One variable of the user shows that the environment is known.
+    let first = container.env.iter().position(is_users);
+    let is_needed =
         |key: &str| [INJECTED, ASSIGNED].contains(&key) || nri::IMAGE_ANNOTATIONS.contains(&key);
     let annotations = container
         .annotations
         .iter()
-        .filter(|(key, _)| annotation(key));
+        .filter(|(key, _)| is_needed(key));
     let env = container
         .env
         .iter()
@@ -464,12 +465,12 @@ fn lean(container: &Container) -> Container {
 /// Removes the injected variables from the environment. The remaining variables come from the image and the pod's author.
 fn without_injected_variables(mut reported: RuntimePod) -> RuntimePod {
     for container in &mut reported.pod.containers {
-        let ours = reported
+        let injected = reported
             .injected
             .get(&container.name)
             .map(Vec::as_slice)
             .unwrap_or_default();
-        container.env.retain(|name, _| !ours.contains(name));
+        container.env.retain(|name, _| !injected.contains(name));
     }
     reported
 }
@@ -491,7 +492,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn variables_that_decide_nothing_are_not_remembered() {
+    fn variables_without_effect_are_not_kept() {
         let env = [
             "odd",
             "PATH=/bin",
@@ -538,12 +539,12 @@ mod tests {
         assert_eq!(kept.env, own);
         assert!(
             kept.env.capacity() < 10,
-            "the room of the others is free, too"
+            "the memory of the removed variables is free"
         );
     }
 
     #[tokio::test]
-    async fn a_late_end_is_events_before_a_newer_creation() {
+    async fn a_late_end_is_reported_before_a_newer_creation() {
         let (reconciler, mut events) = mpsc::unbounded_channel();
         let (_published, snapshot) = watch::channel(None);
         let handler = PluginHandler::new(reconciler, None, snapshot, AgentMetrics::new().unwrap());
@@ -569,26 +570,26 @@ mod tests {
             .unwrap();
         let second = container("second");
         let creation = handler.create(&pod, &second);
-        let heard = async {
-            let mut heard = Vec::new();
+        let reported = async {
+            let mut reported = Vec::new();
             // The dropped reply of the creation lets the creation go on without an answer.
             while let Some(Event::Runtime(RuntimeUpdate::Pod(update))) = events.recv().await {
                 let containers = update.pod.containers.iter();
                 let ids = containers.map(|container| container.runtime_id.clone().unwrap());
-                heard.push(ids.collect::<Vec<_>>().join(","));
+                reported.push(ids.collect::<Vec<_>>().join(","));
             }
-            heard
+            reported
         };
-        let (_, heard) = tokio::join!(creation, heard);
+        let (_, reported) = tokio::join!(creation, reported);
         assert_eq!(
-            heard,
+            reported,
             ["", "second"],
             "the end of the first, then the creation of the second"
         );
     }
 
     #[tokio::test]
-    async fn what_has_stopped_is_taken_note_of_also_where_the_answer_came_too_late() {
+    async fn after_a_timeout_a_stopped_container_still_leaves_the_inventory() {
         let (reconciler, mut events) = mpsc::unbounded_channel();
         let (_published, snapshot) = watch::channel(None);
         let handler = PluginHandler::new(reconciler, None, snapshot, AgentMetrics::new().unwrap());
