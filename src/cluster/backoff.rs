@@ -45,7 +45,7 @@ impl Backoff {
     }
 }
 
-/// The waits of a task that lasts. Retryable and terminal failures have separate waits, since the longest waits differ.
+/// The waits of a long-running task. Retryable and terminal failures have separate waits, since the longest waits differ.
 #[derive(Debug)]
 pub(super) struct BackoffPolicy {
     retryable: Backoff,
@@ -55,7 +55,8 @@ pub(super) struct BackoffPolicy {
 // === impl BackoffPolicy ===
 
 impl BackoffPolicy {
-    /// Creates a policy. Retryable failures wait between the two `bounds`, and terminal failures up to `terminal`, if longer.
+    /// Creates a policy. `bounds` are the shortest and the longest wait after retryable failures. The waits after terminal
+    /// failures grow up to `terminal`, but at least up to the longest wait of `bounds`.
     pub(super) fn new(bounds: (Duration, Duration), terminal: Duration) -> Self {
         let (least, most) = bounds;
         Self {

@@ -56,7 +56,7 @@ pub(super) const SHORT_LIVED: Duration = Duration::from_secs(2);
 const MAX_INVALID: u32 = 3;
 
 /// After this many streaming lists in a row without a final bookmark in time, the reflector uses paged lists only.
-const MAX_UNENDED: u32 = 3;
+const MAX_INCOMPLETE: u32 = 3;
 
 /// The collection to follow, and the settings of its lists and watches.
 #[derive(Debug)]
@@ -116,7 +116,7 @@ pub(super) async fn reflect<C: ObjectCache>(
         cache,
         jitter: Jitter::default(),
         version: None,
-        unended: 0,
+        incomplete_lists: 0,
         too_old: false,
         invalid_answers: 0,
     };
@@ -141,7 +141,7 @@ struct Reflector<C> {
     /// The resourceVersion from which the watch continues; `None` if all objects must be listed.
     version: Option<String>,
     /// The number of streaming lists in a row without a final bookmark in time.
-    unended: u32,
+    incomplete_lists: u32,
     /// Whether the server answered 410 Gone, and no line of a watch has arrived since.
     too_old: bool,
     /// The number of invalid answers in a row.
@@ -162,7 +162,7 @@ impl<C: ObjectCache> Reflector<C> {
             }
         }
         let began = Instant::now();
-        let mut heard = streamed.is_some();
+        let mut has_data = streamed.is_some();
         let mut watch = match streamed {
             Some(watch) => watch,
             None => self.open(self.version.as_deref()).await?,
@@ -170,8 +170,8 @@ impl<C: ObjectCache> Reflector<C> {
         let settled_at = began + self.followed.settled;
         let mut works = false;
         loop {
-            // An accepted watch may still end at once.
-            if !works && (heard || Instant::now() >= settled_at) {
+            // An accepted watch may still end at once, so the first line or the time shows that the watch works.
+            if !works && (has_data || Instant::now() >= settled_at) {
                 works = true;
                 self.cache.works().await;
             }
@@ -180,10 +180,10 @@ impl<C: ObjectCache> Reflector<C> {
                 next = watch.next(self.followed.idle) => next,
                 () = tokio::time::sleep_until(settled_at), if !works => continue,
             };
-            let worked = heard || began.elapsed() >= SHORT_LIVED;
+            let worked = has_data || began.elapsed() >= SHORT_LIVED;
             match next {
                 Ok(Some(change)) => {
-                    heard = true;
+                    has_data = true;
                     self.apply(&change).await;
                 }
                 Ok(None) if worked => return Ok(()),
@@ -247,9 +247,9 @@ impl<C: ObjectCache> Reflector<C> {
             }
             Err(failure) => return Err(failure),
         };
-        match initial(&mut watch, limit).await {
+        match read_streaming_list(&mut watch, limit).await {
             Ok(Some((objects, version))) => {
-                self.unended = 0;
+                self.incomplete_lists = 0;
                 self.replace(objects, version).await;
                 Ok(Some(watch))
             }
@@ -258,8 +258,8 @@ impl<C: ObjectCache> Reflector<C> {
                 tracing::info!(
                     "a streaming list sent no final bookmark in time: {path} is read by a paged list"
                 );
-                self.unended += 1;
-                if self.unended >= MAX_UNENDED {
+                self.incomplete_lists += 1;
+                if self.incomplete_lists >= MAX_INCOMPLETE {
                     self.followed.streaming = None;
                 }
                 self.api.counters().failed(ErrorKind::Timeout);
@@ -337,7 +337,7 @@ impl<C: ObjectCache> Reflector<C> {
         pause
     }
 
-    /// Counts a failure inside a stream, which the API client does not count.
+    /// Counts a failure inside a stream, because the API client counts only failures of requests. Returns the failure.
     fn counted(&self, failure: Failure) -> Failure {
         self.api.counters().failed(failure.kind());
         failure
@@ -346,15 +346,15 @@ impl<C: ObjectCache> Reflector<C> {
 
 /// Reads a streaming list up to the final bookmark. Returns the objects and the list's resourceVersion, or `None` if no final
 /// bookmark came within `limit`.
-async fn initial(
+async fn read_streaming_list(
     watch: &mut WatchStream,
     limit: Duration,
 ) -> Result<Option<(Vec<Box<RawValue>>, String)>, Failure> {
     let deadline = Instant::now() + limit;
     let mut objects = BTreeMap::new();
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let Change { kind, object } = match watch.next(left).await {
+        let remaining = deadline.saturating_duration_since(Instant::now());
+        let Change { kind, object } = match watch.next(remaining).await {
             Ok(Some(change)) => change,
             Ok(None) => {
                 return Err(Failure::Connection(
@@ -388,7 +388,7 @@ fn is_broken_connection(failure: &Failure) -> bool {
     matches!(failure, Failure::Connection(_) | Failure::Timeout(_))
 }
 
-/// Whether the server refuses streaming lists: 422 if the feature is off, 400 from servers without the parameter's rules.
+/// Whether the server refuses streaming lists: 422 if the feature is off, 400 if the server does not know the parameter.
 fn refuses_streaming(failure: &Failure) -> bool {
     failure
         .status()

@@ -41,7 +41,7 @@ struct Line {
     object: Box<RawValue>,
 }
 
-/// An object with its identity, readable even if the remaining fields are not.
+/// The metadata of an object. The metadata is readable even if the remaining fields are not.
 #[derive(Default, Deserialize)]
 struct Head {
     metadata: Option<Identity>,
@@ -55,13 +55,14 @@ pub(super) struct Identity {
     pub(super) name: Option<String>,
     #[serde(rename = "resourceVersion")]
     version: Option<String>,
-    annotations: Option<Marks>,
+    annotations: Option<BookmarkAnnotations>,
 }
 
+/// The annotation of the final bookmark of a streaming list.
 #[derive(Deserialize)]
-struct Marks {
+struct BookmarkAnnotations {
     #[serde(rename = "k8s.io/initial-events-end")]
-    initial_end: Option<IgnoredAny>,
+    initial_events_end: Option<IgnoredAny>,
 }
 
 // === impl WatchStream ===
@@ -140,6 +141,6 @@ impl Identity {
     pub(super) fn ends_list(&self) -> bool {
         self.annotations
             .as_ref()
-            .is_some_and(|marks| marks.initial_end.is_some())
+            .is_some_and(|annotations| annotations.initial_events_end.is_some())
     }
 }

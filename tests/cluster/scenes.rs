@@ -232,7 +232,7 @@ async fn unreadable_plans_keep_the_labels() {
         (
             "no definition",
             Box::new(|| fake.remove(&crd)),
-            "ScenePlans are not defined here",
+            "the definition of ScenePlan is missing",
         ),
         (
             "silence",

@@ -109,8 +109,8 @@ fn name(object: &RawValue) -> String {
     Identity::of(object).name.unwrap_or_default()
 }
 
-/// Decodes a plan. An error about the text would name a column of the server's answer, so the plan becomes a tree of values
-/// first.
+/// Decodes a plan. If the text were decoded directly, an error would name a column of the server's answer. The text is
+/// therefore first decoded into a tree of values.
 fn read(object: &RawValue) -> serde_json::Result<ScenePlan> {
     let object: Value = serde_json::from_str(object.get())?;
     serde_json::from_value(object)
@@ -151,10 +151,10 @@ pub(super) async fn follow(api: Api, settings: Settings, published: watch::Sende
 fn advice(failure: &Failure) -> &'static str {
     match failure.kind() {
         ErrorKind::NotFound => {
-            ": ScenePlans are not defined here; pinfold scene crd | kubectl apply -f - defines them"
+            ": the definition of ScenePlan is missing; install the definition with pinfold scene crd | kubectl apply -f -"
         }
         ErrorKind::Forbidden => ": allow the agent to list and watch sceneplans.pinfold.io",
-        ErrorKind::Unauthorized => ": is the token still valid?",
+        ErrorKind::Unauthorized => ": check the agent's token",
         _ => "",
     }
 }
@@ -215,13 +215,13 @@ impl ObjectCache for PlansPublisher {
             return;
         }
         let reason = format!("the plans can't be read: {failure}{}", advice(failure));
-        let new = self.published.send_if_modified(|plans| {
-            let new = plans.degraded.as_ref() != Some(&reason);
+        let is_new_reason = self.published.send_if_modified(|plans| {
+            let is_new_reason = plans.degraded.as_ref() != Some(&reason);
             plans.degraded = Some(reason.clone());
             plans.terminal = failure.is_terminal();
-            new
+            is_new_reason
         });
-        if new {
+        if is_new_reason {
             tracing::warn!("{reason}");
         }
     }

@@ -481,7 +481,7 @@ fn failure_key(failure: &Failure) -> String {
 fn advice(failure: &Failure) -> &'static str {
     match failure.kind() {
         ErrorKind::Forbidden => ": does the agent have the rights that deploy/ gives it?",
-        ErrorKind::Unauthorized => ": is the agent's token still valid?",
+        ErrorKind::Unauthorized => ": check the agent's token",
         ErrorKind::NotFound => {
             ": create the namespace of the claims, or set a different namespace (--namespace)"
         }
