@@ -1,5 +1,5 @@
 //! Messages to the service manager, on the socket named in `NOTIFY_SOCKET`. Without a service manager, as in a container,
-//! every message is lost.
+//! no message is sent.
 
 use std::io;
 use std::time::Duration;
@@ -14,7 +14,7 @@ pub fn ready(status: &str) -> io::Result<()> {
     sd_notify::notify(&[NotifyState::Ready, NotifyState::Status(&line(status))])
 }
 
-/// Sets the service's status, for people to read.
+/// Sets the status text that `systemctl status` prints.
 ///
 /// # Errors
 /// As [`ready`].
@@ -38,9 +38,9 @@ pub fn stopping() -> io::Result<()> {
     sd_notify::notify(&[NotifyState::Stopping])
 }
 
-/// How long the service manager waits for a sign of life; `None` without a watchdog.
+/// The longest time between two keep-alive messages; `None` without a watchdog.
 pub fn watchdog() -> Option<Duration> {
-    sd_notify::watchdog_enabled().filter(|patience| !patience.is_zero())
+    sd_notify::watchdog_enabled().filter(|longest| !longest.is_zero())
 }
 
 /// The first line of a text. A second line would be a separate message.

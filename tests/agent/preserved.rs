@@ -17,9 +17,9 @@
 //! | 3. CPUs that were just assigned are exempt from drift until the next full scan. | `runtime_requests::cpus_just_assigned_are_exempt_from_drift`, `drift::drift_is_counted_once_and_repaired`, [`passes_that_yield_are_completed_later`] |
 //! | 3. A pass that yields restores what it had noted. | [`passes_that_yield_are_completed_later`]; the backoff of released CPUs is not visible from outside |
 //! | 4. The deadline is three quarters of the runtime's limit, and time in the queue counts. | [`time_in_the_queue_counts_against_the_deadline`], `nri::scenarios::after_a_timeout_the_plugin_chooses_the_answer` |
-//! | 4. Handlers stay in order. | `nri::scenarios::calls_are_answered_in_their_order`, [`a_late_stop_or_remove_updates_the_pods`], `agent::runtime::answers::a_late_end_is_told_before_a_newer_creation` |
+//! | 4. Handlers stay in order. | `nri::scenarios::calls_are_answered_in_their_order`, [`a_late_stop_or_remove_updates_the_pods`], `agent::runtime::plugin_handler::a_late_end_is_reported_before_a_newer_creation` |
 //! | 5. An unanswered creation still records its assignment. | [`an_unanswered_create_still_records_its_assignment`] |
-//! | 5. A late stop or remove still updates the store. | [`a_late_stop_or_remove_updates_the_pods`], `agent::runtime::answers::what_has_stopped_is_taken_note_of_also_where_the_answer_came_too_late` |
+//! | 5. A late stop or remove still updates the store. | [`a_late_stop_or_remove_updates_the_pods`], `agent::runtime::plugin_handler::after_a_timeout_a_stopped_container_still_leaves_the_inventory` |
 //! | 5. A `required` container is refused. | [`an_unanswered_request_of_a_required_pod_is_refused`], [`a_required_container_without_cpus_is_refused`], `answers::answers_to_creations_are_as_recorded`, `runtime::pinned::who_must_have_cpus_and_can_t_is_refused_and_told_why` |
 //! | 6. NRI serves only after the first snapshot. | [`nri_is_served_after_the_first_snapshot`] |
 //! | 6. Synchronize changes nothing. | [`synchronize_changes_nothing`], `runtime::pinned::restarts_of_the_agent_and_the_runtime_move_nothing` |
