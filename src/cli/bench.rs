@@ -94,7 +94,7 @@ pub(super) struct Bench {
     /// of the command]
     #[arg(long, value_name = "PATTERN", requires = "command")]
     steps: Option<Pattern>,
-    /// How pinned CPUs are enforced.
+    /// Enforcement of pinned CPUs.
     #[arg(long, value_enum, default_value_t)]
     enforcement: EnforcementChoice,
     /// Print the plan and do nothing.

@@ -41,7 +41,7 @@ pub(crate) use output::{Format, emit, json, table};
 
 use crate::metrics::build;
 
-/// The commands for a first look, of those that the binary has.
+/// The commands for a first look. A binary without some Cargo features has only a part of the commands.
 const START: &str = if cfg!(all(feature = "demo", feature = "bench", feature = "top")) {
     "Start here:
   pinfold demo                         run a training job, shared, then pinned (needs root)

@@ -31,13 +31,13 @@ const TOP: &str = "pinfold-demo";
 /// The agent's cgroup tree of pods.
 pub(super) const TREE: &str = "pinfold-demo/kubepods";
 
-/// Where the manifests lie.
+/// The folder of the manifests.
 const FOLDER: &str = "/run/pinfold-demo";
 
-/// The kernel takes a moment to let go of a killed process.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// The longest time until the kernel removes a killed process from its cgroup.
+const CGROUP_RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long processes may take to end when they are asked to, all together.
+/// The longest time from SIGTERM until all processes have ended.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// The longest line that is read from a process, in bytes.
@@ -53,7 +53,7 @@ pub(super) struct LocalNode {
     launcher: Launcher,
     switch: Switch,
     running: BTreeMap<String, Running>,
-    /// What the pods of class Burstable ask for together, in thousandths of a CPU.
+    /// The sum of the CPU requests of the Burstable pods, in thousandths of a CPU.
     burstable: u64,
     _lock: Flock<fs::File>,
 }
@@ -279,7 +279,7 @@ impl LocalNode {
         let deadline = Instant::now() + GRACE;
         for (_, mut running) in std::mem::take(&mut self.running) {
             running.process.stop_by(deadline)?;
-            patiently(|| {
+            retry_until_released(|| {
                 // Descendants of the process, such as a shell's commands, must not outlive the pod.
                 signal(&self.cgroups, &running.cgroup, Signal::SIGKILL);
                 self.cgroups.remove(&running.cgroup)
@@ -296,7 +296,7 @@ impl LocalNode {
     pub(super) fn close(mut self) -> anyhow::Result<()> {
         let stopped = self.stop_all();
         sweep(&self.cgroups)?;
-        patiently(|| self.cgroups.remove(TOP))?;
+        retry_until_released(|| self.cgroups.remove(TOP))?;
         stopped
     }
 }
@@ -325,11 +325,11 @@ pub(super) fn clear(cgroups: &Cgroups) -> anyhow::Result<()> {
         return Ok(());
     }
     // A killed process may still be closing files.
-    let Ok(_lock) = patiently(|| crate::agent::lock(&cgroups.root().join(TOP))) else {
+    let Ok(_lock) = retry_until_released(|| crate::agent::lock(&cgroups.root().join(TOP))) else {
         return Ok(());
     };
     sweep(cgroups)?;
-    patiently(|| cgroups.remove(TOP)).context("can't remove the remaining cgroups")
+    retry_until_released(|| cgroups.remove(TOP)).context("can't remove the remaining cgroups")
 }
 
 /// Creates the parts of a node, after the removal of a killed predecessor's remains.
@@ -352,7 +352,7 @@ fn furnish(cgroups: &Cgroups) -> anyhow::Result<(Launcher, Switch)> {
 
 /// Removes the remains of a predecessor: processes (only if the predecessor died a moment ago), cgroups, manifests.
 fn sweep(cgroups: &Cgroups) -> anyhow::Result<()> {
-    patiently(|| {
+    retry_until_released(|| {
         // Again and again: a process may fork between being listed and being killed.
         signal(cgroups, TREE, Signal::SIGKILL);
         cgroups.remove(TREE)
@@ -365,9 +365,9 @@ fn sweep(cgroups: &Cgroups) -> anyhow::Result<()> {
     }
 }
 
-/// Tries again for a while: a cgroup stays busy until the kernel has let go of its last process.
-fn patiently<T, E>(mut action: impl FnMut() -> Result<T, E>) -> Result<T, E> {
-    let deadline = Instant::now() + PATIENCE;
+/// Repeats a failing action until the timeout: a cgroup stays busy until the kernel has removed the last process.
+fn retry_until_released<T, E>(mut action: impl FnMut() -> Result<T, E>) -> Result<T, E> {
+    let deadline = Instant::now() + CGROUP_RELEASE_TIMEOUT;
     loop {
         match action() {
             Err(_) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(10)),
@@ -382,7 +382,7 @@ fn follow(stdout: std::process::ChildStdout, mut hear: LineListener) {
     let mut line = Vec::new();
     loop {
         line.clear();
-        // A line without an end is cut: what writes gigabytes of dots must not be kept.
+        // A line without an end is cut, so that a program can't fill the memory.
         match Read::by_ref(&mut stdout)
             .take(LONGEST_LINE)
             .read_until(b'\n', &mut line)

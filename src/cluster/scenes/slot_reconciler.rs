@@ -170,7 +170,7 @@ impl SlotReconciler {
             match self.run_actions().await {
                 Ok(()) => {}
                 Err(PassError::Failed(failure)) => {
-                    // The server may have created a claim although the answer was lost, so the next pass reads the claims anew.
+                    // The server may have created a claim although the answer was lost, so the next pass reads the claims again.
                     self.observed = None;
                     let reason = format!("nothing is changed: {failure}{}", advice(&failure));
                     self.publish_phase(Phase::Unknown, reason.clone());

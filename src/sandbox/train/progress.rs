@@ -27,7 +27,7 @@ pub enum Role {
     Neighbor,
 }
 
-/// One line. Steps and bytes count from the start; loss and times are those of the steps since the last line.
+/// One line. Steps and bytes count from the start. Loss and times are means or quantiles of the steps since the last line.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Line {
     /// The role of the process.
@@ -51,7 +51,7 @@ pub struct Line {
     /// Seconds from the process's start to this line, by the process's clock; only on request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seconds: Option<f64>,
-    /// Where it was asked for: the time of each step since the last line, in milliseconds.
+    /// The time of each step since the last line, in milliseconds. Only the flag `--each-step` adds these times.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub step_ms: Vec<f32>,
 }

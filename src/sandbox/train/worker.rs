@@ -14,7 +14,7 @@ use super::progress::Progress;
 use super::ps::{Parameters, Rates, Shard};
 use super::wire::{self, Reply, Request, WireError};
 
-/// How long a lost server is waited for, unless told otherwise.
+/// The default of the longest wait for a lost server.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Pause between two attempts to reach a lost server.
