@@ -46,7 +46,7 @@ struct PodIndex {
 // === impl PodIndex ===
 
 impl PodIndex {
-    /// Replaces, inserts or removes a pod. `now` is `None` for a removed pod. `described` is whether the API or the folder
+    /// Replaces, inserts or removes a pod. `now` is `None` for a removed pod. `described` says whether the API or the folder
     /// describes the pod.
     fn renew(&mut self, uid: &str, described: bool, now: Option<Pod>) {
         let pods = Arc::make_mut(&mut self.pods);
@@ -131,13 +131,13 @@ impl PodStore {
             .iter()
             .filter(|pod| self.mirrored.contains(&pod.cgroup.uid));
         let records = named.filter_map(|pod| {
-            let mark = pod
+            let record = pod
                 .record
                 .as_ref()
-                .filter(|mark| !mark.assignment.is_empty() && !mark.pod.is_empty())?;
+                .filter(|record| !record.assignment.is_empty() && !record.pod.is_empty())?;
             let recorded = Recorded {
-                pod: (mark.namespace.clone(), mark.pod.clone()),
-                confirmed: mark.confirmed,
+                pod: (record.namespace.clone(), record.pod.clone()),
+                confirmed: record.confirmed,
             };
             Some((pod.cgroup.uid.clone(), recorded))
         });

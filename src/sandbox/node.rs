@@ -78,7 +78,7 @@ pub(super) struct Start<'a> {
     pub(super) manifest: &'a str,
     /// The program of the container; the running `pinfold` program by default.
     pub(super) program: Option<PathBuf>,
-    /// Its arguments.
+    /// The program's arguments.
     pub(super) args: Vec<String>,
     /// Variables for the environment.
     pub(super) env: BTreeMap<String, String>,
@@ -86,7 +86,7 @@ pub(super) struct Start<'a> {
     pub(super) address: Option<Ipv4Addr>,
     /// The target of standard error.
     pub(super) stderr: Stderr,
-    /// The listener for lines; without a listener, [`LocalNode::line`] keeps the last line.
+    /// The listener for lines. Without a listener, [`LocalNode::line`] returns the last line.
     pub(super) hear: Option<LineListener>,
 }
 
@@ -124,7 +124,7 @@ impl LocalNode {
         Path::new(FOLDER)
     }
 
-    /// Whether pods can be held to a quota, as a limit does it.
+    /// Whether the kernel can enforce CPU limits by CFS quotas.
     pub(super) fn has_quotas(&self) -> bool {
         matches!(self.cgroups.quota(TREE), Ok(Some(_)))
     }
@@ -248,7 +248,10 @@ impl LocalNode {
             .clone()
     }
 
-    /// An error if a process has ended; no process should end early.
+    /// Checks that all processes run.
+    ///
+    /// # Errors
+    /// A process has ended.
     pub(super) fn check(&mut self) -> anyhow::Result<()> {
         for (name, running) in &mut self.running {
             if let Some(status) = running.process.try_wait()? {
@@ -284,7 +287,7 @@ impl LocalNode {
                 signal(&self.cgroups, &running.cgroup, Signal::SIGKILL);
                 self.cgroups.remove(&running.cgroup)
             })?;
-            // Somebody may have tidied the folder; the pod is gone either way.
+            // Another program may have removed the manifest, so the error is ignored.
             let _ = fs::remove_file(&running.manifest);
         }
         // The addresses are free again.

@@ -54,13 +54,13 @@ impl Drop for Guard {
     }
 }
 
-/// Waits until standard input ends, then removes what a bench has left.
+/// Waits until standard input ends, then removes the remains of a bench.
 ///
 /// # Errors
 /// No cgroup hierarchy, or the kernel refuses.
 pub fn sweep(cgroup_dir: &Path) -> anyhow::Result<()> {
     let mut nothing = Vec::new();
-    // An end by an error is an end, too.
+    // A read error counts as the end of the input.
     let _ = std::io::stdin().read_to_end(&mut nothing);
     node::clear(&Cgroups::detect(cgroup_dir)?)
 }

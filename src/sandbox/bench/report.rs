@@ -23,7 +23,7 @@ pub struct Report {
     /// The machine of the bench.
     #[serde(flatten)]
     pub found: MachineFacts,
-    /// What was run.
+    /// The plan of the bench.
     pub plan: Plan,
     /// Every run.
     pub runs: Vec<Run>,
@@ -32,7 +32,7 @@ pub struct Report {
 // === impl Report ===
 
 impl Report {
-    /// Puts the runs together. A round that was not finished counts for nothing.
+    /// Computes the results of the runs. An incomplete round has no ratios.
     pub fn new(plan: Plan, runs: Vec<Run>, found: MachineFacts) -> Self {
         let mut effects = Vec::new();
         for comparison in Comparison::ALL {
@@ -70,7 +70,7 @@ impl Report {
         }
     }
 
-    /// What a step is called: the whole of a command without steps is a run.
+    /// The word for a step. A command without steps counts as one step, with the word "run".
     pub fn step(&self) -> &'static str {
         if self.plan.runs_to_end() {
             "run"

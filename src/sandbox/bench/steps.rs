@@ -1,4 +1,4 @@
-//! Steps from what a process writes: the job's own lines, or any command's by a [`Pattern`].
+//! Steps from the lines that a process writes: the lines of the built-in job, or the lines of a command by a [`Pattern`].
 
 use std::time::Duration;
 
@@ -17,8 +17,8 @@ const CLUMP: f64 = 0.05;
 /// The pattern of a step in a command's lines.
 ///
 /// Each line that matches is a step. With a group named `step`, the group holds the number of steps so far. A group named
-/// `ms` or `s` holds the duration of each new step; without the group, a step lasts as long as the time since the line
-/// before.
+/// `ms` or `s` holds the duration of each new step; without the group, a step lasts as long as the time since the
+/// previous line.
 #[derive(Debug, Clone)]
 pub struct Pattern(Regex);
 
@@ -35,12 +35,12 @@ pub enum PatternError {
     Group(String),
 }
 
-/// Steps heard of at a moment.
+/// The steps that a line reports.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Mark {
-    /// The moment, from a common origin.
+    /// The time of the line, from a common origin.
     pub at: Duration,
-    /// Steps since the mark before.
+    /// The number of steps since the previous mark.
     pub steps: f64,
     /// The durations of the steps in milliseconds, if the line tells the durations or the marks imply them.
     pub millis: Vec<f64>,
@@ -48,7 +48,7 @@ pub struct Mark {
     pub has_durations: bool,
 }
 
-/// Puts marks together from lines.
+/// Makes marks from lines.
 #[derive(Debug, Default)]
 pub struct Listener {
     marks: Vec<Mark>,
@@ -63,9 +63,9 @@ pub struct Listener {
 /// The steps between two moments.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Stretch {
-    /// Steps done.
+    /// The number of steps.
     pub steps: f64,
-    /// In how many seconds.
+    /// The time of the steps, in seconds.
     pub seconds: f64,
     /// The duration of each step, in milliseconds.
     pub millis: Vec<f64>,
