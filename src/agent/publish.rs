@@ -214,7 +214,7 @@ impl Reconciler {
         let lost: CpuSet = long.map(|(cpu, _)| *cpu).collect();
         if !lost.is_subset(&self.lost) {
             tracing::error!(
-                "the kernel has lost {}: no cpuset has a lost CPU, and Pinfold does not assign it; reboot the node \
+                "the kernel has lost {}: no cpuset has lost CPUs, and Pinfold does not assign them; reboot the node \
                  (Linux 6.12 has this fault after a partition becomes invalid, newer kernels do not)",
                 lost.in_words()
             );

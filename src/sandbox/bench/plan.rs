@@ -142,7 +142,7 @@ pub enum PlanError {
     /// Fewer CPUs can be exclusive than the tasks need.
     #[error(
         "the tasks need {} for exclusive use ({sum}), but of the CPUs {online} only {free} can be exclusive ({reserved} \
-         reserved): lower --workers or --cpus, use --ps-cpus 0, or reserve fewer CPUs with --reserved",
+         reserved): lower --workers or --cpus{server_remedy}, or reserve fewer CPUs with --reserved",
         counted(.wanted, "CPU")
     )]
     TooFew {
@@ -150,6 +150,8 @@ pub enum PlanError {
         wanted: u64,
         /// The parts of the wanted number.
         sum: String,
+        /// The remedy for exclusive CPUs of servers, as a part of the sentence; empty without such servers.
+        server_remedy: &'static str,
         /// The CPUs available for exclusive use.
         free: usize,
         /// Online CPUs.
@@ -286,6 +288,34 @@ impl Sizes {
         u64::from(self.workers) * u64::from(self.cpus)
             + u64::from(self.ps) * u64::from(self.ps_cpus.max(1))
     }
+
+    /// The number of exclusive CPUs in the pinned ways.
+    fn exclusive(&self) -> u64 {
+        u64::from(self.workers) * u64::from(self.cpus)
+            + u64::from(self.ps) * u64::from(self.ps_cpus)
+    }
+
+    /// The error for a machine with only `free` CPUs for exclusive use.
+    fn too_few(&self, free: usize, online: CpuSet, reserved: &CpuSet) -> PlanError {
+        let servers = if self.ps > 0 {
+            format!(" and {} of {}", counted(self.ps, "server"), self.ps_cpus)
+        } else {
+            String::new()
+        };
+        let workers = counted(self.workers, "worker");
+        PlanError::TooFew {
+            wanted: self.exclusive(),
+            sum: format!("{workers} of {}{servers}", self.cpus),
+            server_remedy: if self.ps > 0 && self.ps_cpus > 0 {
+                ", use --ps-cpus 0"
+            } else {
+                ""
+            },
+            free,
+            online,
+            reserved: reserved.clone(),
+        }
+    }
 }
 
 // === impl Plan ===
@@ -319,21 +349,8 @@ impl Plan {
             ps,
             ps_cpus,
         } = sizes;
-        let wanted = u64::from(workers) * u64::from(cpus) + u64::from(ps) * u64::from(ps_cpus);
-        if wanted > free as u64 {
-            let servers = if ps > 0 {
-                format!(" and {} of {ps_cpus}", counted(ps, "server"))
-            } else {
-                String::new()
-            };
-            let sum = format!("{} of {cpus}{servers}", counted(workers, "worker"));
-            return Err(PlanError::TooFew {
-                wanted,
-                sum,
-                free,
-                online,
-                reserved: reserved.clone(),
-            });
+        if sizes.exclusive() > free as u64 {
+            return Err(sizes.too_few(free, online, reserved));
         }
         if preferences.full_node && !online.len().is_multiple_of(cpus as usize) {
             return Err(PlanError::NotFull {
@@ -612,7 +629,9 @@ pub(super) mod tests {
         .unwrap_err()
         .to_string();
         assert!(
-            error.contains("2 CPUs for exclusive use") && error.contains("only 1 can be exclusive"),
+            error.contains("2 CPUs for exclusive use")
+                && error.contains("only 1 can be exclusive")
+                && !error.contains("--ps-cpus"),
             "{error}"
         );
         let error = plan(
@@ -624,7 +643,10 @@ pub(super) mod tests {
         )
         .unwrap_err()
         .to_string();
-        assert!(error.contains("1 worker of 1 and 1 server of 1"), "{error}");
+        assert!(
+            error.contains("1 worker of 1 and 1 server of 1") && error.contains("--ps-cpus 0"),
+            "{error}"
+        );
         let error = plan(1, PlanOptions::default()).unwrap_err().to_string();
         assert!(error.contains("no CPU for exclusive use"), "{error}");
     }
