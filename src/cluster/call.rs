@@ -37,9 +37,14 @@ pub enum Failure {
         /// The server's `Retry-After`.
         retry_after: Option<Duration>,
     },
-    /// The answer can't be decoded, or the request can't be built.
+    /// The answer can't be decoded.
     #[error("the API server's response is invalid: {0}")]
     InvalidResponse(String),
+    /// The request can't be built, for example because a name has a space. Nothing was sent.
+    #[error(
+        "a request to the API server can't be built: {0}: check the names of the Node and of the namespace"
+    )]
+    InvalidRequest(String),
 }
 
 // === impl Failure ===
@@ -51,6 +56,7 @@ impl Failure {
             Self::Connection(_) => ErrorKind::Connection,
             Self::Timeout(_) => ErrorKind::Timeout,
             Self::InvalidResponse(_) => ErrorKind::InvalidResponse,
+            Self::InvalidRequest(_) => ErrorKind::InvalidRequest,
             Self::Refused { status, .. } => match status.code {
                 401 => ErrorKind::Unauthorized,
                 403 => ErrorKind::Forbidden,
@@ -84,6 +90,7 @@ impl Failure {
     pub fn is_uncertain(&self) -> bool {
         match self {
             Self::Connection(_) | Self::Timeout(_) | Self::InvalidResponse(_) => true,
+            Self::InvalidRequest(_) => false,
             Self::Refused { status, .. } => status.code >= 500,
         }
     }
@@ -97,8 +104,13 @@ impl Failure {
 
     /// Whether the failure lasts until a person acts: grants a permission, installs a definition, or corrects the object.
     pub fn is_terminal(&self) -> bool {
-        let code = self.status().map_or(0, |status| status.code);
-        (400..500).contains(&code) && !matches!(code, 408..=410 | 429)
+        match self {
+            Self::InvalidRequest(_) => true,
+            Self::Refused { status, .. } => {
+                (400..500).contains(&status.code) && !matches!(status.code, 408..=410 | 429)
+            }
+            _ => false,
+        }
     }
 
     /// Whether a later retry of the same request may succeed.
@@ -108,7 +120,7 @@ impl Failure {
 
     /// The failure for a request that can't be built.
     pub(super) fn unbuilt(error: impl std::fmt::Display) -> Self {
-        Self::InvalidResponse(format!("the request can't be built: {error}"))
+        Self::InvalidRequest(error.to_string())
     }
 
     /// The failure for an answer that can't be decoded.
@@ -331,5 +343,27 @@ impl Lines {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::params::GetParams;
+    use kube::core::request;
+
+    use super::*;
+
+    #[test]
+    fn a_request_that_cannot_be_built_is_never_repeated() {
+        let nodes = request::Request::new("/api/v1/nodes");
+        let built = nodes.get("a node", &GetParams::default());
+        let failure = built.map_err(Failure::unbuilt).unwrap_err();
+        assert_eq!(failure.kind(), ErrorKind::InvalidRequest);
+        assert!(
+            failure.is_terminal() && !failure.is_retryable(),
+            "{failure}"
+        );
+        assert!(!failure.is_uncertain(), "nothing was sent");
+        assert!(failure.to_string().contains("check the names"), "{failure}");
     }
 }
