@@ -35,6 +35,8 @@ mod claims;
 mod image;
 #[path = "deploy/manifests.rs"]
 mod manifests;
+#[path = "deploy/release.rs"]
+mod release;
 #[path = "deploy/threads.rs"]
 mod threads;
 #[path = "deploy/tools.rs"]

@@ -37,9 +37,14 @@ pub enum Failure {
         /// The server's `Retry-After`.
         retry_after: Option<Duration>,
     },
-    /// The answer can't be decoded, or the request can't be built.
+    /// The answer can't be decoded.
     #[error("the API server's response is invalid: {0}")]
     InvalidResponse(String),
+    /// The request can't be built, for example because a name has a space. Nothing was sent.
+    #[error(
+        "a request to the API server can't be built: {0}: check the names of the Node and of the namespace"
+    )]
+    InvalidRequest(String),
 }
 
 // === impl Failure ===
@@ -51,6 +56,7 @@ impl Failure {
             Self::Connection(_) => ErrorKind::Connection,
             Self::Timeout(_) => ErrorKind::Timeout,
             Self::InvalidResponse(_) => ErrorKind::InvalidResponse,
+            Self::InvalidRequest(_) => ErrorKind::InvalidRequest,
             Self::Refused { status, .. } => match status.code {
                 401 => ErrorKind::Unauthorized,
                 403 => ErrorKind::Forbidden,
@@ -84,6 +90,7 @@ impl Failure {
     pub fn is_uncertain(&self) -> bool {
         match self {
             Self::Connection(_) | Self::Timeout(_) | Self::InvalidResponse(_) => true,
+            Self::InvalidRequest(_) => false,
             Self::Refused { status, .. } => status.code >= 500,
         }
     }
@@ -97,18 +104,18 @@ impl Failure {
 
     /// Whether the failure lasts until a person acts: grants a permission, installs a definition, or corrects the object.
     pub fn is_terminal(&self) -> bool {
-        let code = self.status().map_or(0, |status| status.code);
-        (400..500).contains(&code) && !matches!(code, 408..=410 | 429)
+        match self {
+            Self::InvalidRequest(_) => true,
+            Self::Refused { status, .. } => {
+                (400..500).contains(&status.code) && !matches!(status.code, 408..=410 | 429)
+            }
+            _ => false,
+        }
     }
 
     /// Whether a later retry of the same request may succeed.
     pub fn is_retryable(&self) -> bool {
         self.is_uncertain() || self.kind() == ErrorKind::TooManyRequests
-    }
-
-    /// The failure for a request that can't be built.
-    pub(super) fn unbuilt(error: impl std::fmt::Display) -> Self {
-        Self::InvalidResponse(format!("the request can't be built: {error}"))
     }
 
     /// The failure for an answer that can't be decoded.
@@ -208,6 +215,13 @@ impl Api {
             buffer: Vec::new(),
             scanned: 0,
         })
+    }
+
+    /// The failure for a request that can't be built; the counters include the failure.
+    pub(super) fn unbuilt(&self, error: impl std::fmt::Display) -> Failure {
+        let failure = Failure::InvalidRequest(error.to_string());
+        self.counters.failed(failure.kind());
+        failure
     }
 
     /// Counts a success or a failure.

@@ -292,8 +292,9 @@ impl Claims {
     ///
     /// The first [`Settings::blind`] names are tried in the caller's order. If all of these slots are taken, many nodes compete
     /// for the same slots. The remaining free names are then tried in random order, with a new list of claims after every
-    /// [`Settings::blind`] refusals. Only the first try reads the holder of a refused slot. A node's own slot is the first
-    /// name, and an earlier process of this node may have claimed the slot.
+    /// [`Settings::blind`] refusals. Each new list may show that an untried slot has become free. No name is tried twice. Only
+    /// the first try reads the holder of a refused slot. A node's own slot is the first name, and an earlier process of this
+    /// node may have claimed the slot.
     ///
     /// # Errors
     /// A [`Failure`] that is not retryable, or that persists after [`Settings::tries`] retries.
@@ -302,15 +303,22 @@ impl Claims {
         names: impl IntoIterator<Item = N>,
         labels: &BTreeMap<String, String>,
     ) -> Result<Option<String>, Failure> {
-        let mut names = names.into_iter().map(Into::into);
+        let mut names = names.into_iter().map(Into::<String>::into);
         let blind = self.settings.blind.max(1);
         let known = self.recently_taken();
         let mut check_holder = true;
-        for name in names
-            .by_ref()
-            .filter(|name| !known.contains(name))
-            .take(blind)
-        {
+        // Slots that were taken in the last list. The slots may be free in the next list.
+        let mut untried: Vec<String> = Vec::new();
+        let mut tries = 0;
+        while tries < blind {
+            let Some(name) = names.next() else {
+                return Ok(None);
+            };
+            if known.contains(&name) {
+                untried.push(name);
+                continue;
+            }
+            tries += 1;
             if self
                 .try_for(&name, labels, std::mem::take(&mut check_holder))
                 .await?
@@ -318,14 +326,19 @@ impl Claims {
                 return Ok(Some(name));
             }
         }
-        let mut rest: Vec<String> = names.collect();
-        while !rest.is_empty() {
+        let rest: Vec<String> = names.collect();
+        if rest.is_empty() {
+            return Ok(None);
+        }
+        untried.extend(rest);
+        loop {
             self.with_retries(|| self.look_around()).await?;
             let taken = self.recently_taken();
-            rest.retain(|name| !taken.contains(name));
-            for _ in 0..blind.min(rest.len()) {
-                let index = lock(&self.jitter).below(rest.len());
-                let name = rest.swap_remove(index);
+            let (mut later, mut free): (Vec<String>, Vec<String>) =
+                untried.into_iter().partition(|name| taken.contains(name));
+            for _ in 0..blind.min(free.len()) {
+                let index = lock(&self.jitter).below(free.len());
+                let name = free.swap_remove(index);
                 if self
                     .try_for(&name, labels, std::mem::take(&mut check_holder))
                     .await?
@@ -333,8 +346,12 @@ impl Claims {
                     return Ok(Some(name));
                 }
             }
+            if free.is_empty() {
+                return Ok(None);
+            }
+            later.append(&mut free);
+            untried = later;
         }
-        Ok(None)
     }
 
     /// Tries to claim a slot, and pauses at random after a refusal. Returns whether this node holds the slot. `check_holder`:
@@ -381,7 +398,7 @@ impl Claims {
         let params = DeleteParams::default().preconditions(preconditions);
         let request = request::Request::new(&*self.path)
             .delete(name, &params)
-            .map_err(Failure::unbuilt)?;
+            .map_err(|error| self.api.unbuilt(error))?;
         match self.api.ask::<Value>(Call::DeleteLease, request).await {
             Ok(_) => Ok(true),
             Err(failure) if matches!(failure.kind(), ErrorKind::NotFound | ErrorKind::Conflict) => {
@@ -439,10 +456,10 @@ impl Claims {
             field_manager: Some(MANAGER.to_owned()),
             ..PostParams::default()
         };
-        let body = serde_json::to_vec(&lease).map_err(Failure::unbuilt)?;
+        let body = serde_json::to_vec(&lease).map_err(|error| self.api.unbuilt(error))?;
         let request = request::Request::new(&*self.path)
             .create(&params, body)
-            .map_err(Failure::unbuilt)?;
+            .map_err(|error| self.api.unbuilt(error))?;
         self.api
             .ask::<Value>(Call::CreateLease, request)
             .await
@@ -453,7 +470,7 @@ impl Claims {
     async fn holder(&self, name: &str) -> Result<Option<Holder>, Failure> {
         let request = request::Request::new(&*self.path)
             .get(name, &GetParams::default())
-            .map_err(Failure::unbuilt)?;
+            .map_err(|error| self.api.unbuilt(error))?;
         match self.api.ask::<Lease>(Call::GetLease, request).await {
             Ok(lease) => match lease.held() {
                 (Some(found), holder) if found == name => Ok(Some(holder)),

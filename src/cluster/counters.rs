@@ -90,6 +90,8 @@ names! {
         Refused = "refused",
         /// An answer that can't be decoded.
         InvalidResponse = "invalid_response",
+        /// A request that can't be built.
+        InvalidRequest = "invalid_request",
     }
 }
 

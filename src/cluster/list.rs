@@ -89,7 +89,7 @@ pub(super) async fn list(
     loop {
         let request = request::Request::new(wanted.path)
             .list(&params)
-            .map_err(Failure::unbuilt)?;
+            .map_err(|error| api.unbuilt(error))?;
         let page: Page = api.ask(wanted.call, request).await?;
         // The request succeeded, so the client has counted a success.
         let (items, metadata) = page

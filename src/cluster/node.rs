@@ -111,7 +111,7 @@ pub enum Applied {
 pub async fn read(api: &Api, name: &str) -> Result<Option<OwnNode>, Failure> {
     let request = request::Request::new(NODES)
         .get(name, &GetParams::default())
-        .map_err(Failure::unbuilt)?;
+        .map_err(|error| api.unbuilt(error))?;
     match api.ask::<Read>(Call::GetNode, request).await {
         Ok(read) => own(read, name).map(Some),
         Err(failure) if failure.kind() == ErrorKind::NotFound => Ok(None),
@@ -176,7 +176,7 @@ pub async fn apply(
             &PatchParams::apply(MANAGER),
             &Patch::Apply(patch),
         )
-        .map_err(Failure::unbuilt)?;
+        .map_err(|error| api.unbuilt(error))?;
     match api.ask::<Read>(Call::ApplyNode, request).await {
         Ok(read) => Ok(Applied::Done(Box::new(own(read, &node.name)?))),
         Err(failure) => match failure
@@ -208,7 +208,7 @@ pub async fn set_taints(api: &Api, node: &OwnNode, taints: &[Taint]) -> Result<A
     };
     let request = request::Request::new(NODES)
         .patch(&node.name, &params, &Patch::Merge(patch))
-        .map_err(Failure::unbuilt)?;
+        .map_err(|error| api.unbuilt(error))?;
     match api.ask::<Read>(Call::TaintNode, request).await {
         Ok(read) => Ok(Applied::Done(Box::new(own(read, &node.name)?))),
         Err(failure) if failure.kind() == ErrorKind::NotFound => Ok(Applied::Gone),

@@ -312,7 +312,7 @@ impl Reclaimer {
         let params = DeleteParams::background().preconditions(preconditions);
         let request = request::Request::new(path)
             .delete(&item.name, &params)
-            .map_err(Failure::unbuilt)?;
+            .map_err(|error| self.api.unbuilt(error))?;
         match self.api.ask::<Value>(Call::Other, request).await {
             Ok(_) => Ok(Deletion::Done),
             Err(failure) if failure.kind() == ErrorKind::NotFound => Ok(Deletion::Done),

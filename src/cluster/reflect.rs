@@ -22,6 +22,8 @@
 //! - **A streaming list saves requests.** A server without streaming lists refuses the request, or sends no final bookmark.
 //!   A paged list then replaces the streaming list.
 //! - **A silent connection is closed** after [`Followed::idle`]. A server usually sends a bookmark every minute.
+//! - **Silent watches need a new list** after [`MAX_SILENCE`]. After the restore of an old backup of etcd, the last
+//!   resourceVersion lies in the future, and the server sends neither changes nor bookmarks for such a version.
 //!
 //! Each await may be cancelled, so dropping the future ends the reflector.
 //!
@@ -54,6 +56,9 @@ pub(super) const SHORT_LIVED: Duration = Duration::from_secs(2);
 /// After this many invalid answers in a row, all objects are listed again. A watch from the same resourceVersion would send an
 /// invalid line again, and a list skips the line.
 const MAX_INVALID: u32 = 3;
+
+/// After silent watches of this total lifetime, all objects are listed again. A server sends a bookmark about every minute.
+const MAX_SILENCE: Duration = Duration::from_secs(420);
 
 /// After this many streaming lists in a row without a final bookmark in time, the reflector uses paged lists only.
 const MAX_INCOMPLETE: u32 = 3;
@@ -119,6 +124,7 @@ pub(super) async fn reflect<C: ObjectCache>(
         incomplete_lists: 0,
         too_old: false,
         invalid_answers: 0,
+        silence: Duration::ZERO,
     };
     loop {
         let pause = match reflector.list_and_watch().await {
@@ -146,6 +152,8 @@ struct Reflector<C> {
     too_old: bool,
     /// The number of invalid answers in a row.
     invalid_answers: u32,
+    /// The total lifetime of the watches without any line since the last line or list.
+    silence: Duration,
 }
 
 // === impl Reflector ===
@@ -161,15 +169,25 @@ impl<C: ObjectCache> Reflector<C> {
                 self.list_all().await?;
             }
         }
-        let began = Instant::now();
-        let mut has_data = streamed.is_some();
-        let mut watch = match streamed {
+        let has_data = streamed.is_some();
+        let watch = match streamed {
             Some(watch) => watch,
             None => self.open(self.version.as_deref()).await?,
         };
+        self.read_changes(watch, has_data).await
+    }
+
+    /// Applies the changes of an open watch until the watch ends. `has_data`: a streaming list came through the watch.
+    async fn read_changes(
+        &mut self,
+        mut watch: WatchStream,
+        mut has_data: bool,
+    ) -> Result<(), Failure> {
+        // The lifetime starts with the server's answer. A slow server would otherwise seem to have served a watch.
+        let began = Instant::now();
         let settled_at = began + self.followed.settled;
         let mut works = false;
-        loop {
+        let ended = loop {
             // An accepted watch may still end at once, so the first line or the time shows that the watch works.
             if !works && (has_data || Instant::now() >= settled_at) {
                 works = true;
@@ -180,26 +198,46 @@ impl<C: ObjectCache> Reflector<C> {
                 next = watch.next(self.followed.idle) => next,
                 () = tokio::time::sleep_until(settled_at), if !works => continue,
             };
-            let worked = has_data || began.elapsed() >= SHORT_LIVED;
             match next {
                 Ok(Some(change)) => {
                     has_data = true;
                     self.apply(&change).await;
                 }
-                Ok(None) if worked => return Ok(()),
-                Ok(None) => {
-                    let ended = "the API server ended the watch at once".to_owned();
-                    return Err(self.counted(Failure::Connection(ended)));
-                }
-                Err(failure) => {
-                    let failure = self.counted(failure);
-                    if !worked || !is_broken_connection(&failure) {
-                        return Err(failure);
-                    }
-                    tracing::debug!("the watch of {} broke: {failure}", self.followed.path);
-                    return Ok(());
-                }
+                Ok(None) => break None,
+                Err(failure) => break Some(failure),
             }
+        };
+        if !has_data {
+            self.add_silence(began.elapsed());
+        }
+        let worked = has_data || began.elapsed() >= SHORT_LIVED;
+        match ended {
+            None if worked => Ok(()),
+            None => {
+                let ended = "the API server ended the watch at once".to_owned();
+                Err(self.counted(Failure::Connection(ended)))
+            }
+            Some(failure) => {
+                let failure = self.counted(failure);
+                if !worked || !is_broken_connection(&failure) {
+                    return Err(failure);
+                }
+                tracing::debug!("the watch of {} broke: {failure}", self.followed.path);
+                Ok(())
+            }
+        }
+    }
+
+    /// Adds the lifetime of a watch without any line. After [`MAX_SILENCE`], all objects are listed again.
+    fn add_silence(&mut self, lifetime: Duration) {
+        self.silence += lifetime;
+        if self.silence >= MAX_SILENCE {
+            tracing::info!(
+                "the watches of {} have been silent for {} s: all objects are listed again",
+                self.followed.path,
+                self.silence.as_secs()
+            );
+            (self.silence, self.version) = (Duration::ZERO, None);
         }
     }
 
@@ -297,7 +335,7 @@ impl<C: ObjectCache> Reflector<C> {
 
     /// Replaces the cache by a complete list.
     async fn replace(&mut self, objects: Vec<Box<RawValue>>, version: String) {
-        self.version = Some(version);
+        (self.version, self.silence) = (Some(version), Duration::ZERO);
         self.cache.replace(objects).await;
     }
 
@@ -305,7 +343,7 @@ impl<C: ObjectCache> Reflector<C> {
     async fn apply(&mut self, change: &Change) {
         // The watch works, so the next failure counts as the first.
         self.backoff.reset();
-        (self.too_old, self.invalid_answers) = (false, 0);
+        (self.too_old, self.invalid_answers, self.silence) = (false, 0, Duration::ZERO);
         if let Some(version) = Identity::of(&change.object).version() {
             self.version = Some(version);
         }

@@ -81,7 +81,7 @@ impl WatchStream {
     ) -> Result<Self, Failure> {
         let request = request::Request::new(path)
             .watch(params, version)
-            .map_err(Failure::unbuilt)?;
+            .map_err(|error| api.unbuilt(error))?;
         let lines = api.open(call, request).await?;
         Ok(Self { lines })
     }

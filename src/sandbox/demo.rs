@@ -32,7 +32,7 @@ const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 /// The options of the demo.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The measured time of both halves together, in seconds.
+    /// The measured time of both halves together, in seconds. An odd number is rounded up.
     pub seconds: u64,
     /// The address on which the agent serves metrics.
     pub listen: SocketAddr,
@@ -192,10 +192,10 @@ async fn halves(
     local: &mut LocalNode,
     show: &mut impl FnMut(&Frame),
 ) -> anyhow::Result<Report> {
-    let length = Duration::from_secs(options.seconds) / 2;
-    let shared = half(Mode::Shared, setting, length, agent, local, show).await?;
+    let seconds = seconds_of_half(options.seconds);
+    let shared = half(Mode::Shared, setting, seconds, agent, local, show).await?;
     tokio::task::block_in_place(|| local.stop_all())?;
-    let pinned = half(Mode::Pinned, setting, length, agent, local, show).await?;
+    let pinned = half(Mode::Pinned, setting, seconds, agent, local, show).await?;
     let enforcement = agent
         .snapshot()
         .map_or("observe", |snapshot| snapshot.enforcement.name());
@@ -265,11 +265,29 @@ impl Measured {
     }
 }
 
-/// Starts the pods, and measures the job for `length`.
+/// The time of a half in seconds. Samples come every second, so an odd total is rounded up: both halves have equal lengths.
+fn seconds_of_half(total: u64) -> u64 {
+    total.div_ceil(2).max(1)
+}
+
+/// Whether the measurement may start. `ready`: every worker has made a step.
+///
+/// # Errors
+/// A worker has made no step within [`FIRST_STEP`].
+fn may_measure(running: Duration, ready: bool) -> anyhow::Result<bool> {
+    anyhow::ensure!(
+        ready || running < FIRST_STEP,
+        "a worker made no step within {} s: read the messages of the workers above",
+        FIRST_STEP.as_secs()
+    );
+    Ok(ready && running >= WARM_UP)
+}
+
+/// Starts the pods, and measures the job for `seconds`.
 async fn half(
     mode: Mode,
     setting: &Setting,
-    length: Duration,
+    seconds: u64,
     agent: &mut Agent,
     local: &mut LocalNode,
     show: &mut impl FnMut(&Frame),
@@ -287,7 +305,6 @@ async fn half(
     let mut base: Option<Sample> = None;
     let mut last = sample(agent, local, &pods)?;
     let mut p99 = Vec::new();
-    let seconds = length.as_secs().max(1);
     loop {
         ticks.tick().await;
         local.check()?;
@@ -296,14 +313,9 @@ async fn half(
         let running = begun.elapsed();
         if base.is_none() {
             let ready = now.workers().all(|worker| worker.steps > 0);
-            if running >= WARM_UP && ready {
+            if may_measure(running, ready)? {
                 base = Some(now.clone());
             }
-            anyhow::ensure!(
-                running < FIRST_STEP,
-                "a worker made no step within {} s: read the messages of the workers above",
-                FIRST_STEP.as_secs()
-            );
         } else {
             p99.extend(now.workers().filter_map(|worker| worker.step_ms_p99));
         }
@@ -409,5 +421,25 @@ fn figures(base: &Sample, now: &Sample, mut p99: Vec<f64>) -> Half {
             .filter_map(|name| now.pods.get(name))
             .map(|counters| counters.threads)
             .sum(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_that_is_ready_at_the_last_moment_is_no_error() {
+        assert!(!may_measure(Duration::ZERO, true).unwrap(), "warm-up");
+        assert!(!may_measure(WARM_UP, false).unwrap());
+        assert!(may_measure(WARM_UP, true).unwrap());
+        assert!(may_measure(FIRST_STEP, true).unwrap());
+        let error = may_measure(FIRST_STEP, false).unwrap_err().to_string();
+        assert!(error.contains("no step within 120 s"), "{error}");
+    }
+
+    #[test]
+    fn both_halves_together_are_never_shorter_than_the_asked_time() {
+        assert_eq!([2, 3, 5, 30].map(seconds_of_half), [1, 2, 3, 15]);
     }
 }

@@ -60,7 +60,7 @@ pub use schema::definition;
 #[cfg(feature = "experiments")]
 pub(crate) use schema::violations_of;
 pub use selector::{NodeSelector, Operator, Requirement};
-pub use slot::{Slot, is_lease_of};
+pub use slot::{Slot, is_hashed_lease, is_lease_of};
 pub use slots::{NoSuchCase, Slots, slots, try_order};
 pub use status::{Status, status};
 pub use tree::Path;

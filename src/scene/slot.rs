@@ -63,6 +63,13 @@ impl fmt::Display for Slot {
     }
 }
 
+/// Whether a hash replaces the name of a Lease. Only a comparison with a slot's Lease tells the plan of such a Lease.
+pub fn is_hashed_lease(lease: &str) -> bool {
+    lease
+        .strip_prefix(LONG)
+        .is_some_and(|hash| !hash.contains('.'))
+}
+
 /// Whether a Lease with this name belongs to a slot of the plan. A name that a hash replaced tells nothing.
 pub fn is_lease_of(lease: &str, plan: &str) -> bool {
     let rest = lease

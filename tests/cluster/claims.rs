@@ -147,6 +147,28 @@ async fn surplus_nodes_get_no_slot() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_slot_that_became_free_after_the_last_list_is_found() {
+    let fake = cluster(2);
+    let (one, other) = (claims(&fake, "n0", "u0"), claims(&fake, "n1", "u1"));
+    let none = BTreeMap::new();
+    other.claim("slot-000", &none).await.unwrap();
+    one.look_around().await.unwrap();
+    // The list of `one` has become stale.
+    assert!(other.release("slot-000").await.unwrap());
+    for slot in &slots(5, 0)[1..] {
+        assert_eq!(other.claim(slot, &none).await.unwrap(), Claimed::New);
+    }
+    fake.clear_log();
+    let got = one.claim_first(slots(5, 0), &none).await.unwrap();
+    assert_eq!(got.as_deref(), Some("slot-000"));
+    assert_eq!(
+        (fake.count("create", "leases"), fake.count("list", "leases")),
+        (4, 1),
+        "three refusals, one list, and the free slot"
+    );
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_claim_survives_a_restart_and_ends_by_release_or_with_its_node() {
     let fake = cluster(2);
     let (one, other) = (claims(&fake, "n0", "u0"), claims(&fake, "n1", "u1"));

@@ -206,6 +206,21 @@ async fn an_answer_without_the_requested_node_is_an_error() {
 }
 
 #[tokio::test]
+async fn a_request_that_cannot_be_built_is_terminal_and_not_repeated() {
+    let (fake, api) = cluster();
+    fake.clear_log();
+    let failure = read(&api, "a node").await.unwrap_err();
+    assert_eq!(failure.kind(), ErrorKind::InvalidRequest);
+    assert!(
+        failure.is_terminal() && !failure.is_retryable() && !failure.is_uncertain(),
+        "{failure}"
+    );
+    assert!(failure.to_string().contains("check the names"), "{failure}");
+    assert_eq!(fake.count("", ""), 0, "nothing was sent");
+    assert_eq!(api.counters().errors(ErrorKind::InvalidRequest), 1);
+}
+
+#[tokio::test]
 async fn refusals_carry_the_servers_message() {
     let (fake, api) = cluster();
     let node = read(&api, "n1").await.unwrap().unwrap();

@@ -433,29 +433,51 @@ async fn watch_faults_lose_no_changes() {
 
 #[tokio::test(start_paused = true)]
 async fn watches_that_end_at_once_cause_few_requests() {
+    // The time until the server's answer is no lifetime of a watch.
+    for fault in [WatchFault::CloseAtOnce, WatchFault::CloseLate] {
+        let fake = FakeApi::direct();
+        fake.put(&pod("a", NODE, "1"));
+        let mut listener = Listener::new(
+            &fake,
+            ADMIN,
+            Settings {
+                streaming: false,
+                ..Settings::default()
+            },
+        );
+        fake.fail(When::always().verb("watch").on("pods"), Fault::Watch(fault));
+        listener.until_names(&["a"]).await;
+        listener.listen_for(Duration::from_secs(600)).await;
+        assert!(
+            listener.requests() <= 30,
+            "{fault:?}: {} requests in ten minutes",
+            listener.requests()
+        );
+        assert_eq!(listener.names(), ["a"]);
+        assert_eq!(listener.degraded_messages().len(), 1, "{fault:?}");
+    }
+}
+
+/// After the restore of an old backup of etcd, the last resourceVersion lies in the future. The server then accepts each watch
+/// and sends nothing.
+#[tokio::test(start_paused = true)]
+async fn silent_watches_lead_to_a_new_list() {
     let fake = FakeApi::direct();
     fake.put(&pod("a", NODE, "1"));
-    let mut listener = Listener::new(
-        &fake,
-        ADMIN,
-        Settings {
-            streaming: false,
-            ..Settings::default()
-        },
-    );
-    fake.fail(
-        When::always().verb("watch").on("pods"),
-        Fault::Watch(WatchFault::CloseAtOnce),
-    );
+    let settings = Settings {
+        streaming: false,
+        ..Settings::default()
+    };
+    let mut listener = Listener::new(&fake, ADMIN, settings);
     listener.until_names(&["a"]).await;
-    listener.listen_for(Duration::from_secs(600)).await;
-    assert!(
-        listener.requests() <= 30,
-        "{} requests in ten minutes",
-        listener.requests()
-    );
-    assert_eq!(listener.names(), ["a"]);
-    assert_eq!(listener.degraded_messages().len(), 1);
+    let silent = Fault::Watch(WatchFault::Silent);
+    fake.fail(When::always().verb("watch").on("pods"), silent);
+    fake.cut();
+    listener.listen_for(Duration::from_secs(1)).await;
+    fake.put(&pod("b", NODE, "1"));
+    listener.until_names(&["a", "b"]).await;
+    assert_eq!(listener.api.counters().resyncs(), 2);
+    assert_eq!(listener.names(), ["a", "b"], "known pods stay");
 }
 
 #[tokio::test(start_paused = true)]

@@ -251,6 +251,34 @@ fn an_unreadable_or_unwritable_note_stops_isolation() {
 }
 
 #[test]
+fn the_advice_about_irqbalance_stays_while_irqbalance_runs() {
+    if !attributes_available() {
+        return;
+    }
+    let machine = typical_machine();
+    machine.write("proc/77/comm", "irqbalance\n");
+    let report = machine.isolate(ALL, "4-7");
+    assert!(
+        report.irqbalance == Some(set("4-7")) && !report.moved.is_empty(),
+        "{report:?}"
+    );
+    // After a restart, the knobs have the wanted values, and the first call writes nothing.
+    let mut isolator = CpuIsolator::new(machine.root.path());
+    let (exclusive, online) = (set("4-7"), set("0-7"));
+    let input = isolation_input(ALL, &exclusive, &online);
+    for _ in 0..2 {
+        let report = isolator.isolate(&input, &machine.cgroups(), TREE);
+        assert!(
+            report.irqbalance == Some(set("4-7")) && report.moved.is_empty(),
+            "{report:?}"
+        );
+    }
+    machine.write("proc/77/comm", "sleep\n");
+    let report = isolator.isolate(&input, &machine.cgroups(), TREE);
+    assert_eq!(report.irqbalance, None, "irqbalance has ended");
+}
+
+#[test]
 fn failures_are_reported_with_a_remedy() {
     if !attributes_available() {
         return;

@@ -363,6 +363,19 @@ fn the_chart_notes_describe_a_complete_uninstallation() {
     }
 }
 
+/// A comment of the rendered DaemonSet also holds with narrower tolerations.
+#[test]
+fn no_comment_promises_an_agent_on_every_tainted_node() {
+    let Some(helm) = program("helm") else { return };
+    let mut render = command(&helm);
+    render.args(["template", "ours", "--set", "tolerations[0].key=a"]);
+    let text = succeed(render.arg(here("deploy/helm/pinfold")));
+    let before = text.split_once("      tolerations:\n").unwrap().0;
+    let comment = before.lines().last().unwrap();
+    assert!(comment.contains("The tolerations decide"), "{comment}");
+    assert!(!text.contains("whatever the taints"), "{comment}");
+}
+
 #[test]
 fn chart_values_reach_the_objects() {
     let Some(helm) = program("helm") else { return };

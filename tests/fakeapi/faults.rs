@@ -34,6 +34,8 @@ pub(crate) enum WatchFault {
     Unended,
     /// The watch ends at once.
     CloseAtOnce,
+    /// The answer takes three seconds, and the watch then ends at once.
+    CloseLate,
     /// The connection is cut within a line.
     HalfLine { after: usize },
     /// A line of invalid JSON precedes the next change.

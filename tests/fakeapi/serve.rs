@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use hyper::body::Bytes;
 use serde_json::{Value, json};
@@ -188,7 +189,12 @@ pub(crate) async fn handle(shared: &Arc<Shared>, ask: Ask) -> Option<Reply> {
             });
         }
         Some(Fault::Half) => half = true,
-        Some(Fault::Watch(fault)) => watch_fault = Some(fault),
+        Some(Fault::Watch(fault)) => {
+            if fault == WatchFault::CloseLate {
+                tokio::time::sleep(Duration::from_secs(3)).await;
+            }
+            watch_fault = Some(fault);
+        }
         None => {}
     }
     let reply = match answer(shared, &ask, &query, target, user, verb, watch_fault) {

@@ -77,7 +77,7 @@ pub(crate) async fn serve(
         lines.closed().await;
         return;
     }
-    if fault == Some(WatchFault::CloseAtOnce) {
+    if matches!(fault, Some(WatchFault::CloseAtOnce | WatchFault::CloseLate)) {
         return;
     }
     let mut last_revision = wanted.revision;

@@ -112,9 +112,9 @@ impl Watcher {
         let mut backoff = Backoff::new(self.settings.backoff.0, self.settings.backoff.1);
         let mut jitter = Jitter::default();
         loop {
-            let began = Instant::now();
-            let ended = self.watch_once().await;
-            let lasted = began.elapsed() >= SHORT_LIVED;
+            let mut opened = None;
+            let ended = self.watch_once(&mut opened).await;
+            let lasted = opened.is_some_and(|opened: Instant| opened.elapsed() >= SHORT_LIVED);
             if lasted {
                 backoff.reset();
             }
@@ -135,8 +135,9 @@ impl Watcher {
         }
     }
 
-    /// Opens a watch and reads its lines until the end.
-    async fn watch_once(&mut self) -> Result<(), Failure> {
+    /// Opens a watch and reads its lines until the end. `opened` gets the time from which the watch counts: a slow server's
+    /// answers are no lifetime of a watch.
+    async fn watch_once(&mut self, opened: &mut Option<Instant>) -> Result<(), Failure> {
         let version = self.version.clone();
         let from = version.as_deref().unwrap_or("0");
         let mut changes = self
@@ -148,6 +149,7 @@ impl Watcher {
             let held = !self.claims.confirm([self.name.clone()]).await?.is_empty();
             self.publish(held);
         }
+        *opened = Some(Instant::now());
         while let Some(change) = changes.next(self.settings.idle).await? {
             self.apply(&change)?;
         }

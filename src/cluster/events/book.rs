@@ -81,10 +81,7 @@ impl Book {
             .entries
             .entry((news.uid.clone(), news.reason))
             .or_default();
-        let same = entries
-            .iter()
-            .position(|entry| entry.news.note == news.note);
-        let index = same.or_else(|| (entries.len() >= NOTES_PER_REASON).then(|| entries.len() - 1));
+        let index = position(entries, &news.note);
         let Some(entry) = index.and_then(|index| entries.get_mut(index)) else {
             if !allowed {
                 return Step::Drop;
@@ -162,9 +159,19 @@ impl Book {
         unwritten.map(|entry| entry.written_at + COUNT_AGAIN).min()
     }
 
-    /// Forgets the Events of a pod and reason. The next occurrence creates a new Event.
+    /// Forgets the Event on which `news` counts. The next occurrence creates a new Event. The pod's other Events with the same
+    /// reason stay: a pod has an Event for each container.
     pub fn forget(&mut self, news: &News) {
-        self.entries.remove(&(news.uid.clone(), news.reason));
+        let key = (news.uid.clone(), news.reason);
+        let Some(entries) = self.entries.get_mut(&key) else {
+            return;
+        };
+        if let Some(index) = position(entries, &news.note) {
+            entries.remove(index);
+        }
+        if entries.is_empty() {
+            self.entries.remove(&key);
+        }
     }
 
     /// Raises the allowance by the elapsed time, and returns whether a write is allowed.
@@ -196,6 +203,12 @@ impl Entry {
     fn is_unwritten(&self) -> bool {
         self.event.is_some() && self.count > self.written
     }
+}
+
+/// The index of the Event on which a note counts: the Event with the same note, or the last Event at the limit of Events.
+fn position(entries: &[Entry], note: &str) -> Option<usize> {
+    let same = entries.iter().position(|entry| entry.news.note == note);
+    same.or_else(|| (entries.len() >= NOTES_PER_REASON).then(|| entries.len() - 1))
 }
 
 #[cfg(test)]
@@ -290,5 +303,28 @@ mod tests {
         assert_eq!(book.note(&pinned, now), Step::Create);
         book.forget(&pinned);
         assert_eq!(book.note(&pinned, now), Step::Create);
+    }
+
+    #[test]
+    fn the_other_events_of_a_pod_and_reason_stay_after_a_forgotten_event() {
+        let (mut book, now) = (Book::new(Duration::from_secs(600), 100), Instant::now());
+        for number in 0..NOTES_PER_REASON {
+            let pinned = news("p", &number.to_string());
+            assert_eq!(book.note(&pinned, now), Step::Create);
+            book.created(&pinned, format!("e{number}"));
+        }
+        let counted = |event: &str| Step::Count {
+            event: event.to_owned(),
+            count: 2,
+        };
+        book.forget(&news("p", "1"));
+        assert_eq!(book.note(&news("p", "0"), now), counted("e0"));
+        assert_eq!(book.note(&news("p", "1"), now), Step::Create);
+        book.created(&news("p", "1"), "new".to_owned());
+        // A further note counts on the last Event, so a failed count forgets the last Event only.
+        assert_eq!(book.note(&news("p", "more"), now), counted("new"));
+        book.forget(&news("p", "more"));
+        assert_eq!(book.note(&news("p", "2"), now), counted("e2"));
+        assert_eq!(book.note(&news("p", "1"), now), Step::Create);
     }
 }

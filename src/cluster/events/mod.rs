@@ -236,12 +236,8 @@ impl Writer {
         match self.send(Call::PatchEvent, &request).await {
             Ok(()) => {}
             // The API server deletes Events after an hour. The next occurrence creates a new Event.
-            Err(failure) => {
-                self.book.forget(news);
-                if failure.kind() != ErrorKind::NotFound {
-                    self.lost(news, &failure);
-                }
-            }
+            Err(failure) if failure.kind() == ErrorKind::NotFound => self.book.forget(news),
+            Err(failure) => self.lost(news, &failure),
         }
     }
 

@@ -8,7 +8,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::model::{DecisionInput, Memory};
 use super::plans::name_of;
 use crate::cluster::node::OwnNode;
-use crate::scene::{Holding, LabelKeys, ScenePlan, Slot, is_lease_of, slots};
+use crate::scene::{Holding, LabelKeys, ScenePlan, Slot, is_hashed_lease, is_lease_of, slots};
+
+/// The largest plan whose slots are compared with a hashed name, in slots. A comparison takes less than a microsecond.
+const MOST_COMPARED: usize = 10_000;
 
 /// The slot and the labels that a Node has now.
 #[derive(Debug)]
@@ -143,15 +146,23 @@ fn slot_without_labels(
     former.or(claimed.first()).cloned()
 }
 
-/// The slot in any case of a plan whose Lease is called `lease`. Hashed names are skipped: the search would compare all slots
-/// of the plan, up to a million.
-fn of_lease(plan: &ScenePlan, lease: &str) -> Option<Slot> {
+/// The slot in any case of a plan whose Lease is called `lease`. A hashed name is compared with all slots of the plan, unless
+/// the plan has more than [`MOST_COMPARED`] slots.
+pub(super) fn of_lease(plan: &ScenePlan, lease: &str) -> Option<Slot> {
     let name = name_of(plan);
-    if !is_lease_of(lease, name) {
+    let cases = move || {
+        let scenes = plan.spec.scenes.iter();
+        let cases =
+            scenes.flat_map(|scene| scene.cases.iter().map(|case| (&scene.scene, &case.case)));
+        cases.filter_map(move |(scene, case)| slots(plan, scene, case).ok())
+    };
+    let may_be_of_plan = if is_hashed_lease(lease) {
+        cases().map(|slots| slots.len()).sum::<usize>() <= MOST_COMPARED
+    } else {
+        is_lease_of(lease, name)
+    };
+    if !may_be_of_plan {
         return None;
     }
-    let scenes = plan.spec.scenes.iter();
-    let mut cases =
-        scenes.flat_map(|scene| scene.cases.iter().map(|case| (&scene.scene, &case.case)));
-    cases.find_map(|(scene, case)| slots(plan, scene, case).ok()?.of_lease(name, lease))
+    cases().find_map(|slots| slots.of_lease(name, lease))
 }

@@ -19,13 +19,13 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Taint;
 
-use super::current_slot::{CurrentSlot, labelled};
+use super::current_slot::{CurrentSlot, labelled, of_lease};
 use super::model::{DecisionInput, Memory, Phase, Version};
 use super::plans::name_of;
 use crate::cluster::node::{self, LabelConflict, LabelStep};
 use crate::scene::{
     Duty, LabelKeys, Node, OnBusy, ScenePlan, Slot, Slots, Switch, Want, duty, is_candidate,
-    is_lease_of, slots, switch,
+    is_hashed_lease, is_lease_of, slots, switch,
 };
 
 /// The prefix of the keys of Pinfold's taints, for any plan.
@@ -472,21 +472,27 @@ impl Judge<'_> {
         !self.input.node.ours.is_empty() || !self.input.claims.is_empty()
     }
 
-    /// Whether the node's labels or claims come from this plan. A claim with a hashed name tells nothing.
+    /// Whether the node's labels or claims come from this plan. A claim with a hashed name is compared with the slot of the
+    /// labels, then with all slots of the plan.
     fn gave(&self, plan: &ScenePlan) -> bool {
         let name = name_of(plan);
         let remembered = self.memory.last.as_ref().is_some_and(|(of, _)| of == name);
+        // Labels alone decide only without claims: two plans may use the same labels.
+        let claims = self.input.claims;
         let labelled = || {
             self.labelled_slot(plan).is_some_and(|slot| {
-                slots(plan, &slot.scene, &slot.case)
-                    .is_ok_and(|slots| slots.position(&slot).is_some())
+                if claims.is_empty() {
+                    slots(plan, &slot.scene, &slot.case)
+                        .is_ok_and(|slots| slots.position(&slot).is_some())
+                } else {
+                    claims.contains(&slot.lease_name(name))
+                }
             })
         };
-        // Labels decide only without claims: two plans may use the same labels.
-        let claims = self.input.claims;
-        remembered
-            || claims.iter().any(|lease| is_lease_of(lease, name))
-            || (claims.is_empty() && labelled())
+        let claimed = |lease: &String| {
+            is_lease_of(lease, name) || (is_hashed_lease(lease) && of_lease(plan, lease).is_some())
+        };
+        remembered || labelled() || claims.iter().any(claimed)
     }
 
     /// The decision to keep everything if a plan was never readable: the labels or claims may come from the unreadable plan.

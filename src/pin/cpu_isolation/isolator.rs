@@ -61,7 +61,8 @@ pub struct CpuIsolator {
     knobs: Knobs,
     /// Interrupts the kernel refused to move, with the names of their users at the time.
     refused: BTreeMap<u32, String>,
-    irqbalance: bool,
+    /// Whether irqbalance ran at the last look; `None` before the first look.
+    irqbalance: Option<bool>,
 }
 
 // === impl CpuIsolator ===
@@ -72,7 +73,7 @@ impl CpuIsolator {
         Self {
             knobs: Knobs::new(root),
             refused: BTreeMap::new(),
-            irqbalance: false,
+            irqbalance: None,
         }
     }
 
@@ -110,8 +111,9 @@ impl CpuIsolator {
             });
         }
         let exclusive = input.exclusive;
-        let irqbalance_interferes = self.irqbalance && input.options.irqs && !exclusive.is_empty();
-        report.irqbalance = irqbalance_interferes.then(|| exclusive.clone());
+        let may_interfere = input.options.irqs && !exclusive.is_empty();
+        report.irqbalance =
+            (may_interfere && self.irqbalance == Some(true)).then(|| exclusive.clone());
         report
     }
 
@@ -150,8 +152,11 @@ impl CpuIsolator {
         };
         // Every write is recorded first: a crash would otherwise lose the earlier value.
         let ahead = keep(&plan.ahead, text.as_deref())?;
-        if !plan.writes.is_empty() {
-            self.irqbalance = input.options.irqs && self.knobs.irqbalance_runs();
+        // A look reads a file of each process. An irqbalance that starts later moves interrupts and so causes writes, and an
+        // irqbalance that ran at the last look may have ended.
+        let look = !plan.writes.is_empty() || self.irqbalance != Some(false);
+        if look && input.options.irqs && !input.exclusive.is_empty() {
+            self.irqbalance = Some(self.knobs.irqbalance_runs());
         }
         let failures = self.write(&plan, report);
         for (knob, error) in knobs.unreadable {

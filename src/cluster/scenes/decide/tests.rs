@@ -251,6 +251,31 @@ fn labels_and_claims_stay_without_a_readable_plan_for_the_node() {
 }
 
 #[test]
+fn a_restarted_agent_finds_the_plan_of_a_claim_with_a_hashed_name() {
+    let name = "p".repeat(250);
+    let mut left = plan(&name, Some(("1", "1")), Value::Null);
+    let slot = slots(&left, "1", "1").unwrap().get(0).unwrap();
+    let lease = slot.lease_name(&name);
+    assert!(is_hashed_lease(&lease), "{lease}");
+    // The plan no longer covers the node, and the memory of the agent is empty.
+    left.spec.nodes.selector = None;
+    left.spec.nodes.names = Some(vec!["x".to_owned()]);
+    let release = format!("release {lease}");
+    for (labels, actions) in [
+        (&OLD[..], vec!["label ".to_owned(), release.clone()]),
+        (&OLD[..0], vec![release.clone()]),
+    ] {
+        let mut world = World::new(vec![left.clone()]).having(labels, &[&lease]);
+        assert_eq!(world.settle(), actions);
+        // A claim of an unrelated plan with the same slots tells nothing.
+        let other = plan("other", Some(("1", "1")), Value::Null);
+        let mut unrelated = World::new(vec![other]).having(labels, &[&lease]);
+        unrelated.plans.plans[0].spec = left.spec.clone();
+        assert!(unrelated.settle().is_empty());
+    }
+}
+
+#[test]
 fn on_busy_decides_whether_a_node_with_running_pods_changes() {
     let world = |rule: &str, active| {
         World::new(vec![plan("p", active, json!({"onBusy": rule}))])
