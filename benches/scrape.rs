@@ -7,6 +7,9 @@
 //!
 //! With `-- lives 10000`, the bench measures the agent's memory and open files while 10000 pods come and go. A scrape
 //! follows each arrival and each departure.
+//!
+//! With `-- page`, the bench compares the writer of the page with the encoder of the crate `prometheus`. This part needs
+//! neither root nor `PINFOLD_KERNEL_TESTS`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[path = "../tests/support/agent.rs"]
@@ -21,6 +24,8 @@ mod http;
 #[path = "../tests/support/kernel.rs"]
 #[allow(dead_code, reason = "shared with tests")]
 mod kernel;
+#[path = "support/page_cost.rs"]
+mod page_cost;
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -80,18 +85,21 @@ const UNIFIED: [&str; 7] = [
 ];
 
 fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let has_argument = |word: &str| arguments.iter().any(|argument| argument == word);
+    if has_argument("page") {
+        return page_cost::print();
+    }
     let Some(kernel) = kernel_tests() else {
         println!("nothing was measured: set PINFOLD_KERNEL_TESTS=1");
         return;
     };
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, most, most).unwrap();
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
     let numbers: Vec<usize> = arguments
         .iter()
         .filter_map(|argument| argument.parse().ok())
         .collect();
-    let has_argument = |word: &str| arguments.iter().any(|argument| argument == word);
     let more: &[&str] = if has_argument("all") { &ALL } else { &[] };
     if has_argument("lives") {
         return lives(&kernel, numbers.first().copied().unwrap_or(10_000), more);

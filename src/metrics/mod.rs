@@ -33,8 +33,9 @@ pub use api::{ApiNumbers, SceneNumbers};
 pub use collectors::{COLLECTORS, ThreadStatus};
 pub use families::{AGENT_FAMILIES, API_FAMILIES, FAMILIES, Family, Kind, RUNTIME_FAMILIES};
 pub use model::{Peer, UnknownPeers};
-pub use page::{Chunk, Format, Page};
+pub use page::{Chunk, Format, Labels, Lines, Page};
 pub use runtime::RuntimeNumbers;
+pub use value::Value;
 
 use crate::host::cgroup::Cgroups;
 use crate::host::perf;

@@ -2,6 +2,10 @@
 //!
 //! A series is a line: the family's name, the labels, and the value. Each family has a single buffer for all of its lines. A
 //! node with tens of thousands of series therefore needs a few dozen buffers. Labels are formatted once per container.
+//!
+//! The encoder of the crate `prometheus` needs a value in memory for each series, with copies of the names and values of
+//! the labels. Pinfold's writer stays only as long as the encoder costs more on the page of 1,000 containers. `cargo bench
+//! --bench scrape -- page` measures CPU time, allocated memory and peak memory of both. The agent's own metrics use the crate.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -68,12 +72,13 @@ impl Format {
 
 /// The labels of a line without the braces.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
-pub(super) struct Labels(String);
+pub struct Labels(String);
 
 // === impl Labels ===
 
 impl Labels {
-    pub(super) fn new(labels: &[(&str, &str)]) -> Self {
+    /// Formats names and values. Special characters in a value are escaped.
+    pub fn new(labels: &[(&str, &str)]) -> Self {
         // Each label also needs a comma, an equals sign and two quotes.
         let length = labels
             .iter()
@@ -120,7 +125,7 @@ const LINE: usize = 256;
 
 /// The lines of a family.
 #[derive(Debug, Clone)]
-pub(super) struct Lines {
+pub struct Lines {
     name: Cow<'static, str>,
     kind: &'static str,
     help: Cow<'static, str>,
@@ -158,7 +163,7 @@ impl Lines {
     }
 
     /// Adds a series with shared labels and further labels.
-    pub(super) fn put_with(&mut self, labels: &Labels, more: &[(&str, &str)], value: impl Value) {
+    pub fn put_with(&mut self, labels: &Labels, more: &[(&str, &str)], value: impl Value) {
         self.line("", labels, more, value);
     }
 
@@ -302,7 +307,8 @@ pub struct Page {
 
 impl Page {
     /// An empty page with the buffers of this page.
-    pub(super) fn emptied(self) -> Self {
+    #[must_use]
+    pub fn emptied(self) -> Self {
         let buffer = |lines: Arc<Lines>| {
             let Lines { name, mut text, .. } = Arc::try_unwrap(lines).ok()?;
             text.clear();
@@ -323,7 +329,7 @@ impl Page {
     }
 
     /// An empty family, for a later [`Page::add`].
-    pub(super) fn lines(&mut self, family: &'static Family) -> Lines {
+    pub fn lines(&mut self, family: &'static Family) -> Lines {
         Lines {
             text: self.spare.remove(family.name).unwrap_or_default(),
             ..Lines::of(family)
@@ -341,7 +347,7 @@ impl Page {
     }
 
     /// Adds a family, unless the family has no series.
-    pub(super) fn add(&mut self, mut lines: Lines) {
+    pub fn add(&mut self, mut lines: Lines) {
         if !lines.text.is_empty() {
             // After many pods have ended, most of the buffer may be unused.
             if lines.text.capacity() / 4 > lines.text.len() {

@@ -7,7 +7,8 @@ use std::fmt::Write;
 use std::time::Duration;
 
 /// The value of a series.
-pub(super) trait Value {
+pub trait Value {
+    /// Appends the value as text.
     fn write(self, into: &mut String);
 }
 
