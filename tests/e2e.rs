@@ -75,6 +75,7 @@ fn run() -> Result<usize> {
 
 async fn run_all(cluster: &Cluster, cases: &[&Case]) -> Report {
     let mut report = Report::default();
+    let mut installed = true;
     for case in cases {
         let nodes = if case.each_node {
             cluster.nodes.len()
@@ -84,7 +85,12 @@ async fn run_all(cluster: &Cluster, cases: &[&Case]) -> Report {
         for (index, node) in cluster.nodes.iter().take(nodes).enumerate() {
             let site = Site::new(cluster, node, case.name, index);
             let start = Instant::now();
-            let result = run_case(case, &site).await;
+            let result = if installed {
+                run_case(case, &site).await
+            } else {
+                Ok(Verdict::Skipped("the installation has failed".to_owned()))
+            };
+            installed &= result.is_ok() || case.name != "install";
             let row = Row {
                 case: case.name,
                 node: case.each_node.then(|| node.clone()),

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use kube::api::{ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
 
@@ -39,7 +39,8 @@ pub(super) fn documents(path: &str) -> Result<Vec<Value>> {
 }
 
 fn parse(text: &str) -> Result<Vec<Value>> {
-    let documents: Vec<Value> = serde_saphyr::from_multiple(text)?;
+    let documents: Vec<Value> =
+        serde_saphyr::from_multiple(text).map_err(|error| anyhow!("{error}"))?;
     Ok(documents.into_iter().filter(|of| !of.is_null()).collect())
 }
 
