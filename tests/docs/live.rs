@@ -49,7 +49,7 @@ fn the_page_lists_the_cases_and_the_variables() {
                 .all(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_')
     });
     let actions = quoted("tests/e2e/cases/faults.rs", |_, part| {
-        ["agent-", "runtime-", "kubelet-", "api-"]
+        ["agent-", "runtime-", "kubelet-", "node-", "api-"]
             .iter()
             .any(|start| part.starts_with(start))
     });

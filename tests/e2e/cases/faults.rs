@@ -12,6 +12,7 @@ use super::pinning::size;
 use crate::agent;
 use crate::cluster::name_of;
 use crate::report::Verdict;
+use crate::scene;
 use crate::site::Site;
 
 /// The duration of an outage of the API server.
@@ -211,7 +212,7 @@ pub(super) async fn api_away(site: &Site<'_>) -> Result<Verdict> {
     }
     let before = begin(site).await?;
     let old = instance(site).await?;
-    let labels = crate::scene::labels(site).await?;
+    let labels = scene::labels(site).await?;
     if let Some(reason) = site.cluster.hook("api-stop", site.node).await? {
         return Ok(Verdict::Skipped(reason));
     }
@@ -232,7 +233,7 @@ pub(super) async fn api_away(site: &Site<'_>) -> Result<Verdict> {
         .await?;
     let now = instance(site).await?;
     ensure!(now == old, "the agent has restarted");
-    let found = crate::scene::labels(site).await?;
+    let found = scene::labels(site).await?;
     ensure!(
         found == labels,
         "the Node's labels changed from {labels:?} to {found:?}"
@@ -243,6 +244,49 @@ pub(super) async fn api_away(site: &Site<'_>) -> Result<Verdict> {
         "CPUs {} stay for {seconds} s",
         before.cpus
     )))
+}
+
+/// A new Node object under the old name gets the slot again, with a claim that the new Node owns.
+pub(super) async fn node_replaced(site: &Site<'_>) -> Result<Verdict> {
+    if let Some(reason) = scene::lacks(site).await? {
+        return Ok(Verdict::Skipped(reason));
+    }
+    let plan = scene::plan(site, Some("1"), "wait");
+    scene::apply(site, &plan).await?;
+    scene::labelled(site, Some("1")).await?;
+    let old = site.node().await?["metadata"]["uid"].clone();
+    if let Some(reason) = site.cluster.hook("node-replace", site.node).await? {
+        return Ok(Verdict::Skipped(reason));
+    }
+    let uid = site
+        .cluster
+        .wait("the Node is another object", async || {
+            let uid = site.node().await?["metadata"]["uid"].clone();
+            ensure!(uid != old, "the Node still has the uid {old}");
+            Ok(uid)
+        })
+        .await?;
+    node_ready(site).await?;
+    // The new Node lacks the label by which the plan selects the node.
+    scene::apply(site, &plan).await?;
+    scene::labelled(site, Some("1")).await?;
+    site.cluster
+        .wait("the new Node owns the claim", async || {
+            let held = scene::claims(site).await?;
+            let owners: Vec<&Value> = held
+                .iter()
+                .map(|claim| &claim["metadata"]["ownerReferences"][0]["uid"])
+                .collect();
+            ensure!(
+                owners == [&uid],
+                "the owners of the claims are {owners:?}, and the Node is {uid}"
+            );
+            Ok(())
+        })
+        .await?;
+    Ok(Verdict::Passed(
+        "the new Node has the slot and the claim".to_owned(),
+    ))
 }
 
 /// The numbers of all requests and of all writes that the node's agent has sent.

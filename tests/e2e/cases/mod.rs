@@ -5,6 +5,7 @@ mod containers;
 mod definition;
 mod faults;
 mod installation;
+mod jobs;
 mod pinning;
 mod resize;
 mod scenes;
@@ -74,12 +75,15 @@ pub(crate) const CASES: &[Case] = cases! {
     each "scene-refuse" => scenes::refuse,
     each "scene-taint" => scenes::taint,
     each "scene-conflict" => scenes::conflict,
+    each "render" => jobs::render,
+    each "reclaim" => jobs::reclaim,
     each "agent-restart" => faults::agent_restart,
     each "agent-killed" => faults::agent_killed,
     each "runtime-killed" => faults::runtime_killed,
     each "kubelet-killed" => faults::kubelet_killed,
     each "kubelet-static" => faults::kubelet_static,
     each "api-away" => faults::api_away,
+    each "node-replaced" => faults::node_replaced,
     once "upgrade" => installation::upgrade,
     each "at-rest" => faults::at_rest,
     once "uninstall" => installation::uninstall,
