@@ -223,6 +223,22 @@ impl<'a> Site<'a> {
         Reading::parse(&self.log(pod, container).await?)
     }
 
+    /// The report of a container with the complete environment.
+    pub(crate) async fn environment(&self, pod: &str, container: &str) -> Result<Reading> {
+        let what = format!("container {container} of pod {pod} has reported its environment");
+        let waited = self.cluster.wait(&what, async || {
+            let reading = self.reading(pod, container).await?;
+            // The second report of CPUs follows the environment.
+            ensure!(
+                reading.cpus.len() >= 2,
+                "{} reports of CPUs",
+                reading.cpus.len()
+            );
+            Ok(reading)
+        });
+        waited.await
+    }
+
     /// The log of a container.
     pub(crate) async fn log(&self, pod: &str, container: &str) -> Result<String> {
         let pods: Api<Pod> = Api::namespaced(self.cluster.client.clone(), &self.namespace);

@@ -75,7 +75,7 @@ pub(super) async fn environment(site: &Site<'_>) -> Result<Verdict> {
     let count = size(site).await?;
     site.start(&site.training_pod("train", count)).await?;
     let cpus = site.pinned("train", "main", count).await?;
-    let reading = site.reading("train", "main").await?;
+    let reading = site.environment("train", "main").await?;
     let named = reading.variable("PINFOLD_CPUS")?;
     ensure!(
         named == cpus.to_string(),
@@ -113,7 +113,7 @@ pub(super) async fn own_values(site: &Site<'_>) -> Result<Verdict> {
     pod["spec"]["containers"][0]["env"] = json!([{"name": "OMP_NUM_THREADS", "value": "7"}]);
     site.start(&pod).await?;
     site.pinned("train", "main", 1).await?;
-    let reading = site.reading("train", "main").await?;
+    let reading = site.environment("train", "main").await?;
     let own = reading.variable("OMP_NUM_THREADS")?;
     ensure!(own == "7", "OMP_NUM_THREADS is {own}, and the pod sets 7");
     ensure!(

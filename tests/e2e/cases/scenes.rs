@@ -32,14 +32,7 @@ pub(super) async fn labels(site: &Site<'_>) -> Result<Verdict> {
     );
     site.start(&site.training_pod("train", 1)).await?;
     if site.status().await?.runtime_asks() {
-        let reading = site
-            .cluster
-            .wait("the environment of a training pod", async || {
-                let reading = site.reading("train", "main").await?;
-                reading.last()?;
-                Ok(reading)
-            })
-            .await?;
+        let reading = site.environment("train", "main").await?;
         for (name, wanted) in [("SCENCE", SCENE), ("CASE", "1"), ("INDEX", "0")] {
             let value = reading.variable(name)?;
             ensure!(
