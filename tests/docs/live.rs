@@ -18,7 +18,7 @@ fn first_column(text: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// The texts between quotes that begin with one of the words.
+/// The texts between quotes in a file, for which `wanted` is true. `wanted` gets the line and the text.
 fn quoted(path: &str, wanted: impl Fn(&str, &str) -> bool) -> BTreeSet<String> {
     let text = fs::read_to_string(here(path)).unwrap();
     let lines = text.lines().map(str::trim);
