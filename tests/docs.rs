@@ -29,6 +29,8 @@ mod examples;
 mod generated;
 #[path = "docs/links.rs"]
 mod links;
+#[path = "docs/live.rs"]
+mod live;
 #[path = "docs/markdown.rs"]
 mod markdown;
 #[path = "docs/metrics.rs"]
