@@ -32,6 +32,8 @@ mod node;
 mod pods;
 #[path = "cluster/reclaim.rs"]
 mod reclaim;
+#[path = "cluster/review.rs"]
+mod review;
 #[path = "cluster/scenes.rs"]
 mod scenes;
 #[path = "cluster/simulation.rs"]

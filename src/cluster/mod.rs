@@ -6,6 +6,7 @@
 //!                              ├─> node     labels by server-side apply, on difference only
 //!                              ├─> claims   one create-only Lease per slot
 //!                              ├─> events   a queue that never blocks, Events with counts
+//!                              ├─> review   whether a caller of the agent may read a path
 //!                              └─> reclaim  parameter servers whose job has ended (not used by the agent)
 //! ```
 //!
@@ -33,6 +34,7 @@ pub mod pods;
 pub mod reclaim;
 mod reflect;
 mod retry;
+pub mod review;
 pub mod scenes;
 mod watch;
 

@@ -303,6 +303,12 @@ fn monitoring_cases() -> Vec<Case> {
             &format!("{endpoint}/scrapeTimeout"),
             "5s",
         ),
+        case(
+            "podMonitor.enabled=true podMonitor.authorization.credentials.name=token",
+            monitor,
+            &format!("{endpoint}/authorization/credentials/name"),
+            "token",
+        ),
         // The label `node` stays: the dashboard needs the label.
         case(
             "podMonitor.enabled=true podMonitor.relabelings[0].action=labeldrop",

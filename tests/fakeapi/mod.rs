@@ -28,6 +28,7 @@ mod http;
 mod kinds;
 mod list;
 mod patch;
+mod review;
 mod select;
 mod serve;
 mod status;
@@ -497,6 +498,11 @@ impl FakeApi {
             names: owned(names),
             namespace: None,
         });
+    }
+
+    /// Allows a user to get a path that is no resource.
+    pub(crate) fn allow_path(&self, user: &str, path: &str) {
+        self.allow(user, &["get"], "", path, &[]);
     }
 
     /// Removes all rules of a user.
