@@ -24,6 +24,9 @@ mod connect;
 mod day;
 #[path = "cluster/events.rs"]
 mod events;
+#[cfg(feature = "portforward")]
+#[path = "cluster/forward.rs"]
+mod forward;
 #[path = "cluster/live.rs"]
 mod live;
 #[path = "cluster/node.rs"]

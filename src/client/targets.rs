@@ -10,13 +10,13 @@ use anyhow::Context;
 use super::endpoint::Endpoint;
 
 /// The most agents of one table.
-const MAX_TARGETS: usize = 5000;
+pub(crate) const MAX_TARGETS: usize = 5000;
 
 /// The longest accepted file, in bytes: enough for the most agents, with long names.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// An agent to watch.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) struct Target {
     pub(crate) name: String,
     /// Whether the name is the user's, and not the endpoint's.

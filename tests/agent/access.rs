@@ -3,6 +3,8 @@
 use serde_json::Value;
 
 use crate::agent::{Agent, Manifests, Settings};
+#[cfg(feature = "portforward")]
+use crate::agent::{in_force, pinfold};
 use crate::api::{Cluster, NODE, pod};
 use crate::http::exchange;
 use crate::kernel::kernel_tests;
@@ -134,4 +136,95 @@ fn without_the_api_other_hosts_get_metrics_and_a_short_status() {
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{said}");
     assert!(said.contains("metrics.auth is kubernetes"), "{said}");
+}
+
+/// The exit code, the output and the errors of a command.
+#[cfg(feature = "portforward")]
+fn finish(command: &mut std::process::Command) -> (Option<i32>, String, String) {
+    let output = command.output().unwrap();
+    (
+        output.status.code(),
+        String::from_utf8(output.stdout).unwrap(),
+        String::from_utf8(output.stderr).unwrap(),
+    )
+}
+
+#[cfg(feature = "portforward")]
+#[test]
+fn commands_reach_agents_by_port_forwards() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let cluster = Cluster::new();
+    let fake = &cluster.fake;
+    let agent = cluster.settings(&tree, &kernel).start();
+    cluster.put(&pod("worker-0", NODE));
+    let cgroup = tree.pod("", "worker-0-uid");
+    for container in ["pause1", "main1"] {
+        let container = tree.container(&cgroup, container);
+        tree.start(&container);
+    }
+    agent.eventually("the worker is pinned", |status| {
+        in_force(status, "worker-0")
+    });
+    cluster.put_agent("pinfold-x7k2p", agent.address);
+    fake.user("person-token", "person");
+    fake.allow("person", &["get", "list"], "", "pods", &[]);
+    fake.allow("person", &["create", "get"], "", "pods/portforward", &[]);
+    let folder = tempfile::tempdir().unwrap();
+    let kubeconfig = folder.path().join("config");
+    std::fs::write(&kubeconfig, fake.kubeconfig("person-token")).unwrap();
+    let run = |args: &[&str]| finish(pinfold().args(args).arg("--kubeconfig").arg(&kubeconfig));
+
+    let (code, out, error) = run(&["explain", "-n", "train", "worker-0", "-o", "json"]);
+    assert_eq!((code, error.as_str()), (Some(0), ""), "{out}");
+    let containers: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(containers[0]["pod"], "worker-0");
+    let (code, _, error) = run(&["explain", "-n", "train", "worker-9"]);
+    assert_eq!(code, Some(2));
+    assert!(
+        error.contains("train/worker-9") && error.contains("-n"),
+        "{error}"
+    );
+
+    let (code, out, error) = run(&["top", "--cluster", "--once", "--interval", "1s"]);
+    assert_eq!((code, error.as_str()), (Some(0), ""), "{out}");
+    assert!(out.contains("train/worker-0"), "{out}");
+
+    let (code, out, error) = run(&["status", "--cluster", "-o", "json"]);
+    assert_eq!((code, error.as_str()), (Some(0), ""), "{out}");
+    let status: Value = serde_json::from_str(&out).unwrap();
+    let enforcement = &agent.status().unwrap()["enforcement"];
+    assert_eq!(&status[NODE]["enforcement"], enforcement);
+
+    let (_, out, error) = run(&["doctor", "--cluster"]);
+    let enforcement = enforcement.as_str().unwrap();
+    assert!(
+        out.contains(&format!("{NODE}  enforcement {enforcement}")),
+        "{out}{error}"
+    );
+
+    // kubectl starts the program by this name.
+    let plugin = folder.path().join("kubectl-pinfold");
+    std::os::unix::fs::symlink(pinfold().get_program(), &plugin).unwrap();
+    let plugin = |args: &[&str]| {
+        let mut command = std::process::Command::new(&plugin);
+        finish(command.args(args).env("KUBECONFIG", &kubeconfig))
+    };
+    let (code, out, error) = plugin(&["status"]);
+    assert_eq!((code, error.as_str()), (Some(0), ""), "{out}");
+    assert!(out.contains(NODE), "{out}");
+    let (_, help, _) = plugin(&["status", "-h"]);
+    assert!(help.contains("Usage: kubectl pinfold status"), "{help}");
+
+    // RBAC on port-forwards decides.
+    fake.forbid("person");
+    fake.allow("person", &["get", "list"], "", "pods", &[]);
+    let (code, out, error) = run(&["status", "--cluster"]);
+    assert_eq!(code, Some(1), "{out}{error}");
+    assert!(out.contains("pinfold-portforward"), "{out}");
+    fake.forbid("person");
+    let (code, _, error) = run(&["top", "--cluster", "--once"]);
+    assert_eq!(code, Some(2));
+    assert!(error.contains("can't list the agents' pods"), "{error}");
+    agent.stop();
 }

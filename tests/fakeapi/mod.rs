@@ -24,6 +24,7 @@ mod discovery;
 mod evaluate;
 mod faults;
 mod fields;
+mod forward;
 mod http;
 mod kinds;
 mod list;
@@ -89,6 +90,8 @@ pub(crate) struct Shared {
     faults: Mutex<Vec<(When, Fault)>>,
     log: Mutex<Vec<Logged>>,
     settings: Mutex<Settings>,
+    /// The addresses behind the ports of pods, for port-forwards.
+    forwards: Mutex<BTreeMap<(String, u16), SocketAddr>>,
     /// Whether the server refuses connections.
     away: AtomicBool,
     connections: Mutex<CancellationToken>,
@@ -183,6 +186,7 @@ impl FakeApi {
                 controllers_delay: Duration::from_millis(20),
                 unavailable: Vec::new(),
             }),
+            forwards: Mutex::default(),
             away: AtomicBool::new(false),
             connections: Mutex::new(CancellationToken::new()),
             controllers_due: AtomicBool::new(false),
@@ -354,6 +358,33 @@ impl FakeApi {
             .unwrap()
             .budgets
             .insert(pod.to_owned(), budget.to_owned());
+    }
+
+    /// Stores a running pod of an agent. Port-forwards to the pod's port reach `address`.
+    pub(crate) fn put_agent(&self, name: &str, node: &str, address: SocketAddr) -> Value {
+        let port = 9471;
+        let key = (name.to_owned(), port);
+        self.shared.forwards.lock().unwrap().insert(key, address);
+        self.put(&json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {
+                "name": name, "namespace": "pinfold", "labels": {"app.kubernetes.io/name": "pinfold"},
+            },
+            "spec": {
+                "nodeName": node,
+                "containers": [{
+                    "name": "agent", "image": "pinfold",
+                    "ports": [{"name": "metrics", "containerPort": port, "protocol": "TCP"}],
+                }],
+            },
+            "status": {"phase": "Running"},
+        }))
+    }
+
+    /// Removes the address behind an agent's pod. The pod then refuses connections.
+    pub(crate) fn stop_forward(&self, name: &str) {
+        let mut forwards = self.shared.forwards.lock().unwrap();
+        forwards.retain(|(pod, _), _| pod != name);
     }
 
     /// Sends a bookmark to every watch.

@@ -310,6 +310,16 @@ fn answer(
             &target.name,
         ));
     }
+    // The server asks for the verb of the request, and since 1.35 also for the verb create.
+    if target.subresource == "portforward" && !allowed(shared, &user.name, "create", &target) {
+        return Err(status::forbidden(
+            &kind,
+            &user.name,
+            "create",
+            &target.namespace,
+            &target.name,
+        ));
+    }
     if is_review && verb == "create" {
         return review::create(shared, &kind, &ask.body);
     }
