@@ -214,18 +214,27 @@ impl ClusterAgents {
 impl Route for AgentRoute {
     fn open(&self) -> Opening<'_> {
         Box::pin(async move {
-            let forward = self.connect().await.map_err(|failure| {
-                let remedy = match failure.kind() {
-                    ErrorKind::Forbidden => {
-                        "; ask for the verbs create and get on pods/portforward (the Role pinfold-portforward)"
-                    }
-                    _ => "",
-                };
-                anyhow::anyhow!("no port-forward: {failure}{remedy}")
-            })?;
-            Ok(Box::new(forward) as Box<dyn Stream>)
+            let forward = self.connect().await;
+            forward
+                .map(|forward| Box::new(forward) as Box<dyn Stream>)
+                .map_err(not_forwarded)
         })
     }
+}
+
+/// The error for a port-forward that could not be opened.
+#[allow(
+    clippy::needless_pass_by_value,
+    reason = "it is the argument of map_err"
+)]
+fn not_forwarded(failure: Failure) -> anyhow::Error {
+    let remedy = match failure.kind() {
+        ErrorKind::Forbidden => {
+            "; ask for the verbs create and get on pods/portforward (the Role pinfold-portforward)"
+        }
+        _ => "",
+    };
+    anyhow::anyhow!("no port-forward: {failure}{remedy}")
 }
 
 /// Requests `/status` of each agent, in the order of the targets.

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::Format;
 #[cfg(feature = "portforward")]
-use super::{agents::ClusterArgs, cluster_doctor, run::runtime};
+use super::{agents::ClusterArgs, cluster_doctor};
 use crate::agent::Node;
 use crate::agent::cluster::AutoSwitch;
 use crate::agent::config::{Config, EnforcementChoice, Overrides, Runtime};
@@ -78,7 +78,7 @@ impl Doctor {
         #[cfg(feature = "portforward")]
         if self.cluster.is_wanted(false)? {
             let kubeconfig = self.overrides.kubeconfig.as_deref();
-            return runtime()?.block_on(async {
+            return super::run::runtime()?.block_on(async {
                 let cluster = self.cluster.connect(kubeconfig).await?;
                 cluster_doctor::print(&cluster, self.output).await
             });
