@@ -559,6 +559,10 @@ fn the_chart_refuses_what_cannot_work() {
             "extraEnv[0].name=NODE_NAME",
             "extraEnv has NODE_NAME, which the chart or an earlier entry sets",
         ),
+        (
+            "podMonitor.enabled=true,config.metrics.auth=kubernetes",
+            "config.metrics.auth is kubernetes, so podMonitor.authorization must name a Secret with a token",
+        ),
     ] {
         let mut template = command(&helm);
         template
