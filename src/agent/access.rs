@@ -38,7 +38,7 @@ pub(super) enum Refusal {
     )]
     NoApi,
     #[error(
-        "the request has no bearer token: send a token that may get {}, or use a port-forward (pinfold top --cluster)",
+        "the request has no bearer token: send a token that may get {} (--token-file), or use a port-forward (--cluster)",
         .0.path()
     )]
     NoToken(ProtectedPath),

@@ -1,5 +1,6 @@
 //! `pinfold status`: the state of agents, a line each.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
@@ -26,6 +27,9 @@ pub(super) struct StatusArgs {
     /// An agent: URL, HOST:PORT or HOST, with an optional NAME= before the address; may be repeated [default: the agent of this node]
     #[arg(long, value_name = "[NAME=]URL")]
     node: Vec<String>,
+    /// File with a bearer token for --node; agents send the full status only to authorized callers
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
     #[command(flatten)]
     access: ClusterAccess,
     /// Form of the output.
@@ -61,7 +65,11 @@ impl StatusArgs {
 
     fn named(&self) -> anyhow::Result<Vec<Target>> {
         if !self.node.is_empty() {
-            return targets::all(&self.node, None);
+            let token = self.token_file.as_deref().map(targets::read_token);
+            let token = token.transpose()?;
+            let with_token = |target: Target| target.with_authorization(token.clone());
+            let named = targets::all(&self.node, None)?;
+            return Ok(named.into_iter().map(with_token).collect());
         }
         let endpoint = local_agent(None, Overrides::default())?;
         Ok(vec![Target {

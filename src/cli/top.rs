@@ -70,6 +70,9 @@ pub(super) struct Top {
     /// File with an agent in each line.
     #[arg(long, value_name = "FILE")]
     nodes: Option<PathBuf>,
+    /// File with a bearer token for --node and --nodes; agents send the full status only to authorized callers
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
     #[cfg(feature = "portforward")]
     #[command(flatten)]
     access: ClusterAccess,
@@ -138,7 +141,11 @@ impl Top {
     /// The agents that the options name.
     fn named_targets(&self) -> anyhow::Result<Vec<Target>> {
         let text = self.nodes.as_deref().map(targets::read).transpose()?;
-        targets::all(&self.node, self.nodes.as_deref().zip(text.as_deref()))
+        let named = targets::all(&self.node, self.nodes.as_deref().zip(text.as_deref()))?;
+        let token = self.token_file.as_deref().map(targets::read_token);
+        let token = token.transpose()?;
+        let with_token = |target: Target| target.with_authorization(token.clone());
+        Ok(named.into_iter().map(with_token).collect())
     }
 
     /// The agents to watch, and the default time between two requests.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use http_body_util::{BodyExt, Empty, LengthLimitError, Limited};
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
-use hyper::header::{ACCEPT_ENCODING, CONTENT_ENCODING, HOST};
+use hyper::header::{ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, HOST, HeaderValue};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -53,6 +53,8 @@ pub(crate) struct Endpoint {
     prefix: String,
     /// Opens the connections instead of the network. The host is then a name for people.
     route: Option<Arc<dyn Route>>,
+    /// The value of the header `Authorization` for an agent on another host.
+    authorization: Option<HeaderValue>,
 }
 
 /// The reason why a text is no valid agent address.
@@ -85,6 +87,7 @@ impl Endpoint {
             port: address.port(),
             prefix: String::new(),
             route: None,
+            authorization: None,
         }
     }
 
@@ -96,6 +99,16 @@ impl Endpoint {
             port: DEFAULT_PORT,
             prefix: String::new(),
             route: Some(route),
+            authorization: None,
+        }
+    }
+
+    /// Sends the header `Authorization` with each request that leaves this host.
+    #[cfg(feature = "top")]
+    pub(crate) fn with_authorization(self, authorization: Option<HeaderValue>) -> Self {
+        Self {
+            authorization,
+            ..self
         }
     }
 
@@ -185,6 +198,9 @@ impl Endpoint {
             hyper::Request::get(format!("{}{path}", self.prefix)).header(HOST, self.authority());
         if !self.is_loopback() {
             request = request.header(ACCEPT_ENCODING, "gzip");
+            if let Some(authorization) = &self.authorization {
+                request = request.header(AUTHORIZATION, authorization.clone());
+            }
         }
         let response = sender.send_request(request.body(Empty::new())?).await?;
         let status = response.status();
@@ -294,6 +310,7 @@ impl FromStr for Endpoint {
             port,
             prefix: prefix.to_owned(),
             route: None,
+            authorization: None,
         })
     }
 }
@@ -348,6 +365,45 @@ mod tests {
                 "{text}"
             );
         }
+    }
+
+    /// A route to a server in this process. The server sends the head of the request as the body.
+    #[derive(Debug)]
+    struct HeadAsBody;
+
+    impl Route for HeadAsBody {
+        fn open(&self) -> Opening<'_> {
+            use tokio::io::{AsyncReadExt, AsyncWriteExt};
+            let (client, mut server) = tokio::io::duplex(64 << 10);
+            tokio::spawn(async move {
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") {
+                    head.push(server.read_u8().await.unwrap());
+                }
+                let length = head.len();
+                let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n");
+                server.write_all(answer.as_bytes()).await.unwrap();
+                server.write_all(&head).await.unwrap();
+            });
+            Box::pin(std::future::ready(Ok(Box::new(client) as Box<dyn Stream>)))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_request_that_leaves_this_host_has_the_token() {
+        let endpoint = Endpoint {
+            route: Some(Arc::new(HeadAsBody)),
+            ..Endpoint::on_this_host(SocketAddr::from(([127, 0, 0, 1], DEFAULT_PORT)))
+        };
+        assert_eq!(endpoint.timeout(), ROUTE_TIMEOUT);
+        let head = |bodies: Vec<Bytes>| String::from_utf8(bodies.concat()).unwrap();
+        let without = head(endpoint.get(&["/status"]).await.unwrap());
+        assert!(without.starts_with("GET /status HTTP/1.1\r\n"), "{without}");
+        assert!(!without.contains("authorization"), "{without}");
+        let token = HeaderValue::from_static("Bearer abc");
+        let endpoint = endpoint.with_authorization(Some(token));
+        let with = head(endpoint.get(&["/status"]).await.unwrap());
+        assert!(with.contains("\r\nauthorization: Bearer abc\r\n"), "{with}");
     }
 
     #[test]
