@@ -95,12 +95,7 @@ impl Agent {
                 &stop,
             )
         });
-        // The reconciler ends after the connection to the runtime. Each request that was read therefore gets an answer.
-        let answered = if node.config.runtime.wanted() {
-            CancellationToken::new()
-        } else {
-            stop.clone()
-        };
+        let answered = end_of_answers(&node, &stop);
         let runtime = if node.config.runtime.wanted() {
             Some(runtime::start(
                 &node,
@@ -196,6 +191,16 @@ impl Agent {
         if let Some(cluster) = self.cluster {
             cluster.finish(until).await;
         }
+    }
+}
+
+/// The signal that ends the reconciler. The reconciler ends after the connection to the runtime, so that each request that was
+/// read gets an answer.
+fn end_of_answers(node: &Node, stop: &CancellationToken) -> CancellationToken {
+    if node.config.runtime.wanted() {
+        CancellationToken::new()
+    } else {
+        stop.clone()
     }
 }
 
