@@ -34,8 +34,8 @@
 //! | [`cli`] | arguments, subcommands, output | all above | contain logic |
 //!
 //! Cargo features, all on by default, leave parts out: `experiments` has [`experiment`], [`prometheus`] and `pinfold scene`;
-//! `reclaim` has `pinfold scene reclaim`; `demo` and `bench` have [`sandbox`] and their commands; `top` has `pinfold top`. The
-//! agent's image is built without features.
+//! `reclaim` has `pinfold scene reclaim`; `demo` and `bench` have [`sandbox`] and their commands; `top` has `pinfold top`;
+//! `portforward` has `pinfold status` and port-forwards to the agents of a cluster. The agent's image is built without features.
 //!
 //! The pure modules (`text`, `cpu`, `pod`, `scene`, `experiment`) and the pure half of `pin` hold every decision. The others fetch, plan
 //! and apply. A plan is a value that can be compared and printed. A plan that was applied leaves nothing for the next plan.

@@ -32,6 +32,8 @@ mod systemd;
 #[allow(dead_code, reason = "shared with tests of the protocol")]
 mod runtime;
 
+#[path = "agent/access.rs"]
+mod access;
 #[path = "agent/answers.rs"]
 mod answers;
 #[path = "agent/api.rs"]

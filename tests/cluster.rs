@@ -24,6 +24,9 @@ mod connect;
 mod day;
 #[path = "cluster/events.rs"]
 mod events;
+#[cfg(feature = "portforward")]
+#[path = "cluster/forward.rs"]
+mod forward;
 #[path = "cluster/live.rs"]
 mod live;
 #[path = "cluster/node.rs"]
@@ -32,6 +35,8 @@ mod node;
 mod pods;
 #[path = "cluster/reclaim.rs"]
 mod reclaim;
+#[path = "cluster/review.rs"]
+mod review;
 #[path = "cluster/scenes.rs"]
 mod scenes;
 #[path = "cluster/simulation.rs"]

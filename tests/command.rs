@@ -333,6 +333,39 @@ fn mistakes_are_named() {
     }
 }
 
+/// Options of `--cluster` that contradict other options, or that can't work.
+#[cfg(feature = "portforward")]
+#[test]
+fn mistakes_about_a_cluster_are_named() {
+    let (_folder, pods) = file("pods.yaml", PODS);
+    let cases: [(&[&str], &str); 7] = [
+        (&["top", "--once", "--cluster", "--node", "a"], "--cluster"),
+        (&["status", "--cluster", "--node", "a"], "--cluster"),
+        (
+            &["explain", "web", "--pods", &pods, "--cluster"],
+            "--cluster",
+        ),
+        (
+            &["explain", "web", "--pods", &pods, "-n", "shop"],
+            "--namespace",
+        ),
+        (&["explain", "web", "-n", "a/b"], "lower-case letters"),
+        (
+            &["doctor", "--cluster", "--agent-namespace", ".."],
+            "lower-case letters",
+        ),
+        (
+            &["status", "--cluster", "--kubeconfig", "/nowhere"],
+            "/nowhere",
+        ),
+    ];
+    for (args, named) in cases {
+        let (code, out, error) = run(args);
+        assert_eq!((code, out.as_str()), (Some(2), ""), "{args:?}: {error}");
+        assert!(error.contains(named), "{args:?}: {error}");
+    }
+}
+
 #[test]
 fn mistakes_in_the_environment_are_named() {
     for (name, value) in [

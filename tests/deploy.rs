@@ -33,6 +33,8 @@ mod chart;
 mod claims;
 #[path = "deploy/image.rs"]
 mod image;
+#[path = "deploy/krew.rs"]
+mod krew;
 #[path = "deploy/manifests.rs"]
 mod manifests;
 #[path = "deploy/release.rs"]

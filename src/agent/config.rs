@@ -147,6 +147,19 @@ pub struct Metrics {
     /// The namespaces whose pods have series. An empty list means all namespaces.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub namespaces: Vec<String>,
+    /// Who may read `/metrics` over the network.
+    pub auth: MetricsAuth,
+}
+
+/// Who may read `/metrics` over the network. Callers on this host may always.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MetricsAuth {
+    /// Every caller.
+    #[default]
+    None,
+    /// Callers with a bearer token whose user the API server authorizes to get `/metrics`.
+    Kubernetes,
 }
 
 // === impl Metrics ===
@@ -427,6 +440,10 @@ impl Config {
                 "podCgroups has {cgroup:?}, which is not a path below the cgroup mount: write kubepods or kubelet/kubepods"
             );
         }
+        anyhow::ensure!(
+            self.metrics.auth == MetricsAuth::None || self.cluster.api != AutoSwitch::Never,
+            "metrics.auth is kubernetes, but cluster.api (--api) is never: allow the API, or set metrics.auth to none"
+        );
         self.runtime.check()?;
         model::check(&self.cluster.namespace, self.cluster.node_name.as_deref())
     }
@@ -494,6 +511,11 @@ mod tests {
                 "unknown collector tpc: use state, cgroup",
             ),
             ("metrics: {namespaces: ['']}", "metrics.namespaces"),
+            ("metrics: {auth: token}", "token"),
+            (
+                "{metrics: {auth: kubernetes}, cluster: {api: never}}",
+                "metrics.auth",
+            ),
             ("policy: {selector: 'a in (b'}", "a in (b"),
             ("cluster: {api: 1}", "api"),
             ("cluster: {node: n1}", "node"),

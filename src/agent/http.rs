@@ -14,6 +14,7 @@ use flate2::write::GzEncoder;
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use hyper::header::{
     ACCEPT, ACCEPT_ENCODING, ALLOW, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue, VARY,
+    WWW_AUTHENTICATE,
 };
 use hyper::http::request::Parts;
 use hyper::server::conn::http1;
@@ -22,17 +23,18 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use nix::sys::socket::{setsockopt, sockopt};
 use serde::Serialize;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use super::access::{self, Access, Refusal};
 use super::cluster::{Link, LinkState};
 use super::heartbeat::{Health, Heartbeat};
 use super::runtime;
 use crate::metrics::{self, AgentMetrics, Chunk, Format, PAGE_TIME, Page, Sources, ThreadStatus};
-use crate::pin::Snapshot;
 use crate::pin::snapshot::ContainerState;
+use crate::pin::{Enforcement, Snapshot};
 
 /// Connections served at once. A further client replaces the oldest connection without a page in progress, else the oldest of
 /// all. Slow or hostile clients therefore never keep a probe waiting.
@@ -74,6 +76,8 @@ pub(super) struct State {
     pub(super) link: Option<Link>,
     /// The state of the connection to the container runtime, where NRI is used.
     pub(super) runtime: Option<runtime::Link>,
+    /// Which callers may read names of pods.
+    pub(super) access: Access,
 }
 
 /// The JSON document of `/status`.
@@ -85,6 +89,20 @@ struct Status<'a> {
     runtime: Option<runtime::LinkState>,
     #[serde(flatten)]
     snapshot: &'a Snapshot,
+}
+
+/// The JSON document of `/status` for a caller who may not read names of pods.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ShortStatus {
+    /// Why the caller gets the short form, with the remedy.
+    restricted: String,
+    ready: bool,
+    enforcement: Enforcement,
+    /// The number of containers with exclusive CPUs.
+    exclusive_containers: usize,
+    /// The number of problems in `/readyz`.
+    problems: usize,
 }
 
 /// A response body in pieces.
@@ -231,6 +249,21 @@ impl State {
         serde_json::to_string_pretty(&status)
     }
 
+    /// The short form of `/status`.
+    fn short_status(&self, snapshot: &Snapshot, refusal: Refusal) -> Response<Pieces> {
+        let containers = snapshot.containers.iter();
+        let status = ShortStatus {
+            restricted: refusal.to_string(),
+            ready: self.awaited().is_none(),
+            enforcement: snapshot.enforcement,
+            exclusive_containers: containers
+                .filter(|container| container.assigned.is_some())
+                .count(),
+            problems: self.problems(snapshot).len(),
+        };
+        json(serde_json::to_string_pretty(&status))
+    }
+
     /// The reason why a working agent is not ready yet.
     fn awaited(&self) -> Option<String> {
         self.link.as_ref().and_then(Link::awaited)
@@ -279,32 +312,55 @@ pub(super) async fn serve(listener: TcpListener, state: Arc<State>, stop: Cancel
             }
         }
         let busy = Arc::new(AtomicBool::new(false));
-        let (state, stop) = (Arc::clone(&state), stop.clone());
         let making = Making {
             pages: Arc::clone(&pages),
             busy: Arc::clone(&busy),
         };
-        let task = tokio::spawn(async move {
-            let answer = service_fn(move |request: Request<Incoming>| {
-                let (state, making) = (Arc::clone(&state), making.clone());
-                async move { Ok::<_, Infallible>(answer(request.into_parts().0, &state, &making).await) }
-            });
-            let connection = http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(HEADER_TIMEOUT)
-                .max_buf_size(16 * 1024)
-                .serve_connection(TokioIo::new(stream), answer);
-            tokio::select! {
-                () = stop.cancelled() => {}
-                // A client that disconnects early, or never reads the answer, is no error.
-                _ = tokio::time::timeout(CONNECTION_TIMEOUT, connection) => {}
-            }
-        });
+        let serving = serve_connection(stream, Arc::clone(&state), making, stop.clone());
+        let task = tokio::spawn(serving);
         open.push_back(Connection { task, busy });
     }
 }
 
-async fn answer(request: Parts, state: &State, making: &Making) -> Response<Pieces> {
+/// Answers the requests of a connection until the client leaves, the time is up, or `stop` is cancelled.
+async fn serve_connection(
+    stream: TcpStream,
+    state: Arc<State>,
+    making: Making,
+    stop: CancellationToken,
+) {
+    let is_local = match (stream.peer_addr(), stream.local_addr()) {
+        (Ok(peer), Ok(own)) => access::is_local(peer.ip(), own.ip()),
+        _ => false,
+    };
+    let answer = service_fn(move |request: Request<Incoming>| {
+        let (state, making) = (Arc::clone(&state), making.clone());
+        let caller = Caller {
+            is_local,
+            request: request.into_parts().0,
+        };
+        async move { Ok::<_, Infallible>(answer(&caller, &state, &making).await) }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_TIMEOUT)
+        .max_buf_size(16 * 1024)
+        .serve_connection(TokioIo::new(stream), answer);
+    tokio::select! {
+        () = stop.cancelled() => {}
+        // A client that disconnects early, or never reads the answer, is no error.
+        _ = tokio::time::timeout(CONNECTION_TIMEOUT, connection) => {}
+    }
+}
+
+/// A request, and whether the connection comes from this host.
+struct Caller {
+    is_local: bool,
+    request: Parts,
+}
+
+async fn answer(caller: &Caller, state: &State, making: &Making) -> Response<Pieces> {
+    let request = &caller.request;
     if request.method != Method::GET && request.method != Method::HEAD {
         let mut response = text(StatusCode::METHOD_NOT_ALLOWED, "only GET\n".to_owned());
         response
@@ -314,49 +370,14 @@ async fn answer(request: Parts, state: &State, making: &Making) -> Response<Piec
     }
     let snapshot = state.snapshot.borrow().clone();
     match (request.uri.path(), snapshot) {
-        ("/healthz", _) => match state.heartbeat.health() {
-            Health::Alive => text(StatusCode::OK, "ok\n".to_owned()),
-            Health::Starting(reason) => text(
-                StatusCode::SERVICE_UNAVAILABLE,
-                format!("starting: {reason}\n"),
-            ),
-            Health::Stuck(reason) => text(
-                StatusCode::SERVICE_UNAVAILABLE,
-                format!("stuck: {reason}\n"),
-            ),
-        },
-        ("/readyz", Some(snapshot)) => match (state.awaited(), state.problems(&snapshot)) {
-            (Some(awaited), _) => text(
-                StatusCode::SERVICE_UNAVAILABLE,
-                format!("not ready: {awaited}; running containers stay unchanged\n"),
-            ),
-            (None, problems) if problems.is_empty() => text(StatusCode::OK, "ready\n".to_owned()),
-            (None, problems) => text(
-                StatusCode::OK,
-                format!("ready, with errors:\n{}\n", problems.join("\n")),
-            ),
-        },
+        ("/healthz", _) => health(state),
+        ("/readyz", Some(snapshot)) => readiness(state, &snapshot, caller.is_local),
         ("/readyz" | "/metrics" | "/status", None) => text(
             StatusCode::SERVICE_UNAVAILABLE,
             "not ready: the first reconcile pass has not ended\n".to_owned(),
         ),
-        ("/metrics", Some(snapshot)) => {
-            let until = Instant::now() + page_time(&request.headers);
-            let page = making
-                .run(until, || state.scrape(&snapshot, &request.headers, until))
-                .await;
-            page.flatten().unwrap_or_else(too_late)
-        }
-        ("/status", Some(snapshot)) => {
-            let until = Instant::now() + PAGE_TIME;
-            match making.run(until, || state.status(&snapshot, until)).await {
-                Some(Ok(json)) => {
-                    typed(StatusCode::OK, "application/json", Pieces::one(json + "\n"))
-                }
-                Some(Err(error)) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
-                None => too_late(),
-            }
-        }
+        ("/metrics", Some(snapshot)) => metrics_page(caller, state, making, &snapshot).await,
+        ("/status", Some(snapshot)) => status_page(caller, state, making, &snapshot).await,
         ("/", _) => text(
             StatusCode::OK,
             "pinfold: /metrics /status /healthz /readyz\n".to_owned(),
@@ -365,6 +386,97 @@ async fn answer(request: Parts, state: &State, making: &Making) -> Response<Piec
             StatusCode::NOT_FOUND,
             format!("no {path}: try /metrics, /status, /healthz, /readyz\n"),
         ),
+    }
+}
+
+fn health(state: &State) -> Response<Pieces> {
+    match state.heartbeat.health() {
+        Health::Alive => text(StatusCode::OK, "ok\n".to_owned()),
+        Health::Starting(reason) => text(
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!("starting: {reason}\n"),
+        ),
+        Health::Stuck(reason) => text(
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!("stuck: {reason}\n"),
+        ),
+    }
+}
+
+/// The readiness probe. The sentences about problems may name pods, so only callers on this host read the sentences.
+fn readiness(state: &State, snapshot: &Snapshot, is_local: bool) -> Response<Pieces> {
+    match (state.awaited(), state.problems(snapshot)) {
+        (Some(awaited), _) => text(
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!("not ready: {awaited}; running containers stay unchanged\n"),
+        ),
+        (None, problems) if problems.is_empty() => text(StatusCode::OK, "ready\n".to_owned()),
+        (None, problems) if is_local => text(
+            StatusCode::OK,
+            format!("ready, with errors:\n{}\n", problems.join("\n")),
+        ),
+        (None, problems) => text(
+            StatusCode::OK,
+            format!("ready, with errors: {}\n", problems.len()),
+        ),
+    }
+}
+
+async fn metrics_page(
+    caller: &Caller,
+    state: &State,
+    making: &Making,
+    snapshot: &Arc<Snapshot>,
+) -> Response<Pieces> {
+    let headers = &caller.request.headers;
+    let until = Instant::now() + page_time(headers);
+    let checked = state
+        .access
+        .check(access::ProtectedPath::Metrics, caller.is_local, headers);
+    if let Err(refusal) = checked.await {
+        return refused(refusal);
+    }
+    let page = making
+        .run(until, || state.scrape(snapshot, headers, until))
+        .await;
+    page.flatten().unwrap_or_else(too_late)
+}
+
+async fn status_page(
+    caller: &Caller,
+    state: &State,
+    making: &Making,
+    snapshot: &Arc<Snapshot>,
+) -> Response<Pieces> {
+    let headers = &caller.request.headers;
+    let checked = state
+        .access
+        .check(access::ProtectedPath::Status, caller.is_local, headers);
+    if let Err(refusal) = checked.await {
+        return state.short_status(snapshot, refusal);
+    }
+    let until = Instant::now() + PAGE_TIME;
+    match making.run(until, || state.status(snapshot, until)).await {
+        Some(status) => json(status),
+        None => too_late(),
+    }
+}
+
+/// The response to a caller who may not read a page.
+fn refused(refusal: Refusal) -> Response<Pieces> {
+    let mut response = text(refusal.status(), format!("{refusal}\n"));
+    if response.status() == StatusCode::UNAUTHORIZED {
+        response
+            .headers_mut()
+            .insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+    response
+}
+
+fn json(document: serde_json::Result<String>) -> Response<Pieces> {
+    match document {
+        Ok(json) => typed(StatusCode::OK, "application/json", Pieces::one(json + "\n")),
+        Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
     }
 }
 

@@ -13,6 +13,7 @@
 
 #![warn(clippy::too_many_lines, clippy::excessive_nesting)]
 
+mod access;
 mod cached_state;
 pub mod cluster;
 pub mod config;

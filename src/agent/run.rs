@@ -13,6 +13,7 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
+use super::access::Access;
 use super::cluster::{Cluster, Running, peers};
 use super::config::Config;
 use super::event::{CreateAnswer, Event};
@@ -63,9 +64,11 @@ impl Agent {
     /// Starts an agent on a node. With `cluster`, the agent also uses the Kubernetes API.
     ///
     /// # Errors
-    /// The address is taken, the folder of manifests is missing, or inotify is at its limit. An unreachable API server is no
-    /// error.
+    /// The address is taken, the folder of manifests is missing, inotify is at its limit, or `metrics.auth` needs a missing API.
+    /// An unreachable API server is no error.
     pub async fn start_in(cluster: Option<&Cluster>, node: Node) -> anyhow::Result<Self> {
+        let api = cluster.map(|cluster| cluster.api.clone());
+        let access = Access::new(node.config.metrics.auth, api.as_ref())?;
         let listener = listen(node.config.listen).await?;
         let address = listener.local_addr()?;
         let metrics = started_metrics()?;
@@ -83,7 +86,6 @@ impl Agent {
         let asking = AskKubelet::new(&node, events.clone());
         tasks.spawn(asking.run(appeared, snapshot.clone()));
         let sources = sources(&node)?;
-        let api = cluster.map(|cluster| cluster.api.clone());
         let cluster = cluster.map(|cluster| {
             cluster.start(
                 &node.cgroups,
@@ -93,12 +95,7 @@ impl Agent {
                 &stop,
             )
         });
-        // The reconciler ends after the connection to the runtime. Each request that was read therefore gets an answer.
-        let answered = if node.config.runtime.wanted() {
-            CancellationToken::new()
-        } else {
-            stop.clone()
-        };
+        let answered = end_of_answers(&node, &stop);
         let runtime = if node.config.runtime.wanted() {
             Some(runtime::start(
                 &node,
@@ -123,6 +120,7 @@ impl Agent {
             metrics: metrics.clone(),
             link: cluster.as_ref().map(|cluster| cluster.link.clone()),
             runtime,
+            access,
         });
         watch_connections(&node, &mut tasks, &state, api, cluster.as_ref());
         serve_http(&mut tasks, listener, &state, stop);
@@ -193,6 +191,16 @@ impl Agent {
         if let Some(cluster) = self.cluster {
             cluster.finish(until).await;
         }
+    }
+}
+
+/// The signal that ends the reconciler. The reconciler ends after the connection to the runtime, so that each request that was
+/// read gets an answer.
+fn end_of_answers(node: &Node, stop: &CancellationToken) -> CancellationToken {
+    if node.config.runtime.wanted() {
+        CancellationToken::new()
+    } else {
+        stop.clone()
     }
 }
 

@@ -8,6 +8,8 @@ use console::style;
 use serde::Serialize;
 
 use super::Format;
+#[cfg(feature = "portforward")]
+use super::{agents::ClusterArgs, cluster_doctor};
 use crate::agent::Node;
 use crate::agent::cluster::AutoSwitch;
 use crate::agent::config::{Config, EnforcementChoice, Overrides, Runtime};
@@ -17,19 +19,34 @@ use crate::host::topology;
 use crate::pin::Enforcement;
 use crate::text::counted;
 
+/// The examples in the help.
+const EXAMPLES: &str = if cfg!(feature = "portforward") {
+    "Examples:
+  pinfold doctor
+  pinfold doctor -o json
+  pinfold doctor --cluster    the nodes of the cluster, as their agents report
+
+Exit codes: 0 pinning can work here, 1 it can't."
+} else {
+    "Examples:
+  pinfold doctor
+  pinfold doctor -o json
+
+Exit codes: 0 pinning can work here, 1 it can't."
+};
+
 /// Examine this node: features, missing features, consequences, remedies.
 ///
 /// To check extended attributes, the command sets and removes an attribute of the top cgroup. To check partitions, a cgroup
 /// pinfold-probe gets a free CPU for some milliseconds. The command changes nothing else.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
-  pinfold doctor
-  pinfold doctor -o json
-
-Exit codes: 0 pinning can work here, 1 it can't.")]
+#[command(after_help = EXAMPLES)]
 pub(super) struct Doctor {
     #[command(flatten)]
     overrides: Overrides,
+    #[cfg(feature = "portforward")]
+    #[command(flatten)]
+    cluster: ClusterArgs,
     /// Form of the output.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
     output: Format,
@@ -58,6 +75,14 @@ struct Finding {
 
 impl Doctor {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        #[cfg(feature = "portforward")]
+        if self.cluster.is_wanted(false)? {
+            let kubeconfig = self.overrides.kubeconfig.as_deref();
+            return super::run::runtime()?.block_on(async {
+                let cluster = self.cluster.connect(kubeconfig).await?;
+                cluster_doctor::print(&cluster, self.output).await
+            });
+        }
         let config = Config::load(self.overrides)?;
         let findings = examine(&config);
         let works = findings

@@ -2,27 +2,37 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
 use serde_json::Value;
 
 use super::Format;
+#[cfg(feature = "portforward")]
+use super::agents::{ClusterAccess, object_name};
 use super::local_agent::local_agent;
 use super::plan::{Input, Planned, PlannedContainer};
 use crate::agent::config::Overrides;
-use crate::client::container_report;
+use crate::client::{Endpoint, container_report, full_status};
 
-/// The time limit of the request; a healthy agent answers sooner.
-const TIMEOUT: Duration = Duration::from_secs(10);
+/// The examples in the help.
+const EXAMPLES: &str = if cfg!(feature = "portforward") {
+    "Examples:
+  pinfold explain worker-0                    explain a pod of this node, from the agent's status
+  pinfold explain worker-0 --pods job.yaml    explain a manifest before the pod runs
+  pinfold explain train/worker-0 --pods ./pods --root-dir ./machine
+  pinfold explain -n train worker-0           explain a pod of the cluster, from the agent of the pod's node
+  kubectl pinfold explain -n train worker-0   the same, if the program has the name kubectl-pinfold"
+} else {
+    "Examples:
+  pinfold explain worker-0                    explain a pod of this node, from the agent's status
+  pinfold explain worker-0 --pods job.yaml    explain a manifest before the pod runs
+  pinfold explain train/worker-0 --pods ./pods --root-dir ./machine"
+};
 
 /// Explain a pod: the entitlement and the reason, the CPUs, the thread counts, the variables. The command changes nothing.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
-  pinfold explain worker-0                    explain a pod of this node, from the agent's status
-  pinfold explain worker-0 --pods job.yaml    explain a manifest before the pod runs
-  pinfold explain train/worker-0 --pods ./pods --root-dir ./machine")]
+#[command(after_help = EXAMPLES)]
 pub(super) struct Explain {
     /// The pod, as NAME or NAMESPACE/NAME.
     pod: String,
@@ -32,6 +42,13 @@ pub(super) struct Explain {
     /// Address of the agent [default: the address in the configuration]
     #[arg(long, value_name = "ADDRESS", env = "PINFOLD_LISTEN")]
     agent: Option<std::net::SocketAddr>,
+    /// Namespace of a pod of the cluster; the option includes --cluster [default: the namespace of the context]
+    #[cfg(feature = "portforward")]
+    #[arg(short, long, value_name = "NAMESPACE", value_parser = object_name, conflicts_with = "pods")]
+    namespace: Option<String>,
+    #[cfg(feature = "portforward")]
+    #[command(flatten)]
+    access: ClusterAccess,
     #[command(flatten)]
     input: Input,
     /// Form of the output.
@@ -44,6 +61,8 @@ pub(super) struct Explain {
 impl Explain {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         if !self.pods.is_empty() {
+            #[cfg(feature = "portforward")]
+            self.access.args.is_wanted(true)?;
             return self.explain_manifests();
         }
         anyhow::ensure!(
@@ -73,46 +92,97 @@ impl Explain {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// The pod's containers, as the agent reports the containers in `/status`.
+    /// The pod's containers, as an agent reports the containers in `/status`.
     ///
     /// # Errors
     /// No agent answers; the server is no agent; no pod or more than one pod has the name.
     fn reported_containers(&self) -> anyhow::Result<Vec<Value>> {
-        let overrides = Overrides {
-            config: self.input.config.clone(),
-            ..Overrides::default()
-        };
-        let endpoint = local_agent(self.agent, overrides)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build();
         let runtime = runtime.context("can't start the runtime for the request")?;
-        let request = runtime
-            .block_on(async { tokio::time::timeout(TIMEOUT, endpoint.get(&["/status"])).await });
-        let bodies = request
-            .unwrap_or_else(|_| Err(anyhow::anyhow!("no response within {} s", TIMEOUT.as_secs())))
-            .with_context(|| {
-                format!(
-                    "can't read {endpoint}/status: start the agent (pinfold run), give the agent's address with --agent, or \
-                     explain a manifest with --pods"
-                )
-            })?;
-        let status: Value = serde_json::from_slice(&bodies.concat()).with_context(|| {
-            format!(
-                "{endpoint}/status does not return a Pinfold status: give the agent's address with --agent"
-            )
-        })?;
-        let containers = status.get("containers").and_then(Value::as_array).cloned();
-        let containers = containers.with_context(|| {
-            format!("{endpoint}/status lists no containers: give the address of a Pinfold agent with --agent")
-        })?;
-        let text = |container: &Value, key: &str| {
-            let text = container.get(key).and_then(Value::as_str);
-            text.unwrap_or_default().to_owned()
-        };
-        let name = |container: &Value| (text(container, "namespace"), text(container, "pod"));
-        select(&self.pod, containers, name, "on this node")
+        runtime.block_on(async {
+            #[cfg(feature = "portforward")]
+            if self.is_in_cluster()? {
+                return self.cluster_containers().await;
+            }
+            let overrides = Overrides {
+                config: self.input.config.clone(),
+                ..Overrides::default()
+            };
+            let endpoint = local_agent(self.agent, overrides)?;
+            let remedy = "start the agent (pinfold run), give the agent's address with --agent, or explain a manifest with \
+                          --pods";
+            let containers = containers(&endpoint, remedy).await?;
+            select(&self.pod, containers, full_name, "on this node")
+        })
     }
+
+    #[cfg(feature = "portforward")]
+    fn is_in_cluster(&self) -> anyhow::Result<bool> {
+        let is_named = self.namespace.is_some();
+        let elsewhere = self.agent.is_some() && !self.access.args.cluster && !is_named;
+        Ok(self.access.args.is_wanted(elsewhere)? || is_named)
+    }
+
+    /// The pod's containers, as the agent of the pod's node reports the containers.
+    #[cfg(feature = "portforward")]
+    async fn cluster_containers(&self) -> anyhow::Result<Vec<Value>> {
+        let cluster = self.access.connect().await?;
+        let (namespace, pod) = match (self.pod.split_once('/'), &self.namespace) {
+            (Some((namespace, pod)), None) => (namespace, pod),
+            (Some(_), Some(_)) => anyhow::bail!(
+                "the pod {} has a namespace, and -n names a namespace: remove either",
+                self.pod
+            ),
+            (None, Some(namespace)) => (namespace.as_str(), self.pod.as_str()),
+            (None, None) => (cluster.namespace.as_str(), self.pod.as_str()),
+        };
+        for name in [namespace, pod] {
+            object_name(name).map_err(|remedy| {
+                anyhow::anyhow!("{name:?} is no name of a pod or namespace: {remedy}")
+            })?;
+        }
+        let target = cluster.target_of(namespace, pod).await?;
+        let containers = containers(&target.endpoint, "read the log of the agent's pod").await?;
+        let location = format!("on the node {}", target.name);
+        select(
+            &format!("{namespace}/{pod}"),
+            containers,
+            full_name,
+            &location,
+        )
+    }
+}
+
+/// The containers in the status of an agent. The remedy is for an agent without a response.
+///
+/// # Errors
+/// No response, or the response is no status of an agent.
+async fn containers(endpoint: &Endpoint, remedy: &str) -> anyhow::Result<Vec<Value>> {
+    let body = full_status::request(endpoint)
+        .await
+        .with_context(|| format!("can't read {endpoint}/status: {remedy}"))?;
+    let status: Value = serde_json::from_slice(&body).with_context(|| {
+        format!(
+            "{endpoint}/status does not return a Pinfold status: give the agent's address with --agent"
+        )
+    })?;
+    let containers = status.get("containers").and_then(Value::as_array).cloned();
+    containers.with_context(|| {
+        format!(
+            "{endpoint}/status lists no containers: give the address of a Pinfold agent with --agent"
+        )
+    })
+}
+
+/// The namespace and the pod's name of a container in the status.
+fn full_name(container: &Value) -> (String, String) {
+    let text = |key: &str| {
+        let text = container.get(key).and_then(Value::as_str);
+        text.unwrap_or_default().to_owned()
+    };
+    (text("namespace"), text("pod"))
 }
 
 /// Selects the containers of the pod with the wanted name, which may contain the namespace.

@@ -2,8 +2,12 @@
 
 #![warn(clippy::too_many_lines, clippy::excessive_nesting)]
 
+#[cfg(feature = "portforward")]
+mod agents;
 #[cfg(feature = "bench")]
 mod bench;
+#[cfg(feature = "portforward")]
+mod cluster_doctor;
 mod completions;
 mod config;
 #[cfg(feature = "demo")]
@@ -24,6 +28,8 @@ mod release;
 mod run;
 #[cfg(feature = "experiments")]
 mod scene;
+#[cfg(feature = "portforward")]
+mod status;
 #[cfg(feature = "top")]
 mod top;
 mod topology;
@@ -33,6 +39,8 @@ mod train;
 use std::process::ExitCode;
 use std::sync::LazyLock;
 
+#[cfg(feature = "portforward")]
+use clap::FromArgMatches;
 use clap::{CommandFactory, Parser, Subcommand};
 
 #[cfg(any(feature = "bench", feature = "experiments"))]
@@ -90,6 +98,8 @@ enum Command {
     Topology(topology::TopologyArgs),
     #[cfg(feature = "top")]
     Top(top::Top),
+    #[cfg(feature = "portforward")]
+    Status(status::StatusArgs),
     Place(place::PlaceArgs),
     Plan(plan::Plan),
     Explain(explain::Explain),
@@ -111,11 +121,21 @@ pub fn command() -> clap::Command {
     Cli::command()
 }
 
+/// Reads the process's own arguments. The help texts of a plugin of kubectl begin with `kubectl pinfold`.
+fn parse() -> Cli {
+    #[cfg(feature = "portforward")]
+    if agents::is_plugin() {
+        let matches = Cli::command().bin_name("kubectl pinfold").get_matches();
+        return Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    }
+    Cli::parse()
+}
+
 /// Runs the program with the process's own arguments.
 ///
 /// Exit codes: 0 for success, 1 where the answer is no (too few CPUs, pinning can't work), 2 for bad input.
 pub fn main() -> ExitCode {
-    let done = match Cli::parse().command {
+    let done = match parse().command {
         Command::Run(args) => args.run(),
         #[cfg(feature = "demo")]
         Command::Demo(args) => args.run(),
@@ -124,6 +144,8 @@ pub fn main() -> ExitCode {
         Command::Topology(args) => topology::run(&args),
         #[cfg(feature = "top")]
         Command::Top(args) => args.run(),
+        #[cfg(feature = "portforward")]
+        Command::Status(args) => args.run(),
         Command::Place(args) => place::run(&args),
         Command::Plan(args) => args.run(),
         Command::Explain(args) => args.run(),

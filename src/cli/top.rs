@@ -18,6 +18,8 @@ use std::time::Duration;
 
 use clap::{Args, value_parser};
 
+#[cfg(feature = "portforward")]
+use super::agents::ClusterAccess;
 use super::interval::interval;
 use super::local_agent::local_agent;
 use super::run::runtime;
@@ -28,21 +30,39 @@ use order::Column;
 use state::State;
 use view::View;
 
+/// The time between two requests to an agent with an address.
+const DEFAULT_INTERVAL: Duration = Duration::from_secs(2);
+
+/// The time between two requests to an agent behind a port-forward. Each request opens a port-forward.
+#[cfg(feature = "portforward")]
+const CLUSTER_INTERVAL: Duration = Duration::from_secs(10);
+
 /// The columns of a printed frame without a terminal.
 const DEFAULT_WIDTH: u16 = 100;
+
+/// The examples in the help.
+const EXAMPLES: &str = if cfg!(feature = "portforward") {
+    "Examples:
+  pinfold top                                         watch this node
+  pinfold top --cluster                               watch every agent of the cluster
+  kubectl pinfold top                                 the same, if the program has the name kubectl-pinfold
+  pinfold top --node node-1 --node ps=10.0.0.2        watch two nodes, and call the second node ps
+  pinfold top --nodes nodes.txt --sort interference   watch the nodes in a file: URL or NAME=URL in each line
+  pinfold top --once --width 120 > frame.txt          print a frame as text"
+} else {
+    "Examples:
+  pinfold top                                         watch this node
+  pinfold top --node node-1 --node ps=10.0.0.2        watch two nodes, and call the second node ps
+  pinfold top --nodes nodes.txt --sort interference   watch the nodes in a file: URL or NAME=URL in each line
+  pinfold top --once --width 120 > frame.txt          print a frame as text"
+};
 
 /// Watch nodes: pods, owners of CPUs, threads, interference, unpinned time, traffic.
 ///
 /// The command requests /status and /metrics of each agent. For a node without a response, the frame shows the reason. Such a
 /// node delays no other node. An unknown value is a dash. The key ? shows all keys.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
-  pinfold top                                         watch this node
-  pinfold top --node node-1 --node ps=10.0.0.2        watch two nodes, and call the second node ps
-  pinfold top --nodes nodes.txt --sort interference   watch the nodes in a file: URL or NAME=URL in each line
-  pinfold top --once --width 120 > frame.txt          print a frame as text
-  kubectl proxy &                                     reach agents that listen only within the cluster
-  pinfold top --node http://127.0.0.1:8001/api/v1/namespaces/NAMESPACE/pods/http:POD:9470/proxy")]
+#[command(after_help = EXAMPLES)]
 pub(super) struct Top {
     /// An agent: URL, HOST:PORT or HOST, with an optional NAME= before the address; may be repeated [default: the agent of this node]
     #[arg(long, value_name = "[NAME=]URL")]
@@ -50,9 +70,15 @@ pub(super) struct Top {
     /// File with an agent in each line.
     #[arg(long, value_name = "FILE")]
     nodes: Option<PathBuf>,
-    /// Time between two requests to an agent, 1s to 24h.
-    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = interval)]
-    interval: Duration,
+    /// File with a bearer token for --node and --nodes; agents send the full status only to authorized callers
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+    #[cfg(feature = "portforward")]
+    #[command(flatten)]
+    access: ClusterAccess,
+    /// Time between two requests to an agent, 1s to 24h [default: 2s, or 10s with --cluster]
+    #[arg(long, value_name = "DURATION", value_parser = interval)]
+    interval: Option<Duration>,
     /// Print a frame as text and exit; rates are means over the interval.
     #[arg(long)]
     once: bool,
@@ -80,47 +106,70 @@ pub(super) struct Top {
 
 impl Top {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let targets = self.targets()?;
+        let named = self.named_targets()?;
+        if !self.once {
+            anyhow::ensure!(
+                screen::is_terminal(),
+                "pinfold top needs a terminal: print a frame with pinfold top --once"
+            );
+            signals::block()?;
+        }
+        let runtime = runtime()?;
+        let done = runtime.block_on(self.watch(named));
+        // The process waits neither for nodes without a response nor for a name resolution that takes long.
+        runtime.shutdown_background();
+        done
+    }
+
+    async fn watch(self, named: Vec<Target>) -> anyhow::Result<ExitCode> {
+        let (targets, default_interval) = self.targets(named).await?;
+        let interval = self.interval.unwrap_or(default_interval);
         let mut view = View::new(self.sort, self.reverse, &self.filter);
         (view.exclusive_only, view.containers) = (self.exclusive, self.containers);
-        let interval = self.interval;
         let node = |(index, target): (usize, &Target)| {
             MonitoredNode::new(index, &target.name, target.named_by_user)
         };
         let state = State::new(targets.iter().enumerate().map(node).collect(), view);
         if self.once {
             let width = self.width.unwrap_or_else(terminal_width);
-            let runtime = runtime()?;
-            let printed = runtime.block_on(once::print(state, &targets, interval, width));
-            // The process does not wait for a name resolution that takes long.
-            runtime.shutdown_background();
-            return printed.map(|()| ExitCode::SUCCESS);
+            once::print(state, &targets, interval, width).await?;
+            return Ok(ExitCode::SUCCESS);
         }
-        anyhow::ensure!(
-            screen::is_terminal(),
-            "pinfold top needs a terminal: print a frame with pinfold top --once"
-        );
-        signals::block()?;
-        let runtime = runtime()?;
-        let code = runtime.block_on(live::run(state, targets, interval));
-        // The process does not wait for nodes without a response.
-        runtime.shutdown_background();
-        code
+        live::run(state, targets, interval).await
     }
 
-    /// The agents to watch.
-    fn targets(&self) -> anyhow::Result<Vec<Target>> {
+    /// The agents that the options name.
+    fn named_targets(&self) -> anyhow::Result<Vec<Target>> {
         let text = self.nodes.as_deref().map(targets::read).transpose()?;
-        let all = targets::all(&self.node, self.nodes.as_deref().zip(text.as_deref()))?;
-        if !all.is_empty() {
-            return Ok(all);
+        let named = targets::all(&self.node, self.nodes.as_deref().zip(text.as_deref()))?;
+        let token = self.token_file.as_deref().map(targets::read_token);
+        let token = token.transpose()?;
+        let with_token = |target: Target| target.with_authorization(token.clone());
+        Ok(named.into_iter().map(with_token).collect())
+    }
+
+    /// The agents to watch, and the default time between two requests.
+    async fn targets(&self, named: Vec<Target>) -> anyhow::Result<(Vec<Target>, Duration)> {
+        #[cfg(feature = "portforward")]
+        if self.access.args.is_wanted(!named.is_empty())? {
+            let targets = self.access.connect().await?.targets().await?;
+            let interval = if self.once {
+                DEFAULT_INTERVAL
+            } else {
+                CLUSTER_INTERVAL
+            };
+            return Ok((targets, interval));
+        }
+        if !named.is_empty() {
+            return Ok((named, DEFAULT_INTERVAL));
         }
         let endpoint = local_agent(None, Overrides::default())?;
-        Ok(vec![Target {
+        let local = Target {
             name: endpoint.name(),
             named_by_user: false,
             endpoint,
-        }])
+        };
+        Ok((vec![local], DEFAULT_INTERVAL))
     }
 }
 

@@ -3,13 +3,17 @@
 use std::fmt;
 use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::pin::Pin;
 use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
 
 use http_body_util::{BodyExt, Empty, LengthLimitError, Limited};
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
-use hyper::header::{ACCEPT_ENCODING, CONTENT_ENCODING, HOST};
+use hyper::header::{ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, HOST, HeaderValue};
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
 
 /// The longest accepted response, in bytes: enough for many thousand containers.
 const MAX_RESPONSE_BYTES: usize = 64 << 20;
@@ -20,12 +24,37 @@ const EXCERPT_CHARS: usize = 200;
 /// The agent's default port.
 const DEFAULT_PORT: u16 = 9470;
 
+/// The time limit of the requests to an agent with an address; a healthy agent answers sooner.
+const ADDRESS_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The time limit of the requests to an agent behind a route. The API server and the kubelet open the connection first.
+const ROUTE_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// A connection to an agent.
+pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+/// The connection that a [`Route`] opens.
+pub(crate) type Opening<'a> =
+    Pin<Box<dyn Future<Output = anyhow::Result<Box<dyn Stream>>> + Send + 'a>>;
+
+/// Opens connections to an agent without an address on this network.
+pub(crate) trait Route: fmt::Debug + Send + Sync {
+    /// Opens a connection.
+    fn open(&self) -> Opening<'_>;
+}
+
 /// The address of an agent: host, port, and a prefix of every path, as a proxy needs.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) struct Endpoint {
     host: String,
     port: u16,
     prefix: String,
+    /// Opens the connections instead of the network. The host is then a name for people.
+    route: Option<Arc<dyn Route>>,
+    /// The value of the header `Authorization` for an agent on another host.
+    authorization: Option<HeaderValue>,
 }
 
 /// The reason why a text is no valid agent address.
@@ -57,7 +86,47 @@ impl Endpoint {
             host: address.ip().to_string(),
             port: address.port(),
             prefix: String::new(),
+            route: None,
+            authorization: None,
         }
+    }
+
+    /// The agent behind a route. The name is for people, and valid as a host of a URL.
+    #[cfg(feature = "portforward")]
+    pub(crate) fn behind(route: Arc<dyn Route>, name: &str) -> Self {
+        Self {
+            host: name.to_owned(),
+            port: DEFAULT_PORT,
+            prefix: String::new(),
+            route: Some(route),
+            authorization: None,
+        }
+    }
+
+    /// Sends the header `Authorization` with each request that leaves this host.
+    #[cfg(feature = "top")]
+    pub(crate) fn with_authorization(self, authorization: Option<HeaderValue>) -> Self {
+        Self {
+            authorization,
+            ..self
+        }
+    }
+
+    /// The time limit of requests.
+    pub(crate) fn timeout(&self) -> Duration {
+        if self.route.is_some() {
+            ROUTE_TIMEOUT
+        } else {
+            ADDRESS_TIMEOUT
+        }
+    }
+
+    async fn open(&self) -> anyhow::Result<Box<dyn Stream>> {
+        if let Some(route) = &self.route {
+            return route.open().await;
+        }
+        let stream = tokio::net::TcpStream::connect((self.host.as_str(), self.port)).await?;
+        Ok(Box::new(stream))
     }
 
     /// A short name of the agent, for people.
@@ -89,7 +158,8 @@ impl Endpoint {
 
     /// Whether requests stay on this host.
     fn is_loopback(&self) -> bool {
-        self.host == "localhost" || self.host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+        let is_address = self.host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
+        self.route.is_none() && (self.host == "localhost" || is_address)
     }
 
     /// Requests the paths in order over the same connection, and returns the bodies.
@@ -97,7 +167,7 @@ impl Endpoint {
     /// # Errors
     /// No connection, no HTTP, a status code other than 2xx, or a response that is too long.
     pub(crate) async fn get(&self, paths: &[&str]) -> anyhow::Result<Vec<Bytes>> {
-        let stream = tokio::net::TcpStream::connect((self.host.as_str(), self.port)).await?;
+        let stream = self.open().await?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         let responses = async {
             let mut bodies = Vec::new();
@@ -128,6 +198,9 @@ impl Endpoint {
             hyper::Request::get(format!("{}{path}", self.prefix)).header(HOST, self.authority());
         if !self.is_loopback() {
             request = request.header(ACCEPT_ENCODING, "gzip");
+            if let Some(authorization) = &self.authorization {
+                request = request.header(AUTHORIZATION, authorization.clone());
+            }
         }
         let response = sender.send_request(request.body(Empty::new())?).await?;
         let status = response.status();
@@ -186,6 +259,9 @@ fn decompress(body: &[u8]) -> anyhow::Result<Bytes> {
 
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.route.is_some() {
+            return write!(f, "agent {}", self.host);
+        }
         write!(f, "http://{}{}", self.authority(), self.prefix)
     }
 }
@@ -233,6 +309,8 @@ impl FromStr for Endpoint {
             host,
             port,
             prefix: prefix.to_owned(),
+            route: None,
+            authorization: None,
         })
     }
 }
@@ -287,6 +365,45 @@ mod tests {
                 "{text}"
             );
         }
+    }
+
+    /// A route to a server in this process. The server sends the head of the request as the body.
+    #[derive(Debug)]
+    struct HeadAsBody;
+
+    impl Route for HeadAsBody {
+        fn open(&self) -> Opening<'_> {
+            use tokio::io::{AsyncReadExt, AsyncWriteExt};
+            let (client, mut server) = tokio::io::duplex(64 << 10);
+            tokio::spawn(async move {
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") {
+                    head.push(server.read_u8().await.unwrap());
+                }
+                let length = head.len();
+                let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n");
+                server.write_all(answer.as_bytes()).await.unwrap();
+                server.write_all(&head).await.unwrap();
+            });
+            Box::pin(std::future::ready(Ok(Box::new(client) as Box<dyn Stream>)))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_request_that_leaves_this_host_has_the_token() {
+        let endpoint = Endpoint {
+            route: Some(Arc::new(HeadAsBody)),
+            ..Endpoint::on_this_host(SocketAddr::from(([127, 0, 0, 1], DEFAULT_PORT)))
+        };
+        assert_eq!(endpoint.timeout(), ROUTE_TIMEOUT);
+        let head = |bodies: Vec<Bytes>| String::from_utf8(bodies.concat()).unwrap();
+        let without = head(endpoint.get(&["/status"]).await.unwrap());
+        assert!(without.starts_with("GET /status HTTP/1.1\r\n"), "{without}");
+        assert!(!without.contains("authorization"), "{without}");
+        let token = HeaderValue::from_static("Bearer abc");
+        let endpoint = endpoint.with_authorization(Some(token));
+        let with = head(endpoint.get(&["/status"]).await.unwrap());
+        assert!(with.contains("\r\nauthorization: Bearer abc\r\n"), "{with}");
     }
 
     #[test]

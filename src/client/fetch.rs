@@ -1,7 +1,5 @@
 //! A request for the status and the counters of an agent.
 
-use std::time::Duration;
-
 use tokio::sync::Semaphore;
 
 use super::endpoint::Endpoint;
@@ -11,9 +9,6 @@ use super::status::Status;
 
 /// The most requests at the same time: fewer than the open files that a process may have.
 pub(crate) const MAX_REQUESTS: usize = 256;
-
-/// The time limit of a request; a healthy agent answers sooner.
-const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Requests `/status` and `/metrics` of an agent, as soon as `permits` has a free permit.
 pub(crate) async fn fetch(endpoint: &Endpoint, permits: &Semaphore) -> Response {
@@ -28,8 +23,9 @@ pub(crate) async fn fetch(endpoint: &Endpoint, permits: &Semaphore) -> Response 
             Scrape::parse(&String::from_utf8_lossy(metrics)),
         ))
     };
-    match tokio::time::timeout(TIMEOUT, request).await {
+    let timeout = endpoint.timeout();
+    match tokio::time::timeout(timeout, request).await {
         Ok(response) => response.map_err(|error: anyhow::Error| format!("{error:#}")),
-        Err(_) => Err(format!("no response within {} s", TIMEOUT.as_secs())),
+        Err(_) => Err(format!("no response within {} s", timeout.as_secs())),
     }
 }

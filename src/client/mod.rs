@@ -9,6 +9,7 @@ pub(crate) mod container_report;
 mod endpoint;
 #[cfg(feature = "top")]
 mod fetch;
+pub(crate) mod full_status;
 #[cfg(feature = "top")]
 mod node;
 #[cfg(feature = "top")]
@@ -21,6 +22,8 @@ mod status;
 pub(crate) mod targets;
 
 pub(crate) use endpoint::Endpoint;
+#[cfg(feature = "portforward")]
+pub(crate) use endpoint::{Opening, Route, Stream};
 #[cfg(feature = "top")]
 pub(crate) use fetch::{MAX_REQUESTS, fetch};
 #[cfg(feature = "top")]

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
+use super::full_status;
 use crate::cpu::{CpuSet, Layout};
 
 /// A text without control characters, characters that change the text direction, and invisible characters.
@@ -213,8 +214,9 @@ impl Status {
     /// Parses the body of `/status`.
     ///
     /// # Errors
-    /// The body is not the status of an agent, or of an agent of another version.
+    /// The body is not the status of an agent, or of an agent of another version, or is the short form for other hosts.
     pub(crate) fn parse(body: &[u8]) -> anyhow::Result<Self> {
+        full_status::check(body)?;
         serde_json::from_slice(body).map_err(|error| {
             anyhow::anyhow!(
                 "the server is not a Pinfold agent, or the agent has a different version (/status: {error})"

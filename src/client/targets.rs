@@ -6,22 +6,62 @@ use std::io::Read;
 use std::path::Path;
 
 use anyhow::Context;
+use hyper::header::HeaderValue;
 
 use super::endpoint::Endpoint;
 
 /// The most agents of one table.
-const MAX_TARGETS: usize = 5000;
+pub(crate) const MAX_TARGETS: usize = 5000;
 
 /// The longest accepted file, in bytes: enough for the most agents, with long names.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
+/// The longest token, in bytes.
+const MAX_TOKEN_BYTES: u64 = 8 << 10;
+
 /// An agent to watch.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) struct Target {
     pub(crate) name: String,
     /// Whether the name is the user's, and not the endpoint's.
     pub(crate) named_by_user: bool,
     pub(crate) endpoint: Endpoint,
+}
+
+// === impl Target ===
+
+impl Target {
+    /// Sends the header `Authorization` with each request that leaves this host.
+    pub(crate) fn with_authorization(self, authorization: Option<HeaderValue>) -> Self {
+        Self {
+            endpoint: self.endpoint.with_authorization(authorization),
+            ..self
+        }
+    }
+}
+
+/// Reads a file with a bearer token, and returns the value of the header `Authorization`.
+///
+/// # Errors
+/// The file can't be read, is empty or too long, or has a character that no token has.
+pub(crate) fn read_token(file: &Path) -> anyhow::Result<HeaderValue> {
+    let mut text = String::new();
+    let read =
+        File::open(file).and_then(|open| open.take(MAX_TOKEN_BYTES + 1).read_to_string(&mut text));
+    read.with_context(|| format!("can't read the token in {}", file.display()))?;
+    let token = text.trim();
+    let is_token = !token.is_empty()
+        && text.len() as u64 <= MAX_TOKEN_BYTES
+        && token.bytes().all(|byte| byte.is_ascii_graphic());
+    anyhow::ensure!(
+        is_token,
+        "{} has no bearer token: the file has the token on one line, for example from kubectl create token",
+        file.display()
+    );
+    let mut value = HeaderValue::from_str(&format!("Bearer {token}"))?;
+    // The value stays out of debug output.
+    value.set_sensitive(true);
+    Ok(value)
 }
 
 /// Parses `URL` or `NAME=URL`.
@@ -179,6 +219,23 @@ mod tests {
                 .unwrap_err()
                 .starts_with("nodes:1: \"\" is not the address of an agent")
         );
+    }
+
+    #[test]
+    fn a_token_is_one_word() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("token");
+        let written = |bytes: &[u8]| {
+            std::fs::write(&file, bytes).unwrap();
+            read_token(&file)
+        };
+        let value = written(b"abc.def-_\n").unwrap();
+        assert_eq!(value, "Bearer abc.def-_");
+        assert!(!format!("{value:?}").contains("abc"));
+        for wrong in [&b""[..], b"\n", b"a b", b"a\nb", b"\xff", &[b'a'; 9000]] {
+            assert!(written(wrong).is_err(), "{wrong:?}");
+        }
+        assert!(read_token(&folder.path().join("none")).is_err());
     }
 
     #[test]

@@ -174,6 +174,15 @@ impl Api {
         }
     }
 
+    /// A client with another deadline and the same counters.
+    #[must_use]
+    pub fn with_deadline(&self, deadline: Duration) -> Self {
+        Self {
+            deadline,
+            ..self.clone()
+        }
+    }
+
     /// The counters of requests and failures, shared by all clones.
     pub fn counters(&self) -> &Arc<Counters> {
         &self.counters

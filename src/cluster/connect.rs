@@ -88,13 +88,13 @@ pub async fn connect(
     let variable = || environment("KUBECONFIG").filter(|value| !value.is_empty());
     let (config, origin) = if let Some(path) = named {
         let origin = format!("{}, named by --kubeconfig", path.display());
-        (from_files(&[path], &origin).await?, origin)
+        (from_files(&[path], None, &origin).await?, origin)
     } else if let Some(value) = variable() {
         let origin = format!("{value}, named by KUBECONFIG");
-        let paths: Vec<PathBuf> = std::env::split_paths(&value)
-            .filter(|path| path != Path::new(""))
-            .collect();
-        (from_files(&paths, &origin).await?, origin)
+        (
+            from_files(&files_of_variable(&value), None, &origin).await?,
+            origin,
+        )
     } else if environment(SERVICE_HOST).is_some_and(|host| !host.is_empty()) {
         let config =
             kube::Config::incluster().map_err(|error| ConnectError::InCluster(Box::new(error)))?;
@@ -103,6 +103,44 @@ pub async fn connect(
         return Err(ConnectError::Nowhere);
     };
     from_config(config, origin)
+}
+
+/// Creates a client for a person, as kubectl does: from the given kubeconfig, else from `KUBECONFIG`, else from
+/// `~/.kube/config`, else from the pod's service account. `context` names a context of the kubeconfig.
+///
+/// # Errors
+/// The named configuration or context can't be used, or no configuration exists.
+#[cfg(feature = "portforward")]
+pub async fn connect_user(
+    kubeconfig: Option<&Path>,
+    context: Option<&str>,
+    environment: impl Fn(&str) -> Option<String>,
+) -> Result<Connection, ConnectError> {
+    let value = |name: &str| environment(name).filter(|value| !value.is_empty());
+    let (paths, origin) = if let Some(path) = kubeconfig {
+        let origin = format!("{}, named by --kubeconfig", path.display());
+        (vec![path.to_owned()], origin)
+    } else if let Some(value) = value("KUBECONFIG") {
+        let origin = format!("{value}, named by KUBECONFIG");
+        (files_of_variable(&value), origin)
+    } else {
+        let default = value("HOME").map(|home| Path::new(&home).join(".kube").join("config"));
+        match default.filter(|path| path.exists()) {
+            Some(path) => {
+                let origin = path.display().to_string();
+                (vec![path], origin)
+            }
+            None => return connect(None, environment).await,
+        }
+    };
+    from_config(from_files(&paths, context, &origin).await?, origin)
+}
+
+/// The files that the value of `KUBECONFIG` names.
+fn files_of_variable(value: &str) -> Vec<PathBuf> {
+    std::env::split_paths(value)
+        .filter(|path| path != Path::new(""))
+        .collect()
 }
 
 /// Creates a client from a loaded configuration.
@@ -132,8 +170,12 @@ pub fn from_config(mut config: kube::Config, origin: String) -> Result<Connectio
     }
 }
 
-/// Merges kubeconfig files in their order.
-async fn from_files(paths: &[PathBuf], origin: &str) -> Result<kube::Config, ConnectError> {
+/// Merges kubeconfig files in their order, and selects a context. Without a name, the current context applies.
+async fn from_files(
+    paths: &[PathBuf],
+    context: Option<&str>,
+    origin: &str,
+) -> Result<kube::Config, ConnectError> {
     let invalid = |source| ConnectError::Kubeconfig {
         origin: origin.to_owned(),
         source: Box::new(source),
@@ -144,7 +186,11 @@ async fn from_files(paths: &[PathBuf], origin: &str) -> Result<kube::Config, Con
             .merge(Kubeconfig::read_from(path).map_err(invalid)?)
             .map_err(invalid)?;
     }
-    kube::Config::from_custom_kubeconfig(merged, &KubeConfigOptions::default())
+    let options = KubeConfigOptions {
+        context: context.map(str::to_owned),
+        ..KubeConfigOptions::default()
+    };
+    kube::Config::from_custom_kubeconfig(merged, &options)
         .await
         .map_err(invalid)
 }

@@ -60,6 +60,10 @@ names! {
         CreateEvent = "create_event",
         /// An update of the count of an Event.
         PatchEvent = "patch_event",
+        /// A TokenReview of a caller of the agent.
+        ReviewToken = "review_token",
+        /// A SubjectAccessReview of a caller of the agent.
+        ReviewAccess = "review_access",
         /// Any remaining request through [`Api`](super::Api).
         Other = "other",
     }

@@ -6,6 +6,8 @@
 //!                              ├─> node     labels by server-side apply, on difference only
 //!                              ├─> claims   one create-only Lease per slot
 //!                              ├─> events   a queue that never blocks, Events with counts
+//!                              ├─> review   whether a caller of the agent may read a path
+//!                              ├─> agents   the agents' pods, and port-forwards to agents (not used by the agent)
 //!                              └─> reclaim  parameter servers whose job has ended (not used by the agent)
 //! ```
 //!
@@ -19,6 +21,8 @@
 
 #![warn(clippy::too_many_lines, clippy::excessive_nesting)]
 
+#[cfg(feature = "portforward")]
+pub mod agents;
 mod backoff;
 mod call;
 pub mod claims;
@@ -33,6 +37,7 @@ pub mod pods;
 pub mod reclaim;
 mod reflect;
 mod retry;
+pub mod review;
 pub mod scenes;
 mod watch;
 

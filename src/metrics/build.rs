@@ -10,10 +10,11 @@ pub const COMMIT: &str = match option_env!("PINFOLD_COMMIT") {
 };
 
 /// Each Cargo feature by name, and whether the build has the feature.
-const FEATURES: [(&str, bool); 5] = [
+const FEATURES: [(&str, bool); 6] = [
     ("bench", cfg!(feature = "bench")),
     ("demo", cfg!(feature = "demo")),
     ("experiments", cfg!(feature = "experiments")),
+    ("portforward", cfg!(feature = "portforward")),
     ("reclaim", cfg!(feature = "reclaim")),
     ("top", cfg!(feature = "top")),
 ];

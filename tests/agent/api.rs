@@ -69,6 +69,13 @@ impl Cluster {
         self.fake.put(pod)
     }
 
+    /// Stores the pod of the node's agent, which listens on `address`.
+    #[cfg(feature = "portforward")]
+    pub(crate) fn put_agent(&self, name: &str, address: std::net::SocketAddr) {
+        let _here = self.runtime.enter();
+        self.fake.put_agent(name, NODE, address);
+    }
+
     /// The fake server serves a kind only some time after its definition, as a real server does.
     pub(crate) fn establish(&self) {
         let _here = self.runtime.enter();

@@ -88,3 +88,29 @@ async fn an_error_names_the_unusable_source() {
     );
     assert!(message.contains("service account"), "{message}");
 }
+
+#[cfg(feature = "portforward")]
+#[tokio::test]
+async fn a_person_uses_the_file_in_the_home_folder_and_a_context() {
+    use pinfold::cluster::connect::connect_user;
+
+    let fake = FakeApi::start().await;
+    let home = tempfile::tempdir().unwrap();
+    std::fs::create_dir(home.path().join(".kube")).unwrap();
+    let path = home.path().join(".kube/config");
+    std::fs::write(&path, fake.kubeconfig(ADMIN)).unwrap();
+    let environment = |key: &str| (key == "HOME").then(|| home.path().display().to_string());
+    for context in [None, Some("fake")] {
+        let connection = connect_user(None, context, environment).await.unwrap();
+        assert!(connection.server.contains(&fake.address().to_string()));
+        assert_eq!(connection.origin, path.display().to_string());
+    }
+    let error = connect_user(None, Some("other"), environment).await;
+    let message = chain(&error.unwrap_err());
+    assert!(
+        message.contains(".kube/config") && message.contains("other"),
+        "{message}"
+    );
+    let error = connect_user(None, None, |_| None).await.unwrap_err();
+    assert!(chain(&error).contains("--kubeconfig"));
+}

@@ -353,6 +353,8 @@ fn the_agent_has_only_the_listed_rights() {
             "pods list,watch",
             "events create,patch",
             "sceneplans list,watch",
+            "tokenreviews create",
+            "subjectaccessreviews create",
             "agents restrict"
         ]
     );
@@ -363,6 +365,26 @@ fn the_agent_has_only_the_listed_rights() {
         assert_eq!(binding["subjects"][0]["name"], pod["serviceAccountName"]);
         assert_eq!(binding["subjects"].as_array().unwrap().len(), 1);
     }
+    // The roles for people and scrapers have no binding, so that the administrator decides.
+    for binding in objects
+        .iter()
+        .filter(|object| object["roleRef"].is_object())
+    {
+        assert_eq!(binding["roleRef"]["name"], "pinfold");
+    }
+    let reader = find(&objects, "ClusterRole", "pinfold-reader");
+    assert_eq!(
+        reader["rules"],
+        json!([{"nonResourceURLs": ["/metrics", "/status"], "verbs": ["get"]}])
+    );
+    let forward = find(&objects, "Role", "pinfold-portforward");
+    assert_eq!(
+        forward["rules"],
+        json!([
+            {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]},
+            {"apiGroups": [""], "resources": ["pods/portforward"], "verbs": ["create", "get"]},
+        ])
+    );
 }
 
 /// Whether the labels of a selector are in the labels of a pod.

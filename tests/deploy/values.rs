@@ -303,6 +303,12 @@ fn monitoring_cases() -> Vec<Case> {
             &format!("{endpoint}/scrapeTimeout"),
             "5s",
         ),
+        case(
+            "podMonitor.enabled=true podMonitor.authorization.credentials.name=token",
+            monitor,
+            &format!("{endpoint}/authorization/credentials/name"),
+            "token",
+        ),
         // The label `node` stays: the dashboard needs the label.
         case(
             "podMonitor.enabled=true podMonitor.relabelings[0].action=labeldrop",
@@ -552,6 +558,10 @@ fn the_chart_refuses_what_cannot_work() {
         (
             "extraEnv[0].name=NODE_NAME",
             "extraEnv has NODE_NAME, which the chart or an earlier entry sets",
+        ),
+        (
+            "podMonitor.enabled=true,config.metrics.auth=kubernetes",
+            "config.metrics.auth is kubernetes, so podMonitor.authorization must name a Secret with a token",
         ),
     ] {
         let mut template = command(&helm);

@@ -22,7 +22,7 @@ pub(crate) struct Rule {
     pub(crate) user: String,
     pub(crate) verbs: Vec<String>,
     pub(crate) group: String,
-    /// The resource, with a subresource if any: `pods/resize`.
+    /// The resource, with a subresource if any: `pods/resize`. A path with a slash at the start is a non-resource URL.
     pub(crate) resource: String,
     /// The allowed object names. Empty for all names.
     pub(crate) names: Vec<String>,
@@ -105,13 +105,26 @@ impl Rule {
                 let account =
                     [&subject["namespace"], &subject["name"]].map(|part| part.as_str().unwrap());
                 for rule in bound["rules"].as_array().unwrap() {
+                    let user = format!("system:serviceaccount:{}:{}", account[0], account[1]);
+                    rules.extend(
+                        words(&rule["nonResourceURLs"])
+                            .into_iter()
+                            .map(|path| Self {
+                                user: user.clone(),
+                                verbs: words(&rule["verbs"]),
+                                group: String::new(),
+                                resource: path,
+                                names: Vec::new(),
+                                namespace: None,
+                            }),
+                    );
                     for (group, resource) in words(&rule["apiGroups"]).iter().flat_map(|group| {
                         words(&rule["resources"])
                             .into_iter()
                             .map(move |resource| (group, resource))
                     }) {
                         rules.push(Self {
-                            user: format!("system:serviceaccount:{}:{}", account[0], account[1]),
+                            user: user.clone(),
                             verbs: words(&rule["verbs"]),
                             group: group.clone(),
                             resource,

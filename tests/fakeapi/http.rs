@@ -18,6 +18,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::Shared;
+use super::forward;
 use super::serve::{self, Ask};
 use super::status::Refusal;
 
@@ -126,7 +127,8 @@ impl Body for Payload {
     }
 }
 
-async fn answer<B: Body + Send>(
+/// Answers a request without an upgrade.
+pub(crate) async fn answer<B: Body + Send>(
     shared: &Arc<Shared>,
     request: Request<B>,
 ) -> std::io::Result<Response<Payload>>
@@ -183,10 +185,13 @@ pub(crate) async fn listen(listener: TcpListener, shared: Arc<Shared>, stop: Can
         tokio::spawn(async move {
             let service = service_fn(move |request| {
                 let shared = Arc::clone(&shared);
-                async move { answer(&shared, request).await }
+                async move { forward::serve(&shared, request).await }
             });
+            let connection = http1::Builder::new()
+                .serve_connection(TokioIo::new(stream), service)
+                .with_upgrades();
             tokio::select! {
-                _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service) => {}
+                _ = connection => {}
                 () = end.cancelled() => {}
             }
         });

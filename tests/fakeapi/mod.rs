@@ -24,10 +24,12 @@ mod discovery;
 mod evaluate;
 mod faults;
 mod fields;
+mod forward;
 mod http;
 mod kinds;
 mod list;
 mod patch;
+mod review;
 mod select;
 mod serve;
 mod status;
@@ -88,6 +90,8 @@ pub(crate) struct Shared {
     faults: Mutex<Vec<(When, Fault)>>,
     log: Mutex<Vec<Logged>>,
     settings: Mutex<Settings>,
+    /// The addresses behind the ports of pods, for port-forwards.
+    forwards: Mutex<BTreeMap<(String, u16), SocketAddr>>,
     /// Whether the server refuses connections.
     away: AtomicBool,
     connections: Mutex<CancellationToken>,
@@ -182,6 +186,7 @@ impl FakeApi {
                 controllers_delay: Duration::from_millis(20),
                 unavailable: Vec::new(),
             }),
+            forwards: Mutex::default(),
             away: AtomicBool::new(false),
             connections: Mutex::new(CancellationToken::new()),
             controllers_due: AtomicBool::new(false),
@@ -355,6 +360,33 @@ impl FakeApi {
             .insert(pod.to_owned(), budget.to_owned());
     }
 
+    /// Stores a running pod of an agent. Port-forwards to the pod's port reach `address`.
+    pub(crate) fn put_agent(&self, name: &str, node: &str, address: SocketAddr) -> Value {
+        let port = 9471;
+        let key = (name.to_owned(), port);
+        self.shared.forwards.lock().unwrap().insert(key, address);
+        self.put(&json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {
+                "name": name, "namespace": "pinfold", "labels": {"app.kubernetes.io/name": "pinfold"},
+            },
+            "spec": {
+                "nodeName": node,
+                "containers": [{
+                    "name": "agent", "image": "pinfold",
+                    "ports": [{"name": "metrics", "containerPort": port, "protocol": "TCP"}],
+                }],
+            },
+            "status": {"phase": "Running"},
+        }))
+    }
+
+    /// Removes the address behind an agent's pod. The pod then refuses connections.
+    pub(crate) fn stop_forward(&self, name: &str) {
+        let mut forwards = self.shared.forwards.lock().unwrap();
+        forwards.retain(|(pod, _), _| pod != name);
+    }
+
     /// Sends a bookmark to every watch.
     pub(crate) fn bookmark(&self) {
         self.shared.bookmarks.send_modify(|count| *count += 1);
@@ -497,6 +529,11 @@ impl FakeApi {
             names: owned(names),
             namespace: None,
         });
+    }
+
+    /// Allows a user to get a path that is no resource.
+    pub(crate) fn allow_path(&self, user: &str, path: &str) {
+        self.allow(user, &["get"], "", path, &[]);
     }
 
     /// Removes all rules of a user.

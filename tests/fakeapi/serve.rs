@@ -17,7 +17,7 @@ use super::patch::{self, Patch};
 use super::select::Selector;
 use super::status::{self, Answer, Refusal};
 use super::store::Owners;
-use super::{Fault, Logged, Shared, WatchFault, discovery, list, watch};
+use super::{Fault, Logged, Shared, WatchFault, discovery, list, review, watch};
 
 /// A request.
 #[derive(Debug)]
@@ -298,12 +298,14 @@ fn answer(
     {
         return Err(status::text(503, "service unavailable\n"));
     }
-    let kind = shared
-        .store
-        .lock()
-        .unwrap()
-        .kind(&target.group, &target.version, &target.plural)
-        .cloned();
+    let reviewed = review::kind(&target.group, &target.version, &target.plural);
+    let is_review = reviewed.is_some();
+    let kind = reviewed.or_else(|| {
+        let store = shared.store.lock().unwrap();
+        store
+            .kind(&target.group, &target.version, &target.plural)
+            .cloned()
+    });
     let kind = kind.ok_or_else(status::no_such_path)?;
     if !allowed(shared, &user.name, verb, &target) {
         return Err(status::forbidden(
@@ -313,6 +315,19 @@ fn answer(
             &target.namespace,
             &target.name,
         ));
+    }
+    // The server asks for the verb of the request, and since 1.35 also for the verb create.
+    if target.subresource == "portforward" && !allowed(shared, &user.name, "create", &target) {
+        return Err(status::forbidden(
+            &kind,
+            &user.name,
+            "create",
+            &target.namespace,
+            &target.name,
+        ));
+    }
+    if is_review && verb == "create" {
+        return review::create(shared, &kind, &ask.body);
     }
     let get = |key: &str| query.get(key).map_or("", String::as_str);
     match verb {

@@ -1,0 +1,218 @@
+//! [`Access`]: which callers of the HTTP server may read names of pods and their CPUs.
+//!
+//! Callers on this host may read everything, and so may callers whom the API server authorizes. A port-forward ends on the
+//! loopback address of the agent's pod, and therefore counts as a caller on this host.
+
+use std::net::IpAddr;
+
+use hyper::StatusCode;
+use hyper::header::{AUTHORIZATION, HeaderMap};
+
+use super::config::MetricsAuth;
+use crate::cluster::Api;
+use crate::cluster::review::{Review, Reviewer};
+
+/// Headers that a proxy adds. A request through a proxy comes from an unknown host.
+const PROXY_HEADERS: [&str; 4] = ["forwarded", "via", "x-forwarded-for", "x-real-ip"];
+
+/// A path with access rules, which the API server knows as a non-resource URL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ProtectedPath {
+    Metrics,
+    Status,
+}
+
+/// The access rules of the HTTP server.
+#[derive(Debug)]
+pub(super) struct Access {
+    /// Missing without the Kubernetes API.
+    reviewer: Option<Reviewer>,
+    metrics: MetricsAuth,
+}
+
+/// Why a caller may not read a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Refusal {
+    #[error(
+        "the agent uses no Kubernetes API and can't review callers: ask on the agent's host, or configure the API"
+    )]
+    NoApi,
+    #[error(
+        "the request has no bearer token: send a token that may get {} (--token-file), or use a port-forward (--cluster)",
+        .0.path()
+    )]
+    NoToken(ProtectedPath),
+    #[error(
+        "the bearer token is not valid in this cluster: send a current token of a service account or user"
+    )]
+    UnknownToken,
+    #[error(
+        "the token's user may not get {}: bind the user to a ClusterRole with the verb get on the nonResourceURL {}",
+        .0.path(),
+        .0.path()
+    )]
+    Denied(ProtectedPath),
+    #[error("too many unknown tokens came in the last minute: try again in a minute")]
+    TooManyTokens,
+    #[error(
+        "the API server did not review the caller: try again, and read the agent's log for the cause"
+    )]
+    NoReview,
+}
+
+// === impl ProtectedPath ===
+
+impl ProtectedPath {
+    pub(super) fn path(self) -> &'static str {
+        match self {
+            Self::Metrics => "/metrics",
+            Self::Status => "/status",
+        }
+    }
+}
+
+// === impl Refusal ===
+
+impl Refusal {
+    /// The HTTP status code for a refused page.
+    pub(super) fn status(self) -> StatusCode {
+        match self {
+            Self::NoToken(_) | Self::UnknownToken => StatusCode::UNAUTHORIZED,
+            Self::NoApi | Self::Denied(_) => StatusCode::FORBIDDEN,
+            Self::TooManyTokens => StatusCode::TOO_MANY_REQUESTS,
+            Self::NoReview => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+}
+
+// === impl Access ===
+
+impl Access {
+    /// Creates the access rules. Without `api`, only callers on this host may read `/status`.
+    ///
+    /// # Errors
+    /// `/metrics` needs reviews, and the agent has no API.
+    pub(super) fn new(metrics: MetricsAuth, api: Option<&Api>) -> anyhow::Result<Self> {
+        anyhow::ensure!(
+            metrics == MetricsAuth::None || api.is_some(),
+            "metrics.auth is kubernetes, but the agent uses no Kubernetes API: name a kubeconfig with --kubeconfig, or set \
+             metrics.auth to none"
+        );
+        Ok(Self {
+            reviewer: api.map(Reviewer::new),
+            metrics,
+        })
+    }
+
+    /// Whether a caller may read a page.
+    ///
+    /// # Errors
+    /// The reason why the caller may not.
+    pub(super) async fn check(
+        &self,
+        page: ProtectedPath,
+        is_local: bool,
+        headers: &HeaderMap,
+    ) -> Result<(), Refusal> {
+        let is_open = page == ProtectedPath::Metrics && self.metrics == MetricsAuth::None;
+        if is_open || (is_local && !is_forwarded(headers)) {
+            return Ok(());
+        }
+        let reviewer = self.reviewer.as_ref().ok_or(Refusal::NoApi)?;
+        let token = bearer_token(headers).ok_or(Refusal::NoToken(page))?;
+        match reviewer.review(token, page.path()).await {
+            Ok(Review::Allowed) => Ok(()),
+            Ok(Review::Denied) => Err(Refusal::Denied(page)),
+            Ok(Review::UnknownToken) => Err(Refusal::UnknownToken),
+            Ok(Review::TooManyTokens) => Err(Refusal::TooManyTokens),
+            Err(failure) => {
+                tracing::warn!("can't review a caller of {}: {failure}", page.path());
+                Err(Refusal::NoReview)
+            }
+        }
+    }
+}
+
+/// Whether a connection comes from this host: from the loopback address, or from the address on which it arrives.
+pub(super) fn is_local(peer: IpAddr, own: IpAddr) -> bool {
+    let (peer, own) = (peer.to_canonical(), own.to_canonical());
+    peer.is_loopback() || peer == own
+}
+
+/// Whether a proxy passed the request on.
+fn is_forwarded(headers: &HeaderMap) -> bool {
+    PROXY_HEADERS.iter().any(|name| headers.contains_key(*name))
+}
+
+/// The bearer token of a request.
+fn bearer_token(headers: &HeaderMap) -> Option<&str> {
+    let (scheme, token) = headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+    scheme
+        .eq_ignore_ascii_case("bearer")
+        .then(|| token.trim())
+        .filter(|token| !token.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use hyper::header::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn a_caller_on_this_host_is_local() {
+        let local = |peer: &str, own: &str| is_local(peer.parse().unwrap(), own.parse().unwrap());
+        assert!(local("127.0.0.1", "127.0.0.1"));
+        assert!(local("127.8.9.1", "127.0.0.1"));
+        assert!(local("::1", "::1"));
+        assert!(local("::ffff:127.0.0.1", "::ffff:127.0.0.1"));
+        assert!(local("10.0.0.7", "10.0.0.7"));
+        assert!(local("::ffff:10.0.0.7", "10.0.0.7"));
+        assert!(!local("10.0.0.8", "10.0.0.7"));
+        assert!(!local("::ffff:10.0.0.8", "::ffff:10.0.0.7"));
+        assert!(!local("fd00::2", "fd00::1"));
+    }
+
+    #[test]
+    fn the_token_follows_the_scheme_bearer() {
+        for (header, token) in [
+            ("Bearer abc.def", Some("abc.def")),
+            ("bearer abc", Some("abc")),
+            ("BEARER  abc ", Some("abc")),
+            ("Bearer", None),
+            ("Bearer ", None),
+            ("Basic abc", None),
+            ("abc", None),
+            ("", None),
+        ] {
+            let value = HeaderValue::from_str(header).unwrap();
+            let headers = HeaderMap::from_iter([(AUTHORIZATION, value)]);
+            assert_eq!(bearer_token(&headers), token, "{header:?}");
+        }
+        assert_eq!(bearer_token(&HeaderMap::new()), None);
+    }
+
+    #[tokio::test]
+    async fn without_the_api_only_local_callers_see_the_status() {
+        assert!(Access::new(MetricsAuth::Kubernetes, None).is_err());
+        let access = Access::new(MetricsAuth::None, None).unwrap();
+        let none = HeaderMap::new();
+        assert_eq!(
+            access.check(ProtectedPath::Status, true, &none).await,
+            Ok(())
+        );
+        assert_eq!(
+            access.check(ProtectedPath::Metrics, false, &none).await,
+            Ok(())
+        );
+        let remote = access.check(ProtectedPath::Status, false, &none).await;
+        assert_eq!(remote, Err(Refusal::NoApi));
+        // A proxy on this host hides the caller's address.
+        for name in PROXY_HEADERS {
+            let address = HeaderValue::from_static("10.0.0.8");
+            let headers = HeaderMap::from_iter([(name.parse().unwrap(), address)]);
+            let proxied = access.check(ProtectedPath::Status, true, &headers).await;
+            assert_eq!(proxied, Err(Refusal::NoApi));
+        }
+    }
+}

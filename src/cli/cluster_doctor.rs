@@ -1,0 +1,150 @@
+//! `pinfold doctor --cluster`: which nodes of a cluster can pin, as their agents report.
+
+use std::process::ExitCode;
+
+use console::style;
+use serde::Serialize;
+
+use super::Format;
+use super::agents::{ClusterAgents, statuses};
+use crate::client::Status;
+
+/// How well a node pins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum NodeVerdict {
+    Good,
+    Weak,
+    Bad,
+}
+
+/// The state of a node.
+#[derive(Debug, Serialize)]
+struct NodeFinding {
+    node: String,
+    verdict: NodeVerdict,
+    /// The facts, a sentence each.
+    findings: Vec<String>,
+}
+
+/// Prints the state of each node with an agent.
+///
+/// # Errors
+/// The agents can't be listed.
+pub(super) async fn print(cluster: &ClusterAgents, output: Format) -> anyhow::Result<ExitCode> {
+    let targets = cluster.targets().await?;
+    let bodies = statuses(&targets).await?;
+    let nodes: Vec<NodeFinding> = targets
+        .iter()
+        .zip(bodies)
+        .map(|(target, body)| {
+            let (verdict, findings) = examine(body.and_then(|body| Status::parse(&body)));
+            NodeFinding {
+                node: target.name.clone(),
+                verdict,
+                findings,
+            }
+        })
+        .collect();
+    let works = nodes.iter().all(|node| node.verdict != NodeVerdict::Bad);
+    match output {
+        Format::Json => super::json(&serde_json::json!({ "canPin": works, "nodes": nodes }))?,
+        Format::Text => super::emit(&lines(&nodes, works))?,
+    }
+    Ok(ExitCode::from(u8::from(!works)))
+}
+
+/// The verdict about a node, and the facts.
+fn examine(status: anyhow::Result<Status>) -> (NodeVerdict, Vec<String>) {
+    let status = match status {
+        Ok(status) => status,
+        Err(error) => {
+            let finding = format!(
+                "the agent does not respond: {error:#}; read the log of the agent's pod on this node"
+            );
+            return (NodeVerdict::Bad, vec![finding]);
+        }
+    };
+    let enforcement = status.enforcement.as_str();
+    let (by_enforcement, remedy) = match enforcement {
+        "partition" => (NodeVerdict::Good, ""),
+        "cpuset" => (
+            NodeVerdict::Weak,
+            "; partitions need Linux 6.7 or newer with cgroup v2",
+        ),
+        _ => (
+            NodeVerdict::Bad,
+            "; no CPUs are pinned: run pinfold doctor on the node for the cause",
+        ),
+    };
+    let mut findings = vec![format!("enforcement {enforcement}{remedy}")];
+    findings.extend(status.problems());
+    let by_problems = if findings.len() > 1 {
+        NodeVerdict::Weak
+    } else {
+        NodeVerdict::Good
+    };
+    (by_enforcement.max(by_problems), findings)
+}
+
+fn lines(nodes: &[NodeFinding], works: bool) -> String {
+    let width = nodes.iter().map(|node| node.node.len()).max().unwrap_or(0);
+    let mut lines = Vec::new();
+    for node in nodes {
+        let mark = match node.verdict {
+            NodeVerdict::Good => style("good").green(),
+            NodeVerdict::Weak => style("weak").yellow(),
+            NodeVerdict::Bad => style("bad ").red(),
+        };
+        for (index, finding) in node.findings.iter().enumerate() {
+            lines.push(if index == 0 {
+                format!("{mark}  {:<width$}  {finding}", node.node)
+            } else {
+                format!("      {:<width$}  {finding}", "")
+            });
+        }
+    }
+    let conclusion = if works {
+        "pinning can work on every node with an agent"
+    } else {
+        "pinning can't work on every node with an agent"
+    };
+    lines.push(conclusion.to_owned());
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(enforcement: &str, errors: &str) -> anyhow::Result<Status> {
+        let text = format!(
+            r#"{{"enforcement": "{enforcement}", "online": "0-3", "reserved": "0", "shared": "0", "exclusive": "1-3",
+                "containers": [], "errors": [{errors}]}}"#
+        );
+        Status::parse(text.as_bytes())
+    }
+
+    #[test]
+    fn the_verdict_is_the_worst_finding() {
+        for (status, verdict, words) in [
+            (status("partition", ""), NodeVerdict::Good, "partition"),
+            (
+                status("partition", r#""drift""#),
+                NodeVerdict::Weak,
+                "drift",
+            ),
+            (status("cpuset", ""), NodeVerdict::Weak, "Linux 6.7"),
+            (
+                status("observe", ""),
+                NodeVerdict::Bad,
+                "no CPUs are pinned",
+            ),
+            (Err(anyhow::anyhow!("refused")), NodeVerdict::Bad, "refused"),
+        ] {
+            let (found, findings) = examine(status);
+            assert_eq!(found, verdict, "{findings:?}");
+            assert!(findings.concat().contains(words), "{findings:?}");
+        }
+    }
+}

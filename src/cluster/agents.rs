@@ -1,0 +1,295 @@
+//! [`Agents`]: the pods of a cluster's agents, and port-forwards to agents. Commands use this module; the agent does not.
+//!
+//! A port-forward ends on the loopback address of the agent's pod. RBAC on `pods/portforward` in the agents' namespace decides
+//! who may open a port-forward.
+
+use std::fmt;
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::core::params::{GetParams, ListParams};
+use kube::core::request;
+use serde::Deserialize;
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
+use tokio::sync::Semaphore;
+
+use super::call::words;
+use super::list::{List, list};
+use super::{Api, Call, ErrorKind, Failure};
+
+/// The label that selects the pods of agents.
+const SELECTOR: &str = "app.kubernetes.io/name=pinfold";
+
+/// The name of the port in the agent's container.
+const PORT_NAME: &str = "metrics";
+
+/// The agent's default port.
+const DEFAULT_PORT: u16 = 9470;
+
+/// The number of port-forwards that are opened at the same time. The API server keeps a connection for each.
+const AT_ONCE: usize = 32;
+
+/// The pod of an agent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AgentPod {
+    /// The pod's name.
+    pub name: String,
+    /// The name of the pod's Node.
+    pub node: String,
+    /// The port of metrics, health and status.
+    pub port: u16,
+}
+
+/// The agents of a cluster. Cheap to clone.
+#[derive(Clone)]
+pub struct Agents {
+    api: Api,
+    client: kube::Client,
+    namespace: String,
+    permits: Arc<Semaphore>,
+}
+
+impl fmt::Debug for Agents {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Agents")
+            .field("namespace", &self.namespace)
+            .finish_non_exhaustive()
+    }
+}
+
+#[derive(Deserialize)]
+struct Object {
+    metadata: Metadata,
+    spec: Spec,
+    #[serde(default)]
+    status: Status,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Metadata {
+    name: String,
+    deletion_timestamp: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Spec {
+    node_name: Option<String>,
+    #[serde(default)]
+    containers: Vec<Container>,
+}
+
+#[derive(Deserialize)]
+struct Container {
+    ports: Option<Vec<Port>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Port {
+    name: Option<String>,
+    container_port: u16,
+}
+
+#[derive(Default, Deserialize)]
+struct Status {
+    phase: Option<String>,
+}
+
+// === impl Object ===
+
+impl Object {
+    /// The agent's pod; `None` for a pod that does not run, or is about to end.
+    fn agent(self) -> Option<AgentPod> {
+        let runs = self.status.phase.as_deref() == Some("Running")
+            && self.metadata.deletion_timestamp.is_none();
+        let ports = self
+            .spec
+            .containers
+            .iter()
+            .flat_map(|container| &container.ports);
+        let port = ports
+            .flatten()
+            .find(|port| port.name.as_deref() == Some(PORT_NAME))
+            .map_or(DEFAULT_PORT, |port| port.container_port);
+        let node = self.spec.node_name.filter(|_| runs)?;
+        Some(AgentPod {
+            name: self.metadata.name,
+            node,
+            port,
+        })
+    }
+}
+
+// === impl Agents ===
+
+impl Agents {
+    /// The agents whose pods are in `namespace`. No request is sent.
+    pub fn new(api: Api, client: kube::Client, namespace: &str) -> Self {
+        Self {
+            api,
+            client,
+            namespace: namespace.to_owned(),
+            permits: Arc::new(Semaphore::new(AT_ONCE)),
+        }
+    }
+
+    /// The running pods of agents in the order of their nodes: all pods, or the pods on one node.
+    ///
+    /// # Errors
+    /// Any [`Failure`].
+    pub async fn list(&self, node: Option<&str>) -> Result<Vec<AgentPod>, Failure> {
+        let path = format!("/api/v1/namespaces/{}/pods", self.namespace);
+        let mut params = ListParams::default().labels(SELECTOR).match_any();
+        if let Some(node) = node {
+            params = params.fields(&format!("spec.nodeName={node}"));
+        }
+        let wanted = List::new(Call::Other, &path, "PodList").with(params);
+        let mut agents = Vec::new();
+        list(&self.api, wanted, |object| {
+            let object: Object = serde_json::from_str(object.get()).map_err(Failure::invalid)?;
+            agents.extend(object.agent());
+            Ok(())
+        })
+        .await?;
+        agents.sort_by(|a, b| (&a.node, &a.name).cmp(&(&b.node, &b.name)));
+        Ok(agents)
+    }
+
+    /// The name of a pod's Node; `None` for a pod without a Node. The name of the pod and of the namespace must be valid.
+    ///
+    /// # Errors
+    /// Any [`Failure`]; the pod may be missing.
+    pub async fn node_of(&self, namespace: &str, pod: &str) -> Result<Option<String>, Failure> {
+        let request = request::Request::new(format!("/api/v1/namespaces/{namespace}/pods"))
+            .get(pod, &GetParams::default())
+            .map_err(Failure::unbuilt)?;
+        let object: Object = self.api.ask(Call::Other, request).await?;
+        Ok(object.spec.node_name)
+    }
+
+    async fn open(&self, pod: &AgentPod) -> Result<PortForward, Failure> {
+        // The semaphore is never closed.
+        let _permit = self.permits.acquire().await;
+        let pods = kube::Api::<Pod>::namespaced(self.client.clone(), &self.namespace);
+        let mut forwarder = pods
+            .portforward(&pod.name, &[pod.port])
+            .await
+            .map_err(failure)?;
+        let stream = forwarder.take_stream(pod.port);
+        let stream = stream.ok_or_else(|| Failure::invalid("the port-forward has no stream"))?;
+        let error = forwarder.take_error(pod.port);
+        Ok(PortForward {
+            stream,
+            error: error.map(|error| Box::pin(error) as ReportedError),
+        })
+    }
+}
+
+/// The failure for an error of kube's client.
+fn failure(error: kube::Error) -> Failure {
+    match error {
+        kube::Error::Api(status) => Failure::refused(*status),
+        error => Failure::Connection(words(&error)),
+    }
+}
+
+/// The way to the agent of a Node. A DaemonSet replaces an agent's pod, and the node stays.
+#[derive(Debug)]
+pub struct AgentRoute {
+    agents: Agents,
+    pod: Mutex<AgentPod>,
+}
+
+// === impl AgentRoute ===
+
+impl AgentRoute {
+    /// Creates the way to an agent. No request is sent.
+    pub fn new(agents: Agents, pod: AgentPod) -> Self {
+        Self {
+            agents,
+            pod: Mutex::new(pod),
+        }
+    }
+
+    /// Opens a port-forward to the agent. If the pod is gone, the connection goes to the pod that replaced the pod.
+    ///
+    /// # Errors
+    /// Any [`Failure`].
+    pub async fn connect(&self) -> Result<PortForward, Failure> {
+        let pod = self.pod().clone();
+        match self.agents.open(&pod).await {
+            Err(failure) if failure.kind() == ErrorKind::NotFound => {
+                let pods = self.agents.list(Some(&pod.node)).await?;
+                let Some(next) = pods.into_iter().next_back() else {
+                    return Err(failure);
+                };
+                *self.pod() = next.clone();
+                self.agents.open(&next).await
+            }
+            opened => opened,
+        }
+    }
+
+    fn pod(&self) -> MutexGuard<'_, AgentPod> {
+        self.pod.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The kubelet's error about a port. The future ends without a text if the kubelet reports no error.
+type ReportedError = Pin<Box<dyn Future<Output = Option<String>> + Send>>;
+
+/// A connection to an agent through the API server. The kubelet's error replaces the early end of the connection.
+pub struct PortForward {
+    stream: DuplexStream,
+    error: Option<ReportedError>,
+}
+
+impl fmt::Debug for PortForward {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PortForward").finish_non_exhaustive()
+    }
+}
+
+impl AsyncRead for PortForward {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let read = ready!(Pin::new(&mut self.stream).poll_read(context, buffer));
+        if read.is_ok() && buffer.filled().len() > before {
+            return Poll::Ready(Ok(()));
+        }
+        // The stream has ended. An error arrives before the end, so the future is not awaited.
+        let error = self.error.take();
+        let reported = error.map(|mut error| error.as_mut().poll(context));
+        Poll::Ready(match reported {
+            Some(Poll::Ready(Some(text))) => Err(io::Error::other(text)),
+            _ => read,
+        })
+    }
+}
+
+impl AsyncWrite for PortForward {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}

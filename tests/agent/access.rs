@@ -1,0 +1,230 @@
+//! Who may read `/status` in full and `/metrics`: callers on this host, and callers whom the API server authorizes.
+
+use serde_json::Value;
+
+use crate::agent::{Agent, Manifests, Settings};
+#[cfg(feature = "portforward")]
+use crate::agent::{in_force, pinfold};
+use crate::api::{Cluster, NODE, pod};
+use crate::http::exchange;
+use crate::kernel::kernel_tests;
+
+/// A header that makes a request on the loopback address count as a request from another host.
+const REMOTE: &str = "X-Forwarded-For: 192.0.2.7\r\n";
+
+/// The head and the body of an answer to a caller on another host.
+fn remote(agent: &Agent, path: &str, token: Option<&str>) -> (String, String) {
+    let authorization = token.map(|token| format!("Authorization: Bearer {token}\r\n"));
+    let headers = format!("{REMOTE}{}", authorization.unwrap_or_default());
+    let (head, body) = exchange(agent.address, "GET", path, &headers).unwrap();
+    let (_, head) = head.split_once(' ').unwrap();
+    (head.to_ascii_lowercase(), String::from_utf8(body).unwrap())
+}
+
+#[test]
+fn only_authorized_callers_read_names_of_pods() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let cluster = Cluster::new();
+    let fake = &cluster.fake;
+    fake.user("scraper-token", "scraper");
+    fake.allow_path("scraper", "/metrics");
+    fake.user("reader-token", "reader");
+    fake.allow_path("reader", "/status");
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("pinfold.yaml");
+    std::fs::write(&config, "metrics: {auth: kubernetes}\n").unwrap();
+    let agent = cluster
+        .settings(&tree, &kernel)
+        .with(&["--config", config.to_str().unwrap()])
+        .start();
+    cluster.put(&pod("worker-0", NODE));
+    agent.eventually("the agent knows the pod", |status| {
+        status["containers"][0]["pod"] == "worker-0"
+    });
+
+    for (path, token, code, words) in [
+        (
+            "/status",
+            Some("reader-token"),
+            "200",
+            "\"pod\": \"worker-0\"",
+        ),
+        ("/status", None, "200", "no bearer token"),
+        (
+            "/status",
+            Some("scraper-token"),
+            "200",
+            "may not get /status",
+        ),
+        (
+            "/status",
+            Some("nonsense"),
+            "200",
+            "not valid in this cluster",
+        ),
+        (
+            "/metrics",
+            Some("scraper-token"),
+            "200",
+            "pinfold_build_info",
+        ),
+        ("/metrics", None, "401", "no bearer token"),
+        (
+            "/metrics",
+            Some("nonsense"),
+            "401",
+            "not valid in this cluster",
+        ),
+        (
+            "/metrics",
+            Some("reader-token"),
+            "403",
+            "nonResourceURL /metrics",
+        ),
+        ("/healthz", None, "200", "ok"),
+        ("/readyz", None, "200", "ready"),
+    ] {
+        let (head, body) = remote(&agent, path, token);
+        assert!(head.starts_with(code), "{path} {token:?}: {head}\n{body}");
+        assert!(body.contains(words), "{path} {token:?}: {body}");
+        assert_eq!(
+            code == "401",
+            head.contains("\r\nwww-authenticate: bearer"),
+            "{head}"
+        );
+    }
+    let (_, short) = remote(&agent, "/status", None);
+    assert!(!short.contains("worker-0"), "{short}");
+    let short: Value = serde_json::from_str(&short).unwrap();
+    assert_eq!(short["ready"], true);
+    assert_eq!(short["enforcement"], agent.status().unwrap()["enforcement"]);
+    assert!(short["exclusiveContainers"].is_u64(), "{short}");
+
+    // Callers on this host need no token, and cause no review.
+    let reviews = fake.count("create", "tokenreviews");
+    assert_eq!(agent.get("/metrics").status, 200);
+    assert_eq!(agent.status().unwrap()["containers"][0]["pod"], "worker-0");
+    assert_eq!(fake.count("create", "tokenreviews"), reviews);
+    agent.stop();
+}
+
+#[test]
+fn without_the_api_other_hosts_get_metrics_and_a_short_status() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let pods = Manifests::new();
+    let settings = Settings::new(&tree.path, &pods, &kernel.first());
+    let agent = settings.start();
+    let (head, body) = remote(&agent, "/metrics", None);
+    assert!(head.starts_with("200"), "{head}");
+    assert!(body.contains("pinfold_build_info"));
+    let (head, body) = remote(&agent, "/status", Some("some-token"));
+    assert!(head.starts_with("200"), "{head}");
+    assert!(body.contains("uses no Kubernetes API"), "{body}");
+    agent.stop();
+
+    // Reviews need the API.
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("pinfold.yaml");
+    std::fs::write(&config, "metrics: {auth: kubernetes}\n").unwrap();
+    let output = settings
+        .with(&["--config", config.to_str().unwrap()])
+        .command()
+        .output()
+        .unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("metrics.auth is kubernetes"), "{said}");
+}
+
+/// The exit code, the output and the errors of a command.
+#[cfg(feature = "portforward")]
+fn finish(command: &mut std::process::Command) -> (Option<i32>, String, String) {
+    let output = command.output().unwrap();
+    (
+        output.status.code(),
+        String::from_utf8(output.stdout).unwrap(),
+        String::from_utf8(output.stderr).unwrap(),
+    )
+}
+
+#[cfg(feature = "portforward")]
+#[test]
+fn commands_reach_agents_by_port_forwards() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let cluster = Cluster::new();
+    let fake = &cluster.fake;
+    let agent = cluster.settings(&tree, &kernel).start();
+    cluster.put(&pod("worker-0", NODE));
+    let cgroup = tree.pod("", "worker-0-uid");
+    for container in ["pause1", "main1"] {
+        let container = tree.container(&cgroup, container);
+        tree.start(&container);
+    }
+    agent.eventually("the worker is pinned", |status| {
+        in_force(status, "worker-0")
+    });
+    cluster.put_agent("pinfold-x7k2p", agent.address);
+    fake.user("person-token", "person");
+    fake.allow("person", &["get", "list"], "", "pods", &[]);
+    fake.allow("person", &["create", "get"], "", "pods/portforward", &[]);
+    let folder = tempfile::tempdir().unwrap();
+    let kubeconfig = folder.path().join("config");
+    std::fs::write(&kubeconfig, fake.kubeconfig("person-token")).unwrap();
+    let run = |args: &[&str]| finish(pinfold().args(args).arg("--kubeconfig").arg(&kubeconfig));
+
+    let (code, out, error) = run(&["explain", "-n", "train", "worker-0", "-o", "json"]);
+    assert_eq!((code, error.as_str()), (Some(0), ""), "{out}");
+    let containers: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(containers[0]["pod"], "worker-0");
+    let (code, _, error) = run(&["explain", "-n", "train", "worker-9"]);
+    assert_eq!(code, Some(2));
+    assert!(
+        error.contains("train/worker-9") && error.contains("-n"),
+        "{error}"
+    );
+
+    let (code, out, error) = run(&["top", "--cluster", "--once", "--interval", "1s"]);
+    assert_eq!((code, error.as_str()), (Some(0), ""), "{out}");
+    assert!(out.contains("train/worker-0"), "{out}");
+
+    let (code, out, error) = run(&["status", "--cluster", "-o", "json"]);
+    assert_eq!((code, error.as_str()), (Some(0), ""), "{out}");
+    let status: Value = serde_json::from_str(&out).unwrap();
+    let enforcement = &agent.status().unwrap()["enforcement"];
+    assert_eq!(&status[NODE]["enforcement"], enforcement);
+
+    let (_, out, error) = run(&["doctor", "--cluster"]);
+    let enforcement = enforcement.as_str().unwrap();
+    assert!(
+        out.contains(&format!("{NODE}  enforcement {enforcement}")),
+        "{out}{error}"
+    );
+
+    // kubectl starts the program by this name.
+    let plugin = folder.path().join("kubectl-pinfold");
+    std::os::unix::fs::symlink(pinfold().get_program(), &plugin).unwrap();
+    let plugin = |args: &[&str]| {
+        let mut command = std::process::Command::new(&plugin);
+        finish(command.args(args).env("KUBECONFIG", &kubeconfig))
+    };
+    let (code, out, error) = plugin(&["status"]);
+    assert_eq!((code, error.as_str()), (Some(0), ""), "{out}");
+    assert!(out.contains(NODE), "{out}");
+    let (_, help, _) = plugin(&["status", "-h"]);
+    assert!(help.contains("Usage: kubectl pinfold status"), "{help}");
+
+    // RBAC on port-forwards decides.
+    fake.forbid("person");
+    fake.allow("person", &["get", "list"], "", "pods", &[]);
+    let (code, out, error) = run(&["status", "--cluster"]);
+    assert_eq!(code, Some(1), "{out}{error}");
+    assert!(out.contains("pinfold-portforward"), "{out}");
+    fake.forbid("person");
+    let (code, _, error) = run(&["top", "--cluster", "--once"]);
+    assert_eq!(code, Some(2));
+    assert!(error.contains("can't list the agents' pods"), "{error}");
+    agent.stop();
+}

@@ -1,0 +1,134 @@
+//! Reviews of callers: the API server decides, and the answers stay for a bounded time.
+
+use std::time::Duration;
+
+use pinfold::cluster::review::{Review, Reviewer};
+use pinfold::cluster::{Api, Call};
+
+use crate::fakeapi::{ACCOUNT, FakeApi, Fault, When};
+
+const PATH: &str = "/metrics";
+
+/// A server with the shipped rights of agents, the API of the agent on the node n1, and its reviewer.
+fn start() -> (FakeApi, Api, Reviewer) {
+    let fake = FakeApi::direct();
+    fake.install_shipped();
+    let token = fake.agent_on("n1");
+    let api = Api::new(fake.client(&token), Duration::from_secs(30));
+    let reviewer = Reviewer::new(&api);
+    fake.user("scraper-token", "scraper");
+    fake.user("other-token", "other");
+    fake.allow_path("scraper", PATH);
+    (fake, api, reviewer)
+}
+
+async fn seconds(count: u64) {
+    tokio::time::sleep(Duration::from_secs(count)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_api_server_decides_who_may_read() {
+    let (fake, api, reviewer) = start();
+    let review =
+        async |token: &str, path: &'static str| reviewer.review(token, path).await.unwrap();
+    assert_eq!(review("scraper-token", PATH).await, Review::Allowed);
+    assert_eq!(review("scraper-token", "/status").await, Review::Denied);
+    assert_eq!(review("other-token", PATH).await, Review::Denied);
+    assert_eq!(review("no-such-token", PATH).await, Review::UnknownToken);
+    let counters = api.counters();
+    assert_eq!(counters.requests(Call::ReviewToken), 4);
+    assert_eq!(counters.requests(Call::ReviewAccess), 3);
+    // An empty or a very long token is invalid without a request.
+    assert_eq!(review("", PATH).await, Review::UnknownToken);
+    let long = "x".repeat(10_000);
+    assert_eq!(review(&long, PATH).await, Review::UnknownToken);
+    assert_eq!(fake.count("", ""), 7);
+    assert!(fake.log().iter().all(|logged| logged.user == ACCOUNT));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_is_reviewed_again_after_two_minutes() {
+    let (fake, _, reviewer) = start();
+    let review = async || reviewer.review("scraper-token", PATH).await.unwrap();
+    for _ in 0..4 {
+        assert_eq!(review().await, Review::Allowed);
+        seconds(29).await;
+    }
+    assert_eq!(fake.count("create", ""), 2);
+    fake.forbid("scraper");
+    seconds(10).await;
+    assert_eq!(review().await, Review::Denied);
+    assert_eq!(fake.count("create", ""), 4);
+    // A refused caller is reviewed again after a minute.
+    fake.allow_path("scraper", PATH);
+    seconds(59).await;
+    assert_eq!(review().await, Review::Denied);
+    seconds(1).await;
+    assert_eq!(review().await, Review::Allowed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_known_scraper_works_while_the_server_is_away() {
+    let (fake, _, reviewer) = start();
+    let review = async |token: &str| reviewer.review(token, PATH).await;
+    assert_eq!(review("scraper-token").await.unwrap(), Review::Allowed);
+    fake.go_away();
+    seconds(600).await;
+    assert_eq!(review("scraper-token").await.unwrap(), Review::Allowed);
+    assert!(review("other-token").await.is_err());
+    seconds(300).await;
+    assert!(review("scraper-token").await.is_err());
+    fake.come_back();
+    assert_eq!(review("scraper-token").await.unwrap(), Review::Allowed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_without_an_answer_delays_a_caller_for_seconds() {
+    let (fake, _, reviewer) = start();
+    fake.fail(When::always().on("tokenreviews"), Fault::Hang);
+    let start = tokio::time::Instant::now();
+    assert!(reviewer.review("scraper-token", PATH).await.is_err());
+    assert_eq!(start.elapsed().as_secs(), 3);
+    fake.heal();
+    let review = reviewer.review("scraper-token", PATH).await.unwrap();
+    assert_eq!(review, Review::Allowed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn unknown_tokens_cause_a_bounded_number_of_requests() {
+    let (fake, _, reviewer) = start();
+    let review = async |token: &str| reviewer.review(token, PATH).await.unwrap();
+    assert_eq!(review("scraper-token").await, Review::Allowed);
+    let mut limited = 0;
+    for number in 0..200 {
+        match review(&format!("guess-{number}")).await {
+            Review::UnknownToken => {}
+            Review::TooManyTokens => limited += 1,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(limited, 171);
+    assert_eq!(fake.count("create", "tokenreviews"), 30);
+    assert_eq!(review("scraper-token").await, Review::Allowed);
+    // The known scraper is reviewed again although the limit is reached.
+    seconds(121).await;
+    for number in 0..200 {
+        review(&format!("later-{number}")).await;
+    }
+    fake.clear_log();
+    assert_eq!(review("scraper-token").await, Review::Allowed);
+    assert_eq!(fake.count("create", "tokenreviews"), 1);
+}
+
+/// An agent of a later version may run with the roles of an earlier version.
+#[tokio::test(start_paused = true)]
+async fn missing_rights_of_the_agent_are_an_error_with_the_reason() {
+    let (fake, _, reviewer) = start();
+    fake.forbid(ACCOUNT);
+    let failure = reviewer.review("scraper-token", PATH).await.unwrap_err();
+    let text = failure.to_string();
+    assert!(
+        text.contains("tokenreviews.authentication.k8s.io"),
+        "{text}"
+    );
+}

@@ -1,0 +1,73 @@
+//! TokenReviews and SubjectAccessReviews, which the server answers without storing an object.
+
+use serde_json::{Value, json};
+
+use super::Shared;
+use super::http::Reply;
+use super::kinds::Kind;
+use super::status::{self, Answer};
+
+/// The kind of a review; `None` for a stored kind.
+pub(crate) fn kind(group: &str, version: &str, plural: &str) -> Option<Kind> {
+    let name = match (group, version, plural) {
+        ("authentication.k8s.io", "v1", "tokenreviews") => "TokenReview",
+        ("authorization.k8s.io", "v1", "subjectaccessreviews") => "SubjectAccessReview",
+        _ => return None,
+    };
+    Some(Kind {
+        group: group.to_owned(),
+        version: version.to_owned(),
+        plural: plural.to_owned(),
+        kind: name.to_owned(),
+        namespaced: false,
+        cached: false,
+        schema: None,
+    })
+}
+
+/// Answers a created review.
+pub(crate) fn create(shared: &Shared, kind: &Kind, body: &[u8]) -> Answer<Reply> {
+    let mut review: Value = serde_json::from_slice(body).map_err(|error| {
+        status::bad_request(&format!("the object provided is unrecognized: {error}"))
+    })?;
+    if review["kind"] != kind.kind.as_str() || review["apiVersion"] != kind.api_version() {
+        return Err(status::bad_request(
+            "the API version in the data does not match the expected API version",
+        ));
+    }
+    review["status"] = if kind.kind == "TokenReview" {
+        token(shared, &review["spec"])
+    } else {
+        access(shared, &review["spec"])
+    };
+    Ok(Reply::json(201, &review))
+}
+
+fn token(shared: &Shared, spec: &Value) -> Value {
+    let token = spec["token"].as_str().unwrap_or_default();
+    match shared.tokens.lock().unwrap().get(token) {
+        Some(user) => json!({
+            "authenticated": true,
+            "user": {
+                "username": user.name, "uid": format!("uid-{}", user.name),
+                "groups": ["system:authenticated"], "extra": user.extra,
+            },
+            "audiences": ["https://kubernetes.default.svc"],
+        }),
+        None => json!({"user": {}, "error": "[invalid bearer token, token lookup failed]"}),
+    }
+}
+
+/// The rules of non-resource URLs have the path as their resource.
+fn access(shared: &Shared, spec: &Value) -> Value {
+    let (asked, user) = (&spec["nonResourceAttributes"], &spec["user"]);
+    let is_user = spec["groups"] == json!(["system:authenticated"]) && user.is_string();
+    let allowed = is_user
+        && (user == "admin"
+            || shared.rules.lock().unwrap().iter().any(|rule| {
+                *user == *rule.user
+                    && asked["path"] == *rule.resource
+                    && rule.verbs.iter().any(|verb| asked["verb"] == **verb)
+            }));
+    json!({"allowed": allowed})
+}
