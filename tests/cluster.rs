@@ -28,6 +28,8 @@ mod events;
 mod live;
 #[path = "cluster/node.rs"]
 mod node;
+#[path = "cluster/plan_status.rs"]
+mod plan_status;
 #[path = "cluster/pods.rs"]
 mod pods;
 #[path = "cluster/reclaim.rs"]

@@ -6,7 +6,8 @@
 //!                              ├─> node     labels by server-side apply, on difference only
 //!                              ├─> claims   one create-only Lease per slot
 //!                              ├─> events   a queue that never blocks, Events with counts
-//!                              └─> reclaim  parameter servers whose job has ended (not used by the agent)
+//!                              ├─> reclaim  parameter servers whose job has ended (not used by the agent)
+//!                              └─> plan_status  the status of the ScenePlans (not used by the agent)
 //! ```
 //!
 //! While the API server is unreachable, the last known state stays in force. [`pods`] reports a pod as gone only if the
@@ -25,9 +26,13 @@ pub mod claims;
 pub mod connect;
 mod counters;
 pub mod events;
+#[cfg(feature = "reclaim")]
+mod informer;
 mod list;
 pub mod node;
 pub mod peers;
+#[cfg(feature = "reclaim")]
+pub mod plan_status;
 pub mod pods;
 #[cfg(feature = "reclaim")]
 pub mod reclaim;

@@ -138,6 +138,36 @@ pub fn plan_status(
     }
 }
 
+/// The status of a plan that can't be decoded, for example a plan of a newer version of the definition.
+pub fn unreadable_status(
+    generation: Option<i64>,
+    reason: &str,
+    before: Option<&ScenePlanStatus>,
+    now: &Time,
+) -> ScenePlanStatus {
+    let stay = "the nodes stay unchanged until the plan is readable".to_owned();
+    let states: [(&str, State); 3] = [
+        (
+            ACCEPTED,
+            (
+                false,
+                "Unreadable",
+                format!("the plan can't be read: {reason}"),
+            ),
+        ),
+        (PLACED, (false, "NotAccepted", stay)),
+        (CONFLICTED, conflicted(Vec::new(), &[])),
+    ];
+    ScenePlanStatus {
+        observed_generation: generation,
+        conditions: states
+            .into_iter()
+            .map(|(kind, state)| condition(kind, state, generation, before, now))
+            .collect(),
+        ..ScenePlanStatus::default()
+    }
+}
+
 /// A condition. The transition time changes only together with the status.
 fn condition(
     kind: &str,

@@ -43,7 +43,7 @@ mod want;
 
 pub use assign::{Assignment, assign, candidates, is_candidate};
 #[cfg(feature = "reclaim")]
-pub use conditions::{ACCEPTED, CONFLICTED, ClusterView, PLACED, plan_status};
+pub use conditions::{ACCEPTED, CONFLICTED, ClusterView, PLACED, plan_status, unreadable_status};
 pub use document::{Document, ReadError, read};
 pub use finding::{Amounts, Finding, Place, Severity};
 pub use label::{Holding, LabelKeys, Labels};

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
-use pinfold::scene::{ClusterView, Node, ScenePlan, ScenePlanStatus, SlotCounts, plan_status};
+use pinfold::scene::{
+    ClusterView, Node, ScenePlan, ScenePlanStatus, SlotCounts, plan_status, unreadable_status,
+};
 
 use super::{SMALL, node, plan};
 
@@ -329,6 +331,19 @@ fn the_transition_time_changes_only_with_the_status() {
     let third = plan_status(&plans[0], &view, Some(&second), &at(400));
     assert_eq!(since(&third, "Placed"), at(400));
     assert_eq!(since(&third, "Accepted"), at(100));
+}
+
+#[test]
+fn an_unreadable_plan_is_not_accepted() {
+    let status = unreadable_status(Some(3), "spec.scenes is a text", None, &at(1));
+    assert_eq!(
+        states(&status),
+        ["False Unreadable", "False NotAccepted", FREE].map(str::to_owned)
+    );
+    assert_eq!(
+        status.condition("Accepted").unwrap().message,
+        "the plan can't be read: spec.scenes is a text"
+    );
 }
 
 /// `kubectl get -o yaml` prints the status. A copy of the plan is a valid file, whatever the status says.

@@ -153,10 +153,12 @@ pub(super) fn slots_of(plans: &Plans) -> u32 {
 /// Follows the plans forever. Failures are published as [`Plans::degraded`] and retried.
 pub(super) async fn follow(api: Api, settings: Settings, published: watch::Sender<Plans>) {
     let plans = Followed {
-        path: PLANS,
+        path: PLANS.into(),
         kind: PLAN_LIST,
+        metadata_only: false,
         calls: (Call::ListPlans, Call::WatchPlans),
         fields: None,
+        labels: None,
         page: PAGE,
         streaming: None,
         watch_seconds: settings.watch_seconds,
