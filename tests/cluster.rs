@@ -34,6 +34,8 @@ mod plan_status;
 mod pods;
 #[path = "cluster/reclaim.rs"]
 mod reclaim;
+#[path = "cluster/reclaim_controller.rs"]
+mod reclaim_controller;
 #[path = "cluster/scenes.rs"]
 mod scenes;
 #[path = "cluster/simulation.rs"]

@@ -87,13 +87,23 @@ struct Status<'a> {
     snapshot: &'a Snapshot,
 }
 
+/// The source of the responses of a server.
+pub(super) trait Responder: Send + Sync + 'static {
+    /// The response to a request.
+    fn respond(
+        &self,
+        request: Parts,
+        making: &Making,
+    ) -> impl Future<Output = Response<Pieces>> + Send;
+}
+
 /// A response body in pieces.
-struct Pieces(VecDeque<Bytes>);
+pub(super) struct Pieces(VecDeque<Bytes>);
 
 // === impl Pieces ===
 
 impl Pieces {
-    fn one(body: impl Into<Bytes>) -> Self {
+    pub(super) fn one(body: impl Into<Bytes>) -> Self {
         Self(VecDeque::from([body.into()]))
     }
 }
@@ -141,7 +151,7 @@ struct ContainerStatus<'a> {
 
 /// Builds pages for a connection. The semaphore limits the pages of all connections together.
 #[derive(Clone)]
-struct Making {
+pub(super) struct Making {
     pages: Arc<Semaphore>,
     busy: Arc<AtomicBool>,
 }
@@ -248,8 +258,18 @@ impl State {
     }
 }
 
+impl Responder for State {
+    async fn respond(&self, request: Parts, making: &Making) -> Response<Pieces> {
+        answer(request, self, making).await
+    }
+}
+
 /// Serves connections until `stop` is cancelled.
-pub(super) async fn serve(listener: TcpListener, state: Arc<State>, stop: CancellationToken) {
+pub(super) async fn serve<R: Responder>(
+    listener: TcpListener,
+    responder: Arc<R>,
+    stop: CancellationToken,
+) {
     let mut open: VecDeque<Connection> = VecDeque::with_capacity(CONNECTIONS);
     let pages = Arc::new(Semaphore::new(PAGES));
     loop {
@@ -279,15 +299,17 @@ pub(super) async fn serve(listener: TcpListener, state: Arc<State>, stop: Cancel
             }
         }
         let busy = Arc::new(AtomicBool::new(false));
-        let (state, stop) = (Arc::clone(&state), stop.clone());
+        let (responder, stop) = (Arc::clone(&responder), stop.clone());
         let making = Making {
             pages: Arc::clone(&pages),
             busy: Arc::clone(&busy),
         };
         let task = tokio::spawn(async move {
             let answer = service_fn(move |request: Request<Incoming>| {
-                let (state, making) = (Arc::clone(&state), making.clone());
-                async move { Ok::<_, Infallible>(answer(request.into_parts().0, &state, &making).await) }
+                let (responder, making) = (Arc::clone(&responder), making.clone());
+                async move {
+                    Ok::<_, Infallible>(responder.respond(request.into_parts().0, &making).await)
+                }
             });
             let connection = http1::Builder::new()
                 .timer(TokioTimer::new())
@@ -304,13 +326,21 @@ pub(super) async fn serve(listener: TcpListener, state: Arc<State>, stop: Cancel
     }
 }
 
+/// The response to a request with a method other than GET and HEAD.
+pub(super) fn refused_method(request: &Parts) -> Option<Response<Pieces>> {
+    if request.method == Method::GET || request.method == Method::HEAD {
+        return None;
+    }
+    let mut response = text(StatusCode::METHOD_NOT_ALLOWED, "only GET\n".to_owned());
+    response
+        .headers_mut()
+        .insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+    Some(response)
+}
+
 async fn answer(request: Parts, state: &State, making: &Making) -> Response<Pieces> {
-    if request.method != Method::GET && request.method != Method::HEAD {
-        let mut response = text(StatusCode::METHOD_NOT_ALLOWED, "only GET\n".to_owned());
-        response
-            .headers_mut()
-            .insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
-        return response;
+    if let Some(refusal) = refused_method(&request) {
+        return refusal;
     }
     let snapshot = state.snapshot.borrow().clone();
     match (request.uri.path(), snapshot) {
@@ -368,7 +398,7 @@ async fn answer(request: Parts, state: &State, making: &Making) -> Response<Piec
     }
 }
 
-fn text(status: StatusCode, text: String) -> Response<Pieces> {
+pub(super) fn text(status: StatusCode, text: String) -> Response<Pieces> {
     typed(status, "text/plain; charset=utf-8", Pieces::one(text))
 }
 
@@ -423,7 +453,7 @@ fn gzip(chunks: &[Chunk]) -> Pieces {
     Pieces::one(encoder.finish().unwrap_or_default())
 }
 
-fn typed(status: StatusCode, kind: &'static str, body: Pieces) -> Response<Pieces> {
+pub(super) fn typed(status: StatusCode, kind: &'static str, body: Pieces) -> Response<Pieces> {
     let mut response = Response::new(body);
     *response.status_mut() = status;
     response

@@ -28,6 +28,8 @@ mod counters;
 pub mod events;
 #[cfg(feature = "reclaim")]
 mod informer;
+#[cfg(feature = "reclaim")]
+pub mod leader;
 mod list;
 pub mod node;
 pub mod peers;
