@@ -7,10 +7,12 @@ use std::process::{Command, Stdio};
 use std::rc::Rc;
 use std::time::Duration;
 
-use pinfold::cluster::Api;
+use kube::core::params::PostParams;
+use kube::core::request::Request;
 use pinfold::cluster::events::{Recorder, Settings as EventSettings};
 use pinfold::cluster::leader::{Election, Settings as LeaderSettings};
 use pinfold::cluster::reclaim::Round;
+use pinfold::cluster::{Api, Call, ErrorKind};
 use pinfold::scene::Verdict;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -250,6 +252,28 @@ async fn only_one_candidate_works() {
             .await;
         })
         .await;
+}
+
+/// The account must not be able to take a slot by a false claim.
+#[tokio::test]
+async fn the_account_creates_only_the_lease_of_the_leader() {
+    let fake = cluster();
+    let cluster = Cluster::of(fake);
+    let create = async |name: &str| {
+        let lease = json!({
+            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": name},
+            "spec": {"holderIdentity": "a"},
+        });
+        let path = format!("/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases");
+        let request = Request::new(path)
+            .create(&PostParams::default(), lease.to_string().into_bytes())
+            .unwrap();
+        let api = Api::new(cluster.fake.client("reclaimer"), Duration::from_secs(5));
+        let answer = api.ask::<Value>(Call::Other, request).await;
+        answer.map(drop).map_err(|failure| failure.kind())
+    };
+    assert_eq!(create("scene.p.1.1.0").await, Err(ErrorKind::Forbidden));
+    assert_eq!(create("pinfold-reclaim").await, Ok(()));
 }
 
 /// The body of an answer, and the status line.
