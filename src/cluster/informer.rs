@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
+use serde_json::value::{RawValue, to_raw_value};
 use tokio::sync::watch;
 
 use super::backoff::BackoffPolicy;
@@ -48,8 +48,8 @@ pub(super) struct Source<T> {
 /// The part of an object that the decoder needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
-    /// The metadata. The server sends nothing else.
-    Metadata,
+    /// The name and the labels. The server sends only the metadata, and the rest of the metadata is dropped.
+    Labels,
     /// The metadata and the status. The rest is dropped before a complete list is in memory.
     WithoutSpec,
     /// The complete object.
@@ -74,6 +74,23 @@ struct WithoutSpec<'a> {
     status: Option<&'a RawValue>,
 }
 
+/// The name and the labels of an object, as text.
+#[derive(Serialize, Deserialize)]
+struct OnlyLabels<'a> {
+    #[serde(borrow)]
+    metadata: LabelsMetadata<'a>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct LabelsMetadata<'a> {
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    namespace: Option<&'a RawValue>,
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    name: Option<&'a RawValue>,
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    labels: Option<&'a RawValue>,
+}
+
 /// The sender of the known objects.
 struct Publisher<T> {
     source: Source<T>,
@@ -89,7 +106,7 @@ pub(super) async fn follow<T: PartialEq + Send + Sync + 'static>(
     let followed = Followed {
         path: source.path.clone(),
         kind: source.kind,
-        metadata_only: source.part == Part::Metadata,
+        metadata_only: source.part == Part::Labels,
         calls: (Call::Other, Call::Other),
         fields: None,
         labels: source.labels.clone(),
@@ -109,10 +126,15 @@ fn key(object: &RawValue) -> Option<Key> {
     Some((identity.namespace.unwrap_or_default(), identity.name?))
 }
 
-/// The object without the spec, or the object itself if the text is no object.
-fn without_spec(object: Box<RawValue>) -> Box<RawValue> {
-    let reduced = serde_json::from_str::<WithoutSpec<'_>>(object.get())
-        .and_then(|reduced| serde_json::value::to_raw_value(&reduced));
+/// The necessary part of an object, or the object itself if the text is no object.
+fn reduced(object: Box<RawValue>, part: Part) -> Box<RawValue> {
+    let reduced = match part {
+        Part::All => return object,
+        Part::WithoutSpec => serde_json::from_str::<WithoutSpec<'_>>(object.get())
+            .and_then(|reduced| to_raw_value(&reduced)),
+        Part::Labels => serde_json::from_str::<OnlyLabels<'_>>(object.get())
+            .and_then(|reduced| to_raw_value(&reduced)),
+    };
     reduced.unwrap_or(object)
 }
 
@@ -136,10 +158,7 @@ impl<T: PartialEq + Send + Sync> ObjectCache for Publisher<T> {
     }
 
     fn reduce(&self, object: Box<RawValue>) -> Box<RawValue> {
-        match self.source.part {
-            Part::Metadata | Part::All => object,
-            Part::WithoutSpec => without_spec(object),
-        }
+        reduced(object, self.source.part)
     }
 
     async fn replace(&mut self, objects: Vec<Box<RawValue>>) {
@@ -198,5 +217,41 @@ impl<T: PartialEq + Send + Sync> ObjectCache for Publisher<T> {
             published.degraded = Some(reason);
             true
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn a_list_keeps_only_the_necessary_part_of_each_object() {
+        let object = json!({
+            "kind": "Job",
+            "metadata": {"namespace": "n", "name": "a", "labels": {"b": "c"}, "managedFields": [{}], "annotations": {"d": "e"}},
+            "spec": {"large": [1, 2, 3]},
+            "status": {"active": 1},
+        });
+        let reduce = |part| -> Value {
+            let reduced = reduced(to_raw_value(&object).unwrap(), part);
+            serde_json::from_str(reduced.get()).unwrap()
+        };
+        assert_eq!(reduce(Part::All), object);
+        assert_eq!(
+            reduce(Part::WithoutSpec),
+            json!({"metadata": object["metadata"], "status": {"active": 1}})
+        );
+        assert_eq!(
+            reduce(Part::Labels),
+            json!({"metadata": {"namespace": "n", "name": "a", "labels": {"b": "c"}}})
+        );
+        // A text without metadata stays, and has no key.
+        for text in ["[]", "7", "{}"] {
+            let odd = RawValue::from_string(text.to_owned()).unwrap();
+            let reduced = reduced(odd, Part::WithoutSpec);
+            assert_eq!((reduced.get(), key(&reduced)), (text, None));
+        }
     }
 }

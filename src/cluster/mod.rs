@@ -7,6 +7,7 @@
 //!                              ├─> claims   one create-only Lease per slot
 //!                              ├─> events   a queue that never blocks, Events with counts
 //!                              ├─> reclaim  parameter servers whose job has ended (not used by the agent)
+//!                              ├─> leader   the election of a single reclaimer (not used by the agent)
 //!                              └─> plan_status  the status of the ScenePlans (not used by the agent)
 //! ```
 //!

@@ -343,7 +343,7 @@ fn nodes_source() -> Source<BTreeMap<String, String>> {
         path: "/api/v1/nodes".into(),
         kind: "NodeList",
         labels: None,
-        part: Part::Metadata,
+        part: Part::Labels,
         decode: labels_of,
     }
 }

@@ -414,7 +414,10 @@ fn the_reclaimer_has_its_own_account_and_only_the_listed_rights() {
     );
     // The account may change only the Lease of the leader, and no claim.
     let role = find(&objects, "Role", "pinfold-reclaim");
-    assert_eq!(role["rules"][1]["resourceNames"], json!(["pinfold-reclaim"]));
+    assert_eq!(
+        role["rules"][1]["resourceNames"],
+        json!(["pinfold-reclaim"])
+    );
     let deployment = &documents("deploy/components/reclaim/deployment.yaml")[0];
     let pod = &deployment["spec"]["template"];
     let binding = find(&objects, "ClusterRoleBinding", "pinfold-reclaim");
