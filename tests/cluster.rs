@@ -31,10 +31,14 @@ mod forward;
 mod live;
 #[path = "cluster/node.rs"]
 mod node;
+#[path = "cluster/plan_status.rs"]
+mod plan_status;
 #[path = "cluster/pods.rs"]
 mod pods;
 #[path = "cluster/reclaim.rs"]
 mod reclaim;
+#[path = "cluster/reclaim_controller.rs"]
+mod reclaim_controller;
 #[path = "cluster/review.rs"]
 mod review;
 #[path = "cluster/scenes.rs"]

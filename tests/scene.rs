@@ -35,6 +35,8 @@ mod command;
 mod definition;
 #[path = "scene/import.rs"]
 mod import;
+#[path = "scene/plan_status.rs"]
+mod plan_status;
 #[path = "scene/properties.rs"]
 mod properties;
 #[path = "scene/render.rs"]

@@ -105,13 +105,29 @@ struct ShortStatus {
     problems: usize,
 }
 
+/// A request, and whether the connection comes from this host.
+pub(super) struct Caller {
+    pub(super) is_local: bool,
+    pub(super) request: Parts,
+}
+
+/// The source of the responses of a server.
+pub(super) trait Responder: Send + Sync + 'static {
+    /// The response to a caller's request.
+    fn respond(
+        &self,
+        caller: &Caller,
+        making: &Making,
+    ) -> impl Future<Output = Response<Pieces>> + Send;
+}
+
 /// A response body in pieces.
-struct Pieces(VecDeque<Bytes>);
+pub(super) struct Pieces(VecDeque<Bytes>);
 
 // === impl Pieces ===
 
 impl Pieces {
-    fn one(body: impl Into<Bytes>) -> Self {
+    pub(super) fn one(body: impl Into<Bytes>) -> Self {
         Self(VecDeque::from([body.into()]))
     }
 }
@@ -159,7 +175,7 @@ struct ContainerStatus<'a> {
 
 /// Builds pages for a connection. The semaphore limits the pages of all connections together.
 #[derive(Clone)]
-struct Making {
+pub(super) struct Making {
     pages: Arc<Semaphore>,
     busy: Arc<AtomicBool>,
 }
@@ -281,8 +297,18 @@ impl State {
     }
 }
 
+impl Responder for State {
+    async fn respond(&self, caller: &Caller, making: &Making) -> Response<Pieces> {
+        answer(caller, self, making).await
+    }
+}
+
 /// Serves connections until `stop` is cancelled.
-pub(super) async fn serve(listener: TcpListener, state: Arc<State>, stop: CancellationToken) {
+pub(super) async fn serve<R: Responder>(
+    listener: TcpListener,
+    responder: Arc<R>,
+    stop: CancellationToken,
+) {
     let mut open: VecDeque<Connection> = VecDeque::with_capacity(CONNECTIONS);
     let pages = Arc::new(Semaphore::new(PAGES));
     loop {
@@ -316,16 +342,16 @@ pub(super) async fn serve(listener: TcpListener, state: Arc<State>, stop: Cancel
             pages: Arc::clone(&pages),
             busy: Arc::clone(&busy),
         };
-        let serving = serve_connection(stream, Arc::clone(&state), making, stop.clone());
+        let serving = serve_connection(stream, Arc::clone(&responder), making, stop.clone());
         let task = tokio::spawn(serving);
         open.push_back(Connection { task, busy });
     }
 }
 
 /// Answers the requests of a connection until the client leaves, the time is up, or `stop` is cancelled.
-async fn serve_connection(
+async fn serve_connection<R: Responder>(
     stream: TcpStream,
-    state: Arc<State>,
+    responder: Arc<R>,
     making: Making,
     stop: CancellationToken,
 ) {
@@ -334,12 +360,12 @@ async fn serve_connection(
         _ => false,
     };
     let answer = service_fn(move |request: Request<Incoming>| {
-        let (state, making) = (Arc::clone(&state), making.clone());
+        let (responder, making) = (Arc::clone(&responder), making.clone());
         let caller = Caller {
             is_local,
             request: request.into_parts().0,
         };
-        async move { Ok::<_, Infallible>(answer(&caller, &state, &making).await) }
+        async move { Ok::<_, Infallible>(responder.respond(&caller, &making).await) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -353,20 +379,22 @@ async fn serve_connection(
     }
 }
 
-/// A request, and whether the connection comes from this host.
-struct Caller {
-    is_local: bool,
-    request: Parts,
+/// The response to a request with a method other than GET and HEAD.
+pub(super) fn refused_method(request: &Parts) -> Option<Response<Pieces>> {
+    if request.method == Method::GET || request.method == Method::HEAD {
+        return None;
+    }
+    let mut response = text(StatusCode::METHOD_NOT_ALLOWED, "only GET\n".to_owned());
+    response
+        .headers_mut()
+        .insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+    Some(response)
 }
 
 async fn answer(caller: &Caller, state: &State, making: &Making) -> Response<Pieces> {
     let request = &caller.request;
-    if request.method != Method::GET && request.method != Method::HEAD {
-        let mut response = text(StatusCode::METHOD_NOT_ALLOWED, "only GET\n".to_owned());
-        response
-            .headers_mut()
-            .insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
-        return response;
+    if let Some(refusal) = refused_method(request) {
+        return refusal;
     }
     let snapshot = state.snapshot.borrow().clone();
     match (request.uri.path(), snapshot) {
@@ -480,7 +508,7 @@ fn json(document: serde_json::Result<String>) -> Response<Pieces> {
     }
 }
 
-fn text(status: StatusCode, text: String) -> Response<Pieces> {
+pub(super) fn text(status: StatusCode, text: String) -> Response<Pieces> {
     typed(status, "text/plain; charset=utf-8", Pieces::one(text))
 }
 
@@ -535,7 +563,7 @@ fn gzip(chunks: &[Chunk]) -> Pieces {
     Pieces::one(encoder.finish().unwrap_or_default())
 }
 
-fn typed(status: StatusCode, kind: &'static str, body: Pieces) -> Response<Pieces> {
+pub(super) fn typed(status: StatusCode, kind: &'static str, body: Pieces) -> Response<Pieces> {
     let mut response = Response::new(body);
     *response.status_mut() = status;
     response

@@ -34,6 +34,8 @@ pub mod pass_model;
 pub mod pass_state;
 mod pending;
 mod pod_store;
+#[cfg(feature = "reclaim")]
+mod probes;
 mod publish;
 mod reconciler;
 mod release_backoff;
@@ -47,5 +49,7 @@ mod tasks;
 pub use event::{CreateAnswer, Event, RuntimePod, RuntimeUpdate, Source};
 pub use folder::read_pods;
 pub use node::{Node, environment, reserved};
+#[cfg(feature = "reclaim")]
+pub use probes::ControllerProbes;
 pub use publish::isolation_problems;
 pub use run::{Agent, lock, run};

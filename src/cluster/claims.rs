@@ -16,6 +16,8 @@ use kube::core::params::{
 use kube::core::request;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+#[cfg(feature = "reclaim")]
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -31,7 +33,8 @@ pub use guard::{Guard, Standing, WatchSettings};
 /// The label of a Lease with the uid of the claiming Node. A uid always fits a label value; a name may be too long.
 pub const NODE_LABEL: &str = "pinfold.io/node-uid";
 
-const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+/// The label of a Lease with the value [`MANAGER`].
+pub(super) const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 
 /// The node that owns the claims.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -150,6 +153,13 @@ struct OwnerReference {
 struct Spec {
     #[serde(rename = "holderIdentity")]
     holder: Option<String>,
+}
+
+/// The name of the Node that holds a claim. Empty for an unreadable Lease.
+#[cfg(feature = "reclaim")]
+pub(super) fn holder_of(lease: &RawValue) -> String {
+    serde_json::from_str::<Lease>(lease.get())
+        .map_or_else(|_| String::new(), |lease| lease.held().1.node)
 }
 
 // === impl Claims ===

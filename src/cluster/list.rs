@@ -8,6 +8,9 @@ use serde_json::value::RawValue;
 
 use super::{Api, Call, Failure};
 
+/// The `kind` of a list with the metadata of objects.
+const METADATA_LIST: &str = "PartialObjectMetadataList";
+
 /// The list to read.
 #[derive(Debug, Clone)]
 pub(super) struct List<'a> {
@@ -23,6 +26,8 @@ pub(super) struct List<'a> {
     pub(super) params: ListParams,
     /// The number of objects after which the list ends early.
     pub(super) limit: usize,
+    /// Whether the server sends only the metadata of each object.
+    pub(super) metadata_only: bool,
 }
 
 /// One page of a list. The objects stay text, so that memory holds the small structs of the caller and one page.
@@ -65,6 +70,16 @@ impl<'a> List<'a> {
             kind,
             params: ListParams::default(),
             limit: usize::MAX,
+            metadata_only: false,
+        }
+    }
+
+    /// Requests only the metadata of each object.
+    pub(super) fn of_metadata(self) -> Self {
+        Self {
+            kind: METADATA_LIST,
+            metadata_only: true,
+            ..self
         }
     }
 
@@ -87,9 +102,13 @@ pub(super) async fn list(
     let mut params = wanted.params;
     let mut count = 0;
     loop {
-        let request = request::Request::new(wanted.path)
-            .list(&params)
-            .map_err(|error| api.unbuilt(error))?;
+        let collection = request::Request::new(wanted.path);
+        let request = if wanted.metadata_only {
+            collection.list_metadata(&params)
+        } else {
+            collection.list(&params)
+        };
+        let request = request.map_err(|error| api.unbuilt(error))?;
         let page: Page = api.ask(wanted.call, request).await?;
         // The request succeeded, so the client has counted a success.
         let (items, metadata) = page

@@ -8,7 +8,9 @@
 //!                              ├─> events   a queue that never blocks, Events with counts
 //!                              ├─> review   whether a caller of the agent may read a path
 //!                              ├─> agents   the agents' pods, and port-forwards to agents (not used by the agent)
-//!                              └─> reclaim  parameter servers whose job has ended (not used by the agent)
+//!                              ├─> reclaim  parameter servers whose job has ended (not used by the agent)
+//!                              ├─> leader   the election of a single reclaimer (not used by the agent)
+//!                              └─> plan_status  the status of the ScenePlans (not used by the agent)
 //! ```
 //!
 //! While the API server is unreachable, the last known state stays in force. [`pods`] reports a pod as gone only if the
@@ -29,9 +31,15 @@ pub mod claims;
 pub mod connect;
 mod counters;
 pub mod events;
+#[cfg(feature = "reclaim")]
+mod informer;
+#[cfg(feature = "reclaim")]
+pub mod leader;
 mod list;
 pub mod node;
 pub mod peers;
+#[cfg(feature = "reclaim")]
+pub mod plan_status;
 pub mod pods;
 #[cfg(feature = "reclaim")]
 pub mod reclaim;

@@ -11,13 +11,16 @@ use k8s_openapi::jiff::Timestamp;
 use kube::core::params::{DeleteParams, ListParams, Preconditions};
 use kube::core::request;
 use serde_json::Value;
-use tokio_util::sync::CancellationToken;
 
+use super::events::{News, Recorder};
 use super::list::{List, list};
-use super::{Api, Backoff, Call, ErrorKind, Failure, Jitter};
+use super::{Api, Call, ErrorKind, Failure};
 use crate::scene::{
     Item, ItemKind, Outcome, PS, RECLAIM_LABEL, Reclaimable, TASK_LABELS, Verdict, reclaim,
 };
+use crate::text::counted;
+
+mod controller;
 
 /// The number of objects on a page. Memory holds a page at a time, and a Job with hundreds of hosts in the environment is large.
 const PAGE: u32 = 50;
@@ -27,9 +30,6 @@ const MAX_AGE: Duration = Duration::from_secs(5);
 
 /// The number of lists in a round after which changed objects wait for the next round.
 const MAX_LISTS: u32 = 3;
-
-/// The longest wait after a failed round, unless the interval is longer.
-const LONGEST_WAIT: Duration = Duration::from_secs(300);
 
 /// The maximum length of the names in a label selector, in bytes. Proxies limit a request's URL to a few KiB.
 const LONGEST_NAMES: usize = 2 << 10;
@@ -44,6 +44,8 @@ pub struct Reclaimer {
     after: u32,
     /// Whether the deletes are only reported.
     dry_run: bool,
+    /// The queue of Events on the Jobs, if any.
+    recorder: Option<Recorder>,
 }
 
 /// The result of a round over all jobs.
@@ -98,7 +100,33 @@ impl Reclaimer {
             namespace,
             after,
             dry_run,
+            recorder: None,
         }
+    }
+
+    /// Writes Events on the Jobs. A dry run writes no Events.
+    #[must_use]
+    pub fn with_recorder(self, recorder: Recorder) -> Self {
+        Self {
+            recorder: (!self.dry_run).then_some(recorder),
+            ..self
+        }
+    }
+
+    /// Queues an Event on the leading Job of a training job.
+    fn tell(&self, job: &Reclaimable, warning: bool, reason: &'static str, note: String) {
+        let (Some(recorder), Some(lead)) = (&self.recorder, &job.lead) else {
+            return;
+        };
+        recorder.tell_of_job(News {
+            namespace: lead.namespace.clone(),
+            pod: lead.name.clone(),
+            uid: lead.uid.clone(),
+            warning,
+            action: "Reclaim",
+            reason,
+            note,
+        });
     }
 
     /// Runs a round: lists all jobs, and deletes the objects that can go.
@@ -142,6 +170,7 @@ impl Reclaimer {
 
     /// Deletes the objects of a job. Returns whether the lists became too old for the remaining objects.
     async fn delete_job(&self, job: &Reclaimable, lists: &mut ListAge, round: &mut Round) -> bool {
+        let mut failed = false;
         for item in job.running.iter().chain(&job.servers) {
             let name = (item.kind, item.namespace.clone(), item.name.clone());
             if self.dry_run {
@@ -159,6 +188,9 @@ impl Reclaimer {
                     return false;
                 }
                 Err(failure) => {
+                    failed = true;
+                    let note = format!("can't delete {} {}: {failure}", name.0, name.2);
+                    self.tell(job, true, "ReclaimFailed", note);
                     round.failed.push((name.0, name.1, name.2, failure));
                     // Reclaim finds a job by the job's servers. So the servers stay until every task is deleted.
                     if item.kind == ItemKind::Job {
@@ -167,45 +199,16 @@ impl Reclaimer {
                 }
             }
         }
-        false
-    }
-
-    /// Runs rounds until `stop`, and passes each result to `report`, failures included.
-    pub async fn watch(
-        &self,
-        every: Duration,
-        stop: &CancellationToken,
-        mut report: impl FnMut(Result<Round, Failure>),
-    ) {
-        let mut backoff = Backoff::new(every, longest(every));
-        let mut jitter = Jitter::default();
-        loop {
-            // Cancel safe: a cancelled round has made only correct deletes, and the next round finds the rest.
-            let round = tokio::select! {
-                round = self.once() => round,
-                () = stop.cancelled() => return,
-            };
-            let retry_after = match &round {
-                Ok(round) => round
-                    .failed
-                    .first()
-                    .map(|(_, _, _, failure)| failure.retry_after()),
-                Err(failure) => Some(failure.retry_after()),
-            };
-            let wait = match (retry_after, &round) {
-                (Some(retry_after), _) => backoff.wait(jitter.roll(), retry_after),
-                (None, Ok(round)) => {
-                    backoff.reset();
-                    round.next(now()).map_or(every, |due| due.min(every))
-                }
-                (None, Err(_)) => every,
-            };
-            report(round);
-            tokio::select! {
-                () = tokio::time::sleep(wait) => {}
-                () = stop.cancelled() => return,
-            }
+        if !failed {
+            let count = job.running.len() + job.servers.len();
+            let note = format!(
+                "the training job {} has ended: deleted {} of its parameter servers and running tasks",
+                job.job,
+                counted(count, "object")
+            );
+            self.tell(job, false, "Reclaimed", note);
         }
+        false
     }
 
     /// All objects of jobs that ask to be reclaimed. The servers come first: so the resourceVersions of their deletes are never
@@ -350,21 +353,22 @@ impl Reclaimer {
 // === impl Round ===
 
 impl Round {
-    /// The time until the end of the first job's wait.
-    fn next(&self, now: i64) -> Option<Duration> {
-        let waits = self.jobs.iter().filter_map(|job| match job.verdict {
-            Verdict::Waiting { until } => u64::try_from(until.saturating_sub(now)).ok(),
-            _ => None,
-        });
-        waits
-            .min()
-            .map(|seconds| Duration::from_secs(seconds.max(1)))
+    /// The number of jobs with a verdict: running, waiting, ready for deletion, kept.
+    pub fn verdicts(&self) -> [usize; 4] {
+        let mut counts = [0; 4];
+        for job in &self.jobs {
+            let index = match job.verdict {
+                Verdict::Running { .. } => 0,
+                Verdict::Waiting { .. } => 1,
+                Verdict::Reclaim => 2,
+                Verdict::Kept { .. } => 3,
+            };
+            if let Some(count) = counts.get_mut(index) {
+                *count += 1;
+            }
+        }
+        counts
     }
-}
-
-/// The longest wait after a failure, for rounds at the interval `every`.
-fn longest(every: Duration) -> Duration {
-    every.saturating_mul(8).min(LONGEST_WAIT.max(every))
 }
 
 /// The names, joined by commas into texts that each fit into a selector.
@@ -505,12 +509,6 @@ fn hint(job: &Value) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_longest_backoff_is_bounded_by_five_minutes_or_the_interval() {
-        let wait = |every| longest(Duration::from_secs(every)).as_secs();
-        assert_eq!([1, 15, 60, 300, 3600].map(wait), [8, 120, 300, 300, 3600]);
-    }
 
     #[test]
     fn all_names_are_joined_into_texts_of_limited_length() {

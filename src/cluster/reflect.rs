@@ -38,6 +38,7 @@
 //! The wrapper `DeserializeGuard` covers objects that cannot be decoded. The wrapper first decodes each object into a generic
 //! tree of values and copies the tree, which costs more memory than a small struct from text.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -67,13 +68,17 @@ const MAX_INCOMPLETE: u32 = 3;
 #[derive(Debug)]
 pub(super) struct Followed {
     /// The path of the collection.
-    pub(super) path: &'static str,
+    pub(super) path: Cow<'static, str>,
     /// The `kind` of a list, for example `PodList`.
     pub(super) kind: &'static str,
+    /// Whether the server sends only the metadata of each object.
+    pub(super) metadata_only: bool,
     /// The names under which lists and watches are counted.
     pub(super) calls: (Call, Call),
     /// The field selector, if any.
     pub(super) fields: Option<String>,
+    /// The label selector, if any.
+    pub(super) labels: Option<String>,
     /// The number of objects in a page of a paged list.
     pub(super) page: u32,
     /// The longest time until the final bookmark of a streaming list; `None` for paged lists only.
@@ -90,6 +95,11 @@ pub(super) struct Followed {
 pub(super) trait ObjectCache {
     /// The longest random pause before the next list. The cause of a list usually affects every node at the same time.
     fn stagger(&self) -> Duration;
+
+    /// Reduces an object of a paged list to the necessary part. The complete list is in memory until the replacement.
+    fn reduce(&self, object: Box<RawValue>) -> Box<RawValue> {
+        object
+    }
 
     /// Replaces all objects by a complete list.
     async fn replace(&mut self, objects: Vec<Box<RawValue>>);
@@ -255,16 +265,22 @@ impl<C: ObjectCache> Reflector<C> {
             path,
             calls,
             fields,
+            labels,
+            metadata_only,
             watch_seconds,
             ..
         } = &self.followed;
         let params = WatchParams {
             field_selector: fields.clone(),
+            label_selector: labels.clone(),
             timeout: Some(*watch_seconds),
             send_initial_events: version.is_none(),
             ..WatchParams::default()
         };
         let version = version.unwrap_or_default();
+        if *metadata_only {
+            return WatchStream::open_metadata(&self.api, calls.1, path, &params, version).await;
+        }
         WatchStream::open(&self.api, calls.1, path, &params, version).await
     }
 
@@ -273,7 +289,7 @@ impl<C: ObjectCache> Reflector<C> {
         let Some(limit) = self.followed.streaming else {
             return Ok(None);
         };
-        let path = self.followed.path;
+        let path = self.followed.path.clone();
         let mut watch = match self.open(None).await {
             Ok(watch) => watch,
             Err(failure) if refuses_streaming(&failure) => {
@@ -310,17 +326,28 @@ impl<C: ObjectCache> Reflector<C> {
     /// Lists all objects by a paged list.
     async fn list_all(&mut self) -> Result<(), Failure> {
         let Followed {
-            path, kind, calls, ..
-        } = self.followed;
+            path,
+            kind,
+            metadata_only,
+            calls,
+            fields,
+            labels,
+            page,
+            ..
+        } = &self.followed;
         let params = ListParams {
-            field_selector: self.followed.fields.clone(),
-            limit: Some(self.followed.page),
+            field_selector: fields.clone(),
+            label_selector: labels.clone(),
+            limit: Some(*page),
             ..ListParams::default()
         };
-        let wanted = List::new(calls.0, path, kind).with(params);
+        let mut wanted = List::new(calls.0, path, kind).with(params);
+        if *metadata_only {
+            wanted = wanted.of_metadata();
+        }
         let mut objects = Vec::new();
         let version = list(&self.api, wanted, |object| {
-            objects.push(object);
+            objects.push(self.cache.reduce(object));
             Ok(())
         })
         .await?;

@@ -86,6 +86,24 @@ impl WatchStream {
         Ok(Self { lines })
     }
 
+    /// Like [`WatchStream::open`], but the server sends only the metadata of each object.
+    ///
+    /// # Errors
+    /// Any [`Failure`]; the counters include the failure.
+    pub(super) async fn open_metadata(
+        api: &Api,
+        call: Call,
+        path: &str,
+        params: &WatchParams,
+        version: &str,
+    ) -> Result<Self, Failure> {
+        let request = request::Request::new(path)
+            .watch_metadata(params, version)
+            .map_err(|error| api.unbuilt(error))?;
+        let lines = api.open(call, request).await?;
+        Ok(Self { lines })
+    }
+
     /// The next change, or `None` at the end of the watch. Cancel safe.
     ///
     /// # Errors

@@ -229,5 +229,6 @@ fn plan(name: String, keys: &LabelKeys, (scene, case): CaseKey, groups: &Groups)
             ..ObjectMeta::default()
         },
         spec,
+        status: None,
     }
 }

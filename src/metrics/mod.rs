@@ -15,6 +15,8 @@ mod families;
 mod model;
 mod page;
 mod process;
+#[cfg(feature = "reclaim")]
+mod reclaim;
 mod runtime;
 mod value;
 
@@ -34,6 +36,8 @@ pub use collectors::{COLLECTORS, ThreadStatus};
 pub use families::{AGENT_FAMILIES, API_FAMILIES, FAMILIES, Family, Kind, RUNTIME_FAMILIES};
 pub use model::{Peer, UnknownPeers};
 pub use page::{Chunk, Format, Labels, Lines, Page};
+#[cfg(feature = "reclaim")]
+pub use reclaim::ReclaimMetrics;
 pub use runtime::RuntimeNumbers;
 pub use value::Value;
 

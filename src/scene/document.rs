@@ -169,7 +169,11 @@ impl Document {
     }
 
     fn new(origin: &str, tree: Tree) -> Self {
-        let value = tree.value();
+        let mut value = tree.value();
+        // A copy of a plan from the cluster has a status, which has no meaning outside of the cluster.
+        if let Some(fields) = value.as_object_mut() {
+            fields.shift_remove("status");
+        }
         let name = value
             .pointer("/metadata/name")
             .and_then(|name| name.as_str());

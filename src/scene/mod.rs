@@ -14,13 +14,15 @@
 //! 3. [`assign`] gives the slots to a list of nodes. [`status()`] compares the slots with the nodes' labels.
 //! 4. An agent asks [`duty`] for the slot that all plans give to the node, [`Want::order`] for the slots to try first, and
 //!    [`switch`] whether the node may give up its slot.
-//! 5. [`reclaim()`] lists the parameter servers of jobs that have ended.
+//! 5. [`reclaim()`] lists the parameter servers of jobs that have ended. [`plan_status()`] compares a plan with the cluster.
 //!
 //! Invariants: two slots never share labels or a name. A label is removed only if a plan that was read says so.
 
 #![warn(clippy::too_many_lines, clippy::excessive_nesting)]
 
 mod assign;
+#[cfg(feature = "reclaim")]
+mod conditions;
 mod document;
 mod finding;
 mod label;
@@ -28,6 +30,7 @@ mod name;
 mod native_job;
 mod node;
 mod plan;
+mod plan_status;
 #[cfg(feature = "reclaim")]
 mod reclaim;
 mod schema;
@@ -39,6 +42,8 @@ mod tree;
 mod want;
 
 pub use assign::{Assignment, assign, candidates, is_candidate};
+#[cfg(feature = "reclaim")]
+pub use conditions::{ACCEPTED, CONFLICTED, ClusterView, PLACED, plan_status, unreadable_status};
 pub use document::{Document, ReadError, read};
 pub use finding::{Amounts, Finding, Place, Severity};
 pub use label::{Holding, LabelKeys, Labels};
@@ -54,6 +59,7 @@ pub use plan::{
     Active, Amount, Case, CaseTaint, Group, MAX_SERVERS, OnBusy, Pool, Role, SERVERS, Scene,
     ScenePlan, ScenePlanSpec, TAINT_PREFIX, TaintEffect, TaintKey,
 };
+pub use plan_status::{ScenePlanStatus, SlotCounts};
 #[cfg(feature = "reclaim")]
 pub use reclaim::{Item, ItemKind, Outcome, Reclaimable, Verdict, reclaim};
 pub use schema::definition;

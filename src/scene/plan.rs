@@ -14,6 +14,7 @@ use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::label::VALUE;
+use super::plan_status::ScenePlanStatus;
 use super::{LabelKeys, NodeSelector};
 
 /// The most servers that a group can have in a case, and the most names in an explicit list.
@@ -44,11 +45,14 @@ const NODE_NAME: &str = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a
     plural = "sceneplans",
     singular = "sceneplan",
     category = "pinfold",
+    status = "ScenePlanStatus",
     derive = "PartialEq",
     doc = "Scenes and cases of a benchmark, and the nodes that are labelled with their place in the active case.",
     printcolumn = r#"{"name": "Scene", "type": "string", "jsonPath": ".spec.active.scene"}"#,
     printcolumn = r#"{"name": "Case", "type": "string", "jsonPath": ".spec.active.case"}"#,
-    printcolumn = r#"{"name": "On busy", "type": "string", "jsonPath": ".spec.onBusy"}"#,
+    printcolumn = r#"{"name": "Claimed", "type": "string", "jsonPath": ".status.claimed"}"#,
+    printcolumn = r#"{"name": "Ready", "type": "string", "jsonPath": ".status.conditions[?(@.type=='Placed')].status"}"#,
+    printcolumn = r#"{"name": "On busy", "type": "string", "jsonPath": ".spec.onBusy", "priority": 1}"#,
     printcolumn = r#"{"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"}"#
 )]
 #[schemars(extend("x-kubernetes-validations" = [

@@ -99,6 +99,8 @@ pub struct Reclaimable {
     pub verdict: Verdict,
     /// Whether the chief's success ends the job.
     pub by_chief: bool,
+    /// The Job that gets the Events about the training job: a chief, or else a worker.
+    pub lead: Option<Item>,
     /// The Jobs that still run after the job's end. The reclaimer deletes these Jobs before the servers.
     pub running: Vec<Item>,
     /// The job's Deployments, followed by the parameter servers' Services.
@@ -141,11 +143,18 @@ pub fn reclaim(items: &[Item], now: i64, after: u32) -> Vec<Reclaimable> {
             job,
             verdict,
             by_chief,
+            lead: lead(&jobs).cloned(),
             running,
             servers,
         })
     });
     decided.collect()
+}
+
+/// The Job that gets the Events: the first chief, or else the first Job by name.
+fn lead<'a>(jobs: &[&'a Item]) -> Option<&'a Item> {
+    let order = |item: &&&Item| (role(item) != CHIEF, item.name.len(), item.name.clone());
+    jobs.iter().min_by_key(order).copied()
 }
 
 /// How far a job is on its way to the end.

@@ -166,6 +166,41 @@ async fn a_node_keeps_its_slot_and_writes_nothing_at_rest() {
     .await;
 }
 
+/// Ten thousand agents watch the plans. A write of a plan's status therefore must cause no request.
+#[tokio::test(start_paused = true)]
+async fn a_status_of_the_plan_wakes_no_agent() {
+    let fake = cluster();
+    put_node(&fake, "a", "uid-a");
+    let mut stored = fake.put(&plan(Some(("1", "1")), 1, json!({})));
+    let mut agent = Agent::start(&fake, "a", Settings::default());
+    agent
+        .until("a slot", |state| state.phase == Phase::Placed)
+        .await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    fake.clear_log();
+    // Even a status of an unknown form makes no plan unreadable.
+    for status in [json!({"claimed": "1/1"}), json!("later")] {
+        stored["status"] = status;
+        stored["metadata"]["resourceVersion"] = Value::Null;
+        fake.put(&stored);
+        tokio::time::sleep(Duration::from_secs(30)).await;
+    }
+    assert_eq!(fake.count("get", "nodes"), 0);
+    assert_eq!(agent.state().phase, Phase::Placed);
+    // A change of the spec still wakes the agent.
+    stored["metadata"]["generation"] = json!(2);
+    stored["spec"]["active"]["case"] = json!("2");
+    fake.put(&stored);
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert!(fake.count("get", "nodes") > 0);
+    assert!(
+        place_of(&fake, "a").unwrap().starts_with("1/2/"),
+        "{:?}",
+        place_of(&fake, "a")
+    );
+    agent.end().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn unreadable_plans_keep_the_labels() {
     let fake = cluster();

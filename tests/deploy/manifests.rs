@@ -404,28 +404,41 @@ fn the_reclaimer_has_its_own_account_and_only_the_listed_rights() {
             .map(|word| word.as_str().unwrap().to_owned())
             .collect()
     };
-    let rules = find(&objects, "ClusterRole", "pinfold-reclaim")["rules"]
-        .as_array()
-        .unwrap()
-        .clone();
-    let allowed: Vec<String> = rules
-        .iter()
-        .map(|rule| {
-            format!(
-                "{} {}",
-                words(&rule["resources"]).join(","),
-                words(&rule["verbs"]).join(",")
-            )
-        })
-        .collect();
+    let allowed = |kind: &str| -> Vec<String> {
+        let role = find(&objects, kind, "pinfold-reclaim");
+        let rules = role["rules"].as_array().unwrap().iter();
+        rules
+            .map(|rule| {
+                format!(
+                    "{} {}",
+                    words(&rule["resources"]).join(","),
+                    words(&rule["verbs"]).join(",")
+                )
+            })
+            .collect()
+    };
     assert_eq!(
-        allowed,
+        allowed("ClusterRole"),
         [
-            "jobs list,delete",
-            "deployments list,delete",
-            "services list,delete",
-            "tfjobs list"
+            "jobs list,watch,delete",
+            "deployments list,watch,delete",
+            "services list,watch,delete",
+            "tfjobs list",
+            "events create,patch",
+            "sceneplans list,watch",
+            "sceneplans/status patch",
+            "nodes list,watch"
         ]
+    );
+    assert_eq!(
+        allowed("Role"),
+        ["leases create,list,watch", "leases get,update"]
+    );
+    // The account may change only the Lease of the leader, and no claim.
+    let role = find(&objects, "Role", "pinfold-reclaim");
+    assert_eq!(
+        role["rules"][1]["resourceNames"],
+        json!(["pinfold-reclaim"])
     );
     let deployment = &documents("deploy/components/reclaim/deployment.yaml")[0];
     let pod = &deployment["spec"]["template"];

@@ -385,7 +385,25 @@ fn reclaim_cases() -> Vec<Case> {
         reclaimer(
             "reclaim.after=5m",
             &format!("{container}/args"),
-            json!(["scene", "reclaim", "--watch", "--after", "5m"]),
+            json!([
+                "scene",
+                "reclaim",
+                "--watch",
+                "--after=5m",
+                "--leader-elect",
+                "--plan-status",
+                "--listen=0.0.0.0:9471"
+            ]),
+        ),
+        reclaimer(
+            "reclaim.port=9999",
+            &format!("{container}/args/6"),
+            json!("--listen=0.0.0.0:9999"),
+        ),
+        reclaimer(
+            "reclaim.port=9999",
+            &format!("{container}/ports/0/containerPort"),
+            json!(9999),
         ),
         reclaimer("reclaim.replicas=2", "/spec/replicas", json!(2)),
         reclaimer(

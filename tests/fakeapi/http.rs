@@ -151,6 +151,7 @@ where
         path: head.uri.path().to_owned(),
         query: head.uri.query().unwrap_or_default().to_owned(),
         content_type: header("content-type").to_owned(),
+        accept: header("accept").to_owned(),
         token,
         agent: header("user-agent").to_owned(),
         body: body

@@ -117,6 +117,22 @@ pub(crate) fn list(
     Ok(text)
 }
 
+/// A page with only the metadata of each object, as a client requests by the header `Accept`.
+pub(crate) fn metadata_of(page: &str) -> String {
+    let mut page: Value = serde_json::from_str(page).expect("a page of the fake");
+    page["kind"] = json!("PartialObjectMetadataList");
+    page["apiVersion"] = json!("meta.k8s.io/v1");
+    for item in page["items"].as_array_mut().expect("a page with items") {
+        *item = partial(item);
+    }
+    page.to_string()
+}
+
+/// The metadata of an object, as an object of its own.
+pub(crate) fn partial(object: &Value) -> Value {
+    json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": object["metadata"]})
+}
+
 /// A page read in storage order, and the number of remaining objects. `None` unless the list covers exactly one namespace or a
 /// cluster-scoped kind. The general path visits all objects for each page, too slowly for the claims of ten thousand nodes.
 fn quickly(

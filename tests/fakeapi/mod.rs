@@ -2,7 +2,7 @@
 //!
 //! The fake keeps objects in memory under one resourceVersion counter. Its answers equal the recordings of a 1.36 API server in
 //! `tests/data/apiserver`; `cluster/replay.rs` compares them. The fake covers paged lists, watches with bookmarks, streaming
-//! lists, server-side apply with field managers and conflicts, garbage collection, the server's error texts, and faults on
+//! lists, objects reduced to their metadata, server-side apply with field managers and conflicts, garbage collection, the server's error texts, and faults on
 //! demand. Tests connect over TCP, or without a socket to pause the clock ([`FakeApi::direct`]).
 //!
 //! Roles and validating admission policies come from manifests ([`FakeApi::install`]).

@@ -26,6 +26,7 @@ pub(crate) struct Ask {
     pub(crate) path: String,
     pub(crate) query: String,
     pub(crate) content_type: String,
+    pub(crate) accept: String,
     pub(crate) token: Option<String>,
     pub(crate) agent: String,
     pub(crate) body: Bytes,
@@ -348,8 +349,9 @@ fn answer(
                 get("fieldSelector"),
                 get("labelSelector"),
             )?;
+            let metadata_only = ask.accept.contains("as=PartialObjectMetadata");
             if verb == "watch" {
-                return follow(shared, &kind, selector, query, fault);
+                return follow(shared, &kind, selector, query, fault, metadata_only);
             }
             let wanted = list::Wanted {
                 limit: get("limit").parse().unwrap_or(0),
@@ -358,11 +360,15 @@ fn answer(
                 exact: get("resourceVersionMatch") == "Exact",
             };
             let store = shared.store.lock().unwrap();
-            let cache_key = format!("{}?{}", ask.path, ask.query);
+            let cache_key = format!("{}?{} {metadata_only}", ask.path, ask.query);
             if let Some(page) = store.page(&cache_key) {
                 return Ok(Reply::text(200, page));
             }
-            let page = Bytes::from(list::list(&store, &kind, &selector, &wanted)? + "\n");
+            let mut page = list::list(&store, &kind, &selector, &wanted)?;
+            if metadata_only {
+                page = list::metadata_of(&page);
+            }
+            let page = Bytes::from(page + "\n");
             store.keep_page(cache_key, page.clone());
             Ok(Reply::text(200, page))
         }
@@ -381,6 +387,7 @@ fn follow(
     selector: Selector,
     query: &BTreeMap<String, String>,
     fault: Option<WatchFault>,
+    metadata_only: bool,
 ) -> Answer<Reply> {
     let get = |key: &str| query.get(key).map_or("", String::as_str);
     let initial = get("sendInitialEvents") == "true";
@@ -417,6 +424,7 @@ fn follow(
         revision: get("resourceVersion").parse().unwrap_or(0),
         bookmarks: get("allowWatchBookmarks") == "true",
         initial,
+        metadata_only,
         seconds: get("timeoutSeconds").parse().unwrap_or(3600),
     };
     let (lines, body) = mpsc::channel(64);

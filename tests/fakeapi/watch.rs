@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use super::Shared;
 use super::faults::WatchFault;
 use super::kinds::Kind;
+use super::list::partial;
 use super::select::Selector;
 use super::status;
 use super::store::Change;
@@ -23,6 +24,8 @@ pub(crate) struct Wanted {
     pub(crate) revision: u64,
     pub(crate) bookmarks: bool,
     pub(crate) initial: bool,
+    /// Whether the client wants only the metadata of each object.
+    pub(crate) metadata_only: bool,
     pub(crate) seconds: u64,
 }
 
@@ -31,6 +34,14 @@ pub(crate) type Lines = mpsc::Sender<std::io::Result<Bytes>>;
 
 fn line(what: &str, object: &Value) -> Bytes {
     Bytes::from(json!({"type": what, "object": object}).to_string() + "\n")
+}
+
+/// A line with an object, or with only the metadata of the object.
+fn object_line(what: &str, object: &Value, metadata_only: bool) -> Bytes {
+    if metadata_only {
+        return line(what, &partial(object));
+    }
+    line(what, object)
 }
 
 fn bookmark(kind: &Kind, revision: u64, end: bool) -> Bytes {
@@ -46,7 +57,7 @@ fn bookmark(kind: &Kind, revision: u64, end: bool) -> Bytes {
 }
 
 /// The watch event of a change. An object that enters or leaves the selection is ADDED or DELETED.
-fn event(change: &Change, selector: &Selector) -> Option<Bytes> {
+fn event(change: &Change, selector: &Selector, metadata_only: bool) -> Option<Bytes> {
     let fits = |object: &Option<Arc<Value>>| {
         object
             .as_deref()
@@ -54,12 +65,16 @@ fn event(change: &Change, selector: &Selector) -> Option<Bytes> {
     };
     let revision = json!(change.revision.to_string());
     match (fits(&change.old), fits(&change.new)) {
-        (false, true) => Some(line("ADDED", change.new.as_deref()?)),
-        (true, true) => Some(line("MODIFIED", change.new.as_deref()?)),
+        (false, true) => Some(object_line("ADDED", change.new.as_deref()?, metadata_only)),
+        (true, true) => Some(object_line(
+            "MODIFIED",
+            change.new.as_deref()?,
+            metadata_only,
+        )),
         (true, false) => {
             let mut deleted = change.old.as_deref()?.clone();
             deleted["metadata"]["resourceVersion"] = revision;
-            Some(line("DELETED", &deleted))
+            Some(object_line("DELETED", &deleted, metadata_only))
         }
         (false, false) => None,
     }
@@ -97,7 +112,7 @@ pub(crate) async fn serve(
                 .values()
                 .filter(|object| wanted.selector.matches(object))
             {
-                first.push(line("ADDED", object));
+                first.push(object_line("ADDED", object, wanted.metadata_only));
             }
             if wanted.initial && fault != Some(WatchFault::Unended) {
                 first.push(bookmark(&wanted.kind, now, true));
@@ -127,7 +142,7 @@ pub(crate) async fn serve(
         };
         for change in changes {
             last_revision = change.revision;
-            let Some(line) = event(&change, &wanted.selector) else {
+            let Some(line) = event(&change, &wanted.selector, wanted.metadata_only) else {
                 continue;
             };
             match fault {

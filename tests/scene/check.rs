@@ -763,10 +763,13 @@ fn the_definition_in_deploy_is_that_of_the_types() {
         [
             ".spec.active.scene",
             ".spec.active.case",
+            ".status.claimed",
+            ".status.conditions[?(@.type=='Placed')].status",
             ".spec.onBusy",
             ".metadata.creationTimestamp"
         ]
     );
+    assert_eq!(version["subresources"], serde_json::json!({"status": {}}));
     let spec = &version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"];
     assert_eq!(spec["labels"]["default"]["scene"], "SCENCE");
     assert_eq!(spec["onBusy"]["default"], "wait");

@@ -1,6 +1,9 @@
 //! `pinfold scene reclaim`: deletes the parameter servers of jobs that have ended.
 
+mod controller;
+
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -11,6 +14,7 @@ use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
+use self::controller::{Choices, Controller};
 use super::super::Format;
 use super::super::interval::interval;
 use crate::cluster::connect::{Connection, connect};
@@ -31,11 +35,16 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// After the wait of --after, the command deletes the Jobs that still run, and then the Deployments and Services of the
 /// parameter servers. If a chief or worker that must succeed has failed or is missing, the command deletes nothing of the job.
 /// The command keeps no state, so several copies may run at the same time. The training operator deletes the pods of TFJobs.
+///
+/// With --watch, the command follows the objects and acts as soon as a job has ended. In a cluster, --leader-elect lets a
+/// single copy act, and --plan-status also writes the status of the ScenePlans.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold scene reclaim --dry-run                     print the planned deletions, and why other servers stay
   pinfold scene reclaim                               run a single round
-  pinfold scene reclaim --watch --after 30s           run until a signal, as in deploy/components/reclaim
+  pinfold scene reclaim --watch --after 30s           run until a signal
+  pinfold scene reclaim --watch --leader-elect --plan-status --listen 0.0.0.0:9471
+                                                      as in deploy/components/reclaim
   pinfold scene reclaim --namespace train -o json
 
 Exit codes: 0 done, 2 no answer from the API server, or an object could not be deleted.")]
@@ -49,12 +58,21 @@ pub(super) struct ReclaimArgs {
     /// Print what would be deleted, and delete nothing.
     #[arg(long)]
     dry_run: bool,
-    /// Run a round at each interval until SIGTERM or SIGINT.
+    /// Follow the objects until SIGTERM or SIGINT, and run a round whenever a job can be reclaimed.
     #[arg(long)]
     watch: bool,
-    /// Time between two rounds of --watch, 1s to 24h.
-    #[arg(long, value_name = "DURATION", default_value = "15s", requires = "watch", value_parser = interval)]
+    /// Time between two complete rounds of --watch without a change, 1s to 24h.
+    #[arg(long, value_name = "DURATION", default_value = "10m", requires = "watch", value_parser = interval)]
     interval: Duration,
+    /// Act only while this copy holds the Lease pinfold-reclaim in its own namespace, and write Events on the Jobs.
+    #[arg(long, requires = "watch", conflicts_with = "dry_run")]
+    leader_elect: bool,
+    /// Also write the status of the ScenePlans. The claims are in the namespace of this copy.
+    #[arg(long, requires = "leader_elect")]
+    plan_status: bool,
+    /// Address for /metrics, /healthz and /readyz, for example 0.0.0.0:9471.
+    #[arg(long, value_name = "ADDRESS:PORT", requires = "watch")]
+    listen: Option<SocketAddr>,
     /// Kubeconfig of the cluster [default: KUBECONFIG, or the pod's service account]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
@@ -71,9 +89,14 @@ impl ReclaimArgs {
         runtime.block_on(async {
             let way = connect(self.kubeconfig.as_deref(), |key| std::env::var(key).ok()).await?;
             let api = Api::new(way.client.clone(), DEADLINE);
-            let reclaimer = Reclaimer::new(api, self.namespace.clone(), self.after, self.dry_run);
+            let reclaimer = Reclaimer::new(
+                api.clone(),
+                self.namespace.clone(),
+                self.after,
+                self.dry_run,
+            );
             if self.watch {
-                self.watch(&reclaimer, &way).await
+                self.watch(reclaimer, api, &way).await
             } else {
                 self.once(&reclaimer, &way).await
             }
@@ -115,7 +138,12 @@ impl ReclaimArgs {
         Ok(ExitCode::SUCCESS)
     }
 
-    async fn watch(&self, reclaimer: &Reclaimer, way: &Connection) -> anyhow::Result<ExitCode> {
+    async fn watch(
+        &self,
+        reclaimer: Reclaimer,
+        api: Api,
+        way: &Connection,
+    ) -> anyhow::Result<ExitCode> {
         let stop = CancellationToken::new();
         let mut terminate = signal(SignalKind::terminate()).context("can't listen for SIGTERM")?;
         let ended = stop.clone();
@@ -127,10 +155,17 @@ impl ReclaimArgs {
             ended.cancel();
         });
         let mut said: BTreeMap<String, String> = BTreeMap::new();
-        let every = self.interval;
         let mut broken = Ok(());
-        reclaimer
-            .watch(every, &stop, |round| {
+        let choices = Choices {
+            interval: self.interval,
+            dry_run: self.dry_run,
+            leader_elect: self.leader_elect,
+            plan_status: self.plan_status,
+            listen: self.listen,
+        };
+        let controller = Controller::start(&choices, reclaimer, api, &way.namespace, &stop).await?;
+        controller
+            .run(&stop, |round| {
                 let done = self.tell(round, way, &mut said);
                 if done.is_err() {
                     broken = done;

@@ -67,6 +67,8 @@ pub struct Settings {
     pub backoff: (Duration, Duration),
     /// The number of tries for a write.
     pub tries: u32,
+    /// The reporting controller.
+    pub controller: &'static str,
 }
 
 impl Default for Settings {
@@ -77,6 +79,7 @@ impl Default for Settings {
             window: Duration::from_secs(600),
             backoff: (Duration::from_secs(1), Duration::from_secs(60)),
             tries: 3,
+            controller: "pinfold.io/agent",
         }
     }
 }
@@ -86,6 +89,7 @@ impl Default for Settings {
 enum Subject {
     Pod,
     Node,
+    Job,
 }
 
 /// The sending end of the queue of news. Cheap to clone.
@@ -132,6 +136,11 @@ impl Recorder {
     pub fn tell_of_node(&self, mut news: News) {
         "default".clone_into(&mut news.namespace);
         self.enqueue(Subject::Node, news);
+    }
+
+    /// Queues news about a Job. `pod` and `uid` are the Job's name and uid.
+    pub fn tell_of_job(&self, news: News) {
+        self.enqueue(Subject::Job, news);
     }
 
     fn enqueue(&self, subject: Subject, news: News) {
@@ -196,7 +205,8 @@ impl Writer {
     async fn create(&mut self, subject: Subject, news: &News) {
         let pod: String = news.pod.chars().take(LONGEST_NAME).collect();
         let name = format!("{pod}.{:016x}", self.jitter.bits());
-        let event = event(subject, news, &name, &self.node);
+        let reporter = (self.settings.controller, self.node.as_str());
+        let event = event(subject, news, &name, reporter);
         let params = PostParams {
             field_manager: Some(MANAGER.to_owned()),
             ..PostParams::default()
@@ -276,7 +286,12 @@ fn path(namespace: &str) -> String {
     format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events")
 }
 
-fn event(subject: Subject, news: &News, name: &str, node: &str) -> Event {
+/// An Event. `reporter` is the controller and the instance.
+fn event(subject: Subject, news: &News, name: &str, (controller, instance): (&str, &str)) -> Event {
+    let version = match subject {
+        Subject::Pod | Subject::Node => "v1",
+        Subject::Job => "batch/v1",
+    };
     Event {
         metadata: ObjectMeta {
             name: Some(name.to_owned()),
@@ -288,12 +303,12 @@ fn event(subject: Subject, news: &News, name: &str, node: &str) -> Event {
         reason: Some(news.reason.to_owned()),
         action: Some(news.action.to_owned()),
         note: Some(cut(&news.note)),
-        reporting_controller: Some("pinfold.io/agent".to_owned()),
-        reporting_instance: Some(node.chars().take(128).collect()),
+        reporting_controller: Some(controller.to_owned()),
+        reporting_instance: Some(instance.chars().take(128).collect()),
         regarding: Some(ObjectReference {
-            api_version: Some("v1".to_owned()),
+            api_version: Some(version.to_owned()),
             kind: Some(format!("{subject:?}")),
-            namespace: Some(news.namespace.clone()).filter(|_| subject == Subject::Pod),
+            namespace: Some(news.namespace.clone()).filter(|_| subject != Subject::Node),
             name: Some(news.pod.clone()),
             uid: Some(news.uid.clone()),
             ..ObjectReference::default()

@@ -15,10 +15,12 @@ use crate::cluster::{Api, Call, ErrorKind, Failure};
 /// The task never fails. Failures are counted, reported as [`PodsEvent::Degraded`], and followed by a retry.
 pub async fn follow(api: Api, node: String, settings: Settings, out: mpsc::Sender<PodsEvent>) {
     let pods = Followed {
-        path: "/api/v1/pods",
+        path: "/api/v1/pods".into(),
         kind: "PodList",
+        metadata_only: false,
         calls: (Call::ListPods, Call::WatchPods),
         fields: Some(format!("spec.nodeName={node}")),
+        labels: None,
         page: settings.page,
         streaming: settings.streaming.then_some(settings.initial),
         watch_seconds: settings.watch_seconds,

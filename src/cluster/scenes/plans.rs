@@ -76,20 +76,29 @@ impl Plans {
         self.plans.sort_by(|a, b| name_of(a).cmp(name_of(b)));
     }
 
-    /// Stores a new or changed plan.
-    fn put(&mut self, object: &RawValue) {
+    /// Stores a new or changed plan. Returns whether a node's decision can depend on the change.
+    fn put(&mut self, object: &RawValue) -> bool {
         let name = name(object);
         match read(object) {
             Ok(plan) => {
-                self.unreadable.remove(&name);
-                match self.plans.iter_mut().find(|known| name_of(known) == name) {
-                    Some(known) => *known = plan,
-                    None => self.plans.push(plan),
-                }
+                let was_unreadable = self.unreadable.remove(&name).is_some();
+                let changed = match self.plans.iter_mut().find(|known| name_of(known) == name) {
+                    Some(known) => {
+                        let changed = !is_same(known, &plan);
+                        *known = plan;
+                        changed
+                    }
+                    None => {
+                        self.plans.push(plan);
+                        true
+                    }
+                };
                 self.plans.sort_by(|a, b| name_of(a).cmp(name_of(b)));
+                changed || was_unreadable
             }
             Err(error) => {
-                self.unreadable.insert(name, error.to_string());
+                let reason = error.to_string();
+                self.unreadable.insert(name, reason.clone()) != Some(reason)
             }
         }
     }
@@ -111,9 +120,25 @@ fn name(object: &RawValue) -> String {
 
 /// Decodes a plan. If the text were decoded directly, an error would name a column of the server's answer. The text is
 /// therefore first decoded into a tree of values.
+///
+/// The status is left out. No node depends on the status, so an unreadable status makes no plan unreadable.
 fn read(object: &RawValue) -> serde_json::Result<ScenePlan> {
-    let object: Value = serde_json::from_str(object.get())?;
+    let mut object: Value = serde_json::from_str(object.get())?;
+    if let Some(fields) = object.as_object_mut() {
+        fields.shift_remove("status");
+    }
     serde_json::from_value(object)
+}
+
+/// Whether two states of a plan are the same for every node. A write of the status changes only the resourceVersion, and must
+/// wake no node. Without a generation, the resourceVersion counts.
+fn is_same(one: &ScenePlan, other: &ScenePlan) -> bool {
+    let (old, new) = (&one.metadata, &other.metadata);
+    let is_same_version = old.generation.is_some() || old.resource_version == new.resource_version;
+    old.uid == new.uid
+        && old.generation == new.generation
+        && is_same_version
+        && one.spec == other.spec
 }
 
 /// The number of slots in all active cases.
@@ -128,10 +153,12 @@ pub(super) fn slots_of(plans: &Plans) -> u32 {
 /// Follows the plans forever. Failures are published as [`Plans::degraded`] and retried.
 pub(super) async fn follow(api: Api, settings: Settings, published: watch::Sender<Plans>) {
     let plans = Followed {
-        path: PLANS,
+        path: PLANS.into(),
         kind: PLAN_LIST,
+        metadata_only: false,
         calls: (Call::ListPlans, Call::WatchPlans),
         fields: None,
+        labels: None,
         page: PAGE,
         streaming: None,
         watch_seconds: settings.watch_seconds,
@@ -183,7 +210,7 @@ impl ObjectCache for PlansPublisher {
     }
 
     async fn put(&mut self, object: &RawValue) {
-        self.published.send_modify(|plans| plans.put(object));
+        self.published.send_if_modified(|plans| plans.put(object));
     }
 
     async fn remove(&mut self, object: &RawValue) {

@@ -1,0 +1,99 @@
+//! [`ControllerProbes`]: metrics and probes of the reclaimer over HTTP. The server is the agent's server.
+
+use std::sync::Arc;
+
+use hyper::header::{ACCEPT, HeaderValue};
+use hyper::http::request::Parts;
+use hyper::{Response, StatusCode};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use super::http::{Caller, Making, Pieces, Responder, refused_method, serve, text, typed};
+use crate::cluster::leader::Standing;
+use crate::metrics::{Format, ReclaimMetrics};
+
+/// The state from which the requests to a controller are answered.
+#[derive(Debug)]
+pub struct ControllerProbes {
+    metrics: ReclaimMetrics,
+    /// The standing in the election; `None` for a controller without an election.
+    standing: Option<Arc<Standing>>,
+}
+
+// === impl ControllerProbes ===
+
+impl ControllerProbes {
+    /// Probes of a controller with these metrics.
+    pub fn new(metrics: ReclaimMetrics, standing: Option<Arc<Standing>>) -> Self {
+        Self { metrics, standing }
+    }
+
+    /// Serves `/metrics`, `/healthz` and `/readyz` until `stop` is cancelled.
+    pub async fn serve(self, listener: TcpListener, stop: CancellationToken) {
+        serve(listener, Arc::new(self), stop).await;
+    }
+
+    fn health(&self) -> Response<Pieces> {
+        if self
+            .standing
+            .as_ref()
+            .is_some_and(|standing| standing.is_stuck())
+        {
+            let says = "stuck: the Lease was not tried for more than a minute\n".to_owned();
+            return text(StatusCode::SERVICE_UNAVAILABLE, says);
+        }
+        text(StatusCode::OK, "ok\n".to_owned())
+    }
+
+    fn readiness(&self) -> Response<Pieces> {
+        let problem = self
+            .standing
+            .as_ref()
+            .and_then(|standing| standing.problem());
+        match problem {
+            Some(problem) => text(
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!("not ready: {problem}\n"),
+            ),
+            None => text(StatusCode::OK, "ready\n".to_owned()),
+        }
+    }
+
+    fn page(&self, request: &Parts) -> Response<Pieces> {
+        // A controller without an election always acts.
+        let leads = self
+            .standing
+            .as_ref()
+            .is_none_or(|standing| standing.leads());
+        self.metrics.leads(leads);
+        let accepted = request
+            .headers
+            .get(ACCEPT)
+            .and_then(|value: &HeaderValue| value.to_str().ok());
+        let format = Format::accepted(accepted.unwrap_or_default());
+        let page = self.metrics.page().text(format);
+        typed(StatusCode::OK, format.content_type(), Pieces::one(page))
+    }
+}
+
+impl Responder for ControllerProbes {
+    async fn respond(&self, caller: &Caller, _: &Making) -> Response<Pieces> {
+        let request = &caller.request;
+        if let Some(refusal) = refused_method(request) {
+            return refusal;
+        }
+        match request.uri.path() {
+            "/healthz" => self.health(),
+            "/readyz" => self.readiness(),
+            "/metrics" => self.page(request),
+            "/" => text(
+                StatusCode::OK,
+                "pinfold reclaimer: /metrics /healthz /readyz\n".to_owned(),
+            ),
+            path => text(
+                StatusCode::NOT_FOUND,
+                format!("no {path}: try /metrics, /healthz, /readyz\n"),
+            ),
+        }
+    }
+}

@@ -1,0 +1,477 @@
+//! [`Election`]: of several processes, only the holder of a Lease works.
+//!
+//! A leader renews the Lease. A candidate takes the Lease over after the record stayed unchanged for the duration in the
+//! record. The candidate measures the time with its own clock, so wrong clocks do no harm. A leader without a successful
+//! renewal stops the work before a candidate may take over: [`Settings::deadline`] is shorter than [`Settings::duration`].
+//!
+//! The rules are the rules of client-go. The crate `kube-leader-election` takes kube's own client, so its requests would have
+//! neither the deadline nor the counters of [`Api`].
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::jiff::Timestamp;
+use kube::core::params::{GetParams, PostParams};
+use kube::core::request;
+use serde_json::{Map, Value, json};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::{Api, Call, ErrorKind, Failure, Jitter, MANAGER};
+
+/// The age of the last try after which the task counts as stuck.
+const STUCK: Duration = Duration::from_secs(60);
+
+/// The longest time for handing the Lease back.
+const RELEASE: Duration = Duration::from_secs(2);
+
+/// The times of an election.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    /// The time after which a candidate may take over an unchanged Lease, in whole seconds.
+    pub duration: Duration,
+    /// The time after which a leader without a successful renewal stops the work.
+    pub deadline: Duration,
+    /// The pause between two tries.
+    pub pause: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            duration: Duration::from_secs(15),
+            deadline: Duration::from_secs(10),
+            pause: Duration::from_secs(3),
+        }
+    }
+}
+
+/// A candidate for the leadership.
+#[derive(Debug)]
+pub struct Election {
+    api: Api,
+    path: String,
+    name: String,
+    identity: String,
+    settings: Settings,
+    standing: Arc<Standing>,
+}
+
+/// The candidate's standing, for metrics and probes.
+#[derive(Debug)]
+pub struct Standing {
+    leads: AtomicBool,
+    /// The time of the last try.
+    tried: Mutex<Instant>,
+    /// Why the last try failed; `None` after an answer.
+    failure: Mutex<Option<String>>,
+}
+
+/// The record of a Lease, as last seen by a candidate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Record {
+    /// The holder; empty for a Lease without a holder.
+    holder: String,
+    renewed: String,
+    duration: Duration,
+}
+
+/// The memory between two tries.
+#[derive(Debug, Default)]
+struct Memory {
+    /// The record, and the time since which the record is unchanged.
+    seen: Option<(Record, Instant)>,
+    /// The Lease as last written by this candidate.
+    written: Option<Value>,
+}
+
+/// The result of a try.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    /// This candidate holds the Lease.
+    Leads,
+    /// A different candidate holds the Lease.
+    Follows,
+    /// The Lease changed meanwhile. The next try reads the Lease.
+    Changed,
+}
+
+// === impl Standing ===
+
+impl Standing {
+    fn new() -> Self {
+        Self {
+            leads: AtomicBool::new(false),
+            tried: Mutex::new(Instant::now()),
+            failure: Mutex::new(Some("the Lease has not been read yet".to_owned())),
+        }
+    }
+
+    /// Whether this process leads.
+    pub fn leads(&self) -> bool {
+        self.leads.load(Ordering::Relaxed)
+    }
+
+    /// Why the process has no standing yet, or lost the API server; `None` for a leader and for a candidate behind a leader.
+    pub fn problem(&self) -> Option<String> {
+        self.failure
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Whether the task of the election makes no more tries.
+    pub fn is_stuck(&self) -> bool {
+        let tried = self.tried.lock().unwrap_or_else(PoisonError::into_inner);
+        tried.elapsed() > STUCK
+    }
+
+    fn record(&self, outcome: &Result<Outcome, Failure>) {
+        *self.tried.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        let failure = outcome.as_ref().err().map(ToString::to_string);
+        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = failure;
+    }
+}
+
+// === impl Election ===
+
+impl Election {
+    /// A candidate for the Lease with the given name. `identity` differs between all candidates.
+    pub fn new(
+        api: Api,
+        namespace: &str,
+        name: &str,
+        identity: String,
+        settings: Settings,
+    ) -> Self {
+        Self {
+            api,
+            path: format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"),
+            name: name.to_owned(),
+            identity,
+            settings,
+            standing: Arc::new(Standing::new()),
+        }
+    }
+
+    /// The standing, for metrics and probes.
+    pub fn standing(&self) -> Arc<Standing> {
+        Arc::clone(&self.standing)
+    }
+
+    /// Runs `work` whenever this process leads, until `stop`. The work is dropped at the loss of the leadership. At the end,
+    /// the Lease is handed back, so that a second process takes over at once.
+    pub async fn run(&self, stop: &CancellationToken, mut work: impl AsyncFnMut()) {
+        let mut memory = Memory::default();
+        loop {
+            tokio::select! {
+                () = self.acquire(&mut memory) => {}
+                () = stop.cancelled() => return,
+            }
+            self.standing.leads.store(true, Ordering::Relaxed);
+            tracing::info!("this process leads: Lease {}", self.name);
+            tokio::select! {
+                () = work() => {}
+                () = self.renew(&mut memory) => {}
+                () = stop.cancelled() => {}
+            }
+            self.standing.leads.store(false, Ordering::Relaxed);
+            if stop.is_cancelled() {
+                // Without an answer in time, the second process waits for the duration of the Lease.
+                let _ = tokio::time::timeout(RELEASE, self.release(&mut memory)).await;
+                return;
+            }
+            tracing::warn!("this process no longer leads: Lease {}", self.name);
+        }
+    }
+
+    /// Tries until this candidate leads.
+    async fn acquire(&self, memory: &mut Memory) {
+        let mut jitter = Jitter::default();
+        let mut reported = None;
+        loop {
+            let outcome = self.attempt(memory).await;
+            self.standing.record(&outcome);
+            match outcome {
+                Ok(Outcome::Leads) => return,
+                Ok(Outcome::Follows | Outcome::Changed) => reported = None,
+                Err(failure) => {
+                    let words = failure.to_string();
+                    if reported.as_ref() != Some(&words) {
+                        tracing::warn!(
+                            "Lease {} can't be used: {words}{}",
+                            self.name,
+                            advice(&failure)
+                        );
+                        reported = Some(words);
+                    }
+                }
+            }
+            let pause = self.settings.pause;
+            tokio::time::sleep(pause + jitter.spread(pause / 4)).await;
+        }
+    }
+
+    /// Renews the Lease until the leadership is lost.
+    async fn renew(&self, memory: &mut Memory) {
+        let deadline = self.settings.deadline;
+        let mut renewed = Instant::now();
+        while renewed.elapsed() < deadline {
+            let left = deadline.saturating_sub(renewed.elapsed());
+            tokio::time::sleep(self.settings.pause.min(left)).await;
+            let (began, left) = (Instant::now(), deadline.saturating_sub(renewed.elapsed()));
+            let Ok(outcome) = tokio::time::timeout(left, self.attempt(memory)).await else {
+                return;
+            };
+            self.standing.record(&outcome);
+            match outcome {
+                Ok(Outcome::Leads) => renewed = began,
+                Ok(Outcome::Follows) => return,
+                Ok(Outcome::Changed) => {}
+                Err(failure) => {
+                    memory.written = None;
+                    tracing::warn!("Lease {} can't be renewed: {failure}", self.name);
+                }
+            }
+        }
+    }
+
+    /// Reads the Lease if necessary, and takes or renews the Lease if possible.
+    async fn attempt(&self, memory: &mut Memory) -> Result<Outcome, Failure> {
+        let lease = match memory.written.take() {
+            Some(lease) => lease,
+            None => match self.read().await? {
+                Some(lease) => lease,
+                None => return self.create(memory).await,
+            },
+        };
+        if !memory.may_take(&Record::of(&lease), &self.identity, Instant::now()) {
+            return Ok(Outcome::Follows);
+        }
+        let new = renewed(lease, &self.identity, self.settings.duration, &now());
+        self.replace(new, memory).await
+    }
+
+    async fn read(&self) -> Result<Option<Value>, Failure> {
+        let request = request::Request::new(&*self.path)
+            .get(&self.name, &GetParams::default())
+            .map_err(|error| self.api.unbuilt(error))?;
+        match self.api.ask::<Value>(Call::GetLease, request).await {
+            Ok(lease) => Ok(Some(lease)),
+            Err(failure) if failure.kind() == ErrorKind::NotFound => Ok(None),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    async fn create(&self, memory: &mut Memory) -> Result<Outcome, Failure> {
+        let lease = json!({
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": self.name},
+            "spec": {"leaseTransitions": 0},
+        });
+        let lease = renewed(lease, &self.identity, self.settings.duration, &now());
+        let body = serde_json::to_vec(&lease).map_err(|error| self.api.unbuilt(error))?;
+        let request = request::Request::new(&*self.path)
+            .create(&params(), body)
+            .map_err(|error| self.api.unbuilt(error))?;
+        self.written(self.api.ask(Call::CreateLease, request).await, memory)
+    }
+
+    /// Replaces the Lease, unless the Lease changed since the read.
+    async fn replace(&self, lease: Value, memory: &mut Memory) -> Result<Outcome, Failure> {
+        let body = serde_json::to_vec(&lease).map_err(|error| self.api.unbuilt(error))?;
+        let request = request::Request::new(&*self.path)
+            .replace(&self.name, &params(), body)
+            .map_err(|error| self.api.unbuilt(error))?;
+        self.written(self.api.ask(Call::Other, request).await, memory)
+    }
+
+    /// The outcome of a write.
+    fn written(
+        &self,
+        answer: Result<Value, Failure>,
+        memory: &mut Memory,
+    ) -> Result<Outcome, Failure> {
+        match answer {
+            Ok(lease) => {
+                memory.seen = Some((Record::of(&lease), Instant::now()));
+                memory.written = Some(lease);
+                Ok(Outcome::Leads)
+            }
+            // A different candidate was faster, or the Lease was deleted.
+            Err(failure) if matches!(failure.kind(), ErrorKind::Conflict | ErrorKind::NotFound) => {
+                tracing::debug!("Lease {} changed meanwhile: {failure}", self.name);
+                Ok(Outcome::Changed)
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Hands the Lease back.
+    async fn release(&self, memory: &mut Memory) {
+        let lease = match memory.written.take() {
+            Some(lease) => Some(lease),
+            // The end came during a renewal, whose answer is unknown.
+            None => self.read().await.ok().flatten(),
+        };
+        let Some(mut lease) = lease.filter(|lease| Record::of(lease).holder == self.identity)
+        else {
+            return;
+        };
+        if let Some(spec) = lease.get_mut("spec").and_then(Value::as_object_mut) {
+            spec.shift_remove("holderIdentity");
+            spec.insert("leaseDurationSeconds".to_owned(), json!(1));
+        }
+        if let Err(failure) = self.replace(lease, memory).await {
+            tracing::warn!("Lease {} can't be handed back: {failure}", self.name);
+        }
+    }
+}
+
+// === impl Record ===
+
+impl Record {
+    fn of(lease: &Value) -> Self {
+        let text = |key: &str| {
+            let value = lease.pointer(&format!("/spec/{key}"));
+            value.and_then(Value::as_str).unwrap_or_default().to_owned()
+        };
+        let seconds = lease
+            .pointer("/spec/leaseDurationSeconds")
+            .and_then(Value::as_u64);
+        Self {
+            holder: text("holderIdentity"),
+            renewed: text("renewTime"),
+            duration: Duration::from_secs(seconds.unwrap_or_default()),
+        }
+    }
+}
+
+// === impl Memory ===
+
+impl Memory {
+    /// Whether a candidate may write its name into the Lease with this record.
+    fn may_take(&mut self, record: &Record, identity: &str, now: Instant) -> bool {
+        let since = match &self.seen {
+            Some((seen, since)) if seen == record => *since,
+            _ => {
+                self.seen = Some((record.clone(), now));
+                now
+            }
+        };
+        record.holder.is_empty()
+            || record.holder == identity
+            || now.duration_since(since) > record.duration
+    }
+}
+
+/// The Lease with the candidate as the holder. An answer that is no object stays as before, and the server refuses the write.
+fn renewed(lease: Value, identity: &str, duration: Duration, now: &Value) -> Value {
+    let mut lease = match lease {
+        Value::Object(fields) => fields,
+        other => return other,
+    };
+    // The first holder of a new Lease is no transition.
+    let is_stored = lease
+        .get("metadata")
+        .is_some_and(|metadata| metadata.get("resourceVersion").is_some());
+    let mut spec = match lease.shift_remove("spec") {
+        Some(Value::Object(spec)) => spec,
+        _ => Map::new(),
+    };
+    let is_new = spec.get("holderIdentity").and_then(Value::as_str) != Some(identity);
+    if is_new {
+        let before = spec.get("leaseTransitions").and_then(Value::as_u64);
+        let transitions = before.unwrap_or_default() + u64::from(is_stored);
+        spec.insert("acquireTime".to_owned(), now.clone());
+        spec.insert("leaseTransitions".to_owned(), json!(transitions));
+    }
+    let seconds = duration.as_secs().max(1);
+    spec.insert("holderIdentity".to_owned(), json!(identity));
+    spec.insert("leaseDurationSeconds".to_owned(), json!(seconds));
+    spec.insert("renewTime".to_owned(), now.clone());
+    lease.insert("spec".to_owned(), Value::Object(spec));
+    Value::Object(lease)
+}
+
+/// The present time as in a Lease.
+fn now() -> Value {
+    serde_json::to_value(MicroTime(Timestamp::now())).unwrap_or_default()
+}
+
+fn params() -> PostParams {
+    PostParams {
+        field_manager: Some(MANAGER.to_owned()),
+        ..PostParams::default()
+    }
+}
+
+/// The remedy for a refused request, as the end of a sentence.
+fn advice(failure: &Failure) -> &'static str {
+    match failure.kind() {
+        ErrorKind::Forbidden => {
+            "; allow the account to get, create and update leases in the namespace, as in deploy/components/reclaim"
+        }
+        ErrorKind::Unauthorized => "; check the account's token",
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(holder: &str, renewed: &str) -> Record {
+        Record {
+            holder: holder.to_owned(),
+            renewed: renewed.to_owned(),
+            duration: Duration::from_secs(15),
+        }
+    }
+
+    #[test]
+    fn a_candidate_takes_a_lease_only_after_its_duration_without_a_renewal() {
+        let (start, mut memory) = (Instant::now(), Memory::default());
+        let after = |seconds| start + Duration::from_secs(seconds);
+        let mut try_at = |record: &Record, seconds| memory.may_take(record, "b", after(seconds));
+        assert!(!try_at(&record("a", "10:00"), 0));
+        assert!(!try_at(&record("a", "10:00"), 15));
+        // A renewal starts the wait anew, whatever the time in the record says.
+        assert!(!try_at(&record("a", "09:00"), 16));
+        assert!(!try_at(&record("a", "09:00"), 31));
+        assert!(try_at(&record("a", "09:00"), 32));
+        // The own Lease and a Lease without a holder need no wait.
+        assert!(try_at(&record("b", "10:01"), 33));
+        assert!(try_at(&record("", "10:02"), 34));
+    }
+
+    #[test]
+    fn a_leader_stops_before_a_candidate_may_take_over() {
+        let Settings {
+            duration,
+            deadline,
+            pause,
+        } = Settings::default();
+        assert!(pause * 2 < deadline && deadline < duration);
+    }
+
+    #[test]
+    fn a_takeover_counts_as_a_transition_and_a_renewal_does_not() {
+        let now = json!("2026-11-25T10:00:00.000000Z");
+        let duration = Duration::from_secs(15);
+        let fresh = json!({"metadata": {"name": "l"}, "spec": {}});
+        let first = renewed(fresh, "a", duration, &now);
+        assert_eq!(first["spec"]["leaseTransitions"], 0);
+        let mut stored = first.clone();
+        stored["metadata"]["resourceVersion"] = json!("7");
+        assert_eq!(renewed(stored.clone(), "a", duration, &now), stored);
+        let second = renewed(stored, "b", duration, &now);
+        assert_eq!(second["spec"]["leaseTransitions"], 1);
+        assert_eq!(second["spec"]["holderIdentity"], "b");
+        assert_eq!(second["spec"]["leaseDurationSeconds"], 15);
+        assert_eq!(second["metadata"]["resourceVersion"], "7");
+    }
+}

@@ -1,0 +1,381 @@
+//! [`PlanStatusWriter`]: writes the status of each ScenePlan.
+//!
+//! ```text
+//!  ScenePlans ─┐
+//!  Nodes ──────┼─ watches ─> plan_status() ── differs ─> apply to sceneplans/status
+//!  claims ─────┘
+//! ```
+//!
+//! A cluster has a single writer, the reclaimer that leads. Each write is an event for the watches of all agents, so the
+//! writer waits between two passes: longer for more slots. The writer writes only differences, and only while all three
+//! collections are current.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kube::core::params::{Patch, PatchParams};
+use kube::core::request;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::claims::{MANAGED_BY, holder_of};
+use super::informer::{Key, Objects, Part, Source, follow};
+use super::{Api, Backoff, Call, ErrorKind, Failure, Jitter, MANAGER};
+use crate::scene::{ClusterView, Node, ScenePlan, ScenePlanStatus, plan_status, unreadable_status};
+
+/// The collection of the plans.
+const PLANS: &str = "/apis/pinfold.io/v1alpha1/sceneplans";
+
+/// The field manager of the status.
+const STATUS_MANAGER: &str = "pinfold-status";
+
+/// The times of the writer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    /// The wait after a change, since changes come in groups.
+    pub settle: Duration,
+    /// The shortest pause between two passes.
+    pub pause: Duration,
+    /// The addition to `pause` for each wanted slot.
+    pub pause_per_slot: Duration,
+    /// The shortest and the longest wait after a failed write.
+    pub backoff: (Duration, Duration),
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            settle: Duration::from_secs(1),
+            pause: Duration::from_secs(5),
+            pause_per_slot: Duration::from_millis(3),
+            backoff: (Duration::from_secs(1), Duration::from_secs(60)),
+        }
+    }
+}
+
+/// Writes the status of each plan.
+#[derive(Debug, Clone)]
+pub struct PlanStatusWriter {
+    api: Api,
+    /// The namespace of the claims.
+    namespace: String,
+    settings: Settings,
+}
+
+/// A plan as stored, with the status apart.
+#[derive(Debug, PartialEq)]
+struct StoredPlan {
+    uid: String,
+    generation: Option<i64>,
+    /// The plan without the status, or why the plan is unreadable.
+    plan: Result<ScenePlan, String>,
+    /// The stored status; `None` also for an unreadable status.
+    status: Option<ScenePlanStatus>,
+}
+
+/// The known objects.
+struct Collections {
+    plans: watch::Receiver<Objects<StoredPlan>>,
+    nodes: watch::Receiver<Objects<BTreeMap<String, String>>>,
+    claims: watch::Receiver<Objects<String>>,
+}
+
+/// A status that differs from the stored status.
+struct Difference {
+    name: String,
+    uid: String,
+    status: ScenePlanStatus,
+}
+
+/// The metadata of a plan that the writer needs.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Metadata {
+    uid: String,
+    generation: Option<i64>,
+}
+
+/// The labels of a Node.
+#[derive(Default, Deserialize)]
+struct Labelled {
+    metadata: Option<NodeMetadata>,
+}
+
+#[derive(Default, Deserialize)]
+struct NodeMetadata {
+    labels: Option<BTreeMap<String, String>>,
+}
+
+// === impl PlanStatusWriter ===
+
+impl PlanStatusWriter {
+    /// A writer. The claims are in `namespace`.
+    pub fn new(api: Api, namespace: &str, settings: Settings) -> Self {
+        Self {
+            api,
+            namespace: namespace.to_owned(),
+            settings,
+        }
+    }
+
+    /// Writes the statuses until `stop`.
+    pub async fn run(&self, stop: &CancellationToken) {
+        let (plans_sender, plans) = watch::channel(Objects::default());
+        let (nodes_sender, nodes) = watch::channel(Objects::default());
+        let (claims_sender, claims) = watch::channel(Objects::default());
+        let collections = Collections {
+            plans,
+            nodes,
+            claims,
+        };
+        // A cancelled write is safe: the next writer compares the stored status.
+        tokio::select! {
+            () = follow(self.api.clone(), plans_source(), plans_sender) => {}
+            () = follow(self.api.clone(), nodes_source(), nodes_sender) => {}
+            () = follow(self.api.clone(), claims_source(&self.namespace), claims_sender) => {}
+            () = self.write_changes(collections) => {}
+            () = stop.cancelled() => {}
+        }
+    }
+
+    /// Runs a pass after each change, forever.
+    async fn write_changes(&self, mut collections: Collections) {
+        let mut backoff = Backoff::new(self.settings.backoff.0, self.settings.backoff.1);
+        let mut jitter = Jitter::default();
+        loop {
+            if !collections.changed().await {
+                return;
+            }
+            tokio::time::sleep(self.settings.settle).await;
+            let mut pause = self.settings.pause;
+            loop {
+                collections.mark_seen();
+                let (differences, slots) = collections.differences(&now());
+                match self.write_all(differences).await {
+                    Ok(()) => {
+                        backoff.reset();
+                        pause += self.settings.pause_per_slot * slots;
+                        break;
+                    }
+                    Err(failure) => {
+                        tracing::warn!("a status can't be written: {failure}{}", advice(&failure));
+                        let wait = backoff.wait(jitter.roll(), failure.retry_after());
+                        tokio::time::sleep(wait).await;
+                    }
+                }
+            }
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    /// Writes each status. A failure of a plan does not keep the other plans from their status. Returns the last failure.
+    async fn write_all(&self, differences: Vec<Difference>) -> Result<(), Failure> {
+        let mut result = Ok(());
+        for difference in differences {
+            match self.write(&difference).await {
+                // The plan is gone, or a new plan has the name. The watch reports the change.
+                Err(failure)
+                    if matches!(failure.kind(), ErrorKind::NotFound | ErrorKind::Conflict) => {}
+                Err(failure) => result = Err(failure),
+                Ok(()) => {}
+            }
+        }
+        result
+    }
+
+    /// Applies a status. The uid protects a new plan of the same name.
+    async fn write(&self, difference: &Difference) -> Result<(), Failure> {
+        let Difference { name, uid, status } = difference;
+        let object = json!({
+            "apiVersion": "pinfold.io/v1alpha1",
+            "kind": "ScenePlan",
+            "metadata": {"name": name, "uid": uid},
+            "status": status,
+        });
+        let params = PatchParams::apply(STATUS_MANAGER).force();
+        let request = request::Request::new(PLANS)
+            .patch_subresource("status", name, &params, &Patch::Apply(&object))
+            .map_err(|error| self.api.unbuilt(error))?;
+        self.api.ask::<Value>(Call::Other, request).await?;
+        tracing::info!(
+            "plan {name}: {}",
+            status
+                .conditions
+                .iter()
+                .map(|condition| format!("{}={}", condition.type_, condition.status))
+                .collect::<Vec<_>>()
+                .join(" ")
+        );
+        Ok(())
+    }
+}
+
+// === impl Collections ===
+
+impl Collections {
+    /// Waits for a change of a collection. Returns whether the collections are still followed. Cancel safe.
+    async fn changed(&mut self) -> bool {
+        let changed = tokio::select! {
+            changed = self.plans.changed() => changed,
+            changed = self.nodes.changed() => changed,
+            changed = self.claims.changed() => changed,
+        };
+        changed.is_ok()
+    }
+
+    /// Marks all changes so far as seen, because a pass follows.
+    fn mark_seen(&mut self) {
+        self.plans.mark_unchanged();
+        self.nodes.mark_unchanged();
+        self.claims.mark_unchanged();
+    }
+
+    /// The statuses that differ from the stored statuses, and the number of wanted slots of all plans. Nothing differs while a
+    /// collection may be stale.
+    fn differences(&self, now: &Time) -> (Vec<Difference>, u32) {
+        let (stored, nodes, claims) = (
+            self.plans.borrow(),
+            self.nodes.borrow(),
+            self.claims.borrow(),
+        );
+        let degraded = [&stored.degraded, &nodes.degraded, &claims.degraded];
+        if degraded.into_iter().any(Option::is_some) {
+            return (Vec::new(), 0);
+        }
+        let nodes: Vec<Node> = nodes
+            .known
+            .iter()
+            .map(|((_, name), labels)| Node {
+                name: name.clone(),
+                labels: labels.clone(),
+                ..Node::default()
+            })
+            .collect();
+        let claims: BTreeMap<String, String> = claims
+            .known
+            .iter()
+            .map(|((_, lease), node)| (lease.clone(), node.clone()))
+            .collect();
+        let plans: Vec<ScenePlan> = stored
+            .known
+            .values()
+            .filter_map(|stored| stored.plan.clone().ok())
+            .collect();
+        let view = ClusterView::new(&plans, &nodes, &claims);
+        let (mut differences, mut slots) = (Vec::new(), 0_u32);
+        for (key, stored) in &stored.known {
+            let status = stored.status(&view, now);
+            slots = slots.saturating_add(status.slots.map_or(0, |counts| counts.wanted));
+            differences.extend(stored.difference(key, status));
+        }
+        (differences, slots)
+    }
+}
+
+// === impl StoredPlan ===
+
+impl StoredPlan {
+    /// Decodes a plan. The uid of an object without readable metadata is empty.
+    fn decode(object: &RawValue) -> Self {
+        let mut object: Value = serde_json::from_str(object.get()).unwrap_or_default();
+        let metadata: Metadata = object
+            .get("metadata")
+            .and_then(|metadata| serde_json::from_value(metadata.clone()).ok())
+            .unwrap_or_default();
+        let status = object
+            .as_object_mut()
+            .and_then(|fields| fields.shift_remove("status"))
+            .and_then(|status| serde_json::from_value(status).ok());
+        Self {
+            uid: metadata.uid,
+            generation: metadata.generation,
+            plan: serde_json::from_value(without_version(object))
+                .map_err(|error| error.to_string()),
+            status,
+        }
+    }
+
+    fn status(&self, view: &ClusterView<'_>, now: &Time) -> ScenePlanStatus {
+        let before = self.status.as_ref();
+        match &self.plan {
+            Ok(plan) => plan_status(plan, view, before, now),
+            Err(reason) => unreadable_status(self.generation, reason, before, now),
+        }
+    }
+
+    /// The difference between the stored status and `status`, if any.
+    fn difference(&self, (_, name): &Key, status: ScenePlanStatus) -> Option<Difference> {
+        (self.status.as_ref() != Some(&status)).then(|| Difference {
+            name: name.clone(),
+            uid: self.uid.clone(),
+            status,
+        })
+    }
+}
+
+/// The plan without the metadata that changes with each write of the status.
+fn without_version(mut object: Value) -> Value {
+    if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+        metadata.shift_remove("resourceVersion");
+        metadata.shift_remove("managedFields");
+    }
+    object
+}
+
+fn plans_source() -> Source<StoredPlan> {
+    Source {
+        path: PLANS.into(),
+        kind: "ScenePlanList",
+        labels: None,
+        part: Part::All,
+        decode: StoredPlan::decode,
+    }
+}
+
+fn nodes_source() -> Source<BTreeMap<String, String>> {
+    Source {
+        path: "/api/v1/nodes".into(),
+        kind: "NodeList",
+        labels: None,
+        part: Part::Labels,
+        decode: labels_of,
+    }
+}
+
+fn claims_source(namespace: &str) -> Source<String> {
+    Source {
+        path: format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases").into(),
+        kind: "LeaseList",
+        labels: Some(format!("{MANAGED_BY}={MANAGER}")),
+        part: Part::All,
+        decode: holder_of,
+    }
+}
+
+fn labels_of(node: &RawValue) -> BTreeMap<String, String> {
+    let node: Labelled = serde_json::from_str(node.get()).unwrap_or_default();
+    node.metadata
+        .and_then(|metadata| metadata.labels)
+        .unwrap_or_default()
+}
+
+fn now() -> Time {
+    Time(Timestamp::now())
+}
+
+/// The remedy for a refused write, as the end of a sentence.
+fn advice(failure: &Failure) -> &'static str {
+    match failure.kind() {
+        ErrorKind::Forbidden => {
+            "; allow the account to patch sceneplans/status, as in deploy/components/reclaim"
+        }
+        ErrorKind::Unauthorized => "; check the account's token",
+        _ => "",
+    }
+}

@@ -1,0 +1,280 @@
+//! [`Reclaimer::watch`]: a round as soon as a watch shows a job that can be reclaimed.
+//!
+//! The watches only say when a round is due. The round lists the objects again and decides by the lists, so a late watch
+//! deletes nothing. Without working watches, the rounds follow at the interval.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use k8s_openapi::jiff::Timestamp;
+use serde_json::Value;
+use serde_json::value::RawValue;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::{Reclaimer, Round, item, now};
+use crate::cluster::informer::{Objects, Part, Source, follow};
+use crate::cluster::{Backoff, Failure, Jitter};
+use crate::scene::{Item, ItemKind, PS, RECLAIM_LABEL, Reclaimable, Verdict, reclaim};
+
+/// The wait after a change, since the changes of a job come in groups.
+const SETTLE: Duration = Duration::from_millis(500);
+
+/// The first wait after a failed round, unless the interval is shorter.
+const FIRST_WAIT: Duration = Duration::from_secs(15);
+
+/// The longest wait after a failed round, unless the interval is longer.
+const LONGEST_WAIT: Duration = Duration::from_secs(300);
+
+/// The known objects of jobs that ask to be reclaimed. `None` for an unreadable object.
+type Items = watch::Receiver<Objects<Option<Item>>>;
+
+/// The watched objects.
+struct Watched {
+    deployments: Items,
+    services: Items,
+    jobs: Items,
+}
+
+/// The decisions about the jobs, by namespace and name.
+type Decisions = BTreeMap<(String, String), Verdict>;
+
+// === impl Watched ===
+
+impl Watched {
+    /// Waits for a change. Pends forever if the watches have ended. Cancel safe.
+    async fn changed(&mut self) {
+        let changed = tokio::select! {
+            changed = self.deployments.changed() => changed,
+            changed = self.services.changed() => changed,
+            changed = self.jobs.changed() => changed,
+        };
+        if changed.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// The decisions by the watched objects; `None` while an object may be missing or stale.
+    fn decide(&mut self, now: i64, after: u32) -> Option<Vec<Reclaimable>> {
+        let mut items = Vec::new();
+        for kind in [&mut self.deployments, &mut self.services, &mut self.jobs] {
+            let objects = kind.borrow_and_update();
+            if objects.degraded.is_some() {
+                return None;
+            }
+            for object in objects.known.values() {
+                items.push(object.clone()?);
+            }
+        }
+        Some(reclaim(&items, now, after))
+    }
+}
+
+// === impl Reclaimer ===
+
+impl Reclaimer {
+    /// Runs rounds until `stop`, and passes each result to `report`, failures included. A round follows each change after which
+    /// a job can be reclaimed. A complete round also follows after each interval `every`.
+    pub async fn watch(
+        &self,
+        every: Duration,
+        stop: &CancellationToken,
+        report: impl FnMut(Result<Round, Failure>),
+    ) {
+        let (deployments_sender, deployments) = watch::channel(Objects::default());
+        let (services_sender, services) = watch::channel(Objects::default());
+        let (jobs_sender, jobs) = watch::channel(Objects::default());
+        let watched = Watched {
+            deployments,
+            services,
+            jobs,
+        };
+        let source = |kind| self.source(kind);
+        // Cancel safe: a cancelled round has made only correct deletes, and the next round finds the rest.
+        tokio::select! {
+            () = follow(self.api.clone(), source(ItemKind::Deployment), deployments_sender) => {}
+            () = follow(self.api.clone(), source(ItemKind::Service), services_sender) => {}
+            () = follow(self.api.clone(), source(ItemKind::Job), jobs_sender) => {}
+            () = self.rounds(every, watched, report) => {}
+            () = stop.cancelled() => {}
+        }
+    }
+
+    /// Runs rounds forever.
+    async fn rounds(
+        &self,
+        every: Duration,
+        mut watched: Watched,
+        mut report: impl FnMut(Result<Round, Failure>),
+    ) {
+        let mut backoff = Backoff::new(every.min(FIRST_WAIT), longest(every));
+        let mut jitter = Jitter::default();
+        let mut told = Decisions::new();
+        loop {
+            let round = self.once().await;
+            if let Some(retry_after) = retry_of(&round) {
+                if let Ok(round) = &round {
+                    self.tell_decisions(&round.jobs, &mut told);
+                }
+                report(round);
+                tokio::time::sleep(backoff.wait(jitter.roll(), retry_after)).await;
+                continue;
+            }
+            backoff.reset();
+            let Ok(round) = round else { continue };
+            self.tell_decisions(&round.jobs, &mut told);
+            let (hints, mut due) = (round.hints.clone(), Instant::now() + every);
+            due = due.min(next_end(&round.jobs).unwrap_or(due));
+            report(Ok(round));
+            while let Some(jobs) = self.next_decisions(due, &mut watched).await {
+                due = due.min(next_end(&jobs).unwrap_or(due));
+                if !self.tell_decisions(&jobs, &mut told) {
+                    continue;
+                }
+                let hints = hints.clone();
+                report(Ok(Round {
+                    jobs,
+                    hints,
+                    ..Round::default()
+                }));
+            }
+        }
+    }
+
+    /// The decisions after the next change; `None` if a complete round is due, because a job can be reclaimed, or at `due`.
+    async fn next_decisions(
+        &self,
+        due: Instant,
+        watched: &mut Watched,
+    ) -> Option<Vec<Reclaimable>> {
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep_until(due) => return None,
+                () = watched.changed() => {}
+            }
+            tokio::time::sleep(SETTLE).await;
+            let Some(jobs) = watched.decide(now(), self.after) else {
+                continue;
+            };
+            let can_go = jobs.iter().any(|job| job.verdict == Verdict::Reclaim);
+            return (!can_go).then_some(jobs);
+        }
+    }
+
+    /// Writes an Event for each new decision that a person may want to know. Returns whether a decision is new.
+    fn tell_decisions(&self, jobs: &[Reclaimable], told: &mut Decisions) -> bool {
+        let decisions: Decisions = jobs
+            .iter()
+            .map(|job| {
+                let name = (job.namespace.clone(), job.job.clone());
+                (name, job.verdict.clone())
+            })
+            .collect();
+        for job in jobs {
+            let name = (job.namespace.clone(), job.job.clone());
+            if told.get(&name) == Some(&job.verdict) {
+                continue;
+            }
+            match &job.verdict {
+                Verdict::Running { .. } | Verdict::Reclaim => {}
+                Verdict::Waiting { until } => {
+                    let at = Timestamp::from_second(*until)
+                        .map_or_else(|_| until.to_string(), |at| at.to_string());
+                    let note = format!(
+                        "the training job {} has ended: its parameter servers will be deleted at {at}",
+                        job.job
+                    );
+                    self.tell(job, false, "ReclaimScheduled", note);
+                }
+                Verdict::Kept { reason } => {
+                    let note = format!(
+                        "the parameter servers of the training job {} stay: {reason}",
+                        job.job
+                    );
+                    self.tell(job, true, "ServersKept", note);
+                }
+            }
+        }
+        let is_new = *told != decisions;
+        *told = decisions;
+        is_new
+    }
+
+    /// The objects of a kind that ask to be reclaimed.
+    fn source(&self, kind: ItemKind) -> Source<Option<Item>> {
+        let (version, plural, list) = match kind {
+            ItemKind::Deployment => ("apps/v1", "deployments", "DeploymentList"),
+            ItemKind::Service => ("v1", "services", "ServiceList"),
+            ItemKind::Job => ("batch/v1", "jobs", "JobList"),
+        };
+        let decode: fn(&RawValue) -> Option<Item> = match kind {
+            ItemKind::Deployment => deployment,
+            ItemKind::Service => service,
+            ItemKind::Job => job,
+        };
+        Source {
+            path: self.path(version, plural).into(),
+            kind: list,
+            labels: Some(format!("{RECLAIM_LABEL}={PS}")),
+            part: Part::WithoutSpec,
+            decode,
+        }
+    }
+}
+
+fn deployment(object: &RawValue) -> Option<Item> {
+    decoded(ItemKind::Deployment, object)
+}
+
+fn service(object: &RawValue) -> Option<Item> {
+    decoded(ItemKind::Service, object)
+}
+
+fn job(object: &RawValue) -> Option<Item> {
+    decoded(ItemKind::Job, object)
+}
+
+fn decoded(kind: ItemKind, object: &RawValue) -> Option<Item> {
+    let object: Value = serde_json::from_str(object.get()).ok()?;
+    item(kind, &object).ok()
+}
+
+/// Whether a round must be repeated soon, and the server's `Retry-After`.
+fn retry_of(round: &Result<Round, Failure>) -> Option<Option<Duration>> {
+    match round {
+        Err(failure) => Some(failure.retry_after()),
+        Ok(round) => match round.failed.first() {
+            Some((_, _, _, failure)) => Some(failure.retry_after()),
+            None => (!round.changed.is_empty()).then_some(None),
+        },
+    }
+}
+
+/// The end of the first job's wait.
+fn next_end(jobs: &[Reclaimable]) -> Option<Instant> {
+    let now = now();
+    let waits = jobs.iter().filter_map(|job| match job.verdict {
+        Verdict::Waiting { until } => u64::try_from(until.saturating_sub(now)).ok(),
+        _ => None,
+    });
+    waits
+        .min()
+        .map(|seconds| Instant::now() + Duration::from_secs(seconds.max(1)))
+}
+
+/// The longest wait after a failure, for rounds at the interval `every`.
+fn longest(every: Duration) -> Duration {
+    every.saturating_mul(8).min(LONGEST_WAIT.max(every))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_backoff_is_bounded_by_five_minutes_or_the_interval() {
+        let wait = |every| longest(Duration::from_secs(every)).as_secs();
+        assert_eq!([1, 15, 60, 300, 3600].map(wait), [8, 120, 300, 300, 3600]);
+    }
+}

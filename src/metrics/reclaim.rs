@@ -1,0 +1,152 @@
+//! [`ReclaimMetrics`]: the metric families of the reclaimer.
+
+use prometheus::core::Collector;
+use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+
+use super::Page;
+
+/// The decisions about a job, as values of the label `verdict`.
+const VERDICTS: [&str; 4] = ["running", "waiting", "reclaim", "kept"];
+
+/// The kinds of deleted objects, as values of the label `kind`.
+const KINDS: [&str; 3] = ["Job", "Deployment", "Service"];
+
+/// Counters and gauges of the reclaimer since its start.
+#[derive(Debug, Clone)]
+pub struct ReclaimMetrics {
+    registry: Registry,
+    jobs: IntGaugeVec,
+    deleted: IntCounterVec,
+    failures: IntCounter,
+    rounds: IntCounter,
+    leader: IntGauge,
+}
+
+// === impl ReclaimMetrics ===
+
+impl ReclaimMetrics {
+    /// New metrics. Every value of a label is present from the start with the value 0.
+    ///
+    /// # Errors
+    /// Two families have the same name. The tests exclude this error.
+    pub fn new() -> prometheus::Result<Self> {
+        let registry = Registry::new();
+        let jobs = IntGaugeVec::new(
+            Opts::new(
+                "pinfold_reclaim_jobs",
+                "Training jobs with parameter servers that ask to be reclaimed, by the last decision.",
+            ),
+            &["verdict"],
+        )?;
+        let deleted = IntCounterVec::new(
+            Opts::new(
+                "pinfold_reclaim_deleted_objects_total",
+                "Objects that the reclaimer deleted.",
+            ),
+            &["kind"],
+        )?;
+        let failures = IntCounter::new(
+            "pinfold_reclaim_failures_total",
+            "Failed lists and deletes of the reclaimer.",
+        )?;
+        let rounds = IntCounter::new(
+            "pinfold_reclaim_rounds_total",
+            "Decisions about all training jobs, by lists or by watches.",
+        )?;
+        let leader = IntGauge::new(
+            "pinfold_reclaim_leader",
+            "Whether this process holds the Lease, and so deletes objects and writes statuses.",
+        )?;
+        let all: [Box<dyn Collector>; 5] = [
+            Box::new(jobs.clone()),
+            Box::new(deleted.clone()),
+            Box::new(failures.clone()),
+            Box::new(rounds.clone()),
+            Box::new(leader.clone()),
+        ];
+        for family in all {
+            registry.register(family)?;
+        }
+        for verdict in VERDICTS {
+            jobs.with_label_values(&[verdict]).set(0);
+        }
+        for kind in KINDS {
+            deleted.with_label_values(&[kind]).inc_by(0);
+        }
+        Ok(Self {
+            registry,
+            jobs,
+            deleted,
+            failures,
+            rounds,
+            leader,
+        })
+    }
+
+    /// Records the decisions of a round: the numbers of jobs that run, wait, can be reclaimed, and are kept.
+    pub fn decided(&self, jobs: [usize; 4]) {
+        self.rounds.inc();
+        for (verdict, count) in VERDICTS.into_iter().zip(jobs) {
+            let gauge = self.jobs.with_label_values(&[verdict]);
+            gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
+    }
+
+    /// Records a deleted object of a kind.
+    pub fn deleted(&self, kind: &str) {
+        self.deleted.with_label_values(&[kind]).inc();
+    }
+
+    /// Records failed requests.
+    pub fn failed(&self, count: usize) {
+        self.failures
+            .inc_by(u64::try_from(count).unwrap_or(u64::MAX));
+    }
+
+    /// Records whether this process leads.
+    pub fn leads(&self, leads: bool) {
+        self.leader.set(i64::from(leads));
+    }
+
+    /// The page of `/metrics`.
+    pub fn page(&self) -> Page {
+        let mut page = Page::default();
+        page.add_registry(&self.registry.gather());
+        page
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::Format;
+
+    #[test]
+    fn a_page_has_every_value_from_the_start() {
+        let metrics = ReclaimMetrics::new().unwrap();
+        let text = metrics.page().text(Format::Text);
+        for line in [
+            "pinfold_reclaim_jobs{verdict=\"waiting\"} 0",
+            "pinfold_reclaim_deleted_objects_total{kind=\"Service\"} 0",
+            "pinfold_reclaim_failures_total 0",
+            "pinfold_reclaim_leader 0",
+        ] {
+            assert!(text.lines().any(|other| other == line), "{line}: {text}");
+        }
+        metrics.decided([1, 2, 0, 4]);
+        metrics.deleted("Job");
+        metrics.failed(2);
+        metrics.leads(true);
+        let text = metrics.page().text(Format::Text);
+        for line in [
+            "pinfold_reclaim_jobs{verdict=\"running\"} 1",
+            "pinfold_reclaim_jobs{verdict=\"kept\"} 4",
+            "pinfold_reclaim_deleted_objects_total{kind=\"Job\"} 1",
+            "pinfold_reclaim_failures_total 2",
+            "pinfold_reclaim_rounds_total 1",
+            "pinfold_reclaim_leader 1",
+        ] {
+            assert!(text.lines().any(|other| other == line), "{line}: {text}");
+        }
+    }
+}
