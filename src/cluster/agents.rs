@@ -167,7 +167,7 @@ impl Agents {
     pub async fn node_of(&self, namespace: &str, pod: &str) -> Result<Option<String>, Failure> {
         let request = request::Request::new(format!("/api/v1/namespaces/{namespace}/pods"))
             .get(pod, &GetParams::default())
-            .map_err(Failure::unbuilt)?;
+            .map_err(|error| self.api.unbuilt(error))?;
         let object: Object = self.api.ask(Call::Other, request).await?;
         Ok(object.spec.node_name)
     }

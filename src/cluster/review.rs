@@ -124,10 +124,10 @@ impl Reviewer {
         path: &str,
         review: &impl Serialize,
     ) -> Result<T, Failure> {
-        let body = serde_json::to_vec(review).map_err(Failure::unbuilt)?;
+        let body = serde_json::to_vec(review).map_err(|error| self.api.unbuilt(error))?;
         let request = request::Request::new(path)
             .create(&PostParams::default(), body)
-            .map_err(Failure::unbuilt)?;
+            .map_err(|error| self.api.unbuilt(error))?;
         self.api.ask(call, request).await
     }
 
