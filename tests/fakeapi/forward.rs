@@ -90,15 +90,16 @@ async fn tunnel(shared: &Shared, upgraded: Upgraded, pod: &str, port: u16) {
     };
     let (mut from_pod, mut to_pod) = stream.into_split();
     let up = async {
+        // The stream ends with the client's close message.
         while let Some(Ok(message)) = frames.next().await {
-            match message {
-                Message::Binary(bytes) if bytes.first() == Some(&DATA) => {
-                    if to_pod.write_all(&bytes[1..]).await.is_err() {
-                        break;
-                    }
-                }
-                Message::Close(_) => break,
-                _ => {}
+            let Message::Binary(bytes) = message else {
+                continue;
+            };
+            let Some(data) = bytes.strip_prefix(&[DATA]) else {
+                continue;
+            };
+            if to_pod.write_all(data).await.is_err() {
+                break;
             }
         }
         let _ = to_pod.shutdown().await;

@@ -35,8 +35,9 @@ async fn agent_client(site: &Site<'_>, bound: bool) -> Result<Client> {
         .create_token_request(account, &PostParams::default(), &request)
         .await
         .with_context(|| format!("the server gives no token of the account {account}"))?;
-    let status = answer.status.context("the answer has no token")?;
-    site.cluster.with_token(&status.token)
+    let token = answer.status.and_then(|status| status.token);
+    let token = token.context("the answer has no token")?;
+    site.cluster.with_token(&token)
 }
 
 fn dry() -> PostParams {
