@@ -1,4 +1,4 @@
-//! [`Access`]: which callers of the HTTP server may read names of pods and their CPUs.
+//! [`AccessRules`]: which callers of the HTTP server may read names of pods and their CPUs.
 //!
 //! Callers on this host may read everything, and so may callers whom the API server authorizes. A port-forward ends on the
 //! loopback address of the agent's pod, and therefore counts as a caller on this host.
@@ -24,7 +24,7 @@ pub(super) enum ProtectedPath {
 
 /// The access rules of the HTTP server.
 #[derive(Debug)]
-pub(super) struct Access {
+pub(super) struct AccessRules {
     /// Missing without the Kubernetes API.
     reviewer: Option<Reviewer>,
     metrics: MetricsAuth,
@@ -32,7 +32,7 @@ pub(super) struct Access {
 
 /// Why a caller may not read a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Refusal {
+pub(super) enum AccessRefusal {
     #[error(
         "the agent uses no Kubernetes API and can't review callers: ask on the agent's host, or configure the API"
     )]
@@ -73,7 +73,7 @@ impl ProtectedPath {
 
 // === impl Refusal ===
 
-impl Refusal {
+impl AccessRefusal {
     /// The HTTP status code for a refused page.
     pub(super) fn status(self) -> StatusCode {
         match self {
@@ -87,7 +87,7 @@ impl Refusal {
 
 // === impl Access ===
 
-impl Access {
+impl AccessRules {
     /// Creates the access rules. Without `api`, only callers on this host may read `/status`.
     ///
     /// # Errors
@@ -113,21 +113,21 @@ impl Access {
         page: ProtectedPath,
         is_local: bool,
         headers: &HeaderMap,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), AccessRefusal> {
         let is_open = page == ProtectedPath::Metrics && self.metrics == MetricsAuth::None;
         if is_open || (is_local && !is_forwarded(headers)) {
             return Ok(());
         }
-        let reviewer = self.reviewer.as_ref().ok_or(Refusal::NoApi)?;
-        let token = bearer_token(headers).ok_or(Refusal::NoToken(page))?;
+        let reviewer = self.reviewer.as_ref().ok_or(AccessRefusal::NoApi)?;
+        let token = bearer_token(headers).ok_or(AccessRefusal::NoToken(page))?;
         match reviewer.review(token, page.path()).await {
             Ok(Review::Allowed) => Ok(()),
-            Ok(Review::Denied) => Err(Refusal::Denied(page)),
-            Ok(Review::UnknownToken) => Err(Refusal::UnknownToken),
-            Ok(Review::TooManyTokens) => Err(Refusal::TooManyTokens),
+            Ok(Review::Denied) => Err(AccessRefusal::Denied(page)),
+            Ok(Review::UnknownToken) => Err(AccessRefusal::UnknownToken),
+            Ok(Review::TooManyTokens) => Err(AccessRefusal::TooManyTokens),
             Err(failure) => {
                 tracing::warn!("can't review a caller of {}: {failure}", page.path());
-                Err(Refusal::NoReview)
+                Err(AccessRefusal::NoReview)
             }
         }
     }
@@ -194,8 +194,8 @@ mod tests {
 
     #[tokio::test]
     async fn without_the_api_only_local_callers_see_the_status() {
-        assert!(Access::new(MetricsAuth::Kubernetes, None).is_err());
-        let access = Access::new(MetricsAuth::None, None).unwrap();
+        assert!(AccessRules::new(MetricsAuth::Kubernetes, None).is_err());
+        let access = AccessRules::new(MetricsAuth::None, None).unwrap();
         let none = HeaderMap::new();
         assert_eq!(
             access.check(ProtectedPath::Status, true, &none).await,
@@ -206,13 +206,13 @@ mod tests {
             Ok(())
         );
         let remote = access.check(ProtectedPath::Status, false, &none).await;
-        assert_eq!(remote, Err(Refusal::NoApi));
+        assert_eq!(remote, Err(AccessRefusal::NoApi));
         // A proxy on this host hides the caller's address.
         for name in PROXY_HEADERS {
             let address = HeaderValue::from_static("10.0.0.8");
             let headers = HeaderMap::from_iter([(name.parse().unwrap(), address)]);
             let proxied = access.check(ProtectedPath::Status, true, &headers).await;
-            assert_eq!(proxied, Err(Refusal::NoApi));
+            assert_eq!(proxied, Err(AccessRefusal::NoApi));
         }
     }
 }

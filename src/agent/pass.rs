@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::cached_state::{CachedState, Written, keeps_exclusive_sets};
+use super::cached_state::{CachedState, WrittenCgroups, keeps_exclusive_sets};
 use super::pass_model::{
     PassEnd, PassNode, PassResult, PassScope, RuntimeRequest, decision, lacks,
 };
@@ -26,7 +26,7 @@ enum EarlyEnd {
 
 /// The pods and cgroups that a pass decides and plans for.
 #[derive(Debug, Default)]
-struct View {
+struct PassView {
     pods: Arc<Vec<Pod>>,
     observed: Observed,
     /// The ledger of all assignments. Pending assignments are included until the pods are read again.
@@ -39,7 +39,7 @@ struct Pass<'a, N> {
     state: &'a mut PassState,
     node: &'a mut N,
     scope: PassScope<'a>,
-    view: View,
+    view: PassView,
     has_request: &'a mut dyn FnMut() -> bool,
     /// Whether the pass ends when a runtime request waits.
     may_yield: bool,
@@ -66,7 +66,7 @@ pub fn run<N: PassNode>(
         state,
         node,
         scope,
-        view: View::default(),
+        view: PassView::default(),
         has_request,
         // The first pass records the state at the agent's start, and runs to its end.
         may_yield: matches!(scope, PassScope::Node(None)) && !is_first,
@@ -116,7 +116,7 @@ impl<N: PassNode> Pass<'_, N> {
         if planned > 0 {
             self.verify(&applied, applied.len() == planned)?;
         }
-        let View {
+        let PassView {
             pods,
             observed,
             ledger,
@@ -146,7 +146,7 @@ impl<N: PassNode> Pass<'_, N> {
     }
 
     fn yielded(&mut self, applied: &[Applied]) -> EarlyEnd {
-        let View {
+        let PassView {
             observed, ledger, ..
         } = std::mem::take(&mut self.view);
         let mut cached = CachedState::new(observed, ledger);
@@ -178,7 +178,7 @@ impl<N: PassNode> Pass<'_, N> {
         }
         self.state.pods.keep_pending(&mut ledger, &observed);
         self.node.choose_reserved(&ledger);
-        self.view = View {
+        self.view = PassView {
             pods,
             observed,
             ledger,
@@ -229,7 +229,7 @@ impl<N: PassNode> Pass<'_, N> {
         if needs_others {
             return self.observe_others();
         }
-        self.view = View {
+        self.view = PassView {
             observed: cached.observed.only(uid).unwrap_or_default(),
             ledger: cached.ledger.clone(),
             pods: Arc::new(vec![pod]),
@@ -260,7 +260,7 @@ impl<N: PassNode> Pass<'_, N> {
             .map_err(|_| EarlyEnd::NeedsNode)?;
         let (observed, ledger) = cached.observed.clone().matched_again(lost, &pods);
         *cached = CachedState::new(observed.clone(), ledger.clone());
-        self.view = View {
+        self.view = PassView {
             pods,
             observed,
             ledger,
@@ -460,7 +460,7 @@ impl<N: PassNode> Pass<'_, N> {
         if steps.is_empty() {
             return Vec::new();
         }
-        let View {
+        let PassView {
             observed, ledger, ..
         } = &self.view;
         let owns = |pod: &&PodCgroup| {
@@ -541,7 +541,7 @@ impl<N: PassNode> Pass<'_, N> {
     }
 
     fn verify_node(&mut self, applied: &[Applied]) -> Result<(), EarlyEnd> {
-        let written = Written::new(applied.iter().map(|done| &done.step));
+        let written = WrittenCgroups::new(applied.iter().map(|done| &done.step));
         let mut scan = Scan {
             surroundings: self.node.surroundings()?,
             ..Scan::default()
@@ -569,7 +569,7 @@ impl<N: PassNode> Pass<'_, N> {
 
 // === impl View ===
 
-impl View {
+impl PassView {
     /// The decision about a container; `None` for a container outside the pod's description.
     fn decision<'d>(
         &self,

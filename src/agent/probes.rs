@@ -8,7 +8,7 @@ use hyper::{Response, StatusCode};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::http::{Caller, Making, Pieces, Responder, refused_method, serve, text, typed};
+use super::http::{Caller, PageBuilder, Pieces, Responder, refused_method, serve, text, typed};
 use crate::cluster::leader::Standing;
 use crate::metrics::{Format, ReclaimMetrics};
 
@@ -77,7 +77,7 @@ impl ControllerProbes {
 }
 
 impl Responder for ControllerProbes {
-    async fn respond(&self, caller: &Caller, _: &Making) -> Response<Pieces> {
+    async fn respond(&self, caller: &Caller, _: &PageBuilder) -> Response<Pieces> {
         let request = &caller.request;
         if let Some(refusal) = refused_method(request) {
             return refusal;

@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::Format;
 #[cfg(feature = "portforward")]
 use super::{agents::ClusterArgs, cluster_doctor};
-use crate::agent::Node;
+use crate::agent::AgentNode;
 use crate::agent::cluster::AutoSwitch;
 use crate::agent::config::{Config, EnforcementChoice, Overrides, Runtime};
 use crate::cpu::Topology;
@@ -144,7 +144,7 @@ fn examine(config: &Config) -> Vec<Finding> {
         )),
     }
     findings.push(runtime(&config.runtime));
-    match Node::new(config.clone()) {
+    match AgentNode::new(config.clone()) {
         Ok(node) => {
             findings.push(enforcement(&node));
             findings.extend(partitions(&node));
@@ -382,7 +382,7 @@ fn trees(config: &Config, cgroups: &Cgroups) -> Finding {
 }
 
 /// Makes a test partition with a CPU without an owner.
-fn partitions(node: &Node) -> Option<Finding> {
+fn partitions(node: &AgentNode) -> Option<Finding> {
     if node.enforcement != Enforcement::Partition {
         return None;
     }
@@ -429,7 +429,7 @@ fn partitions(node: &Node) -> Option<Finding> {
 }
 
 /// Lost CPUs, and CPU sets without an explanation.
-fn lost(node: &Node) -> Vec<Finding> {
+fn lost(node: &AgentNode) -> Vec<Finding> {
     let Ok((_, ledger)) = node.observe(&[]) else {
         return Vec::new();
     };
@@ -454,7 +454,7 @@ fn lost(node: &Node) -> Vec<Finding> {
     findings
 }
 
-fn enforcement(node: &Node) -> Finding {
+fn enforcement(node: &AgentNode) -> Finding {
     let text = format!("{}: {}", node.enforcement.name(), node.enforcement_reason);
     if node.topology.online.is_subset(&node.reserved) {
         let finding = format!(

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::Format;
 use crate::agent::config::{Config, Overrides};
-use crate::agent::{Node, environment, read_pods, reserved};
+use crate::agent::{AgentNode, environment, read_pods, reserved};
 use crate::cpu::{Cost, CpuSet, Placer, Topology};
 use crate::host::topology;
 use crate::pin::Ledger;
@@ -121,7 +121,7 @@ impl Input {
             pods.extend(read_pods(path)?);
         }
         if self.live {
-            let mut node = Node::new(config)?;
+            let mut node = AgentNode::new(config)?;
             let (_, ledger) = node.observe(&pods)?;
             node.reserve_beside(&ledger);
             return Ok(planned(

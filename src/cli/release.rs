@@ -13,7 +13,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::Format;
 use crate::agent::config::{Config, Overrides};
-use crate::agent::{Node, lock};
+use crate::agent::{AgentNode, lock};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::NoteSubject;
 use crate::host::proc::Proc;
@@ -129,7 +129,7 @@ impl Release {
         }
         check_rights(&config)?;
         super::run::join_host(&config);
-        let node = Node::new(config)?;
+        let node = AgentNode::new(config)?;
         let released = release(&node, self.dry_run)?;
         // CPUs come first: an error of the cluster does not affect CPUs.
         let left = self
@@ -168,7 +168,7 @@ fn check_rights(config: &Config) -> anyhow::Result<()> {
 }
 
 /// Hands the CPUs of the node back, or plans the steps in a dry run.
-fn release(node: &Node, dry_run: bool) -> anyhow::Result<Released> {
+fn release(node: &AgentNode, dry_run: bool) -> anyhow::Result<Released> {
     let (observed, _) = node.observe(&[])?;
     let memory_nodes = node.cgroups.memory_nodes()?;
     let steps = pin::release(&observed, &node.topology.online, &memory_nodes);
@@ -193,7 +193,7 @@ fn release(node: &Node, dry_run: bool) -> anyhow::Result<Released> {
 }
 
 /// Restores interrupts, work queues and slices. Returns the settings that could not be restored, a sentence each.
-fn restore_isolation(node: &Node) -> Vec<String> {
+fn restore_isolation(node: &AgentNode) -> Vec<String> {
     let mut isolator = CpuIsolator::new(&node.config.root_dir)
         .with_slices(&node.cgroups, &node.config.pod_cgroups);
     let empty = CpuSet::new();

@@ -15,7 +15,7 @@ use super::node::{LocalNode, Start, TREE};
 use super::sample::{Counters, Sample};
 use crate::agent::cluster::AutoSwitch;
 use crate::agent::config::{Config, Metrics, Runtime};
-use crate::agent::{Agent, Node};
+use crate::agent::{Agent, AgentNode};
 use crate::cpu::CpuSet;
 use crate::host::spawn::Stderr;
 
@@ -159,7 +159,7 @@ pub async fn run(
         ..Config::default()
     };
     // The CPU manager of a kubelet does not touch the demo's tree of cgroups.
-    let mut node = Node::apart(config)?;
+    let mut node = AgentNode::apart(config)?;
     let setting = Setting::of(
         &node.topology,
         &node.reserved,

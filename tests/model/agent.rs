@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use pinfold::agent::Source;
+use pinfold::agent::PodSource;
 use pinfold::agent::pass_state::PodStore;
 use pinfold::cpu::Facts;
 use pinfold::cpu::{CpuSet, Numbering, Placer, Shape as Machine, Topology};
@@ -262,7 +262,7 @@ impl Setup {
     /// A store with the pods of the API.
     pub(crate) fn store(&self, world: &World) -> PodStore {
         let mut store = PodStore::new(ContainerIds::Awaited);
-        store.pods(Source::Api, self.described(world), Vec::new());
+        store.pods(PodSource::Api, self.described(world), Vec::new());
         store
     }
 

@@ -1,4 +1,4 @@
-//! [`Link`]: the state of the API connection and its pods, for `/status`, `/readyz` and `/metrics`.
+//! [`ClusterLink`]: the state of the API connection and its pods, for `/status`, `/readyz` and `/metrics`.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -7,7 +7,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
 use tokio::sync::watch;
 
-use super::model::Cluster;
+use super::model::ClusterContext;
 use crate::cluster::{Call, Counters, ErrorKind, scenes};
 use crate::metrics::{ApiNumbers, SceneNumbers};
 
@@ -47,7 +47,7 @@ impl ApiConnection {
 
 /// The reading end of the connection's state.
 #[derive(Debug, Clone)]
-pub(in crate::agent) struct Link {
+pub(in crate::agent) struct ClusterLink {
     connection: watch::Receiver<ApiConnection>,
     /// The Node's slot in a scene, where scenes are used.
     slot: Option<watch::Receiver<scenes::State>>,
@@ -61,7 +61,7 @@ pub(in crate::agent) struct Link {
 /// The API as `/status` shows it.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(in crate::agent) struct LinkState {
+pub(in crate::agent) struct ClusterLinkState {
     server: String,
     origin: String,
     node: String,
@@ -86,17 +86,17 @@ pub(in crate::agent) struct LinkState {
 
 // === impl Link ===
 
-impl Link {
+impl ClusterLink {
     /// Creates a link without any state yet, and its writing end.
     pub(super) fn new(
-        cluster: &Cluster,
+        cluster: &ClusterContext,
         slot: watch::Receiver<scenes::State>,
     ) -> (Self, watch::Sender<ApiConnection>) {
         let (sender, connection) = watch::channel(ApiConnection {
             since: Some(Timestamp::now()),
             ..ApiConnection::default()
         });
-        let Cluster {
+        let ClusterContext {
             api,
             node,
             namespace,
@@ -154,13 +154,13 @@ impl Link {
     }
 
     /// The API as `/status` shows it.
-    pub(in crate::agent) fn state(&self) -> LinkState {
+    pub(in crate::agent) fn state(&self) -> ClusterLinkState {
         let connection = self.connection.borrow().clone();
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default()
             .as_secs_f64();
-        LinkState {
+        ClusterLinkState {
             server: self.server.clone(),
             origin: self.origin.clone(),
             node: self.node.clone(),

@@ -47,7 +47,11 @@ impl Wanted {
     }
 
     /// Takes it off.
-    pub(super) fn leave(&self, dry_run: bool, config: &config::Cluster) -> anyhow::Result<Left> {
+    pub(super) fn leave(
+        &self,
+        dry_run: bool,
+        config: &config::ClusterConfig,
+    ) -> anyhow::Result<Left> {
         let name = node_name(config.node_name.as_deref(), None, host_name().as_deref())?;
         let runtime = super::super::run::runtime()?;
         runtime.block_on(async {

@@ -71,7 +71,7 @@ impl Live {
 
     /// All claims. The owner in the settings does not matter for a list.
     async fn claims(&self, api: Api) -> Result<BTreeMap<String, Holder>, Failure> {
-        let ours = config::Cluster::default().namespace;
+        let ours = config::ClusterConfig::default().namespace;
         let namespace = self.namespace.as_ref().unwrap_or(&ours);
         let nobody = Owner {
             node: String::new(),

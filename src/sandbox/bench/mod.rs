@@ -34,7 +34,7 @@ use super::interference::MeasuredInterference;
 use super::node::{LocalNode, TREE};
 use crate::agent::cluster::AutoSwitch;
 use crate::agent::config::{Config, EnforcementChoice, Metrics, Runtime};
-use crate::agent::{self, Agent, Node};
+use crate::agent::{self, Agent, AgentNode};
 use crate::cpu::CpuSet;
 use crate::pin::Enforcement;
 use guard::Guard;
@@ -103,13 +103,13 @@ pub async fn run(
         plan, cgroup_dir, ..
     } = options;
     // The node as the usual agent sees the node, to find other programs that assign CPUs.
-    let usual_node = Node::new(Config {
+    let usual_node = AgentNode::new(Config {
         cgroup_dir: cgroup_dir.clone(),
         ..Config::default()
     })?;
     let _lock = agent::lock(usual_node.cgroups.root())?;
     refuse_other_assignments(&usual_node)?;
-    let mut node = Node::apart(agent_config(options))?;
+    let mut node = AgentNode::apart(agent_config(options))?;
     anyhow::ensure!(node.enforcement != Enforcement::Observe, NOTHING_TO_COMPARE);
     let (enforcement, enforcement_reason) = (
         node.enforcement.name().to_owned(),
@@ -158,7 +158,7 @@ pub async fn run(
     Ok(Some(Report::new(plan.clone(), runs, found)))
 }
 
-async fn start(node: Node, local: &LocalNode) -> anyhow::Result<Agent> {
+async fn start(node: AgentNode, local: &LocalNode) -> anyhow::Result<Agent> {
     anyhow::ensure!(
         local.has_quotas(),
         "the node has no cpu controller with CFS quotas, so the bench can't set limits as Kubernetes does: mount the cpu \
@@ -209,7 +209,7 @@ fn agent_config(options: &Options) -> Config {
 }
 
 /// Refuses a node on which another program assigns CPUs.
-fn refuse_other_assignments(usual_node: &Node) -> anyhow::Result<()> {
+fn refuse_other_assignments(usual_node: &AgentNode) -> anyhow::Result<()> {
     anyhow::ensure!(
         usual_node.enforcement != Enforcement::Observe,
         "the bench needs a node on which no other program assigns CPUs: {}",
