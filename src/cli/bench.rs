@@ -10,7 +10,7 @@ use console::style;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::run::{runtime, start_error_log};
-use super::{Draft, Format};
+use super::{Draft, OutputFormat};
 use crate::agent::config::EnforcementChoice;
 use crate::cpu::CpuSet;
 use crate::sandbox::bench::plan::{Plan, PlanOptions, Way, Work, counted};
@@ -40,7 +40,7 @@ use crate::sandbox::neighbors::NeighborKind;
   pinfold bench --command './convert all' -o json measure the duration of the command
 
 Exit codes: 0 done, 2 bad input, too few CPUs, no root, another agent, or a failed command; 130 interrupted.")]
-pub(super) struct Bench {
+pub(super) struct BenchArgs {
     /// Number of runs of each of the four ways. Results need 5 rounds, and 95 % confidence needs 6 rounds.
     #[arg(long, default_value_t = 8, value_parser = value_parser!(u16).range(1..=1000))]
     rounds: u16,
@@ -108,12 +108,12 @@ pub(super) struct Bench {
     cgroup_dir: PathBuf,
     /// Form of the output.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
-    output: Format,
+    output: OutputFormat,
 }
 
 // === impl Bench ===
 
-impl Bench {
+impl BenchArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         anyhow::ensure!(
             self.command
@@ -150,8 +150,8 @@ impl Bench {
         let plan = bench::plan(options, self.reserved.as_ref())?;
         if self.dry_run {
             match self.output {
-                Format::Json => super::json(&plan)?,
-                Format::Text => super::emit(&planned(&plan)?)?,
+                OutputFormat::Json => super::json(&plan)?,
+                OutputFormat::Text => super::emit(&planned(&plan)?)?,
             }
             return Ok(ExitCode::SUCCESS);
         }
@@ -202,8 +202,8 @@ impl Bench {
             draft.write(&picture::draw(&report))?;
         }
         match self.output {
-            Format::Json => super::json(&report)?,
-            Format::Text => super::emit(&found(&report))?,
+            OutputFormat::Json => super::json(&report)?,
+            OutputFormat::Text => super::emit(&found(&report))?,
         }
         Ok(ExitCode::SUCCESS)
     }

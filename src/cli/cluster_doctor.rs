@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use console::style;
 use serde::Serialize;
 
-use super::Format;
+use super::OutputFormat;
 use super::agents::{ClusterAgents, statuses};
 use crate::client::Status;
 
@@ -31,7 +31,10 @@ struct NodeFinding {
 ///
 /// # Errors
 /// The agents can't be listed.
-pub(super) async fn print(cluster: &ClusterAgents, output: Format) -> anyhow::Result<ExitCode> {
+pub(super) async fn print(
+    cluster: &ClusterAgents,
+    output: OutputFormat,
+) -> anyhow::Result<ExitCode> {
     let targets = cluster.targets().await?;
     let bodies = statuses(&targets).await?;
     let nodes: Vec<NodeFinding> = targets
@@ -48,8 +51,8 @@ pub(super) async fn print(cluster: &ClusterAgents, output: Format) -> anyhow::Re
         .collect();
     let works = nodes.iter().all(|node| node.verdict != NodeVerdict::Bad);
     match output {
-        Format::Json => super::json(&serde_json::json!({ "canPin": works, "nodes": nodes }))?,
-        Format::Text => super::emit(&lines(&nodes, works))?,
+        OutputFormat::Json => super::json(&serde_json::json!({ "canPin": works, "nodes": nodes }))?,
+        OutputFormat::Text => super::emit(&lines(&nodes, works))?,
     }
     Ok(ExitCode::from(u8::from(!works)))
 }

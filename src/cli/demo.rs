@@ -10,7 +10,7 @@ use comfy_table::{CellAlignment, Table};
 use console::{Term, style};
 use indicatif::{HumanBytes, ProgressBar};
 
-use super::Format;
+use super::OutputFormat;
 use super::interrupt::{INTERRUPTED, cancel_on_signal};
 use super::run::{runtime, start_error_log};
 use crate::sandbox::demo::{self, Frame, Half, Options, Report, Row};
@@ -48,7 +48,7 @@ pub(super) struct Demo {
     cgroup_dir: PathBuf,
     /// Form of the output.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
-    output: Format,
+    output: OutputFormat,
 }
 
 impl Demo {
@@ -65,7 +65,7 @@ impl Demo {
             neighbors: self.neighbors,
             has_server: self.ps.map(|count| count > 0),
         };
-        let mut screen = Screen::new(self.output);
+        let mut screen = FrameOutput::new(self.output);
         let done = runtime()?.block_on(async {
             let stop = tokio_util::sync::CancellationToken::new();
             let signals = cancel_on_signal(stop.clone())?;
@@ -79,8 +79,8 @@ impl Demo {
             return Ok(ExitCode::from(INTERRUPTED));
         };
         match self.output {
-            Format::Json => super::json(&report)?,
-            Format::Text => super::emit(&summary(&report))?,
+            OutputFormat::Json => super::json(&report)?,
+            OutputFormat::Text => super::emit(&summary(&report))?,
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -88,9 +88,9 @@ impl Demo {
 
 /// The output of the frames. On a terminal, each frame replaces the previous frame of the half. Elsewhere, only the last frame
 /// of each half is printed.
-struct Screen {
+struct FrameOutput {
     term: Term,
-    format: Format,
+    format: OutputFormat,
     lines: usize,
     half: Option<Mode>,
     /// The spinner when no table is shown. The spinner draws on standard error, and only on a terminal.
@@ -99,10 +99,10 @@ struct Screen {
 
 // === impl Screen ===
 
-impl Screen {
-    fn new(format: Format) -> Self {
+impl FrameOutput {
+    fn new(format: OutputFormat) -> Self {
         let term = Term::stdout();
-        let has_table = format == Format::Text && term.is_term();
+        let has_table = format == OutputFormat::Text && term.is_term();
         let spinner = if has_table {
             ProgressBar::hidden()
         } else {
@@ -127,7 +127,7 @@ impl Screen {
             frame.seconds.0, frame.seconds.1
         ));
         self.spinner.tick();
-        if self.format == Format::Json {
+        if self.format == OutputFormat::Json {
             return;
         }
         let last = frame.seconds.0 >= frame.seconds.1;

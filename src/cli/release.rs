@@ -11,7 +11,7 @@ use clap::Args;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::Format;
+use super::OutputFormat;
 use crate::agent::config::{Config, Overrides};
 use crate::agent::{AgentNode, lock};
 use crate::cpu::CpuSet;
@@ -41,7 +41,7 @@ pub(super) struct Release {
     #[command(flatten)]
     overrides: Overrides,
     #[command(flatten)]
-    cluster: cluster::Wanted,
+    cluster: cluster::SceneReleaseArgs,
     /// Print the writes without writing.
     #[arg(long)]
     dry_run: bool,
@@ -50,7 +50,7 @@ pub(super) struct Release {
     stay: bool,
     /// Form of the output.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
-    output: Format,
+    output: OutputFormat,
 }
 
 /// The result of a release on this machine.
@@ -72,7 +72,7 @@ impl Released {
         failed.count() + self.not_restored.len()
     }
 
-    fn json(&self, dry_run: bool, cluster: Option<&cluster::Left>) -> serde_json::Value {
+    fn json(&self, dry_run: bool, cluster: Option<&cluster::NodeRemoval>) -> serde_json::Value {
         let steps: Vec<_> = self
             .steps
             .iter()
@@ -87,7 +87,7 @@ impl Released {
         object
     }
 
-    fn text(&self, dry_run: bool, cluster: Option<&cluster::Left>) -> String {
+    fn text(&self, dry_run: bool, cluster: Option<&cluster::NodeRemoval>) -> String {
         let mut lines: Vec<String> = Vec::new();
         lines.extend(self.steps.iter().map(|(step, error)| match error {
             Some(error) => format!("FAILED: {error}"),
@@ -120,10 +120,10 @@ impl Release {
         if self.cluster.only() {
             let left = self.cluster.leave(self.dry_run, &cluster)?;
             match self.output {
-                Format::Json => {
+                OutputFormat::Json => {
                     super::json(&serde_json::json!({ "dryRun": self.dry_run, "cluster": left }))?;
                 }
-                Format::Text => super::emit(&left.text(self.dry_run))?,
+                OutputFormat::Text => super::emit(&left.text(self.dry_run))?,
             }
             return Ok(ExitCode::SUCCESS);
         }
@@ -139,8 +139,8 @@ impl Release {
             .transpose();
         let cluster = left.as_ref().ok().and_then(Option::as_ref);
         match self.output {
-            Format::Json => super::json(&released.json(self.dry_run, cluster))?,
-            Format::Text => super::emit(&released.text(self.dry_run, cluster))?,
+            OutputFormat::Json => super::json(&released.json(self.dry_run, cluster))?,
+            OutputFormat::Text => super::emit(&released.text(self.dry_run, cluster))?,
         }
         left?;
         if released.failures() > 0 {

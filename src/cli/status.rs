@@ -7,7 +7,7 @@ use clap::Args;
 use hyper::body::Bytes;
 use serde_json::{Value, json};
 
-use super::Format;
+use super::OutputFormat;
 use super::agents::{ClusterAccess, statuses};
 use super::local_agent::local_agent;
 use super::run::runtime;
@@ -34,7 +34,7 @@ pub(super) struct StatusArgs {
     access: ClusterAccess,
     /// Form of the output.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
-    output: Format,
+    output: OutputFormat,
 }
 
 // === impl StatusArgs ===
@@ -57,8 +57,8 @@ impl StatusArgs {
         let bodies = statuses(&targets).await?;
         let respond = bodies.iter().all(Result::is_ok);
         match self.output {
-            Format::Json => super::json(&documents(&targets, &bodies)?)?,
-            Format::Text => super::emit(&lines(&targets, &bodies))?,
+            OutputFormat::Json => super::json(&documents(&targets, &bodies)?)?,
+            OutputFormat::Text => super::emit(&lines(&targets, &bodies))?,
         }
         Ok(ExitCode::from(u8::from(!respond)))
     }

@@ -18,11 +18,11 @@ const MAX_PARAMETERS: u64 = 1 << 28;
 #[derive(Debug, Args)]
 pub(crate) struct Train {
     #[command(subcommand)]
-    process: Process,
+    process: TrainProcess,
 }
 
 #[derive(Debug, Subcommand)]
-enum Process {
+enum TrainProcess {
     /// A parameter server.
     Ps {
         /// Where to listen.
@@ -35,7 +35,7 @@ enum Process {
         #[arg(long, default_value_t = Rates::default().embedding)]
         embedding_rate: f32,
         #[command(flatten)]
-        job: Job,
+        job: JobArgs,
     },
     /// A worker.
     Worker {
@@ -52,7 +52,7 @@ enum Process {
         #[arg(long, conflicts_with = "ps_hosts")]
         own_parameters: bool,
         #[command(flatten)]
-        job: Job,
+        job: JobArgs,
     },
     /// Another pod of the node, which keeps CPUs and caches busy.
     Neighbor {
@@ -77,7 +77,7 @@ enum Process {
 
 /// The parameters that all processes of a job share.
 #[derive(Debug, Args)]
-struct Job {
+struct JobArgs {
     /// The parameter servers, in the order of indices, separated by commas.
     #[arg(long, alias = "ps_hosts", value_delimiter = ',', value_parser = host_port, default_value = "127.0.0.1:2222")]
     ps_hosts: Vec<String>,
@@ -108,7 +108,7 @@ impl Train {
     /// Runs the process. Status 0 after a signal or the last step, 1 after an error.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let done = match self.process {
-            Process::Ps {
+            TrainProcess::Ps {
                 listen,
                 learning_rate,
                 embedding_rate,
@@ -134,7 +134,7 @@ impl Train {
                     },
                 })
             }
-            Process::Worker {
+            TrainProcess::Worker {
                 batch,
                 steps,
                 each_step,
@@ -157,13 +157,13 @@ impl Train {
                     rates: Rates::default(),
                 })
             }
-            Process::Neighbor {
+            TrainProcess::Neighbor {
                 threads,
                 busy,
                 task_index,
             } => run_neighbor(threads, busy, task_index),
             #[cfg(feature = "bench")]
-            Process::Sweep { cgroup_dir } => crate::sandbox::bench::sweep(&cgroup_dir),
+            TrainProcess::Sweep { cgroup_dir } => crate::sandbox::bench::sweep(&cgroup_dir),
         };
         if let Err(error) = done {
             eprintln!("pinfold train: {error:#}");
@@ -173,7 +173,7 @@ impl Train {
     }
 }
 
-impl Job {
+impl JobArgs {
     fn geometry(&self) -> anyhow::Result<Geometry> {
         let hidden = self
             .hidden

@@ -31,7 +31,7 @@ pub(super) struct Live {
 }
 
 /// The plans, nodes and claims of the cluster.
-pub(super) struct Cluster {
+pub(super) struct LiveCluster {
     /// All its plans.
     pub(super) plans: Vec<Document>,
     /// All its Nodes.
@@ -83,7 +83,7 @@ impl Live {
     }
 
     /// The cluster's state; `None` without --live. `plans` and `claims` say whether to fetch plans and claims.
-    pub(super) fn ask(&self, plans: bool, claims: bool) -> anyhow::Result<Option<Cluster>> {
+    pub(super) fn ask(&self, plans: bool, claims: bool) -> anyhow::Result<Option<LiveCluster>> {
         if !self.live {
             return Ok(None);
         }
@@ -104,7 +104,7 @@ impl Live {
             } else {
                 BTreeMap::new()
             };
-            Ok(Some(Cluster {
+            Ok(Some(LiveCluster {
                 plans,
                 nodes,
                 claims,
@@ -116,7 +116,7 @@ impl Live {
 
 // === impl Cluster ===
 
-impl Cluster {
+impl LiveCluster {
     /// The nodes with the labels of their claimed slots, which the agents are about to set.
     pub(super) fn claimed(&self, plan: &ScenePlan, slots: &Slots) -> Vec<Node> {
         let mut nodes = self.nodes.clone();

@@ -15,7 +15,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use self::controller::{Choices, Controller};
-use super::super::Format;
+use super::super::OutputFormat;
 use super::super::interval::interval;
 use crate::cluster::connect::{Connection, connect};
 use crate::cluster::reclaim::{Reclaimer, Round};
@@ -78,7 +78,7 @@ pub(super) struct ReclaimArgs {
     kubeconfig: Option<PathBuf>,
     /// Form of the output; with --watch, a line for each change, or an object for each round.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
-    output: Format,
+    output: OutputFormat,
 }
 
 // === impl ReclaimArgs ===
@@ -109,8 +109,8 @@ impl ReclaimArgs {
             Err(failure) => return Err(told(failure, way)),
         };
         match self.output {
-            Format::Json => super::super::json(&object(&round, self.dry_run))?,
-            Format::Text => {
+            OutputFormat::Json => super::super::json(&object(&round, self.dry_run))?,
+            OutputFormat::Text => {
                 let mut lines: Vec<String> = round.jobs.iter().map(line).collect();
                 lines.extend(deleted(&round, self.dry_run));
                 if lines.is_empty() {
@@ -199,7 +199,7 @@ impl ReclaimArgs {
                 return Ok(());
             }
         };
-        if self.output == Format::Json {
+        if self.output == OutputFormat::Json {
             // The API server answers again. The next failure is reported again.
             said.clear();
             return super::super::json(&object(&round, self.dry_run));

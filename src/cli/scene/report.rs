@@ -52,7 +52,7 @@ pub(super) struct ReportArgs {
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = interval)]
     timeout: Duration,
     #[command(flatten)]
-    of: Of,
+    of: ReportScope,
     /// A run: name=NAME, and any of from, to, last, job, namespace, scene and case, which overrule the options; may be repeated.
     #[arg(long, value_name = "KEY=VALUE,…")]
     run: Vec<String>,
@@ -67,12 +67,12 @@ pub(super) struct ReportArgs {
     out: Option<PathBuf>,
     /// Form of the output.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
-    output: Form,
+    output: ReportOutput,
 }
 
 /// Which tasks, and when.
 #[derive(Debug, Clone, Default, Args)]
-struct Of {
+struct ReportScope {
     /// Only this training job (label training_job of pinfold_pod_info).
     #[arg(long, value_name = "JOB")]
     job: Option<String>,
@@ -97,7 +97,7 @@ struct Of {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-enum Form {
+enum ReportOutput {
     /// For people.
     #[default]
     Markdown,
@@ -130,8 +130,8 @@ impl ReportArgs {
             write(out, &report)?;
         }
         match self.output {
-            Form::Markdown => super::super::emit(&markdown(&report, &[]))?,
-            Form::Json => super::super::json(&report)?,
+            ReportOutput::Markdown => super::super::emit(&markdown(&report, &[]))?,
+            ReportOutput::Json => super::super::json(&report)?,
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -225,7 +225,7 @@ fn nothing(error: &(dyn std::error::Error + 'static)) -> Option<Report> {
 
 // === impl Of ===
 
-impl Of {
+impl ReportScope {
     fn name(&self) -> String {
         self.job
             .clone()

@@ -8,7 +8,7 @@ use anyhow::ensure;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::super::Format;
+use super::super::OutputFormat;
 
 use super::case::CaseOf;
 use crate::experiment::{AMOUNTS, Simulation, Task, claimed, invented, settle, simulate};
@@ -51,7 +51,7 @@ pub(super) struct SimulateArgs {
     job: Option<PathBuf>,
     /// Form of the output.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
-    output: Format,
+    output: OutputFormat,
 }
 
 // === impl SimulateArgs ===
@@ -96,8 +96,8 @@ impl SimulateArgs {
             .map_err(|faults| super::render::refused("simulated", &faults))?;
         let simulation = simulate(&plan, (&scene, &case), &asked, &nodes, AMOUNTS)?;
         match self.output {
-            Format::Json => super::super::json(&object(&slots, &simulation))?,
-            Format::Text => super::super::emit(&table(&slots, &simulation))?,
+            OutputFormat::Json => super::super::json(&object(&slots, &simulation))?,
+            OutputFormat::Text => super::super::emit(&table(&slots, &simulation))?,
         }
         Ok(if simulation.pending.is_empty() {
             ExitCode::SUCCESS

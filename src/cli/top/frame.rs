@@ -1,4 +1,4 @@
-//! [`Picture`]: a frame in lines, for a screen or as text of any length.
+//! [`FrameInput`]: a frame in lines, for a screen or as text of any length.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::text::counted;
 
 /// The input of a frame.
 #[derive(Debug)]
-pub(super) struct Picture<'a> {
+pub(super) struct FrameInput<'a> {
     pub(super) nodes: &'a [MonitoredNode],
     /// The names of the nodes.
     pub(super) names: &'a [String],
@@ -43,7 +43,7 @@ const DIM: Style = Style::new().add_modifier(Modifier::DIM);
 const RED: Style = Style::new().fg(Color::Red);
 const YELLOW: Style = Style::new().fg(Color::Yellow);
 
-impl Picture<'_> {
+impl FrameInput<'_> {
     /// The frame for a screen.
     pub(super) fn on_screen(&self, width: usize, height: usize) -> Frame {
         if self.view.help {
