@@ -9,7 +9,7 @@ use schemars::{JsonSchema, Schema};
 use serde::{Deserialize, Serialize};
 
 use crate::scene::{Amount, Finding, Path, Place, ReadError, Tree, amounts_schema, violations_of};
-use crate::text::{self, Form};
+use crate::text::{self, TextForm};
 
 /// The longest text of parameters that is read, in bytes.
 const MAX_TEXT: usize = 1 << 20;
@@ -172,7 +172,7 @@ impl TrainingJob {
     /// # Errors
     /// What can't be read at all, or everything that the schema has against it.
     pub fn read(text: &str, origin: &str) -> Result<Result<Self, Vec<Finding>>, ReadError> {
-        let trees = text::read_as::<Tree>(text, Form::PlainYaml, MAX_TEXT);
+        let trees = text::read_as::<Tree>(text, TextForm::PlainYaml, MAX_TEXT);
         let trees = trees.map_err(|mistake| ReadError::syntax(origin, mistake))?;
         let mut trees = trees.into_iter().filter(|tree| !tree.is_null());
         let fail = |what: &str| Err(ReadError::new(origin, 0, None, what.to_owned()));
