@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::OutputFormat;
 use super::agents::{ClusterAgents, statuses};
-use crate::client::Status;
+use crate::client::AgentStatus;
 
 /// How well a node pins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -41,7 +41,7 @@ pub(super) async fn print(
         .iter()
         .zip(bodies)
         .map(|(target, body)| {
-            let (verdict, findings) = examine(body.and_then(|body| Status::parse(&body)));
+            let (verdict, findings) = examine(body.and_then(|body| AgentStatus::parse(&body)));
             NodeFinding {
                 node: target.name.clone(),
                 verdict,
@@ -58,7 +58,7 @@ pub(super) async fn print(
 }
 
 /// The verdict about a node, and the facts.
-fn examine(status: anyhow::Result<Status>) -> (NodeVerdict, Vec<String>) {
+fn examine(status: anyhow::Result<AgentStatus>) -> (NodeVerdict, Vec<String>) {
     let status = match status {
         Ok(status) => status,
         Err(error) => {
@@ -120,12 +120,12 @@ fn lines(nodes: &[NodeFinding], works: bool) -> String {
 mod tests {
     use super::*;
 
-    fn status(enforcement: &str, errors: &str) -> anyhow::Result<Status> {
+    fn status(enforcement: &str, errors: &str) -> anyhow::Result<AgentStatus> {
         let text = format!(
             r#"{{"enforcement": "{enforcement}", "online": "0-3", "reserved": "0", "shared": "0", "exclusive": "1-3",
                 "containers": [], "errors": [{errors}]}}"#
         );
-        Status::parse(text.as_bytes())
+        AgentStatus::parse(text.as_bytes())
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::agents::{ClusterAccess, statuses};
 use super::local_agent::local_agent;
 use super::run::runtime;
 use crate::agent::config::Overrides;
-use crate::client::Status;
+use crate::client::AgentStatus;
 use crate::client::targets::{self, Target};
 
 /// Show the state of agents: enforcement, CPUs, pinned containers, problems.
@@ -109,7 +109,7 @@ fn lines(targets: &[Target], bodies: &[anyhow::Result<Bytes>]) -> String {
     let mut problems = Vec::new();
     for (target, body) in targets.iter().zip(bodies) {
         let status = match body {
-            Ok(body) => Status::parse(body),
+            Ok(body) => AgentStatus::parse(body),
             Err(error) => Err(anyhow::anyhow!("no response: {error:#}")),
         };
         match status {

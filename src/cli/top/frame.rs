@@ -10,7 +10,7 @@ use super::map::{LEGEND, Map};
 use super::table::{Content, Table};
 use super::view::View;
 use super::words::{cut, left, number, percent, seconds};
-use crate::client::{MonitoredNode, PodRow, Status};
+use crate::client::{AgentStatus, MonitoredNode, PodRow};
 use crate::text::counted;
 
 /// The input of a frame.
@@ -526,11 +526,11 @@ impl FrameInput<'_> {
 }
 
 fn problems(node: &MonitoredNode) -> impl Iterator<Item = String> {
-    node.status().into_iter().flat_map(Status::problems)
+    node.status().into_iter().flat_map(AgentStatus::problems)
 }
 
 fn problem_count(node: &MonitoredNode) -> usize {
-    node.status().map_or(0, Status::problem_count)
+    node.status().map_or(0, AgentStatus::problem_count)
 }
 
 fn age(now: Duration, then: Duration) -> String {

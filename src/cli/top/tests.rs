@@ -18,7 +18,7 @@ use crate::cli::top::frame::{Frame, FrameInput};
 use crate::cli::top::live::handle;
 use crate::cli::top::order::Filter;
 use crate::cli::top::view::KeyAction;
-use crate::client::{Response, Scrape, Status, family_names};
+use crate::client::{AgentStatus, Response, ScrapeValues, family_names};
 use crate::metrics::{AGENT_FAMILIES, FAMILIES};
 
 #[test]
@@ -113,8 +113,8 @@ fn metrics(started: u32, counts: &[(&str, f64)]) -> String {
 
 fn answer(status: &Value, metrics: &str) -> Response {
     Ok((
-        Status::parse(status.to_string().as_bytes()).unwrap(),
-        Scrape::parse(metrics),
+        AgentStatus::parse(status.to_string().as_bytes()).unwrap(),
+        ScrapeValues::parse(metrics),
     ))
 }
 
