@@ -9,7 +9,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use super::http::{Caller, PageBuilder, Pieces, Responder, refused_method, serve, text, typed};
-use crate::cluster::leader::Standing;
+use crate::cluster::leader::CandidateState;
 use crate::metrics::{Format, ReclaimMetrics};
 
 /// The state from which the requests to a controller are answered.
@@ -17,14 +17,14 @@ use crate::metrics::{Format, ReclaimMetrics};
 pub struct ControllerProbes {
     metrics: ReclaimMetrics,
     /// The standing in the election; `None` for a controller without an election.
-    standing: Option<Arc<Standing>>,
+    standing: Option<Arc<CandidateState>>,
 }
 
 // === impl ControllerProbes ===
 
 impl ControllerProbes {
     /// Probes of a controller with these metrics.
-    pub fn new(metrics: ReclaimMetrics, standing: Option<Arc<Standing>>) -> Self {
+    pub fn new(metrics: ReclaimMetrics, standing: Option<Arc<CandidateState>>) -> Self {
         Self { metrics, standing }
     }
 

@@ -27,7 +27,7 @@ use super::runtime;
 use super::service;
 use super::tasks::Tasks;
 use crate::cluster::Api;
-use crate::cluster::peers::Member;
+use crate::cluster::peers::JobMember;
 use crate::host::cgroup::PARTITION;
 use crate::host::notify;
 use crate::host::watch::Watch;
@@ -350,9 +350,9 @@ async fn sample_connections(
 }
 
 /// Hands a training job's pods, as the API server lists them, to the metrics sources.
-fn set_known_peers(sources: &Sources, job: (String, String), members: Vec<Member>) {
+fn set_known_peers(sources: &Sources, job: (String, String), members: Vec<JobMember>) {
     let peers = members.into_iter().flat_map(
-        |Member {
+        |JobMember {
              pod,
              role,
              addresses,

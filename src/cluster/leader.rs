@@ -2,7 +2,7 @@
 //!
 //! A leader renews the Lease. A candidate takes the Lease over after the record stayed unchanged for the duration in the
 //! record. The candidate measures the time with its own clock, so wrong clocks do no harm. A leader without a successful
-//! renewal stops the work before a candidate may take over: [`Settings::deadline`] is shorter than [`Settings::duration`].
+//! renewal stops the work before a candidate may take over: [`ElectionSettings::deadline`] is shorter than [`ElectionSettings::duration`].
 //!
 //! The rules are the rules of client-go. The crate `kube-leader-election` takes kube's own client, so its requests would have
 //! neither the deadline nor the counters of [`Api`].
@@ -29,7 +29,7 @@ const RELEASE: Duration = Duration::from_secs(2);
 
 /// The times of an election.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Settings {
+pub struct ElectionSettings {
     /// The time after which a candidate may take over an unchanged Lease, in whole seconds.
     pub duration: Duration,
     /// The time after which a leader without a successful renewal stops the work.
@@ -38,7 +38,7 @@ pub struct Settings {
     pub pause: Duration,
 }
 
-impl Default for Settings {
+impl Default for ElectionSettings {
     fn default() -> Self {
         Self {
             duration: Duration::from_secs(15),
@@ -55,13 +55,13 @@ pub struct Election {
     path: String,
     name: String,
     identity: String,
-    settings: Settings,
-    standing: Arc<Standing>,
+    settings: ElectionSettings,
+    standing: Arc<CandidateState>,
 }
 
 /// The candidate's standing, for metrics and probes.
 #[derive(Debug)]
-pub struct Standing {
+pub struct CandidateState {
     leads: AtomicBool,
     /// The time of the last try.
     tried: Mutex<Instant>,
@@ -80,7 +80,7 @@ struct Record {
 
 /// The memory between two tries.
 #[derive(Debug, Default)]
-struct Memory {
+struct ElectionMemory {
     /// The record, and the time since which the record is unchanged.
     seen: Option<(Record, Instant)>,
     /// The Lease as last written by this candidate.
@@ -89,7 +89,7 @@ struct Memory {
 
 /// The result of a try.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Outcome {
+enum ElectionOutcome {
     /// This candidate holds the Lease.
     Leads,
     /// A different candidate holds the Lease.
@@ -100,7 +100,7 @@ enum Outcome {
 
 // === impl Standing ===
 
-impl Standing {
+impl CandidateState {
     fn new() -> Self {
         Self {
             leads: AtomicBool::new(false),
@@ -128,7 +128,7 @@ impl Standing {
         tried.elapsed() > STUCK
     }
 
-    fn record(&self, outcome: &Result<Outcome, Failure>) {
+    fn record(&self, outcome: &Result<ElectionOutcome, Failure>) {
         *self.tried.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
         let failure = outcome.as_ref().err().map(ToString::to_string);
         *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = failure;
@@ -144,7 +144,7 @@ impl Election {
         namespace: &str,
         name: &str,
         identity: String,
-        settings: Settings,
+        settings: ElectionSettings,
     ) -> Self {
         Self {
             api,
@@ -152,19 +152,19 @@ impl Election {
             name: name.to_owned(),
             identity,
             settings,
-            standing: Arc::new(Standing::new()),
+            standing: Arc::new(CandidateState::new()),
         }
     }
 
     /// The standing, for metrics and probes.
-    pub fn standing(&self) -> Arc<Standing> {
+    pub fn standing(&self) -> Arc<CandidateState> {
         Arc::clone(&self.standing)
     }
 
     /// Runs `work` whenever this process leads, until `stop`. The work is dropped at the loss of the leadership. At the end,
     /// the Lease is handed back, so that a second process takes over at once.
     pub async fn run(&self, stop: &CancellationToken, mut work: impl AsyncFnMut()) {
-        let mut memory = Memory::default();
+        let mut memory = ElectionMemory::default();
         loop {
             tokio::select! {
                 () = self.acquire(&mut memory) => {}
@@ -188,15 +188,15 @@ impl Election {
     }
 
     /// Tries until this candidate leads.
-    async fn acquire(&self, memory: &mut Memory) {
+    async fn acquire(&self, memory: &mut ElectionMemory) {
         let mut jitter = Jitter::default();
         let mut reported = None;
         loop {
             let outcome = self.attempt(memory).await;
             self.standing.record(&outcome);
             match outcome {
-                Ok(Outcome::Leads) => return,
-                Ok(Outcome::Follows | Outcome::Changed) => reported = None,
+                Ok(ElectionOutcome::Leads) => return,
+                Ok(ElectionOutcome::Follows | ElectionOutcome::Changed) => reported = None,
                 Err(failure) => {
                     let words = failure.to_string();
                     if reported.as_ref() != Some(&words) {
@@ -215,7 +215,7 @@ impl Election {
     }
 
     /// Renews the Lease until the leadership is lost.
-    async fn renew(&self, memory: &mut Memory) {
+    async fn renew(&self, memory: &mut ElectionMemory) {
         let deadline = self.settings.deadline;
         let mut renewed = Instant::now();
         while renewed.elapsed() < deadline {
@@ -227,9 +227,9 @@ impl Election {
             };
             self.standing.record(&outcome);
             match outcome {
-                Ok(Outcome::Leads) => renewed = began,
-                Ok(Outcome::Follows) => return,
-                Ok(Outcome::Changed) => {}
+                Ok(ElectionOutcome::Leads) => renewed = began,
+                Ok(ElectionOutcome::Follows) => return,
+                Ok(ElectionOutcome::Changed) => {}
                 Err(failure) => {
                     memory.written = None;
                     tracing::warn!("Lease {} can't be renewed: {failure}", self.name);
@@ -239,7 +239,7 @@ impl Election {
     }
 
     /// Reads the Lease if necessary, and takes or renews the Lease if possible.
-    async fn attempt(&self, memory: &mut Memory) -> Result<Outcome, Failure> {
+    async fn attempt(&self, memory: &mut ElectionMemory) -> Result<ElectionOutcome, Failure> {
         let lease = match memory.written.take() {
             Some(lease) => lease,
             None => match self.read().await? {
@@ -248,7 +248,7 @@ impl Election {
             },
         };
         if !memory.may_take(&Record::of(&lease), &self.identity, Instant::now()) {
-            return Ok(Outcome::Follows);
+            return Ok(ElectionOutcome::Follows);
         }
         let new = renewed(lease, &self.identity, self.settings.duration, &now());
         self.replace(new, memory).await
@@ -265,7 +265,7 @@ impl Election {
         }
     }
 
-    async fn create(&self, memory: &mut Memory) -> Result<Outcome, Failure> {
+    async fn create(&self, memory: &mut ElectionMemory) -> Result<ElectionOutcome, Failure> {
         let lease = json!({
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
@@ -281,7 +281,11 @@ impl Election {
     }
 
     /// Replaces the Lease, unless the Lease changed since the read.
-    async fn replace(&self, lease: Value, memory: &mut Memory) -> Result<Outcome, Failure> {
+    async fn replace(
+        &self,
+        lease: Value,
+        memory: &mut ElectionMemory,
+    ) -> Result<ElectionOutcome, Failure> {
         let body = serde_json::to_vec(&lease).map_err(|error| self.api.unbuilt(error))?;
         let request = request::Request::new(&*self.path)
             .replace(&self.name, &params(), body)
@@ -293,25 +297,25 @@ impl Election {
     fn written(
         &self,
         answer: Result<Value, Failure>,
-        memory: &mut Memory,
-    ) -> Result<Outcome, Failure> {
+        memory: &mut ElectionMemory,
+    ) -> Result<ElectionOutcome, Failure> {
         match answer {
             Ok(lease) => {
                 memory.seen = Some((Record::of(&lease), Instant::now()));
                 memory.written = Some(lease);
-                Ok(Outcome::Leads)
+                Ok(ElectionOutcome::Leads)
             }
             // A different candidate was faster, or the Lease was deleted.
             Err(failure) if matches!(failure.kind(), ErrorKind::Conflict | ErrorKind::NotFound) => {
                 tracing::debug!("Lease {} changed meanwhile: {failure}", self.name);
-                Ok(Outcome::Changed)
+                Ok(ElectionOutcome::Changed)
             }
             Err(failure) => Err(failure),
         }
     }
 
     /// Hands the Lease back.
-    async fn release(&self, memory: &mut Memory) {
+    async fn release(&self, memory: &mut ElectionMemory) {
         let lease = match memory.written.take() {
             Some(lease) => Some(lease),
             // The end came during a renewal, whose answer is unknown.
@@ -352,7 +356,7 @@ impl Record {
 
 // === impl Memory ===
 
-impl Memory {
+impl ElectionMemory {
     /// Whether a candidate may write its name into the Lease with this record.
     fn may_take(&mut self, record: &Record, identity: &str, now: Instant) -> bool {
         let since = match &self.seen {
@@ -434,7 +438,7 @@ mod tests {
 
     #[test]
     fn a_candidate_takes_a_lease_only_after_its_duration_without_a_renewal() {
-        let (start, mut memory) = (Instant::now(), Memory::default());
+        let (start, mut memory) = (Instant::now(), ElectionMemory::default());
         let after = |seconds| start + Duration::from_secs(seconds);
         let mut try_at = |record: &Record, seconds| memory.may_take(record, "b", after(seconds));
         assert!(!try_at(&record("a", "10:00"), 0));
@@ -450,11 +454,11 @@ mod tests {
 
     #[test]
     fn a_leader_stops_before_a_candidate_may_take_over() {
-        let Settings {
+        let ElectionSettings {
             duration,
             deadline,
             pause,
-        } = Settings::default();
+        } = ElectionSettings::default();
         assert!(pause * 2 < deadline && deadline < duration);
     }
 

@@ -12,7 +12,7 @@ use kube::core::params::{DeleteParams, ListParams, Preconditions};
 use kube::core::request;
 use serde_json::Value;
 
-use super::events::{News, Recorder};
+use super::events::{EventDetails, Recorder};
 use super::list::{List, list};
 use super::{Api, Call, ErrorKind, Failure};
 use crate::scene::{
@@ -118,7 +118,7 @@ impl Reclaimer {
         let (Some(recorder), Some(lead)) = (&self.recorder, &job.lead) else {
             return;
         };
-        recorder.tell_of_job(News {
+        recorder.tell_of_job(EventDetails {
             namespace: lead.namespace.clone(),
             pod: lead.name.clone(),
             uid: lead.uid.clone(),

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use kube::core::params::PostParams;
 use kube::core::request::Request;
-use pinfold::cluster::events::{Recorder, Settings as EventSettings};
-use pinfold::cluster::leader::{Election, Settings as LeaderSettings};
+use pinfold::cluster::events::{EventSettings, Recorder};
+use pinfold::cluster::leader::{Election, ElectionSettings as LeaderSettings};
 use pinfold::cluster::reclaim::Round;
 use pinfold::cluster::{Api, Call, ErrorKind};
 use pinfold::scene::Verdict;

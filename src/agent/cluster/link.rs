@@ -8,7 +8,7 @@ use serde::Serialize;
 use tokio::sync::watch;
 
 use super::model::ClusterContext;
-use crate::cluster::{Call, Counters, ErrorKind, scenes};
+use crate::cluster::{ApiCounters, Call, ErrorKind, scenes};
 use crate::metrics::{ApiNumbers, SceneNumbers};
 
 /// The state of the API connection.
@@ -50,8 +50,8 @@ impl ApiConnection {
 pub(in crate::agent) struct ClusterLink {
     connection: watch::Receiver<ApiConnection>,
     /// The Node's slot in a scene, where scenes are used.
-    slot: Option<watch::Receiver<scenes::State>>,
-    counters: Arc<Counters>,
+    slot: Option<watch::Receiver<scenes::SlotState>>,
+    counters: Arc<ApiCounters>,
     node: String,
     namespace: String,
     server: String,
@@ -81,7 +81,7 @@ pub(in crate::agent) struct ClusterLinkState {
     unreadable_pods: usize,
     /// The Node's slot in a scene.
     #[serde(skip_serializing_if = "Option::is_none")]
-    scene: Option<scenes::State>,
+    scene: Option<scenes::SlotState>,
 }
 
 // === impl Link ===
@@ -90,7 +90,7 @@ impl ClusterLink {
     /// Creates a link without any state yet, and its writing end.
     pub(super) fn new(
         cluster: &ClusterContext,
-        slot: watch::Receiver<scenes::State>,
+        slot: watch::Receiver<scenes::SlotState>,
     ) -> (Self, watch::Sender<ApiConnection>) {
         let (sender, connection) = watch::channel(ApiConnection {
             since: Some(Timestamp::now()),
@@ -149,7 +149,7 @@ impl ClusterLink {
     }
 
     /// The Node's slot in a scene, where scenes are used.
-    pub(in crate::agent) fn slot(&self) -> Option<watch::Receiver<scenes::State>> {
+    pub(in crate::agent) fn slot(&self) -> Option<watch::Receiver<scenes::SlotState>> {
         self.slot.clone()
     }
 
@@ -205,8 +205,8 @@ impl ClusterLink {
     }
 }
 
-impl From<scenes::State> for SceneNumbers {
-    fn from(state: scenes::State) -> Self {
+impl From<scenes::SlotState> for SceneNumbers {
+    fn from(state: scenes::SlotState) -> Self {
         let slot = state.slot;
         Self {
             phase: state.phase.name(),

@@ -146,7 +146,7 @@ impl ClusterContext {
             &self.node,
             &self.namespace,
             running_pods,
-            followed_scenes::Settings::default(),
+            followed_scenes::SceneSettings::default(),
         );
         let noted = state.clone();
         let (link, connection) = ClusterLink::new(self, state);
@@ -155,7 +155,7 @@ impl ClusterContext {
         let following = followed::follow(
             self.api.clone(),
             self.node.clone(),
-            followed::Settings::default(),
+            followed::PodWatchSettings::default(),
             out,
         );
         tasks.spawn(async move {
@@ -166,8 +166,11 @@ impl ClusterContext {
         tasks.spawn(own_uid::tell(api, name, known.clone(), reconciler.clone()));
         tasks.spawn(pods::take(pod_events, connection, pods, reconciler));
 
-        let (recorder, writing) =
-            Recorder::new(self.api.clone(), &self.node, events::Settings::default());
+        let (recorder, writing) = Recorder::new(
+            self.api.clone(),
+            &self.node,
+            events::EventSettings::default(),
+        );
         let writer = tokio::spawn(writing);
         if self.scenes {
             let task = place

@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use super::model::ApiPods;
-use crate::cluster::peers::{Member, members};
+use crate::cluster::peers::{JobMember, members};
 use crate::cluster::{Api, Jitter};
 use crate::metrics::UnknownPeers;
 use crate::pod;
@@ -37,7 +37,7 @@ pub(in crate::agent) async fn resolve(
     api: Api,
     pods: watch::Receiver<ApiPods>,
     mut unknown: mpsc::Receiver<UnknownPeers>,
-    tell: impl Fn(JobKey, Vec<Member>) + Send,
+    tell: impl Fn(JobKey, Vec<JobMember>) + Send,
 ) -> anyhow::Result<()> {
     let (mut requests, mut jitter) = (Requests::default(), Jitter::default());
     while let Some(unknown) = unknown.recv().await {
@@ -98,7 +98,7 @@ impl Requests {
         &mut self,
         job: JobKey,
         addresses: BTreeSet<IpAddr>,
-        found: &[Member],
+        found: &[JobMember],
         now: Instant,
     ) {
         let known: BTreeSet<&IpAddr> = found.iter().flat_map(|member| &member.addresses).collect();
@@ -139,7 +139,7 @@ mod tests {
         let (mut requests, start) = (Requests::default(), Instant::now());
         let after = |seconds| start + Duration::from_secs(seconds);
         assert_eq!(requests.due(unknown(&[1, 2]), start), unknown(&[1, 2]));
-        let found = Member {
+        let found = JobMember {
             pod: "w-1".to_owned(),
             role: Role::Worker,
             addresses: vec![[10, 0, 0, 1].into()],

@@ -52,7 +52,7 @@ pub(super) struct PluginHandler {
     /// The connection to the API server, and the wait for new pods, where the API is used.
     api: Option<(ClusterLink, ApiWait)>,
     /// The Node's slot in a scene, where scenes are used.
-    slot: Option<watch::Receiver<scenes::State>>,
+    slot: Option<watch::Receiver<scenes::SlotState>>,
     /// The reconciler's latest snapshot.
     snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
     inventory: Mutex<Inventory>,

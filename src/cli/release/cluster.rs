@@ -116,7 +116,7 @@ async fn plans(api: &Api) -> Result<Vec<ScenePlan>, Failure> {
 // === impl Left ===
 
 impl NodeRemoval {
-    fn new(node: String, left: &scenes::Left) -> Self {
+    fn new(node: String, left: &scenes::RemovedItems) -> Self {
         let labels = left
             .labels
             .iter()

@@ -8,7 +8,7 @@ use anyhow::ensure;
 use clap::Args;
 
 use crate::agent::config;
-use crate::cluster::claims::{Claims, Holder, Owner, Settings};
+use crate::cluster::claims::{ClaimOwner, ClaimSettings, Claims, Holder};
 use crate::cluster::connect::{Connection, connect};
 use crate::cluster::{Api, ErrorKind, Failure, scenes};
 use crate::scene::{Document, Node, ScenePlan, Slots, read};
@@ -73,11 +73,11 @@ impl Live {
     async fn claims(&self, api: Api) -> Result<BTreeMap<String, Holder>, Failure> {
         let ours = config::ClusterConfig::default().namespace;
         let namespace = self.namespace.as_ref().unwrap_or(&ours);
-        let nobody = Owner {
+        let nobody = ClaimOwner {
             node: String::new(),
             uid: String::new(),
         };
-        Claims::new(api, namespace, nobody, Settings::default())
+        Claims::new(api, namespace, nobody, ClaimSettings::default())
             .list()
             .await
     }

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{Reclaimer, Round, item, now};
-use crate::cluster::informer::{Objects, Part, Source, follow};
+use crate::cluster::informer::{ObjectPart, ObjectSource, Objects, follow};
 use crate::cluster::{Backoff, Failure, Jitter};
 use crate::scene::{Item, ItemKind, PS, RECLAIM_LABEL, Reclaimable, Verdict, reclaim};
 
@@ -31,18 +31,18 @@ const LONGEST_WAIT: Duration = Duration::from_secs(300);
 type Items = watch::Receiver<Objects<Option<Item>>>;
 
 /// The watched objects.
-struct Watched {
+struct WatchedObjects {
     deployments: Items,
     services: Items,
     jobs: Items,
 }
 
 /// The decisions about the jobs, by namespace and name.
-type Decisions = BTreeMap<(String, String), Verdict>;
+type ReclaimDecisions = BTreeMap<(String, String), Verdict>;
 
 // === impl Watched ===
 
-impl Watched {
+impl WatchedObjects {
     /// Waits for a change. Pends forever if the watches have ended. Cancel safe.
     async fn changed(&mut self) {
         let changed = tokio::select! {
@@ -85,7 +85,7 @@ impl Reclaimer {
         let (deployments_sender, deployments) = watch::channel(Objects::default());
         let (services_sender, services) = watch::channel(Objects::default());
         let (jobs_sender, jobs) = watch::channel(Objects::default());
-        let watched = Watched {
+        let watched = WatchedObjects {
             deployments,
             services,
             jobs,
@@ -105,12 +105,12 @@ impl Reclaimer {
     async fn rounds(
         &self,
         every: Duration,
-        mut watched: Watched,
+        mut watched: WatchedObjects,
         mut report: impl FnMut(Result<Round, Failure>),
     ) {
         let mut backoff = Backoff::new(every.min(FIRST_WAIT), longest(every));
         let mut jitter = Jitter::default();
-        let mut told = Decisions::new();
+        let mut told = ReclaimDecisions::new();
         loop {
             let round = self.once().await;
             if let Some(retry_after) = retry_of(&round) {
@@ -146,7 +146,7 @@ impl Reclaimer {
     async fn next_decisions(
         &self,
         due: Instant,
-        watched: &mut Watched,
+        watched: &mut WatchedObjects,
     ) -> Option<Vec<Reclaimable>> {
         loop {
             tokio::select! {
@@ -163,8 +163,8 @@ impl Reclaimer {
     }
 
     /// Writes an Event for each new decision that a person may want to know. Returns whether a decision is new.
-    fn tell_decisions(&self, jobs: &[Reclaimable], told: &mut Decisions) -> bool {
-        let decisions: Decisions = jobs
+    fn tell_decisions(&self, jobs: &[Reclaimable], told: &mut ReclaimDecisions) -> bool {
+        let decisions: ReclaimDecisions = jobs
             .iter()
             .map(|job| {
                 let name = (job.namespace.clone(), job.job.clone());
@@ -202,7 +202,7 @@ impl Reclaimer {
     }
 
     /// The objects of a kind that ask to be reclaimed.
-    fn source(&self, kind: ItemKind) -> Source<Option<Item>> {
+    fn source(&self, kind: ItemKind) -> ObjectSource<Option<Item>> {
         let (version, plural, list) = match kind {
             ItemKind::Deployment => ("apps/v1", "deployments", "DeploymentList"),
             ItemKind::Service => ("v1", "services", "ServiceList"),
@@ -213,11 +213,11 @@ impl Reclaimer {
             ItemKind::Service => service,
             ItemKind::Job => job,
         };
-        Source {
+        ObjectSource {
             path: self.path(version, plural).into(),
             kind: list,
             labels: Some(format!("{RECLAIM_LABEL}={PS}")),
-            part: Part::WithoutSpec,
+            part: ObjectPart::WithoutSpec,
             decode,
         }
     }
