@@ -9,8 +9,8 @@ use serde_json::json;
 
 use super::OutputFormat;
 use crate::cpu::{
-    Cores, Cost, CpuSet, Isolated, Numa, Order, ParseCpuSetError, Placement, Placer, Refusal,
-    Request,
+    Cores, Cost, CpuSet, Isolated, Numa, Order, ParseCpuSetError, Placement, PlacementRefusal,
+    Placer, Request,
 };
 use crate::host::topology;
 use crate::text::counted;
@@ -136,7 +136,7 @@ pub(super) fn in_words(cost: Cost) -> String {
 
 /// Programs read a refusal on standard output, like every answer; people read the refusal on standard error, like every
 /// error.
-fn refuse(refusal: &Refusal, form: OutputFormat) -> anyhow::Result<()> {
+fn refuse(refusal: &PlacementRefusal, form: OutputFormat) -> anyhow::Result<()> {
     match form {
         OutputFormat::Json => super::emit(&json!({ "error": refusal.to_string() }).to_string()),
         OutputFormat::Text => {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use pinfold::agent::PodSource;
 use pinfold::agent::pass_state::PodStore;
-use pinfold::cpu::Facts;
+use pinfold::cpu::TopologyFacts;
 use pinfold::cpu::{CpuSet, Numbering, Placer, Shape as Machine, Topology};
 use pinfold::host::cgroup::{PartitionKind as Made, PodCgroup};
 use pinfold::pin::decide::{DecisionInput, Decisions, decide};
@@ -199,14 +199,14 @@ impl Setup {
             });
             let (cores, llcs, sockets) = (whole.cores(), whole.llcs(), whole.sockets());
             let offline = whole.online.difference(&set(online));
-            let facts = Facts {
+            let facts = TopologyFacts {
                 online: set(online),
                 offline,
                 cores,
                 llcs,
                 sockets,
                 numa: whole.numa,
-                ..Facts::default()
+                ..TopologyFacts::default()
             };
             let topology = Topology::from_facts(facts);
             let placer = Placer::new(&topology);
