@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::render::{Task, TaskResources, roles, tasks};
+use super::render::{JobTask, TaskResources, roles, tasks};
 use crate::scene::{
     Amount, Amounts, Labels, NoSuchCase, Node, NodeSelector, NodeTaint, Operator, PS, ScenePlan,
     Slot, Slots, assign, natural,
@@ -16,9 +16,9 @@ use crate::scene::{
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Simulation {
     /// Tasks in order, each with the name of the node.
-    pub placed: Vec<(Task, String)>,
+    pub placed: Vec<(JobTask, String)>,
     /// Tasks that would stay pending, each with the reason.
-    pub pending: Vec<(Task, String)>,
+    pub pending: Vec<(JobTask, String)>,
     /// Further notes about the nodes.
     pub notes: Vec<String>,
 }
@@ -93,7 +93,7 @@ fn by_index<'a>(plan: &ScenePlan, nodes: &'a [Node]) -> BTreeMap<&'a str, Vec<&'
 
 impl<'a> Scheduler<'a> {
     /// Places a task on a node with the labels of the slot, or notes why the task stays pending.
-    fn place(&mut self, task: Task) {
+    fn place(&mut self, task: JobTask) {
         let labels = self.labels(&task.slot);
         let labelled = self.labelled(&task.slot, &labels);
         self.note_double(&task.slot, &labelled);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use pinfold::cluster::reclaim::{Reclaimer, Round};
 use pinfold::cluster::{Api, ErrorKind};
-use pinfold::experiment::{AMOUNTS, Format, Slice, TrainingJob, render};
+use pinfold::experiment::{AMOUNTS, Slice, TrainingJob, WorkloadFormat, render};
 use pinfold::scene::{Item, ItemKind, Outcome, Verdict, read, reclaim};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -27,7 +27,7 @@ fn objects(name: &str) -> Vec<Value> {
         &plan,
         ("2", "2"),
         &job,
-        Format::Native,
+        WorkloadFormat::Native,
         &Slice::default(),
         AMOUNTS,
     )
@@ -69,7 +69,7 @@ fn with_chief(name: &str, chief: Option<i64>) -> Vec<Value> {
         &plan,
         ("1", "1"),
         &job,
-        Format::Native,
+        WorkloadFormat::Native,
         &Slice::default(),
         AMOUNTS,
     )

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::case::CaseOf;
 use super::files;
-use crate::experiment::{AMOUNTS, Faults, Format, Reclaim, Slice, TrainingJob, render};
+use crate::experiment::{AMOUNTS, Faults, Reclaim, Slice, TrainingJob, WorkloadFormat, render};
 
 /// Print the objects of a training cluster for one case of a plan.
 ///
@@ -132,10 +132,10 @@ impl RenderArgs {
         let (plan, _) = self.case.with_cluster(false)?;
         let (scene, case) = self.case.names(&plan, &job)?;
         let format = match self.format {
-            WorkloadKind::Native => Format::Native,
-            WorkloadKind::Tfjob => Format::Tfjob,
-            WorkloadKind::Volcano => Format::Volcano,
-            WorkloadKind::Jobset => Format::Jobset,
+            WorkloadKind::Native => WorkloadFormat::Native,
+            WorkloadKind::Tfjob => WorkloadFormat::Tfjob,
+            WorkloadKind::Volcano => WorkloadFormat::Volcano,
+            WorkloadKind::Jobset => WorkloadFormat::Jobset,
         };
         let slice = Slice {
             role: self.role,

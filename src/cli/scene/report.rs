@@ -13,8 +13,8 @@ use k8s_openapi::jiff::Timestamp;
 use super::super::Draft;
 use super::super::interval::interval;
 use crate::experiment::report::{
-    Picture, Report, RunReport, StepMetric, Subject, analyse, compare, markdown, pictures,
-    seconds_of, time,
+    Diagram, ExperimentReport, RunReport, StepMetric, Subject, analyse, compare, markdown,
+    pictures, seconds_of, time,
 };
 use crate::prometheus::{Access, Prometheus, RequestedRun, discover, gather};
 
@@ -158,7 +158,7 @@ impl ReportArgs {
     }
 
     /// The report; `None` if empty, after a message to the user.
-    async fn found(&self, asked: &[RequestedRun]) -> anyhow::Result<Option<Report>> {
+    async fn found(&self, asked: &[RequestedRun]) -> anyhow::Result<Option<ExperimentReport>> {
         let deadline = self.timeout;
         let access = Access {
             token: self.token_file.as_deref(),
@@ -214,7 +214,7 @@ impl ReportArgs {
     }
 }
 
-fn nothing(error: &(dyn std::error::Error + 'static)) -> Option<Report> {
+fn nothing(error: &(dyn std::error::Error + 'static)) -> Option<ExperimentReport> {
     eprint!("pinfold: {error}");
     if let Some(cause) = error.source() {
         eprint!(": {cause}");
@@ -323,7 +323,7 @@ impl ReportScope {
 }
 
 /// The report as files. All texts and paths are ready before the first write. Each file is replaced atomically.
-fn write(folder: &Path, report: &Report) -> anyhow::Result<()> {
+fn write(folder: &Path, report: &ExperimentReport) -> anyhow::Result<()> {
     let pictures = pictures(report);
     let json = serde_json::to_string_pretty(report).context("can't write the report as JSON")?;
     let text = markdown(report, &pictures);
@@ -331,7 +331,7 @@ fn write(folder: &Path, report: &Report) -> anyhow::Result<()> {
         .with_context(|| format!("can't make the folder {}", folder.display()))?;
     let drawn = pictures
         .iter()
-        .map(|Picture { file, svg, .. }| (file.as_str(), svg.as_str()));
+        .map(|Diagram { file, svg, .. }| (file.as_str(), svg.as_str()));
     let files = drawn.chain([("report.json", json.as_str()), ("report.md", text.as_str())]);
     let drafts = files.map(|(name, text)| Ok((Draft::new(&folder.join(name))?, text)));
     for (draft, text) in drafts.collect::<anyhow::Result<Vec<_>>>()? {
