@@ -6,7 +6,7 @@ use anyhow::Context;
 
 use super::config::{Config, EnforcementChoice};
 use crate::cpu::{CpuSet, Topology};
-use crate::host::cgroup::{Cgroups, PodCgroup, Version};
+use crate::host::cgroup::{CgroupVersion, Cgroups, PodCgroup};
 use crate::host::pod_resources::{CpuManager, PodResources};
 use crate::host::topology::HotplugState;
 use crate::host::{proc::Proc, topology};
@@ -295,11 +295,11 @@ fn enforcement(
         ));
     }
     let (cause, lacking) = match cgroups.version {
-        Version::V1 => (
+        CgroupVersion::V1 => (
             EnforcementCause::CgroupV1,
             "cgroup v1 does not support cpuset partitions",
         ),
-        Version::V2 => (
+        CgroupVersion::V2 => (
             EnforcementCause::PartitionsUnsupported,
             "this kernel does not support remote cpuset partitions (Linux 6.7 or newer does)",
         ),

@@ -14,7 +14,7 @@ use crate::agent::AgentNode;
 use crate::agent::cluster::AutoSwitch;
 use crate::agent::config::{Config, EnforcementChoice, Overrides, Runtime};
 use crate::cpu::Topology;
-use crate::host::cgroup::{CgroupError, Cgroups, Version, join_host};
+use crate::host::cgroup::{CgroupError, CgroupVersion, Cgroups, join_host};
 use crate::host::topology;
 use crate::pin::Enforcement;
 use crate::text::counted;
@@ -298,14 +298,14 @@ fn machine(topology: &Topology) -> Vec<CheckResult> {
 fn controllers(cgroups: &Cgroups) -> Vec<CheckResult> {
     let root = cgroups.root().display();
     let cpuset = match cgroups.version {
-        Version::V1 => weak(
+        CgroupVersion::V1 => weak(
             "cpuset",
             format!(
                 "cgroup v1 at {root}: the agent writes CPU sets, but other programs can overwrite the sets"
             ),
             "boot with cgroup v2 (systemd.unified_cgroup_hierarchy=1) on Linux 6.7 or newer",
         ),
-        Version::V2 => good("cpuset", format!("cgroup v2 at {root}")),
+        CgroupVersion::V2 => good("cpuset", format!("cgroup v2 at {root}")),
     };
     let cpu = if cgroups.has_cpu_controller() {
         good(

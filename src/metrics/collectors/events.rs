@@ -17,7 +17,7 @@ use super::event_totals::{EventTotals, Owner, plan};
 use super::model::Outcome;
 use super::scrape::{Collector, Scrape};
 use super::shared_events::SharedCounters;
-use crate::host::perf::{self, CounterGroup, EVENTS, Event, Events, PerfError};
+use crate::host::perf::{self, CounterGroup, EVENTS, PerfError, PerfEvent, PerfEvents};
 
 /// The time after which a machine without counters is tried again.
 const RETRY: Duration = Duration::from_secs(60);
@@ -45,7 +45,7 @@ static TIME_FAMILIES: [&Family; 2] = [
 pub(super) struct EventCollector {
     name: &'static str,
     /// The events, or the reason for their absence.
-    events: Result<Vec<Event>, String>,
+    events: Result<Vec<PerfEvent>, String>,
     /// The family of each event.
     families: &'static [&'static Family],
     /// The families of the enabled and the running time, if exported.
@@ -66,7 +66,7 @@ pub(super) struct EventCollector {
 
 impl EventCollector {
     /// The collector `caches`. `descriptors` limits the counters of containers on shared CPUs.
-    pub(super) fn hardware(events: Events, descriptors: usize) -> Self {
+    pub(super) fn hardware(events: PerfEvents, descriptors: usize) -> Self {
         Self {
             shared: SharedCounters::new(descriptors),
             time_families: &TIME_FAMILIES,
@@ -75,14 +75,14 @@ impl EventCollector {
     }
 
     /// The collector `l2`.
-    pub(super) fn second_level(events: Result<[Event; 2], String>) -> Self {
+    pub(super) fn second_level(events: Result<[PerfEvent; 2], String>) -> Self {
         let events = events.map(|events| events.to_vec());
         Self::new("l2", events, &SECOND_LEVEL_FAMILIES)
     }
 
     fn new(
         name: &'static str,
-        events: Result<Vec<Event>, String>,
+        events: Result<Vec<PerfEvent>, String>,
         families: &'static [&'static Family],
     ) -> Self {
         Self {
@@ -107,7 +107,7 @@ impl EventCollector {
     fn follow_owners(
         &mut self,
         scrape: &Scrape<'_>,
-        events: &[Event],
+        events: &[PerfEvent],
     ) -> Result<(bool, BTreeMap<&'static str, usize>), PerfError> {
         let owners: Vec<Owner<'_>> = scrape
             .containers
@@ -161,7 +161,7 @@ impl EventCollector {
     }
 
     /// Opens counters for a moment, so that missing support is known before the first owner.
-    fn probe(&mut self, scrape: &Scrape<'_>, events: &[Event]) -> Result<(), PerfError> {
+    fn probe(&mut self, scrape: &Scrape<'_>, events: &[PerfEvent]) -> Result<(), PerfError> {
         let Some(cpu) = scrape.snapshot.online.first().filter(|_| !self.supported) else {
             return Ok(());
         };

@@ -9,7 +9,7 @@ use super::super::page::Page;
 use super::model::Outcome;
 use super::scrape::{Collector, Scrape};
 use crate::host::busy::Sampler;
-use crate::host::cgroup::Usage;
+use crate::host::cgroup::CpuUsage;
 use crate::pin::interference::InterferenceTracker;
 
 #[derive(Debug)]
@@ -56,7 +56,7 @@ impl Collector for InterferenceCollector {
             .prepare(cgroups)
             .and_then(|()| self.sampler.sample(cgroups));
         let in_time = owners().take_while(|_| !scrape.deadline.is_over());
-        let usages: Vec<Option<Usage>> = in_time
+        let usages: Vec<Option<CpuUsage>> = in_time
             .map(|(container, _)| cgroups.usage(container.cgroup).ok().flatten())
             .collect();
         // A late scrape leaves two samples too far apart. The next scrape covers the missing time.

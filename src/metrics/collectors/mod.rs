@@ -166,7 +166,7 @@ impl Collectors {
 
     /// Replaces the hardware events of the collector `caches`, if it is on. `descriptors` limits the counters of containers
     /// on shared CPUs.
-    pub(super) fn set_events(&mut self, events: perf::Events, descriptors: usize) {
+    pub(super) fn set_events(&mut self, events: perf::PerfEvents, descriptors: usize) {
         let collector = events::EventCollector::hardware(events, descriptors);
         if self.is_enabled(collector.name()) {
             self.put(Box::new(collector));

@@ -13,7 +13,7 @@ use super::super::page::{Labels, Lines, Page};
 use super::model::Outcome;
 use super::pod_networks::NetworkScope;
 use super::scrape::{Collector, Scrape};
-use crate::host::rdma::{self, COUNTERS, Port};
+use crate::host::rdma::{self, COUNTERS, RdmaPort};
 
 /// The families of bytes and packets, for the node and for a pod, by the counter's name. The remaining counters are events.
 const FAMILIES: [(&str, &Family, &Family); 4] = [
@@ -78,7 +78,7 @@ impl Collector for RdmaCollector {
 }
 
 /// Writes the families of the node's ports.
-fn write_node(ports: &[Port], page: &mut Page) {
+fn write_node(ports: &[RdmaPort], page: &mut Page) {
     let mut traffic = FAMILIES.map(|(_, family, _)| Lines::of(family));
     let mut state = Lines::of(&NODE_RDMA_PORT_STATE);
     let mut events = Lines::of(&NODE_RDMA_PORT_EVENTS);
@@ -135,7 +135,7 @@ fn write_pods(scrape: &mut Scrape<'_>, shared: &BTreeSet<&str>, page: &mut Page)
             None => rdma::directory(&pod_root),
         };
         let ports = rdma::ports(&directory);
-        let own = |port: &&Port| !shared.contains(port.device.as_str());
+        let own = |port: &&RdmaPort| !shared.contains(port.device.as_str());
         for port in ports.iter().filter(own) {
             let labels = [("device", port.device.as_str()), ("port", &port.port)];
             put(&mut traffic, &pod.labels, &labels, port);
@@ -149,7 +149,7 @@ fn put(
     lines: &mut [Lines; FAMILIES.len()],
     labels: &Labels,
     port_labels: &[(&str, &str)],
-    port: &Port,
+    port: &RdmaPort,
 ) {
     for (lines, (name, ..)) in lines.iter_mut().zip(FAMILIES) {
         let index = COUNTERS.iter().position(|counter| *counter == name);

@@ -8,7 +8,7 @@ use super::event_totals::{EventTotals, choose};
 use super::model::MeasuredContainer;
 use super::scrape::Scrape;
 use crate::cpu::CpuSet;
-use crate::host::perf::{CounterGroup, EVENTS, Event, PerfError};
+use crate::host::perf::{CounterGroup, EVENTS, PerfError, PerfEvent};
 use crate::pod::Role;
 
 /// Reasons for missing counters, as label values: `metrics.maxSharedCounters` is too small; the cgroup has no hierarchy for
@@ -61,7 +61,7 @@ impl SharedCounters {
     pub(super) fn follow(
         &mut self,
         scrape: &Scrape<'_>,
-        events: &[Event],
+        events: &[PerfEvent],
         totals: &mut EventTotals,
     ) -> (bool, BTreeMap<&'static str, usize>) {
         self.close_after_cpu_change(&scrape.snapshot.online, totals);
@@ -180,7 +180,7 @@ impl SharedCounters {
 fn open_groups(
     scrape: &Scrape<'_>,
     cgroup: &str,
-    events: &[Event],
+    events: &[PerfEvent],
 ) -> Result<BTreeMap<u32, CounterGroup>, &'static str> {
     let directory = scrape
         .host

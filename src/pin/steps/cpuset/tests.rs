@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::super::{plan, release};
 use crate::cpu::CpuSet;
-use crate::host::cgroup::{ContainerCgroup, Cpuset, PodCgroup, Quota, Version};
+use crate::host::cgroup::{CgroupVersion, ContainerCgroup, Cpuset, PodCgroup, Quota};
 use crate::pin::{AssignmentRecord, Desired, Enforcement, Ledger, Observed, Reason, Scan, Step};
 
 const ONLINE: &str = "0-7";
@@ -26,14 +26,14 @@ struct Node {
 /// A kernel with pods and containers as its two levels. The model refuses the same writes as the real kernel.
 #[derive(Debug, Clone)]
 struct Kernel {
-    version: Version,
+    version: CgroupVersion,
     nodes: BTreeMap<String, Node>,
     /// What each container owns: assigned, and in force.
     owned: BTreeMap<String, CpuSet>,
 }
 
 impl Kernel {
-    fn new(version: Version) -> Self {
+    fn new(version: CgroupVersion) -> Self {
         Self {
             version,
             nodes: BTreeMap::new(),
@@ -45,9 +45,9 @@ impl Kernel {
         let parent = path.rsplit_once('/').map(|(parent, _)| parent);
         let cpus = match (self.version, parent) {
             // runc copies the parent's set on v1; on v2 a new cgroup has none.
-            (Version::V1, Some(parent)) => self.nodes[parent].cpus.clone(),
-            (Version::V1, None) => set(ONLINE),
-            (Version::V2, _) => CpuSet::new(),
+            (CgroupVersion::V1, Some(parent)) => self.nodes[parent].cpus.clone(),
+            (CgroupVersion::V1, None) => set(ONLINE),
+            (CgroupVersion::V2, _) => CpuSet::new(),
         };
         let quota = Some(Quota {
             quota: Some(100_000),
@@ -167,7 +167,7 @@ impl Kernel {
 
     fn write(&mut self, path: &str, cpus: &CpuSet, reason: Reason) {
         assert!(!cpus.is_empty(), "{path}: nothing written");
-        if self.version == Version::V1 {
+        if self.version == CgroupVersion::V1 {
             if let Some((parent, _)) = path.rsplit_once('/') {
                 let above = &self.nodes[parent].cpus;
                 assert!(
@@ -250,7 +250,7 @@ fn desired(claims: &[(&str, &str, &str)]) -> Desired {
     desired
 }
 
-fn kernel(version: Version, paths: &[&str]) -> Kernel {
+fn kernel(version: CgroupVersion, paths: &[&str]) -> Kernel {
     let mut kernel = Kernel::new(version);
     for path in paths {
         kernel.make(path);
@@ -260,7 +260,7 @@ fn kernel(version: Version, paths: &[&str]) -> Kernel {
 
 #[test]
 fn nothing_owned_nothing_written() {
-    for version in [Version::V1, Version::V2] {
+    for version in [CgroupVersion::V1, CgroupVersion::V2] {
         let mut kernel = kernel(version, &["a", "a/x", "b", "b/y"]);
         assert_eq!(kernel.reconcile(&desired(&[]), usize::MAX), 0);
     }
@@ -268,7 +268,7 @@ fn nothing_owned_nothing_written() {
 
 #[test]
 fn one_owner_then_none() {
-    for version in [Version::V1, Version::V2] {
+    for version in [CgroupVersion::V1, CgroupVersion::V2] {
         let mut kernel = kernel(version, &["a", "a/sandbox", "a/x", "b", "b/y"]);
         kernel.settle(&desired(&[("a", "x", "2-3")]));
         assert_eq!(kernel.effective("b/y"), set("0-1,4-7"));
@@ -282,7 +282,7 @@ fn one_owner_then_none() {
 
 #[test]
 fn two_owners_swap() {
-    for version in [Version::V1, Version::V2] {
+    for version in [CgroupVersion::V1, CgroupVersion::V2] {
         let mut kernel = kernel(version, &["a", "a/x", "b", "b/y"]);
         kernel.settle(&desired(&[("a", "x", "2-3"), ("b", "y", "4-5")]));
         kernel.settle(&desired(&[("a", "x", "4-5"), ("b", "y", "2-3")]));
@@ -291,7 +291,7 @@ fn two_owners_swap() {
 
 #[test]
 fn everything_goes_back() {
-    for version in [Version::V1, Version::V2] {
+    for version in [CgroupVersion::V1, CgroupVersion::V2] {
         let mut kernel = kernel(version, &["a", "a/sandbox", "a/x", "b", "b/y"]);
         let mut wish = desired(&[("a", "x", "2-3")]);
         wish.pod_mut("a").all_own_cpus = true;
@@ -315,7 +315,7 @@ fn everything_goes_back() {
 
 #[test]
 fn an_init_container_runs_inside_its_pods_set() {
-    for version in [Version::V1, Version::V2] {
+    for version in [CgroupVersion::V1, CgroupVersion::V2] {
         let mut kernel = kernel(version, &["a", "a/init", "b", "b/y"]);
         let mut wish = desired(&[("a", "x", "2-3"), ("a", "z", "4")]);
         wish.pod_mut("a").init_containers = vec!["init".to_owned()];
@@ -327,7 +327,7 @@ fn an_init_container_runs_inside_its_pods_set() {
 
 #[test]
 fn an_init_container_shares_while_its_pods_cpus_are_offline() {
-    for version in [Version::V1, Version::V2] {
+    for version in [CgroupVersion::V1, CgroupVersion::V2] {
         let mut kernel = kernel(version, &["a", "a/init", "b", "b/y"]);
         let mut wish = desired(&[("a", "x", "2-3"), ("b", "y", "5")]);
         wish.pod_mut("a").init_containers = vec!["init".to_owned()];
@@ -342,7 +342,7 @@ fn an_init_container_shares_while_its_pods_cpus_are_offline() {
 
 #[test]
 fn a_mark_that_is_not_ours_is_left_alone() {
-    let mut kernel = kernel(Version::V1, &["a", "a/x", "b", "b/y"]);
+    let mut kernel = kernel(CgroupVersion::V1, &["a", "a/x", "b", "b/y"]);
     kernel.nodes.get_mut("b/y").unwrap().mark = Some("something else".to_owned());
     kernel.nodes.get_mut("b").unwrap().mark = Some("something else".to_owned());
     let (_, ledger) = kernel.observe();
@@ -353,7 +353,7 @@ fn a_mark_that_is_not_ours_is_left_alone() {
 
 #[test]
 fn a_pod_nobody_tells_of_keeps_its_lifted_quota() {
-    for version in [Version::V1, Version::V2] {
+    for version in [CgroupVersion::V1, CgroupVersion::V2] {
         let mut kernel = kernel(version, &["a", "a/x"]);
         let mut wish = desired(&[("a", "x", "2-3")]);
         wish.pod_mut("a").all_own_cpus = true;
@@ -386,7 +386,7 @@ fn change() -> impl Strategy<Value = Change> {
     ]
 }
 
-fn run(version: Version, history: &[(Change, usize)]) {
+fn run(version: CgroupVersion, history: &[(Change, usize)]) {
     let mut kernel = Kernel::new(version);
     let mut wish = desired(&[]);
     for (change, crash) in history {
@@ -434,8 +434,8 @@ fn run(version: Version, history: &[(Change, usize)]) {
 proptest! {
     #[test]
     fn any_history_keeps_the_rules(history in prop::collection::vec((change(), 0..12usize), 1..12)) {
-        run(Version::V1, &history);
-        run(Version::V2, &history);
+        run(CgroupVersion::V1, &history);
+        run(CgroupVersion::V2, &history);
     }
 }
 
@@ -467,7 +467,7 @@ fn one_that_waits_for_its_cpus_is_not_let_onto_a_neighbours_by_its_pod() {
         ],
     ];
     for history in histories {
-        run(Version::V1, &history);
-        run(Version::V2, &history);
+        run(CgroupVersion::V1, &history);
+        run(CgroupVersion::V2, &history);
     }
 }
