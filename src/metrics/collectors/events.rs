@@ -13,8 +13,8 @@ use super::super::families::{
     CONTAINER_PERF_RUNNING_SECONDS, Family,
 };
 use super::super::page::{Lines, Page};
-use super::event_totals::{EventTotals, Owner, plan};
-use super::model::Outcome;
+use super::event_totals::{CountedOwner, EventTotals, plan};
+use super::model::CollectOutcome;
 use super::scrape::{Collector, Scrape};
 use super::shared_events::SharedCounters;
 use crate::host::perf::{self, CounterGroup, EVENTS, PerfError, PerfEvent, PerfEvents};
@@ -59,7 +59,7 @@ pub(super) struct EventCollector {
     /// Whether any counter was ever opened.
     supported: bool,
     /// The time and the cause of the last failed attempt.
-    unsupported: Option<(Instant, Outcome)>,
+    unsupported: Option<(Instant, CollectOutcome)>,
 }
 
 // === impl EventCollector ===
@@ -109,12 +109,12 @@ impl EventCollector {
         scrape: &Scrape<'_>,
         events: &[PerfEvent],
     ) -> Result<(bool, BTreeMap<&'static str, usize>), PerfError> {
-        let owners: Vec<Owner<'_>> = scrape
+        let owners: Vec<CountedOwner<'_>> = scrape
             .containers
             .iter()
             .filter_map(|container| {
                 let (cgroup, cpus) = (container.cgroup, container.enforced_cpus()?);
-                Some(Owner { cgroup, cpus })
+                Some(CountedOwner { cgroup, cpus })
             })
             .collect();
         // The collectors `caches` and `l2` share the limit on descriptors.
@@ -240,10 +240,10 @@ impl Collector for EventCollector {
     }
 
     /// Writes the families of every owner, and of the containers within the budget.
-    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> Outcome {
+    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> CollectOutcome {
         let events = match &self.events {
             Ok(events) => events.clone(),
-            Err(detail) => return Outcome::unsupported("no_l2_events", detail.clone()),
+            Err(detail) => return CollectOutcome::unsupported("no_l2_events", detail.clone()),
         };
         if !self.totals.is_empty() {
             let live: HashSet<&str> = scrape
@@ -269,7 +269,7 @@ impl Collector for EventCollector {
                     PerfError::NotPermitted => "not_permitted",
                     _ => "no_hardware_counters",
                 };
-                let outcome = Outcome::unsupported(reason, error.to_string());
+                let outcome = CollectOutcome::unsupported(reason, error.to_string());
                 self.unsupported = Some((Instant::now(), outcome.clone()));
                 return outcome;
             }
@@ -282,7 +282,7 @@ impl Collector for EventCollector {
         let own_read = self.read(scrape);
         let shared_read = self.shared.read(scrape, &mut self.totals);
         self.write(page, scrape);
-        Outcome::LeftOut {
+        CollectOutcome::LeftOut {
             complete: in_time && shared_in_time && own_read && shared_read,
             reasons: left_out,
         }

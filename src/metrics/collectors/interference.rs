@@ -6,7 +6,7 @@ use super::super::families::{
     CONTAINER_INTERFERENCE_CPU_ERROR_SECONDS, CONTAINER_INTERFERENCE_CPU_SECONDS,
 };
 use super::super::page::Page;
-use super::model::Outcome;
+use super::model::CollectOutcome;
 use super::scrape::{Collector, Scrape};
 use crate::host::busy::Sampler;
 use crate::host::cgroup::CpuUsage;
@@ -35,7 +35,7 @@ impl Collector for InterferenceCollector {
     }
 
     /// Writes the two families of every owner. Without all readings, no series is written and the scrape fails.
-    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> Outcome {
+    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> CollectOutcome {
         let cgroups = &scrape.host.cgroups;
         let owners = || {
             scrape.containers.iter().filter_map(|container| {
@@ -49,7 +49,7 @@ impl Collector for InterferenceCollector {
         };
         if owners().next().is_none() {
             self.tracker.sweep();
-            return Outcome::Complete;
+            return CollectOutcome::Complete;
         }
         let first = self
             .sampler
@@ -61,10 +61,10 @@ impl Collector for InterferenceCollector {
             .collect();
         // A late scrape leaves two samples too far apart. The next scrape covers the missing time.
         if usages.len() < owners().count() {
-            return Outcome::Partial;
+            return CollectOutcome::Partial;
         }
         let (Ok(first), Ok(second)) = (first, self.sampler.sample(cgroups)) else {
-            return Outcome::Partial;
+            return CollectOutcome::Partial;
         };
         let mut complete = true;
         let mut seconds = page.lines(&CONTAINER_INTERFERENCE_CPU_SECONDS);
@@ -83,6 +83,6 @@ impl Collector for InterferenceCollector {
         self.tracker.sweep();
         page.add(seconds);
         page.add(error);
-        Outcome::from_complete(complete)
+        CollectOutcome::from_complete(complete)
     }
 }

@@ -10,7 +10,7 @@ use super::super::families::{
     POD_RDMA_TRANSMIT_BYTES, POD_RDMA_TRANSMIT_PACKETS,
 };
 use super::super::page::{Labels, Lines, Page};
-use super::model::Outcome;
+use super::model::CollectOutcome;
 use super::pod_networks::NetworkScope;
 use super::scrape::{Collector, Scrape};
 use crate::host::rdma::{self, COUNTERS, RdmaPort};
@@ -53,7 +53,7 @@ impl Collector for RdmaCollector {
         "rdma"
     }
 
-    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> Outcome {
+    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> CollectOutcome {
         // The agent's own /sys shows the devices of the agent's namespace. The machine's first process sees the node's.
         let node_directory = rdma::directory(&scrape.host.proc.root_of(FIRST_PROCESS));
         let directory = if node_directory.is_dir() {
@@ -64,7 +64,7 @@ impl Collector for RdmaCollector {
         if !directory.is_dir() {
             // The kernel's module creates the directory in every namespace.
             let directory = directory.display();
-            return Outcome::unsupported(
+            return CollectOutcome::unsupported(
                 "no_rdma_device",
                 format!("{directory} is missing: the node has no RDMA device, or no driver"),
             );
@@ -73,7 +73,7 @@ impl Collector for RdmaCollector {
         write_node(&ports, page);
         // Other namespaces share a device that the node shows. The device's traffic then belongs to no single pod.
         let shared = ports.iter().map(|port| port.device.as_str()).collect();
-        Outcome::from_complete(write_pods(scrape, &shared, page))
+        CollectOutcome::from_complete(write_pods(scrape, &shared, page))
     }
 }
 

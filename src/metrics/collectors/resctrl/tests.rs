@@ -86,12 +86,12 @@ fn snapshot(containers: &[ContainerState]) -> Snapshot {
 }
 
 /// A machine with two caches and so many monitors.
-struct Machine {
+struct CacheMachine {
     root: tempfile::TempDir,
     sources: Sources,
 }
 
-impl Machine {
+impl CacheMachine {
     fn new(rmids: usize) -> Self {
         let root = tempfile::tempdir().unwrap();
         let cgroup = root.path().join("sys/fs/cgroup");
@@ -167,7 +167,7 @@ fn success(text: &str) -> bool {
 
 #[test]
 fn a_late_scrape_makes_no_groups_and_writes_no_series() {
-    let machine = Machine::new(8);
+    let machine = CacheMachine::new(8);
     let snapshot = snapshot(&[owner("w", Role::Worker, "2-3")]);
     let scrape = |until| {
         let mut pages = machine.sources.pages.lock();
@@ -182,7 +182,7 @@ fn a_late_scrape_makes_no_groups_and_writes_no_series() {
         let outcome = resctrl.unwrap().collector.collect(&mut scrape, &mut page);
         (outcome, page.text(Format::Text), machine.names())
     };
-    let outcome = |complete| Outcome::LeftOut {
+    let outcome = |complete| CollectOutcome::LeftOut {
         complete,
         reasons: BTreeMap::new(),
     };
@@ -199,7 +199,7 @@ fn a_late_scrape_makes_no_groups_and_writes_no_series() {
 
 #[test]
 fn owners_have_groups_on_their_cpus() {
-    let machine = Machine::new(8);
+    let machine = CacheMachine::new(8);
     for folder in ["theirs", "pinfold-u-gone-main"] {
         fs::create_dir_all(machine.groups().join(folder)).unwrap();
         fs::write(machine.groups().join(folder).join("cpus_list"), "9\n").unwrap();
@@ -264,7 +264,7 @@ fn owners_have_groups_on_their_cpus() {
 
 #[test]
 fn a_missing_value_affects_only_its_cache() {
-    let machine = Machine::new(8);
+    let machine = CacheMachine::new(8);
     let worker = [owner("w", Role::Worker, "2-3")];
     machine.scrape(&worker);
     machine.put("w", "mon_L3_00/llc_occupancy", "Unavailable\n");
@@ -293,7 +293,7 @@ fn a_missing_value_affects_only_its_cache() {
 
 #[test]
 fn bandwidth_totals_survive_a_new_mount() {
-    let machine = Machine::new(8);
+    let machine = CacheMachine::new(8);
     let worker = [owner("w", Role::Worker, "2-3")];
     machine.scrape(&worker);
     machine.put("w", "mon_L3_00/mbm_total_bytes", "1000\n");
@@ -315,7 +315,7 @@ fn bandwidth_totals_survive_a_new_mount() {
 
 #[test]
 fn parameter_servers_get_monitors_first() {
-    let machine = Machine::new(3);
+    let machine = CacheMachine::new(3);
     let workers = [owner("a", Role::Worker, "1"), owner("b", Role::Worker, "2")];
     assert!(success(&machine.scrape(&workers)));
     let [a, b] = workers;
@@ -329,7 +329,7 @@ fn parameter_servers_get_monitors_first() {
 
 #[test]
 fn monitors_in_limbo_are_tried_again() {
-    let machine = Machine::new(3);
+    let machine = CacheMachine::new(3);
     let limbo = machine.root.path().join("sys/fs/resctrl/limbo");
     fs::write(&limbo, "2").unwrap();
     let worker = [owner("w", Role::Worker, "2")];
@@ -349,7 +349,7 @@ fn monitors_in_limbo_are_tried_again() {
 
 #[test]
 fn cpus_of_a_other_control_group_stay_in_the_group() {
-    let machine = Machine::new(5);
+    let machine = CacheMachine::new(5);
     let both = [
         owner("theirs", Role::Ps, "2"),
         owner("ours", Role::Worker, "3"),
@@ -385,7 +385,7 @@ fn cpus_of_a_other_control_group_stay_in_the_group() {
 
 #[test]
 fn without_resctrl_the_reason_is_reported() {
-    let machine = Machine::new(3);
+    let machine = CacheMachine::new(3);
     let top: &Path = &machine.root.path().join("sys/fs/resctrl");
     fs::remove_dir_all(top).unwrap();
     fs::create_dir(top).unwrap();
