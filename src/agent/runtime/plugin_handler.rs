@@ -14,8 +14,8 @@ use crate::cluster::scenes;
 use crate::cpu::CpuSet;
 use crate::metrics::AgentMetrics;
 use crate::nri::{
-    self, Container, ContainerAdjustment, CpuChange, Events, HandlerTimeout, Inventory, PodSandbox,
-    Refusal, UnansweredCall,
+    self, Container, ContainerAdjustment, CpuChange, EventSet, HandlerTimeout, Inventory,
+    PodSandbox, Refusal, UnansweredCall,
 };
 use crate::pin::Snapshot;
 use crate::pin::snapshot::ContainerState;
@@ -248,7 +248,7 @@ impl PluginHandler {
 }
 
 impl nri::Plugin for PluginHandler {
-    fn events(&self) -> Events {
+    fn events(&self) -> EventSet {
         use nri::Event::{
             CreateContainer, PostUpdateContainer, RemoveContainer, RemovePodSandbox, RunPodSandbox,
             StartContainer, StopContainer, StopPodSandbox, UpdateContainer,
