@@ -5,8 +5,8 @@ use std::collections::{BTreeSet, HashSet};
 use super::pass_model::PassNode;
 use crate::host::cgroup::{PodCgroup, is_within};
 use crate::pin::{
-    Applied, Enforcement, Ledger, Observed, ObservedContainer, ObservedPod, Outcome, PodAssignment,
-    Reason, Scan, Step,
+    AppliedStep, Enforcement, Ledger, Observed, ObservedContainer, ObservedPod, PodAssignment,
+    Reason, Scan, Step, StepOutcome,
 };
 use crate::pod::Pod;
 
@@ -166,7 +166,7 @@ impl CachedState {
 
     /// Takes the values read back after each step. All written pods become stale, except the pod `read`, whose values the
     /// caller knows or reads again.
-    pub(super) fn note_written(&mut self, applied: &[Applied], read: Option<&str>) {
+    pub(super) fn note_written(&mut self, applied: &[AppliedStep], read: Option<&str>) {
         let written = WrittenCgroups::new(applied.iter().map(|done| &done.step));
         for pod in &mut self.observed.pods {
             let PodCgroup { path, uid, .. } = &pod.cgroup;
@@ -184,16 +184,16 @@ impl CachedState {
 }
 
 /// Takes the result of a step on a pod's cgroup or on a container's.
-fn note_step(pod: &mut ObservedPod, done: &Applied, ledger: &mut Ledger) {
+fn note_step(pod: &mut ObservedPod, done: &AppliedStep, ledger: &mut Ledger) {
     let effective = match (&done.step, &done.outcome) {
-        (Step::Cpus { cpus, .. }, Outcome::Done) => cpus,
-        (Step::Cpus { .. }, Outcome::NotInForce { effective }) => effective,
+        (Step::Cpus { cpus, .. }, StepOutcome::Done) => cpus,
+        (Step::Cpus { .. }, StepOutcome::NotInForce { effective }) => effective,
         (
             Step::Record {
                 path,
                 record: Some(record),
             },
-            Outcome::Done,
+            StepOutcome::Done,
         ) if *path == pod.cgroup.path => {
             pod.cgroup.record_text = Some(record.text());
             pod.record = Some(record.clone());

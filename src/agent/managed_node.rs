@@ -11,7 +11,7 @@ use crate::host::cgroup::{Cpuset, PodCgroup, PodSurroundings};
 use crate::host::topology;
 use crate::pin::cpu_isolation::CpuIsolator;
 use crate::pin::decide::DecisionInput;
-use crate::pin::{self, Applied, Enforcement, Ledger, Step};
+use crate::pin::{self, AppliedStep, Enforcement, Ledger, Step};
 use crate::pod::Pod;
 
 /// The node, and what changes while the agent runs.
@@ -114,7 +114,7 @@ impl PassNode for ManagedNode {
         self.isolator.workqueues()
     }
 
-    fn apply(&self, steps: Vec<Step>, go_on: &mut dyn FnMut(&Step) -> bool) -> Vec<Applied> {
+    fn apply(&self, steps: Vec<Step>, go_on: &mut dyn FnMut(&Step) -> bool) -> Vec<AppliedStep> {
         pin::apply_while(steps, &self.node.cgroups, go_on)
     }
 

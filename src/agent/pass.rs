@@ -14,7 +14,7 @@ use super::pass_model::{
 use super::pass_state::PassState;
 use crate::host::cgroup::PodCgroup;
 use crate::pin::decide::{Decision, DecisionInput, Decisions, Refused, decide_while};
-use crate::pin::{self, Applied, Drift, Enforcement, Ledger, Observed, Scan, Step};
+use crate::pin::{self, AppliedStep, Drift, Enforcement, Ledger, Observed, Scan, Step};
 use crate::pod::{self, Pod};
 
 /// Why a pass ends before its last stage.
@@ -138,14 +138,14 @@ impl<N: PassNode> Pass<'_, N> {
 
     /// Ends the pass if a runtime request waits and yielding is safe. The observed state stays cached. The written pods become
     /// stale.
-    fn yield_to_request(&mut self, applied: &[Applied]) -> Result<(), EarlyEnd> {
+    fn yield_to_request(&mut self, applied: &[AppliedStep]) -> Result<(), EarlyEnd> {
         if self.may_yield && (self.has_request)() {
             return Err(self.yielded(applied));
         }
         Ok(())
     }
 
-    fn yielded(&mut self, applied: &[Applied]) -> EarlyEnd {
+    fn yielded(&mut self, applied: &[AppliedStep]) -> EarlyEnd {
         let PassView {
             observed, ledger, ..
         } = std::mem::take(&mut self.view);
@@ -456,7 +456,7 @@ impl<N: PassNode> Pass<'_, N> {
     }
 
     /// Carries the steps out. A plan is safe after each step. Yielding is safe only while no exclusive set has changed.
-    fn apply(&mut self, steps: Vec<Step>, decisions: &Decisions) -> Vec<Applied> {
+    fn apply(&mut self, steps: Vec<Step>, decisions: &Decisions) -> Vec<AppliedStep> {
         if steps.is_empty() {
             return Vec::new();
         }
@@ -484,7 +484,7 @@ impl<N: PassNode> Pass<'_, N> {
         &mut self,
         uid: &str,
         decisions: &Decisions,
-        applied: &[Applied],
+        applied: &[AppliedStep],
     ) -> Result<(), EarlyEnd> {
         let state = &mut *self.state;
         if let (PassScope::Pod(RuntimeRequest::Create { container, .. }), Some(cached)) =
@@ -518,7 +518,7 @@ impl<N: PassNode> Pass<'_, N> {
     /// Reads the written pods again, and compares the new state with the ledger. `complete`: the pass has applied all steps.
     ///
     /// The kernel itself takes a partition's CPUs from all remaining cgroups. The next scan reads the result.
-    fn verify(&mut self, applied: &[Applied], complete: bool) -> Result<(), EarlyEnd> {
+    fn verify(&mut self, applied: &[AppliedStep], complete: bool) -> Result<(), EarlyEnd> {
         self.state
             .heartbeat
             .begin("read again the cgroups that were written");
@@ -530,7 +530,7 @@ impl<N: PassNode> Pass<'_, N> {
         }
     }
 
-    fn verify_pod(&mut self, uid: &str, applied: &[Applied]) -> Result<(), EarlyEnd> {
+    fn verify_pod(&mut self, uid: &str, applied: &[AppliedStep]) -> Result<(), EarlyEnd> {
         let cached = self.state.cached.as_mut().ok_or(EarlyEnd::NeedsNode)?;
         cached.note_written(applied, Some(uid));
         if !cached.read_pod(uid, &self.view.pods, self.node) {
@@ -540,7 +540,7 @@ impl<N: PassNode> Pass<'_, N> {
         Ok(())
     }
 
-    fn verify_node(&mut self, applied: &[Applied]) -> Result<(), EarlyEnd> {
+    fn verify_node(&mut self, applied: &[AppliedStep]) -> Result<(), EarlyEnd> {
         let written = WrittenCgroups::new(applied.iter().map(|done| &done.step));
         let mut scan = Scan {
             surroundings: self.node.surroundings()?,

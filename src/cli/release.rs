@@ -19,7 +19,7 @@ use crate::host::cgroup::NoteSubject;
 use crate::host::proc::Proc;
 use crate::host::resctrl::Resctrl;
 use crate::pin::cpu_isolation::{CpuIsolationOptions, CpuIsolator, IsolationInput};
-use crate::pin::{self, Applied, Outcome, Step};
+use crate::pin::{self, AppliedStep, Step, StepOutcome};
 
 /// Hand every CPU back: restore the CPUs and the quota of each cgroup, and remove every assignment record.
 ///
@@ -263,10 +263,10 @@ async fn stay(listen: SocketAddr) -> anyhow::Result<()> {
     }
 }
 
-fn outcome(applied: Applied) -> (Step, Option<String>) {
+fn outcome(applied: AppliedStep) -> (Step, Option<String>) {
     // A CPU set that another program has narrowed since is no error: the release wrote the previous value.
     let error = match applied.outcome {
-        Outcome::NotInForce { .. } => None,
+        StepOutcome::NotInForce { .. } => None,
         _ => applied.error(),
     };
     (applied.step, error)

@@ -17,7 +17,7 @@ fn set(list: &str) -> CpuSet {
 
 /// The kernel's values for one cgroup.
 #[derive(Debug, Clone, Default, PartialEq)]
-struct Node {
+struct CgroupValues {
     cpus: CpuSet,
     quota: Option<Quota>,
     mark: Option<String>,
@@ -25,14 +25,14 @@ struct Node {
 
 /// A kernel with pods and containers as its two levels. The model refuses the same writes as the real kernel.
 #[derive(Debug, Clone)]
-struct Kernel {
+struct CgroupKernel {
     version: CgroupVersion,
-    nodes: BTreeMap<String, Node>,
+    nodes: BTreeMap<String, CgroupValues>,
     /// What each container owns: assigned, and in force.
     owned: BTreeMap<String, CpuSet>,
 }
 
-impl Kernel {
+impl CgroupKernel {
     fn new(version: CgroupVersion) -> Self {
         Self {
             version,
@@ -55,7 +55,7 @@ impl Kernel {
         });
         self.nodes.insert(
             path.to_owned(),
-            Node {
+            CgroupValues {
                 cpus,
                 quota,
                 mark: None,
@@ -250,8 +250,8 @@ fn desired(claims: &[(&str, &str, &str)]) -> Desired {
     desired
 }
 
-fn kernel(version: CgroupVersion, paths: &[&str]) -> Kernel {
-    let mut kernel = Kernel::new(version);
+fn kernel(version: CgroupVersion, paths: &[&str]) -> CgroupKernel {
+    let mut kernel = CgroupKernel::new(version);
     for path in paths {
         kernel.make(path);
     }
@@ -368,7 +368,7 @@ fn a_pod_nobody_tells_of_keeps_its_lifted_quota() {
 
 /// A history: each entry gives or takes containers, or deals the CPUs anew.
 #[derive(Debug, Clone)]
-enum Change {
+enum HistoryEntry {
     Make(u8, u8),
     RemoveContainer(u8, u8),
     RemovePod(u8),
@@ -376,22 +376,22 @@ enum Change {
     Deal([Option<(u8, u8)>; 7]),
 }
 
-fn change() -> impl Strategy<Value = Change> {
+fn change() -> impl Strategy<Value = HistoryEntry> {
     let owner = prop::option::of((0..4u8, 0..3u8));
     prop_oneof![
-        3 => (0..4u8, 0..3u8).prop_map(|(pod, container)| Change::Make(pod, container)),
-        1 => (0..4u8, 0..3u8).prop_map(|(pod, container)| Change::RemoveContainer(pod, container)),
-        1 => (0..4u8).prop_map(Change::RemovePod),
-        4 => prop::array::uniform7(owner).prop_map(Change::Deal),
+        3 => (0..4u8, 0..3u8).prop_map(|(pod, container)| HistoryEntry::Make(pod, container)),
+        1 => (0..4u8, 0..3u8).prop_map(|(pod, container)| HistoryEntry::RemoveContainer(pod, container)),
+        1 => (0..4u8).prop_map(HistoryEntry::RemovePod),
+        4 => prop::array::uniform7(owner).prop_map(HistoryEntry::Deal),
     ]
 }
 
-fn run(version: CgroupVersion, history: &[(Change, usize)]) {
-    let mut kernel = Kernel::new(version);
+fn run(version: CgroupVersion, history: &[(HistoryEntry, usize)]) {
+    let mut kernel = CgroupKernel::new(version);
     let mut wish = desired(&[]);
     for (change, crash) in history {
         match change {
-            Change::Make(pod, container) => {
+            HistoryEntry::Make(pod, container) => {
                 let (pod, path) = (format!("p{pod}"), format!("p{pod}/c{container}"));
                 for path in [pod, path] {
                     if !kernel.nodes.contains_key(&path) {
@@ -399,14 +399,14 @@ fn run(version: CgroupVersion, history: &[(Change, usize)]) {
                     }
                 }
             }
-            Change::RemoveContainer(pod, container) => {
+            HistoryEntry::RemoveContainer(pod, container) => {
                 kernel.remove(&format!("p{pod}/c{container}"));
             }
-            Change::RemovePod(pod) => {
+            HistoryEntry::RemovePod(pod) => {
                 kernel.remove(&format!("p{pod}"));
                 wish.pods.remove(format!("p{pod}").as_str());
             }
-            Change::Deal(owners) => {
+            HistoryEntry::Deal(owners) => {
                 wish.pods.clear();
                 let pods: BTreeSet<String> = kernel.nodes.keys().cloned().collect();
                 for (cpu, owner) in (1..).zip(owners) {
@@ -440,29 +440,29 @@ proptest! {
 }
 
 /// Deals CPUs to containers: the pod, the container, the CPU.
-fn deal(owners: &[(u8, u8, usize)]) -> Change {
+fn deal(owners: &[(u8, u8, usize)]) -> HistoryEntry {
     let mut dealt = [None; 7];
     for (pod, container, cpu) in owners {
         dealt[cpu - 1] = Some((*pod, *container));
     }
-    Change::Deal(dealt)
+    HistoryEntry::Deal(dealt)
 }
 
 #[test]
 fn one_that_waits_for_its_cpus_is_not_let_onto_a_neighbours_by_its_pod() {
     let histories = [
         vec![
-            (Change::Make(2, 0), 0),
-            (Change::Make(1, 0), 0),
+            (HistoryEntry::Make(2, 0), 0),
+            (HistoryEntry::Make(1, 0), 0),
             (deal(&[(1, 0, 3), (1, 0, 6)]), 0),
-            (Change::Make(2, 2), 0),
+            (HistoryEntry::Make(2, 2), 0),
             (deal(&[(2, 2, 3), (2, 0, 6)]), 10),
         ],
         vec![
-            (Change::Make(0, 0), 0),
-            (Change::Make(2, 1), 0),
+            (HistoryEntry::Make(0, 0), 0),
+            (HistoryEntry::Make(2, 1), 0),
             (deal(&[(0, 0, 2), (0, 0, 3), (0, 0, 4), (0, 0, 5)]), 0),
-            (Change::Make(2, 0), 0),
+            (HistoryEntry::Make(2, 0), 0),
             (deal(&[(2, 1, 3), (2, 0, 4)]), 0),
         ],
     ];
