@@ -14,7 +14,7 @@ use crate::cpu::{Cost, CpuSet, Placer, Topology};
 use crate::host::topology;
 use crate::pin::Ledger;
 use crate::pin::decide::{ContainerMove, DecisionInput, decide};
-use crate::pod::{ContainerKind, Entitlement, Pod, Qos, Role, ThreadEnvironment};
+use crate::pod::{ContainerKind, Entitlement, Pod, PodRole, Qos, ThreadEnvironment};
 
 /// Giving up, moving and gaining take three reconciles; more than this come to nothing new.
 const MOST_RECONCILES: usize = 8;
@@ -86,7 +86,7 @@ pub(super) struct PlannedContainer {
     pub(super) pod: String,
     pub(super) container: String,
     pub(super) kind: ContainerKind,
-    pub(super) role: Role,
+    pub(super) role: PodRole,
     pub(super) evidence: String,
     pub(super) qos: Qos,
     pub(super) entitlement: Entitlement,

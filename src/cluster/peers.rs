@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 
 use super::list::{List, list};
 use super::{Api, Call, Failure};
-use crate::pod::{Object, Pod, Role, recognise};
+use crate::pod::{Pod, PodObject, PodRole, recognise};
 
 /// The number of pods after which the list of a job ends early.
 const MOST: usize = 10_000;
@@ -19,7 +19,7 @@ pub struct JobMember {
     /// The pod's name.
     pub pod: String,
     /// The pod's role.
-    pub role: Role,
+    pub role: PodRole,
     /// The pod's IP addresses.
     pub addresses: Vec<IpAddr>,
 }
@@ -68,7 +68,7 @@ pub async fn members(
 
 /// The member for a pod; `None` for an unreadable or finished pod, or a pod without its own address.
 fn member(object: &RawValue) -> Option<JobMember> {
-    let pod: Object = serde_json::from_str(object.get()).ok()?;
+    let pod: PodObject = serde_json::from_str(object.get()).ok()?;
     let pod = Pod::from_k8s(pod).ok()?;
     let addressed: PodAddresses = serde_json::from_str(object.get()).ok()?;
     let addresses = addressed.status?.ips?.into_iter();
@@ -107,7 +107,7 @@ mod tests {
             .to_vec();
         let member_of = JobMember {
             pod: "ps-0".to_owned(),
-            role: Role::Ps,
+            role: PodRole::Ps,
             addresses,
         };
         assert_eq!(member(&pod(false, "Running", &ips)), Some(member_of));

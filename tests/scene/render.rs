@@ -7,7 +7,7 @@ use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Service};
 use pinfold::experiment::{Rendered, Slice, TrainingJob, WorkloadFormat, render};
-use pinfold::pod::{self, Entitlement, Policy, Role};
+use pinfold::pod::{self, Entitlement, PodRole, Policy};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -434,9 +434,9 @@ fn the_agent_knows_the_pods_and_pins_them() {
         let known = pod::recognise(&pod);
         let labels = &one.template["metadata"]["labels"];
         let (role, cpus) = if labels["job"] == "ps" {
-            (Role::Ps, 2)
+            (PodRole::Ps, 2)
         } else {
-            (Role::Worker, 3)
+            (PodRole::Worker, 3)
         };
         assert_eq!((known.role, known.training), (role, true));
         assert_eq!(
@@ -461,7 +461,7 @@ fn the_agent_knows_the_pods_and_pins_them() {
         );
         assert_eq!(
             spec["restartPolicy"],
-            if role == Role::Ps {
+            if role == PodRole::Ps {
                 "Always"
             } else {
                 "OnFailure"
@@ -469,7 +469,7 @@ fn the_agent_knows_the_pods_and_pins_them() {
         );
         assert_eq!(
             one.kind,
-            if role == Role::Ps {
+            if role == PodRole::Ps {
                 "Deployment"
             } else {
                 "Job"

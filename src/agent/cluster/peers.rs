@@ -119,7 +119,7 @@ impl Requests {
 
 #[cfg(test)]
 mod tests {
-    use crate::pod::Role;
+    use crate::pod::PodRole;
 
     use super::*;
 
@@ -141,7 +141,7 @@ mod tests {
         assert_eq!(requests.due(unknown(&[1, 2]), start), unknown(&[1, 2]));
         let found = JobMember {
             pod: "w-1".to_owned(),
-            role: Role::Worker,
+            role: PodRole::Worker,
             addresses: vec![[10, 0, 0, 1].into()],
         };
         requests.answered(job.clone(), addresses(&[1, 2]), &[found], start);

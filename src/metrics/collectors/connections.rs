@@ -25,7 +25,7 @@ use crate::host::cgroup::Unified;
 use crate::host::diag::{SocketDiag, TcpConnection, TcpState};
 use crate::host::{netns, proc};
 use crate::pin::Snapshot;
-use crate::pod::Role;
+use crate::pod::PodRole;
 use connection_totals::{BOUNDS, ConnectionTotals};
 use peer_directory::{PeerDirectory, TrainingJobKey};
 use pod_netns::{NetnsOwners, PodNetns, PodNetnsList};
@@ -185,7 +185,7 @@ impl ConnectionSampler {
             for (peer, bytes) in &pod.peers {
                 let role = peer
                     .as_ref()
-                    .map_or(Role::Other, |peer| peer.role)
+                    .map_or(PodRole::Other, |peer| peer.role)
                     .to_string();
                 let (namespace, name) = match peer {
                     Some(peer) => (state.namespace.as_str(), peer.pod.as_str()),

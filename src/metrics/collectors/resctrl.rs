@@ -12,7 +12,7 @@ use super::scrape::{Collector, Scrape};
 use crate::cpu::CpuSet;
 use crate::host::resctrl::{CacheCounters, Count, Resctrl, ResctrlError};
 use crate::pin::Enforcement;
-use crate::pod::Role;
+use crate::pod::PodRole;
 
 /// The time after which a refused group is tried again with the same CPUs. Each attempt takes a monitor, which may not be free
 /// again at once.
@@ -270,7 +270,7 @@ fn failure(error: &ResctrlError) -> CollectOutcome {
 fn group<'a, 'b>(container: &'a MeasuredContainer<'b>) -> Option<ResctrlGroup<'a, 'b>> {
     let cpus = container.enforced_cpus()?;
     let name = name(container.state.uid.as_deref()?, &container.state.container)?;
-    let preferred = container.state.role == Role::Ps;
+    let preferred = container.state.role == PodRole::Ps;
     let wanted = WantedGroup {
         name,
         cpus,

@@ -9,7 +9,7 @@ use super::model::MeasuredContainer;
 use super::scrape::Scrape;
 use crate::cpu::CpuSet;
 use crate::host::perf::{CounterGroup, EVENTS, PerfError, PerfEvent};
-use crate::pod::Role;
+use crate::pod::PodRole;
 
 /// Reasons for missing counters, as label values: `metrics.maxSharedCounters` is too small; the cgroup has no hierarchy for
 /// events (cgroup v2 or `perf_event`); the counters of a CPU can't be opened.
@@ -210,8 +210,8 @@ fn rank(container: &MeasuredContainer<'_>) -> Option<u8> {
         return None;
     }
     Some(match container.state.role {
-        Role::Ps => 0,
-        Role::Worker | Role::Chief | Role::Evaluator => 1,
-        Role::Launcher | Role::Other => 2,
+        PodRole::Ps => 0,
+        PodRole::Worker | PodRole::Chief | PodRole::Evaluator => 1,
+        PodRole::Launcher | PodRole::Other => 2,
     })
 }

@@ -16,7 +16,8 @@ use crate::host::perf;
 use crate::host::proc::Proc;
 use crate::pin::{Enforcement, EnforcementCause};
 use crate::pod::{
-    Container, ContainerKind, Entitlement, Pod, Policy, Qos, Role, ThreadPolicy, thread_environment,
+    Container, ContainerKind, Entitlement, Pod, PodRole, Policy, Qos, ThreadPolicy,
+    thread_environment,
 };
 
 /// The open files of a cgroup: the directory, CPU time, processes, memory, and three files of pressure.
@@ -83,7 +84,7 @@ fn state(cgroup: String, number: u32) -> ContainerState {
         container: "main".to_owned(),
         uid: Some(number.to_string()),
         kind: ContainerKind::App,
-        role: Role::Other,
+        role: PodRole::Other,
         job: None,
         index: None,
         evidence: String::new(),

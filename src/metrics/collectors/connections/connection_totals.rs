@@ -185,7 +185,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use crate::pod::Role;
+    use crate::pod::PodRole;
 
     use super::*;
 
@@ -319,7 +319,7 @@ mod tests {
         let job = ("train".to_owned(), "job".to_owned());
         let peer = |pod: &str| Peer {
             pod: pod.to_owned(),
-            role: Role::Worker,
+            role: PodRole::Worker,
         };
         let own = (job.clone(), peer("w-9"));
         let mut directory = PeerDirectory::default();

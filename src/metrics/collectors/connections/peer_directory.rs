@@ -127,7 +127,7 @@ impl PeerDirectory {
 #[cfg(test)]
 mod tests {
     use crate::host::diag::TcpState;
-    use crate::pod::Role;
+    use crate::pod::PodRole;
 
     use super::*;
 
@@ -138,7 +138,7 @@ mod tests {
     fn peer(pod: &str) -> Peer {
         Peer {
             pod: pod.to_owned(),
-            role: Role::Worker,
+            role: PodRole::Worker,
         }
     }
 
