@@ -79,7 +79,7 @@ fn run_name(scene: &str, case: &str) -> String {
 }
 
 /// A Prometheus, and the warnings of its answers.
-struct Source<'a> {
+struct QuerySource<'a> {
     prometheus: &'a Prometheus,
     warnings: &'a mut BTreeSet<String>,
 }
@@ -94,7 +94,7 @@ pub async fn discover(
     requested: &RequestedRun,
     warnings: &mut BTreeSet<String>,
 ) -> Result<Vec<RequestedRun>, GatherError> {
-    let mut source = Source {
+    let mut source = QuerySource {
         prometheus,
         warnings,
     };
@@ -146,7 +146,7 @@ pub async fn gather(
     steps: Option<&StepMetric>,
     warnings: &mut BTreeSet<String>,
 ) -> Result<ObservedRun, GatherError> {
-    let mut source = Source {
+    let mut source = QuerySource {
         prometheus,
         warnings,
     };
@@ -165,7 +165,7 @@ pub async fn gather(
 
 // === impl Source ===
 
-impl Source<'_> {
+impl QuerySource<'_> {
     async fn instant(&mut self, query: &str, at: f64) -> Result<Vec<Series>, PrometheusError> {
         let answer = self.prometheus.instant(query, at).await?;
         Ok(self.series(answer))

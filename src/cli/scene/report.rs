@@ -16,7 +16,7 @@ use crate::experiment::report::{
     Diagram, ExperimentReport, RunReport, StepMetric, Subject, analyse, compare, markdown,
     pictures, seconds_of, time,
 };
-use crate::prometheus::{Access, Prometheus, RequestedRun, discover, gather};
+use crate::prometheus::{Prometheus, PrometheusAccess, RequestedRun, discover, gather};
 
 /// The default time range of a report.
 const LAST: &str = "1h";
@@ -160,7 +160,7 @@ impl ReportArgs {
     /// The report; `None` if empty, after a message to the user.
     async fn found(&self, asked: &[RequestedRun]) -> anyhow::Result<Option<ExperimentReport>> {
         let deadline = self.timeout;
-        let access = Access {
+        let access = PrometheusAccess {
             token: self.token_file.as_deref(),
             user: self.user_file.as_deref(),
             authority: self.ca_file.as_deref(),
