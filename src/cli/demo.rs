@@ -13,7 +13,7 @@ use indicatif::{HumanBytes, ProgressBar};
 use super::OutputFormat;
 use super::interrupt::{INTERRUPTED, cancel_on_signal};
 use super::run::{runtime, start_error_log};
-use crate::sandbox::demo::{self, Frame, Half, Options, Report, Row};
+use crate::sandbox::demo::{self, DemoFrame, DemoOptions, DemoReport, DemoRow, HalfFigures};
 use crate::sandbox::job::Mode;
 use crate::sandbox::neighbors::NeighborKind;
 
@@ -58,7 +58,7 @@ impl Demo {
             "the demo needs root, for cgroups and network namespaces: run it with sudo"
         );
         start_error_log()?;
-        let options = Options {
+        let options = DemoOptions {
             seconds: self.seconds,
             listen: self.listen,
             cgroup_dir: self.cgroup_dir,
@@ -117,7 +117,7 @@ impl FrameOutput {
         }
     }
 
-    fn show(&mut self, frame: &Frame) {
+    fn show(&mut self, frame: &DemoFrame) {
         let name = match frame.mode {
             Mode::Shared => "shared",
             Mode::Pinned => "pinned and sized",
@@ -145,7 +145,7 @@ impl FrameOutput {
     }
 }
 
-fn draw(frame: &Frame) -> String {
+fn draw(frame: &DemoFrame) -> String {
     let title = match frame.mode {
         Mode::Shared => "1 of 2: shared CPUs, as many threads as the host has CPUs",
         Mode::Pinned => "2 of 2: exclusive CPUs, threads sized to the CPUs",
@@ -189,7 +189,7 @@ fn draw(frame: &Frame) -> String {
     text
 }
 
-fn cells(row: &Row) -> [String; 10] {
+fn cells(row: &DemoRow) -> [String; 10] {
     let cpus = if row.exclusive {
         format!("{} exclusive", row.cpus)
     } else {
@@ -219,10 +219,10 @@ fn cells(row: &Row) -> [String; 10] {
 }
 
 /// The figures of both halves.
-fn changes(report: &Report) -> Table {
-    let Report { shared, pinned, .. } = report;
+fn changes(report: &DemoReport) -> Table {
+    let DemoReport { shared, pinned, .. } = report;
     let mut table = super::table(&["", "SHARED", "PINNED AND SIZED", "CHANGE"]);
-    let mut line = |name: &str, pick: fn(&Half) -> Option<f64>| {
+    let mut line = |name: &str, pick: fn(&HalfFigures) -> Option<f64>| {
         let (Some(before), Some(after)) = (pick(shared), pick(pinned)) else {
             table.add_row([name, "-", "-", "-"]);
             return;
@@ -259,7 +259,7 @@ fn changes(report: &Report) -> Table {
     table
 }
 
-fn summary(report: &Report) -> String {
+fn summary(report: &DemoReport) -> String {
     let mut text = introduction(report);
     let _ = writeln!(text, "{}", changes(report));
     for row in report.pods.iter().filter(|row| row.exclusive) {
@@ -297,7 +297,7 @@ fn summary(report: &Report) -> String {
 }
 
 /// The text before the table: a warning if the comparison is unreliable, then the sentences about the comparison.
-fn introduction(report: &Report) -> String {
+fn introduction(report: &DemoReport) -> String {
     let mut text = String::new();
     let warning = report.interference.map_or_else(Vec::new, |interference| {
         interference.warning(

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{Args, Subcommand, value_parser};
 
-use crate::sandbox::train::progress::{Progress, Role};
+use crate::sandbox::train::progress::{ProcessRole, Progress};
 use crate::sandbox::train::ps::Rates;
 use crate::sandbox::train::{Geometry, neighbor, ps, threads, worker};
 
@@ -122,7 +122,7 @@ impl Train {
                         job.task_index
                     );
                 }
-                run_ps(|threads| ps::Options {
+                run_ps(|threads| ps::ServerOptions {
                     listen,
                     geometry,
                     shard: job.task_index,
@@ -142,7 +142,7 @@ impl Train {
                 job,
             } => {
                 let geometry = job.geometry()?;
-                run_worker(each_step, |threads| worker::Options {
+                run_worker(each_step, |threads| worker::WorkerOptions {
                     ps_hosts: if own_parameters {
                         Vec::new()
                     } else {
@@ -203,9 +203,9 @@ impl JobArgs {
     }
 }
 
-fn run_ps(options: impl FnOnce(usize) -> ps::Options) -> anyhow::Result<()> {
+fn run_ps(options: impl FnOnce(usize) -> ps::ServerOptions) -> anyhow::Result<()> {
     let options = options(count(&["TF_NUM_INTEROP_THREADS"])?);
-    let progress = Progress::new(Role::Ps, options.shard, options.threads);
+    let progress = Progress::new(ProcessRole::Ps, options.shard, options.threads);
     progress.attend()?;
     ps::Server::bind(&options, progress)?.run()?;
     Ok(())
@@ -213,10 +213,15 @@ fn run_ps(options: impl FnOnce(usize) -> ps::Options) -> anyhow::Result<()> {
 
 fn run_worker(
     each_step: bool,
-    options: impl FnOnce(usize) -> worker::Options,
+    options: impl FnOnce(usize) -> worker::WorkerOptions,
 ) -> anyhow::Result<()> {
     let options = options(count(&["TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS"])?);
-    let progress = Progress::telling(Role::Worker, options.index, options.threads, each_step);
+    let progress = Progress::telling(
+        ProcessRole::Worker,
+        options.index,
+        options.threads,
+        each_step,
+    );
     progress.attend()?;
     worker::train(&options, &progress)?;
     progress.report()?;
@@ -228,7 +233,7 @@ fn run_neighbor(threads: Option<u16>, busy: Option<u8>, index: u32) -> anyhow::R
         Some(threads) => usize::from(threads),
         None => count(&[])? + 1,
     };
-    let progress = Progress::new(Role::Neighbor, index, threads);
+    let progress = Progress::new(ProcessRole::Neighbor, index, threads);
     progress.attend()?;
     neighbor::start(threads, busy, &progress)?;
     loop {
