@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::render::{JobTask, TaskResources, roles, tasks};
 use crate::scene::{
-    Amount, Amounts, Labels, NoSuchCase, Node, NodeSelector, NodeTaint, Operator, PS, ScenePlan,
-    Slot, Slots, assign, natural,
+    Amount, Amounts, NoSuchCase, Node, NodeLabels, NodeSelector, NodeTaint, Operator, PS,
+    ScenePlan, Slot, Slots, assign, natural,
 };
 
 /// Which node each task would come to.
@@ -126,7 +126,7 @@ impl<'a> Scheduler<'a> {
     }
 
     /// The labels that the pods of a slot ask for. Aliases are for people: pods ask for the four keys.
-    fn labels(&self, slot: &Slot) -> Labels {
+    fn labels(&self, slot: &Slot) -> NodeLabels {
         let keys = &self.plan.spec.labels;
         keys.labels(slot)
             .into_iter()
@@ -135,7 +135,7 @@ impl<'a> Scheduler<'a> {
     }
 
     /// The nodes with the labels of a slot, by name.
-    fn labelled(&self, slot: &Slot, labels: &Labels) -> Vec<&'a Node> {
+    fn labelled(&self, slot: &Slot, labels: &NodeLabels) -> Vec<&'a Node> {
         let has = |node: &Node| {
             labels
                 .iter()
@@ -196,7 +196,7 @@ impl<'a> Scheduler<'a> {
 }
 
 /// The reason of a task without any labelled node.
-fn without_node(labels: &Labels) -> String {
+fn without_node(labels: &NodeLabels) -> String {
     let pairs: Vec<String> = labels
         .iter()
         .map(|(key, value)| format!("{key}={value}"))

@@ -11,7 +11,7 @@ use super::super::OutputFormat;
 use super::case::CaseOf;
 use super::live::LiveCluster;
 use crate::cluster::claims::Holder;
-use crate::scene::{ScenePlan, Slots, Status, status};
+use crate::scene::{CaseStatus, ScenePlan, Slots, status};
 use crate::text::counted;
 
 /// Compare the nodes' labels with a case: print claimed, missing and double slots.
@@ -136,7 +136,7 @@ struct Held {
 }
 
 impl Held {
-    fn new(plan: &ScenePlan, status: &Status, cluster: &LiveCluster) -> Self {
+    fn new(plan: &ScenePlan, status: &CaseStatus, cluster: &LiveCluster) -> Self {
         let name = plan.metadata.name.as_deref().unwrap_or_default();
         let (mut holders, mut problems) = (BTreeMap::new(), Vec::new());
         for (slot, nodes) in &status.slots {
@@ -169,7 +169,7 @@ impl Held {
     }
 }
 
-fn object(slots: &Slots, status: &Status) -> Value {
+fn object(slots: &Slots, status: &CaseStatus) -> Value {
     let place = |slot, more: (&str, Value)| {
         let mut place = json!(slot);
         if let Some(fields) = place.as_object_mut() {
@@ -193,7 +193,7 @@ fn object(slots: &Slots, status: &Status) -> Value {
     })
 }
 
-fn table(slots: &Slots, status: &Status) -> String {
+fn table(slots: &Slots, status: &CaseStatus) -> String {
     let mut table = super::super::table(&["TYPE", "INDEX", "STATE", "NODE"]);
     for (slot, nodes) in &status.slots {
         let (state, node) = match nodes.as_slice() {

@@ -16,7 +16,9 @@ use tokio_util::sync::CancellationToken;
 use super::{Reclaimer, Round, item, now};
 use crate::cluster::informer::{ObjectPart, ObjectSource, Objects, follow};
 use crate::cluster::{Backoff, Failure, Jitter};
-use crate::scene::{Item, ItemKind, PS, RECLAIM_LABEL, Reclaimable, Verdict, reclaim};
+use crate::scene::{
+    ItemKind, PS, RECLAIM_LABEL, ReclaimItem, ReclaimVerdict, Reclaimable, reclaim,
+};
 
 /// The wait after a change, since the changes of a job come in groups.
 const SETTLE: Duration = Duration::from_millis(500);
@@ -28,7 +30,7 @@ const FIRST_WAIT: Duration = Duration::from_secs(15);
 const LONGEST_WAIT: Duration = Duration::from_secs(300);
 
 /// The known objects of jobs that ask to be reclaimed. `None` for an unreadable object.
-type Items = watch::Receiver<Objects<Option<Item>>>;
+type Items = watch::Receiver<Objects<Option<ReclaimItem>>>;
 
 /// The watched objects.
 struct WatchedObjects {
@@ -38,7 +40,7 @@ struct WatchedObjects {
 }
 
 /// The decisions about the jobs, by namespace and name.
-type ReclaimDecisions = BTreeMap<(String, String), Verdict>;
+type ReclaimDecisions = BTreeMap<(String, String), ReclaimVerdict>;
 
 // === impl Watched ===
 
@@ -157,7 +159,9 @@ impl Reclaimer {
             let Some(jobs) = watched.decide(now(), self.after) else {
                 continue;
             };
-            let can_go = jobs.iter().any(|job| job.verdict == Verdict::Reclaim);
+            let can_go = jobs
+                .iter()
+                .any(|job| job.verdict == ReclaimVerdict::Reclaim);
             return (!can_go).then_some(jobs);
         }
     }
@@ -177,8 +181,8 @@ impl Reclaimer {
                 continue;
             }
             match &job.verdict {
-                Verdict::Running { .. } | Verdict::Reclaim => {}
-                Verdict::Waiting { until } => {
+                ReclaimVerdict::Running { .. } | ReclaimVerdict::Reclaim => {}
+                ReclaimVerdict::Waiting { until } => {
                     let at = Timestamp::from_second(*until)
                         .map_or_else(|_| until.to_string(), |at| at.to_string());
                     let note = format!(
@@ -187,7 +191,7 @@ impl Reclaimer {
                     );
                     self.tell(job, false, "ReclaimScheduled", note);
                 }
-                Verdict::Kept { reason } => {
+                ReclaimVerdict::Kept { reason } => {
                     let note = format!(
                         "the parameter servers of the training job {} stay: {reason}",
                         job.job
@@ -202,13 +206,13 @@ impl Reclaimer {
     }
 
     /// The objects of a kind that ask to be reclaimed.
-    fn source(&self, kind: ItemKind) -> ObjectSource<Option<Item>> {
+    fn source(&self, kind: ItemKind) -> ObjectSource<Option<ReclaimItem>> {
         let (version, plural, list) = match kind {
             ItemKind::Deployment => ("apps/v1", "deployments", "DeploymentList"),
             ItemKind::Service => ("v1", "services", "ServiceList"),
             ItemKind::Job => ("batch/v1", "jobs", "JobList"),
         };
-        let decode: fn(&RawValue) -> Option<Item> = match kind {
+        let decode: fn(&RawValue) -> Option<ReclaimItem> = match kind {
             ItemKind::Deployment => deployment,
             ItemKind::Service => service,
             ItemKind::Job => job,
@@ -223,19 +227,19 @@ impl Reclaimer {
     }
 }
 
-fn deployment(object: &RawValue) -> Option<Item> {
+fn deployment(object: &RawValue) -> Option<ReclaimItem> {
     decoded(ItemKind::Deployment, object)
 }
 
-fn service(object: &RawValue) -> Option<Item> {
+fn service(object: &RawValue) -> Option<ReclaimItem> {
     decoded(ItemKind::Service, object)
 }
 
-fn job(object: &RawValue) -> Option<Item> {
+fn job(object: &RawValue) -> Option<ReclaimItem> {
     decoded(ItemKind::Job, object)
 }
 
-fn decoded(kind: ItemKind, object: &RawValue) -> Option<Item> {
+fn decoded(kind: ItemKind, object: &RawValue) -> Option<ReclaimItem> {
     let object: Value = serde_json::from_str(object.get()).ok()?;
     item(kind, &object).ok()
 }
@@ -255,7 +259,7 @@ fn retry_of(round: &Result<Round, Failure>) -> Option<Option<Duration>> {
 fn next_end(jobs: &[Reclaimable]) -> Option<Instant> {
     let now = now();
     let waits = jobs.iter().filter_map(|job| match job.verdict {
-        Verdict::Waiting { until } => u64::try_from(until.saturating_sub(now)).ok(),
+        ReclaimVerdict::Waiting { until } => u64::try_from(until.saturating_sub(now)).ok(),
         _ => None,
     });
     waits

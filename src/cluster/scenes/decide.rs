@@ -24,8 +24,8 @@ use super::model::{DecisionState, Phase, PlanVersion, SlotDecisionInput};
 use super::plans::name_of;
 use crate::cluster::node::{self, LabelConflict, LabelStep};
 use crate::scene::{
-    Duty, LabelKeys, Node, OnBusy, ScenePlan, Slot, Slots, Switch, Want, duty, is_candidate,
-    is_hashed_lease, is_lease_of, slots, switch,
+    LabelKeys, Node, OnBusy, ScenePlan, Slot, SlotDuty, Slots, SwitchDecision, WantedSlot, duty,
+    is_candidate, is_hashed_lease, is_lease_of, slots, switch,
 };
 
 /// The prefix of the keys of Pinfold's taints, for any plan.
@@ -84,7 +84,7 @@ pub fn decide(input: SlotDecisionInput<'_>, memory: &DecisionState) -> SlotDecis
     };
     match duty(&input.plans.plans, &node) {
         Err(error) => SlotDecision::new(Phase::Unknown, format!("nothing is changed: {error}")),
-        Ok(Duty::Disputed { plans }) => {
+        Ok(SlotDuty::Disputed { plans }) => {
             let plans = plans.join(" and ");
             let says = format!(
                 "the plans {plans} are active and all have this node as a candidate: the node stays unchanged \
@@ -92,8 +92,8 @@ pub fn decide(input: SlotDecisionInput<'_>, memory: &DecisionState) -> SlotDecis
             );
             SlotDecision::new(Phase::Disputed, says)
         }
-        Ok(Duty::Free { reason }) => judge.free(&reason),
-        Ok(Duty::Of(plan, want)) => judge.wanted(plan, want),
+        Ok(SlotDuty::Free { reason }) => judge.free(&reason),
+        Ok(SlotDuty::Of(plan, want)) => judge.wanted(plan, want),
     }
 }
 
@@ -181,7 +181,7 @@ impl Judge<'_> {
     }
 
     /// Exactly one plan wants the node.
-    fn wanted(&self, plan: &ScenePlan, want: Want) -> SlotDecision {
+    fn wanted(&self, plan: &ScenePlan, want: WantedSlot) -> SlotDecision {
         if self.has_something()
             && !self.gave(plan)
             && let Some(unread) = self.unread()
@@ -189,9 +189,9 @@ impl Judge<'_> {
             return unread;
         }
         match want {
-            Want::Nothing { reason } => self.free(&reason),
-            Want::Slot(slot) => self.place(plan, slot),
-            Want::Claim(slots) => match self.claimed(plan, &slots) {
+            WantedSlot::Nothing { reason } => self.free(&reason),
+            WantedSlot::Slot(slot) => self.place(plan, slot),
+            WantedSlot::Claim(slots) => match self.claimed(plan, &slots) {
                 Some(slot) => self.place(plan, slot),
                 None => self.claim(plan, slots),
             },
@@ -407,9 +407,9 @@ impl Judge<'_> {
             }
         };
         match switch(rule, &current.to_string(), &names) {
-            Switch::Change { .. } => None,
-            Switch::Wait { reason } => stay(Phase::Waiting, with_labels(reason)),
-            Switch::Refuse { reason } => stay(Phase::Refused, with_labels(reason)),
+            SwitchDecision::Change { .. } => None,
+            SwitchDecision::Wait { reason } => stay(Phase::Waiting, with_labels(reason)),
+            SwitchDecision::Refuse { reason } => stay(Phase::Refused, with_labels(reason)),
         }
     }
 

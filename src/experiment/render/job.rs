@@ -8,7 +8,9 @@ use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, Schema};
 use serde::{Deserialize, Serialize};
 
-use crate::scene::{Amount, Finding, Path, Place, ReadError, Tree, amounts_schema, violations_of};
+use crate::scene::{
+    Amount, Finding, Path, ReadError, SourcePlace, Tree, amounts_schema, violations_of,
+};
 use crate::text::{self, TextForm};
 
 /// The longest text of parameters that is read, in bytes.
@@ -183,7 +185,7 @@ impl TrainingJob {
             return fail("the text has several documents: one file describes one job");
         }
         let schema: Option<JSONSchemaProps> = serde_json::from_value(generated().to_value()).ok();
-        let place = |path: String, line: Option<u64>| Place {
+        let place = |path: String, line: Option<u64>| SourcePlace {
             file: origin.to_owned(),
             line,
             plan: String::new(),
