@@ -1,7 +1,7 @@
 //! The agent's side of the Kubernetes API: whether the API is used, the agent's identity, and the tasks that use the API.
 //!
 //! ```text
-//!              ┌─ follow ── PodsEvent ──> pods::take ── Event::Pods ──> reconciler
+//!              ┌─ follow ── PodsEvent ──> pods::take ── AgentEvent::Pods ──> reconciler
 //!  Cluster ────┤                              └── Link (the API's state for /status, /readyz and /metrics)
 //!              ├─ Recorder <── News ── news::tell <── Snapshot ── reconciler
 //!              └─ Scenes: this Node's labels and claims, by the ScenePlans
