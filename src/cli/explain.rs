@@ -11,7 +11,7 @@ use super::OutputFormat;
 #[cfg(feature = "portforward")]
 use super::agents::{ClusterAccess, object_name};
 use super::local_agent::local_agent;
-use super::plan::{Input, Planned, PlannedContainer};
+use super::plan::{MachineArgs, Planned, PlannedContainer};
 use crate::agent::config::Overrides;
 use crate::client::{Endpoint, container_report, full_status};
 
@@ -50,7 +50,7 @@ pub(super) struct Explain {
     #[command(flatten)]
     access: ClusterAccess,
     #[command(flatten)]
-    input: Input,
+    input: MachineArgs,
     /// Form of the output.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
     output: OutputFormat,

@@ -97,7 +97,7 @@ enum Command {
     Bench(bench::BenchArgs),
     Topology(topology::TopologyArgs),
     #[cfg(feature = "top")]
-    Top(top::Top),
+    Top(top::TopArgs),
     #[cfg(feature = "portforward")]
     Status(status::StatusArgs),
     Place(place::PlaceArgs),

@@ -31,7 +31,7 @@ pub(super) struct PlanArgs {
     #[arg(long, value_name = "FILE", required = true)]
     pods: Vec<PathBuf>,
     #[command(flatten)]
-    input: Input,
+    input: MachineArgs,
     /// Form of the output.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
     output: OutputFormat,
@@ -39,7 +39,7 @@ pub(super) struct PlanArgs {
 
 /// Which machine, in which state.
 #[derive(Debug, Args)]
-pub(super) struct Input {
+pub(super) struct MachineArgs {
     /// Folder that holds the machine's sys/.
     #[arg(
         long,
@@ -104,7 +104,7 @@ pub(super) struct PlannedContainer {
 
 // === impl Input ===
 
-impl Input {
+impl MachineArgs {
     pub(super) fn plan(&self, manifests: &[PathBuf]) -> anyhow::Result<Planned> {
         let overrides = Overrides {
             config: self.config.clone(),

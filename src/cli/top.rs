@@ -63,7 +63,7 @@ const EXAMPLES: &str = if cfg!(feature = "portforward") {
 /// node delays no other node. An unknown value is a dash. The key ? shows all keys.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Top {
+pub(super) struct TopArgs {
     /// An agent: URL, HOST:PORT or HOST, with an optional NAME= before the address; may be repeated [default: the agent of this node]
     #[arg(long, value_name = "[NAME=]URL")]
     node: Vec<String>,
@@ -104,7 +104,7 @@ pub(super) struct Top {
 
 // === impl Top ===
 
-impl Top {
+impl TopArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let named = self.named_targets()?;
         if !self.once {

@@ -1,4 +1,4 @@
-//! [`CaseOf`]: a plan and a case, from a file or from the cluster.
+//! [`CaseArgs`]: a plan and a case, from a file or from the cluster.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -7,19 +7,19 @@ use anyhow::{Context, ensure};
 use clap::Args;
 
 use super::files;
-use super::live::{Live, LiveCluster};
+use super::live::{LiveArgs, LiveCluster};
 use crate::cluster::claims::Holder;
 use crate::experiment::{AMOUNTS, TrainingJob, check};
 use crate::scene::{Document, Node, ScenePlan, Severity, Slots, slots};
 
 /// The choice of a plan and a case.
 #[derive(Debug, Args)]
-pub(super) struct CaseOf {
+pub(super) struct CaseArgs {
     /// File with a ScenePlan (YAML or JSON); - is the standard input [default with --live: the cluster's plan]
     #[arg(value_name = "FILE", required_unless_present = "live")]
     file: Option<PathBuf>,
     #[command(flatten)]
-    live: Live,
+    live: LiveArgs,
     /// The plan's name, if the file or the cluster has several plans.
     #[arg(long, value_name = "NAME")]
     plan: Option<String>,
@@ -33,7 +33,7 @@ pub(super) struct CaseOf {
 
 // === impl CaseOf ===
 
-impl CaseOf {
+impl CaseArgs {
     /// The chosen plan. An invalid plan is refused with its first mistake.
     fn choose(&self, documents: &[Document], origin: &str) -> anyhow::Result<ScenePlan> {
         let names: Vec<&str> = documents.iter().map(Document::name).collect();

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::super::OutputFormat;
 
 use super::files;
-use super::live::Live;
+use super::live::LiveArgs;
 use crate::experiment::{AMOUNTS, check};
 use crate::scene::Severity;
 use crate::text::counted;
@@ -30,7 +30,7 @@ pub(super) struct Check {
     #[arg(value_name = "FILE", required_unless_present = "live")]
     files: Vec<PathBuf>,
     #[command(flatten)]
-    live: Live,
+    live: LiveArgs,
     /// File with the cluster's Nodes, to check also that the candidates exist, suffice and are large enough.
     #[arg(long, value_name = "FILE", conflicts_with = "live")]
     nodes: Option<PathBuf>,

@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::Args;
 
 use super::files;
-use super::live::Live;
+use super::live::LiveArgs;
 use crate::experiment::import;
 
 /// Read the labels of the nodes and print a plan that gives the nodes the same labels.
@@ -30,7 +30,7 @@ pub(super) struct Import {
     )]
     file: Option<PathBuf>,
     #[command(flatten)]
-    live: Live,
+    live: LiveArgs,
     /// The plan's name.
     #[arg(long, value_name = "NAME", default_value = "imported")]
     name: String,

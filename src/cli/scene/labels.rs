@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value};
 
-use super::case::CaseOf;
+use super::case::CaseArgs;
 use crate::scene::{Assignment, Node, ScenePlan, assign, candidates};
 use crate::text::counted;
 
@@ -28,7 +28,7 @@ use crate::text::counted;
 Exit codes: 0 each slot has a node, 1 too few nodes, 2 bad input.")]
 pub(super) struct LabelsArgs {
     #[command(flatten)]
-    case: CaseOf,
+    case: CaseArgs,
     /// File with the cluster's Nodes: a List of them, or several documents.
     #[arg(
         long,

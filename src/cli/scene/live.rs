@@ -18,7 +18,7 @@ const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Whether to ask the cluster, and which.
 #[derive(Debug, Args)]
-pub(super) struct Live {
+pub(super) struct LiveArgs {
     /// Read nodes and claims from the cluster, and also the plans if no file is given.
     #[arg(long)]
     pub(super) live: bool,
@@ -44,7 +44,7 @@ pub(super) struct LiveCluster {
 
 // === impl Live ===
 
-impl Live {
+impl LiveArgs {
     /// The claims in a cluster without a plan; `None` if a plan exists, or without --live.
     pub(super) fn left_without_plan(&self) -> anyhow::Result<Option<BTreeMap<String, Holder>>> {
         if !self.live {

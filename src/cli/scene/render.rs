@@ -7,7 +7,7 @@ use anyhow::{anyhow, bail};
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
-use super::case::CaseOf;
+use super::case::CaseArgs;
 use super::files;
 use crate::experiment::{AMOUNTS, Faults, Reclaim, Slice, TrainingJob, WorkloadFormat, render};
 
@@ -30,7 +30,7 @@ use crate::experiment::{AMOUNTS, Faults, Reclaim, Slice, TrainingJob, WorkloadFo
 Exit codes: 0 done (warnings are possible), 2 missing or wrong settings. The output lists each of these.")]
 pub(super) struct RenderArgs {
     #[command(flatten)]
-    case: CaseOf,
+    case: CaseArgs,
     /// File with the job's parameters (YAML or JSON); - is the standard input. Flags overrule the file.
     #[arg(long, value_name = "FILE")]
     job: Option<PathBuf>,

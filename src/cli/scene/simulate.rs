@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::super::OutputFormat;
 
-use super::case::CaseOf;
+use super::case::CaseArgs;
 use crate::experiment::{AMOUNTS, JobTask, Simulation, claimed, invented, settle, simulate};
 use crate::scene::{Amount, Slots, slots};
 use crate::text::counted;
@@ -30,7 +30,7 @@ use crate::text::counted;
 Exit codes: 0 every task has a node, 1 some tasks would stay pending, 2 bad input.")]
 pub(super) struct SimulateArgs {
     #[command(flatten)]
-    case: CaseOf,
+    case: CaseArgs,
     /// File with the cluster's Nodes; - is the standard input.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["live", "count"])]
     nodes: Option<PathBuf>,

@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::super::OutputFormat;
-use super::case::CaseOf;
+use super::case::CaseArgs;
 use super::live::LiveCluster;
 use crate::cluster::claims::Holder;
 use crate::scene::{CaseStatus, ScenePlan, Slots, status};
@@ -25,7 +25,7 @@ Exit codes: 0 each slot has exactly one node and no other node has slot labels, 
 Without a plan in the cluster, --live lists the remaining claims: 0 none, 1 some.")]
 pub(super) struct SceneStatusArgs {
     #[command(flatten)]
-    case: CaseOf,
+    case: CaseArgs,
     /// File with the cluster's Nodes: a List of them, or several documents; - is the standard input.
     #[arg(
         long,
@@ -55,7 +55,7 @@ impl SceneStatusArgs {
         );
         let claims = cluster
             .as_ref()
-            .map(|cluster| Held::new(&plan, &status, cluster));
+            .map(|cluster| ClaimComparison::new(&plan, &status, cluster));
         match self.output {
             OutputFormat::Json => {
                 let mut object = object(&slots, &status);
@@ -126,7 +126,7 @@ impl SceneStatusArgs {
 }
 
 /// The comparison of a cluster's claims and labels.
-struct Held {
+struct ClaimComparison {
     /// The holders of claims on slots of the case, by the Lease's name.
     holders: BTreeMap<String, String>,
     /// Claims of other cases and plans.
@@ -135,7 +135,7 @@ struct Held {
     problems: Vec<String>,
 }
 
-impl Held {
+impl ClaimComparison {
     fn new(plan: &ScenePlan, status: &CaseStatus, cluster: &LiveCluster) -> Self {
         let name = plan.metadata.name.as_deref().unwrap_or_default();
         let (mut holders, mut problems) = (BTreeMap::new(), Vec::new());

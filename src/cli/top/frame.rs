@@ -7,7 +7,7 @@ use ratatui_core::style::{Color, Modifier, Style};
 use ratatui_core::text::{Line, Span};
 
 use super::map::{LEGEND, Map};
-use super::table::{Content, Table};
+use super::table::{Table, TableInput};
 use super::view::View;
 use super::words::{cut, left, number, percent, seconds};
 use crate::client::{AgentStatus, MonitoredNode, PodRow};
@@ -140,8 +140,8 @@ impl FrameInput<'_> {
         lines
     }
 
-    fn content<'s>(&'s self, outdated: &'s [bool]) -> Content<'s> {
-        Content {
+    fn content<'s>(&'s self, outdated: &'s [bool]) -> TableInput<'s> {
+        TableInput {
             rows: self.rows,
             names: self.names,
             has_several_nodes: self.nodes.len() > 1 && self.view.node.is_none(),

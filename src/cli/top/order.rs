@@ -145,10 +145,10 @@ pub(super) fn sort(rows: &mut [Arc<PodRow>], by: Column, reverse: bool, names: &
 /// The words of a filter. A pod passes if each word is a part of the pod's namespace, name, node, role, job, QoS class or
 /// state (exclusive, shared, drift, running). A word after an exclamation mark must be a part of none.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) struct Filter(Vec<Word>);
+pub(super) struct Filter(Vec<FilterWord>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Word {
+struct FilterWord {
     text: String,
     /// Whether the text must be absent.
     is_excluded: bool,
@@ -156,7 +156,7 @@ struct Word {
 
 // === impl Word ===
 
-impl Word {
+impl FilterWord {
     fn new(text: &str, is_excluded: bool) -> Self {
         Self {
             text: text.to_lowercase(),
@@ -172,8 +172,8 @@ impl Filter {
         let words = text
             .split_whitespace()
             .map(|word| match word.strip_prefix('!') {
-                Some(word) => Word::new(word, true),
-                None => Word::new(word, false),
+                Some(word) => FilterWord::new(word, true),
+                None => FilterWord::new(word, false),
             });
         Self(words.filter(|word| !word.text.is_empty()).collect())
     }

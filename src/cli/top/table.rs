@@ -34,13 +34,13 @@ const DROP_ORDER: [Column; 10] = [
 /// A table that makes only the visible lines.
 #[derive(Debug)]
 pub(super) struct Table<'a> {
-    content: &'a Content<'a>,
+    content: &'a TableInput<'a>,
     columns: Vec<(Column, usize)>,
 }
 
 /// The input of a table.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Content<'a> {
+pub(super) struct TableInput<'a> {
     pub(super) rows: &'a [Arc<PodRow>],
     /// The names of the nodes.
     pub(super) names: &'a [String],
@@ -56,7 +56,7 @@ pub(super) struct Content<'a> {
 
 impl<'a> Table<'a> {
     /// A table of a width.
-    pub(super) fn new(content: &'a Content<'a>, width: usize) -> Self {
+    pub(super) fn new(content: &'a TableInput<'a>, width: usize) -> Self {
         Self {
             content,
             columns: columns(content, width),
@@ -126,7 +126,7 @@ impl<'a> Table<'a> {
 }
 
 /// The columns that fit, with the width of each.
-fn columns(content: &Content<'_>, width: usize) -> Vec<(Column, usize)> {
+fn columns(content: &TableInput<'_>, width: usize) -> Vec<(Column, usize)> {
     let widest = |texts: &mut dyn Iterator<Item = usize>, least: usize, most: usize| {
         texts.max().unwrap_or_default().clamp(least, most)
     };
@@ -207,7 +207,7 @@ fn full_name(row: &PodRow) -> String {
 
 /// The line of a pod, or of a container of the pod.
 fn line(
-    content: &Content<'_>,
+    content: &TableInput<'_>,
     row: &PodRow,
     columns: &[(Column, usize)],
     container: Option<(&str, &RowFigures)>,

@@ -104,18 +104,18 @@ const KINDS: [(CoreKind, &str, char); 2] = [
 
 /// A kind of group, or several kinds with equal groups.
 struct Level {
-    names: Vec<Name>,
+    names: Vec<GroupName>,
     groups: Vec<CpuSet>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Name {
+enum GroupName {
     Socket,
     Numa,
     Llc,
 }
 
-impl Name {
+impl GroupName {
     fn id(self, cpu: &Cpu) -> Option<u32> {
         match self {
             Self::Socket => cpu.socket,
@@ -130,14 +130,14 @@ fn levels(topology: &Topology) -> Vec<Level> {
     let cores = topology.cores();
     let mut levels: Vec<Level> = Vec::new();
     let all = [
-        (Name::Socket, topology.sockets()),
-        (Name::Numa, topology.numa_nodes()),
-        (Name::Llc, topology.llcs()),
+        (GroupName::Socket, topology.sockets()),
+        (GroupName::Numa, topology.numa_nodes()),
+        (GroupName::Llc, topology.llcs()),
     ];
     for (name, groups) in all {
         let told = topology.cpus.iter().any(|cpu| name.id(cpu).is_some());
         // A heading per core says nothing, except of a NUMA node, which has memory.
-        let per_core = groups == cores && cores.len() > 1 && name != Name::Numa;
+        let per_core = groups == cores && cores.len() > 1 && name != GroupName::Numa;
         if !told || per_core {
             continue;
         }
@@ -183,7 +183,7 @@ impl Drawing<'_> {
         let segments: Vec<_> = groups
             .map(|group| (self.title(level, &group), self.cores(&group)))
             .collect();
-        if !level.names.contains(&Name::Numa) {
+        if !level.names.contains(&GroupName::Numa) {
             return self.side_by_side(out, indent, &segments);
         }
         let column = level
@@ -213,9 +213,9 @@ impl Drawing<'_> {
         let cpu = group.first().and_then(|id| self.topology.cpu(id));
         let names = level.names.iter().map(|name| {
             let word = match name {
-                Name::Socket => "socket",
-                Name::Numa => "NUMA node",
-                Name::Llc => "LLC",
+                GroupName::Socket => "socket",
+                GroupName::Numa => "NUMA node",
+                GroupName::Llc => "LLC",
             };
             match cpu.and_then(|cpu| name.id(cpu)) {
                 Some(id) => format!("{word} {id}"),
@@ -225,7 +225,7 @@ impl Drawing<'_> {
         let title = names.collect::<Vec<_>>().join(" · ");
         let numa = cpu
             .and_then(|cpu| cpu.numa)
-            .filter(|_| level.names.contains(&Name::Numa));
+            .filter(|_| level.names.contains(&GroupName::Numa));
         let node = self.topology.numa.iter().find(|node| Some(node.id) == numa);
         title
             + &node
