@@ -102,7 +102,7 @@ impl<'a> Scheduler<'a> {
             .get(&task.role)
             .map(TaskResources::requested)
             .unwrap_or_default();
-        let needs = Needs {
+        let needs = TaskNeeds {
             plan: self.plan,
             role: &task.role,
             needs: &requested,
@@ -165,7 +165,7 @@ impl<'a> Scheduler<'a> {
 
     /// Chooses the node with the fewest tasks, as in the scheduler. The error has the reason of each node that can't take the
     /// task.
-    fn choose(&self, needs: &Needs<'_>, labelled: &[&'a Node]) -> Result<&'a Node, String> {
+    fn choose(&self, needs: &TaskNeeds<'_>, labelled: &[&'a Node]) -> Result<&'a Node, String> {
         let mut reasons = Vec::new();
         let mut free = Vec::new();
         for node in labelled {
@@ -184,7 +184,7 @@ impl<'a> Scheduler<'a> {
     }
 
     /// Adds a task to the use of a node.
-    fn add_use(&mut self, needs: &Needs<'_>, node: &'a str) {
+    fn add_use(&mut self, needs: &TaskNeeds<'_>, node: &'a str) {
         let given = self.given.entry(node).or_default();
         given.tasks += 1;
         given.server |= needs.role == PS;
@@ -269,7 +269,7 @@ fn satisfying(selector: &NodeSelector) -> BTreeMap<String, String> {
 }
 
 /// The needs of a task on its node.
-struct Needs<'a> {
+struct TaskNeeds<'a> {
     plan: &'a ScenePlan,
     role: &'a str,
     needs: &'a BTreeMap<&'a str, &'a Amount>,
@@ -279,7 +279,7 @@ struct Needs<'a> {
 
 // === impl Needs ===
 
-impl Needs<'_> {
+impl TaskNeeds<'_> {
     fn amounts(&self) -> impl Iterator<Item = (&str, u64)> {
         let all = self
             .needs

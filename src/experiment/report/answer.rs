@@ -59,7 +59,7 @@ pub enum AnswerError {
 struct Envelope<'a> {
     status: String,
     #[serde(borrow)]
-    data: Option<Data<'a>>,
+    data: Option<AnswerData<'a>>,
     error_type: Option<String>,
     error: Option<String>,
     warnings: Option<Vec<String>>,
@@ -68,7 +68,7 @@ struct Envelope<'a> {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Data<'a> {
+struct AnswerData<'a> {
     result_type: String,
     /// The raw result. The type decides the content, and a long answer is parsed once.
     #[serde(borrow)]
@@ -76,13 +76,13 @@ struct Data<'a> {
 }
 
 #[derive(Deserialize)]
-struct Instant {
+struct InstantSample {
     metric: BTreeMap<String, String>,
     value: Option<(f64, Number)>,
 }
 
 #[derive(Deserialize)]
-struct Range {
+struct RangeSamples {
     metric: BTreeMap<String, String>,
     values: Option<Vec<(f64, Number)>>,
 }
@@ -132,10 +132,10 @@ pub fn read_answer(bytes: &[u8]) -> Result<Answer, AnswerError> {
         .data
         .ok_or_else(|| AnswerError::Shape("the answer has no data".to_owned()))?;
     let result = data.result.get();
-    let all: Vec<Range> = match data.result_type.as_str() {
+    let all: Vec<RangeSamples> = match data.result_type.as_str() {
         "vector" => {
-            let all: Vec<Instant> = serde_json::from_str(result).map_err(shape)?;
-            let range = |one: Instant| Range {
+            let all: Vec<InstantSample> = serde_json::from_str(result).map_err(shape)?;
+            let range = |one: InstantSample| RangeSamples {
                 metric: one.metric,
                 values: one.value.map(|value| vec![value]),
             };
@@ -149,7 +149,7 @@ pub fn read_answer(bytes: &[u8]) -> Result<Answer, AnswerError> {
         }
     };
     let mut series = Vec::with_capacity(all.len());
-    for Range {
+    for RangeSamples {
         metric: labels,
         values,
     } in all

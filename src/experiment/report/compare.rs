@@ -13,7 +13,7 @@ pub const APART: f64 = 0.1;
 /// By what the progress of a run is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub enum By {
+pub enum ProgressMeasure {
     /// Steps each second.
     Steps,
     /// Bytes that the parameter servers send each second: with the same model, each step of each worker fetches the same.
@@ -29,7 +29,7 @@ pub struct Efficiency {
     /// The base run of the comparison.
     pub base: String,
     /// By what.
-    pub by: By,
+    pub by: ProgressMeasure,
     /// The workers relative to the base.
     pub workers: f64,
     /// The progress relative to the base.
@@ -47,7 +47,7 @@ pub struct Pair {
     /// The second.
     pub other: String,
     /// The measure of the comparison.
-    pub by: By,
+    pub by: ProgressMeasure,
     /// The second's progress by the first's.
     pub ratio: f64,
     /// What that means.
@@ -181,7 +181,10 @@ fn comparable_pairs(runs: &[RunReport], notes: &mut Vec<String>) -> Vec<Pair> {
 }
 
 /// The progress of both by what both are known by.
-fn progress(one: &RunReport, other: &RunReport) -> Result<(By, f64, f64), &'static str> {
+fn progress(
+    one: &RunReport,
+    other: &RunReport,
+) -> Result<(ProgressMeasure, f64, f64), &'static str> {
     // The counter of a single task for all steps, or the sum of all tasks. The counters of only some tasks can't be
     // compared.
     let all = |run: &RunReport| run.stepping() == run.workers;
@@ -192,8 +195,8 @@ fn progress(one: &RunReport, other: &RunReport) -> Result<(By, f64, f64), &'stat
             .and_then(|usage| usage.sent_bytes_per_second)
     };
     let (by, one, other) = match ((steps(one), steps(other)), (sent(one), sent(other))) {
-        ((Some(one), Some(other)), _) => (By::Steps, one, other),
-        (_, (Some(one), Some(other))) => (By::ServerBytes, one, other),
+        ((Some(one), Some(other)), _) => (ProgressMeasure::Steps, one, other),
+        (_, (Some(one), Some(other))) => (ProgressMeasure::ServerBytes, one, other),
         _ => {
             return Err(
                 "the steps of all training tasks and the bytes sent by the parameter servers are unknown for one of the runs",
@@ -282,7 +285,7 @@ fn hot(run: &RunReport) -> Option<&str> {
 
 // === impl By ===
 
-impl By {
+impl ProgressMeasure {
     /// The counted thing, for people.
     pub fn words(self) -> &'static str {
         match self {

@@ -55,7 +55,7 @@ type JobName = (String, String);
 type JobPods = BTreeMap<String, Member>;
 
 /// The time of a pod on one node, from all targets that reported the pod.
-struct Stay<'a> {
+struct NodeStay<'a> {
     targets: Vec<&'a str>,
     from: f64,
     to: f64,
@@ -169,7 +169,7 @@ impl Members {
 
     /// What a pod has on average over the whole run of something of which each target told the average over its own time.
     pub fn average(&self, pod: &str, reports: &[(&str, f64)]) -> f64 {
-        let part = |stay: &Stay| {
+        let part = |stay: &NodeStay| {
             let seconds = stay.to.min(self.to) - stay.from.max(self.from);
             // The pod lived before the first scrape and after the last scrape.
             ((seconds + self.interval) / self.seconds()).clamp(0.0, 1.0)
@@ -186,7 +186,7 @@ impl Members {
         }
     }
 
-    fn stays(&self, pod: &str) -> Vec<Stay<'_>> {
+    fn stays(&self, pod: &str) -> Vec<NodeStay<'_>> {
         let reports = self
             .pods
             .get(pod)
@@ -196,18 +196,18 @@ impl Members {
             .map(|(target, span)| (target.as_str(), *span))
             .collect();
         reports.sort_by(|one, other| one.1.0.total_cmp(&other.1.0));
-        let mut stays: Vec<Stay> = Vec::new();
+        let mut stays: Vec<NodeStay> = Vec::new();
         for (target, (from, to)) in reports {
             let near = |one: f64, other: f64| (one - other).abs() <= self.interval;
             // Who moves is told of by both agents for a moment at most.
-            let same = |stay: &&mut Stay| {
+            let same = |stay: &&mut NodeStay| {
                 from < stay.to - self.interval || near(stay.from, from) && near(stay.to, to)
             };
             if let Some(stay) = stays.last_mut().filter(same) {
                 stay.targets.push(target);
                 stay.to = stay.to.max(to);
             } else {
-                stays.push(Stay {
+                stays.push(NodeStay {
                     targets: vec![target],
                     from,
                     to,
@@ -220,7 +220,7 @@ impl Members {
 
 // === impl Stay ===
 
-impl Stay<'_> {
+impl NodeStay<'_> {
     fn most(&self, reports: &[(&str, f64)]) -> Option<f64> {
         greatest(
             reports

@@ -25,7 +25,7 @@ mod usage;
 pub use analysis::{Curve, ObservedRun, Points, RunReport, analyse};
 pub use answer::{Answer, AnswerError, Series, read_answer};
 pub use balance::{Balance, LoadShare};
-pub use compare::{APART, By, Efficiency, ExperimentReport, Pair, compare};
+pub use compare::{APART, Efficiency, ExperimentReport, Pair, ProgressMeasure, compare};
 pub use figures::{seconds_of, time};
 pub use findings::{FindingKind, HOT, LAGS, LEAST_TRAFFIC, RunFinding, THROTTLED};
 pub use markdown::markdown;

@@ -7,9 +7,9 @@ use crate::experiment::report::{FindingKind, HOT, Series};
 type PodFigures<'a> = (&'a str, &'a str, &'a str, &'a [(Measure, f64)]);
 
 /// The same value alone.
-type Made = (String, &'static str, String, Vec<(Measure, f64)>);
+type OwnedPodFigures = (String, &'static str, String, Vec<(Measure, f64)>);
 
-fn report_of(pods: &[Made]) -> RunReport {
+fn report_of(pods: &[OwnedPodFigures]) -> RunReport {
     let pods: Vec<PodFigures> = pods
         .iter()
         .map(|(pod, role, index, known)| (pod.as_str(), *role, index.as_str(), known.as_slice()))
@@ -64,7 +64,7 @@ fn run(pods: &[PodFigures]) -> ObservedRun {
 
 /// Parameter servers with the given traffic.
 fn servers_of(moved: &[f64]) -> RunReport {
-    let pods: Vec<Made> = moved
+    let pods: Vec<OwnedPodFigures> = moved
         .iter()
         .enumerate()
         .map(|(at, moved)| {
@@ -287,7 +287,7 @@ fn a_server_may_be_hot_by_its_cpu_alone() {
         ]
     };
     let pods = [90.0, 5.0, 5.0].into_iter().enumerate();
-    let pods: Vec<Made> = pods
+    let pods: Vec<OwnedPodFigures> = pods
         .map(|(at, cpu)| (format!("ps-{at}"), "ps", at.to_string(), known(cpu)))
         .collect();
     let report = report_of(&pods);
@@ -345,7 +345,7 @@ fn quotas_and_laggards_are_named() {
     let worker =
         |cpu: f64, held: f64| vec![(Cpu, cpu), (Periods, 1000.0), (ThrottledPeriods, held)];
     let named = |cpus: &[f64], held: f64| {
-        let pods: Vec<Made> = cpus
+        let pods: Vec<OwnedPodFigures> = cpus
             .iter()
             .enumerate()
             .map(|(at, cpu)| {
@@ -413,7 +413,7 @@ proptest! {
     /// A role's usage is the sum of its tasks' usage, and missing data stays missing.
     #[test]
     fn roles_are_the_sum_of_tasks(known in prop::collection::vec((0_usize..3, 0_usize..4, prop::option::of(0.0..1e9_f64)), 1..30)) {
-        let pods: Vec<Made> = known
+        let pods: Vec<OwnedPodFigures> = known
             .iter()
             .enumerate()
             .map(|(at, (role, index, cpu))| {

@@ -107,7 +107,7 @@ fn each_scene_scales_from_its_own_smallest_case() {
             ("scene 2 case 2", "scene 2 case 1", 5.0, 1.0)
         ]
     );
-    assert_eq!(report.efficiency[0].by, By::Steps);
+    assert_eq!(report.efficiency[0].by, ProgressMeasure::Steps);
     // The comparison by case or by run.
     assert_eq!(
         compared(runs.clone(), Some("1")).efficiency,
@@ -138,13 +138,13 @@ fn steps_of_some_tasks_are_not_held_against_those_of_all() {
     let one = compared(vec![small.clone(), some_steps(large.clone())], None);
     assert_eq!(
         (one.efficiency[0].by, one.efficiency[0].efficiency),
-        (By::ServerBytes, 1.0)
+        (ProgressMeasure::ServerBytes, 1.0)
     );
     // A single task reports all steps in both runs.
     let both = compared(vec![some_steps(small), some_steps(large)], None);
     assert_eq!(
         (both.efficiency[0].by, both.efficiency[0].speedup),
-        (By::Steps, 1.0)
+        (ProgressMeasure::Steps, 1.0)
     );
     // An evaluator trains nothing.
     let mut evaluated = run("1", "1", 2, Some(20.0), &[]);
@@ -175,7 +175,7 @@ fn without_steps_what_servers_send_is_the_measure_and_without_both_nothing_is_sa
     let report = compared(half, None);
     assert_eq!(
         (report.efficiency[0].by, report.efficiency[0].efficiency),
-        (By::ServerBytes, 0.75)
+        (ProgressMeasure::ServerBytes, 0.75)
     );
     let none = compared(
         vec![
