@@ -4,7 +4,7 @@
 
 use crate::cpu::CpuSet;
 use crate::pin::Enforcement;
-use crate::pin::decide::{Decision, Refused};
+use crate::pin::decide::{Decision, RefusalSource};
 use crate::pin::snapshot::ContainerState;
 use crate::pod::{ContainerKind, Entitlement, Pod, Qos, is_required};
 
@@ -34,7 +34,7 @@ pub(super) fn at_start(
         return Ok(());
     }
     let why = match (&container.assigned, &container.effective) {
-        (Some(_), _) if container.refused == Some(Refused::Kernel) => Some(
+        (Some(_), _) if container.refused == Some(RefusalSource::Kernel) => Some(
             container
                 .note
                 .clone()
@@ -234,7 +234,7 @@ mod tests {
                 .contains("member")
         );
         let refused = ContainerState {
-            refused: Some(Refused::Kernel),
+            refused: Some(RefusalSource::Kernel),
             note: Some("no".to_owned()),
             ..own.clone()
         };

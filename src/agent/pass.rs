@@ -13,7 +13,7 @@ use super::pass_model::{
 };
 use super::pass_state::PassState;
 use crate::host::cgroup::PodCgroup;
-use crate::pin::decide::{Decision, DecisionInput, Decisions, Refused, decide_while};
+use crate::pin::decide::{Decision, DecisionInput, Decisions, RefusalSource, decide_while};
 use crate::pin::{self, AppliedStep, Drift, Enforcement, Ledger, Observed, Scan, Step};
 use crate::pod::{self, Pod};
 
@@ -588,7 +588,7 @@ impl PassView {
             }
             RuntimeRequest::Start { uid } => decisions.containers.iter().any(|decision| {
                 let pod = self.pods.get(decision.pod);
-                decision.refused == Some(Refused::Room)
+                decision.refused == Some(RefusalSource::Room)
                     && pod.is_some_and(|pod| pod.cgroup_uid() == Some(uid))
             }),
         }

@@ -11,7 +11,7 @@ pub use super::pod_store::PodStore;
 use super::release_backoff::ReleaseBackoff;
 use crate::cpu::CpuSet;
 use crate::metrics::AgentMetrics;
-use crate::pin::decide::{Decisions, Refused};
+use crate::pin::decide::{Decisions, RefusalSource};
 use crate::pin::{AppliedStep, Drift, Enforcement, Observed, Reason, Step, StepOutcome};
 use crate::pod::Pod;
 
@@ -192,7 +192,7 @@ impl PassState {
                     format!("stays in the shared pool: {says}")
                 })
             });
-            decision.refused = Some(Refused::Kernel);
+            decision.refused = Some(RefusalSource::Kernel);
         }
     }
 }

@@ -34,13 +34,13 @@ pub struct Decision {
     /// Why the container got fewer CPUs than its entitlement.
     pub note: Option<String>,
     /// The source of a refusal, if any.
-    pub refused: Option<Refused>,
+    pub refused: Option<RefusalSource>,
 }
 
 /// The source of an unexpected refusal: the pod's author could expect CPUs for the container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Refused {
+pub enum RefusalSource {
     /// Policy: the pod is a training pod, or its CPU annotation is unknown. The entitlement's
     /// reason explains the refusal.
     Policy,
@@ -185,8 +185,11 @@ impl PodRequest<'_> {
             };
             let note = notes.get(&(self.index, container.name.clone()));
             let refused = match note {
-                Some(note) => note.refused.then_some(Refused::Room),
-                None => self.denied.contains(&index).then_some(Refused::Policy),
+                Some(note) => note.refused.then_some(RefusalSource::Room),
+                None => self
+                    .denied
+                    .contains(&index)
+                    .then_some(RefusalSource::Policy),
             };
             decisions.containers.push(Decision {
                 pod: self.index,

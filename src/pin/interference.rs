@@ -58,16 +58,16 @@ pub struct InterferenceTracker {
 }
 
 /// A time in nanoseconds. Sums over many CPUs since boot exceed 64 bits.
-type Ns = i128;
+type BootNanos = i128;
 
 #[derive(Debug, Default)]
 struct TrackedOwner {
     tenure: Option<Tenure>,
     /// The exported total.
-    total: Ns,
-    error: Ns,
+    total: BootNanos,
+    error: BootNanos,
     /// The totals of earlier tenures: interference and error.
-    before: (Ns, Ns),
+    before: (BootNanos, BootNanos),
     updated: bool,
 }
 
@@ -77,7 +77,7 @@ struct Tenure {
     cpus: CpuSet,
     tracks: Vec<Track>,
     /// The time of the last reading, and the owner's usage at the last reading.
-    last: (Ns, Ns),
+    last: (BootNanos, BootNanos),
     contradictions: u32,
 }
 
@@ -85,19 +85,19 @@ struct Tenure {
 /// bounds.
 #[derive(Debug, Clone, Copy)]
 struct Track {
-    start: Reading,
+    start: InterferenceBounds,
     /// The lower and upper bound of the interference before the track's start.
-    before: (Ns, Ns),
+    before: (BootNanos, BootNanos),
     /// The highest lower bound of earlier readings: interference never decreases.
-    least: Ns,
+    least: BootNanos,
 }
 
 /// Interference between `least` and `most`; `about` is near the middle.
 #[derive(Debug, Clone, Copy)]
 struct Bounds {
-    least: Ns,
-    about: Ns,
-    most: Ns,
+    least: BootNanos,
+    about: BootNanos,
+    most: BootNanos,
 }
 
 /// The source of the CPUs' busy time.
@@ -113,20 +113,20 @@ enum UsageSource {
 
 /// The interference since boot according to a reading: between `low` and `high`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Reading {
-    from: Ns,
-    to: Ns,
-    low: Ns,
-    high: Ns,
+struct InterferenceBounds {
+    from: BootNanos,
+    to: BootNanos,
+    low: BootNanos,
+    high: BootNanos,
     /// Time that may have to be subtracted (`less`) or added (`more`). A track's start counts with
     /// the first number, and a later reading with the second number.
-    less: (Ns, Ns),
-    more: (Ns, Ns),
+    less: (BootNanos, BootNanos),
+    more: (BootNanos, BootNanos),
     /// The source, and whether interrupts were timed apart. Only readings of the same kind are
     /// comparable.
     kind: (UsageSource, bool),
     /// The owner's CPU time, which decreases only if a new cgroup replaces the old cgroup.
-    used: Ns,
+    used: BootNanos,
 }
 
 // === impl InterferenceTracker ===
@@ -150,7 +150,7 @@ impl InterferenceTracker {
             CpuUsage::PerCpu(_) => &[UsageSource::Counted],
             CpuUsage::Total(_) => &[UsageSource::Clock, UsageSource::RunSlices],
         };
-        let points: Vec<Reading> = sources
+        let points: Vec<InterferenceBounds> = sources
             .iter()
             .filter_map(|source| point(*source, cpus, first, usage, second))
             .collect();
@@ -172,7 +172,7 @@ impl InterferenceTracker {
 
 impl TrackedOwner {
     /// Keeps the totals and begins a new tenure.
-    fn begin(&mut self, cpus: &CpuSet, points: &[Reading]) {
+    fn begin(&mut self, cpus: &CpuSet, points: &[InterferenceBounds]) {
         self.before = (self.total, self.error);
         // Without a reading, because a CPU is offline or a counter is missing, no tenure begins.
         self.tenure = points.first().map(|point| Tenure {
@@ -186,7 +186,7 @@ impl TrackedOwner {
         });
     }
 
-    fn note(&mut self, cpus: &CpuSet, points: &[Reading]) {
+    fn note(&mut self, cpus: &CpuSet, points: &[InterferenceBounds]) {
         let Some(tenure) = self
             .tenure
             .as_mut()
@@ -215,7 +215,7 @@ impl TrackedOwner {
 impl Tenure {
     /// Whether a new reading belongs to the tenure. The CPUs and the cgroup must be the same, and
     /// the usage must not decrease.
-    fn goes_on(&self, cpus: &CpuSet, points: &[Reading]) -> bool {
+    fn goes_on(&self, cpus: &CpuSet, points: &[InterferenceBounds]) -> bool {
         let Some(now) = points.first() else {
             return false;
         };
@@ -230,8 +230,8 @@ impl Tenure {
     ///
     /// Contradictions happen because the kernel reads idle time and waiting-idle time at different
     /// instants. A spell can count in both or in neither.
-    fn bounds(&mut self, points: &[Reading]) -> Option<Bounds> {
-        let count = Ns::try_from(self.cpus.len()).unwrap_or(Ns::MAX);
+    fn bounds(&mut self, points: &[InterferenceBounds]) -> Option<Bounds> {
+        let count = BootNanos::try_from(self.cpus.len()).unwrap_or(BootNanos::MAX);
         let mut best: Option<Bounds> = None;
         for track in &mut self.tracks {
             let Some(now) = points.iter().find(|now| now.kind == track.start.kind) else {
@@ -272,7 +272,7 @@ impl Tenure {
 // === impl Track ===
 
 impl Track {
-    fn new(start: Reading, before: (Ns, Ns)) -> Self {
+    fn new(start: InterferenceBounds, before: (BootNanos, BootNanos)) -> Self {
         Self {
             start,
             before,
@@ -282,7 +282,7 @@ impl Track {
 
     /// The interference of the tenure on `cpus` CPUs according to the track's source; `None` for a
     /// contradiction.
-    fn bounds(&self, now: &Reading, cpus: Ns) -> Option<Bounds> {
+    fn bounds(&self, now: &InterferenceBounds, cpus: BootNanos) -> Option<Bounds> {
         let start = &self.start;
         let all = (now.to - start.from).saturating_mul(cpus);
         let low = self.before.0 + now.low - start.high - (now.less.1 - start.less.0);
@@ -299,7 +299,7 @@ impl Track {
 // === impl Bounds ===
 
 impl Bounds {
-    fn width(&self) -> Ns {
+    fn width(&self) -> BootNanos {
         self.most - self.least
     }
 }
@@ -312,8 +312,8 @@ fn point(
     first: &CpuSample,
     usage: &CpuUsage,
     second: &CpuSample,
-) -> Option<Reading> {
-    let mut point = Reading {
+) -> Option<InterferenceBounds> {
+    let mut point = InterferenceBounds {
         from: ns(first.began),
         to: ns(second.ended),
         low: 0,
@@ -366,7 +366,7 @@ fn point(
 
 // === impl Reading ===
 
-impl Reading {
+impl InterferenceBounds {
     /// Adds a CPU whose busy time is all time except idle time.
     fn clock(&mut self, from: Duration, before: &CpuTimes, after: &CpuTimes, to: Duration) {
         self.low += ns(from) - ns(before.idle) - 2 * ns(UNIT) - ns(after.lag);
@@ -395,11 +395,11 @@ impl Reading {
     }
 }
 
-fn ns(time: Duration) -> Ns {
-    Ns::try_from(time.as_nanos()).unwrap_or(Ns::MAX)
+fn ns(time: Duration) -> BootNanos {
+    BootNanos::try_from(time.as_nanos()).unwrap_or(BootNanos::MAX)
 }
 
-fn seconds(time: Ns) -> f64 {
+fn seconds(time: BootNanos) -> f64 {
     time as f64 / 1e9
 }
 

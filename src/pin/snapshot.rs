@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use super::cpu_isolation::IsolationReport;
-use super::decide::{Decision, Decisions, Refused};
+use super::decide::{Decision, Decisions, RefusalSource};
 use super::{
     Drift, DriftCause, Enforcement, EnforcementCause, Ledger, Neighbour, Observed, ObservedPod,
 };
@@ -109,7 +109,7 @@ pub struct ContainerState {
     /// Seconds from the first instruction to the assignment in force, if observed.
     pub unpinned_seconds: Option<f64>,
     /// The source of a refusal, if any. `note` or the entitlement's reason explains the refusal.
-    pub refused: Option<Refused>,
+    pub refused: Option<RefusalSource>,
     /// The container's exclusive CPUs in force at the agent's start; `None` for a later container.
     pub at_start: Option<CpuSet>,
     /// Drift that was repaired since the agent's start.

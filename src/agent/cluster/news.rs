@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::model::ApiPods;
 use crate::cluster::events::{EventDetails, Recorder};
 use crate::cpu::CpuSet;
-use crate::pin::decide::Refused;
+use crate::pin::decide::RefusalSource;
 use crate::pin::snapshot::ContainerState;
 use crate::pin::{DriftCause, Enforcement, Snapshot};
 use crate::pod::Pod;
@@ -65,7 +65,7 @@ struct ReportedContainer {
     pinned: Option<CpuSet>,
     /// Whether the container was ever pinned in the cgroup.
     was_pinned: bool,
-    refused: Option<Refused>,
+    refused: Option<RefusalSource>,
     kept: Vec<String>,
     repaired: u64,
 }
@@ -186,7 +186,7 @@ impl ReportedContainer {
         }
         let refused = container
             .refused
-            .filter(|refused| *refused != Refused::Policy || !entitled);
+            .filter(|refused| *refused != RefusalSource::Policy || !entitled);
         if refused.is_some() && refused != self.refused && !old {
             news.extend(refused.map(|refused| refusal(container, refused)));
         }
@@ -282,18 +282,18 @@ fn assignment(
     }
 }
 
-fn refusal(container: &ContainerState, refused: Refused) -> EventContent {
+fn refusal(container: &ContainerState, refused: RefusalSource) -> EventContent {
     let note = container
         .note
         .as_deref()
         .unwrap_or_else(|| container.entitlement.reason());
     let (reason, note) = match refused {
-        Refused::Policy => (
+        RefusalSource::Policy => (
             "NotPinned",
             format!("gets no exclusive CPUs: {}", container.entitlement.reason()),
         ),
-        Refused::Room => ("Refused", note.to_owned()),
-        Refused::Kernel => ("PartitionRefused", note.to_owned()),
+        RefusalSource::Room => ("Refused", note.to_owned()),
+        RefusalSource::Kernel => ("PartitionRefused", note.to_owned()),
     };
     EventContent {
         warning: true,

@@ -46,7 +46,7 @@ pub enum KnobRecordError {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Text {
+struct RecordText {
     version: u32,
     groups: Vec<KnobGroup>,
 }
@@ -105,7 +105,7 @@ impl KnobRecord {
         if version != VERSION {
             return Err(RecordError::Version { version }.into());
         }
-        let read: Text = serde_json::from_str(text).map_err(malformed)?;
+        let read: RecordText = serde_json::from_str(text).map_err(malformed)?;
         let mut entries = BTreeMap::new();
         let mut left = MOST;
         for group in read.groups {
@@ -145,7 +145,7 @@ impl KnobRecord {
             .map(|(entry, knobs)| group(entry, &knobs))
             .collect();
         // Strings, numbers and maps with string keys always serialise.
-        serde_json::to_string(&Text {
+        serde_json::to_string(&RecordText {
             version: VERSION,
             groups,
         })

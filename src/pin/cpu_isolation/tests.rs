@@ -271,20 +271,20 @@ fn cpus() -> impl Strategy<Value = CpuSet> {
 }
 
 #[derive(Debug, Clone)]
-enum Happening {
+enum IsolationEvent {
     /// Owners change, and Pinfold may crash after some steps.
     Turn(CpuSet, [bool; 5], usize),
     /// Another program turns a knob.
     Other(usize, CpuSet),
 }
 
-fn happening() -> impl Strategy<Value = Happening> {
+fn happening() -> impl Strategy<Value = IsolationEvent> {
     let crash = prop_oneof![3 => Just(usize::MAX), 2 => 0_usize..12];
     prop_oneof![
         // CPU 0 is reserved. Real machines always have a reserved CPU, too.
         4 => (cpus(), any::<[bool; 5]>(), crash)
-            .prop_map(|(cpus, on, crash)| Happening::Turn(cpus.difference(&set("0")), on, crash)),
-        1 => (0_usize..9, cpus()).prop_map(|(knob, cpus)| Happening::Other(knob, cpus)),
+            .prop_map(|(cpus, on, crash)| IsolationEvent::Turn(cpus.difference(&set("0")), on, crash)),
+        1 => (0_usize..9, cpus()).prop_map(|(knob, cpus)| IsolationEvent::Other(knob, cpus)),
     ]
 }
 
@@ -315,7 +315,7 @@ proptest! {
         let mut ours: BTreeMap<Knob, BTreeSet<CpuSet>> = BTreeMap::new();
         for happening in history {
             match happening {
-                Happening::Turn(exclusive, [irqs, workqueues, packet_steering, system_slices, isolated], crash) => {
+                IsolationEvent::Turn(exclusive, [irqs, workqueues, packet_steering, system_slices, isolated], crash) => {
                     let options = CpuIsolationOptions { irqs, workqueues, packet_steering, system_slices };
                     kernel.isolated = if isolated { set("0-3") } else { CpuSet::new() };
                     let before = kernel.clone();
@@ -345,7 +345,7 @@ proptest! {
                         kernel.refused.clear();
                     }
                 }
-                Happening::Other(index, cpus) => {
+                IsolationEvent::Other(index, cpus) => {
                     let knob = &knobs[index];
                     let off = cpus.is_empty() && knob.kind() != KnobKind::PacketSteering;
                     // A foreign write with exactly Pinfold's value cannot be distinguished from Pinfold's write.

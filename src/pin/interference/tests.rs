@@ -11,7 +11,7 @@ const MS: u64 = 1_000_000;
 
 /// The users of a CPU's time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Who {
+enum CpuUser {
     Idle,
     Waiting,
     TrackedOwner,
@@ -23,7 +23,7 @@ enum Who {
 
 #[derive(Debug, Clone)]
 struct Machine {
-    cpus: Vec<Vec<(Who, u64)>>,
+    cpus: Vec<Vec<(CpuUser, u64)>>,
     tick: u64,
     stolen_is_the_owners: bool,
     /// Whether the tick samples idle spells, instead of a clock that measures them.
@@ -36,7 +36,7 @@ struct Machine {
 impl Machine {
     /// The CPU time of `who` on a CPU until `at`. With `ticks`, a running task is charged until its
     /// last tick.
-    fn time(&self, cpu: usize, at: u64, who: Who, ticks: bool) -> u64 {
+    fn time(&self, cpu: usize, at: u64, who: CpuUser, ticks: bool) -> u64 {
         let (mut now, mut sum) = (0, 0);
         for &(one, length) in &self.cpus[cpu] {
             let end = now + length;
@@ -53,7 +53,7 @@ impl Machine {
         sum
     }
 
-    fn on_all(&self, at: u64, who: Who, ticks: bool) -> u64 {
+    fn on_all(&self, at: u64, who: CpuUser, ticks: bool) -> u64 {
         (0..self.cpus.len())
             .map(|cpu| self.time(cpu, at, who, ticks))
             .sum()
@@ -64,7 +64,7 @@ impl Machine {
         let (mut now, mut idle) = (0, 0);
         for &(who, length) in &self.cpus[cpu] {
             let end = (now + length).min(at.max(now));
-            if matches!(who, Who::Idle | Who::Waiting) {
+            if matches!(who, CpuUser::Idle | CpuUser::Waiting) {
                 idle += (end / self.tick - now / self.tick) * self.tick;
             }
             now += length;
@@ -75,7 +75,7 @@ impl Machine {
     fn spells(&self, cpu: usize, at: u64) -> u64 {
         let (mut now, mut spells) = (0, 0);
         for &(who, length) in &self.cpus[cpu] {
-            if now <= at && !matches!(who, Who::Idle | Who::Waiting) {
+            if now <= at && !matches!(who, CpuUser::Idle | CpuUser::Waiting) {
                 spells += 1;
             }
             now += length;
@@ -87,7 +87,7 @@ impl Machine {
     fn turns(&self, cpu: usize, at: u64) -> RunSlices {
         let (mut now, mut turns) = (0, RunSlices::default());
         for &(who, length) in &self.cpus[cpu] {
-            if !matches!(who, Who::Idle | Who::Waiting) && now <= at {
+            if !matches!(who, CpuUser::Idle | CpuUser::Waiting) && now <= at {
                 if now + length <= at {
                     turns.ended += Duration::from_nanos(length);
                 } else {
@@ -109,12 +109,12 @@ impl Machine {
             let idle = if self.sampled {
                 shown(self.sampled_idle(cpu, spell))
             } else {
-                shown(self.time(cpu, spell, Who::Idle, false))
-                    + shown(self.time(cpu, spell, Who::Waiting, false))
+                shown(self.time(cpu, spell, CpuUser::Idle, false))
+                    + shown(self.time(cpu, spell, CpuUser::Waiting, false))
             };
             let clock = CpuTimes {
                 idle,
-                steal: shown(self.time(cpu, spell, Who::Stolen, false)),
+                steal: shown(self.time(cpu, spell, CpuUser::Stolen, false)),
                 idle_error: if self.sampled {
                     TICK * u32::try_from(self.spells(cpu, spell)).unwrap()
                 } else {
@@ -128,8 +128,8 @@ impl Machine {
             (id, clock)
         });
         let all = |cpu| {
-            let tasks =
-                [Who::TrackedOwner, Who::Interference].map(|who| self.time(cpu, at(3), who, true));
+            let tasks = [CpuUser::TrackedOwner, CpuUser::Interference]
+                .map(|who| self.time(cpu, at(3), who, true));
             Duration::from_nanos(tasks.iter().sum())
         };
         CpuSample {
@@ -145,16 +145,17 @@ impl Machine {
 
     fn usage(&self, at: u64) -> CpuUsage {
         if self.per_cpu {
-            let own = (0..self.cpus.len()).map(|cpu| self.time(cpu, at, Who::TrackedOwner, true));
+            let own =
+                (0..self.cpus.len()).map(|cpu| self.time(cpu, at, CpuUser::TrackedOwner, true));
             return CpuUsage::PerCpu(own.map(Duration::from_nanos).collect());
         }
         let stolen = if self.stolen_is_the_owners {
-            self.on_all(at, Who::Stolen, true)
+            self.on_all(at, CpuUser::Stolen, true)
         } else {
             0
         };
         CpuUsage::Total(Duration::from_nanos(
-            self.on_all(at, Who::TrackedOwner, true) + stolen,
+            self.on_all(at, CpuUser::TrackedOwner, true) + stolen,
         ))
     }
 
@@ -163,13 +164,13 @@ impl Machine {
     }
 }
 
-fn who() -> impl Strategy<Value = Who> {
+fn who() -> impl Strategy<Value = CpuUser> {
     prop_oneof![
-        4 => Just(Who::TrackedOwner),
-        2 => Just(Who::Idle),
-        1 => Just(Who::Waiting),
-        2 => Just(Who::Interference),
-        1 => Just(Who::Stolen),
+        4 => Just(CpuUser::TrackedOwner),
+        2 => Just(CpuUser::Idle),
+        1 => Just(CpuUser::Waiting),
+        2 => Just(CpuUser::Interference),
+        1 => Just(CpuUser::Stolen),
     ]
 }
 
@@ -216,14 +217,14 @@ proptest! {
         for cpu in &mut machine.cpus {
             // Idle time fills the rest, to give each CPU a state at every moment.
             let done: u64 = cpu.iter().map(|(_, length)| length).sum();
-            cpu.push((Who::Idle, long.saturating_sub(done) + 1));
+            cpu.push((CpuUser::Idle, long.saturating_sub(done) + 1));
         }
         for (pause, one, two) in readings {
             let from = now + pause;
             let (middle, to) = (from + one, from + one + two);
             let samples = (machine.look(from, from + one / 2), machine.look(middle + two / 2, to));
             let said = times.note("a", &machine.cpu_set(), &machine.usage(middle), (&samples.0, &samples.1));
-            let truth = machine.on_all(middle, Who::Interference, false);
+            let truth = machine.on_all(middle, CpuUser::Interference, false);
             let truth = truth - *first.get_or_insert(truth);
             let off = (said.seconds - truth as f64 / 1e9).abs();
             prop_assert!(off <= said.error_seconds + 1e-9, "{said:?}, but {truth} ns is true: {machine:?}");

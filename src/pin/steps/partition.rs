@@ -39,18 +39,18 @@ pub(super) fn plan(observed: &Observed, desired: &Desired) -> Vec<Step> {
     state.separate_pod_mates();
     state.shrink_partitions();
     state.restore_released_pods();
-    state.trim_ancestors(Trim::KeepWanted);
+    state.trim_ancestors(AncestorTrim::KeepWanted);
     state.restore_quotas_and_record_losses();
     state.move_partitions();
     state.grow_partitions();
-    state.trim_ancestors(Trim::ToTarget);
+    state.trim_ancestors(AncestorTrim::ToTarget);
     state.settle();
     state.steps
 }
 
 /// How far the cgroups above partitions give up CPUs.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Trim {
+enum AncestorTrim {
     /// A cgroup keeps any present CPU needed again by a later phase.
     KeepWanted,
     /// A cgroup ends with exactly the needed CPUs.
@@ -237,7 +237,7 @@ impl<'a> PartitionState<'a> {
 
     /// Cgroups above partitions give up CPUs, from the lowest cgroup up. Every cgroup always keeps
     /// the CPUs of the live partitions below.
-    fn trim_ancestors(&mut self, trim: Trim) {
+    fn trim_ancestors(&mut self, trim: AncestorTrim) {
         for (path, target) in self.pod_targets() {
             let wanted = target.union(&self.needed(path));
             self.trim_ancestor(path, wanted, trim);
@@ -248,8 +248,8 @@ impl<'a> PartitionState<'a> {
         }
     }
 
-    fn trim_ancestor(&mut self, path: &'a str, wanted: CpuSet, trim: Trim) {
-        let cpus = if trim == Trim::KeepWanted {
+    fn trim_ancestor(&mut self, path: &'a str, wanted: CpuSet, trim: AncestorTrim) {
+        let cpus = if trim == AncestorTrim::KeepWanted {
             self.held(path).intersection(&wanted)
         } else {
             wanted
@@ -324,7 +324,7 @@ impl<'a> PartitionState<'a> {
                 self.live.remove(path);
                 self.steps.push(member(path));
                 self.hold(path, CpuSet::new());
-                self.trim_ancestors(Trim::KeepWanted);
+                self.trim_ancestors(AncestorTrim::KeepWanted);
                 continue;
             };
             let (path, pod, target) = waiting.swap_remove(next);
@@ -336,7 +336,7 @@ impl<'a> PartitionState<'a> {
                 self.hold(cgroup, self.held(cgroup).union(&target));
             }
             self.hold(path, target);
-            self.trim_ancestors(Trim::KeepWanted);
+            self.trim_ancestors(AncestorTrim::KeepWanted);
         }
     }
 
@@ -370,7 +370,7 @@ impl<'a> PartitionState<'a> {
     /// The plan restores the settings of cgroups without an assignment, lifts quotas, and removes
     /// obsolete records at the very end.
     fn settle(&mut self) {
-        let mut last = Settled::default();
+        let mut last = LastPhase::default();
         for leaf in &self.leaves {
             if leaf.owner {
                 self.settle_owner(leaf, &mut last);
@@ -385,7 +385,7 @@ impl<'a> PartitionState<'a> {
         self.steps.append(&mut last.removals);
     }
 
-    fn settle_owner(&self, leaf: &Leaf<'_>, last: &mut Settled) {
+    fn settle_owner(&self, leaf: &Leaf<'_>, last: &mut LastPhase) {
         let cgroup = &leaf.container.cgroup;
         // Without CPUs in force, an owner runs on shared CPUs, and the owner's quota protects the
         // remaining containers.
@@ -396,7 +396,7 @@ impl<'a> PartitionState<'a> {
     }
 
     /// Restores the memory and the CPUs of a non-owner, except the CPUs of its pod's partitions.
-    fn settle_other(&self, leaf: &Leaf<'_>, last: &mut Settled) {
+    fn settle_other(&self, leaf: &Leaf<'_>, last: &mut LastPhase) {
         let cgroup = &leaf.container.cgroup;
         let numa = memory::give_back(leaf.container, &self.desired.all_memory);
         last.writes.extend(numa);
@@ -435,7 +435,7 @@ impl<'a> PartitionState<'a> {
         }
     }
 
-    fn settle_pod(&self, pod_target: &PodTarget<'_>, last: &mut Settled) {
+    fn settle_pod(&self, pod_target: &PodTarget<'_>, last: &mut LastPhase) {
         let cgroup = &pod_target.pod.cgroup;
         let plan = pod_target.plan;
         if plan.all_own_cpus && !plan.assignment.is_empty() {
@@ -451,7 +451,7 @@ impl<'a> PartitionState<'a> {
 
 /// The steps of the last phase.
 #[derive(Default)]
-struct Settled {
+struct LastPhase {
     writes: Vec<Step>,
     /// Removals of records and of idle cgroups, after all writes.
     removals: Vec<Step>,

@@ -80,7 +80,7 @@ fn owns(cpus: &str) -> ContainerState {
     }
 }
 
-fn refused(refused: Refused, note: &str) -> ContainerState {
+fn refused(refused: RefusalSource, note: &str) -> ContainerState {
     ContainerState {
         refused: Some(refused),
         note: Some(note.to_owned()),
@@ -198,7 +198,7 @@ fn a_restart_reports_no_older_state() {
     let had = at_start("2-3", owns("2-3"));
     assert_eq!(notes_of(&[had.clone(), had]), nothing);
     let note = "stays in the shared pool: too few free CPUs: 2 wanted, 0 free";
-    let refused = at_start("", refused(Refused::Room, note));
+    let refused = at_start("", refused(RefusalSource::Room, note));
     assert_eq!(notes_of(&[refused.clone(), refused.clone()]), nothing);
     let mut kept = at_start("", waiting());
     kept.threads.kept = vec!["OMP_NUM_THREADS".to_owned()];
@@ -234,13 +234,13 @@ fn a_restart_reports_no_older_state() {
 fn a_refusal_is_reported_once_despite_changing_numbers() {
     let note =
         |free: usize| format!("stays in the shared pool: too few free CPUs: 2 wanted, {free} free");
-    let room = |free| refused(Refused::Room, &note(free));
+    let room = |free| refused(RefusalSource::Room, &note(free));
     let kernel = "stays in the shared pool: kubepods/podu-p/c1: root on CPUs 2-3: the kernel says \"root invalid\"";
     let notes = notes_of(&[
         room(0),
         room(1),
-        refused(Refused::Kernel, kernel),
-        refused(Refused::Kernel, kernel),
+        refused(RefusalSource::Kernel, kernel),
+        refused(RefusalSource::Kernel, kernel),
         owns("2-3"),
         room(1),
     ]);
@@ -257,7 +257,7 @@ fn a_refusal_is_reported_once_despite_changing_numbers() {
     );
     // A container with some CPUs is refused more: a single Event.
     let some = ContainerState {
-        refused: Some(Refused::Room),
+        refused: Some(RefusalSource::Room),
         ..owns("2-3")
     };
     let notes = notes_of(&[owns("2-3"), some.clone(), some]);
@@ -268,7 +268,7 @@ fn a_refusal_is_reported_once_despite_changing_numbers() {
 fn policy_is_reported_if_no_container_of_the_pod_gets_cpus() {
     let denied = ContainerState {
         entitlement: shared("QoS class Burstable, not Guaranteed"),
-        refused: Some(Refused::Policy),
+        refused: Some(RefusalSource::Policy),
         ..waiting()
     };
     let notes = notes_of(&[denied.clone(), denied.clone()]);

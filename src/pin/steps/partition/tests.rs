@@ -15,7 +15,7 @@ fn set(list: &str) -> CpuSet {
 }
 
 /// A container's cgroup: pod, name, exclusive CPUs, the kernel's word for the partition, written CPUs.
-type Now<'a> = (&'a str, &'a str, &'a str, Option<&'a str>, &'a str);
+type CgroupRow<'a> = (&'a str, &'a str, &'a str, Option<&'a str>, &'a str);
 
 fn member() -> Partition {
     Partition::Valid(PartitionKind::Member)
@@ -45,7 +45,10 @@ fn with_assignment(text: Option<&str>, name: &str, cpus: &str) -> AssignmentReco
     record
 }
 
-fn container_cgroup(pod: &str, (_, name, exclusive, says, cpus): &Now<'_>) -> ContainerCgroup {
+fn container_cgroup(
+    pod: &str,
+    (_, name, exclusive, says, cpus): &CgroupRow<'_>,
+) -> ContainerCgroup {
     let partition = match says {
         Some("member") => member(),
         Some(words) => Partition::Invalid((*words).to_owned()),
@@ -63,7 +66,7 @@ fn container_cgroup(pod: &str, (_, name, exclusive, says, cpus): &Now<'_>) -> Co
 }
 
 /// The observed cgroups, with a record on each cgroup that holds CPUs. By default a cgroup with CPUs is a partition.
-fn there(tree: &str, containers: &[Now<'_>]) -> Observed {
+fn there(tree: &str, containers: &[CgroupRow<'_>]) -> Observed {
     let mut scan = Scan::default();
     let mut known: Vec<Pod> = Vec::new();
     for container in containers {
