@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 pub struct Heartbeat {
     /// The longest time between two passes.
     interval: Duration,
-    beat: Arc<Mutex<Beat>>,
+    beat: Arc<Mutex<PassTimes>>,
 }
 
 #[derive(Debug, Default)]
-struct Beat {
+struct PassTimes {
     /// When the last pass ended.
     finished: Option<Instant>,
     /// The running operation and its start time; `None` between two passes.
@@ -54,7 +54,7 @@ impl Heartbeat {
 
     /// Notes the end of a pass, with success or with an error.
     pub(super) fn finish(&self) {
-        *self.beat() = Beat {
+        *self.beat() = PassTimes {
             finished: Some(Instant::now()),
             operation: None,
         };
@@ -95,7 +95,7 @@ impl Heartbeat {
         }
     }
 
-    fn beat(&self) -> MutexGuard<'_, Beat> {
+    fn beat(&self) -> MutexGuard<'_, PassTimes> {
         self.beat.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

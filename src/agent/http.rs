@@ -118,21 +118,21 @@ pub(super) trait Responder: Send + Sync + 'static {
         &self,
         caller: &Caller,
         making: &PageBuilder,
-    ) -> impl Future<Output = Response<Pieces>> + Send;
+    ) -> impl Future<Output = Response<BodyPieces>> + Send;
 }
 
 /// A response body in pieces.
-pub(super) struct Pieces(VecDeque<Bytes>);
+pub(super) struct BodyPieces(VecDeque<Bytes>);
 
 // === impl Pieces ===
 
-impl Pieces {
+impl BodyPieces {
     pub(super) fn one(body: impl Into<Bytes>) -> Self {
         Self(VecDeque::from([body.into()]))
     }
 }
 
-impl FromIterator<Bytes> for Pieces {
+impl FromIterator<Bytes> for BodyPieces {
     fn from_iter<I: IntoIterator<Item = Bytes>>(pieces: I) -> Self {
         Self(
             pieces
@@ -143,7 +143,7 @@ impl FromIterator<Bytes> for Pieces {
     }
 }
 
-impl Body for Pieces {
+impl Body for BodyPieces {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -212,7 +212,7 @@ impl HttpState {
         snapshot: &Arc<Snapshot>,
         request: &HeaderMap,
         until: Instant,
-    ) -> Option<Response<Pieces>> {
+    ) -> Option<Response<BodyPieces>> {
         let header = |name| {
             request
                 .get(name)
@@ -266,7 +266,7 @@ impl HttpState {
     }
 
     /// The short form of `/status`.
-    fn short_status(&self, snapshot: &Snapshot, refusal: AccessRefusal) -> Response<Pieces> {
+    fn short_status(&self, snapshot: &Snapshot, refusal: AccessRefusal) -> Response<BodyPieces> {
         let containers = snapshot.containers.iter();
         let status = ShortStatus {
             restricted: refusal.to_string(),
@@ -301,7 +301,7 @@ impl HttpState {
 }
 
 impl Responder for HttpState {
-    async fn respond(&self, caller: &Caller, making: &PageBuilder) -> Response<Pieces> {
+    async fn respond(&self, caller: &Caller, making: &PageBuilder) -> Response<BodyPieces> {
         answer(caller, self, making).await
     }
 }
@@ -383,7 +383,7 @@ async fn serve_connection<R: Responder>(
 }
 
 /// The response to a request with a method other than GET and HEAD.
-pub(super) fn refused_method(request: &Parts) -> Option<Response<Pieces>> {
+pub(super) fn refused_method(request: &Parts) -> Option<Response<BodyPieces>> {
     if request.method == Method::GET || request.method == Method::HEAD {
         return None;
     }
@@ -394,7 +394,7 @@ pub(super) fn refused_method(request: &Parts) -> Option<Response<Pieces>> {
     Some(response)
 }
 
-async fn answer(caller: &Caller, state: &HttpState, making: &PageBuilder) -> Response<Pieces> {
+async fn answer(caller: &Caller, state: &HttpState, making: &PageBuilder) -> Response<BodyPieces> {
     let request = &caller.request;
     if let Some(refusal) = refused_method(request) {
         return refusal;
@@ -420,7 +420,7 @@ async fn answer(caller: &Caller, state: &HttpState, making: &PageBuilder) -> Res
     }
 }
 
-fn health(state: &HttpState) -> Response<Pieces> {
+fn health(state: &HttpState) -> Response<BodyPieces> {
     match state.heartbeat.health() {
         Health::Alive => text(StatusCode::OK, "ok\n".to_owned()),
         Health::Starting(reason) => text(
@@ -435,7 +435,7 @@ fn health(state: &HttpState) -> Response<Pieces> {
 }
 
 /// The readiness probe. The sentences about problems may name pods, so only callers on this host read the sentences.
-fn readiness(state: &HttpState, snapshot: &Snapshot, is_local: bool) -> Response<Pieces> {
+fn readiness(state: &HttpState, snapshot: &Snapshot, is_local: bool) -> Response<BodyPieces> {
     match (state.awaited(), state.problems(snapshot)) {
         (Some(awaited), _) => text(
             StatusCode::SERVICE_UNAVAILABLE,
@@ -458,7 +458,7 @@ async fn metrics_page(
     state: &HttpState,
     making: &PageBuilder,
     snapshot: &Arc<Snapshot>,
-) -> Response<Pieces> {
+) -> Response<BodyPieces> {
     let headers = &caller.request.headers;
     let until = Instant::now() + page_time(headers);
     let checked = state
@@ -478,7 +478,7 @@ async fn status_page(
     state: &HttpState,
     making: &PageBuilder,
     snapshot: &Arc<Snapshot>,
-) -> Response<Pieces> {
+) -> Response<BodyPieces> {
     let headers = &caller.request.headers;
     let checked = state
         .access
@@ -494,7 +494,7 @@ async fn status_page(
 }
 
 /// The response to a caller who may not read a page.
-fn refused(refusal: AccessRefusal) -> Response<Pieces> {
+fn refused(refusal: AccessRefusal) -> Response<BodyPieces> {
     let mut response = text(refusal.status(), format!("{refusal}\n"));
     if response.status() == StatusCode::UNAUTHORIZED {
         response
@@ -504,19 +504,23 @@ fn refused(refusal: AccessRefusal) -> Response<Pieces> {
     response
 }
 
-fn json(document: serde_json::Result<String>) -> Response<Pieces> {
+fn json(document: serde_json::Result<String>) -> Response<BodyPieces> {
     match document {
-        Ok(json) => typed(StatusCode::OK, "application/json", Pieces::one(json + "\n")),
+        Ok(json) => typed(
+            StatusCode::OK,
+            "application/json",
+            BodyPieces::one(json + "\n"),
+        ),
         Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
     }
 }
 
-pub(super) fn text(status: StatusCode, text: String) -> Response<Pieces> {
-    typed(status, "text/plain; charset=utf-8", Pieces::one(text))
+pub(super) fn text(status: StatusCode, text: String) -> Response<BodyPieces> {
+    typed(status, "text/plain; charset=utf-8", BodyPieces::one(text))
 }
 
 /// The response to a client whose page could not be built in time.
-fn too_late() -> Response<Pieces> {
+fn too_late() -> Response<BodyPieces> {
     let says = "the page was not ready in time, because the agent served other clients: raise the scrape timeout, or \
                 scrape less often\n";
     text(StatusCode::SERVICE_UNAVAILABLE, says.to_owned())
@@ -556,17 +560,21 @@ fn accepts_gzip(header: &str) -> bool {
 }
 
 /// Compresses at the fastest level. Series are much alike, and a higher level saves little.
-fn gzip(chunks: &[Chunk]) -> Pieces {
+fn gzip(chunks: &[Chunk]) -> BodyPieces {
     let length: usize = chunks.iter().map(|chunk| chunk.as_ref().len()).sum();
     let mut encoder = GzEncoder::new(Vec::with_capacity(length / 8), Compression::fast());
     // Writing to memory does not fail.
     chunks
         .iter()
         .for_each(|chunk| drop(encoder.write_all(chunk.as_ref())));
-    Pieces::one(encoder.finish().unwrap_or_default())
+    BodyPieces::one(encoder.finish().unwrap_or_default())
 }
 
-pub(super) fn typed(status: StatusCode, kind: &'static str, body: Pieces) -> Response<Pieces> {
+pub(super) fn typed(
+    status: StatusCode,
+    kind: &'static str,
+    body: BodyPieces,
+) -> Response<BodyPieces> {
     let mut response = Response::new(body);
     *response.status_mut() = status;
     response

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::schedule::Extent;
+use super::schedule::PassExtent;
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{Cpuset, PodCgroup, PodSurroundings};
 use crate::pin::decide::{Decision, DecisionInput, Decisions};
@@ -130,10 +130,10 @@ impl<'a> PassScope<'a> {
         }
     }
     /// The scope in the terms of the schedule.
-    pub(super) fn extent(self) -> Extent {
+    pub(super) fn extent(self) -> PassExtent {
         match self {
-            Self::Pod(_) => Extent::Pod,
-            Self::Node(_) => Extent::Node,
+            Self::Pod(_) => PassExtent::Pod,
+            Self::Node(_) => PassExtent::Node,
         }
     }
 }

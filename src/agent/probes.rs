@@ -8,7 +8,7 @@ use hyper::{Response, StatusCode};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::http::{Caller, PageBuilder, Pieces, Responder, refused_method, serve, text, typed};
+use super::http::{BodyPieces, Caller, PageBuilder, Responder, refused_method, serve, text, typed};
 use crate::cluster::leader::CandidateState;
 use crate::metrics::{Format, ReclaimMetrics};
 
@@ -33,7 +33,7 @@ impl ControllerProbes {
         serve(listener, Arc::new(self), stop).await;
     }
 
-    fn health(&self) -> Response<Pieces> {
+    fn health(&self) -> Response<BodyPieces> {
         if self
             .standing
             .as_ref()
@@ -45,7 +45,7 @@ impl ControllerProbes {
         text(StatusCode::OK, "ok\n".to_owned())
     }
 
-    fn readiness(&self) -> Response<Pieces> {
+    fn readiness(&self) -> Response<BodyPieces> {
         let problem = self
             .standing
             .as_ref()
@@ -59,7 +59,7 @@ impl ControllerProbes {
         }
     }
 
-    fn page(&self, request: &Parts) -> Response<Pieces> {
+    fn page(&self, request: &Parts) -> Response<BodyPieces> {
         // A controller without an election always acts.
         let leads = self
             .standing
@@ -72,12 +72,12 @@ impl ControllerProbes {
             .and_then(|value: &HeaderValue| value.to_str().ok());
         let format = Format::accepted(accepted.unwrap_or_default());
         let page = self.metrics.page().text(format);
-        typed(StatusCode::OK, format.content_type(), Pieces::one(page))
+        typed(StatusCode::OK, format.content_type(), BodyPieces::one(page))
     }
 }
 
 impl Responder for ControllerProbes {
-    async fn respond(&self, caller: &Caller, _: &PageBuilder) -> Response<Pieces> {
+    async fn respond(&self, caller: &Caller, _: &PageBuilder) -> Response<BodyPieces> {
         let request = &caller.request;
         if let Some(refusal) = refused_method(request) {
             return refusal;

@@ -17,7 +17,9 @@ use super::pass;
 use super::pass_model::{PassEnd, PassResult, PassScope};
 use super::pass_state::PassState;
 use super::pod_store::PodStore;
-use super::schedule::{DuePass, Extent, Next, PassOutcome, PassReport, Schedule, Trigger};
+use super::schedule::{
+    DuePass, NextAction, PassExtent, PassOutcome, PassReport, Schedule, Trigger,
+};
 use crate::cpu::CpuSet;
 use crate::host::limits;
 use crate::host::pod_resources::CpuManager;
@@ -128,8 +130,8 @@ impl Reconciler {
         }
         loop {
             let (due, until) = match self.schedule.next(Instant::now()) {
-                Next::Pass(pass) => (Some(pass), Some(Instant::now())),
-                Next::Wait(until) => (None, until),
+                NextAction::Pass(pass) => (Some(pass), Some(Instant::now())),
+                NextAction::Wait(until) => (None, until),
             };
             let must_run = due.is_some_and(|pass| !pass.may_yield);
             // All branches are cancel safe: an unreceived event stays in the channel, a permit in the notifier.
@@ -196,12 +198,12 @@ impl Reconciler {
     /// Notes what a complete pass has changed, and publishes the result of a node pass.
     fn finish_pass(
         &mut self,
-        extent: Extent,
+        extent: PassExtent,
         mut result: PassResult,
         has_request: &mut dyn FnMut() -> bool,
     ) -> (PassOutcome, Option<PassResult>) {
         self.note_history(&result);
-        if extent == Extent::Pod {
+        if extent == PassExtent::Pod {
             return (PassOutcome::Done, Some(result));
         }
         // Yielding postpones only the publication.
@@ -222,7 +224,7 @@ impl Reconciler {
     /// Reports a pass to the heartbeat and the metrics. Pod passes for CreateContainer, yielded passes and passes that need a
     /// node pass are not counted.
     fn count_pass(&self, report: &PassReport) {
-        let is_creation = report.trigger == Trigger::Create && report.extent == Extent::Pod;
+        let is_creation = report.trigger == Trigger::Create && report.extent == PassExtent::Pod;
         if is_creation
             || matches!(
                 report.outcome,
@@ -240,7 +242,7 @@ impl Reconciler {
         metrics
             .reconcile_seconds
             .observe(report.duration.as_secs_f64());
-        if report.extent == Extent::Pod {
+        if report.extent == PassExtent::Pod {
             self.passes.heartbeat.idle();
             return;
         }

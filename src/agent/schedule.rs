@@ -39,7 +39,7 @@ pub(super) enum Trigger {
 
 /// How much a pass reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Extent {
+pub(super) enum PassExtent {
     /// One pod, for a runtime request. The pass publishes no snapshot, so a node pass follows.
     Pod,
     /// All pods of the node.
@@ -65,7 +65,7 @@ pub(super) struct PassReport {
     /// Why the pass ran.
     pub(super) trigger: Trigger,
     /// The extent of the pass.
-    pub(super) extent: Extent,
+    pub(super) extent: PassExtent,
     /// How the pass ended.
     pub(super) outcome: PassOutcome,
     /// How long the pass took.
@@ -85,7 +85,7 @@ pub(super) struct DuePass {
 
 /// The reconciler's next action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Next {
+pub(super) enum NextAction {
     /// The pass runs now. With `may_yield`, the pass runs after the waiting requests.
     Pass(DuePass),
     /// No pass is due before the time, or before the next trigger if the time is `None`.
@@ -201,14 +201,14 @@ impl Schedule {
         }
         match (report.outcome, report.extent) {
             // A node pass serves all earlier triggers.
-            (PassOutcome::Done, Extent::Node) => {
+            (PassOutcome::Done, PassExtent::Node) => {
                 self.wanted = None;
                 self.cgroups_changed = None;
             }
-            (PassOutcome::Done, Extent::Pod) if report.trigger == Trigger::Create => {
+            (PassOutcome::Done, PassExtent::Pod) if report.trigger == Trigger::Create => {
                 self.on(Trigger::Create, now);
             }
-            (PassOutcome::Done, Extent::Pod) => self.on(Trigger::Cgroups, now),
+            (PassOutcome::Done, PassExtent::Pod) => self.on(Trigger::Cgroups, now),
             // The timer starts the next attempt.
             (PassOutcome::Failed, _) => self.wanted = None,
             // The reconciler runs the necessary node pass at once.
@@ -217,28 +217,28 @@ impl Schedule {
     }
 
     /// The next action.
-    pub(super) fn next(&mut self, now: Instant) -> Next {
+    pub(super) fn next(&mut self, now: Instant) -> NextAction {
         if !self.pods_synced {
-            return Next::Wait(None);
+            return NextAction::Wait(None);
         }
         if self.wanted.is_none() {
             let Some(at) = self.cgroups_changed.or(self.follow_up) else {
-                return Next::Wait(None);
+                return NextAction::Wait(None);
             };
             let at = at.max(self.throttled_until);
             if at > now {
-                return Next::Wait(Some(at));
+                return NextAction::Wait(Some(at));
             }
             self.cgroups_changed = None;
             self.want(Trigger::Cgroups, now, now);
         }
         let Some(wanted) = &self.wanted else {
-            return Next::Wait(None);
+            return NextAction::Wait(None);
         };
         if wanted.not_before > now {
-            return Next::Wait(Some(wanted.not_before));
+            return NextAction::Wait(Some(wanted.not_before));
         }
-        Next::Pass(DuePass {
+        NextAction::Pass(DuePass {
             trigger: wanted.trigger,
             may_yield: now.saturating_duration_since(wanted.since) <= LONGEST_DELAY,
         })
@@ -272,11 +272,11 @@ mod tests {
         schedule
     }
 
-    fn due(trigger: Trigger, may_yield: bool) -> Next {
-        Next::Pass(DuePass { trigger, may_yield })
+    fn due(trigger: Trigger, may_yield: bool) -> NextAction {
+        NextAction::Pass(DuePass { trigger, may_yield })
     }
 
-    fn report(trigger: Trigger, extent: Extent, outcome: PassOutcome) -> PassReport {
+    fn report(trigger: Trigger, extent: PassExtent, outcome: PassOutcome) -> PassReport {
         PassReport {
             trigger,
             extent,
@@ -305,9 +305,9 @@ mod tests {
             }
             let now = start + AFTER_ANSWER;
             assert_eq!(schedule.next(now), due(trigger, true), "{burst:?}");
-            schedule.finished(&report(trigger, Extent::Node, PassOutcome::Done), now);
+            schedule.finished(&report(trigger, PassExtent::Node, PassOutcome::Done), now);
             // No pass is left: the burst led to a single pass.
-            assert_eq!(schedule.next(now), Next::Wait(None), "{burst:?}");
+            assert_eq!(schedule.next(now), NextAction::Wait(None), "{burst:?}");
         }
     }
 
@@ -323,7 +323,7 @@ mod tests {
         ] {
             schedule.on(trigger, start);
         }
-        assert_eq!(schedule.next(start + 60_000 * MS), Next::Wait(None));
+        assert_eq!(schedule.next(start + 60_000 * MS), NextAction::Wait(None));
         schedule.pods_synced();
         // Only the changed cgroups are remembered.
         assert_eq!(schedule.next(start), due(Trigger::Cgroups, true));
@@ -335,10 +335,10 @@ mod tests {
         let mut schedule = synced(start);
         schedule.on(Trigger::Pods, start);
         schedule.finished(
-            &report(Trigger::Pods, Extent::Node, PassOutcome::Failed),
+            &report(Trigger::Pods, PassExtent::Node, PassOutcome::Failed),
             start,
         );
-        assert_eq!(schedule.next(start + 9_000 * MS), Next::Wait(None));
+        assert_eq!(schedule.next(start + 9_000 * MS), NextAction::Wait(None));
         let tick = start + 10_000 * MS;
         schedule.on(Trigger::Timer, tick);
         assert_eq!(schedule.next(tick), due(Trigger::Timer, true));
@@ -349,7 +349,7 @@ mod tests {
         let start = Instant::now();
         let mut schedule = synced(start);
         schedule.on(Trigger::Pods, start);
-        let yielded = report(Trigger::Pods, Extent::Node, PassOutcome::Yielded);
+        let yielded = report(Trigger::Pods, PassExtent::Node, PassOutcome::Yielded);
         for at in [0, 500, 1000] {
             let now = start + at * MS;
             assert_eq!(schedule.next(now), due(Trigger::Pods, true));
@@ -365,18 +365,21 @@ mod tests {
         let start = Instant::now();
         let mut schedule = synced(start);
         schedule.finished(
-            &report(Trigger::Create, Extent::Pod, PassOutcome::Done),
+            &report(Trigger::Create, PassExtent::Pod, PassOutcome::Done),
             start,
         );
-        assert_eq!(schedule.next(start), Next::Wait(Some(start + AFTER_ANSWER)));
+        assert_eq!(
+            schedule.next(start),
+            NextAction::Wait(Some(start + AFTER_ANSWER))
+        );
         let now = start + AFTER_ANSWER;
         assert_eq!(schedule.next(now), due(Trigger::Create, true));
         // A node pass for a request serves the earlier creation, too.
         schedule.finished(
-            &report(Trigger::Create, Extent::Node, PassOutcome::Done),
+            &report(Trigger::Create, PassExtent::Node, PassOutcome::Done),
             now,
         );
-        assert_eq!(schedule.next(now), Next::Wait(None));
+        assert_eq!(schedule.next(now), NextAction::Wait(None));
     }
 
     #[test]
@@ -384,12 +387,12 @@ mod tests {
         let start = Instant::now();
         let mut schedule = synced(start);
         schedule.finished(
-            &report(Trigger::StartContainer, Extent::Pod, PassOutcome::Done),
+            &report(Trigger::StartContainer, PassExtent::Pod, PassOutcome::Done),
             start,
         );
         schedule.answered(start);
         let now = start + AFTER_ANSWER;
-        assert_eq!(schedule.next(start), Next::Wait(Some(now)));
+        assert_eq!(schedule.next(start), NextAction::Wait(Some(now)));
         assert_eq!(schedule.next(now), due(Trigger::Cgroups, true));
     }
 
@@ -399,7 +402,10 @@ mod tests {
         let mut schedule = synced(start);
         schedule.on(Trigger::Timer, start);
         schedule.answered(start);
-        assert_eq!(schedule.next(start), Next::Wait(Some(start + AFTER_ANSWER)));
+        assert_eq!(
+            schedule.next(start),
+            NextAction::Wait(Some(start + AFTER_ANSWER))
+        );
         let now = start + AFTER_ANSWER;
         assert_eq!(schedule.next(now), due(Trigger::Timer, true));
     }
@@ -410,11 +416,11 @@ mod tests {
         let (mut schedule, mut now, mut busy) = (synced(start), start, Duration::ZERO);
         for _ in 0..10 {
             schedule.on(Trigger::Cgroups, now);
-            if let Next::Wait(Some(until)) = schedule.next(now) {
+            if let NextAction::Wait(Some(until)) = schedule.next(now) {
                 now = until;
             }
             assert_eq!(schedule.next(now), due(Trigger::Cgroups, true));
-            let done = report(Trigger::Cgroups, Extent::Node, PassOutcome::Done);
+            let done = report(Trigger::Cgroups, PassExtent::Node, PassOutcome::Done);
             now += done.duration;
             busy += done.duration;
             schedule.finished(&done, now);
@@ -434,13 +440,13 @@ mod tests {
         let start = Instant::now();
         let mut schedule = synced(start);
         let at = start + 2000 * MS;
-        let mut done = report(Trigger::Timer, Extent::Node, PassOutcome::Done);
+        let mut done = report(Trigger::Timer, PassExtent::Node, PassOutcome::Done);
         done.follow_up = Some(at);
         schedule.finished(&done, start);
-        assert_eq!(schedule.next(start), Next::Wait(Some(at)));
+        assert_eq!(schedule.next(start), NextAction::Wait(Some(at)));
         assert_eq!(schedule.next(at), due(Trigger::Cgroups, true));
-        let done = report(Trigger::Cgroups, Extent::Node, PassOutcome::Done);
+        let done = report(Trigger::Cgroups, PassExtent::Node, PassOutcome::Done);
         schedule.finished(&done, at);
-        assert_eq!(schedule.next(at + 60_000 * MS), Next::Wait(None));
+        assert_eq!(schedule.next(at + 60_000 * MS), NextAction::Wait(None));
     }
 }

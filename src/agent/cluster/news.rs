@@ -1,4 +1,4 @@
-//! [`Reported`]: the Events that follow from a new snapshot, and the task that passes the Events on.
+//! [`ReportedStates`]: the Events that follow from a new snapshot, and the task that passes the Events on.
 //!
 //! An Event reports a change of a container's exclusive CPUs: assigned, moved, released or refused. Policy, a lack of CPUs, or
 //! the kernel can refuse. Further Events report repaired drift, and a thread variable that the user set. State from before the
@@ -25,7 +25,7 @@ pub(super) async fn tell(
     recorder: Recorder,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
-    let mut reported = Reported::default();
+    let mut reported = ReportedStates::default();
     loop {
         let last = tokio::select! {
             () = stop.cancelled() => true,
@@ -53,7 +53,7 @@ pub(super) async fn tell(
 
 /// The reported state of each container. The type does no I/O and reads no clock.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Reported {
+pub(super) struct ReportedStates {
     /// The key is the pod's uid at the API server and the container's name.
     containers: BTreeMap<(String, String), ReportedContainer>,
 }
@@ -80,7 +80,7 @@ struct EventContent {
 
 // === impl Reported ===
 
-impl Reported {
+impl ReportedStates {
     /// The Events that follow from a snapshot. `pods` are the API server's pods: an Event needs an API object.
     pub(super) fn note(&mut self, snapshot: &Snapshot, pods: &[Pod]) -> Vec<EventDetails> {
         // An agent that only observes sends no Events.

@@ -110,7 +110,7 @@ fn snapshot(enforcement: Enforcement, containers: &[ContainerState]) -> Snapshot
 
 /// The notes of the Events that follow from successive states of the container, with the reason in front.
 fn notes_of(states: &[ContainerState]) -> Vec<Vec<String>> {
-    let mut reported = Reported::default();
+    let mut reported = ReportedStates::default();
     let notes = |state: &ContainerState| {
         let enforcement = if state.partition.is_some() {
             Enforcement::Partition
@@ -279,7 +279,7 @@ fn policy_is_reported_if_no_container_of_the_pod_gets_cpus() {
         container: "logger".to_owned(),
         ..denied
     };
-    let news = Reported::default().note(
+    let news = ReportedStates::default().note(
         &snapshot(Enforcement::Cpuset, &[owns("2-3"), beside]),
         &[pod("p")],
     );
@@ -300,7 +300,7 @@ fn a_release_is_reported_except_for_a_finished_pod() {
     ]);
     let expected = "Released: Container main runs on shared CPUs from now on: annotation pinfold.io/cpus=shared";
     assert_eq!(notes, [vec![PINNED], vec![expected], vec![], vec![PINNED]]);
-    let mut reported = Reported::default();
+    let mut reported = ReportedStates::default();
     reported.note(&snapshot(Enforcement::Cpuset, &[owns("2-3")]), &[pod("p")]);
     let finished = Pod {
         finished: true,
@@ -359,9 +359,9 @@ fn a_kept_thread_variable_is_reported_once() {
 #[test]
 fn events_are_only_on_pods_of_the_api() {
     let state = snapshot(Enforcement::Cpuset, &[owns("2-3")]);
-    assert_eq!(Reported::default().note(&state, &[pod("q")]), []);
+    assert_eq!(ReportedStates::default().note(&state, &[pod("q")]), []);
     let observing = snapshot(Enforcement::Observe, &[owns("2-3")]);
-    assert_eq!(Reported::default().note(&observing, &[pod("p")]), []);
+    assert_eq!(ReportedStates::default().note(&observing, &[pod("p")]), []);
     // A static pod's cgroup and its mirror pod have different uids.
     let mut mirror = pod("p");
     (mirror.uid, mirror.api_uid) = (Some("of-the-api".into()), Some("of-the-api".into()));
@@ -369,17 +369,17 @@ fn events_are_only_on_pods_of_the_api() {
         uid: "u-p".into(),
         node: "node".into(),
     });
-    let news = Reported::default().note(&state, &[mirror]);
+    let news = ReportedStates::default().note(&state, &[mirror]);
     assert_eq!(
         (news.len(), &*news[0].uid, news[0].warning),
         (1, "of-the-api", false)
     );
     // The state of a removed pod is forgotten.
-    let mut reported = Reported::default();
+    let mut reported = ReportedStates::default();
     assert_eq!(reported.note(&state, &[pod("p")]).len(), 1);
     assert_eq!(
         reported.note(&snapshot(Enforcement::Cpuset, &[]), &[pod("p")]),
         []
     );
-    assert_eq!(reported, Reported::default());
+    assert_eq!(reported, ReportedStates::default());
 }
