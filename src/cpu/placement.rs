@@ -448,8 +448,11 @@ impl Placer {
     /// Split cores and spread of a set of CPUs. Offline CPUs are ignored.
     pub fn cost(&self, cpus: &CpuSet) -> Cost {
         let mut held = vec![0; self.core_sizes.len()];
-        let (mut numa, mut sockets, mut llcs) =
-            (Tally::default(), Tally::default(), Tally::default());
+        let (mut numa, mut sockets, mut llcs) = (
+            DistinctCount::default(),
+            DistinctCount::default(),
+            DistinctCount::default(),
+        );
         for (member, &id) in self.membership.iter().zip(&self.plan.ids) {
             if cpus.contains(id) {
                 held[member.core] += 1;
@@ -517,12 +520,12 @@ impl<K: Ord> GroupNumbers<K> {
 
 /// Counts distinct small numbers.
 #[derive(Debug, Default)]
-struct Tally {
+struct DistinctCount {
     counted: Vec<bool>,
     count: usize,
 }
 
-impl Tally {
+impl DistinctCount {
     fn add(&mut self, number: usize) {
         if self.counted.len() <= number {
             self.counted.resize(number + 1, false);
