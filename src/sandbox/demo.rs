@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::interference::MeasuredInterference;
 use super::job::{self, DemoPod, Mode, Setting};
 use super::neighbors::NeighborKind;
-use super::node::{LocalNode, Start, TREE};
+use super::node::{LocalNode, PodStart, TREE};
 use super::sample::{Sample, SampledCounters};
 use crate::agent::cluster::AutoSwitch;
 use crate::agent::config::{Config, Metrics, Runtime};
@@ -228,7 +228,7 @@ async fn start(pods: &[DemoPod], agent: &mut Agent, local: &mut LocalNode) -> an
             .context("a pod of the demo has no container")?;
         let admission = agent.create(pod, &container.name).await?;
         let env = admission.threads.variables;
-        let start = Start {
+        let start = PodStart {
             pod,
             manifest,
             program: None,

@@ -71,7 +71,7 @@ struct StartedPod {
 pub(super) type LineListener = Box<dyn FnMut(&[u8], Instant) + Send>;
 
 /// A pod to start, with a single container.
-pub(super) struct Start<'a> {
+pub(super) struct PodStart<'a> {
     /// The pod, with a uid.
     pub(super) pod: &'a Pod,
     /// The manifest, as JSON.
@@ -139,8 +139,8 @@ impl LocalNode {
 
     /// Starts a pod: the manifest appears, then the cgroups, then the process in the container's cgroup. Returns the
     /// starting time of the process.
-    pub(super) fn start(&mut self, start: Start<'_>) -> anyhow::Result<Instant> {
-        let Start {
+    pub(super) fn start(&mut self, start: PodStart<'_>) -> anyhow::Result<Instant> {
+        let PodStart {
             pod,
             manifest,
             program,

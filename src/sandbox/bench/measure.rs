@@ -13,13 +13,13 @@ use super::job::{self, BenchPod, PodWork};
 use super::plan::{BenchPlan, BenchProgram, Cpus, Way};
 use super::report::{Metric, Run};
 use super::stats;
-use super::steps::{Listener, Stretch, stretch};
+use super::steps::{Listener, StepSpan, stretch};
 use crate::agent::Agent;
 use crate::host::file;
 use crate::host::proc::Proc;
 use crate::host::spawn::Stderr;
 use crate::sandbox::interference::MeasuredInterference;
-use crate::sandbox::node::{LineListener, LocalNode, Start};
+use crate::sandbox::node::{LineListener, LocalNode, PodStart};
 use crate::sandbox::sample::Sample;
 
 /// The keys of the reasons for missing migrations and step times. The remaining keys are names of collectors.
@@ -214,7 +214,7 @@ impl<'a> Bench<'a> {
         let stderr = self.stderr_file(&pod.pod.name);
         // The file of an earlier run may be missing, so the error is ignored.
         let _ = std::fs::remove_file(&stderr);
-        let start = Start {
+        let start = PodStart {
             pod: &pod.pod,
             manifest: &pod.manifest,
             program: command.then(|| PathBuf::from("/bin/sh")),
@@ -377,7 +377,7 @@ impl<'a> Bench<'a> {
         round: usize,
         way: Way,
         interval: &Interval<'_>,
-        stretches: &[Stretch],
+        stretches: &[StepSpan],
     ) -> Run {
         let steps_per_second: f64 = stretches
             .iter()
@@ -396,8 +396,8 @@ impl<'a> Bench<'a> {
     }
 
     /// The duration of each step, in milliseconds. Lines in bursts give no durations, and the report gets the reason.
-    fn step_millis(&mut self, stretches: &[Stretch]) -> Vec<f64> {
-        if stretches.iter().any(Stretch::is_clumped) {
+    fn step_millis(&mut self, stretches: &[StepSpan]) -> Vec<f64> {
+        if stretches.iter().any(StepSpan::is_clumped) {
             self.unsupported.insert(
                 STEPS.to_owned(),
                 "the command writes its lines in bursts, as from a buffer: turn the buffer off (stdbuf -oL), or match the \
@@ -533,7 +533,7 @@ fn steps(output: &PodOutput) -> f64 {
 }
 
 /// The steps of each worker; `None` if a worker has made no step.
-fn stretches(outputs: &[PodOutput], from: Duration, to: Duration) -> Option<Vec<Stretch>> {
+fn stretches(outputs: &[PodOutput], from: Duration, to: Duration) -> Option<Vec<StepSpan>> {
     let of = |output: &PodOutput| {
         stretch(output.listener().marks(), from, to).filter(|output| output.steps > 0.0)
     };

@@ -62,7 +62,7 @@ pub struct Listener {
 
 /// The steps between two moments.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Stretch {
+pub struct StepSpan {
     /// The number of steps.
     pub steps: f64,
     /// The time of the steps, in seconds.
@@ -204,7 +204,7 @@ impl Listener {
 
 // === impl Stretch ===
 
-impl Stretch {
+impl StepSpan {
     /// Whether lines arrived in bursts, as from a full buffer. The time between two lines is then not the time of a step.
     pub fn is_clumped(&self) -> bool {
         let mean = self.seconds * 1e3 / self.steps;
@@ -214,12 +214,12 @@ impl Stretch {
 }
 
 /// The steps between two moments, from the first mark to the last; `None` with fewer than two marks.
-pub fn stretch(marks: &[StepMark], from: Duration, to: Duration) -> Option<Stretch> {
+pub fn stretch(marks: &[StepMark], from: Duration, to: Duration) -> Option<StepSpan> {
     let mut inside = marks.iter().filter(|mark| (from..=to).contains(&mark.at));
     let first = inside.next()?;
-    let mut stretch = Stretch {
+    let mut stretch = StepSpan {
         has_durations: true,
-        ..Stretch::default()
+        ..StepSpan::default()
     };
     let mut last = None;
     for mark in inside {
@@ -334,7 +334,7 @@ mod tests {
         let found = stretch(&marks, millis(900), millis(3000)).unwrap();
         assert_eq!(
             found,
-            Stretch {
+            StepSpan {
                 steps: 6.0,
                 seconds: 2.0,
                 millis: vec![1.0, 1.0],

@@ -24,7 +24,7 @@ pub type Kernel = dyn Fn(Range<usize>, &mut Vec<f32>) + Send + Sync;
 /// A fixed number of threads that compute loops together. A drop ends the threads.
 #[derive(Debug)]
 pub struct ThreadPool {
-    shared: Arc<Shared>,
+    shared: Arc<PoolState>,
     helpers: Vec<Helper>,
 }
 
@@ -34,7 +34,7 @@ struct Helper {
     slot: Arc<HelperState>,
 }
 
-struct Shared {
+struct PoolState {
     /// The loop under way. Read by every thread in it, written by the caller between loops.
     task: RwLock<Option<LoopTask>>,
     /// Helpers that have not finished the current block.
@@ -69,7 +69,7 @@ impl ThreadPool {
     ///
     /// The kernel refuses a thread.
     pub fn new(threads: usize) -> std::io::Result<Self> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(PoolState {
             task: RwLock::new(None),
             pending: AtomicUsize::new(0),
             broken: AtomicBool::new(false),
@@ -164,7 +164,7 @@ impl Drop for ThreadPool {
     }
 }
 
-impl Shared {
+impl PoolState {
     fn run(&self, block: usize, out: &mut Vec<f32>) {
         let task = self.task.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(task) = &*task {
@@ -188,7 +188,7 @@ impl Shared {
     }
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for PoolState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Shared")
             .field("pending", &self.pending)
@@ -197,9 +197,9 @@ impl std::fmt::Debug for Shared {
 }
 
 /// A helper's life: wait for a call, compute the block, arrive at the barrier.
-fn help(block: usize, shared: &Shared, slot: &HelperState) {
+fn help(block: usize, shared: &PoolState, slot: &HelperState) {
     /// Arrives even if the kernel panics: the caller must learn of it and not wait for ever.
-    struct Arrive<'a>(&'a Shared);
+    struct Arrive<'a>(&'a PoolState);
     impl Drop for Arrive<'_> {
         fn drop(&mut self) {
             if thread::panicking() {
