@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use kube::core::ObjectMeta;
 
 use crate::scene::{
-    Active, Case, Group, Holding, LabelKeys, Node, OnBusy, Pool, SERVERS, Scene, ScenePlan,
+    ActiveCase, Case, Group, Holding, LabelKeys, Node, OnBusy, Pool, SERVERS, Scene, ScenePlan,
     ScenePlanSpec, Slot, natural, value_fault,
 };
 
@@ -201,7 +201,7 @@ fn plan(name: String, keys: &LabelKeys, (scene, case): CaseKey, groups: &TypeGro
         per_node: BTreeMap::new(),
     });
     let spec = ScenePlanSpec {
-        active: Some(Active {
+        active: Some(ActiveCase {
             scene: scene.clone(),
             case: case.clone(),
         }),

@@ -56,7 +56,7 @@ pub use node::{Node, NodeTaint, natural, read_nodes};
 #[cfg(feature = "experiments")]
 pub(crate) use plan::amounts_schema;
 pub use plan::{
-    Active, Amount, Case, CaseTaint, Group, MAX_SERVERS, OnBusy, Pool, Role, SERVERS, Scene,
+    ActiveCase, Amount, Case, CaseTaint, Group, MAX_SERVERS, OnBusy, Pool, Role, SERVERS, Scene,
     ScenePlan, ScenePlanSpec, TAINT_PREFIX, TaintEffect, TaintKey,
 };
 pub use plan_status::{ScenePlanStatus, SlotCounts};

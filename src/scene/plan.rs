@@ -68,7 +68,7 @@ pub struct ScenePlanSpec {
     pub nodes: Pool,
     /// The active case, for which nodes are labelled. Without an active case, the plan's labels are withdrawn.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub active: Option<Active>,
+    pub active: Option<ActiveCase>,
     /// The keys of the labels. The admission policy must list each key that is not a default, including aliases: `ours`
     /// in node-policy.yaml, or labelKeys of the chart.
     #[serde(default)]
@@ -114,7 +114,7 @@ pub struct Pool {
 
 /// The scene and case that nodes are labelled for.
 #[derive(JsonSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Active {
+pub struct ActiveCase {
     /// A scene of the plan.
     #[schemars(length(min = 1, max = 63), regex(pattern = LABEL_VALUE))]
     pub scene: String,

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pinfold::experiment::import;
 use pinfold::scene::{
-    Active, Case, Group, Holding, Node, NodeLabels, Pool, Scene, ScenePlan, ScenePlanSpec, Slot,
-    assign, read, read_nodes, slots, try_order,
+    ActiveCase, Case, Group, Holding, Node, NodeLabels, Pool, Scene, ScenePlan, ScenePlanSpec,
+    Slot, assign, read, read_nodes, slots, try_order,
 };
 use proptest::prelude::*;
 
@@ -72,7 +72,7 @@ fn plan() -> impl Strategy<Value = ScenePlan> {
         |(name, names, mut scenes, alias)| {
             scenes.sort_by(|a, b| a.scene.cmp(&b.scene));
             scenes.dedup_by(|a, b| a.scene == b.scene);
-            let active = Active {
+            let active = ActiveCase {
                 scene: scenes[0].scene.clone(),
                 case: scenes[0].cases[0].case.clone(),
             };
