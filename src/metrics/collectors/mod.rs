@@ -76,12 +76,12 @@ pub const COLLECTORS: [&str; 15] = [
 pub(super) struct Collectors {
     state: SharedState,
     /// In the order of [`COLLECTORS`].
-    enabled: Vec<Enabled>,
+    enabled: Vec<EnabledCollector>,
 }
 
 /// A collector that is switched on.
 #[derive(Debug)]
-struct Enabled {
+struct EnabledCollector {
     collector: Box<dyn Collector>,
     /// CPU time of all scrapes so far.
     cpu_time: Duration,
@@ -150,7 +150,7 @@ impl Collectors {
         let at = self
             .enabled
             .partition_point(|earlier| rank(earlier.collector.name()) < rank(name));
-        let enabled = Enabled {
+        let enabled = EnabledCollector {
             collector,
             cpu_time: Duration::ZERO,
             logged: None,
@@ -233,7 +233,7 @@ impl Collectors {
 
     #[cfg(test)]
     fn collector(&mut self, name: &str) -> &mut dyn Collector {
-        let of_name = |enabled: &&mut Enabled| enabled.collector.name() == name;
+        let of_name = |enabled: &&mut EnabledCollector| enabled.collector.name() == name;
         self.enabled
             .iter_mut()
             .find(of_name)
@@ -245,7 +245,7 @@ impl Collectors {
 
 // === impl Enabled ===
 
-impl Enabled {
+impl EnabledCollector {
     /// Logs the sentence behind the label `reason`, once per reason.
     fn log(&mut self, outcome: &CollectOutcome) {
         let unsupported = match outcome {
@@ -286,8 +286,8 @@ impl ScrapeReport {
         }
     }
 
-    fn add(&mut self, enabled: &Enabled, duration: Duration, outcome: &CollectOutcome) {
-        let Enabled {
+    fn add(&mut self, enabled: &EnabledCollector, duration: Duration, outcome: &CollectOutcome) {
+        let EnabledCollector {
             collector,
             cpu_time,
             ..
