@@ -36,7 +36,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use pinfold::host::netns::{Netns, Switch};
+use pinfold::host::netns::{Netns, NetworkSwitch};
 use pinfold::host::proc::thread_cpu_time;
 use pinfold::host::taskstats::Taskstats;
 
@@ -140,7 +140,7 @@ struct Node<'a> {
     kernel: &'a Kernel,
     tree: Tree<'a>,
     manifests: Manifests,
-    switches: Vec<Switch>,
+    switches: Vec<NetworkSwitch>,
     cgroups: Vec<String>,
     agent: Agent,
 }
@@ -151,11 +151,11 @@ impl<'a> Node<'a> {
     fn new(kernel: &'a Kernel, pods: usize, more: &[&str]) -> Self {
         let mut tree = kernel.tree();
         let manifests = Manifests::new();
-        let mut switches: Vec<Switch> = Vec::new();
+        let mut switches: Vec<NetworkSwitch> = Vec::new();
         let mut cgroups = Vec::new();
         for number in 0..pods {
             if number % PORTS == 0 {
-                switches.push(Switch::new().unwrap());
+                switches.push(NetworkSwitch::new().unwrap());
             }
             let [net, host] =
                 [number / PORTS, number % PORTS + 1].map(|part| u8::try_from(part).unwrap());

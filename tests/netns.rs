@@ -15,13 +15,13 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use pinfold::host::netns::{NetError, Netns, Switch};
+use pinfold::host::netns::{NetError, Netns, NetworkSwitch};
 
 const A: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 const B: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 
-fn switch() -> Switch {
-    Switch::new().unwrap()
+fn switch() -> NetworkSwitch {
+    NetworkSwitch::new().unwrap()
 }
 
 /// Whether this machine is prepared for these tests.
@@ -155,7 +155,7 @@ fn invalid_addresses_are_refused() {
         return;
     }
     let mut switch = switch();
-    let refused = |switch: &mut Switch, address| match switch.join(address) {
+    let refused = |switch: &mut NetworkSwitch, address| match switch.join(address) {
         Err(NetError::Address { reason, .. }) => reason,
         other => panic!("{other:?}"),
     };

@@ -15,7 +15,7 @@ use std::net::Ipv4Addr;
 use std::process::{ChildStdout, Command};
 use std::time::{Duration, Instant};
 
-use pinfold::host::netns::{Netns, Switch};
+use pinfold::host::netns::{Netns, NetworkSwitch};
 use pinfold::host::spawn::{Launcher, Process, Spawn, Stderr};
 use pinfold::sandbox::train::progress::{ProcessRole, ProgressLine};
 
@@ -70,7 +70,7 @@ fn a_job_runs_across_namespaces() {
         return;
     }
     let launcher = Launcher::new().unwrap();
-    let mut switch = Switch::new().unwrap();
+    let mut switch = NetworkSwitch::new().unwrap();
     let mut join = |host| Some(switch.join(Ipv4Addr::new(10, 77, 0, host)).unwrap());
     let job = "--ps-hosts 10.77.0.1:2222,10.77.0.2:2222 --vocabulary 100 --hidden 16,8";
 

@@ -43,7 +43,7 @@ pub struct NetnsRef {
 ///
 /// Dropping the switch unplugs every container: each `eth0` vanishes with the bridge's end of the pair.
 #[derive(Debug)]
-pub struct Switch {
+pub struct NetworkSwitch {
     namespace: Netns,
     taken: BTreeSet<Ipv4Addr>,
 }
@@ -141,7 +141,7 @@ pub fn for_each_netns(namespaces: &[NetnsRef], mut work: impl FnMut(usize) + Sen
 
 // === impl Switch ===
 
-impl Switch {
+impl NetworkSwitch {
     /// A bridge in a new namespace, set up, with no ports.
     ///
     /// # Errors

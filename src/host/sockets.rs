@@ -74,9 +74,9 @@ pub struct SocketCounter {
     timers: OwnedFd,
     attached: BTreeMap<String, AttachedTree>,
     /// The sums of deleted entries of ended containers, by the id of the pod's cgroup.
-    ended_counts: HashMap<u64, Counts>,
+    ended_counts: HashMap<u64, TrafficCounts>,
     /// The entries of ended containers at the last reading.
-    ending: HashMap<TrafficKey, Counts>,
+    ending: HashMap<TrafficKey, TrafficCounts>,
     /// The packets that found no free entry, as of the last reading.
     overflowed_packets: u64,
 }
@@ -128,7 +128,7 @@ pub enum SocketsError {
 }
 
 type TrafficKey = [u64; 2];
-type Counts = [u64; 7];
+type TrafficCounts = [u64; 7];
 type TrafficMap = PerCpuHash<2, 7>;
 
 /// The usual number of entries. An entry belongs to a container of a Guaranteed pod, or to a
@@ -152,7 +152,7 @@ const ROOT_ID: u64 = 1;
 
 impl SocketTraffic {
     /// Adds the counts of an entry.
-    fn add(&mut self, counts: Counts) {
+    fn add(&mut self, counts: TrafficCounts) {
         let [
             received,
             received_packets,
@@ -289,7 +289,7 @@ impl SocketCounter {
             }
         }
         let mut others = Vec::new();
-        let mut containers: HashMap<u64, Vec<(TrafficKey, Counts)>> = HashMap::new();
+        let mut containers: HashMap<u64, Vec<(TrafficKey, TrafficCounts)>> = HashMap::new();
         for (key, counts) in entries {
             if key == OVERFLOW {
                 let packets = counts[1] + counts[3];
@@ -324,7 +324,7 @@ impl SocketCounter {
     fn add_up_ended(
         &mut self,
         ids: &HashMap<u64, &str>,
-        containers: HashMap<u64, Vec<(TrafficKey, Counts)>>,
+        containers: HashMap<u64, Vec<(TrafficKey, TrafficCounts)>>,
     ) -> Result<(), SocketsError> {
         let mut ending = HashMap::new();
         for (pod, entries) in containers

@@ -21,7 +21,7 @@ use nix::unistd::Pid;
 
 use super::train::progress::ProgressLine;
 use crate::host::cgroup::{Cgroups, Quota};
-use crate::host::netns::Switch;
+use crate::host::netns::NetworkSwitch;
 use crate::host::spawn::{Launcher, Process, Spawn, Stderr};
 use crate::pod::{self, Pod, Qos};
 
@@ -51,7 +51,7 @@ const PERIOD: u64 = 100_000;
 pub(super) struct LocalNode {
     cgroups: Cgroups,
     launcher: Launcher,
-    switch: Switch,
+    switch: NetworkSwitch,
     running: BTreeMap<String, StartedPod>,
     /// The sum of the CPU requests of the Burstable pods, in thousandths of a CPU.
     burstable: u64,
@@ -291,7 +291,7 @@ impl LocalNode {
             let _ = fs::remove_file(&running.manifest);
         }
         // The addresses are free again.
-        self.switch = Switch::new()?;
+        self.switch = NetworkSwitch::new()?;
         Ok(())
     }
 
@@ -338,7 +338,7 @@ pub(super) fn clear(cgroups: &Cgroups) -> anyhow::Result<()> {
 /// Creates the parts of a node, after the removal of a killed predecessor's remains.
 ///
 /// The top cgroup and the tree get the weight that a kubelet gives its pods: a request of all CPUs.
-fn furnish(cgroups: &Cgroups) -> anyhow::Result<(Launcher, Switch)> {
+fn furnish(cgroups: &Cgroups) -> anyhow::Result<(Launcher, NetworkSwitch)> {
     sweep(cgroups)?;
     cgroups.create(TREE)?;
     let all = 1000 * cgroups.all_cpus()?.len() as u64;
@@ -350,7 +350,7 @@ fn furnish(cgroups: &Cgroups) -> anyhow::Result<(Launcher, Switch)> {
     cgroups.set_request(&besteffort, 0)?;
     fs::create_dir_all(FOLDER).with_context(|| format!("can't make {FOLDER}"))?;
     let launcher = Launcher::new().context("can't start the launcher's thread")?;
-    Ok((launcher, Switch::new()?))
+    Ok((launcher, NetworkSwitch::new()?))
 }
 
 /// Removes the remains of a predecessor: processes (only if the predecessor died a moment ago), cgroups, manifests.

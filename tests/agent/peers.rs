@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use pinfold::host::netns::Switch;
+use pinfold::host::netns::NetworkSwitch;
 use serde_json::json;
 
 use crate::agent::patience;
@@ -18,7 +18,7 @@ fn pods_of_the_job_on_other_nodes_are_known_by_their_addresses() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let cluster = Cluster::new();
-    let mut switch = Switch::new().unwrap();
+    let mut switch = NetworkSwitch::new().unwrap();
     let [own, far] = [1, 2].map(|host| Ipv4Addr::new(10, 83, 0, host));
     let (inside, outside) = (switch.join(own).unwrap(), switch.join(far).unwrap());
     cluster.put(&pod("worker-0", NODE));

@@ -8,7 +8,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use pinfold::host::cgroup::NoteSubject;
 use pinfold::host::knobs::{Knob, KnobKind, Knobs};
-use pinfold::host::netns::Switch;
+use pinfold::host::netns::NetworkSwitch;
 use pinfold::pin::cpu_isolation::{CpuIsolationOptions, CpuIsolator};
 
 use super::isolation_input;
@@ -17,7 +17,7 @@ use super::kernel::{Kernel, kernel_tests};
 #[test]
 fn packet_steering_of_a_veth_pair_is_isolated_and_restored() {
     let Some(kernel) = kernel_tests() else { return };
-    let mut switch = Switch::new().unwrap();
+    let mut switch = NetworkSwitch::new().unwrap();
     let container = switch.join(Ipv4Addr::new(10, 77, 1, 1)).unwrap();
     container.run(|| in_namespace(&kernel)).unwrap();
 }

@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use pinfold::host::netns::{Netns, Switch};
+use pinfold::host::netns::{Netns, NetworkSwitch};
 use pinfold::host::spawn::Launcher;
 
 use crate::agent::{Agent, Manifests, Settings, best_effort, metric, patience};
@@ -123,7 +123,7 @@ fn connection_metrics_match_ss() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let manifests = Manifests::new();
-    let mut switch = Switch::new().unwrap();
+    let mut switch = NetworkSwitch::new().unwrap();
     let [own, silent, peer] = [1, 2, 3].map(|host| Ipv4Addr::new(10, 81, 0, host));
     let [own_network, silent_network, peer_network] =
         [own, silent, peer].map(|address| switch.join(address).unwrap());

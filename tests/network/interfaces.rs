@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::process::Command;
 use std::time::Duration;
 
-use pinfold::host::netns::{Netns, Switch};
+use pinfold::host::netns::{Netns, NetworkSwitch};
 use serde_json::Value;
 
 use crate::agent::{Agent, Manifests, Settings, best_effort, metric};
@@ -68,7 +68,7 @@ fn interface_metrics_match_ip() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let manifests = Manifests::new();
-    let mut switch = Switch::new().unwrap();
+    let mut switch = NetworkSwitch::new().unwrap();
     let [own, shared, peer] = [1, 2, 3].map(|host| Ipv4Addr::new(10, 83, 0, host));
     let [own_network, shared_network, peer_network] =
         [own, shared, peer].map(|address| switch.join(address).unwrap());

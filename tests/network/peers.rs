@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use pinfold::host::netns::{Netns, Switch};
+use pinfold::host::netns::{Netns, NetworkSwitch};
 
 use crate::agent::{Agent, Manifests, Settings, best_effort, metric, patience};
 use crate::kernel::kernel_tests;
@@ -73,7 +73,7 @@ fn bytes_are_counted_by_peer_pod_of_the_same_job() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let manifests = Manifests::new();
-    let mut switch = Switch::new().unwrap();
+    let mut switch = NetworkSwitch::new().unwrap();
     let address = |host| Ipv4Addr::new(10, 82, 0, host);
     let pods = [
         ("ps-0", "job", "ps"),

@@ -12,7 +12,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use pinfold::host::bpf::{Direction, Program, ProgramLink};
-use pinfold::host::netns::{Netns, Switch};
+use pinfold::host::netns::{Netns, NetworkSwitch};
 use pinfold::host::sockets::{DEFAULT_ENTRIES, SocketCounter, SocketTcpCounts};
 
 use crate::agent::{Manifests, Settings, best_effort, metric};
@@ -184,7 +184,7 @@ fn counts_of_two_pods_match_a_lossy_network() {
         IpAddr::V6(Ipv6Addr::LOCALHOST),
     );
     for (host, big_packets) in [(v4, false), (v6, false), (v6, true)] {
-        let network = Switch::new()
+        let network = NetworkSwitch::new()
             .unwrap()
             .join(Ipv4Addr::new(10, 81, 0, 1))
             .unwrap();
@@ -281,7 +281,7 @@ fn with_sockets_enabled_pods_on_the_nodes_network_have_segment_metrics() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let manifests = Manifests::new();
-    let own_network = Switch::new()
+    let own_network = NetworkSwitch::new()
         .unwrap()
         .join(Ipv4Addr::new(10, 82, 0, 1))
         .unwrap();

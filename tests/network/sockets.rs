@@ -17,7 +17,7 @@ use nix::libc;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use pinfold::cpu::CpuSet;
 use pinfold::host::bpf::Direction;
-use pinfold::host::netns::{Netns, Switch};
+use pinfold::host::netns::{Netns, NetworkSwitch};
 use pinfold::host::proc::Proc;
 use pinfold::host::sockets::{
     DEFAULT_ENTRIES, SocketCounter, SocketSample, SocketTcpCounts, SocketTraffic, TrafficCount,
@@ -220,7 +220,7 @@ fn streams_are_counted_with_packet_headers() {
     let pod = tree.pod("burstable", "uid");
     let main = tree.container(&pod, "main");
     // A private loopback, so that the number of retransmissions is known.
-    let network = Switch::new()
+    let network = NetworkSwitch::new()
         .unwrap()
         .join(Ipv4Addr::new(10, 80, 0, 1))
         .unwrap();
@@ -252,7 +252,7 @@ fn counts_match_the_interface_of_the_namespace() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
     let mut counter = counter(&tree);
-    let mut switch = Switch::new().unwrap();
+    let mut switch = NetworkSwitch::new().unwrap();
     let [own, peer] = [1, 2].map(|host| Ipv4Addr::new(10, 79, 0, host));
     let (own_network, peer_network) = (switch.join(own).unwrap(), switch.join(peer).unwrap());
     let pod = tree.pod("", "uid");

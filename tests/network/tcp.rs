@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::net::{Ipv4Addr, TcpStream};
 use std::time::Duration;
 
-use pinfold::host::netns::Switch;
+use pinfold::host::netns::NetworkSwitch;
 use pinfold::host::sockets::SocketTcpCounts;
 
 use crate::agent::{Manifests, Settings, best_effort, metric};
@@ -22,7 +22,7 @@ fn pods_with_a_network_namespace_have_segment_metrics() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let manifests = Manifests::new();
-    let mut switch = Switch::new().unwrap();
+    let mut switch = NetworkSwitch::new().unwrap();
     let [own, shared, peer] = [1, 2, 3].map(|host| Ipv4Addr::new(10, 78, 0, host));
     let [own_network, shared_network, peer_network] =
         [own, shared, peer].map(|address| switch.join(address).unwrap());
