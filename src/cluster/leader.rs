@@ -71,7 +71,7 @@ pub struct CandidateState {
 
 /// The record of a Lease, as last seen by a candidate.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Record {
+struct LeaseRecord {
     /// The holder; empty for a Lease without a holder.
     holder: String,
     renewed: String,
@@ -82,7 +82,7 @@ struct Record {
 #[derive(Debug, Default)]
 struct ElectionMemory {
     /// The record, and the time since which the record is unchanged.
-    seen: Option<(Record, Instant)>,
+    seen: Option<(LeaseRecord, Instant)>,
     /// The Lease as last written by this candidate.
     written: Option<Value>,
 }
@@ -247,7 +247,7 @@ impl Election {
                 None => return self.create(memory).await,
             },
         };
-        if !memory.may_take(&Record::of(&lease), &self.identity, Instant::now()) {
+        if !memory.may_take(&LeaseRecord::of(&lease), &self.identity, Instant::now()) {
             return Ok(ElectionOutcome::Follows);
         }
         let new = renewed(lease, &self.identity, self.settings.duration, &now());
@@ -301,7 +301,7 @@ impl Election {
     ) -> Result<ElectionOutcome, Failure> {
         match answer {
             Ok(lease) => {
-                memory.seen = Some((Record::of(&lease), Instant::now()));
+                memory.seen = Some((LeaseRecord::of(&lease), Instant::now()));
                 memory.written = Some(lease);
                 Ok(ElectionOutcome::Leads)
             }
@@ -321,7 +321,7 @@ impl Election {
             // The end came during a renewal, whose answer is unknown.
             None => self.read().await.ok().flatten(),
         };
-        let Some(mut lease) = lease.filter(|lease| Record::of(lease).holder == self.identity)
+        let Some(mut lease) = lease.filter(|lease| LeaseRecord::of(lease).holder == self.identity)
         else {
             return;
         };
@@ -337,7 +337,7 @@ impl Election {
 
 // === impl Record ===
 
-impl Record {
+impl LeaseRecord {
     fn of(lease: &Value) -> Self {
         let text = |key: &str| {
             let value = lease.pointer(&format!("/spec/{key}"));
@@ -358,7 +358,7 @@ impl Record {
 
 impl ElectionMemory {
     /// Whether a candidate may write its name into the Lease with this record.
-    fn may_take(&mut self, record: &Record, identity: &str, now: Instant) -> bool {
+    fn may_take(&mut self, record: &LeaseRecord, identity: &str, now: Instant) -> bool {
         let since = match &self.seen {
             Some((seen, since)) if seen == record => *since,
             _ => {
@@ -428,8 +428,8 @@ fn advice(failure: &Failure) -> &'static str {
 mod tests {
     use super::*;
 
-    fn record(holder: &str, renewed: &str) -> Record {
-        Record {
+    fn record(holder: &str, renewed: &str) -> LeaseRecord {
+        LeaseRecord {
             holder: holder.to_owned(),
             renewed: renewed.to_owned(),
             duration: Duration::from_secs(15),
@@ -440,7 +440,8 @@ mod tests {
     fn a_candidate_takes_a_lease_only_after_its_duration_without_a_renewal() {
         let (start, mut memory) = (Instant::now(), ElectionMemory::default());
         let after = |seconds| start + Duration::from_secs(seconds);
-        let mut try_at = |record: &Record, seconds| memory.may_take(record, "b", after(seconds));
+        let mut try_at =
+            |record: &LeaseRecord, seconds| memory.may_take(record, "b", after(seconds));
         assert!(!try_at(&record("a", "10:00"), 0));
         assert!(!try_at(&record("a", "10:00"), 15));
         // A renewal starts the wait anew, whatever the time in the record says.

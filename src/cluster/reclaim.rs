@@ -51,7 +51,7 @@ pub struct Reclaimer {
 
 /// The result of a round over all jobs.
 #[derive(Debug, Clone, Default)]
-pub struct Round {
+pub struct ReclaimRound {
     /// All jobs with parameter servers that ask to be reclaimed, as last listed.
     pub jobs: Vec<Reclaimable>,
     /// The deleted objects: kind, namespace and name. With a dry run, the objects to delete.
@@ -133,9 +133,9 @@ impl Reclaimer {
     /// Runs a round: lists all jobs, and deletes the objects that can go.
     ///
     /// # Errors
-    /// Any [`Failure`] of a list. Failed deletes are in the [`Round`].
-    pub async fn once(&self) -> Result<Round, Failure> {
-        let (mut round, mut lists) = (Round::default(), 0);
+    /// Any [`Failure`] of a list. Failed deletes are in the [`ReclaimRound`].
+    pub async fn once(&self) -> Result<ReclaimRound, Failure> {
+        let (mut round, mut lists) = (ReclaimRound::default(), 0);
         loop {
             let listed = Instant::now();
             let jobs = reclaim(&self.list_items().await?, now(), self.after);
@@ -155,7 +155,12 @@ impl Reclaimer {
     }
 
     /// Deletes the objects of all jobs that can go. Returns whether the lists became too old for the remaining objects.
-    async fn delete_jobs(&self, jobs: &[Reclaimable], listed: Instant, round: &mut Round) -> bool {
+    async fn delete_jobs(
+        &self,
+        jobs: &[Reclaimable],
+        listed: Instant,
+        round: &mut ReclaimRound,
+    ) -> bool {
         let mut lists = ListAge {
             listed,
             tried: false,
@@ -173,7 +178,12 @@ impl Reclaimer {
     }
 
     /// Deletes the objects of a job. Returns whether the lists became too old for the remaining objects.
-    async fn delete_job(&self, job: &Reclaimable, lists: &mut ListAge, round: &mut Round) -> bool {
+    async fn delete_job(
+        &self,
+        job: &Reclaimable,
+        lists: &mut ListAge,
+        round: &mut ReclaimRound,
+    ) -> bool {
         let mut failed = false;
         for item in job.running.iter().chain(&job.servers) {
             let name = (item.kind, item.namespace.clone(), item.name.clone());
@@ -357,7 +367,7 @@ impl Reclaimer {
 
 // === impl Round ===
 
-impl Round {
+impl ReclaimRound {
     /// The number of jobs with a verdict: running, waiting, ready for deletion, kept.
     pub fn verdicts(&self) -> [usize; 4] {
         let mut counts = [0; 4];

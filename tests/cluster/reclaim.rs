@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use pinfold::cluster::reclaim::{Reclaimer, Round};
+use pinfold::cluster::reclaim::{ReclaimRound, Reclaimer};
 use pinfold::cluster::{Api, ErrorKind};
 use pinfold::experiment::{AMOUNTS, Slice, TrainingJob, WorkloadFormat, render};
 use pinfold::scene::{ItemKind, JobOutcome, ReclaimItem, ReclaimVerdict, read, reclaim};
@@ -155,7 +155,7 @@ impl Cluster {
         Reclaimer::new(api, None, after, dry_run)
     }
 
-    async fn once(&self) -> Round {
+    async fn once(&self) -> ReclaimRound {
         self.reclaimer().once().await.unwrap()
     }
 
@@ -181,7 +181,7 @@ impl Cluster {
     }
 }
 
-fn verdicts(round: &Round) -> Vec<(&str, &ReclaimVerdict)> {
+fn verdicts(round: &ReclaimRound) -> Vec<(&str, &ReclaimVerdict)> {
     round
         .jobs
         .iter()
@@ -189,7 +189,7 @@ fn verdicts(round: &Round) -> Vec<(&str, &ReclaimVerdict)> {
         .collect()
 }
 
-fn kept_reason(round: &Round) -> &str {
+fn kept_reason(round: &ReclaimRound) -> &str {
     match &round.jobs[0].verdict {
         ReclaimVerdict::Kept { reason } => reason,
         other => panic!("{other:?}"),

@@ -11,7 +11,7 @@ use kube::core::params::PostParams;
 use kube::core::request::Request;
 use pinfold::cluster::events::{EventSettings, Recorder};
 use pinfold::cluster::leader::{Election, ElectionSettings as LeaderSettings};
-use pinfold::cluster::reclaim::Round;
+use pinfold::cluster::reclaim::ReclaimRound;
 use pinfold::cluster::{Api, Call, ErrorKind};
 use pinfold::scene::ReclaimVerdict;
 use serde_json::{Value, json};
@@ -42,7 +42,7 @@ async fn a_change_starts_a_round_and_a_calm_cluster_needs_no_list() {
     let cluster = Cluster::of(FakeApi::direct());
     let (all, mut last) = running("a");
     cluster.put(&all);
-    let (sender, mut rounds) = mpsc::unbounded_channel::<Round>();
+    let (sender, mut rounds) = mpsc::unbounded_channel::<ReclaimRound>();
     let stop = CancellationToken::new();
     let reclaimer = cluster.reclaimer();
     let watching = reclaimer.watch(HOUR, &stop, |round| {

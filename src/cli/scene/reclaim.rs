@@ -18,7 +18,7 @@ use self::controller::{Choices, Controller};
 use super::super::OutputFormat;
 use super::super::interval::interval;
 use crate::cluster::connect::{Connection, connect};
-use crate::cluster::reclaim::{Reclaimer, Round};
+use crate::cluster::reclaim::{ReclaimRound, Reclaimer};
 use crate::cluster::{Api, ErrorKind, Failure};
 use crate::scene::{ReclaimItem, ReclaimVerdict, Reclaimable};
 use crate::text;
@@ -181,7 +181,7 @@ impl ReclaimArgs {
     /// Each message is printed once, until the message changes.
     fn tell(
         &self,
-        round: Result<Round, Failure>,
+        round: Result<ReclaimRound, Failure>,
         way: &Connection,
         said: &mut BTreeMap<String, String>,
     ) -> anyhow::Result<()> {
@@ -278,7 +278,7 @@ fn kept(count: usize) -> String {
 }
 
 /// The deleted objects, in a sentence.
-fn deleted(round: &Round, dry_run: bool) -> Option<String> {
+fn deleted(round: &ReclaimRound, dry_run: bool) -> Option<String> {
     let names = round
         .deleted
         .iter()
@@ -296,7 +296,7 @@ fn deleted(round: &Round, dry_run: bool) -> Option<String> {
     })
 }
 
-fn object(round: &Round, dry_run: bool) -> Value {
+fn object(round: &ReclaimRound, dry_run: bool) -> Value {
     let jobs = round.jobs.iter().map(|job| {
         let (verdict, more) = match &job.verdict {
             ReclaimVerdict::Running { succeeded, of } => {

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{Reclaimer, Round, item, now};
+use super::{ReclaimRound, Reclaimer, item, now};
 use crate::cluster::informer::{ObjectPart, ObjectSource, Objects, follow};
 use crate::cluster::{Backoff, Failure, Jitter};
 use crate::scene::{
@@ -82,7 +82,7 @@ impl Reclaimer {
         &self,
         every: Duration,
         stop: &CancellationToken,
-        report: impl FnMut(Result<Round, Failure>),
+        report: impl FnMut(Result<ReclaimRound, Failure>),
     ) {
         let (deployments_sender, deployments) = watch::channel(Objects::default());
         let (services_sender, services) = watch::channel(Objects::default());
@@ -108,7 +108,7 @@ impl Reclaimer {
         &self,
         every: Duration,
         mut watched: WatchedObjects,
-        mut report: impl FnMut(Result<Round, Failure>),
+        mut report: impl FnMut(Result<ReclaimRound, Failure>),
     ) {
         let mut backoff = Backoff::new(every.min(FIRST_WAIT), longest(every));
         let mut jitter = Jitter::default();
@@ -135,10 +135,10 @@ impl Reclaimer {
                     continue;
                 }
                 let hints = hints.clone();
-                report(Ok(Round {
+                report(Ok(ReclaimRound {
                     jobs,
                     hints,
-                    ..Round::default()
+                    ..ReclaimRound::default()
                 }));
             }
         }
@@ -245,7 +245,7 @@ fn decoded(kind: ItemKind, object: &RawValue) -> Option<ReclaimItem> {
 }
 
 /// Whether a round must be repeated soon, and the server's `Retry-After`.
-fn retry_of(round: &Result<Round, Failure>) -> Option<Option<Duration>> {
+fn retry_of(round: &Result<ReclaimRound, Failure>) -> Option<Option<Duration>> {
     match round {
         Err(failure) => Some(failure.retry_after()),
         Ok(round) => match round.failed.first() {

@@ -14,7 +14,7 @@ use crate::cluster::connect::host_name;
 use crate::cluster::events::{self, Recorder};
 use crate::cluster::leader::{self, Election};
 use crate::cluster::plan_status::{self, PlanStatusWriter};
-use crate::cluster::reclaim::{Reclaimer, Round};
+use crate::cluster::reclaim::{ReclaimRound, Reclaimer};
 use crate::cluster::{Api, Failure, Jitter};
 use crate::metrics::ReclaimMetrics;
 
@@ -109,7 +109,7 @@ impl Controller {
     pub(super) async fn run(
         self,
         stop: &CancellationToken,
-        mut report: impl FnMut(Result<Round, Failure>),
+        mut report: impl FnMut(Result<ReclaimRound, Failure>),
     ) {
         let Self {
             reclaimer,
@@ -145,7 +145,7 @@ impl Controller {
 }
 
 /// Counts the result of a round.
-fn count(metrics: &ReclaimMetrics, round: &Result<Round, Failure>, dry_run: bool) {
+fn count(metrics: &ReclaimMetrics, round: &Result<ReclaimRound, Failure>, dry_run: bool) {
     let Ok(round) = round else {
         return metrics.failed(1);
     };
