@@ -321,13 +321,13 @@ async fn bursts(kernel: &Kernel, others: usize) {
 }
 
 /// A pod with one container as described by a runtime, and the pod's cgroup.
-struct Made {
+struct CreatedPod {
     sandbox: PodSandbox,
     container: Container,
     cgroup: String,
 }
 
-fn pod(tree: &Tree<'_>, class: &str, name: &str, shares: u64, quota: Option<i64>) -> Made {
+fn pod(tree: &Tree<'_>, class: &str, name: &str, shares: u64, quota: Option<i64>) -> CreatedPod {
     let cgroup = tree.pod(class, &format!("{name}-uid"));
     let worker = [
         ("training.kubeflow.org/job-name", "job"),
@@ -379,14 +379,14 @@ fn pod(tree: &Tree<'_>, class: &str, name: &str, shares: u64, quota: Option<i64>
         }),
         ..Container::default()
     };
-    Made {
+    CreatedPod {
         sandbox,
         container,
         cgroup,
     }
 }
 
-async fn change(runtime: &mut FakeRuntime, event: i32, new_pod: &Made) {
+async fn change(runtime: &mut FakeRuntime, event: i32, new_pod: &CreatedPod) {
     let of_container = event > 3;
     let message = StateChange {
         event,

@@ -61,14 +61,14 @@ fn report(arguments: &[&str]) -> Value {
 
 /// The possible remains of a bench: cgroups, the folder of manifests, processes, links.
 #[derive(Debug, PartialEq, Eq)]
-struct Left {
+struct BenchRemains {
     cgroups: BTreeSet<PathBuf>,
     folder: bool,
     processes: Vec<String>,
     links: BTreeSet<String>,
 }
 
-impl Left {
+impl BenchRemains {
     /// A process counts if the command line contains `mark` or the program's path.
     fn now(mark: &str) -> Self {
         let mut cgroups = BTreeSet::new();
@@ -117,14 +117,14 @@ fn find(dir: &Path, depth: usize, found: &mut BTreeSet<PathBuf>) {
 const MARK: &str = "a-command-of-the-bench-test";
 
 fn nothing_left(links: &BTreeSet<String>) {
-    let left = Left::now(MARK);
+    let left = BenchRemains::now(MARK);
     assert!(left.is_nothing(links), "{left:?}");
 }
 
 fn until_it_runs(child: &mut Child) {
     let deadline = Instant::now() + Duration::from_secs(20);
     // The bench's own command line has the mark, too.
-    while !Left::now(MARK)
+    while !BenchRemains::now(MARK)
         .processes
         .iter()
         .any(|line| line.starts_with("/bin/sh -c "))
@@ -146,7 +146,7 @@ fn figure(report: &Value, way: usize, metric: &str) -> f64 {
 #[test]
 fn the_figures_of_a_short_bench() {
     let Some(_alone) = kernel_tests() else { return };
-    let links = Left::now(MARK).links;
+    let links = BenchRemains::now(MARK).links;
     let folder = tempfile::tempdir().unwrap();
     let picture = folder.path().join("bench.svg");
     let svg = picture.to_str().unwrap();
@@ -223,7 +223,7 @@ fn the_figures_of_a_short_bench() {
 #[test]
 fn a_command_is_measured_by_its_steps_or_to_its_end() {
     let Some(_alone) = kernel_tests() else { return };
-    let links = Left::now(MARK).links;
+    let links = BenchRemains::now(MARK).links;
     // The shell's children must end with the shell, and the variables must be the agent's.
     let steps = "while :; do sleep 0.01; echo step $TF_NUM_INTRAOP_THREADS; done";
     let usual = [
@@ -281,7 +281,7 @@ fn a_command_is_measured_by_its_steps_or_to_its_end() {
 #[test]
 fn a_full_node_runs_the_same_program_in_each_container() {
     let Some(_alone) = kernel_tests() else { return };
-    let links = Left::now(MARK).links;
+    let links = BenchRemains::now(MARK).links;
     let usual = [
         "--full-node",
         "--rounds",
@@ -316,7 +316,7 @@ fn a_full_node_runs_the_same_program_in_each_container() {
 #[test]
 fn a_command_that_fails_is_told_with_its_words() {
     let Some(_alone) = kernel_tests() else { return };
-    let links = Left::now(MARK).links;
+    let links = BenchRemains::now(MARK).links;
     let usual = ["--rounds", "1", "--seconds", "1"];
     for (command, says) in [
         (
@@ -371,7 +371,7 @@ fn a_command_that_fails_is_told_with_its_words() {
 #[test]
 fn a_signal_in_the_middle_leaves_nothing() {
     let Some(_alone) = kernel_tests() else { return };
-    let links = Left::now(MARK).links;
+    let links = BenchRemains::now(MARK).links;
     let folder = tempfile::tempdir().unwrap();
     let picture = folder.path().join("bench.svg");
     // A shell with a child, both deaf to SIGTERM.
@@ -403,7 +403,7 @@ fn a_signal_in_the_middle_leaves_nothing() {
 #[test]
 fn a_kill_leaves_nothing_a_moment_later() {
     let Some(_alone) = kernel_tests() else { return };
-    let links = Left::now(MARK).links;
+    let links = BenchRemains::now(MARK).links;
     let command = format!("while :; do sleep 0.02; echo {MARK}; done");
     let mut child = bench(&["--command", &command, "--steps", "a"])
         .spawn()
@@ -412,8 +412,8 @@ fn a_kill_leaves_nothing_a_moment_later() {
     child.kill().unwrap();
     child.wait().unwrap();
     let deadline = Instant::now() + Duration::from_secs(15);
-    while !Left::now(MARK).is_nothing(&links) {
-        assert!(Instant::now() < deadline, "{:?}", Left::now(MARK));
+    while !BenchRemains::now(MARK).is_nothing(&links) {
+        assert!(Instant::now() < deadline, "{:?}", BenchRemains::now(MARK));
         std::thread::sleep(Duration::from_millis(50));
     }
 }
@@ -421,7 +421,7 @@ fn a_kill_leaves_nothing_a_moment_later() {
 #[test]
 fn who_owns_the_cgroups_already_is_named() {
     let Some(_alone) = kernel_tests() else { return };
-    let links = Left::now(MARK).links;
+    let links = BenchRemains::now(MARK).links;
     let mut command = Command::new(env!("CARGO_BIN_EXE_pinfold"));
     let pods = tempfile::tempdir().unwrap();
     command
@@ -577,7 +577,7 @@ fn tensorflow_is_measured_like_any_command() {
         return;
     };
     let Some(_alone) = kernel_tests() else { return };
-    let links = Left::now(MARK).links;
+    let links = BenchRemains::now(MARK).links;
     let script = format!(
         "{} {ROOT}/deploy/examples/bench-tensorflow.py",
         python.to_string_lossy()

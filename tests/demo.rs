@@ -58,14 +58,14 @@ fn demo(arguments: &[&str]) -> Command {
 
 /// The possible remains of a demo: cgroups, processes, manifests, network namespaces, links.
 #[derive(Debug, PartialEq, Eq)]
-struct Left {
+struct DemoRemains {
     cgroups: BTreeSet<PathBuf>,
     processes: BTreeSet<String>,
     folder: bool,
     links: BTreeSet<String>,
 }
 
-impl Left {
+impl DemoRemains {
     fn now() -> Self {
         let mut cgroups = BTreeSet::new();
         find("pinfold-demo", Path::new("/sys/fs/cgroup"), 2, &mut cgroups);
@@ -119,7 +119,7 @@ fn send(child: &Child, signal: Signal) {
 #[test]
 fn the_figures_of_a_short_demo() {
     let Some(_alone) = kernel_tests() else { return };
-    let before = Left::now();
+    let before = DemoRemains::now();
     let (code, stdout, stderr) = run(&mut demo(&["--seconds", "4", "-o", "json"]));
     assert_eq!(code, 0, "{stderr}");
     let last = stdout.lines().last().unwrap();
@@ -174,13 +174,13 @@ fn the_figures_of_a_short_demo() {
         assert_eq!(neighbor["qos"], "Burstable", "{neighbor}");
         assert!(neighbor["threads"].as_u64().unwrap() > online, "{neighbor}");
     }
-    assert_eq!(Left::now(), Left::nothing(&before.links));
+    assert_eq!(DemoRemains::now(), DemoRemains::nothing(&before.links));
 }
 
 #[test]
 fn a_demo_with_a_server_beside_a_besteffort_pod() {
     let Some(_alone) = kernel_tests() else { return };
-    let links = Left::now().links;
+    let links = DemoRemains::now().links;
     let arguments = ["--seconds", "2", "--ps", "1", "--neighbors", "besteffort"];
     let (code, stdout, stderr) = run(demo(&arguments).args(["-o", "json"]));
     assert_eq!(code, 0, "{stderr}");
@@ -194,7 +194,7 @@ fn a_demo_with_a_server_beside_a_besteffort_pod() {
     }
     assert_eq!(pod("neighbor-0")["qos"], "BestEffort", "{report}");
     assert_eq!(report["neighbors"], "besteffort");
-    assert_eq!(Left::now(), Left::nothing(&links));
+    assert_eq!(DemoRemains::now(), DemoRemains::nothing(&links));
 }
 
 /// The text for people: what is compared before the figures, and a warning before everything else.
@@ -218,7 +218,7 @@ fn the_summary_says_what_is_compared() {
 #[test]
 fn ten_kills_and_a_rerun_that_finds_nothing_left() {
     let Some(_alone) = kernel_tests() else { return };
-    let links = Left::now().links;
+    let links = DemoRemains::now().links;
     let seed = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .unwrap()
@@ -237,29 +237,29 @@ fn ten_kills_and_a_rerun_that_finds_nothing_left() {
         child.wait().unwrap();
         // The processes end with the demo; the kernel needs a moment.
         let deadline = Instant::now() + Duration::from_secs(5);
-        while !Left::now().processes.is_empty() {
+        while !DemoRemains::now().processes.is_empty() {
             assert!(
                 Instant::now() < deadline,
                 "round {round}, killed after {delay:?}: {:?}",
-                Left::now()
+                DemoRemains::now()
             );
             std::thread::sleep(Duration::from_millis(20));
         }
         assert_eq!(
-            Left::now().links,
+            DemoRemains::now().links,
             links,
             "round {round}, killed after {delay:?}"
         );
     }
     let (code, _, stderr) = run(&mut demo(&["--seconds", "2", "-o", "json"]));
     assert_eq!(code, 0, "{stderr}");
-    assert_eq!(Left::now(), Left::nothing(&links));
+    assert_eq!(DemoRemains::now(), DemoRemains::nothing(&links));
 }
 
 #[test]
 fn an_interrupt_cleans_up() {
     let Some(_alone) = kernel_tests() else { return };
-    let links = Left::now().links;
+    let links = DemoRemains::now().links;
     for (signal, delay) in [(Signal::SIGINT, 3000), (Signal::SIGTERM, 700)] {
         let child = demo(&["--seconds", "60"]).spawn().unwrap();
         std::thread::sleep(Duration::from_millis(delay));
@@ -268,7 +268,7 @@ fn an_interrupt_cleans_up() {
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(130), "{stderr}");
         assert!(stderr.contains("interrupted"), "{stderr}");
-        assert_eq!(Left::now(), Left::nothing(&links), "{signal}");
+        assert_eq!(DemoRemains::now(), DemoRemains::nothing(&links), "{signal}");
     }
 }
 
@@ -277,7 +277,7 @@ fn a_second_demo_is_told_of_the_first() {
     let Some(_alone) = kernel_tests() else { return };
     let first = demo(&["--seconds", "60"]).spawn().unwrap();
     let deadline = Instant::now() + Duration::from_secs(10);
-    while Left::now().processes.is_empty() {
+    while DemoRemains::now().processes.is_empty() {
         assert!(Instant::now() < deadline, "the first demo started nothing");
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -300,7 +300,7 @@ fn a_second_demo_is_told_of_the_first() {
 #[test]
 fn top_shows_what_the_demo_does() {
     let Some(_alone) = kernel_tests() else { return };
-    let links = Left::now().links;
+    let links = DemoRemains::now().links;
     // Another program could take the port in the meantime; the demo then reports an error.
     let port = std::net::TcpListener::bind("127.0.0.1:0")
         .unwrap()
@@ -373,7 +373,7 @@ fn top_shows_what_the_demo_does() {
         own.len(),
         "each of its CPUs has its sign on the map:\n{frame}"
     );
-    assert_eq!(Left::now(), Left::nothing(&links));
+    assert_eq!(DemoRemains::now(), DemoRemains::nothing(&links));
 }
 
 #[test]
@@ -412,7 +412,7 @@ fn what_is_missing_is_said_in_a_sentence() {
 #[test]
 fn a_port_that_is_taken_leaves_nothing() {
     let Some(_alone) = kernel_tests() else { return };
-    let links = Left::now().links;
+    let links = DemoRemains::now().links;
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let (code, _, stderr) = run(pinfold()
@@ -423,5 +423,5 @@ fn a_port_that_is_taken_leaves_nothing() {
         stderr.contains("can't listen on") && stderr.contains(&address),
         "{stderr}"
     );
-    assert_eq!(Left::now(), Left::nothing(&links));
+    assert_eq!(DemoRemains::now(), DemoRemains::nothing(&links));
 }

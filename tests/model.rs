@@ -41,7 +41,7 @@ mod requests_tests;
 use agent::{Setup, Shape};
 use events::{Event, Menu};
 use explore::{Bounds, explore};
-use kernel::Kind;
+use kernel::KernelKind;
 use machine::Move;
 
 const ALL: Menu = Menu {
@@ -87,7 +87,7 @@ fn check(setup: &Setup, starts: &[Vec<Move>], menu: Menu, bounds: Bounds) {
 }
 
 /// From an empty node, and from two running pods.
-fn check_both(kind: Kind, shapes: [Shape; 2], menu: Menu) {
+fn check_both(kind: KernelKind, shapes: [Shape; 2], menu: Menu) {
     let setup = Setup::new(kind, 4, 1, &shapes);
     let longer = std::env::var("PINFOLD_MODEL_EVENTS")
         .ok()
@@ -132,33 +132,33 @@ fn check_both(kind: Kind, shapes: [Shape; 2], menu: Menu) {
 
 #[test]
 fn linux_6_12_107() {
-    check_both(Kind::Early612, [Shape::One(1), Shape::Two(1, 1)], ALL);
+    check_both(KernelKind::Early612, [Shape::One(1), Shape::Two(1, 1)], ALL);
 }
 
 #[test]
 fn linux_6_12_117() {
-    check_both(Kind::Late612, [Shape::Init(1), Shape::Two(1, 1)], ALL);
+    check_both(KernelKind::Late612, [Shape::Init(1), Shape::Two(1, 1)], ALL);
 }
 
 #[test]
 fn linux_7_2() {
-    check_both(Kind::Linux72, [Shape::Sidecar(1), Shape::One(2)], ALL);
+    check_both(KernelKind::Linux72, [Shape::Sidecar(1), Shape::One(2)], ALL);
 }
 
 #[test]
 fn linux_6_1() {
-    check_both(Kind::V2, [Shape::Sidecar(1), Shape::One(2)], ALL);
+    check_both(KernelKind::V2, [Shape::Sidecar(1), Shape::One(2)], ALL);
 }
 
 #[test]
 fn cgroup_v1() {
-    check_both(Kind::V1, [Shape::One(1), Shape::Two(1, 1)], ALL_V1);
+    check_both(KernelKind::V1, [Shape::One(1), Shape::Two(1, 1)], ALL_V1);
 }
 
 /// Three CPUs: two pods would own all CPUs that are not reserved.
 #[test]
 fn too_few_cpus() {
-    for kind in [Kind::V2, Kind::Late612] {
+    for kind in [KernelKind::V2, KernelKind::Late612] {
         let setup = Setup::new(kind, 3, 1, &[Shape::One(1), Shape::One(1)]);
         let mut start = running(&setup, &[0]);
         start.extend([Event::Resize(0)].map(Move::Happen));

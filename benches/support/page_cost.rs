@@ -114,7 +114,7 @@ pub(crate) fn print() {
 }
 
 /// Prints the times of both programs and of the encoder alone, the ratio of the times, and the memory of both programs.
-fn report([writing, encoding, alone, ratio]: [f64; 4], [own, encoder]: &[Memory; 2]) {
+fn report([writing, encoding, alone, ratio]: [f64; 4], [own, encoder]: &[MemoryUse; 2]) {
     println!(
         "{:<24} {:>8} {:>14} {:>9}",
         "", "CPU ms", "allocated KiB", "peak KiB"
@@ -151,7 +151,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 /// The memory of a program, in bytes.
-struct Memory {
+struct MemoryUse {
     /// Allocated in a round.
     allocated: f64,
     /// The most memory in use, with the buffers of earlier rounds.
@@ -159,7 +159,7 @@ struct Memory {
 }
 
 /// Counts the second round of a program: the buffers then have their size.
-fn memory<P: Program>(content: &Content) -> Memory {
+fn memory<P: Program>(content: &Content) -> MemoryUse {
     LIVE.store(0, Relaxed);
     COUNTING.store(true, Relaxed);
     let mut program = P::default();
@@ -168,7 +168,7 @@ fn memory<P: Program>(content: &Content) -> Memory {
     PEAK.store(LIVE.load(Relaxed), Relaxed);
     program.round(content);
     COUNTING.store(false, Relaxed);
-    Memory {
+    MemoryUse {
         allocated: ALLOCATED.load(Relaxed) as f64,
         peak: PEAK.load(Relaxed) as f64,
     }

@@ -7,7 +7,7 @@ use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
 use crate::agent::{Agent, Settings, assigned, container, in_force, patience};
-use crate::fakeapi::{FakeApi, Fault, WatchFault, When};
+use crate::fakeapi::{FakeApi, Fault, FaultScope, WatchFault};
 use crate::kernel::{Kernel, Tree, allowed, kernel_tests};
 use crate::serving::promtool;
 
@@ -678,9 +678,10 @@ fn invalid_api_responses_are_retried() {
         ("410", Fault::Watch(WatchFault::Gone { after: 0 })),
     ];
     for (number, (name, fault)) in faults.into_iter().enumerate() {
-        cluster
-            .fake
-            .fail(When::always().verb("watch").on("pods").times(1), fault);
+        cluster.fake.fail(
+            FaultScope::always().verb("watch").on("pods").times(1),
+            fault,
+        );
         cluster.fake.cut();
         let newcomer = format!("newcomer-{number}");
         cluster.put(&pod(&newcomer, NODE));
@@ -709,9 +710,10 @@ fn shutdown_waits_for_no_api_request() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let cluster = Cluster::new();
-    cluster
-        .fake
-        .fail(When::always().verb("create").on("events"), Fault::Hang);
+    cluster.fake.fail(
+        FaultScope::always().verb("create").on("events"),
+        Fault::Hang,
+    );
     cluster.put(&pod("worker-0", NODE));
     let agent = cluster.settings(&tree, &kernel).start();
     let cgroup = tree.pod("", "worker-0-uid");
@@ -770,7 +772,9 @@ fn a_failed_first_pass_is_repeated_without_a_trigger() {
     let tree = kernel.tree();
     let cluster = Cluster::new();
     // No source reports pods, and no answer reports an error.
-    cluster.fake.fail(When::always().on("pods"), Fault::Hang);
+    cluster
+        .fake
+        .fail(FaultScope::always().on("pods"), Fault::Hang);
     let agent = cluster.settings(&tree, &kernel).start();
     let descriptors = |most: u32| {
         let (pid, limit) = (format!("--pid={}", agent.id()), format!("--nofile={most}:"));

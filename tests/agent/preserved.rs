@@ -51,7 +51,7 @@ use crate::agent::{
     Agent, Manifests, Settings, best_effort, container, in_force, patience, worker, worker_with,
 };
 use crate::api::{Cluster, NODE, pod};
-use crate::fakeapi::{Fault, When};
+use crate::fakeapi::{Fault, FaultScope};
 use crate::gate;
 use crate::hotplug::Machine;
 use crate::kernel::{Kernel, Tree, allowed, kernel_tests};
@@ -773,7 +773,9 @@ fn nri_is_served_after_the_first_snapshot() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
     let cluster = Cluster::new();
-    cluster.fake.fail(When::always().on("pods"), Fault::Hang);
+    cluster
+        .fake
+        .fail(FaultScope::always().on("pods"), Fault::Hang);
     let mut runtime = Runtime::new();
     let agent = runtime
         .settings(&cluster.settings(&tree, &kernel))
@@ -832,7 +834,9 @@ fn no_pass_decides_before_the_pods_are_synced() {
     let mut tree = kernel.tree();
     let cluster = Cluster::new();
     cluster.put(&pod("worker-0", NODE));
-    cluster.fake.fail(When::always().on("pods"), Fault::Hang);
+    cluster
+        .fake
+        .fail(FaultScope::always().on("pods"), Fault::Hang);
     let cgroup = tree.pod("", "worker-0-uid");
     let main = tree.container(&cgroup, "main1");
     let pid = tree.start(&main);

@@ -8,7 +8,7 @@ use pinfold::cluster::claims::{ClaimOutcome, ClaimOwner, ClaimSettings, Claims};
 use pinfold::cluster::{Api, Failure};
 use serde_json::{Value, json};
 
-use crate::fakeapi::{ADMIN, FakeApi, Fault, When};
+use crate::fakeapi::{ADMIN, FakeApi, Fault, FaultScope};
 
 const NAMESPACE: &str = "pinfold";
 
@@ -111,11 +111,11 @@ async fn lost_answers_and_busy_servers_cost_no_slot() {
     let fake = cluster(50);
     // Failures after which the claim may exist, and a busy server.
     fake.fail(
-        When::always().verb("create").on("leases").times(15),
+        FaultScope::always().verb("create").on("leases").times(15),
         Fault::Half,
     );
     fake.fail(
-        When::always().verb("create").on("leases").times(10),
+        FaultScope::always().verb("create").on("leases").times(10),
         Fault::Drop,
     );
     let busy = Fault::Refuse {
@@ -123,9 +123,9 @@ async fn lost_answers_and_busy_servers_cost_no_slot() {
         text: "Too many requests",
         retry_after: Some(1),
     };
-    fake.fail(When::always().on("leases").times(20), busy);
+    fake.fail(FaultScope::always().on("leases").times(20), busy);
     fake.fail(
-        When::always().verb("get").on("leases").times(5),
+        FaultScope::always().verb("get").on("leases").times(5),
         Fault::Hang,
     );
     let got = scramble(&fake, 50, 50, |node| node * 13).await;
@@ -236,10 +236,10 @@ async fn a_nodes_own_claim_is_never_reported_as_taken() {
     ] {
         let fake = cluster(1);
         fake.fail(
-            When::always().verb("create").on("leases").times(1),
+            FaultScope::always().verb("create").on("leases").times(1),
             Fault::Half,
         );
-        fake.fail(When::always().verb("get").on("leases").times(1), lost);
+        fake.fail(FaultScope::always().verb("get").on("leases").times(1), lost);
         let got = claims(&fake, "n0", "u0")
             .claim_first(["a", "b"], &BTreeMap::new())
             .await
@@ -301,7 +301,7 @@ async fn an_answer_of_another_kind_is_an_error() {
         r#"{"kind": "Lease", "metadata": {"name": "b", "uid": "x"}, "items": []}"#,
     ] {
         fake.fail(
-            When::always().on("leases"),
+            FaultScope::always().on("leases"),
             Fault::Refuse {
                 code: 200,
                 text,

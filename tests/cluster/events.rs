@@ -6,7 +6,7 @@ use pinfold::cluster::Api;
 use pinfold::cluster::events::{EventDetails, EventSettings, Recorder};
 use serde_json::{Value, json};
 
-use crate::fakeapi::{ADMIN, FakeApi, Fault, When};
+use crate::fakeapi::{ADMIN, FakeApi, Fault, FaultScope};
 
 fn news(pod: &str, note: &str) -> EventDetails {
     EventDetails {
@@ -138,7 +138,7 @@ async fn retryable_failures_are_retried_and_refusals_are_not() {
         text: "Too many requests",
         retry_after: Some(1),
     };
-    fake.fail(When::always().on("events").times(2), busy);
+    fake.fail(FaultScope::always().on("events").times(2), busy);
     recorder.tell(news("p", "x"));
     tokio::time::sleep(Duration::from_secs(30)).await;
     assert_eq!(written(&fake).len(), 1);
@@ -148,7 +148,7 @@ async fn retryable_failures_are_retried_and_refusals_are_not() {
         text: "forbidden",
         retry_after: None,
     };
-    fake.fail(When::always().on("events"), forbidden);
+    fake.fail(FaultScope::always().on("events"), forbidden);
     recorder.tell(news("q", "x"));
     tokio::time::sleep(Duration::from_secs(30)).await;
     assert_eq!(fake.count("create", "events"), 1);
@@ -156,7 +156,7 @@ async fn retryable_failures_are_retried_and_refusals_are_not() {
     // A retry after a lost answer creates no second Event.
     fake.heal();
     fake.fail(
-        When::always().verb("create").on("events").times(1),
+        FaultScope::always().verb("create").on("events").times(1),
         Fault::Half,
     );
     recorder.tell(news("r", "x"));

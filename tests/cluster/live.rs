@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::agents::{NAMESPACE, install, put_node};
-use crate::fakeapi::{ADMIN, FakeApi, Fault, When};
+use crate::fakeapi::{ADMIN, FakeApi, Fault, FaultScope};
 
 struct Live {
     fake: FakeApi,
@@ -276,7 +276,7 @@ async fn errors_name_the_remedy() {
         text: "busy",
         retry_after: None,
     };
-    live.fake.fail(When::always().on("nodes"), busy);
+    live.fake.fail(FaultScope::always().on("nodes"), busy);
     let (code, _, error) = live.pinfold(&["scene", "labels", "--live"]).await;
     assert_eq!(code, Some(2));
     assert!(

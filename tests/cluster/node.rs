@@ -7,7 +7,7 @@ use pinfold::cluster::node::{ApplyOutcome, LabelStep, OwnNode, apply, plan, read
 use pinfold::cluster::{Api, ErrorKind, Failure};
 use serde_json::json;
 
-use crate::fakeapi::{ADMIN, FakeApi, Fault, When};
+use crate::fakeapi::{ADMIN, FakeApi, Fault, FaultScope};
 
 fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
     pairs
@@ -193,7 +193,7 @@ async fn an_answer_without_the_requested_node_is_an_error() {
         r#"{"kind": "NodeList", "metadata": {"resourceVersion": "7"}, "items": []}"#,
     ] {
         fake.fail(
-            When::always().on("nodes"),
+            FaultScope::always().on("nodes"),
             Fault::Refuse {
                 code: 200,
                 text,

@@ -11,19 +11,19 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use crate::agents::{Agent, NAMESPACE, cluster, eventually, put_node};
-use crate::fakeapi::{FakeApi, Fault, When};
+use crate::fakeapi::{FakeApi, Fault, FaultScope};
 
 const ACCOUNT: &str = "system:serviceaccount:pinfold:pinfold-reclaim";
 
 /// A running writer.
-struct Running {
+struct RunningWriter {
     stop: CancellationToken,
     task: tokio::task::JoinHandle<()>,
 }
 
 // === impl Running ===
 
-impl Running {
+impl RunningWriter {
     fn start(fake: &FakeApi) -> Self {
         fake.user("reclaimer", ACCOUNT);
         let api = Api::new(fake.client("reclaimer"), Duration::from_secs(10));
@@ -94,7 +94,7 @@ async fn the_status_follows_claims_and_labels() {
     put_node(&fake, "a", "uid-a");
     put_node(&fake, "b", "uid-b");
     fake.put(&plan("p", 2, 1));
-    let writer = Running::start(&fake);
+    let writer = RunningWriter::start(&fake);
     eventually("a status without claims", || {
         condition(&fake, "p", "Placed") == "False Claiming"
     })
@@ -139,7 +139,7 @@ async fn at_rest_and_after_a_restart_nothing_is_written() {
     let fake = installed();
     put_node(&fake, "a", "uid-a");
     fake.put(&plan("p", 1, 1));
-    let writer = Running::start(&fake);
+    let writer = RunningWriter::start(&fake);
     eventually("a status", || !condition(&fake, "p", "Placed").is_empty()).await;
     tokio::time::sleep(Duration::from_secs(60)).await;
     let writes = status_writes(&fake);
@@ -153,7 +153,7 @@ async fn at_rest_and_after_a_restart_nothing_is_written() {
     assert_eq!(status_writes(&fake), writes);
     writer.end().await;
     // The next writer finds the status as it should be.
-    let writer = Running::start(&fake);
+    let writer = RunningWriter::start(&fake);
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert_eq!(status_writes(&fake), writes);
     writer.end().await;
@@ -164,7 +164,7 @@ async fn at_rest_and_after_a_restart_nothing_is_written() {
 async fn a_thousand_claims_need_few_writes() {
     let fake = installed();
     fake.put(&plan("p", 1000, 1));
-    let writer = Running::start(&fake);
+    let writer = RunningWriter::start(&fake);
     eventually("a status", || !condition(&fake, "p", "Placed").is_empty()).await;
     let before = status_writes(&fake);
     for index in 0..1000 {
@@ -199,14 +199,14 @@ async fn missing_data_writes_no_status() {
     put_node(&fake, "a", "uid-a");
     fake.put(&plan("p", 1, 1));
     fake.fail(
-        When::always().verb("list").on("nodes"),
+        FaultScope::always().verb("list").on("nodes"),
         Fault::Refuse {
             code: 403,
             text: "no",
             retry_after: None,
         },
     );
-    let writer = Running::start(&fake);
+    let writer = RunningWriter::start(&fake);
     tokio::time::sleep(Duration::from_secs(600)).await;
     assert_eq!(status_writes(&fake), 0);
     fake.heal();
@@ -223,14 +223,14 @@ async fn a_failed_write_is_repeated_and_other_plans_get_their_status() {
     unreadable["spec"]["scenes"] = json!("later");
     fake.put(&unreadable);
     fake.fail(
-        When::always().verb("patch").on("sceneplans").times(1),
+        FaultScope::always().verb("patch").on("sceneplans").times(1),
         Fault::Refuse {
             code: 500,
             text: "etcd",
             retry_after: None,
         },
     );
-    let writer = Running::start(&fake);
+    let writer = RunningWriter::start(&fake);
     eventually("a status of both plans", || {
         condition(&fake, "p", "Accepted") == "True Valid"
             && condition(&fake, "q", "Accepted") == "False Unreadable"

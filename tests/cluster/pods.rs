@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
-use crate::fakeapi::{ADMIN, FakeApi, Fault, WatchFault, When};
+use crate::fakeapi::{ADMIN, FakeApi, Fault, FaultScope, WatchFault};
 
 const NODE: &str = "n1";
 
@@ -154,7 +154,10 @@ async fn paged_lists_replace_refused_or_silent_streaming_lists() {
             // An old server ignores `sendInitialEvents` and opens a plain watch, without the bookmark at the end of the list. The
             // fault sends nothing at all.
             let fault = Fault::Watch(WatchFault::Silent);
-            fake.fail(When::always().verb("watch").on("pods").times(1), fault);
+            fake.fail(
+                FaultScope::always().verb("watch").on("pods").times(1),
+                fault,
+            );
         } else {
             fake.set_streaming_lists(false);
         }
@@ -189,7 +192,7 @@ async fn three_slow_streaming_lists_switch_to_paged_lists() {
             // A later resync needs two watch requests: the first gets 410 Gone, the second is the streaming list.
             let times = if round == 0 { 1 } else { 2 };
             fake.fail(
-                When::always().verb("watch").on("pods").times(times),
+                FaultScope::always().verb("watch").on("pods").times(times),
                 unended.clone(),
             );
             match round {
@@ -275,7 +278,10 @@ async fn faults_at_start_delay_the_first_snapshot() {
             if !streaming && *name == "ends" {
                 continue;
             }
-            fake.fail(When::always().verb(verb).on("pods").times(4), fault.clone());
+            fake.fail(
+                FaultScope::always().verb(verb).on("pods").times(4),
+                fault.clone(),
+            );
             let began = Instant::now();
             let settings = PodWatchSettings {
                 streaming,
@@ -352,7 +358,10 @@ async fn a_body_that_is_no_pod_list_removes_no_pod() {
             text,
             retry_after: None,
         };
-        fake.fail(When::always().verb("list").on("pods").times(2), refuse);
+        fake.fail(
+            FaultScope::always().verb("list").on("pods").times(2),
+            refuse,
+        );
         let lists = fake.count("list", "pods");
         force_resync(&fake, &mut listener).await;
         // Two refused lists, and a good list.
@@ -399,7 +408,7 @@ async fn watch_faults_lose_no_changes() {
         listener.until_names(&["a"]).await;
         // The open watch ends, and the next two watches have the fault.
         fake.fail(
-            When::always().verb("watch").on("pods").times(2),
+            FaultScope::always().verb("watch").on("pods").times(2),
             Fault::Watch(fault),
         );
         fake.cut();
@@ -445,7 +454,10 @@ async fn watches_that_end_at_once_cause_few_requests() {
                 ..PodWatchSettings::default()
             },
         );
-        fake.fail(When::always().verb("watch").on("pods"), Fault::Watch(fault));
+        fake.fail(
+            FaultScope::always().verb("watch").on("pods"),
+            Fault::Watch(fault),
+        );
         listener.until_names(&["a"]).await;
         listener.listen_for(Duration::from_secs(600)).await;
         assert!(
@@ -471,7 +483,7 @@ async fn silent_watches_lead_to_a_new_list() {
     let mut listener = Listener::new(&fake, ADMIN, settings);
     listener.until_names(&["a"]).await;
     let silent = Fault::Watch(WatchFault::Silent);
-    fake.fail(When::always().verb("watch").on("pods"), silent);
+    fake.fail(FaultScope::always().verb("watch").on("pods"), silent);
     fake.cut();
     listener.listen_for(Duration::from_secs(1)).await;
     fake.put(&pod("b", NODE, "1"));
@@ -725,7 +737,7 @@ async fn over_tcp() {
     listener.until_names(&["a", "b"]).await;
 
     fake.fail(
-        When::always().verb("watch").times(1),
+        FaultScope::always().verb("watch").times(1),
         Fault::Watch(WatchFault::HalfLine { after: 0 }),
     );
     fake.cut();
@@ -734,7 +746,7 @@ async fn over_tcp() {
 
     let before = listener.api.counters().errors(ErrorKind::Timeout);
     fake.fail(
-        When::always().verb("watch").times(1),
+        FaultScope::always().verb("watch").times(1),
         Fault::Watch(WatchFault::Silent),
     );
     fake.cut();

@@ -13,7 +13,7 @@ use pinfold::scene::{ItemKind, JobOutcome, ReclaimItem, ReclaimVerdict, read, re
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use crate::fakeapi::{ADMIN, FakeApi, Fault, When, yaml};
+use crate::fakeapi::{ADMIN, FakeApi, Fault, FaultScope, yaml};
 
 const ACCOUNT: &str = "system:serviceaccount:pinfold:pinfold-reclaim";
 
@@ -516,9 +516,10 @@ async fn servers_stay_until_the_tasks_of_an_ended_job_are_deleted() {
         text: "no",
         retry_after: None,
     };
-    cluster
-        .fake
-        .fail(When::always().verb("delete").on("jobs").times(1), refuse);
+    cluster.fake.fail(
+        FaultScope::always().verb("delete").on("jobs").times(1),
+        refuse,
+    );
     let round = cluster.once().await;
     assert_eq!((round.deleted.len(), round.failed.len()), (0, 1));
     assert_eq!(
@@ -528,7 +529,10 @@ async fn servers_stay_until_the_tasks_of_an_ended_job_are_deleted() {
     );
     // Later rounds finish the deletion, although workers are missing by then.
     cluster.fake.fail(
-        When::always().verb("delete").on("deployments").times(2),
+        FaultScope::always()
+            .verb("delete")
+            .on("deployments")
+            .times(2),
         Fault::Refuse {
             code: 503,
             text: "no",
@@ -627,11 +631,15 @@ async fn an_interrupted_reclaim_is_finished_by_the_next_round() {
         text: "no",
         retry_after: None,
     };
-    cluster
-        .fake
-        .fail(When::always().verb("delete").on("services"), refuse(500));
     cluster.fake.fail(
-        When::always().verb("delete").on("deployments").times(3),
+        FaultScope::always().verb("delete").on("services"),
+        refuse(500),
+    );
+    cluster.fake.fail(
+        FaultScope::always()
+            .verb("delete")
+            .on("deployments")
+            .times(3),
         refuse(503),
     );
     let round = cluster.once().await;
@@ -656,7 +664,7 @@ async fn a_delete_with_a_lost_answer_succeeds_in_the_next_round() {
     cluster.put(&succeeded("a", 60));
     cluster
         .fake
-        .fail(When::always().verb("delete").times(1), Fault::Half);
+        .fail(FaultScope::always().verb("delete").times(1), Fault::Half);
     let round = cluster.once().await;
     assert_eq!(
         round.failed.len(),
@@ -693,7 +701,7 @@ async fn objects_changed_since_the_list_are_read_again() {
     let mut all = succeeded("a", 60);
     cluster.put(&all);
     cluster.fake.fail(
-        When::always().verb("delete").times(1),
+        FaultScope::always().verb("delete").times(1),
         Fault::Delay(Duration::from_millis(300)),
     );
     let reclaimer = cluster.reclaimer();
@@ -738,9 +746,10 @@ async fn objects_changed_before_every_delete_are_reported() {
         text: "changed",
         retry_after: None,
     };
-    cluster
-        .fake
-        .fail(When::always().verb("delete").on("deployments"), conflict());
+    cluster.fake.fail(
+        FaultScope::always().verb("delete").on("deployments"),
+        conflict(),
+    );
     let round = cluster.once().await;
     let deployment = |name: &str| (ItemKind::Deployment, "train".to_owned(), name.to_owned());
     // The other objects of each job wait for the changed Deployment.
@@ -752,7 +761,10 @@ async fn objects_changed_before_every_delete_are_reported() {
     // A single conflict is not reported.
     cluster.fake.heal();
     cluster.fake.fail(
-        When::always().verb("delete").on("deployments").times(2),
+        FaultScope::always()
+            .verb("delete")
+            .on("deployments")
+            .times(2),
         conflict(),
     );
     let round = cluster.once().await;
@@ -853,7 +865,7 @@ async fn api_errors_delete_nothing() {
             cluster.fake.heal();
             cluster
                 .fake
-                .fail(When::always().verb("list").on(plural), fault.clone());
+                .fail(FaultScope::always().verb("list").on(plural), fault.clone());
             let failure = cluster.reclaimer().once().await.unwrap_err();
             // Half of an answer may also count as an invalid response.
             let half = matches!(fault, Fault::Half) && failure.kind() == ErrorKind::InvalidResponse;
@@ -869,7 +881,7 @@ async fn api_errors_delete_nothing() {
         cluster.fake.heal();
         cluster
             .fake
-            .fail(When::always().verb("list").on("tfjobs"), fault);
+            .fail(FaultScope::always().verb("list").on("tfjobs"), fault);
         let round = cluster.with(30, true).once().await.unwrap();
         assert_eq!(
             (round.deleted.len(), round.hints.len()),
@@ -1144,7 +1156,7 @@ async fn a_repeated_failure_is_reported_again() {
                 retry_after: None,
             };
             cluster.fake.fail(
-                When::always().verb("list").on("deployments").times(2),
+                FaultScope::always().verb("list").on("deployments").times(2),
                 refusal,
             );
             lists("deployments", 2).await;
@@ -1227,7 +1239,7 @@ async fn the_program_reports_its_decisions() {
     std::fs::write(&kubeconfig, cluster.fake.kubeconfig(ADMIN)).unwrap();
     cluster.put(&succeeded("a", 60));
     cluster.fake.fail(
-        When::always().verb("delete"),
+        FaultScope::always().verb("delete"),
         Fault::Refuse {
             code: 500,
             text: "no",
@@ -1242,7 +1254,7 @@ async fn the_program_reports_its_decisions() {
     );
     cluster.fake.heal();
     cluster.fake.fail(
-        When::always().verb("delete"),
+        FaultScope::always().verb("delete"),
         Fault::Refuse {
             code: 409,
             text: "no",

@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::agents::{NAMESPACE, cluster, eventually, install};
-use crate::fakeapi::{FakeApi, Fault, When};
+use crate::fakeapi::{FakeApi, Fault, FaultScope};
 use crate::reclaim::{Cluster, ago, done, succeeded};
 
 /// A job whose last worker still runs, and the last worker.
@@ -93,7 +93,7 @@ async fn without_watches_the_interval_counts() {
     let (all, mut last) = running("a");
     cluster.put(&all);
     cluster.fake.fail(
-        When::always().verb("watch"),
+        FaultScope::always().verb("watch"),
         Fault::Refuse {
             code: 403,
             text: "no",
@@ -172,9 +172,9 @@ async fn the_jobs_get_events() {
 }
 
 /// Removes the candidate from the set at the end of its work.
-struct AtWork(Rc<RefCell<BTreeSet<&'static str>>>, &'static str);
+struct WorkGuard(Rc<RefCell<BTreeSet<&'static str>>>, &'static str);
 
-impl Drop for AtWork {
+impl Drop for WorkGuard {
     fn drop(&mut self) {
         self.0.borrow_mut().remove(self.1);
     }
@@ -195,7 +195,7 @@ async fn only_one_candidate_works() {
         tokio::task::spawn_local(async move {
             let work = async || {
                 assert!(at_work.borrow_mut().insert(name));
-                let _guard = AtWork(Rc::clone(&at_work), name);
+                let _guard = WorkGuard(Rc::clone(&at_work), name);
                 assert_eq!(at_work.borrow().len(), 1, "only one candidate works");
                 std::future::pending::<()>().await;
             };
@@ -231,7 +231,7 @@ async fn only_one_candidate_works() {
             // A leader that can't renew the Lease stops before the duration of the Lease is over.
             let third = start("c");
             fake.fail(
-                When::always().verb("update").on("leases"),
+                FaultScope::always().verb("update").on("leases"),
                 Fault::Refuse {
                     code: 500,
                     text: "etcd",

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::fakeapi::{ADMIN, FakeApi, Fault, When};
+use crate::fakeapi::{ADMIN, FakeApi, Fault, FaultScope};
 
 /// Files without an HTTP exchange.
 const NO_EXCHANGE: [&str; 1] = ["47-lease-gc-timing.txt"];
@@ -548,7 +548,7 @@ async fn refusals_and_events() {
     // The text comes from the injected fault. The test compares only how the server sends the text.
     let text = "Too many requests, please try again later.\n";
     api.fail(
-        When::always().on("pods").times(1),
+        FaultScope::always().on("pods").times(1),
         Fault::Refuse {
             code: 429,
             text,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use pinfold::cluster::review::{Review, Reviewer};
 use pinfold::cluster::{Api, Call};
 
-use crate::fakeapi::{ACCOUNT, FakeApi, Fault, When};
+use crate::fakeapi::{ACCOUNT, FakeApi, Fault, FaultScope};
 
 const PATH: &str = "/metrics";
 
@@ -85,7 +85,7 @@ async fn a_known_scraper_works_while_the_server_is_away() {
 #[tokio::test(start_paused = true)]
 async fn a_server_without_an_answer_delays_a_caller_for_seconds() {
     let (fake, _, reviewer) = start();
-    fake.fail(When::always().on("tokenreviews"), Fault::Hang);
+    fake.fail(FaultScope::always().on("tokenreviews"), Fault::Hang);
     let start = tokio::time::Instant::now();
     assert!(reviewer.review("scraper-token", PATH).await.is_err());
     assert_eq!(start.elapsed().as_secs(), 3);

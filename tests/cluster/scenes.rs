@@ -14,7 +14,7 @@ use crate::agents::{
     Agent, NAMESPACE, claims, client, cluster, eventually, install, no_place_was_double, place,
     places, put_node, remove_node, writes,
 };
-use crate::fakeapi::{ADMIN, FakeApi, Fault, WatchFault, When};
+use crate::fakeapi::{ADMIN, FakeApi, Fault, FaultScope, WatchFault};
 use crate::simulation::simulate;
 
 /// Longer than the longest resync interval of a node with a slot (1.5 × 300 s).
@@ -222,7 +222,7 @@ async fn unreadable_plans_keep_the_labels() {
         text,
         retry_after: None,
     };
-    let on_plans = || When::always().on("sceneplans");
+    let on_plans = || FaultScope::always().on("sceneplans");
     type FaultCase<'a> = (&'static str, Box<dyn Fn() + 'a>, &'static str);
     let cases: Vec<FaultCase<'_>> = vec![
         ("away", Box::new(|| fake.go_away()), "can't be reached"),
@@ -561,7 +561,10 @@ async fn the_taint_follows_the_slot_and_other_taints_stay() {
         text: r#"{"kind":"Status","apiVersion":"v1","status":"Failure","message":"Operation cannot be fulfilled on nodes \"a\": the object has been modified","reason":"Conflict","code":409}"#,
         retry_after: None,
     };
-    fake.fail(When::always().verb("patch").on("nodes").times(1), conflict);
+    fake.fail(
+        FaultScope::always().verb("patch").on("nodes").times(1),
+        conflict,
+    );
     let default = json!({"key": "pinfold.io/scene", "effect": "PreferNoSchedule"});
     eventually("the other taint", || {
         taints() == json!([foreign_taint, default])
@@ -588,7 +591,7 @@ async fn the_taint_follows_the_slot_and_other_taints_stay() {
     })
     .await;
     // The fault hits merge patches only. An apply has the same verb, but the labels need no apply now.
-    fake.fail(When::always().verb("patch").on("nodes"), forbid);
+    fake.fail(FaultScope::always().verb("patch").on("nodes"), forbid);
     fake.put(&plan(Some(("2", "1")), 4, json!({})));
     agent
         .until("a complaint", |state| state.taint.is_some())
@@ -673,7 +676,7 @@ async fn lasting_errors_are_retried_seldom_and_reported_once() {
         fake.put(&plan(Some(("1", "1")), 1, json!({})));
         let break_requests = || {
             fake.fail(
-                When::always().verb(verb).on(plural),
+                FaultScope::always().verb(verb).on(plural),
                 refuse(code, "no, never"),
             );
         };
@@ -718,7 +721,7 @@ async fn lasting_errors_are_retried_seldom_and_reported_once() {
         break_requests();
         if plural == "sceneplans" {
             // After a cut, the watch resumes without a list, so every request on plans must fail.
-            fake.fail(When::always().on(plural), refuse(code, "no, never"));
+            fake.fail(FaultScope::always().on(plural), refuse(code, "no, never"));
         }
         fake.cut();
         fake.put(&plan(Some(("1", "2")), 2, json!({})));
@@ -739,7 +742,7 @@ async fn lasting_errors_are_retried_seldom_and_reported_once() {
     let fake = cluster();
     put_node(&fake, "a", "uid-a");
     fake.put(&plan(Some(("1", "1")), 1, json!({})));
-    fake.fail(When::always().on("leases"), refuse(503, "no"));
+    fake.fail(FaultScope::always().on("leases"), refuse(503, "no"));
     let mut agent = Agent::start(&fake, "a", SceneSettings::default());
     let (requests, events) = requests_in_an_hour(&fake).await;
     assert!(
@@ -770,7 +773,7 @@ async fn a_refused_taint_is_retried() {
         text: "taints are not for you",
         retry_after: None,
     };
-    fake.fail(When::always().verb("patch").on("nodes"), refusal);
+    fake.fail(FaultScope::always().verb("patch").on("nodes"), refusal);
     fake.put(&plan(Some(("1", "1")), 2, json!({"taint": {}})));
     agent
         .until("a complaint", |state| state.taint.is_some())
@@ -809,7 +812,7 @@ async fn a_taint_error_ends_with_its_plan_within_one_resync() {
             text: "taints are not for you",
             retry_after: None,
         };
-        fake.fail(When::always().verb("patch").on("nodes"), refusal);
+        fake.fail(FaultScope::always().verb("patch").on("nodes"), refusal);
         fake.put(&plan(Some(("1", "1")), 2, json!({"taint": {}})));
         agent
             .until("a complaint", |state| state.taint.is_some())
@@ -919,7 +922,7 @@ async fn plans_stay_in_force_while_a_restarted_server_refuses_lists() {
         text: "storage is (re)initializing",
         retry_after: None,
     };
-    fake.fail(When::always().on("sceneplans").times(4), busy);
+    fake.fail(FaultScope::always().on("sceneplans").times(4), busy);
     put_node(&fake, "z", "uid-z");
     fake.compact(fake.revision() + 1);
     fake.set_revision(fake.revision() + 2);
@@ -935,7 +938,7 @@ async fn plans_stay_in_force_while_a_restarted_server_refuses_lists() {
         text: "no more",
         retry_after: None,
     };
-    fake.fail(When::always().on("sceneplans"), busy);
+    fake.fail(FaultScope::always().on("sceneplans"), busy);
     fake.cut();
     agent
         .until("a report", |state| state.phase == Phase::Unknown)
@@ -959,7 +962,7 @@ async fn a_refused_watch_of_plans_continues_without_a_list() {
         text: "no",
         retry_after: None,
     };
-    let watches = When::always().verb("watch").on("sceneplans").times(2);
+    let watches = FaultScope::always().verb("watch").on("sceneplans").times(2);
     fake.fail(watches, unavailable);
     fake.cut();
     // The plan changes while no watch is open.
@@ -1280,7 +1283,7 @@ async fn over_tcp() {
         .await;
     fake.come_back();
     fake.fail(
-        When::always().verb("watch").on("sceneplans").times(1),
+        FaultScope::always().verb("watch").on("sceneplans").times(1),
         Fault::Watch(WatchFault::Garbage { after: 0 }),
     );
     fake.cut();

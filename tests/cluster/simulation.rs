@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use crate::agents::{
     self, Agent, claims, cluster, no_place_was_double, places, put_node, remove_node,
 };
-use crate::fakeapi::{FakeApi, Fault, When};
+use crate::fakeapi::{FakeApi, Fault, FaultScope};
 
 /// The duration of each request.
 const LATENCY: Duration = Duration::from_millis(20);
@@ -26,7 +26,7 @@ const RESYNC: Duration = Duration::from_secs(460);
 /// One part of the simulation.
 #[allow(dead_code, reason = "the benchmark prints it all")]
 #[derive(Debug, Clone)]
-pub(crate) struct Part {
+pub(crate) struct SimulationPart {
     pub(crate) name: &'static str,
     pub(crate) agents: usize,
     pub(crate) slots: usize,
@@ -54,7 +54,7 @@ struct Simulation {
 }
 
 /// Runs `agents` agents, with slots for nine of ten agents at first and for eight of ten later.
-pub(crate) async fn simulate(agents: usize) -> Vec<Part> {
+pub(crate) async fn simulate(agents: usize) -> Vec<SimulationPart> {
     let mut simulation = Simulation {
         fake: cluster(),
         agents: BTreeMap::new(),
@@ -66,7 +66,9 @@ pub(crate) async fn simulate(agents: usize) -> Vec<Part> {
     simulation
         .fake
         .set_controllers_delay(Duration::from_secs(1));
-    simulation.fake.fail(When::always(), Fault::Delay(LATENCY));
+    simulation
+        .fake
+        .fail(FaultScope::always(), Fault::Delay(LATENCY));
     let (first, second) = (agents * 9 / 10, agents * 8 / 10);
     let mut parts = Vec::new();
     let fresh: Vec<usize> = (0..agents).collect();
@@ -211,7 +213,7 @@ impl Simulation {
     }
 
     /// Waits until every slot of a case is claimed and labelled, then compares claims and labels.
-    async fn until_held(&self, what: &'static str, case: &str, slots: usize) -> Part {
+    async fn until_held(&self, what: &'static str, case: &str, slots: usize) -> SimulationPart {
         let prefix = format!("scene.big.1.{case}.");
         let count = || {
             let store = self.fake.shared.store.lock().unwrap();
@@ -244,7 +246,7 @@ impl Simulation {
         part
     }
 
-    fn part(&self, name: &'static str, slots: usize) -> Part {
+    fn part(&self, name: &'static str, slots: usize) -> SimulationPart {
         let log = self.fake.log();
         let refused = log
             .iter()
@@ -257,7 +259,7 @@ impl Simulation {
                 self.written(*number) - self.before.get(number).copied().unwrap_or_default()
             })
             .collect();
-        Part {
+        SimulationPart {
             name,
             agents: self.agents.len(),
             slots,

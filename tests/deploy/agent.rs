@@ -41,16 +41,16 @@ fn get(address: SocketAddr, path: &str) -> Option<String> {
 }
 
 /// A process that ends with the test.
-struct Running(Child);
+struct ChildProcess(Child);
 
-impl Drop for Running {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-impl Running {
+impl ChildProcess {
     /// Waits for a line on stdout or stderr with `word`, and returns the address after `word`.
     fn address_after(&mut self, word: &str) -> SocketAddr {
         let (out, err) = (self.0.stdout.take(), self.0.stderr.take());
@@ -127,7 +127,7 @@ fn manifests() -> tempfile::TempDir {
 }
 
 /// The pod's container. The process has a different user and a network namespace, as in a cluster.
-fn container(kernel: &Kernel, tree: &Tree<'_>) -> (String, Running) {
+fn container(kernel: &Kernel, tree: &Tree<'_>) -> (String, ChildProcess) {
     let path = tree.container(&tree.pod("", UID), "c0ffee");
     let user = [
         "--reuid",
@@ -143,7 +143,7 @@ fn container(kernel: &Kernel, tree: &Tree<'_>) -> (String, Running) {
         .args(user)
         .spawn()
         .unwrap();
-    let process = Running(process);
+    let process = ChildProcess(process);
     eventually("the container's process has the user 1000", || {
         std::fs::read_to_string(format!("/proc/{}/status", process.0.id()))
             .is_ok_and(|status| status.contains("\nUid:\t1000\t"))
@@ -176,7 +176,7 @@ fn results_with(kernel: &Kernel, capabilities: &[&str]) -> (bool, bool, bool) {
     let mut command = with_capabilities(capabilities);
     command.arg("run");
     settings(&mut command, kernel, &tree, &pods);
-    let mut agent = Running(command.spawn().unwrap());
+    let mut agent = ChildProcess(command.spawn().unwrap());
     let address = agent.address_after("serving http://");
     eventually("the metrics list the pod", || {
         get(address, "/metrics").is_some_and(|text| text.contains("pinfold_pod_network_scope{"))
@@ -389,7 +389,7 @@ fn release_with_stay_listens_after_all_cpus_are_returned() {
     let mut command = with_capabilities(&["sys_admin"]);
     command.arg("run");
     settings(&mut command, &kernel, &tree, &pods);
-    let mut agent = Running(command.spawn().unwrap());
+    let mut agent = ChildProcess(command.spawn().unwrap());
     agent.address_after("serving http://");
     eventually("the container has its CPU", || {
         kernel.effective(&path).len() == 1
@@ -403,7 +403,7 @@ fn release_with_stay_listens_after_all_cpus_are_returned() {
     let mut command = with_capabilities(&["sys_admin"]);
     command.args(["release", "--stay"]);
     settings(&mut command, &kernel, &tree, &pods);
-    let mut release = Running(command.spawn().unwrap());
+    let mut release = ChildProcess(command.spawn().unwrap());
     let address = release.address_after("waiting for SIGTERM on ");
     assert!(
         kernel.effective(&path).len() > 1,
@@ -432,7 +432,7 @@ fn the_service_manager_gets_ready_watchdog_and_stopping() {
         .env("NOTIFY_SOCKET", &socket)
         .env("WATCHDOG_USEC", "1500000");
     settings(&mut command, &kernel, &tree, &pods);
-    let mut agent = Running(command.spawn().unwrap());
+    let mut agent = ChildProcess(command.spawn().unwrap());
     agent.address_after("serving http://");
     let wait_for_notification = |wanted: &str| {
         let mut earlier = Vec::new();

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use crate::markdown::Page;
+use crate::markdown::DocumentPage;
 use crate::values::values_of_the_schema;
 
 const PAGE: &str = "docs/reference/chart.md";
 
 #[test]
 fn every_value_of_the_chart_is_on_the_page() {
-    let tables = Page::read(PAGE).tables();
+    let tables = DocumentPage::read(PAGE).tables();
     let mut named = BTreeSet::new();
     for row in tables.iter().flat_map(|table| &table[1..]) {
         let value = row[0].trim_matches('`').to_owned();

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use pinfold::agent::config::Config;
 
 use crate::generated;
-use crate::markdown::{Page, Row};
+use crate::markdown::{DocumentPage, Row};
 use crate::yaml;
 
 const PAGE: &str = "docs/reference/configuration.md";
@@ -45,7 +45,7 @@ fn keys(path: &[String], found: &mut BTreeSet<String>) {
 
 /// The rows of the tables of the page with this header.
 fn rows(header: &[&str]) -> Vec<Row> {
-    let tables = Page::read(PAGE).tables();
+    let tables = DocumentPage::read(PAGE).tables();
     let tables = tables.into_iter().filter(|table| {
         table[0]
             .iter()

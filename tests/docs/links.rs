@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use crate::markdown::{Page, pages};
+use crate::markdown::{DocumentPage, pages};
 use crate::yaml::here;
 
 const INDEX: &str = "docs/README.md";
 
 /// A link of a page: the path in the repository, and the anchor. A link to another site has none.
-fn resolve(page: &Page, target: &str) -> Option<(String, Option<String>)> {
+fn resolve(page: &DocumentPage, target: &str) -> Option<(String, Option<String>)> {
     if target.contains("://") || target.starts_with("mailto:") {
         return None;
     }
@@ -62,7 +62,7 @@ fn every_link_resolves() {
 
 #[test]
 fn the_index_links_every_page() {
-    let index = Page::read(INDEX);
+    let index = DocumentPage::read(INDEX);
     let linked: BTreeSet<String> = index
         .links()
         .iter()

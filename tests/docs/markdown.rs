@@ -1,4 +1,4 @@
-//! [`Page`]: the headings, links, tables and code blocks of a Markdown page.
+//! [`DocumentPage`]: the headings, links, tables and code blocks of a Markdown page.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::yaml::here;
 
 /// A page of the documentation.
-pub(crate) struct Page {
+pub(crate) struct DocumentPage {
     /// The path in the repository.
     pub(crate) path: String,
     /// The lines outside code blocks. A line of a code block is empty here.
@@ -30,7 +30,7 @@ pub(crate) type Row = Vec<String>;
 
 // === impl Page ===
 
-impl Page {
+impl DocumentPage {
     /// Reads a page of the repository.
     pub(crate) fn read(path: &str) -> Self {
         let text = fs::read_to_string(here(path)).unwrap_or_else(|error| panic!("{path}: {error}"));
@@ -190,11 +190,11 @@ fn first_word(text: &str) -> String {
 }
 
 /// The README, and the pages in `docs`, in the order of their paths.
-pub(crate) fn pages() -> Vec<Page> {
+pub(crate) fn pages() -> Vec<DocumentPage> {
     let mut paths = vec!["README.md".to_owned()];
     find("docs", "md", &mut paths);
     paths.sort();
-    paths.iter().map(|path| Page::read(path)).collect()
+    paths.iter().map(|path| DocumentPage::read(path)).collect()
 }
 
 /// Adds the files with the extension in a folder of the repository, and in the folders below.
@@ -213,7 +213,7 @@ pub(crate) fn find(folder: &str, extension: &str, paths: &mut Vec<String>) {
 
 #[test]
 fn the_parts_of_a_page_are_found() {
-    let page = Page::parse(
+    let page = DocumentPage::parse(
         "page.md",
         "# One `two`: three\n\nA [link](a.md#b \"title\") and `[code](c.md)`.\n\n## One\n\n- list\n\n  ```sh\n  # no heading\n    [x](y)\n  ```\n\n\
          ## One\n\n| a | b |\n|---|---|\n| `1` | two |\n\n[label]: d.md\n",

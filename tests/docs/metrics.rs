@@ -8,7 +8,7 @@ use pinfold::metrics::{
 };
 
 use crate::generated;
-use crate::markdown::Page;
+use crate::markdown::DocumentPage;
 use crate::yaml;
 
 const PAGE: &str = "docs/reference/metrics.md";
@@ -90,7 +90,7 @@ fn the_page_lists_the_families() {
 
 /// The first cells of the tables whose first column has this title.
 fn first_column(title: &str) -> BTreeSet<String> {
-    let tables = Page::read(PAGE).tables();
+    let tables = DocumentPage::read(PAGE).tables();
     let tables = tables.iter().filter(|table| table[0][0] == title);
     tables
         .flat_map(|table| &table[1..])

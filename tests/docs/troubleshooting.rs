@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::markdown::Page;
+use crate::markdown::DocumentPage;
 use crate::yaml;
 
 const PAGE: &str = "docs/troubleshooting.md";
@@ -17,7 +17,7 @@ fn every_alert_has_a_section() {
         .filter_map(|rule| rule["alert"].as_str())
         .map(str::to_owned)
         .collect();
-    let page = Page::read(PAGE);
+    let page = DocumentPage::read(PAGE);
     let named: BTreeSet<String> = page
         .headings()
         .into_iter()
@@ -30,7 +30,7 @@ fn every_alert_has_a_section() {
 /// The address before the anchor is a placeholder, which the chart's value `prometheusRule.runbookUrl` replaces.
 #[test]
 fn the_runbook_of_every_alert_is_its_section() {
-    let anchors = Page::read(PAGE).anchors();
+    let anchors = DocumentPage::read(PAGE).anchors();
     let rules = &yaml::documents("deploy/rules/pinfold.rules.yaml")[0];
     let groups = rules["groups"].as_array().unwrap();
     for rule in groups

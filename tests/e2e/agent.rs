@@ -1,4 +1,4 @@
-//! [`Status`] and the other answers of a node's agent, read through the API server's proxy.
+//! [`AgentStatus`] and the other answers of a node's agent, read through the API server's proxy.
 
 use anyhow::{Context, Result, ensure};
 use kube::api::ListParams;
@@ -14,7 +14,7 @@ pub(crate) const SELECTOR: &str = "app.kubernetes.io/name=pinfold";
 /// The parts of `/status` that the cases need.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Status {
+pub(crate) struct AgentStatus {
     pub(crate) enforcement: String,
     pub(crate) enforcement_reason: String,
     pub(crate) reserved: CpuSet,
@@ -46,7 +46,7 @@ pub(crate) struct Container {
 
 // === impl Status ===
 
-impl Status {
+impl AgentStatus {
     /// A container, by names.
     pub(crate) fn container(&self, namespace: &str, pod: &str, name: &str) -> Result<&Container> {
         let found = self
@@ -126,7 +126,7 @@ pub(crate) async fn ask(cluster: &Cluster, node: &str, path: &str) -> Result<Str
 }
 
 /// The status of a node.
-pub(crate) async fn status(cluster: &Cluster, node: &str) -> Result<Status> {
+pub(crate) async fn status(cluster: &Cluster, node: &str) -> Result<AgentStatus> {
     let answer = ask(cluster, node, "status").await?;
     serde_json::from_str(&answer).context("/status has an unexpected form")
 }

@@ -10,7 +10,7 @@ use kube::api::{ListParams, LogParams};
 use pinfold::cpu::CpuSet;
 use serde_json::{Value, json};
 
-use crate::agent::{self, Status};
+use crate::agent::{self, AgentStatus};
 use crate::cluster::{Cluster, name_of, text};
 use crate::report::Verdict;
 
@@ -114,7 +114,7 @@ impl<'a> Site<'a> {
     }
 
     /// The status of the node's agent.
-    pub(crate) async fn status(&self) -> Result<Status> {
+    pub(crate) async fn status(&self) -> Result<AgentStatus> {
         agent::status(self.cluster, self.node).await
     }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::evaluate::{Policy, Request, Verdict};
-use super::kinds::Kind;
+use super::kinds::ObjectKind;
 use super::status::{self, Answer};
 
 /// The user behind a token.
@@ -42,7 +42,7 @@ pub(crate) struct Enforced {
 pub(crate) struct Write<'a> {
     pub(crate) user: &'a User,
     pub(crate) operation: &'a str,
-    pub(crate) kind: &'a Kind,
+    pub(crate) kind: &'a ObjectKind,
     pub(crate) subresource: &'a str,
     pub(crate) namespace: &'a str,
     pub(crate) name: &'a str,

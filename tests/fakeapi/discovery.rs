@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::kinds::Kind;
+use super::kinds::ObjectKind;
 
 pub(crate) fn version() -> Value {
     json!({
@@ -14,7 +14,7 @@ pub(crate) fn version() -> Value {
 }
 
 /// The answer to a discovery path. `None` for any other path.
-pub(crate) fn answer(kinds: &[Kind], path: &[&str]) -> Option<Value> {
+pub(crate) fn answer(kinds: &[ObjectKind], path: &[&str]) -> Option<Value> {
     match path {
         ["api"] => Some(
             json!({"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}),
@@ -41,8 +41,8 @@ pub(crate) fn answer(kinds: &[Kind], path: &[&str]) -> Option<Value> {
     }
 }
 
-fn resources(kinds: &[Kind], group: &str, version: &str) -> Option<Value> {
-    let matching: Vec<&Kind> = kinds
+fn resources(kinds: &[ObjectKind], group: &str, version: &str) -> Option<Value> {
+    let matching: Vec<&ObjectKind> = kinds
         .iter()
         .filter(|kind| kind.group == group && kind.version == version)
         .collect();

@@ -46,7 +46,7 @@ pub(crate) enum WatchFault {
 
 /// The requests hit by a fault, and their maximum number.
 #[derive(Debug, Clone)]
-pub(crate) struct When {
+pub(crate) struct FaultScope {
     verb: Option<&'static str>,
     plural: Option<&'static str>,
     user: Option<String>,
@@ -55,7 +55,7 @@ pub(crate) struct When {
 
 // === impl When ===
 
-impl When {
+impl FaultScope {
     /// Every request, without a limit.
     pub(crate) fn always() -> Self {
         Self {

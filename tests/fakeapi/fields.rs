@@ -13,7 +13,7 @@ use super::access::User;
 pub(crate) type Path = Vec<String>;
 
 /// The fields of one manager.
-pub(crate) type Set = BTreeSet<Path>;
+pub(crate) type FieldSet = BTreeSet<Path>;
 
 /// An entry of `metadata.managedFields`.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,15 +23,15 @@ pub(crate) struct Manager {
     pub(crate) version: String,
     pub(crate) subresource: String,
     pub(crate) time: String,
-    pub(crate) set: Set,
+    pub(crate) set: FieldSet,
 }
 
 /// The difference between two objects.
 #[derive(Debug, Default)]
 pub(crate) struct Difference {
     /// Fields with a new or changed value.
-    pub(crate) changed: Set,
-    pub(crate) removed: Set,
+    pub(crate) changed: FieldSet,
+    pub(crate) removed: FieldSet,
 }
 
 /// The keys of a list's items. `None` for an atomic list.
@@ -106,8 +106,8 @@ fn children(value: &Value, path: &[String], custom: bool) -> Option<Vec<(String,
 }
 
 /// The fields set by an applied object.
-pub(crate) fn named(value: &Value, custom: bool) -> Set {
-    fn walk(value: &Value, path: &[String], custom: bool, set: &mut Set) {
+pub(crate) fn named(value: &Value, custom: bool) -> FieldSet {
+    fn walk(value: &Value, path: &[String], custom: bool, set: &mut FieldSet) {
         if path.last().is_some_and(|last| last.starts_with("k:")) {
             set.insert(path.to_vec());
         }
@@ -122,7 +122,7 @@ pub(crate) fn named(value: &Value, custom: bool) -> Set {
             }
         }
     }
-    let mut set = Set::new();
+    let mut set = FieldSet::new();
     walk(value, &[], custom, &mut set);
     strip(set)
 }
@@ -189,7 +189,7 @@ pub(crate) fn difference(old: &Value, new: &Value, custom: bool) -> Difference {
 }
 
 /// Removes the fields without a manager, such as name and uid.
-fn strip(set: Set) -> Set {
+fn strip(set: FieldSet) -> FieldSet {
     let unmanaged = [
         "f:name",
         "f:namespace",
@@ -329,8 +329,8 @@ pub(crate) fn set_managers(object: &mut Value, mut managers: Vec<Manager>) {
     }
 }
 
-fn read(fields: &Value) -> Set {
-    fn walk(value: &Value, path: &[String], set: &mut Set) {
+fn read(fields: &Value) -> FieldSet {
+    fn walk(value: &Value, path: &[String], set: &mut FieldSet) {
         let Some(map) = value.as_object() else { return };
         if map.is_empty() && !path.is_empty() {
             set.insert(path.to_vec());
@@ -343,12 +343,12 @@ fn read(fields: &Value) -> Set {
             }
         }
     }
-    let mut set = Set::new();
+    let mut set = FieldSet::new();
     walk(fields, &[], &mut set);
     set
 }
 
-fn write(set: &Set) -> Value {
+fn write(set: &FieldSet) -> Value {
     let mut root = json!({});
     for path in set {
         let mut at = &mut root;

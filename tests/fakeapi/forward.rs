@@ -15,7 +15,7 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::Role;
 
-use super::Shared;
+use super::SharedState;
 use super::http::{Payload, answer};
 
 /// The channel of the data, and the channel of the kubelet's error.
@@ -24,7 +24,7 @@ const ERROR: u8 = 1;
 
 /// Answers a request. A permitted port-forward becomes a WebSocket.
 pub(crate) async fn serve(
-    shared: &Arc<Shared>,
+    shared: &Arc<SharedState>,
     mut request: Request<Incoming>,
 ) -> io::Result<Response<Payload>> {
     let path = request.uri().path().to_owned();
@@ -66,7 +66,7 @@ fn frame(channel: u8, bytes: &[u8]) -> Message {
 }
 
 /// Copies between the WebSocket and the port of a pod, until both sides have ended.
-async fn tunnel(shared: &Shared, upgraded: Upgraded, pod: &str, port: u16) {
+async fn tunnel(shared: &SharedState, upgraded: Upgraded, pod: &str, port: u16) {
     let socket = WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Server, None).await;
     let (mut sink, mut frames) = socket.split();
     for channel in [DATA, ERROR] {

@@ -17,9 +17,9 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::Shared;
+use super::SharedState;
 use super::forward;
-use super::serve::{self, Ask};
+use super::serve::{self, ApiRequest};
 use super::status::Refusal;
 
 /// An HTTP response.
@@ -129,7 +129,7 @@ impl Body for Payload {
 
 /// Answers a request without an upgrade.
 pub(crate) async fn answer<B: Body + Send>(
-    shared: &Arc<Shared>,
+    shared: &Arc<SharedState>,
     request: Request<B>,
 ) -> std::io::Result<Response<Payload>>
 where
@@ -146,7 +146,7 @@ where
     let token = header("authorization")
         .strip_prefix("Bearer ")
         .map(str::to_owned);
-    let ask = Ask {
+    let ask = ApiRequest {
         method: head.method.to_string(),
         path: head.uri.path().to_owned(),
         query: head.uri.query().unwrap_or_default().to_owned(),
@@ -167,7 +167,11 @@ where
 }
 
 /// Serves connections until `stop` is cancelled.
-pub(crate) async fn listen(listener: TcpListener, shared: Arc<Shared>, stop: CancellationToken) {
+pub(crate) async fn listen(
+    listener: TcpListener,
+    shared: Arc<SharedState>,
+    stop: CancellationToken,
+) {
     loop {
         let stream = tokio::select! {
             () = stop.cancelled() => return,
@@ -200,7 +204,7 @@ pub(crate) async fn listen(listener: TcpListener, shared: Arc<Shared>, stop: Can
 }
 
 /// A client that calls the server directly. Without a socket, tokio's paused clock advances when all tasks wait.
-pub(crate) fn direct_client(shared: &Arc<Shared>, token: &str) -> kube::Client {
+pub(crate) fn direct_client(shared: &Arc<SharedState>, token: &str) -> kube::Client {
     kube::Client::new(
         Direct {
             shared: Arc::clone(shared),
@@ -212,22 +216,23 @@ pub(crate) fn direct_client(shared: &Arc<Shared>, token: &str) -> kube::Client {
 
 #[derive(Debug, Clone)]
 struct Direct {
-    shared: Arc<Shared>,
+    shared: Arc<SharedState>,
     token: String,
 }
 
-type Answered = Pin<Box<dyn Future<Output = Result<Response<Cuttable>, std::io::Error>> + Send>>;
+type ResponseFuture =
+    Pin<Box<dyn Future<Output = Result<Response<Cuttable>, std::io::Error>> + Send>>;
 
 impl tower_service::Service<Request<kube::client::Body>> for Direct {
     type Response = Response<Cuttable>;
     type Error = std::io::Error;
-    type Future = Answered;
+    type Future = ResponseFuture;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, mut request: Request<kube::client::Body>) -> Answered {
+    fn call(&mut self, mut request: Request<kube::client::Body>) -> ResponseFuture {
         let shared = Arc::clone(&self.shared);
         let bearer = format!("Bearer {}", self.token);
         Box::pin(async move {

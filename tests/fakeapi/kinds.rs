@@ -6,7 +6,7 @@ use super::status::Mistake;
 
 /// A kind of object.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Kind {
+pub(crate) struct ObjectKind {
     pub(crate) group: String,
     pub(crate) version: String,
     pub(crate) plural: String,
@@ -20,7 +20,7 @@ pub(crate) struct Kind {
 
 // === impl Kind ===
 
-impl Kind {
+impl ObjectKind {
     /// The built-in kinds.
     pub(crate) fn built_in() -> Vec<Self> {
         let kind =

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::kinds::Kind;
+use super::kinds::ObjectKind;
 use super::select::Selector;
 use super::status::{self, Answer};
 use super::store::Store;
 
 /// The parameters of a list request.
 #[derive(Debug, Default, Clone)]
-pub(crate) struct Wanted {
+pub(crate) struct ListParameters {
     pub(crate) limit: usize,
     pub(crate) token: String,
     pub(crate) revision: String,
@@ -20,9 +20,9 @@ pub(crate) struct Wanted {
 
 pub(crate) fn list(
     store: &Store,
-    kind: &Kind,
+    kind: &ObjectKind,
     selector: &Selector,
-    wanted: &Wanted,
+    wanted: &ListParameters,
 ) -> Answer<String> {
     let mut revision = store.revision;
     let mut start = None;
@@ -137,7 +137,7 @@ pub(crate) fn partial(object: &Value) -> Value {
 /// cluster-scoped kind. The general path visits all objects for each page, too slowly for the claims of ten thousand nodes.
 fn quickly(
     store: &Store,
-    kind: &Kind,
+    kind: &ObjectKind,
     selector: &Selector,
     revision: u64,
     after: Option<&str>,

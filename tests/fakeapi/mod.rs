@@ -49,8 +49,8 @@ use tokio::sync::watch as channel;
 use tokio_util::sync::CancellationToken;
 
 use access::{Enforced, Rule, User};
-pub(crate) use faults::{Fault, WatchFault, When};
-use kinds::Kind;
+pub(crate) use faults::{Fault, FaultScope, WatchFault};
+use kinds::ObjectKind;
 use store::Store;
 
 /// The service account of all agents. Each agent has its own token, bound to its node.
@@ -79,7 +79,7 @@ pub(crate) struct Logged {
 
 /// The state shared by all connections.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct SharedState {
     pub(crate) store: Mutex<Store>,
     /// The latest resourceVersion of each watched kind. A channel per kind lets ten thousand watchers of plans sleep while Leases
     /// change.
@@ -87,7 +87,7 @@ pub(crate) struct Shared {
     pub(crate) bookmarks: channel::Sender<u64>,
     tokens: Mutex<BTreeMap<String, User>>,
     rules: Mutex<Vec<Rule>>,
-    faults: Mutex<Vec<(When, Fault)>>,
+    faults: Mutex<Vec<(FaultScope, Fault)>>,
     log: Mutex<Vec<Logged>>,
     settings: Mutex<Settings>,
     /// The addresses behind the ports of pods, for port-forwards.
@@ -110,7 +110,7 @@ struct Settings {
 
 // === impl Shared ===
 
-impl Shared {
+impl SharedState {
     pub(crate) fn second(&self) -> Duration {
         self.settings.lock().unwrap().second
     }
@@ -129,7 +129,7 @@ impl Shared {
     }
 
     /// A receiver of the kind's latest resourceVersion.
-    pub(crate) fn changes_of(&self, kind: &Kind) -> channel::Receiver<u64> {
+    pub(crate) fn changes_of(&self, kind: &ObjectKind) -> channel::Receiver<u64> {
         let mut changed = self.changed.lock().unwrap();
         changed
             .entry(kind.qualified())
@@ -141,7 +141,7 @@ impl Shared {
 /// The server. Dropping the value stops the server.
 #[derive(Debug)]
 pub(crate) struct FakeApi {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<SharedState>,
     address: Option<SocketAddr>,
     stop: CancellationToken,
 }
@@ -171,7 +171,7 @@ impl FakeApi {
 
     /// Creates a server without a socket. Only clients from [`FakeApi::client`] can call the server.
     pub(crate) fn direct() -> Self {
-        let shared = Shared {
+        let shared = SharedState {
             store: Mutex::new(Store::new()),
             changed: Mutex::default(),
             bookmarks: channel::Sender::new(0),
@@ -225,7 +225,7 @@ impl FakeApi {
 
     // --- stored objects ---
 
-    fn kind_of(&self, object: &Value) -> Kind {
+    fn kind_of(&self, object: &Value) -> ObjectKind {
         let version = object["apiVersion"].as_str().unwrap_or("v1");
         let kind = object["kind"].as_str().unwrap_or_default();
         let store = self.shared.store.lock().unwrap();
@@ -548,7 +548,7 @@ impl FakeApi {
     // --- faults ---
 
     /// Adds a fault for the requests that match `when`. If several faults match a request, the latest one applies.
-    pub(crate) fn fail(&self, when: When, fault: Fault) {
+    pub(crate) fn fail(&self, when: FaultScope, fault: Fault) {
         self.shared.faults.lock().unwrap().push((when, fault));
     }
 

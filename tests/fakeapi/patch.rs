@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::access::User;
 use super::fields::{self, Writer};
-use super::kinds::{Kind, qos};
+use super::kinds::{ObjectKind, qos};
 use super::status::{self, Answer, Mistake};
 use super::store::{Owners, Store};
 
@@ -27,7 +27,7 @@ pub(crate) struct Patch<'a> {
 /// Applies a patch. Returns the object, and whether the patch created it.
 pub(crate) fn patch(
     store: &mut Store,
-    kind: &Kind,
+    kind: &ObjectKind,
     namespace: &str,
     name: &str,
     patch: &Patch<'_>,
@@ -83,7 +83,7 @@ pub(crate) fn patch(
 /// Stores a changed object as an update, after the checks of resourceVersion and uid.
 pub(crate) fn update(
     store: &mut Store,
-    kind: &Kind,
+    kind: &ObjectKind,
     namespace: &str,
     name: &str,
     mut new: Value,
@@ -114,7 +114,7 @@ pub(crate) fn update(
 }
 
 /// Restores the fields that a writer can't change: identity fields, and `spec` or `status` depending on the subresource.
-fn keep_system_fields(kind: &Kind, old: &Value, new: &mut Value, subresource: &str) {
+fn keep_system_fields(kind: &ObjectKind, old: &Value, new: &mut Value, subresource: &str) {
     new["kind"] = json!(kind.kind);
     new["apiVersion"] = json!(kind.api_version());
     if !new["metadata"].is_object() {
@@ -159,7 +159,7 @@ fn keep_system_fields(kind: &Kind, old: &Value, new: &mut Value, subresource: &s
 
 fn apply(
     store: &mut Store,
-    kind: &Kind,
+    kind: &ObjectKind,
     namespace: &str,
     name: &str,
     patch: &Patch<'_>,

@@ -2,19 +2,19 @@
 
 use serde_json::{Value, json};
 
-use super::Shared;
+use super::SharedState;
 use super::http::Reply;
-use super::kinds::Kind;
+use super::kinds::ObjectKind;
 use super::status::{self, Answer};
 
 /// The kind of a review; `None` for a stored kind.
-pub(crate) fn kind(group: &str, version: &str, plural: &str) -> Option<Kind> {
+pub(crate) fn kind(group: &str, version: &str, plural: &str) -> Option<ObjectKind> {
     let name = match (group, version, plural) {
         ("authentication.k8s.io", "v1", "tokenreviews") => "TokenReview",
         ("authorization.k8s.io", "v1", "subjectaccessreviews") => "SubjectAccessReview",
         _ => return None,
     };
-    Some(Kind {
+    Some(ObjectKind {
         group: group.to_owned(),
         version: version.to_owned(),
         plural: plural.to_owned(),
@@ -26,7 +26,7 @@ pub(crate) fn kind(group: &str, version: &str, plural: &str) -> Option<Kind> {
 }
 
 /// Answers a created review.
-pub(crate) fn create(shared: &Shared, kind: &Kind, body: &[u8]) -> Answer<Reply> {
+pub(crate) fn create(shared: &SharedState, kind: &ObjectKind, body: &[u8]) -> Answer<Reply> {
     let mut review: Value = serde_json::from_slice(body).map_err(|error| {
         status::bad_request(&format!("the object provided is unrecognized: {error}"))
     })?;
@@ -43,7 +43,7 @@ pub(crate) fn create(shared: &Shared, kind: &Kind, body: &[u8]) -> Answer<Reply>
     Ok(Reply::json(201, &review))
 }
 
-fn token(shared: &Shared, spec: &Value) -> Value {
+fn token(shared: &SharedState, spec: &Value) -> Value {
     let token = spec["token"].as_str().unwrap_or_default();
     match shared.tokens.lock().unwrap().get(token) {
         Some(user) => json!({
@@ -59,7 +59,7 @@ fn token(shared: &Shared, spec: &Value) -> Value {
 }
 
 /// The rules of non-resource URLs have the path as their resource.
-fn access(shared: &Shared, spec: &Value) -> Value {
+fn access(shared: &SharedState, spec: &Value) -> Value {
     let (asked, user) = (&spec["nonResourceAttributes"], &spec["user"]);
     let is_user = spec["groups"] == json!(["system:authenticated"]) && user.is_string();
     let allowed = is_user

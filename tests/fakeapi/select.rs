@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::kinds::Kind;
+use super::kinds::ObjectKind;
 use super::status::{self, Answer};
 
 /// A namespace, a field selector and a label selector.
@@ -24,7 +24,12 @@ struct Requirement {
 // === impl Selector ===
 
 impl Selector {
-    pub(crate) fn parse(kind: &Kind, namespace: &str, fields: &str, labels: &str) -> Answer<Self> {
+    pub(crate) fn parse(
+        kind: &ObjectKind,
+        namespace: &str,
+        fields: &str,
+        labels: &str,
+    ) -> Answer<Self> {
         let mut selector = Self {
             namespace: namespace.to_owned(),
             ..Self::default()
@@ -97,7 +102,7 @@ impl Selector {
     }
 }
 
-fn known_field(kind: &Kind, key: &str) -> bool {
+fn known_field(kind: &ObjectKind, key: &str) -> bool {
     let of_pods = [
         "spec.nodeName",
         "spec.restartPolicy",

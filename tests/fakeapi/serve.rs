@@ -12,16 +12,16 @@ use tokio::sync::mpsc;
 use super::access::User;
 use super::fields::Writer;
 use super::http::{Payload, Reply};
-use super::kinds::Kind;
+use super::kinds::ObjectKind;
 use super::patch::{self, Patch};
 use super::select::Selector;
 use super::status::{self, Answer, Refusal};
 use super::store::Owners;
-use super::{Fault, Logged, Shared, WatchFault, discovery, list, review, watch};
+use super::{Fault, Logged, SharedState, WatchFault, discovery, list, review, watch};
 
 /// A request.
 #[derive(Debug)]
-pub(crate) struct Ask {
+pub(crate) struct ApiRequest {
     pub(crate) method: String,
     pub(crate) path: String,
     pub(crate) query: String,
@@ -34,7 +34,7 @@ pub(crate) struct Ask {
 
 /// The API resource or object in a request path.
 #[derive(Debug, Default, Clone)]
-struct Target {
+struct RequestTarget {
     group: String,
     version: String,
     plural: String,
@@ -45,7 +45,7 @@ struct Target {
 
 // === impl Target ===
 
-impl Target {
+impl RequestTarget {
     fn parse(path: &str) -> Option<Self> {
         let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
         let (group, version, rest) = match parts.as_slice() {
@@ -100,14 +100,14 @@ fn parameters(query: &str) -> BTreeMap<String, String> {
 }
 
 /// Answers a request. `None` drops the connection.
-pub(crate) async fn handle(shared: &Arc<Shared>, ask: Ask) -> Option<Reply> {
+pub(crate) async fn handle(shared: &Arc<SharedState>, ask: ApiRequest) -> Option<Reply> {
     let query = parameters(&ask.query);
     let on = |key: &str| {
         query
             .get(key)
             .is_some_and(|value| value == "true" || value == "1")
     };
-    let target = Target::parse(&ask.path);
+    let target = RequestTarget::parse(&ask.path);
     let named = target
         .as_ref()
         .is_some_and(|target| !target.name.is_empty());
@@ -210,8 +210,8 @@ pub(crate) async fn handle(shared: &Arc<Shared>, ask: Ask) -> Option<Reply> {
 /// the watch cache. A list without a resourceVersion reads the whole namespace, regardless of label selector and limit. A list
 /// by `metadata.name` reads one object.
 fn reads(
-    shared: &Shared,
-    target: Option<&Target>,
+    shared: &SharedState,
+    target: Option<&RequestTarget>,
     verb: &str,
     query: &BTreeMap<String, String>,
 ) -> usize {
@@ -238,14 +238,14 @@ fn reads(
     }
 }
 
-fn note(shared: &Shared, index: usize, code: u16) {
+fn note(shared: &SharedState, index: usize, code: u16) {
     // A test may have cleared the log in the meantime.
     if let Some(logged) = shared.log.lock().unwrap().get_mut(index) {
         logged.status = code;
     }
 }
 
-fn allowed(shared: &Shared, user: &str, verb: &str, target: &Target) -> bool {
+fn allowed(shared: &SharedState, user: &str, verb: &str, target: &RequestTarget) -> bool {
     if user == "admin" {
         return true;
     }
@@ -267,10 +267,10 @@ fn allowed(shared: &Shared, user: &str, verb: &str, target: &Target) -> bool {
 }
 
 fn answer(
-    shared: &Arc<Shared>,
-    ask: &Ask,
+    shared: &Arc<SharedState>,
+    ask: &ApiRequest,
     query: &BTreeMap<String, String>,
-    target: Option<Target>,
+    target: Option<RequestTarget>,
     user: Option<User>,
     verb: &str,
     fault: Option<WatchFault>,
@@ -353,7 +353,7 @@ fn answer(
             if verb == "watch" {
                 return follow(shared, &kind, selector, query, fault, metadata_only);
             }
-            let wanted = list::Wanted {
+            let wanted = list::ListParameters {
                 limit: get("limit").parse().unwrap_or(0),
                 token: get("continue").to_owned(),
                 revision: get("resourceVersion").to_owned(),
@@ -382,8 +382,8 @@ fn answer(
 }
 
 fn follow(
-    shared: &Arc<Shared>,
-    kind: &Kind,
+    shared: &Arc<SharedState>,
+    kind: &ObjectKind,
     selector: Selector,
     query: &BTreeMap<String, String>,
     fault: Option<WatchFault>,
@@ -418,7 +418,7 @@ fn follow(
             &mistakes,
         ));
     }
-    let wanted = watch::Wanted {
+    let wanted = watch::WatchParameters {
         kind: kind.clone(),
         selector,
         revision: get("resourceVersion").parse().unwrap_or(0),
@@ -438,10 +438,10 @@ fn follow(
 }
 
 fn write(
-    shared: &Arc<Shared>,
-    ask: &Ask,
-    kind: &Kind,
-    target: &Target,
+    shared: &Arc<SharedState>,
+    ask: &ApiRequest,
+    kind: &ObjectKind,
+    target: &RequestTarget,
     user: &User,
     verb: &str,
     query: &BTreeMap<String, String>,
@@ -510,7 +510,7 @@ fn write(
                     shared,
                     &user.name,
                     "create",
-                    &Target {
+                    &RequestTarget {
                         name: String::new(),
                         ..target.clone()
                     },
@@ -581,7 +581,7 @@ fn write(
 }
 
 /// Schedules a round of the controllers after a write. Further writes before the round need no second round.
-pub(crate) fn collect_later(shared: &Arc<Shared>) {
+pub(crate) fn collect_later(shared: &Arc<SharedState>) {
     if shared.controllers_due.swap(true, Ordering::SeqCst) {
         return;
     }

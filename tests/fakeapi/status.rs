@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::fields::Conflict;
-use super::kinds::Kind;
+use super::kinds::ObjectKind;
 
 /// An error response.
 #[derive(Debug, Clone)]
@@ -43,7 +43,7 @@ pub(crate) fn text(code: u16, text: &str) -> Box<Refusal> {
     })
 }
 
-fn details(kind: &Kind, name: &str) -> Value {
+fn details(kind: &ObjectKind, name: &str) -> Value {
     let mut details = json!({});
     if !name.is_empty() {
         details["name"] = json!(name);
@@ -55,7 +55,7 @@ fn details(kind: &Kind, name: &str) -> Value {
     details
 }
 
-pub(crate) fn not_found(kind: &Kind, name: &str) -> Box<Refusal> {
+pub(crate) fn not_found(kind: &ObjectKind, name: &str) -> Box<Refusal> {
     failure(
         404,
         "NotFound",
@@ -68,12 +68,12 @@ pub(crate) fn no_such_path() -> Box<Refusal> {
     text(404, "404 page not found\n")
 }
 
-pub(crate) fn already_exists(kind: &Kind, name: &str) -> Box<Refusal> {
+pub(crate) fn already_exists(kind: &ObjectKind, name: &str) -> Box<Refusal> {
     let message = format!("{} {name:?} already exists", kind.qualified());
     failure(409, "AlreadyExists", &message, details(kind, name))
 }
 
-pub(crate) fn conflict(kind: &Kind, name: &str, why: &str) -> Box<Refusal> {
+pub(crate) fn conflict(kind: &ObjectKind, name: &str, why: &str) -> Box<Refusal> {
     let message = format!(
         "Operation cannot be fulfilled on {} {name:?}: {why}",
         kind.qualified()
@@ -127,7 +127,7 @@ pub(crate) struct Mistake {
     pub(crate) words: String,
 }
 
-pub(crate) fn invalid(kind: &Kind, name: &str, mistakes: &[Mistake]) -> Box<Refusal> {
+pub(crate) fn invalid(kind: &ObjectKind, name: &str, mistakes: &[Mistake]) -> Box<Refusal> {
     let group =
         (!kind.group.is_empty() && kind.group != "events.k8s.io").then_some(kind.group.as_str());
     invalid_of(&kind.kind, group, name, mistakes)
@@ -187,7 +187,7 @@ pub(crate) fn unauthorized() -> Box<Refusal> {
 }
 
 pub(crate) fn forbidden(
-    kind: &Kind,
+    kind: &ObjectKind,
     user: &str,
     verb: &str,
     namespace: &str,
@@ -209,7 +209,7 @@ pub(crate) fn forbidden(
 }
 
 /// A refusal by an admission policy, with the policy's reason.
-pub(crate) fn denied(kind: &Kind, name: &str, reason: &str, why: &str) -> Box<Refusal> {
+pub(crate) fn denied(kind: &ObjectKind, name: &str, reason: &str, why: &str) -> Box<Refusal> {
     let message = format!("{} {name:?} is forbidden: {why}", kind.qualified());
     let mut details = details(kind, name);
     details["causes"] = json!([{"message": why}]);
@@ -258,7 +258,7 @@ pub(crate) fn success(details: Value, code: Option<u16>) -> Value {
     status
 }
 
-pub(crate) fn deleted(kind: &Kind, name: &str, uid: &str) -> Value {
+pub(crate) fn deleted(kind: &ObjectKind, name: &str, uid: &str) -> Value {
     let mut details = details(kind, name);
     details["uid"] = json!(uid);
     success(details, None)

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::access::{Enforced, User, Write};
 use super::fields;
-use super::kinds::Kind;
+use super::kinds::ObjectKind;
 use super::select::Selector;
 use super::status::{self, Answer};
 
@@ -37,7 +37,7 @@ pub(crate) enum Owners {
 /// All stored objects, their history and the store's settings.
 #[derive(Debug)]
 pub(crate) struct Store {
-    pub(crate) kinds: Vec<Kind>,
+    pub(crate) kinds: Vec<ObjectKind>,
     pub(crate) objects: BTreeMap<Key, Arc<Value>>,
     pub(crate) history: BTreeMap<String, Vec<Arc<Change>>>,
     pub(crate) revision: u64,
@@ -71,7 +71,7 @@ type Pages = ((u64, u64), HashMap<String, Bytes>);
 impl Store {
     pub(crate) fn new() -> Self {
         Self {
-            kinds: Kind::built_in(),
+            kinds: ObjectKind::built_in(),
             objects: BTreeMap::new(),
             history: BTreeMap::new(),
             revision: 1,
@@ -123,13 +123,13 @@ impl Store {
         self.suffixes.pop_front().unwrap_or(suffix)
     }
 
-    pub(crate) fn kind(&self, group: &str, version: &str, plural: &str) -> Option<&Kind> {
+    pub(crate) fn kind(&self, group: &str, version: &str, plural: &str) -> Option<&ObjectKind> {
         self.kinds
             .iter()
             .find(|kind| kind.is(group, plural) && kind.version == version)
     }
 
-    pub(crate) fn get(&self, kind: &Kind, namespace: &str, name: &str) -> Option<Arc<Value>> {
+    pub(crate) fn get(&self, kind: &ObjectKind, namespace: &str, name: &str) -> Option<Arc<Value>> {
         self.objects
             .get(&(kind.qualified(), namespace.to_owned(), name.to_owned()))
             .cloned()
@@ -138,7 +138,7 @@ impl Store {
     /// Stores an object, or deletes the object if `new` is `None`, under a new resourceVersion.
     pub(crate) fn write(
         &mut self,
-        kind: &Kind,
+        kind: &ObjectKind,
         namespace: &str,
         name: &str,
         new: Option<Value>,
@@ -151,7 +151,7 @@ impl Store {
     /// Like [`Store::write`], but with a given resourceVersion, newer than all earlier versions.
     pub(crate) fn write_at(
         &mut self,
-        kind: &Kind,
+        kind: &ObjectKind,
         namespace: &str,
         name: &str,
         new: Option<Value>,
@@ -206,14 +206,18 @@ impl Store {
     }
 
     /// The objects of a kind at a version not yet compacted.
-    pub(crate) fn at(&self, kind: &Kind, revision: u64) -> BTreeMap<(String, String), Arc<Value>> {
+    pub(crate) fn at(
+        &self,
+        kind: &ObjectKind,
+        revision: u64,
+    ) -> BTreeMap<(String, String), Arc<Value>> {
         self.fitting(kind, revision, |_| true)
     }
 
     /// Like [`Store::at`], but only the objects accepted by `fits`.
     pub(crate) fn fitting(
         &self,
-        kind: &Kind,
+        kind: &ObjectKind,
         revision: u64,
         fits: impl Fn(&Value) -> bool,
     ) -> BTreeMap<(String, String), Arc<Value>> {
@@ -261,7 +265,7 @@ impl Store {
     /// `limit` objects are returned.
     pub(crate) fn from(
         &self,
-        kind: &Kind,
+        kind: &ObjectKind,
         namespace: &str,
         first: &str,
         revision: u64,
@@ -331,7 +335,7 @@ impl Store {
     }
 
     /// The JSON text of an object as a list item.
-    pub(crate) fn text(&self, kind: &Kind, object: &Arc<Value>) -> Arc<str> {
+    pub(crate) fn text(&self, kind: &ObjectKind, object: &Arc<Value>) -> Arc<str> {
         let version = object["metadata"]["resourceVersion"]
             .as_str()
             .and_then(|version| version.parse().ok());
@@ -375,7 +379,7 @@ impl Store {
     }
 
     /// The changes of a kind after a resourceVersion.
-    pub(crate) fn since(&self, kind: &Kind, revision: u64) -> Vec<Arc<Change>> {
+    pub(crate) fn since(&self, kind: &ObjectKind, revision: u64) -> Vec<Arc<Change>> {
         let changes = self
             .history
             .get(&kind.qualified())
@@ -395,7 +399,7 @@ impl Store {
     /// Stores a new object.
     pub(crate) fn create(
         &mut self,
-        kind: &Kind,
+        kind: &ObjectKind,
         namespace: &str,
         mut object: Value,
         owners: Owners,
@@ -482,7 +486,7 @@ impl Store {
     /// Stores a changed object. An unchanged object is not written and keeps its resourceVersion.
     pub(crate) fn replace(
         &mut self,
-        kind: &Kind,
+        kind: &ObjectKind,
         namespace: &str,
         name: &str,
         mut new: Value,
@@ -527,7 +531,7 @@ impl Store {
     pub(crate) fn admit(
         &self,
         operation: &str,
-        kind: &Kind,
+        kind: &ObjectKind,
         namespace: &str,
         name: &str,
         object: Option<&Value>,
@@ -566,8 +570,8 @@ impl Store {
                 .flatten()
                 .any(|one| one["type"] == "Established" && one["status"] == "True")
         });
-        let kinds: Vec<Kind> = established
-            .flat_map(|definition| Kind::of_definition(definition))
+        let kinds: Vec<ObjectKind> = established
+            .flat_map(|definition| ObjectKind::of_definition(definition))
             .collect();
         self.kinds.extend(kinds);
     }
@@ -647,7 +651,7 @@ impl Store {
 }
 
 /// The labels of an object, as keys of the label index.
-fn labels(kind: &Kind, object: &Value) -> Vec<(String, String, String)> {
+fn labels(kind: &ObjectKind, object: &Value) -> Vec<(String, String, String)> {
     let labels = object["metadata"]["labels"].as_object();
     let pairs = labels
         .into_iter()

@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::Shared;
+use super::SharedState;
 use super::faults::WatchFault;
-use super::kinds::Kind;
+use super::kinds::ObjectKind;
 use super::list::partial;
 use super::select::Selector;
 use super::status;
@@ -18,8 +18,8 @@ use super::store::Change;
 
 /// The parameters of a watch request.
 #[derive(Debug, Clone)]
-pub(crate) struct Wanted {
-    pub(crate) kind: Kind,
+pub(crate) struct WatchParameters {
+    pub(crate) kind: ObjectKind,
     pub(crate) selector: Selector,
     pub(crate) revision: u64,
     pub(crate) bookmarks: bool,
@@ -30,7 +30,7 @@ pub(crate) struct Wanted {
 }
 
 /// The sender of body lines. An error cuts the connection.
-pub(crate) type Lines = mpsc::Sender<std::io::Result<Bytes>>;
+pub(crate) type LineSender = mpsc::Sender<std::io::Result<Bytes>>;
 
 fn line(what: &str, object: &Value) -> Bytes {
     Bytes::from(json!({"type": what, "object": object}).to_string() + "\n")
@@ -44,7 +44,7 @@ fn object_line(what: &str, object: &Value, metadata_only: bool) -> Bytes {
     line(what, object)
 }
 
-fn bookmark(kind: &Kind, revision: u64, end: bool) -> Bytes {
+fn bookmark(kind: &ObjectKind, revision: u64, end: bool) -> Bytes {
     let mut object = json!({"kind": kind.kind, "apiVersion": kind.api_version()});
     for (key, value) in kind.empty().as_object().into_iter().flatten() {
         object[key] = value.clone();
@@ -82,10 +82,10 @@ fn event(change: &Change, selector: &Selector, metadata_only: bool) -> Option<By
 
 /// Sends the events of a watch until the watch ends.
 pub(crate) async fn serve(
-    shared: Arc<Shared>,
-    wanted: Wanted,
+    shared: Arc<SharedState>,
+    wanted: WatchParameters,
     fault: Option<WatchFault>,
-    lines: Lines,
+    lines: LineSender,
 ) {
     if fault == Some(WatchFault::Silent) {
         // The connection stays open without changes, bookmarks or an end.

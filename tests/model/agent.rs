@@ -18,7 +18,7 @@ use pinfold::pod::{
 };
 
 use super::kernel::{
-    self, Cpus, Kernel, Kind, Refused, State, bits, id, is_leaf, node_of, pod_node, set,
+    self, Cpus, Kernel, KernelKind, Refused, State, bits, id, is_leaf, node_of, pod_node, set,
 };
 use super::node::Flaw;
 
@@ -69,7 +69,7 @@ pub(crate) struct PodState {
 pub(crate) struct World {
     pub(crate) kernel: Kernel,
     pub(crate) pods: Vec<PodState>,
-    pub(crate) enforcement: Wanted,
+    pub(crate) enforcement: ModelEnforcement,
     /// Whether two cores are reserved instead of one.
     pub(crate) wide: bool,
     /// Cgroups whose partition the kernel refused since the last timer pass.
@@ -82,7 +82,7 @@ pub(crate) struct World {
 
 /// [`Enforcement`], with an order and a hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Wanted {
+pub(crate) enum ModelEnforcement {
     Partition,
     Cpuset,
     Observe,
@@ -90,7 +90,7 @@ pub(crate) enum Wanted {
 
 /// The constants of a history.
 pub(crate) struct Setup {
-    pub(crate) kind: Kind,
+    pub(crate) kind: KernelKind,
     pub(crate) cpus: u32,
     pub(crate) threads: u32,
     pub(crate) shapes: Vec<Shape>,
@@ -135,7 +135,7 @@ pub(crate) struct Held {
 
 // === impl Wanted ===
 
-impl Wanted {
+impl ModelEnforcement {
     pub(crate) fn enforcement(self) -> Enforcement {
         match self {
             Self::Partition => Enforcement::Partition,
@@ -148,7 +148,7 @@ impl Wanted {
 // === impl Setup ===
 
 impl Setup {
-    pub(crate) fn new(kind: Kind, cpus: u32, threads: u32, shapes: &[Shape]) -> Self {
+    pub(crate) fn new(kind: KernelKind, cpus: u32, threads: u32, shapes: &[Shape]) -> Self {
         let machines = RefCell::default();
         Self {
             kind,
@@ -165,9 +165,9 @@ impl Setup {
     /// A world without pods.
     pub(crate) fn world(&self) -> World {
         let enforcement = if self.kind.has_partitions() {
-            Wanted::Partition
+            ModelEnforcement::Partition
         } else {
-            Wanted::Cpuset
+            ModelEnforcement::Cpuset
         };
         World {
             kernel: Kernel::new(self.kind, self.cpus, self.shapes.len()),
@@ -292,7 +292,7 @@ impl Setup {
             moves: 0,
         };
         let mut decisions = decide(&inputs, &ledger);
-        if world.enforcement == Wanted::Observe {
+        if world.enforcement == ModelEnforcement::Observe {
             decisions.keep_ledger_assignments(&pods, &ledger);
         }
         decisions.desired.held_back = world
@@ -455,7 +455,7 @@ impl World {
             .filter(|other| *other != pod && pod != kernel::TREE);
         let mut others = others.filter_map(|other| self.kernel.get(other));
         let stranger = self.kernel.get(kernel::STRANGER);
-        self.enforcement == Wanted::Partition
+        self.enforcement == ModelEnforcement::Partition
             && (stranger.is_some_and(|stranger| stranger.exclusive & wanted != 0)
                 || others.any(|other| {
                     other.exclusive == 0 && other.cpus != 0 && other.cpus & !wanted == 0
@@ -467,7 +467,7 @@ impl World {
     pub(crate) fn is_confined(&self, shared: Cpus) -> bool {
         let pods = (0..self.pods.len()).filter_map(|pod| self.kernel.get(pod_node(pod)));
         let mut free = pods.filter(|pod| pod.mark.is_none());
-        self.enforcement == Wanted::Cpuset
+        self.enforcement == ModelEnforcement::Cpuset
             && free.any(|pod| pod.cpus != 0 && shared & !pod.cpus != 0)
     }
 

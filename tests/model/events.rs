@@ -5,7 +5,7 @@ use std::fmt;
 use pinfold::host::cgroup::PartitionKind as Made;
 use pinfold::pod::ContainerKind;
 
-use super::agent::{Setup, Wanted, World};
+use super::agent::{ModelEnforcement, Setup, World};
 use super::kernel::{Cpus, STRANGER, TREE, is_leaf, leaf_node, path, pod_node, set};
 
 /// An event in the world. The agent's own actions are not events.
@@ -40,7 +40,7 @@ pub(crate) enum Event {
     /// It comes back.
     Online(u32),
     /// The agent restarts with another enforcement.
-    Enforce(Wanted),
+    Enforce(ModelEnforcement),
     /// The agent is started again with more or fewer reserved CPUs.
     Reserve,
 }
@@ -151,9 +151,13 @@ impl World {
         }
         if menu.configuration {
             events.push(Event::Reserve);
-            let all = [Wanted::Partition, Wanted::Cpuset, Wanted::Observe];
+            let all = [
+                ModelEnforcement::Partition,
+                ModelEnforcement::Cpuset,
+                ModelEnforcement::Observe,
+            ];
             for wanted in all.into_iter().filter(|wanted| *wanted != self.enforcement) {
-                if wanted != Wanted::Partition || setup.kind.has_partitions() {
+                if wanted != ModelEnforcement::Partition || setup.kind.has_partitions() {
                     events.push(Event::Enforce(wanted));
                 }
             }

@@ -2,12 +2,16 @@
 
 use pinfold::host::cgroup::PartitionKind as Made;
 
-use super::kernel::{Kernel, Kind, Refused, State, TREE, leaf_node, pod_node, set};
+use super::kernel::{Kernel, KernelKind, Refused, State, TREE, leaf_node, pod_node, set};
 
-const PARTITIONS: [Kind; 3] = [Kind::Early612, Kind::Late612, Kind::Linux72];
+const PARTITIONS: [KernelKind; 3] = [
+    KernelKind::Early612,
+    KernelKind::Late612,
+    KernelKind::Linux72,
+];
 
 /// Two pods, the first with two containers, on 8 CPUs.
-fn kernel(kind: Kind) -> (Kernel, [usize; 5]) {
+fn kernel(kind: KernelKind) -> (Kernel, [usize; 5]) {
     let mut kernel = Kernel::new(kind, 8, 2);
     let nodes = [
         pod_node(0),
@@ -113,7 +117,7 @@ fn a_second_owner_is_refused() {
 #[test]
 fn cpus_of_a_neighbour() {
     for kind in PARTITIONS {
-        let breaks = kind != Kind::Linux72;
+        let breaks = kind != KernelKind::Linux72;
         let (mut kernel, [pod, _, main, sandbox, _]) = kernel(kind);
         // A set beside the future partition: fully inside is refused everywhere, partly inside before 7.2.
         assert_eq!(kernel.write_cpus(sandbox, C2_3), Ok(()));
@@ -155,7 +159,7 @@ fn cpus_of_a_neighbour() {
 #[test]
 fn exclusive_cpus_of_an_ancestor_cleared() {
     for kind in PARTITIONS {
-        let early = kind == Kind::Early612;
+        let early = kind == KernelKind::Early612;
         let (mut kernel, [pod, _, main, _, _]) = kernel(kind);
         own(&mut kernel, [TREE, pod, main], C2_3);
         assert_eq!(kernel.write_exclusive(TREE, 0), Ok(()));
@@ -179,7 +183,7 @@ fn exclusive_cpus_of_an_ancestor_shrunk() {
         let (mut kernel, [pod, _, main, _, _]) = kernel(kind);
         own(&mut kernel, [TREE, pod, main], C2_3);
         assert_eq!(kernel.write_exclusive(TREE, 0b100), Ok(()));
-        if kind == Kind::Early612 {
+        if kind == KernelKind::Early612 {
             assert_eq!((state(&kernel, main), kernel.top()), (State::Member, 0xff));
             continue;
         }
@@ -198,9 +202,9 @@ fn exclusive_cpus_of_an_ancestor_shrunk() {
 #[test]
 fn an_empty_cpuset() {
     for (kind, answer) in [
-        (Kind::V2, Err(Refused::Enospc)),
-        (Kind::Late612, Err(Refused::Enospc)),
-        (Kind::Linux72, Ok(())),
+        (KernelKind::V2, Err(Refused::Enospc)),
+        (KernelKind::Late612, Err(Refused::Enospc)),
+        (KernelKind::Linux72, Ok(())),
     ] {
         let (mut kernel, [_, _, main, _, _]) = kernel(kind);
         assert_eq!(kernel.write_cpus(main, C2_3), Ok(()));

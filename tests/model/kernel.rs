@@ -37,7 +37,7 @@ const LIMITED: Quota = Quota {
 
 /// How the kernel behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Kind {
+pub(crate) enum KernelKind {
     /// cgroup v1.
     V1,
     /// cgroup v2 without partitions below the top: Linux 6.1.
@@ -88,7 +88,7 @@ pub(crate) struct Node {
 /// A kernel with its cgroups.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Kernel {
-    pub(crate) kind: Kind,
+    pub(crate) kind: KernelKind,
     pub(crate) online: Cpus,
     /// CPUs that no cgroup gets until the next boot.
     pub(crate) lost: Cpus,
@@ -169,7 +169,7 @@ fn subset(one: Cpus, other: Cpus) -> bool {
 
 // === impl Kind ===
 
-impl Kind {
+impl KernelKind {
     pub(crate) fn has_partitions(self) -> bool {
         !matches!(self, Self::V1 | Self::V2)
     }
@@ -205,7 +205,7 @@ impl Node {
 
 impl Kernel {
     /// A kernel with `cpus` CPUs and an empty tree.
-    pub(crate) fn new(kind: Kind, cpus: u32, pods: usize) -> Self {
+    pub(crate) fn new(kind: KernelKind, cpus: u32, pods: usize) -> Self {
         let mut kernel = Self {
             kind,
             online: (1 << cpus) - 1,
@@ -245,7 +245,7 @@ impl Kernel {
     pub(crate) fn make(&mut self, node: usize) {
         let cpus = match self.kind {
             // runc copies the parent's set on v1; on v2 a new cgroup has none.
-            Kind::V1 => parent(node).map_or(self.online, |parent| {
+            KernelKind::V1 => parent(node).map_or(self.online, |parent| {
                 self.nodes[parent].as_ref().unwrap().cpus
             }),
             _ => 0,
@@ -310,7 +310,7 @@ impl Kernel {
     /// Takes a partition's CPUs away. The present allowance of the cgroup decides which cgroup gets the CPUs.
     fn give_back(&mut self, node: usize) {
         let back = self.allowed(node);
-        let forgets = self.kind == Kind::Early612;
+        let forgets = self.kind == KernelKind::Early612;
         let Ok(gone) = self.node(node) else { return };
         let held = std::mem::take(&mut gone.held);
         if forgets {
@@ -347,7 +347,7 @@ impl Kernel {
     /// A write to `cpuset.cpus`.
     pub(crate) fn write_cpus(&mut self, node: usize, cpus: Cpus) -> Result<(), Refused> {
         let now = self.get(node).ok_or(Refused::Enoent)?.clone();
-        if self.kind == Kind::V1 {
+        if self.kind == KernelKind::V1 {
             let above = parent(node).and_then(|parent| self.get(parent));
             if above.is_some_and(|above| !subset(cpus, above.cpus)) {
                 return Err(Refused::Eacces);
@@ -360,7 +360,7 @@ impl Kernel {
                 return Err(Refused::Ebusy);
             }
         }
-        if cpus == 0 && now.cpus != 0 && self.kind != Kind::Linux72 {
+        if cpus == 0 && now.cpus != 0 && self.kind != KernelKind::Linux72 {
             let populated = is_leaf(node) || self.leaves().any(|leaf| is_below(leaf, node));
             if populated {
                 return Err(Refused::Enospc);
@@ -421,7 +421,7 @@ impl Kernel {
             .filter(|other| is_below(*other, node) && self.get(*other).is_some_and(Node::is_live))
             .collect();
         let allowed = self.allowed(node);
-        if self.kind == Kind::Early612 {
+        if self.kind == KernelKind::Early612 {
             // The kernel checks the children only if a CPU is left here, and then forgets the children without an error.
             let above = parent(node).map_or(Cpus::MAX, |parent| self.allowed(parent));
             let gone = allowed & !(exclusive & above);
@@ -514,7 +514,8 @@ impl Kernel {
             self.get(index).is_some_and(|node| {
                 node.is_stuck()
                     || node.ghost != 0
-                    || (self.kind == Kind::Early612 && !subset(node.held, self.allowed(index)))
+                    || (self.kind == KernelKind::Early612
+                        && !subset(node.held, self.allowed(index)))
             })
         })
     }
@@ -579,7 +580,7 @@ impl Kernel {
     /// The cgroups above and around the pods, as the agent reads them.
     pub(crate) fn surroundings(&self) -> PodSurroundings {
         let mut around = PodSurroundings::default();
-        if self.kind != Kind::V1 {
+        if self.kind != KernelKind::V1 {
             let (path, cpuset) = (path(TREE).to_owned(), self.cpuset(TREE));
             around.above.push(AncestorCgroup {
                 path,

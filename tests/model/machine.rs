@@ -8,7 +8,7 @@ use pinfold::cpu::CpuSet;
 use pinfold::pin::{Drift, DriftCause, Reason, Step, drift};
 use pinfold::pod::Entitlement;
 
-use super::agent::{Outcome, Planned, Setup, Wanted, World};
+use super::agent::{ModelEnforcement, Outcome, Planned, Setup, World};
 use super::events::Event;
 use super::kernel::{
     Cpus, Node, Refused, STRANGER, State, TREE, bits, is_leaf, node_of, path, pod_node, set,
@@ -148,7 +148,7 @@ impl Setup {
                 }
             }
         }
-        if world.enforcement == Wanted::Observe {
+        if world.enforcement == ModelEnforcement::Observe {
             return Ok(());
         }
         let barred = owned
@@ -234,10 +234,10 @@ impl Setup {
     }
 
     pub(crate) fn settled(&self, world: &World, planned: &Planned) -> Result<(), Broken> {
-        if world.enforcement == Wanted::Observe {
+        if world.enforcement == ModelEnforcement::Observe {
             return Ok(());
         }
-        let partition = world.enforcement == Wanted::Partition;
+        let partition = world.enforcement == ModelEnforcement::Partition;
         let desired = &planned.decisions.desired;
         let mut tree: Cpus = 0;
         for pod in &planned.observed.pods {
@@ -408,7 +408,7 @@ pub(crate) struct Watch {
 impl Watch {
     pub(crate) fn new(world: &World, planned: &Planned) -> Self {
         let mut owners = Vec::new();
-        let partition = world.enforcement == Wanted::Partition;
+        let partition = world.enforcement == ModelEnforcement::Partition;
         for pod in &planned.observed.pods {
             let claims = planned.decisions.desired.assignment(&pod.cgroup.uid);
             for container in &pod.containers {

@@ -6,11 +6,11 @@ use pinfold::pin::{Reason, Step};
 use super::agent::{Setup, Shape};
 use super::events::Menu;
 use super::explore::{Bounds, explore};
-use super::kernel::{Kind, is_leaf, node_of};
+use super::kernel::{KernelKind, is_leaf, node_of};
 use super::{PLAIN, running};
 
 /// The violations that the search reports for a planner with changed plans.
-fn found(kind: Kind, menu: Menu, mutate: fn(Vec<Step>) -> Vec<Step>) -> String {
+fn found(kind: KernelKind, menu: Menu, mutate: fn(Vec<Step>) -> Vec<Step>) -> String {
     let mut setup = Setup::new(kind, 4, 1, &[Shape::Two(1, 1), Shape::One(1)]);
     setup.mutate = mutate;
     let start = if menu.foreign {
@@ -54,7 +54,7 @@ fn partitions_made_before_their_cgroups_hold_the_cpus() {
     fn makes(step: &Step) -> bool {
         matches!(step, Step::Partition { kind, .. } if *kind != Made::Member)
     }
-    let says = found(Kind::Linux72, PLAIN, |steps| first(steps, makes));
+    let says = found(KernelKind::Linux72, PLAIN, |steps| first(steps, makes));
     assert!(says.contains("did not come off: Invalid"), "{says}");
 }
 
@@ -69,7 +69,7 @@ fn invalid_partitions_left_as_they_are() {
             }
         )
     }
-    let says = found(Kind::Late612, FOREIGN, |steps| {
+    let says = found(KernelKind::Late612, FOREIGN, |steps| {
         steps.into_iter().filter(|step| !member(step)).collect()
     });
     assert!(says.contains("did not come off: Invalid"), "{says}");
@@ -84,13 +84,13 @@ pub(crate) fn trimmed_first(steps: Vec<Step>) -> Vec<Step> {
 
 #[test]
 fn cgroups_above_trimmed_before_the_partitions_below() {
-    let says = found(Kind::Early612, PLAIN, trimmed_first);
+    let says = found(KernelKind::Early612, PLAIN, trimmed_first);
     assert!(says.contains("are lost until the next boot"), "{says}");
 }
 
 #[test]
 fn assignments_without_a_record() {
-    let says = found(Kind::Linux72, PLAIN, |steps| {
+    let says = found(KernelKind::Linux72, PLAIN, |steps| {
         steps
             .into_iter()
             .filter(|step| {
@@ -118,7 +118,7 @@ fn assignments_recorded_last() {
             }
         )
     }
-    let says = found(Kind::Linux72, PLAIN, |steps| first(steps, rest));
+    let says = found(KernelKind::Linux72, PLAIN, |steps| first(steps, rest));
     assert!(says.contains("as exclusive, not"), "{says}");
 }
 
@@ -133,6 +133,6 @@ fn owners_get_their_cpus_before_shared_containers_leave_them() {
             }
         )
     }
-    let says = found(Kind::V2, PLAIN, |steps| first(steps, own));
+    let says = found(KernelKind::V2, PLAIN, |steps| first(steps, own));
     assert!(says.contains("are in reach of"), "{says}");
 }

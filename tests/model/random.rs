@@ -6,7 +6,7 @@ use proptest::test_runner::{RngAlgorithm, TestError, TestRng, TestRunner};
 
 use super::agent::{Setup, Shape};
 use super::events::Menu;
-use super::kernel::Kind;
+use super::kernel::KernelKind;
 use super::machine::{Move, describe};
 use super::mutants::trimmed_first;
 use super::requests::{Act, Agent, told};
@@ -94,7 +94,7 @@ fn run_requests(setup: &Setup, menu: Menu, choices: &[Choice]) -> Result<(), Tes
     settled.map_err(|rule| TestCaseError::fail(told(&rule, &acts, &agent.world)))
 }
 
-fn run_requests_on(kind: Kind, menu: Menu, choices: &[Choice]) -> Result<(), TestCaseError> {
+fn run_requests_on(kind: KernelKind, menu: Menu, choices: &[Choice]) -> Result<(), TestCaseError> {
     let shapes = [
         Shape::Two(2, 1),
         Shape::Init(2),
@@ -107,7 +107,7 @@ fn run_requests_on(kind: Kind, menu: Menu, choices: &[Choice]) -> Result<(), Tes
 }
 
 fn run(
-    kind: Kind,
+    kind: KernelKind,
     menu: Menu,
     mutate: fn(Vec<Step>) -> Vec<Step>,
     choices: &[Choice],
@@ -161,15 +161,15 @@ proptest! {
 
     #[test]
     fn histories_on_kernels_with_partitions(choices in prop::collection::vec(choice(), 1..60)) {
-        for kind in [Kind::Early612, Kind::Late612, Kind::Linux72] {
+        for kind in [KernelKind::Early612, KernelKind::Late612, KernelKind::Linux72] {
             run(kind, ALL, |steps| steps, &choices)?;
         }
     }
 
     #[test]
     fn histories_on_kernels_without(choices in prop::collection::vec(choice(), 1..60)) {
-        run(Kind::V1, ALL_V1, |steps| steps, &choices)?;
-        run(Kind::V2, ALL, |steps| steps, &choices)?;
+        run(KernelKind::V1, ALL_V1, |steps| steps, &choices)?;
+        run(KernelKind::V2, ALL, |steps| steps, &choices)?;
     }
 }
 
@@ -180,7 +180,7 @@ proptest! {
     fn requests_on_kernels_with_partitions(
         choices in prop::collection::vec(choice_of_requests(), 1..40)
     ) {
-        for kind in [Kind::Early612, Kind::Late612, Kind::Linux72] {
+        for kind in [KernelKind::Early612, KernelKind::Late612, KernelKind::Linux72] {
             run_requests_on(kind, ALL, &choices)?;
         }
     }
@@ -189,8 +189,8 @@ proptest! {
     fn requests_on_kernels_without(
         choices in prop::collection::vec(choice_of_requests(), 1..40)
     ) {
-        run_requests_on(Kind::V1, ALL_V1, &choices)?;
-        run_requests_on(Kind::V2, ALL, &choices)?;
+        run_requests_on(KernelKind::V1, ALL_V1, &choices)?;
+        run_requests_on(KernelKind::V2, ALL, &choices)?;
     }
 
     /// Nobody but the kubelet and the runtime does anything: each start is held to the strictest rules.
@@ -198,7 +198,7 @@ proptest! {
     fn requests_without_foreign_writes(
         choices in prop::collection::vec(choice_of_requests(), 1..40)
     ) {
-        for kind in [Kind::V1, Kind::V2, Kind::Early612, Kind::Late612, Kind::Linux72] {
+        for kind in [KernelKind::V1, KernelKind::V2, KernelKind::Early612, KernelKind::Late612, KernelKind::Linux72] {
             run_requests_on(kind, PLAIN, &choices)?;
         }
     }
@@ -222,7 +222,7 @@ fn a_block_that_a_reconcile_ends() {
         Reconcile,
         Live(1045),
     ];
-    run(Kind::Early612, ALL, |steps| steps, &choices).unwrap();
+    run(KernelKind::Early612, ALL, |steps| steps, &choices).unwrap();
 }
 
 /// A foreign program wrote all CPUs to a pod mate, then a CPU went offline. The mate's new set contained the offline CPU,
@@ -256,7 +256,7 @@ fn offline_cpus_are_not_written_to_be_taken_away() {
         Live(63329),
         Live(52397),
     ];
-    run(Kind::Early612, ALL, |steps| steps, &choices).unwrap();
+    run(KernelKind::Early612, ALL, |steps| steps, &choices).unwrap();
 }
 
 /// A foreign program cleared the top cgroup's exclusive CPUs below a live partition and wrote all CPUs to the pod. Ending the
@@ -274,7 +274,7 @@ fn exclusive_cpus_return_before_a_partition_ends() {
         Happen(7057),
         Happen(52180),
     ];
-    run(Kind::Early612, ALL, |steps| steps, &choices).unwrap();
+    run(KernelKind::Early612, ALL, |steps| steps, &choices).unwrap();
 }
 
 /// A foreign program narrowed the pod of a container without a record. The container may not run on the CPUs of a later pod mate.
@@ -294,7 +294,7 @@ fn a_foreign_set_of_a_pod_leaves_pod_mates_apart() {
         Live(34169),
         Live(0),
     ];
-    run(Kind::V2, ALL, |steps| steps, &choices).unwrap();
+    run(KernelKind::V2, ALL, |steps| steps, &choices).unwrap();
 }
 
 /// A planner that trims cgroups above partitions before the cgroups below is detected by a short history.
@@ -304,7 +304,7 @@ fn a_mutant_is_detected_and_shrunk() {
     let mut runner =
         TestRunner::new_with_rng(config(), TestRng::deterministic_rng(RngAlgorithm::ChaCha));
     match runner.run(&histories, |choices| {
-        run(Kind::Early612, PLAIN, trimmed_first, &choices)
+        run(KernelKind::Early612, PLAIN, trimmed_first, &choices)
     }) {
         Err(TestError::Fail(_, choices)) => assert!(choices.len() < 12, "{choices:?}"),
         other => panic!("the mutant lives: {other:?}"),

@@ -9,17 +9,17 @@ use std::path::Path;
 
 use pinfold::pin::Step;
 
-use super::agent::{Setup, Shape, Wanted};
+use super::agent::{ModelEnforcement, Setup, Shape};
 use super::events::Event;
-use super::kernel::{Kind, State, leaf_node, path, pod_node, set};
+use super::kernel::{KernelKind, State, leaf_node, path, pod_node, set};
 use super::machine::Move;
 
-const KERNELS: [(Kind, &str); 5] = [
-    (Kind::V1, "cgroup-v1"),
-    (Kind::V2, "linux-6.1"),
-    (Kind::Early612, "linux-6.12.107"),
-    (Kind::Late612, "linux-6.12.117"),
-    (Kind::Linux72, "linux-7.2"),
+const KERNELS: [(KernelKind, &str); 5] = [
+    (KernelKind::V1, "cgroup-v1"),
+    (KernelKind::V2, "linux-6.1"),
+    (KernelKind::Early612, "linux-6.12.107"),
+    (KernelKind::Late612, "linux-6.12.117"),
+    (KernelKind::Linux72, "linux-7.2"),
 ];
 
 /// Two containers with 2 and 1 CPUs; an init container with 2 CPUs before a container; a sidecar beside a container with 1
@@ -31,7 +31,7 @@ const SHAPES: [Shape; 4] = [
     Shape::Shared,
 ];
 
-fn compare(name: &str, histories: impl Fn(Kind) -> Vec<Move>) {
+fn compare(name: &str, histories: impl Fn(KernelKind) -> Vec<Move>) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/steps");
     let mut wrong = Vec::new();
     for (kind, kernel) in KERNELS {
@@ -56,7 +56,7 @@ fn compare(name: &str, histories: impl Fn(Kind) -> Vec<Move>) {
 }
 
 /// The text of a history: each event, and the steps of each reconcile.
-fn record(kind: Kind, moves: &[Move]) -> String {
+fn record(kind: KernelKind, moves: &[Move]) -> String {
     let setup = Setup::new(kind, 8, 2, &SHAPES);
     let mut world = setup.world();
     let mut text = String::new();
@@ -263,17 +263,17 @@ fn cpus_and_configurations_that_change() {
     compare("hotplug-and-configuration", |kind| {
         let mut moves = one_pod_runs();
         // With cgroup v1 the kernel does not give a CPU that was offline back to the earlier cgroups.
-        if kind != Kind::V1 {
+        if kind != KernelKind::V1 {
             for event in [Event::Offline(7), Event::Online(7)] {
                 moves.extend([Move::Happen(event), Move::Reconcile]);
             }
         }
         let usual = if kind.has_partitions() {
-            Wanted::Partition
+            ModelEnforcement::Partition
         } else {
-            Wanted::Cpuset
+            ModelEnforcement::Cpuset
         };
-        for wanted in [Wanted::Observe, Wanted::Cpuset, usual] {
+        for wanted in [ModelEnforcement::Observe, ModelEnforcement::Cpuset, usual] {
             moves.extend([Move::Happen(Event::Enforce(wanted)), Move::Reconcile]);
         }
         moves.extend([Move::Happen(Event::Reserve), Move::Reconcile]);

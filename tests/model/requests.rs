@@ -10,7 +10,7 @@ use pinfold::cpu::CpuSet;
 use pinfold::pin::{Ledger, Observed};
 use pinfold::pod::{ContainerKind, Entitlement};
 
-use super::agent::{PodState, Setup, Wanted, World};
+use super::agent::{ModelEnforcement, PodState, Setup, World};
 use super::events::{Event, Menu};
 use super::kernel::{bits, leaf_node, path, pod_node, set};
 use super::machine::Broken;
@@ -496,7 +496,7 @@ impl<'a> Agent<'a> {
         let yielded = result.may_yield && has_request();
         self.state.keep(&mut result, yielded);
         // An agent that only observes repairs nothing.
-        let observes = self.world.enforcement == Wanted::Observe;
+        let observes = self.world.enforcement == ModelEnforcement::Observe;
         self.is_disturbed &= yielded || observes || !self.world.refused.is_empty();
         Ok((!yielded).then_some(*result))
     }
@@ -517,7 +517,7 @@ impl<'a> Agent<'a> {
         let owns = matches!(decision.entitlement, Entitlement::Exclusive { .. });
         if let Some(cpus) = cpus
             .as_ref()
-            .filter(|_| self.world.enforcement != Wanted::Observe)
+            .filter(|_| self.world.enforcement != ModelEnforcement::Observe)
         {
             let mark = self
                 .world
@@ -580,7 +580,7 @@ impl<'a> Agent<'a> {
                     false => owned.containers.get(&name(at)).cloned().unwrap_or_default(),
                 };
                 // A container that lacks CPUs may get more CPUs later.
-                if self.world.enforcement != Wanted::Observe && !cpus.is_subset(&owned) {
+                if self.world.enforcement != ModelEnforcement::Observe && !cpus.is_subset(&owned) {
                     return Err(format!(
                         "{cpus} was answered for container {at} of pod {pod}, and the records hold {owned}"
                     ));
@@ -593,7 +593,7 @@ impl<'a> Agent<'a> {
     /// After a start the container's CPUs are effective, and no other started container runs on the CPUs.
     fn started(&mut self, pod: usize, at: usize) -> Result<(), Broken> {
         let planned = self.setup.plan_with(&self.world, &mut self.state.pods);
-        if self.world.enforcement == Wanted::Observe
+        if self.world.enforcement == ModelEnforcement::Observe
             || self.is_disturbed
             || !self.world.refused.is_empty()
             || self.setup.is_hopeless(&self.world, &planned)
@@ -637,7 +637,7 @@ impl<'a> Agent<'a> {
                 set(there)
             ));
         }
-        let partition = self.world.enforcement == Wanted::Partition;
+        let partition = self.world.enforcement == ModelEnforcement::Partition;
         if partition != kernel.get(own).unwrap().is_live() {
             return Err(format!(
                 "{} started as {:?}",

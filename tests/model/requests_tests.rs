@@ -3,19 +3,19 @@
 
 use super::agent::{Setup, Shape, World};
 use super::events::{Event, Menu};
-use super::kernel::{Kind, pod_node};
+use super::kernel::{KernelKind, pod_node};
 use super::node::Flaw;
 use super::requests::{Act, Agent, Request, told};
 use super::{ALL, ALL_V1, PLAIN};
 use Act::{Appear, Ask, End, Fail, Happen, Reconcile, Run, Unheard};
 use Request::{Create, Start};
 
-const KINDS: [Kind; 5] = [
-    Kind::V1,
-    Kind::V2,
-    Kind::Early612,
-    Kind::Late612,
-    Kind::Linux72,
+const KINDS: [KernelKind; 5] = [
+    KernelKind::V1,
+    KernelKind::V2,
+    KernelKind::Early612,
+    KernelKind::Late612,
+    KernelKind::Linux72,
 ];
 
 /// A container is created and starts.
@@ -110,7 +110,7 @@ fn histories() -> Vec<(Vec<Act>, Vec<Request>)> {
     ]
 }
 
-fn setup(kind: Kind) -> Setup {
+fn setup(kind: KernelKind) -> Setup {
     let shapes = [
         Shape::One(2),
         Shape::Two(1, 1),
@@ -137,7 +137,7 @@ fn every_short_history_of_requests() {
         let start = and(begin([Run(0), Run(2)]), runs(0, 0));
         count += every(&setup, &and(start, runs(2, 0)), PLAIN, 2);
         let start = and(begin([Run(1), Run(0)]), runs(1, 0));
-        let menu = if kind == Kind::V1 { ALL_V1 } else { ALL };
+        let menu = if kind == KernelKind::V1 { ALL_V1 } else { ALL };
         count += every(&setup, &start, menu, 1);
         let setup = Setup::new(kind, 4, 1, &[Shape::Init(1), Shape::Sidecar(1)]);
         count += every(&setup, &and(begin([Run(0)]), runs(0, 0)), PLAIN, 2);
@@ -269,7 +269,7 @@ fn mutant_that_writes_no_record_at_a_creation() {
 /// The first step for an owner writes the container's record. A creation from the cached state then does not know of it.
 #[test]
 fn mutant_that_yields_after_a_step_on_an_owner() {
-    let setup = setup(Kind::V2);
+    let setup = setup(KernelKind::V2);
     let acts = begin([Run(0), Run(1), Reconcile]);
     let mut found = Vec::new();
     for at in 1..8 {
@@ -310,7 +310,7 @@ fn yields_while_shared_containers_widen(setup: &Setup, at: usize) -> Option<Resu
 #[test]
 fn mutant_that_does_not_read_stale_pods_again() {
     let shapes = [Shape::One(2), Shape::Shared, Shape::Shared, Shape::One(2)];
-    for kind in [Kind::V1, Kind::V2] {
+    for kind in [KernelKind::V1, KernelKind::V2] {
         let mut setup = Setup::new(kind, 8, 2, &shapes);
         let all = |setup: &Setup| -> Vec<Result<(), String>> {
             (0..)
@@ -333,7 +333,7 @@ fn mutant_that_does_not_read_stale_pods_again() {
 /// the pod's cgroup gets all CPUs. Otherwise the container would reach the CPUs of another pod's owner.
 #[test]
 fn a_pod_that_loses_its_cpus_keeps_off_those_of_others() {
-    let setup = Setup::new(Kind::V2, 8, 2, &[Shape::One(1), Shape::Init(2)]);
+    let setup = Setup::new(KernelKind::V2, 8, 2, &[Shape::One(1), Shape::Init(2)]);
     let then = [
         Run(1),
         Unheard(1, 0),
@@ -357,7 +357,11 @@ fn a_pod_confined_to_anothers_cpu_gives_its_cpus_up() {
         Shape::Sidecar(1),
         Shape::Shared,
     ];
-    for kind in [Kind::Early612, Kind::Late612, Kind::Linux72] {
+    for kind in [
+        KernelKind::Early612,
+        KernelKind::Late612,
+        KernelKind::Linux72,
+    ] {
         let setup = Setup::new(kind, 8, 2, &shapes);
         for (cpu, steps) in (0..8).flat_map(|cpu| (0..6).map(move |steps| (cpu, steps))) {
             let then = [

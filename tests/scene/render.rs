@@ -102,7 +102,7 @@ pub(crate) fn faults(object: &Value) -> Vec<String> {
 
 /// A pod of a rendered cluster, and the pod's host name.
 #[derive(Debug)]
-pub(crate) struct Seen {
+pub(crate) struct RenderedPod {
     pub(crate) host: String,
     pub(crate) template: Value,
     /// The kind that makes the pod.
@@ -123,7 +123,7 @@ fn fits(selector: &Value, template: &Value) -> bool {
 }
 
 /// The pods of a cluster whose tasks have templates of their own; each is reachable by a Service or the format's controller.
-pub(crate) fn pods(objects: &[Value]) -> Vec<Seen> {
+pub(crate) fn pods(objects: &[Value]) -> Vec<RenderedPod> {
     let mut seen = Vec::new();
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     for object in objects {
@@ -142,7 +142,7 @@ pub(crate) fn pods(objects: &[Value]) -> Vec<Seen> {
                 assert_eq!(mine.len(), 1, "one Service leads to each pod");
                 assert_eq!(mine[0]["spec"]["clusterIP"], "None");
                 assert_eq!(mine[0]["spec"]["publishNotReadyAddresses"], true);
-                seen.push(Seen {
+                seen.push(RenderedPod {
                     host: text(&mine[0]["metadata"]["name"]),
                     template: template.clone(),
                     kind: text(&object["kind"]),
@@ -156,7 +156,7 @@ pub(crate) fn pods(objects: &[Value]) -> Vec<Seen> {
                     assert!(fits(&service["spec"]["selector"], &task["template"]));
                     assert_eq!(task["replicas"], 1);
                     let host = format!("{}.{}", text(&pod["hostname"]), text(&pod["subdomain"]));
-                    seen.push(Seen {
+                    seen.push(RenderedPod {
                         host,
                         template: task["template"].clone(),
                         kind: "Job".to_owned(),
@@ -169,7 +169,7 @@ pub(crate) fn pods(objects: &[Value]) -> Vec<Seen> {
                     let host = format!("{}-{}-0-0.{subdomain}", text(name), text(&job["name"]));
                     assert_eq!(job["replicas"], 1);
                     let template = job["template"]["spec"]["template"].clone();
-                    seen.push(Seen {
+                    seen.push(RenderedPod {
                         host,
                         template,
                         kind: "Job".to_owned(),

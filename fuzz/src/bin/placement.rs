@@ -25,7 +25,7 @@ struct Machine {
     kinds: Vec<(bool, u64)>,
     numa: Vec<Node>,
     free: u64,
-    requests: Vec<Ask>,
+    requests: Vec<PlacementInput>,
 }
 
 #[derive(Arbitrary, Debug)]
@@ -37,7 +37,7 @@ struct Node {
 }
 
 #[derive(Arbitrary, Debug)]
-struct Ask {
+struct PlacementInput {
     cpus: u8,
     /// Each option comes from two bits.
     choices: u8,
@@ -114,7 +114,7 @@ fuzz_target!(|machine: Machine| {
     );
 });
 
-fn request(ask: &Ask) -> Request {
+fn request(ask: &PlacementInput) -> Request {
     let order = if ask.choices & 1 == 0 {
         Order::Pack
     } else {

@@ -37,7 +37,7 @@ fn programs_that_bind_their_threads_get_no_load_balancing_while_others_come_and_
             moves
         });
         // A failure inside the scope must not leave the scope waiting.
-        let ends = Ends(&ends);
+        let ends = StopOnDrop(&ends);
         let pod = tree.pod("", "worker-uid");
         let main = tree.container(&pod, "main1");
         pods.put("worker.yaml", &worker("worker-0", "worker-uid", 2));
@@ -97,9 +97,9 @@ fn programs_that_bind_their_threads_get_no_load_balancing_while_others_come_and_
 }
 
 /// Ends the moves at the drop.
-struct Ends<'a>(&'a AtomicBool);
+struct StopOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Ends<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }

@@ -6,13 +6,13 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 
 /// A request: the method, the path with the query or the form, and the head.
-pub(crate) struct Asked {
+pub(crate) struct ReceivedRequest {
     pub(crate) method: String,
     pub(crate) target: String,
     pub(crate) head: String,
 }
 
-type Answers = dyn Fn(&Asked) -> (u16, String) + Send + Sync;
+type Answers = dyn Fn(&ReceivedRequest) -> (u16, String) + Send + Sync;
 
 /// Listens until the test ends.
 pub(crate) struct Fake {
@@ -20,7 +20,9 @@ pub(crate) struct Fake {
 }
 
 impl Fake {
-    pub(crate) fn start(answers: impl Fn(&Asked) -> (u16, String) + Send + Sync + 'static) -> Self {
+    pub(crate) fn start(
+        answers: impl Fn(&ReceivedRequest) -> (u16, String) + Send + Sync + 'static,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let answers: Arc<Answers> = Arc::new(answers);
@@ -95,7 +97,7 @@ fn answer(stream: &TcpStream, answers: &Answers) -> std::io::Result<()> {
         true => path.to_owned(),
         false => format!("{path}?{}", String::from_utf8_lossy(&body)),
     };
-    let (status, text) = answers(&Asked {
+    let (status, text) = answers(&ReceivedRequest {
         method: method.to_owned(),
         target,
         head,

@@ -14,7 +14,7 @@ const SCRAPES: u32 = 15;
 
 /// The counts of a container per second.
 #[derive(Clone, Copy, Default)]
-struct Does {
+struct ContainerRates {
     sent: f64,
     received: f64,
     cpu: f64,
@@ -43,7 +43,7 @@ impl Series {
     }
 
     /// A pod that exists during a case.
-    fn pod(&mut self, place: &Place<'_>, role: &str, index: u32, does: Does) {
+    fn pod(&mut self, place: &PodPlace<'_>, role: &str, index: u32, does: ContainerRates) {
         let pod = format!(
             "namespace=\"train\",pod=\"wide-deep-{role}-{index}\",{}",
             place.target
@@ -55,9 +55,9 @@ impl Series {
             // A container that moved to or from the node exists for half of the time, and counts from 0.
             let half = LONG / 2;
             let seen = match place.half {
-                Half::First if second > half => continue,
-                Half::Second if second <= half => continue,
-                Half::Second => f64::from(second - half),
+                PodPeriod::First if second > half => continue,
+                PodPeriod::Second if second <= half => continue,
+                PodPeriod::Second => f64::from(second - half),
                 _ => f64::from(second),
             };
             // Two minutes without a scrape.
@@ -151,26 +151,26 @@ impl Series {
 
 /// When a pod is in a place.
 #[derive(Clone, Copy)]
-enum Half {
+enum PodPeriod {
     Both,
     First,
     Second,
 }
 
 /// Where a pod runs.
-struct Place<'a> {
+struct PodPlace<'a> {
     scene: &'a str,
     case: &'a str,
     start: u32,
     target: String,
-    half: Half,
+    half: PodPeriod,
     /// Whether a second target reports the same series under another name.
     again: bool,
 }
 
 // === impl Place ===
 
-impl Place<'_> {
+impl PodPlace<'_> {
     /// When it is scraped. In scene 2 case 2 servers wait for five minutes before the workers come, and stay for ten.
     fn scrapes(&self, role: &str) -> impl Iterator<Item = u32> {
         let waits = self.scene == "2" && self.case == "2" && role == "ps";
@@ -194,7 +194,7 @@ pub(crate) fn series() -> String {
     for (at, (scene, case, steps, servers)) in (0..).zip(cases) {
         let start = START + 1800 * at;
         let named = |node: &str, host: &str| format!("node=\"n-{node}\",instance=\"{host}:9630\"");
-        let place = |kind: &str, index: u32| Place {
+        let place = |kind: &str, index: u32| PodPlace {
             scene,
             case,
             start,
@@ -202,11 +202,11 @@ pub(crate) fn series() -> String {
                 &format!("{scene}-{case}-{kind}{index}"),
                 &format!("10.{scene}.{case}.{index}{kind}"),
             ),
-            half: Half::Both,
+            half: PodPeriod::Both,
             again: false,
         };
         // The same agent, also scraped under its name.
-        let by_name = |kind: &str, index: u32| Place {
+        let by_name = |kind: &str, index: u32| PodPlace {
             target: named(
                 &format!("{scene}-{case}-{kind}{index}"),
                 &format!("by-name-{index}{kind}"),
@@ -235,11 +235,11 @@ pub(crate) fn series() -> String {
                     }
                 }
             }
-            let busy = Does {
+            let busy = ContainerRates {
                 sent: *sent,
                 received: *sent / 2.0,
                 cpu: sent / 5e6,
-                ..Does::default()
+                ..ContainerRates::default()
             };
             all.pod(&place(kinds.last().unwrap(), index), "ps", index, busy);
             if twice {
@@ -247,7 +247,7 @@ pub(crate) fn series() -> String {
             }
             for worker in [2 * index, 2 * index + 1] {
                 let throttled = if twice { 2.0 } else { 0.0 };
-                let does = Does {
+                let does = ContainerRates {
                     sent: 1e6,
                     received: 1e6,
                     cpu: 0.9,
@@ -257,8 +257,8 @@ pub(crate) fn series() -> String {
                 // In scene 1 case 2 the last worker moves to the first server's node.
                 if scene == "1" && worker == 3 {
                     all.pod(
-                        &Place {
-                            half: Half::First,
+                        &PodPlace {
+                            half: PodPeriod::First,
                             ..place(kinds[0], index)
                         },
                         "worker",
@@ -266,8 +266,8 @@ pub(crate) fn series() -> String {
                         does,
                     );
                     all.pod(
-                        &Place {
-                            half: Half::Second,
+                        &PodPlace {
+                            half: PodPeriod::Second,
                             ..place(kinds[0], 0)
                         },
                         "worker",

@@ -338,8 +338,9 @@ fn evaluators_are_rendered_and_stand_in_no_cluster_specification() {
         let objects = with_chief(None, format).objects;
         let pods = super::render::pods(&objects);
         assert_eq!(pods.len(), 6);
-        let is_evaluator =
-            |pod: &&super::render::Seen| pod.template["metadata"]["labels"]["job"] == "evaluator";
+        let is_evaluator = |pod: &&super::render::RenderedPod| {
+            pod.template["metadata"]["labels"]["job"] == "evaluator"
+        };
         let evaluator = pods.iter().find(is_evaluator).unwrap();
         assert_eq!(evaluator.kind, "Job", "{format:?}");
         for pod in &pods {
