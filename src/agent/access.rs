@@ -71,7 +71,7 @@ impl ProtectedPath {
     }
 }
 
-// === impl Refusal ===
+// === impl AccessRefusal ===
 
 impl AccessRefusal {
     /// The HTTP status code for a refused page.
@@ -85,7 +85,7 @@ impl AccessRefusal {
     }
 }
 
-// === impl Access ===
+// === impl AccessRules ===
 
 impl AccessRules {
     /// Creates the access rules. Without `api`, only callers on this host may read `/status`.

@@ -211,7 +211,7 @@ fn note_step(pod: &mut ObservedPod, done: &AppliedStep, ledger: &mut Ledger) {
         }
     }
 }
-// === impl Written ===
+// === impl WrittenCgroups ===
 
 impl<'a> WrittenCgroups<'a> {
     pub(super) fn new(steps: impl Iterator<Item = &'a Step> + Clone) -> Self {

@@ -17,7 +17,7 @@ pub(super) struct ManifestFolder {
     files: BTreeMap<PathBuf, Vec<Pod>>,
 }
 
-// === impl Folder ===
+// === impl ManifestFolder ===
 
 impl ManifestFolder {
     /// Opens the folder, which must exist.

@@ -124,7 +124,7 @@ pub(super) trait Responder: Send + Sync + 'static {
 /// A response body in pieces.
 pub(super) struct BodyPieces(VecDeque<Bytes>);
 
-// === impl Pieces ===
+// === impl BodyPieces ===
 
 impl BodyPieces {
     pub(super) fn one(body: impl Into<Bytes>) -> Self {
@@ -180,7 +180,7 @@ pub(super) struct PageBuilder {
     busy: Arc<AtomicBool>,
 }
 
-// === impl Making ===
+// === impl PageBuilder ===
 
 impl PageBuilder {
     /// Waits for a permit without blocking a thread, and then builds a page. `None`: no permit was free by `until`.
@@ -196,7 +196,7 @@ impl PageBuilder {
     }
 }
 
-// === impl State ===
+// === impl HttpState ===
 
 impl HttpState {
     /// The complete page of `/metrics`: the collected families and the agent's own families.

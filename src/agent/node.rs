@@ -46,7 +46,7 @@ pub struct AgentNode {
     suspended: Option<String>,
 }
 
-// === impl Node ===
+// === impl AgentNode ===
 
 impl AgentNode {
     /// Reads the node, and asks the kubelet for the CPU Manager's policy.

@@ -567,7 +567,7 @@ impl<N: PassNode> Pass<'_, N> {
     }
 }
 
-// === impl View ===
+// === impl PassView ===
 
 impl PassView {
     /// The decision about a container; `None` for a container outside the pod's description.

@@ -339,9 +339,9 @@ async fn sample_connections(
             // The snapshot channel is closed: the reconciler has ended, and the agent stops.
             return std::future::pending().await;
         };
-        let looking = Arc::clone(&state);
-        let look = move || looking.sources.sample_connections(&snapshot);
-        tokio::task::spawn_blocking(look)
+        let sampled_state = Arc::clone(&state);
+        let sample = move || sampled_state.sources.sample_connections(&snapshot);
+        tokio::task::spawn_blocking(sample)
             .await
             .context("a sample of TCP connections failed")?;
         // `peers::resolve` may be busy or absent. The unknown addresses of this read are then dropped.

@@ -29,7 +29,7 @@ pub(super) async fn keep(
     cgroups: Cgroups,
     mut state: watch::Receiver<SlotState>,
 ) -> anyhow::Result<()> {
-    let mut noted = None;
+    let mut last_written = None;
     loop {
         let slot = {
             let state = state.borrow_and_update();
@@ -38,7 +38,7 @@ pub(super) async fn keep(
                 .filter(|_| state.phase == Phase::Placed)
                 .map(|(plan, slot)| NotedSlot { plan, slot })
         };
-        if let Some(slot) = slot.filter(|slot| noted.as_ref() != Some(slot)) {
+        if let Some(slot) = slot.filter(|slot| last_written.as_ref() != Some(slot)) {
             let text = serde_json::to_string(&slot)?;
             let written = cgroups.note(TOP, NoteSubject::SceneSlot).and_then(|old| {
                 if old.as_ref() == Some(&text) {
@@ -54,7 +54,7 @@ pub(super) async fn keep(
                     anyhow::Error::new(error)
                 );
             }
-            noted = Some(slot);
+            last_written = Some(slot);
         }
         if state.changed().await.is_err() {
             return Ok(());

@@ -84,7 +84,7 @@ pub(in crate::agent) struct ClusterLinkState {
     scene: Option<scenes::SlotState>,
 }
 
-// === impl Link ===
+// === impl ClusterLink ===
 
 impl ClusterLink {
     /// Creates a link without any state yet, and its writing end.

@@ -148,7 +148,7 @@ impl ClusterContext {
             running_pods,
             followed_scenes::SceneSettings::default(),
         );
-        let noted = state.clone();
+        let slot_state = state.clone();
         let (link, connection) = ClusterLink::new(self, state);
 
         let (out, pod_events) = mpsc::channel(64);
@@ -176,7 +176,7 @@ impl ClusterContext {
             let task = place
                 .with_recorder(recorder.clone())
                 .with_last(last_slot::last(cgroups));
-            tasks.spawn(last_slot::keep(cgroups.clone(), noted));
+            tasks.spawn(last_slot::keep(cgroups.clone(), slot_state));
             let cancel = stop.clone();
             tasks.spawn_to_its_end(async move {
                 task.run(cancel).await;
@@ -195,7 +195,7 @@ impl ClusterContext {
     }
 }
 
-// === impl Running ===
+// === impl ApiTasks ===
 
 impl ApiTasks {
     /// Lets waiting Events be written until `until`. Called when the agent stops.

@@ -78,7 +78,7 @@ struct EventContent {
     note: String,
 }
 
-// === impl Reported ===
+// === impl ReportedStates ===
 
 impl ReportedStates {
     /// The Events that follow from a snapshot. `pods` are the API server's pods: an Event needs an API object.

@@ -31,7 +31,7 @@ pub(in crate::agent) struct RuntimeLinkState {
     problem: Option<String>,
 }
 
-// === impl Link ===
+// === impl RuntimeLink ===
 
 impl RuntimeLink {
     pub(super) fn new(
