@@ -111,7 +111,7 @@ pub(super) struct BenchArgs {
     output: OutputFormat,
 }
 
-// === impl Bench ===
+// === impl BenchArgs ===
 
 impl BenchArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {

@@ -97,7 +97,7 @@ struct FrameOutput {
     spinner: ProgressBar,
 }
 
-// === impl Screen ===
+// === impl FrameOutput ===
 
 impl FrameOutput {
     fn new(format: OutputFormat) -> Self {

@@ -102,7 +102,7 @@ pub(super) struct PlannedContainer {
     pub(super) note: Option<String>,
 }
 
-// === impl Input ===
+// === impl MachineArgs ===
 
 impl MachineArgs {
     pub(super) fn plan(&self, manifests: &[PathBuf]) -> anyhow::Result<Planned> {
@@ -217,7 +217,7 @@ fn planned(
     }
 }
 
-// === impl Plan ===
+// === impl PlanArgs ===
 
 impl PlanArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {

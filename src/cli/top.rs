@@ -102,7 +102,7 @@ pub(super) struct TopArgs {
     containers: bool,
 }
 
-// === impl Top ===
+// === impl TopArgs ===
 
 impl TopArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {

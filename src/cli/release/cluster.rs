@@ -35,7 +35,7 @@ pub(super) struct NodeRemoval {
     lines: Vec<String>,
 }
 
-// === impl Wanted ===
+// === impl SceneReleaseArgs ===
 
 impl SceneReleaseArgs {
     pub(super) fn only(&self) -> bool {
@@ -113,7 +113,7 @@ async fn plans(api: &Api) -> Result<Vec<ScenePlan>, Failure> {
     Ok(read.collect())
 }
 
-// === impl Left ===
+// === impl NodeRemoval ===
 
 impl NodeRemoval {
     fn new(node: String, left: &scenes::RemovedItems) -> Self {

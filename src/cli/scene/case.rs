@@ -31,7 +31,7 @@ pub(super) struct CaseArgs {
     case: Option<String>,
 }
 
-// === impl CaseOf ===
+// === impl CaseArgs ===
 
 impl CaseArgs {
     /// The chosen plan. An invalid plan is refused with its first mistake.

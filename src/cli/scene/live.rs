@@ -42,7 +42,7 @@ pub(super) struct LiveCluster {
     pub(super) origin: String,
 }
 
-// === impl Live ===
+// === impl LiveArgs ===
 
 impl LiveArgs {
     /// The claims in a cluster without a plan; `None` if a plan exists, or without --live.
@@ -58,21 +58,21 @@ impl LiveArgs {
                 Ok(plans) if plans.is_empty() => {}
                 // The definition may be gone with the plans.
                 Err(failure) if failure.kind() == ErrorKind::NotFound => {}
-                Err(failure) => return Err(told(failure, "sceneplans", &way)),
+                Err(failure) => return Err(failed_request(failure, "sceneplans", &way)),
                 Ok(_) => return Ok(None),
             }
             let claims = self
                 .claims(api)
                 .await
-                .map_err(|failure| told(failure, "leases", &way))?;
+                .map_err(|failure| failed_request(failure, "leases", &way))?;
             Ok(Some(claims))
         })
     }
 
     /// All claims. The owner in the settings does not matter for a list.
     async fn claims(&self, api: Api) -> Result<BTreeMap<String, Holder>, Failure> {
-        let ours = config::ClusterConfig::default().namespace;
-        let namespace = self.namespace.as_ref().unwrap_or(&ours);
+        let own_namespace = config::ClusterConfig::default().namespace;
+        let namespace = self.namespace.as_ref().unwrap_or(&own_namespace);
         let nobody = ClaimOwner {
             node: String::new(),
             uid: String::new(),
@@ -92,7 +92,8 @@ impl LiveArgs {
             let way = connect(self.kubeconfig.as_deref(), |key| std::env::var(key).ok()).await?;
             let api = Api::new(way.client.clone(), DEADLINE);
             let way = &way;
-            let said = |what: &'static str| move |failure: Failure| told(failure, what, way);
+            let said =
+                |what: &'static str| move |failure: Failure| failed_request(failure, what, way);
             let plans = if plans {
                 documents(scenes::plans(&api).await.map_err(said("sceneplans"))?)?
             } else {
@@ -114,7 +115,7 @@ impl LiveArgs {
     }
 }
 
-// === impl Cluster ===
+// === impl LiveCluster ===
 
 impl LiveCluster {
     /// The nodes with the labels of their claimed slots, which the agents are about to set.
@@ -165,7 +166,7 @@ fn documents(objects: Vec<serde_json::Value>) -> anyhow::Result<Vec<Document>> {
 }
 
 /// A failure with the remedy.
-fn told(failure: Failure, what: &str, way: &Connection) -> anyhow::Error {
+fn failed_request(failure: Failure, what: &str, way: &Connection) -> anyhow::Error {
     let advice = match failure.kind() {
         ErrorKind::NotFound if what == "sceneplans" => {
             "the cluster has no definition of ScenePlan: install the definition with pinfold scene crd | kubectl apply -f -"

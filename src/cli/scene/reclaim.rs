@@ -106,7 +106,7 @@ impl ReclaimArgs {
     async fn once(&self, reclaimer: &Reclaimer, way: &Connection) -> anyhow::Result<ExitCode> {
         let round = match reclaimer.once().await {
             Ok(round) => round,
-            Err(failure) => return Err(told(failure, way)),
+            Err(failure) => return Err(failed_request(failure, way)),
         };
         match self.output {
             OutputFormat::Json => super::super::json(&object(&round, self.dry_run))?,
@@ -188,7 +188,7 @@ impl ReclaimArgs {
         let round = match round {
             Ok(round) => round,
             Err(failure) => {
-                let words = format!("{:#}", told(failure, way));
+                let words = format!("{:#}", failed_request(failure, way));
                 if said
                     .insert("the API server".to_owned(), words.clone())
                     .as_ref()
@@ -335,7 +335,7 @@ fn object(round: &ReclaimRound, dry_run: bool) -> Value {
 }
 
 /// A failure with the remedy.
-fn told(failure: Failure, way: &Connection) -> anyhow::Error {
+fn failed_request(failure: Failure, way: &Connection) -> anyhow::Error {
     let advice = match failure.kind() {
         ErrorKind::Forbidden => {
             "allow your account to list and delete jobs, deployments and services, or name a different \

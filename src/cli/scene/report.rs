@@ -110,7 +110,7 @@ enum ReportOutput {
 impl ReportArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let now = Timestamp::now();
-        let asked = self.asked(now)?;
+        let requested_runs = self.requested_runs(now)?;
         if let Some(out) = &self.out {
             // The folder's path is checked before any query. The folder itself is made when the report is ready.
             let existing = out.ancestors().find(|folder| folder.exists());
@@ -122,7 +122,7 @@ impl ReportArgs {
             );
         }
         let runtime = super::super::run::runtime()?;
-        let found = runtime.block_on(self.found(&asked))?;
+        let found = runtime.block_on(self.found(&requested_runs))?;
         let Some(report) = found else {
             return Ok(ExitCode::FAILURE);
         };
@@ -137,28 +137,33 @@ impl ReportArgs {
     }
 
     /// The named runs; or else the entire time, in which runs are searched later.
-    fn asked(&self, now: Timestamp) -> anyhow::Result<Vec<RequestedRun>> {
+    fn requested_runs(&self, now: Timestamp) -> anyhow::Result<Vec<RequestedRun>> {
         if self.run.is_empty() {
-            return Ok(vec![self.of.asked(self.of.name(), now)?]);
+            return Ok(vec![self.of.requested_run(self.of.name(), now)?]);
         }
-        let mut asked: Vec<RequestedRun> = Vec::new();
+        let mut requested_runs: Vec<RequestedRun> = Vec::new();
         for run in &self.run {
             let run_of_flag = self
                 .of
                 .with(run, now)
                 .with_context(|| format!("--run {run}"))?;
             ensure!(
-                asked.iter().all(|other| other.name != run_of_flag.name),
+                requested_runs
+                    .iter()
+                    .all(|other| other.name != run_of_flag.name),
                 "--run {run}: another run has the name {}: give each run a different name",
                 run_of_flag.name
             );
-            asked.push(run_of_flag);
+            requested_runs.push(run_of_flag);
         }
-        Ok(asked)
+        Ok(requested_runs)
     }
 
     /// The report; `None` if empty, after a message to the user.
-    async fn found(&self, asked: &[RequestedRun]) -> anyhow::Result<Option<ExperimentReport>> {
+    async fn found(
+        &self,
+        requested_runs: &[RequestedRun],
+    ) -> anyhow::Result<Option<ExperimentReport>> {
         let deadline = self.timeout;
         let access = PrometheusAccess {
             token: self.token_file.as_deref(),
@@ -168,12 +173,12 @@ impl ReportArgs {
         let prometheus = Prometheus::new(&self.prometheus, access, deadline)?;
         let (mut warnings, mut runs, mut lacks) =
             (BTreeSet::new(), Vec::<RunReport>::new(), Vec::new());
-        let discovered = match (self.run.is_empty(), asked) {
+        let discovered = match (self.run.is_empty(), requested_runs) {
             (true, [all]) => match discover(&prometheus, all, &mut warnings).await {
                 Err(error) if error.is_no_data() => return Ok(nothing(&error)),
                 found => found?,
             },
-            _ => asked.to_vec(),
+            _ => requested_runs.to_vec(),
         };
         // Nodes may be labelled for a case in which nothing ran.
         let may_lack = self.run.is_empty() && discovered.len() > 1;
@@ -223,7 +228,7 @@ fn nothing(error: &(dyn std::error::Error + 'static)) -> Option<ExperimentReport
     None
 }
 
-// === impl Of ===
+// === impl ReportScope ===
 
 impl ReportScope {
     fn name(&self) -> String {
@@ -233,7 +238,7 @@ impl ReportScope {
             .unwrap_or_else(|| "all".to_owned())
     }
 
-    fn asked(&self, name: String, now: Timestamp) -> anyhow::Result<RequestedRun> {
+    fn requested_run(&self, name: String, now: Timestamp) -> anyhow::Result<RequestedRun> {
         let at = |flag: &str, text: &str| -> anyhow::Result<f64> {
             let time: Timestamp = text.parse().map_err(|_| {
                 anyhow::anyhow!(
@@ -318,7 +323,7 @@ impl ReportScope {
         if own.contains("last") {
             of.from = None;
         }
-        of.asked(name.context("the run has no name: add name=NAME")?, now)
+        of.requested_run(name.context("the run has no name: add name=NAME")?, now)
     }
 }
 

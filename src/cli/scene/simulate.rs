@@ -92,9 +92,9 @@ impl SimulateArgs {
         } else {
             nodes
         };
-        let asked = settle(&plan, (&scene, &case), &job, AMOUNTS)
+        let requested = settle(&plan, (&scene, &case), &job, AMOUNTS)
             .map_err(|faults| super::render::refused("simulated", &faults))?;
-        let simulation = simulate(&plan, (&scene, &case), &asked, &nodes, AMOUNTS)?;
+        let simulation = simulate(&plan, (&scene, &case), &requested, &nodes, AMOUNTS)?;
         match self.output {
             OutputFormat::Json => super::super::json(&object(&slots, &simulation))?,
             OutputFormat::Text => super::super::emit(&table(&slots, &simulation))?,

@@ -39,7 +39,7 @@ pub(super) struct SceneStatusArgs {
     output: OutputFormat,
 }
 
-// === impl StatusArgs ===
+// === impl SceneStatusArgs ===
 
 impl SceneStatusArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {

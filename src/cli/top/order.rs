@@ -154,7 +154,7 @@ struct FilterWord {
     is_excluded: bool,
 }
 
-// === impl Word ===
+// === impl FilterWord ===
 
 impl FilterWord {
     fn new(text: &str, is_excluded: bool) -> Self {

@@ -25,7 +25,7 @@ pub(super) struct TopState {
     pub(super) started: Instant,
 }
 
-// === impl State ===
+// === impl TopState ===
 
 impl TopState {
     pub(super) fn new(nodes: Vec<MonitoredNode>, view: View) -> Self {

@@ -56,7 +56,7 @@ type IdOf = fn(&Cpu) -> Option<u32>;
 /// How many of everything, and which CPUs are off.
 fn summarize(out: &mut String, topology: &Topology) {
     let mut parts = vec![format!("{} online", count(topology.online.len(), "CPU"))];
-    let told = |of: IdOf| topology.cpus.iter().any(|cpu| of(cpu).is_some());
+    let has_id = |of: IdOf| topology.cpus.iter().any(|cpu| of(cpu).is_some());
     let mut untold = Vec::new();
     let levels: [(&str, usize, IdOf); 4] = [
         ("core", topology.cores().len(), |cpu| cpu.core),
@@ -65,7 +65,7 @@ fn summarize(out: &mut String, topology: &Topology) {
         ("socket", topology.sockets().len(), |cpu| cpu.socket),
     ];
     for (name, groups, of) in levels {
-        if told(of) {
+        if has_id(of) {
             parts.push(count(groups, name));
         } else {
             untold.push(format!("{name}s"));
@@ -135,10 +135,10 @@ fn levels(topology: &Topology) -> Vec<Level> {
         (GroupName::Llc, topology.llcs()),
     ];
     for (name, groups) in all {
-        let told = topology.cpus.iter().any(|cpu| name.id(cpu).is_some());
+        let has_id = topology.cpus.iter().any(|cpu| name.id(cpu).is_some());
         // A heading per core says nothing, except of a NUMA node, which has memory.
         let per_core = groups == cores && cores.len() > 1 && name != GroupName::Numa;
-        if !told || per_core {
+        if !has_id || per_core {
             continue;
         }
         match levels.iter_mut().find(|level| level.groups == groups) {
