@@ -100,7 +100,7 @@ struct AgentPodStatus {
     phase: Option<String>,
 }
 
-// === impl Object ===
+// === impl AgentObject ===
 
 impl AgentObject {
     /// The agent's pod; `None` for a pod that does not run, or is about to end.

@@ -311,7 +311,7 @@ pub(super) struct WatchLines {
     scanned: usize,
 }
 
-// === impl Lines ===
+// === impl WatchLines ===
 
 impl WatchLines {
     /// The next complete line, or `None` at the end of the body. An incomplete last line is dropped.

@@ -113,7 +113,7 @@ pub struct ApiCounters {
     degraded: AtomicBool,
 }
 
-// === impl Counters ===
+// === impl ApiCounters ===
 
 impl ApiCounters {
     /// The number of requests of a kind.

@@ -82,7 +82,7 @@ struct LeaseRecord {
 #[derive(Debug, Default)]
 struct ElectionMemory {
     /// The record, and the time since which the record is unchanged.
-    seen: Option<(LeaseRecord, Instant)>,
+    last_record: Option<(LeaseRecord, Instant)>,
     /// The Lease as last written by this candidate.
     written: Option<Value>,
 }
@@ -98,7 +98,7 @@ enum ElectionOutcome {
     Changed,
 }
 
-// === impl Standing ===
+// === impl CandidateState ===
 
 impl CandidateState {
     fn new() -> Self {
@@ -301,7 +301,7 @@ impl Election {
     ) -> Result<ElectionOutcome, Failure> {
         match answer {
             Ok(lease) => {
-                memory.seen = Some((LeaseRecord::of(&lease), Instant::now()));
+                memory.last_record = Some((LeaseRecord::of(&lease), Instant::now()));
                 memory.written = Some(lease);
                 Ok(ElectionOutcome::Leads)
             }
@@ -335,7 +335,7 @@ impl Election {
     }
 }
 
-// === impl Record ===
+// === impl LeaseRecord ===
 
 impl LeaseRecord {
     fn of(lease: &Value) -> Self {
@@ -354,15 +354,15 @@ impl LeaseRecord {
     }
 }
 
-// === impl Memory ===
+// === impl ElectionMemory ===
 
 impl ElectionMemory {
     /// Whether a candidate may write its name into the Lease with this record.
     fn may_take(&mut self, record: &LeaseRecord, identity: &str, now: Instant) -> bool {
-        let since = match &self.seen {
-            Some((seen, since)) if seen == record => *since,
+        let since = match &self.last_record {
+            Some((known, since)) if known == record => *since,
             _ => {
-                self.seen = Some((record.clone(), now));
+                self.last_record = Some((record.clone(), now));
                 now
             }
         };

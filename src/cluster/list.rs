@@ -41,7 +41,7 @@ struct ListPage {
     items: Option<Vec<Box<RawValue>>>,
 }
 
-// === impl Page ===
+// === impl ListPage ===
 
 impl ListPage {
     /// The objects and the metadata of a list of this kind.

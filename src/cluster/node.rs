@@ -36,7 +36,7 @@ pub struct OwnNode {
     /// The Node's taints.
     pub taints: Vec<Taint>,
     /// The keys of the labels that the agent applied.
-    pub ours: BTreeSet<String>,
+    pub own_labels: BTreeSet<String>,
     /// The field manager of each label that was set by a write other than the agent's apply, as in `managedFields`.
     pub owners: BTreeMap<String, String>,
 }
@@ -131,7 +131,7 @@ pub fn plan(node: &OwnNode, wanted: &BTreeMap<String, String>) -> LabelStep {
             let found = node.labels.get(key).filter(|found| *found != value)?;
             // The agent may change the value of a label that no different manager owns.
             let manager = node.owners.get(key);
-            if node.ours.contains(key) && manager.is_none() {
+            if node.own_labels.contains(key) && manager.is_none() {
                 return None;
             }
             Some(LabelConflict {
@@ -150,7 +150,7 @@ pub fn plan(node: &OwnNode, wanted: &BTreeMap<String, String>) -> LabelStep {
     let held = wanted
         .iter()
         .all(|(key, value)| node.labels.get(key) == Some(value));
-    if held && node.ours.iter().eq(wanted.keys()) {
+    if held && node.own_labels.iter().eq(wanted.keys()) {
         return LabelStep::Nothing;
     }
     LabelStep::Apply(wanted.clone())
@@ -307,7 +307,7 @@ struct NodeAnswerSpec {
 impl From<NodeAnswer> for OwnNode {
     fn from(read: NodeAnswer) -> Self {
         let NodeAnswer { metadata, spec } = read;
-        let (mut ours, mut owners) = (BTreeSet::new(), BTreeMap::new());
+        let (mut own_labels, mut owners) = (BTreeSet::new(), BTreeMap::new());
         for entry in metadata.managed_fields.into_iter().flatten() {
             let manager = entry.manager.unwrap_or_default();
             let applied = manager == MANAGER && entry.operation.as_deref() == Some("Apply");
@@ -321,7 +321,7 @@ impl From<NodeAnswer> for OwnNode {
                 .filter_map(|(key, _)| key.strip_prefix("f:"));
             for key in keys {
                 if applied {
-                    ours.insert(key.to_owned());
+                    own_labels.insert(key.to_owned());
                 } else {
                     owners.insert(key.to_owned(), manager.clone());
                 }
@@ -334,7 +334,7 @@ impl From<NodeAnswer> for OwnNode {
             version: metadata.resource_version.unwrap_or_default(),
             cordoned: spec.unschedulable,
             taints: spec.taints,
-            ours,
+            own_labels,
             owners,
         }
     }
@@ -351,12 +351,12 @@ mod tests {
             .collect()
     }
 
-    fn node(labels: &[(&str, &str)], ours: &[&str], owners: &[(&str, &str)]) -> OwnNode {
+    fn node(labels: &[(&str, &str)], own_labels: &[&str], owners: &[(&str, &str)]) -> OwnNode {
         OwnNode {
             name: "n".to_owned(),
             uid: "u".to_owned(),
             labels: map(labels),
-            ours: ours.iter().map(|key| (*key).to_owned()).collect(),
+            own_labels: own_labels.iter().map(|key| (*key).to_owned()).collect(),
             owners: map(owners),
             ..OwnNode::default()
         }

@@ -365,7 +365,7 @@ impl Reclaimer {
     }
 }
 
-// === impl Round ===
+// === impl ReclaimRound ===
 
 impl ReclaimRound {
     /// The number of jobs with a verdict: running, waiting, ready for deletion, kept.

@@ -53,7 +53,10 @@ async fn each_change_of_the_labels_is_one_write() {
         panic!("{applied:?}")
     };
     assert_eq!(
-        node.ours.iter().map(String::as_str).collect::<Vec<_>>(),
+        node.own_labels
+            .iter()
+            .map(String::as_str)
+            .collect::<Vec<_>>(),
         ["CASE", "INDEX", "SCENCE"]
     );
     assert_eq!(node.owners["kubernetes.io/os"], "kubelet");

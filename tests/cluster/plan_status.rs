@@ -21,7 +21,7 @@ struct RunningWriter {
     task: tokio::task::JoinHandle<()>,
 }
 
-// === impl Running ===
+// === impl RunningWriter ===
 
 impl RunningWriter {
     fn start(fake: &FakeApi) -> Self {

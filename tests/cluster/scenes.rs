@@ -1258,7 +1258,7 @@ async fn over_tcp() {
     install(&fake);
     put_node(&fake, "a", "uid-a");
     let settings = SceneSettings {
-        look: Duration::from_millis(300),
+        node_read_interval: Duration::from_millis(300),
         spread: (Duration::from_millis(10), Duration::from_millis(20)),
         spare: (Duration::from_millis(100), Duration::from_millis(200)),
         backoff: (Duration::from_millis(20), Duration::from_millis(200)),

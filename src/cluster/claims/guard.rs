@@ -46,7 +46,7 @@ pub struct WatchSettings {
     pub backoff: (Duration, Duration),
 }
 
-// === impl Guard ===
+// === impl ClaimGuard ===
 
 impl ClaimGuard {
     /// Starts to watch the claim with the given name.

@@ -196,7 +196,7 @@ impl Book {
     }
 }
 
-// === impl Entry ===
+// === impl BookEntry ===
 
 impl BookEntry {
     /// Whether the API's count is lower than the number of occurrences.

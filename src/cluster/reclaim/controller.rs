@@ -42,7 +42,7 @@ struct WatchedObjects {
 /// The decisions about the jobs, by namespace and name.
 type ReclaimDecisions = BTreeMap<(String, String), ReclaimVerdict>;
 
-// === impl Watched ===
+// === impl WatchedObjects ===
 
 impl WatchedObjects {
     /// Waits for a change. Pends forever if the watches have ended. Cancel safe.
@@ -112,12 +112,12 @@ impl Reclaimer {
     ) {
         let mut backoff = Backoff::new(every.min(FIRST_WAIT), longest(every));
         let mut jitter = Jitter::default();
-        let mut told = ReclaimDecisions::new();
+        let mut reported = ReclaimDecisions::new();
         loop {
             let round = self.once().await;
             if let Some(retry_after) = retry_of(&round) {
                 if let Ok(round) = &round {
-                    self.tell_decisions(&round.jobs, &mut told);
+                    self.tell_decisions(&round.jobs, &mut reported);
                 }
                 report(round);
                 tokio::time::sleep(backoff.wait(jitter.roll(), retry_after)).await;
@@ -125,13 +125,13 @@ impl Reclaimer {
             }
             backoff.reset();
             let Ok(round) = round else { continue };
-            self.tell_decisions(&round.jobs, &mut told);
+            self.tell_decisions(&round.jobs, &mut reported);
             let (hints, mut due) = (round.hints.clone(), Instant::now() + every);
             due = due.min(next_end(&round.jobs).unwrap_or(due));
             report(Ok(round));
             while let Some(jobs) = self.next_decisions(due, &mut watched).await {
                 due = due.min(next_end(&jobs).unwrap_or(due));
-                if !self.tell_decisions(&jobs, &mut told) {
+                if !self.tell_decisions(&jobs, &mut reported) {
                     continue;
                 }
                 let hints = hints.clone();
@@ -167,7 +167,7 @@ impl Reclaimer {
     }
 
     /// Writes an Event for each new decision that a person may want to know. Returns whether a decision is new.
-    fn tell_decisions(&self, jobs: &[Reclaimable], told: &mut ReclaimDecisions) -> bool {
+    fn tell_decisions(&self, jobs: &[Reclaimable], reported: &mut ReclaimDecisions) -> bool {
         let decisions: ReclaimDecisions = jobs
             .iter()
             .map(|job| {
@@ -177,7 +177,7 @@ impl Reclaimer {
             .collect();
         for job in jobs {
             let name = (job.namespace.clone(), job.job.clone());
-            if told.get(&name) == Some(&job.verdict) {
+            if reported.get(&name) == Some(&job.verdict) {
                 continue;
             }
             match &job.verdict {
@@ -200,8 +200,8 @@ impl Reclaimer {
                 }
             }
         }
-        let is_new = *told != decisions;
-        *told = decisions;
+        let is_new = *reported != decisions;
+        *reported = decisions;
         is_new
     }
 

@@ -51,7 +51,7 @@ impl<'a> CurrentSlot<'a> {
     ) -> Option<Self> {
         let node = input.node;
         let mut keys: BTreeSet<String> = node
-            .ours
+            .own_labels
             .iter()
             .filter(|key| node.labels.contains_key(*key))
             .cloned()

@@ -126,7 +126,7 @@ struct Judge<'a> {
     node: &'a Node,
 }
 
-// === impl Verdict ===
+// === impl SlotDecision ===
 
 impl SlotDecision {
     fn new(phase: Phase, says: String) -> Self {
@@ -323,7 +323,7 @@ impl Judge<'_> {
         {
             return None;
         }
-        let ours = |taint: &Taint| {
+        let is_own = |taint: &Taint| {
             is_our_taint(taint, std::slice::from_ref(plan))
                 || self
                     .memory
@@ -335,7 +335,7 @@ impl Judge<'_> {
         let current = &self.input.node.taints;
         let mut taints: Vec<Taint> = current
             .iter()
-            .filter(|taint| is_wanted(taint) || !ours(taint))
+            .filter(|taint| is_wanted(taint) || !is_own(taint))
             .cloned()
             .collect();
         if let Some(wanted) = wanted.filter(|_| !current.iter().any(is_wanted)) {
@@ -424,7 +424,8 @@ impl Judge<'_> {
             let found = node.labels.get(key)?;
             let owner = node.owners.get(key);
             let wanted = wanted(key);
-            if (node.ours.contains(key) && owner.is_none()) || wanted.as_ref() == Some(found) {
+            if (node.own_labels.contains(key) && owner.is_none()) || wanted.as_ref() == Some(found)
+            {
                 return None;
             }
             Some(LabelConflict {
@@ -446,7 +447,7 @@ impl Judge<'_> {
             return None;
         }
         let name = name_of(plan);
-        let ours =
+        let is_claimed =
             |slot: &Slot| slots.position(slot).is_some() && claims.contains(&slot.lease_name(name));
         let last = self
             .memory
@@ -457,8 +458,8 @@ impl Judge<'_> {
         // With several claims, the slot of the labels comes first, then the last known slot.
         let any = || claims.iter().find_map(|lease| slots.of_lease(name, lease));
         self.labelled_slot(plan)
-            .filter(ours)
-            .or_else(|| last.filter(ours))
+            .filter(is_claimed)
+            .or_else(|| last.filter(is_claimed))
             .or_else(any)
     }
 
@@ -469,7 +470,7 @@ impl Judge<'_> {
 
     /// Whether the node has labels or claims of Pinfold.
     fn has_something(&self) -> bool {
-        !self.input.node.ours.is_empty() || !self.input.claims.is_empty()
+        !self.input.node.own_labels.is_empty() || !self.input.claims.is_empty()
     }
 
     /// Whether the node's labels or claims come from this plan. A claim with a hashed name is compared with the slot of the

@@ -77,13 +77,13 @@ async fn remove_labels_and_taints(
     node: &OwnNode,
     plans: &[ScenePlan],
 ) -> (bool, Option<Failure>) {
-    let (ours, others): (Vec<_>, Vec<_>) = node
+    let (own_taints, others): (Vec<_>, Vec<_>) = node
         .taints
         .iter()
         .cloned()
         .partition(|taint| is_our_taint(taint, plans));
     let (mut now, mut failed) = (node.clone(), None);
-    if !ours.is_empty() {
+    if !own_taints.is_empty() {
         match node::set_taints(api, node, &others).await {
             Ok(ApplyOutcome::Done(node)) => now = *node,
             Ok(ApplyOutcome::Gone | ApplyOutcome::Replaced | ApplyOutcome::Conflict(_)) => {
@@ -92,7 +92,7 @@ async fn remove_labels_and_taints(
             Err(failure) => failed = Some(failure),
         }
     }
-    if !now.ours.is_empty() {
+    if !now.own_labels.is_empty() {
         match node::apply(api, &now, &BTreeMap::new()).await {
             Ok(ApplyOutcome::Done(_)) => {}
             Ok(ApplyOutcome::Gone | ApplyOutcome::Replaced | ApplyOutcome::Conflict(_)) => {
@@ -108,7 +108,7 @@ fn found(node: &OwnNode, claims: Vec<String>, plans: &[ScenePlan]) -> RemovedIte
     let labels = node
         .labels
         .iter()
-        .filter(|(key, _)| node.ours.contains(*key));
+        .filter(|(key, _)| node.own_labels.contains(*key));
     let taints = node
         .taints
         .iter()

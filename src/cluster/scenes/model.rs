@@ -209,7 +209,7 @@ impl Scenes {
     }
 }
 
-// === impl State ===
+// === impl SlotState ===
 
 impl SlotState {
     /// The node's slot as variables for a container: `SCENCE`, `CASE`, `INDEX`, `TYPE`, for any label keys of the plan.

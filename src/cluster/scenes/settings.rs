@@ -9,7 +9,7 @@ use crate::cluster::claims;
 #[derive(Debug, Clone, PartialEq)]
 pub struct SceneSettings {
     /// The mean time between two reads of the own Node on an idle node. Each pause is 0.5 to 1.5 times as long.
-    pub look: Duration,
+    pub node_read_interval: Duration,
     /// The minimum and the maximum of the time over which all nodes spread their reaction to changed plans.
     pub spread: (Duration, Duration),
     /// The addition to the minimum of `spread` for each slot.
@@ -19,7 +19,7 @@ pub struct SceneSettings {
     /// The addition to the minimum of `spare` for each slot, since each search reads the list of claims.
     pub spare_per_slot: Duration,
     /// The shortest and the longest wait while the API fails. Terminal failures (a missing permission, a missing
-    /// CustomResourceDefinition) wait longer and longer, up to about [`SceneSettings::look`].
+    /// CustomResourceDefinition) wait longer and longer, up to about [`SceneSettings::node_read_interval`].
     pub backoff: (Duration, Duration),
     /// The `timeoutSeconds` of a watch request.
     pub watch_seconds: u32,
@@ -32,7 +32,7 @@ pub struct SceneSettings {
 impl Default for SceneSettings {
     fn default() -> Self {
         Self {
-            look: Duration::from_secs(300),
+            node_read_interval: Duration::from_secs(300),
             spread: (Duration::from_secs(5), Duration::from_secs(100)),
             spread_per_slot: Duration::from_millis(10),
             spare: (Duration::from_secs(30), Duration::from_secs(600)),
@@ -45,7 +45,7 @@ impl Default for SceneSettings {
     }
 }
 
-// === impl Settings ===
+// === impl SceneSettings ===
 
 impl SceneSettings {
     /// The time over which all nodes spread their work, for plans with `slots` slots.
@@ -56,8 +56,8 @@ impl SceneSettings {
     /// The waits after failures. An agent continues soon if the permissions come a moment after the start, and an agent without
     /// permissions sends requests every few minutes.
     pub(super) fn backoff_policy(&self) -> BackoffPolicy {
-        // The longest wait is spread over the upper half of its interval, so the mean is about `self.look`.
-        BackoffPolicy::new(self.backoff, self.look.mul_f64(1.5))
+        // The longest wait is spread over the upper half of its interval, so the mean is about `self.node_read_interval`.
+        BackoffPolicy::new(self.backoff, self.node_read_interval.mul_f64(1.5))
     }
 }
 
@@ -80,7 +80,8 @@ mod tests {
             let waits = waits(&mut backoff, &refused(code));
             assert!(waits[0] < Duration::from_secs(1), "{code}");
             assert!(
-                waits[12] > settings.look && waits[19] < 2 * settings.look,
+                waits[12] > settings.node_read_interval
+                    && waits[19] < 2 * settings.node_read_interval,
                 "{code}: {waits:?}"
             );
             backoff.reset();

@@ -198,7 +198,7 @@ impl SlotReconciler {
             Phase::Spare => {
                 (settings.spare.0 + settings.spare_per_slot * slots).min(settings.spare.1)
             }
-            _ => settings.look,
+            _ => settings.node_read_interval,
         };
         pause.mul_f64(0.5 + self.jitter.roll())
     }
@@ -382,16 +382,16 @@ impl SlotReconciler {
         let Some(NodeState { node, mine, .. }) = &self.observed else {
             return;
         };
-        let ours = node
+        let own_labels = node
             .labels
             .iter()
-            .filter(|(key, _)| node.ours.contains(*key));
+            .filter(|(key, _)| node.own_labels.contains(*key));
         let state = SlotState {
             phase: verdict.phase,
             says: verdict.says.clone(),
             plan: verdict.plan.as_ref().map(|(name, _)| name.clone()),
             slot: verdict.slot.clone(),
-            labels: ours
+            labels: own_labels
                 .map(|(key, value)| (key.clone(), value.clone()))
                 .collect(),
             usual: Some(usual(node)),

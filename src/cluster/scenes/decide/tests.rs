@@ -65,7 +65,7 @@ impl World {
             self.node
                 .labels
                 .insert((*key).to_owned(), (*value).to_owned());
-            self.node.ours.insert((*key).to_owned());
+            self.node.own_labels.insert((*key).to_owned());
         }
         self.claims = claims.iter().map(|claim| (*claim).to_owned()).collect();
         self
@@ -102,14 +102,14 @@ impl World {
                     self.claims.insert(name);
                 }
                 Some(SlotAction::Label(labels)) => {
-                    let ours = std::mem::take(&mut self.node.ours);
-                    self.node.labels.retain(|key, _| !ours.contains(key));
+                    let own_labels = std::mem::take(&mut self.node.own_labels);
+                    self.node.labels.retain(|key, _| !own_labels.contains(key));
                     let text: Vec<String> = labels
                         .iter()
                         .map(|(key, value)| format!("{key}={value}"))
                         .collect();
                     done.push(format!("label {}", text.join(" ")));
-                    self.node.ours = labels.keys().cloned().collect();
+                    self.node.own_labels = labels.keys().cloned().collect();
                     self.node.labels.extend(labels);
                 }
                 Some(SlotAction::Taint(taints)) => {
