@@ -20,7 +20,7 @@ pub use check::check;
 pub use import::{ImportError, Imported, import};
 pub use render::{
     Faults, Folder, Gang, JobTask, ROLES, Reclaim, Rendered, RoleTasks, Slice, SuccessPolicy,
-    TaskOf, TaskResources, TaskShare, TrainingJob, WorkloadFormat, asked, render, roles, settle,
-    tasks,
+    TaskOf, TaskResources, TaskShare, TrainingJob, WorkloadFormat, render, requested_resources,
+    roles, settle, tasks,
 };
 pub use simulate::{Simulation, claimed, invented, simulate};

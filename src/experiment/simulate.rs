@@ -34,7 +34,7 @@ struct NodeUse {
 /// A simulation in progress.
 struct Scheduler<'a> {
     plan: &'a ScenePlan,
-    asked: &'a BTreeMap<String, TaskResources>,
+    requested: &'a BTreeMap<String, TaskResources>,
     amounts: Amounts,
     /// Whether two parameter servers never share a node.
     apart: bool,
@@ -47,14 +47,14 @@ struct Scheduler<'a> {
     simulation: Simulation,
 }
 
-/// Which of these nodes each task of a case would come to. `asked` is what the tasks of each role ask for.
+/// Which of these nodes each task of a case would come to. `requested` is what the tasks of each role ask for.
 ///
 /// # Errors
 /// The plan has no such scene or case.
 pub fn simulate(
     plan: &ScenePlan,
     (scene, case): (&str, &str),
-    asked: &BTreeMap<String, TaskResources>,
+    requested: &BTreeMap<String, TaskResources>,
     nodes: &[Node],
     amounts: Amounts,
 ) -> Result<Simulation, NoSuchCase> {
@@ -64,7 +64,7 @@ pub fn simulate(
         .any(|role| role.role == PS && role.groups.iter().all(|share| share.per_node == 1));
     let mut scheduler = Scheduler {
         plan,
-        asked,
+        requested,
         amounts,
         apart,
         by_index: by_index(plan, nodes),
@@ -98,7 +98,7 @@ impl<'a> Scheduler<'a> {
         let labelled = self.labelled(&task.slot, &labels);
         self.note_double(&task.slot, &labelled);
         let requested = self
-            .asked
+            .requested
             .get(&task.role)
             .map(TaskResources::requested)
             .unwrap_or_default();
@@ -277,7 +277,7 @@ struct TaskNeeds<'a> {
     amounts: Amounts,
 }
 
-// === impl Needs ===
+// === impl TaskNeeds ===
 
 impl TaskNeeds<'_> {
     fn amounts(&self) -> impl Iterator<Item = (&str, u64)> {
@@ -339,14 +339,14 @@ impl TaskNeeds<'_> {
     /// The pods tolerate only the plan's own taint.
     fn tolerates(&self, taint: &NodeTaint) -> bool {
         let keeps_off = matches!(taint.effect.as_deref(), Some("NoSchedule" | "NoExecute"));
-        let ours = self.plan.spec.taint.as_ref().is_some_and(|ours| {
-            let ours = ours.to_k8s();
-            taint.key.as_deref() == Some(ours.key.as_str())
-                && taint.effect.as_deref() == Some(ours.effect.as_str())
-                && ours
+        let is_own_taint = self.plan.spec.taint.as_ref().is_some_and(|own_taint| {
+            let plan_taint = own_taint.to_k8s();
+            taint.key.as_deref() == Some(plan_taint.key.as_str())
+                && taint.effect.as_deref() == Some(plan_taint.effect.as_str())
+                && plan_taint
                     .value
                     .is_none_or(|value| taint.value.as_deref() == Some(value.as_str()))
         });
-        !keeps_off || ours
+        !keeps_off || is_own_taint
     }
 }

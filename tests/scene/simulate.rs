@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
 use pinfold::experiment::{
-    Simulation, TaskResources, TrainingJob, asked, claimed, invented, roles, simulate,
+    Simulation, TaskResources, TrainingJob, claimed, invented, requested_resources, roles, simulate,
 };
 use pinfold::scene::{Node, ScenePlan, slots};
 use serde_json::{Value, json};
@@ -15,11 +15,16 @@ use super::{AMOUNTS, example, here, node, nodes, plan};
 fn run(plan: &ScenePlan, scene: &str, case: &str, nodes: &[Node]) -> Simulation {
     let job = TrainingJob::default();
     let roles = roles(plan, scene, case).unwrap();
-    let asked: BTreeMap<String, TaskResources> = roles
+    let requested: BTreeMap<String, TaskResources> = roles
         .iter()
-        .map(|role| (role.role.clone(), asked(plan, &job, &role.role)))
+        .map(|role| {
+            (
+                role.role.clone(),
+                requested_resources(plan, &job, &role.role),
+            )
+        })
         .collect();
-    simulate(plan, (scene, case), &asked, nodes, AMOUNTS).unwrap()
+    simulate(plan, (scene, case), &requested, nodes, AMOUNTS).unwrap()
 }
 
 #[test]

@@ -18,10 +18,10 @@ pub struct TaskResources {
 }
 
 /// What a role's tasks ask for by plan and job. The job's words go before the plan's, a role's before all roles'.
-pub fn asked(plan: &ScenePlan, job: &TrainingJob, role: &str) -> TaskResources {
+pub fn requested_resources(plan: &ScenePlan, job: &TrainingJob, role: &str) -> TaskResources {
     let planned = plan.spec.roles.get(role).cloned().unwrap_or_default();
     let own = job.roles.get(role);
-    let mut asked = TaskResources {
+    let mut requested = TaskResources {
         requests: planned.requests,
         limits: planned.limits,
         pin: own.and_then(|own| own.pin).or(job.pin).or(planned.pin),
@@ -29,14 +29,14 @@ pub fn asked(plan: &ScenePlan, job: &TrainingJob, role: &str) -> TaskResources {
     if let Some(own) = own {
         // New limits without new requests: the plan's requests were for the plan's limits.
         if own.requests.is_empty() {
-            asked
+            requested
                 .requests
                 .retain(|resource, _| !own.limits.contains_key(resource));
         }
-        asked.requests.extend(own.requests.clone());
-        asked.limits.extend(own.limits.clone());
+        requested.requests.extend(own.requests.clone());
+        requested.limits.extend(own.limits.clone());
     }
-    asked
+    requested
 }
 
 /// The amounts of a role's tasks, and the functions that read them.
@@ -58,8 +58,8 @@ impl RoleAmounts<'_> {
     }
 
     /// The fault of the first amount that can't be read.
-    fn unreadable(&self, asked: &TaskResources) -> Option<String> {
-        let mut all = asked.requests.iter().chain(&asked.limits);
+    fn unreadable(&self, requested: &TaskResources) -> Option<String> {
+        let mut all = requested.requests.iter().chain(&requested.limits);
         all.find_map(|(resource, amount)| {
             let fault = (self.amounts.read)(resource, &amount.0).err()?;
             Some(format!(
@@ -70,9 +70,9 @@ impl RoleAmounts<'_> {
     }
 
     /// The fault of the first request above its limit.
-    fn above_limit(&self, asked: &TaskResources) -> Option<String> {
-        asked.requests.iter().find_map(|(resource, request)| {
-            let limit = asked.limits.get(resource)?;
+    fn above_limit(&self, requested: &TaskResources) -> Option<String> {
+        requested.requests.iter().find_map(|(resource, request)| {
+            let limit = requested.limits.get(resource)?;
             (self.read(resource, request) > self.read(resource, limit)).then(|| {
                 format!(
                     "{}: the {resource} request {request} is more than the limit {limit}",
@@ -83,10 +83,10 @@ impl RoleAmounts<'_> {
     }
 
     /// Makes the requests equal to the limits, as exclusive CPUs need. Without a limit, the request becomes the limit.
-    fn pin(&self, asked: &mut TaskResources, faults: &mut Faults, warnings: &mut Vec<String>) {
+    fn pin(&self, requested: &mut TaskResources, faults: &mut Faults, warnings: &mut Vec<String>) {
         let role = self.role;
         let lacks = ["cpu", "memory"].into_iter().find(|resource| {
-            !asked.limits.contains_key(*resource) && !asked.requests.contains_key(*resource)
+            !requested.limits.contains_key(*resource) && !requested.requests.contains_key(*resource)
         });
         if let Some(resource) = lacks {
             faults.say(format!(
@@ -95,8 +95,8 @@ impl RoleAmounts<'_> {
             ));
             return;
         }
-        for (resource, request) in &asked.requests {
-            if asked
+        for (resource, request) in &requested.requests {
+            if requested
                 .limits
                 .get(resource)
                 .is_some_and(|limit| self.read(resource, limit) != self.read(resource, request))
@@ -107,12 +107,12 @@ impl RoleAmounts<'_> {
                 ));
             }
         }
-        let requests = std::mem::take(&mut asked.requests);
+        let requests = std::mem::take(&mut requested.requests);
         for (resource, request) in requests {
-            asked.limits.entry(resource).or_insert(request);
+            requested.limits.entry(resource).or_insert(request);
         }
-        asked.requests.clone_from(&asked.limits);
-        if let Some(cpu) = asked
+        requested.requests.clone_from(&requested.limits);
+        if let Some(cpu) = requested
             .limits
             .get("cpu")
             .filter(|cpu| !self.is_whole_cpus(cpu))
@@ -126,18 +126,18 @@ impl RoleAmounts<'_> {
     }
 
     /// Whether the tasks get exclusive CPUs without `pin`: requests equal limits, with whole CPUs.
-    fn is_pinnable(&self, asked: &TaskResources) -> bool {
+    fn is_pinnable(&self, requested: &TaskResources) -> bool {
         let equal = ["cpu", "memory"].into_iter().all(|resource| {
-            let Some(limit) = asked.limits.get(resource) else {
+            let Some(limit) = requested.limits.get(resource) else {
                 return false;
             };
-            asked
+            requested
                 .requests
                 .get(resource)
                 .is_none_or(|request| self.read(resource, request) == self.read(resource, limit))
         });
         equal
-            && asked
+            && requested
                 .limits
                 .get("cpu")
                 .is_some_and(|cpu| self.is_whole_cpus(cpu))
@@ -148,28 +148,28 @@ impl RoleAmounts<'_> {
 /// amount a warning.
 pub(super) fn final_resources(
     role: &str,
-    mut asked: TaskResources,
+    mut requested: TaskResources,
     amounts: Amounts,
     faults: &mut Faults,
     warnings: &mut Vec<String>,
 ) -> TaskResources {
     let of_role = RoleAmounts { role, amounts };
     let fault = of_role
-        .unreadable(&asked)
-        .or_else(|| of_role.above_limit(&asked));
+        .unreadable(&requested)
+        .or_else(|| of_role.above_limit(&requested));
     if let Some(fault) = fault {
         faults.say(fault);
-        return asked;
+        return requested;
     }
-    match asked.pin {
-        Some(true) => of_role.pin(&mut asked, faults, warnings),
-        None if !of_role.is_pinnable(&asked) => warnings.push(format!(
+    match requested.pin {
+        Some(true) => of_role.pin(&mut requested, faults, warnings),
+        None if !of_role.is_pinnable(&requested) => warnings.push(format!(
             "tasks of role {role} get no exclusive CPUs: requests must equal limits for cpu and memory, with whole CPUs; \
              write pin: true for exclusive CPUs, or pin: false for shared CPUs"
         )),
         _ => {}
     }
-    asked
+    requested
 }
 
 // === impl TaskResources ===

@@ -59,7 +59,7 @@ pub(super) struct ResolvedJob<'a> {
     pub(super) scene: &'a str,
     pub(super) case: &'a str,
     pub(super) roles: Vec<RoleTasks>,
-    pub(super) asked: BTreeMap<String, TaskResources>,
+    pub(super) requested: BTreeMap<String, TaskResources>,
     pub(super) hosts: Hosts,
 }
 
@@ -68,7 +68,7 @@ pub(super) fn value(object: &impl Serialize) -> Result<Value, String> {
     serde_json::to_value(object).map_err(|error| format!("an object can't be written: {error}"))
 }
 
-// === impl Cluster ===
+// === impl ResolvedJob ===
 
 impl ResolvedJob<'_> {
     /// All tasks.

@@ -116,7 +116,7 @@ impl ResolvedJob<'_> {
     pub(super) fn check_lengths(&self, faults: &mut Faults) {
         let mut said = BTreeSet::new();
         for role in &self.roles {
-            for (what, length) in self.told(role) {
+            for (what, length) in self.variable_lengths(role) {
                 if length >= LONGEST && said.insert(what.clone()) {
                     faults.say(format!(
                         "{what} would have {} KiB with the addresses of {} tasks, but Linux passes at most {} in one text to \
@@ -132,7 +132,7 @@ impl ResolvedJob<'_> {
 
     /// The variables (`NAME=VALUE`) and arguments of a role's last task, each with the length after the expansion by
     /// Kubernetes.
-    fn told(&self, role: &RoleTasks) -> Vec<(String, u64)> {
+    fn variable_lengths(&self, role: &RoleTasks) -> Vec<(String, u64)> {
         let own = self.job.roles.get(&role.role);
         let mut known: BTreeMap<String, u64> = BTreeMap::new();
         for (name, _, role) in self.listed() {
@@ -171,15 +171,15 @@ impl ResolvedJob<'_> {
             ("LOG_DIR", path("log", &self.job.log)),
         ];
         known.extend(small.map(|(name, length)| (name.to_owned(), length)));
-        let mut told: Vec<(String, u64)> = Vec::new();
+        let mut lengths: Vec<(String, u64)> = Vec::new();
         let variable =
             |name: &str, value: u64| (name.to_owned(), value.saturating_add(length(name) + 1));
-        told.extend(known.iter().map(|(name, value)| variable(name, *value)));
+        lengths.extend(known.iter().map(|(name, value)| variable(name, *value)));
         let mut users: BTreeMap<&String, &String> = self.job.env.iter().collect();
         users.extend(own.into_iter().flat_map(|own| &own.env));
         for (name, text) in users {
             let value = expanded(text, &known);
-            told.push(variable(name, value));
+            lengths.push(variable(name, value));
             known.insert(name.clone(), value);
         }
         let command = own
@@ -190,13 +190,13 @@ impl ResolvedJob<'_> {
             .unwrap_or(&self.job.args);
         let words = [("command", command), ("args", args)];
         for (what, texts) in words {
-            told.extend(
+            lengths.extend(
                 texts
                     .iter()
                     .map(|text| (format!("a text of {what}"), expanded(text, &known))),
             );
         }
-        told
+        lengths
     }
 }
 

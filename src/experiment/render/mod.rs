@@ -30,7 +30,7 @@ use serde_json::Value;
 
 use crate::scene::{Amounts, NoSuchCase, ScenePlan};
 use crate::text::counted;
-pub use amounts::{TaskResources, asked};
+pub use amounts::{TaskResources, requested_resources};
 use cluster::{Hosts, ResolvedJob};
 pub use cluster::{Slice, WorkloadFormat};
 pub use faults::Faults;
@@ -74,7 +74,7 @@ pub fn render(
     check_settings(plan, (scene, case), job, &roles, &mut faults);
     words::check(job, &roles, &mut faults);
     folder::check(job, amounts, &mut faults);
-    let asked = resources_by_role(
+    let requested = resources_by_role(
         plan,
         (scene, case),
         job,
@@ -93,7 +93,7 @@ pub fn render(
         scene,
         case,
         roles,
-        asked,
+        requested,
         hosts: Hosts::default(),
     };
     cluster.check_names(&mut faults);
@@ -197,7 +197,7 @@ pub fn settle(
     let roles =
         roles(plan, scene, case).map_err(|error: NoSuchCase| Faults(vec![error.to_string()]))?;
     let mut faults = Faults::default();
-    let asked = resources_by_role(
+    let requested = resources_by_role(
         plan,
         (scene, case),
         job,
@@ -207,7 +207,7 @@ pub fn settle(
         &mut Vec::new(),
     );
     if faults.0.is_empty() {
-        Ok(asked)
+        Ok(requested)
     } else {
         Err(faults)
     }
@@ -244,8 +244,8 @@ fn resources_by_role(
     }
     let mut resources = BTreeMap::new();
     for role in roles {
-        let asked = asked(plan, job, &role.role);
-        let of_role = amounts::final_resources(&role.role, asked, amounts, faults, warnings);
+        let requested = requested_resources(plan, job, &role.role);
+        let of_role = amounts::final_resources(&role.role, requested, amounts, faults, warnings);
         resources.insert(role.role.clone(), of_role);
     }
     resources

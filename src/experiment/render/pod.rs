@@ -120,7 +120,7 @@ impl ResolvedJob<'_> {
             PodTasks::Role(_) => None,
         };
         let mut annotations = BTreeMap::new();
-        if let Some(pin) = self.asked.get(role).and_then(|asked| asked.pin) {
+        if let Some(pin) = self.requested.get(role).and_then(|requested| requested.pin) {
             annotations.insert(
                 CPUS.to_owned(),
                 if pin { "exclusive" } else { "shared" }.to_owned(),
@@ -292,7 +292,7 @@ impl ResolvedJob<'_> {
                 .map(|(resource, amount)| (resource.clone(), Quantity(amount.0.clone())));
             Some(all.collect::<BTreeMap<_, _>>()).filter(|all| !all.is_empty())
         };
-        let asked = self.asked.get(role).cloned().unwrap_or_default();
+        let requested = self.requested.get(role).cloned().unwrap_or_default();
         let operator = self.format == WorkloadFormat::Tfjob;
         Container {
             // The training operator looks for a container and a port of these names.
@@ -311,8 +311,8 @@ impl ResolvedJob<'_> {
                 ..ContainerPort::default()
             }]),
             resources: Some(ResourceRequirements {
-                requests: quantities(&asked.requests),
-                limits: quantities(&asked.limits),
+                requests: quantities(&requested.requests),
+                limits: quantities(&requested.limits),
                 claims: None,
             })
             .filter(|all| all.requests.is_some() || all.limits.is_some()),

@@ -121,7 +121,7 @@ impl RoleTasks {
     }
 }
 
-// === impl Share ===
+// === impl TaskShare ===
 
 impl TaskShare {
     fn count(&self) -> u32 {
@@ -129,7 +129,7 @@ impl TaskShare {
     }
 }
 
-// === impl Task ===
+// === impl JobTask ===
 
 impl fmt::Display for JobTask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

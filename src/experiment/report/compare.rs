@@ -283,7 +283,7 @@ fn hot(run: &RunReport) -> Option<&str> {
     Some(run.servers.traffic.as_ref()?.hottest()?.task.as_str())
 }
 
-// === impl By ===
+// === impl ProgressMeasure ===
 
 impl ProgressMeasure {
     /// The counted thing, for people.

@@ -218,7 +218,7 @@ impl Members {
     }
 }
 
-// === impl Stay ===
+// === impl NodeStay ===
 
 impl NodeStay<'_> {
     fn most(&self, reports: &[(&str, f64)]) -> Option<f64> {

@@ -318,7 +318,7 @@ pub struct QueriedPods<'a> {
     pub steps: Option<&'a StepMetric>,
 }
 
-// === impl Pods ===
+// === impl QueriedPods ===
 
 impl QueriedPods<'_> {
     /// The query for the values of `function` over `seconds`, by pod.

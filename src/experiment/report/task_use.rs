@@ -84,7 +84,7 @@ impl TaskUse {
     }
 }
 
-// === impl Servers ===
+// === impl ServerBalance ===
 
 impl ServerBalance {
     /// The balance between the parameter servers among the tasks.
