@@ -53,7 +53,7 @@ pub enum StepOutcome {
     },
 }
 
-// === impl Outcome ===
+// === impl StepOutcome ===
 
 impl StepOutcome {
     /// The outcome's name as a label value.
@@ -70,7 +70,7 @@ impl StepOutcome {
     }
 }
 
-// === impl Applied ===
+// === impl AppliedStep ===
 
 impl AppliedStep {
     /// The failure in a sentence that begins with the step; `None` without a failure.

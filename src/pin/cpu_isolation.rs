@@ -175,13 +175,13 @@ pub fn plan(
             continue;
         };
         let base = history
-            .filter(|entry| entry.before == *now || entry.ours.contains(now))
+            .filter(|entry| entry.before == *now || entry.written.contains(now))
             .map_or(now, |entry| &entry.before);
         let target = input.target(knob, base);
         let turn = target != *now && !refused.contains(knob);
-        let mut ours = BTreeSet::from([now.clone()]);
+        let mut written = BTreeSet::from([now.clone()]);
         if turn {
-            ours.insert(target.clone());
+            written.insert(target.clone());
             plan.writes.push(KnobWrite {
                 knob: knob.clone(),
                 now: now.clone(),
@@ -189,13 +189,13 @@ pub fn plan(
                 cpus: target,
             });
         }
-        ours.remove(base);
-        if !ours.is_empty() {
+        written.remove(base);
+        if !written.is_empty() {
             entries.insert(
                 knob.clone(),
                 KnobHistory {
                     before: base.clone(),
-                    ours,
+                    written,
                 },
             );
         }
@@ -213,8 +213,8 @@ impl IsolationPlan {
         for write in &self.writes {
             let holds = if done(write) { &write.cpus } else { &write.now };
             if let Some(entry) = entries.get_mut(&write.knob) {
-                entry.ours.retain(|ours| ours == holds);
-                if entry.ours.is_empty() {
+                entry.written.retain(|written| written == holds);
+                if entry.written.is_empty() {
                     entries.remove(&write.knob);
                 }
             }

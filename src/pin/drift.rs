@@ -197,17 +197,17 @@ fn others(
     let others =
         all.filter(|(_, other)| other.cgroup.path != drifted.cgroup.path && other.cgroup.populated);
     let concerned = others.filter_map(|(pod, other)| {
-        let mut theirs = other
+        let mut other_cpus = other
             .record
             .as_ref()
             .map(AssignmentRecord::cpus)
             .unwrap_or_default();
         if assigned.is_empty() {
             // An overlap with the drifted container's pod mates is no drift.
-            theirs = theirs.intersection(foreign);
+            other_cpus = other_cpus.intersection(foreign);
         }
         let on_assigned = other.cgroup.cpuset.effective.intersection(assigned);
-        let cpus = on_assigned.union(&theirs.intersection(&drifted.cgroup.cpuset.effective));
+        let cpus = on_assigned.union(&other_cpus.intersection(&drifted.cgroup.cpuset.effective));
         let record = pod.record.as_ref().filter(|record| !record.pod.is_empty());
         (!cpus.is_empty()).then(|| Neighbour {
             path: other.cgroup.path.clone(),

@@ -364,7 +364,7 @@ fn point(
     Some(point)
 }
 
-// === impl Reading ===
+// === impl InterferenceBounds ===
 
 impl InterferenceBounds {
     /// Adds a CPU whose busy time is all time except idle time.

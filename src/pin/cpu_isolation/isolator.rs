@@ -154,8 +154,8 @@ impl CpuIsolator {
         let ahead = keep(&plan.ahead, text.as_deref())?;
         // A look reads a file of each process. An irqbalance that starts later moves interrupts and so causes writes, and an
         // irqbalance that ran at the last look may have ended.
-        let look = !plan.writes.is_empty() || self.irqbalance != Some(false);
-        if look && input.options.irqs && !input.exclusive.is_empty() {
+        let reads_processes = !plan.writes.is_empty() || self.irqbalance != Some(false);
+        if reads_processes && input.options.irqs && !input.exclusive.is_empty() {
             self.irqbalance = Some(self.knobs.irqbalance_runs());
         }
         let failures = self.write(&plan, report);

@@ -19,7 +19,7 @@ pub struct KnobHistory {
     pub before: CpuSet,
     /// The values that Pinfold wrote, or was about to write. Any further value in the knob comes from another
     /// program.
-    pub ours: BTreeSet<CpuSet>,
+    pub written: BTreeSet<CpuSet>,
 }
 
 /// The history of each knob that Pinfold turned.
@@ -111,9 +111,9 @@ impl KnobRecord {
         for group in read.groups {
             let entry = KnobHistory {
                 before: group.before,
-                ours: group.ours.into_iter().collect(),
+                written: group.ours.into_iter().collect(),
             };
-            let mut numbers = |text: &str| numbers(text, 1 + entry.ours.len(), &mut left);
+            let mut numbers = |text: &str| numbers(text, 1 + entry.written.len(), &mut left);
             let mut knobs: Vec<Knob> = numbers(&group.irqs)?.into_iter().map(Knob::Irq).collect();
             knobs.extend(group.new_irqs.then_some(Knob::NewIrqs));
             knobs.extend(group.workqueues.then_some(Knob::Workqueues));
@@ -162,7 +162,7 @@ type DeviceQueues<'a> = BTreeMap<&'a str, BTreeSet<u32>>;
 fn group(entry: &KnobHistory, knobs: &[&Knob]) -> KnobGroup {
     let mut group = KnobGroup {
         before: entry.before.clone(),
-        ours: entry.ours.iter().cloned().collect(),
+        ours: entry.written.iter().cloned().collect(),
         ..KnobGroup::default()
     };
     let mut irqs = BTreeSet::new();
@@ -219,11 +219,14 @@ fn numbers(text: &str, sets: usize, left: &mut usize) -> Result<Vec<u32>, KnobRe
 mod tests {
     use super::*;
 
-    fn entry(before: &str, ours: &[&str]) -> KnobHistory {
-        let ours = ours.iter().map(|ours| ours.parse().unwrap()).collect();
+    fn entry(before: &str, written: &[&str]) -> KnobHistory {
+        let written = written
+            .iter()
+            .map(|written| written.parse().unwrap())
+            .collect();
         KnobHistory {
             before: before.parse().unwrap(),
-            ours,
+            written,
         }
     }
 
@@ -309,7 +312,7 @@ mod tests {
                     Knob::Irq(24 + irq),
                     KnobHistory {
                         before,
-                        ours: ["256-511".parse().unwrap()].into(),
+                        written: ["256-511".parse().unwrap()].into(),
                     },
                 );
             }

@@ -312,7 +312,7 @@ proptest! {
         kernel.managed = managed.into_iter().map(|index| knobs[index].clone()).collect();
         let mut will = kernel.knobs.clone();
         // The values that Pinfold wrote and that a foreign program may write by chance, too.
-        let mut ours: BTreeMap<Knob, BTreeSet<CpuSet>> = BTreeMap::new();
+        let mut written: BTreeMap<Knob, BTreeSet<CpuSet>> = BTreeMap::new();
         for happening in history {
             match happening {
                 IsolationEvent::Turn(exclusive, [irqs, workqueues, packet_steering, system_slices, isolated], crash) => {
@@ -322,12 +322,12 @@ proptest! {
                     kernel.turn(options, &exclusive, crash);
                     for (knob, cpus) in &kernel.knobs {
                         if before.knobs[knob] != *cpus {
-                            ours.entry(knob.clone()).or_default().insert(cpus.clone());
+                            written.entry(knob.clone()).or_default().insert(cpus.clone());
                         }
                     }
                     // After a crash between record and write, the record names values that were never written.
                     for (knob, entry) in KnobRecord::parse(kernel.note.as_deref()).unwrap().entries() {
-                        ours.entry(knob.clone()).or_default().extend(entry.ours.iter().cloned());
+                        written.entry(knob.clone()).or_default().extend(entry.written.iter().cloned());
                     }
                     if crash == usize::MAX {
                         prop_assert_eq!(kernel.plan(options, &exclusive).writes, vec![]);
@@ -349,11 +349,11 @@ proptest! {
                     let knob = &knobs[index];
                     let off = cpus.is_empty() && knob.kind() != KnobKind::PacketSteering;
                     // A foreign write with exactly Pinfold's value cannot be distinguished from Pinfold's write.
-                    let chance = ours.get(knob).is_some_and(|ours| ours.contains(&cpus));
+                    let chance = written.get(knob).is_some_and(|written| written.contains(&cpus));
                     if !off && !chance && !kernel.managed.contains(knob) {
                         kernel.knobs.insert(knob.clone(), cpus.clone());
                         will.insert(knob.clone(), cpus);
-                        ours.remove(knob);
+                        written.remove(knob);
                     }
                 }
             }

@@ -99,7 +99,7 @@ impl Machine {
         turns
     }
 
-    fn look(&self, from: u64, to: u64) -> CpuSample {
+    fn sample(&self, from: u64, to: u64) -> CpuSample {
         // Each counter is read at a different moment.
         let at = |part: u64| from + (to - from) * part / 7;
         let shown = |ns: u64| Duration::from_nanos(ns - ns % (10 * MS));
@@ -222,7 +222,7 @@ proptest! {
         for (pause, one, two) in readings {
             let from = now + pause;
             let (middle, to) = (from + one, from + one + two);
-            let samples = (machine.look(from, from + one / 2), machine.look(middle + two / 2, to));
+            let samples = (machine.sample(from, from + one / 2), machine.sample(middle + two / 2, to));
             let said = times.note("a", &machine.cpu_set(), &machine.usage(middle), (&samples.0, &samples.1));
             let truth = machine.on_all(middle, CpuUser::Interference, false);
             let truth = truth - *first.get_or_insert(truth);
@@ -235,7 +235,7 @@ proptest! {
 }
 
 /// A scan of a single CPU.
-fn look(ms: u64, idle: u64) -> CpuSample {
+fn sample(ms: u64, idle: u64) -> CpuSample {
     let clock = CpuTimes {
         idle: Duration::from_millis(idle),
         lag: TICK,
@@ -259,7 +259,7 @@ fn the_error_does_not_grow_with_readings() {
     let (mut times, cpus) = (InterferenceTracker::default(), "1".parse().unwrap());
     let mut said = Interference::default();
     for second in 0..3600 {
-        let now = look(1000 * second, 0);
+        let now = sample(1000 * second, 0);
         said = times.note("a", &cpus, &total(900 * second), (&now, &now));
     }
     assert!((said.seconds - 359.9).abs() < 0.1, "{said:?}");
@@ -271,7 +271,12 @@ fn time_between_two_sets_is_left_out() {
     let mut times = InterferenceTracker::default();
     let mut note = |list: &str, ms, idle, used| {
         let cpus = list.parse().unwrap();
-        times.note("a", &cpus, &total(used), (&look(ms, idle), &look(ms, idle)))
+        times.note(
+            "a",
+            &cpus,
+            &total(used),
+            (&sample(ms, idle), &sample(ms, idle)),
+        )
     };
     note("1", 0, 0, 0);
     // CPU 1 is busy for a second without the owner. Afterwards the owner holds CPU 2, which is
@@ -298,7 +303,14 @@ fn time_between_two_sets_is_left_out() {
 #[test]
 fn readings_that_contradict_are_left_out() {
     let (mut times, cpus) = (InterferenceTracker::default(), "1".parse().unwrap());
-    let mut note = |ms, idle| times.note("a", &cpus, &total(0), (&look(ms, idle), &look(ms, idle)));
+    let mut note = |ms, idle| {
+        times.note(
+            "a",
+            &cpus,
+            &total(0),
+            (&sample(ms, idle), &sample(ms, idle)),
+        )
+    };
     note(0, 0);
     let said = note(1000, 500);
     // The idle time exceeds the elapsed time: a spell was counted twice.
@@ -315,7 +327,7 @@ fn readings_that_contradict_are_left_out() {
 #[test]
 fn what_is_not_noted_is_forgotten() {
     let (mut times, cpus) = (InterferenceTracker::default(), "1".parse().unwrap());
-    times.note("a", &cpus, &total(0), (&look(0, 0), &look(0, 0)));
+    times.note("a", &cpus, &total(0), (&sample(0, 0), &sample(0, 0)));
     times.sweep();
     assert_eq!(times.owners.len(), 1);
     times.sweep();
@@ -326,8 +338,14 @@ fn what_is_not_noted_is_forgotten() {
 fn every_source_of_error_counts_at_its_worst() {
     let mut times = InterferenceTracker::default();
     let cpus = "1".parse().unwrap();
-    let mut note =
-        |ms, idle, used| times.note("a", &cpus, &total(used), (&look(ms, idle), &look(ms, idle)));
+    let mut note = |ms, idle, used| {
+        times.note(
+            "a",
+            &cpus,
+            &total(used),
+            (&sample(ms, idle), &sample(ms, idle)),
+        )
+    };
     note(0, 0, 0);
     // Two idle times of just under 10 ms are invisible, and the owner's last tick is too. All of
     // the difference can be rounding, without any interference.

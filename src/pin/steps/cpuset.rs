@@ -400,7 +400,7 @@ impl<'a> CpusetPlanner<'a> {
     }
 }
 
-// === impl Target ===
+// === impl CpusetTarget ===
 
 impl CpusetTarget<'_> {
     /// Whether the container already has its target, without a further write.
