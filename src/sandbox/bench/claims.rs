@@ -76,9 +76,9 @@ fn about_pinning(plan: &BenchPlan, found: &MachineFacts) -> Vec<String> {
             .to_owned(),
     ];
     if !plan.is_full() {
-        let asked = plan.requested() as f64 / 1000.0;
+        let requested = plan.requested() as f64 / 1000.0;
         but.push(format!(
-            "this node was not full: the requests were {asked:.1} of {}",
+            "this node was not full: the requests were {requested:.1} of {}",
             counted(plan.online.len(), "CPU")
         ));
     }
@@ -134,13 +134,13 @@ fn about_threads(plan: &BenchPlan, ways: &[WaySummary]) -> Vec<String> {
              in the article: --host-threads 80 simulates such a host",
             plan.cpus
         ));
-    } else if let Some(told) = plan
+    } else if let Some(host_cpus) = plan
         .host_threads
-        .filter(|&told| told as usize != plan.online.len())
+        .filter(|&host_cpus| host_cpus as usize != plan.online.len())
     {
         but.push(format!(
             "the host's threads are those of a host with {}, on a machine with {}",
-            counted(told, "CPU"),
+            counted(host_cpus, "CPU"),
             counted(plan.online.len(), "CPU")
         ));
     }

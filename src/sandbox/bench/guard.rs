@@ -19,7 +19,7 @@ pub(super) struct CleanupGuard {
     child: Child,
 }
 
-// === impl Guard ===
+// === impl CleanupGuard ===
 
 impl CleanupGuard {
     /// Starts the process.

@@ -342,9 +342,14 @@ mod tests {
         for way in Way::ALL {
             let pods = pods(&plan, way, 0).unwrap();
             for pod in pods.iter().filter(|pod| pod.part != PodWork::Ps) {
-                let told = pod.part == PodWork::Worker && way.threads == ThreadChoice::Host;
+                let sets_threads = pod.part == PodWork::Worker && way.threads == ThreadChoice::Host;
                 let intra = pod.env.get("TF_NUM_INTRAOP_THREADS").map(String::as_str);
-                assert_eq!(intra, told.then_some("80"), "{way:?} {}", pod.pod.name);
+                assert_eq!(
+                    intra,
+                    sets_threads.then_some("80"),
+                    "{way:?} {}",
+                    pod.pod.name
+                );
             }
         }
         assert_eq!(

@@ -167,8 +167,9 @@ fn ratios(svg: &mut Svg, report: &BenchReport, step: &str) {
         svg.text((20.0, y + 4.0), 12.0, Anchor::Start, INK, comparison.name());
         if let Some(effect) = of(comparison) {
             if let Some(ratio) = &effect.ratio {
-                let told = matches!(effect.verdict, Some(Conclusion::More | Conclusion::Less));
-                let ink = if told { "#1f60c4" } else { PALE };
+                let is_conclusive =
+                    matches!(effect.verdict, Some(Conclusion::More | Conclusion::Less));
+                let ink = if is_conclusive { "#1f60c4" } else { PALE };
                 svg.line((at(ratio.low), y), (at(ratio.high), y), ink, 3.0);
                 svg.dot((at(ratio.median), y), 5.0, ink);
             }

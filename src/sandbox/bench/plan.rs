@@ -318,7 +318,7 @@ impl Sizes {
     }
 }
 
-// === impl Plan ===
+// === impl BenchPlan ===
 
 impl BenchPlan {
     /// Chooses values for the missing options, and checks the machine's size.

@@ -29,7 +29,7 @@ pub struct BenchReport {
     pub runs: Vec<Run>,
 }
 
-// === impl Report ===
+// === impl BenchReport ===
 
 impl BenchReport {
     /// Computes the results of the runs. An incomplete round has no ratios.

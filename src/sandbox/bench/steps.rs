@@ -202,7 +202,7 @@ impl Listener {
     }
 }
 
-// === impl Stretch ===
+// === impl StepSpan ===
 
 impl StepSpan {
     /// Whether lines arrived in bursts, as from a full buffer. The time between two lines is then not the time of a step.
@@ -240,7 +240,7 @@ mod tests {
         Duration::from_millis(at)
     }
 
-    fn heard(pattern: &str, lines: &[(&str, u64)]) -> Vec<(f64, Vec<f64>)> {
+    fn recorded_steps(pattern: &str, lines: &[(&str, u64)]) -> Vec<(f64, Vec<f64>)> {
         let pattern: Pattern = pattern.parse().unwrap();
         let mut listener = Listener::default();
         for (line, at) in lines {
@@ -263,7 +263,7 @@ mod tests {
             ("step 3", 180),
         ];
         assert_eq!(
-            heard("^step", &lines),
+            recorded_steps("^step", &lines),
             [(1.0, vec![]), (1.0, vec![30.0]), (1.0, vec![50.0])]
         );
     }
@@ -278,7 +278,7 @@ mod tests {
             ("3/90 1e999ms", 40),
         ];
         assert_eq!(
-            heard(r"^(?<step>\d+)/90 (?<ms>[\d.e]+)ms", &lines),
+            recorded_steps(r"^(?<step>\d+)/90 (?<ms>[\d.e]+)ms", &lines),
             [
                 (0.0, vec![]),
                 (2.0, vec![6.0, 6.0]),
@@ -288,12 +288,12 @@ mod tests {
             ]
         );
         assert_eq!(
-            heard(r"took (?<s>[\d.]+)", &[("took 0.25 s", 3)]),
+            recorded_steps(r"took (?<s>[\d.]+)", &[("took 0.25 s", 3)]),
             [(1.0, vec![250.0])]
         );
         // Lines that are no text, and lines in the wrong order.
         assert_eq!(
-            heard("x", &[("x", 9), ("x", 3)]),
+            recorded_steps("x", &[("x", 9), ("x", 3)]),
             [(1.0, vec![]), (1.0, vec![0.0])]
         );
         let mut listener = Listener::default();

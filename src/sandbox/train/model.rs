@@ -221,7 +221,7 @@ impl Model {
     }
 }
 
-// === impl View ===
+// === impl MatrixView ===
 
 impl MatrixView {
     fn plain(values: &Arc<Vec<f32>>, width: usize) -> Self {

@@ -60,7 +60,7 @@ struct HelperState {
     output: Mutex<Vec<f32>>,
 }
 
-// === impl Pool ===
+// === impl ThreadPool ===
 
 impl ThreadPool {
     /// A pool of `threads` threads (at least 1), the caller's included.
@@ -209,13 +209,16 @@ fn help(block: usize, shared: &PoolState, slot: &HelperState) {
         }
     }
 
-    let mut seen = 0;
+    let mut finished_loops = 0;
     loop {
-        wait(|| slot.calls.load(Ordering::Acquire) != seen || shared.stop.load(Ordering::Acquire));
+        wait(|| {
+            slot.calls.load(Ordering::Acquire) != finished_loops
+                || shared.stop.load(Ordering::Acquire)
+        });
         if shared.stop.load(Ordering::Acquire) {
             return;
         }
-        seen += 1;
+        finished_loops += 1;
         let _arrive = Arrive(shared);
         let mut output = slot.output.lock().unwrap_or_else(PoisonError::into_inner);
         output.clear();

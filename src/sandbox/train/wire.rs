@@ -121,7 +121,7 @@ pub fn receive<M: WireMessage>(stream: &mut impl Read) -> Result<(M, u64), WireE
     Ok((M::decode(&frame)?, length as u64 + 4))
 }
 
-// === impl Request ===
+// === impl WorkerRequest ===
 
 impl WireMessage for WorkerRequest {
     fn encode(&self, out: &mut Vec<u8>) {
@@ -196,7 +196,7 @@ impl WireMessage for WorkerRequest {
     }
 }
 
-// === impl Reply ===
+// === impl ServerReply ===
 
 impl WireMessage for ServerReply {
     fn encode(&self, out: &mut Vec<u8>) {

@@ -200,7 +200,7 @@ fn train_alone(
     Ok(())
 }
 
-// === impl Servers ===
+// === impl ServerConnections ===
 
 impl ServerConnections<'_> {
     /// A step: pull, compute, push. Requests to all servers are in flight at the same time.
