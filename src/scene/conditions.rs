@@ -255,7 +255,7 @@ fn compare(plan: &ScenePlan, slots: &Slots, view: &ClusterView<'_>) -> CaseCompa
     comparison
 }
 
-// === impl Comparison ===
+// === impl CaseComparison ===
 
 impl CaseComparison {
     /// Adds a slot. `holder` is the slot's node, and `labelled` are the nodes with the slot's labels.

@@ -136,7 +136,7 @@ fn head(tree: &Tree) -> Result<DocumentType, String> {
     }
 }
 
-// === impl Head ===
+// === impl DocumentType ===
 
 impl DocumentType {
     fn is_plan(&self) -> bool {

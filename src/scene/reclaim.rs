@@ -258,9 +258,9 @@ fn promised(workers: &[&ReclaimItem], servers: &[ReclaimItem]) -> Result<u32, St
 
 /// The number of succeeded tasks, and the time of the last success.
 fn successes(tasks: &[&ReclaimItem]) -> Result<(u32, i64), String> {
-    let (mut seen, mut succeeded, mut last) = (BTreeSet::new(), 0_u32, i64::MIN);
+    let (mut counted_tasks, mut succeeded, mut last) = (BTreeSet::new(), 0_u32, i64::MIN);
     for item in tasks {
-        if !seen.insert((role(item), item.labels.get(TASK_LABELS[2]))) {
+        if !counted_tasks.insert((role(item), item.labels.get(TASK_LABELS[2]))) {
             return Err(format!(
                 "{item} repeats the index of another {}",
                 role(item)
@@ -333,7 +333,7 @@ fn verdict(
     ))
 }
 
-// === impl Item ===
+// === impl ReclaimItem ===
 
 impl ReclaimItem {
     /// Whether the item's job asks for reclaim.

@@ -65,7 +65,7 @@ pub fn status(plan: &ScenePlan, slots: &Slots, nodes: &[Node]) -> CaseStatus {
     }
 }
 
-// === impl Status ===
+// === impl CaseStatus ===
 
 impl CaseStatus {
     /// The slots without a node.

@@ -148,7 +148,7 @@ pub fn switch(rule: OnBusy, has: &str, pods: &[String]) -> SwitchDecision {
     }
 }
 
-// === impl Want ===
+// === impl WantedSlot ===
 
 impl WantedSlot {
     /// The positions among `slots` in the order of a node's claims. The slot of the node's labels comes first, or
