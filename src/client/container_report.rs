@@ -97,7 +97,7 @@ pub(crate) fn describe(containers: &[Value]) -> anyhow::Result<String> {
     Ok(lines.join("\n"))
 }
 
-// === impl ContainerStatus ===
+// === impl ReportedStatus ===
 
 impl ReportedStatus {
     fn describe(&self) -> Vec<String> {

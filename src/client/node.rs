@@ -314,7 +314,7 @@ impl MonitoredNode {
     }
 }
 
-// === impl Sample ===
+// === impl NodeSample ===
 
 impl NodeSample {
     /// The counters of running containers that the status lists. Series carry only names, and a terminated container may have

@@ -63,7 +63,7 @@ pub(crate) struct RowFigures {
     pub(crate) throttled: Option<f64>,
 }
 
-// === impl Figures ===
+// === impl RowFigures ===
 
 impl RowFigures {
     /// The CPUs on which the threads may run.

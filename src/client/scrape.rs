@@ -99,7 +99,7 @@ const POD_FAMILIES: [(&str, PodField); 4] = [
 
 const START_TIME: &str = "process_start_time_seconds";
 
-// === impl Scrape ===
+// === impl ScrapeValues ===
 
 impl ScrapeValues {
     /// Parses Prometheus' text format; a line that does not parse is skipped.

@@ -208,7 +208,7 @@ fn layout<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Layout, D::Error
     })
 }
 
-// === impl Status ===
+// === impl AgentStatus ===
 
 impl AgentStatus {
     /// Parses the body of `/status`.

@@ -50,7 +50,7 @@ pub(super) struct NetlinkMessage<'a> {
     pub content: &'a [u8],
 }
 
-// === impl Message ===
+// === impl NetlinkMessage ===
 
 impl<'a> NetlinkMessage<'a> {
     /// Splits the first message off; `None` where the bytes are no message.

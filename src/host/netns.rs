@@ -139,7 +139,7 @@ pub fn for_each_netns(namespaces: &[NetnsRef], mut work: impl FnMut(usize) + Sen
     })
 }
 
-// === impl Switch ===
+// === impl NetworkSwitch ===
 
 impl NetworkSwitch {
     /// A bridge in a new namespace, set up, with no ports.

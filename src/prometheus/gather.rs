@@ -163,7 +163,7 @@ pub async fn gather(
     })
 }
 
-// === impl Source ===
+// === impl QuerySource ===
 
 impl QuerySource<'_> {
     async fn instant(&mut self, query: &str, at: f64) -> Result<Vec<Series>, PrometheusError> {

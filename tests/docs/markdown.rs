@@ -28,7 +28,7 @@ pub(crate) struct Block {
 /// A row of a table: the cells.
 pub(crate) type Row = Vec<String>;
 
-// === impl Page ===
+// === impl DocumentPage ===
 
 impl DocumentPage {
     /// Reads a page of the repository.

@@ -44,7 +44,7 @@ pub(crate) struct Container {
     pub(crate) note: Option<String>,
 }
 
-// === impl Status ===
+// === impl AgentStatus ===
 
 impl AgentStatus {
     /// A container, by names.

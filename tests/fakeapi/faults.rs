@@ -53,7 +53,7 @@ pub(crate) struct FaultScope {
     times: usize,
 }
 
-// === impl When ===
+// === impl FaultScope ===
 
 impl FaultScope {
     /// Every request, without a limit.

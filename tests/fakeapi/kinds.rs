@@ -18,7 +18,7 @@ pub(crate) struct ObjectKind {
     pub(crate) schema: Option<Value>,
 }
 
-// === impl Kind ===
+// === impl ObjectKind ===
 
 impl ObjectKind {
     /// The built-in kinds.

@@ -108,7 +108,7 @@ struct Settings {
     unavailable: Vec<String>,
 }
 
-// === impl Shared ===
+// === impl SharedState ===
 
 impl SharedState {
     pub(crate) fn second(&self) -> Duration {

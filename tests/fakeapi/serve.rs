@@ -43,7 +43,7 @@ struct RequestTarget {
     subresource: String,
 }
 
-// === impl Target ===
+// === impl RequestTarget ===
 
 impl RequestTarget {
     fn parse(path: &str) -> Option<Self> {

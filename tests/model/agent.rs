@@ -133,7 +133,7 @@ pub(crate) struct Held {
     refused: Vec<String>,
 }
 
-// === impl Wanted ===
+// === impl ModelEnforcement ===
 
 impl ModelEnforcement {
     pub(crate) fn enforcement(self) -> Enforcement {

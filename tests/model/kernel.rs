@@ -167,7 +167,7 @@ fn subset(one: Cpus, other: Cpus) -> bool {
     one & !other == 0
 }
 
-// === impl Kind ===
+// === impl KernelKind ===
 
 impl KernelKind {
     pub(crate) fn has_partitions(self) -> bool {

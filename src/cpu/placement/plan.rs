@@ -175,7 +175,7 @@ impl GroupedCpus {
     }
 }
 
-// === impl Plan ===
+// === impl PlacementPlan ===
 
 impl PlacementPlan {
     /// The plan, and whether the plan keeps every group.

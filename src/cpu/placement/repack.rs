@@ -115,7 +115,7 @@ struct Region<'a> {
 /// The numbers of an owner's request. No number may grow in a move.
 type OwnerScore = [usize; 6];
 
-// === impl Goal ===
+// === impl RepackGoal ===
 
 impl RepackGoal {
     fn new(now: Cost, need: Cost) -> Option<Self> {

@@ -228,7 +228,7 @@ pub(super) struct SearchInput<'a> {
     pub(super) cores: Cores,
 }
 
-// === impl Terms ===
+// === impl SearchInput ===
 
 impl SearchInput<'_> {
     pub(super) fn is_unwanted(&self, cpu: usize) -> bool {

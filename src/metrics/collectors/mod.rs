@@ -243,7 +243,7 @@ impl Collectors {
     }
 }
 
-// === impl Enabled ===
+// === impl EnabledCollector ===
 
 impl EnabledCollector {
     /// Logs the sentence behind the label `reason`, once per reason.
@@ -272,7 +272,7 @@ struct ScrapeReport {
     left_out: Lines,
 }
 
-// === impl Report ===
+// === impl ScrapeReport ===
 
 impl ScrapeReport {
     fn new(page: Page) -> Self {

@@ -75,7 +75,7 @@ pub(super) struct ThreadCount {
     pub(super) run_delay: Option<u64>,
 }
 
-// === impl Outcome ===
+// === impl CollectOutcome ===
 
 impl CollectOutcome {
     pub(super) fn from_complete(complete: bool) -> Self {

@@ -91,7 +91,7 @@ impl SchedulerTotals {
     }
 }
 
-// === impl Task ===
+// === impl TaskTotals ===
 
 impl TaskTotals {
     /// Adds the increase since the last scrape.

@@ -168,7 +168,7 @@ struct PodPlace<'a> {
     again: bool,
 }
 
-// === impl Place ===
+// === impl PodPlace ===
 
 impl PodPlace<'_> {
     /// When it is scraped. In scene 2 case 2 servers wait for five minutes before the workers come, and stay for ten.
