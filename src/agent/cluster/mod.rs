@@ -1,10 +1,10 @@
 //! The agent's side of the Kubernetes API: whether the API is used, the agent's identity, and the tasks that use the API.
 //!
 //! ```text
-//!              ┌─ follow ── PodsEvent ──> pods::take ── AgentEvent::Pods ──> reconciler
-//!  Cluster ────┤                              └── Link (the API's state for /status, /readyz and /metrics)
-//!              ├─ Recorder <── News ── news::tell <── Snapshot ── reconciler
-//!              └─ Scenes: this Node's labels and claims, by the ScenePlans
+//!                     ┌─ follow ── PodsEvent ──> pods::take ── AgentEvent::Pods ──> reconciler
+//!  ClusterContext ────┤                              └── ClusterLink (the API's state for /status, /readyz and /metrics)
+//!                     ├─ Recorder <── EventDetails ── news::tell <── Snapshot ── reconciler
+//!                     └─ Scenes: this Node's labels and claims, by the ScenePlans
 //! ```
 //!
 //! [`ClusterContext`] is the handle for every task that uses the API, and is cheap to clone. `ClusterContext::start` starts the tasks. When

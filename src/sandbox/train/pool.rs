@@ -190,7 +190,7 @@ impl PoolState {
 
 impl std::fmt::Debug for PoolState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared")
+        f.debug_struct("PoolState")
             .field("pending", &self.pending)
             .finish_non_exhaustive()
     }
