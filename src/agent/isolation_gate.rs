@@ -88,7 +88,7 @@ impl IsolatedPartitionGate {
     /// Compares the present mask with the noted mask. If the masks differ, the time of the change is unknown, so the gate forgets
     /// the noted mask.
     pub(super) fn check(&mut self, allowed: Option<&CpuSet>) {
-        self.allowed.take_if(|(noted, _)| Some(&*noted) != allowed);
+        self.allowed.take_if(|(last, _)| Some(&*last) != allowed);
     }
 
     /// When a node pass is due because the waiting time of a pod has ended.

@@ -531,7 +531,7 @@ mod tests {
         histogram.observe(0.75);
         let mut page = Page::default();
         page.add_registry(&registry.gather());
-        let ours = page.text(Format::Text);
+        let expected = page.text(Format::Text);
         static WAIT: Family = Family {
             name: "wait_seconds",
             kind: FamilyKind::Histogram,
@@ -542,15 +542,15 @@ mod tests {
         again.put_histogram(&Labels::default(), &[0.5, 1.0, 10.0], &[0, 1, 0, 0], 0.75);
         let mut page = Page::default();
         page.add(again);
-        assert_eq!(page.text(Format::Text), ours);
-        let mut theirs = Vec::new();
+        assert_eq!(page.text(Format::Text), expected);
+        let mut encoded = Vec::new();
         prometheus::Encoder::encode(
             &prometheus::TextEncoder::new(),
             &registry.gather(),
-            &mut theirs,
+            &mut encoded,
         )
         .unwrap();
-        assert_eq!(ours, String::from_utf8(theirs).unwrap());
+        assert_eq!(expected, String::from_utf8(encoded).unwrap());
         let open = page.text(Format::OpenMetrics);
         let bounds: Vec<&str> = open
             .lines()

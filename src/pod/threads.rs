@@ -489,8 +489,8 @@ fn expected(
     processes: usize,
 ) -> Option<usize> {
     // If the container sets the variable, the container's value counts; none if the value is unreadable.
-    let size = |name: &str, ours: usize| match container.env.get(name) {
-        None => Some(ours),
+    let size = |name: &str, computed: usize| match container.env.get(name) {
+        None => Some(computed),
         Some(EnvSource::Value(text)) => text.trim().parse().ok().filter(|&size| size > 0),
         Some(EnvSource::Reference) => None,
     };

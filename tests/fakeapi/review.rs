@@ -60,14 +60,14 @@ fn token(shared: &SharedState, spec: &Value) -> Value {
 
 /// The rules of non-resource URLs have the path as their resource.
 fn access(shared: &SharedState, spec: &Value) -> Value {
-    let (asked, user) = (&spec["nonResourceAttributes"], &spec["user"]);
+    let (attributes, user) = (&spec["nonResourceAttributes"], &spec["user"]);
     let is_user = spec["groups"] == json!(["system:authenticated"]) && user.is_string();
     let allowed = is_user
         && (user == "admin"
             || shared.rules.lock().unwrap().iter().any(|rule| {
                 *user == *rule.user
-                    && asked["path"] == *rule.resource
-                    && rule.verbs.iter().any(|verb| asked["verb"] == **verb)
+                    && attributes["path"] == *rule.resource
+                    && rule.verbs.iter().any(|verb| attributes["verb"] == **verb)
             }));
     json!({"allowed": allowed})
 }

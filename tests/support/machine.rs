@@ -48,16 +48,16 @@ pub(crate) fn unpack(name: &str) -> TempDir {
         let mut entry = entry.unwrap();
         let path = entry.path().unwrap().into_owned();
         let below = path.components().skip(1).collect::<PathBuf>();
-        let ours = below.starts_with("sys/devices/system/cpu")
+        let is_cpu_file = below.starts_with("sys/devices/system/cpu")
             || below.starts_with("sys/devices/system/node")
             || below
                 .to_str()
                 .is_some_and(|path| path.starts_with("sys/devices/cpu_"));
         // Folders count by themselves: an offline CPU's may be empty.
         let to = folder.path().join(&below);
-        if ours && entry.header().entry_type().is_dir() {
+        if is_cpu_file && entry.header().entry_type().is_dir() {
             fs::create_dir_all(&to).unwrap();
-        } else if ours
+        } else if is_cpu_file
             && entry.header().entry_type().is_file()
             && WANTED.iter().any(|name| below.ends_with(name))
         {

@@ -370,13 +370,13 @@ impl FakeRuntime {
     /// Configures; the answer is the mask of events. A timeout of 0 is not told.
     pub(crate) async fn configure(&mut self, timeout: i64) -> i32 {
         let (name, version) = ("fake".to_owned(), "1.0".to_owned());
-        let asked = Configure {
+        let configure = Configure {
             name,
             version,
             timeout,
         }
         .encode_to_vec();
-        let answer = self.call("Configure", asked).await.unwrap();
+        let answer = self.call("Configure", configure).await.unwrap();
         Configured::decode(answer.as_slice()).unwrap().events
     }
 

@@ -7,8 +7,8 @@
 //!                     └─ Scenes: this Node's labels and claims, by the ScenePlans
 //! ```
 //!
-//! [`ClusterContext`] is the handle for every task that uses the API, and is cheap to clone. `ClusterContext::start` starts the tasks. When
-//! the agent stops, the tasks end at once. Only waiting Events get a short time.
+//! [`ClusterContext`] is the handle for every task that uses the API, and is cheap to clone. `ClusterContext::start` starts the
+//! tasks. When the agent stops, the tasks end at once. Only waiting Events get a short time.
 
 mod last_slot;
 mod link;

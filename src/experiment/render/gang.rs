@@ -49,20 +49,20 @@ impl ResolvedJob<'_> {
         else {
             return;
         };
-        let (all, ours) = (counted(self.all(), "pod"), scheduler == VOLCANO);
+        let (all, is_volcano) = (counted(self.all(), "pod"), scheduler == VOLCANO);
         match self.format {
-            WorkloadFormat::Native | WorkloadFormat::Jobset if !ours => {
+            WorkloadFormat::Native | WorkloadFormat::Jobset if !is_volcano => {
                 let queue = if gang.queue.is_some() { ", with its queue" } else { "" };
                 warnings.push(format!(
                     "gang: the pods name group {group} of scheduler {scheduler}, but Pinfold renders groups only for volcano: \
                      create the group for {all}{queue}; without the group, the pods don't start together"
                 ));
             }
-            WorkloadFormat::Volcano if !ours => warnings.push(format!(
+            WorkloadFormat::Volcano if !is_volcano => warnings.push(format!(
                 "gang: only Volcano's scheduler reads the PodGroup of a Volcano Job: if {scheduler} is a different scheduler, \
                  the {all} don't start together"
             )),
-            WorkloadFormat::Tfjob if !ours => warnings.push(format!(
+            WorkloadFormat::Tfjob if !is_volcano => warnings.push(format!(
                 "gang: the training operator makes the group only if its --gang-scheduler-name fits {scheduler}; otherwise \
                  the {all} don't start together"
             )),

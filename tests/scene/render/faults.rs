@@ -211,22 +211,22 @@ fn a_claim_for_one_node_is_told_of_where_there_are_more() {
         let text = format!(
             "name: a\nimage: i\nscript: s\npin: false\nlog: {{size: 1Gi, accessMode: {mode}}}\n"
         );
-        let told = rendered(&job(&text), "1", case, WorkloadFormat::Native).warnings;
-        assert_eq!(told.len(), usize::from(words.is_some()), "{told:?}");
+        let warnings = rendered(&job(&text), "1", case, WorkloadFormat::Native).warnings;
+        assert_eq!(warnings.len(), usize::from(words.is_some()), "{warnings:?}");
         assert!(
-            words.is_none_or(|words| told[0].contains(words)),
-            "{told:?}"
+            words.is_none_or(|words| warnings[0].contains(words)),
+            "{warnings:?}"
         );
     }
 }
 
 #[test]
 fn a_group_that_nobody_makes_or_reads_is_told_of() {
-    let told = |gang: &str, format| {
+    let gang_warnings = |gang: &str, format| {
         let text = format!("name: a\nimage: i\nscript: s\npin: false\ngang: {gang}\n");
         rendered(&job(&text), "1", "1", format).warnings
     };
-    let ours = |warnings: Vec<String>| -> Vec<String> {
+    let about_gang = |warnings: Vec<String>| -> Vec<String> {
         warnings
             .into_iter()
             .filter(|one| one.contains("gang"))
@@ -234,16 +234,16 @@ fn a_group_that_nobody_makes_or_reads_is_told_of() {
     };
     for format in FORMATS {
         assert_eq!(
-            ours(told("{queue: q, group: a}", format)),
+            about_gang(gang_warnings("{queue: q, group: a}", format)),
             Vec::<String>::new(),
             "{format:?}"
         );
-        let other = ours(told("{scheduler: other, group: a}", format));
+        let other = about_gang(gang_warnings("{scheduler: other, group: a}", format));
         assert!(
             other.len() == 1 && other[0].contains("scheduler"),
             "{format:?}: {other:?}"
         );
-        let grouped = ours(told("{group: g}", format));
+        let grouped = about_gang(gang_warnings("{group: g}", format));
         let unused = matches!(format, WorkloadFormat::Volcano | WorkloadFormat::Tfjob);
         assert_eq!(
             grouped.len(),
@@ -257,7 +257,7 @@ fn a_group_that_nobody_makes_or_reads_is_told_of() {
             "{grouped:?}"
         );
     }
-    let native = told("{scheduler: other, queue: q}", WorkloadFormat::Native);
+    let native = gang_warnings("{scheduler: other, queue: q}", WorkloadFormat::Native);
     assert!(
         native[0].contains("create the group for 11 pods, with its queue"),
         "{native:?}"
@@ -340,7 +340,7 @@ fn a_file_of_parameters_has_lines() {
 
 #[test]
 fn what_may_surprise_is_told() {
-    let told = |text: &str| {
+    let warnings = |text: &str| {
         rendered(
             &job(&format!("name: a\nimage: i\nscript: s\n{text}")),
             "2",
@@ -350,12 +350,12 @@ fn what_may_surprise_is_told() {
         .warnings
     };
     assert_eq!(
-        told(""),
+        warnings(""),
         Vec::<String>::new(),
         "the plan says pin for ps and pin: false for workers"
     );
     let warned =
-        told("roles: {worker: {requests: {cpu: 1}, limits: {cpu: 2, memory: 8Gi}, pin: true}}");
+        warnings("roles: {worker: {requests: {cpu: 1}, limits: {cpu: 2, memory: 8Gi}, pin: true}}");
     assert!(
         warned
             .iter()

@@ -193,10 +193,13 @@ fn volcano_and_jobset_end_the_parameter_servers_when_all_workers_have_succeeded(
         rendered(&full(), "1", "1", WorkloadFormat::Jobset),
         rendered(&full(), "1", "4", WorkloadFormat::Jobset),
     );
-    let told = |one: &pinfold::experiment::Rendered| {
+    let suggests_server_side = |one: &pinfold::experiment::Rendered| {
         one.warnings.iter().any(|one| one.contains("--server-side"))
     };
-    assert_eq!((told(&small), told(&large)), (false, true));
+    assert_eq!(
+        (suggests_server_side(&small), suggests_server_side(&large)),
+        (false, true)
+    );
 }
 
 /// A plan whose only case has a chief, 2 workers, an evaluator and 2 parameter servers.
@@ -295,13 +298,13 @@ fn a_chiefs_success_ends_the_job_in_every_format() {
         rendered.objects.last().unwrap()["spec"]["successPolicy"],
         "AllWorkers"
     );
-    let told = |one: &String| one.contains("ends a TFJob when its chief has succeeded");
+    let mentions_chief = |one: &String| one.contains("ends a TFJob when its chief has succeeded");
     assert!(
-        rendered.warnings.iter().any(told)
+        rendered.warnings.iter().any(mentions_chief)
             && !with_chief(None, WorkloadFormat::Tfjob)
                 .warnings
                 .iter()
-                .any(told)
+                .any(mentions_chief)
     );
     let volcano = last(all_workers, WorkloadFormat::Volcano);
     assert_eq!(volcano["minSuccess"], 3);
@@ -418,11 +421,11 @@ fn a_volcano_job_makes_lost_pods_anew_and_ends_with_a_worker_that_keeps_failing(
             tfjob.objects.last().unwrap()["spec"]["runPolicy"]["backoffLimit"],
             json!(retries)
         );
-        let told = tfjob
+        let has_warning = tfjob
             .warnings
             .iter()
             .any(|one| one.contains("the restarts of all tasks together"));
-        assert_eq!(told, retries.is_some(), "{:?}", tfjob.warnings);
+        assert_eq!(has_warning, retries.is_some(), "{:?}", tfjob.warnings);
     }
 }
 

@@ -62,15 +62,15 @@ fn rows_are_sorted_as_people_count() {
         "ps-0",
         "what is not known is last, whichever way round"
     );
-    let mut seen = vec![Column::Pod];
+    let mut visited = vec![Column::Pod];
     state.view.sort = Column::Pod;
     for _ in 1..Column::ALL.len() {
         press(&mut state, "s");
-        seen.push(state.view.sort);
+        visited.push(state.view.sort);
     }
     assert!(
-        Column::ALL.iter().all(|column| seen.contains(column)),
-        "{seen:?}"
+        Column::ALL.iter().all(|column| visited.contains(column)),
+        "{visited:?}"
     );
     press(&mut state, "sS");
     assert_eq!(Some(&state.view.sort), seen.last());

@@ -31,7 +31,7 @@ fn run(pods: &[PodFigures]) -> ObservedRun {
         .map(|(name, value)| (name.to_owned(), value.to_owned()))
         .into()
     };
-    let seen = [
+    let samples = [
         0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 100.0,
     ]
     .map(|at| (at, at));
@@ -39,7 +39,7 @@ fn run(pods: &[PodFigures]) -> ObservedRun {
         .iter()
         .map(|pod| Series {
             labels: labels(pod),
-            points: seen.to_vec(),
+            points: samples.to_vec(),
         })
         .collect();
     let mut totals = Totals::new();

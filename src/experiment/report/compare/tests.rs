@@ -88,7 +88,7 @@ fn each_scene_scales_from_its_own_smallest_case() {
         run("2", "2", 50, Some(250.0), &[1e6; 5]),
     ];
     let report = compared(runs.clone(), None);
-    let told: Vec<(&str, &str, f64, f64)> = report
+    let efficiencies: Vec<(&str, &str, f64, f64)> = report
         .efficiency
         .iter()
         .map(|one| {
@@ -101,7 +101,7 @@ fn each_scene_scales_from_its_own_smallest_case() {
         })
         .collect();
     assert_eq!(
-        told,
+        efficiencies,
         [
             ("scene 1 case 2", "scene 1 case 1", 4.0, 0.8),
             ("scene 2 case 2", "scene 2 case 1", 5.0, 1.0)

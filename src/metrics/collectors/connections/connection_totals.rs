@@ -366,7 +366,7 @@ mod tests {
         fn counters_never_go_back(
             samples in prop::collection::vec(prop::collection::vec((0_u64..4, 0_u64..1 << 40, 0_u64..9), 0..6), 1..20),
         ) {
-            let (mut totals, mut before, mut seen) = (ConnectionTotals::default(), [0; 3], 0);
+            let (mut totals, mut before, mut last_count) = (ConnectionTotals::default(), [0; 3], 0);
             for connections in samples {
                 let connections: Vec<TcpConnection> = connections
                     .into_iter()
@@ -378,8 +378,8 @@ mod tests {
                 let pod = totals.get("a").unwrap();
                 prop_assert!(pod.states[0].unwrap_or(0) <= 4);
                 let count = pod.rtt.counts.iter().sum();
-                prop_assert!(count >= seen);
-                (before, seen) = (after, count);
+                prop_assert!(count >= last_count);
+                (before, last_count) = (after, count);
             }
         }
     }

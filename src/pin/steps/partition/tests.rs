@@ -330,14 +330,14 @@ fn a_pod_mates_newer_set_is_what_it_gets_back() {
         Enforcement::Partition,
     );
     assert_eq!(words(&steps), ["a/z: CPUs 0-1,4-7"]);
-    let noted = steps.iter().find_map(|step| match step {
+    let recorded = steps.iter().find_map(|step| match step {
         Step::Record {
             path,
             record: Some(mark),
         } if path.ends_with("/z") => Some(mark.before.cpus.clone()),
         _ => None,
     });
-    assert_eq!(noted, Some(set("0-7")));
+    assert_eq!(recorded, Some(set("0-7")));
 }
 
 #[test]
