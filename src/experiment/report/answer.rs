@@ -92,9 +92,9 @@ struct Number(f64);
 
 impl<'de> Deserialize<'de> for Number {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Reader;
+        struct NumberVisitor;
 
-        impl Visitor<'_> for Reader {
+        impl Visitor<'_> for NumberVisitor {
             type Value = Number;
 
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -109,7 +109,7 @@ impl<'de> Deserialize<'de> for Number {
             }
         }
 
-        deserializer.deserialize_str(Reader)
+        deserializer.deserialize_str(NumberVisitor)
     }
 }
 
