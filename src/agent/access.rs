@@ -34,8 +34,8 @@ pub(super) struct Access {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Refusal {
     #[error(
-        "the agent uses no Kubernetes API and can't review callers: send the request from the agent's host, or give the \
-         agent a kubeconfig (--kubeconfig)"
+        "the agent uses no Kubernetes API and can't review callers: send the request from the agent's host, use a \
+         port-forward (--cluster), or give the agent a kubeconfig (--kubeconfig)"
     )]
     NoApi,
     #[error(
