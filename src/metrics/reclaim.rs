@@ -55,7 +55,7 @@ impl ReclaimMetrics {
         )?;
         let leader = IntGauge::new(
             "pinfold_reclaim_leader",
-            "Whether this process holds the Lease, and so deletes objects and writes statuses.",
+            "Whether this process acts. The value is 1 for the holder of the Lease, and without an election.",
         )?;
         let all: [Box<dyn Collector>; 5] = [
             Box::new(jobs.clone()),
