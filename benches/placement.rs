@@ -14,7 +14,7 @@ mod spread;
 use std::time::{Duration, Instant};
 
 use machines::{cpu, even, machine};
-use pinfold::cpu::{Cores, CpuSet, NumaNode, Order, Placer, Refusal, Request, Topology};
+use pinfold::cpu::{Cores, CpuSet, NumaNode, Order, PlacementRefusal, Placer, Request, Topology};
 use random::Random;
 use spread::spread;
 
@@ -246,7 +246,7 @@ fn preferences() {
                     };
                     match placer.place_as(&free, &request) {
                         Ok(_) => {}
-                        Err(Refusal::NotWholeCores { less, .. }) => request.cpus = less,
+                        Err(PlacementRefusal::NotWholeCores { less, .. }) => request.cpus = less,
                         Err(_) => continue,
                     }
                     let time = (0..3).map(|_| {

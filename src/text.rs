@@ -24,7 +24,7 @@ const BYTES_OF_A_VALUE: usize = 16;
 
 /// A text's form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Form {
+pub enum TextForm {
     /// JSON, with documents in sequence. The JSON parser is many times faster than the YAML parser.
     Json,
     /// YAML with strict texts: a label `CASE: 2` is an error that asks for quotes, as in Kubernetes.
@@ -53,18 +53,21 @@ pub struct Mistake {
 ///
 /// # Errors
 /// The first mistake in it.
-pub fn read<T: DeserializeOwned>(text: &str, longest: usize) -> Result<(Vec<T>, Form), Mistake> {
+pub fn read<T: DeserializeOwned>(
+    text: &str,
+    longest: usize,
+) -> Result<(Vec<T>, TextForm), Mistake> {
     if !text
         .trim_start_matches('\u{feff}')
         .trim_start()
         .starts_with('{')
     {
-        return Ok((read_as(text, Form::Yaml, longest)?, Form::Yaml));
+        return Ok((read_as(text, TextForm::Yaml, longest)?, TextForm::Yaml));
     }
-    match read_as(text, Form::Json, longest) {
-        Ok(documents) => Ok((documents, Form::Json)),
-        Err(mistake) if mistake.other_form => match read_as(text, Form::Yaml, longest) {
-            Ok(documents) => Ok((documents, Form::Yaml)),
+    match read_as(text, TextForm::Json, longest) {
+        Ok(documents) => Ok((documents, TextForm::Json)),
+        Err(mistake) if mistake.other_form => match read_as(text, TextForm::Yaml, longest) {
+            Ok(documents) => Ok((documents, TextForm::Yaml)),
             Err(_) => Err(mistake),
         },
         Err(mistake) => Err(mistake),
@@ -77,12 +80,12 @@ pub fn read<T: DeserializeOwned>(text: &str, longest: usize) -> Result<(Vec<T>, 
 /// The first mistake in it.
 pub fn read_as<T: DeserializeOwned>(
     text: &str,
-    form: Form,
+    form: TextForm,
     longest: usize,
 ) -> Result<Vec<T>, Mistake> {
     let text = text.trim_start_matches('\u{feff}');
     let mut documents = Vec::new();
-    if form == Form::Json {
+    if form == TextForm::Json {
         for document in serde_json::Deserializer::from_str(text).into_iter() {
             documents.push(document.map_err(|error| Mistake {
                 document: documents.len() + 1,
@@ -112,9 +115,9 @@ pub fn read_as<T: DeserializeOwned>(
 
 /// The limits that keep a small text from becoming a large value: aliases may repeat anchors only a limited number of
 /// times.
-fn options(form: Form, longest: usize) -> serde_saphyr::Options {
+fn options(form: TextForm, longest: usize) -> serde_saphyr::Options {
     serde_saphyr::options! {
-        no_schema: form == Form::Yaml,
+        no_schema: form == TextForm::Yaml,
         with_snippet: false,
         emit_comments: false,
         alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: REPEATED },
@@ -179,10 +182,10 @@ mod tests {
 
     #[derive(PartialEq, Deserialize)]
     #[serde(expecting = "a thing")]
-    struct Thing {
+    struct Example {
         name: Option<String>,
         count: Option<u8>,
-        inner: Option<Box<Thing>>,
+        inner: Option<Box<Example>>,
     }
 
     #[test]
@@ -209,7 +212,7 @@ mod tests {
 
     fn names(text: &str) -> Result<Vec<Option<String>>, (usize, Option<u64>)> {
         let (things, _) =
-            read::<Thing>(text, 1 << 20).map_err(|mistake| (mistake.document, mistake.line))?;
+            read::<Example>(text, 1 << 20).map_err(|mistake| (mistake.document, mistake.line))?;
         Ok(things
             .into_iter()
             .map(|thing| thing.inner.map_or(thing.name, |inner| inner.name))
@@ -244,10 +247,10 @@ mod tests {
             assert_eq!(names(text), Err(place), "{text}");
         }
         assert_eq!(
-            read_as::<String>("7", Form::PlainYaml, 100),
+            read_as::<String>("7", TextForm::PlainYaml, 100),
             Ok(vec!["7".to_owned()])
         );
-        assert!(read_as::<String>("7", Form::Yaml, 100).is_err());
-        assert!(read_as::<String>(&"a".repeat(101), Form::Yaml, 100).is_err());
+        assert!(read_as::<String>("7", TextForm::Yaml, 100).is_err());
+        assert!(read_as::<String>(&"a".repeat(101), TextForm::Yaml, 100).is_err());
     }
 }

@@ -21,7 +21,7 @@ use nix::sched::{CpuSet as Mask, sched_setaffinity};
 use nix::unistd::Pid;
 use pinfold::cpu::CpuSet;
 use pinfold::host::perf::{
-    CounterGroup, Event, PerfError, hardware_events, second_level_cache_events,
+    CounterGroup, PerfError, PerfEvent, hardware_events, second_level_cache_events,
 };
 use pinfold::host::proc::Proc;
 use pinfold::host::rdma;
@@ -84,7 +84,7 @@ fn main() {
 }
 
 /// Counts the events on each CPU during work.
-fn counters(online: &CpuSet, events: &[Event], names: &[&str]) {
+fn counters(online: &CpuSet, events: &[PerfEvent], names: &[&str]) {
     let mut sums = [None; 4];
     let mut refused = None;
     for cpu in online.iter() {

@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use pinfold::pod::{
-    self, Container, Entitlement, EnvSource, Pod, Policy, Qos, Resources, Role, ThreadBasis,
+    self, Container, Entitlement, EnvSource, Pod, PodRole, Policy, Qos, Resources, ThreadBasis,
     ThreadPolicy,
 };
 use proptest::prelude::*;
@@ -484,7 +484,7 @@ fn thread_policy_in_configuration() {
         r#"{"profile": "openmp", "roles": {"ps": "off", "worker": "embedding"}, "rounding": "ceil", "noLimit": "request"}"#,
     )
     .unwrap();
-    assert_eq!(policy.roles[&Role::Worker], pod::Profile::Embedding);
+    assert_eq!(policy.roles[&PodRole::Worker], pod::Profile::Embedding);
     assert_eq!(
         serde_json::from_str::<ThreadPolicy>("{}").unwrap(),
         ThreadPolicy::default()
@@ -540,7 +540,7 @@ fn denied_containers_are_recognized() {
 /// `pinfold scene render` keeps a large cluster in a ConfigMap, so TF_CONFIG has a reference instead of the cluster.
 #[test]
 fn a_chief_with_a_reference_in_tf_config_is_recognised() {
-    for (role, expected) in [("chief", Role::Chief), ("evaluator", Role::Evaluator)] {
+    for (role, expected) in [("chief", PodRole::Chief), ("evaluator", PodRole::Evaluator)] {
         for labels in ["{name: wide-deep, job: ROLE, task: '0'}", "{app: x}"] {
             let manifest = format!(
                 r#"

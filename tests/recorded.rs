@@ -11,7 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use bzip2::read::BzDecoder;
-use pinfold::host::cgroup::{Cgroups, PodCgroup, Version};
+use pinfold::host::cgroup::{CgroupVersion, Cgroups, PodCgroup};
 use pinfold::pin::{Desired, Enforcement, Ledger, Observed, Scan, plan, release};
 use tempfile::TempDir;
 
@@ -77,7 +77,7 @@ fn contents(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 }
 
 /// Reads the recorded node and compares the cgroups with the API server's pods.
-fn scan(root: &Path, name: &str, version: Version) -> Vec<PodCgroup> {
+fn scan(root: &Path, name: &str, version: CgroupVersion) -> Vec<PodCgroup> {
     let before = contents(root);
     let cgroups = Cgroups::detect(root).unwrap();
     assert_eq!(cgroups.version, version);
@@ -167,7 +167,7 @@ fn cgroup_v1() {
     let folder = unpack("v1");
     // The recording begins at the pods' tree. The files that identify a v1 hierarchy are above the tree.
     fs::write(folder.path().join("cpuset/cpuset.cpus"), "0-1\n").unwrap();
-    let pods = scan(folder.path(), "v1", Version::V1);
+    let pods = scan(folder.path(), "v1", CgroupVersion::V1);
     assert_eq!(ledger(folder.path(), &pods).1, Ledger::default());
     assert_eq!(
         container(&pods, "22e1116d"),
@@ -185,7 +185,7 @@ fn cgroup_v1() {
 #[test]
 fn cgroup_v2_with_partitions() {
     let folder = unpack("v2");
-    let pods = scan(folder.path(), "v2", Version::V2);
+    let pods = scan(folder.path(), "v2", CgroupVersion::V2);
     // In a partition, the effective CPUs differ from the written CPUs.
     assert_eq!(
         container(&pods, "54da2aae"),

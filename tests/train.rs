@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use pinfold::host::netns::{Netns, Switch};
 use pinfold::host::spawn::{Launcher, Process, Spawn, Stderr};
-use pinfold::sandbox::train::progress::{Line, Role};
+use pinfold::sandbox::train::progress::{ProcessRole, ProgressLine};
 
 const PINFOLD: &str = env!("CARGO_BIN_EXE_pinfold");
 
@@ -45,15 +45,15 @@ fn lines(process: &mut Process) -> Lines<BufReader<ChildStdout>> {
 
 /// The last line, with the last loss of any line. The line of the last second may take the last steps, and then the final
 /// line has no loss.
-fn last(lines: Lines<BufReader<ChildStdout>>) -> Line {
+fn last(lines: Lines<BufReader<ChildStdout>>) -> ProgressLine {
     let mut loss = None;
-    let mut last: Option<Line> = None;
+    let mut last: Option<ProgressLine> = None;
     for line in lines {
-        let line: Line = serde_json::from_str(&line.unwrap()).unwrap();
+        let line: ProgressLine = serde_json::from_str(&line.unwrap()).unwrap();
         loss = line.loss.or(loss);
         last = Some(line);
     }
-    Line {
+    ProgressLine {
         loss,
         ..last.unwrap()
     }
@@ -98,7 +98,7 @@ fn a_job_runs_across_namespaces() {
         assert!(worker.wait().unwrap().success());
         assert_eq!(
             (line.role, line.index, line.steps, line.threads),
-            (Role::Worker, index, 30, 2)
+            (ProcessRole::Worker, index, 30, 2)
         );
         assert!(
             line.loss.is_some_and(|loss| loss > 0.0 && loss < 2.0),
@@ -114,7 +114,7 @@ fn a_job_runs_across_namespaces() {
             "SIGTERM is the way to end a server"
         );
         let line = last(lines);
-        assert_eq!((line.role, line.threads), (Role::Ps, 3));
+        assert_eq!((line.role, line.threads), (ProcessRole::Ps, 3));
         received += line.bytes_in;
     }
     assert_eq!(received, sent);
@@ -127,10 +127,10 @@ fn a_neighbor_reports_and_ends_on_sigterm() {
         .spawn(train("neighbor --threads 2 --task-index 5", &[], None))
         .unwrap();
     let mut lines = lines(&mut neighbor);
-    let line: Line = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+    let line: ProgressLine = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
     assert_eq!(
         (line.role, line.index, line.threads),
-        (Role::Neighbor, 5, 2)
+        (ProcessRole::Neighbor, 5, 2)
     );
     assert!(
         line.steps > 0 && line.step_ms_p99 >= line.step_ms_p50 && line.loss.is_none(),

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicIsize};
 use std::time::Duration;
 
 use pinfold::host::proc::thread_cpu_time;
-use pinfold::metrics::{FAMILIES, Family, Format, Kind, Labels, Page};
+use pinfold::metrics::{FAMILIES, Family, FamilyKind, Format, Labels, Page};
 use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
 use prometheus::{Encoder, TextEncoder};
 
@@ -218,7 +218,7 @@ impl FamilyContent {
         let of_containers = family.labels.starts_with(&LABELS);
         let own = if of_containers { 3 } else { 2 };
         let is_of_pods = family.labels.starts_with(&LABELS[..own]);
-        (is_of_pods && family.kind != Kind::Histogram).then(|| Self {
+        (is_of_pods && family.kind != FamilyKind::Histogram).then(|| Self {
             family,
             of_containers,
             more: family.labels[own..]
@@ -230,7 +230,7 @@ impl FamilyContent {
 
     /// The value of the series with this number.
     fn sample(&self, number: u64) -> Sample {
-        if self.family.kind == Kind::Info {
+        if self.family.kind == FamilyKind::Info {
             Sample::One
         } else if self.family.name.contains("_seconds") {
             Sample::Nanoseconds(number * 987_654_321)
@@ -369,7 +369,7 @@ fn metric_family(one: &FamilyContent, all: &[Vec<LabelPair>]) -> MetricFamily {
     let metric = |(labels, number): (&Vec<LabelPair>, u64)| {
         let mut metric = Metric::from_label(labels.iter().chain(&more).cloned().collect());
         let value = one.sample(number).number();
-        if one.family.kind == Kind::Counter {
+        if one.family.kind == FamilyKind::Counter {
             let mut counter = Counter::default();
             counter.set_value(value);
             metric.set_counter(counter);
@@ -384,7 +384,7 @@ fn metric_family(one: &FamilyContent, all: &[Vec<LabelPair>]) -> MetricFamily {
     family.set_name(one.family.name.to_owned());
     family.set_help(one.family.help.to_owned());
     family.set_field_type(match one.family.kind {
-        Kind::Counter => MetricType::COUNTER,
+        FamilyKind::Counter => MetricType::COUNTER,
         _ => MetricType::GAUGE,
     });
     family.set_metric(all.iter().zip(0..).map(metric).collect());

@@ -1,7 +1,7 @@
 //! Properties of every topology and of every placement.
 
 use pinfold::cpu::{
-    Cores, Cost, CpuSet, Isolated, Order, Placement, Placer, Refusal, Request, Topology,
+    Cores, Cost, CpuSet, Isolated, Order, Placement, PlacementRefusal, Placer, Request, Topology,
 };
 
 /// Checks a topology's groups: all CPUs are online, and each kind of group has every CPU once.
@@ -145,36 +145,36 @@ fn check_placement(
     }
 }
 
-fn check_refusal(topology: &Topology, free: &CpuSet, request: &Request, refusal: Refusal) {
+fn check_refusal(topology: &Topology, free: &CpuSet, request: &Request, refusal: PlacementRefusal) {
     let free = free.intersection(&topology.online);
     assert!(!refusal.to_string().is_empty());
     let cores = topology.cores();
     let free_cores: Vec<&CpuSet> = cores.iter().filter(|core| core.is_subset(&free)).collect();
     let cpus_on_free_cores: usize = free_cores.iter().map(|core| core.len()).sum();
     match refusal {
-        Refusal::TooFewCpus(refusal) => {
+        PlacementRefusal::TooFewCpus(refusal) => {
             assert_eq!((refusal.wanted, refusal.free), (request.cpus, free.len()));
             assert!(free.len() < request.cpus);
         }
-        Refusal::TooFewOnWholeCores { wanted, free } => {
+        PlacementRefusal::TooFewOnWholeCores { wanted, free } => {
             assert_eq!(
                 (request.cores, wanted, free),
                 (Cores::Whole, request.cpus, cpus_on_free_cores)
             );
             assert!(free < wanted);
         }
-        Refusal::NotWholeCores { wanted, less, more } => {
+        PlacementRefusal::NotWholeCores { wanted, less, more } => {
             assert_eq!((request.cores, wanted), (Cores::Whole, request.cpus));
             assert!(less < wanted && wanted < more && more <= cpus_on_free_cores);
         }
-        Refusal::TooFewCores { wanted, free } => {
+        PlacementRefusal::TooFewCores { wanted, free } => {
             assert_eq!(
                 (request.cores, wanted, free),
                 (Cores::Single, request.cpus, free_cores.len())
             );
             assert!(free < wanted);
         }
-        Refusal::TooFewOnNuma {
+        PlacementRefusal::TooFewOnNuma {
             wanted,
             needs,
             held,

@@ -1,4 +1,4 @@
-//! [`Access`]: which callers of the HTTP server may read names of pods and their CPUs.
+//! [`AccessRules`]: which callers of the HTTP server may read names of pods and their CPUs.
 //!
 //! Callers on this host may read everything, and so may callers whom the API server authorizes. A port-forward ends on the
 //! loopback address of the agent's pod, and therefore counts as a caller on this host. A request through a proxy does not.
@@ -24,7 +24,7 @@ pub(super) enum ProtectedPath {
 
 /// The access rules of the HTTP server.
 #[derive(Debug)]
-pub(super) struct Access {
+pub(super) struct AccessRules {
     /// `None` for an agent without the Kubernetes API.
     reviewer: Option<Reviewer>,
     metrics: MetricsAuth,
@@ -32,7 +32,7 @@ pub(super) struct Access {
 
 /// Why a caller may not read a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Refusal {
+pub(super) enum AccessRefusal {
     #[error(
         "the agent uses no Kubernetes API and can't review callers: send the request from the agent's host, use a \
          port-forward (--cluster), or give the agent a kubeconfig (--kubeconfig)"
@@ -72,9 +72,9 @@ impl ProtectedPath {
     }
 }
 
-// === impl Refusal ===
+// === impl AccessRefusal ===
 
-impl Refusal {
+impl AccessRefusal {
     /// The HTTP status code for a refused page.
     pub(super) fn status(self) -> StatusCode {
         match self {
@@ -86,9 +86,9 @@ impl Refusal {
     }
 }
 
-// === impl Access ===
+// === impl AccessRules ===
 
-impl Access {
+impl AccessRules {
     /// Creates the access rules. Without `api`, only callers on this host may read `/status`.
     ///
     /// # Errors
@@ -114,21 +114,21 @@ impl Access {
         page: ProtectedPath,
         is_local: bool,
         headers: &HeaderMap,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), AccessRefusal> {
         let is_open = page == ProtectedPath::Metrics && self.metrics == MetricsAuth::None;
         if is_open || is_local {
             return Ok(());
         }
-        let reviewer = self.reviewer.as_ref().ok_or(Refusal::NoApi)?;
-        let token = bearer_token(headers).ok_or(Refusal::NoToken(page))?;
+        let reviewer = self.reviewer.as_ref().ok_or(AccessRefusal::NoApi)?;
+        let token = bearer_token(headers).ok_or(AccessRefusal::NoToken(page))?;
         match reviewer.review(token, page.path()).await {
             Ok(Review::Allowed) => Ok(()),
-            Ok(Review::Denied) => Err(Refusal::Denied(page)),
-            Ok(Review::UnknownToken) => Err(Refusal::UnknownToken),
-            Ok(Review::TooManyTokens) => Err(Refusal::TooManyTokens),
+            Ok(Review::Denied) => Err(AccessRefusal::Denied(page)),
+            Ok(Review::UnknownToken) => Err(AccessRefusal::UnknownToken),
+            Ok(Review::TooManyTokens) => Err(AccessRefusal::TooManyTokens),
             Err(failure) => {
                 tracing::warn!("can't review a caller of {}: {failure}", page.path());
-                Err(Refusal::NoReview)
+                Err(AccessRefusal::NoReview)
             }
         }
     }
@@ -195,8 +195,8 @@ mod tests {
 
     #[tokio::test]
     async fn without_the_api_only_local_callers_see_the_status() {
-        assert!(Access::new(MetricsAuth::Kubernetes, None).is_err());
-        let access = Access::new(MetricsAuth::None, None).unwrap();
+        assert!(AccessRules::new(MetricsAuth::Kubernetes, None).is_err());
+        let access = AccessRules::new(MetricsAuth::None, None).unwrap();
         let none = HeaderMap::new();
         assert_eq!(
             access.check(ProtectedPath::Status, true, &none).await,
@@ -207,7 +207,7 @@ mod tests {
             Ok(())
         );
         let remote = access.check(ProtectedPath::Status, false, &none).await;
-        assert_eq!(remote, Err(Refusal::NoApi));
+        assert_eq!(remote, Err(AccessRefusal::NoApi));
     }
 
     /// A proxy on this host hides the client's address.

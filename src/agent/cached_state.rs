@@ -5,8 +5,8 @@ use std::collections::{BTreeSet, HashSet};
 use super::pass_model::PassNode;
 use crate::host::cgroup::{PodCgroup, is_within};
 use crate::pin::{
-    Applied, Enforcement, Ledger, Observed, ObservedContainer, ObservedPod, Outcome, PodAssignment,
-    Reason, Scan, Step,
+    AppliedStep, Enforcement, Ledger, Observed, ObservedContainer, ObservedPod, PodAssignment,
+    Reason, Scan, Step, StepOutcome,
 };
 use crate::pod::Pod;
 
@@ -20,7 +20,7 @@ pub(super) struct CachedState {
 }
 
 /// The cgroups written to by a plan's steps.
-pub(super) struct Written<'a> {
+pub(super) struct WrittenCgroups<'a> {
     /// The written cgroups, and all cgroups above.
     within: HashSet<&'a str>,
     /// The written cgroups whose children may have changed.
@@ -166,8 +166,8 @@ impl CachedState {
 
     /// Takes the values read back after each step. All written pods become stale, except the pod `read`, whose values the
     /// caller knows or reads again.
-    pub(super) fn note_written(&mut self, applied: &[Applied], read: Option<&str>) {
-        let written = Written::new(applied.iter().map(|done| &done.step));
+    pub(super) fn note_written(&mut self, applied: &[AppliedStep], read: Option<&str>) {
+        let written = WrittenCgroups::new(applied.iter().map(|done| &done.step));
         for pod in &mut self.observed.pods {
             let PodCgroup { path, uid, .. } = &pod.cgroup;
             if !written.touches(path) {
@@ -184,16 +184,16 @@ impl CachedState {
 }
 
 /// Takes the result of a step on a pod's cgroup or on a container's.
-fn note_step(pod: &mut ObservedPod, done: &Applied, ledger: &mut Ledger) {
+fn note_step(pod: &mut ObservedPod, done: &AppliedStep, ledger: &mut Ledger) {
     let effective = match (&done.step, &done.outcome) {
-        (Step::Cpus { cpus, .. }, Outcome::Done) => cpus,
-        (Step::Cpus { .. }, Outcome::NotInForce { effective }) => effective,
+        (Step::Cpus { cpus, .. }, StepOutcome::Done) => cpus,
+        (Step::Cpus { .. }, StepOutcome::NotInForce { effective }) => effective,
         (
             Step::Record {
                 path,
                 record: Some(record),
             },
-            Outcome::Done,
+            StepOutcome::Done,
         ) if *path == pod.cgroup.path => {
             pod.cgroup.record_text = Some(record.text());
             pod.record = Some(record.clone());
@@ -213,7 +213,7 @@ fn note_step(pod: &mut ObservedPod, done: &Applied, ledger: &mut Ledger) {
 }
 // === impl Written ===
 
-impl<'a> Written<'a> {
+impl<'a> WrittenCgroups<'a> {
     pub(super) fn new(steps: impl Iterator<Item = &'a Step> + Clone) -> Self {
         // An `Exclusive` step permits a partition further down, and takes no CPUs from any child.
         let room = |step: &&Step| matches!(step, Step::Exclusive { .. });
@@ -264,7 +264,7 @@ mod tests {
             cpus("kubepods/burstable"),
             room("kubepods"),
         ];
-        let written = Written::new(steps.iter());
+        let written = WrittenCgroups::new(steps.iter());
         for touched in [
             "kubepods/pod1",
             "kubepods/pod1-a",
@@ -281,7 +281,7 @@ mod tests {
             assert!(!written.touches(other), "{other}");
         }
         let steps = [room("kubepods/pod1"), room("kubepods")];
-        assert!(Written::new(steps.iter()).touches("kubepods/pod1"));
+        assert!(WrittenCgroups::new(steps.iter()).touches("kubepods/pod1"));
     }
 
     #[test]

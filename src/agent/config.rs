@@ -36,7 +36,7 @@ pub struct Config {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub manifest_dir: Option<PathBuf>,
     /// The Kubernetes API.
-    pub cluster: Cluster,
+    pub cluster: ClusterConfig,
     /// The container runtime.
     pub runtime: Runtime,
     /// CPUs that are never exclusive. The default is the core of the lowest CPU.
@@ -100,7 +100,7 @@ pub enum LogFormat {
 /// Whether the Kubernetes API is used, and the agent's node name and namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct Cluster {
+pub struct ClusterConfig {
     /// Whether the API is used.
     pub api: AutoSwitch,
     /// The kubeconfig of the API server. The default is `KUBECONFIG`, else the pod's service account.
@@ -115,7 +115,7 @@ pub struct Cluster {
     pub scenes: bool,
 }
 
-impl Default for Cluster {
+impl Default for ClusterConfig {
     fn default() -> Self {
         Self {
             api: AutoSwitch::Auto,
@@ -311,7 +311,7 @@ impl Default for Config {
             cgroup_dir: PathBuf::from("/sys/fs/cgroup"),
             pod_cgroups: vec!["kubepods".to_owned(), "kubepods.slice".to_owned()],
             manifest_dir: None,
-            cluster: Cluster::default(),
+            cluster: ClusterConfig::default(),
             runtime: Runtime::default(),
             reserved: None,
             enforcement: EnforcementChoice::Auto,

@@ -1,4 +1,4 @@
-//! [`Event`]: the input of the reconciler, and the answers to runtime requests.
+//! [`AgentEvent`]: the input of the reconciler, and the answers to runtime requests.
 
 use std::collections::BTreeMap;
 
@@ -9,11 +9,11 @@ use crate::host::pod_resources::CpuManager;
 use crate::pod::{ApiUid, Pod, ThreadEnvironment};
 
 /// The receiver of the answer to StartContainer. An error is the reason for a refusal.
-pub(super) type Reply = oneshot::Sender<Result<(), String>>;
+pub(super) type StartReply = oneshot::Sender<Result<(), String>>;
 
 /// A source of pods. If both sources describe a pod, the API's description counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Source {
+pub enum PodSource {
     /// The API server.
     Api,
     /// The folder of manifests.
@@ -22,11 +22,11 @@ pub enum Source {
 
 /// An input of the reconciler.
 #[derive(Debug)]
-pub enum Event {
+pub enum AgentEvent {
     /// The complete list of a source's pods, with the errors of reading.
     Pods {
         /// The source of the list.
-        source: Source,
+        source: PodSource,
         /// The pods.
         pods: Vec<Pod>,
         /// Unreadable files or pods, as sentences.
@@ -58,7 +58,7 @@ pub enum Event {
         /// The container's name.
         container: String,
         /// The receiver of the answer.
-        reply: Reply,
+        reply: StartReply,
     },
     /// The container runtime has changed a container's resources, or has stopped or removed a container.
     CgroupsChanged,

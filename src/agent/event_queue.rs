@@ -4,20 +4,20 @@ use std::collections::VecDeque;
 
 use tokio::sync::mpsc;
 
-use super::event::Event;
+use super::event::AgentEvent;
 
 /// The reconciler's events in the order of arrival.
 #[derive(Debug)]
 pub(super) struct EventQueue {
-    events: mpsc::Receiver<Event>,
+    events: mpsc::Receiver<AgentEvent>,
     /// Events received for a check and not yet handled.
-    peeked: VecDeque<Event>,
+    peeked: VecDeque<AgentEvent>,
 }
 
 // === impl EventQueue ===
 
 impl EventQueue {
-    pub(super) fn new(events: mpsc::Receiver<Event>) -> Self {
+    pub(super) fn new(events: mpsc::Receiver<AgentEvent>) -> Self {
         Self {
             events,
             peeked: VecDeque::new(),
@@ -27,7 +27,7 @@ impl EventQueue {
     /// The next event; `None` after all senders are dropped and all events are taken.
     ///
     /// Cancel safe: a cancelled call takes no event.
-    pub(super) async fn next(&mut self) -> Option<Event> {
+    pub(super) async fn next(&mut self) -> Option<AgentEvent> {
         match self.peeked.pop_front() {
             Some(event) => Some(event),
             None => self.events.recv().await,
@@ -41,7 +41,7 @@ impl EventQueue {
         }
         self.peeked
             .iter()
-            .any(|event| matches!(event, Event::Create { .. } | Event::Start { .. }))
+            .any(|event| matches!(event, AgentEvent::Create { .. } | AgentEvent::Start { .. }))
     }
 }
 
@@ -57,28 +57,37 @@ mod tests {
         let (events, inbox) = mpsc::channel(8);
         let mut inbox = EventQueue::new(inbox);
         assert!(!inbox.has_request());
-        events.send(Event::CgroupsChanged).await.unwrap();
+        events.send(AgentEvent::CgroupsChanged).await.unwrap();
         assert!(!inbox.has_request());
         let (reply, _answer) = oneshot::channel();
         let (uid, container) = ("uid".to_owned(), "main".to_owned());
         events
-            .send(Event::Start {
+            .send(AgentEvent::Start {
                 uid,
                 container,
                 reply,
             })
             .await
             .unwrap();
-        events.send(Event::PodsWaitEnded).await.unwrap();
+        events.send(AgentEvent::PodsWaitEnded).await.unwrap();
         assert!(inbox.has_request());
-        events.send(Event::CgroupsChanged).await.unwrap();
+        events.send(AgentEvent::CgroupsChanged).await.unwrap();
         drop(events);
-        assert!(matches!(inbox.next().await, Some(Event::CgroupsChanged)));
+        assert!(matches!(
+            inbox.next().await,
+            Some(AgentEvent::CgroupsChanged)
+        ));
         assert!(inbox.has_request());
-        assert!(matches!(inbox.next().await, Some(Event::Start { .. })));
+        assert!(matches!(inbox.next().await, Some(AgentEvent::Start { .. })));
         assert!(!inbox.has_request());
-        assert!(matches!(inbox.next().await, Some(Event::PodsWaitEnded)));
-        assert!(matches!(inbox.next().await, Some(Event::CgroupsChanged)));
+        assert!(matches!(
+            inbox.next().await,
+            Some(AgentEvent::PodsWaitEnded)
+        ));
+        assert!(matches!(
+            inbox.next().await,
+            Some(AgentEvent::CgroupsChanged)
+        ));
         assert!(inbox.next().await.is_none());
     }
 }

@@ -6,20 +6,20 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
-use super::event::{Event, Source};
+use super::event::{AgentEvent, PodSource};
 use crate::host::watch::Watch;
 use crate::pod::{self, Pod};
 
 /// A folder of manifests, and the pods last read from each file.
 #[derive(Debug)]
-pub(super) struct Folder {
+pub(super) struct ManifestFolder {
     path: PathBuf,
     files: BTreeMap<PathBuf, Vec<Pod>>,
 }
 
 // === impl Folder ===
 
-impl Folder {
+impl ManifestFolder {
     /// Opens the folder, which must exist.
     pub(super) fn new(path: &Path) -> anyhow::Result<Self> {
         fs::read_dir(path).with_context(|| {
@@ -37,7 +37,7 @@ impl Folder {
     /// Sends the folder's pods now and after every change.
     pub(super) async fn run(
         mut self,
-        events: tokio::sync::mpsc::Sender<Event>,
+        events: tokio::sync::mpsc::Sender<AgentEvent>,
     ) -> anyhow::Result<()> {
         // The watch begins before the first reading, so that no change is missed.
         let mut watch =
@@ -65,7 +65,7 @@ impl Folder {
     }
 
     /// Reads every manifest. An unreadable file keeps its earlier pods: missing data never unpins a container.
-    fn read(&mut self) -> Event {
+    fn read(&mut self) -> AgentEvent {
         let mut errors = Vec::new();
         let found = match manifests(&self.path) {
             Ok(found) => found,
@@ -86,8 +86,8 @@ impl Folder {
                 }
             }
         }
-        Event::Pods {
-            source: Source::Folder,
+        AgentEvent::Pods {
+            source: PodSource::Folder,
             pods: self.distinct(&mut errors),
             errors,
         }

@@ -138,7 +138,7 @@ fn refusal(why: &str) -> String {
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
-    use crate::pod::{Container, Policy, Role, ThreadPolicy, thread_environment};
+    use crate::pod::{Container, PodRole, Policy, ThreadPolicy, thread_environment};
 
     #[test]
     fn who_is_owed_nothing_in_a_guaranteed_pod_passes() {
@@ -181,7 +181,7 @@ mod tests {
             container: container.to_owned(),
             uid: Some("u-p".to_owned()),
             kind: ContainerKind::App,
-            role: Role::Worker,
+            role: PodRole::Worker,
             job: None,
             index: None,
             evidence: String::new(),

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use super::node::Node;
+use super::node::AgentNode;
 use crate::cpu::CpuSet;
 use crate::metrics::AgentMetrics;
 use crate::pin::snapshot::{ContainerState, Repaired};
@@ -75,7 +75,7 @@ impl History {
         &mut self,
         before: &Observed,
         after: &Observed,
-        node: &Node,
+        node: &AgentNode,
         metrics: &AgentMetrics,
     ) {
         let waiting = self

@@ -28,8 +28,8 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::access::{self, Access, Refusal};
-use super::cluster::{Link, LinkState};
+use super::access::{self, AccessRefusal, AccessRules};
+use super::cluster::{ClusterLink, ClusterLinkState};
 use super::heartbeat::{Health, Heartbeat};
 use super::runtime;
 use crate::metrics::{self, AgentMetrics, Chunk, Format, PAGE_TIME, Page, Sources, ThreadStatus};
@@ -59,7 +59,7 @@ const SCRAPE_TIMEOUT: &str = "x-prometheus-scrape-timeout-seconds";
 const SCRAPE_MARGIN: Duration = Duration::from_millis(500);
 
 /// An open connection.
-struct Connection {
+struct HttpConnection {
     task: JoinHandle<()>,
     /// Whether a page is being built for the connection.
     busy: Arc<AtomicBool>,
@@ -67,26 +67,26 @@ struct Connection {
 
 /// The state from which requests are answered.
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct HttpState {
     pub(super) snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
     pub(super) heartbeat: Heartbeat,
     pub(super) sources: Sources,
     pub(super) metrics: AgentMetrics,
     /// The state of the API connection, where the API is used.
-    pub(super) link: Option<Link>,
+    pub(super) link: Option<ClusterLink>,
     /// The state of the connection to the container runtime, where NRI is used.
-    pub(super) runtime: Option<runtime::Link>,
+    pub(super) runtime: Option<runtime::RuntimeLink>,
     /// The rules that decide which callers may read names of pods.
-    pub(super) access: Access,
+    pub(super) access: AccessRules,
 }
 
 /// The JSON document of `/status`.
 #[derive(Serialize)]
-struct Status<'a> {
+struct StatusDocument<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
-    cluster: Option<LinkState>,
+    cluster: Option<ClusterLinkState>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    runtime: Option<runtime::LinkState>,
+    runtime: Option<runtime::RuntimeLinkState>,
     #[serde(flatten)]
     snapshot: &'a Snapshot,
 }
@@ -118,7 +118,7 @@ pub(super) trait Responder: Send + Sync + 'static {
     fn respond(
         &self,
         caller: &Caller,
-        making: &Making,
+        making: &PageBuilder,
     ) -> impl Future<Output = Response<Pieces>> + Send;
 }
 
@@ -167,7 +167,7 @@ impl Body for Pieces {
 
 /// A container in `/status`: the decision, and the observed threads.
 #[derive(Serialize)]
-struct ContainerStatus<'a> {
+struct ContainerDocument<'a> {
     #[serde(flatten)]
     state: &'a ContainerState,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -176,16 +176,16 @@ struct ContainerStatus<'a> {
 
 /// Builds pages for a connection.
 #[derive(Clone)]
-pub(super) struct Making {
+pub(super) struct PageBuilder {
     /// The limit on the pages that all connections build at the same time.
     pages: Arc<Semaphore>,
     /// Whether a page is being built for this connection.
     busy: Arc<AtomicBool>,
 }
 
-// === impl Making ===
+// === impl PageBuilder ===
 
-impl Making {
+impl PageBuilder {
     /// Waits for a permit without blocking a thread, and then builds a page. `None`: no permit was free by `until`.
     async fn run<T>(&self, until: Instant, make: impl FnOnce() -> T) -> Option<T> {
         let permit = tokio::time::timeout_at(until.into(), self.pages.acquire())
@@ -199,13 +199,13 @@ impl Making {
     }
 }
 
-// === impl State ===
+// === impl HttpState ===
 
-impl State {
+impl HttpState {
     /// The complete page of `/metrics`: the collected families and the agent's own families.
     pub(super) fn page(&self, collected: Page) -> Page {
-        let api = self.link.as_ref().map(Link::numbers);
-        let runtime = self.runtime.as_ref().map(runtime::Link::numbers);
+        let api = self.link.as_ref().map(ClusterLink::numbers);
+        let runtime = self.runtime.as_ref().map(runtime::RuntimeLink::numbers);
         metrics::add_agent_families(collected, &self.metrics, api.as_ref(), runtime.as_ref())
     }
 
@@ -247,17 +247,17 @@ impl State {
     }
 
     fn status(&self, snapshot: &Arc<Snapshot>, until: Instant) -> serde_json::Result<String> {
-        let cluster = self.link.as_ref().map(Link::state);
-        let runtime = self.runtime.as_ref().map(runtime::Link::state);
+        let cluster = self.link.as_ref().map(ClusterLink::state);
+        let runtime = self.runtime.as_ref().map(runtime::RuntimeLink::state);
         // A `/status` request collects fresh data, since the node may have no scraper.
         let threads = self.sources.thread_statuses(snapshot, until);
-        let containers: Vec<ContainerStatus<'_>> = snapshot
+        let containers: Vec<ContainerDocument<'_>> = snapshot
             .containers
             .iter()
             .zip(threads)
-            .map(|(state, observed)| ContainerStatus { state, observed })
+            .map(|(state, observed)| ContainerDocument { state, observed })
             .collect();
-        let mut status = serde_json::to_value(Status {
+        let mut status = serde_json::to_value(StatusDocument {
             cluster,
             runtime,
             snapshot,
@@ -269,7 +269,7 @@ impl State {
     }
 
     /// The short form of `/status`.
-    fn short_status(&self, snapshot: &Snapshot, refusal: Refusal) -> Response<Pieces> {
+    fn short_status(&self, snapshot: &Snapshot, refusal: AccessRefusal) -> Response<Pieces> {
         let containers = snapshot.containers.iter();
         let status = ShortStatus {
             restricted: refusal.to_string(),
@@ -285,13 +285,16 @@ impl State {
 
     /// The reason why a working agent is not ready yet.
     fn awaited(&self) -> Option<String> {
-        self.link.as_ref().and_then(Link::awaited)
+        self.link.as_ref().and_then(ClusterLink::awaited)
     }
 
     /// The problems of a ready agent, as sentences for people.
     fn problems(&self, snapshot: &Snapshot) -> Vec<String> {
-        let problem = self.link.as_ref().and_then(Link::problem);
-        let runtime = self.runtime.as_ref().and_then(runtime::Link::problem);
+        let problem = self.link.as_ref().and_then(ClusterLink::problem);
+        let runtime = self
+            .runtime
+            .as_ref()
+            .and_then(runtime::RuntimeLink::problem);
         problem
             .into_iter()
             .chain(runtime)
@@ -300,8 +303,8 @@ impl State {
     }
 }
 
-impl Responder for State {
-    async fn respond(&self, caller: &Caller, making: &Making) -> Response<Pieces> {
+impl Responder for HttpState {
+    async fn respond(&self, caller: &Caller, making: &PageBuilder) -> Response<Pieces> {
         answer(caller, self, making).await
     }
 }
@@ -312,7 +315,7 @@ pub(super) async fn serve<R: Responder>(
     responder: Arc<R>,
     stop: CancellationToken,
 ) {
-    let mut open: VecDeque<Connection> = VecDeque::with_capacity(CONNECTIONS);
+    let mut open: VecDeque<HttpConnection> = VecDeque::with_capacity(CONNECTIONS);
     let pages = Arc::new(Semaphore::new(PAGES));
     loop {
         let accepted = tokio::select! {
@@ -341,13 +344,13 @@ pub(super) async fn serve<R: Responder>(
             }
         }
         let busy = Arc::new(AtomicBool::new(false));
-        let making = Making {
+        let making = PageBuilder {
             pages: Arc::clone(&pages),
             busy: Arc::clone(&busy),
         };
         let serving = serve_connection(stream, Arc::clone(&responder), making, stop.clone());
         let task = tokio::spawn(serving);
-        open.push_back(Connection { task, busy });
+        open.push_back(HttpConnection { task, busy });
     }
 }
 
@@ -355,7 +358,7 @@ pub(super) async fn serve<R: Responder>(
 async fn serve_connection<R: Responder>(
     stream: TcpStream,
     responder: Arc<R>,
-    making: Making,
+    making: PageBuilder,
     stop: CancellationToken,
 ) {
     let is_local = match (stream.peer_addr(), stream.local_addr()) {
@@ -396,7 +399,7 @@ pub(super) fn refused_method(request: &Parts) -> Option<Response<Pieces>> {
     Some(response)
 }
 
-async fn answer(caller: &Caller, state: &State, making: &Making) -> Response<Pieces> {
+async fn answer(caller: &Caller, state: &HttpState, making: &PageBuilder) -> Response<Pieces> {
     let request = &caller.request;
     if let Some(refusal) = refused_method(request) {
         return refusal;
@@ -422,7 +425,7 @@ async fn answer(caller: &Caller, state: &State, making: &Making) -> Response<Pie
     }
 }
 
-fn health(state: &State) -> Response<Pieces> {
+fn health(state: &HttpState) -> Response<Pieces> {
     match state.heartbeat.health() {
         Health::Alive => text(StatusCode::OK, "ok\n".to_owned()),
         Health::Starting(reason) => text(
@@ -437,7 +440,7 @@ fn health(state: &State) -> Response<Pieces> {
 }
 
 /// The readiness probe. The sentences about problems may name pods, so only callers on this host read the sentences.
-fn readiness(state: &State, snapshot: &Snapshot, is_local: bool) -> Response<Pieces> {
+fn readiness(state: &HttpState, snapshot: &Snapshot, is_local: bool) -> Response<Pieces> {
     match (state.awaited(), state.problems(snapshot)) {
         (Some(awaited), _) => text(
             StatusCode::SERVICE_UNAVAILABLE,
@@ -457,8 +460,8 @@ fn readiness(state: &State, snapshot: &Snapshot, is_local: bool) -> Response<Pie
 
 async fn metrics_page(
     caller: &Caller,
-    state: &State,
-    making: &Making,
+    state: &HttpState,
+    making: &PageBuilder,
     snapshot: &Arc<Snapshot>,
 ) -> Response<Pieces> {
     let headers = &caller.request.headers;
@@ -477,8 +480,8 @@ async fn metrics_page(
 
 async fn status_page(
     caller: &Caller,
-    state: &State,
-    making: &Making,
+    state: &HttpState,
+    making: &PageBuilder,
     snapshot: &Arc<Snapshot>,
 ) -> Response<Pieces> {
     let headers = &caller.request.headers;
@@ -496,7 +499,7 @@ async fn status_page(
 }
 
 /// The response to a caller who may not read a page.
-fn refused(refusal: Refusal) -> Response<Pieces> {
+fn refused(refusal: AccessRefusal) -> Response<Pieces> {
     let mut response = text(refusal.status(), format!("{refusal}\n"));
     if response.status() == StatusCode::UNAUTHORIZED {
         response

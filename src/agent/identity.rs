@@ -16,14 +16,14 @@ pub(super) type PodName = (String, String);
 
 /// The pod named in an assignment record.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Recorded {
+pub(super) struct RecordedPod {
     pub(super) pod: PodName,
     /// Whether the container runtime confirmed the name.
     pub(super) confirmed: bool,
 }
 
 /// Which mirror pod stands for a static pod.
-struct Verdict {
+struct MirrorChoice {
     winner: Option<PodName>,
     /// Whether the container runtime or a confirmed record names the winner.
     confirmed: bool,
@@ -38,7 +38,7 @@ pub(super) struct Evidence<'a> {
     /// The pods of the container runtime, by the uid in the cgroup's name.
     pub(super) runtime: &'a BTreeMap<String, RuntimePod>,
     /// The pods named in assignment records, by the uid in the cgroup's name.
-    pub(super) records: &'a BTreeMap<String, Recorded>,
+    pub(super) records: &'a BTreeMap<String, RecordedPod>,
 }
 
 /// The uids of static pods, as named by mirror pods.
@@ -78,7 +78,7 @@ pub(super) fn resolve(pods: &mut [Pod], evidence: &Evidence<'_>) -> Vec<String> 
             .filter_map(|index| pods.get(*index))
             .map(name)
             .collect();
-        let Verdict {
+        let MirrorChoice {
             winner,
             confirmed,
             reason,
@@ -107,13 +107,13 @@ fn decide(
     names: &BTreeSet<PodName>,
     real: Option<&PodName>,
     evidence: &Evidence<'_>,
-) -> Verdict {
-    let nobody = |reason: String| Verdict {
+) -> MirrorChoice {
+    let nobody = |reason: String| MirrorChoice {
         winner: None,
         confirmed: false,
         reason,
     };
-    let verdict = |name: PodName, reason: String| Verdict {
+    let verdict = |name: PodName, reason: String| MirrorChoice {
         winner: Some(name).filter(|name| names.contains(name)),
         confirmed: true,
         reason,
@@ -133,7 +133,7 @@ fn decide(
         return verdict(of_runtime, reason);
     }
     let record = evidence.records.get(uid.as_str());
-    if let Some(Recorded { pod, confirmed }) = record
+    if let Some(RecordedPod { pod, confirmed }) = record
         && (*confirmed || !names.contains(pod))
     {
         return verdict(
@@ -143,7 +143,7 @@ fn decide(
     }
     let mut all = names.iter();
     match (all.next(), all.next()) {
-        (only, None) => Verdict {
+        (only, None) => MirrorChoice {
             winner: only.cloned(),
             confirmed: false,
             reason: String::new(),
@@ -213,7 +213,7 @@ mod tests {
             .map(|namespace| ("hash".to_owned(), runtime_pod(namespace)))
             .into_iter()
             .collect();
-        let recorded = |(namespace, confirmed)| Recorded {
+        let recorded = |(namespace, confirmed)| RecordedPod {
             pod: owner(namespace),
             confirmed,
         };

@@ -7,8 +7,8 @@ use std::time::Duration;
 use anyhow::Context;
 use tokio::sync::{Notify, mpsc, watch};
 
-use super::event::Event;
-use super::node::Node;
+use super::event::AgentEvent;
+use super::node::AgentNode;
 use crate::cpu::CpuSet;
 use crate::host::pod_resources::{CallError, CpuManager, DevicesError, PodResources};
 use crate::pin::Snapshot;
@@ -30,13 +30,13 @@ pub(super) struct AskKubelet {
     kubelet: PodResources,
     /// The last known state of the CPU Manager. `None` where no kubelet manages the node's cgroups.
     cpu_manager: Option<CpuManager>,
-    events: mpsc::Sender<Event>,
+    events: mpsc::Sender<AgentEvent>,
 }
 
 // === impl AskKubelet ===
 
 impl AskKubelet {
-    pub(super) fn new(node: &Node, events: mpsc::Sender<Event>) -> Self {
+    pub(super) fn new(node: &AgentNode, events: mpsc::Sender<AgentEvent>) -> Self {
         Self {
             kubelet: PodResources::new(&node.config.root_dir),
             cpu_manager: node.cpu_manager(),
@@ -96,7 +96,7 @@ impl AskKubelet {
             if now != before {
                 self.cpu_manager = Some(now);
                 self.events
-                    .send(Event::CpuManager(now))
+                    .send(AgentEvent::CpuManager(now))
                     .await
                     .context("the agent ended")?;
             }
@@ -124,7 +124,7 @@ impl AskKubelet {
         if devices != *known {
             known.clone_from(&devices);
             self.events
-                .send(Event::Devices(devices))
+                .send(AgentEvent::Devices(devices))
                 .await
                 .context("the agent ended")?;
         }

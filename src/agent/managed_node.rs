@@ -4,20 +4,20 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::node::Node;
+use super::node::AgentNode;
 use super::pass_model::PassNode;
 use crate::cpu::{CpuSet, Layout, Placer};
 use crate::host::cgroup::{Cpuset, PodCgroup, PodSurroundings};
 use crate::host::topology;
 use crate::pin::cpu_isolation::CpuIsolator;
 use crate::pin::decide::DecisionInput;
-use crate::pin::{self, Applied, Enforcement, Ledger, Step};
+use crate::pin::{self, AppliedStep, Enforcement, Ledger, Step};
 use crate::pod::Pod;
 
 /// The node, and what changes while the agent runs.
 #[derive(Debug)]
 pub(super) struct ManagedNode {
-    pub(super) node: Node,
+    pub(super) node: AgentNode,
     placer: Placer,
     /// The machine's present layout, for the snapshot.
     pub(super) layout: Arc<Layout>,
@@ -33,7 +33,7 @@ pub(super) struct ManagedNode {
 // === impl ManagedNode ===
 
 impl ManagedNode {
-    pub(super) fn new(mut node: Node) -> Self {
+    pub(super) fn new(mut node: AgentNode) -> Self {
         node.forget_default_reserved();
         let isolator = CpuIsolator::new(&node.config.root_dir)
             .with_slices(&node.cgroups, &node.config.pod_cgroups);
@@ -114,7 +114,7 @@ impl PassNode for ManagedNode {
         self.isolator.workqueues()
     }
 
-    fn apply(&self, steps: Vec<Step>, go_on: &mut dyn FnMut(&Step) -> bool) -> Vec<Applied> {
+    fn apply(&self, steps: Vec<Step>, go_on: &mut dyn FnMut(&Step) -> bool) -> Vec<AppliedStep> {
         pin::apply_while(steps, &self.node.cgroups, go_on)
     }
 

@@ -46,9 +46,9 @@ mod schedule;
 mod service;
 mod tasks;
 
-pub use event::{CreateAnswer, Event, RuntimePod, RuntimeUpdate, Source};
+pub use event::{AgentEvent, CreateAnswer, PodSource, RuntimePod, RuntimeUpdate};
 pub use folder::read_pods;
-pub use node::{Node, environment, reserved};
+pub use node::{AgentNode, environment, reserved};
 #[cfg(feature = "reclaim")]
 pub use probes::ControllerProbes;
 pub use publish::isolation_problems;

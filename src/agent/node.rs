@@ -1,4 +1,4 @@
-//! [`Node`]: the machine, its cgroups, the configuration, and the settings found at the start.
+//! [`AgentNode`]: the machine, its cgroups, the configuration, and the settings found at the start.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use anyhow::Context;
 
 use super::config::{Config, EnforcementChoice};
 use crate::cpu::{CpuSet, Topology};
-use crate::host::cgroup::{Cgroups, PodCgroup, Version};
+use crate::host::cgroup::{CgroupVersion, Cgroups, PodCgroup};
 use crate::host::pod_resources::{CpuManager, PodResources};
 use crate::host::topology::HotplugState;
 use crate::host::{proc::Proc, topology};
@@ -19,7 +19,7 @@ const FIRST_ANSWER: Duration = Duration::from_secs(2);
 
 /// The node as found at the start. A kubelet that assigns CPUs changes the enforcement later.
 #[derive(Debug, Clone)]
-pub struct Node {
+pub struct AgentNode {
     /// The effective configuration.
     pub config: Config,
     /// The CPUs and NUMA nodes for which the topology was read.
@@ -48,7 +48,7 @@ pub struct Node {
 
 // === impl Node ===
 
-impl Node {
+impl AgentNode {
     /// Reads the node, and asks the kubelet for the CPU Manager's policy.
     ///
     /// # Errors
@@ -65,7 +65,7 @@ impl Node {
     /// Reads the node for pods that no kubelet manages. A kubelet's CPU Manager has no effect.
     ///
     /// # Errors
-    /// The errors of [`Node::new`].
+    /// The errors of [`AgentNode::new`].
     pub fn apart(config: Config) -> anyhow::Result<Self> {
         // The hotplug state is read first. The first tick then notices a change during the reading of the topology.
         let hotplug_state = HotplugState::read(&config.root_dir);
@@ -97,7 +97,7 @@ impl Node {
         self.config.reserved.as_ref().is_none_or(CpuSet::is_empty)
     }
 
-    /// Forgets the default reserved CPUs. [`Node::choose_reserved`] then takes assigned CPUs into account.
+    /// Forgets the default reserved CPUs. [`AgentNode::choose_reserved`] then takes assigned CPUs into account.
     pub(super) fn forget_default_reserved(&mut self) {
         if self.has_default_reserved() {
             self.reserved = CpuSet::new();
@@ -295,11 +295,11 @@ fn enforcement(
         ));
     }
     let (cause, lacking) = match cgroups.version {
-        Version::V1 => (
+        CgroupVersion::V1 => (
             EnforcementCause::CgroupV1,
             "cgroup v1 does not support cpuset partitions",
         ),
-        Version::V2 => (
+        CgroupVersion::V2 => (
             EnforcementCause::PartitionsUnsupported,
             "this kernel does not support remote cpuset partitions (Linux 6.7 or newer does)",
         ),
@@ -314,7 +314,7 @@ fn enforcement(
 
 /// The thread environment of a container with exclusive `cpus`, or of a container in the shared pool.
 pub(super) fn threads(
-    node: &Node,
+    node: &AgentNode,
     pod: &Pod,
     index: usize,
     cpus: Option<&CpuSet>,

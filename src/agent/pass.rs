@@ -7,14 +7,14 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::cached_state::{CachedState, Written, keeps_exclusive_sets};
+use super::cached_state::{CachedState, WrittenCgroups, keeps_exclusive_sets};
 use super::pass_model::{
     PassEnd, PassNode, PassResult, PassScope, RuntimeRequest, decision, lacks,
 };
 use super::pass_state::PassState;
 use crate::host::cgroup::PodCgroup;
 use crate::pin::decide::{Decision, DecisionInput, Decisions, Refused, decide_while};
-use crate::pin::{self, Applied, Drift, Enforcement, Ledger, Observed, Scan, Step};
+use crate::pin::{self, AppliedStep, Drift, Enforcement, Ledger, Observed, Scan, Step};
 use crate::pod::{self, Pod};
 
 /// Why a pass ends before its last stage.
@@ -26,7 +26,7 @@ enum EarlyEnd {
 
 /// The pods and cgroups that a pass decides and plans for.
 #[derive(Debug, Default)]
-struct View {
+struct PassView {
     pods: Arc<Vec<Pod>>,
     observed: Observed,
     /// The ledger of all assignments. Pending assignments are included until the pods are read again.
@@ -39,7 +39,7 @@ struct Pass<'a, N> {
     state: &'a mut PassState,
     node: &'a mut N,
     scope: PassScope<'a>,
-    view: View,
+    view: PassView,
     has_request: &'a mut dyn FnMut() -> bool,
     /// Whether the pass ends when a runtime request waits.
     may_yield: bool,
@@ -66,7 +66,7 @@ pub fn run<N: PassNode>(
         state,
         node,
         scope,
-        view: View::default(),
+        view: PassView::default(),
         has_request,
         // The first pass records the state at the agent's start, and runs to its end.
         may_yield: matches!(scope, PassScope::Node(None)) && !is_first,
@@ -116,7 +116,7 @@ impl<N: PassNode> Pass<'_, N> {
         if planned > 0 {
             self.verify(&applied, applied.len() == planned)?;
         }
-        let View {
+        let PassView {
             pods,
             observed,
             ledger,
@@ -138,15 +138,15 @@ impl<N: PassNode> Pass<'_, N> {
 
     /// Ends the pass if a runtime request waits and yielding is safe. The observed state stays cached. The written pods become
     /// stale.
-    fn yield_to_request(&mut self, applied: &[Applied]) -> Result<(), EarlyEnd> {
+    fn yield_to_request(&mut self, applied: &[AppliedStep]) -> Result<(), EarlyEnd> {
         if self.may_yield && (self.has_request)() {
             return Err(self.yielded(applied));
         }
         Ok(())
     }
 
-    fn yielded(&mut self, applied: &[Applied]) -> EarlyEnd {
-        let View {
+    fn yielded(&mut self, applied: &[AppliedStep]) -> EarlyEnd {
+        let PassView {
             observed, ledger, ..
         } = std::mem::take(&mut self.view);
         let mut cached = CachedState::new(observed, ledger);
@@ -178,7 +178,7 @@ impl<N: PassNode> Pass<'_, N> {
         }
         self.state.pods.keep_pending(&mut ledger, &observed);
         self.node.choose_reserved(&ledger);
-        self.view = View {
+        self.view = PassView {
             pods,
             observed,
             ledger,
@@ -229,7 +229,7 @@ impl<N: PassNode> Pass<'_, N> {
         if needs_others {
             return self.observe_others();
         }
-        self.view = View {
+        self.view = PassView {
             observed: cached.observed.only(uid).unwrap_or_default(),
             ledger: cached.ledger.clone(),
             pods: Arc::new(vec![pod]),
@@ -260,7 +260,7 @@ impl<N: PassNode> Pass<'_, N> {
             .map_err(|_| EarlyEnd::NeedsNode)?;
         let (observed, ledger) = cached.observed.clone().matched_again(lost, &pods);
         *cached = CachedState::new(observed.clone(), ledger.clone());
-        self.view = View {
+        self.view = PassView {
             pods,
             observed,
             ledger,
@@ -456,11 +456,11 @@ impl<N: PassNode> Pass<'_, N> {
     }
 
     /// Carries the steps out. A plan is safe after each step. Yielding is safe only while no exclusive set has changed.
-    fn apply(&mut self, steps: Vec<Step>, decisions: &Decisions) -> Vec<Applied> {
+    fn apply(&mut self, steps: Vec<Step>, decisions: &Decisions) -> Vec<AppliedStep> {
         if steps.is_empty() {
             return Vec::new();
         }
-        let View {
+        let PassView {
             observed, ledger, ..
         } = &self.view;
         let owns = |pod: &&PodCgroup| {
@@ -484,7 +484,7 @@ impl<N: PassNode> Pass<'_, N> {
         &mut self,
         uid: &str,
         decisions: &Decisions,
-        applied: &[Applied],
+        applied: &[AppliedStep],
     ) -> Result<(), EarlyEnd> {
         let state = &mut *self.state;
         if let (PassScope::Pod(RuntimeRequest::Create { container, .. }), Some(cached)) =
@@ -518,7 +518,7 @@ impl<N: PassNode> Pass<'_, N> {
     /// Reads the written pods again, and compares the new state with the ledger. `complete`: the pass has applied all steps.
     ///
     /// The kernel itself takes a partition's CPUs from all remaining cgroups. The next scan reads the result.
-    fn verify(&mut self, applied: &[Applied], complete: bool) -> Result<(), EarlyEnd> {
+    fn verify(&mut self, applied: &[AppliedStep], complete: bool) -> Result<(), EarlyEnd> {
         self.state
             .heartbeat
             .begin("read again the cgroups that were written");
@@ -530,7 +530,7 @@ impl<N: PassNode> Pass<'_, N> {
         }
     }
 
-    fn verify_pod(&mut self, uid: &str, applied: &[Applied]) -> Result<(), EarlyEnd> {
+    fn verify_pod(&mut self, uid: &str, applied: &[AppliedStep]) -> Result<(), EarlyEnd> {
         let cached = self.state.cached.as_mut().ok_or(EarlyEnd::NeedsNode)?;
         cached.note_written(applied, Some(uid));
         if !cached.read_pod(uid, &self.view.pods, self.node) {
@@ -540,8 +540,8 @@ impl<N: PassNode> Pass<'_, N> {
         Ok(())
     }
 
-    fn verify_node(&mut self, applied: &[Applied]) -> Result<(), EarlyEnd> {
-        let written = Written::new(applied.iter().map(|done| &done.step));
+    fn verify_node(&mut self, applied: &[AppliedStep]) -> Result<(), EarlyEnd> {
+        let written = WrittenCgroups::new(applied.iter().map(|done| &done.step));
         let mut scan = Scan {
             surroundings: self.node.surroundings()?,
             ..Scan::default()
@@ -569,7 +569,7 @@ impl<N: PassNode> Pass<'_, N> {
 
 // === impl View ===
 
-impl View {
+impl PassView {
     /// The decision about a container; `None` for a container outside the pod's description.
     fn decision<'d>(
         &self,

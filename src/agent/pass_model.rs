@@ -8,7 +8,7 @@ use super::schedule::Extent;
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{Cpuset, PodCgroup, PodSurroundings};
 use crate::pin::decide::{Decision, DecisionInput, Decisions};
-use crate::pin::{Applied, Drift, Enforcement, Ledger, Observed, Step};
+use crate::pin::{AppliedStep, Drift, Enforcement, Ledger, Observed, Step};
 use crate::pod::{Entitlement, Pod};
 
 /// The node as a pass reads and writes it.
@@ -32,7 +32,7 @@ pub trait PassNode {
     /// The CPUs allowed for the kernel's work queues, if readable.
     fn workqueue_cpus(&self) -> Option<CpuSet>;
     /// Carries out steps in order, and stops before the first step for which `go_on` returns false.
-    fn apply(&self, steps: Vec<Step>, go_on: &mut dyn FnMut(&Step) -> bool) -> Vec<Applied>;
+    fn apply(&self, steps: Vec<Step>, go_on: &mut dyn FnMut(&Step) -> bool) -> Vec<AppliedStep>;
     /// Chooses the default reserved CPUs, if none are chosen.
     fn choose_reserved(&mut self, ledger: &Ledger);
     /// The topology and the policy for decisions about `pods`. `moves` is 0: the pass sets the limit.

@@ -12,7 +12,7 @@ use super::release_backoff::ReleaseBackoff;
 use crate::cpu::CpuSet;
 use crate::metrics::AgentMetrics;
 use crate::pin::decide::{Decisions, Refused};
-use crate::pin::{Applied, Drift, Enforcement, Observed, Outcome, Reason, Step};
+use crate::pin::{AppliedStep, Drift, Enforcement, Observed, Reason, Step, StepOutcome};
 use crate::pod::Pod;
 
 /// The period of the limit on moves.
@@ -117,7 +117,7 @@ impl PassState {
     }
 
     /// Counts and logs the applied steps. Returns errors as sentences, except the kernel's refusals of partitions.
-    pub(super) fn account(&mut self, applied: &[Applied]) -> Vec<String> {
+    pub(super) fn account(&mut self, applied: &[AppliedStep]) -> Vec<String> {
         let mut errors = Vec::new();
         for done in applied {
             let (outcome, error) = (done.outcome.name(), done.error());
@@ -149,7 +149,7 @@ impl PassState {
                     ..
                 }
             );
-            if pinned && matches!(done.outcome, Outcome::Done) {
+            if pinned && matches!(done.outcome, StepOutcome::Done) {
                 tracing::info!("{}", done.step);
             }
         }

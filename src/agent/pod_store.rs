@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
-use super::event::{RuntimePod, RuntimeUpdate, Source};
-use super::identity::{self, Evidence, Recorded};
+use super::event::{PodSource, RuntimePod, RuntimeUpdate};
+use super::identity::{self, Evidence, RecordedPod};
 use super::pending::PendingAssignments;
 use crate::pin::{Ledger, Observed};
 use crate::pod::{ApiUid, ContainerIds, Pod, is_required};
@@ -12,14 +12,14 @@ use crate::pod::{ApiUid, ContainerIds, Pod, is_required};
 /// The last known pods of each source.
 #[derive(Debug, Default)]
 pub struct PodStore {
-    pods: BTreeMap<Source, Vec<Pod>>,
-    errors: BTreeMap<Source, Vec<String>>,
+    pods: BTreeMap<PodSource, Vec<Pod>>,
+    errors: BTreeMap<PodSource, Vec<String>>,
     /// The source of container ids for the folder's pods.
     folder_ids: ContainerIds,
     /// The uid of the own Node; `None` before the first answer of the API server.
     node: Option<ApiUid>,
     /// The pods named by assignment records, for each uid named by a mirror pod.
-    records: BTreeMap<String, Recorded>,
+    records: BTreeMap<String, RecordedPod>,
     /// All of `pods`, with the mirror pods' uids settled.
     described: Vec<Pod>,
     /// The uids of static pods named by mirror pods.
@@ -83,10 +83,10 @@ impl PodStore {
     }
 
     /// Takes a source's complete list of pods, with the errors of reading.
-    pub fn pods(&mut self, source: Source, mut pods: Vec<Pod>, errors: Vec<String>) {
+    pub fn pods(&mut self, source: PodSource, mut pods: Vec<Pod>, errors: Vec<String>) {
         let ids = match source {
-            Source::Api => ContainerIds::Awaited,
-            Source::Folder => self.folder_ids,
+            PodSource::Api => ContainerIds::Awaited,
+            PodSource::Folder => self.folder_ids,
         };
         for pod in &mut pods {
             pod.ids = ids;
@@ -107,7 +107,7 @@ impl PodStore {
         let new = self.folder_ids == ContainerIds::Awaited;
         if new {
             self.folder_ids = ContainerIds::NoSource;
-            for pod in self.pods.entry(Source::Folder).or_default() {
+            for pod in self.pods.entry(PodSource::Folder).or_default() {
                 pod.ids = ContainerIds::NoSource;
             }
             self.identify();
@@ -135,7 +135,7 @@ impl PodStore {
                 .record
                 .as_ref()
                 .filter(|record| !record.assignment.is_empty() && !record.pod.is_empty())?;
-            let recorded = Recorded {
+            let recorded = RecordedPod {
                 pod: (record.namespace.clone(), record.pod.clone()),
                 confirmed: record.confirmed,
             };
@@ -393,7 +393,7 @@ mod tests {
 
     /// An update of a source, about some of a few pods.
     #[derive(Debug, Clone)]
-    enum News {
+    enum StoreUpdate {
         Described(Vec<usize>),
         All(Vec<usize>),
         Pod(usize, u8),
@@ -425,41 +425,43 @@ mod tests {
         }
     }
 
-    fn news() -> impl Strategy<Value = News> {
+    fn news() -> impl Strategy<Value = StoreUpdate> {
         let some = || prop::collection::vec(0_usize..6, 0..4);
         prop_oneof![
-            some().prop_map(News::Described),
-            some().prop_map(News::All),
+            some().prop_map(StoreUpdate::Described),
+            some().prop_map(StoreUpdate::All),
             (0_usize..6, any::<u8>())
-                .prop_map(|(number, environment)| News::Pod(number, environment)),
+                .prop_map(|(number, environment)| StoreUpdate::Pod(number, environment)),
             (0_usize..6, any::<u8>())
-                .prop_map(|(number, environment)| News::Pod(number, environment)),
-            (0_usize..6).prop_map(News::Gone),
-            (0_usize..6).prop_map(News::Announced),
+                .prop_map(|(number, environment)| StoreUpdate::Pod(number, environment)),
+            (0_usize..6).prop_map(StoreUpdate::Gone),
+            (0_usize..6).prop_map(StoreUpdate::Announced),
         ]
     }
 
-    fn apply(store: &mut PodStore, news: News) {
+    fn apply(store: &mut PodStore, news: StoreUpdate) {
         match news {
-            News::Described(numbers) => {
+            StoreUpdate::Described(numbers) => {
                 let pods = numbers.into_iter().map(|number| pod(number, 0)).collect();
-                store.pods(Source::Api, pods, Vec::new());
+                store.pods(PodSource::Api, pods, Vec::new());
             }
-            News::All(numbers) => {
+            StoreUpdate::All(numbers) => {
                 let all = numbers
                     .into_iter()
                     .map(|number| of_runtime(number, 1))
                     .collect();
                 store.runtime(RuntimeUpdate::All(all));
             }
-            News::Pod(number, environment) => {
+            StoreUpdate::Pod(number, environment) => {
                 store.runtime(RuntimeUpdate::Pod(Box::new(of_runtime(
                     number,
                     environment,
                 ))));
             }
-            News::Gone(number) => store.runtime(RuntimeUpdate::Gone(format!("uid-{number}"))),
-            News::Announced(number) => store.pending().announce(pod(number, 2)),
+            StoreUpdate::Gone(number) => {
+                store.runtime(RuntimeUpdate::Gone(format!("uid-{number}")))
+            }
+            StoreUpdate::Announced(number) => store.pending().announce(pod(number, 2)),
         }
     }
 

@@ -9,8 +9,8 @@ use hyper::{Response, StatusCode};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::http::{Caller, Making, Pieces, Responder, refused_method, serve, text, typed};
-use crate::cluster::leader::Standing;
+use super::http::{Caller, PageBuilder, Pieces, Responder, refused_method, serve, text, typed};
+use crate::cluster::leader::CandidateState;
 use crate::metrics::{Format, ReclaimMetrics};
 
 /// The state from which requests to the reclaimer are answered.
@@ -18,14 +18,14 @@ use crate::metrics::{Format, ReclaimMetrics};
 pub struct ControllerProbes {
     metrics: ReclaimMetrics,
     /// The standing in the election; `None` for a reclaimer without an election.
-    standing: Option<Arc<Standing>>,
+    standing: Option<Arc<CandidateState>>,
 }
 
 // === impl ControllerProbes ===
 
 impl ControllerProbes {
     /// Creates the probes of a reclaimer with these metrics.
-    pub fn new(metrics: ReclaimMetrics, standing: Option<Arc<Standing>>) -> Self {
+    pub fn new(metrics: ReclaimMetrics, standing: Option<Arc<CandidateState>>) -> Self {
         Self { metrics, standing }
     }
 
@@ -79,7 +79,7 @@ impl ControllerProbes {
 }
 
 impl Responder for ControllerProbes {
-    async fn respond(&self, caller: &Caller, _: &Making) -> Response<Pieces> {
+    async fn respond(&self, caller: &Caller, _: &PageBuilder) -> Response<Pieces> {
         let request = &caller.request;
         if let Some(refusal) = refused_method(request) {
             return refusal;

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
-use super::event::{Event, RuntimeUpdate, Source};
+use super::event::{AgentEvent, PodSource, RuntimeUpdate};
 use super::event_queue::EventQueue;
 use super::heartbeat::Heartbeat;
 use super::history::History;
 use super::managed_node::ManagedNode;
-use super::node::Node;
+use super::node::AgentNode;
 use super::pass;
 use super::pass_model::{PassEnd, PassResult, PassScope};
 use super::pass_state::PassState;
@@ -61,7 +61,7 @@ pub(super) struct Reconciler {
 
 impl Reconciler {
     pub(super) fn new(
-        node: Node,
+        node: AgentNode,
         api: bool,
         metrics: AgentMetrics,
         published: watch::Sender<Option<Arc<Snapshot>>>,
@@ -92,7 +92,7 @@ impl Reconciler {
     /// File I/O blocks. A hanging system call on a separate thread delays neither HTTP nor the runtime's connection.
     pub(super) async fn run_on_thread(
         self,
-        events: mpsc::Receiver<Event>,
+        events: mpsc::Receiver<AgentEvent>,
         cgroups: Arc<Notify>,
         stop: tokio_util::sync::CancellationToken,
     ) -> anyhow::Result<()> {
@@ -113,7 +113,7 @@ impl Reconciler {
     /// Handles events and runs the scheduled passes, until `stop` is cancelled or all event senders are dropped.
     async fn run(
         mut self,
-        events: mpsc::Receiver<Event>,
+        events: mpsc::Receiver<AgentEvent>,
         cgroups: Arc<Notify>,
         stop: tokio_util::sync::CancellationToken,
     ) {
@@ -274,36 +274,36 @@ impl Reconciler {
         self.schedule.on(Trigger::Timer, Instant::now());
     }
 
-    fn handle(&mut self, event: Event) {
+    fn handle(&mut self, event: AgentEvent) {
         let now = Instant::now();
         match event {
-            Event::Pods {
+            AgentEvent::Pods {
                 source,
                 pods,
                 errors,
             } => self.handle_pods(source, pods, errors),
             // Pods unknown to all sources keep their CPUs: the kernel has the assignment records. A folder of manifests is
             // always read before the first pass.
-            Event::PodsWaitEnded => {
+            AgentEvent::PodsWaitEnded => {
                 if !self.schedule.has_pods() && self.managed.node.config.manifest_dir.is_none() {
                     self.schedule.pods_synced();
                     self.schedule.on(Trigger::Start, now);
                 }
             }
-            Event::Node(uid) => {
+            AgentEvent::Node(uid) => {
                 self.passes.pods.node(uid);
                 self.schedule.on(Trigger::Pods, now);
             }
             // Device locality applies to new containers only, so no pass follows.
-            Event::Devices(devices) => self.managed.devices = devices,
-            Event::CpuManager(cpu_manager) => {
+            AgentEvent::Devices(devices) => self.managed.devices = devices,
+            AgentEvent::CpuManager(cpu_manager) => {
                 if self.set_cpu_manager(cpu_manager) {
                     self.schedule.on(Trigger::Kubelet, now);
                 }
             }
-            Event::Runtime(update) => self.handle_runtime_update(update),
-            Event::CgroupsChanged => self.schedule.on(Trigger::Cgroups, now),
-            Event::Create {
+            AgentEvent::Runtime(update) => self.handle_runtime_update(update),
+            AgentEvent::CgroupsChanged => self.schedule.on(Trigger::Cgroups, now),
+            AgentEvent::Create {
                 pod,
                 container,
                 reply,
@@ -311,7 +311,7 @@ impl Reconciler {
                 self.handle_create(&pod, &container, reply);
                 self.schedule.answered(Instant::now());
             }
-            Event::Start {
+            AgentEvent::Start {
                 uid,
                 container,
                 reply,
@@ -322,8 +322,8 @@ impl Reconciler {
         }
     }
 
-    fn handle_pods(&mut self, source: Source, pods: Vec<Pod>, errors: Vec<String>) {
-        if source == Source::Folder {
+    fn handle_pods(&mut self, source: PodSource, pods: Vec<Pod>, errors: Vec<String>) {
+        if source == PodSource::Folder {
             let count = i64::try_from(errors.len()).unwrap_or(i64::MAX);
             self.passes.metrics.manifest_errors.set(count);
         }

@@ -13,21 +13,21 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
-use super::access::Access;
-use super::cluster::{Cluster, Running, peers};
+use super::access::AccessRules;
+use super::cluster::{ApiTasks, ClusterContext, peers};
 use super::config::Config;
-use super::event::{CreateAnswer, Event};
-use super::folder::Folder;
+use super::event::{AgentEvent, CreateAnswer};
+use super::folder::ManifestFolder;
 use super::heartbeat::Heartbeat;
-use super::http::{self, State};
+use super::http::{self, HttpState};
 use super::kubelet::AskKubelet;
-use super::node::Node;
+use super::node::AgentNode;
 use super::reconciler::Reconciler;
 use super::runtime;
 use super::service;
 use super::tasks::Tasks;
 use crate::cluster::Api;
-use crate::cluster::peers::Member;
+use crate::cluster::peers::JobMember;
 use crate::host::cgroup::PARTITION;
 use crate::host::notify;
 use crate::host::watch::Watch;
@@ -43,11 +43,11 @@ const GRACE: Duration = Duration::from_millis(1800);
 #[derive(Debug)]
 pub struct Agent {
     address: SocketAddr,
-    events: mpsc::Sender<Event>,
+    events: mpsc::Sender<AgentEvent>,
     snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
     tasks: Tasks,
-    cluster: Option<Running>,
-    state: Arc<State>,
+    cluster: Option<ApiTasks>,
+    state: Arc<HttpState>,
 }
 
 // === impl Agent ===
@@ -57,7 +57,7 @@ impl Agent {
     ///
     /// # Errors
     /// The errors of [`Agent::start_in`].
-    pub async fn start(node: Node) -> anyhow::Result<Self> {
+    pub async fn start(node: AgentNode) -> anyhow::Result<Self> {
         Self::start_in(None, node).await
     }
 
@@ -66,9 +66,12 @@ impl Agent {
     /// # Errors
     /// The address is taken, the folder of manifests is missing, inotify is at its limit, or `metrics.auth` needs a missing API.
     /// An unreachable API server is no error.
-    pub async fn start_in(cluster: Option<&Cluster>, node: Node) -> anyhow::Result<Self> {
+    pub async fn start_in(
+        cluster: Option<&ClusterContext>,
+        node: AgentNode,
+    ) -> anyhow::Result<Self> {
         let api = cluster.map(|cluster| cluster.api.clone());
-        let access = Access::new(node.config.metrics.auth, api.as_ref())?;
+        let access = AccessRules::new(node.config.metrics.auth, api.as_ref())?;
         let listener = listen(node.config.listen).await?;
         let address = listener.local_addr()?;
         let metrics = started_metrics()?;
@@ -77,7 +80,7 @@ impl Agent {
         let stop = CancellationToken::new();
         let mut tasks = Tasks::new(stop.clone());
         if let Some(pods) = &node.config.manifest_dir {
-            let folder = Folder::new(pods)?;
+            let folder = ManifestFolder::new(pods)?;
             tasks.spawn(folder.run(events.clone()));
         }
         let cgroups = Arc::new(Notify::new());
@@ -113,7 +116,7 @@ impl Agent {
             None
         };
         let heartbeat = Heartbeat::new(node.config.reconcile_interval);
-        let state = Arc::new(State {
+        let state = Arc::new(HttpState {
             snapshot: snapshot.clone(),
             heartbeat: heartbeat.clone(),
             sources,
@@ -163,7 +166,7 @@ impl Agent {
         let (reply, answer) = oneshot::channel();
         let (pod, container) = (Box::new(pod.clone()), container.to_owned());
         self.events
-            .send(Event::Create {
+            .send(AgentEvent::Create {
                 pod,
                 container,
                 reply,
@@ -196,7 +199,7 @@ impl Agent {
 
 /// The signal that ends the reconciler. The reconciler ends after the connection to the runtime, so that each request that was
 /// read gets an answer.
-fn end_of_answers(node: &Node, stop: &CancellationToken) -> CancellationToken {
+fn end_of_answers(node: &AgentNode, stop: &CancellationToken) -> CancellationToken {
     if node.config.runtime.wanted() {
         CancellationToken::new()
     } else {
@@ -223,7 +226,7 @@ fn started_metrics() -> anyhow::Result<AgentMetrics> {
 fn serve_http(
     tasks: &mut Tasks,
     listener: TcpListener,
-    state: &Arc<State>,
+    state: &Arc<HttpState>,
     stop: CancellationToken,
 ) {
     let state = Arc::clone(state);
@@ -235,7 +238,7 @@ fn serve_http(
 
 /// Watches the pods' trees. `cgroups` and the returned notifier wake up after each change.
 fn watch_cgroups(
-    node: &Node,
+    node: &AgentNode,
     tasks: &mut Tasks,
     cgroups: &Arc<Notify>,
 ) -> anyhow::Result<Arc<Notify>> {
@@ -253,7 +256,7 @@ fn watch_cgroups(
 }
 
 /// The sources of the metrics that the configuration asks for.
-fn sources(node: &Node) -> anyhow::Result<Sources> {
+fn sources(node: &AgentNode) -> anyhow::Result<Sources> {
     let Config {
         root_dir,
         cgroup_dir,
@@ -287,11 +290,11 @@ fn sources(node: &Node) -> anyhow::Result<Sources> {
 
 /// Starts to read the pods' TCP connections, if configured. With the API, unknown addresses are looked up.
 fn watch_connections(
-    node: &Node,
+    node: &AgentNode,
     tasks: &mut Tasks,
-    state: &Arc<State>,
+    state: &Arc<HttpState>,
     api: Option<Api>,
-    cluster: Option<&Running>,
+    cluster: Option<&ApiTasks>,
 ) {
     let settings = &node.config.metrics;
     let interval = settings.connection_interval;
@@ -322,7 +325,7 @@ async fn follow(mut watch: Watch, listeners: [Arc<Notify>; 2]) -> anyhow::Result
 
 /// Reads the pods' TCP connections periodically, on a blocking thread.
 async fn sample_connections(
-    state: Arc<State>,
+    state: Arc<HttpState>,
     between: Duration,
     unknown: mpsc::Sender<UnknownPeers>,
 ) -> anyhow::Result<()> {
@@ -347,9 +350,9 @@ async fn sample_connections(
 }
 
 /// Hands a training job's pods, as the API server lists them, to the metrics sources.
-fn set_known_peers(sources: &Sources, job: (String, String), members: Vec<Member>) {
+fn set_known_peers(sources: &Sources, job: (String, String), members: Vec<JobMember>) {
     let peers = members.into_iter().flat_map(
-        |Member {
+        |JobMember {
              pod,
              role,
              addresses,
@@ -389,8 +392,8 @@ pub fn lock(folder: &Path) -> anyhow::Result<Flock<File>> {
 pub async fn run(config: Config) -> anyhow::Result<()> {
     // The signal handler comes first: the first process of a container ignores SIGTERM without a handler.
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
-    let cluster = Cluster::open(&config, |name| std::env::var(name).ok()).await?;
-    let node = Node::new(config)?;
+    let cluster = ClusterContext::open(&config, |name| std::env::var(name).ok()).await?;
+    let node = AgentNode::new(config)?;
     let _lock = lock(node.cgroups.root())?;
     tracing::info!("effective configuration:\n{}", node.config.to_yaml()?);
     tracing::info!(
@@ -399,7 +402,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         node.enforcement_reason
     );
     if let Some(cluster) = &cluster {
-        let Cluster {
+        let ClusterContext {
             server,
             origin,
             node,

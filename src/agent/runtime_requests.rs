@@ -2,7 +2,7 @@
 
 use tokio::sync::oneshot;
 
-use super::event::{CreateAnswer, Reply};
+use super::event::{CreateAnswer, StartReply};
 use super::gate;
 use super::node::threads;
 use super::pass_model::{PassResult, PassScope, RuntimeRequest};
@@ -110,7 +110,7 @@ impl Reconciler {
     ///
     /// A `required` pod with enforcement `cpuset` needs a node pass: the node pass finds containers of other pods on the pod's
     /// CPUs.
-    pub(super) fn handle_start(&mut self, uid: &str, container: &str, reply: Reply) {
+    pub(super) fn handle_start(&mut self, uid: &str, container: &str, reply: StartReply) {
         // If the runtime has given up waiting, the program runs already.
         if !reply.is_closed() {
             self.history.waits(uid, container);

@@ -94,7 +94,7 @@ pub(super) enum Next {
 
 /// A wanted node pass.
 #[derive(Debug, Clone, Copy)]
-struct Wanted {
+struct RequestedPass {
     trigger: Trigger,
     /// When the first trigger of the pass arrived.
     since: Instant,
@@ -106,7 +106,7 @@ struct Wanted {
 pub(super) struct Schedule {
     /// Whether the pods are known, or the wait for pods has ended. No pass runs earlier.
     pods_synced: bool,
-    wanted: Option<Wanted>,
+    wanted: Option<RequestedPass>,
     /// When cgroups changed first since the last complete pass.
     cgroups_changed: Option<Instant>,
     /// The earliest time of the next pass for changed cgroups.
@@ -250,7 +250,7 @@ impl Schedule {
             Some(wanted) if wanted.trigger.only_observes() => wanted.trigger = trigger,
             Some(_) => {}
             wanted => {
-                *wanted = Some(Wanted {
+                *wanted = Some(RequestedPass {
                     trigger,
                     since: now,
                     not_before,

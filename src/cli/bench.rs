@@ -10,14 +10,14 @@ use console::style;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::run::{runtime, start_error_log};
-use super::{Draft, Format};
+use super::{Draft, OutputFormat};
 use crate::agent::config::EnforcementChoice;
 use crate::cpu::CpuSet;
-use crate::sandbox::bench::plan::{Plan, PlanOptions, Way, Work, counted};
-use crate::sandbox::bench::report::{Comparison, Metric, Report};
+use crate::sandbox::bench::plan::{BenchPlan, BenchProgram, PlanOptions, Way, counted};
+use crate::sandbox::bench::report::{BenchReport, Comparison, Metric};
 use crate::sandbox::bench::stats::Summary;
 use crate::sandbox::bench::steps::Pattern;
-use crate::sandbox::bench::{self, Options, job, picture};
+use crate::sandbox::bench::{self, BenchOptions, job, picture};
 use crate::sandbox::neighbors::NeighborKind;
 
 /// Measure the benefit of pinning and sizing on this machine.
@@ -40,7 +40,7 @@ use crate::sandbox::neighbors::NeighborKind;
   pinfold bench --command './convert all' -o json measure the duration of the command
 
 Exit codes: 0 done, 2 bad input, too few CPUs, no root, another agent, or a failed command; 130 interrupted.")]
-pub(super) struct Bench {
+pub(super) struct BenchArgs {
     /// Number of runs of each of the four ways. Results need 5 rounds, and 95 % confidence needs 6 rounds.
     #[arg(long, default_value_t = 8, value_parser = value_parser!(u16).range(1..=1000))]
     rounds: u16,
@@ -108,12 +108,12 @@ pub(super) struct Bench {
     cgroup_dir: PathBuf,
     /// Form of the output.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
-    output: Format,
+    output: OutputFormat,
 }
 
 // === impl Bench ===
 
-impl Bench {
+impl BenchArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         anyhow::ensure!(
             self.command
@@ -150,8 +150,8 @@ impl Bench {
         let plan = bench::plan(options, self.reserved.as_ref())?;
         if self.dry_run {
             match self.output {
-                Format::Json => super::json(&plan)?,
-                Format::Text => super::emit(&planned(&plan)?)?,
+                OutputFormat::Json => super::json(&plan)?,
+                OutputFormat::Text => super::emit(&planned(&plan)?)?,
             }
             return Ok(ExitCode::SUCCESS);
         }
@@ -159,7 +159,7 @@ impl Bench {
     }
 
     /// Runs the bench and prints the report.
-    fn measure(&self, plan: Plan) -> anyhow::Result<ExitCode> {
+    fn measure(&self, plan: BenchPlan) -> anyhow::Result<ExitCode> {
         anyhow::ensure!(
             nix::unistd::geteuid().is_root(),
             "the bench needs root, for cgroups and network namespaces: run the command with sudo, or print the plan with \
@@ -172,7 +172,7 @@ impl Bench {
         bar.set_style(ProgressStyle::with_template(
             "{bar:30} {pos} of {len} runs, {eta} left: {msg}",
         )?);
-        let options = Options {
+        let options = BenchOptions {
             plan,
             enforcement: self.enforcement,
             cgroup_dir: self.cgroup_dir.clone(),
@@ -202,19 +202,19 @@ impl Bench {
             draft.write(&picture::draw(&report))?;
         }
         match self.output {
-            Format::Json => super::json(&report)?,
-            Format::Text => super::emit(&found(&report))?,
+            OutputFormat::Json => super::json(&report)?,
+            OutputFormat::Text => super::emit(&found(&report))?,
         }
         Ok(ExitCode::SUCCESS)
     }
 }
 
 /// The work, the CPUs, the neighbors and the threads of a plan, in words.
-fn setting(plan: &Plan) -> String {
+fn setting(plan: &BenchPlan) -> String {
     let free = plan.online.difference(&plan.reserved);
     let mut text = String::new();
     let work = match &plan.work {
-        Work::BuiltIn => {
+        BenchProgram::BuiltIn => {
             let servers = match (plan.ps, plan.ps_cpus) {
                 (0, _) => "without a server".to_owned(),
                 (_, 0) => format!("{} in the shared pool", counted(plan.ps, "server")),
@@ -227,7 +227,7 @@ fn setting(plan: &Plan) -> String {
             );
             format!("the built-in training job: {workers}, {servers}")
         }
-        Work::Command { line, steps } => {
+        BenchProgram::Command { line, steps } => {
             let steps = match steps {
                 Some(pattern) => format!("steps by {pattern}"),
                 None => "the duration is measured".to_owned(),
@@ -265,7 +265,7 @@ fn setting(plan: &Plan) -> String {
 }
 
 /// The neighbors, in words.
-fn beside(plan: &Plan) -> String {
+fn beside(plan: &BenchPlan) -> String {
     let neighbors = plan.neighbors;
     if neighbors.count == 0 {
         return "no neighbors".to_owned();
@@ -289,7 +289,7 @@ fn beside(plan: &Plan) -> String {
     format!("{count} in the shared pool, each with {program} and {request}{full}")
 }
 
-fn planned(plan: &Plan) -> anyhow::Result<String> {
+fn planned(plan: &BenchPlan) -> anyhow::Result<String> {
     let mut text = format!("{}\n{}", style("Planned setup").bold(), setting(plan));
     let variables: Vec<String> = job::right_variables(plan)?
         .into_iter()
@@ -322,7 +322,7 @@ fn planned(plan: &Plan) -> anyhow::Result<String> {
 }
 
 /// The report in words and tables.
-fn found(report: &Report) -> String {
+fn found(report: &BenchReport) -> String {
     let found = &report.found;
     let mut text = String::new();
     let warning = found.interference.map_or_else(Vec::new, |interference| {
@@ -360,7 +360,7 @@ fn found(report: &Report) -> String {
 }
 
 /// The table of ratios.
-fn write_effects(text: &mut String, report: &Report) {
+fn write_effects(text: &mut String, report: &BenchReport) {
     let step = report.step();
     let columns = [
         Metric::StepsPerSecond,
@@ -406,7 +406,7 @@ fn write_effects(text: &mut String, report: &Report) {
 }
 
 /// The table of figures, and remarks about missing figures.
-fn write_figures(text: &mut String, report: &Report) {
+fn write_figures(text: &mut String, report: &BenchReport) {
     let step = report.step();
     let mut table = super::table(&[
         "",
@@ -459,7 +459,7 @@ fn write_figures(text: &mut String, report: &Report) {
 }
 
 /// The articles' claims, beside the results.
-fn write_claims(text: &mut String, report: &Report) {
+fn write_claims(text: &mut String, report: &BenchReport) {
     let _ = writeln!(text, "\n{}", style("Published claims").bold());
     let mut remarks: Vec<&str> = Vec::new();
     for claim in &report.claims {

@@ -5,9 +5,9 @@ use std::process::ExitCode;
 use console::style;
 use serde::Serialize;
 
-use super::Format;
+use super::OutputFormat;
 use super::agents::{ClusterAgents, statuses};
-use crate::client::Status;
+use crate::client::AgentStatus;
 
 /// How well a node pins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -31,14 +31,17 @@ struct NodeFinding {
 ///
 /// # Errors
 /// The agents can't be listed.
-pub(super) async fn print(cluster: &ClusterAgents, output: Format) -> anyhow::Result<ExitCode> {
+pub(super) async fn print(
+    cluster: &ClusterAgents,
+    output: OutputFormat,
+) -> anyhow::Result<ExitCode> {
     let targets = cluster.targets().await?;
     let bodies = statuses(&targets).await?;
     let nodes: Vec<NodeFinding> = targets
         .iter()
         .zip(bodies)
         .map(|(target, body)| {
-            let (verdict, findings) = examine(body.and_then(|body| Status::parse(&body)));
+            let (verdict, findings) = examine(body.and_then(|body| AgentStatus::parse(&body)));
             NodeFinding {
                 node: target.name.clone(),
                 verdict,
@@ -48,14 +51,14 @@ pub(super) async fn print(cluster: &ClusterAgents, output: Format) -> anyhow::Re
         .collect();
     let works = nodes.iter().all(|node| node.verdict != NodeVerdict::Bad);
     match output {
-        Format::Json => super::json(&serde_json::json!({ "canPin": works, "nodes": nodes }))?,
-        Format::Text => super::emit(&lines(&nodes, works))?,
+        OutputFormat::Json => super::json(&serde_json::json!({ "canPin": works, "nodes": nodes }))?,
+        OutputFormat::Text => super::emit(&lines(&nodes, works))?,
     }
     Ok(ExitCode::from(u8::from(!works)))
 }
 
 /// The verdict about a node, and the facts.
-fn examine(status: anyhow::Result<Status>) -> (NodeVerdict, Vec<String>) {
+fn examine(status: anyhow::Result<AgentStatus>) -> (NodeVerdict, Vec<String>) {
     let status = match status {
         Ok(status) => status,
         Err(error) => {
@@ -117,12 +120,12 @@ fn lines(nodes: &[NodeFinding], works: bool) -> String {
 mod tests {
     use super::*;
 
-    fn status(enforcement: &str, errors: &str) -> anyhow::Result<Status> {
+    fn status(enforcement: &str, errors: &str) -> anyhow::Result<AgentStatus> {
         let text = format!(
             r#"{{"enforcement": "{enforcement}", "online": "0-3", "reserved": "0", "shared": "0", "exclusive": "1-3",
                 "containers": [], "errors": [{errors}]}}"#
         );
-        Status::parse(text.as_bytes())
+        AgentStatus::parse(text.as_bytes())
     }
 
     #[test]

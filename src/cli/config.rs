@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use super::Format;
+use super::OutputFormat;
 use crate::agent::config::{Config, Overrides};
 
 /// Print the effective configuration: defaults, then the file, then environment and flags.
@@ -19,15 +19,15 @@ pub(super) struct ConfigArgs {
     overrides: Overrides,
     /// Form of the output.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
-    output: Format,
+    output: OutputFormat,
 }
 
 impl ConfigArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let config = Config::load(self.overrides)?;
         match self.output {
-            Format::Text => super::emit(&config.to_yaml()?)?,
-            Format::Json => super::json(&config)?,
+            OutputFormat::Text => super::emit(&config.to_yaml()?)?,
+            OutputFormat::Json => super::json(&config)?,
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -10,10 +10,10 @@ use comfy_table::{CellAlignment, Table};
 use console::{Term, style};
 use indicatif::{HumanBytes, ProgressBar};
 
-use super::Format;
+use super::OutputFormat;
 use super::interrupt::{INTERRUPTED, cancel_on_signal};
 use super::run::{runtime, start_error_log};
-use crate::sandbox::demo::{self, Frame, Half, Options, Report, Row};
+use crate::sandbox::demo::{self, DemoFrame, DemoOptions, DemoReport, DemoRow, HalfFigures};
 use crate::sandbox::job::Mode;
 use crate::sandbox::neighbors::NeighborKind;
 
@@ -48,7 +48,7 @@ pub(super) struct Demo {
     cgroup_dir: PathBuf,
     /// Form of the output.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
-    output: Format,
+    output: OutputFormat,
 }
 
 impl Demo {
@@ -58,14 +58,14 @@ impl Demo {
             "the demo needs root, for cgroups and network namespaces: run it with sudo"
         );
         start_error_log()?;
-        let options = Options {
+        let options = DemoOptions {
             seconds: self.seconds,
             listen: self.listen,
             cgroup_dir: self.cgroup_dir,
             neighbors: self.neighbors,
             has_server: self.ps.map(|count| count > 0),
         };
-        let mut screen = Screen::new(self.output);
+        let mut screen = FrameOutput::new(self.output);
         let done = runtime()?.block_on(async {
             let stop = tokio_util::sync::CancellationToken::new();
             let signals = cancel_on_signal(stop.clone())?;
@@ -79,8 +79,8 @@ impl Demo {
             return Ok(ExitCode::from(INTERRUPTED));
         };
         match self.output {
-            Format::Json => super::json(&report)?,
-            Format::Text => super::emit(&summary(&report))?,
+            OutputFormat::Json => super::json(&report)?,
+            OutputFormat::Text => super::emit(&summary(&report))?,
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -88,9 +88,9 @@ impl Demo {
 
 /// The output of the frames. On a terminal, each frame replaces the previous frame of the half. Elsewhere, only the last frame
 /// of each half is printed.
-struct Screen {
+struct FrameOutput {
     term: Term,
-    format: Format,
+    format: OutputFormat,
     lines: usize,
     half: Option<Mode>,
     /// The spinner when no table is shown. The spinner draws on standard error, and only on a terminal.
@@ -99,10 +99,10 @@ struct Screen {
 
 // === impl Screen ===
 
-impl Screen {
-    fn new(format: Format) -> Self {
+impl FrameOutput {
+    fn new(format: OutputFormat) -> Self {
         let term = Term::stdout();
-        let has_table = format == Format::Text && term.is_term();
+        let has_table = format == OutputFormat::Text && term.is_term();
         let spinner = if has_table {
             ProgressBar::hidden()
         } else {
@@ -117,7 +117,7 @@ impl Screen {
         }
     }
 
-    fn show(&mut self, frame: &Frame) {
+    fn show(&mut self, frame: &DemoFrame) {
         let name = match frame.mode {
             Mode::Shared => "shared",
             Mode::Pinned => "pinned and sized",
@@ -127,7 +127,7 @@ impl Screen {
             frame.seconds.0, frame.seconds.1
         ));
         self.spinner.tick();
-        if self.format == Format::Json {
+        if self.format == OutputFormat::Json {
             return;
         }
         let last = frame.seconds.0 >= frame.seconds.1;
@@ -145,7 +145,7 @@ impl Screen {
     }
 }
 
-fn draw(frame: &Frame) -> String {
+fn draw(frame: &DemoFrame) -> String {
     let title = match frame.mode {
         Mode::Shared => "1 of 2: shared CPUs, as many threads as the host has CPUs",
         Mode::Pinned => "2 of 2: exclusive CPUs, threads sized to the CPUs",
@@ -189,7 +189,7 @@ fn draw(frame: &Frame) -> String {
     text
 }
 
-fn cells(row: &Row) -> [String; 10] {
+fn cells(row: &DemoRow) -> [String; 10] {
     let cpus = if row.exclusive {
         format!("{} exclusive", row.cpus)
     } else {
@@ -219,10 +219,10 @@ fn cells(row: &Row) -> [String; 10] {
 }
 
 /// The figures of both halves.
-fn changes(report: &Report) -> Table {
-    let Report { shared, pinned, .. } = report;
+fn changes(report: &DemoReport) -> Table {
+    let DemoReport { shared, pinned, .. } = report;
     let mut table = super::table(&["", "SHARED", "PINNED AND SIZED", "CHANGE"]);
-    let mut line = |name: &str, pick: fn(&Half) -> Option<f64>| {
+    let mut line = |name: &str, pick: fn(&HalfFigures) -> Option<f64>| {
         let (Some(before), Some(after)) = (pick(shared), pick(pinned)) else {
             table.add_row([name, "-", "-", "-"]);
             return;
@@ -259,7 +259,7 @@ fn changes(report: &Report) -> Table {
     table
 }
 
-fn summary(report: &Report) -> String {
+fn summary(report: &DemoReport) -> String {
     let mut text = introduction(report);
     let _ = writeln!(text, "{}", changes(report));
     for row in report.pods.iter().filter(|row| row.exclusive) {
@@ -297,7 +297,7 @@ fn summary(report: &Report) -> String {
 }
 
 /// The text before the table: a warning if the comparison is unreliable, then the sentences about the comparison.
-fn introduction(report: &Report) -> String {
+fn introduction(report: &DemoReport) -> String {
     let mut text = String::new();
     let warning = report.interference.map_or_else(Vec::new, |interference| {
         interference.warning(

@@ -7,14 +7,14 @@ use clap::Args;
 use console::style;
 use serde::Serialize;
 
-use super::Format;
+use super::OutputFormat;
 #[cfg(feature = "portforward")]
 use super::{agents::ClusterArgs, cluster_doctor};
-use crate::agent::Node;
+use crate::agent::AgentNode;
 use crate::agent::cluster::AutoSwitch;
 use crate::agent::config::{Config, EnforcementChoice, Overrides, Runtime};
 use crate::cpu::Topology;
-use crate::host::cgroup::{CgroupError, Cgroups, Version, join_host};
+use crate::host::cgroup::{CgroupError, CgroupVersion, Cgroups, join_host};
 use crate::host::topology;
 use crate::pin::Enforcement;
 use crate::text::counted;
@@ -49,13 +49,13 @@ pub(super) struct Doctor {
     cluster: ClusterArgs,
     /// Form of the output.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
-    output: Format,
+    output: OutputFormat,
 }
 
 /// How good a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Verdict {
+enum CheckVerdict {
     Good,
     Weak,
     Bad,
@@ -63,9 +63,9 @@ enum Verdict {
 
 /// The result of a check.
 #[derive(Debug, Serialize)]
-struct Finding {
+struct CheckResult {
     what: &'static str,
-    verdict: Verdict,
+    verdict: CheckVerdict,
     /// The fact and the consequence.
     finding: String,
     /// The remedy.
@@ -87,17 +87,17 @@ impl Doctor {
         let findings = examine(&config);
         let works = findings
             .iter()
-            .all(|finding| finding.verdict != Verdict::Bad);
+            .all(|finding| finding.verdict != CheckVerdict::Bad);
         match self.output {
-            Format::Json => {
+            OutputFormat::Json => {
                 super::json(&serde_json::json!({ "canPin": works, "findings": findings }))?;
             }
-            Format::Text => {
+            OutputFormat::Text => {
                 for finding in &findings {
                     let mark = match finding.verdict {
-                        Verdict::Good => style("good").green(),
-                        Verdict::Weak => style("weak").yellow(),
-                        Verdict::Bad => style("bad ").red(),
+                        CheckVerdict::Good => style("good").green(),
+                        CheckVerdict::Weak => style("weak").yellow(),
+                        CheckVerdict::Bad => style("bad ").red(),
                     };
                     super::emit(&format!("{mark}  {:<13} {}", finding.what, finding.finding))?;
                     if let Some(advice) = &finding.advice {
@@ -119,7 +119,7 @@ impl Doctor {
     }
 }
 
-fn examine(config: &Config) -> Vec<Finding> {
+fn examine(config: &Config) -> Vec<CheckResult> {
     let mut findings = vec![rights(config)];
     match topology::read(&config.root_dir) {
         Ok(topology) => findings.extend(machine(&topology)),
@@ -144,7 +144,7 @@ fn examine(config: &Config) -> Vec<Finding> {
         )),
     }
     findings.push(runtime(&config.runtime));
-    match Node::new(config.clone()) {
+    match AgentNode::new(config.clone()) {
         Ok(node) => {
             findings.push(enforcement(&node));
             findings.extend(partitions(&node));
@@ -159,34 +159,34 @@ fn examine(config: &Config) -> Vec<Finding> {
     findings
 }
 
-fn good(what: &'static str, finding: String) -> Finding {
-    Finding {
+fn good(what: &'static str, finding: String) -> CheckResult {
+    CheckResult {
         what,
-        verdict: Verdict::Good,
+        verdict: CheckVerdict::Good,
         finding,
         advice: None,
     }
 }
 
-fn weak(what: &'static str, finding: String, advice: &str) -> Finding {
-    Finding {
+fn weak(what: &'static str, finding: String, advice: &str) -> CheckResult {
+    CheckResult {
         what,
-        verdict: Verdict::Weak,
+        verdict: CheckVerdict::Weak,
         finding,
         advice: Some(advice.to_owned()),
     }
 }
 
-fn bad(what: &'static str, finding: String, advice: &str) -> Finding {
-    Finding {
+fn bad(what: &'static str, finding: String, advice: &str) -> CheckResult {
+    CheckResult {
         what,
-        verdict: Verdict::Bad,
+        verdict: CheckVerdict::Bad,
         finding,
         advice: Some(advice.to_owned()),
     }
 }
 
-fn rights(config: &Config) -> Finding {
+fn rights(config: &Config) -> CheckResult {
     let what = "rights";
     if !nix::unistd::geteuid().is_root() {
         let advice = "run the command with sudo, or in a privileged container";
@@ -215,7 +215,7 @@ fn rights(config: &Config) -> Finding {
 }
 
 /// Checks whether the container runtime sends a request before a container starts.
-fn runtime(runtime: &Runtime) -> Finding {
+fn runtime(runtime: &Runtime) -> CheckResult {
     let (what, socket) = ("runtime", runtime.socket.display());
     if runtime.nri == AutoSwitch::Never {
         return weak(
@@ -239,7 +239,7 @@ fn runtime(runtime: &Runtime) -> Finding {
     }
 }
 
-fn machine(topology: &Topology) -> Vec<Finding> {
+fn machine(topology: &Topology) -> Vec<CheckResult> {
     let cpus = topology.online.len();
     let mut findings = vec![
         if cpus > topology.core_of(topology.online.first().unwrap_or(0)).len() {
@@ -295,17 +295,17 @@ fn machine(topology: &Topology) -> Vec<Finding> {
     findings
 }
 
-fn controllers(cgroups: &Cgroups) -> Vec<Finding> {
+fn controllers(cgroups: &Cgroups) -> Vec<CheckResult> {
     let root = cgroups.root().display();
     let cpuset = match cgroups.version {
-        Version::V1 => weak(
+        CgroupVersion::V1 => weak(
             "cpuset",
             format!(
                 "cgroup v1 at {root}: the agent writes CPU sets, but other programs can overwrite the sets"
             ),
             "boot with cgroup v2 (systemd.unified_cgroup_hierarchy=1) on Linux 6.7 or newer",
         ),
-        Version::V2 => good("cpuset", format!("cgroup v2 at {root}")),
+        CgroupVersion::V2 => good("cpuset", format!("cgroup v2 at {root}")),
     };
     let cpu = if cgroups.has_cpu_controller() {
         good(
@@ -324,7 +324,7 @@ fn controllers(cgroups: &Cgroups) -> Vec<Finding> {
     vec![cpuset, cpu]
 }
 
-fn records(cgroups: &Cgroups) -> Finding {
+fn records(cgroups: &Cgroups) -> CheckResult {
     match cgroups.supports_attributes() {
         Ok(true) => good(
             "records",
@@ -344,7 +344,7 @@ fn records(cgroups: &Cgroups) -> Finding {
     }
 }
 
-fn trees(config: &Config, cgroups: &Cgroups) -> Finding {
+fn trees(config: &Config, cgroups: &Cgroups) -> CheckResult {
     let existing: Vec<&str> = config
         .pod_cgroups
         .iter()
@@ -382,7 +382,7 @@ fn trees(config: &Config, cgroups: &Cgroups) -> Finding {
 }
 
 /// Makes a test partition with a CPU without an owner.
-fn partitions(node: &Node) -> Option<Finding> {
+fn partitions(node: &AgentNode) -> Option<CheckResult> {
     if node.enforcement != Enforcement::Partition {
         return None;
     }
@@ -429,7 +429,7 @@ fn partitions(node: &Node) -> Option<Finding> {
 }
 
 /// Lost CPUs, and CPU sets without an explanation.
-fn lost(node: &Node) -> Vec<Finding> {
+fn lost(node: &AgentNode) -> Vec<CheckResult> {
     let Ok((_, ledger)) = node.observe(&[]) else {
         return Vec::new();
     };
@@ -454,7 +454,7 @@ fn lost(node: &Node) -> Vec<Finding> {
     findings
 }
 
-fn enforcement(node: &Node) -> Finding {
+fn enforcement(node: &AgentNode) -> CheckResult {
     let text = format!("{}: {}", node.enforcement.name(), node.enforcement_reason);
     if node.topology.online.is_subset(&node.reserved) {
         let finding = format!(

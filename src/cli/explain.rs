@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::Args;
 use serde_json::Value;
 
-use super::Format;
+use super::OutputFormat;
 #[cfg(feature = "portforward")]
 use super::agents::{ClusterAccess, object_name};
 use super::local_agent::local_agent;
@@ -53,7 +53,7 @@ pub(super) struct Explain {
     input: Input,
     /// Form of the output.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
-    output: Format,
+    output: OutputFormat,
 }
 
 // === impl Explain ===
@@ -72,8 +72,8 @@ impl Explain {
         );
         let containers = self.reported_containers()?;
         match self.output {
-            Format::Json => super::json(&containers)?,
-            Format::Text => super::emit(&container_report::describe(&containers)?)?,
+            OutputFormat::Json => super::json(&containers)?,
+            OutputFormat::Text => super::emit(&container_report::describe(&containers)?)?,
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -86,8 +86,8 @@ impl Explain {
         };
         planned.containers = select(&self.pod, planned.containers, name, "in these manifests")?;
         match self.output {
-            Format::Json => super::json(&planned.containers)?,
-            Format::Text => super::emit(&describe(&planned))?,
+            OutputFormat::Json => super::json(&planned.containers)?,
+            OutputFormat::Text => super::emit(&describe(&planned))?,
         }
         Ok(ExitCode::SUCCESS)
     }

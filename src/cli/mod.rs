@@ -45,7 +45,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 #[cfg(any(feature = "bench", feature = "experiments"))]
 pub(crate) use draft::Draft;
-pub(crate) use output::{Format, emit, json, table};
+pub(crate) use output::{OutputFormat, emit, json, table};
 
 use crate::metrics::build;
 
@@ -90,18 +90,18 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Run(run::Run),
+    Run(run::RunArgs),
     #[cfg(feature = "demo")]
     Demo(demo::Demo),
     #[cfg(feature = "bench")]
-    Bench(bench::Bench),
+    Bench(bench::BenchArgs),
     Topology(topology::TopologyArgs),
     #[cfg(feature = "top")]
     Top(top::Top),
     #[cfg(feature = "portforward")]
     Status(status::StatusArgs),
     Place(place::PlaceArgs),
-    Plan(plan::Plan),
+    Plan(plan::PlanArgs),
     Explain(explain::Explain),
     Doctor(doctor::Doctor),
     Release(release::Release),

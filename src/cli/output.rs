@@ -9,7 +9,7 @@ use serde::Serialize;
 
 /// The form of a command's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub(crate) enum Format {
+pub(crate) enum OutputFormat {
     /// For people: tables and drawings, coloured when the output is a terminal.
     #[default]
     Text,

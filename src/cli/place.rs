@@ -7,10 +7,10 @@ use anyhow::{Context, ensure};
 use clap::Args;
 use serde_json::json;
 
-use super::Format;
+use super::OutputFormat;
 use crate::cpu::{
-    Cores, Cost, CpuSet, Isolated, Numa, Order, ParseCpuSetError, Placement, Placer, Refusal,
-    Request,
+    Cores, Cost, CpuSet, Isolated, Numa, Order, ParseCpuSetError, Placement, PlacementRefusal,
+    Placer, Request,
 };
 use crate::host::topology;
 use crate::text::counted;
@@ -57,7 +57,7 @@ pub(super) struct PlaceArgs {
     isolated: Isolated,
     /// Form of the output.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
-    output: Format,
+    output: OutputFormat,
 }
 
 /// Reads the machine, chooses, and prints the choice.
@@ -98,16 +98,18 @@ fn parse_free(list: &str) -> Result<CpuSet, ParseCpuSetError> {
 }
 
 /// The text of a placement.
-fn placed(placement: &Placement, form: Format) -> anyhow::Result<String> {
+fn placed(placement: &Placement, form: OutputFormat) -> anyhow::Result<String> {
     Ok(match form {
-        Format::Json => {
+        OutputFormat::Json => {
             serde_json::to_string(placement).context("can't write the placement as JSON")?
         }
-        Format::Text if placement.cpus.is_empty() => "0 CPUs requested, no CPUs chosen".to_owned(),
-        Format::Text if placement.idle.is_empty() => {
+        OutputFormat::Text if placement.cpus.is_empty() => {
+            "0 CPUs requested, no CPUs chosen".to_owned()
+        }
+        OutputFormat::Text if placement.idle.is_empty() => {
             format!("{}\n{}", placement.cpus, in_words(placement.cost))
         }
-        Format::Text => {
+        OutputFormat::Text => {
             format!(
                 "{}\n{}; idle: {}",
                 placement.cpus,
@@ -134,10 +136,10 @@ pub(super) fn in_words(cost: Cost) -> String {
 
 /// Programs read a refusal on standard output, like every answer; people read the refusal on standard error, like every
 /// error.
-fn refuse(refusal: &Refusal, form: Format) -> anyhow::Result<()> {
+fn refuse(refusal: &PlacementRefusal, form: OutputFormat) -> anyhow::Result<()> {
     match form {
-        Format::Json => super::emit(&json!({ "error": refusal.to_string() }).to_string()),
-        Format::Text => {
+        OutputFormat::Json => super::emit(&json!({ "error": refusal.to_string() }).to_string()),
+        OutputFormat::Text => {
             eprintln!("pinfold: {refusal}");
             Ok(())
         }

@@ -7,14 +7,14 @@ use std::process::ExitCode;
 use clap::Args;
 use serde::Serialize;
 
-use super::Format;
+use super::OutputFormat;
 use crate::agent::config::{Config, Overrides};
-use crate::agent::{Node, environment, read_pods, reserved};
+use crate::agent::{AgentNode, environment, read_pods, reserved};
 use crate::cpu::{Cost, CpuSet, Placer, Topology};
 use crate::host::topology;
 use crate::pin::Ledger;
 use crate::pin::decide::{ContainerMove, DecisionInput, decide};
-use crate::pod::{ContainerKind, Entitlement, Pod, Qos, Role, ThreadEnvironment};
+use crate::pod::{ContainerKind, Entitlement, Pod, PodRole, Qos, ThreadEnvironment};
 
 /// Giving up, moving and gaining take three reconciles; more than this come to nothing new.
 const MOST_RECONCILES: usize = 8;
@@ -26,7 +26,7 @@ const MOST_RECONCILES: usize = 8;
   pinfold plan --pods job.yaml --root-dir ./machine  plan for a machine whose sys/ was copied to ./machine
   pinfold plan --pods ./pods --live --moves 2        plan for this node with its assignments and two moves
   pinfold plan --pods ps.yaml --pods ./workers -o json")]
-pub(super) struct Plan {
+pub(super) struct PlanArgs {
     /// Manifest file or folder of manifests (YAML or JSON); may be repeated. The agent decides about the pods in this order.
     #[arg(long, value_name = "FILE", required = true)]
     pods: Vec<PathBuf>,
@@ -34,7 +34,7 @@ pub(super) struct Plan {
     input: Input,
     /// Form of the output.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
-    output: Format,
+    output: OutputFormat,
 }
 
 /// Which machine, in which state.
@@ -86,7 +86,7 @@ pub(super) struct PlannedContainer {
     pub(super) pod: String,
     pub(super) container: String,
     pub(super) kind: ContainerKind,
-    pub(super) role: Role,
+    pub(super) role: PodRole,
     pub(super) evidence: String,
     pub(super) qos: Qos,
     pub(super) entitlement: Entitlement,
@@ -121,7 +121,7 @@ impl Input {
             pods.extend(read_pods(path)?);
         }
         if self.live {
-            let mut node = Node::new(config)?;
+            let mut node = AgentNode::new(config)?;
             let (_, ledger) = node.observe(&pods)?;
             node.reserve_beside(&ledger);
             return Ok(planned(
@@ -219,12 +219,12 @@ fn planned(
 
 // === impl Plan ===
 
-impl Plan {
+impl PlanArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let planned = self.input.plan(&self.pods)?;
         match self.output {
-            Format::Json => super::json(&planned)?,
-            Format::Text => super::emit(&in_table(&planned))?,
+            OutputFormat::Json => super::json(&planned)?,
+            OutputFormat::Text => super::emit(&in_table(&planned))?,
         }
         Ok(ExitCode::SUCCESS)
     }

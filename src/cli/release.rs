@@ -11,15 +11,15 @@ use clap::Args;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::Format;
+use super::OutputFormat;
 use crate::agent::config::{Config, Overrides};
-use crate::agent::{Node, lock};
+use crate::agent::{AgentNode, lock};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::NoteSubject;
 use crate::host::proc::Proc;
 use crate::host::resctrl::Resctrl;
 use crate::pin::cpu_isolation::{CpuIsolationOptions, CpuIsolator, IsolationInput};
-use crate::pin::{self, Applied, Outcome, Step};
+use crate::pin::{self, AppliedStep, Step, StepOutcome};
 
 /// Hand every CPU back: restore the CPUs and the quota of each cgroup, and remove every assignment record.
 ///
@@ -41,7 +41,7 @@ pub(super) struct Release {
     #[command(flatten)]
     overrides: Overrides,
     #[command(flatten)]
-    cluster: cluster::Wanted,
+    cluster: cluster::SceneReleaseArgs,
     /// Print the writes without writing.
     #[arg(long)]
     dry_run: bool,
@@ -50,7 +50,7 @@ pub(super) struct Release {
     stay: bool,
     /// Form of the output.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
-    output: Format,
+    output: OutputFormat,
 }
 
 /// The result of a release on this machine.
@@ -72,7 +72,7 @@ impl Released {
         failed.count() + self.not_restored.len()
     }
 
-    fn json(&self, dry_run: bool, cluster: Option<&cluster::Left>) -> serde_json::Value {
+    fn json(&self, dry_run: bool, cluster: Option<&cluster::NodeRemoval>) -> serde_json::Value {
         let steps: Vec<_> = self
             .steps
             .iter()
@@ -87,7 +87,7 @@ impl Released {
         object
     }
 
-    fn text(&self, dry_run: bool, cluster: Option<&cluster::Left>) -> String {
+    fn text(&self, dry_run: bool, cluster: Option<&cluster::NodeRemoval>) -> String {
         let mut lines: Vec<String> = Vec::new();
         lines.extend(self.steps.iter().map(|(step, error)| match error {
             Some(error) => format!("FAILED: {error}"),
@@ -120,16 +120,16 @@ impl Release {
         if self.cluster.only() {
             let left = self.cluster.leave(self.dry_run, &cluster)?;
             match self.output {
-                Format::Json => {
+                OutputFormat::Json => {
                     super::json(&serde_json::json!({ "dryRun": self.dry_run, "cluster": left }))?;
                 }
-                Format::Text => super::emit(&left.text(self.dry_run))?,
+                OutputFormat::Text => super::emit(&left.text(self.dry_run))?,
             }
             return Ok(ExitCode::SUCCESS);
         }
         check_rights(&config)?;
         super::run::join_host(&config);
-        let node = Node::new(config)?;
+        let node = AgentNode::new(config)?;
         let released = release(&node, self.dry_run)?;
         // CPUs come first: an error of the cluster does not affect CPUs.
         let left = self
@@ -139,8 +139,8 @@ impl Release {
             .transpose();
         let cluster = left.as_ref().ok().and_then(Option::as_ref);
         match self.output {
-            Format::Json => super::json(&released.json(self.dry_run, cluster))?,
-            Format::Text => super::emit(&released.text(self.dry_run, cluster))?,
+            OutputFormat::Json => super::json(&released.json(self.dry_run, cluster))?,
+            OutputFormat::Text => super::emit(&released.text(self.dry_run, cluster))?,
         }
         left?;
         if released.failures() > 0 {
@@ -168,7 +168,7 @@ fn check_rights(config: &Config) -> anyhow::Result<()> {
 }
 
 /// Hands the CPUs of the node back, or plans the steps in a dry run.
-fn release(node: &Node, dry_run: bool) -> anyhow::Result<Released> {
+fn release(node: &AgentNode, dry_run: bool) -> anyhow::Result<Released> {
     let (observed, _) = node.observe(&[])?;
     let memory_nodes = node.cgroups.memory_nodes()?;
     let steps = pin::release(&observed, &node.topology.online, &memory_nodes);
@@ -193,7 +193,7 @@ fn release(node: &Node, dry_run: bool) -> anyhow::Result<Released> {
 }
 
 /// Restores interrupts, work queues and slices. Returns the settings that could not be restored, a sentence each.
-fn restore_isolation(node: &Node) -> Vec<String> {
+fn restore_isolation(node: &AgentNode) -> Vec<String> {
     let mut isolator = CpuIsolator::new(&node.config.root_dir)
         .with_slices(&node.cgroups, &node.config.pod_cgroups);
     let empty = CpuSet::new();
@@ -263,10 +263,10 @@ async fn stay(listen: SocketAddr) -> anyhow::Result<()> {
     }
 }
 
-fn outcome(applied: Applied) -> (Step, Option<String>) {
+fn outcome(applied: AppliedStep) -> (Step, Option<String>) {
     // A CPU set that another program has narrowed since is no error: the release wrote the previous value.
     let error = match applied.outcome {
-        Outcome::NotInForce { .. } => None,
+        StepOutcome::NotInForce { .. } => None,
         _ => applied.error(),
     };
     (applied.step, error)

@@ -22,12 +22,12 @@ use crate::agent::config::{Config, EnforcementChoice, Log, LogFormat, Overrides}
   curl http://127.0.0.1:9470/metrics                  read the metrics; also /status, /healthz, /readyz
 
 The log goes to stderr. --log-level debug shows every write.")]
-pub(super) struct Run {
+pub(super) struct RunArgs {
     #[command(flatten)]
     overrides: Overrides,
 }
 
-impl Run {
+impl RunArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let config = Config::load(self.overrides)?;
         start_log(&config.log)?;

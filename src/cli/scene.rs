@@ -44,7 +44,7 @@ pub(super) struct SceneArgs {
 enum SceneCommand {
     Check(check::Check),
     Labels(labels::LabelsArgs),
-    Status(status::StatusArgs),
+    Status(status::SceneStatusArgs),
     Import(import::Import),
     Render(Box<render::RenderArgs>),
     Simulate(simulate::SimulateArgs),

@@ -7,12 +7,12 @@ use clap::Args;
 use hyper::body::Bytes;
 use serde_json::{Value, json};
 
-use super::Format;
+use super::OutputFormat;
 use super::agents::{ClusterAccess, statuses};
 use super::local_agent::local_agent;
 use super::run::runtime;
 use crate::agent::config::Overrides;
-use crate::client::Status;
+use crate::client::AgentStatus;
 use crate::client::targets::{self, Target};
 
 /// Show the state of agents: enforcement, CPUs, pinned containers, problems.
@@ -34,7 +34,7 @@ pub(super) struct StatusArgs {
     access: ClusterAccess,
     /// Form of the output.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
-    output: Format,
+    output: OutputFormat,
 }
 
 // === impl StatusArgs ===
@@ -57,8 +57,8 @@ impl StatusArgs {
         let bodies = statuses(&targets).await?;
         let respond = bodies.iter().all(Result::is_ok);
         match self.output {
-            Format::Json => super::json(&documents(&targets, &bodies)?)?,
-            Format::Text => super::emit(&lines(&targets, &bodies))?,
+            OutputFormat::Json => super::json(&documents(&targets, &bodies)?)?,
+            OutputFormat::Text => super::emit(&lines(&targets, &bodies))?,
         }
         Ok(ExitCode::from(u8::from(!respond)))
     }
@@ -109,7 +109,7 @@ fn lines(targets: &[Target], bodies: &[anyhow::Result<Bytes>]) -> String {
     let mut problems = Vec::new();
     for (target, body) in targets.iter().zip(bodies) {
         let status = match body {
-            Ok(body) => Status::parse(body),
+            Ok(body) => AgentStatus::parse(body),
             Err(error) => Err(anyhow::anyhow!("no response: {error:#}")),
         };
         match status {

@@ -27,7 +27,7 @@ use crate::agent::config::Overrides;
 use crate::client::MonitoredNode;
 use crate::client::targets::{self, Target};
 use order::Column;
-use state::State;
+use state::TopState;
 use view::View;
 
 /// The time between two requests to an agent with an address.
@@ -129,7 +129,7 @@ impl Top {
         let node = |(index, target): (usize, &Target)| {
             MonitoredNode::new(index, &target.name, target.named_by_user)
         };
-        let state = State::new(targets.iter().enumerate().map(node).collect(), view);
+        let state = TopState::new(targets.iter().enumerate().map(node).collect(), view);
         if self.once {
             let width = self.width.unwrap_or_else(terminal_width);
             once::print(state, &targets, interval, width).await?;

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use super::Format;
+use super::OutputFormat;
 use crate::agent::config::{Config, Overrides};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::Cgroups;
@@ -32,15 +32,15 @@ pub(super) struct TopologyArgs {
     root_dir: PathBuf,
     /// Form of the output.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
-    output: Format,
+    output: OutputFormat,
 }
 
 /// Reads and prints the machine.
 pub(super) fn run(args: &TopologyArgs) -> anyhow::Result<ExitCode> {
     let topology = topology::read(&args.root_dir)?;
     match args.output {
-        Format::Text => super::emit(&render(&topology, &owners(&args.root_dir)?))?,
-        Format::Json => super::json(&topology)?,
+        OutputFormat::Text => super::emit(&render(&topology, &owners(&args.root_dir)?))?,
+        OutputFormat::Json => super::json(&topology)?,
     }
     Ok(ExitCode::SUCCESS)
 }

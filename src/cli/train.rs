@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{Args, Subcommand, value_parser};
 
-use crate::sandbox::train::progress::{Progress, Role};
+use crate::sandbox::train::progress::{ProcessRole, Progress};
 use crate::sandbox::train::ps::Rates;
 use crate::sandbox::train::{Geometry, neighbor, ps, threads, worker};
 
@@ -18,11 +18,11 @@ const MAX_PARAMETERS: u64 = 1 << 28;
 #[derive(Debug, Args)]
 pub(crate) struct Train {
     #[command(subcommand)]
-    process: Process,
+    process: TrainProcess,
 }
 
 #[derive(Debug, Subcommand)]
-enum Process {
+enum TrainProcess {
     /// A parameter server.
     Ps {
         /// Where to listen.
@@ -35,7 +35,7 @@ enum Process {
         #[arg(long, default_value_t = Rates::default().embedding)]
         embedding_rate: f32,
         #[command(flatten)]
-        job: Job,
+        job: JobArgs,
     },
     /// A worker.
     Worker {
@@ -52,7 +52,7 @@ enum Process {
         #[arg(long, conflicts_with = "ps_hosts")]
         own_parameters: bool,
         #[command(flatten)]
-        job: Job,
+        job: JobArgs,
     },
     /// Another pod of the node, which keeps CPUs and caches busy.
     Neighbor {
@@ -77,7 +77,7 @@ enum Process {
 
 /// The parameters that all processes of a job share.
 #[derive(Debug, Args)]
-struct Job {
+struct JobArgs {
     /// The parameter servers, in the order of indices, separated by commas.
     #[arg(long, alias = "ps_hosts", value_delimiter = ',', value_parser = host_port, default_value = "127.0.0.1:2222")]
     ps_hosts: Vec<String>,
@@ -108,7 +108,7 @@ impl Train {
     /// Runs the process. Status 0 after a signal or the last step, 1 after an error.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let done = match self.process {
-            Process::Ps {
+            TrainProcess::Ps {
                 listen,
                 learning_rate,
                 embedding_rate,
@@ -122,7 +122,7 @@ impl Train {
                         job.task_index
                     );
                 }
-                run_ps(|threads| ps::Options {
+                run_ps(|threads| ps::ServerOptions {
                     listen,
                     geometry,
                     shard: job.task_index,
@@ -134,7 +134,7 @@ impl Train {
                     },
                 })
             }
-            Process::Worker {
+            TrainProcess::Worker {
                 batch,
                 steps,
                 each_step,
@@ -142,7 +142,7 @@ impl Train {
                 job,
             } => {
                 let geometry = job.geometry()?;
-                run_worker(each_step, |threads| worker::Options {
+                run_worker(each_step, |threads| worker::WorkerOptions {
                     ps_hosts: if own_parameters {
                         Vec::new()
                     } else {
@@ -157,13 +157,13 @@ impl Train {
                     rates: Rates::default(),
                 })
             }
-            Process::Neighbor {
+            TrainProcess::Neighbor {
                 threads,
                 busy,
                 task_index,
             } => run_neighbor(threads, busy, task_index),
             #[cfg(feature = "bench")]
-            Process::Sweep { cgroup_dir } => crate::sandbox::bench::sweep(&cgroup_dir),
+            TrainProcess::Sweep { cgroup_dir } => crate::sandbox::bench::sweep(&cgroup_dir),
         };
         if let Err(error) = done {
             eprintln!("pinfold train: {error:#}");
@@ -173,7 +173,7 @@ impl Train {
     }
 }
 
-impl Job {
+impl JobArgs {
     fn geometry(&self) -> anyhow::Result<Geometry> {
         let hidden = self
             .hidden
@@ -203,9 +203,9 @@ impl Job {
     }
 }
 
-fn run_ps(options: impl FnOnce(usize) -> ps::Options) -> anyhow::Result<()> {
+fn run_ps(options: impl FnOnce(usize) -> ps::ServerOptions) -> anyhow::Result<()> {
     let options = options(count(&["TF_NUM_INTEROP_THREADS"])?);
-    let progress = Progress::new(Role::Ps, options.shard, options.threads);
+    let progress = Progress::new(ProcessRole::Ps, options.shard, options.threads);
     progress.attend()?;
     ps::Server::bind(&options, progress)?.run()?;
     Ok(())
@@ -213,10 +213,15 @@ fn run_ps(options: impl FnOnce(usize) -> ps::Options) -> anyhow::Result<()> {
 
 fn run_worker(
     each_step: bool,
-    options: impl FnOnce(usize) -> worker::Options,
+    options: impl FnOnce(usize) -> worker::WorkerOptions,
 ) -> anyhow::Result<()> {
     let options = options(count(&["TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS"])?);
-    let progress = Progress::telling(Role::Worker, options.index, options.threads, each_step);
+    let progress = Progress::telling(
+        ProcessRole::Worker,
+        options.index,
+        options.threads,
+        each_step,
+    );
     progress.attend()?;
     worker::train(&options, &progress)?;
     progress.report()?;
@@ -228,7 +233,7 @@ fn run_neighbor(threads: Option<u16>, busy: Option<u8>, index: u32) -> anyhow::R
         Some(threads) => usize::from(threads),
         None => count(&[])? + 1,
     };
-    let progress = Progress::new(Role::Neighbor, index, threads);
+    let progress = Progress::new(ProcessRole::Neighbor, index, threads);
     progress.attend()?;
     neighbor::start(threads, busy, &progress)?;
     loop {

@@ -10,21 +10,21 @@ use serde_json::Value;
 /// The parts of a container's status that the report mentions.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct ContainerStatus {
+struct ReportedStatus {
     namespace: String,
     pod: String,
     container: String,
     role: String,
     evidence: String,
     qos: String,
-    entitlement: Entitlement,
+    entitlement: ReportedEntitlement,
     assigned: Option<String>,
     effective: Option<String>,
     partition: Option<String>,
     numa: Option<String>,
     running: bool,
     created: bool,
-    threads: ThreadEnvironment,
+    threads: ReportedEnvironment,
     /// Variables that the agent put into the environment; `None` without a runtime request.
     injected: Option<Vec<String>>,
     note: Option<String>,
@@ -40,21 +40,21 @@ struct ObservedThreads {
     threads: usize,
     /// The thread variables in the environment of the program.
     variables: Option<BTreeMap<String, String>>,
-    verdict: Option<Verdict>,
+    verdict: Option<ReportedVerdict>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Verdict {
+struct ReportedVerdict {
     sentence: String,
 }
 
 #[derive(Debug, Deserialize)]
-struct Entitlement {
+struct ReportedEntitlement {
     reason: String,
 }
 
 #[derive(Debug, Deserialize)]
-struct ThreadEnvironment {
+struct ReportedEnvironment {
     /// The variables that the agent computed.
     variables: BTreeMap<String, String>,
     /// The variables that the pod sets, and that stay.
@@ -79,7 +79,7 @@ pub(crate) fn pod_heading(
 pub(crate) fn describe(containers: &[Value]) -> anyhow::Result<String> {
     let mut lines = Vec::new();
     for value in containers {
-        let container = ContainerStatus::deserialize(value).context(
+        let container = ReportedStatus::deserialize(value).context(
             "can't read the container in the agent's status: use the pinfold program of the agent's version, or -o json",
         )?;
         if lines.is_empty() {
@@ -99,7 +99,7 @@ pub(crate) fn describe(containers: &[Value]) -> anyhow::Result<String> {
 
 // === impl ContainerStatus ===
 
-impl ContainerStatus {
+impl ReportedStatus {
     fn describe(&self) -> Vec<String> {
         let state = self
             .absence()
@@ -165,7 +165,7 @@ impl ContainerStatus {
             return Vec::new();
         };
         let mut lines = vec![match &observed.verdict {
-            Some(Verdict { sentence }) => sentence.clone(),
+            Some(ReportedVerdict { sentence }) => sentence.clone(),
             None => format!(
                 "{} threads now; the expected number is unknown",
                 observed.threads

@@ -4,8 +4,8 @@ use tokio::sync::Semaphore;
 
 use super::endpoint::Endpoint;
 use super::node::Response;
-use super::scrape::Scrape;
-use super::status::Status;
+use super::scrape::ScrapeValues;
+use super::status::AgentStatus;
 
 /// The most requests at the same time: fewer than the open files that a process may have.
 pub(crate) const MAX_REQUESTS: usize = 256;
@@ -19,8 +19,8 @@ pub(crate) async fn fetch(endpoint: &Endpoint, permits: &Semaphore) -> Response 
             anyhow::bail!("no response")
         };
         Ok((
-            Status::parse(status)?,
-            Scrape::parse(&String::from_utf8_lossy(metrics)),
+            AgentStatus::parse(status)?,
+            ScrapeValues::parse(&String::from_utf8_lossy(metrics)),
         ))
     };
     let timeout = endpoint.timeout();

@@ -9,7 +9,7 @@ use super::endpoint::Endpoint;
 const MAX_REASON_CHARS: usize = 300;
 
 #[derive(Deserialize)]
-struct Short {
+struct RestrictedStatus {
     restricted: String,
 }
 
@@ -37,7 +37,7 @@ pub(crate) async fn request(endpoint: &Endpoint) -> anyhow::Result<Bytes> {
 /// # Errors
 /// The body is the short form.
 pub(super) fn check(body: &[u8]) -> anyhow::Result<()> {
-    let Ok(Short { restricted }) = serde_json::from_slice(body) else {
+    let Ok(RestrictedStatus { restricted }) = serde_json::from_slice(body) else {
         return Ok(());
     };
     let reason = restricted.chars().take(MAX_REASON_CHARS);

@@ -29,8 +29,8 @@ pub(crate) use fetch::{MAX_REQUESTS, fetch};
 #[cfg(feature = "top")]
 pub(crate) use node::{MonitoredNode, NO_LETTER, Response};
 #[cfg(feature = "top")]
-pub(crate) use row::{Figures, PodKey, PodRow};
+pub(crate) use row::{PodKey, PodRow, RowFigures};
 #[cfg(all(test, feature = "top"))]
-pub(crate) use scrape::{Scrape, family_names};
+pub(crate) use scrape::{ScrapeValues, family_names};
 #[cfg(feature = "top")]
-pub(crate) use status::{SafeText, Status};
+pub(crate) use status::{AgentStatus, SafeText};

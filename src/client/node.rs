@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::row::{Figures, PodKey, PodRow};
-use super::scrape::{ContainerCounters, PodCounters, Scrape};
-use super::status::{Container, SafeText, Status, UnknownOwner};
+use super::row::{PodKey, PodRow, RowFigures};
+use super::scrape::{ContainerCounters, PodCounters, ScrapeValues};
+use super::status::{AgentStatus, SafeText, StatusContainer, StatusUnknownOwner};
 use crate::cpu::CpuSet;
 
 /// Rates are means over about this time: a counter in a scrape may be up to a second old.
@@ -26,14 +26,14 @@ const AS_EXPECTED: &str = "as_expected";
 const FEWER_THAN_EXPECTED: &str = "fewer_than_expected";
 
 /// The response of an agent, or the reason for its absence.
-pub(crate) type Response = Result<(Status, Scrape), String>;
+pub(crate) type Response = Result<(AgentStatus, ScrapeValues), String>;
 
 /// The identity of a container on a node.
 type ContainerKey = (PodKey, SafeText);
 
 /// The counters of a node's containers and pods at a moment.
 #[derive(Debug)]
-struct Sample {
+struct NodeSample {
     at: Duration,
     containers: HashMap<ContainerKey, ContainerSample>,
     pods: HashMap<PodKey, PodCounters>,
@@ -54,11 +54,11 @@ pub(crate) struct MonitoredNode {
     name: String,
     named_by_user: bool,
     /// The last status.
-    status: Option<Status>,
+    status: Option<AgentStatus>,
     /// The start time of the agent that sent the last response.
     agent_started: Option<f64>,
     /// The samples of the last seconds, the newest last.
-    samples: VecDeque<Sample>,
+    samples: VecDeque<NodeSample>,
     /// The reason for a missing response, and the moment of the first failure.
     error: Option<(String, Duration)>,
     letters: BTreeMap<PodKey, char>,
@@ -97,7 +97,7 @@ impl MonitoredNode {
     }
 
     /// The last status.
-    pub(crate) fn status(&self) -> Option<&Status> {
+    pub(crate) fn status(&self) -> Option<&AgentStatus> {
         self.status.as_ref()
     }
 
@@ -135,19 +135,20 @@ impl MonitoredNode {
             self.samples.clear();
         }
         self.agent_started = scrape.started;
-        let is_long_ago = |sample: &Sample| at.saturating_sub(sample.at) >= RATES_OVER;
+        let is_long_ago = |sample: &NodeSample| at.saturating_sub(sample.at) >= RATES_OVER;
         while self.samples.get(1).is_some_and(is_long_ago) {
             self.samples.pop_front();
         }
-        self.samples.push_back(Sample::new(at, &status, &scrape));
+        self.samples
+            .push_back(NodeSample::new(at, &status, &scrape));
         self.assign_letters(&status);
         self.rows = self.rows_of(&status);
         self.status = Some(status);
     }
 
     /// Gives each owner of CPUs a letter. An owner keeps the letter that the owner has.
-    fn assign_letters(&mut self, status: &Status) {
-        let has_cpus = |container: &&Container| {
+    fn assign_letters(&mut self, status: &AgentStatus) {
+        let has_cpus = |container: &&StatusContainer| {
             let assigned = container.assigned.as_ref();
             assigned.is_some_and(|cpus| !cpus.is_empty())
         };
@@ -191,7 +192,7 @@ impl MonitoredNode {
     }
 
     /// The pods of a status as rows.
-    fn rows_of(&self, status: &Status) -> Vec<Arc<PodRow>> {
+    fn rows_of(&self, status: &AgentStatus) -> Vec<Arc<PodRow>> {
         let mut rows: Vec<PodRow> = Vec::new();
         let mut positions: HashMap<PodKey, usize> = HashMap::new();
         for container in &status.containers {
@@ -219,7 +220,7 @@ impl MonitoredNode {
     }
 
     /// The row of a pod, before the figures of the pod's containers are added.
-    fn empty_row(&self, key: PodKey, container: &Container) -> PodRow {
+    fn empty_row(&self, key: PodKey, container: &StatusContainer) -> PodRow {
         let traffic = |bytes: fn(&PodCounters) -> Option<f64>| {
             self.rate(|sample| sample.pods.get(&key).and_then(bytes))
         };
@@ -229,7 +230,7 @@ impl MonitoredNode {
             role: container.role.clone(),
             job: container.job.clone().unwrap_or_default(),
             qos: container.qos.clone(),
-            total: Figures::default(),
+            total: RowFigures::default(),
             receive: traffic(PodCounters::receive),
             transmit: traffic(PodCounters::transmit),
             containers: Vec::new(),
@@ -238,16 +239,16 @@ impl MonitoredNode {
         }
     }
 
-    fn unknown_owner_row(&self, key: PodKey, owner: &UnknownOwner) -> PodRow {
+    fn unknown_owner_row(&self, key: PodKey, owner: &StatusUnknownOwner) -> PodRow {
         PodRow {
             node: self.index,
             letter: self.letters.get(&key).copied(),
             role: SafeText::new("unknown"),
             job: SafeText::default(),
             qos: SafeText::default(),
-            total: Figures {
+            total: RowFigures {
                 assigned: Some(owner.cpus.clone()),
-                ..Figures::default()
+                ..RowFigures::default()
             },
             receive: None,
             transmit: None,
@@ -260,7 +261,7 @@ impl MonitoredNode {
         }
     }
 
-    fn figures(&self, container: &Container) -> Figures {
+    fn figures(&self, container: &StatusContainer) -> RowFigures {
         let key = (pod_key(container), container.container.clone());
         let rate = |counter: fn(&ContainerCounters) -> Option<f64>| {
             self.rate(|sample| {
@@ -273,7 +274,7 @@ impl MonitoredNode {
         let verdict = threads.and_then(|threads| threads.verdict.as_ref());
         let expected = [AS_EXPECTED, FEWER_THAN_EXPECTED];
         let is_known = container.assigned.is_some() && container.effective.is_some();
-        Figures {
+        RowFigures {
             running: container.running,
             drift: container.running && is_known && container.assigned != container.effective,
             assigned: container.assigned.clone(),
@@ -296,7 +297,7 @@ impl MonitoredNode {
 
     /// The increase of a counter per second, since the oldest sample that has the counter. `None` with only one sample,
     /// without the counter in the newest sample, and for a counter that decreased: a decreased counter counts another thing.
-    fn rate(&self, counter: impl Fn(&Sample) -> Option<f64>) -> Option<f64> {
+    fn rate(&self, counter: impl Fn(&NodeSample) -> Option<f64>) -> Option<f64> {
         let mut newest_first = self.samples.iter().rev();
         let last = newest_first.next()?;
         let end = counter(last)?;
@@ -315,15 +316,15 @@ impl MonitoredNode {
 
 // === impl Sample ===
 
-impl Sample {
+impl NodeSample {
     /// The counters of running containers that the status lists. Series carry only names, and a terminated container may have
     /// had the same name.
-    fn new(at: Duration, status: &Status, scrape: &Scrape) -> Self {
+    fn new(at: Duration, status: &AgentStatus, scrape: &ScrapeValues) -> Self {
         let running = || {
             let containers = status.containers.iter();
             containers.filter(|container| container.running)
         };
-        let container = |container: &Container| {
+        let container = |container: &StatusContainer| {
             let counters = scrape.container(
                 container.namespace.as_str(),
                 container.pod.as_str(),
@@ -335,7 +336,7 @@ impl Sample {
                 ContainerSample { cgroup, counters },
             )
         };
-        let pod = |container: &Container| {
+        let pod = |container: &StatusContainer| {
             let counters = scrape.pod(container.namespace.as_str(), container.pod.as_str());
             (pod_key(container), counters)
         };
@@ -347,7 +348,7 @@ impl Sample {
     }
 }
 
-fn pod_key(container: &Container) -> PodKey {
+fn pod_key(container: &StatusContainer) -> PodKey {
     PodKey {
         namespace: container.namespace.clone(),
         pod: container.pod.clone(),
@@ -355,7 +356,7 @@ fn pod_key(container: &Container) -> PodKey {
     }
 }
 
-fn unknown_owner_key(owner: &UnknownOwner) -> PodKey {
+fn unknown_owner_key(owner: &StatusUnknownOwner) -> PodKey {
     PodKey {
         namespace: owner.namespace.clone(),
         pod: owner.pod.clone(),
@@ -364,7 +365,7 @@ fn unknown_owner_key(owner: &UnknownOwner) -> PodKey {
 }
 
 /// Remarks about a container, for people.
-fn notes(container: &Container) -> Vec<String> {
+fn notes(container: &StatusContainer) -> Vec<String> {
     let mut notes: Vec<String> = container.note.iter().map(ToString::to_string).collect();
     let threads = container.threads.as_ref();
     let verdict = threads.and_then(|threads| threads.verdict.as_ref());

@@ -1,4 +1,4 @@
-//! [`PodRow`]: a pod as `top` shows the pod, with [`Figures`] of the pod and of each container.
+//! [`PodRow`]: a pod as `top` shows the pod, with [`RowFigures`] of the pod and of each container.
 
 use super::status::SafeText;
 use crate::cpu::CpuSet;
@@ -24,19 +24,19 @@ pub(crate) struct PodRow {
     pub(crate) job: SafeText,
     pub(crate) qos: SafeText,
     /// The sum of all containers.
-    pub(crate) total: Figures,
+    pub(crate) total: RowFigures,
     /// Received bytes per second.
     pub(crate) receive: Option<f64>,
     /// Sent bytes per second.
     pub(crate) transmit: Option<f64>,
-    pub(crate) containers: Vec<(SafeText, Figures)>,
+    pub(crate) containers: Vec<(SafeText, RowFigures)>,
     /// Remarks for people, a sentence each.
     pub(crate) notes: Vec<String>,
 }
 
 /// The figures of a container, or of all containers of a pod.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub(crate) struct Figures {
+pub(crate) struct RowFigures {
     pub(crate) running: bool,
     /// The assigned exclusive CPUs.
     pub(crate) assigned: Option<CpuSet>,
@@ -65,7 +65,7 @@ pub(crate) struct Figures {
 
 // === impl Figures ===
 
-impl Figures {
+impl RowFigures {
     /// The CPUs on which the threads may run.
     pub(crate) fn cpus(&self) -> Option<&CpuSet> {
         self.effective

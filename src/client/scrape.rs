@@ -1,4 +1,4 @@
-//! [`Scrape`]: the counters of pods and containers that `/metrics` has and `/status` lacks.
+//! [`ScrapeValues`]: the counters of pods and containers that `/metrics` has and `/status` lacks.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -43,7 +43,7 @@ type ContainerName = (String, String, String);
 
 /// The values of one scrape.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub(crate) struct Scrape {
+pub(crate) struct ScrapeValues {
     containers: HashMap<ContainerName, ContainerCounters>,
     pods: HashMap<(String, String), PodCounters>,
     /// The start time of the agent, in seconds since the epoch.
@@ -101,7 +101,7 @@ const START_TIME: &str = "process_start_time_seconds";
 
 // === impl Scrape ===
 
-impl Scrape {
+impl ScrapeValues {
     /// Parses Prometheus' text format; a line that does not parse is skipped.
     pub(crate) fn parse(text: &str) -> Self {
         let mut scrape = Self::default();
@@ -164,13 +164,13 @@ impl Scrape {
     }
 }
 
-type Labels<'a> = Vec<(&'a str, Cow<'a, str>)>;
+type LineLabels<'a> = Vec<(&'a str, Cow<'a, str>)>;
 
 /// The most labels of a series; the agent's series have fewer.
 const MAX_LABELS: usize = 64;
 
 /// Parses the labels and the value after the name of a series.
-fn labels_and_value(rest: &str) -> Option<(Labels<'_>, f64)> {
+fn labels_and_value(rest: &str) -> Option<(LineLabels<'_>, f64)> {
     let mut labels = Vec::new();
     let mut rest = rest;
     if let Some(inner) = rest.strip_prefix('{') {
@@ -233,7 +233,7 @@ mod tests {
             text in "(process_start_time_seconds|pinfold_pod_network_receive_bytes_total|x)[{}a-z=\",\\\\ 0-9.e漢\n-]{0,60}",
             cut in 0usize..80,
         ) {
-            Scrape::parse(&String::from_utf8_lossy(text.as_bytes().get(..cut).unwrap_or(text.as_bytes())));
+            ScrapeValues::parse(&String::from_utf8_lossy(text.as_bytes().get(..cut).unwrap_or(text.as_bytes())));
         }
     }
 
@@ -244,15 +244,15 @@ mod tests {
                 .map(|number| format!("l{number}=\"x\","))
                 .collect();
             let name = "pinfold_pod_network_receive_bytes_total";
-            Scrape::parse(&format!("{name}{{{labels}namespace=\"a\",pod=\"p\"}} 1\n"))
+            ScrapeValues::parse(&format!("{name}{{{labels}namespace=\"a\",pod=\"p\"}} 1\n"))
         };
         assert_eq!(parsed(MAX_LABELS - 2).pod("a", "p").receive(), Some(1.0));
-        assert_eq!(parsed(MAX_LABELS - 1), Scrape::default());
+        assert_eq!(parsed(MAX_LABELS - 1), ScrapeValues::default());
     }
 
     #[test]
     fn series_are_added_up_and_other_lines_are_skipped() {
-        let scrape = Scrape::parse(
+        let scrape = ScrapeValues::parse(
             "# HELP pinfold_container_context_switches_total pinfold_container_context_switches_total{} 7\n\
              pinfold_container_context_switches_total{namespace=\"a\",pod=\"p\",container=\"c\",kind=\"voluntary\"} 1e3\n\
              pinfold_container_context_switches_total{kind=\"involuntary\", namespace=\"a\",pod=\"p\",container=\"c\",} 7 17000\n\

@@ -1,4 +1,4 @@
-//! [`Status`]: the parts of `/status` that `top` shows, with texts that are safe to print on a terminal.
+//! [`AgentStatus`]: the parts of `/status` that `top` shows, with texts that are safe to print on a terminal.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -62,7 +62,7 @@ impl<'de> Deserialize<'de> for SafeText {
 /// The status of a node, as reported by the agent.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Status {
+pub(crate) struct AgentStatus {
     pub(crate) enforcement: SafeText,
     pub(crate) online: CpuSet,
     pub(crate) reserved: CpuSet,
@@ -74,21 +74,21 @@ pub(crate) struct Status {
     #[serde(default, deserialize_with = "layout")]
     pub(crate) layout: Layout,
     #[serde(deserialize_with = "bounded_list")]
-    pub(crate) containers: Vec<Container>,
+    pub(crate) containers: Vec<StatusContainer>,
     #[serde(default, deserialize_with = "bounded_list")]
-    pub(crate) unknown_owners: Vec<UnknownOwner>,
+    pub(crate) unknown_owners: Vec<StatusUnknownOwner>,
     #[serde(default, deserialize_with = "bounded_list")]
-    pub(crate) drift: Vec<Drift>,
+    pub(crate) drift: Vec<StatusDrift>,
     #[serde(default, deserialize_with = "bounded_list")]
     pub(crate) unexplained: Vec<SafeText>,
     #[serde(default, deserialize_with = "bounded_list")]
     pub(crate) errors: Vec<SafeText>,
-    pub(crate) cluster: Option<Cluster>,
+    pub(crate) cluster: Option<StatusCluster>,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Container {
+pub(crate) struct StatusContainer {
     pub(crate) namespace: SafeText,
     pub(crate) pod: SafeText,
     pub(crate) container: SafeText,
@@ -103,27 +103,27 @@ pub(crate) struct Container {
     pub(crate) note: Option<SafeText>,
     pub(crate) unpinned_seconds: Option<f64>,
     #[serde(rename = "observed")]
-    pub(crate) threads: Option<Threads>,
+    pub(crate) threads: Option<StatusThreads>,
 }
 
 /// The threads of a container.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Threads {
+pub(crate) struct StatusThreads {
     #[serde(rename = "threads")]
     pub(crate) count: u64,
     pub(crate) runnable: Option<f64>,
-    pub(crate) verdict: Option<Verdict>,
+    pub(crate) verdict: Option<StatusVerdict>,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
-pub(crate) struct Verdict {
+pub(crate) struct StatusVerdict {
     pub(crate) finding: SafeText,
     pub(crate) sentence: SafeText,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
-pub(crate) struct UnknownOwner {
+pub(crate) struct StatusUnknownOwner {
     pub(crate) namespace: SafeText,
     pub(crate) pod: SafeText,
     pub(crate) cgroup: SafeText,
@@ -131,7 +131,7 @@ pub(crate) struct UnknownOwner {
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
-pub(crate) struct Drift {
+pub(crate) struct StatusDrift {
     pub(crate) path: SafeText,
     pub(crate) cause: SafeText,
     pub(crate) assigned: CpuSet,
@@ -140,7 +140,7 @@ pub(crate) struct Drift {
 
 /// The agent's connection to the Kubernetes API.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
-pub(crate) struct Cluster {
+pub(crate) struct StatusCluster {
     pub(crate) node: Option<SafeText>,
 
     pub(crate) problem: Option<SafeText>,
@@ -210,7 +210,7 @@ fn layout<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Layout, D::Error
 
 // === impl Status ===
 
-impl Status {
+impl AgentStatus {
     /// Parses the body of `/status`.
     ///
     /// # Errors
@@ -286,7 +286,7 @@ mod tests {
 
     #[test]
     fn long_lists_are_refused() {
-        let parse = |more: &str| Status::parse(EMPTY.replace("MORE", more).as_bytes());
+        let parse = |more: &str| AgentStatus::parse(EMPTY.replace("MORE", more).as_bytes());
         let sets = vec![r#""8191""#; MAX_ENTRIES + 1].join(",");
         let numa: Vec<String> = (0..=MAX_ENTRIES)
             .map(|id| format!(r#""{id}": "1""#))
@@ -324,7 +324,7 @@ mod tests {
     fn the_count_of_problems_is_the_number_of_sentences() {
         let more = r#""errors": ["a"], "lost": "1", "unexplained": ["b"], "cluster": {"node": null, "problem": "c"},
             "drift": [{"path": "p", "cause": "restart", "assigned": "0", "effective": "1"}]"#;
-        let status = Status::parse(EMPTY.replace("MORE", more).as_bytes()).unwrap();
+        let status = AgentStatus::parse(EMPTY.replace("MORE", more).as_bytes()).unwrap();
         let problems: Vec<String> = status.problems().collect();
         assert_eq!(problems.len(), status.problem_count(), "{problems:?}");
         assert_eq!(problems.last().unwrap(), "API: c");
@@ -339,7 +339,7 @@ mod tests {
             "not ready\n",
             r#"{"enforcement": "cpuset", "online": "x"}"#,
         ] {
-            let error = Status::parse(body.as_bytes()).unwrap_err().to_string();
+            let error = AgentStatus::parse(body.as_bytes()).unwrap_err().to_string();
             assert!(
                 error.contains("not a Pinfold agent, or the agent has a different version"),
                 "{error}"

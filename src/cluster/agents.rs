@@ -61,48 +61,48 @@ impl fmt::Debug for Agents {
 }
 
 #[derive(Deserialize)]
-struct Object {
-    metadata: Metadata,
-    spec: Spec,
+struct AgentObject {
+    metadata: AgentMetadata,
+    spec: AgentSpec,
     #[serde(default)]
-    status: Status,
+    status: AgentPodStatus,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Metadata {
+struct AgentMetadata {
     name: String,
     deletion_timestamp: Option<String>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Spec {
+struct AgentSpec {
     node_name: Option<String>,
     #[serde(default)]
-    containers: Vec<Container>,
+    containers: Vec<AgentContainer>,
 }
 
 #[derive(Deserialize)]
-struct Container {
-    ports: Option<Vec<Port>>,
+struct AgentContainer {
+    ports: Option<Vec<ContainerPort>>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Port {
+struct ContainerPort {
     name: Option<String>,
     container_port: u16,
 }
 
 #[derive(Default, Deserialize)]
-struct Status {
+struct AgentPodStatus {
     phase: Option<String>,
 }
 
-// === impl Object ===
+// === impl AgentObject ===
 
-impl Object {
+impl AgentObject {
     /// The agent's pod; `None` for a pod that does not run, or is about to end.
     fn agent(self) -> Option<AgentPod> {
         let runs = self.status.phase.as_deref() == Some("Running")
@@ -151,7 +151,8 @@ impl Agents {
         let wanted = List::new(Call::Other, &path, "PodList").with(params);
         let mut agents = Vec::new();
         list(&self.api, wanted, |object| {
-            let object: Object = serde_json::from_str(object.get()).map_err(Failure::invalid)?;
+            let object: AgentObject =
+                serde_json::from_str(object.get()).map_err(Failure::invalid)?;
             agents.extend(object.agent());
             Ok(())
         })
@@ -169,7 +170,7 @@ impl Agents {
         let request = request::Request::new(format!("/api/v1/namespaces/{namespace}/pods"))
             .get(pod, &GetParams::default())
             .map_err(|error| self.api.unbuilt(error))?;
-        let object: Object = self.api.ask(Call::Other, request).await?;
+        let object: AgentObject = self.api.ask(Call::Other, request).await?;
         Ok(object.spec.node_name)
     }
 

@@ -9,7 +9,7 @@ use kube::client::Body;
 use kube::core::Status;
 use serde::de::DeserializeOwned;
 
-use super::{Call, Counters, ErrorKind};
+use super::{ApiCounters, Call, ErrorKind};
 
 /// The size limit of an answer, in bytes. A page of 500 pods stays far below the limit.
 const LONGEST_ANSWER: usize = 64 << 20;
@@ -151,7 +151,7 @@ pub(crate) fn short(message: &str) -> String {
 pub struct Api {
     client: kube::Client,
     deadline: Duration,
-    counters: Arc<Counters>,
+    counters: Arc<ApiCounters>,
 }
 
 impl std::fmt::Debug for Api {
@@ -184,7 +184,7 @@ impl Api {
     }
 
     /// The counters of requests and failures, shared by all clones.
-    pub fn counters(&self) -> &Arc<Counters> {
+    pub fn counters(&self) -> &Arc<ApiCounters> {
         &self.counters
     }
 
@@ -215,11 +215,11 @@ impl Api {
         &self,
         call: Call,
         request: Request<Vec<u8>>,
-    ) -> Result<Lines, Failure> {
+    ) -> Result<WatchLines, Failure> {
         let sent = tokio::time::timeout(self.deadline, self.send(call, request)).await;
         let answer = sent.unwrap_or(Err(Failure::Timeout(self.deadline)));
         self.count(&answer);
-        Ok(Lines {
+        Ok(WatchLines {
             body: answer?.into_body(),
             buffer: Vec::new(),
             scanned: 0,
@@ -304,7 +304,7 @@ fn status_from_text(code: StatusCode, text: &str) -> Status {
 }
 
 /// The body of a watch, line by line.
-pub(super) struct Lines {
+pub(super) struct WatchLines {
     body: Body,
     buffer: Vec<u8>,
     /// The number of bytes at the start of the buffer without an end of line.
@@ -313,7 +313,7 @@ pub(super) struct Lines {
 
 // === impl Lines ===
 
-impl Lines {
+impl WatchLines {
     /// The next complete line, or `None` at the end of the body. An incomplete last line is dropped.
     ///
     /// Cancel safe: received bytes stay in the buffer.

@@ -3,7 +3,7 @@
 //! The creation of the Lease is the mutex: the API server creates a name only once. No claim is renewed or taken over. The
 //! Lease's owner is the Node object, so Kubernetes deletes the Lease of a deleted Node. The caller chooses the names and their
 //! order. A node finds its claims by the labels of its Node, or by a list from the server's cache with the Node's uid.
-//! [`Guard`] watches a claim.
+//! [`ClaimGuard`] watches a claim.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,7 +28,7 @@ use super::{Api, Call, ErrorKind, Failure, Jitter, MANAGER};
 
 mod guard;
 
-pub use guard::{Guard, Standing, WatchSettings};
+pub use guard::{ClaimGuard, ClaimState, WatchSettings};
 
 /// The label of a Lease with the uid of the claiming Node. A uid always fits a label value; a name may be too long.
 pub const NODE_LABEL: &str = "pinfold.io/node-uid";
@@ -38,7 +38,7 @@ pub(super) const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 
 /// The node that owns the claims.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Owner {
+pub struct ClaimOwner {
     /// The Node's name.
     pub node: String,
     /// The Node's uid.
@@ -58,7 +58,7 @@ pub struct Holder {
 
 /// The outcome of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Claimed {
+pub enum ClaimOutcome {
     /// This node now holds the slot.
     New,
     /// This node already held the slot.
@@ -69,7 +69,7 @@ pub enum Claimed {
 
 /// The settings for claims.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Settings {
+pub struct ClaimSettings {
     /// The number of names that are tried between two lists of claims.
     pub blind: usize,
     /// How long a list of claims counts as current.
@@ -84,7 +84,7 @@ pub struct Settings {
     pub tries: u32,
 }
 
-impl Default for Settings {
+impl Default for ClaimSettings {
     fn default() -> Self {
         Self {
             blind: 3,
@@ -102,8 +102,8 @@ impl Default for Settings {
 pub struct Claims {
     api: Api,
     path: String,
-    owner: Owner,
-    settings: Settings,
+    owner: ClaimOwner,
+    settings: ClaimSettings,
     jitter: Mutex<Jitter>,
     /// The time of the last list, and the slots of different nodes in the list.
     taken: Mutex<Option<(Instant, Arc<HashSet<String>>)>>,
@@ -111,7 +111,7 @@ pub struct Claims {
 
 /// The fields of a Lease that name the holder. The struct is small, since the agent often reads many Leases.
 #[derive(Deserialize)]
-struct Brief {
+struct BriefLease {
     metadata: BriefMetadata,
 }
 
@@ -130,27 +130,27 @@ struct BriefOwner {
 /// The fields of a Lease that identify the holder and the Lease.
 #[derive(Deserialize)]
 struct Lease {
-    metadata: Option<Metadata>,
-    spec: Option<Spec>,
+    metadata: Option<LeaseMetadata>,
+    spec: Option<LeaseSpec>,
 }
 
 #[derive(Default, Deserialize)]
-struct Metadata {
+struct LeaseMetadata {
     name: Option<String>,
     uid: Option<String>,
     #[serde(rename = "ownerReferences")]
-    owners: Option<Vec<OwnerReference>>,
+    owners: Option<Vec<LeaseOwner>>,
 }
 
 #[derive(Deserialize)]
-struct OwnerReference {
+struct LeaseOwner {
     kind: Option<String>,
     name: Option<String>,
     uid: Option<String>,
 }
 
 #[derive(Deserialize)]
-struct Spec {
+struct LeaseSpec {
     #[serde(rename = "holderIdentity")]
     holder: Option<String>,
 }
@@ -166,7 +166,7 @@ pub(super) fn holder_of(lease: &RawValue) -> String {
 
 impl Claims {
     /// Creates the claims of `owner`. The Leases are in `namespace`. No request is sent.
-    pub fn new(api: Api, namespace: &str, owner: Owner, settings: Settings) -> Self {
+    pub fn new(api: Api, namespace: &str, owner: ClaimOwner, settings: ClaimSettings) -> Self {
         let path = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases");
         Self {
             api,
@@ -179,7 +179,7 @@ impl Claims {
     }
 
     /// The node that owns the claims.
-    pub fn owner(&self) -> &Owner {
+    pub fn owner(&self) -> &ClaimOwner {
         &self.owner
     }
 
@@ -240,7 +240,7 @@ impl Claims {
         Ok(all)
     }
 
-    /// Reads the slots that different nodes hold, and remembers the slots for [`Settings::list_for`]. The list comes from the
+    /// Reads the slots that different nodes hold, and remembers the slots for [`ClaimSettings::list_for`]. The list comes from the
     /// server's cache, which serves ten thousand nodes at once and has no pages. The cache may be stale, but a create request
     /// always gets the current state.
     ///
@@ -254,7 +254,7 @@ impl Claims {
         self.read(
             format!("{MANAGED_BY}={MANAGER}"),
             cached,
-            |Brief { metadata }: Brief| {
+            |BriefLease { metadata }: BriefLease| {
                 if metadata
                     .owners
                     .iter()
@@ -294,20 +294,20 @@ impl Claims {
         &self,
         name: &str,
         labels: &BTreeMap<String, String>,
-    ) -> Result<Claimed, Failure> {
+    ) -> Result<ClaimOutcome, Failure> {
         self.try_claim(name, labels, &AtomicBool::new(true)).await
     }
 
     /// Claims a free slot; `None` if all slots are taken.
     ///
-    /// The first [`Settings::blind`] names are tried in the caller's order. If all of these slots are taken, many nodes compete
+    /// The first [`ClaimSettings::blind`] names are tried in the caller's order. If all of these slots are taken, many nodes compete
     /// for the same slots. The remaining free names are then tried in random order, with a new list of claims after every
-    /// [`Settings::blind`] refusals. Each new list may show that an untried slot has become free. No name is tried twice. Only
+    /// [`ClaimSettings::blind`] refusals. Each new list may show that an untried slot has become free. No name is tried twice. Only
     /// the first try reads the holder of a refused slot. A node's own slot is the first name, and an earlier process of this
     /// node may have claimed the slot.
     ///
     /// # Errors
-    /// A [`Failure`] that is not retryable, or that persists after [`Settings::tries`] retries.
+    /// A [`Failure`] that is not retryable, or that persists after [`ClaimSettings::tries`] retries.
     pub async fn claim_first<N: Into<String>>(
         &self,
         names: impl IntoIterator<Item = N>,
@@ -377,8 +377,8 @@ impl Claims {
             .with_retries(|| self.try_claim(name, labels, &check_holder))
             .await?
         {
-            Claimed::New | Claimed::Ours => Ok(true),
-            Claimed::Taken => {
+            ClaimOutcome::New | ClaimOutcome::Ours => Ok(true),
+            ClaimOutcome::Taken => {
                 if let Some((_, taken)) = lock(&self.taken).as_mut() {
                     Arc::make_mut(taken).insert(name.to_owned());
                 }
@@ -425,13 +425,13 @@ impl Claims {
         name: &str,
         labels: &BTreeMap<String, String>,
         check_holder: &AtomicBool,
-    ) -> Result<Claimed, Failure> {
+    ) -> Result<ClaimOutcome, Failure> {
         let Err(failure) = self.create(name, labels).await else {
-            return Ok(Claimed::New);
+            return Ok(ClaimOutcome::New);
         };
         let refused = is_taken(&failure);
         if refused && !check_holder.load(Ordering::Relaxed) {
-            return Ok(Claimed::Taken);
+            return Ok(ClaimOutcome::Taken);
         }
         if !refused && !failure.is_uncertain() {
             return Err(failure);
@@ -439,9 +439,9 @@ impl Claims {
         // The server may have created the claim although the answer was lost. The claim would then refuse every later try.
         check_holder.store(true, Ordering::Relaxed);
         match self.holder(name).await? {
-            Some(holder) if holder.uid == self.owner.uid => Ok(Claimed::Ours),
+            Some(holder) if holder.uid == self.owner.uid => Ok(ClaimOutcome::Ours),
             None if !refused => Err(failure),
-            _ => Ok(Claimed::Taken),
+            _ => Ok(ClaimOutcome::Taken),
         }
     }
 
@@ -522,7 +522,7 @@ impl Claims {
         retry(policy, request, || {}).await
     }
 
-    /// The slots that different nodes hold. Empty if the last list is older than [`Settings::list_for`].
+    /// The slots that different nodes hold. Empty if the last list is older than [`ClaimSettings::list_for`].
     fn recently_taken(&self) -> Arc<HashSet<String>> {
         let taken = lock(&self.taken);
         let current = taken

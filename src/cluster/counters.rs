@@ -1,4 +1,4 @@
-//! [`Counters`]: counts of API requests, failures and changes, for `/metrics`.
+//! [`ApiCounters`]: counts of API requests, failures and changes, for `/metrics`.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -101,7 +101,7 @@ names! {
 
 /// Counters since the start of the process. Reads and updates never wait.
 #[derive(Debug, Default)]
-pub struct Counters {
+pub struct ApiCounters {
     requests: [AtomicU64; Call::ALL.len()],
     errors: [AtomicU64; ErrorKind::ALL.len()],
     retries: AtomicU64,
@@ -115,7 +115,7 @@ pub struct Counters {
 
 // === impl Counters ===
 
-impl Counters {
+impl ApiCounters {
     /// The number of requests of a kind.
     pub fn requests(&self, call: Call) -> u64 {
         self.requests

@@ -9,7 +9,7 @@ use serde_json::value::{RawValue, to_raw_value};
 use tokio::sync::watch;
 
 use super::backoff::BackoffPolicy;
-use super::reflect::{Followed, ObjectCache, SHORT_LIVED, reflect};
+use super::reflect::{FollowedCollection, ObjectCache, SHORT_LIVED, reflect};
 use super::watch::Identity;
 use super::{Api, Call, Failure};
 
@@ -29,10 +29,10 @@ const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_se
 const LONGEST_WAIT: Duration = Duration::from_secs(300);
 
 /// The namespace and the name of an object.
-pub(super) type Key = (String, String);
+pub(super) type ObjectKey = (String, String);
 
 /// The collection to follow, and the decoder of the objects.
-pub(super) struct Source<T> {
+pub(super) struct ObjectSource<T> {
     /// The path of the collection.
     pub(super) path: Cow<'static, str>,
     /// The `kind` of a list, for example `LeaseList`.
@@ -40,14 +40,14 @@ pub(super) struct Source<T> {
     /// The label selector, if any.
     pub(super) labels: Option<String>,
     /// The part of each object that the decoder needs.
-    pub(super) part: Part,
+    pub(super) part: ObjectPart,
     /// Decodes an object. The function also returns a value for an unreadable object.
     pub(super) decode: fn(&RawValue) -> T,
 }
 
 /// The part of an object that the decoder needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum ObjectPart {
     /// The name and the labels. The server sends only the metadata, and the rest of the metadata is dropped.
     Labels,
     /// The metadata and the status. The reflector drops the rest of each object before the list is complete.
@@ -60,7 +60,7 @@ pub(super) enum Part {
 #[derive(Debug)]
 pub(super) struct Objects<T> {
     /// The objects by namespace and name.
-    pub(super) known: BTreeMap<Key, T>,
+    pub(super) known: BTreeMap<ObjectKey, T>,
     /// Why the objects are unknown or may be stale; `None` while a watch works.
     pub(super) degraded: Option<String>,
 }
@@ -93,20 +93,20 @@ struct LabelsMetadata<'a> {
 
 /// The sender of the known objects.
 struct Publisher<T> {
-    source: Source<T>,
+    source: ObjectSource<T>,
     published: watch::Sender<Objects<T>>,
 }
 
 /// Follows a collection forever. Failures are published as [`Objects::degraded`] and retried.
 pub(super) async fn follow<T: PartialEq + Send + Sync + 'static>(
     api: Api,
-    source: Source<T>,
+    source: ObjectSource<T>,
     published: watch::Sender<Objects<T>>,
 ) {
-    let followed = Followed {
+    let followed = FollowedCollection {
         path: source.path.clone(),
         kind: source.kind,
-        metadata_only: source.part == Part::Labels,
+        metadata_only: source.part == ObjectPart::Labels,
         calls: (Call::Other, Call::Other),
         fields: None,
         labels: source.labels.clone(),
@@ -121,18 +121,18 @@ pub(super) async fn follow<T: PartialEq + Send + Sync + 'static>(
 }
 
 /// The namespace and the name of an object; `None` for an object without a name.
-fn key(object: &RawValue) -> Option<Key> {
+fn key(object: &RawValue) -> Option<ObjectKey> {
     let identity = Identity::of(object);
     Some((identity.namespace.unwrap_or_default(), identity.name?))
 }
 
 /// The given part of an object, or the complete text if the text has no metadata.
-fn reduced(object: Box<RawValue>, part: Part) -> Box<RawValue> {
+fn reduced(object: Box<RawValue>, part: ObjectPart) -> Box<RawValue> {
     let reduced = match part {
-        Part::All => return object,
-        Part::WithoutSpec => serde_json::from_str::<WithoutSpec<'_>>(object.get())
+        ObjectPart::All => return object,
+        ObjectPart::WithoutSpec => serde_json::from_str::<WithoutSpec<'_>>(object.get())
             .and_then(|reduced| to_raw_value(&reduced)),
-        Part::Labels => serde_json::from_str::<OnlyLabels<'_>>(object.get())
+        ObjectPart::Labels => serde_json::from_str::<OnlyLabels<'_>>(object.get())
             .and_then(|reduced| to_raw_value(&reduced)),
     };
     reduced.unwrap_or(object)
@@ -163,7 +163,7 @@ impl<T: PartialEq + Send + Sync> ObjectCache for Publisher<T> {
 
     async fn replace(&mut self, objects: Vec<Box<RawValue>>) {
         let decode = self.source.decode;
-        let known: BTreeMap<Key, T> = objects
+        let known: BTreeMap<ObjectKey, T> = objects
             .iter()
             .filter_map(|object| Some((key(object)?, decode(object))))
             .collect();
@@ -238,19 +238,19 @@ mod tests {
             let reduced = reduced(to_raw_value(&object).unwrap(), part);
             serde_json::from_str(reduced.get()).unwrap()
         };
-        assert_eq!(reduce(Part::All), object);
+        assert_eq!(reduce(ObjectPart::All), object);
         assert_eq!(
-            reduce(Part::WithoutSpec),
+            reduce(ObjectPart::WithoutSpec),
             json!({"metadata": object["metadata"], "status": {"active": 1}})
         );
         assert_eq!(
-            reduce(Part::Labels),
+            reduce(ObjectPart::Labels),
             json!({"metadata": {"namespace": "n", "name": "a", "labels": {"b": "c"}}})
         );
         // A text without metadata stays, and has no key.
         for text in ["[]", "7", "{}"] {
             let odd = RawValue::from_string(text.to_owned()).unwrap();
-            let reduced = reduced(odd, Part::WithoutSpec);
+            let reduced = reduced(odd, ObjectPart::WithoutSpec);
             assert_eq!((reduced.get(), key(&reduced)), (text, None));
         }
     }

@@ -2,8 +2,8 @@
 //!
 //! A leader renews the Lease. A candidate takes the Lease over after the record stayed unchanged for the duration in the
 //! record. The candidate measures the time with its own monotonic clock, so wrong clocks do no harm. A leader without a
-//! successful renewal stops the work before a candidate may take over: [`Settings::deadline`] is shorter than
-//! [`Settings::duration`]. The deadline starts with the request, because the time of a late answer says nothing about the
+//! successful renewal stops the work before a candidate may take over: [`ElectionSettings::deadline`] is shorter than
+//! [`ElectionSettings::duration`]. The deadline starts with the request, because the time of a late answer says nothing about the
 //! time of the write.
 //!
 //! A process that the kernel or a hypervisor suspends can't stop its work in time. The work must therefore stay correct beside
@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Api, Call, ErrorKind, Failure, Jitter, MANAGER};
 
-/// The age of the last try after which the task counts as stuck. A try ends within [`Settings::deadline`].
+/// The age of the last try after which the task counts as stuck. A try ends within [`ElectionSettings::deadline`].
 const STUCK: Duration = Duration::from_secs(60);
 
 /// The longest time for handing the Lease back.
@@ -34,7 +34,7 @@ const RELEASE: Duration = Duration::from_secs(2);
 
 /// The times of an election.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Settings {
+pub struct ElectionSettings {
     /// The time after which a candidate may take over an unchanged Lease, in whole seconds.
     pub duration: Duration,
     /// The time after which a leader without a successful renewal stops the work, and the longest time of a try.
@@ -43,7 +43,7 @@ pub struct Settings {
     pub pause: Duration,
 }
 
-impl Default for Settings {
+impl Default for ElectionSettings {
     fn default() -> Self {
         Self {
             duration: Duration::from_secs(15),
@@ -60,13 +60,13 @@ pub struct Election {
     path: String,
     name: String,
     identity: String,
-    settings: Settings,
-    standing: Arc<Standing>,
+    settings: ElectionSettings,
+    standing: Arc<CandidateState>,
 }
 
 /// The candidate's standing, for metrics and probes.
 #[derive(Debug)]
-pub struct Standing {
+pub struct CandidateState {
     leads: AtomicBool,
     /// The end of the last try.
     tried: Mutex<Instant>,
@@ -85,7 +85,7 @@ struct Record {
 
 /// The memory between two tries.
 #[derive(Debug, Default)]
-struct Memory {
+struct ElectionMemory {
     /// The record, and the time since which the record is unchanged.
     seen: Option<(Record, Instant)>,
     /// The Lease as last written by this candidate; `None` if the next try must read the Lease.
@@ -94,7 +94,7 @@ struct Memory {
 
 /// The result of a try.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Outcome {
+enum ElectionOutcome {
     /// This candidate holds the Lease.
     Leads,
     /// A different candidate holds the Lease.
@@ -103,9 +103,9 @@ enum Outcome {
     Changed,
 }
 
-// === impl Standing ===
+// === impl CandidateState ===
 
-impl Standing {
+impl CandidateState {
     fn new() -> Self {
         Self {
             leads: AtomicBool::new(false),
@@ -133,7 +133,7 @@ impl Standing {
         tried.elapsed() > STUCK
     }
 
-    fn record(&self, outcome: &Result<Outcome, Failure>) {
+    fn record(&self, outcome: &Result<ElectionOutcome, Failure>) {
         *self.tried.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
         let failure = outcome.as_ref().err().map(ToString::to_string);
         *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = failure;
@@ -149,7 +149,7 @@ impl Election {
         namespace: &str,
         name: &str,
         identity: String,
-        settings: Settings,
+        settings: ElectionSettings,
     ) -> Self {
         Self {
             api,
@@ -157,19 +157,19 @@ impl Election {
             name: name.to_owned(),
             identity,
             settings,
-            standing: Arc::new(Standing::new()),
+            standing: Arc::new(CandidateState::new()),
         }
     }
 
     /// The candidate's standing, for metrics and probes.
-    pub fn standing(&self) -> Arc<Standing> {
+    pub fn standing(&self) -> Arc<CandidateState> {
         Arc::clone(&self.standing)
     }
 
     /// Runs `work` whenever this process leads, until `stop`. The loss of the leadership drops the work. A regular end hands
     /// the Lease back, so that a second process takes over at once.
     pub async fn run(&self, stop: &CancellationToken, mut work: impl AsyncFnMut()) {
-        let mut memory = Memory::default();
+        let mut memory = ElectionMemory::default();
         loop {
             let began = tokio::select! {
                 began = self.acquire(&mut memory) => began,
@@ -193,14 +193,14 @@ impl Election {
     }
 
     /// Tries until this candidate leads. Returns the start of the successful try.
-    async fn acquire(&self, memory: &mut Memory) -> Instant {
+    async fn acquire(&self, memory: &mut ElectionMemory) -> Instant {
         let mut jitter = Jitter::default();
         let mut reported = None;
         loop {
             let began = Instant::now();
             match self.try_within(self.settings.deadline, memory).await {
-                Ok(Outcome::Leads) => return began,
-                Ok(Outcome::Follows | Outcome::Changed) => reported = None,
+                Ok(ElectionOutcome::Leads) => return began,
+                Ok(ElectionOutcome::Follows | ElectionOutcome::Changed) => reported = None,
                 Err(failure) => {
                     let words = failure.to_string();
                     if reported.as_ref() != Some(&words) {
@@ -219,16 +219,16 @@ impl Election {
     }
 
     /// Renews the Lease until the leadership is lost. `renewed` is the start of the last successful try.
-    async fn renew(&self, memory: &mut Memory, mut renewed: Instant) {
+    async fn renew(&self, memory: &mut ElectionMemory, mut renewed: Instant) {
         let deadline = self.settings.deadline;
         while renewed.elapsed() < deadline {
             let left = deadline.saturating_sub(renewed.elapsed());
             tokio::time::sleep(self.settings.pause.min(left)).await;
             let (began, left) = (Instant::now(), deadline.saturating_sub(renewed.elapsed()));
             match self.try_within(left, memory).await {
-                Ok(Outcome::Leads) => renewed = began,
-                Ok(Outcome::Follows) => return,
-                Ok(Outcome::Changed) => {}
+                Ok(ElectionOutcome::Leads) => renewed = began,
+                Ok(ElectionOutcome::Follows) => return,
+                Ok(ElectionOutcome::Changed) => {}
                 Err(failure) => {
                     tracing::warn!("Lease {} can't be renewed: {failure}", self.name);
                 }
@@ -238,7 +238,11 @@ impl Election {
 
     /// Makes a try, and records the result. A try without an answer within `limit` has failed: the other candidates may have
     /// counted the duration of the Lease since a write whose answer came late. The next try reads the Lease.
-    async fn try_within(&self, limit: Duration, memory: &mut Memory) -> Result<Outcome, Failure> {
+    async fn try_within(
+        &self,
+        limit: Duration,
+        memory: &mut ElectionMemory,
+    ) -> Result<ElectionOutcome, Failure> {
         let outcome = tokio::time::timeout(limit, self.attempt(memory)).await;
         let outcome = outcome.unwrap_or(Err(Failure::Timeout(limit)));
         if outcome.is_err() {
@@ -249,7 +253,7 @@ impl Election {
     }
 
     /// Reads the Lease if necessary, and takes or renews the Lease if possible.
-    async fn attempt(&self, memory: &mut Memory) -> Result<Outcome, Failure> {
+    async fn attempt(&self, memory: &mut ElectionMemory) -> Result<ElectionOutcome, Failure> {
         let lease = match memory.written.take() {
             Some(lease) => lease,
             None => match self.read().await? {
@@ -258,7 +262,7 @@ impl Election {
             },
         };
         if !memory.may_take(&Record::of(&lease), &self.identity, Instant::now()) {
-            return Ok(Outcome::Follows);
+            return Ok(ElectionOutcome::Follows);
         }
         let new = renewed(lease, &self.identity, self.settings.duration, &now());
         self.replace(new, memory).await
@@ -275,7 +279,7 @@ impl Election {
         }
     }
 
-    async fn create(&self, memory: &mut Memory) -> Result<Outcome, Failure> {
+    async fn create(&self, memory: &mut ElectionMemory) -> Result<ElectionOutcome, Failure> {
         let lease = json!({
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
@@ -291,7 +295,11 @@ impl Election {
     }
 
     /// Replaces the Lease, unless the Lease changed since the read.
-    async fn replace(&self, lease: Value, memory: &mut Memory) -> Result<Outcome, Failure> {
+    async fn replace(
+        &self,
+        lease: Value,
+        memory: &mut ElectionMemory,
+    ) -> Result<ElectionOutcome, Failure> {
         let body = serde_json::to_vec(&lease).map_err(|error| self.api.unbuilt(error))?;
         let request = request::Request::new(&*self.path)
             .replace(&self.name, &params(), body)
@@ -303,25 +311,25 @@ impl Election {
     fn written(
         &self,
         answer: Result<Value, Failure>,
-        memory: &mut Memory,
-    ) -> Result<Outcome, Failure> {
+        memory: &mut ElectionMemory,
+    ) -> Result<ElectionOutcome, Failure> {
         match answer {
             Ok(lease) => {
                 memory.seen = Some((Record::of(&lease), Instant::now()));
                 memory.written = Some(lease);
-                Ok(Outcome::Leads)
+                Ok(ElectionOutcome::Leads)
             }
             // A different candidate was faster, or the Lease was deleted.
             Err(failure) if matches!(failure.kind(), ErrorKind::Conflict | ErrorKind::NotFound) => {
                 tracing::debug!("Lease {} changed since the read: {failure}", self.name);
-                Ok(Outcome::Changed)
+                Ok(ElectionOutcome::Changed)
             }
             Err(failure) => Err(failure),
         }
     }
 
     /// Hands the Lease back.
-    async fn release(&self, memory: &mut Memory) {
+    async fn release(&self, memory: &mut ElectionMemory) {
         let lease = match memory.written.take() {
             Some(lease) => Some(lease),
             // The signal to stop came during a renewal with an unknown result.
@@ -360,9 +368,9 @@ impl Record {
     }
 }
 
-// === impl Memory ===
+// === impl ElectionMemory ===
 
-impl Memory {
+impl ElectionMemory {
     /// Whether the candidate `identity` may write its name into the Lease with this record.
     fn may_take(&mut self, record: &Record, identity: &str, now: Instant) -> bool {
         let since = match &self.seen {
@@ -445,7 +453,7 @@ mod tests {
 
     #[test]
     fn a_candidate_takes_a_lease_only_after_its_duration_without_a_renewal() {
-        let (start, mut memory) = (Instant::now(), Memory::default());
+        let (start, mut memory) = (Instant::now(), ElectionMemory::default());
         let after = |seconds| start + Duration::from_secs(seconds);
         let mut try_at = |record: &Record, seconds| memory.may_take(record, "b", after(seconds));
         assert!(!try_at(&record("a", "10:00"), 0));
@@ -461,11 +469,11 @@ mod tests {
 
     #[test]
     fn a_leader_stops_before_a_candidate_may_take_over() {
-        let Settings {
+        let ElectionSettings {
             duration,
             deadline,
             pause,
-        } = Settings::default();
+        } = ElectionSettings::default();
         assert!(pause * 2 < deadline && deadline < duration);
     }
 

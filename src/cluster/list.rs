@@ -32,7 +32,7 @@ pub(super) struct List<'a> {
 
 /// One page of a list. The objects stay text, so that memory holds the small structs of the caller and one page.
 #[derive(Deserialize)]
-struct Page {
+struct ListPage {
     #[serde(default)]
     kind: String,
     #[serde(default)]
@@ -43,7 +43,7 @@ struct Page {
 
 // === impl Page ===
 
-impl Page {
+impl ListPage {
     /// The objects and the metadata of a list of this kind.
     fn of(self, kind: &str) -> Result<(Vec<Box<RawValue>>, ListMeta), Failure> {
         let found = self.kind;
@@ -109,7 +109,7 @@ pub(super) async fn list(
             collection.list(&params)
         };
         let request = request.map_err(|error| api.unbuilt(error))?;
-        let page: Page = api.ask(wanted.call, request).await?;
+        let page: ListPage = api.ask(wanted.call, request).await?;
         // The request succeeded, so the client has counted a success.
         let (items, metadata) = page
             .of(wanted.kind)

@@ -55,7 +55,7 @@ pub use call::{Api, Failure};
 pub(crate) use call::{short, words};
 #[cfg(feature = "experiments")]
 pub(crate) use connect::AGENT;
-pub use counters::{Call, Counters, ErrorKind};
+pub use counters::{ApiCounters, Call, ErrorKind};
 
 /// The field manager of all writes, and the value of the label `app.kubernetes.io/managed-by`.
 pub const MANAGER: &str = "pinfold";

@@ -93,7 +93,7 @@ pub enum LabelStep {
 
 /// The outcome of an apply.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Applied {
+pub enum ApplyOutcome {
     /// The write succeeded. The value is the new state of the Node.
     Done(Box<OwnNode>),
     /// Different managers have set some of the labels. Nothing was written.
@@ -112,7 +112,7 @@ pub async fn read(api: &Api, name: &str) -> Result<Option<OwnNode>, Failure> {
     let request = request::Request::new(NODES)
         .get(name, &GetParams::default())
         .map_err(|error| api.unbuilt(error))?;
-    match api.ask::<Read>(Call::GetNode, request).await {
+    match api.ask::<NodeAnswer>(Call::GetNode, request).await {
         Ok(read) => own(read, name).map(Some),
         Err(failure) if failure.kind() == ErrorKind::NotFound => Ok(None),
         Err(failure) => Err(failure),
@@ -159,12 +159,12 @@ pub fn plan(node: &OwnNode, wanted: &BTreeMap<String, String>) -> LabelStep {
 /// Applies the labels to the Node that was read. A new Node of the same name is not changed.
 ///
 /// # Errors
-/// Any [`Failure`] that is not one of the outcomes of [`Applied`].
+/// Any [`Failure`] that is not one of the outcomes of [`ApplyOutcome`].
 pub async fn apply(
     api: &Api,
     node: &OwnNode,
     labels: &BTreeMap<String, String>,
-) -> Result<Applied, Failure> {
+) -> Result<ApplyOutcome, Failure> {
     let patch = json!({
         "apiVersion": "v1",
         "kind": "Node",
@@ -177,8 +177,8 @@ pub async fn apply(
             &Patch::Apply(patch),
         )
         .map_err(|error| api.unbuilt(error))?;
-    match api.ask::<Read>(Call::ApplyNode, request).await {
-        Ok(read) => Ok(Applied::Done(Box::new(own(read, &node.name)?))),
+    match api.ask::<NodeAnswer>(Call::ApplyNode, request).await {
+        Ok(read) => Ok(ApplyOutcome::Done(Box::new(own(read, &node.name)?))),
         Err(failure) => match failure
             .status()
             .and_then(|status| outcome(status, node, labels))
@@ -193,11 +193,15 @@ pub async fn apply(
 ///
 /// A write replaces the whole list of taints, and the node controller writes the same list. Like the node controller, the
 /// agent sends a merge patch with the `resourceVersion` of the read. After any change of the Node, the server refuses the
-/// patch with a conflict, and the result is [`Applied::Replaced`].
+/// patch with a conflict, and the result is [`ApplyOutcome::Replaced`].
 ///
 /// # Errors
-/// Any [`Failure`] that is not one of the outcomes of [`Applied`].
-pub async fn set_taints(api: &Api, node: &OwnNode, taints: &[Taint]) -> Result<Applied, Failure> {
+/// Any [`Failure`] that is not one of the outcomes of [`ApplyOutcome`].
+pub async fn set_taints(
+    api: &Api,
+    node: &OwnNode,
+    taints: &[Taint],
+) -> Result<ApplyOutcome, Failure> {
     let patch = json!({
         "metadata": {"uid": node.uid, "resourceVersion": node.version},
         "spec": {"taints": taints},
@@ -209,16 +213,16 @@ pub async fn set_taints(api: &Api, node: &OwnNode, taints: &[Taint]) -> Result<A
     let request = request::Request::new(NODES)
         .patch(&node.name, &params, &Patch::Merge(patch))
         .map_err(|error| api.unbuilt(error))?;
-    match api.ask::<Read>(Call::TaintNode, request).await {
-        Ok(read) => Ok(Applied::Done(Box::new(own(read, &node.name)?))),
-        Err(failure) if failure.kind() == ErrorKind::NotFound => Ok(Applied::Gone),
-        Err(failure) if failure.kind() == ErrorKind::Conflict => Ok(Applied::Replaced),
+    match api.ask::<NodeAnswer>(Call::TaintNode, request).await {
+        Ok(read) => Ok(ApplyOutcome::Done(Box::new(own(read, &node.name)?))),
+        Err(failure) if failure.kind() == ErrorKind::NotFound => Ok(ApplyOutcome::Gone),
+        Err(failure) if failure.kind() == ErrorKind::Conflict => Ok(ApplyOutcome::Replaced),
         Err(failure) => Err(failure),
     }
 }
 
 /// Checks that the answer is the requested Node and has a uid. Claims need the uid as owner and as label.
-fn own(read: Read, name: &str) -> Result<OwnNode, Failure> {
+fn own(read: NodeAnswer, name: &str) -> Result<OwnNode, Failure> {
     let node = OwnNode::from(read);
     if node.name != name || node.uid.is_empty() {
         let OwnNode {
@@ -232,7 +236,11 @@ fn own(read: Read, name: &str) -> Result<OwnNode, Failure> {
 }
 
 /// The outcome for an expected refusal of an apply; `None` for any unexpected refusal.
-fn outcome(status: &Status, node: &OwnNode, labels: &BTreeMap<String, String>) -> Option<Applied> {
+fn outcome(
+    status: &Status,
+    node: &OwnNode,
+    labels: &BTreeMap<String, String>,
+) -> Option<ApplyOutcome> {
     let causes = status
         .details
         .as_ref()
@@ -260,12 +268,14 @@ fn outcome(status: &Status, node: &OwnNode, labels: &BTreeMap<String, String>) -
         })
         .collect();
     match status.code {
-        409 if !conflicts.is_empty() => Some(Applied::Conflict(conflicts)),
-        409 if status.message.contains("uid mismatch") => Some(Applied::Gone),
+        409 if !conflicts.is_empty() => Some(ApplyOutcome::Conflict(conflicts)),
+        409 if status.message.contains("uid mismatch") => Some(ApplyOutcome::Gone),
         // An apply without a uid would create the Node. The agent's role does not permit the creation.
-        403 if status.message.contains("cannot create resource") => Some(Applied::Gone),
-        404 => Some(Applied::Gone),
-        422 if causes.iter().any(|cause| cause.field == "metadata.uid") => Some(Applied::Replaced),
+        403 if status.message.contains("cannot create resource") => Some(ApplyOutcome::Gone),
+        404 => Some(ApplyOutcome::Gone),
+        422 if causes.iter().any(|cause| cause.field == "metadata.uid") => {
+            Some(ApplyOutcome::Replaced)
+        }
         _ => None,
     }
 }
@@ -280,23 +290,23 @@ fn manager_of(message: &str) -> String {
 
 /// A Node in the server's answer.
 #[derive(Deserialize)]
-struct Read {
+struct NodeAnswer {
     metadata: ObjectMeta,
     #[serde(default)]
-    spec: ReadSpec,
+    spec: NodeAnswerSpec,
 }
 
 #[derive(Deserialize, Default)]
-struct ReadSpec {
+struct NodeAnswerSpec {
     #[serde(default)]
     taints: Vec<Taint>,
     #[serde(default)]
     unschedulable: bool,
 }
 
-impl From<Read> for OwnNode {
-    fn from(read: Read) -> Self {
-        let Read { metadata, spec } = read;
+impl From<NodeAnswer> for OwnNode {
+    fn from(read: NodeAnswer) -> Self {
+        let NodeAnswer { metadata, spec } = read;
         let (mut ours, mut owners) = (BTreeSet::new(), BTreeMap::new());
         for entry in metadata.managed_fields.into_iter().flatten() {
             let manager = entry.manager.unwrap_or_default();

@@ -8,29 +8,29 @@ use serde_json::value::RawValue;
 
 use super::list::{List, list};
 use super::{Api, Call, Failure};
-use crate::pod::{Object, Pod, Role, recognise};
+use crate::pod::{Pod, PodObject, PodRole, recognise};
 
 /// The number of pods after which the list of a job ends early.
 const MOST: usize = 10_000;
 
 /// A pod of a job, with its own IP addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Member {
+pub struct JobMember {
     /// The pod's name.
     pub pod: String,
     /// The pod's role.
-    pub role: Role,
+    pub role: PodRole,
     /// The pod's IP addresses.
     pub addresses: Vec<IpAddr>,
 }
 
 #[derive(Deserialize)]
-struct Addressed {
-    status: Option<Status>,
+struct PodAddresses {
+    status: Option<AddressStatus>,
 }
 
 #[derive(Deserialize)]
-struct Status {
+struct AddressStatus {
     #[serde(rename = "podIPs")]
     ips: Option<Vec<Address>>,
 }
@@ -49,7 +49,7 @@ pub async fn members(
     api: &Api,
     namespace: &str,
     label: (&str, &str),
-) -> Result<Vec<Member>, Failure> {
+) -> Result<Vec<JobMember>, Failure> {
     let path = format!("/api/v1/namespaces/{namespace}/pods");
     // `match_any` selects the server's cache. Without a version, the server reads the whole namespace from etcd for the label.
     let params = ListParams::default()
@@ -67,16 +67,16 @@ pub async fn members(
 }
 
 /// The member for a pod; `None` for an unreadable or finished pod, or a pod without its own address.
-fn member(object: &RawValue) -> Option<Member> {
-    let pod: Object = serde_json::from_str(object.get()).ok()?;
+fn member(object: &RawValue) -> Option<JobMember> {
+    let pod: PodObject = serde_json::from_str(object.get()).ok()?;
     let pod = Pod::from_k8s(pod).ok()?;
-    let addressed: Addressed = serde_json::from_str(object.get()).ok()?;
+    let addressed: PodAddresses = serde_json::from_str(object.get()).ok()?;
     let addresses = addressed.status?.ips?.into_iter();
     let addresses: Vec<IpAddr> = addresses
         .filter_map(|address| address.ip?.parse().ok())
         .collect();
     let own = !pod.host_network && !pod.finished && !addresses.is_empty();
-    own.then(|| Member {
+    own.then(|| JobMember {
         role: recognise(&pod).role,
         pod: pod.name,
         addresses,
@@ -105,9 +105,9 @@ mod tests {
         let addresses = ["10.0.0.1", "fd00::1"]
             .map(|address| address.parse().unwrap())
             .to_vec();
-        let member_of = Member {
+        let member_of = JobMember {
             pod: "ps-0".to_owned(),
-            role: Role::Ps,
+            role: PodRole::Ps,
             addresses,
         };
         assert_eq!(member(&pod(false, "Running", &ips)), Some(member_of));

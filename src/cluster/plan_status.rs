@@ -24,7 +24,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::claims::{MANAGED_BY, holder_of};
-use super::informer::{Key, Objects, Part, Source, follow};
+use super::informer::{ObjectKey, ObjectPart, ObjectSource, Objects, follow};
 use super::{Api, Backoff, Call, ErrorKind, Failure, Jitter, MANAGER};
 use crate::scene::{ClusterView, Node, ScenePlan, ScenePlanStatus, plan_status, unreadable_status};
 
@@ -36,7 +36,7 @@ const STATUS_MANAGER: &str = "pinfold-status";
 
 /// The waits of the writer.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Settings {
+pub struct PlanStatusSettings {
     /// The wait after a change, since changes come in groups.
     pub settle: Duration,
     /// The shortest pause between two passes.
@@ -47,7 +47,7 @@ pub struct Settings {
     pub backoff: (Duration, Duration),
 }
 
-impl Default for Settings {
+impl Default for PlanStatusSettings {
     fn default() -> Self {
         Self {
             settle: Duration::from_secs(1),
@@ -64,7 +64,7 @@ pub struct PlanStatusWriter {
     api: Api,
     /// The namespace of the claims.
     namespace: String,
-    settings: Settings,
+    settings: PlanStatusSettings,
 }
 
 /// A plan as stored. The status is separate.
@@ -95,14 +95,14 @@ struct Difference {
 /// The metadata of a plan that the writer needs.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Metadata {
+struct PlanMetadata {
     uid: String,
     generation: Option<i64>,
 }
 
 /// The labels of a Node.
 #[derive(Default, Deserialize)]
-struct Labelled {
+struct LabelledNode {
     metadata: Option<NodeMetadata>,
 }
 
@@ -115,7 +115,7 @@ struct NodeMetadata {
 
 impl PlanStatusWriter {
     /// Creates a writer. The claims are in `namespace`.
-    pub fn new(api: Api, namespace: &str, settings: Settings) -> Self {
+    pub fn new(api: Api, namespace: &str, settings: PlanStatusSettings) -> Self {
         Self {
             api,
             namespace: namespace.to_owned(),
@@ -283,7 +283,7 @@ impl StoredPlan {
     /// Decodes a plan. The uid of an object without readable metadata is empty.
     fn decode(object: &RawValue) -> Self {
         let mut object: Value = serde_json::from_str(object.get()).unwrap_or_default();
-        let metadata: Metadata = object
+        let metadata: PlanMetadata = object
             .get("metadata")
             .and_then(|metadata| serde_json::from_value(metadata.clone()).ok())
             .unwrap_or_default();
@@ -309,7 +309,7 @@ impl StoredPlan {
     }
 
     /// The difference between the stored status and `status`, if any.
-    fn difference(&self, (_, name): &Key, status: ScenePlanStatus) -> Option<Difference> {
+    fn difference(&self, (_, name): &ObjectKey, status: ScenePlanStatus) -> Option<Difference> {
         (self.status.as_ref() != Some(&status)).then(|| Difference {
             name: name.clone(),
             uid: self.uid.clone(),
@@ -327,38 +327,38 @@ fn without_version(mut object: Value) -> Value {
     object
 }
 
-fn plans_source() -> Source<StoredPlan> {
-    Source {
+fn plans_source() -> ObjectSource<StoredPlan> {
+    ObjectSource {
         path: PLANS.into(),
         kind: "ScenePlanList",
         labels: None,
-        part: Part::All,
+        part: ObjectPart::All,
         decode: StoredPlan::decode,
     }
 }
 
-fn nodes_source() -> Source<BTreeMap<String, String>> {
-    Source {
+fn nodes_source() -> ObjectSource<BTreeMap<String, String>> {
+    ObjectSource {
         path: "/api/v1/nodes".into(),
         kind: "NodeList",
         labels: None,
-        part: Part::Labels,
+        part: ObjectPart::Labels,
         decode: labels_of,
     }
 }
 
-fn claims_source(namespace: &str) -> Source<String> {
-    Source {
+fn claims_source(namespace: &str) -> ObjectSource<String> {
+    ObjectSource {
         path: format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases").into(),
         kind: "LeaseList",
         labels: Some(format!("{MANAGED_BY}={MANAGER}")),
-        part: Part::All,
+        part: ObjectPart::All,
         decode: holder_of,
     }
 }
 
 fn labels_of(node: &RawValue) -> BTreeMap<String, String> {
-    let node: Labelled = serde_json::from_str(node.get()).unwrap_or_default();
+    let node: LabelledNode = serde_json::from_str(node.get()).unwrap_or_default();
     node.metadata
         .and_then(|metadata| metadata.labels)
         .unwrap_or_default()

@@ -12,11 +12,12 @@ use kube::core::params::{DeleteParams, ListParams, Preconditions};
 use kube::core::request;
 use serde_json::Value;
 
-use super::events::{News, Recorder};
+use super::events::{EventDetails, Recorder};
 use super::list::{List, list};
 use super::{Api, Call, ErrorKind, Failure};
 use crate::scene::{
-    Item, ItemKind, Outcome, PS, RECLAIM_LABEL, Reclaimable, TASK_LABELS, Verdict, reclaim,
+    ItemKind, JobOutcome, PS, RECLAIM_LABEL, ReclaimItem, ReclaimVerdict, Reclaimable, TASK_LABELS,
+    reclaim,
 };
 use crate::text::counted;
 
@@ -118,7 +119,7 @@ impl Reclaimer {
         let (Some(recorder), Some(lead)) = (&self.recorder, &job.lead) else {
             return;
         };
-        recorder.tell_of_job(News {
+        recorder.tell_of_job(EventDetails {
             namespace: lead.namespace.clone(),
             pod: lead.name.clone(),
             uid: lead.uid.clone(),
@@ -159,7 +160,10 @@ impl Reclaimer {
             listed,
             tried: false,
         };
-        for job in jobs.iter().filter(|job| job.verdict == Verdict::Reclaim) {
+        for job in jobs
+            .iter()
+            .filter(|job| job.verdict == ReclaimVerdict::Reclaim)
+        {
             let old = self.delete_job(job, &mut lists, round).await;
             if old {
                 return true;
@@ -213,7 +217,7 @@ impl Reclaimer {
 
     /// All objects of jobs that ask to be reclaimed. The servers come first: so the resourceVersions of their deletes are never
     /// newer than the list of workers that the decision uses.
-    async fn list_items(&self) -> Result<Vec<Item>, Failure> {
+    async fn list_items(&self) -> Result<Vec<ReclaimItem>, Failure> {
         let reclaimable = format!("{RECLAIM_LABEL}={PS}");
         let mut items = self
             .list("apps/v1", "deployments", ItemKind::Deployment, &reclaimable)
@@ -223,8 +227,9 @@ impl Reclaimer {
                 .await?,
         );
         let [name, role, _] = TASK_LABELS;
-        let is_server =
-            |item: &&Item| item.labels.get(role).is_some_and(|role| role == PS) && !item.leaving;
+        let is_server = |item: &&ReclaimItem| {
+            item.labels.get(role).is_some_and(|role| role == PS) && !item.leaving
+        };
         let servers = items
             .iter()
             .filter(is_server)
@@ -248,7 +253,7 @@ impl Reclaimer {
         plural: &str,
         kind: ItemKind,
         selector: &str,
-    ) -> Result<Vec<Item>, Failure> {
+    ) -> Result<Vec<ReclaimItem>, Failure> {
         let mut items = Vec::new();
         let take = |object: &Value| {
             items.push(item(kind, object)?);
@@ -296,7 +301,7 @@ impl Reclaimer {
         Ok(())
     }
 
-    async fn delete(&self, item: &Item) -> Result<Deletion, Failure> {
+    async fn delete(&self, item: &ReclaimItem) -> Result<Deletion, Failure> {
         let (version, plural) = match item.kind {
             ItemKind::Job => ("batch/v1", "jobs"),
             ItemKind::Deployment => ("apps/v1", "deployments"),
@@ -358,10 +363,10 @@ impl Round {
         let mut counts = [0; 4];
         for job in &self.jobs {
             let index = match job.verdict {
-                Verdict::Running { .. } => 0,
-                Verdict::Waiting { .. } => 1,
-                Verdict::Reclaim => 2,
-                Verdict::Kept { .. } => 3,
+                ReclaimVerdict::Running { .. } => 0,
+                ReclaimVerdict::Waiting { .. } => 1,
+                ReclaimVerdict::Reclaim => 2,
+                ReclaimVerdict::Kept { .. } => 3,
             };
             if let Some(count) = counts.get_mut(index) {
                 *count += 1;
@@ -424,8 +429,8 @@ fn texts(object: &Value, path: &str) -> BTreeMap<String, String> {
 }
 
 /// The part of an object that the decision uses.
-fn item(kind: ItemKind, object: &Value) -> Result<Item, Failure> {
-    let item = Item {
+fn item(kind: ItemKind, object: &Value) -> Result<ReclaimItem, Failure> {
+    let item = ReclaimItem {
         kind,
         namespace: text(object, "/metadata/namespace"),
         name: text(object, "/metadata/name"),
@@ -455,7 +460,7 @@ fn item(kind: ItemKind, object: &Value) -> Result<Item, Failure> {
 }
 
 /// The outcome of a Job, by the Job's conditions. Counts of ended pods do not matter.
-fn outcome(object: &Value) -> Outcome {
+fn outcome(object: &Value) -> JobOutcome {
     let conditions = object
         .pointer("/status/conditions")
         .and_then(Value::as_array);
@@ -464,14 +469,14 @@ fn outcome(object: &Value) -> Outcome {
         all.find(|condition| condition["type"] == kind && condition["status"] == "True")
     };
     if holds("Failed").is_some() || holds("FailureTarget").is_some() {
-        return Outcome::Failed;
+        return JobOutcome::Failed;
     }
     match holds("Complete") {
         Some(complete) => {
             let at = object.pointer("/status/completionTime").and_then(seconds);
-            Outcome::Succeeded(at.or_else(|| seconds(&complete["lastTransitionTime"])))
+            JobOutcome::Succeeded(at.or_else(|| seconds(&complete["lastTransitionTime"])))
         }
-        None => Outcome::Open,
+        None => JobOutcome::Open,
     }
 }
 

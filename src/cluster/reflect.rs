@@ -21,7 +21,7 @@
 //!   server works again and restarts the backoff. Only a repeated 410 makes the wait longer.
 //! - **A streaming list saves requests.** A server without streaming lists refuses the request, or sends no final bookmark.
 //!   A paged list then replaces the streaming list.
-//! - **A silent connection is closed** after [`Followed::idle`]. A server usually sends a bookmark every minute.
+//! - **A silent connection is closed** after [`FollowedCollection::idle`]. A server usually sends a bookmark every minute.
 //! - **Silent watches need a new list** after [`MAX_SILENCE`]. After the restore of an old backup of etcd, the last
 //!   resourceVersion lies in the future, and the server sends neither changes nor bookmarks for such a version.
 //!
@@ -66,7 +66,7 @@ const MAX_INCOMPLETE: u32 = 3;
 
 /// The collection to follow, and the settings of its lists and watches.
 #[derive(Debug)]
-pub(super) struct Followed {
+pub(super) struct FollowedCollection {
     /// The path of the collection.
     pub(super) path: Cow<'static, str>,
     /// The `kind` of a list, for example `PodList`.
@@ -121,7 +121,7 @@ pub(super) trait ObjectCache {
 /// Keeps an [`ObjectCache`] equal to a collection, forever. Each failure is reported to the cache and retried.
 pub(super) async fn reflect<C: ObjectCache>(
     api: Api,
-    followed: Followed,
+    followed: FollowedCollection,
     backoff: BackoffPolicy,
     cache: C,
 ) {
@@ -151,7 +151,7 @@ pub(super) async fn reflect<C: ObjectCache>(
 
 struct Reflector<C> {
     api: Api,
-    followed: Followed,
+    followed: FollowedCollection,
     backoff: BackoffPolicy,
     cache: C,
     jitter: Jitter,
@@ -262,7 +262,7 @@ impl<C: ObjectCache> Reflector<C> {
 
     /// Opens a watch from a resourceVersion, or a streaming list without a version.
     async fn open(&self, version: Option<&str>) -> Result<WatchStream, Failure> {
-        let Followed {
+        let FollowedCollection {
             path,
             calls,
             fields,
@@ -326,7 +326,7 @@ impl<C: ObjectCache> Reflector<C> {
 
     /// Lists all objects by a paged list.
     async fn list_all(&mut self) -> Result<(), Failure> {
-        let Followed {
+        let FollowedCollection {
             path,
             kind,
             metadata_only,

@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 use super::{Api, Call, Failure};
 pub use cache::Review;
-use cache::{Cached, ReviewCache};
+use cache::{CacheAnswer, ReviewCache};
 
 const TOKEN_REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 
@@ -72,7 +72,7 @@ impl Reviewer {
         // The semaphore is never closed.
         let _permit = self.permits.acquire().await;
         // A review of the same token may have ended during the wait.
-        if let Cached::Known(review) = self.cache().admit(token, path, Instant::now()) {
+        if let CacheAnswer::Known(review) = self.cache().admit(token, path, Instant::now()) {
             return Ok(review);
         }
         let answer = self.ask(token, path).await;

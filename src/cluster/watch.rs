@@ -9,12 +9,12 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
-use super::call::Lines;
+use super::call::WatchLines;
 use super::{Api, Call, Failure};
 
 /// An open watch of a collection.
 pub(super) struct WatchStream {
-    lines: Lines,
+    lines: WatchLines,
 }
 
 /// A change that a watch reports. The object stays text, so that the receiver decodes only the necessary fields.
@@ -36,14 +36,14 @@ pub(super) enum ChangeKind {
 
 /// A line of a watch.
 #[derive(Deserialize)]
-struct Line {
+struct WatchLine {
     r#type: String,
     object: Box<RawValue>,
 }
 
 /// The metadata of an object. The metadata is readable even if the remaining fields are not.
 #[derive(Default, Deserialize)]
-struct Head {
+struct ObjectHead {
     metadata: Option<Identity>,
 }
 
@@ -113,7 +113,7 @@ impl WatchStream {
         let Some(line) = self.lines.next(idle).await? else {
             return Ok(None);
         };
-        let line: Line = serde_json::from_slice(&line)
+        let line: WatchLine = serde_json::from_slice(&line)
             .map_err(|error| Failure::InvalidResponse(format!("a line of the watch: {error}")))?;
         let kind = match &*line.r#type {
             "ADDED" | "MODIFIED" => ChangeKind::Put,
@@ -141,7 +141,7 @@ fn server_error(object: &RawValue) -> Failure {
 impl Identity {
     /// The identity of an object. All fields are `None` if the metadata is unreadable.
     pub(super) fn of(object: &RawValue) -> Self {
-        let head: Head = serde_json::from_str(object.get()).unwrap_or_default();
+        let head: ObjectHead = serde_json::from_str(object.get()).unwrap_or_default();
         head.metadata.unwrap_or_default()
     }
 

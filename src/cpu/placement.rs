@@ -88,12 +88,12 @@ use serde::Serialize;
 
 use super::{CpuSet, NumaNode, Topology};
 pub use repack::{Move, Owner, Repacking};
-pub use request::{Cores, Isolated, Numa, Order, Refusal, Request, TooFewCpus};
+pub use request::{Cores, Isolated, Numa, Order, PlacementRefusal, Request, TooFewCpus};
 
 use fewest::{least, nearest_sums};
-use plan::Plan;
+use plan::PlacementPlan;
 use price::WidePrice;
-use request::Terms;
+use request::SearchInput;
 use search::Search;
 
 /// The kernel's default distances: `HERE` from a NUMA node to itself, `THERE` between two NUMA nodes.
@@ -134,11 +134,11 @@ pub struct Placement {
 /// topology stays the same.
 #[derive(Debug, Clone)]
 pub struct Placer {
-    plan: Plan,
+    plan: PlacementPlan,
     exact: bool,
     /// The plan for [`Order::Spread`], and whether the plan keeps every group. None if `plan` also
     /// serves [`Order::Spread`].
-    counting: Option<(Plan, bool)>,
+    counting: Option<(PlacementPlan, bool)>,
     /// For each online CPU by ascending id, the number of the CPU's group of each kind, from 0.
     membership: Vec<Membership>,
     /// How many online CPUs each core has.
@@ -163,10 +163,10 @@ struct Membership {
 impl Placer {
     /// Plans the search for a machine.
     pub fn new(topology: &Topology) -> Self {
-        let (plan, exact) = Plan::new(topology, false);
+        let (plan, exact) = PlacementPlan::new(topology, false);
         // Without crossing groups, patterns have nothing to count.
         let crosses = !exact || !plan.crossing.is_empty();
-        let counting = crosses.then(|| Plan::new(topology, true));
+        let counting = crosses.then(|| PlacementPlan::new(topology, true));
         let mut cpus = topology.cpus.clone();
         cpus.sort_unstable_by_key(|cpu| cpu.id);
         cpus.dedup_by_key(|cpu| cpu.id);
@@ -222,15 +222,15 @@ impl Placer {
             },
         ) {
             Ok(placement) => Ok(placement),
-            Err(Refusal::TooFewCpus(refusal)) => Err(refusal),
+            Err(PlacementRefusal::TooFewCpus(refusal)) => Err(refusal),
             // These refusals occur only for requests with preferences.
             Err(
-                Refusal::TooFewOnWholeCores { wanted, free }
-                | Refusal::TooFewCores { wanted, free }
-                | Refusal::NotWholeCores {
+                PlacementRefusal::TooFewOnWholeCores { wanted, free }
+                | PlacementRefusal::TooFewCores { wanted, free }
+                | PlacementRefusal::NotWholeCores {
                     wanted, less: free, ..
                 }
-                | Refusal::TooFewOnNuma {
+                | PlacementRefusal::TooFewOnNuma {
                     wanted, most: free, ..
                 },
             ) => Err(TooFewCpus { wanted, free }),
@@ -241,8 +241,12 @@ impl Placer {
     ///
     /// # Errors
     ///
-    /// [`Refusal`] when no choice of free CPUs meets the request.
-    pub fn place_as(&self, free: &CpuSet, request: &Request) -> Result<Placement, Refusal> {
+    /// [`PlacementRefusal`] when no choice of free CPUs meets the request.
+    pub fn place_as(
+        &self,
+        free: &CpuSet,
+        request: &Request,
+    ) -> Result<Placement, PlacementRefusal> {
         self.place_beside(free, &CpuSet::new(), request)
     }
 
@@ -251,13 +255,13 @@ impl Placer {
     ///
     /// # Errors
     ///
-    /// [`Refusal`] when no choice of free CPUs meets the request.
+    /// [`PlacementRefusal`] when no choice of free CPUs meets the request.
     pub fn place_beside(
         &self,
         free: &CpuSet,
         own: &CpuSet,
         request: &Request,
-    ) -> Result<Placement, Refusal> {
+    ) -> Result<Placement, PlacementRefusal> {
         let plan = match (&self.counting, request.order) {
             (Some((counting, _)), Order::Spread) => counting,
             _ => &self.plan,
@@ -270,7 +274,7 @@ impl Placer {
         } else {
             self.on_whole_cores(&is_free)
         };
-        let terms = Terms {
+        let terms = SearchInput {
             wanted: request.cpus,
             free: &is_free,
             open: if request.cores == Cores::Preferred {
@@ -384,7 +388,7 @@ impl Placer {
             .collect()
     }
 
-    fn enough(&self, terms: &Terms<'_>) -> Result<(), Refusal> {
+    fn enough(&self, terms: &SearchInput<'_>) -> Result<(), PlacementRefusal> {
         let wanted = terms.wanted;
         let count = |cpus: &[bool]| cpus.iter().filter(|&&is| is).count();
         let free = count(terms.free);
@@ -392,10 +396,10 @@ impl Placer {
         match terms.cores {
             _ if free < wanted => Err(TooFewCpus { wanted, free }.into()),
             Cores::Whole if open < wanted => {
-                Err(Refusal::TooFewOnWholeCores { wanted, free: open })
+                Err(PlacementRefusal::TooFewOnWholeCores { wanted, free: open })
             }
             Cores::Single => match self.open_cores(terms).len() {
-                free if free < wanted => Err(Refusal::TooFewCores { wanted, free }),
+                free if free < wanted => Err(PlacementRefusal::TooFewCores { wanted, free }),
                 _ => Ok(()),
             },
             _ => Ok(()),
@@ -403,7 +407,7 @@ impl Placer {
     }
 
     /// The sizes of the cores with open CPUs.
-    fn open_cores(&self, terms: &Terms<'_>) -> Vec<usize> {
+    fn open_cores(&self, terms: &SearchInput<'_>) -> Vec<usize> {
         let mut open = vec![false; self.core_sizes.len()];
         for (member, _) in self
             .membership
@@ -421,9 +425,9 @@ impl Placer {
             .collect()
     }
 
-    fn not_whole_cores(&self, terms: &Terms<'_>) -> Refusal {
+    fn not_whole_cores(&self, terms: &SearchInput<'_>) -> PlacementRefusal {
         let (less, more) = nearest_sums(&self.open_cores(terms), terms.wanted);
-        Refusal::NotWholeCores {
+        PlacementRefusal::NotWholeCores {
             wanted: terms.wanted,
             less,
             more,

@@ -1,6 +1,6 @@
 //! [`Topology`]: which CPUs share a core, a last-level cache, a NUMA node, a socket.
 //!
-//! [`Topology::from_facts`] builds a topology from [`Facts`], the lists in the kernel's files. No
+//! [`Topology::from_facts`] builds a topology from [`TopologyFacts`], the lists in the kernel's files. No
 //! group is computed by dividing counts: offline siblings, hybrid cores, 4-way SMT, sparse ids and
 //! NUMA nodes without CPUs make such a division wrong.
 
@@ -92,7 +92,7 @@ pub struct Layout {
 ///
 /// Lists may be in any order and repeat, and may name CPUs that are not online.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Facts {
+pub struct TopologyFacts {
     /// Online CPUs.
     pub online: CpuSet,
     /// Present, but offline CPUs.
@@ -120,8 +120,8 @@ impl Topology {
     /// disagree for a moment while a CPU comes online. CPUs are then in the same group if either
     /// file lists both. A CPU in no list has no group. A CPU of several NUMA nodes, as with
     /// `numa=fake`, counts with the lowest.
-    pub fn from_facts(facts: Facts) -> Self {
-        let Facts {
+    pub fn from_facts(facts: TopologyFacts) -> Self {
+        let TopologyFacts {
             online,
             offline,
             isolated,
@@ -335,7 +335,7 @@ impl Topology {
         let numas = sockets.saturating_mul(numa_per_socket);
         let llcs = numas.saturating_mul(llcs_per_numa);
         let cores = llcs.saturating_mul(cores_per_llc);
-        let mut facts = Facts::default();
+        let mut facts = TopologyFacts::default();
         let mut numa: BTreeMap<u32, CpuSet> = BTreeMap::new();
         let mut llc: BTreeMap<u32, CpuSet> = BTreeMap::new();
         let mut socket: BTreeMap<u32, CpuSet> = BTreeMap::new();

@@ -30,10 +30,10 @@ const SCENE: &str = "SCENE";
 type CaseKey = (String, String);
 
 /// The servers of one type, by index, each with the name of its node.
-type Servers = BTreeMap<u32, String>;
+type ServerNodes = BTreeMap<u32, String>;
 
 /// The groups of one case, by type.
-type Groups = BTreeMap<Option<String>, Servers>;
+type TypeGroups = BTreeMap<Option<String>, ServerNodes>;
 
 /// Plans that reproduce the labels SCENCE, CASE, INDEX and TYPE of these nodes.
 ///
@@ -45,7 +45,7 @@ type Groups = BTreeMap<Option<String>, Servers>;
 pub fn import(nodes: &[Node], name: &str) -> Result<Imported, Vec<ImportError>> {
     let (mut errors, mut notes) = (Vec::new(), Vec::new());
     let keys = label_keys(nodes);
-    let mut cases: BTreeMap<CaseKey, Groups> = BTreeMap::new();
+    let mut cases: BTreeMap<CaseKey, TypeGroups> = BTreeMap::new();
     let mut nodes: Vec<&Node> = nodes.iter().collect();
     nodes.sort_by(|a, b| natural(&a.name, &b.name));
     for node in nodes {
@@ -135,7 +135,7 @@ fn slot_of(node: &Node, keys: &LabelKeys) -> Result<Option<Slot>, ImportError> {
 }
 
 /// Reasons why no plan has these groups: only some nodes have a type, or an index is missing.
-fn group_faults(case: &str, groups: &Groups, keys: &LabelKeys) -> Vec<ImportError> {
+fn group_faults(case: &str, groups: &TypeGroups, keys: &LabelKeys) -> Vec<ImportError> {
     let mut faults = Vec::new();
     if groups.len() > 1
         && let Some(node) = groups
@@ -165,9 +165,9 @@ fn group_faults(case: &str, groups: &Groups, keys: &LabelKeys) -> Vec<ImportErro
     faults
 }
 
-fn plans(cases: BTreeMap<CaseKey, Groups>, keys: &LabelKeys, name: &str) -> Vec<ScenePlan> {
+fn plans(cases: BTreeMap<CaseKey, TypeGroups>, keys: &LabelKeys, name: &str) -> Vec<ScenePlan> {
     let several = cases.len() > 1;
-    let mut cases: Vec<(CaseKey, Groups)> = cases.into_iter().collect();
+    let mut cases: Vec<(CaseKey, TypeGroups)> = cases.into_iter().collect();
     cases.sort_by(|((scene, case), _), ((next_scene, next_case), _)| {
         natural(scene, next_scene).then_with(|| natural(case, next_case))
     });
@@ -184,7 +184,7 @@ fn plans(cases: BTreeMap<CaseKey, Groups>, keys: &LabelKeys, name: &str) -> Vec<
         .collect()
 }
 
-fn plan(name: String, keys: &LabelKeys, (scene, case): CaseKey, groups: &Groups) -> ScenePlan {
+fn plan(name: String, keys: &LabelKeys, (scene, case): CaseKey, groups: &TypeGroups) -> ScenePlan {
     let group_name = |kind: &Option<String>| kind.clone().unwrap_or_else(|| "server".to_owned());
     let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
     let names: Vec<String> = groups

@@ -19,7 +19,8 @@ pub use amounts::AMOUNTS;
 pub use check::check;
 pub use import::{ImportError, Imported, import};
 pub use render::{
-    Faults, Folder, Format, Gang, ROLES, Reclaim, Rendered, RoleTasks, Share, Slice, SuccessPolicy,
-    Task, TaskOf, TaskResources, TrainingJob, asked, render, roles, settle, tasks,
+    Faults, Folder, Gang, JobTask, ROLES, Reclaim, Rendered, RoleTasks, Slice, SuccessPolicy,
+    TaskOf, TaskResources, TaskShare, TrainingJob, WorkloadFormat, asked, render, roles, settle,
+    tasks,
 };
 pub use simulate::{Simulation, claimed, invented, simulate};

@@ -6,19 +6,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::render::{Task, TaskResources, roles, tasks};
+use super::render::{JobTask, TaskResources, roles, tasks};
 use crate::scene::{
-    Amount, Amounts, Labels, NoSuchCase, Node, NodeSelector, NodeTaint, Operator, PS, ScenePlan,
-    Slot, Slots, assign, natural,
+    Amount, Amounts, NoSuchCase, Node, NodeLabels, NodeSelector, NodeTaint, Operator, PS,
+    ScenePlan, Slot, Slots, assign, natural,
 };
 
 /// Which node each task would come to.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Simulation {
     /// Tasks in order, each with the name of the node.
-    pub placed: Vec<(Task, String)>,
+    pub placed: Vec<(JobTask, String)>,
     /// Tasks that would stay pending, each with the reason.
-    pub pending: Vec<(Task, String)>,
+    pub pending: Vec<(JobTask, String)>,
     /// Further notes about the nodes.
     pub notes: Vec<String>,
 }
@@ -93,7 +93,7 @@ fn by_index<'a>(plan: &ScenePlan, nodes: &'a [Node]) -> BTreeMap<&'a str, Vec<&'
 
 impl<'a> Scheduler<'a> {
     /// Places a task on a node with the labels of the slot, or notes why the task stays pending.
-    fn place(&mut self, task: Task) {
+    fn place(&mut self, task: JobTask) {
         let labels = self.labels(&task.slot);
         let labelled = self.labelled(&task.slot, &labels);
         self.note_double(&task.slot, &labelled);
@@ -126,7 +126,7 @@ impl<'a> Scheduler<'a> {
     }
 
     /// The labels that the pods of a slot ask for. Aliases are for people: pods ask for the four keys.
-    fn labels(&self, slot: &Slot) -> Labels {
+    fn labels(&self, slot: &Slot) -> NodeLabels {
         let keys = &self.plan.spec.labels;
         keys.labels(slot)
             .into_iter()
@@ -135,7 +135,7 @@ impl<'a> Scheduler<'a> {
     }
 
     /// The nodes with the labels of a slot, by name.
-    fn labelled(&self, slot: &Slot, labels: &Labels) -> Vec<&'a Node> {
+    fn labelled(&self, slot: &Slot, labels: &NodeLabels) -> Vec<&'a Node> {
         let has = |node: &Node| {
             labels
                 .iter()
@@ -196,7 +196,7 @@ impl<'a> Scheduler<'a> {
 }
 
 /// The reason of a task without any labelled node.
-fn without_node(labels: &Labels) -> String {
+fn without_node(labels: &NodeLabels) -> String {
     let pairs: Vec<String> = labels
         .iter()
         .map(|(key, value)| format!("{key}={value}"))

@@ -83,7 +83,7 @@ pub struct PerCpuHash<const K: usize, const V: usize> {
 }
 
 /// A key, and the sum of its values on all CPUs.
-pub type Entry<const K: usize, const V: usize> = ([u64; K], [u64; V]);
+pub type MapEntry<const K: usize, const V: usize> = ([u64; K], [u64; V]);
 
 /// A program that processes the packets of cgroups.
 #[derive(Debug)]
@@ -95,7 +95,7 @@ pub struct Program {
 /// The attachment of a program to a cgroup. Dropping the link, the end of the process, or the
 /// removal of the cgroup ends the attachment.
 #[derive(Debug)]
-pub struct Link {
+pub struct ProgramLink {
     _link: OwnedFd,
 }
 
@@ -135,7 +135,7 @@ struct Element {
 }
 
 #[repr(C)]
-struct Batch {
+struct BatchCommand {
     from: u64,
     to: u64,
     keys: u64,
@@ -375,7 +375,7 @@ impl<const K: usize, const V: usize> PerCpuHash<K, V> {
     ///
     /// # Errors
     /// See [`BpfError`].
-    pub fn entries(&self) -> Result<Vec<Entry<K, V>>, BpfError> {
+    pub fn entries(&self) -> Result<Vec<MapEntry<K, V>>, BpfError> {
         let mut found = Vec::new();
         let mut size = batch::<V>(self.cpus);
         let (mut keys, mut values) = (Vec::new(), Vec::new());
@@ -384,7 +384,7 @@ impl<const K: usize, const V: usize> PerCpuHash<K, V> {
             keys.resize(size, [0_u64; K]);
             values.resize(size * self.cpus, [0_u64; V]);
             let mut to = [0_u64; 1];
-            let mut argument = Batch {
+            let mut argument = BatchCommand {
                 from: from.as_ref().map_or(0, |from| address(from)),
                 to: address_mut(&mut to),
                 keys: address_mut(&mut keys),
@@ -533,7 +533,7 @@ impl Program {
     ///
     /// # Errors
     /// See [`BpfError`].
-    pub fn attach(&self, cgroup: BorrowedFd<'_>) -> Result<Link, BpfError> {
+    pub fn attach(&self, cgroup: BorrowedFd<'_>) -> Result<ProgramLink, BpfError> {
         let mut argument = LinkCreate {
             program: number(self.program.as_fd()),
             target: number(cgroup),
@@ -542,7 +542,7 @@ impl Program {
         };
         // SAFETY: the argument contains no address, and the command returns a new descriptor.
         let link = unsafe { make(LINK_CREATE, &mut argument) };
-        link.map(|link| Link { _link: link })
+        link.map(|link| ProgramLink { _link: link })
             .map_err(|source| match source.raw_os_error() {
                 // EPERM has two causes: missing capabilities, or an attached program that admits no
                 // second program. A successful query rules out the first cause.
@@ -562,7 +562,7 @@ mod tests {
     fn arguments_are_as_long_as_the_kernel_has_them() {
         assert_eq!(size_of::<MapCreate>(), 44);
         assert_eq!(size_of::<Element>(), 32);
-        assert_eq!(size_of::<Batch>(), 56);
+        assert_eq!(size_of::<BatchCommand>(), 56);
         assert_eq!(size_of::<ProgramLoad>(), 72);
         assert_eq!(size_of::<LinkCreate>(), 16);
         assert_eq!(size_of::<ProgramQuery>(), 64);

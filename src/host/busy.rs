@@ -26,7 +26,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::cgroup::{CgroupError, Cgroups, Usage};
+use super::cgroup::{CgroupError, Cgroups, CpuUsage};
 use super::file::{self, FileError};
 use crate::cpu::CpuSet;
 
@@ -176,7 +176,7 @@ impl Sampler {
     pub fn sample(&mut self, cgroups: &Cgroups) -> Result<CpuSample, BusyError> {
         let began = self.started.elapsed();
         let all_tasks = match cgroups.usage("")? {
-            Some(Usage::PerCpu(times)) => Some(times),
+            Some(CpuUsage::PerCpu(times)) => Some(times),
             _ => None,
         };
         let stat = file::read(&self.proc.join("stat"))?;

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use nix::libc;
 use nix::sys::socket::{NetlinkAddr, SockProtocol, recvfrom};
 
-use super::netlink::{self, Message, number32, number64};
+use super::netlink::{self, NetlinkMessage, number32, number64};
 
 /// The time limit for an answer. The kernel answers within milliseconds. Only messages of another
 /// process can delay the end of the answer up to this limit.
@@ -206,7 +206,7 @@ pub fn read(
     found: &mut Vec<TcpConnection>,
 ) -> io::Result<bool> {
     while !messages.is_empty() {
-        let message = Message::take(&mut messages).ok_or_else(malformed_answer)?;
+        let message = NetlinkMessage::take(&mut messages).ok_or_else(malformed_answer)?;
         // A late answer to an earlier, abandoned request is skipped.
         if message.sequence != sequence {
             continue;

@@ -41,7 +41,7 @@ pub(super) fn send(socket: &OwnedFd, message: &[u8]) -> io::Result<()> {
 
 /// A message that was received.
 #[derive(Debug)]
-pub(super) struct Message<'a> {
+pub(super) struct NetlinkMessage<'a> {
     /// The message's kind.
     pub kind: u16,
     /// The sequence number of the request that the message answers.
@@ -52,7 +52,7 @@ pub(super) struct Message<'a> {
 
 // === impl Message ===
 
-impl<'a> Message<'a> {
+impl<'a> NetlinkMessage<'a> {
     /// Splits the first message off; `None` where the bytes are no message.
     pub(super) fn take(bytes: &mut &'a [u8]) -> Option<Self> {
         let length = number32(bytes, 0)? as usize;

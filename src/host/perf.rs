@@ -37,7 +37,7 @@ const WORD: usize = size_of::<u64>();
 
 /// An event, in the numbers of `perf_event_attr`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Event {
+pub struct PerfEvent {
     /// The event's type: hardware, software, cache, or the type number of a driver.
     pub kind: u32,
     /// The event's number within the type.
@@ -45,26 +45,26 @@ pub struct Event {
 }
 
 /// The events of a group, in the order of [`GroupCounts::values`].
-pub type Events = [Event; EVENTS];
+pub type PerfEvents = [PerfEvent; EVENTS];
 
 /// The general events "cache references" and "cache misses". Each kind of CPU counts another level.
-const CACHE_EVENTS: [Event; 2] = [
+const CACHE_EVENTS: [PerfEvent; 2] = [
     hardware(bindings::PERF_COUNT_HW_CACHE_REFERENCES),
     hardware(bindings::PERF_COUNT_HW_CACHE_MISSES),
 ];
 
-const fn hardware(config: u32) -> Event {
-    Event {
+const fn hardware(config: u32) -> PerfEvent {
+    PerfEvent {
         kind: bindings::PERF_TYPE_HARDWARE,
         config: config as u64,
     }
 }
 
 /// The event of reads from the last-level cache with a given result: access or miss.
-const fn last_level(result: u32) -> Event {
+const fn last_level(result: u32) -> PerfEvent {
     let read = (bindings::PERF_COUNT_HW_CACHE_OP_READ as u64) << 8;
     let config = bindings::PERF_COUNT_HW_CACHE_LL as u64 | read | (result as u64) << 16;
-    Event {
+    PerfEvent {
         kind: bindings::PERF_TYPE_HW_CACHE,
         config,
     }
@@ -77,7 +77,7 @@ const fn last_level(result: u32) -> Event {
 /// Intel CPUs, the second level on AMD CPUs, the first level on Arm CPUs. On all CPUs except Intel's,
 /// the function therefore returns the events that Linux defines for the last-level cache alone. If a
 /// CPU lacks these events, the kernel refuses to open them.
-pub fn hardware_events(root: &Path) -> Events {
+pub fn hardware_events(root: &Path) -> PerfEvents {
     let [references, misses] = match cpu_info(root, "vendor_id").as_deref() {
         Some("GenuineIntel") => CACHE_EVENTS,
         _ => [
@@ -98,7 +98,7 @@ pub fn hardware_events(root: &Path) -> Events {
 /// # Errors
 /// The reason, in words: the kernel has no names for the events, or the machine has CPUs of several
 /// kinds.
-pub fn second_level_cache_events(root: &Path) -> Result<[Event; 2], String> {
+pub fn second_level_cache_events(root: &Path) -> Result<[PerfEvent; 2], String> {
     let is_amd = cpu_info(root, "vendor_id").is_some_and(|vendor| vendor == "AuthenticAMD");
     let family = cpu_info(root, "cpu family").and_then(|family| family.parse::<u32>().ok());
     // On AMD CPUs since Zen, "cache references" means the second level
@@ -142,11 +142,11 @@ const ZEN: u32 = 0x17;
 
 /// An event named by a driver: the number in the event's file (`event=0x0016`), and the driver's
 /// type number.
-fn named(device: &Path, event: &str) -> Option<Event> {
+fn named(device: &Path, event: &str) -> Option<PerfEvent> {
     let number = |text: &str| u64::from_str_radix(text.trim().strip_prefix("0x")?, 16).ok();
     let text = file::read_value(&device.join("events").join(event)).ok()?;
     let kind = file::read_value(&device.join("type")).ok()?;
-    Some(Event {
+    Some(PerfEvent {
         kind: kind.parse().ok()?,
         config: number(text.strip_prefix("event=")?)?,
     })
@@ -223,7 +223,7 @@ impl CounterGroup {
     ///
     /// # Errors
     /// The CPU has none of the events, the kernel denies permission, or the CPU is offline.
-    pub fn open(cpu: u32, events: &[Event]) -> Result<Self, PerfError> {
+    pub fn open(cpu: u32, events: &[PerfEvent]) -> Result<Self, PerfError> {
         Self::open_in(None, cpu, events)
     }
 
@@ -232,7 +232,11 @@ impl CounterGroup {
     ///
     /// # Errors
     /// As for [`CounterGroup::open`]. Also, the cgroup hierarchy may not support performance counters.
-    pub fn open_in(cgroup: Option<&File>, cpu: u32, events: &[Event]) -> Result<Self, PerfError> {
+    pub fn open_in(
+        cgroup: Option<&File>,
+        cpu: u32,
+        events: &[PerfEvent],
+    ) -> Result<Self, PerfError> {
         let mut group = Self {
             cpu,
             files: Vec::with_capacity(EVENTS),
@@ -299,7 +303,7 @@ fn refused(cpu: u32, errno: Errno) -> Result<(), PerfError> {
 /// leads a new group.
 fn open(
     cpu: u32,
-    event: Event,
+    event: PerfEvent,
     leader: Option<&File>,
     cgroup: Option<&File>,
 ) -> Result<File, Errno> {

@@ -47,7 +47,7 @@ pub const COUNTERS: [&str; 21] = [
 
 /// A port of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Port {
+pub struct RdmaPort {
     /// The device's name, like `mlx5_0`.
     pub device: String,
     /// The port's number.
@@ -100,7 +100,7 @@ impl DeviceDirectory {
 }
 
 /// All ports of all devices in a directory. An unreadable file counts as missing.
-pub fn ports(directory: &Path) -> Vec<Port> {
+pub fn ports(directory: &Path) -> Vec<RdmaPort> {
     let mut ports = Vec::new();
     for device in names(directory) {
         let all = directory.join(&device).join("ports");
@@ -111,7 +111,7 @@ pub fn ports(directory: &Path) -> Vec<Port> {
     ports
 }
 
-fn read(port: &Path, device: &str, number: &str) -> Port {
+fn read(port: &Path, device: &str, number: &str) -> RdmaPort {
     let counters = port.join("counters");
     let counts = COUNTERS.map(|name| {
         // Older drivers have 32-bit counters, which stop at their maximum. The directory
@@ -134,7 +134,7 @@ fn read(port: &Path, device: &str, number: &str) -> Port {
     // For example `4: ACTIVE`.
     let state = file::read_value(&port.join("state")).ok();
     let state = state.and_then(|text| Some(text.split_once(": ")?.1.to_owned()));
-    Port {
+    RdmaPort {
         device: device.to_owned(),
         port: number.to_owned(),
         state,

@@ -27,7 +27,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::bpf::{BpfError, Direction, Link, PerCpuHash, Program, lru_map};
+use super::bpf::{BpfError, Direction, PerCpuHash, Program, ProgramLink, lru_map};
 use super::cgroup::{CgroupError, Cgroups, Unified, ignore_gone, is_below};
 use super::file;
 use program::program;
@@ -69,14 +69,14 @@ pub struct SocketCounter {
     /// The mount point of cgroup v2.
     hierarchy: PathBuf,
     trees: Vec<String>,
-    map: Map,
+    map: TrafficMap,
     /// The programs' state of sockets with expired retransmission timers.
     timers: OwnedFd,
-    attached: BTreeMap<String, Attached>,
+    attached: BTreeMap<String, AttachedTree>,
     /// The sums of deleted entries of ended containers, by the id of the pod's cgroup.
     ended_counts: HashMap<u64, Counts>,
     /// The entries of ended containers at the last reading.
-    ending: HashMap<Key, Counts>,
+    ending: HashMap<TrafficKey, Counts>,
     /// The packets that found no free entry, as of the last reading.
     overflowed_packets: u64,
 }
@@ -95,9 +95,9 @@ pub struct SocketSample {
 /// A tree with attached programs. `id` is the id of the tree's cgroup when the programs were
 /// attached.
 #[derive(Debug)]
-struct Attached {
+struct AttachedTree {
     id: u64,
-    _links: [Link; 2],
+    _links: [ProgramLink; 2],
 }
 
 /// The reason why traffic can't be counted.
@@ -127,9 +127,9 @@ pub enum SocketsError {
     Cgroups(#[from] CgroupError),
 }
 
-type Key = [u64; 2];
+type TrafficKey = [u64; 2];
 type Counts = [u64; 7];
-type Map = PerCpuHash<2, 7>;
+type TrafficMap = PerCpuHash<2, 7>;
 
 /// The usual number of entries. An entry belongs to a container of a Guaranteed pod, or to a
 /// Burstable or BestEffort pod.
@@ -143,7 +143,7 @@ const TIMERS: u32 = 4096;
 const MAX_ENTRIES_PER_POD: usize = 8;
 
 /// The key for packets that find no free entry. No cgroup has the id 0.
-const OVERFLOW: Key = [0, 0];
+const OVERFLOW: TrafficKey = [0, 0];
 
 /// The id of a hierarchy's root cgroup.
 const ROOT_ID: u64 = 1;
@@ -210,7 +210,7 @@ impl SocketCounter {
         // A tree inside another tree is left out, because its packets would be counted twice.
         let inner = |tree: &String| trees.iter().any(|other| is_below(tree, other));
         let trees = trees.iter().filter(|tree| !inner(tree)).cloned().collect();
-        let map = Map::new("pinfold_sockets", max_entries.saturating_add(1))?;
+        let map = TrafficMap::new("pinfold_sockets", max_entries.saturating_add(1))?;
         map.add(&OVERFLOW)?;
         let timers = lru_map("pinfold_timers", [1, 2], TIMERS)?;
         let mut counter = Self {
@@ -254,7 +254,7 @@ impl SocketCounter {
             let egress = attach("pinfold_send", Direction::Egress)?;
             self.attached.insert(
                 tree.clone(),
-                Attached {
+                AttachedTree {
                     id,
                     _links: [ingress, egress],
                 },
@@ -289,7 +289,7 @@ impl SocketCounter {
             }
         }
         let mut others = Vec::new();
-        let mut containers: HashMap<u64, Vec<(Key, Counts)>> = HashMap::new();
+        let mut containers: HashMap<u64, Vec<(TrafficKey, Counts)>> = HashMap::new();
         for (key, counts) in entries {
             if key == OVERFLOW {
                 let packets = counts[1] + counts[3];
@@ -324,7 +324,7 @@ impl SocketCounter {
     fn add_up_ended(
         &mut self,
         ids: &HashMap<u64, &str>,
-        containers: HashMap<u64, Vec<(Key, Counts)>>,
+        containers: HashMap<u64, Vec<(TrafficKey, Counts)>>,
     ) -> Result<(), SocketsError> {
         let mut ending = HashMap::new();
         for (pod, entries) in containers
@@ -363,7 +363,7 @@ impl SocketCounter {
     /// Deletes the entries of removed pods. The pods are listed after the map was read, so every
     /// entry belongs to a listed or to a removed pod. Entries of listed pods stay even if the caller
     /// of [`SocketCounter::sample`] omits the pods. A later call may include the pods again.
-    fn forget(&mut self, cgroups: &Cgroups, others: Vec<Key>) -> Result<(), SocketsError> {
+    fn forget(&mut self, cgroups: &Cgroups, others: Vec<TrafficKey>) -> Result<(), SocketsError> {
         if others.is_empty() && self.ended_counts.is_empty() {
             return Ok(());
         }

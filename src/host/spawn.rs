@@ -74,7 +74,7 @@ pub struct Process {
 /// have ended.
 #[derive(Debug)]
 pub struct Launcher {
-    jobs: Option<mpsc::Sender<Job>>,
+    jobs: Option<mpsc::Sender<SpawnJob>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -88,7 +88,7 @@ pub struct SpawnError {
 }
 
 /// A process to start, and the channel for the answer.
-type Job = (Spawn, mpsc::Sender<Result<Process, SpawnError>>);
+type SpawnJob = (Spawn, mpsc::Sender<Result<Process, SpawnError>>);
 
 // The steps of the child. The child reports the step at which it failed as a byte through a pipe,
 // because the error of a failed start carries only an errno.
@@ -118,7 +118,7 @@ impl Launcher {
     ///
     /// The kernel refuses to start a thread.
     pub fn new() -> io::Result<Self> {
-        let (jobs, inbox) = mpsc::channel::<Job>();
+        let (jobs, inbox) = mpsc::channel::<SpawnJob>();
         let thread = thread::Builder::new()
             .name("pinfold-launch".to_owned())
             .spawn(move || {

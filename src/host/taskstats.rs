@@ -146,7 +146,7 @@ impl Taskstats {
             let length = recv(self.socket.as_raw_fd(), &mut self.buffer, MsgFlags::empty())?;
             let mut received = self.buffer.get(..length).unwrap_or_default();
             // A late answer to an earlier, abandoned request is skipped.
-            let message = netlink::Message::take(&mut received);
+            let message = netlink::NetlinkMessage::take(&mut received);
             let Some(message) = message.filter(|message| message.sequence == self.sequence) else {
                 continue;
             };
@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn requests_are_padded() {
         let request = request_message(7, 3, GET, OF_PROCESS, &[1, 2, 3, 4, 5]).unwrap();
-        let message = netlink::Message::take(&mut &request[..]).unwrap();
+        let message = netlink::NetlinkMessage::take(&mut &request[..]).unwrap();
         assert_eq!((request.len(), message.kind, message.sequence), (32, 7, 3));
         assert_eq!(
             attribute(&request[HEADER + GENERIC..], OF_PROCESS),

@@ -11,7 +11,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::file::{self, FileError};
-use crate::cpu::{CoreKind, CpuSet, Facts, MAX_CPU, NumaNode, ParseCpuSetError, Topology};
+use crate::cpu::{CoreKind, CpuSet, MAX_CPU, NumaNode, ParseCpuSetError, Topology, TopologyFacts};
 
 /// Directories of the kernel's CPU event sources, which exist on hybrid x86 machines, one per kind of core.
 const KIND_DIRECTORIES: [(&str, CoreKind); 3] = [
@@ -125,11 +125,11 @@ pub fn read(root: &Path) -> Result<Topology> {
     let (online, offline) = online_and_offline(&cpus)?;
     // The file is empty if no CPU was isolated at boot. Some machines lack the file.
     let isolated = list(&cpus.join("isolated"))?.unwrap_or_default();
-    let mut facts = Facts {
+    let mut facts = TopologyFacts {
         online,
         offline,
         isolated,
-        ..Facts::default()
+        ..TopologyFacts::default()
     };
     // The CPUs of each socket by the socket's id, for kernels without lists of a socket's CPUs. The id is -1 on
     // machines without socket ids.

@@ -4,7 +4,7 @@
 
 /// A family's type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum FamilyKind {
     /// A value that never decreases while the object lives.
     Counter,
     /// A value that increases and decreases.
@@ -21,7 +21,7 @@ pub struct Family {
     /// The family's name.
     pub name: &'static str,
     /// The family's type.
-    pub kind: Kind,
+    pub kind: FamilyKind,
     /// The help text.
     pub help: &'static str,
     /// The names of the labels.
@@ -48,7 +48,7 @@ const fn counter(
 ) -> Family {
     Family {
         name,
-        kind: Kind::Counter,
+        kind: FamilyKind::Counter,
         help,
         labels,
     }
@@ -57,7 +57,7 @@ const fn counter(
 const fn gauge(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Family {
     Family {
         name,
-        kind: Kind::Gauge,
+        kind: FamilyKind::Gauge,
         help,
         labels,
     }
@@ -66,7 +66,7 @@ const fn gauge(name: &'static str, labels: &'static [&'static str], help: &'stat
 const fn info(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Family {
     Family {
         name,
-        kind: Kind::Info,
+        kind: FamilyKind::Info,
         help,
         labels,
     }
@@ -79,7 +79,7 @@ const fn histogram(
 ) -> Family {
     Family {
         name,
-        kind: Kind::Histogram,
+        kind: FamilyKind::Histogram,
         help,
         labels,
     }

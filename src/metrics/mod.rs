@@ -33,7 +33,7 @@ use collectors::{Collectors, ConnectionSampler, Host};
 pub use agent::AgentMetrics;
 pub use api::{ApiNumbers, SceneNumbers};
 pub use collectors::{COLLECTORS, ThreadStatus};
-pub use families::{AGENT_FAMILIES, API_FAMILIES, FAMILIES, Family, Kind, RUNTIME_FAMILIES};
+pub use families::{AGENT_FAMILIES, API_FAMILIES, FAMILIES, Family, FamilyKind, RUNTIME_FAMILIES};
 pub use model::{Peer, UnknownPeers};
 pub use page::{Chunk, Format, Labels, Lines, Page};
 #[cfg(feature = "reclaim")]
@@ -117,7 +117,7 @@ impl Sources {
 
     /// Counts these events instead of the hardware's events, for tests on machines without hardware counters.
     #[must_use]
-    pub fn counting(mut self, events: perf::Events) -> Self {
+    pub fn counting(mut self, events: perf::PerfEvents) -> Self {
         self.pages.get_mut().collectors.set_events(events, 0);
         self
     }
@@ -125,7 +125,7 @@ impl Sources {
     /// Also counts the events of containers on shared CPUs, with at most this many descriptors. Each event of a container needs
     /// a descriptor per CPU. The counters make each switch between containers slower.
     #[must_use]
-    pub fn counting_shared(mut self, events: perf::Events, descriptors: usize) -> Self {
+    pub fn counting_shared(mut self, events: perf::PerfEvents, descriptors: usize) -> Self {
         let collectors = &mut self.pages.get_mut().collectors;
         collectors.set_events(events, descriptors);
         self

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use crate::pod::Role;
+use crate::pod::PodRole;
 
 /// Remote addresses without a known pod, by the namespace and name of the training job.
 pub type UnknownPeers = BTreeMap<(String, String), BTreeSet<IpAddr>>;
@@ -14,5 +14,5 @@ pub struct Peer {
     /// The pod's name.
     pub pod: String,
     /// The pod's role in the job.
-    pub role: Role,
+    pub role: PodRole,
 }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use prometheus::proto::{self, MetricType};
 
-use super::families::{Family, Kind};
+use super::families::{Family, FamilyKind};
 use super::value::Value;
 
 /// The format of a page.
@@ -137,10 +137,10 @@ pub struct Lines {
 impl Lines {
     pub(super) fn of(family: &'static Family) -> Self {
         let kind = match family.kind {
-            Kind::Counter => "counter",
-            Kind::Gauge => "gauge",
-            Kind::Info => "info",
-            Kind::Histogram => "histogram",
+            FamilyKind::Counter => "counter",
+            FamilyKind::Gauge => "gauge",
+            FamilyKind::Info => "info",
+            FamilyKind::Histogram => "histogram",
         };
         Self {
             name: family.name.into(),
@@ -277,10 +277,10 @@ const SHARED_MIN: usize = 4096;
 
 /// A piece of a page as text.
 #[derive(Debug, Clone)]
-pub struct Chunk(Piece);
+pub struct Chunk(ChunkContent);
 
 #[derive(Debug, Clone)]
-enum Piece {
+enum ChunkContent {
     Own(String),
     /// The series of a family.
     Series(Arc<Lines>),
@@ -289,8 +289,8 @@ enum Piece {
 impl AsRef<[u8]> for Chunk {
     fn as_ref(&self) -> &[u8] {
         match &self.0 {
-            Piece::Own(text) => text.as_bytes(),
-            Piece::Series(lines) => lines.text.as_bytes(),
+            ChunkContent::Own(text) => text.as_bytes(),
+            ChunkContent::Series(lines) => lines.text.as_bytes(),
         }
     }
 }
@@ -416,15 +416,15 @@ impl Page {
                 (Format::OpenMetrics, "histogram") => push_with_points(&mut text, series),
                 _ if series.len() < SHARED_MIN => text.push_str(series),
                 _ => {
-                    chunks.push(Chunk(Piece::Own(std::mem::take(&mut text))));
-                    chunks.push(Chunk(Piece::Series(Arc::clone(lines))));
+                    chunks.push(Chunk(ChunkContent::Own(std::mem::take(&mut text))));
+                    chunks.push(Chunk(ChunkContent::Series(Arc::clone(lines))));
                 }
             }
         }
         if format == Format::OpenMetrics {
             text.push_str("# EOF\n");
         }
-        chunks.push(Chunk(Piece::Own(text)));
+        chunks.push(Chunk(ChunkContent::Own(text)));
         chunks
     }
 }
@@ -435,19 +435,19 @@ mod tests {
 
     static TRAFFIC: Family = Family {
         name: "traffic_bytes_total",
-        kind: Kind::Counter,
+        kind: FamilyKind::Counter,
         help: "Bytes \"so far\".",
         labels: &["pod"],
     };
     static MORE: Family = Family {
         name: "more_bytes_total",
-        kind: Kind::Counter,
+        kind: FamilyKind::Counter,
         help: "More.",
         labels: &["pod"],
     };
     static BUILD: Family = Family {
         name: "build_info",
-        kind: Kind::Info,
+        kind: FamilyKind::Info,
         help: "What it is.",
         labels: &[],
     };
@@ -499,7 +499,7 @@ mod tests {
             "{text}"
         );
         let chunks = page.chunks(Format::Text);
-        let series = |chunk: &&Chunk| matches!(chunk.0, Piece::Series(_));
+        let series = |chunk: &&Chunk| matches!(chunk.0, ChunkContent::Series(_));
         assert_eq!((chunks.len(), chunks.iter().filter(series).count()), (3, 1));
         // While an answer is on its way, its text is not touched.
         let copy = page.clone();
@@ -534,7 +534,7 @@ mod tests {
         let ours = page.text(Format::Text);
         static WAIT: Family = Family {
             name: "wait_seconds",
-            kind: Kind::Histogram,
+            kind: FamilyKind::Histogram,
             help: "Waits.",
             labels: &[],
         };

@@ -13,12 +13,12 @@ pub struct CpuChange {
     /// The NUMA nodes of the container's memory.
     pub mems: Option<CpuSet>,
     /// The quota. The pod's own cgroup keeps the kubelet's quota, which throttles too.
-    pub quota: Option<Quota>,
+    pub quota: Option<QuotaChange>,
 }
 
 /// A CPU quota for each period.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Quota {
+pub struct QuotaChange {
     /// Microseconds of CPU time.
     pub quota: i64,
     /// The period in microseconds.
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn quotas_are_encoded() {
-        let quota = Some(Quota {
+        let quota = Some(QuotaChange {
             quota: 15_000,
             period: 100_000,
         });

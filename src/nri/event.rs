@@ -43,7 +43,7 @@ pub enum Event {
 }
 
 /// A set of events that a plugin subscribes to.
-pub type Events = BTreeSet<Event>;
+pub type EventSet = BTreeSet<Event>;
 
 // === impl Event ===
 
@@ -86,7 +86,7 @@ impl fmt::Display for Event {
 
 /// The event mask of the answer to Configure. Runtimes read an empty mask as all events, so the mask of an
 /// empty set has a rare event.
-pub(super) fn event_mask(events: &Events) -> i32 {
+pub(super) fn event_mask(events: &EventSet) -> i32 {
     let bit = |event: &Event| 1_i32 << (*event as i32 - 1);
     match events.iter().map(bit).sum::<i32>() {
         0 => bit(&Event::RemovePodSandbox),
@@ -380,6 +380,6 @@ mod tests {
             event_mask(&[Event::RunPodSandbox, Event::CreateContainer].into()),
             0b1001
         );
-        assert_eq!(event_mask(&Events::default()), 0b100);
+        assert_eq!(event_mask(&EventSet::default()), 0b100);
     }
 }

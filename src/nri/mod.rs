@@ -98,8 +98,8 @@ mod session;
 mod settings;
 mod state;
 
-pub use adjust::{ContainerAdjustment, CpuChange, Quota};
-pub use event::{Event, EventRequest, Events, PluginRequest, RequestError, RuntimeInfo};
+pub use adjust::{ContainerAdjustment, CpuChange, QuotaChange};
+pub use event::{Event, EventRequest, EventSet, PluginRequest, RequestError, RuntimeInfo};
 pub use inventory::Inventory;
 pub use plugin::{HandlerTimeout, Plugin, Refusal, UnansweredCall};
 pub use pods::{IMAGE_ANNOTATIONS, pod, pod_uid, qos_class};

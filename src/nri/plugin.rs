@@ -4,7 +4,7 @@ use std::fmt;
 use std::future::Future;
 use std::time::Duration;
 
-use super::{Container, ContainerAdjustment, CpuChange, Event, EventRequest, Events, PodSandbox};
+use super::{Container, ContainerAdjustment, CpuChange, Event, EventRequest, EventSet, PodSandbox};
 
 /// A refusal, as text. The runtime passes the text on, and `kubectl describe pod` shows the text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -86,7 +86,7 @@ impl fmt::Display for UnansweredCall<'_> {
 /// adjustments.
 pub trait Plugin: Send + Sync + 'static {
     /// The events that the plugin subscribes to. Handlers of all other events are never called.
-    fn events(&self) -> Events;
+    fn events(&self) -> EventSet;
 
     /// Answers in place of a handler that exceeded the deadline. Without a refusal the operation continues as if
     /// the plugin did not exist.

@@ -27,7 +27,7 @@ use super::proto::{
 };
 use super::state::publish;
 use super::{
-    ConnectionState, Container, Disconnect, Events, Plugin, PluginRequest, PluginSettings,
+    ConnectionState, Container, Disconnect, EventSet, Plugin, PluginRequest, PluginSettings,
     PodSandbox, RequestError, RuntimeInfo,
 };
 
@@ -78,7 +78,7 @@ type RunningHandler = Pin<Box<dyn Future<Output = (u32, HandlerOutput)> + Send>>
 pub(super) struct Session<'a, P> {
     settings: &'a PluginSettings,
     plugin: Arc<P>,
-    events: Events,
+    events: EventSet,
     state: &'a watch::Sender<ConnectionState>,
     stop: CancellationToken,
     demux: Demux,

@@ -6,16 +6,16 @@ use crate::host::cgroup::{CgroupError, Cgroups, PartitionKind, is_within};
 
 /// A step and its result.
 #[derive(Debug)]
-pub struct Applied {
+pub struct AppliedStep {
     /// The step.
     pub step: Step,
     /// The result of the step.
-    pub outcome: Outcome,
+    pub outcome: StepOutcome,
 }
 
 /// The result of a step.
 #[derive(Debug)]
-pub enum Outcome {
+pub enum StepOutcome {
     /// The kernel confirms the step.
     Done,
     /// The write succeeded, but different CPUs are in force.
@@ -55,7 +55,7 @@ pub enum Outcome {
 
 // === impl Outcome ===
 
-impl Outcome {
+impl StepOutcome {
     /// The outcome's name as a label value.
     pub fn name(&self) -> &'static str {
         match self {
@@ -72,28 +72,28 @@ impl Outcome {
 
 // === impl Applied ===
 
-impl Applied {
+impl AppliedStep {
     /// The failure in a sentence that begins with the step; `None` without a failure.
     pub fn error(&self) -> Option<String> {
         let said = match &self.outcome {
-            Outcome::Done | Outcome::Gone => return None,
-            Outcome::Unrecorded => {
+            StepOutcome::Done | StepOutcome::Gone => return None,
+            StepOutcome::Unrecorded => {
                 "skipped, because the cgroup's assignment record could not be written".to_owned()
             }
-            Outcome::NotInForce { effective } => {
+            StepOutcome::NotInForce { effective } => {
                 format!("written, but the kernel reports {effective}")
             }
-            Outcome::Failed(error) => chain(error),
-            Outcome::Invalid { says } => format!("the kernel says {says:?}"),
-            Outcome::InTheWay { error, others } => format!(
+            StepOutcome::Failed(error) => chain(error),
+            StepOutcome::Invalid { says } => format!("the kernel says {says:?}"),
+            StepOutcome::InTheWay { error, others } => format!(
                 "{}; cpuset.cpus or cpuset.cpus.exclusive of other cgroups prevents it: {}",
                 chain(error),
                 others.join(", ")
             ),
-            Outcome::AncestorRefused { path } => {
+            StepOutcome::AncestorRefused { path } => {
                 format!("skipped, because {path} could not get the CPUs")
             }
-            Outcome::Blocked { cpus } => {
+            StepOutcome::Blocked { cpus } => {
                 format!(
                     "skipped, because another container did not give up {}",
                     cpus.in_words()
@@ -123,7 +123,7 @@ pub(super) fn chain(error: &dyn std::error::Error) -> String {
 /// - A cgroup gets no exclusive CPUs that the cgroup itself or a cgroup above failed to get.
 /// - A cgroup whose record could not be written gets no writes, on the cgroup or below: its earlier settings would be
 ///   lost.
-pub fn apply(steps: Vec<Step>, cgroups: &Cgroups) -> Vec<Applied> {
+pub fn apply(steps: Vec<Step>, cgroups: &Cgroups) -> Vec<AppliedStep> {
     apply_while(steps, cgroups, |_| true)
 }
 
@@ -133,7 +133,7 @@ pub fn apply_while(
     steps: Vec<Step>,
     cgroups: &Cgroups,
     mut go_on: impl FnMut(&Step) -> bool,
-) -> Vec<Applied> {
+) -> Vec<AppliedStep> {
     let mut held = Exclusions::default();
     let mut done = Vec::with_capacity(steps.len());
     for step in steps {
@@ -141,7 +141,7 @@ pub fn apply_while(
             break;
         }
         let outcome = apply_step(&step, cgroups, &mut held);
-        done.push(Applied { step, outcome });
+        done.push(AppliedStep { step, outcome });
     }
     done
 }
@@ -157,14 +157,14 @@ struct Exclusions {
     refused: Vec<String>,
 }
 
-fn apply_step(step: &Step, cgroups: &Cgroups, held: &mut Exclusions) -> Outcome {
+fn apply_step(step: &Step, cgroups: &Cgroups, held: &mut Exclusions) -> StepOutcome {
     let within = |cgroup: &&String| is_within(step.path(), cgroup);
     if !matches!(step, Step::Record { .. }) && held.unrecorded.iter().any(|cgroup| within(&cgroup))
     {
-        return Outcome::Unrecorded;
+        return StepOutcome::Unrecorded;
     }
     if let Some(path) = held.refused.iter().find(within).filter(|_| gives(step)) {
-        return Outcome::AncestorRefused { path: path.clone() };
+        return StepOutcome::AncestorRefused { path: path.clone() };
     }
     let result = match step {
         Step::Make { path } => cgroups.create(path),
@@ -178,14 +178,14 @@ fn apply_step(step: &Step, cgroups: &Cgroups, held: &mut Exclusions) -> Outcome 
         Step::Cpus { path, cpus, reason } => {
             let taken = cpus.intersection(&held.cpus);
             if *reason == Reason::Own && !taken.is_empty() {
-                return Outcome::Blocked { cpus: taken };
+                return StepOutcome::Blocked { cpus: taken };
             }
             cgroups.set_cpus(path, cpus)
         }
     };
     let outcome = match result {
         Ok(()) => read_back(step, cgroups),
-        Err(error) if error.is_gone() => Outcome::Gone,
+        Err(error) if error.is_gone() => StepOutcome::Gone,
         Err(error) => refusal(step, error, cgroups),
     };
     add_exclusions(step, &outcome, cgroups, held);
@@ -202,18 +202,18 @@ fn gives(step: &Step) -> bool {
 }
 
 /// Remembers the CPUs and cgroups that later steps must not touch.
-fn add_exclusions(step: &Step, outcome: &Outcome, cgroups: &Cgroups, held: &mut Exclusions) {
+fn add_exclusions(step: &Step, outcome: &StepOutcome, cgroups: &Cgroups, held: &mut Exclusions) {
     match (step, outcome) {
         (
             Step::Record {
                 path,
                 record: Some(_),
             },
-            Outcome::Failed(_),
+            StepOutcome::Failed(_),
         ) => held.unrecorded.push(path.clone()),
         (
             Step::Exclusive { path, .. },
-            Outcome::Failed(_) | Outcome::InTheWay { .. } | Outcome::Invalid { .. },
+            StepOutcome::Failed(_) | StepOutcome::InTheWay { .. } | StepOutcome::Invalid { .. },
         ) => {
             held.refused.push(path.clone());
         }
@@ -223,7 +223,7 @@ fn add_exclusions(step: &Step, outcome: &Outcome, cgroups: &Cgroups, held: &mut 
                 cpus,
                 reason: Reason::Narrow,
             },
-            Outcome::NotInForce { .. } | Outcome::Failed(_),
+            StepOutcome::NotInForce { .. } | StepOutcome::Failed(_),
         ) => {
             if let Ok(now) = cgroups.cpuset(path) {
                 held.cpus = held.cpus.union(&now.effective.difference(cpus));
@@ -234,17 +234,17 @@ fn add_exclusions(step: &Step, outcome: &Outcome, cgroups: &Cgroups, held: &mut 
 }
 
 /// Adds the cgroups in the way to a bare refusal of the kernel.
-fn refusal(step: &Step, error: CgroupError, cgroups: &Cgroups) -> Outcome {
+fn refusal(step: &Step, error: CgroupError, cgroups: &Cgroups) -> StepOutcome {
     if let Step::Exclusive { path, cpus, .. } = step {
         let others = cgroups.blocking_siblings(path, cpus);
         if !others.is_empty() {
-            return Outcome::InTheWay { error, others };
+            return StepOutcome::InTheWay { error, others };
         }
     }
-    Outcome::Failed(error)
+    StepOutcome::Failed(error)
 }
 
-fn read_back(step: &Step, cgroups: &Cgroups) -> Outcome {
+fn read_back(step: &Step, cgroups: &Cgroups) -> StepOutcome {
     let (path, in_force) = match step {
         Step::Cpus { path, .. } => (path, None),
         Step::Exclusive { path, in_force, .. } | Step::Partition { path, in_force, .. }
@@ -252,12 +252,12 @@ fn read_back(step: &Step, cgroups: &Cgroups) -> Outcome {
         {
             (path, in_force.as_ref())
         }
-        _ => return Outcome::Done,
+        _ => return StepOutcome::Done,
     };
     let now = match cgroups.cpuset(path) {
         Ok(now) => now,
-        Err(error) if error.is_gone() => return Outcome::Gone,
-        Err(error) => return Outcome::Failed(error),
+        Err(error) if error.is_gone() => return StepOutcome::Gone,
+        Err(error) => return StepOutcome::Failed(error),
     };
     let is_live = now.partition.is_live();
     let done = match (step, in_force) {
@@ -265,8 +265,8 @@ fn read_back(step: &Step, cgroups: &Cgroups) -> Outcome {
         // member.
         (_, Some(_)) if !is_live => {
             return match cgroups.set_partition(path, PartitionKind::Member) {
-                Err(error) if !error.is_gone() => Outcome::Failed(error),
-                _ => Outcome::Invalid {
+                Err(error) if !error.is_gone() => StepOutcome::Failed(error),
+                _ => StepOutcome::Invalid {
                     says: now.partition.to_string(),
                 },
             };
@@ -282,9 +282,9 @@ fn read_back(step: &Step, cgroups: &Cgroups) -> Outcome {
         _ => true,
     };
     if done {
-        Outcome::Done
+        StepOutcome::Done
     } else {
-        Outcome::NotInForce {
+        StepOutcome::NotInForce {
             effective: now.effective,
         }
     }

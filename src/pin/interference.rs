@@ -36,7 +36,7 @@ use std::time::Duration;
 
 use crate::cpu::CpuSet;
 use crate::host::busy::{CpuSample, CpuTimes, TICK, UNIT};
-use crate::host::cgroup::Usage;
+use crate::host::cgroup::CpuUsage;
 
 /// Readings that contradict earlier readings are left out. After this many contradictions in a row,
 /// a new tenure begins.
@@ -141,14 +141,14 @@ impl InterferenceTracker {
         &mut self,
         key: &str,
         cpus: &CpuSet,
-        usage: &Usage,
+        usage: &CpuUsage,
         (first, second): (&CpuSample, &CpuSample),
     ) -> Interference {
         let owner = self.owners.entry(key.to_owned()).or_default();
         owner.updated = true;
         let sources: &[UsageSource] = match usage {
-            Usage::PerCpu(_) => &[UsageSource::Counted],
-            Usage::Total(_) => &[UsageSource::Clock, UsageSource::RunSlices],
+            CpuUsage::PerCpu(_) => &[UsageSource::Counted],
+            CpuUsage::Total(_) => &[UsageSource::Clock, UsageSource::RunSlices],
         };
         let points: Vec<Reading> = sources
             .iter()
@@ -310,7 +310,7 @@ fn point(
     source: UsageSource,
     cpus: &CpuSet,
     first: &CpuSample,
-    usage: &Usage,
+    usage: &CpuUsage,
     second: &CpuSample,
 ) -> Option<Reading> {
     let mut point = Reading {
@@ -330,7 +330,7 @@ fn point(
         let (before, after) = (first.cpus.get(&cpu)?, second.cpus.get(&cpu)?);
         match source {
             UsageSource::Counted => {
-                let Usage::PerCpu(own) = usage else {
+                let CpuUsage::PerCpu(own) = usage else {
                     return None;
                 };
                 let at = cpu as usize;
@@ -356,7 +356,7 @@ fn point(
             }
         }
     }
-    if let Usage::Total(own) = usage {
+    if let CpuUsage::Total(own) = usage {
         point.used = ns(*own);
         point.low -= ns(*own);
         point.high -= ns(*own);

@@ -28,7 +28,7 @@ mod record;
 pub mod snapshot;
 mod steps;
 
-pub use apply::{Applied, Outcome, apply, apply_while};
+pub use apply::{AppliedStep, StepOutcome, apply, apply_while};
 pub use assignment::PodAssignment;
 pub use drift::{Drift, DriftCause, Neighbour, drift};
 pub use ledger::{Ledger, Observed, ObservedContainer, ObservedPod, Scan};

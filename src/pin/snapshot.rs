@@ -12,7 +12,7 @@ use super::{
 };
 use crate::cpu::{CpuSet, Layout, Topology};
 use crate::host::cgroup::Partition;
-use crate::pod::{self, ContainerKind, Entitlement, Pod, Qos, Role, ThreadEnvironment};
+use crate::pod::{self, ContainerKind, Entitlement, Pod, PodRole, Qos, ThreadEnvironment};
 
 /// The state of the node at a single moment.
 #[derive(Debug, Clone, Serialize)]
@@ -68,7 +68,7 @@ pub struct ContainerState {
     /// The container's kind, which decides when the container runs.
     pub kind: ContainerKind,
     /// The pod's role.
-    pub role: Role,
+    pub role: PodRole,
     /// The training job of the pod, if known.
     pub job: Option<String>,
     /// The pod's number among the pods of its role, if known.

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use super::object::{self, Object, ResourceAmounts};
+use super::object::{self, PodObject, ResourceAmounts};
 use super::quantity::{self, QuantityError};
 use super::{
     ApiUid, Container, ContainerIds, ContainerKind, EnvSource, Mirror, Pod, PodUid, Qos, Resources,
@@ -71,7 +71,7 @@ impl Pod {
     ///
     /// Ephemeral containers are left out: debug containers have no resources. A pod without a name is called by
     /// `generateName`. An object without containers, as a watch may deliver, is accepted.
-    pub fn from_k8s(pod: Object) -> Result<Self, PodError> {
+    pub fn from_k8s(pod: PodObject) -> Result<Self, PodError> {
         let mut metadata = pod.metadata.unwrap_or_default();
         let node_keys = pod.spec.as_ref().map(node_keys).unwrap_or_default();
         let spec = pod.spec.unwrap_or_default();
@@ -90,7 +90,7 @@ impl Pod {
             pending,
         )?;
         let app = reported_by("containerStatuses", status.container_statuses, pending)?;
-        let mut reported: BTreeMap<String, ReportedContainer> =
+        let mut reported: BTreeMap<String, ContainerInStatus> =
             init.into_iter().chain(app).collect();
         let init = spec
             .init_containers
@@ -202,7 +202,7 @@ fn node_keys(spec: &object::PodSpec) -> BTreeSet<String> {
 }
 
 /// A container in the pod's status.
-struct ReportedContainer {
+struct ContainerInStatus {
     /// The runtime's id, without the prefix with the runtime's name.
     runtime_id: Option<String>,
     granted: AllocatedCpu,
@@ -256,7 +256,7 @@ fn reported_by(
     list: &str,
     statuses: Option<Vec<object::ContainerStatus>>,
     pending: bool,
-) -> Result<BTreeMap<String, ReportedContainer>, PodError> {
+) -> Result<BTreeMap<String, ContainerInStatus>, PodError> {
     let statuses = statuses.unwrap_or_default().into_iter().zip(0..);
     statuses
         .map(|(status, index)| {
@@ -267,7 +267,7 @@ fn reported_by(
             let id = status.container_id.unwrap_or_default();
             let id = id.split_once("://").map_or(id.as_str(), |(_, id)| id);
             let runtime_id = Some(id.to_owned()).filter(|id| !id.is_empty());
-            let reported = ReportedContainer {
+            let reported = ContainerInStatus {
                 runtime_id,
                 granted: AllocatedCpu { request, limit },
             };
@@ -276,7 +276,7 @@ fn reported_by(
         .collect()
 }
 
-fn init_kind(container: &object::Container) -> ContainerKind {
+fn init_kind(container: &object::ContainerObject) -> ContainerKind {
     match container.restart_policy.as_deref() {
         Some("Always") => ContainerKind::Sidecar,
         _ => ContainerKind::Init,
@@ -285,7 +285,7 @@ fn init_kind(container: &object::Container) -> ContainerKind {
 
 fn convert(
     name: String,
-    container: object::Container,
+    container: object::ContainerObject,
     kind: ContainerKind,
     path: &str,
 ) -> Result<Container, PodError> {
@@ -325,8 +325,8 @@ fn convert(
     })
 }
 
-fn resources(from: Option<object::Resources>, path: &str) -> Result<Resources, PodError> {
-    let object::Resources { requests, limits } = from.unwrap_or_default();
+fn resources(from: Option<object::ResourceObject>, path: &str) -> Result<Resources, PodError> {
+    let object::ResourceObject { requests, limits } = from.unwrap_or_default();
     let requests = amounts(requests, path, "requests")?;
     let limits = amounts(limits, path, "limits")?;
     Ok(Resources {

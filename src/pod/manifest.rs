@@ -6,7 +6,7 @@
 
 use serde::Deserialize;
 
-use super::object::{Object, ObjectMeta, PodSpec, PodStatus};
+use super::object::{ObjectMeta, PodObject, PodSpec, PodStatus};
 use super::{Pod, PodError};
 use crate::text::{self, Mistake};
 
@@ -150,7 +150,7 @@ struct ManifestDocument {
     metadata: Option<ObjectMeta>,
     spec: Option<PodSpec>,
     status: Option<PodStatus>,
-    items: Option<Vec<Object>>,
+    items: Option<Vec<PodObject>>,
 }
 
 // === impl DocumentHead ===
@@ -209,7 +209,7 @@ impl ManifestDocument {
                 status,
                 ..
             } = self;
-            vec![Object {
+            vec![PodObject {
                 metadata,
                 spec,
                 status,

@@ -49,10 +49,10 @@ pub use entitlement::{
 pub use from_k8s::PodError;
 pub use manifest::{ManifestError, SyntaxError, parse};
 pub use model::{Container, ContainerIds, ContainerKind, EnvSource, Pod, Qos, Resources};
-pub use object::Object;
+pub use object::PodObject;
 pub use processes::{Processes, processes};
 pub use qos::{guaranteed_obstacle, qos};
-pub use role::{Recognition, Role, job_label, recognise};
+pub use role::{PodRole, Recognition, job_label, recognise};
 pub use selector::{Selector, SelectorError};
 pub use software::{Software, software};
 pub use threads::{

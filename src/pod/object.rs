@@ -1,4 +1,4 @@
-//! [`Object`]: the part of a Kubernetes Pod that Pinfold reads.
+//! [`PodObject`]: the part of a Kubernetes Pod that Pinfold reads.
 //!
 //! The types of the Kubernetes library have every field, in about two hundred structs. Each text format would add
 //! another copy of their decoding code. Fields that no struct here names are skipped, since newer versions of
@@ -13,7 +13,7 @@ use serde::de::IgnoredAny;
 /// A Pod as the API server or a manifest's author writes it: see [`Pod::from_k8s`](super::Pod::from_k8s).
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(expecting = "a Kubernetes object")]
-pub struct Object {
+pub struct PodObject {
     pub(super) metadata: Option<ObjectMeta>,
     pub(super) spec: Option<PodSpec>,
     pub(super) status: Option<PodStatus>,
@@ -44,10 +44,10 @@ pub(super) struct OwnerReference {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", expecting = "a pod's spec")]
 pub(super) struct PodSpec {
-    pub(super) init_containers: Option<Vec<Container>>,
-    pub(super) containers: Option<Vec<Container>>,
+    pub(super) init_containers: Option<Vec<ContainerObject>>,
+    pub(super) containers: Option<Vec<ContainerObject>>,
     pub(super) host_network: Option<bool>,
-    pub(super) resources: Option<Resources>,
+    pub(super) resources: Option<ResourceObject>,
     pub(super) node_selector: Option<BTreeMap<String, IgnoredAny>>,
     pub(super) affinity: Option<Affinity>,
 }
@@ -63,12 +63,12 @@ pub(super) struct Affinity {
 #[serde(expecting = "a pod's node affinity")]
 pub(super) struct NodeAffinity {
     #[serde(rename = "requiredDuringSchedulingIgnoredDuringExecution")]
-    pub(super) required: Option<NodeSelector>,
+    pub(super) required: Option<RequiredNodeSelector>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(expecting = "a node selector")]
-pub(super) struct NodeSelector {
+pub(super) struct RequiredNodeSelector {
     #[serde(rename = "nodeSelectorTerms")]
     pub(super) terms: Option<Vec<NodeSelectorTerm>>,
 }
@@ -88,7 +88,7 @@ pub(super) struct NodeSelectorRequirement {
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", expecting = "a container")]
-pub(super) struct Container {
+pub(super) struct ContainerObject {
     pub(super) name: Option<String>,
     pub(super) image: Option<String>,
     pub(super) command: Option<Vec<String>>,
@@ -97,7 +97,7 @@ pub(super) struct Container {
     /// Sources of more variables. Only the presence of a source counts.
     pub(super) env_from: Option<Vec<IgnoredAny>>,
     pub(super) restart_policy: Option<String>,
-    pub(super) resources: Option<Resources>,
+    pub(super) resources: Option<ResourceObject>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -111,7 +111,7 @@ pub(super) struct EnvVar {
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(expecting = "resources")]
-pub(super) struct Resources {
+pub(super) struct ResourceObject {
     pub(super) requests: Option<ResourceAmounts>,
     pub(super) limits: Option<ResourceAmounts>,
 }
@@ -157,5 +157,5 @@ pub(super) struct ContainerStatus {
     #[serde(rename = "allocatedResources")]
     pub(super) allocated: Option<ResourceAmounts>,
     /// The requests and limits in force.
-    pub(super) resources: Option<Resources>,
+    pub(super) resources: Option<ResourceObject>,
 }

@@ -34,7 +34,7 @@ use super::{Container, ContainerKind, EnvSource, Pod};
 /// A pod's part in a training job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Role {
+pub enum PodRole {
     /// Parameter server: holds variables, answers workers.
     Ps,
     /// Computes steps.
@@ -49,7 +49,7 @@ pub enum Role {
     Other,
 }
 
-impl fmt::Display for Role {
+impl fmt::Display for PodRole {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Ps => "ps",
@@ -65,8 +65,8 @@ impl fmt::Display for Role {
 /// A pod's role, and the evidence.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Recognition {
-    /// The role; [`Role::Other`] for an unrecognised pod.
-    pub role: Role,
+    /// The role; [`PodRole::Other`] for an unrecognised pod.
+    pub role: PodRole,
     /// The task's number among the tasks of the same role, if known.
     pub index: Option<u32>,
     /// The job's name, if known.
@@ -95,7 +95,7 @@ pub fn recognise(pod: &Pod) -> Recognition {
         command_line,
     ];
     recognizers.iter().find_map(|recognizer| recognizer(pod)).unwrap_or_else(|| Recognition {
-        role: Role::Other,
+        role: PodRole::Other,
         index: None,
         job: None,
         evidence: "no operator's label, no TF_CONFIG, no labels name, job and task, no --job_name with --task_index, \
@@ -165,9 +165,9 @@ fn volcano(pod: &Pod) -> Option<Recognition> {
 fn trainer(pod: &Pod) -> Option<Recognition> {
     let step = label(pod, TRAINER_STEP)?;
     let role = match step {
-        "trainer" if label(pod, JOBSET_JOB) == Some("launcher") => Role::Launcher,
-        "trainer" => Role::Worker,
-        _ => Role::Other,
+        "trainer" if label(pod, JOBSET_JOB) == Some("launcher") => PodRole::Launcher,
+        "trainer" => PodRole::Worker,
+        _ => PodRole::Other,
     };
     let mut label_match = by_label(pod, role, TRAINER_STEP, step)
         .numbered(COMPLETION_INDEX)
@@ -203,9 +203,9 @@ fn leader_worker_set(pod: &Pod) -> Option<Recognition> {
     let key = "leaderworkerset.sigs.k8s.io/worker-index";
     let index = label(pod, key)?;
     let role = if index == "0" {
-        Role::Chief
+        PodRole::Chief
     } else {
-        Role::Worker
+        PodRole::Worker
     };
     let label_match = by_label(pod, role, key, index)
         .numbered(key)
@@ -217,8 +217,8 @@ fn ray(pod: &Pod) -> Option<Recognition> {
     let key = "ray.io/node-type";
     let kind = label(pod, key)?;
     let role = match kind {
-        "head" => Role::Chief,
-        "worker" => Role::Worker,
+        "head" => PodRole::Chief,
+        "worker" => PodRole::Worker,
         _ => return None,
     };
     Some(
@@ -231,8 +231,8 @@ fn ray(pod: &Pod) -> Option<Recognition> {
 fn spark(pod: &Pod) -> Option<Recognition> {
     let kind = label(pod, "spark-role")?;
     let role = match kind {
-        "driver" => Role::Chief,
-        "executor" => Role::Worker,
+        "driver" => PodRole::Chief,
+        "executor" => PodRole::Worker,
         _ => return None,
     };
     let label_match = by_label(pod, role, "spark-role", kind)
@@ -244,10 +244,10 @@ fn spark(pod: &Pod) -> Option<Recognition> {
 /// Manifests from the time before operators: one Service and one Job or Deployment for each task.
 fn plain_manifest(pod: &Pod) -> Option<Recognition> {
     let role = match label(pod, "job")? {
-        "ps" => Role::Ps,
-        "worker" => Role::Worker,
-        "chief" => Role::Chief,
-        "evaluator" => Role::Evaluator,
+        "ps" => PodRole::Ps,
+        "worker" => PodRole::Worker,
+        "chief" => PodRole::Chief,
+        "evaluator" => PodRole::Evaluator,
         _ => return None,
     };
     let (name, task) = (label(pod, "name")?, label(pod, "task")?);
@@ -288,7 +288,7 @@ struct LabelMatch<'a> {
     recognition: Recognition,
 }
 
-fn by_label<'a>(pod: &'a Pod, role: Role, key: &str, value: &str) -> LabelMatch<'a> {
+fn by_label<'a>(pod: &'a Pod, role: PodRole, key: &str, value: &str) -> LabelMatch<'a> {
     let evidence = format!("label {key}={value}");
     LabelMatch {
         pod,
@@ -341,25 +341,25 @@ fn label<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
     pod.labels.get(key).map(String::as_str)
 }
 
-/// The role for an operator's name of a replica type. An unknown name gives [`Role::Other`], since all pods of a
+/// The role for an operator's name of a replica type. An unknown name gives [`PodRole::Other`], since all pods of a
 /// training operator train.
-fn operator_role(name: &str) -> Role {
+fn operator_role(name: &str) -> PodRole {
     // MXNet's parameter servers are called servers.
     if name.eq_ignore_ascii_case("server") {
-        Role::Ps
+        PodRole::Ps
     } else {
-        known_role(name).unwrap_or(Role::Other)
+        known_role(name).unwrap_or(PodRole::Other)
     }
 }
 
 /// The role for a common name; none for any other name.
-fn known_role(name: &str) -> Option<Role> {
+fn known_role(name: &str) -> Option<PodRole> {
     Some(match name.to_ascii_lowercase().as_str() {
-        "ps" | "parameterserver" | "parameter-server" => Role::Ps,
-        "worker" | "workers" | "mpiworker" => Role::Worker,
-        "chief" | "master" => Role::Chief,
-        "evaluator" => Role::Evaluator,
-        "launcher" | "mpimaster" => Role::Launcher,
+        "ps" | "parameterserver" | "parameter-server" => PodRole::Ps,
+        "worker" | "workers" | "mpiworker" => PodRole::Worker,
+        "chief" | "master" => PodRole::Chief,
+        "evaluator" => PodRole::Evaluator,
+        "launcher" | "mpimaster" => PodRole::Launcher,
         _ => return None,
     })
 }
@@ -451,8 +451,8 @@ fn by_script(container: &Container, words: &[&str]) -> Option<Recognition> {
         return None;
     };
     let role = match *kind {
-        "ps" => Role::Ps,
-        "worker" => Role::Worker,
+        "ps" => PodRole::Ps,
+        "worker" => PodRole::Worker,
         _ => return None,
     };
     let counts = [ps_count, worker_count]

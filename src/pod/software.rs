@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::role::{option, words};
 use super::variables::{TF_CONFIG, TORCHRUN};
-use super::{Container, Pod, Role, recognise};
+use super::{Container, Pod, PodRole, recognise};
 
 /// The machine learning software of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
@@ -61,12 +61,12 @@ pub fn software(pod: &Pod, container: &Container) -> Software {
         || operator == Some("tfjob-controller")
         || container.name == "tensorflow"
         || image.contains("tensorflow")
-        || runs("run.sh") && matches!(recognise(pod).role, Role::Ps | Role::Worker);
+        || runs("run.sh") && matches!(recognise(pod).role, PodRole::Ps | PodRole::Worker);
     if tensorflow {
         let before_variables = version(&image).map(|version| version < READS_VARIABLES);
         let member = matches!(
             recognise(pod).role,
-            Role::Ps | Role::Worker | Role::Chief | Role::Evaluator
+            PodRole::Ps | PodRole::Worker | PodRole::Chief | PodRole::Evaluator
         );
         return Software::Tensorflow {
             before_variables,

@@ -45,7 +45,7 @@ use serde::{Deserialize, Serialize};
 use super::processes::{Processes, processes};
 use super::variables::{GRPC_QUEUES, GRPC_THREADS, INTER, INTRA, OMP};
 use super::{
-    Container, ContainerKind, EnvSource, PROCESSES_ANNOTATION, Pod, Policy, Role, Software,
+    Container, ContainerKind, EnvSource, PROCESSES_ANNOTATION, Pod, PodRole, Policy, Software,
     THREADS_ANNOTATION, recognise, software, training,
 };
 use crate::cpu::{CpuSet, Topology};
@@ -137,7 +137,7 @@ pub struct ThreadPolicy {
     /// The profile for roles outside `roles`.
     pub profile: Profile,
     /// The profile for each role.
-    pub roles: BTreeMap<Role, Profile>,
+    pub roles: BTreeMap<PodRole, Profile>,
     /// The treatment of a fraction of a CPU in a quota.
     pub rounding: Rounding,
     /// The treatment of a container without a CPU limit.
@@ -148,7 +148,7 @@ impl Default for ThreadPolicy {
     fn default() -> Self {
         Self {
             profile: Profile::default(),
-            roles: BTreeMap::from([(Role::Ps, Profile::Ps)]),
+            roles: BTreeMap::from([(PodRole::Ps, Profile::Ps)]),
             rounding: Rounding::default(),
             no_limit: NoLimit::default(),
         }
@@ -341,7 +341,7 @@ fn decide(
             ));
         }
     };
-    let sizes = Sizes::of(profile, basis, processes);
+    let sizes = PoolSizes::of(profile, basis, processes);
     let (variables, kept) = variables(profile, &sizes, container);
     let from = match basis.origin {
         BasisOrigin::Exclusive => counted(basis.cpus, "exclusive CPU"),
@@ -402,14 +402,14 @@ fn infrastructure(container: &Container) -> Option<&'static str> {
 }
 
 /// The sizes of a process's pools.
-struct Sizes {
+struct PoolSizes {
     intra: usize,
     inter: usize,
     /// Pools of the input pipeline, which belong to no operator.
     input: usize,
 }
 
-impl Sizes {
+impl PoolSizes {
     fn of(profile: Profile, basis: ThreadBasis, processes: usize) -> Self {
         let each = |amount: usize| (amount / processes).max(1);
         let all = each(basis.cpus);
@@ -430,7 +430,7 @@ impl Sizes {
 /// The variables to add, and the container's own variables.
 fn variables(
     profile: Profile,
-    sizes: &Sizes,
+    sizes: &PoolSizes,
     container: &Container,
 ) -> (BTreeMap<String, String>, Vec<String>) {
     // Each variable, with the variables that set the same pool and have lower priority.
@@ -484,7 +484,7 @@ fn variables(
 /// multiply, because each thread of the inter-op pool starts a team.
 fn expected(
     profile: Profile,
-    sizes: &Sizes,
+    sizes: &PoolSizes,
     container: &Container,
     processes: usize,
 ) -> Option<usize> {

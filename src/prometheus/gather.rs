@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Prometheus, PrometheusError};
 use crate::experiment::report::{
-    Answer, Curve, Measure, Members, NoMembers, Observed, Pods, SCRAPES_OF_A_RATE, Series,
-    StepMetric, Subject, Totals, cases, presence, reaches_back, scrapes, time, whether,
+    Answer, Curve, Measure, Members, NoMembers, ObservedRun, QueriedPods, SCRAPES_OF_A_RATE,
+    Series, StepMetric, Subject, Totals, cases, presence, reaches_back, scrapes, time, whether,
 };
 
 /// The number of points of a time range.
@@ -79,7 +79,7 @@ fn run_name(scene: &str, case: &str) -> String {
 }
 
 /// A Prometheus, and the warnings of its answers.
-struct Source<'a> {
+struct QuerySource<'a> {
     prometheus: &'a Prometheus,
     warnings: &'a mut BTreeSet<String>,
 }
@@ -94,7 +94,7 @@ pub async fn discover(
     requested: &RequestedRun,
     warnings: &mut BTreeSet<String>,
 ) -> Result<Vec<RequestedRun>, GatherError> {
-    let mut source = Source {
+    let mut source = QuerySource {
         prometheus,
         warnings,
     };
@@ -145,14 +145,14 @@ pub async fn gather(
     requested: &RequestedRun,
     steps: Option<&StepMetric>,
     warnings: &mut BTreeSet<String>,
-) -> Result<Observed, GatherError> {
-    let mut source = Source {
+) -> Result<ObservedRun, GatherError> {
+    let mut source = QuerySource {
         prometheus,
         warnings,
     };
     let members = source.members(requested).await?;
     let (totals, curves) = source.usage(&members, steps).await?;
-    Ok(Observed {
+    Ok(ObservedRun {
         name: requested.name.clone(),
         scene: requested.subject.scene.clone(),
         case: requested.subject.case.clone(),
@@ -165,7 +165,7 @@ pub async fn gather(
 
 // === impl Source ===
 
-impl Source<'_> {
+impl QuerySource<'_> {
     async fn instant(&mut self, query: &str, at: f64) -> Result<Vec<Series>, PrometheusError> {
         let answer = self.prometheus.instant(query, at).await?;
         Ok(self.series(answer))
@@ -276,7 +276,7 @@ impl Source<'_> {
         steps: Option<&StepMetric>,
     ) -> Result<(Totals, Vec<Curve>), PrometheusError> {
         let names = pod_names(members);
-        let pods = Pods {
+        let pods = QueriedPods {
             namespace: &members.namespace,
             names: &names,
             steps,
@@ -290,7 +290,7 @@ impl Source<'_> {
     async fn totals(
         &mut self,
         members: &Members,
-        pods: Pods<'_>,
+        pods: QueriedPods<'_>,
     ) -> Result<Totals, PrometheusError> {
         let mut totals = Totals::new();
         for measure in Measure::ALL {
@@ -310,7 +310,7 @@ impl Source<'_> {
     async fn curves(
         &mut self,
         members: &Members,
-        pods: Pods<'_>,
+        pods: QueriedPods<'_>,
         totals: &Totals,
     ) -> Result<Vec<Curve>, PrometheusError> {
         // Between two scrapes no value changes.

@@ -112,7 +112,7 @@ pub enum PrometheusError {
 
 /// The credentials for a Prometheus or its proxy.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Access<'a> {
+pub struct PrometheusAccess<'a> {
     /// A file with a bearer token.
     pub token: Option<&'a Path>,
     /// A file with a name and a password, as `name:password`.
@@ -144,7 +144,11 @@ impl Prometheus {
     ///
     /// # Errors
     /// The URL is none, or a file can't be used.
-    pub fn new(url: &str, access: Access<'_>, deadline: Duration) -> Result<Self, PrometheusError> {
+    pub fn new(
+        url: &str,
+        access: PrometheusAccess<'_>,
+        deadline: Duration,
+    ) -> Result<Self, PrometheusError> {
         let wrong = |why: &str| PrometheusError::Url {
             url: without_password(url),
             why: why.to_owned(),

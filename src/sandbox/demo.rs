@@ -12,10 +12,10 @@ use super::interference::MeasuredInterference;
 use super::job::{self, DemoPod, Mode, Setting};
 use super::neighbors::NeighborKind;
 use super::node::{LocalNode, Start, TREE};
-use super::sample::{Counters, Sample};
+use super::sample::{Sample, SampledCounters};
 use crate::agent::cluster::AutoSwitch;
 use crate::agent::config::{Config, Metrics, Runtime};
-use crate::agent::{Agent, Node};
+use crate::agent::{Agent, AgentNode};
 use crate::cpu::CpuSet;
 use crate::host::spawn::Stderr;
 
@@ -31,7 +31,7 @@ const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The options of the demo.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct DemoOptions {
     /// The measured time of both halves together, in seconds. An odd number is rounded up.
     pub seconds: u64,
     /// The address on which the agent serves metrics.
@@ -46,7 +46,7 @@ pub struct Options {
 
 /// The state of the demo at a moment.
 #[derive(Debug, Clone)]
-pub struct Frame {
+pub struct DemoFrame {
     /// The half.
     pub mode: Mode,
     /// Seconds of this half so far, and of the full half.
@@ -54,12 +54,12 @@ pub struct Frame {
     /// The address on which the agent serves metrics.
     pub address: SocketAddr,
     /// The pods.
-    pub rows: Vec<Row>,
+    pub rows: Vec<DemoRow>,
 }
 
 /// The state of a pod.
 #[derive(Debug, Clone, Serialize)]
-pub struct Row {
+pub struct DemoRow {
     /// The pod's name.
     pub pod: String,
     /// The pod's role.
@@ -92,7 +92,7 @@ pub struct Row {
 
 /// The figures of a half.
 #[derive(Debug, Clone, Serialize)]
-pub struct Half {
+pub struct HalfFigures {
     /// Steps of all workers per second.
     pub steps_per_second: f64,
     /// Context switches of the job, servers included, per step of a worker; null if no step was made.
@@ -109,7 +109,7 @@ pub struct Half {
 
 /// The result of the demo.
 #[derive(Debug, Clone, Serialize)]
-pub struct Report {
+pub struct DemoReport {
     /// The enforcement of assignments.
     pub enforcement: &'static str,
     /// The use of the exclusive CPUs by programs outside the pods, in the second half; null if the machine does not count the
@@ -122,11 +122,11 @@ pub struct Report {
     /// The measured time of both halves together, in seconds.
     pub seconds: f64,
     /// The half on shared CPUs, with as many threads as the host has CPUs.
-    pub shared: Half,
+    pub shared: HalfFigures,
     /// The half on exclusive CPUs, with as many threads as exclusive CPUs.
-    pub pinned: Half,
+    pub pinned: HalfFigures,
     /// The pods of the second half, with rates over the whole half.
-    pub pods: Vec<Row>,
+    pub pods: Vec<DemoRow>,
 }
 
 /// Runs the demo and cleans up on every exit.
@@ -137,10 +137,10 @@ pub struct Report {
 /// No CPU for exclusive use, no cpuset controller, no rights, another running demo, a failed process of the job. `None`
 /// after a cancellation.
 pub async fn run(
-    options: &Options,
+    options: &DemoOptions,
     stop: &CancellationToken,
-    mut show: impl FnMut(&Frame),
-) -> anyhow::Result<Option<Report>> {
+    mut show: impl FnMut(&DemoFrame),
+) -> anyhow::Result<Option<DemoReport>> {
     let config = Config {
         cgroup_dir: options.cgroup_dir.clone(),
         pod_cgroups: vec![TREE.to_owned()],
@@ -159,7 +159,7 @@ pub async fn run(
         ..Config::default()
     };
     // The CPU manager of a kubelet does not touch the demo's tree of cgroups.
-    let mut node = Node::apart(config)?;
+    let mut node = AgentNode::apart(config)?;
     let setting = Setting::of(
         &node.topology,
         &node.reserved,
@@ -186,12 +186,12 @@ pub async fn run(
 }
 
 async fn halves(
-    options: &Options,
+    options: &DemoOptions,
     setting: &Setting,
     agent: &mut Agent,
     local: &mut LocalNode,
-    show: &mut impl FnMut(&Frame),
-) -> anyhow::Result<Report> {
+    show: &mut impl FnMut(&DemoFrame),
+) -> anyhow::Result<DemoReport> {
     let seconds = seconds_of_half(options.seconds);
     let shared = half(Mode::Shared, setting, seconds, agent, local, show).await?;
     tokio::task::block_in_place(|| local.stop_all())?;
@@ -200,7 +200,7 @@ async fn halves(
         .snapshot()
         .map_or("observe", |snapshot| snapshot.enforcement.name());
     tokio::task::block_in_place(|| local.stop_all())?;
-    Ok(Report {
+    Ok(DemoReport {
         enforcement,
         interference: pinned.interference,
         compared: setting.in_words(),
@@ -245,15 +245,15 @@ async fn start(pods: &[DemoPod], agent: &mut Agent, local: &mut LocalNode) -> an
 
 /// A measured half.
 struct Measured {
-    figures: Half,
+    figures: HalfFigures,
     /// The pods, with rates over the whole half.
-    rows: Vec<Row>,
+    rows: Vec<DemoRow>,
     interference: Option<MeasuredInterference>,
     seconds: f64,
 }
 
 impl Measured {
-    fn new(base: &Sample, now: &Sample, rows: Vec<Row>, p99: Vec<f64>) -> Self {
+    fn new(base: &Sample, now: &Sample, rows: Vec<DemoRow>, p99: Vec<f64>) -> Self {
         let owners = rows.iter().filter(|row| row.exclusive);
         let owners = owners.map(|row| (row.pod.as_str(), row.cpus.len()));
         Self {
@@ -290,7 +290,7 @@ async fn half(
     seconds: u64,
     agent: &mut Agent,
     local: &mut LocalNode,
-    show: &mut impl FnMut(&Frame),
+    show: &mut impl FnMut(&DemoFrame),
 ) -> anyhow::Result<Measured> {
     let run = match mode {
         Mode::Shared => 1,
@@ -324,7 +324,7 @@ async fn half(
         });
         let measured = u64::try_from(measured).unwrap_or(u64::MAX);
         let rows = rows(&pods, agent, &last, &now);
-        show(&Frame {
+        show(&DemoFrame {
             mode,
             seconds: (measured, seconds),
             address: agent.address(),
@@ -357,7 +357,7 @@ fn sample(agent: &Agent, local: &LocalNode, pods: &[DemoPod]) -> anyhow::Result<
     Ok(sample)
 }
 
-fn rows(pods: &[DemoPod], agent: &Agent, before: &Sample, now: &Sample) -> Vec<Row> {
+fn rows(pods: &[DemoPod], agent: &Agent, before: &Sample, now: &Sample) -> Vec<DemoRow> {
     let Some(snapshot) = agent.snapshot() else {
         return Vec::new();
     };
@@ -371,8 +371,9 @@ fn rows(pods: &[DemoPod], agent: &Agent, before: &Sample, now: &Sample) -> Vec<R
         else {
             continue;
         };
-        let rate = |pick: fn(&Counters) -> u64| now.gain(before, &pod.name, pick) as f64 / seconds;
-        rows.push(Row {
+        let rate =
+            |pick: fn(&SampledCounters) -> u64| now.gain(before, &pod.name, pick) as f64 / seconds;
+        rows.push(DemoRow {
             pod: pod.name.clone(),
             role: state.role.to_string(),
             qos: state.qos.to_string(),
@@ -395,19 +396,20 @@ fn rows(pods: &[DemoPod], agent: &Agent, before: &Sample, now: &Sample) -> Vec<R
     rows
 }
 
-fn figures(base: &Sample, now: &Sample, mut p99: Vec<f64>) -> Half {
+fn figures(base: &Sample, now: &Sample, mut p99: Vec<f64>) -> HalfFigures {
     let seconds = (now.at - base.at).as_secs_f64();
     let job = || now.pods.keys().filter(|name| !name.starts_with("neighbor"));
-    let gained =
-        |pick: fn(&Counters) -> u64| job().map(|name| now.gain(base, name, pick)).sum::<u64>();
+    let gained = |pick: fn(&SampledCounters) -> u64| {
+        job().map(|name| now.gain(base, name, pick)).sum::<u64>()
+    };
     let steps: u64 = job()
         .filter(|name| name.starts_with("worker"))
         .map(|name| now.gain(base, name, |counters| counters.steps))
         .sum();
     let per_step =
-        |pick: fn(&Counters) -> u64| (steps > 0).then(|| gained(pick) as f64 / steps as f64);
+        |pick: fn(&SampledCounters) -> u64| (steps > 0).then(|| gained(pick) as f64 / steps as f64);
     p99.sort_by(f64::total_cmp);
-    Half {
+    HalfFigures {
         steps_per_second: steps as f64 / seconds,
         context_switches_per_step: per_step(|counters| counters.context_switches.unwrap_or(0)),
         involuntary_switches_per_step: per_step(|counters| {

@@ -227,7 +227,7 @@ pub fn pods(setting: &Setting, mode: Mode, run: u32) -> anyhow::Result<Vec<DemoP
     let hosts = (size.servers > 0).then(|| format!("{server}:{PORT}"));
     let mut pods = Vec::new();
     for index in 0..size.workers {
-        let member = Member {
+        let member = JobPod {
             role: "worker",
             index,
             cpus: size.worker_cpus,
@@ -238,7 +238,7 @@ pub fn pods(setting: &Setting, mode: Mode, run: u32) -> anyhow::Result<Vec<DemoP
     }
     // Workers come first: a single available CPU has the greatest effect on a worker.
     if size.servers > 0 {
-        let member = Member {
+        let member = JobPod {
             role: "ps",
             index: 0,
             cpus: 1,
@@ -257,7 +257,7 @@ pub fn pods(setting: &Setting, mode: Mode, run: u32) -> anyhow::Result<Vec<DemoP
 
 /// A pod of the job.
 #[derive(Clone, Copy)]
-struct Member<'a> {
+struct JobPod<'a> {
     role: &'a str,
     index: u32,
     cpus: u32,
@@ -266,8 +266,8 @@ struct Member<'a> {
     address: Ipv4Addr,
 }
 
-fn training(member: Member<'_>, mode: Mode, run: u32) -> anyhow::Result<DemoPod> {
-    let Member {
+fn training(member: JobPod<'_>, mode: Mode, run: u32) -> anyhow::Result<DemoPod> {
+    let JobPod {
         role,
         index,
         cpus,

@@ -19,7 +19,7 @@ use nix::fcntl::Flock;
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
-use super::train::progress::Line;
+use super::train::progress::ProgressLine;
 use crate::host::cgroup::{Cgroups, Quota};
 use crate::host::netns::Switch;
 use crate::host::spawn::{Launcher, Process, Spawn, Stderr};
@@ -52,7 +52,7 @@ pub(super) struct LocalNode {
     cgroups: Cgroups,
     launcher: Launcher,
     switch: Switch,
-    running: BTreeMap<String, Running>,
+    running: BTreeMap<String, StartedPod>,
     /// The sum of the CPU requests of the Burstable pods, in thousandths of a CPU.
     burstable: u64,
     _lock: Flock<fs::File>,
@@ -60,11 +60,11 @@ pub(super) struct LocalNode {
 
 /// A started pod.
 #[derive(Debug)]
-struct Running {
+struct StartedPod {
     cgroup: String,
     manifest: PathBuf,
     process: Process,
-    latest: Arc<Mutex<Option<Line>>>,
+    latest: Arc<Mutex<Option<ProgressLine>>>,
 }
 
 /// The listener for a process's lines; called when a line arrives.
@@ -178,7 +178,7 @@ impl LocalNode {
         }
         self.running.insert(
             pod.name.clone(),
-            Running {
+            StartedPod {
                 cgroup,
                 manifest: path,
                 process,
@@ -240,7 +240,7 @@ impl LocalNode {
     }
 
     /// The last line of a pod's process.
-    pub(super) fn line(&self, pod: &str) -> Option<Line> {
+    pub(super) fn line(&self, pod: &str) -> Option<ProgressLine> {
         let latest = &self.running.get(pod)?.latest;
         latest
             .lock()
@@ -397,7 +397,7 @@ fn follow(stdout: std::process::ChildStdout, mut hear: LineListener) {
 }
 
 /// Keeps a line of the job's own processes.
-fn keep(text: &[u8], latest: &Mutex<Option<Line>>) {
+fn keep(text: &[u8], latest: &Mutex<Option<ProgressLine>>) {
     if let Ok(line) = serde_json::from_slice(text) {
         *latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(line);
     }

@@ -7,14 +7,14 @@ use std::time::Instant;
 #[derive(Debug, Clone)]
 pub(super) struct Sample {
     pub(super) at: Instant,
-    pub(super) pods: BTreeMap<String, Counters>,
+    pub(super) pods: BTreeMap<String, SampledCounters>,
     /// Collectors without counters on this machine, with the reasons.
     pub(super) unsupported: BTreeMap<String, String>,
 }
 
 /// Counters of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub(super) struct Counters {
+pub(super) struct SampledCounters {
     pub(super) threads: u64,
     /// A counter that a collector may omit: the collector was late, or the machine does not count.
     pub(super) context_switches: Option<u64>,
@@ -53,7 +53,7 @@ struct MetricLine<'a> {
 impl Sample {
     /// Reads Prometheus' text format and adds up each pod's series.
     pub(super) fn parse(text: &str) -> Self {
-        let mut pods: BTreeMap<String, Counters> = BTreeMap::new();
+        let mut pods: BTreeMap<String, SampledCounters> = BTreeMap::new();
         for series in text.lines().filter_map(MetricLine::parse) {
             let counters = pods.entry(series.pod.to_owned()).or_default();
             let value = series.whole();
@@ -93,13 +93,13 @@ impl Sample {
     }
 
     /// The increase of a pod's counter since an earlier sample.
-    pub(super) fn gain(&self, before: &Self, pod: &str, pick: fn(&Counters) -> u64) -> u64 {
+    pub(super) fn gain(&self, before: &Self, pod: &str, pick: fn(&SampledCounters) -> u64) -> u64 {
         let at = |sample: &Self| sample.pods.get(pod).map_or(0, pick);
         at(self).saturating_sub(at(before))
     }
 
     /// The workers' counters.
-    pub(super) fn workers(&self) -> impl Iterator<Item = &Counters> {
+    pub(super) fn workers(&self) -> impl Iterator<Item = &SampledCounters> {
         self.pods
             .iter()
             .filter(|(name, _)| name.starts_with("worker"))
@@ -170,7 +170,7 @@ mod tests {
             pinfold_collector_unsupported{collector=\"caches\",reason=\"no \\\"LLC\\\" here\"} 1\n\
             process_cpu_seconds_total 1\n";
         let sample = Sample::parse(text);
-        let expected = Counters {
+        let expected = SampledCounters {
             threads: 3,
             context_switches: Some(1007),
             involuntary_switches: Some(7),
@@ -179,7 +179,7 @@ mod tests {
                 error_seconds: 0.01,
             }),
             llc_misses: Some(4),
-            ..Counters::default()
+            ..SampledCounters::default()
         };
         assert_eq!(sample.pods, BTreeMap::from([("ps-0".to_owned(), expected)]));
         let reason = "no \"LLC\" here".to_owned();

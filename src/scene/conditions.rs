@@ -40,7 +40,7 @@ pub struct ClusterView<'a> {
 }
 
 /// The comparison of a case with the cluster.
-struct Comparison {
+struct CaseComparison {
     counts: SlotCounts,
     /// The number of nodes that the plan may label.
     candidates: usize,
@@ -53,7 +53,7 @@ struct Comparison {
 }
 
 /// The status, the reason and the message of a condition.
-type State = (bool, &'static str, String);
+type ConditionState = (bool, &'static str, String);
 
 // === impl ClusterView ===
 
@@ -122,7 +122,7 @@ pub fn plan_status(
         .map_or(&[][..], |comparison| comparison.wrong_labels.as_slice());
     let conflicted = conflicted(view.disputes(name_of(plan)), wrong_labels);
     let generation = plan.metadata.generation;
-    let states: [(&str, State); 3] = [
+    let states: [(&str, ConditionState); 3] = [
         (ACCEPTED, accepted),
         (PLACED, placed),
         (CONFLICTED, conflicted),
@@ -149,7 +149,7 @@ pub fn unreadable_status(
     now: &Time,
 ) -> ScenePlanStatus {
     let stay = "the nodes stay unchanged until the plan is readable".to_owned();
-    let states: [(&str, State); 3] = [
+    let states: [(&str, ConditionState); 3] = [
         (
             ACCEPTED,
             (
@@ -174,7 +174,7 @@ pub fn unreadable_status(
 /// A condition. The transition time changes only together with the status.
 fn condition(
     kind: &str,
-    (holds, reason, message): State,
+    (holds, reason, message): ConditionState,
     generation: Option<i64>,
     before: Option<&ScenePlanStatus>,
     now: &Time,
@@ -234,10 +234,10 @@ fn wanted_nodes<'a>(plan: &ScenePlan, nodes: &'a [Node]) -> Vec<&'a str> {
 }
 
 /// Compares the slots of a case with claims and labels.
-fn compare(plan: &ScenePlan, slots: &Slots, view: &ClusterView<'_>) -> Comparison {
+fn compare(plan: &ScenePlan, slots: &Slots, view: &ClusterView<'_>) -> CaseComparison {
     let known: BTreeSet<&str> = view.nodes.iter().map(|node| node.name.as_str()).collect();
     let listed = plan.spec.nodes.names.as_ref();
-    let mut comparison = Comparison {
+    let mut comparison = CaseComparison {
         counts: SlotCounts {
             wanted: u32::try_from(slots.len()).unwrap_or(u32::MAX),
             ..SlotCounts::default()
@@ -269,7 +269,7 @@ fn compare(plan: &ScenePlan, slots: &Slots, view: &ClusterView<'_>) -> Compariso
 
 // === impl Comparison ===
 
-impl Comparison {
+impl CaseComparison {
     /// Adds a slot. `holder` is the slot's node, and `labelled` are the nodes with the slot's labels.
     fn add(&mut self, slot: Slot, holder: Option<&str>, labelled: &[String], is_listed: bool) {
         if labelled.len() > 1 {
@@ -299,7 +299,7 @@ impl Comparison {
 }
 
 /// The condition [`PLACED`].
-fn placed(slots: &Slots, comparison: &Comparison) -> State {
+fn placed(slots: &Slots, comparison: &CaseComparison) -> ConditionState {
     let case = format!("scene {} case {}", slots.scene(), slots.case());
     let SlotCounts {
         wanted,
@@ -332,7 +332,7 @@ fn placed(slots: &Slots, comparison: &Comparison) -> State {
 }
 
 /// The condition [`CONFLICTED`].
-fn conflicted(disputes: Vec<String>, wrong_labels: &[String]) -> State {
+fn conflicted(disputes: Vec<String>, wrong_labels: &[String]) -> ConditionState {
     let more = |count: usize| match count {
         0 | 1 => String::new(),
         count => format!(" ({} in all)", counted(count, "conflict")),

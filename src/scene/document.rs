@@ -1,10 +1,10 @@
 //! [`Document`]: a plan and its source, a file with lines or the API.
 
-use super::finding::{Finding, Place};
+use super::finding::{Finding, SourcePlace};
 use super::plan::ScenePlan;
 use super::schema::{mended, violations};
-use super::tree::{Kind, Path, Tree};
-use crate::text::{self, Form, Mistake};
+use super::tree::{Path, Tree, ValueKind};
+use crate::text::{self, Mistake, TextForm};
 
 /// The longest text of plans that is read, in bytes. The API server takes no object of more than 3 MiB.
 const MAX_TEXT: usize = 16 << 20;
@@ -47,7 +47,7 @@ fn of_document(document: usize) -> String {
 }
 
 /// The API version and the kind of a document.
-struct Head {
+struct DocumentType {
     api_version: Option<String>,
     kind: Option<String>,
 }
@@ -64,7 +64,7 @@ pub fn read(text: &str, origin: &str) -> Result<Vec<Document>, ReadError> {
         );
         return Err(ReadError::new(origin, 0, None, what));
     }
-    let trees = text::read_as::<Tree>(text, Form::PlainYaml, MAX_TEXT);
+    let trees = text::read_as::<Tree>(text, TextForm::PlainYaml, MAX_TEXT);
     let trees = trees.map_err(|mistake| ReadError::syntax(origin, mistake))?;
     let mut documents = Vec::new();
     for (tree, number) in trees.into_iter().zip(1..) {
@@ -81,11 +81,11 @@ pub fn read(text: &str, origin: &str) -> Result<Vec<Document>, ReadError> {
         };
         let only = "the file may contain only ScenePlans (pinfold.io/v1alpha1)";
         match head(&tree).map_err(|what| fail(&tree, what))? {
-            Head {
+            DocumentType {
                 kind: Some(kind), ..
             } if kind == "List" || kind == "ScenePlanList" => {
                 let items = match tree.get("items").map(|items| &items.node) {
-                    Some(Kind::List(items)) => items.as_slice(),
+                    Some(ValueKind::List(items)) => items.as_slice(),
                     _ => &[],
                 };
                 for item in items {
@@ -122,13 +122,13 @@ pub fn read(text: &str, origin: &str) -> Result<Vec<Document>, ReadError> {
     Ok(documents)
 }
 
-fn head(tree: &Tree) -> Result<Head, String> {
+fn head(tree: &Tree) -> Result<DocumentType, String> {
     let text = |key: &str| match tree.get(key).map(|value| &value.node) {
-        Some(Kind::Scalar(value)) => value.as_str().map(str::to_owned),
+        Some(ValueKind::Scalar(value)) => value.as_str().map(str::to_owned),
         _ => None,
     };
     match &tree.node {
-        Kind::Map(_) => Ok(Head {
+        ValueKind::Map(_) => Ok(DocumentType {
             api_version: text("apiVersion"),
             kind: text("kind"),
         }),
@@ -138,7 +138,7 @@ fn head(tree: &Tree) -> Result<Head, String> {
 
 // === impl Head ===
 
-impl Head {
+impl DocumentType {
     fn is_plan(&self) -> bool {
         self.kind.as_deref() == Some("ScenePlan")
             && self.api_version.as_deref() == Some("pinfold.io/v1alpha1")
@@ -219,8 +219,8 @@ impl Document {
             .unwrap_or_default()
     }
 
-    pub(crate) fn place(&self, plan: &str, path: &Path) -> Place {
-        Place {
+    pub(crate) fn place(&self, plan: &str, path: &Path) -> SourcePlace {
+        SourcePlace {
             file: self.origin.clone(),
             line: self.tree.as_ref().and_then(|tree| tree.line_of(path)),
             plan: plan.to_owned(),

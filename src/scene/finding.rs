@@ -21,7 +21,7 @@ pub struct Finding {
     pub severity: Severity,
     /// The place of the mistake.
     #[serde(flatten)]
-    pub place: Place,
+    pub place: SourcePlace,
     /// The mistake, in a sentence.
     pub text: String,
     /// The correction.
@@ -30,7 +30,7 @@ pub struct Finding {
 
 /// The place of a mistake.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Place {
+pub struct SourcePlace {
     /// The file, or another name for the source.
     pub file: String,
     /// The line, where known.
@@ -55,7 +55,7 @@ pub struct Amounts {
 // === impl Finding ===
 
 impl Finding {
-    pub(crate) fn error(place: Place, text: String, fix: String) -> Self {
+    pub(crate) fn error(place: SourcePlace, text: String, fix: String) -> Self {
         Self {
             severity: Severity::Error,
             place,

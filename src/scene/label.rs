@@ -54,7 +54,7 @@ pub struct LabelKeys {
 }
 
 /// A node's labels, in the order scene, case, index, type, each followed by its alias.
-pub type Labels = Vec<(String, String)>;
+pub type NodeLabels = Vec<(String, String)>;
 
 /// The slot that a node's labels describe.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,7 +85,7 @@ impl Default for LabelKeys {
 }
 
 impl LabelKeys {
-    /// The four keys, in the order of [`Labels`].
+    /// The four keys, in the order of [`NodeLabels`].
     pub fn keys(&self) -> [&str; 4] {
         [&self.scene, &self.case, &self.index, &self.kind]
     }
@@ -104,7 +104,7 @@ impl LabelKeys {
     }
 
     /// The labels of a slot: all of them belong on the node, and no other of the [owned](Self::owned) keys.
-    pub fn labels(&self, slot: &Slot) -> Labels {
+    pub fn labels(&self, slot: &Slot) -> NodeLabels {
         let index = slot.index.to_string();
         let values = [
             Some(&slot.scene),
@@ -112,7 +112,7 @@ impl LabelKeys {
             Some(&index),
             slot.kind.as_ref(),
         ];
-        let mut labels = Labels::new();
+        let mut labels = NodeLabels::new();
         for (key, value) in self.keys().into_iter().zip(values) {
             let Some(value) = value else { continue };
             labels.push((key.to_owned(), value.clone()));

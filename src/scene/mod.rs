@@ -12,7 +12,7 @@
 //! 2. [`slots`] lists the slots of a case. [`LabelKeys`] turns a slot into labels and labels into a slot.
 //!    [`Slot::lease_name`] names the claim.
 //! 3. [`assign`] gives the slots to a list of nodes. [`status()`] compares the slots with the nodes' labels.
-//! 4. An agent asks [`duty`] for the slot that all plans give to the node, [`Want::order`] for the slots to try first, and
+//! 4. An agent asks [`duty`] for the slot that all plans give to the node, [`WantedSlot::order`] for the slots to try first, and
 //!    [`switch`] whether the node may give up its slot.
 //! 5. [`reclaim()`] lists the parameter servers of jobs that have ended. [`plan_status()`] compares a plan with the cluster.
 //!
@@ -45,8 +45,8 @@ pub use assign::{Assignment, assign, candidates, is_candidate};
 #[cfg(feature = "reclaim")]
 pub use conditions::{ACCEPTED, CONFLICTED, ClusterView, PLACED, plan_status, unreadable_status};
 pub use document::{Document, ReadError, read};
-pub use finding::{Amounts, Finding, Place, Severity};
-pub use label::{Holding, LabelKeys, Labels};
+pub use finding::{Amounts, Finding, Severity, SourcePlace};
+pub use label::{Holding, LabelKeys, NodeLabels};
 pub use name::{key_fault, reserved_domain, subdomain_fault, value_fault};
 pub use native_job::{
     ALL_WORKERS, CHIEF, EVALUATOR, PS, RECLAIM_AFTER, RECLAIM_LABEL, SUCCESS_POLICY, TASK_LABELS,
@@ -61,15 +61,15 @@ pub use plan::{
 };
 pub use plan_status::{ScenePlanStatus, SlotCounts};
 #[cfg(feature = "reclaim")]
-pub use reclaim::{Item, ItemKind, Outcome, Reclaimable, Verdict, reclaim};
+pub use reclaim::{ItemKind, JobOutcome, ReclaimItem, ReclaimVerdict, Reclaimable, reclaim};
 pub use schema::definition;
 #[cfg(feature = "experiments")]
 pub(crate) use schema::violations_of;
 pub use selector::{NodeSelector, Operator, Requirement};
 pub use slot::{Slot, is_hashed_lease, is_lease_of};
 pub use slots::{NoSuchCase, Slots, slots, try_order};
-pub use status::{Status, status};
+pub use status::{CaseStatus, status};
 pub use tree::Path;
 #[cfg(feature = "experiments")]
 pub(crate) use tree::Tree;
-pub use want::{Duty, Switch, Want, duty, switch, want};
+pub use want::{SlotDuty, SwitchDecision, WantedSlot, duty, switch, want};

@@ -49,7 +49,7 @@ pub fn read_nodes(text: &str, origin: &str) -> Result<Vec<Node>, ReadError> {
         );
         return Err(ReadError::new(origin, 0, None, what));
     }
-    let read = text::read::<Option<Object>>(text, MAX_TEXT);
+    let read = text::read::<Option<NodeObject>>(text, MAX_TEXT);
     let (documents, _) = read.map_err(|mistake| ReadError::syntax(origin, mistake))?;
     let mut nodes: Vec<Node> = Vec::new();
     for (document, number) in documents.into_iter().zip(1..) {
@@ -64,7 +64,7 @@ pub fn read_nodes(text: &str, origin: &str) -> Result<Vec<Node>, ReadError> {
         };
         let items = match object.kind.as_deref() {
             Some("Node") => {
-                vec![Item {
+                vec![NodeItem {
                     kind: None,
                     metadata: object.metadata,
                     spec: object.spec,
@@ -101,47 +101,47 @@ pub fn read_nodes(text: &str, origin: &str) -> Result<Vec<Node>, ReadError> {
 
 #[derive(Deserialize)]
 #[serde(expecting = "a Kubernetes object")]
-struct Object {
+struct NodeObject {
     kind: Option<String>,
-    metadata: Option<Metadata>,
-    spec: Option<Spec>,
-    status: Option<Status>,
-    items: Option<Vec<Item>>,
+    metadata: Option<NodeItemMetadata>,
+    spec: Option<NodeItemSpec>,
+    status: Option<NodeItemStatus>,
+    items: Option<Vec<NodeItem>>,
 }
 
 #[derive(Deserialize)]
 #[serde(expecting = "a Node")]
-struct Item {
+struct NodeItem {
     kind: Option<String>,
-    metadata: Option<Metadata>,
-    spec: Option<Spec>,
-    status: Option<Status>,
+    metadata: Option<NodeItemMetadata>,
+    spec: Option<NodeItemSpec>,
+    status: Option<NodeItemStatus>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(expecting = "an object's metadata")]
-struct Metadata {
+struct NodeItemMetadata {
     name: Option<String>,
     labels: Option<BTreeMap<String, String>>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(expecting = "a node's spec")]
-struct Spec {
+struct NodeItemSpec {
     unschedulable: Option<bool>,
     taints: Option<Vec<NodeTaint>>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(expecting = "a node's status")]
-struct Status {
+struct NodeItemStatus {
     allocatable: Option<BTreeMap<String, Amount>>,
 }
 
 // === impl Node ===
 
-impl From<Item> for Node {
-    fn from(item: Item) -> Self {
+impl From<NodeItem> for Node {
+    fn from(item: NodeItem) -> Self {
         let metadata = item.metadata.unwrap_or_default();
         let spec = item.spec.unwrap_or_default();
         Self {
@@ -161,7 +161,7 @@ impl From<Item> for Node {
 /// From a Node as the API server writes it.
 impl<'de> Deserialize<'de> for Node {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Item::deserialize(deserializer).map(Self::from)
+        NodeItem::deserialize(deserializer).map(Self::from)
     }
 }
 

@@ -29,7 +29,7 @@ pub enum ItemKind {
 
 /// The outcome of a Job.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Outcome {
+pub enum JobOutcome {
     /// The Job runs, or has not begun.
     #[default]
     Open,
@@ -41,7 +41,7 @@ pub enum Outcome {
 
 /// An object of a native job, as the API server had it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Item {
+pub struct ReclaimItem {
     /// The kind.
     pub kind: ItemKind,
     /// The namespace.
@@ -61,12 +61,12 @@ pub struct Item {
     /// Whether the object is being deleted.
     pub leaving: bool,
     /// The outcome, for a Job.
-    pub outcome: Outcome,
+    pub outcome: JobOutcome,
 }
 
 /// The decision about the parameter servers of a training job.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
+pub enum ReclaimVerdict {
     /// The job has not ended: tasks whose success ends the job still run.
     Running {
         /// The number of tasks that have succeeded.
@@ -96,21 +96,21 @@ pub struct Reclaimable {
     /// The name.
     pub job: String,
     /// The decision about the servers.
-    pub verdict: Verdict,
+    pub verdict: ReclaimVerdict,
     /// Whether the chief's success ends the job.
     pub by_chief: bool,
     /// The Job that gets the Events about the training job: a chief, or else a worker.
-    pub lead: Option<Item>,
+    pub lead: Option<ReclaimItem>,
     /// The Jobs that still run after the job's end. The reclaimer deletes these Jobs before the servers.
-    pub running: Vec<Item>,
+    pub running: Vec<ReclaimItem>,
     /// The job's Deployments, followed by the parameter servers' Services.
-    pub servers: Vec<Item>,
+    pub servers: Vec<ReclaimItem>,
 }
 
 /// The decisions about the jobs' parameter servers at `now`. `after` is the wait in seconds for jobs without a wait.
-pub fn reclaim(items: &[Item], now: i64, after: u32) -> Vec<Reclaimable> {
+pub fn reclaim(items: &[ReclaimItem], now: i64, after: u32) -> Vec<Reclaimable> {
     let [name, ..] = TASK_LABELS;
-    let mut jobs: BTreeMap<(&str, &str), Vec<&Item>> = BTreeMap::new();
+    let mut jobs: BTreeMap<(&str, &str), Vec<&ReclaimItem>> = BTreeMap::new();
     for item in items.iter().filter(|item| item.asks()) {
         if let Some(job) = item.labels.get(name) {
             jobs.entry((&item.namespace, job)).or_default().push(item);
@@ -118,8 +118,8 @@ pub fn reclaim(items: &[Item], now: i64, after: u32) -> Vec<Reclaimable> {
     }
     let decided = jobs.into_iter().filter_map(|((namespace, job), all)| {
         let is_server =
-            |item: &Item| item.kind != ItemKind::Job && role(item) == PS && !item.leaving;
-        let mut servers: Vec<Item> = all
+            |item: &ReclaimItem| item.kind != ItemKind::Job && role(item) == PS && !item.leaving;
+        let mut servers: Vec<ReclaimItem> = all
             .iter()
             .filter(|item| is_server(item))
             .map(|item| (*item).clone())
@@ -128,7 +128,7 @@ pub fn reclaim(items: &[Item], now: i64, after: u32) -> Vec<Reclaimable> {
         if servers.is_empty() {
             return None;
         }
-        let jobs: Vec<&Item> = all
+        let jobs: Vec<&ReclaimItem> = all
             .into_iter()
             .filter(|item| item.kind == ItemKind::Job)
             .collect();
@@ -136,7 +136,7 @@ pub fn reclaim(items: &[Item], now: i64, after: u32) -> Vec<Reclaimable> {
         let by_chief = ended.as_ref().is_ok_and(|ended| ended.by_chief);
         let (verdict, running) = ended
             .and_then(|ended| verdict(&ended, &jobs, &servers, (now, after)))
-            .unwrap_or_else(|reason| (Verdict::Kept { reason }, Vec::new()));
+            .unwrap_or_else(|reason| (ReclaimVerdict::Kept { reason }, Vec::new()));
         let (namespace, job) = (namespace.to_owned(), job.to_owned());
         Some(Reclaimable {
             namespace,
@@ -152,13 +152,13 @@ pub fn reclaim(items: &[Item], now: i64, after: u32) -> Vec<Reclaimable> {
 }
 
 /// The Job that gets the Events: the first chief, or else the first Job by name.
-fn lead<'a>(jobs: &[&'a Item]) -> Option<&'a Item> {
-    let order = |item: &&&Item| (role(item) != CHIEF, item.name.len(), item.name.clone());
+fn lead<'a>(jobs: &[&'a ReclaimItem]) -> Option<&'a ReclaimItem> {
+    let order = |item: &&&ReclaimItem| (role(item) != CHIEF, item.name.len(), item.name.clone());
     jobs.iter().min_by_key(order).copied()
 }
 
 /// How far a job is on its way to the end.
-struct Ended {
+struct JobEnd {
     by_chief: bool,
     /// The number of succeeded tasks among the tasks whose success ends the job.
     succeeded: u32,
@@ -168,13 +168,13 @@ struct Ended {
     last: i64,
 }
 
-fn role(item: &Item) -> &str {
+fn role(item: &ReclaimItem) -> &str {
     item.labels.get(TASK_LABELS[1]).map_or("", String::as_str)
 }
 
 /// How far a job is, or why that is not known.
-fn ended(jobs: &[&Item], servers: &[Item]) -> Result<Ended, String> {
-    let workers: Vec<&Item> = jobs
+fn ended(jobs: &[&ReclaimItem], servers: &[ReclaimItem]) -> Result<JobEnd, String> {
+    let workers: Vec<&ReclaimItem> = jobs
         .iter()
         .copied()
         .filter(|item| !["", PS, EVALUATOR].contains(&role(item)))
@@ -191,7 +191,7 @@ fn ended(jobs: &[&Item], servers: &[Item]) -> Result<Ended, String> {
         }
         all_workers = true;
     }
-    let chiefs: Vec<&Item> = workers
+    let chiefs: Vec<&ReclaimItem> = workers
         .iter()
         .copied()
         .filter(|item| role(item) == CHIEF)
@@ -200,7 +200,7 @@ fn ended(jobs: &[&Item], servers: &[Item]) -> Result<Ended, String> {
         // Workers of a job that has ended may be deleted already, and their number does not matter.
         let (succeeded, last) = successes(&chiefs)?;
         let of = u32::try_from(chiefs.len()).unwrap_or(u32::MAX);
-        return Ok(Ended {
+        return Ok(JobEnd {
             by_chief: true,
             succeeded,
             of,
@@ -222,7 +222,7 @@ fn ended(jobs: &[&Item], servers: &[Item]) -> Result<Ended, String> {
             "{there_now} {exist}, but the job has {of}: {off} {what}"
         ));
     }
-    Ok(Ended {
+    Ok(JobEnd {
         by_chief: false,
         succeeded,
         of,
@@ -231,7 +231,7 @@ fn ended(jobs: &[&Item], servers: &[Item]) -> Result<Ended, String> {
 }
 
 /// The number of workers that all of the job's objects name.
-fn promised(workers: &[&Item], servers: &[Item]) -> Result<u32, String> {
+fn promised(workers: &[&ReclaimItem], servers: &[ReclaimItem]) -> Result<u32, String> {
     let mut of: Option<u32> = None;
     for item in workers.iter().copied().chain(servers) {
         let text = item.annotations.get(WORKERS);
@@ -257,7 +257,7 @@ fn promised(workers: &[&Item], servers: &[Item]) -> Result<u32, String> {
 }
 
 /// The number of succeeded tasks, and the time of the last success.
-fn successes(tasks: &[&Item]) -> Result<(u32, i64), String> {
+fn successes(tasks: &[&ReclaimItem]) -> Result<(u32, i64), String> {
     let (mut seen, mut succeeded, mut last) = (BTreeSet::new(), 0_u32, i64::MIN);
     for item in tasks {
         if !seen.insert((role(item), item.labels.get(TASK_LABELS[2]))) {
@@ -267,17 +267,17 @@ fn successes(tasks: &[&Item]) -> Result<(u32, i64), String> {
             ));
         }
         match item.outcome {
-            Outcome::Failed => return Err(format!("{item} has failed")),
+            JobOutcome::Failed => return Err(format!("{item} has failed")),
             // A task that is being deleted does not count as running.
             _ if item.leaving => return Err(format!("{item} is being deleted")),
-            Outcome::Succeeded(None) => {
+            JobOutcome::Succeeded(None) => {
                 return Err(format!("{item} has succeeded, but has no completion time"));
             }
-            Outcome::Succeeded(Some(at)) => {
+            JobOutcome::Succeeded(Some(at)) => {
                 succeeded = succeeded.saturating_add(1);
                 last = last.max(at);
             }
-            Outcome::Open => {}
+            JobOutcome::Open => {}
         }
     }
     Ok((succeeded, last))
@@ -286,23 +286,24 @@ fn successes(tasks: &[&Item]) -> Result<(u32, i64), String> {
 /// What is to be done at `now` with `after` seconds of waiting, and which Jobs still run although the job has ended; or why the
 /// servers are kept.
 fn verdict(
-    ended: &Ended,
-    jobs: &[&Item],
-    servers: &[Item],
+    ended: &JobEnd,
+    jobs: &[&ReclaimItem],
+    servers: &[ReclaimItem],
     (now, after): (i64, u32),
-) -> Result<(Verdict, Vec<Item>), String> {
-    let Ended {
+) -> Result<(ReclaimVerdict, Vec<ReclaimItem>), String> {
+    let JobEnd {
         succeeded,
         of,
         last,
         ..
     } = *ended;
     if succeeded < of {
-        return Ok((Verdict::Running { succeeded, of }, Vec::new()));
+        return Ok((ReclaimVerdict::Running { succeeded, of }, Vec::new()));
     }
-    let runs =
-        |item: &&Item| item.outcome == Outcome::Open && !item.leaving && !role(item).is_empty();
-    let running: Vec<Item> = jobs.iter().copied().filter(runs).cloned().collect();
+    let runs = |item: &&ReclaimItem| {
+        item.outcome == JobOutcome::Open && !item.leaving && !role(item).is_empty()
+    };
+    let running: Vec<ReclaimItem> = jobs.iter().copied().filter(runs).cloned().collect();
     let mut wait = None;
     for server in servers {
         let Some(text) = server.annotations.get(RECLAIM_AFTER) else {
@@ -324,9 +325,9 @@ fn verdict(
         .saturating_add(i64::from(wait.unwrap_or(after)));
     Ok((
         if now < until {
-            Verdict::Waiting { until }
+            ReclaimVerdict::Waiting { until }
         } else {
-            Verdict::Reclaim
+            ReclaimVerdict::Reclaim
         },
         running,
     ))
@@ -334,7 +335,7 @@ fn verdict(
 
 // === impl Item ===
 
-impl Item {
+impl ReclaimItem {
     /// Whether the item's job asks for reclaim.
     fn asks(&self) -> bool {
         self.labels
@@ -343,7 +344,7 @@ impl Item {
     }
 }
 
-impl fmt::Display for Item {
+impl fmt::Display for ReclaimItem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.kind, self.name)
     }

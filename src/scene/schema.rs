@@ -10,7 +10,7 @@ use kube::CustomResourceExt;
 use serde_json::Value;
 
 use super::ScenePlan;
-use super::tree::{Kind, Path, Tree};
+use super::tree::{Path, Tree, ValueKind};
 
 /// The definition of ScenePlan, to be applied to a cluster.
 pub fn definition() -> CustomResourceDefinition {
@@ -100,7 +100,7 @@ fn fits(value: &Value, schema: &JSONSchemaProps) -> bool {
 pub(super) fn violations(tree: &Tree) -> Vec<Violation> {
     let mut found = Vec::new();
     let Some(schema) = schema() else { return found };
-    let Kind::Map(entries) = &tree.node else {
+    let ValueKind::Map(entries) = &tree.node else {
         return found;
     };
     let known = ["apiVersion", "kind", "metadata", "spec", "status"];
@@ -150,15 +150,15 @@ fn walk(tree: &Tree, schema: &JSONSchemaProps, path: &Path, found: &mut Vec<Viol
         return;
     }
     match &tree.node {
-        Kind::Map(entries) if schema.type_.as_deref() == Some("object") => {
+        ValueKind::Map(entries) if schema.type_.as_deref() == Some("object") => {
             map(entries, schema, path, found);
         }
-        Kind::List(items) if schema.type_.as_deref() == Some("array") => {
+        ValueKind::List(items) if schema.type_.as_deref() == Some("array") => {
             list(items, schema, path, found);
         }
-        Kind::Scalar(value) => scalar(value, schema, path, found),
-        Kind::Map(_) => found.push(wrong_type(path, "a map", schema)),
-        Kind::List(_) => found.push(wrong_type(path, "a list", schema)),
+        ValueKind::Scalar(value) => scalar(value, schema, path, found),
+        ValueKind::Map(_) => found.push(wrong_type(path, "a map", schema)),
+        ValueKind::List(_) => found.push(wrong_type(path, "a list", schema)),
     }
 }
 

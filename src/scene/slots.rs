@@ -8,12 +8,12 @@ use super::slot::{LONG, Slot};
 pub struct Slots {
     scene: String,
     case: String,
-    groups: Vec<Servers>,
+    groups: Vec<GroupServers>,
 }
 
 /// The servers of a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Servers {
+struct GroupServers {
     name: String,
     kind: Option<String>,
     count: u32,
@@ -97,7 +97,7 @@ fn spread(name: &str) -> u64 {
 
 impl Slots {
     pub(crate) fn new(scene: &Scene, case: &Case) -> Self {
-        let groups = scene.groups.iter().map(|group| Servers {
+        let groups = scene.groups.iter().map(|group| GroupServers {
             name: group.name.clone(),
             kind: group.kind.clone(),
             count: case.nodes.get(&group.name).copied().unwrap_or(0),
@@ -192,7 +192,7 @@ impl Slots {
         (0..self.len()).filter_map(|position| self.get(position))
     }
 
-    fn locate(&self, position: usize) -> Option<(&Servers, u32)> {
+    fn locate(&self, position: usize) -> Option<(&GroupServers, u32)> {
         let mut rest = position;
         for group in &self.groups {
             let count = group.count as usize;

@@ -6,7 +6,7 @@ use super::{Holding, Node, ScenePlan, Slot, Slots, assign::candidates, node::nat
 
 /// How the labels on nodes compare with a case.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Status {
+pub struct CaseStatus {
     /// All slots, each with the names of the nodes that carry its labels.
     pub slots: Vec<(Slot, Vec<String>)>,
     /// Candidates whose labels name no slot of the case, each with the mistake.
@@ -17,7 +17,7 @@ pub struct Status {
 
 /// Compares the labels on nodes with a case of a plan. A node outside the candidates counts if the node carries the
 /// labels of a slot, since pods would be scheduled to the node.
-pub fn status(plan: &ScenePlan, slots: &Slots, nodes: &[Node]) -> Status {
+pub fn status(plan: &ScenePlan, slots: &Slots, nodes: &[Node]) -> CaseStatus {
     let mut holders: BTreeMap<usize, Vec<String>> = BTreeMap::new();
     let mut mismatches = Vec::new();
     let mut spare = Vec::new();
@@ -56,7 +56,7 @@ pub fn status(plan: &ScenePlan, slots: &Slots, nodes: &[Node]) -> Status {
         }
     }
     let slots = slots.iter().enumerate();
-    Status {
+    CaseStatus {
         slots: slots
             .map(|(place, slot)| (slot, holders.remove(&place).unwrap_or_default()))
             .collect(),
@@ -67,7 +67,7 @@ pub fn status(plan: &ScenePlan, slots: &Slots, nodes: &[Node]) -> Status {
 
 // === impl Status ===
 
-impl Status {
+impl CaseStatus {
     /// The slots without a node.
     pub fn missing(&self) -> impl Iterator<Item = &Slot> {
         self.slots

@@ -11,12 +11,12 @@ use serde_saphyr::Spanned;
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Tree {
     pub(crate) line: u64,
-    pub(crate) node: Kind,
+    pub(crate) node: ValueKind,
 }
 
 /// A value.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Kind {
+pub(crate) enum ValueKind {
     /// Null, a boolean, a number or a text.
     Scalar(Value),
     List(Vec<Tree>),
@@ -25,14 +25,14 @@ pub(crate) enum Kind {
 
 /// A step of a path.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Step {
+pub(crate) enum PathStep {
     Key(String),
     Index(usize),
 }
 
 /// Where in an object something is, like `spec.scenes[1].cases[0].totals.worker`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Path(Vec<Step>);
+pub struct Path(Vec<PathStep>);
 
 // === impl Path ===
 
@@ -40,13 +40,13 @@ impl Path {
     /// This path with a key below.
     #[must_use]
     pub fn key(&self, key: &str) -> Self {
-        self.with(Step::Key(key.to_owned()))
+        self.with(PathStep::Key(key.to_owned()))
     }
 
     /// This path with an index below.
     #[must_use]
     pub fn at(&self, index: usize) -> Self {
-        self.with(Step::Index(index))
+        self.with(PathStep::Index(index))
     }
 
     /// The path of the given keys.
@@ -54,7 +54,7 @@ impl Path {
         keys.iter().fold(Self::default(), |path, key| path.key(key))
     }
 
-    fn with(&self, step: Step) -> Self {
+    fn with(&self, step: PathStep) -> Self {
         let mut steps = self.0.clone();
         steps.push(step);
         Self(steps)
@@ -70,12 +70,12 @@ impl fmt::Display for Path {
         {
             match step {
                 // A key with a dot would read as two.
-                Step::Key(key) if key.contains(['.', '[', ']']) || key.is_empty() => {
+                PathStep::Key(key) if key.contains(['.', '[', ']']) || key.is_empty() => {
                     write!(f, "[{key:?}]")?;
                 }
-                Step::Key(key) if first => write!(f, "{key}")?,
-                Step::Key(key) => write!(f, ".{key}")?,
-                Step::Index(index) => write!(f, "[{index}]")?,
+                PathStep::Key(key) if first => write!(f, "{key}")?,
+                PathStep::Key(key) => write!(f, ".{key}")?,
+                PathStep::Index(index) => write!(f, "[{index}]")?,
             }
         }
         Ok(())
@@ -88,11 +88,11 @@ impl Tree {
     /// The value below a key.
     pub(crate) fn get(&self, key: &str) -> Option<&Self> {
         match &self.node {
-            Kind::Map(entries) => entries
+            ValueKind::Map(entries) => entries
                 .iter()
                 .find(|(name, _)| name == key)
                 .map(|(_, value)| value),
-            Kind::List(_) | Kind::Scalar(_) => None,
+            ValueKind::List(_) | ValueKind::Scalar(_) => None,
         }
     }
 
@@ -101,9 +101,9 @@ impl Tree {
         let mut here = self;
         for step in &path.0 {
             let next = match (step, &here.node) {
-                (Step::Key(key), _) => here.get(key),
-                (Step::Index(index), Kind::List(items)) => items.get(*index),
-                (Step::Index(_), _) => None,
+                (PathStep::Key(key), _) => here.get(key),
+                (PathStep::Index(index), ValueKind::List(items)) => items.get(*index),
+                (PathStep::Index(_), _) => None,
             };
             let Some(next) = next else { break };
             here = next;
@@ -113,15 +113,15 @@ impl Tree {
 
     /// Whether the value is null.
     pub(crate) fn is_null(&self) -> bool {
-        self.node == Kind::Scalar(Value::Null)
+        self.node == ValueKind::Scalar(Value::Null)
     }
 
     /// The value alone. What is null is left out of maps: the API server does the same.
     pub(crate) fn value(&self) -> Value {
         match &self.node {
-            Kind::Scalar(value) => value.clone(),
-            Kind::List(items) => items.iter().map(Self::value).collect(),
-            Kind::Map(entries) => {
+            ValueKind::Scalar(value) => value.clone(),
+            ValueKind::List(items) => items.iter().map(Self::value).collect(),
+            ValueKind::Map(entries) => {
                 let present = entries.iter().filter(|(_, value)| !value.is_null());
                 present
                     .map(|(key, value)| (key.clone(), value.value()))
@@ -133,7 +133,7 @@ impl Tree {
 
 impl<'de> Deserialize<'de> for Tree {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let spanned = Spanned::<Kind>::deserialize(deserializer)?;
+        let spanned = Spanned::<ValueKind>::deserialize(deserializer)?;
         Ok(Self {
             line: spanned.referenced.line(),
             node: spanned.value,
@@ -141,63 +141,63 @@ impl<'de> Deserialize<'de> for Tree {
     }
 }
 
-impl<'de> Deserialize<'de> for Kind {
+impl<'de> Deserialize<'de> for ValueKind {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct KindVisitor;
 
         impl<'de> Visitor<'de> for KindVisitor {
-            type Value = Kind;
+            type Value = ValueKind;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a value")
             }
 
-            fn visit_unit<E: de::Error>(self) -> Result<Kind, E> {
-                Ok(Kind::Scalar(Value::Null))
+            fn visit_unit<E: de::Error>(self) -> Result<ValueKind, E> {
+                Ok(ValueKind::Scalar(Value::Null))
             }
 
-            fn visit_none<E: de::Error>(self) -> Result<Kind, E> {
+            fn visit_none<E: de::Error>(self) -> Result<ValueKind, E> {
                 self.visit_unit()
             }
 
-            fn visit_bool<E: de::Error>(self, value: bool) -> Result<Kind, E> {
-                Ok(Kind::Scalar(value.into()))
+            fn visit_bool<E: de::Error>(self, value: bool) -> Result<ValueKind, E> {
+                Ok(ValueKind::Scalar(value.into()))
             }
 
-            fn visit_i64<E: de::Error>(self, value: i64) -> Result<Kind, E> {
-                Ok(Kind::Scalar(value.into()))
+            fn visit_i64<E: de::Error>(self, value: i64) -> Result<ValueKind, E> {
+                Ok(ValueKind::Scalar(value.into()))
             }
 
-            fn visit_u64<E: de::Error>(self, value: u64) -> Result<Kind, E> {
-                Ok(Kind::Scalar(value.into()))
+            fn visit_u64<E: de::Error>(self, value: u64) -> Result<ValueKind, E> {
+                Ok(ValueKind::Scalar(value.into()))
             }
 
-            fn visit_f64<E: de::Error>(self, value: f64) -> Result<Kind, E> {
-                Ok(Kind::Scalar(value.into()))
+            fn visit_f64<E: de::Error>(self, value: f64) -> Result<ValueKind, E> {
+                Ok(ValueKind::Scalar(value.into()))
             }
 
-            fn visit_str<E: de::Error>(self, value: &str) -> Result<Kind, E> {
-                Ok(Kind::Scalar(value.into()))
+            fn visit_str<E: de::Error>(self, value: &str) -> Result<ValueKind, E> {
+                Ok(ValueKind::Scalar(value.into()))
             }
 
-            fn visit_string<E: de::Error>(self, value: String) -> Result<Kind, E> {
-                Ok(Kind::Scalar(value.into()))
+            fn visit_string<E: de::Error>(self, value: String) -> Result<ValueKind, E> {
+                Ok(ValueKind::Scalar(value.into()))
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Kind, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<ValueKind, A::Error> {
                 let mut list = Vec::new();
                 while let Some(item) = items.next_element()? {
                     list.push(item);
                 }
-                Ok(Kind::List(list))
+                Ok(ValueKind::List(list))
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Kind, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<ValueKind, A::Error> {
                 let mut map = Vec::new();
                 while let Some(entry) = entries.next_entry()? {
                     map.push(entry);
                 }
-                Ok(Kind::Map(map))
+                Ok(ValueKind::Map(map))
             }
         }
 

@@ -10,7 +10,7 @@ use crate::text::counted;
 
 /// The slot that a node wants by a plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Want {
+pub enum WantedSlot {
     /// No slot: labels with the plan's keys and the node's claims are removed.
     Nothing {
         /// The reason.
@@ -18,20 +18,20 @@ pub enum Want {
     },
     /// A slot without a claim: the plan lists its nodes by name.
     Slot(Slot),
-    /// A slot of the list. [`Want::order`] gives the order of the tries, and the first successful claim decides.
+    /// A slot of the list. [`WantedSlot::order`] gives the order of the tries, and the first successful claim decides.
     Claim(Slots),
 }
 
 /// What a node is to have by all plans together.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Duty<'a> {
+pub enum SlotDuty<'a> {
     /// No plan wants the node: labels and claims of former plans are removed.
     Free {
         /// The reason.
         reason: String,
     },
     /// One plan wants the node, for a slot or for a claim.
-    Of(&'a ScenePlan, Want),
+    Of(&'a ScenePlan, WantedSlot),
     /// Several active plans want the node. The node stays unchanged until the plans are corrected.
     Disputed {
         /// The names.
@@ -41,7 +41,7 @@ pub enum Duty<'a> {
 
 /// Whether a node gives up its slot now.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Switch {
+pub enum SwitchDecision {
     /// Change now.
     Change {
         /// The reason for the permission.
@@ -63,16 +63,16 @@ pub enum Switch {
 /// second plan gives.
 ///
 /// Fails if a plan with the node as a candidate names an unknown active case. The node then stays unchanged.
-pub fn duty<'a>(plans: &'a [ScenePlan], node: &Node) -> Result<Duty<'a>, NoSuchCase> {
+pub fn duty<'a>(plans: &'a [ScenePlan], node: &Node) -> Result<SlotDuty<'a>, NoSuchCase> {
     let mut wanted = Vec::new();
     let mut why = None;
     for plan in plans {
         match want(plan, node)? {
             // A plan that selects the node gives the better reason.
-            Want::Nothing { reason } if why.is_none() || is_candidate(plan, node) => {
+            WantedSlot::Nothing { reason } if why.is_none() || is_candidate(plan, node) => {
                 why = Some(reason);
             }
-            Want::Nothing { .. } => {}
+            WantedSlot::Nothing { .. } => {}
             want => wanted.push((plan, want)),
         }
     }
@@ -81,11 +81,11 @@ pub fn duty<'a>(plans: &'a [ScenePlan], node: &Node) -> Result<Duty<'a>, NoSuchC
             .into_iter()
             .map(|(plan, _)| plan.metadata.name.clone().unwrap_or_default())
             .collect();
-        return Ok(Duty::Disputed { plans });
+        return Ok(SlotDuty::Disputed { plans });
     }
     Ok(match wanted.pop() {
-        Some((plan, want)) => Duty::Of(plan, want),
-        None => Duty::Free {
+        Some((plan, want)) => SlotDuty::Of(plan, want),
+        None => SlotDuty::Free {
             reason: why.unwrap_or_else(|| "there is no plan".to_owned()),
         },
     })
@@ -94,8 +94,8 @@ pub fn duty<'a>(plans: &'a [ScenePlan], node: &Node) -> Result<Duty<'a>, NoSuchC
 /// The slot that a node wants by a plan.
 ///
 /// Fails if the node is a candidate and the plan lacks the active case. The node then stays unchanged.
-pub fn want(plan: &ScenePlan, node: &Node) -> Result<Want, NoSuchCase> {
-    let nothing = |reason: String| Ok(Want::Nothing { reason });
+pub fn want(plan: &ScenePlan, node: &Node) -> Result<WantedSlot, NoSuchCase> {
+    let nothing = |reason: String| Ok(WantedSlot::Nothing { reason });
     let Some(active) = &plan.spec.active else {
         return nothing("the plan has no active case".to_owned());
     };
@@ -104,14 +104,14 @@ pub fn want(plan: &ScenePlan, node: &Node) -> Result<Want, NoSuchCase> {
     }
     let slots = slots(plan, &active.scene, &active.case)?;
     let Some(names) = &plan.spec.nodes.names else {
-        return Ok(Want::Claim(slots));
+        return Ok(WantedSlot::Claim(slots));
     };
     let place = names
         .iter()
         .position(|name| *name == node.name)
         .and_then(|place| slots.get(place));
     match place {
-        Some(slot) => Ok(Want::Slot(slot)),
+        Some(slot) => Ok(WantedSlot::Slot(slot)),
         None => nothing(format!(
             "scene {} case {} has {}, but the node is further down in the plan's list",
             active.scene,
@@ -125,9 +125,9 @@ pub fn want(plan: &ScenePlan, node: &Node) -> Result<Want, NoSuchCase> {
 ///
 /// `has` describes the slot in words. `pods` names the node's pods that depend on the slot: their node selector or
 /// required affinity has keys of the labels to remove.
-pub fn switch(rule: OnBusy, has: &str, pods: &[String]) -> Switch {
+pub fn switch(rule: OnBusy, has: &str, pods: &[String]) -> SwitchDecision {
     let Some(first) = pods.first() else {
-        return Switch::Change {
+        return SwitchDecision::Change {
             reason: format!("no pod of {has} runs here"),
         };
     };
@@ -136,11 +136,11 @@ pub fn switch(rule: OnBusy, has: &str, pods: &[String]) -> Switch {
         many => format!("{many} pods of {has} still run here, for example {first}"),
     };
     match rule {
-        OnBusy::Force => Switch::Change {
+        OnBusy::Force => SwitchDecision::Change {
             reason: format!("{running}, but the plan has onBusy: force"),
         },
-        OnBusy::Wait => Switch::Wait { reason: running },
-        OnBusy::Refuse => Switch::Refuse {
+        OnBusy::Wait => SwitchDecision::Wait { reason: running },
+        OnBusy::Refuse => SwitchDecision::Refuse {
             reason: format!(
                 "{running}, and the plan has onBusy: refuse; end the pods or change onBusy, then set the case again"
             ),
@@ -150,7 +150,7 @@ pub fn switch(rule: OnBusy, has: &str, pods: &[String]) -> Switch {
 
 // === impl Want ===
 
-impl Want {
+impl WantedSlot {
     /// The positions among `slots` in the order of a node's claims. The slot of the node's labels comes first, or
     /// `last`, the node's known former slot. The remaining slots follow, spread by the node's name.
     pub fn order(

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 /// A position: from the left, and from above.
-pub(crate) type Place = (f64, f64);
+pub(crate) type Position = (f64, f64);
 
 /// The side of a text's position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +38,7 @@ impl Anchor {
 
 impl Svg {
     /// Words, which may hold anything.
-    pub(crate) fn text(&mut self, at: Place, size: f64, anchor: Anchor, ink: &str, words: &str) {
+    pub(crate) fn text(&mut self, at: Position, size: f64, anchor: Anchor, ink: &str, words: &str) {
         let (x, y, anchor, words) = (drawn(at.0), drawn(at.1), anchor.name(), escaped(words));
         let _ = writeln!(
             self.body,
@@ -47,7 +47,7 @@ impl Svg {
     }
 
     /// A straight line.
-    pub(crate) fn line(&mut self, from: Place, to: Place, ink: &str, width: f64) {
+    pub(crate) fn line(&mut self, from: Position, to: Position, ink: &str, width: f64) {
         let [x1, y1, x2, y2] = [from.0, from.1, to.0, to.1].map(drawn);
         let _ = writeln!(
             self.body,
@@ -56,8 +56,13 @@ impl Svg {
     }
 
     /// A line from point to point; a single point is a short line.
-    pub(crate) fn polyline(&mut self, points: impl Iterator<Item = Place>, ink: &str, width: f64) {
-        let place = |(x, y): Place| format!("{:.1},{:.1}", drawn(x), drawn(y));
+    pub(crate) fn polyline(
+        &mut self,
+        points: impl Iterator<Item = Position>,
+        ink: &str,
+        width: f64,
+    ) {
+        let place = |(x, y): Position| format!("{:.1},{:.1}", drawn(x), drawn(y));
         let mut places: Vec<String> = points.map(place).collect();
         if let [single] = places.as_slice() {
             places.push(single.clone());
@@ -73,7 +78,7 @@ impl Svg {
 
     #[cfg(feature = "bench")]
     /// A filled circle.
-    pub(crate) fn dot(&mut self, at: Place, radius: f64, ink: &str) {
+    pub(crate) fn dot(&mut self, at: Position, radius: f64, ink: &str) {
         let (x, y) = (drawn(at.0), drawn(at.1));
         let _ = writeln!(
             self.body,
@@ -82,7 +87,7 @@ impl Svg {
     }
 
     /// A filled rectangle, from its upper left corner.
-    pub(crate) fn rectangle(&mut self, at: Place, wide: f64, high: f64, ink: &str) {
+    pub(crate) fn rectangle(&mut self, at: Position, wide: f64, high: f64, ink: &str) {
         let [x, y, wide, high] = [at.0, at.1, wide.max(0.0), high.max(0.0)].map(drawn);
         let _ = writeln!(
             self.body,

@@ -14,7 +14,8 @@ use pinfold::metrics::{Format, Sources};
 use pinfold::pin::snapshot::ContainerState;
 use pinfold::pin::{Enforcement, EnforcementCause, Snapshot};
 use pinfold::pod::{
-    Container, ContainerKind, Entitlement, Pod, Policy, Qos, Role, ThreadPolicy, thread_environment,
+    Container, ContainerKind, Entitlement, Pod, PodRole, Policy, Qos, ThreadPolicy,
+    thread_environment,
 };
 
 use crate::events::SOFTWARE;
@@ -96,7 +97,7 @@ pub(crate) fn state(pod: &str, cgroup: &str, cpus: &CpuSet) -> ContainerState {
         container: "main".to_owned(),
         uid: Some(format!("u-{pod}")),
         kind: ContainerKind::App,
-        role: Role::Worker,
+        role: PodRole::Worker,
         job: None,
         index: None,
         evidence: String::new(),
@@ -324,7 +325,7 @@ fn containers_that_share_their_cpus_are_counted_within_a_budget() {
         assigned: None,
         ..state(pod, path, &kernel.online)
     };
-    let containers = [state("b", &b, Role::Worker), state("a", &a, Role::Ps)];
+    let containers = [state("b", &b, PodRole::Worker), state("a", &a, PodRole::Ps)];
     let scrape = |sources: &Sources, containers: &[ContainerState]| {
         let text = sources
             .collect(&snapshot(&kernel, containers))

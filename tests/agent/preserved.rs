@@ -43,7 +43,7 @@ use nix::unistd::getpid;
 use pinfold::cpu::CpuSet;
 use pinfold::host::cgroup::Quota;
 use pinfold::nri::ContainerState;
-use pinfold::pin::{AssignmentRecord, EarlierSettings, Outcome, Reason, Step, apply};
+use pinfold::pin::{AssignmentRecord, EarlierSettings, Reason, Step, StepOutcome, apply};
 use prost::Message;
 use serde_json::Value;
 
@@ -374,14 +374,14 @@ fn cpus_that_could_not_be_taken_are_not_assigned() {
             cpus(&main, kernel.last(), Reason::Own),
         ]
     };
-    let outcomes: Vec<Outcome> = apply(plan(), &kernel.cgroups)
+    let outcomes: Vec<StepOutcome> = apply(plan(), &kernel.cgroups)
         .into_iter()
         .map(|applied| applied.outcome)
         .collect();
     assert!(
         matches!(
             outcomes.as_slice(),
-            [Outcome::Failed(_) | Outcome::NotInForce { .. }, Outcome::Blocked { cpus }] if *cpus == kernel.last()
+            [StepOutcome::Failed(_) | StepOutcome::NotInForce { .. }, StepOutcome::Blocked { cpus }] if *cpus == kernel.last()
         ),
         "{outcomes:?}"
     );
@@ -390,7 +390,7 @@ fn cpus_that_could_not_be_taken_are_not_assigned() {
     // The same steps succeed after the pod is wide again.
     kernel.write_cpus(&web_pod, &kernel.online);
     for applied in apply(plan(), &kernel.cgroups) {
-        assert!(matches!(applied.outcome, Outcome::Done), "{applied:?}");
+        assert!(matches!(applied.outcome, StepOutcome::Done), "{applied:?}");
     }
     assert_eq!(kernel.effective(&main), kernel.last());
 }
@@ -424,14 +424,18 @@ fn a_cgroup_without_a_record_gets_no_writes() {
             reason: Reason::Own,
         },
     ];
-    let outcomes: Vec<Outcome> = apply(plan, &kernel.cgroups)
+    let outcomes: Vec<StepOutcome> = apply(plan, &kernel.cgroups)
         .into_iter()
         .map(|applied| applied.outcome)
         .collect();
     assert!(
         matches!(
             outcomes.as_slice(),
-            [Outcome::Failed(_), Outcome::Unrecorded, Outcome::Unrecorded]
+            [
+                StepOutcome::Failed(_),
+                StepOutcome::Unrecorded,
+                StepOutcome::Unrecorded
+            ]
         ),
         "{outcomes:?}"
     );

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use nix::sched::{CloneFlags, unshare};
 use pinfold::host::cgroup::join_host;
-use pinfold::metrics::{AGENT_FAMILIES, FAMILIES, Family, Kind};
+use pinfold::metrics::{AGENT_FAMILIES, FAMILIES, Family, FamilyKind};
 
 use crate::agent::{Agent, Manifests, Settings, best_effort, container, in_force, pinfold, worker};
 use crate::http::{ask, exchange};
@@ -544,7 +544,7 @@ fn metric_families_match_the_documented_table() {
                 .collect();
             let network = ["pinfold_pod_network_", "pinfold_pod_tcp_"];
             let network = network.iter().any(|name| family.name.starts_with(name))
-                && family.kind == Kind::Counter;
+                && family.kind == FamilyKind::Counter;
             // The pods of the test use the node's network, whose counters are not the pods'. A feature that the machine
             // lacks has a reason instead.
             let reason = |collector: &str| {
@@ -590,9 +590,9 @@ fn metric_families_match_the_documented_table() {
             }
             seen += 1;
             let kind = match family.kind {
-                Kind::Counter => "counter",
-                Kind::Gauge | Kind::Info => "gauge",
-                Kind::Histogram => "histogram",
+                FamilyKind::Counter => "counter",
+                FamilyKind::Gauge | FamilyKind::Info => "gauge",
+                FamilyKind::Histogram => "histogram",
             };
             assert!(
                 text.contains(&format!("# TYPE {} {kind}\n", family.name)),
@@ -621,7 +621,7 @@ fn metric_families_match_the_documented_table() {
         }
         assert!(seen > 15, "{seen} families only");
         let is_series_of = |family: &Family, name: &str| match family.kind {
-            Kind::Histogram => name
+            FamilyKind::Histogram => name
                 .strip_prefix(family.name)
                 .is_some_and(|end| ["_bucket", "_sum", "_count"].contains(&end)),
             _ => name == family.name,

@@ -1,7 +1,7 @@
 //! Admission policies in the fake API server: recorded answers of a real server, and the effect of the shipped policies on an
 //! agent.
 
-use pinfold::cluster::scenes::{Phase, Settings};
+use pinfold::cluster::scenes::{Phase, SceneSettings};
 use serde_json::json;
 
 use crate::agents::{Agent, NAMESPACE, claims, cluster, place, put_node};
@@ -73,7 +73,7 @@ async fn a_token_of_another_node_gets_no_slot() {
             "scenes": [{"scene": "1", "groups": [{"name": "w"}], "cases": [{"case": "1", "nodes": {"w": 1}}]}],
         },
     }));
-    let mut agent = Agent::start(&fake, "a", Settings::default());
+    let mut agent = Agent::start(&fake, "a", SceneSettings::default());
     // As if the agent's pod was recreated on node b and kept the node name a.
     fake.user_on_node("token-of-a", ACCOUNT, "b");
     agent

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use pinfold::cluster::Api;
-use pinfold::cluster::events::{Recorder, Settings as EventSettings};
-use pinfold::cluster::pods::{PodCache, Settings as PodSettings, follow};
-use pinfold::cluster::scenes::{Pods, RunningPod, Scenes, Settings, State};
+use pinfold::cluster::events::{EventSettings, Recorder};
+use pinfold::cluster::pods::{PodCache, PodWatchSettings as PodSettings, follow};
+use pinfold::cluster::scenes::{RunningPod, RunningPods, SceneSettings, Scenes, SlotState};
 use pinfold::scene::definition;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
@@ -58,8 +58,8 @@ pub(crate) fn remove_node(fake: &FakeApi, name: &str) {
 #[derive(Debug)]
 pub(crate) struct Agent {
     pub(crate) node: String,
-    pub(crate) state: watch::Receiver<State>,
-    pub(crate) pods: watch::Sender<Pods>,
+    pub(crate) state: watch::Receiver<SlotState>,
+    pub(crate) pods: watch::Sender<RunningPods>,
     pub(crate) api: Api,
     stop: CancellationToken,
     task: tokio::task::JoinHandle<()>,
@@ -71,15 +71,15 @@ pub(crate) struct Agent {
 
 impl Agent {
     /// Starts an agent that has read an empty list of pods.
-    pub(crate) fn start(fake: &FakeApi, node: &str, settings: Settings) -> Self {
+    pub(crate) fn start(fake: &FakeApi, node: &str, settings: SceneSettings) -> Self {
         Self::start_with(fake, node, settings, Some(Vec::new()), true)
     }
 
     pub(crate) fn start_with(
         fake: &FakeApi,
         node: &str,
-        settings: Settings,
-        pods: Pods,
+        settings: SceneSettings,
+        pods: RunningPods,
         events: bool,
     ) -> Self {
         let api = client(fake, node);
@@ -106,7 +106,7 @@ impl Agent {
 
     /// Starts an agent that follows its pods through the API server, as the program does.
     pub(crate) fn start_with_pods_of_api(fake: &FakeApi, node: &str) -> Self {
-        let mut agent = Self::start_with(fake, node, Settings::default(), None, true);
+        let mut agent = Self::start_with(fake, node, SceneSettings::default(), None, true);
         let (out, mut events) = mpsc::channel(16);
         agent.pod_tasks.spawn(follow(
             agent.api.clone(),
@@ -138,12 +138,12 @@ impl Agent {
         self.task.abort();
     }
 
-    pub(crate) fn state(&self) -> State {
+    pub(crate) fn state(&self) -> SlotState {
         self.state.borrow().clone()
     }
 
     /// Waits until the state meets a condition, for half an hour of the test's clock at most.
-    pub(crate) async fn until(&mut self, what: &str, holds: impl FnMut(&State) -> bool) {
+    pub(crate) async fn until(&mut self, what: &str, holds: impl FnMut(&SlotState) -> bool) {
         let half_an_hour = Duration::from_secs(1800);
         let waited = tokio::time::timeout(half_an_hour, self.state.wait_for(holds)).await;
         let reached = matches!(waited, Ok(Ok(_)));

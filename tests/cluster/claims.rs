@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use pinfold::cluster::claims::{Claimed, Claims, Owner, Settings};
+use pinfold::cluster::claims::{ClaimOutcome, ClaimOwner, ClaimSettings, Claims};
 use pinfold::cluster::{Api, Failure};
 use serde_json::{Value, json};
 
@@ -27,11 +27,11 @@ fn add_node(fake: &FakeApi, name: &str, uid: &str) -> Value {
 
 fn claims(fake: &FakeApi, node: &str, uid: &str) -> Claims {
     let api = Api::new(fake.client(ADMIN), Duration::from_secs(10));
-    let owner = Owner {
+    let owner = ClaimOwner {
         node: node.to_owned(),
         uid: uid.to_owned(),
     };
-    Claims::new(api, NAMESPACE, owner, Settings::default())
+    Claims::new(api, NAMESPACE, owner, ClaimSettings::default())
 }
 
 fn slots(count: usize, from: usize) -> Vec<String> {
@@ -156,7 +156,7 @@ async fn a_slot_that_became_free_after_the_last_list_is_found() {
     // The list of `one` has become stale.
     assert!(other.release("slot-000").await.unwrap());
     for slot in &slots(5, 0)[1..] {
-        assert_eq!(other.claim(slot, &none).await.unwrap(), Claimed::New);
+        assert_eq!(other.claim(slot, &none).await.unwrap(), ClaimOutcome::New);
     }
     fake.clear_log();
     let got = one.claim_first(slots(5, 0), &none).await.unwrap();
@@ -173,9 +173,12 @@ async fn a_claim_survives_a_restart_and_ends_by_release_or_with_its_node() {
     let fake = cluster(2);
     let (one, other) = (claims(&fake, "n0", "u0"), claims(&fake, "n1", "u1"));
     let labels = BTreeMap::from([("pinfold.io/plan".to_owned(), "p".to_owned())]);
-    assert_eq!(one.claim("a", &labels).await.unwrap(), Claimed::New);
-    assert_eq!(one.claim("a", &labels).await.unwrap(), Claimed::Ours);
-    assert_eq!(other.claim("a", &labels).await.unwrap(), Claimed::Taken);
+    assert_eq!(one.claim("a", &labels).await.unwrap(), ClaimOutcome::New);
+    assert_eq!(one.claim("a", &labels).await.unwrap(), ClaimOutcome::Ours);
+    assert_eq!(
+        other.claim("a", &labels).await.unwrap(),
+        ClaimOutcome::Taken
+    );
     // After a restart, the node lists its claims from the server's cache and confirms each claim by a read.
     fake.clear_log();
     assert_eq!(
@@ -196,7 +199,7 @@ async fn a_claim_survives_a_restart_and_ends_by_release_or_with_its_node() {
     assert!(!other.release("a").await.unwrap());
     assert!(one.release("a").await.unwrap());
     assert!(!one.release("a").await.unwrap());
-    assert_eq!(other.claim("a", &labels).await.unwrap(), Claimed::New);
+    assert_eq!(other.claim("a", &labels).await.unwrap(), ClaimOutcome::New);
 
     // The deletion of the Node deletes its claims. A Node of the same name with a new uid is a different Node.
     fake.remove(&fake.get("v1", "Node", "", "n1").unwrap());
@@ -208,12 +211,12 @@ async fn a_claim_survives_a_restart_and_ends_by_release_or_with_its_node() {
             .claim("a", &labels)
             .await
             .unwrap(),
-        Claimed::New
+        ClaimOutcome::New
     );
     // The server deletes a claim whose Node does not exist.
     assert_eq!(
         claims(&fake, "n9", "u9").claim("b", &labels).await.unwrap(),
-        Claimed::New
+        ClaimOutcome::New
     );
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(held(&fake).into_keys().collect::<Vec<_>>(), ["a"]);
@@ -334,11 +337,11 @@ async fn a_forbidden_list_is_an_error() {
     let fake = cluster(1);
     fake.user("agent", "agent");
     let api = Api::new(fake.client("agent"), Duration::from_secs(10));
-    let owner = Owner {
+    let owner = ClaimOwner {
         node: "n0".to_owned(),
         uid: "u0".to_owned(),
     };
-    let claims = Arc::new(Claims::new(api, NAMESPACE, owner, Settings::default()));
+    let claims = Arc::new(Claims::new(api, NAMESPACE, owner, ClaimSettings::default()));
     assert!(
         claims
             .mine()

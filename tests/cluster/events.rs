@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use pinfold::cluster::Api;
-use pinfold::cluster::events::{News, Recorder, Settings};
+use pinfold::cluster::events::{EventDetails, EventSettings, Recorder};
 use serde_json::{Value, json};
 
 use crate::fakeapi::{ADMIN, FakeApi, Fault, When};
 
-fn news(pod: &str, note: &str) -> News {
-    News {
+fn news(pod: &str, note: &str) -> EventDetails {
+    EventDetails {
         namespace: "default".to_owned(),
         pod: pod.to_owned(),
         uid: format!("uid-{pod}"),
@@ -20,7 +20,7 @@ fn news(pod: &str, note: &str) -> News {
     }
 }
 
-fn start(fake: &FakeApi, settings: Settings) -> (Recorder, Api) {
+fn start(fake: &FakeApi, settings: EventSettings) -> (Recorder, Api) {
     let api = Api::new(fake.client(ADMIN), Duration::from_secs(10));
     let (recorder, task) = Recorder::new(api.clone(), "n1", settings);
     tokio::spawn(task);
@@ -34,7 +34,7 @@ fn written(fake: &FakeApi) -> Vec<Value> {
 #[tokio::test(start_paused = true)]
 async fn repetitions_are_counted_on_the_same_event() {
     let fake = FakeApi::direct();
-    let (recorder, _) = start(&fake, Settings::default());
+    let (recorder, _) = start(&fake, EventSettings::default());
     for _ in 0..100 {
         recorder.tell(news("p", "CPUs 2-3 are its own"));
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -79,7 +79,7 @@ async fn repetitions_are_counted_on_the_same_event() {
 #[tokio::test(start_paused = true)]
 async fn a_node_with_many_pods_stays_within_the_write_limit() {
     let fake = FakeApi::direct();
-    let (recorder, api) = start(&fake, Settings::default());
+    let (recorder, api) = start(&fake, EventSettings::default());
     for number in 0..200 {
         recorder.tell(news(&format!("p{number}"), "refused"));
     }
@@ -92,7 +92,7 @@ async fn a_node_with_many_pods_stays_within_the_write_limit() {
 async fn an_unreachable_api_blocks_no_caller_and_news_are_dropped() {
     let fake = FakeApi::direct();
     fake.go_away();
-    let (recorder, api) = start(&fake, Settings::default());
+    let (recorder, api) = start(&fake, EventSettings::default());
     let began = std::time::Instant::now();
     for number in 0..10_000 {
         recorder.tell(news(&format!("p{number}"), "pinned"));
@@ -117,7 +117,7 @@ async fn an_unreachable_api_blocks_no_caller_and_news_are_dropped() {
 #[tokio::test(start_paused = true)]
 async fn a_deleted_event_is_created_again() {
     let fake = FakeApi::direct();
-    let (recorder, _) = start(&fake, Settings::default());
+    let (recorder, _) = start(&fake, EventSettings::default());
     recorder.tell(news("p", "x"));
     tokio::time::sleep(Duration::from_secs(1)).await;
     fake.remove(&written(&fake)[0]);
@@ -132,7 +132,7 @@ async fn a_deleted_event_is_created_again() {
 #[tokio::test(start_paused = true)]
 async fn retryable_failures_are_retried_and_refusals_are_not() {
     let fake = FakeApi::direct();
-    let (recorder, api) = start(&fake, Settings::default());
+    let (recorder, api) = start(&fake, EventSettings::default());
     let busy = Fault::Refuse {
         code: 429,
         text: "Too many requests",
@@ -174,7 +174,7 @@ async fn retryable_failures_are_retried_and_refusals_are_not() {
 async fn the_last_repetitions_are_written_when_the_agent_stops() {
     let fake = FakeApi::direct();
     let api = Api::new(fake.client(ADMIN), Duration::from_secs(10));
-    let (recorder, writer) = Recorder::new(api, "n1", Settings::default());
+    let (recorder, writer) = Recorder::new(api, "n1", EventSettings::default());
     let writer = tokio::spawn(writer);
     for _ in 0..6 {
         recorder.tell(news("p", "x"));

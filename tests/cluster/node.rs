@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use pinfold::cluster::node::{Applied, LabelStep, OwnNode, apply, plan, read, set_taints};
+use pinfold::cluster::node::{ApplyOutcome, LabelStep, OwnNode, apply, plan, read, set_taints};
 use pinfold::cluster::{Api, ErrorKind, Failure};
 use serde_json::json;
 
@@ -31,7 +31,10 @@ fn cluster() -> (FakeApi, Api) {
 }
 
 /// Reads the Node, plans and applies the labels, as the agent does.
-async fn reconcile(api: &Api, wanted: &BTreeMap<String, String>) -> (LabelStep, Option<Applied>) {
+async fn reconcile(
+    api: &Api,
+    wanted: &BTreeMap<String, String>,
+) -> (LabelStep, Option<ApplyOutcome>) {
     let node = read(api, "n1").await.unwrap().unwrap();
     let step = plan(&node, wanted);
     let applied = match &step {
@@ -46,7 +49,7 @@ async fn each_change_of_the_labels_is_one_write() {
     let (fake, api) = cluster();
     let first = labels(&[("SCENCE", "1"), ("CASE", "2"), ("INDEX", "3")]);
     let (_, applied) = reconcile(&api, &first).await;
-    let Some(Applied::Done(node)) = applied else {
+    let Some(ApplyOutcome::Done(node)) = applied else {
         panic!("{applied:?}")
     };
     assert_eq!(
@@ -96,7 +99,7 @@ async fn a_value_of_another_manager_is_reported_and_stays() {
     let patch =
         kube::api::Patch::Merge(json!({"metadata": {"labels": {"SCENCE": "9", "CASE": "8"}}}));
     by_hand.patch("n1", &params, &patch).await.unwrap();
-    let Applied::Conflict(conflicts) = apply(&api, &before, &wanted).await.unwrap() else {
+    let ApplyOutcome::Conflict(conflicts) = apply(&api, &before, &wanted).await.unwrap() else {
         panic!("no conflict")
     };
     let managers: Vec<(&str, &str)> = conflicts
@@ -131,7 +134,7 @@ async fn a_value_of_another_manager_is_reported_and_stays() {
     by_hand.patch("n1", &params, &patch).await.unwrap();
     assert!(matches!(
         reconcile(&api, &wanted).await.1,
-        Some(Applied::Done(_))
+        Some(ApplyOutcome::Done(_))
     ));
 }
 
@@ -142,14 +145,20 @@ async fn an_apply_never_recreates_a_deleted_node() {
     let old = read(&api, "n1").await.unwrap().unwrap();
     fake.remove(&fake.get("v1", "Node", "", "n1").unwrap());
     assert_eq!(read(&api, "n1").await.unwrap(), None);
-    assert_eq!(apply(&api, &old, &wanted).await.unwrap(), Applied::Gone);
+    assert_eq!(
+        apply(&api, &old, &wanted).await.unwrap(),
+        ApplyOutcome::Gone
+    );
     assert!(
         fake.all("v1", "Node").is_empty(),
         "an apply without a uid would have created the Node"
     );
 
     fake.put(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", "uid": "u2"}}));
-    assert_eq!(apply(&api, &old, &wanted).await.unwrap(), Applied::Replaced);
+    assert_eq!(
+        apply(&api, &old, &wanted).await.unwrap(),
+        ApplyOutcome::Replaced
+    );
     assert_eq!(
         fake.get("v1", "Node", "", "n1").unwrap()["metadata"]["labels"],
         json!(null)
@@ -166,7 +175,7 @@ async fn an_apply_never_recreates_a_deleted_node() {
     };
     assert_eq!(
         apply(&agent, &without_uid, &wanted).await.unwrap(),
-        Applied::Gone
+        ApplyOutcome::Gone
     );
     assert!(fake.all("v1", "Node").is_empty());
 }

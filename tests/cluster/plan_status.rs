@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use kube::core::params::{Patch, PatchParams};
 use kube::core::request::Request;
-use pinfold::cluster::plan_status::{PlanStatusWriter, Settings};
-use pinfold::cluster::scenes::{Phase, Settings as SceneSettings};
+use pinfold::cluster::plan_status::{PlanStatusSettings, PlanStatusWriter};
+use pinfold::cluster::scenes::{Phase, SceneSettings};
 use pinfold::cluster::{Api, Call, ErrorKind};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -30,7 +30,7 @@ impl Running {
         let stop = CancellationToken::new();
         let until = stop.clone();
         let task = tokio::spawn(async move {
-            PlanStatusWriter::new(api, NAMESPACE, Settings::default())
+            PlanStatusWriter::new(api, NAMESPACE, PlanStatusSettings::default())
                 .run(&until)
                 .await;
         });

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pinfold::cluster::pods::{PodCache, PodsEvent, Settings, follow};
+use pinfold::cluster::pods::{PodCache, PodWatchSettings, PodsEvent, follow};
 use pinfold::cluster::{Api, Call, ErrorKind};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -30,7 +30,7 @@ struct Listener {
 }
 
 impl Listener {
-    fn new(fake: &FakeApi, token: &str, settings: Settings) -> Self {
+    fn new(fake: &FakeApi, token: &str, settings: PodWatchSettings) -> Self {
         let api = Api::new(fake.client(token), Duration::from_secs(10));
         let (out, events) = mpsc::channel(16);
         tokio::spawn(follow(api.clone(), NODE.to_owned(), settings, out));
@@ -106,7 +106,7 @@ async fn one_streaming_list_then_one_watch() {
     let fake = FakeApi::direct();
     fake.put(&pod("a", NODE, "1"));
     fake.put(&pod("stranger", "n2", "1"));
-    let mut listener = Listener::new(&fake, ADMIN, Settings::default());
+    let mut listener = Listener::new(&fake, ADMIN, PodWatchSettings::default());
     listener.until_names(&["a"]).await;
     let mut moved = fake.put(&pod("b", NODE, "2"));
     listener.until_names(&["a", "b"]).await;
@@ -161,7 +161,7 @@ async fn paged_lists_replace_refused_or_silent_streaming_lists() {
         for number in 0..1201 {
             fake.put(&pod(&format!("p{number:04}"), NODE, "1"));
         }
-        let mut listener = Listener::new(&fake, ADMIN, Settings::default());
+        let mut listener = Listener::new(&fake, ADMIN, PodWatchSettings::default());
         listener
             .until("all pods", |cache, _| cache.pods().len() == 1201)
             .await;
@@ -184,7 +184,7 @@ async fn three_slow_streaming_lists_switch_to_paged_lists() {
     for (slow, streams) in [(1, true), (2, true), (3, false)] {
         let fake = FakeApi::direct();
         fake.put(&pod("a", NODE, "1"));
-        let mut listener = Listener::new(&fake, ADMIN, Settings::default());
+        let mut listener = Listener::new(&fake, ADMIN, PodWatchSettings::default());
         for round in 0..slow {
             // A later resync needs two watch requests: the first gets 410 Gone, the second is the streaming list.
             let times = if round == 0 { 1 } else { 2 };
@@ -277,9 +277,9 @@ async fn faults_at_start_delay_the_first_snapshot() {
             }
             fake.fail(When::always().verb(verb).on("pods").times(4), fault.clone());
             let began = Instant::now();
-            let settings = Settings {
+            let settings = PodWatchSettings {
                 streaming,
-                ..Settings::default()
+                ..PodWatchSettings::default()
             };
             let mut listener = Listener::new(&fake, ADMIN, settings);
             listener.until_names(&["a"]).await;
@@ -345,7 +345,7 @@ async fn a_body_that_is_no_pod_list_removes_no_pod() {
         let fake = FakeApi::direct();
         fake.set_streaming_lists(false);
         fake.put(&pod("a", NODE, "1"));
-        let mut listener = Listener::new(&fake, ADMIN, Settings::default());
+        let mut listener = Listener::new(&fake, ADMIN, PodWatchSettings::default());
         listener.until_names(&["a"]).await;
         let refuse = Fault::Refuse {
             code: 200,
@@ -391,9 +391,9 @@ async fn watch_faults_lose_no_changes() {
         let mut listener = Listener::new(
             &fake,
             ADMIN,
-            Settings {
+            PodWatchSettings {
                 streaming: false,
-                ..Settings::default()
+                ..PodWatchSettings::default()
             },
         );
         listener.until_names(&["a"]).await;
@@ -440,9 +440,9 @@ async fn watches_that_end_at_once_cause_few_requests() {
         let mut listener = Listener::new(
             &fake,
             ADMIN,
-            Settings {
+            PodWatchSettings {
                 streaming: false,
-                ..Settings::default()
+                ..PodWatchSettings::default()
             },
         );
         fake.fail(When::always().verb("watch").on("pods"), Fault::Watch(fault));
@@ -464,9 +464,9 @@ async fn watches_that_end_at_once_cause_few_requests() {
 async fn silent_watches_lead_to_a_new_list() {
     let fake = FakeApi::direct();
     fake.put(&pod("a", NODE, "1"));
-    let settings = Settings {
+    let settings = PodWatchSettings {
         streaming: false,
-        ..Settings::default()
+        ..PodWatchSettings::default()
     };
     let mut listener = Listener::new(&fake, ADMIN, settings);
     listener.until_names(&["a"]).await;
@@ -487,7 +487,7 @@ async fn ten_minutes_without_an_api_server_keep_the_known_pods() {
         for name in ["a", "b"] {
             fake.put(&pod(name, NODE, "1"));
         }
-        let mut listener = Listener::new(&fake, ADMIN, Settings::default());
+        let mut listener = Listener::new(&fake, ADMIN, PodWatchSettings::default());
         listener.until_names(&["a", "b"]).await;
         fake.go_away();
         listener.listen_for(Duration::from_secs(300)).await;
@@ -532,7 +532,7 @@ async fn resyncs_of_many_nodes_are_spread() {
     let fake = FakeApi::direct();
     fake.put(&pod("a", NODE, "1"));
     let mut listeners: Vec<Listener> = (0..100)
-        .map(|_| Listener::new(&fake, ADMIN, Settings::default()))
+        .map(|_| Listener::new(&fake, ADMIN, PodWatchSettings::default()))
         .collect();
     for listener in &mut listeners {
         listener.until_names(&["a"]).await;
@@ -571,7 +571,7 @@ async fn a_missing_permission_to_list_pods_is_reported_once() {
     let fake = FakeApi::direct();
     let user = "system:serviceaccount:pinfold:pinfold";
     fake.user("agent", user);
-    let mut listener = Listener::new(&fake, "agent", Settings::default());
+    let mut listener = Listener::new(&fake, "agent", PodWatchSettings::default());
     listener.listen_for(Duration::from_secs(600)).await;
     assert!(!listener.cache.is_complete());
     assert_eq!(listener.degraded_messages().len(), 1);
@@ -596,7 +596,7 @@ async fn an_unreadable_pod_hides_no_other_pod() {
         odd["spec"]["containers"] = json!({"not": "a list"});
         fake.put(&odd);
         fake.put(&pod("a", NODE, "1"));
-        let mut listener = Listener::new(&fake, ADMIN, Settings::default());
+        let mut listener = Listener::new(&fake, ADMIN, PodWatchSettings::default());
         listener.until_names(&["a"]).await;
         assert!(
             listener.cache.unreadable()[0].contains("default/odd"),
@@ -628,7 +628,12 @@ async fn the_follower_ends_when_its_receiver_is_dropped() {
     let fake = FakeApi::direct();
     let api = Api::new(fake.client(ADMIN), Duration::from_secs(10));
     let (out, mut events) = mpsc::channel(4);
-    let task = tokio::spawn(follow(api, NODE.to_owned(), Settings::default(), out));
+    let task = tokio::spawn(follow(
+        api,
+        NODE.to_owned(),
+        PodWatchSettings::default(),
+        out,
+    ));
     assert!(matches!(
         events.recv().await,
         Some(PodsEvent::Snapshot { .. })
@@ -659,7 +664,7 @@ async fn recorded_pod_lifecycles() {
     tokio::spawn(follow(
         api,
         "bench-node".to_owned(),
-        Settings::default(),
+        PodWatchSettings::default(),
         out,
     ));
     let mut cache = PodCache::default();
@@ -706,11 +711,11 @@ async fn recorded_pod_lifecycles() {
 async fn over_tcp() {
     let fake = FakeApi::start().await;
     fake.put(&pod("a", NODE, "1"));
-    let settings = Settings {
+    let settings = PodWatchSettings {
         idle: Duration::from_millis(700),
         backoff: (Duration::from_millis(20), Duration::from_millis(200)),
         spread: Duration::from_millis(50),
-        ..Settings::default()
+        ..PodWatchSettings::default()
     };
     fake.set_bookmark_every(Duration::from_millis(200));
     let mut listener = Listener::new(&fake, ADMIN, settings);

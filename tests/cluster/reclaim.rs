@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use pinfold::cluster::reclaim::{Reclaimer, Round};
 use pinfold::cluster::{Api, ErrorKind};
-use pinfold::experiment::{AMOUNTS, Format, Slice, TrainingJob, render};
-use pinfold::scene::{Item, ItemKind, Outcome, Verdict, read, reclaim};
+use pinfold::experiment::{AMOUNTS, Slice, TrainingJob, WorkloadFormat, render};
+use pinfold::scene::{ItemKind, JobOutcome, ReclaimItem, ReclaimVerdict, read, reclaim};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -27,7 +27,7 @@ fn objects(name: &str) -> Vec<Value> {
         &plan,
         ("2", "2"),
         &job,
-        Format::Native,
+        WorkloadFormat::Native,
         &Slice::default(),
         AMOUNTS,
     )
@@ -69,7 +69,7 @@ fn with_chief(name: &str, chief: Option<i64>) -> Vec<Value> {
         &plan,
         ("1", "1"),
         &job,
-        Format::Native,
+        WorkloadFormat::Native,
         &Slice::default(),
         AMOUNTS,
     )
@@ -181,7 +181,7 @@ impl Cluster {
     }
 }
 
-fn verdicts(round: &Round) -> Vec<(&str, &Verdict)> {
+fn verdicts(round: &Round) -> Vec<(&str, &ReclaimVerdict)> {
     round
         .jobs
         .iter()
@@ -191,7 +191,7 @@ fn verdicts(round: &Round) -> Vec<(&str, &Verdict)> {
 
 fn kept_reason(round: &Round) -> &str {
     match &round.jobs[0].verdict {
-        Verdict::Kept { reason } => reason,
+        ReclaimVerdict::Kept { reason } => reason,
         other => panic!("{other:?}"),
     }
 }
@@ -227,7 +227,7 @@ async fn servers_are_deleted_some_time_after_the_last_worker_succeeded() {
         verdicts(&round),
         [(
             "a",
-            &Verdict::Running {
+            &ReclaimVerdict::Running {
                 succeeded: 49,
                 of: 50
             }
@@ -237,7 +237,7 @@ async fn servers_are_deleted_some_time_after_the_last_worker_succeeded() {
     cluster.put(std::slice::from_ref(&last));
     let round = cluster.once().await;
     assert!(
-        matches!(round.jobs[0].verdict, Verdict::Waiting { .. }),
+        matches!(round.jobs[0].verdict, ReclaimVerdict::Waiting { .. }),
         "{:?}",
         round.jobs[0].verdict
     );
@@ -284,7 +284,7 @@ async fn the_delay_comes_from_the_job_and_restarts_with_recreated_servers() {
     cluster.put(&all);
     assert!(matches!(
         cluster.once().await.jobs[0].verdict,
-        Verdict::Waiting { .. }
+        ReclaimVerdict::Waiting { .. }
     ));
     for object in &mut all {
         object["metadata"]["annotations"]["pinfold.io/reclaim-after"] = json!("50s");
@@ -298,7 +298,7 @@ async fn the_delay_comes_from_the_job_and_restarts_with_recreated_servers() {
     cluster.put(&all);
     assert!(matches!(
         cluster.once().await.jobs[0].verdict,
-        Verdict::Waiting { .. }
+        ReclaimVerdict::Waiting { .. }
     ));
     assert_eq!(cluster.deletes(), 0);
 }
@@ -428,7 +428,7 @@ async fn failed_missing_or_unclear_workers_keep_the_servers() {
         verdicts(&cluster.once().await),
         [(
             "a",
-            &Verdict::Running {
+            &ReclaimVerdict::Running {
                 succeeded: 49,
                 of: 50
             }
@@ -457,7 +457,7 @@ async fn a_successful_chief_ends_the_job_and_its_running_tasks() {
         verdicts(&round),
         [(
             "a",
-            &Verdict::Running {
+            &ReclaimVerdict::Running {
                 succeeded: 0,
                 of: 1
             }
@@ -469,7 +469,7 @@ async fn a_successful_chief_ends_the_job_and_its_running_tasks() {
     cluster.put(&all);
     let round = cluster.once().await;
     assert!(
-        matches!(round.jobs[0].verdict, Verdict::Waiting { .. }),
+        matches!(round.jobs[0].verdict, ReclaimVerdict::Waiting { .. }),
         "{:?}",
         round.jobs[0].verdict
     );
@@ -561,7 +561,7 @@ async fn the_success_policy_all_workers_overrides_the_chief() {
         verdicts(&round),
         [(
             "a",
-            &Verdict::Running {
+            &ReclaimVerdict::Running {
                 succeeded: 1,
                 of: 3
             }
@@ -1262,7 +1262,7 @@ async fn the_program_reports_its_decisions() {
     );
 }
 
-fn item(kind: ItemKind, role: &str, task: u32, outcome: Outcome) -> Item {
+fn item(kind: ItemKind, role: &str, task: u32, outcome: JobOutcome) -> ReclaimItem {
     let pairs = |pairs: &[(&str, &str)]| {
         pairs
             .iter()
@@ -1270,7 +1270,7 @@ fn item(kind: ItemKind, role: &str, task: u32, outcome: Outcome) -> Item {
             .collect()
     };
     let task = task.to_string();
-    Item {
+    ReclaimItem {
         kind,
         namespace: "n".to_owned(),
         name: format!("a-{role}-{task}"),
@@ -1296,15 +1296,15 @@ proptest! {
         now in 0_i64..200,
         order in any::<u64>(),
     ) {
-        let mut items: Vec<Item> = vec![
-            item(ItemKind::Deployment, "ps", 0, Outcome::Open),
-            item(ItemKind::Service, "ps", 0, Outcome::Open),
+        let mut items: Vec<ReclaimItem> = vec![
+            item(ItemKind::Deployment, "ps", 0, JobOutcome::Open),
+            item(ItemKind::Service, "ps", 0, JobOutcome::Open),
         ];
         for (task, outcome, at) in &workers {
             let outcome = match outcome {
-                0 => Outcome::Open,
-                1 => Outcome::Failed,
-                _ => Outcome::Succeeded(Some(*at)),
+                0 => JobOutcome::Open,
+                1 => JobOutcome::Failed,
+                _ => JobOutcome::Succeeded(Some(*at)),
             };
             items.push(item(ItemKind::Job, "worker", *task, outcome));
         }
@@ -1315,15 +1315,15 @@ proptest! {
         let last = workers.iter().map(|(_, _, at)| *at).max().unwrap_or(0);
         let decided = reclaim(&items, now, 30);
         prop_assert_eq!(decided.len(), 1);
-        prop_assert_eq!(decided[0].verdict == Verdict::Reclaim, all && now >= last + 30);
-        if let Verdict::Waiting { until } = decided[0].verdict {
+        prop_assert_eq!(decided[0].verdict == ReclaimVerdict::Reclaim, all && now >= last + 30);
+        if let ReclaimVerdict::Waiting { until } = decided[0].verdict {
             prop_assert_eq!(until, last + 30);
         }
         // The order of the listed objects does not matter.
         let places = items.len();
         items.rotate_left(usize::try_from(order % places as u64).unwrap());
         let rotated = reclaim(&items, now, 30);
-        prop_assert_eq!(rotated[0].verdict == Verdict::Reclaim, decided[0].verdict == Verdict::Reclaim);
+        prop_assert_eq!(rotated[0].verdict == ReclaimVerdict::Reclaim, decided[0].verdict == ReclaimVerdict::Reclaim);
         prop_assert_eq!(&rotated[0].servers, &decided[0].servers);
     }
 }

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use kube::core::params::PostParams;
 use kube::core::request::Request;
-use pinfold::cluster::events::{Recorder, Settings as EventSettings};
-use pinfold::cluster::leader::{Election, Settings as LeaderSettings};
+use pinfold::cluster::events::{EventSettings, Recorder};
+use pinfold::cluster::leader::{Election, ElectionSettings as LeaderSettings};
 use pinfold::cluster::reclaim::Round;
 use pinfold::cluster::{Api, Call, ErrorKind};
-use pinfold::scene::Verdict;
+use pinfold::scene::ReclaimVerdict;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -52,7 +52,7 @@ async fn a_change_starts_a_round_and_a_calm_cluster_needs_no_list() {
         let first = rounds.recv().await.unwrap();
         assert!(matches!(
             first.jobs[0].verdict,
-            Verdict::Running {
+            ReclaimVerdict::Running {
                 succeeded: 49,
                 of: 50
             }

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use pinfold::cluster::scenes::{Phase, RunningPod, Settings, leave};
+use pinfold::cluster::scenes::{Phase, RunningPod, SceneSettings, leave};
 use pinfold::cluster::{Api, Call};
 use serde_json::{Value, json};
 
@@ -86,7 +86,7 @@ async fn a_node_keeps_its_slot_and_writes_nothing_at_rest() {
     let fake = cluster();
     put_node(&fake, "a", "uid-a");
     fake.put(&plan(Some(("1", "1")), 1, json!({})));
-    let mut agent = Agent::start(&fake, "a", Settings::default());
+    let mut agent = Agent::start(&fake, "a", SceneSettings::default());
     agent
         .until("a slot", |state| {
             state.phase == Phase::Placed && !state.labels.is_empty()
@@ -136,7 +136,7 @@ async fn a_node_keeps_its_slot_and_writes_nothing_at_rest() {
 
     // After a restart, the agent finds its slot and writes nothing.
     agent.end().await;
-    let mut agent = Agent::start(&fake, "a", Settings::default());
+    let mut agent = Agent::start(&fake, "a", SceneSettings::default());
     agent
         .until("its slot", |state| state.phase == Phase::Placed)
         .await;
@@ -172,7 +172,7 @@ async fn a_status_of_the_plan_wakes_no_agent() {
     let fake = cluster();
     put_node(&fake, "a", "uid-a");
     let mut stored = fake.put(&plan(Some(("1", "1")), 1, json!({})));
-    let mut agent = Agent::start(&fake, "a", Settings::default());
+    let mut agent = Agent::start(&fake, "a", SceneSettings::default());
     agent
         .until("a slot", |state| state.phase == Phase::Placed)
         .await;
@@ -207,7 +207,7 @@ async fn unreadable_plans_keep_the_labels() {
     put_node(&fake, "a", "uid-a");
     let good = plan(Some(("1", "1")), 1, json!({}));
     fake.put(&good);
-    let mut agent = Agent::start(&fake, "a", Settings::default());
+    let mut agent = Agent::start(&fake, "a", SceneSettings::default());
     agent
         .until("a slot", |state| {
             state.phase == Phase::Placed && !state.labels.is_empty()
@@ -282,8 +282,10 @@ async fn unreadable_plans_keep_the_labels() {
             begin();
             fake.cut();
             if restarted {
-                let before =
-                    std::mem::replace(&mut agent, Agent::start(&fake, "a", Settings::default()));
+                let before = std::mem::replace(
+                    &mut agent,
+                    Agent::start(&fake, "a", SceneSettings::default()),
+                );
                 before.kill();
             }
             // A resumed watch sees some of the faults as a broken connection.
@@ -350,7 +352,7 @@ async fn only_a_readable_plan_removes_labels() {
     let fake = cluster();
     put_node(&fake, "a", "uid-a");
     fake.put(&plan(Some(("1", "1")), 1, json!({})));
-    let mut agent = Agent::start(&fake, "a", Settings::default());
+    let mut agent = Agent::start(&fake, "a", SceneSettings::default());
     agent
         .until("a slot", |state| {
             state.phase == Phase::Placed && !state.labels.is_empty()
@@ -383,7 +385,7 @@ async fn only_a_readable_plan_removes_labels() {
         assert_eq!(place_of(&fake, "a").unwrap(), "1/1/0");
         assert_eq!(claims(&fake).len(), 1);
         agent.end().await;
-        agent = Agent::start(&fake, "a", Settings::default());
+        agent = Agent::start(&fake, "a", SceneSettings::default());
     }
 
     // An unreadable plan might be the node's plan.
@@ -438,8 +440,8 @@ async fn labels_of_other_managers_are_reported_and_stay() {
         &json!({"SCENCE": "1", "CASE": "2", "INDEX": "2"}),
     );
     fake.put(&plan(Some(("1", "2")), 1, json!({})));
-    let mut a = Agent::start(&fake, "a", Settings::default());
-    let mut b = Agent::start(&fake, "b", Settings::default());
+    let mut a = Agent::start(&fake, "a", SceneSettings::default());
+    let mut b = Agent::start(&fake, "b", SceneSettings::default());
     a.until("a conflict", |state| state.phase == Phase::Conflict)
         .await;
     let conflict = &a.state().conflicts[0];
@@ -487,8 +489,8 @@ async fn a_replaced_node_takes_its_former_slot() {
     }
     fake.put(&plan(Some(("1", "2")), 1, json!({})));
     let mut agents = [
-        Agent::start(&fake, "a", Settings::default()),
-        Agent::start(&fake, "b", Settings::default()),
+        Agent::start(&fake, "a", SceneSettings::default()),
+        Agent::start(&fake, "b", SceneSettings::default()),
     ];
     for agent in &mut agents {
         agent
@@ -537,7 +539,7 @@ async fn the_taint_follows_the_slot_and_other_taints_stay() {
         1,
         json!({"taint": {"value": "busy"}}),
     ));
-    let mut agent = Agent::start(&fake, "a", Settings::default());
+    let mut agent = Agent::start(&fake, "a", SceneSettings::default());
     let taints = || node(&fake, "a")["spec"]["taints"].clone();
     let scene_taint = json!({"key": "pinfold.io/scene", "value": "busy", "effect": "NoSchedule"});
     eventually("the taint", || {
@@ -676,7 +678,7 @@ async fn lasting_errors_are_retried_seldom_and_reported_once() {
             );
         };
         break_requests();
-        let mut agent = Agent::start(&fake, "a", Settings::default());
+        let mut agent = Agent::start(&fake, "a", SceneSettings::default());
         let (first, events) = requests_in_an_hour(&fake).await;
         assert_eq!(events, usize::from(readable), "{what}");
         let (second, events) = requests_in_an_hour(&fake).await;
@@ -738,7 +740,7 @@ async fn lasting_errors_are_retried_seldom_and_reported_once() {
     put_node(&fake, "a", "uid-a");
     fake.put(&plan(Some(("1", "1")), 1, json!({})));
     fake.fail(When::always().on("leases"), refuse(503, "no"));
-    let mut agent = Agent::start(&fake, "a", Settings::default());
+    let mut agent = Agent::start(&fake, "a", SceneSettings::default());
     let (requests, events) = requests_in_an_hour(&fake).await;
     assert!(
         (100..400).contains(&requests) && events == 0,
@@ -757,7 +759,7 @@ async fn a_refused_taint_is_retried() {
     let fake = cluster();
     put_node(&fake, "a", "uid-a");
     fake.put(&plan(Some(("1", "1")), 1, json!({})));
-    let mut agent = Agent::start(&fake, "a", Settings::default());
+    let mut agent = Agent::start(&fake, "a", SceneSettings::default());
     agent
         .until("a slot", |state| {
             state.phase == Phase::Placed && !state.labels.is_empty()
@@ -796,7 +798,7 @@ async fn a_taint_error_ends_with_its_plan_within_one_resync() {
         let fake = cluster();
         put_node(&fake, "a", "uid-a");
         fake.put(&plan(Some(("1", "1")), 1, json!({})));
-        let mut agent = Agent::start(&fake, "a", Settings::default());
+        let mut agent = Agent::start(&fake, "a", SceneSettings::default());
         agent
             .until("a slot", |state| {
                 state.phase == Phase::Placed && !state.labels.is_empty()
@@ -847,7 +849,7 @@ async fn plans_stay_in_force_during_a_resync_after_410() {
     let mut agents = Vec::new();
     for name in ["a", "b", "c"] {
         put_node(&fake, name, &format!("uid-{name}"));
-        agents.push(Agent::start(&fake, name, Settings::default()));
+        agents.push(Agent::start(&fake, name, SceneSettings::default()));
     }
     for agent in &mut agents {
         agent
@@ -902,7 +904,7 @@ async fn plans_stay_in_force_while_a_restarted_server_refuses_lists() {
     let fake = cluster();
     put_node(&fake, "a", "uid-a");
     fake.put(&plan(Some(("1", "1")), 1, json!({})));
-    let mut agent = Agent::start(&fake, "a", Settings::default());
+    let mut agent = Agent::start(&fake, "a", SceneSettings::default());
     agent
         .until("a slot", |state| {
             state.phase == Phase::Placed && !state.labels.is_empty()
@@ -946,7 +948,7 @@ async fn a_refused_watch_of_plans_continues_without_a_list() {
     let fake = cluster();
     put_node(&fake, "a", "uid-a");
     fake.put(&plan(Some(("1", "1")), 1, json!({})));
-    let mut agent = Agent::start(&fake, "a", Settings::default());
+    let mut agent = Agent::start(&fake, "a", SceneSettings::default());
     agent
         .until("a slot", |state| {
             state.phase == Phase::Placed && !state.labels.is_empty()
@@ -976,7 +978,7 @@ async fn a_deleted_claim_is_created_again_within_ten_seconds() {
     let fake = cluster();
     put_node(&fake, "a", "uid-a");
     fake.put(&plan(Some(("1", "1")), 1, json!({})));
-    let mut agent = Agent::start(&fake, "a", Settings::default());
+    let mut agent = Agent::start(&fake, "a", SceneSettings::default());
     agent
         .until("a slot", |state| {
             state.phase == Phase::Placed && !state.labels.is_empty()
@@ -1010,14 +1012,14 @@ async fn a_restart_reads_the_claim_named_by_the_labels() {
     let fake = cluster();
     put_node(&fake, "a", "uid-a");
     fake.put(&plan(Some(("1", "1")), 1, json!({})));
-    let placed = |state: &pinfold::cluster::scenes::State| {
+    let placed = |state: &pinfold::cluster::scenes::SlotState| {
         state.phase == Phase::Placed && !state.labels.is_empty()
     };
-    let mut agent = Agent::start(&fake, "a", Settings::default());
+    let mut agent = Agent::start(&fake, "a", SceneSettings::default());
     agent.until("a slot", placed).await;
     agent.end().await;
     fake.clear_log();
-    let mut agent = Agent::start(&fake, "a", Settings::default());
+    let mut agent = Agent::start(&fake, "a", SceneSettings::default());
     agent.until("its slot", placed).await;
     let log = fake.log();
     let lists: Vec<_> = log
@@ -1046,7 +1048,7 @@ async fn a_restart_reads_the_claim_named_by_the_labels() {
     }
     fake.put(&second);
     fake.clear_log();
-    let mut agent = Agent::start(&fake, "a", Settings::default());
+    let mut agent = Agent::start(&fake, "a", SceneSettings::default());
     agent.until("its slot", placed).await;
     eventually("the other claim is given back", || claims(&fake).len() == 1).await;
     for list in fake
@@ -1064,7 +1066,7 @@ async fn a_case_change_waits_for_unknown_pods_but_not_for_pods_of_other_labels()
     let fake = cluster();
     put_node(&fake, "a", "uid-a");
     fake.put(&plan(Some(("1", "1")), 1, json!({})));
-    let mut agent = Agent::start_with(&fake, "a", Settings::default(), None, true);
+    let mut agent = Agent::start_with(&fake, "a", SceneSettings::default(), None, true);
     agent
         .until("a slot", |state| {
             state.phase == Phase::Placed && !state.labels.is_empty()
@@ -1109,7 +1111,7 @@ async fn two_plans_for_one_node_change_nothing() {
     let fake = cluster();
     put_node(&fake, "a", "uid-a");
     fake.put(&plan(Some(("1", "1")), 1, json!({})));
-    let mut agent = Agent::start(&fake, "a", Settings::default());
+    let mut agent = Agent::start(&fake, "a", SceneSettings::default());
     agent
         .until("a slot", |state| {
             state.phase == Phase::Placed && !state.labels.is_empty()
@@ -1147,7 +1149,8 @@ async fn a_plan_with_node_names_needs_no_claims() {
         1,
         json!({"nodes": {"names": ["c", "a", "b"]}}),
     ));
-    let mut agents = ["a", "b", "c"].map(|name| Agent::start(&fake, name, Settings::default()));
+    let mut agents =
+        ["a", "b", "c"].map(|name| Agent::start(&fake, name, SceneSettings::default()));
     for agent in &mut agents {
         agent
             .until("a slot", |state| {
@@ -1166,7 +1169,7 @@ async fn a_cordoned_node_keeps_its_slot_and_gets_no_new_slot() {
     let fake = cluster();
     put_node(&fake, "a", "uid-a");
     fake.put(&plan(Some(("1", "1")), 1, json!({})));
-    let mut agent = Agent::start(&fake, "a", Settings::default());
+    let mut agent = Agent::start(&fake, "a", SceneSettings::default());
     agent
         .until("a slot", |state| {
             state.phase == Phase::Placed && !state.labels.is_empty()
@@ -1198,7 +1201,7 @@ async fn leave_removes_only_own_labels_taints_and_claims() {
     put_node(&fake, "a", "uid-a");
     label(&fake, "a", &json!({"zone": "z1"}));
     fake.put(&plan(Some(("1", "1")), 1, json!({"taint": {}})));
-    let mut agent = Agent::start(&fake, "a", Settings::default());
+    let mut agent = Agent::start(&fake, "a", SceneSettings::default());
     agent
         .until("a slot", |state| {
             state.phase == Phase::Placed && !state.labels.is_empty()
@@ -1251,13 +1254,13 @@ async fn over_tcp() {
     let fake = FakeApi::start().await;
     install(&fake);
     put_node(&fake, "a", "uid-a");
-    let settings = Settings {
+    let settings = SceneSettings {
         look: Duration::from_millis(300),
         spread: (Duration::from_millis(10), Duration::from_millis(20)),
         spare: (Duration::from_millis(100), Duration::from_millis(200)),
         backoff: (Duration::from_millis(20), Duration::from_millis(200)),
         idle: Duration::from_secs(5),
-        ..Settings::default()
+        ..SceneSettings::default()
     };
     let mut agent = Agent::start(&fake, "a", settings);
     agent

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use pinfold::cluster::scenes::{Phase, Settings};
+use pinfold::cluster::scenes::{Phase, SceneSettings};
 use pinfold::cluster::{Api, Call};
 use serde_json::json;
 use tokio::time::Instant;
@@ -183,7 +183,7 @@ impl Simulation {
             let agent = Agent::start_with(
                 &self.fake,
                 &name(*number),
-                Settings::default(),
+                SceneSettings::default(),
                 Some(Vec::new()),
                 false,
             );

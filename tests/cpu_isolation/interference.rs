@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use pinfold::cpu::CpuSet;
 use pinfold::host::busy::{CpuSample, CpuTimes, Sampler, TICK, UNIT};
-use pinfold::host::cgroup::Usage;
+use pinfold::host::cgroup::CpuUsage;
 use pinfold::host::spawn::{Launcher, Process, Spawn, Stderr};
 use pinfold::pin::interference::{Interference, InterferenceTracker};
 
@@ -29,10 +29,10 @@ fn spin(kernel: &Kernel, launcher: &Launcher, path: &str) -> Process {
 }
 
 /// The CPU seconds used on the given CPUs.
-fn seconds(usage: &Usage, cpus: &CpuSet) -> f64 {
+fn seconds(usage: &CpuUsage, cpus: &CpuSet) -> f64 {
     match usage {
-        Usage::Total(time) => time.as_secs_f64(),
-        Usage::PerCpu(times) => cpus
+        CpuUsage::Total(time) => time.as_secs_f64(),
+        CpuUsage::PerCpu(times) => cpus
             .iter()
             .map(|cpu| times[cpu as usize].as_secs_f64())
             .sum(),
@@ -56,8 +56,8 @@ struct Measurement {
 
 struct Reading {
     interference: Interference,
-    usage: Usage,
-    neighbour_usage: Usage,
+    usage: CpuUsage,
+    neighbour_usage: CpuUsage,
     first: CpuSample,
     second: CpuSample,
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use pinfold::metrics::{
-    AGENT_FAMILIES, API_FAMILIES, COLLECTORS, FAMILIES, Family, Kind, RUNTIME_FAMILIES,
+    AGENT_FAMILIES, API_FAMILIES, COLLECTORS, FAMILIES, Family, FamilyKind, RUNTIME_FAMILIES,
 };
 
 use crate::generated;
@@ -30,10 +30,10 @@ fn list(page: &mut String, title: &str, families: &[&Family]) {
     write!(page, "## {title}\n\n").unwrap();
     for family in families {
         let kind = match family.kind {
-            Kind::Counter => "counter",
-            Kind::Gauge => "gauge",
-            Kind::Info => "info",
-            Kind::Histogram => "histogram",
+            FamilyKind::Counter => "counter",
+            FamilyKind::Gauge => "gauge",
+            FamilyKind::Info => "info",
+            FamilyKind::Histogram => "histogram",
         };
         let labels: Vec<String> = family
             .labels

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use pinfold::metrics::{
-    AGENT_FAMILIES, API_FAMILIES, FAMILIES, Family, Format, Kind, RUNTIME_FAMILIES,
+    AGENT_FAMILIES, API_FAMILIES, FAMILIES, Family, FamilyKind, Format, RUNTIME_FAMILIES,
 };
 
 /// Every table.
@@ -93,11 +93,11 @@ fn faults(family: &Family) -> Vec<String> {
     );
     must(is_snake_case(name), "is not snake case".to_owned());
     must(
-        name.ends_with("_total") == (kind == Kind::Counter),
+        name.ends_with("_total") == (kind == FamilyKind::Counter),
         format!("_total is for counters; it is a {kind:?}"),
     );
     must(
-        name.ends_with("_info") == (kind == Kind::Info),
+        name.ends_with("_info") == (kind == FamilyKind::Info),
         format!("_info is for Info; it is a {kind:?}"),
     );
     must(
@@ -121,12 +121,12 @@ fn faults(family: &Family) -> Vec<String> {
         "its unit is not at the end".to_owned(),
     );
     must(
-        kind != Kind::Histogram || UNITS.contains(last),
+        kind != FamilyKind::Histogram || UNITS.contains(last),
         "a histogram is of some unit".to_owned(),
     );
     let subject: &[&str] = match name.split('_').nth(1) {
         // A histogram over all containers would have too many series per container.
-        Some("container") if kind == Kind::Histogram => &[],
+        Some("container") if kind == FamilyKind::Histogram => &[],
         Some("container") => &["namespace", "pod", "container"],
         Some("pod") => &["namespace", "pod"],
         _ => &[],
@@ -196,7 +196,7 @@ fn names_keep_the_conventions() {
 fn a_wrong_name_is_seen() {
     let right = Family {
         name: "pinfold_pod_waits_seconds_total",
-        kind: Kind::Counter,
+        kind: FamilyKind::Counter,
         help: "Time that a pod has waited.",
         labels: &["namespace", "pod", "kind"],
     };
@@ -232,7 +232,7 @@ fn a_wrong_name_is_seen() {
         ),
         (
             Family {
-                kind: Kind::Gauge,
+                kind: FamilyKind::Gauge,
                 ..right
             },
             "_total",
@@ -247,7 +247,7 @@ fn a_wrong_name_is_seen() {
         (
             Family {
                 name: "pinfold_pod_waits_total",
-                kind: Kind::Info,
+                kind: FamilyKind::Info,
                 ..right
             },
             "_info",
@@ -269,7 +269,7 @@ fn a_wrong_name_is_seen() {
         (
             Family {
                 name: "pinfold_pod_waits",
-                kind: Kind::Histogram,
+                kind: FamilyKind::Histogram,
                 ..right
             },
             "some unit",
@@ -277,7 +277,7 @@ fn a_wrong_name_is_seen() {
         (
             Family {
                 name: "pinfold_pod_waits_count",
-                kind: Kind::Gauge,
+                kind: FamilyKind::Gauge,
                 ..right
             },
             "formats add",
@@ -338,9 +338,9 @@ fn what_is_served_is_in_the_tables() {
     for table in &TABLES[1..] {
         for family in *table {
             let kind = match family.kind {
-                Kind::Counter => "counter",
-                Kind::Gauge | Kind::Info => "gauge",
-                Kind::Histogram => "histogram",
+                FamilyKind::Counter => "counter",
+                FamilyKind::Gauge | FamilyKind::Info => "gauge",
+                FamilyKind::Histogram => "histogram",
             };
             assert!(
                 served.contains(&(family.name, kind)),

@@ -14,7 +14,8 @@ use pinfold::metrics::{
 use pinfold::pin::snapshot::ContainerState;
 use pinfold::pin::{Enforcement, EnforcementCause, Snapshot};
 use pinfold::pod::{
-    Container, ContainerKind, Entitlement, Pod, Policy, Qos, Role, ThreadPolicy, thread_environment,
+    Container, ContainerKind, Entitlement, Pod, PodRole, Policy, Qos, ThreadPolicy,
+    thread_environment,
 };
 
 fn set(text: &str) -> CpuSet {
@@ -28,7 +29,7 @@ fn write(root: &Path, path: &str, text: &str) {
 }
 
 /// A container with its exclusive CPUs (none in the shared pool), and a process with two threads.
-fn container(root: &Path, name: &str, role: Role, own: Option<&str>) -> ContainerState {
+fn container(root: &Path, name: &str, role: PodRole, own: Option<&str>) -> ContainerState {
     let number = u32::try_from(name.len()).unwrap() + u32::from(own.is_some()) * 10;
     let cgroup = format!("kubepods/pod{name}-uid/c1");
     let dir = format!("sys/fs/cgroup/{cgroup}");
@@ -182,9 +183,9 @@ pub(crate) fn page() -> Page {
     write(root, "proc/self/schedstat", "1 1 1\n");
     write(root, "proc/self/sched", "se.nr_migrations : 1\n");
     let mut containers = vec![
-        container(root, "ps-0", Role::Ps, Some("2-3")),
-        container(root, "web", Role::Other, None),
-        container(root, "worker-0", Role::Worker, Some("4-7")),
+        container(root, "ps-0", PodRole::Ps, Some("2-3")),
+        container(root, "web", PodRole::Other, None),
+        container(root, "worker-0", PodRole::Worker, Some("4-7")),
     ];
     containers[2].host_network = true;
     // The pods' namespaces also show the node's device. A second device is in the server's namespace only.

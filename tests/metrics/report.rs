@@ -9,7 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use assert_cmd::Command;
-use pinfold::experiment::report::{Measure, Pods, Subject, cases, presence, scrapes, whether};
+use pinfold::experiment::report::{
+    Measure, QueriedPods, Subject, cases, presence, scrapes, whether,
+};
 use serde_json::Value;
 
 use self::fake::Fake;
@@ -87,7 +89,7 @@ fn it_asks_for_families_that_there_are() {
     known(&whether(&subject, 100), &BTreeSet::new());
     let names = ["p"];
     known(&scrapes("n", &names, 60), &BTreeSet::new());
-    let pods = Pods {
+    let pods = QueriedPods {
         namespace: "n",
         names: &names,
         steps: None,

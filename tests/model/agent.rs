@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use pinfold::agent::Source;
+use pinfold::agent::PodSource;
 use pinfold::agent::pass_state::PodStore;
-use pinfold::cpu::Facts;
+use pinfold::cpu::TopologyFacts;
 use pinfold::cpu::{CpuSet, Numbering, Placer, Shape as Machine, Topology};
 use pinfold::host::cgroup::{PartitionKind as Made, PodCgroup};
 use pinfold::pin::decide::{DecisionInput, Decisions, decide};
@@ -199,14 +199,14 @@ impl Setup {
             });
             let (cores, llcs, sockets) = (whole.cores(), whole.llcs(), whole.sockets());
             let offline = whole.online.difference(&set(online));
-            let facts = Facts {
+            let facts = TopologyFacts {
                 online: set(online),
                 offline,
                 cores,
                 llcs,
                 sockets,
                 numa: whole.numa,
-                ..Facts::default()
+                ..TopologyFacts::default()
             };
             let topology = Topology::from_facts(facts);
             let placer = Placer::new(&topology);
@@ -262,7 +262,7 @@ impl Setup {
     /// A store with the pods of the API.
     pub(crate) fn store(&self, world: &World) -> PodStore {
         let mut store = PodStore::new(ContainerIds::Awaited);
-        store.pods(Source::Api, self.described(world), Vec::new());
+        store.pods(PodSource::Api, self.described(world), Vec::new());
         store
     }
 

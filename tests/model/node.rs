@@ -14,7 +14,7 @@ use pinfold::cpu::{CpuSet, Placer, Topology};
 use pinfold::host::cgroup::{CgroupError, Cpuset, PodCgroup, PodSurroundings};
 use pinfold::metrics::AgentMetrics;
 use pinfold::pin::decide::DecisionInput;
-use pinfold::pin::{Applied, Enforcement, Ledger, Outcome as Real, Step};
+use pinfold::pin::{AppliedStep, Enforcement, Ledger, Step, StepOutcome as Real};
 use pinfold::pod::{CpuPreferences, Pod, Policy};
 
 use super::agent::{Held, Outcome, Planned, Setup, World};
@@ -202,7 +202,7 @@ impl<'a> Run<'a> {
         &mut self,
         steps: Vec<Step>,
         go_on: &mut dyn FnMut(&Step) -> bool,
-    ) -> Vec<Applied> {
+    ) -> Vec<AppliedStep> {
         let all = list(&steps);
         self.steps = steps.len();
         let Some(planned) = self.planned else {
@@ -234,7 +234,7 @@ impl<'a> Run<'a> {
                 Ok(outcome) => {
                     self.done += 1;
                     let outcome = real(&step, outcome, &held);
-                    done.push(Applied { step, outcome });
+                    done.push(AppliedStep { step, outcome });
                 }
                 Err(rule) => {
                     self.broken = Some(format!("{rule}\n  at step {} of\n{all}", number + 1));
@@ -384,11 +384,11 @@ impl PassNode for ModelNode<'_> {
         None
     }
 
-    fn apply(&self, steps: Vec<Step>, go_on: &mut dyn FnMut(&Step) -> bool) -> Vec<Applied> {
+    fn apply(&self, steps: Vec<Step>, go_on: &mut dyn FnMut(&Step) -> bool) -> Vec<AppliedStep> {
         let steps = (self.setup.mutate)(steps);
         let creates = matches!(self.request, Some(RuntimeRequest::Create { .. }));
         if creates && self.setup.flaw == Some(Flaw::NoRecord) {
-            let done = |step| Applied {
+            let done = |step| AppliedStep {
                 step,
                 outcome: Real::Done,
             };

@@ -5,7 +5,7 @@ use std::fmt;
 
 use pinfold::agent::pass_model::{PassEnd, PassResult, PassScope, RuntimeRequest};
 use pinfold::agent::pass_state::{PassState, PodStore};
-use pinfold::agent::{RuntimePod, RuntimeUpdate, Source};
+use pinfold::agent::{PodSource, RuntimePod, RuntimeUpdate};
 use pinfold::cpu::CpuSet;
 use pinfold::pin::{Ledger, Observed};
 use pinfold::pod::{ContainerKind, Entitlement};
@@ -326,7 +326,7 @@ impl<'a> Agent<'a> {
     /// The API reports the described pods.
     fn describe(&mut self) {
         let pods = self.setup.described(&self.world);
-        self.state.pods.pods(Source::Api, pods, Vec::new());
+        self.state.pods.pods(PodSource::Api, pods, Vec::new());
     }
 
     fn happen(&mut self, event: Event) {

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use pinfold::host::bpf::{Direction, Link, Program};
+use pinfold::host::bpf::{Direction, Program, ProgramLink};
 use pinfold::host::netns::{Netns, Switch};
 use pinfold::host::sockets::{DEFAULT_ENTRIES, SocketCounter, SocketTcpCounts};
 
@@ -44,7 +44,7 @@ fn within<T>(cgroup: &str, make: impl FnOnce() -> T) -> T {
 }
 
 /// Drops `of_256` of 256 incoming packets of the cgroup's sockets until the link is dropped.
-fn loss(cgroup: &str, of_256: u32) -> Link {
+fn loss(cgroup: &str, of_256: u32) -> ProgramLink {
     let instructions = [
         0x0000_0007_0000_0085,                           // r0 = a random number
         0x0000_00ff_0000_0057,                           // r0 &= 255

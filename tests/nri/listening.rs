@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use pinfold::nri::{
     self, ConnectionState, Container, ContainerAdjustment, CpuChange, Disconnect, Event,
-    EventRequest, Events, HandlerTimeout, Plugin, PluginSettings, PodSandbox, Quota, Refusal,
-    UnansweredCall,
+    EventRequest, EventSet, HandlerTimeout, Plugin, PluginSettings, PodSandbox, QuotaChange,
+    Refusal, UnansweredCall,
 };
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -31,7 +31,7 @@ pub(crate) enum Behavior {
 /// A plugin that records the events of the runtime.
 #[derive(Default)]
 pub(crate) struct RecordingPlugin {
-    pub(crate) events: Events,
+    pub(crate) events: EventSet,
     pub(crate) behavior: Behavior,
     /// Whether an unanswered call is refused.
     pub(crate) strict: bool,
@@ -61,7 +61,7 @@ impl Drop for CancelGuard {
 }
 
 impl RecordingPlugin {
-    pub(crate) fn subscribed_to(events: impl Into<Events>) -> Self {
+    pub(crate) fn subscribed_to(events: impl Into<EventSet>) -> Self {
         Self {
             events: events.into(),
             ..Self::default()
@@ -126,7 +126,7 @@ impl RecordingPlugin {
 }
 
 impl Plugin for RecordingPlugin {
-    fn events(&self) -> Events {
+    fn events(&self) -> EventSet {
         self.events.clone()
     }
 
@@ -203,7 +203,7 @@ impl Plugin for RecordingPlugin {
             cpu: CpuChange {
                 cpus: cpu_set("pf/cpus"),
                 mems: cpu_set("pf/mems"),
-                quota: quota.map(|quota| Quota {
+                quota: quota.map(|quota| QuotaChange {
                     quota,
                     period: 100_000,
                 }),

@@ -1,6 +1,6 @@
 //! Placements on the fewest NUMA nodes.
 
-use pinfold::cpu::{Cores, CpuSet, Order, Owner, Placer, Refusal, Request, Topology};
+use pinfold::cpu::{Cores, CpuSet, Order, Owner, PlacementRefusal, Placer, Request, Topology};
 
 use crate::brute_request::Machine;
 use crate::machines::{cpu, even, machine};
@@ -110,7 +110,7 @@ fn needed_numa_nodes_are_counted_with_usable_cpus() {
     assert!(
         matches!(
             refusal,
-            Refusal::TooFewOnNuma {
+            PlacementRefusal::TooFewOnNuma {
                 needs: 1,
                 most: 3,
                 ..
@@ -160,7 +160,7 @@ fn a_core_is_split_before_a_container() {
     assert!(
         matches!(
             refusal,
-            Refusal::TooFewOnNuma {
+            PlacementRefusal::TooFewOnNuma {
                 needs: 1,
                 most: 2,
                 ..
@@ -224,7 +224,7 @@ fn growth_is_best_on_small_machines() {
                     }
                     (
                         None,
-                        Err(Refusal::TooFewOnNuma {
+                        Err(PlacementRefusal::TooFewOnNuma {
                             wanted,
                             needs: ours,
                             held,

@@ -4,7 +4,8 @@
 mod fewest_numa;
 
 use pinfold::cpu::{
-    Cores, Cpu, CpuSet, Isolated, NumaNode, Order, Placer, Refusal, Request, TooFewCpus, Topology,
+    Cores, Cpu, CpuSet, Isolated, NumaNode, Order, PlacementRefusal, Placer, Request, TooFewCpus,
+    Topology,
 };
 use proptest::prelude::*;
 
@@ -93,7 +94,7 @@ fn check(name: &str, topology: &Topology, placer: &Placer, free: &CpuSet, reques
                 );
             }
             (None, Err(refusal)) => {
-                if let Refusal::NotWholeCores { wanted, less, more } = refusal {
+                if let PlacementRefusal::NotWholeCores { wanted, less, more } = refusal {
                     let works = |count: usize| anywhere.get(count).is_some_and(Option::is_some);
                     assert!(
                         wanted == n && less < n && n < more && works(less) && works(more),
@@ -101,7 +102,7 @@ fn check(name: &str, topology: &Topology, placer: &Placer, free: &CpuSet, reques
                         context()
                     );
                     assert!(!(less + 1..more).any(works), "{refusal:?}: {}", context());
-                } else if let Refusal::TooFewOnNuma {
+                } else if let PlacementRefusal::TooFewOnNuma {
                     wanted,
                     needs,
                     held,
@@ -386,7 +387,7 @@ fn whole_cores_or_a_refusal_with_the_nearest_counts() {
     let refusal = whole("0-2,4-6", 3).unwrap_err();
     assert_eq!(
         refusal,
-        Refusal::NotWholeCores {
+        PlacementRefusal::NotWholeCores {
             wanted: 3,
             less: 2,
             more: 4
@@ -396,7 +397,7 @@ fn whole_cores_or_a_refusal_with_the_nearest_counts() {
     assert_eq!(refusal.to_string(), sentence);
     assert_eq!(
         whole("0-1,4,6", 3),
-        Err(Refusal::TooFewOnWholeCores { wanted: 3, free: 2 })
+        Err(PlacementRefusal::TooFewOnWholeCores { wanted: 3, free: 2 })
     );
     assert_eq!(
         whole("0-1,4,6", 5),
@@ -425,7 +426,7 @@ fn siblings_of_single_cpus_are_idle() {
     assert_eq!((placement.cost.split_cores, placement.cost.numa), (0, 1));
     assert_eq!(
         single("0-6", 4),
-        Err(Refusal::TooFewCores { wanted: 4, free: 3 })
+        Err(PlacementRefusal::TooFewCores { wanted: 4, free: 3 })
     );
 }
 

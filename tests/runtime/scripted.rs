@@ -15,8 +15,8 @@ use std::time::Duration;
 use pinfold::cpu::CpuSet;
 use pinfold::host::cgroup::Cgroups;
 use pinfold::nri::{
-    self, ConnectionState, Container, ContainerAdjustment, CpuChange, Event, EventRequest, Events,
-    HandlerTimeout, Plugin, PluginSettings, PodSandbox, Refusal, UnansweredCall,
+    self, ConnectionState, Container, ContainerAdjustment, CpuChange, Event, EventRequest,
+    EventSet, HandlerTimeout, Plugin, PluginSettings, PodSandbox, Refusal, UnansweredCall,
 };
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -94,7 +94,7 @@ fn cpus(pod: &PodSandbox) -> CpuChange {
 }
 
 impl Plugin for Scripted {
-    fn events(&self) -> Events {
+    fn events(&self) -> EventSet {
         Event::ALL.into()
     }
 

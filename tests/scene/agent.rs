@@ -1,7 +1,8 @@
 //! The agent's decisions about a plan.
 
 use pinfold::scene::{
-    CaseTaint, Duty, Holding, Node, OnBusy, Slot, Switch, Want, duty, slots, switch, want,
+    CaseTaint, Holding, Node, OnBusy, Slot, SlotDuty, SwitchDecision, WantedSlot, duty, slots,
+    switch, want,
 };
 use serde_json::json;
 
@@ -20,9 +21,9 @@ fn slot(kind: Option<&str>, index: u32) -> Slot {
 fn a_candidate_claims_and_a_listed_node_has_its_place() {
     let small = plan(SMALL);
     assert!(
-        matches!(want(&small, &node("a", &[])).unwrap(), Want::Nothing { reason } if reason.contains("not a candidate of the plan"))
+        matches!(want(&small, &node("a", &[])).unwrap(), WantedSlot::Nothing { reason } if reason.contains("not a candidate of the plan"))
     );
-    let Want::Claim(slots) = want(&small, &node("a", &[("pool", "train")])).unwrap() else {
+    let WantedSlot::Claim(slots) = want(&small, &node("a", &[("pool", "train")])).unwrap() else {
         panic!()
     };
     assert_eq!(
@@ -40,20 +41,20 @@ fn a_candidate_claims_and_a_listed_node_has_its_place() {
     listed.spec.nodes.names = Some(["c", "b", "a", "z"].map(str::to_owned).to_vec());
     assert_eq!(
         want(&listed, &node("a", &[])).unwrap(),
-        Want::Slot(slot(Some("ps"), 0))
+        WantedSlot::Slot(slot(Some("ps"), 0))
     );
     assert_eq!(
         want(&listed, &node("c", &[])).unwrap(),
-        Want::Slot(slot(Some("worker"), 0))
+        WantedSlot::Slot(slot(Some("worker"), 0))
     );
     assert!(
-        matches!(want(&listed, &node("z", &[])).unwrap(), Want::Nothing { reason } if reason.contains("further down"))
+        matches!(want(&listed, &node("z", &[])).unwrap(), WantedSlot::Nothing { reason } if reason.contains("further down"))
     );
 
     let mut idle = small.clone();
     idle.spec.active = None;
     assert!(
-        matches!(want(&idle, &node("a", &[("pool", "train")])).unwrap(), Want::Nothing { reason } if reason.contains("no active case"))
+        matches!(want(&idle, &node("a", &[("pool", "train")])).unwrap(), WantedSlot::Nothing { reason } if reason.contains("no active case"))
     );
 
     // A plan with an unknown active case takes nothing away.
@@ -82,9 +83,9 @@ fn the_last_place_is_tried_first() {
             ],
         );
         let order: Vec<usize> =
-            Want::order(&slots, keys, &labelled, Some(&slot(Some("worker"), 1))).collect();
+            WantedSlot::order(&slots, keys, &labelled, Some(&slot(Some("worker"), 1))).collect();
         assert_eq!((order[0], order.len()), (2, 3), "its labels say so");
-        let order: Vec<usize> = Want::order(
+        let order: Vec<usize> = WantedSlot::order(
             &slots,
             keys,
             &node(name, &[]),
@@ -93,8 +94,8 @@ fn the_last_place_is_tried_first() {
         .collect();
         assert_eq!((order[0], order.len()), (1, 3), "it remembers");
         let other = node(name, &[("SCENCE", "1"), ("CASE", "1"), ("INDEX", "0")]);
-        let order: Vec<usize> = Want::order(&slots, keys, &other, None).collect();
-        let fresh: Vec<usize> = Want::order(&slots, keys, &node(name, &[]), None).collect();
+        let order: Vec<usize> = WantedSlot::order(&slots, keys, &other, None).collect();
+        let fresh: Vec<usize> = WantedSlot::order(&slots, keys, &node(name, &[]), None).collect();
         assert_eq!(order, fresh, "another case's slot is none of this one's");
     }
 }
@@ -177,11 +178,11 @@ fn the_rule_decides_on_a_busy_node() {
     let pods = ["train/ps-0".to_owned(), "train/worker-1".to_owned()];
     for rule in [OnBusy::Wait, OnBusy::Force, OnBusy::Refuse] {
         assert!(
-            matches!(switch(rule, &has, &[]), Switch::Change { .. }),
+            matches!(switch(rule, &has, &[]), SwitchDecision::Change { .. }),
             "nothing runs"
         );
     }
-    let Switch::Wait { reason } = switch(OnBusy::Wait, &has, &pods) else {
+    let SwitchDecision::Wait { reason } = switch(OnBusy::Wait, &has, &pods) else {
         panic!()
     };
     assert_eq!(
@@ -189,9 +190,9 @@ fn the_rule_decides_on_a_busy_node() {
         "2 pods of scene 2 case 1 ps 0 still run here, for example train/ps-0"
     );
     assert!(
-        matches!(switch(OnBusy::Force, &has, &pods), Switch::Change { reason } if reason.contains("force"))
+        matches!(switch(OnBusy::Force, &has, &pods), SwitchDecision::Change { reason } if reason.contains("force"))
     );
-    let Switch::Refuse { reason } = switch(OnBusy::Refuse, &has, &pods[..1]) else {
+    let SwitchDecision::Refuse { reason } = switch(OnBusy::Refuse, &has, &pods[..1]) else {
         panic!()
     };
     assert!(
@@ -236,11 +237,11 @@ fn plans_are_asked_together() {
     // A second plan without the node takes nothing from the node.
     for plans in [[mine.clone(), other.clone()], [other.clone(), mine.clone()]] {
         assert!(
-            matches!(duty(&plans, &here).unwrap(), Duty::Of(plan, Want::Claim(_)) if *plan == mine)
+            matches!(duty(&plans, &here).unwrap(), SlotDuty::Of(plan, WantedSlot::Claim(_)) if *plan == mine)
         );
     }
     let free = |plans: &[_], node: &Node| match duty(plans, node).unwrap() {
-        Duty::Free { reason } => reason,
+        SlotDuty::Free { reason } => reason,
         other => panic!("{other:?}"),
     };
     assert_eq!(free(&[], &here), "there is no plan");
@@ -257,7 +258,7 @@ fn plans_are_asked_together() {
     let both = [mine.clone(), named("again", "a")];
     assert_eq!(
         duty(&both, &here).unwrap(),
-        Duty::Disputed {
+        SlotDuty::Disputed {
             plans: vec!["mine".to_owned(), "again".to_owned()]
         }
     );
@@ -268,7 +269,7 @@ fn plans_are_asked_together() {
     assert!(duty(&plans, &here).is_err());
     assert!(matches!(
         duty(&plans, &node("n", &[("pool", "b")])).unwrap(),
-        Duty::Of(..)
+        SlotDuty::Of(..)
     ));
 }
 

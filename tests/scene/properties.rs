@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pinfold::experiment::import;
 use pinfold::scene::{
-    Active, Case, Group, Holding, Labels, Node, Pool, Scene, ScenePlan, ScenePlanSpec, Slot,
+    Active, Case, Group, Holding, Node, NodeLabels, Pool, Scene, ScenePlan, ScenePlanSpec, Slot,
     assign, read, read_nodes, slots, try_order,
 };
 use proptest::prelude::*;
@@ -121,7 +121,7 @@ fn apply(
     nodes: &mut [Node],
     given: &[(Slot, Option<String>)],
     plan: &ScenePlan,
-) -> BTreeMap<String, Labels> {
+) -> BTreeMap<String, NodeLabels> {
     let mut all = BTreeMap::new();
     for (slot, name) in given {
         let Some(name) = name else { continue };

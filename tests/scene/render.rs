@@ -6,8 +6,8 @@ use std::path::Path;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Service};
-use pinfold::experiment::{Format, Rendered, Slice, TrainingJob, render};
-use pinfold::pod::{self, Entitlement, Policy, Role};
+use pinfold::experiment::{Rendered, Slice, TrainingJob, WorkloadFormat, render};
+use pinfold::pod::{self, Entitlement, PodRole, Policy};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -30,11 +30,11 @@ pub(crate) const CASES: [(&str, &str, u32, u32, u32, u32); 8] = [
     ("2", "4", 20, 200, 20, 20),
 ];
 
-pub(crate) const FORMATS: [Format; 4] = [
-    Format::Native,
-    Format::Tfjob,
-    Format::Volcano,
-    Format::Jobset,
+pub(crate) const FORMATS: [WorkloadFormat; 4] = [
+    WorkloadFormat::Native,
+    WorkloadFormat::Tfjob,
+    WorkloadFormat::Volcano,
+    WorkloadFormat::Jobset,
 ];
 
 pub(crate) fn job(text: &str) -> TrainingJob {
@@ -43,7 +43,12 @@ pub(crate) fn job(text: &str) -> TrainingJob {
         .unwrap_or_else(|findings| panic!("{findings:?}"))
 }
 
-pub(crate) fn rendered(job: &TrainingJob, scene: &str, case: &str, format: Format) -> Rendered {
+pub(crate) fn rendered(
+    job: &TrainingJob,
+    scene: &str,
+    case: &str,
+    format: WorkloadFormat,
+) -> Rendered {
     render(
         &plan(&example()),
         (scene, case),
@@ -276,7 +281,7 @@ fn all_cases_in_all_formats_are_objects_of_todays_api() {
         }
     }
     // The check itself.
-    let mut wrong = rendered(&job, "1", "1", Format::Jobset)
+    let mut wrong = rendered(&job, "1", "1", WorkloadFormat::Jobset)
         .objects
         .pop()
         .unwrap();
@@ -289,7 +294,11 @@ fn all_cases_in_all_formats_are_objects_of_todays_api() {
 fn every_task_goes_to_its_index_and_knows_all_others() {
     let job = full();
     for (scene, case, _, workers, _, servers) in CASES {
-        for format in [Format::Native, Format::Volcano, Format::Jobset] {
+        for format in [
+            WorkloadFormat::Native,
+            WorkloadFormat::Volcano,
+            WorkloadFormat::Jobset,
+        ] {
             let rendered = rendered(&job, scene, case, format);
             let pods = pods(&rendered.objects);
             assert_eq!(pods.len(), (workers + servers) as usize);
@@ -357,7 +366,11 @@ fn every_task_goes_to_its_index_and_knows_all_others() {
 #[test]
 fn parameter_servers_keep_apart_from_each_other_and_from_nothing_else() {
     let job = full();
-    for format in [Format::Native, Format::Volcano, Format::Jobset] {
+    for format in [
+        WorkloadFormat::Native,
+        WorkloadFormat::Volcano,
+        WorkloadFormat::Jobset,
+    ] {
         let pods = pods(&rendered(&job, "1", "2", format).objects);
         let labels: Vec<&Value> = pods
             .iter()
@@ -406,7 +419,7 @@ fn the_agent_knows_the_pods_and_pins_them() {
     job.pin = Some(true);
     job.roles.entry("worker".to_owned()).or_default().limits =
         BTreeMap::from([("cpu".to_owned(), pinfold::scene::Amount("3".to_owned()))]);
-    let rendered = rendered(&job, "2", "1", Format::Native);
+    let rendered = rendered(&job, "2", "1", WorkloadFormat::Native);
     let group = of_kind(&rendered.objects, "PodGroup");
     assert_eq!(
         (group.len(), &group[0]["spec"]),
@@ -421,9 +434,9 @@ fn the_agent_knows_the_pods_and_pins_them() {
         let known = pod::recognise(&pod);
         let labels = &one.template["metadata"]["labels"];
         let (role, cpus) = if labels["job"] == "ps" {
-            (Role::Ps, 2)
+            (PodRole::Ps, 2)
         } else {
-            (Role::Worker, 3)
+            (PodRole::Worker, 3)
         };
         assert_eq!((known.role, known.training), (role, true));
         assert_eq!(
@@ -448,7 +461,7 @@ fn the_agent_knows_the_pods_and_pins_them() {
         );
         assert_eq!(
             spec["restartPolicy"],
-            if role == Role::Ps {
+            if role == PodRole::Ps {
                 "Always"
             } else {
                 "OnFailure"
@@ -456,7 +469,7 @@ fn the_agent_knows_the_pods_and_pins_them() {
         );
         assert_eq!(
             one.kind,
-            if role == Role::Ps {
+            if role == PodRole::Ps {
                 "Deployment"
             } else {
                 "Job"
@@ -467,7 +480,7 @@ fn the_agent_knows_the_pods_and_pins_them() {
 
 #[test]
 fn what_reclaims_parameter_servers_finds_it_on_the_objects() {
-    let rendered = rendered(&full(), "2", "2", Format::Native);
+    let rendered = rendered(&full(), "2", "2", WorkloadFormat::Native);
     for kind in ["Job", "Deployment", "Service"] {
         for object in of_kind(&rendered.objects, kind) {
             let metadata = &object["metadata"];
@@ -478,14 +491,14 @@ fn what_reclaims_parameter_servers_finds_it_on_the_objects() {
     }
     let mut job = full();
     job.reclaim = None;
-    let text = json!(self::rendered(&job, "2", "2", Format::Native).objects).to_string();
+    let text = json!(self::rendered(&job, "2", "2", WorkloadFormat::Native).objects).to_string();
     assert!(!text.contains("pinfold.io/reclaim"), "only who asks for it");
 }
 
 #[test]
 fn slices_are_parts_of_the_whole() {
     let (job, plan) = (full(), plan(&example()));
-    let whole = rendered(&job, "2", "2", Format::Native).objects;
+    let whole = rendered(&job, "2", "2", WorkloadFormat::Native).objects;
     let shared = of_kind(&whole, "PersistentVolumeClaim").len() + of_kind(&whole, "PodGroup").len();
     let slice = |role: Option<&str>, from, to| {
         let slice = Slice {
@@ -493,7 +506,14 @@ fn slices_are_parts_of_the_whole() {
             from,
             to,
         };
-        render(&plan, ("2", "2"), &job, Format::Native, &slice, AMOUNTS)
+        render(
+            &plan,
+            ("2", "2"),
+            &job,
+            WorkloadFormat::Native,
+            &slice,
+            AMOUNTS,
+        )
     };
     for (role, from, to, tasks) in [
         (Some("ps"), None, None, 5),
@@ -531,7 +551,15 @@ fn slices_are_parts_of_the_whole() {
         role: Some("ps".to_owned()),
         ..Slice::default()
     };
-    let refused = render(&plan, ("2", "2"), &job, Format::Tfjob, &all, AMOUNTS).unwrap_err();
+    let refused = render(
+        &plan,
+        ("2", "2"),
+        &job,
+        WorkloadFormat::Tfjob,
+        &all,
+        AMOUNTS,
+    )
+    .unwrap_err();
     assert!(
         refused.to_string().contains("need the format native"),
         "{refused}"
@@ -743,7 +771,7 @@ proptest! {
         job.env = BTreeMap::from([("RUN".to_owned(), value.replace('$', "$$"))]);
         job.args = Vec::new();
         let slice = Slice { role: Some("ps".to_owned()), ..Slice::default() };
-        let objects = render(&plan(&example()), ("1", "1"), &job, Format::Native, &slice, AMOUNTS).unwrap().objects;
+        let objects = render(&plan(&example()), ("1", "1"), &job, WorkloadFormat::Native, &slice, AMOUNTS).unwrap().objects;
         let read = super::yaml::parse(&yaml(&objects), "rendered");
         prop_assert_eq!(&read, &objects);
         let (env, words) = started(&read, &pods(&read)[0].template);

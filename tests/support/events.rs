@@ -4,17 +4,17 @@
 //! kind.
 
 use perf_event_open_sys::bindings;
-use pinfold::host::perf::{Event, Events};
+use pinfold::host::perf::{PerfEvent, PerfEvents};
 
-pub(crate) const SOFTWARE: Events = [
+pub(crate) const SOFTWARE: PerfEvents = [
     software(bindings::PERF_COUNT_SW_CONTEXT_SWITCHES),
     software(bindings::PERF_COUNT_SW_PAGE_FAULTS),
     software(bindings::PERF_COUNT_SW_PAGE_FAULTS_MIN),
     software(bindings::PERF_COUNT_SW_CPU_MIGRATIONS),
 ];
 
-const fn software(config: u32) -> Event {
-    Event {
+const fn software(config: u32) -> PerfEvent {
+    PerfEvent {
         kind: bindings::PERF_TYPE_SOFTWARE,
         config: config as u64,
     }

@@ -5,7 +5,7 @@
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use pinfold::cpu::{
-    CoreKind, Cores, CpuSet, Facts, Isolated, NumaNode, Order, Placer, Request, Topology,
+    CoreKind, Cores, CpuSet, Isolated, NumaNode, Order, Placer, Request, Topology, TopologyFacts,
 };
 use pinfold_fuzz::{check_groups, check_places};
 
@@ -94,7 +94,7 @@ fuzz_target!(|machine: Machine| {
             set(cpus),
         )
     };
-    let topology = Topology::from_facts(Facts {
+    let topology = Topology::from_facts(TopologyFacts {
         online: set(machine.online),
         offline: set(machine.offline),
         isolated: set(machine.isolated),

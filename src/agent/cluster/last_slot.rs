@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-use crate::cluster::scenes::{Phase, State};
+use crate::cluster::scenes::{Phase, SlotState};
 use crate::host::cgroup::{Cgroups, NoteSubject};
 use crate::scene::Slot;
 
@@ -27,7 +27,7 @@ pub(super) fn last(cgroups: &Cgroups) -> Option<(String, Slot)> {
 /// Keeps the note up to date until the sender of states is dropped.
 pub(super) async fn keep(
     cgroups: Cgroups,
-    mut state: watch::Receiver<State>,
+    mut state: watch::Receiver<SlotState>,
 ) -> anyhow::Result<()> {
     let mut noted = None;
     loop {

@@ -1,4 +1,4 @@
-//! [`Link`]: the state of the API connection and its pods, for `/status`, `/readyz` and `/metrics`.
+//! [`ClusterLink`]: the state of the API connection and its pods, for `/status`, `/readyz` and `/metrics`.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -7,8 +7,8 @@ use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
 use tokio::sync::watch;
 
-use super::model::Cluster;
-use crate::cluster::{Call, Counters, ErrorKind, scenes};
+use super::model::ClusterContext;
+use crate::cluster::{ApiCounters, Call, ErrorKind, scenes};
 use crate::metrics::{ApiNumbers, SceneNumbers};
 
 /// The state of the API connection.
@@ -47,11 +47,11 @@ impl ApiConnection {
 
 /// The reading end of the connection's state.
 #[derive(Debug, Clone)]
-pub(in crate::agent) struct Link {
+pub(in crate::agent) struct ClusterLink {
     connection: watch::Receiver<ApiConnection>,
     /// The Node's slot in a scene, where scenes are used.
-    slot: Option<watch::Receiver<scenes::State>>,
-    counters: Arc<Counters>,
+    slot: Option<watch::Receiver<scenes::SlotState>>,
+    counters: Arc<ApiCounters>,
     node: String,
     namespace: String,
     server: String,
@@ -61,7 +61,7 @@ pub(in crate::agent) struct Link {
 /// The API as `/status` shows it.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(in crate::agent) struct LinkState {
+pub(in crate::agent) struct ClusterLinkState {
     server: String,
     origin: String,
     node: String,
@@ -81,22 +81,22 @@ pub(in crate::agent) struct LinkState {
     unreadable_pods: usize,
     /// The Node's slot in a scene.
     #[serde(skip_serializing_if = "Option::is_none")]
-    scene: Option<scenes::State>,
+    scene: Option<scenes::SlotState>,
 }
 
 // === impl Link ===
 
-impl Link {
+impl ClusterLink {
     /// Creates a link without any state yet, and its writing end.
     pub(super) fn new(
-        cluster: &Cluster,
-        slot: watch::Receiver<scenes::State>,
+        cluster: &ClusterContext,
+        slot: watch::Receiver<scenes::SlotState>,
     ) -> (Self, watch::Sender<ApiConnection>) {
         let (sender, connection) = watch::channel(ApiConnection {
             since: Some(Timestamp::now()),
             ..ApiConnection::default()
         });
-        let Cluster {
+        let ClusterContext {
             api,
             node,
             namespace,
@@ -149,18 +149,18 @@ impl Link {
     }
 
     /// The Node's slot in a scene, where scenes are used.
-    pub(in crate::agent) fn slot(&self) -> Option<watch::Receiver<scenes::State>> {
+    pub(in crate::agent) fn slot(&self) -> Option<watch::Receiver<scenes::SlotState>> {
         self.slot.clone()
     }
 
     /// The API as `/status` shows it.
-    pub(in crate::agent) fn state(&self) -> LinkState {
+    pub(in crate::agent) fn state(&self) -> ClusterLinkState {
         let connection = self.connection.borrow().clone();
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default()
             .as_secs_f64();
-        LinkState {
+        ClusterLinkState {
             server: self.server.clone(),
             origin: self.origin.clone(),
             node: self.node.clone(),
@@ -205,8 +205,8 @@ impl Link {
     }
 }
 
-impl From<scenes::State> for SceneNumbers {
-    fn from(state: scenes::State) -> Self {
+impl From<scenes::SlotState> for SceneNumbers {
+    fn from(state: scenes::SlotState) -> Self {
         let slot = state.slot;
         Self {
             phase: state.phase.name(),

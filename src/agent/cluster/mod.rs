@@ -7,7 +7,7 @@
 //!              └─ Scenes: this Node's labels and claims, by the ScenePlans
 //! ```
 //!
-//! [`Cluster`] is the handle for every task that uses the API, and is cheap to clone. `Cluster::start` starts the tasks. When
+//! [`ClusterContext`] is the handle for every task that uses the API, and is cheap to clone. `ClusterContext::start` starts the tasks. When
 //! the agent stops, the tasks end at once. Only waiting Events get a short time.
 
 mod last_slot;
@@ -27,7 +27,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::config::Config;
-use super::event::Event;
+use super::event::AgentEvent;
 use super::tasks::Tasks;
 use crate::cluster::Api;
 use crate::cluster::connect::{self, ConnectError, Connection};
@@ -37,18 +37,18 @@ use crate::cluster::scenes::{self as followed_scenes, Scenes};
 use crate::host::cgroup::Cgroups;
 use crate::pin::Snapshot;
 
-pub(super) use link::{Link, LinkState};
+pub(super) use link::{ClusterLink, ClusterLinkState};
 use model::node_name;
-pub use model::{ApiPods, AutoSwitch, Cluster};
+pub use model::{ApiPods, AutoSwitch, ClusterContext};
 
 /// How long the API server may take to answer a request.
 const DEADLINE: std::time::Duration = std::time::Duration::from_secs(30);
 
 /// The running tasks of the API.
 #[derive(Debug)]
-pub(super) struct Running {
+pub(super) struct ApiTasks {
     /// The state of the API connection.
-    pub(super) link: Link,
+    pub(super) link: ClusterLink,
     /// This node's pods, as the API server lists them.
     pub(super) pods: watch::Receiver<ApiPods>,
     /// The task that writes Events. The task ends when all recorders are dropped.
@@ -68,7 +68,7 @@ fn wanted(config: &Config) -> bool {
 
 // === impl Cluster ===
 
-impl Cluster {
+impl ClusterContext {
     /// Prepares the connection to the API, if the API is used. The server may be unreachable: no request is sent.
     ///
     /// # Errors
@@ -135,10 +135,10 @@ impl Cluster {
         &self,
         cgroups: &Cgroups,
         tasks: &mut Tasks,
-        reconciler: mpsc::Sender<Event>,
+        reconciler: mpsc::Sender<AgentEvent>,
         snapshots: watch::Receiver<Option<Arc<Snapshot>>>,
         stop: &CancellationToken,
-    ) -> Running {
+    ) -> ApiTasks {
         let (pods, known) = watch::channel::<ApiPods>(None);
         let (running, running_pods) = watch::channel(None);
         let (place, state) = Scenes::new(
@@ -146,16 +146,16 @@ impl Cluster {
             &self.node,
             &self.namespace,
             running_pods,
-            followed_scenes::Settings::default(),
+            followed_scenes::SceneSettings::default(),
         );
         let noted = state.clone();
-        let (link, connection) = Link::new(self, state);
+        let (link, connection) = ClusterLink::new(self, state);
 
         let (out, pod_events) = mpsc::channel(64);
         let following = followed::follow(
             self.api.clone(),
             self.node.clone(),
-            followed::Settings::default(),
+            followed::PodWatchSettings::default(),
             out,
         );
         tasks.spawn(async move {
@@ -166,8 +166,11 @@ impl Cluster {
         tasks.spawn(own_uid::tell(api, name, known.clone(), reconciler.clone()));
         tasks.spawn(pods::take(pod_events, connection, pods, reconciler));
 
-        let (recorder, writing) =
-            Recorder::new(self.api.clone(), &self.node, events::Settings::default());
+        let (recorder, writing) = Recorder::new(
+            self.api.clone(),
+            &self.node,
+            events::EventSettings::default(),
+        );
         let writer = tokio::spawn(writing);
         if self.scenes {
             let task = place
@@ -184,7 +187,7 @@ impl Cluster {
         // The task reads the last snapshot when the agent stops, and then ends on its own.
         tasks.spawn_to_its_end(news::tell(snapshots, known.clone(), recorder, stop.clone()));
 
-        Running {
+        ApiTasks {
             link,
             pods: known,
             writer,
@@ -194,7 +197,7 @@ impl Cluster {
 
 // === impl Running ===
 
-impl Running {
+impl ApiTasks {
     /// Lets waiting Events be written until `until`. Called when the agent stops.
     pub(super) async fn finish(mut self, until: Instant) {
         if tokio::time::timeout_at(until, &mut self.writer)

@@ -29,7 +29,7 @@ pub type ApiPods = Option<Arc<[Pod]>>;
 
 /// The connection to the API, and the agent's identity in the cluster. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Cluster {
+pub struct ClusterContext {
     /// The API, with the counters that all tasks share.
     pub api: Api,
     /// This node's name.

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::model::ApiPods;
-use crate::cluster::events::{News, Recorder};
+use crate::cluster::events::{EventDetails, Recorder};
 use crate::cpu::CpuSet;
 use crate::pin::decide::Refused;
 use crate::pin::snapshot::ContainerState;
@@ -82,7 +82,7 @@ struct EventContent {
 
 impl Reported {
     /// The Events that follow from a snapshot. `pods` are the API server's pods: an Event needs an API object.
-    pub(super) fn note(&mut self, snapshot: &Snapshot, pods: &[Pod]) -> Vec<News> {
+    pub(super) fn note(&mut self, snapshot: &Snapshot, pods: &[Pod]) -> Vec<EventDetails> {
         // An agent that only observes sends no Events.
         if snapshot.enforcement == Enforcement::Observe {
             return Vec::new();
@@ -122,7 +122,7 @@ impl Reported {
             }
             let known = self.containers.entry(key).or_default();
             for content in known.note(container, snapshot, entitled.contains(cgroup_uid)) {
-                news.push(News {
+                news.push(EventDetails {
                     namespace: pod.namespace.clone(),
                     pod: pod.name.clone(),
                     uid: uid.clone(),

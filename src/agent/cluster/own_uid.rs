@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 
 use super::model::ApiPods;
-use crate::agent::event::Event;
+use crate::agent::event::AgentEvent;
 use crate::cluster::{Api, Backoff, Failure, Jitter, node};
 use crate::pod::ApiUid;
 
@@ -21,7 +21,7 @@ pub(super) async fn tell(
     api: Api,
     name: String,
     pods: watch::Receiver<ApiPods>,
-    reconciler: mpsc::Sender<Event>,
+    reconciler: mpsc::Sender<AgentEvent>,
 ) -> anyhow::Result<()> {
     let read = || async {
         Ok(node::read(&api, &name)
@@ -35,7 +35,7 @@ async fn follow<F: Future<Output = Result<Option<ApiUid>, Failure>>>(
     name: &str,
     read: impl Fn() -> F,
     mut pods: watch::Receiver<ApiPods>,
-    reconciler: mpsc::Sender<Event>,
+    reconciler: mpsc::Sender<AgentEvent>,
 ) -> anyhow::Result<()> {
     let mut known: Option<ApiUid> = None;
     let (mut backoff, mut jitter) = (Backoff::new(FIRST_WAIT, BETWEEN), Jitter::default());
@@ -56,7 +56,10 @@ async fn follow<F: Future<Output = Result<Option<ApiUid>, Failure>>>(
             Ok(Some(uid)) => {
                 backoff.reset();
                 if known.as_ref() != Some(&uid)
-                    && reconciler.send(Event::Node(uid.clone())).await.is_err()
+                    && reconciler
+                        .send(AgentEvent::Node(uid.clone()))
+                        .await
+                        .is_err()
                 {
                     return Ok(());
                 }
@@ -116,7 +119,7 @@ mod tests {
         tokio::select! {
             ended = follow("node", read, pods, reconciler) => panic!("{ended:?}"),
             event = received.recv() => {
-                let Some(Event::Node(uid)) = event else { panic!("{event:?}") };
+                let Some(AgentEvent::Node(uid)) = event else { panic!("{event:?}") };
                 assert_eq!((uid.as_str(), requests.get()), ("node-uid", 5));
             }
         }

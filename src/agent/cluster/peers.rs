@@ -8,13 +8,13 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use super::model::ApiPods;
-use crate::cluster::peers::{Member, members};
+use crate::cluster::peers::{JobMember, members};
 use crate::cluster::{Api, Jitter};
 use crate::metrics::UnknownPeers;
 use crate::pod;
 
 /// Namespace and name of a training job.
-pub(in crate::agent) type Job = (String, String);
+pub(in crate::agent) type JobKey = (String, String);
 
 /// The shortest time between two requests about a job.
 const SOONEST: Duration = Duration::from_secs(30);
@@ -30,14 +30,14 @@ const MAX_WITHOUT_POD: usize = 1000;
 
 /// The times and results of requests about jobs. The type does no I/O and reads no clock.
 #[derive(Debug, Default)]
-struct Requests(BTreeMap<Job, (Instant, BTreeSet<IpAddr>)>);
+struct Requests(BTreeMap<JobKey, (Instant, BTreeSet<IpAddr>)>);
 
 /// Requests the members of jobs with unknown addresses, and passes the members on. Without a sender the task stays idle.
 pub(in crate::agent) async fn resolve(
     api: Api,
     pods: watch::Receiver<ApiPods>,
     mut unknown: mpsc::Receiver<UnknownPeers>,
-    tell: impl Fn(Job, Vec<Member>) + Send,
+    tell: impl Fn(JobKey, Vec<JobMember>) + Send,
 ) -> anyhow::Result<()> {
     let (mut requests, mut jitter) = (Requests::default(), Jitter::default());
     while let Some(unknown) = unknown.recv().await {
@@ -67,7 +67,7 @@ pub(in crate::agent) async fn resolve(
 }
 
 /// The label that selects a job's pods, taken from a local pod of the job.
-fn label(pods: &ApiPods, (namespace, job): &Job) -> Option<(String, String)> {
+fn label(pods: &ApiPods, (namespace, job): &JobKey) -> Option<(String, String)> {
     let mut of_job = pods
         .iter()
         .flat_map(|pods| pods.iter())
@@ -85,7 +85,7 @@ impl Requests {
     fn due(&mut self, unknown: UnknownPeers, now: Instant) -> UnknownPeers {
         self.0
             .retain(|job, (at, _)| unknown.contains_key(job) || now < *at + LATEST);
-        let is_due = |(job, addresses): &(Job, BTreeSet<IpAddr>)| match self.0.get(job) {
+        let is_due = |(job, addresses): &(JobKey, BTreeSet<IpAddr>)| match self.0.get(job) {
             None => true,
             Some((at, without_pod)) => {
                 now >= *at + LATEST || (now >= *at + SOONEST && !addresses.is_subset(without_pod))
@@ -94,7 +94,13 @@ impl Requests {
         unknown.into_iter().filter(is_due).collect()
     }
 
-    fn answered(&mut self, job: Job, addresses: BTreeSet<IpAddr>, found: &[Member], now: Instant) {
+    fn answered(
+        &mut self,
+        job: JobKey,
+        addresses: BTreeSet<IpAddr>,
+        found: &[JobMember],
+        now: Instant,
+    ) {
         let known: BTreeSet<&IpAddr> = found.iter().flat_map(|member| &member.addresses).collect();
         let mut without_pod: BTreeSet<IpAddr> = addresses
             .into_iter()
@@ -113,7 +119,7 @@ impl Requests {
 
 #[cfg(test)]
 mod tests {
-    use crate::pod::Role;
+    use crate::pod::PodRole;
 
     use super::*;
 
@@ -133,9 +139,9 @@ mod tests {
         let (mut requests, start) = (Requests::default(), Instant::now());
         let after = |seconds| start + Duration::from_secs(seconds);
         assert_eq!(requests.due(unknown(&[1, 2]), start), unknown(&[1, 2]));
-        let found = Member {
+        let found = JobMember {
             pod: "w-1".to_owned(),
-            role: Role::Worker,
+            role: PodRole::Worker,
             addresses: vec![[10, 0, 0, 1].into()],
         };
         requests.answered(job.clone(), addresses(&[1, 2]), &[found], start);

@@ -7,7 +7,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::link::ApiConnection;
 use super::model::ApiPods;
-use crate::agent::event::{Event, Source};
+use crate::agent::event::{AgentEvent, PodSource};
 use crate::cluster::pods::{PodCache, PodsEvent};
 
 /// How long the reconciler waits for the first list. The first pass then relies on the kernel's state.
@@ -20,7 +20,7 @@ pub(super) async fn take(
     mut events: mpsc::Receiver<PodsEvent>,
     connection: watch::Sender<ApiConnection>,
     pods: watch::Sender<ApiPods>,
-    reconciler: mpsc::Sender<Event>,
+    reconciler: mpsc::Sender<AgentEvent>,
 ) -> anyhow::Result<()> {
     let mut known = PodCache::default();
     let mut wait_ended = false;
@@ -43,8 +43,8 @@ pub(super) async fn take(
             next = events.try_recv().ok();
         }
         if changed && known.is_complete() {
-            let event = Event::Pods {
-                source: Source::Api,
+            let event = AgentEvent::Pods {
+                source: PodSource::Api,
                 pods: known.pods(),
                 errors: known.unreadable(),
             };
@@ -59,7 +59,7 @@ pub(super) async fn take(
             });
         } else if !known.is_complete() && !wait_ended {
             wait_ended = true;
-            if reconciler.send(Event::PodsWaitEnded).await.is_err() {
+            if reconciler.send(AgentEvent::PodsWaitEnded).await.is_err() {
                 return Ok(());
             }
         }
@@ -117,7 +117,7 @@ mod tests {
 
     fn start() -> (
         mpsc::Sender<PodsEvent>,
-        mpsc::Receiver<Event>,
+        mpsc::Receiver<AgentEvent>,
         watch::Receiver<ApiConnection>,
     ) {
         let (sender, events) = mpsc::channel(8);
@@ -127,9 +127,9 @@ mod tests {
         (sender, received, link)
     }
 
-    fn names(event: Option<Event>) -> Vec<String> {
-        let Some(Event::Pods {
-            source: Source::Api,
+    fn names(event: Option<AgentEvent>) -> Vec<String> {
+        let Some(AgentEvent::Pods {
+            source: PodSource::Api,
             pods,
             ..
         }) = event
@@ -143,7 +143,10 @@ mod tests {
     async fn the_reconciler_stops_waiting_for_a_silent_or_unreachable_api() {
         let began = Instant::now();
         let (sender, mut received, link) = start();
-        assert!(matches!(received.recv().await, Some(Event::PodsWaitEnded)));
+        assert!(matches!(
+            received.recv().await,
+            Some(AgentEvent::PodsWaitEnded)
+        ));
         assert_eq!(began.elapsed(), FIRST_LIST_WAIT);
         sender
             .send(PodsEvent::Degraded("away".to_owned()))
@@ -163,7 +166,10 @@ mod tests {
             .send(PodsEvent::Degraded("away".to_owned()))
             .await
             .unwrap();
-        assert!(matches!(received.recv().await, Some(Event::PodsWaitEnded)));
+        assert!(matches!(
+            received.recv().await,
+            Some(AgentEvent::PodsWaitEnded)
+        ));
         assert_eq!(
             began.elapsed(),
             Duration::ZERO,

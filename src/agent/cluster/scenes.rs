@@ -3,12 +3,12 @@
 use tokio::sync::watch;
 
 use super::model::ApiPods;
-use crate::cluster::scenes::{Pods, RunningPod};
+use crate::cluster::scenes::{RunningPod, RunningPods};
 
 /// Sends the unfinished pods to the scene task at each change.
 pub(super) async fn tell(
     mut known: watch::Receiver<ApiPods>,
-    out: watch::Sender<Pods>,
+    out: watch::Sender<RunningPods>,
 ) -> anyhow::Result<()> {
     loop {
         let pods = known.borrow_and_update().as_deref().map(RunningPod::among);
@@ -46,7 +46,7 @@ mod tests {
             pod("c", true),
         ])));
         received.changed().await.unwrap();
-        let names = |pods: &Pods| {
+        let names = |pods: &RunningPods| {
             pods.as_ref()
                 .map(|pods| pods.iter().map(|pod| pod.name.clone()).collect::<Vec<_>>())
         };

@@ -1,4 +1,4 @@
-//! [`Link`]: the state of the connection to the container runtime, for `/status`, `/readyz` and `/metrics`.
+//! [`RuntimeLink`]: the state of the connection to the container runtime, for `/status`, `/readyz` and `/metrics`.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use crate::nri::ConnectionState;
 
 /// The reading end of the connection's state.
 #[derive(Debug, Clone)]
-pub(in crate::agent) struct Link {
+pub(in crate::agent) struct RuntimeLink {
     state: watch::Receiver<ConnectionState>,
     socket: PathBuf,
     /// Whether the configuration requires NRI.
@@ -20,7 +20,7 @@ pub(in crate::agent) struct Link {
 /// The runtime as `/status` shows it.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(in crate::agent) struct LinkState {
+pub(in crate::agent) struct RuntimeLinkState {
     socket: String,
     /// `away`, `connecting`, `registered` or `synchronized`.
     state: &'static str,
@@ -33,7 +33,7 @@ pub(in crate::agent) struct LinkState {
 
 // === impl Link ===
 
-impl Link {
+impl RuntimeLink {
     pub(super) fn new(
         state: watch::Receiver<ConnectionState>,
         socket: &Path,
@@ -61,10 +61,10 @@ impl Link {
     }
 
     /// The runtime as `/status` shows it.
-    pub(in crate::agent) fn state(&self) -> LinkState {
+    pub(in crate::agent) fn state(&self) -> RuntimeLinkState {
         let state = self.state.borrow();
         let runtime = state.runtime();
-        LinkState {
+        RuntimeLinkState {
             socket: self.socket.display().to_string(),
             state: state.name(),
             name: runtime.map(|runtime| runtime.name.clone()),

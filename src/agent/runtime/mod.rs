@@ -6,7 +6,7 @@
 //!          ── all else ─> the reconciler's pods: which container is which, before the API server reports the pod
 //! ```
 //!
-//! Without a runtime the agent relies on the cgroups, and [`Link`] reports the problem.
+//! Without a runtime the agent relies on the cgroups, and [`RuntimeLink`] reports the problem.
 
 mod api_wait;
 mod link;
@@ -19,15 +19,15 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::cluster::{AutoSwitch, Running};
-use super::event::Event;
-use super::node::Node;
+use super::cluster::{ApiTasks, AutoSwitch};
+use super::event::AgentEvent;
+use super::node::AgentNode;
 use super::tasks::Tasks;
 use crate::metrics::AgentMetrics;
 use crate::nri;
 use crate::pin::Snapshot;
 
-pub(super) use link::{Link, LinkState};
+pub(super) use link::{RuntimeLink, RuntimeLinkState};
 
 /// The plugin's name at the runtime.
 const NAME: &str = "pinfold";
@@ -92,14 +92,14 @@ pub(super) struct ShutdownSignals {
 
 /// Starts the task that serves the connection to the runtime.
 pub(super) fn start(
-    node: &Node,
+    node: &AgentNode,
     tasks: &mut Tasks,
-    reconciler: mpsc::Sender<Event>,
-    cluster: Option<&Running>,
+    reconciler: mpsc::Sender<AgentEvent>,
+    cluster: Option<&ApiTasks>,
     snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
     metrics: &AgentMetrics,
     shutdown: ShutdownSignals,
-) -> Link {
+) -> RuntimeLink {
     let wanted = &node.config.runtime;
     let mut settings = nri::PluginSettings::new(NAME, wanted.index);
     settings.socket.clone_from(&wanted.socket);
@@ -141,5 +141,5 @@ pub(super) fn start(
         nri::serve(settings, handler, state, requested).await;
         Ok(())
     });
-    Link::new(connection, &wanted.socket, wanted.nri == AutoSwitch::Always)
+    RuntimeLink::new(connection, &wanted.socket, wanted.nri == AutoSwitch::Always)
 }

@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::api_wait::{API_WAIT, ApiWait};
-use crate::agent::cluster::{ApiPods, Link};
-use crate::agent::event::{CreateAnswer, Event, RuntimePod, RuntimeUpdate};
+use crate::agent::cluster::{ApiPods, ClusterLink};
+use crate::agent::event::{AgentEvent, CreateAnswer, RuntimePod, RuntimeUpdate};
 use crate::agent::gate;
 use crate::cluster::scenes;
 use crate::cpu::CpuSet;
 use crate::metrics::AgentMetrics;
 use crate::nri::{
-    self, Container, ContainerAdjustment, CpuChange, Events, HandlerTimeout, Inventory, PodSandbox,
-    Refusal, UnansweredCall,
+    self, Container, ContainerAdjustment, CpuChange, EventSet, HandlerTimeout, Inventory,
+    PodSandbox, Refusal, UnansweredCall,
 };
 use crate::pin::Snapshot;
 use crate::pin::snapshot::ContainerState;
@@ -39,7 +39,7 @@ const SLOT_WAIT: (Duration, Duration) = (Duration::from_secs(10), Duration::from
 /// The API server as a source of pods.
 pub(super) struct ApiSource {
     /// The state of the connection to the API server.
-    pub(super) link: Link,
+    pub(super) link: ClusterLink,
     /// The pods that the API server lists.
     pub(super) pods: watch::Receiver<ApiPods>,
 }
@@ -48,11 +48,11 @@ pub(super) struct ApiSource {
 pub(super) struct PluginHandler {
     /// The queue to the reconciler. A single queue keeps the order of the runtime's events. The queue has no limit, since the
     /// runtime waits for the answer to each event.
-    reconciler: mpsc::UnboundedSender<Event>,
+    reconciler: mpsc::UnboundedSender<AgentEvent>,
     /// The connection to the API server, and the wait for new pods, where the API is used.
-    api: Option<(Link, ApiWait)>,
+    api: Option<(ClusterLink, ApiWait)>,
     /// The Node's slot in a scene, where scenes are used.
-    slot: Option<watch::Receiver<scenes::State>>,
+    slot: Option<watch::Receiver<scenes::SlotState>>,
     /// The reconciler's latest snapshot.
     snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
     inventory: Mutex<Inventory>,
@@ -64,7 +64,7 @@ pub(super) struct PluginHandler {
 
 impl PluginHandler {
     pub(super) fn new(
-        reconciler: mpsc::UnboundedSender<Event>,
+        reconciler: mpsc::UnboundedSender<AgentEvent>,
         api_source: Option<ApiSource>,
         snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
         metrics: AgentMetrics,
@@ -91,7 +91,7 @@ impl PluginHandler {
     }
 
     /// The event for a pod's current state: the pod, or the end of the pod.
-    fn update_of(&self, sandbox: &PodSandbox) -> Option<Event> {
+    fn update_of(&self, sandbox: &PodSandbox) -> Option<AgentEvent> {
         let gone = || {
             nri::pod(sandbox, [])
                 .cgroup_uid()
@@ -100,7 +100,7 @@ impl PluginHandler {
         let update = self
             .pod(&sandbox.uid)
             .map(|reported| RuntimeUpdate::Pod(Box::new(reported)));
-        update.or_else(gone).map(Event::Runtime)
+        update.or_else(gone).map(AgentEvent::Runtime)
     }
 
     /// Removes a stopped container or sandbox from the inventory, and informs the reconciler.
@@ -119,7 +119,7 @@ impl PluginHandler {
         self.report_pod(&request.pod);
     }
 
-    fn send(&self, event: Event) {
+    fn send(&self, event: AgentEvent) {
         // A closed queue means that the reconciler has stopped. The agent then stops as well.
         let _ = self.reconciler.send(event);
     }
@@ -149,7 +149,7 @@ impl PluginHandler {
     }
 
     /// Sends a request to the reconciler, and waits for the answer.
-    async fn request<T>(&self, event: impl FnOnce(oneshot::Sender<T>) -> Event) -> Option<T> {
+    async fn request<T>(&self, event: impl FnOnce(oneshot::Sender<T>) -> AgentEvent) -> Option<T> {
         let (reply, answer) = oneshot::channel();
         self.reconciler.send(event(reply)).ok()?;
         answer.await.ok()
@@ -248,7 +248,7 @@ impl PluginHandler {
 }
 
 impl nri::Plugin for PluginHandler {
-    fn events(&self) -> Events {
+    fn events(&self) -> EventSet {
         use nri::Event::{
             CreateContainer, PostUpdateContainer, RemoveContainer, RemovePodSandbox, RunPodSandbox,
             StartContainer, StopContainer, StopPodSandbox, UpdateContainer,
@@ -301,7 +301,7 @@ impl nri::Plugin for PluginHandler {
         let uids: Vec<String> = pods.iter().map(|pod| pod.uid.clone()).collect();
         lock(&self.inventory).replace(pods, containers);
         let all = uids.iter().filter_map(|uid| self.pod(uid)).collect();
-        self.send(Event::Runtime(RuntimeUpdate::All(all)));
+        self.send(AgentEvent::Runtime(RuntimeUpdate::All(all)));
         // Running containers stay unchanged here. The reconciler changes their cgroups later, in its own order.
         Ok(())
     }
@@ -317,11 +317,11 @@ impl nri::Plugin for PluginHandler {
             return Ok(ContainerAdjustment::default());
         };
         let (pod, required) = (Box::new(reported.pod.clone()), is_required(&reported.pod));
-        self.send(Event::Runtime(RuntimeUpdate::Pod(Box::new(reported))));
+        self.send(AgentEvent::Runtime(RuntimeUpdate::Pod(Box::new(reported))));
         self.wait_for_api(pod.cgroup_uid(), start).await;
         let name = container.name.clone();
         let admission = self
-            .request(|reply| Event::Create {
+            .request(|reply| AgentEvent::Create {
                 pod,
                 container: name,
                 reply,
@@ -355,12 +355,12 @@ impl nri::Plugin for PluginHandler {
             reported.pod.cgroup_uid().map(str::to_owned),
             is_required(&reported.pod),
         );
-        self.send(Event::Runtime(RuntimeUpdate::Pod(Box::new(reported))));
+        self.send(AgentEvent::Runtime(RuntimeUpdate::Pod(Box::new(reported))));
         let answer = match uid {
             Some(uid) => {
                 let container = container.name.clone();
                 let answer = self
-                    .request(|reply| Event::Start {
+                    .request(|reply| AgentEvent::Start {
                         uid,
                         container,
                         reply,
@@ -405,7 +405,7 @@ impl nri::Plugin for PluginHandler {
             _ => self.remove_ended(event, request),
         }
         if event.is_of_container() {
-            self.send(Event::CgroupsChanged);
+            self.send(AgentEvent::CgroupsChanged);
         }
     }
 }
@@ -573,7 +573,7 @@ mod tests {
         let reported = async {
             let mut reported = Vec::new();
             // The dropped reply of the creation lets the creation go on without an answer.
-            while let Some(Event::Runtime(RuntimeUpdate::Pod(update))) = events.recv().await {
+            while let Some(AgentEvent::Runtime(RuntimeUpdate::Pod(update))) = events.recv().await {
                 let containers = update.pod.containers.iter();
                 let ids = containers.map(|container| container.runtime_id.clone().unwrap());
                 reported.push(ids.collect::<Vec<_>>().join(","));
@@ -618,7 +618,7 @@ mod tests {
                 Ok(())
             );
             match events.recv().await {
-                Some(Event::Runtime(RuntimeUpdate::Pod(reported))) => Some(
+                Some(AgentEvent::Runtime(RuntimeUpdate::Pod(reported))) => Some(
                     reported
                         .pod
                         .containers
@@ -626,7 +626,7 @@ mod tests {
                         .map(|container| container.name)
                         .collect::<Vec<_>>(),
                 ),
-                Some(Event::Runtime(RuntimeUpdate::Gone(uid))) if uid == "uid" => None,
+                Some(AgentEvent::Runtime(RuntimeUpdate::Gone(uid))) if uid == "uid" => None,
                 other => panic!("{other:?}"),
             }
         };

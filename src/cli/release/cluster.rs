@@ -16,7 +16,7 @@ const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Whether and for which Node the command removes labels and claims.
 #[derive(Debug, Args)]
-pub(super) struct Wanted {
+pub(super) struct SceneReleaseArgs {
     /// Take the Node's scene labels, taint and claims off, too.
     #[arg(long)]
     cluster: bool,
@@ -27,7 +27,7 @@ pub(super) struct Wanted {
 
 /// The removed labels, taints and claims, and the Node.
 #[derive(Debug, serde::Serialize)]
-pub(super) struct Left {
+pub(super) struct NodeRemoval {
     node: String,
     #[serde(flatten)]
     found: Value,
@@ -37,7 +37,7 @@ pub(super) struct Left {
 
 // === impl Wanted ===
 
-impl Wanted {
+impl SceneReleaseArgs {
     pub(super) fn only(&self) -> bool {
         self.cluster_only
     }
@@ -47,7 +47,11 @@ impl Wanted {
     }
 
     /// Takes it off.
-    pub(super) fn leave(&self, dry_run: bool, config: &config::Cluster) -> anyhow::Result<Left> {
+    pub(super) fn leave(
+        &self,
+        dry_run: bool,
+        config: &config::ClusterConfig,
+    ) -> anyhow::Result<NodeRemoval> {
         let name = node_name(config.node_name.as_deref(), None, host_name().as_deref())?;
         let runtime = super::super::run::runtime()?;
         runtime.block_on(async {
@@ -74,7 +78,7 @@ impl Wanted {
                 );
                 anyhow::Error::new(failure).context(doing)
             })?;
-            anyhow::Ok(Left::new(name.clone(), &left))
+            anyhow::Ok(NodeRemoval::new(name.clone(), &left))
         })
         .context("the release in the cluster is incomplete")
     }
@@ -111,8 +115,8 @@ async fn plans(api: &Api) -> Result<Vec<ScenePlan>, Failure> {
 
 // === impl Left ===
 
-impl Left {
-    fn new(node: String, left: &scenes::Left) -> Self {
+impl NodeRemoval {
+    fn new(node: String, left: &scenes::RemovedItems) -> Self {
         let labels = left
             .labels
             .iter()

@@ -7,7 +7,7 @@ use anyhow::{Context, ensure};
 use clap::Args;
 
 use super::files;
-use super::live::{Cluster, Live};
+use super::live::{Live, LiveCluster};
 use crate::cluster::claims::Holder;
 use crate::experiment::{AMOUNTS, TrainingJob, check};
 use crate::scene::{Document, Node, ScenePlan, Severity, Slots, slots};
@@ -114,7 +114,7 @@ impl CaseOf {
     pub(super) fn with_cluster(
         &self,
         claims: bool,
-    ) -> anyhow::Result<(ScenePlan, Option<Cluster>)> {
+    ) -> anyhow::Result<(ScenePlan, Option<LiveCluster>)> {
         let cluster = self.live.ask(self.file.is_none(), claims)?;
         let plan = match (&self.file, &cluster) {
             (Some(file), _) => {
@@ -135,7 +135,7 @@ impl CaseOf {
     pub(super) fn nodes(
         &self,
         file: Option<&Path>,
-        cluster: Option<&Cluster>,
+        cluster: Option<&LiveCluster>,
     ) -> anyhow::Result<Vec<Node>> {
         match (file, cluster) {
             (Some(file), _) => files::nodes(file),

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Args;
 use serde_json::json;
 
-use super::super::Format;
+use super::super::OutputFormat;
 
 use super::files;
 use super::live::Live;
@@ -36,7 +36,7 @@ pub(super) struct Check {
     nodes: Option<PathBuf>,
     /// Form of the output.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
-    output: Format,
+    output: OutputFormat,
 }
 
 // === impl Check ===
@@ -58,13 +58,13 @@ impl Check {
             .filter(|finding| finding.severity == Severity::Error)
             .count();
         match self.output {
-            Format::Json => super::super::json(&json!({
+            OutputFormat::Json => super::super::json(&json!({
                 "plans": documents.iter().map(|document| document.name()).collect::<Vec<_>>(),
                 "errors": errors,
                 "warnings": findings.len() - errors,
                 "findings": findings,
             }))?,
-            Format::Text => {
+            OutputFormat::Text => {
                 let mut lines: Vec<String> = findings.iter().map(ToString::to_string).collect();
                 lines.push(format!(
                     "{}: {}, {}",

@@ -39,12 +39,12 @@ pub(super) struct LabelsArgs {
     nodes: Option<PathBuf>,
     /// Form of the output.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
-    output: Form,
+    output: LabelsOutput,
 }
 
 /// The form of the answer.
 #[derive(Debug, Clone, Copy, Default, ValueEnum)]
-enum Form {
+enum LabelsOutput {
     /// For people.
     #[default]
     Table,
@@ -67,9 +67,9 @@ impl LabelsArgs {
             None => assign(&plan, &slots, &nodes),
         };
         match self.output {
-            Form::Table => super::super::emit(&table(&plan, &assignment))?,
-            Form::Json => super::super::json(&object(&plan, &assignment))?,
-            Form::Kubectl => super::super::emit(&commands(&plan, &assignment, &nodes))?,
+            LabelsOutput::Table => super::super::emit(&table(&plan, &assignment))?,
+            LabelsOutput::Json => super::super::json(&object(&plan, &assignment))?,
+            LabelsOutput::Kubectl => super::super::emit(&commands(&plan, &assignment, &nodes))?,
         }
         for name in &assignment.absent {
             eprintln!("pinfold: the plan lists {name}, but no node has this name");

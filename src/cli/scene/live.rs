@@ -8,7 +8,7 @@ use anyhow::ensure;
 use clap::Args;
 
 use crate::agent::config;
-use crate::cluster::claims::{Claims, Holder, Owner, Settings};
+use crate::cluster::claims::{ClaimOwner, ClaimSettings, Claims, Holder};
 use crate::cluster::connect::{Connection, connect};
 use crate::cluster::{Api, ErrorKind, Failure, scenes};
 use crate::scene::{Document, Node, ScenePlan, Slots, read};
@@ -31,7 +31,7 @@ pub(super) struct Live {
 }
 
 /// The plans, nodes and claims of the cluster.
-pub(super) struct Cluster {
+pub(super) struct LiveCluster {
     /// All its plans.
     pub(super) plans: Vec<Document>,
     /// All its Nodes.
@@ -71,19 +71,19 @@ impl Live {
 
     /// All claims. The owner in the settings does not matter for a list.
     async fn claims(&self, api: Api) -> Result<BTreeMap<String, Holder>, Failure> {
-        let ours = config::Cluster::default().namespace;
+        let ours = config::ClusterConfig::default().namespace;
         let namespace = self.namespace.as_ref().unwrap_or(&ours);
-        let nobody = Owner {
+        let nobody = ClaimOwner {
             node: String::new(),
             uid: String::new(),
         };
-        Claims::new(api, namespace, nobody, Settings::default())
+        Claims::new(api, namespace, nobody, ClaimSettings::default())
             .list()
             .await
     }
 
     /// The cluster's state; `None` without --live. `plans` and `claims` say whether to fetch plans and claims.
-    pub(super) fn ask(&self, plans: bool, claims: bool) -> anyhow::Result<Option<Cluster>> {
+    pub(super) fn ask(&self, plans: bool, claims: bool) -> anyhow::Result<Option<LiveCluster>> {
         if !self.live {
             return Ok(None);
         }
@@ -104,7 +104,7 @@ impl Live {
             } else {
                 BTreeMap::new()
             };
-            Ok(Some(Cluster {
+            Ok(Some(LiveCluster {
                 plans,
                 nodes,
                 claims,
@@ -116,7 +116,7 @@ impl Live {
 
 // === impl Cluster ===
 
-impl Cluster {
+impl LiveCluster {
     /// The nodes with the labels of their claimed slots, which the agents are about to set.
     pub(super) fn claimed(&self, plan: &ScenePlan, slots: &Slots) -> Vec<Node> {
         let mut nodes = self.nodes.clone();

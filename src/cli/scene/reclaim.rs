@@ -15,12 +15,12 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use self::controller::{Choices, Controller};
-use super::super::Format;
+use super::super::OutputFormat;
 use super::super::interval::interval;
 use crate::cluster::connect::{Connection, connect};
 use crate::cluster::reclaim::{Reclaimer, Round};
 use crate::cluster::{Api, ErrorKind, Failure};
-use crate::scene::{Item, Reclaimable, Verdict};
+use crate::scene::{ReclaimItem, ReclaimVerdict, Reclaimable};
 use crate::text;
 
 /// How long an answer may take.
@@ -78,7 +78,7 @@ pub(super) struct ReclaimArgs {
     kubeconfig: Option<PathBuf>,
     /// Form of the output; with --watch, a line for each change, or an object for each round.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
-    output: Format,
+    output: OutputFormat,
 }
 
 // === impl ReclaimArgs ===
@@ -109,8 +109,8 @@ impl ReclaimArgs {
             Err(failure) => return Err(told(failure, way)),
         };
         match self.output {
-            Format::Json => super::super::json(&object(&round, self.dry_run))?,
-            Format::Text => {
+            OutputFormat::Json => super::super::json(&object(&round, self.dry_run))?,
+            OutputFormat::Text => {
                 let mut lines: Vec<String> = round.jobs.iter().map(line).collect();
                 lines.extend(deleted(&round, self.dry_run));
                 if lines.is_empty() {
@@ -199,7 +199,7 @@ impl ReclaimArgs {
                 return Ok(());
             }
         };
-        if self.output == Format::Json {
+        if self.output == OutputFormat::Json {
             // The API server answers again. The next failure is reported again.
             said.clear();
             return super::super::json(&object(&round, self.dry_run));
@@ -247,19 +247,23 @@ fn line(job: &Reclaimable) -> String {
         count => format!(" and {} still running", text::counted(count, "task")),
     };
     let what = match &job.verdict {
-        Verdict::Running { .. } if job.by_chief => "the chief has not succeeded yet".to_owned(),
-        Verdict::Running { of: 1, .. } => "the worker has not succeeded yet".to_owned(),
-        Verdict::Running { succeeded, of } => {
+        ReclaimVerdict::Running { .. } if job.by_chief => {
+            "the chief has not succeeded yet".to_owned()
+        }
+        ReclaimVerdict::Running { of: 1, .. } => "the worker has not succeeded yet".to_owned(),
+        ReclaimVerdict::Running { succeeded, of } => {
             let have = if *succeeded == 1 { "has" } else { "have" };
             format!("{succeeded} of {of} workers {have} succeeded")
         }
-        Verdict::Waiting { until } => {
+        ReclaimVerdict::Waiting { until } => {
             let at = jiff::Timestamp::from_second(*until)
                 .map_or_else(|_| until.to_string(), |at| at.to_string());
             format!("{ended}; the parameter servers{running} will be deleted at {at}")
         }
-        Verdict::Reclaim => format!("{ended}; the parameter servers{running} are no longer needed"),
-        Verdict::Kept { reason } => format!("the parameter servers stay: {reason}"),
+        ReclaimVerdict::Reclaim => {
+            format!("{ended}; the parameter servers{running} are no longer needed")
+        }
+        ReclaimVerdict::Kept { reason } => format!("the parameter servers stay: {reason}"),
     };
     format!("{}/{}: {what}", job.namespace, job.job)
 }
@@ -295,17 +299,18 @@ fn deleted(round: &Round, dry_run: bool) -> Option<String> {
 fn object(round: &Round, dry_run: bool) -> Value {
     let jobs = round.jobs.iter().map(|job| {
         let (verdict, more) = match &job.verdict {
-            Verdict::Running { succeeded, of } => {
+            ReclaimVerdict::Running { succeeded, of } => {
                 ("running", json!({"succeeded": succeeded, "of": of}))
             }
-            Verdict::Waiting { until } => ("waiting", json!({"until": until})),
-            Verdict::Reclaim => ("reclaim", json!({})),
-            Verdict::Kept { reason } => ("kept", json!({"reason": reason})),
+            ReclaimVerdict::Waiting { until } => ("waiting", json!({"until": until})),
+            ReclaimVerdict::Reclaim => ("reclaim", json!({})),
+            ReclaimVerdict::Kept { reason } => ("kept", json!({"reason": reason})),
         };
         let mut object = json!({"namespace": job.namespace, "job": job.job, "verdict": verdict});
         if let (Some(fields), Some(more)) = (object.as_object_mut(), more.as_object()) {
             fields.extend(more.clone());
-            let named = |item: &Item| json!({"kind": item.kind.to_string(), "name": item.name});
+            let named =
+                |item: &ReclaimItem| json!({"kind": item.kind.to_string(), "name": item.name});
             fields.insert(
                 "servers".to_owned(),
                 job.servers.iter().map(named).collect(),

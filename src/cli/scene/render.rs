@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::case::CaseOf;
 use super::files;
-use crate::experiment::{AMOUNTS, Faults, Format, Reclaim, Slice, TrainingJob, render};
+use crate::experiment::{AMOUNTS, Faults, Reclaim, Slice, TrainingJob, WorkloadFormat, render};
 
 /// Print the objects of a training cluster for one case of a plan.
 ///
@@ -54,7 +54,7 @@ pub(super) struct RenderArgs {
     reclaim: bool,
     /// The kind of the rendered objects.
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
-    format: Kind,
+    format: WorkloadKind,
     /// Render only the tasks of this role.
     #[arg(long, value_name = "ROLE")]
     role: Option<String>,
@@ -66,7 +66,7 @@ pub(super) struct RenderArgs {
     to: Option<u32>,
     /// Form of the output.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
-    output: Form,
+    output: RenderOutput,
     /// Print the JSON schema of the job's parameters, and nothing else.
     #[arg(long, exclusive = true)]
     pub(super) schema: bool,
@@ -77,7 +77,7 @@ pub(super) struct RenderArgs {
 
 /// The kind of the objects.
 #[derive(Debug, Clone, Copy, Default, ValueEnum)]
-enum Kind {
+enum WorkloadKind {
     /// Jobs, Deployments and Services.
     #[default]
     Native,
@@ -91,7 +91,7 @@ enum Kind {
 
 /// The form of the output.
 #[derive(Debug, Clone, Copy, Default, ValueEnum)]
-enum Form {
+enum RenderOutput {
     /// Documents for kubectl and people.
     #[default]
     Yaml,
@@ -132,10 +132,10 @@ impl RenderArgs {
         let (plan, _) = self.case.with_cluster(false)?;
         let (scene, case) = self.case.names(&plan, &job)?;
         let format = match self.format {
-            Kind::Native => Format::Native,
-            Kind::Tfjob => Format::Tfjob,
-            Kind::Volcano => Format::Volcano,
-            Kind::Jobset => Format::Jobset,
+            WorkloadKind::Native => WorkloadFormat::Native,
+            WorkloadKind::Tfjob => WorkloadFormat::Tfjob,
+            WorkloadKind::Volcano => WorkloadFormat::Volcano,
+            WorkloadKind::Jobset => WorkloadFormat::Jobset,
         };
         let slice = Slice {
             role: self.role,
@@ -147,12 +147,12 @@ impl RenderArgs {
             Err(faults) => return Err(refused("rendered", &faults)),
         };
         match self.output {
-            Form::Yaml => {
+            RenderOutput::Yaml => {
                 let documents: Result<Vec<String>, _> =
                     rendered.objects.iter().map(files::yaml).collect();
                 super::super::emit(&documents?.join("---\n"))?;
             }
-            Form::Json => {
+            RenderOutput::Json => {
                 let list: Value =
                     json!({"apiVersion": "v1", "kind": "List", "items": rendered.objects});
                 super::super::json(&list)?;

@@ -13,10 +13,10 @@ use k8s_openapi::jiff::Timestamp;
 use super::super::Draft;
 use super::super::interval::interval;
 use crate::experiment::report::{
-    Picture, Report, RunReport, StepMetric, Subject, analyse, compare, markdown, pictures,
-    seconds_of, time,
+    Diagram, ExperimentReport, RunReport, StepMetric, Subject, analyse, compare, markdown,
+    pictures, seconds_of, time,
 };
-use crate::prometheus::{Access, Prometheus, RequestedRun, discover, gather};
+use crate::prometheus::{Prometheus, PrometheusAccess, RequestedRun, discover, gather};
 
 /// The default time range of a report.
 const LAST: &str = "1h";
@@ -52,7 +52,7 @@ pub(super) struct ReportArgs {
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = interval)]
     timeout: Duration,
     #[command(flatten)]
-    of: Of,
+    of: ReportScope,
     /// A run: name=NAME, and any of from, to, last, job, namespace, scene and case, which overrule the options; may be repeated.
     #[arg(long, value_name = "KEY=VALUE,…")]
     run: Vec<String>,
@@ -67,12 +67,12 @@ pub(super) struct ReportArgs {
     out: Option<PathBuf>,
     /// Form of the output.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
-    output: Form,
+    output: ReportOutput,
 }
 
 /// Which tasks, and when.
 #[derive(Debug, Clone, Default, Args)]
-struct Of {
+struct ReportScope {
     /// Only this training job (label training_job of pinfold_pod_info).
     #[arg(long, value_name = "JOB")]
     job: Option<String>,
@@ -97,7 +97,7 @@ struct Of {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-enum Form {
+enum ReportOutput {
     /// For people.
     #[default]
     Markdown,
@@ -130,8 +130,8 @@ impl ReportArgs {
             write(out, &report)?;
         }
         match self.output {
-            Form::Markdown => super::super::emit(&markdown(&report, &[]))?,
-            Form::Json => super::super::json(&report)?,
+            ReportOutput::Markdown => super::super::emit(&markdown(&report, &[]))?,
+            ReportOutput::Json => super::super::json(&report)?,
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -158,9 +158,9 @@ impl ReportArgs {
     }
 
     /// The report; `None` if empty, after a message to the user.
-    async fn found(&self, asked: &[RequestedRun]) -> anyhow::Result<Option<Report>> {
+    async fn found(&self, asked: &[RequestedRun]) -> anyhow::Result<Option<ExperimentReport>> {
         let deadline = self.timeout;
-        let access = Access {
+        let access = PrometheusAccess {
             token: self.token_file.as_deref(),
             user: self.user_file.as_deref(),
             authority: self.ca_file.as_deref(),
@@ -214,7 +214,7 @@ impl ReportArgs {
     }
 }
 
-fn nothing(error: &(dyn std::error::Error + 'static)) -> Option<Report> {
+fn nothing(error: &(dyn std::error::Error + 'static)) -> Option<ExperimentReport> {
     eprint!("pinfold: {error}");
     if let Some(cause) = error.source() {
         eprint!(": {cause}");
@@ -225,7 +225,7 @@ fn nothing(error: &(dyn std::error::Error + 'static)) -> Option<Report> {
 
 // === impl Of ===
 
-impl Of {
+impl ReportScope {
     fn name(&self) -> String {
         self.job
             .clone()
@@ -323,7 +323,7 @@ impl Of {
 }
 
 /// The report as files. All texts and paths are ready before the first write. Each file is replaced atomically.
-fn write(folder: &Path, report: &Report) -> anyhow::Result<()> {
+fn write(folder: &Path, report: &ExperimentReport) -> anyhow::Result<()> {
     let pictures = pictures(report);
     let json = serde_json::to_string_pretty(report).context("can't write the report as JSON")?;
     let text = markdown(report, &pictures);
@@ -331,7 +331,7 @@ fn write(folder: &Path, report: &Report) -> anyhow::Result<()> {
         .with_context(|| format!("can't make the folder {}", folder.display()))?;
     let drawn = pictures
         .iter()
-        .map(|Picture { file, svg, .. }| (file.as_str(), svg.as_str()));
+        .map(|Diagram { file, svg, .. }| (file.as_str(), svg.as_str()));
     let files = drawn.chain([("report.json", json.as_str()), ("report.md", text.as_str())]);
     let drafts = files.map(|(name, text)| Ok((Draft::new(&folder.join(name))?, text)));
     for (draft, text) in drafts.collect::<anyhow::Result<Vec<_>>>()? {

@@ -8,10 +8,10 @@ use anyhow::ensure;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::super::Format;
+use super::super::OutputFormat;
 
 use super::case::CaseOf;
-use crate::experiment::{AMOUNTS, Simulation, Task, claimed, invented, settle, simulate};
+use crate::experiment::{AMOUNTS, JobTask, Simulation, claimed, invented, settle, simulate};
 use crate::scene::{Amount, Slots, slots};
 use crate::text::counted;
 
@@ -51,7 +51,7 @@ pub(super) struct SimulateArgs {
     job: Option<PathBuf>,
     /// Form of the output.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
-    output: Format,
+    output: OutputFormat,
 }
 
 // === impl SimulateArgs ===
@@ -96,8 +96,8 @@ impl SimulateArgs {
             .map_err(|faults| super::render::refused("simulated", &faults))?;
         let simulation = simulate(&plan, (&scene, &case), &asked, &nodes, AMOUNTS)?;
         match self.output {
-            Format::Json => super::super::json(&object(&slots, &simulation))?,
-            Format::Text => super::super::emit(&table(&slots, &simulation))?,
+            OutputFormat::Json => super::super::json(&object(&slots, &simulation))?,
+            OutputFormat::Text => super::super::emit(&table(&slots, &simulation))?,
         }
         Ok(if simulation.pending.is_empty() {
             ExitCode::SUCCESS
@@ -108,7 +108,7 @@ impl SimulateArgs {
 }
 
 fn object(slots: &Slots, simulation: &Simulation) -> Value {
-    let task = |task: &Task, key: &str, value: &str| {
+    let task = |task: &JobTask, key: &str, value: &str| {
         let mut object = json!({"role": task.role, "task": task.index, "index": task.slot.index});
         if let Some(fields) = object.as_object_mut() {
             fields.extend(
@@ -131,11 +131,11 @@ fn object(slots: &Slots, simulation: &Simulation) -> Value {
 }
 
 fn table(slots: &Slots, simulation: &Simulation) -> String {
-    let mut by_node: BTreeMap<&str, Vec<&Task>> = BTreeMap::new();
+    let mut by_node: BTreeMap<&str, Vec<&JobTask>> = BTreeMap::new();
     for (task, node) in &simulation.placed {
         by_node.entry(node).or_default().push(task);
     }
-    let mut nodes: Vec<(&str, Vec<&Task>)> = by_node.into_iter().collect();
+    let mut nodes: Vec<(&str, Vec<&JobTask>)> = by_node.into_iter().collect();
     nodes.sort_by_key(|(_, tasks)| {
         let slot = tasks.first().and_then(|task| slots.position(&task.slot));
         slot.unwrap_or(usize::MAX)
@@ -155,7 +155,7 @@ fn table(slots: &Slots, simulation: &Simulation) -> String {
         counted(nodes.len(), "node"),
         simulation.pending.len()
     );
-    let mut reasons: BTreeMap<&str, Vec<&Task>> = BTreeMap::new();
+    let mut reasons: BTreeMap<&str, Vec<&JobTask>> = BTreeMap::new();
     for (task, why) in &simulation.pending {
         reasons.entry(why).or_default().push(task);
     }
@@ -174,7 +174,7 @@ fn table(slots: &Slots, simulation: &Simulation) -> String {
 }
 
 /// Tasks in short form: `ps 0, worker 0-9`.
-fn ranges(tasks: &[&Task]) -> String {
+fn ranges(tasks: &[&JobTask]) -> String {
     let mut parts: Vec<(&str, u32, u32)> = Vec::new();
     for task in tasks {
         match parts.last_mut() {

@@ -7,11 +7,11 @@ use std::process::ExitCode;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::super::Format;
+use super::super::OutputFormat;
 use super::case::CaseOf;
-use super::live::Cluster;
+use super::live::LiveCluster;
 use crate::cluster::claims::Holder;
-use crate::scene::{ScenePlan, Slots, Status, status};
+use crate::scene::{CaseStatus, ScenePlan, Slots, status};
 use crate::text::counted;
 
 /// Compare the nodes' labels with a case: print claimed, missing and double slots.
@@ -23,7 +23,7 @@ use crate::text::counted;
 
 Exit codes: 0 each slot has exactly one node and no other node has slot labels, 1 otherwise, 2 bad input.
 Without a plan in the cluster, --live lists the remaining claims: 0 none, 1 some.")]
-pub(super) struct StatusArgs {
+pub(super) struct SceneStatusArgs {
     #[command(flatten)]
     case: CaseOf,
     /// File with the cluster's Nodes: a List of them, or several documents; - is the standard input.
@@ -36,12 +36,12 @@ pub(super) struct StatusArgs {
     nodes: Option<PathBuf>,
     /// Form of the output.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
-    output: Format,
+    output: OutputFormat,
 }
 
 // === impl StatusArgs ===
 
-impl StatusArgs {
+impl SceneStatusArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         if let Some(claims) = self.case.left_without_plan()? {
             return self.left(&claims);
@@ -57,7 +57,7 @@ impl StatusArgs {
             .as_ref()
             .map(|cluster| Held::new(&plan, &status, cluster));
         match self.output {
-            Format::Json => {
+            OutputFormat::Json => {
                 let mut object = object(&slots, &status);
                 if let (Some(claims), Some(fields)) = (&claims, object.as_object_mut()) {
                     fields.insert("claims".to_owned(), json!(claims.holders));
@@ -65,7 +65,7 @@ impl StatusArgs {
                 }
                 super::super::json(&object)?;
             }
-            Format::Text => {
+            OutputFormat::Text => {
                 let mut text = table(&slots, &status);
                 if let Some(claims) = &claims {
                     text += &format!(
@@ -89,17 +89,17 @@ impl StatusArgs {
     /// Names the remaining claims of a cluster without a plan.
     fn left(&self, claims: &BTreeMap<String, Holder>) -> anyhow::Result<ExitCode> {
         match self.output {
-            Format::Json => {
+            OutputFormat::Json => {
                 let holders: BTreeMap<&String, &String> = claims
                     .iter()
                     .map(|(lease, holder)| (lease, &holder.node))
                     .collect();
                 super::super::json(&json!({"plan": null, "claims": holders}))?;
             }
-            Format::Text if claims.is_empty() => {
+            OutputFormat::Text if claims.is_empty() => {
                 super::super::emit("the cluster has no ScenePlan and no claims\n")?;
             }
-            Format::Text => {
+            OutputFormat::Text => {
                 let verb = if claims.len() == 1 {
                     "remains"
                 } else {
@@ -136,7 +136,7 @@ struct Held {
 }
 
 impl Held {
-    fn new(plan: &ScenePlan, status: &Status, cluster: &Cluster) -> Self {
+    fn new(plan: &ScenePlan, status: &CaseStatus, cluster: &LiveCluster) -> Self {
         let name = plan.metadata.name.as_deref().unwrap_or_default();
         let (mut holders, mut problems) = (BTreeMap::new(), Vec::new());
         for (slot, nodes) in &status.slots {
@@ -169,7 +169,7 @@ impl Held {
     }
 }
 
-fn object(slots: &Slots, status: &Status) -> Value {
+fn object(slots: &Slots, status: &CaseStatus) -> Value {
     let place = |slot, more: (&str, Value)| {
         let mut place = json!(slot);
         if let Some(fields) = place.as_object_mut() {
@@ -193,7 +193,7 @@ fn object(slots: &Slots, status: &Status) -> Value {
     })
 }
 
-fn table(slots: &Slots, status: &Status) -> String {
+fn table(slots: &Slots, status: &CaseStatus) -> String {
     let mut table = super::super::table(&["TYPE", "INDEX", "STATE", "NODE"]);
     for (slot, nodes) in &status.slots {
         let (state, node) = match nodes.as_slice() {

@@ -1,4 +1,4 @@
-//! [`Picture`]: a frame in lines, for a screen or as text of any length.
+//! [`FrameInput`]: a frame in lines, for a screen or as text of any length.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,12 +10,12 @@ use super::map::{LEGEND, Map};
 use super::table::{Content, Table};
 use super::view::View;
 use super::words::{cut, left, number, percent, seconds};
-use crate::client::{MonitoredNode, PodRow, Status};
+use crate::client::{AgentStatus, MonitoredNode, PodRow};
 use crate::text::counted;
 
 /// The input of a frame.
 #[derive(Debug)]
-pub(super) struct Picture<'a> {
+pub(super) struct FrameInput<'a> {
     pub(super) nodes: &'a [MonitoredNode],
     /// The names of the nodes.
     pub(super) names: &'a [String],
@@ -43,7 +43,7 @@ const DIM: Style = Style::new().add_modifier(Modifier::DIM);
 const RED: Style = Style::new().fg(Color::Red);
 const YELLOW: Style = Style::new().fg(Color::Yellow);
 
-impl Picture<'_> {
+impl FrameInput<'_> {
     /// The frame for a screen.
     pub(super) fn on_screen(&self, width: usize, height: usize) -> Frame {
         if self.view.help {
@@ -526,11 +526,11 @@ impl Picture<'_> {
 }
 
 fn problems(node: &MonitoredNode) -> impl Iterator<Item = String> {
-    node.status().into_iter().flat_map(Status::problems)
+    node.status().into_iter().flat_map(AgentStatus::problems)
 }
 
 fn problem_count(node: &MonitoredNode) -> usize {
-    node.status().map_or(0, Status::problem_count)
+    node.status().map_or(0, AgentStatus::problem_count)
 }
 
 fn age(now: Duration, then: Duration) -> String {

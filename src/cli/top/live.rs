@@ -10,8 +10,8 @@ use tokio::time::MissedTickBehavior;
 
 use super::screen::{self, Screen};
 use super::signals::{self, SignalAction};
-use super::state::{NodeResponse, State};
-use super::view::Action;
+use super::state::{NodeResponse, TopState};
+use super::view::KeyAction;
 use crate::client::targets::Target;
 use crate::client::{Endpoint, MAX_REQUESTS, fetch};
 
@@ -41,7 +41,7 @@ async fn follow(
 
 /// Draws frames until a key or a signal ends the command.
 pub(super) async fn run(
-    mut state: State,
+    mut state: TopState,
     targets: Vec<Target>,
     interval: Duration,
 ) -> anyhow::Result<ExitCode> {
@@ -73,7 +73,7 @@ pub(super) async fn run(
                     SignalAction::Suspend => screen.suspend()?,
                     SignalAction::Resume => screen.resume()?,
                 }
-                Action::Draw
+                KeyAction::Draw
             }
             event = events.recv() => match event {
                 Some(event) => handle_waiting(&event, &mut events, &mut state, page),
@@ -83,23 +83,23 @@ pub(super) async fn run(
             _ = frames.tick() => {
                 // The age of a missing response grows without new responses.
                 let has_error = state.nodes.iter().any(|node| node.error().is_some());
-                if state.stale || has_error { Action::Draw } else { Action::Nothing }
+                if state.stale || has_error { KeyAction::Draw } else { KeyAction::Nothing }
             }
             // Responses come last, because many nodes could keep the channel full.
             Some(response) = responses.recv() => {
                 if !state.view.paused {
                     state.record(response);
                 }
-                Action::Nothing
+                KeyAction::Nothing
             }
         };
         match action {
-            Action::Nothing => continue,
-            Action::Quit => return Ok(ExitCode::SUCCESS),
-            Action::Draw => {}
-            Action::Clear => screen.clear()?,
+            KeyAction::Nothing => continue,
+            KeyAction::Quit => return Ok(ExitCode::SUCCESS),
+            KeyAction::Draw => {}
+            KeyAction::Clear => screen.clear()?,
             // The signal also reaches this process, as every process of the shell's job.
-            Action::Suspend => {
+            KeyAction::Suspend => {
                 signals::stop_job()?;
                 continue;
             }
@@ -116,9 +116,9 @@ pub(super) async fn run(
 fn handle_waiting(
     event: &Event,
     events: &mut mpsc::Receiver<Event>,
-    state: &mut State,
+    state: &mut TopState,
     page: usize,
-) -> Action {
+) -> KeyAction {
     let mut action = handle(event, state, page);
     while let Ok(event) = events.try_recv() {
         action = action.max(handle(&event, state, page));
@@ -127,12 +127,12 @@ fn handle_waiting(
 }
 
 /// Handles an event. `page` is the number of rows on the screen.
-pub(super) fn handle(event: &Event, state: &mut State, page: usize) -> Action {
+pub(super) fn handle(event: &Event, state: &mut TopState, page: usize) -> KeyAction {
     let Event::Key(key) = event else {
         return if matches!(event, Event::Resize(..)) {
-            Action::Draw
+            KeyAction::Draw
         } else {
-            Action::Nothing
+            KeyAction::Nothing
         };
     };
     // A key that selects a row needs the current rows. A letter of the filter does not.

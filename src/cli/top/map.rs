@@ -67,7 +67,7 @@ impl Map<'_> {
             .map(|(title, _)| title.len())
             .max()
             .unwrap_or_default();
-        let mut lines: Vec<Vec<Piece>> = Vec::new();
+        let mut lines: Vec<Vec<LinePart>> = Vec::new();
         let mut open = false;
         for (title, caches) in &blocks {
             let (title, signs) = (format!("{title:titles$}"), caches.join(" "));
@@ -77,9 +77,9 @@ impl Map<'_> {
                 .filter(|line| open && length(line) + GAP.len() + length_of_block <= width)
             {
                 line.extend([
-                    Piece::Text(GAP.to_owned()),
-                    Piece::Text(title),
-                    Piece::Signs(signs),
+                    LinePart::Text(GAP.to_owned()),
+                    LinePart::Text(title),
+                    LinePart::Signs(signs),
                 ]);
                 continue;
             }
@@ -97,7 +97,7 @@ impl Map<'_> {
             .flat_map(|(_, caches)| caches)
             .collect();
         let text = caches.join(" ");
-        (text.len() <= width).then(|| painted(vec![Piece::Signs(text)]))
+        (text.len() <= width).then(|| painted(vec![LinePart::Signs(text)]))
     }
 
     fn signs(&self) -> BTreeMap<u32, char> {
@@ -179,19 +179,19 @@ impl Map<'_> {
 const GAP: &str = "   ";
 
 /// A part of a line, in ASCII.
-enum Piece {
+enum LinePart {
     Text(String),
     Signs(String),
 }
 
-fn length(line: &[Piece]) -> usize {
+fn length(line: &[LinePart]) -> usize {
     line.iter()
-        .map(|(Piece::Text(text) | Piece::Signs(text))| text.len())
+        .map(|(LinePart::Text(text) | LinePart::Signs(text))| text.len())
         .sum()
 }
 
 /// Words of signs after a title. Long lines continue below the first word; a word that is longer than a line is broken.
-fn wrapped(title: String, words: &[String], width: usize) -> Vec<Vec<Piece>> {
+fn wrapped(title: String, words: &[String], width: usize) -> Vec<Vec<LinePart>> {
     let margin = title.len().min(width.saturating_sub(1));
     let room = width.saturating_sub(margin).max(1);
     let mut rows = vec![String::new()];
@@ -215,23 +215,23 @@ fn wrapped(title: String, words: &[String], width: usize) -> Vec<Vec<Piece>> {
     let mut titles = std::iter::once(title).chain(std::iter::repeat(" ".repeat(margin)));
     let titled = |row| {
         vec![
-            Piece::Text(titles.next().unwrap_or_default()),
-            Piece::Signs(row),
+            LinePart::Text(titles.next().unwrap_or_default()),
+            LinePart::Signs(row),
         ]
     };
     rows.into_iter().map(titled).collect()
 }
 
 /// A line of signs with colours.
-fn painted(line: Vec<Piece>) -> Line<'static> {
+fn painted(line: Vec<LinePart>) -> Line<'static> {
     let mut spans = Vec::new();
     for piece in line {
         let signs = match piece {
-            Piece::Text(text) => {
+            LinePart::Text(text) => {
                 spans.push(Span::raw(text));
                 continue;
             }
-            Piece::Signs(signs) => signs,
+            LinePart::Signs(signs) => signs,
         };
         let mut run = String::new();
         let mut last = ' ';

@@ -7,13 +7,13 @@ use anyhow::Context;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use super::state::State;
+use super::state::TopState;
 use crate::client::targets::Target;
 use crate::client::{MAX_REQUESTS, MonitoredNode, fetch};
 
 /// Prints a frame. Rates need two rounds, `interval` apart.
 pub(super) async fn print(
-    mut state: State,
+    mut state: TopState,
     targets: &[Target],
     interval: Duration,
     width: u16,
@@ -43,7 +43,7 @@ pub(super) async fn print(
 
 /// Sends a request to each node. A node that failed in the first round gets no second request.
 async fn request_all(
-    state: &mut State,
+    state: &mut TopState,
     targets: &[Target],
     permits: &Arc<Semaphore>,
 ) -> anyhow::Result<()> {

@@ -1,9 +1,9 @@
-//! [`State`]: the nodes and the user's view; a [`Picture`] is drawn from both.
+//! [`TopState`]: the nodes and the user's view; a [`FrameInput`] is drawn from both.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::frame::Picture;
+use super::frame::FrameInput;
 use super::view::View;
 use crate::client::{MonitoredNode, PodRow, Response};
 
@@ -11,7 +11,7 @@ use crate::client::{MonitoredNode, PodRow, Response};
 pub(super) type NodeResponse = (usize, Duration, Response);
 
 /// The input of a frame.
-pub(super) struct State {
+pub(super) struct TopState {
     pub(super) nodes: Vec<MonitoredNode>,
     pub(super) view: View,
     /// The rows that the view selects, in the view's order.
@@ -27,7 +27,7 @@ pub(super) struct State {
 
 // === impl State ===
 
-impl State {
+impl TopState {
     pub(super) fn new(nodes: Vec<MonitoredNode>, view: View) -> Self {
         Self {
             nodes,
@@ -63,8 +63,8 @@ impl State {
         self.view.settle(&self.rows);
     }
 
-    pub(super) fn picture(&self) -> Picture<'_> {
-        Picture {
+    pub(super) fn picture(&self) -> FrameInput<'_> {
+        FrameInput {
             nodes: &self.nodes,
             names: &self.names,
             rows: &self.rows,

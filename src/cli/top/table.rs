@@ -9,7 +9,7 @@ use ratatui_core::text::{Line, Span};
 use super::map;
 use super::order::Column;
 use super::words::{self, bytes, cut_front, left, number, percent, right, seconds};
-use crate::client::{Figures, PodKey, PodRow, SafeText};
+use crate::client::{PodKey, PodRow, RowFigures, SafeText};
 
 /// The width of the owner's sign and of the gap after the sign.
 const SIGN_WIDTH: usize = 2;
@@ -116,7 +116,7 @@ impl<'a> Table<'a> {
     }
 
     /// The containers that have separate lines.
-    fn containers<'r>(&self, row: &'r PodRow) -> &'r [(SafeText, Figures)] {
+    fn containers<'r>(&self, row: &'r PodRow) -> &'r [(SafeText, RowFigures)] {
         if self.content.containers && row.containers.len() > 1 {
             &row.containers
         } else {
@@ -210,7 +210,7 @@ fn line(
     content: &Content<'_>,
     row: &PodRow,
     columns: &[(Column, usize)],
-    container: Option<(&str, &Figures)>,
+    container: Option<(&str, &RowFigures)>,
 ) -> Line<'static> {
     let figures = container.map_or(&row.total, |(_, figures)| figures);
     let is_outdated = content.outdated.get(row.node).copied().unwrap_or_default();
@@ -262,7 +262,7 @@ fn or_dash(value: Option<f64>, word: fn(f64) -> String) -> String {
     value.map_or_else(|| "-".to_owned(), word)
 }
 
-fn text(column: Column, figures: &Figures) -> String {
+fn text(column: Column, figures: &RowFigures) -> String {
     match column {
         Column::Cpus => cpus(figures),
         Column::Use => or_dash(figures.usage, number),
@@ -283,7 +283,7 @@ fn text(column: Column, figures: &Figures) -> String {
 }
 
 /// The exclusive CPUs; an exclamation mark says that the effective CPUs differ.
-fn cpus(figures: &Figures) -> String {
+fn cpus(figures: &RowFigures) -> String {
     match &figures.assigned {
         Some(cpus) if figures.drift => format!("{}!", words::cpus(cpus)),
         Some(cpus) => words::cpus(cpus),
@@ -293,7 +293,7 @@ fn cpus(figures: &Figures) -> String {
 }
 
 /// The style of a cell: problems have a colour.
-fn alarm(column: Column, figures: &Figures) -> Style {
+fn alarm(column: Column, figures: &RowFigures) -> Style {
     let interference = figures
         .interference_share()
         .filter(|_| !figures.interference_is_uncertain())

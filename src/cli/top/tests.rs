@@ -14,11 +14,11 @@ use ratatui_crossterm::crossterm::event::{Event, KeyCode, KeyEvent, KeyModifiers
 use serde_json::{Value, json};
 
 use super::*;
-use crate::cli::top::frame::{Frame, Picture};
+use crate::cli::top::frame::{Frame, FrameInput};
 use crate::cli::top::live::handle;
 use crate::cli::top::order::Filter;
-use crate::cli::top::view::Action;
-use crate::client::{Response, Scrape, Status, family_names};
+use crate::cli::top::view::KeyAction;
+use crate::client::{AgentStatus, Response, ScrapeValues, family_names};
 use crate::metrics::{AGENT_FAMILIES, FAMILIES};
 
 #[test]
@@ -113,8 +113,8 @@ fn metrics(started: u32, counts: &[(&str, f64)]) -> String {
 
 fn answer(status: &Value, metrics: &str) -> Response {
     Ok((
-        Status::parse(status.to_string().as_bytes()).unwrap(),
-        Scrape::parse(metrics),
+        AgentStatus::parse(status.to_string().as_bytes()).unwrap(),
+        ScrapeValues::parse(metrics),
     ))
 }
 
@@ -123,17 +123,17 @@ fn at(seconds: u64) -> Duration {
 }
 
 /// A state with nodes of these names. The moment of a frame is chosen in `draw`.
-fn state(names: &[&str]) -> State {
+fn state(names: &[&str]) -> TopState {
     let nodes = names
         .iter()
         .enumerate()
         .map(|(number, name)| MonitoredNode::new(number, name, true))
         .collect();
-    State::new(nodes, View::new(Column::Pod, false, ""))
+    TopState::new(nodes, View::new(Column::Pod, false, ""))
 }
 
 /// A job on a node, looked at twice within two seconds.
-fn two_samples() -> State {
+fn two_samples() -> TopState {
     let mut state = state(&["node-1"]);
     state.record((
         0,
@@ -155,8 +155,8 @@ fn two_samples() -> State {
     state
 }
 
-fn draw(state: &State, width: u16, height: u16) -> (Frame, Buffer) {
-    let picture = Picture {
+fn draw(state: &TopState, width: u16, height: u16) -> (Frame, Buffer) {
+    let picture = FrameInput {
         now: at(10),
         ..state.picture()
     };
@@ -178,12 +178,12 @@ fn text(buffer: &Buffer) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-fn on_screen(state: &State, width: u16, height: u16) -> String {
+fn on_screen(state: &TopState, width: u16, height: u16) -> String {
     text(&draw(state, width, height).1)
 }
 
-fn press(state: &mut State, keys: &str) -> Action {
-    let mut done = Action::Nothing;
+fn press(state: &mut TopState, keys: &str) -> KeyAction {
+    let mut done = KeyAction::Nothing;
     for key in keys.chars() {
         let code = match key {
             '\n' => KeyCode::Enter,
@@ -201,6 +201,6 @@ fn press(state: &mut State, keys: &str) -> Action {
     done
 }
 
-fn pods(state: &State) -> Vec<&str> {
+fn pods(state: &TopState) -> Vec<&str> {
     state.rows.iter().map(|row| row.key.pod.as_str()).collect()
 }

@@ -12,7 +12,7 @@ const MAX_FILTER_BYTES: usize = 200;
 
 /// The action that a key asks for, in increasing order: of two actions, the greater includes the smaller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Action {
+pub(super) enum KeyAction {
     /// No action.
     Nothing,
     /// Draw the frame again.
@@ -138,9 +138,9 @@ impl View {
         rows: &[Arc<PodRow>],
         page: usize,
         nodes: usize,
-    ) -> Action {
+    ) -> KeyAction {
         if key.kind == KeyEventKind::Release {
-            return Action::Nothing;
+            return KeyAction::Nothing;
         }
         if key.modifiers.contains(KeyModifiers::CONTROL) {
             return self.control_key(key.code);
@@ -152,14 +152,16 @@ impl View {
             // Every key returns to the table; q ends the command as usual.
             self.help = false;
             return if key.code == KeyCode::Char('q') {
-                Action::Quit
+                KeyAction::Quit
             } else {
-                Action::Draw
+                KeyAction::Draw
             };
         }
         match key.code {
-            KeyCode::Char('q') => return Action::Quit,
-            KeyCode::Esc if self.filter.is_empty() && self.node.is_none() => return Action::Quit,
+            KeyCode::Char('q') => return KeyAction::Quit,
+            KeyCode::Esc if self.filter.is_empty() && self.node.is_none() => {
+                return KeyAction::Quit;
+            }
             KeyCode::Esc => {
                 self.filter.clear();
                 self.node = None;
@@ -191,27 +193,27 @@ impl View {
             KeyCode::Char('c') => self.containers = !self.containers,
             KeyCode::Char('p') => self.paused = !self.paused,
             KeyCode::Char('?' | 'h') => self.help = true,
-            _ => return Action::Nothing,
+            _ => return KeyAction::Nothing,
         }
-        Action::Draw
+        KeyAction::Draw
     }
 
     /// Handles a key that is pressed with Ctrl.
-    fn control_key(&mut self, code: KeyCode) -> Action {
+    fn control_key(&mut self, code: KeyCode) -> KeyAction {
         match code {
-            KeyCode::Char('c') => Action::Quit,
-            KeyCode::Char('l') => Action::Clear,
-            KeyCode::Char('z') => Action::Suspend,
+            KeyCode::Char('c') => KeyAction::Quit,
+            KeyCode::Char('l') => KeyAction::Clear,
+            KeyCode::Char('z') => KeyAction::Suspend,
             KeyCode::Char('u') if self.editing => {
                 self.filter.clear();
-                Action::Draw
+                KeyAction::Draw
             }
-            _ => Action::Nothing,
+            _ => KeyAction::Nothing,
         }
     }
 
     /// Handles a key while the user types the filter.
-    fn edit(&mut self, code: KeyCode) -> Action {
+    fn edit(&mut self, code: KeyCode) -> KeyAction {
         match code {
             KeyCode::Enter => self.editing = false,
             KeyCode::Esc => {
@@ -223,9 +225,9 @@ impl View {
             {
                 self.filter.push(letter);
             }
-            _ => return Action::Nothing,
+            _ => return KeyAction::Nothing,
         }
-        Action::Draw
+        KeyAction::Draw
     }
 }
 

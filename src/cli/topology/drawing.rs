@@ -29,7 +29,7 @@ const LETTERS: &[u8; 52] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXY
 /// Owned CPUs are followed by their owner's letter, explained in a legend, and coloured when standard output is a
 /// terminal. The text ends in a newline.
 pub(crate) fn render(topology: &Topology, owners: &BTreeMap<String, CpuSet>) -> String {
-    let marks = Marks::new(owners);
+    let marks = OwnerLegend::new(owners);
     let mut out = String::new();
     summarize(&mut out, topology);
     out.push('\n');
@@ -155,7 +155,7 @@ fn levels(topology: &Topology) -> Vec<Level> {
 
 struct Drawing<'a> {
     topology: &'a Topology,
-    marks: &'a Marks<'a>,
+    marks: &'a OwnerLegend<'a>,
     levels: Vec<Level>,
 }
 
@@ -367,13 +367,13 @@ fn details(topology: &Topology, node: &NumaNode) -> String {
 // === owners ===
 
 /// The owners with their letters and colours.
-struct Marks<'a> {
+struct OwnerLegend<'a> {
     owners: Vec<(&'a str, &'a CpuSet, String, Style)>,
     /// Columns of a letter; 0 without owners.
     width: usize,
 }
 
-impl<'a> Marks<'a> {
+impl<'a> OwnerLegend<'a> {
     fn new(owners: &'a BTreeMap<String, CpuSet>) -> Self {
         let width = if owners.is_empty() {
             0

@@ -1,4 +1,4 @@
-//! [`Guard`]: watches a claim, to notice the deletion of the claim at once.
+//! [`ClaimGuard`]: watches a claim, to notice the deletion of the claim at once.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{Brief, Claims, Owner};
+use super::{BriefLease, ClaimOwner, Claims};
 use crate::cluster::watch::{Change, ChangeKind, Identity};
 use crate::cluster::{Backoff, Failure, Jitter};
 
@@ -16,7 +16,7 @@ const SHORT_LIVED: Duration = Duration::from_secs(2);
 
 /// The state of the claim, as the watch reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standing {
+pub enum ClaimState {
     /// The watch is not open, so the state is unknown.
     Unknown,
     /// The node holds the claim.
@@ -27,11 +27,11 @@ pub enum Standing {
 
 /// The watch of a claim. Dropping the guard ends the watch.
 #[derive(Debug)]
-pub struct Guard {
+pub struct ClaimGuard {
     /// The claim's name.
     pub name: String,
-    owner: Owner,
-    standing: watch::Receiver<Standing>,
+    owner: ClaimOwner,
+    standing: watch::Receiver<ClaimState>,
     _task: AbortOnDropHandle<()>,
 }
 
@@ -48,11 +48,11 @@ pub struct WatchSettings {
 
 // === impl Guard ===
 
-impl Guard {
+impl ClaimGuard {
     /// Starts to watch the claim with the given name.
     pub fn new(claims: Arc<Claims>, name: &str, settings: WatchSettings) -> Self {
         let owner = claims.owner().clone();
-        let (sender, standing) = watch::channel(Standing::Unknown);
+        let (sender, standing) = watch::channel(ClaimState::Unknown);
         let watcher = Watcher {
             claims,
             name: name.to_owned(),
@@ -70,12 +70,12 @@ impl Guard {
     }
 
     /// The node whose claim is watched.
-    pub fn owner(&self) -> &Owner {
+    pub fn owner(&self) -> &ClaimOwner {
         &self.owner
     }
 
     /// The current state of the claim.
-    pub fn standing(&self) -> Standing {
+    pub fn standing(&self) -> ClaimState {
         *self.standing.borrow()
     }
 
@@ -85,7 +85,7 @@ impl Guard {
             if self.standing.changed().await.is_err() {
                 return std::future::pending().await;
             }
-            if *self.standing.borrow_and_update() == Standing::Lost {
+            if *self.standing.borrow_and_update() == ClaimState::Lost {
                 return;
             }
         }
@@ -100,7 +100,7 @@ struct Watcher {
     claims: Arc<Claims>,
     name: String,
     settings: WatchSettings,
-    sender: watch::Sender<Standing>,
+    sender: watch::Sender<ClaimState>,
     /// The resourceVersion of the last received line. `None` if the next watch must start from the server's cache.
     version: Option<String>,
 }
@@ -123,7 +123,7 @@ impl Watcher {
                 Ok(()) => backoff.wait(jitter.roll(), None),
                 Err(failure) => {
                     tracing::debug!("the watch of claim {} broke: {failure}", self.name);
-                    self.sender.send_replace(Standing::Unknown);
+                    self.sender.send_replace(ClaimState::Unknown);
                     if failure.status().is_some() || matches!(failure, Failure::InvalidResponse(_))
                     {
                         self.version = None;
@@ -144,7 +144,7 @@ impl Watcher {
             .claims
             .watch(&self.name, from, self.settings.seconds)
             .await?;
-        if version.is_none() || *self.sender.borrow() == Standing::Unknown {
+        if version.is_none() || *self.sender.borrow() == ClaimState::Unknown {
             // The watch may begin with a stale state. The GET is current, and the watch reports all later changes.
             let held = !self.claims.confirm([self.name.clone()]).await?.is_empty();
             self.publish(held);
@@ -162,7 +162,7 @@ impl Watcher {
             ChangeKind::Bookmark => {}
             ChangeKind::Deleted => self.publish(false),
             ChangeKind::Put => {
-                let lease: Brief =
+                let lease: BriefLease =
                     serde_json::from_str(change.object.get()).map_err(Failure::invalid)?;
                 let uid = &self.claims.owner().uid;
                 self.publish(lease.metadata.owners.iter().any(|owner| owner.uid == *uid));
@@ -175,7 +175,11 @@ impl Watcher {
     }
 
     fn publish(&self, held: bool) {
-        let standing = if held { Standing::Ours } else { Standing::Lost };
+        let standing = if held {
+            ClaimState::Ours
+        } else {
+            ClaimState::Lost
+        };
         self.sender
             .send_if_modified(|current| std::mem::replace(current, standing) != standing);
     }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use super::News;
+use super::EventDetails;
 
 /// The limit on Events per pod and reason. Further notes raise the count of the last Event.
 const NOTES_PER_REASON: usize = 4;
@@ -16,7 +16,7 @@ const LONGEST_BOOK: usize = 4096;
 
 /// The next write to the API.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
+pub enum EventWrite {
     /// Create an Event. After the write, the caller passes the Event's name to [`Book::created`].
     Create,
     /// Raise the count of an existing Event.
@@ -34,8 +34,8 @@ pub enum Step {
 
 /// An Event, and the counts of its occurrences.
 #[derive(Debug, Clone)]
-struct Entry {
-    news: News,
+struct BookEntry {
+    news: EventDetails,
     /// The Event's name; `None` until the creation succeeded.
     event: Option<String>,
     count: u32,
@@ -55,7 +55,7 @@ pub struct Book {
     allowance: f64,
     counted_at: Option<Instant>,
     /// The Events by the pod's uid and the reason.
-    entries: HashMap<(String, &'static str), Vec<Entry>>,
+    entries: HashMap<(String, &'static str), Vec<BookEntry>>,
 }
 
 // === impl Book ===
@@ -74,7 +74,7 @@ impl Book {
     }
 
     /// Records news, and returns the write that follows.
-    pub fn note(&mut self, news: &News, now: Instant) -> Step {
+    pub fn note(&mut self, news: &EventDetails, now: Instant) -> EventWrite {
         self.clean(now);
         let allowed = self.may_write(now);
         let entries = self
@@ -84,10 +84,10 @@ impl Book {
         let index = position(entries, &news.note);
         let Some(entry) = index.and_then(|index| entries.get_mut(index)) else {
             if !allowed {
-                return Step::Drop;
+                return EventWrite::Drop;
             }
             self.allowance -= 1.0;
-            entries.push(Entry {
+            entries.push(BookEntry {
                 news: news.clone(),
                 event: None,
                 count: 1,
@@ -95,7 +95,7 @@ impl Book {
                 written_at: now,
                 last: now,
             });
-            return Step::Create;
+            return EventWrite::Create;
         };
         entry.count = entry.count.saturating_add(1);
         entry.last = now;
@@ -105,17 +105,17 @@ impl Book {
             Some(event) if due && allowed => {
                 (entry.written, entry.written_at) = (entry.count, now);
                 self.allowance -= 1.0;
-                Step::Count {
+                EventWrite::Count {
                     event: event.clone(),
                     count: entry.count,
                 }
             }
-            _ => Step::Nothing,
+            _ => EventWrite::Nothing,
         }
     }
 
-    /// Records the name of the Event after a successful [`Step::Create`].
-    pub fn created(&mut self, news: &News, event: String) {
+    /// Records the name of the Event after a successful [`EventWrite::Create`].
+    pub fn created(&mut self, news: &EventDetails, event: String) {
         let entries = self.entries.get_mut(&(news.uid.clone(), news.reason));
         let entry = entries.and_then(|entries| {
             entries
@@ -129,7 +129,7 @@ impl Book {
 
     /// An Event with an unwritten count, and the write of the count. Without `all`, the last write must be a minute old, and
     /// the limit must allow a write.
-    pub fn unwritten(&mut self, now: Instant, all: bool) -> Option<(News, Step)> {
+    pub fn unwritten(&mut self, now: Instant, all: bool) -> Option<(EventDetails, EventWrite)> {
         if !all && !self.may_write(now) {
             return None;
         }
@@ -142,7 +142,7 @@ impl Book {
         self.allowance -= 1.0;
         Some((
             entry.news.clone(),
-            Step::Count {
+            EventWrite::Count {
                 event,
                 count: entry.count,
             },
@@ -161,7 +161,7 @@ impl Book {
 
     /// Forgets the Event on which `news` counts. The next occurrence creates a new Event. The pod's other Events with the same
     /// reason stay: a pod has an Event for each container.
-    pub fn forget(&mut self, news: &News) {
+    pub fn forget(&mut self, news: &EventDetails) {
         let key = (news.uid.clone(), news.reason);
         let Some(entries) = self.entries.get_mut(&key) else {
             return;
@@ -198,7 +198,7 @@ impl Book {
 
 // === impl Entry ===
 
-impl Entry {
+impl BookEntry {
     /// Whether the API's count is lower than the number of occurrences.
     fn is_unwritten(&self) -> bool {
         self.event.is_some() && self.count > self.written
@@ -206,7 +206,7 @@ impl Entry {
 }
 
 /// The index of the Event on which a note counts: the Event with the same note, or the last Event at the limit of Events.
-fn position(entries: &[Entry], note: &str) -> Option<usize> {
+fn position(entries: &[BookEntry], note: &str) -> Option<usize> {
     let same = entries.iter().position(|entry| entry.news.note == note);
     same.or_else(|| (entries.len() >= NOTES_PER_REASON).then(|| entries.len() - 1))
 }
@@ -215,8 +215,8 @@ fn position(entries: &[Entry], note: &str) -> Option<usize> {
 mod tests {
     use super::*;
 
-    fn news(pod: &str, note: &str) -> News {
-        News {
+    fn news(pod: &str, note: &str) -> EventDetails {
+        EventDetails {
             namespace: "a".to_owned(),
             pod: pod.to_owned(),
             uid: format!("u-{pod}"),
@@ -231,16 +231,16 @@ mod tests {
     fn repetitions_are_counted_with_few_writes() {
         let (mut book, now) = (Book::new(Duration::from_secs(600), 100), Instant::now());
         let pinned = news("p", "CPUs 2-3");
-        assert_eq!(book.note(&pinned, now), Step::Create);
+        assert_eq!(book.note(&pinned, now), EventWrite::Create);
         assert_eq!(
             book.note(&pinned, now),
-            Step::Nothing,
+            EventWrite::Nothing,
             "the Event's name is not known yet"
         );
         book.created(&pinned, "e".to_owned());
         let counts: Vec<u32> = (0..1000)
             .filter_map(|_| match book.note(&pinned, now) {
-                Step::Count { count, .. } => Some(count),
+                EventWrite::Count { count, .. } => Some(count),
                 _ => None,
             })
             .collect();
@@ -249,7 +249,7 @@ mod tests {
         let later = now + Duration::from_secs(61);
         assert_eq!(
             book.note(&pinned, later),
-            Step::Count {
+            EventWrite::Count {
                 event: "e".to_owned(),
                 count: 1003
             }
@@ -257,7 +257,7 @@ mod tests {
         // A repetition after the window creates a new Event.
         assert_eq!(
             book.note(&pinned, later + Duration::from_secs(600)),
-            Step::Create
+            EventWrite::Create
         );
     }
 
@@ -266,19 +266,19 @@ mod tests {
         let (mut book, now) = (Book::new(Duration::from_secs(600), 100), Instant::now());
         for number in 0..NOTES_PER_REASON {
             let pinned = news("p", &number.to_string());
-            assert_eq!(book.note(&pinned, now), Step::Create);
+            assert_eq!(book.note(&pinned, now), EventWrite::Create);
             book.created(&pinned, format!("e{number}"));
         }
         assert_eq!(
             book.note(&news("p", "more"), now),
-            Step::Count {
+            EventWrite::Count {
                 event: "e3".to_owned(),
                 count: 2
             }
         );
         assert_eq!(
             book.note(&news("q", "0"), now),
-            Step::Create,
+            EventWrite::Create,
             "the limit is per pod"
         );
     }
@@ -288,7 +288,7 @@ mod tests {
         let (mut book, now) = (Book::new(Duration::from_secs(600), 10), Instant::now());
         let created = |book: &mut Book, from: u32, at: Instant| {
             (from..from + 100)
-                .filter(|n| book.note(&news(&n.to_string(), "x"), at) == Step::Create)
+                .filter(|n| book.note(&news(&n.to_string(), "x"), at) == EventWrite::Create)
                 .count()
         };
         assert_eq!(created(&mut book, 0, now), 10);
@@ -300,9 +300,9 @@ mod tests {
     fn a_forgotten_event_is_created_again() {
         let (mut book, now) = (Book::new(Duration::from_secs(600), 10), Instant::now());
         let pinned = news("p", "x");
-        assert_eq!(book.note(&pinned, now), Step::Create);
+        assert_eq!(book.note(&pinned, now), EventWrite::Create);
         book.forget(&pinned);
-        assert_eq!(book.note(&pinned, now), Step::Create);
+        assert_eq!(book.note(&pinned, now), EventWrite::Create);
     }
 
     #[test]
@@ -310,21 +310,21 @@ mod tests {
         let (mut book, now) = (Book::new(Duration::from_secs(600), 100), Instant::now());
         for number in 0..NOTES_PER_REASON {
             let pinned = news("p", &number.to_string());
-            assert_eq!(book.note(&pinned, now), Step::Create);
+            assert_eq!(book.note(&pinned, now), EventWrite::Create);
             book.created(&pinned, format!("e{number}"));
         }
-        let counted = |event: &str| Step::Count {
+        let counted = |event: &str| EventWrite::Count {
             event: event.to_owned(),
             count: 2,
         };
         book.forget(&news("p", "1"));
         assert_eq!(book.note(&news("p", "0"), now), counted("e0"));
-        assert_eq!(book.note(&news("p", "1"), now), Step::Create);
+        assert_eq!(book.note(&news("p", "1"), now), EventWrite::Create);
         book.created(&news("p", "1"), "new".to_owned());
         // A further note counts on the last Event, so a failed count forgets the last Event only.
         assert_eq!(book.note(&news("p", "more"), now), counted("new"));
         book.forget(&news("p", "more"));
         assert_eq!(book.note(&news("p", "2"), now), counted("e2"));
-        assert_eq!(book.note(&news("p", "1"), now), Step::Create);
+        assert_eq!(book.note(&news("p", "1"), now), EventWrite::Create);
     }
 }

@@ -3,7 +3,7 @@
 //! [`Recorder::tell`] never waits and never fails. The recorder puts the news into a short queue, and a task writes the
 //! Events. A repetition raises the count of the existing Event. A flapping pod costs a write for the second, fourth, eighth …
 //! occurrence only. The last count is written within a minute, and when the agent stops. A node writes at most
-//! [`Settings::per_minute`] times a minute. News above the limit are dropped and counted. Events are for people; `/status`
+//! [`EventSettings::per_minute`] times a minute. News above the limit are dropped and counted. Events are for people; `/status`
 //! shows the state.
 
 mod book;
@@ -22,9 +22,9 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::retry::{Retry, retry};
-use super::{Api, Call, Counters, ErrorKind, Failure, Jitter, MANAGER};
+use super::{Api, ApiCounters, Call, ErrorKind, Failure, Jitter, MANAGER};
 
-pub use book::{Book, Step};
+pub use book::{Book, EventWrite};
 
 /// The longest note that the API server accepts, in bytes.
 const LONGEST_NOTE: usize = 1024;
@@ -37,7 +37,7 @@ const LONGEST_NAME: usize = 253 - 17;
 
 /// The content of an Event on a pod or Node.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct News {
+pub struct EventDetails {
     /// The pod's namespace.
     pub namespace: String,
     /// The pod's name.
@@ -56,7 +56,7 @@ pub struct News {
 
 /// How Events are written.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Settings {
+pub struct EventSettings {
     /// The capacity of the queue. Further news are dropped.
     pub queue: usize,
     /// The limit of writes per minute.
@@ -71,7 +71,7 @@ pub struct Settings {
     pub controller: &'static str,
 }
 
-impl Default for Settings {
+impl Default for EventSettings {
     fn default() -> Self {
         Self {
             queue: 256,
@@ -86,7 +86,7 @@ impl Default for Settings {
 
 /// The kind of object that an Event is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Subject {
+enum EventSubject {
     Pod,
     Node,
     Job,
@@ -95,8 +95,8 @@ enum Subject {
 /// The sending end of the queue of news. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Recorder {
-    queue: mpsc::Sender<(Subject, News)>,
-    counters: Arc<Counters>,
+    queue: mpsc::Sender<(EventSubject, EventDetails)>,
+    counters: Arc<ApiCounters>,
 }
 
 // === impl Recorder ===
@@ -107,7 +107,7 @@ impl Recorder {
     pub fn new(
         api: Api,
         node: &str,
-        settings: Settings,
+        settings: EventSettings,
     ) -> (Self, impl Future<Output = ()> + Send + use<>) {
         let (queue, news) = mpsc::channel(settings.queue.max(1));
         let recorder = Self {
@@ -127,23 +127,23 @@ impl Recorder {
     }
 
     /// Queues news about a pod, or drops the news if the queue is full.
-    pub fn tell(&self, news: News) {
-        self.enqueue(Subject::Pod, news);
+    pub fn tell(&self, news: EventDetails) {
+        self.enqueue(EventSubject::Pod, news);
     }
 
     /// Queues news about a Node. `pod` and `uid` are the Node's name and uid. Events on objects without a namespace must be in
     /// the namespace `default`.
-    pub fn tell_of_node(&self, mut news: News) {
+    pub fn tell_of_node(&self, mut news: EventDetails) {
         "default".clone_into(&mut news.namespace);
-        self.enqueue(Subject::Node, news);
+        self.enqueue(EventSubject::Node, news);
     }
 
     /// Queues news about a Job. `pod` and `uid` are the Job's name and uid.
-    pub fn tell_of_job(&self, news: News) {
-        self.enqueue(Subject::Job, news);
+    pub fn tell_of_job(&self, news: EventDetails) {
+        self.enqueue(EventSubject::Job, news);
     }
 
-    fn enqueue(&self, subject: Subject, news: News) {
+    fn enqueue(&self, subject: EventSubject, news: EventDetails) {
         if self.queue.try_send((subject, news)).is_err() {
             self.counters.event_dropped();
         }
@@ -153,7 +153,7 @@ impl Recorder {
 struct Writer {
     api: Api,
     node: String,
-    settings: Settings,
+    settings: EventSettings,
     book: Book,
     jitter: Jitter,
     /// The earliest time for the next round of writes of counts.
@@ -163,7 +163,7 @@ struct Writer {
 // === impl Writer ===
 
 impl Writer {
-    async fn run(mut self, mut queue: mpsc::Receiver<(Subject, News)>) {
+    async fn run(mut self, mut queue: mpsc::Receiver<(EventSubject, EventDetails)>) {
         loop {
             let due = self
                 .book
@@ -181,10 +181,10 @@ impl Writer {
                 }
             };
             match self.book.note(&news, Instant::now().into_std()) {
-                Step::Nothing => {}
-                Step::Drop => self.api.counters().event_dropped(),
-                Step::Create => self.create(subject, &news).await,
-                Step::Count { event, count } => self.count(&news, &event, count).await,
+                EventWrite::Nothing => {}
+                EventWrite::Drop => self.api.counters().event_dropped(),
+                EventWrite::Create => self.create(subject, &news).await,
+                EventWrite::Count { event, count } => self.count(&news, &event, count).await,
             }
         }
         self.write_counts(true).await;
@@ -193,7 +193,7 @@ impl Writer {
     /// Writes the due counts. With `all`, writes every unwritten count.
     async fn write_counts(&mut self, all: bool) {
         while let Some((news, step)) = self.book.unwritten(Instant::now().into_std(), all) {
-            if let Step::Count { event, count } = step {
+            if let EventWrite::Count { event, count } = step {
                 self.count(&news, &event, count).await;
             }
         }
@@ -202,7 +202,7 @@ impl Writer {
     }
 
     /// Creates an Event.
-    async fn create(&mut self, subject: Subject, news: &News) {
+    async fn create(&mut self, subject: EventSubject, news: &EventDetails) {
         let pod: String = news.pod.chars().take(LONGEST_NAME).collect();
         let name = format!("{pod}.{:016x}", self.jitter.bits());
         let reporter = (self.settings.controller, self.node.as_str());
@@ -228,7 +228,7 @@ impl Writer {
     }
 
     /// Writes the count of an Event.
-    async fn count(&mut self, news: &News, event: &str, count: u32) {
+    async fn count(&mut self, news: &EventDetails, event: &str, count: u32) {
         let series = EventSeries {
             count: i32::try_from(count).unwrap_or(i32::MAX),
             last_observed_time: MicroTime(Timestamp::now()),
@@ -252,7 +252,7 @@ impl Writer {
     }
 
     /// Counts an Event that was not written.
-    fn lost(&mut self, news: &News, failure: &Failure) {
+    fn lost(&mut self, news: &EventDetails, failure: &Failure) {
         self.book.forget(news);
         self.api.counters().event_dropped();
         tracing::debug!(
@@ -287,10 +287,15 @@ fn path(namespace: &str) -> String {
 }
 
 /// An Event. `reporter` is the controller and the instance.
-fn event(subject: Subject, news: &News, name: &str, (controller, instance): (&str, &str)) -> Event {
+fn event(
+    subject: EventSubject,
+    news: &EventDetails,
+    name: &str,
+    (controller, instance): (&str, &str),
+) -> Event {
     let version = match subject {
-        Subject::Pod | Subject::Node => "v1",
-        Subject::Job => "batch/v1",
+        EventSubject::Pod | EventSubject::Node => "v1",
+        EventSubject::Job => "batch/v1",
     };
     Event {
         metadata: ObjectMeta {
@@ -308,7 +313,7 @@ fn event(subject: Subject, news: &News, name: &str, (controller, instance): (&st
         regarding: Some(ObjectReference {
             api_version: Some(version.to_owned()),
             kind: Some(format!("{subject:?}")),
-            namespace: Some(news.namespace.clone()).filter(|_| subject != Subject::Node),
+            namespace: Some(news.namespace.clone()).filter(|_| subject != EventSubject::Node),
             name: Some(news.pod.clone()),
             uid: Some(news.uid.clone()),
             ..ObjectReference::default()

@@ -6,7 +6,7 @@ use serde_json::value::RawValue;
 
 use super::PodsEvent;
 use crate::cluster::watch::Identity;
-use crate::pod::{Object, Pod};
+use crate::pod::{Pod, PodObject};
 
 /// The known pods of this node, by uid. The type does no I/O.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -147,7 +147,7 @@ fn read(object: &RawValue, identity: &Identity) -> Result<Pod, String> {
             "the API server sent a pod without uid or name: {namespace}/{name}"
         ));
     }
-    let object: Object = serde_json::from_str(object.get()).map_err(|error| {
+    let object: PodObject = serde_json::from_str(object.get()).map_err(|error| {
         format!("pod {namespace}/{name} from the API server can't be read: {error}")
     })?;
     Pod::from_k8s(object).map_err(|error| {

@@ -5,16 +5,21 @@ use std::time::Duration;
 use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 
-use super::{PodCache, PodsEvent, Settings};
+use super::{PodCache, PodWatchSettings, PodsEvent};
 use crate::cluster::backoff::BackoffPolicy;
-use crate::cluster::reflect::{Followed, ObjectCache, SHORT_LIVED, reflect};
+use crate::cluster::reflect::{FollowedCollection, ObjectCache, SHORT_LIVED, reflect};
 use crate::cluster::{Api, Call, ErrorKind, Failure};
 
 /// Follows the pods of a node until the receiver of `out` is dropped.
 ///
 /// The task never fails. Failures are counted, reported as [`PodsEvent::Degraded`], and followed by a retry.
-pub async fn follow(api: Api, node: String, settings: Settings, out: mpsc::Sender<PodsEvent>) {
-    let pods = Followed {
+pub async fn follow(
+    api: Api,
+    node: String,
+    settings: PodWatchSettings,
+    out: mpsc::Sender<PodsEvent>,
+) {
+    let pods = FollowedCollection {
         path: "/api/v1/pods".into(),
         kind: "PodList",
         metadata_only: false,

@@ -58,7 +58,7 @@ pub enum PodsEvent {
 
 /// The settings of the watch.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Settings {
+pub struct PodWatchSettings {
     /// The number of pods in a page of a paged list.
     pub page: u32,
     /// Whether to try a streaming list before a paged list.
@@ -76,7 +76,7 @@ pub struct Settings {
     pub spread: Duration,
 }
 
-impl Default for Settings {
+impl Default for PodWatchSettings {
     fn default() -> Self {
         Self {
             page: 500,

@@ -14,9 +14,11 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{Reclaimer, Round, item, now};
-use crate::cluster::informer::{Objects, Part, Source, follow};
+use crate::cluster::informer::{ObjectPart, ObjectSource, Objects, follow};
 use crate::cluster::{Backoff, Failure, Jitter};
-use crate::scene::{Item, ItemKind, PS, RECLAIM_LABEL, Reclaimable, Verdict, reclaim};
+use crate::scene::{
+    ItemKind, PS, RECLAIM_LABEL, ReclaimItem, ReclaimVerdict, Reclaimable, reclaim,
+};
 
 /// The wait after a change, since the changes of a job come in groups.
 const SETTLE: Duration = Duration::from_millis(500);
@@ -28,21 +30,21 @@ const FIRST_WAIT: Duration = Duration::from_secs(15);
 const LONGEST_WAIT: Duration = Duration::from_secs(300);
 
 /// The known objects of jobs that ask to be reclaimed. `None` for an unreadable object.
-type Items = watch::Receiver<Objects<Option<Item>>>;
+type Items = watch::Receiver<Objects<Option<ReclaimItem>>>;
 
 /// The watched objects.
-struct Watched {
+struct WatchedObjects {
     deployments: Items,
     services: Items,
     jobs: Items,
 }
 
 /// The decisions about the jobs, by namespace and name.
-type Decisions = BTreeMap<(String, String), Verdict>;
+type ReclaimDecisions = BTreeMap<(String, String), ReclaimVerdict>;
 
 // === impl Watched ===
 
-impl Watched {
+impl WatchedObjects {
     /// Waits for a change. Pends forever if the watches have ended. Cancel safe.
     async fn changed(&mut self) {
         let changed = tokio::select! {
@@ -85,7 +87,7 @@ impl Reclaimer {
         let (deployments_sender, deployments) = watch::channel(Objects::default());
         let (services_sender, services) = watch::channel(Objects::default());
         let (jobs_sender, jobs) = watch::channel(Objects::default());
-        let watched = Watched {
+        let watched = WatchedObjects {
             deployments,
             services,
             jobs,
@@ -105,12 +107,12 @@ impl Reclaimer {
     async fn rounds(
         &self,
         every: Duration,
-        mut watched: Watched,
+        mut watched: WatchedObjects,
         mut report: impl FnMut(Result<Round, Failure>),
     ) {
         let mut backoff = Backoff::new(every.min(FIRST_WAIT), longest(every));
         let mut jitter = Jitter::default();
-        let mut told = Decisions::new();
+        let mut told = ReclaimDecisions::new();
         loop {
             let round = self.once().await;
             if let Some(retry_after) = retry_of(&round) {
@@ -146,7 +148,7 @@ impl Reclaimer {
     async fn next_decisions(
         &self,
         due: Instant,
-        watched: &mut Watched,
+        watched: &mut WatchedObjects,
     ) -> Option<Vec<Reclaimable>> {
         loop {
             tokio::select! {
@@ -157,14 +159,16 @@ impl Reclaimer {
             let Some(jobs) = watched.decide(now(), self.after) else {
                 continue;
             };
-            let can_go = jobs.iter().any(|job| job.verdict == Verdict::Reclaim);
+            let can_go = jobs
+                .iter()
+                .any(|job| job.verdict == ReclaimVerdict::Reclaim);
             return (!can_go).then_some(jobs);
         }
     }
 
     /// Writes an Event for each new decision to wait or to keep the servers. Returns whether any decision is new.
-    fn tell_decisions(&self, jobs: &[Reclaimable], told: &mut Decisions) -> bool {
-        let decisions: Decisions = jobs
+    fn tell_decisions(&self, jobs: &[Reclaimable], told: &mut ReclaimDecisions) -> bool {
+        let decisions: ReclaimDecisions = jobs
             .iter()
             .map(|job| {
                 let name = (job.namespace.clone(), job.job.clone());
@@ -177,8 +181,8 @@ impl Reclaimer {
                 continue;
             }
             match &job.verdict {
-                Verdict::Running { .. } | Verdict::Reclaim => {}
-                Verdict::Waiting { until } => {
+                ReclaimVerdict::Running { .. } | ReclaimVerdict::Reclaim => {}
+                ReclaimVerdict::Waiting { until } => {
                     let at = Timestamp::from_second(*until)
                         .map_or_else(|_| until.to_string(), |at| at.to_string());
                     let note = format!(
@@ -187,7 +191,7 @@ impl Reclaimer {
                     );
                     self.tell(job, false, "ReclaimScheduled", note);
                 }
-                Verdict::Kept { reason } => {
+                ReclaimVerdict::Kept { reason } => {
                     let note = format!(
                         "the parameter servers of the training job {} stay: {reason}",
                         job.job
@@ -202,40 +206,40 @@ impl Reclaimer {
     }
 
     /// The objects of a kind that ask to be reclaimed.
-    fn source(&self, kind: ItemKind) -> Source<Option<Item>> {
+    fn source(&self, kind: ItemKind) -> ObjectSource<Option<ReclaimItem>> {
         let (version, plural, list) = match kind {
             ItemKind::Deployment => ("apps/v1", "deployments", "DeploymentList"),
             ItemKind::Service => ("v1", "services", "ServiceList"),
             ItemKind::Job => ("batch/v1", "jobs", "JobList"),
         };
-        let decode: fn(&RawValue) -> Option<Item> = match kind {
+        let decode: fn(&RawValue) -> Option<ReclaimItem> = match kind {
             ItemKind::Deployment => deployment,
             ItemKind::Service => service,
             ItemKind::Job => job,
         };
-        Source {
+        ObjectSource {
             path: self.path(version, plural).into(),
             kind: list,
             labels: Some(format!("{RECLAIM_LABEL}={PS}")),
-            part: Part::WithoutSpec,
+            part: ObjectPart::WithoutSpec,
             decode,
         }
     }
 }
 
-fn deployment(object: &RawValue) -> Option<Item> {
+fn deployment(object: &RawValue) -> Option<ReclaimItem> {
     decoded(ItemKind::Deployment, object)
 }
 
-fn service(object: &RawValue) -> Option<Item> {
+fn service(object: &RawValue) -> Option<ReclaimItem> {
     decoded(ItemKind::Service, object)
 }
 
-fn job(object: &RawValue) -> Option<Item> {
+fn job(object: &RawValue) -> Option<ReclaimItem> {
     decoded(ItemKind::Job, object)
 }
 
-fn decoded(kind: ItemKind, object: &RawValue) -> Option<Item> {
+fn decoded(kind: ItemKind, object: &RawValue) -> Option<ReclaimItem> {
     let object: Value = serde_json::from_str(object.get()).ok()?;
     item(kind, &object).ok()
 }
@@ -255,7 +259,7 @@ fn retry_of(round: &Result<Round, Failure>) -> Option<Option<Duration>> {
 fn next_end(jobs: &[Reclaimable]) -> Option<Instant> {
     let now = now();
     let waits = jobs.iter().filter_map(|job| match job.verdict {
-        Verdict::Waiting { until } => u64::try_from(until.saturating_sub(now)).ok(),
+        ReclaimVerdict::Waiting { until } => u64::try_from(until.saturating_sub(now)).ok(),
         _ => None,
     });
     waits

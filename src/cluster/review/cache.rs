@@ -43,7 +43,7 @@ pub enum Review {
 
 /// Whether the cache has the answer for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Cached {
+pub(super) enum CacheAnswer {
     /// The cache has the answer.
     Known(Review),
     /// The API server must be asked.
@@ -51,7 +51,7 @@ pub(super) enum Cached {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Entry {
+struct CacheEntry {
     review: Review,
     /// The time of the API server's answer.
     answered: Instant,
@@ -62,7 +62,7 @@ struct Entry {
 /// The answers by token and path.
 #[derive(Default)]
 pub(super) struct ReviewCache {
-    entries: HashMap<(String, &'static str), Entry>,
+    entries: HashMap<(String, &'static str), CacheEntry>,
     /// The start of the current window, and the number of unknown callers reviewed in the window.
     window: Option<(Instant, u32)>,
 }
@@ -86,22 +86,22 @@ impl ReviewCache {
     }
 
     /// Decides whether the API server is asked about a caller, and counts the review of an unknown caller.
-    pub(super) fn admit(&mut self, token: &str, path: &'static str, now: Instant) -> Cached {
+    pub(super) fn admit(&mut self, token: &str, path: &'static str, now: Instant) -> CacheAnswer {
         if let Some(review) = self.fresh(token, path, now) {
-            return Cached::Known(review);
+            return CacheAnswer::Known(review);
         }
         if self.was_allowed(token, path, now) {
-            return Cached::Ask;
+            return CacheAnswer::Ask;
         }
         let (start, count) = self
             .window
             .filter(|(start, _)| now.duration_since(*start) < WINDOW)
             .unwrap_or((now, 0));
         if count >= MAX_UNKNOWN {
-            return Cached::Known(Review::TooManyTokens);
+            return CacheAnswer::Known(Review::TooManyTokens);
         }
         self.window = Some((start, count + 1));
-        Cached::Ask
+        CacheAnswer::Ask
     }
 
     /// Stores the API server's answer.
@@ -114,7 +114,7 @@ impl ReviewCache {
             Review::Allowed => ALLOWED_FOR,
             Review::Denied | Review::UnknownToken | Review::TooManyTokens => REFUSED_FOR,
         };
-        let entry = Entry {
+        let entry = CacheEntry {
             review,
             answered: now,
             due: now + lifetime,
@@ -175,7 +175,7 @@ mod tests {
     fn answers_stay_for_a_bounded_time() {
         let (mut cache, start) = (ReviewCache::default(), Instant::now());
         let after = |seconds| start + Duration::from_secs(seconds);
-        assert_eq!(cache.admit("a", PATH, start), Cached::Ask);
+        assert_eq!(cache.admit("a", PATH, start), CacheAnswer::Ask);
         cache.insert("a", PATH, Review::Allowed, start);
         cache.insert("b", PATH, Review::Denied, start);
         assert_eq!(cache.fresh("a", PATH, after(119)), Some(Review::Allowed));
@@ -223,13 +223,16 @@ mod tests {
         let late = start + Duration::from_secs(130);
         cache.insert("scraper", PATH, Review::Allowed, start);
         for number in 0..MAX_UNKNOWN {
-            assert_eq!(cache.admit(&number.to_string(), PATH, late), Cached::Ask);
+            assert_eq!(
+                cache.admit(&number.to_string(), PATH, late),
+                CacheAnswer::Ask
+            );
         }
-        let refused = Cached::Known(Review::TooManyTokens);
+        let refused = CacheAnswer::Known(Review::TooManyTokens);
         assert_eq!(cache.admit("next", PATH, late), refused);
         // A caller with an earlier success is not limited.
-        assert_eq!(cache.admit("scraper", PATH, late), Cached::Ask);
+        assert_eq!(cache.admit("scraper", PATH, late), CacheAnswer::Ask);
         let next_window = late + WINDOW;
-        assert_eq!(cache.admit("next", PATH, next_window), Cached::Ask);
+        assert_eq!(cache.admit("next", PATH, next_window), CacheAnswer::Ask);
     }
 }

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::model::{DecisionInput, Memory};
+use super::model::{DecisionState, SlotDecisionInput};
 use super::plans::name_of;
 use crate::cluster::node::OwnNode;
 use crate::scene::{Holding, LabelKeys, ScenePlan, Slot, is_hashed_lease, is_lease_of, slots};
@@ -44,8 +44,8 @@ impl<'a> CurrentSlot<'a> {
     ///
     /// `plan` comes before the remaining plans. `wants` is the slot that `plan` wants for the Node.
     pub(super) fn of(
-        input: DecisionInput<'a>,
-        memory: &Memory,
+        input: SlotDecisionInput<'a>,
+        memory: &DecisionState,
         plan: &ScenePlan,
         wants: Option<&Slot>,
     ) -> Option<Self> {
@@ -123,8 +123,8 @@ impl std::fmt::Display for CurrentSlot<'_> {
 
 /// The slot of a Node whose labels name no slot: the last known slot, unless the claims contradict; otherwise a claimed slot.
 fn slot_without_labels(
-    input: DecisionInput<'_>,
-    memory: &Memory,
+    input: SlotDecisionInput<'_>,
+    memory: &DecisionState,
     plan: &ScenePlan,
     wants: Option<&Slot>,
 ) -> Option<Slot> {

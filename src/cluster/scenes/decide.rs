@@ -1,6 +1,6 @@
 //! [`decide()`]: the node's next action, as a function of the observed state.
 //!
-//! [`decide()`] returns a single [`Action`]. The caller carries out the action and calls [`decide()`] again with the new
+//! [`decide()`] returns a single [`SlotAction`]. The caller carries out the action and calls [`decide()`] again with the new
 //! state, until no action is left. A restart after a crash therefore continues in the same order:
 //!
 //! - To take a slot: claim the slot, set the labels, set the taint, release unneeded claims.
@@ -20,12 +20,12 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Taint;
 
 use super::current_slot::{CurrentSlot, labelled, of_lease};
-use super::model::{DecisionInput, Memory, Phase, Version};
+use super::model::{DecisionState, Phase, PlanVersion, SlotDecisionInput};
 use super::plans::name_of;
 use crate::cluster::node::{self, LabelConflict, LabelStep};
 use crate::scene::{
-    Duty, LabelKeys, Node, OnBusy, ScenePlan, Slot, Slots, Switch, Want, duty, is_candidate,
-    is_hashed_lease, is_lease_of, slots, switch,
+    LabelKeys, Node, OnBusy, ScenePlan, Slot, SlotDuty, Slots, SwitchDecision, WantedSlot, duty,
+    is_candidate, is_hashed_lease, is_lease_of, slots, switch,
 };
 
 /// The prefix of the keys of Pinfold's taints, for any plan.
@@ -33,7 +33,7 @@ const OUR_TAINTS: &str = "pinfold.io/";
 
 /// The next action.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Action {
+pub enum SlotAction {
     /// Claim a free slot of the plan's active case.
     Claim {
         /// The slots of the case.
@@ -51,25 +51,25 @@ pub enum Action {
 
 /// The node's phase, and the next action.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Verdict {
+pub struct SlotDecision {
     /// The phase.
     pub phase: Phase,
     /// The reason for the phase, as a sentence.
     pub says: String,
     /// The plan behind the decision, with the current generation.
-    pub plan: Option<Version>,
+    pub plan: Option<PlanVersion>,
     /// The node's slot, or the slot that the node is about to get.
     pub slot: Option<Slot>,
     /// The labels that conflict with the plan.
     pub conflicts: Vec<LabelConflict>,
     /// The next action; `None` if the node is in the desired state, or must not change.
-    pub action: Option<Action>,
+    pub action: Option<SlotAction>,
 }
 
 /// Decides the node's phase and the next action.
-pub fn decide(input: DecisionInput<'_>, memory: &Memory) -> Verdict {
+pub fn decide(input: SlotDecisionInput<'_>, memory: &DecisionState) -> SlotDecision {
     if let Some(degraded) = &input.plans.degraded {
-        return Verdict::new(Phase::Unknown, format!("nothing is changed: {degraded}"));
+        return SlotDecision::new(Phase::Unknown, format!("nothing is changed: {degraded}"));
     }
     let node = Node {
         name: input.node.name.clone(),
@@ -83,22 +83,22 @@ pub fn decide(input: DecisionInput<'_>, memory: &Memory) -> Verdict {
         node: &node,
     };
     match duty(&input.plans.plans, &node) {
-        Err(error) => Verdict::new(Phase::Unknown, format!("nothing is changed: {error}")),
-        Ok(Duty::Disputed { plans }) => {
+        Err(error) => SlotDecision::new(Phase::Unknown, format!("nothing is changed: {error}")),
+        Ok(SlotDuty::Disputed { plans }) => {
             let plans = plans.join(" and ");
             let says = format!(
                 "the plans {plans} are active and all have this node as a candidate: the node stays unchanged \
                  until only one of the plans has the node"
             );
-            Verdict::new(Phase::Disputed, says)
+            SlotDecision::new(Phase::Disputed, says)
         }
-        Ok(Duty::Free { reason }) => judge.free(&reason),
-        Ok(Duty::Of(plan, want)) => judge.wanted(plan, want),
+        Ok(SlotDuty::Free { reason }) => judge.free(&reason),
+        Ok(SlotDuty::Of(plan, want)) => judge.wanted(plan, want),
     }
 }
 
 /// A plan's name and generation. Without a generation, the resourceVersion takes the generation's place.
-pub(super) fn version(plan: &ScenePlan) -> Version {
+pub(super) fn version(plan: &ScenePlan) -> PlanVersion {
     let metadata = &plan.metadata;
     let version = metadata.generation.map(|generation| generation.to_string());
     (
@@ -121,14 +121,14 @@ fn same_taint(one: &Taint, other: &Taint) -> bool {
 }
 
 struct Judge<'a> {
-    input: DecisionInput<'a>,
-    memory: &'a Memory,
+    input: SlotDecisionInput<'a>,
+    memory: &'a DecisionState,
     node: &'a Node,
 }
 
 // === impl Verdict ===
 
-impl Verdict {
+impl SlotDecision {
     fn new(phase: Phase, says: String) -> Self {
         Self {
             phase,
@@ -145,7 +145,7 @@ impl Verdict {
         self
     }
 
-    fn with(mut self, action: Option<Action>) -> Self {
+    fn with(mut self, action: Option<SlotAction>) -> Self {
         self.action = action;
         self
     }
@@ -155,8 +155,8 @@ impl Verdict {
 
 impl Judge<'_> {
     /// No plan wants the node.
-    fn free(&self, reason: &str) -> Verdict {
-        let free = Verdict::new(Phase::Free, reason.to_owned());
+    fn free(&self, reason: &str) -> SlotDecision {
+        let free = SlotDecision::new(Phase::Free, reason.to_owned());
         if !self.has_something() {
             return free;
         }
@@ -167,7 +167,7 @@ impl Judge<'_> {
         let origin = plans.iter().find(|plan| self.gave(plan));
         let Some(plan) = origin.or_else(|| plans.iter().find(|plan| is_candidate(plan, self.node)))
         else {
-            return Verdict::new(
+            return SlotDecision::new(
                 Phase::Unknown,
                 "labels and claims stay: their plan is gone, and no other plan covers this node; \
                  pinfold release --cluster removes them"
@@ -181,7 +181,7 @@ impl Judge<'_> {
     }
 
     /// Exactly one plan wants the node.
-    fn wanted(&self, plan: &ScenePlan, want: Want) -> Verdict {
+    fn wanted(&self, plan: &ScenePlan, want: WantedSlot) -> SlotDecision {
         if self.has_something()
             && !self.gave(plan)
             && let Some(unread) = self.unread()
@@ -189,9 +189,9 @@ impl Judge<'_> {
             return unread;
         }
         match want {
-            Want::Nothing { reason } => self.free(&reason),
-            Want::Slot(slot) => self.place(plan, slot),
-            Want::Claim(slots) => match self.claimed(plan, &slots) {
+            WantedSlot::Nothing { reason } => self.free(&reason),
+            WantedSlot::Slot(slot) => self.place(plan, slot),
+            WantedSlot::Claim(slots) => match self.claimed(plan, &slots) {
                 Some(slot) => self.place(plan, slot),
                 None => self.claim(plan, slots),
             },
@@ -199,7 +199,7 @@ impl Judge<'_> {
     }
 
     /// The node needs a slot of the active case, and holds no claim on a slot of the case.
-    fn claim(&self, plan: &ScenePlan, slots: Slots) -> Verdict {
+    fn claim(&self, plan: &ScenePlan, slots: Slots) -> SlotDecision {
         let keys = &plan.spec.labels;
         let case = format!("scene {} case {}", slots.scene(), slots.case());
         let labelled = self
@@ -235,7 +235,7 @@ impl Judge<'_> {
             };
             return match self.keep_if_busy(plan, None) {
                 Some(verdict) => verdict,
-                None => Verdict::new(Phase::Spare, says)
+                None => SlotDecision::new(Phase::Spare, says)
                     .of(plan)
                     .with(self.give_up(plan)),
             };
@@ -247,13 +247,13 @@ impl Judge<'_> {
         }
         let only = labelled.filter(|_| !conflicts.is_empty());
         let says = format!("looking for a free slot of {case}");
-        Verdict::new(Phase::Spare, says)
+        SlotDecision::new(Phase::Spare, says)
             .of(plan)
-            .with(Some(Action::Claim { slots, only }))
+            .with(Some(SlotAction::Claim { slots, only }))
     }
 
     /// The node gets `slot`.
-    fn place(&self, plan: &ScenePlan, slot: Slot) -> Verdict {
+    fn place(&self, plan: &ScenePlan, slot: Slot) -> SlotDecision {
         let keys = &plan.spec.labels;
         let wanted: BTreeMap<String, String> = keys.labels(&slot).into_iter().collect();
         if !self.memory.conflicts.is_empty() {
@@ -273,7 +273,7 @@ impl Judge<'_> {
             return verdict;
         }
         let action = match step {
-            LabelStep::Apply(labels) => Some(Action::Label(labels)),
+            LabelStep::Apply(labels) => Some(SlotAction::Label(labels)),
             LabelStep::Nothing | LabelStep::Conflict(_) => self
                 .taint(
                     plan.spec
@@ -286,16 +286,16 @@ impl Judge<'_> {
                 .or_else(|| self.release_except(Some(&slot.lease_name(name_of(plan))))),
         };
         let says = format!("{slot} by plan {}", name_of(plan));
-        let mut verdict = Verdict::new(Phase::Placed, says).of(plan).with(action);
+        let mut verdict = SlotDecision::new(Phase::Placed, says).of(plan).with(action);
         verdict.slot = Some(slot);
         verdict
     }
 
     /// The next action on the way to a node without Pinfold's taints, labels and claims.
-    fn give_up(&self, plan: &ScenePlan) -> Option<Action> {
+    fn give_up(&self, plan: &ScenePlan) -> Option<SlotAction> {
         let none = BTreeMap::new();
         let labels = || match node::plan(self.input.node, &none) {
-            LabelStep::Apply(labels) => Some(Action::Label(labels)),
+            LabelStep::Apply(labels) => Some(SlotAction::Label(labels)),
             LabelStep::Nothing | LabelStep::Conflict(_) => None,
         };
         self.taint(None, plan)
@@ -304,17 +304,17 @@ impl Judge<'_> {
     }
 
     /// Releases the first claim other than `kept`.
-    fn release_except(&self, kept: Option<&str>) -> Option<Action> {
+    fn release_except(&self, kept: Option<&str>) -> Option<SlotAction> {
         let surplus = self
             .input
             .claims
             .iter()
             .find(|name| Some(name.as_str()) != kept);
-        surplus.cloned().map(Action::Release)
+        surplus.cloned().map(SlotAction::Release)
     }
 
     /// The action after which `wanted` is the only taint of Pinfold on the node.
-    fn taint(&self, wanted: Option<&Taint>, plan: &ScenePlan) -> Option<Action> {
+    fn taint(&self, wanted: Option<&Taint>, plan: &ScenePlan) -> Option<SlotAction> {
         if self
             .memory
             .untaintable
@@ -341,12 +341,12 @@ impl Judge<'_> {
         if let Some(wanted) = wanted.filter(|_| !current.iter().any(is_wanted)) {
             taints.push(wanted.clone());
         }
-        (taints != *current).then_some(Action::Taint(taints))
+        (taints != *current).then_some(SlotAction::Taint(taints))
     }
 
-    fn conflict(&self, plan: &ScenePlan, conflicts: Vec<LabelConflict>) -> Verdict {
+    fn conflict(&self, plan: &ScenePlan, conflicts: Vec<LabelConflict>) -> SlotDecision {
         let says: Vec<String> = conflicts.iter().map(ToString::to_string).collect();
-        let mut verdict = Verdict::new(Phase::Conflict, says.join("; ")).of(plan);
+        let mut verdict = SlotDecision::new(Phase::Conflict, says.join("; ")).of(plan);
         verdict.conflicts = conflicts;
         verdict.slot = self.labelled_slot(plan);
         verdict
@@ -354,7 +354,7 @@ impl Judge<'_> {
 
     /// The decision to keep the current labels, by the plan's rule for busy nodes. `None` if the labels may change to the
     /// labels of the slot `wants`. Without a slot in `wants`, the question is the removal of the labels.
-    fn keep_if_busy(&self, plan: &ScenePlan, wants: Option<&Slot>) -> Option<Verdict> {
+    fn keep_if_busy(&self, plan: &ScenePlan, wants: Option<&Slot>) -> Option<SlotDecision> {
         let current = CurrentSlot::of(self.input, self.memory, plan, wants)?;
         let labels = wants
             .map(|slot| plan.spec.labels.labels(slot).into_iter().collect())
@@ -364,7 +364,7 @@ impl Judge<'_> {
             return None;
         }
         let stay = |phase: Phase, reason: String| {
-            let mut verdict = Verdict::new(phase, reason).of(plan);
+            let mut verdict = SlotDecision::new(phase, reason).of(plan);
             verdict.slot.clone_from(&current.slot);
             Some(verdict)
         };
@@ -407,9 +407,9 @@ impl Judge<'_> {
             }
         };
         match switch(rule, &current.to_string(), &names) {
-            Switch::Change { .. } => None,
-            Switch::Wait { reason } => stay(Phase::Waiting, with_labels(reason)),
-            Switch::Refuse { reason } => stay(Phase::Refused, with_labels(reason)),
+            SwitchDecision::Change { .. } => None,
+            SwitchDecision::Wait { reason } => stay(Phase::Waiting, with_labels(reason)),
+            SwitchDecision::Refuse { reason } => stay(Phase::Refused, with_labels(reason)),
         }
     }
 
@@ -496,7 +496,7 @@ impl Judge<'_> {
     }
 
     /// The decision to keep everything if a plan was never readable: the labels or claims may come from the unreadable plan.
-    fn unread(&self) -> Option<Verdict> {
+    fn unread(&self) -> Option<SlotDecision> {
         let unread = self.input.plans.never_read();
         let first = unread.first()?;
         let why = self
@@ -505,7 +505,7 @@ impl Judge<'_> {
             .unreadable
             .get(*first)
             .map_or("", String::as_str);
-        Some(Verdict::new(
+        Some(SlotDecision::new(
             Phase::Unknown,
             format!(
                 "labels and claims stay: they may come from plan {first}, and plan {first} can't be read ({why})"

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::current_slot::labelled;
 use super::plans::{Plans, name_of};
 use crate::cluster::node::OwnNode;
-use crate::scene::{LabelKeys, ScenePlan, Slot, Slots, Want, value_fault};
+use crate::scene::{LabelKeys, ScenePlan, Slot, Slots, WantedSlot, value_fault};
 
 /// The maximum number of claims to read by name. A list costs less than more reads.
 const MOST_NAMED: usize = 3;
@@ -60,7 +60,7 @@ pub(super) fn order<'a>(
     let last = last
         .filter(|(of, _)| of == name_of(plan))
         .map(|(_, slot)| slot);
-    let order = Want::order(slots, &plan.spec.labels, &own, last);
+    let order = WantedSlot::order(slots, &plan.spec.labels, &own, last);
     let slots = order.filter_map(|position| slots.get(position));
     let chosen = slots.filter(move |slot| only.as_ref().is_none_or(|only| only == slot));
     chosen.map(|slot| slot.lease_name(name_of(plan)))

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::decide::is_our_taint;
-use crate::cluster::claims::{Claims, Owner, Settings};
-use crate::cluster::node::{self, Applied, OwnNode};
+use crate::cluster::claims::{ClaimOwner, ClaimSettings, Claims};
+use crate::cluster::node::{self, ApplyOutcome, OwnNode};
 use crate::cluster::{Api, Failure};
 use crate::scene::ScenePlan;
 
@@ -13,7 +13,7 @@ const TRIES: usize = 5;
 
 /// The removed items, or with a dry run the items to remove.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Left {
+pub struct RemovedItems {
     /// Whether the Node exists.
     pub node: bool,
     /// The labels' keys and values.
@@ -37,18 +37,18 @@ pub async fn leave(
     namespace: &str,
     plans: &[ScenePlan],
     dry_run: bool,
-) -> Result<Left, Failure> {
-    let mut left = Left::default();
+) -> Result<RemovedItems, Failure> {
+    let mut left = RemovedItems::default();
     for _ in 0..TRIES {
         // Kubernetes deletes the claims of a deleted Node.
         let Some(node) = node::read(api, name).await? else {
             return Ok(left);
         };
-        let owner = Owner {
+        let owner = ClaimOwner {
             node: name.to_owned(),
             uid: node.uid.clone(),
         };
-        let claims = Claims::new(api.clone(), namespace, owner, Settings::default());
+        let claims = Claims::new(api.clone(), namespace, owner, ClaimSettings::default());
         let mine = claims.mine().await?;
         if !left.node {
             left = found(&node, mine.iter().cloned().collect(), plans);
@@ -85,22 +85,26 @@ async fn remove_labels_and_taints(
     let (mut now, mut failed) = (node.clone(), None);
     if !ours.is_empty() {
         match node::set_taints(api, node, &others).await {
-            Ok(Applied::Done(node)) => now = *node,
-            Ok(Applied::Gone | Applied::Replaced | Applied::Conflict(_)) => return (true, None),
+            Ok(ApplyOutcome::Done(node)) => now = *node,
+            Ok(ApplyOutcome::Gone | ApplyOutcome::Replaced | ApplyOutcome::Conflict(_)) => {
+                return (true, None);
+            }
             Err(failure) => failed = Some(failure),
         }
     }
     if !now.ours.is_empty() {
         match node::apply(api, &now, &BTreeMap::new()).await {
-            Ok(Applied::Done(_)) => {}
-            Ok(Applied::Gone | Applied::Replaced | Applied::Conflict(_)) => return (true, failed),
+            Ok(ApplyOutcome::Done(_)) => {}
+            Ok(ApplyOutcome::Gone | ApplyOutcome::Replaced | ApplyOutcome::Conflict(_)) => {
+                return (true, failed);
+            }
             Err(failure) => failed = failed.or(Some(failure)),
         }
     }
     (false, failed)
 }
 
-fn found(node: &OwnNode, claims: Vec<String>, plans: &[ScenePlan]) -> Left {
+fn found(node: &OwnNode, claims: Vec<String>, plans: &[ScenePlan]) -> RemovedItems {
     let labels = node
         .labels
         .iter()
@@ -109,7 +113,7 @@ fn found(node: &OwnNode, claims: Vec<String>, plans: &[ScenePlan]) -> Left {
         .taints
         .iter()
         .filter(|taint| is_our_taint(taint, plans));
-    Left {
+    RemovedItems {
         node: true,
         labels: labels
             .map(|(key, value)| (key.clone(), value.clone()))

@@ -6,7 +6,7 @@
 //!  pods of the node ────────────┘      └─ State ──> /status, Events
 //! ```
 //!
-//! [`Scenes::run`] is the task. The task reads, carries out the [`Action`]s of [`decide()`], and waits. [`decide()`] is a
+//! [`Scenes::run`] is the task. The task reads, carries out the [`SlotAction`]s of [`decide()`], and waits. [`decide()`] is a
 //! function of values, without I/O. The rules:
 //!
 //! - **Missing data takes nothing away.** The task decides only after all plans were read, and only while the plans can be followed.
@@ -16,7 +16,7 @@
 //!   claim. The nodes of an explicit list need no claims.
 //! - **Terminal failures**, which an administrator must repair, are retried seldom and reported once, as an Event on the Node.
 //! - **An idle node writes nothing.** The node keeps one watch of the plans (a request in about five minutes) and one watch of
-//!   the own claim. The node reads the own Node every [`Settings::look`].
+//!   the own claim. The node reads the own Node every [`SceneSettings::look`].
 //! - **Ten thousand nodes** see a change at the same moment. Each node waits for a random time, which grows with the number of
 //!   slots in the plans.
 //!
@@ -38,11 +38,13 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 pub use cluster_objects::{nodes, plans};
-pub use decide::{Action, Verdict, decide};
-pub use leave::{Left, leave};
-pub use model::{DecisionInput, Memory, Phase, Pods, RunningPod, Scenes, State};
+pub use decide::{SlotAction, SlotDecision, decide};
+pub use leave::{RemovedItems, leave};
+pub use model::{
+    DecisionState, Phase, RunningPod, RunningPods, Scenes, SlotDecisionInput, SlotState,
+};
 pub use plans::Plans;
-pub use settings::Settings;
+pub use settings::SceneSettings;
 
 // === impl Scenes ===
 

@@ -8,7 +8,7 @@ use serde::Serialize;
 use tokio::sync::watch;
 
 use super::plans::Plans;
-use super::settings::Settings;
+use super::settings::SceneSettings;
 use crate::cluster::Api;
 use crate::cluster::events::Recorder;
 use crate::cluster::node::{LabelConflict, OwnNode};
@@ -25,7 +25,7 @@ pub struct RunningPod {
 }
 
 /// The pods that run on the node; `None` until the pods are known.
-pub type Pods = Option<Vec<RunningPod>>;
+pub type RunningPods = Option<Vec<RunningPod>>;
 
 /// The node's state in the scenes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
@@ -54,7 +54,7 @@ pub enum Phase {
 /// The published state of the node's slot, for `/status`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct State {
+pub struct SlotState {
     /// The phase.
     pub phase: Phase,
     /// The reason for the phase, as a sentence.
@@ -86,17 +86,17 @@ pub struct Scenes {
     pub(super) api: Api,
     pub(super) node: String,
     pub(super) namespace: String,
-    pub(super) pods: watch::Receiver<Pods>,
-    pub(super) settings: Settings,
+    pub(super) pods: watch::Receiver<RunningPods>,
+    pub(super) settings: SceneSettings,
     /// The node's plan and slot before the agent started.
     pub(super) before: Option<(String, Slot)>,
     pub(super) recorder: Option<Recorder>,
-    pub(super) state: watch::Sender<State>,
+    pub(super) state: watch::Sender<SlotState>,
 }
 
 /// The input of [`decide()`](super::decide()): the observed state.
 #[derive(Debug, Clone, Copy)]
-pub struct DecisionInput<'a> {
+pub struct SlotDecisionInput<'a> {
     /// All plans.
     pub plans: &'a Plans,
     /// The own Node.
@@ -104,25 +104,25 @@ pub struct DecisionInput<'a> {
     /// The names of the Leases that the node holds.
     pub claims: &'a BTreeSet<String>,
     /// The pods that run on the node.
-    pub pods: &'a Pods,
+    pub pods: &'a RunningPods,
 }
 
 /// A state of a plan: the plan's name and generation.
-pub(super) type Version = (String, String);
+pub(super) type PlanVersion = (String, String);
 
 /// State between two decisions. A restart loses this state without harm.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Memory {
+pub struct DecisionState {
     /// The node's last plan and slot.
     pub last: Option<(String, Slot)>,
     /// The plan that refused a change. A restarted agent decides again, by the pods that run at that time.
-    pub refused: Option<Version>,
+    pub refused: Option<PlanVersion>,
     /// A plan without a free slot, found in this pass.
-    pub full: Option<Version>,
+    pub full: Option<PlanVersion>,
     /// The label conflicts that the server reported in this pass.
     pub conflicts: Vec<LabelConflict>,
     /// A plan whose change of the taints failed in this pass, and the reason.
-    pub untaintable: Option<(Version, String)>,
+    pub untaintable: Option<(PlanVersion, String)>,
     /// The taint that was last set.
     pub taint: Option<Taint>,
 }
@@ -170,12 +170,12 @@ impl Scenes {
         api: Api,
         node: &str,
         namespace: &str,
-        pods: watch::Receiver<Pods>,
-        settings: Settings,
-    ) -> (Self, watch::Receiver<State>) {
-        let (state, states) = watch::channel(State {
+        pods: watch::Receiver<RunningPods>,
+        settings: SceneSettings,
+    ) -> (Self, watch::Receiver<SlotState>) {
+        let (state, states) = watch::channel(SlotState {
             says: "the plans have not been read yet".to_owned(),
-            ..State::default()
+            ..SlotState::default()
         });
         let (node, namespace) = (node.to_owned(), namespace.to_owned());
         (
@@ -211,7 +211,7 @@ impl Scenes {
 
 // === impl State ===
 
-impl State {
+impl SlotState {
     /// The node's slot as variables for a container: `SCENCE`, `CASE`, `INDEX`, `TYPE`, for any label keys of the plan.
     pub fn variables(&self) -> BTreeMap<String, String> {
         match &self.slot {
@@ -233,9 +233,9 @@ mod tests {
                 .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
                 .collect()
         };
-        let by_hand = State {
+        let by_hand = SlotState {
             usual: Some(pairs(&[("SCENCE", "1"), ("CASE", "2")])),
-            ..State::default()
+            ..SlotState::default()
         };
         assert_eq!(
             by_hand.variables(),
@@ -247,7 +247,7 @@ mod tests {
             kind: Some("ps".to_owned()),
             index: 4,
         };
-        let placed = State {
+        let placed = SlotState {
             slot: Some(slot),
             ..by_hand
         };

@@ -8,8 +8,8 @@ use serde_json::value::RawValue;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::Settings;
-use crate::cluster::reflect::{Followed, ObjectCache, reflect};
+use super::SceneSettings;
+use crate::cluster::reflect::{FollowedCollection, ObjectCache, reflect};
 use crate::cluster::watch::Identity;
 use crate::cluster::{Api, Call, ErrorKind, Failure};
 use crate::scene::{ScenePlan, slots};
@@ -151,8 +151,8 @@ pub(super) fn slots_of(plans: &Plans) -> u32 {
 }
 
 /// Follows the plans forever. Failures are published as [`Plans::degraded`] and retried.
-pub(super) async fn follow(api: Api, settings: Settings, published: watch::Sender<Plans>) {
-    let plans = Followed {
+pub(super) async fn follow(api: Api, settings: SceneSettings, published: watch::Sender<Plans>) {
+    let plans = FollowedCollection {
         path: PLANS.into(),
         kind: PLAN_LIST,
         metadata_only: false,
@@ -191,7 +191,7 @@ const THROTTLED: Duration = Duration::from_secs(60);
 
 /// The known plans, and the receivers of each change.
 struct PlansPublisher {
-    settings: Settings,
+    settings: SceneSettings,
     published: watch::Sender<Plans>,
     /// The time of the first failure since the last opened watch. A 410 does not count.
     failing_since: Option<Instant>,

@@ -1,4 +1,4 @@
-//! [`Settings`]: times and limits for the scenes of a node.
+//! [`SceneSettings`]: times and limits for the scenes of a node.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::cluster::claims;
 
 /// Times and limits for the scenes of a node.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Settings {
+pub struct SceneSettings {
     /// The mean time between two reads of the own Node on an idle node. Each pause is 0.5 to 1.5 times as long.
     pub look: Duration,
     /// The minimum and the maximum of the time over which all nodes spread their reaction to changed plans.
@@ -19,17 +19,17 @@ pub struct Settings {
     /// The addition to the minimum of `spare` for each slot, since each search reads the list of claims.
     pub spare_per_slot: Duration,
     /// The shortest and the longest wait while the API fails. Terminal failures (a missing permission, a missing
-    /// CustomResourceDefinition) wait longer and longer, up to about [`Settings::look`].
+    /// CustomResourceDefinition) wait longer and longer, up to about [`SceneSettings::look`].
     pub backoff: (Duration, Duration),
     /// The `timeoutSeconds` of a watch request.
     pub watch_seconds: u32,
     /// The longest time without data before a watch counts as broken.
     pub idle: Duration,
     /// The settings of the claims.
-    pub claims: claims::Settings,
+    pub claims: claims::ClaimSettings,
 }
 
-impl Default for Settings {
+impl Default for SceneSettings {
     fn default() -> Self {
         Self {
             look: Duration::from_secs(300),
@@ -40,14 +40,14 @@ impl Default for Settings {
             backoff: (Duration::from_secs(1), Duration::from_secs(60)),
             watch_seconds: 290,
             idle: Duration::from_secs(150),
-            claims: claims::Settings::default(),
+            claims: claims::ClaimSettings::default(),
         }
     }
 }
 
 // === impl Settings ===
 
-impl Settings {
+impl SceneSettings {
     /// The time over which all nodes spread their work, for plans with `slots` slots.
     pub(super) fn spread_over(&self, slots: u32) -> Duration {
         (self.spread.0 + self.spread_per_slot * slots).min(self.spread.1)
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn terminal_failures_back_off_up_to_a_look_and_retryable_failures_stay_frequent() {
-        let settings = Settings::default();
+        let settings = SceneSettings::default();
         let mut backoff = settings.backoff_policy();
         let refused = |code| Failure::refused(Status::failure("no", "No").with_code(code));
         let waits = |backoff: &mut BackoffPolicy, failure: &Failure| -> Vec<Duration> {

@@ -9,13 +9,13 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::decide::{Verdict, decide};
+use super::decide::{SlotDecision, decide};
 use super::labels::{named, usual};
-use super::model::{DecisionInput, Memory, Phase, Scenes, State};
+use super::model::{DecisionState, Phase, Scenes, SlotDecisionInput, SlotState};
 use super::plans::{Plans, name_of, slots_of};
 use crate::cluster::backoff::BackoffPolicy;
-use crate::cluster::claims::{self, Claims, Guard, Owner, Standing};
-use crate::cluster::events::News;
+use crate::cluster::claims::{self, ClaimGuard, ClaimOwner, ClaimState, Claims};
+use crate::cluster::events::EventDetails;
 use crate::cluster::node::{self, OwnNode};
 use crate::cluster::{ErrorKind, Failure, Jitter};
 use crate::scene::ScenePlan;
@@ -45,8 +45,8 @@ pub(super) struct SlotReconciler {
     plans: watch::Receiver<Plans>,
     observed: Option<NodeState>,
     /// The watch of the own claim.
-    guard: Option<Guard>,
-    memory: Memory,
+    guard: Option<ClaimGuard>,
+    memory: DecisionState,
     /// The Node's last known uid, for Events on the Node.
     uid: Option<String>,
     /// The terminal failure of the last Event. A repetition gets no further Event until a pass succeeds.
@@ -78,7 +78,7 @@ impl SlotReconciler {
             plans,
             observed: None,
             guard: None,
-            memory: Memory::default(),
+            memory: DecisionState::default(),
             uid: None,
             reported_failure: None,
             backoff,
@@ -276,7 +276,7 @@ impl SlotReconciler {
             settings,
             ..
         } = &self.scenes;
-        let owner = Owner {
+        let owner = ClaimOwner {
             node: name.clone(),
             uid: node.uid.clone(),
         };
@@ -307,7 +307,7 @@ impl SlotReconciler {
         let watched = |name: &String| {
             self.guard
                 .as_ref()
-                .is_some_and(|guard| guard.name == *name && guard.standing() == Standing::Ours)
+                .is_some_and(|guard| guard.name == *name && guard.standing() == ClaimState::Ours)
         };
         let (mut confirmed, unconfirmed): (BTreeSet<String>, BTreeSet<String>) =
             mine.into_iter().partition(watched);
@@ -342,13 +342,13 @@ impl SlotReconciler {
             idle: settings.idle,
             backoff: settings.backoff,
         };
-        self.guard = wanted.map(|name| Guard::new(Arc::clone(claims), name, watch_settings));
+        self.guard = wanted.map(|name| ClaimGuard::new(Arc::clone(claims), name, watch_settings));
     }
 
-    fn verdict(&self) -> Option<Verdict> {
+    fn verdict(&self) -> Option<SlotDecision> {
         let observed = self.observed.as_ref()?;
         let (plans, pods) = (self.plans.borrow(), self.scenes.pods.borrow());
-        let input = DecisionInput {
+        let input = SlotDecisionInput {
             plans: &plans,
             node: &observed.node,
             claims: &observed.mine,
@@ -357,7 +357,7 @@ impl SlotReconciler {
         Some(decide(input, &self.memory))
     }
 
-    fn remember(&mut self, verdict: &Verdict) {
+    fn remember(&mut self, verdict: &SlotDecision) {
         if verdict.phase == Phase::Refused {
             self.memory.refused.clone_from(&verdict.plan);
         }
@@ -378,7 +378,7 @@ impl SlotReconciler {
     }
 
     /// Publishes the state. A new obstacle or conflict also becomes an Event.
-    fn publish(&self, verdict: &Verdict) {
+    fn publish(&self, verdict: &SlotDecision) {
         let Some(NodeState { node, mine, .. }) = &self.observed else {
             return;
         };
@@ -386,7 +386,7 @@ impl SlotReconciler {
             .labels
             .iter()
             .filter(|(key, _)| node.ours.contains(*key));
-        let state = State {
+        let state = SlotState {
             phase: verdict.phase,
             says: verdict.says.clone(),
             plan: verdict.plan.as_ref().map(|(name, _)| name.clone()),
@@ -453,7 +453,7 @@ impl SlotReconciler {
         let (Some(recorder), Some(uid)) = (&self.scenes.recorder, &self.uid) else {
             return;
         };
-        recorder.tell_of_node(News {
+        recorder.tell_of_node(EventDetails {
             namespace: String::new(),
             pod: self.scenes.node.clone(),
             uid: uid.clone(),
@@ -494,7 +494,7 @@ fn advice(failure: &Failure) -> &'static str {
 }
 
 /// Waits until the watched claim is lost. Cancel safe.
-async fn claim_lost(guard: &mut Option<Guard>) {
+async fn claim_lost(guard: &mut Option<ClaimGuard>) {
     match guard {
         Some(guard) => guard.lost().await,
         None => std::future::pending().await,

@@ -1,7 +1,7 @@
 //! [`Class`]: cores with equal prices, and the lowest cost of taking CPUs from the cores.
 
 use super::price::Price;
-use super::request::{Cores, Terms};
+use super::request::{Cores, SearchInput};
 
 /// Cores with equal prices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,7 +28,7 @@ pub(super) struct ClassCost {
 
 impl Class {
     /// The class of a core; none if the core gives no CPU.
-    pub(super) fn of(core: &[usize], terms: &Terms<'_>) -> Option<Self> {
+    pub(super) fn of(core: &[usize], terms: &SearchInput<'_>) -> Option<Self> {
         let open = || core.iter().filter(|&&cpu| terms.open[cpu]);
         let mut each = open().count();
         let mut unwanted = 0;

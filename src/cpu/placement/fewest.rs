@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use super::class::Class;
-use super::plan::Plan;
-use super::request::{Cores, Terms};
+use super::plan::PlacementPlan;
+use super::request::{Cores, SearchInput};
 
 /// The most important numbers of the best placement, known before the search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -17,7 +17,7 @@ pub(super) struct Minimum {
 }
 
 /// The minimum for a request; none if no placement meets the request.
-pub(super) fn least(plan: &Plan, terms: &Terms<'_>) -> Option<Minimum> {
+pub(super) fn least(plan: &PlacementPlan, terms: &SearchInput<'_>) -> Option<Minimum> {
     if terms.unwanted.is_empty() && terms.cores != Cores::Single {
         let split_cores = split_cores(plan, terms.open, terms.wanted)?;
         let meets = terms.cores != Cores::Whole || split_cores == 0;
@@ -96,7 +96,7 @@ pub(super) fn nearest_sums(sizes: &[usize], wanted: usize) -> (usize, usize) {
 }
 
 /// The fewest split cores if no CPU is unwanted; none if fewer than `wanted` CPUs are free.
-fn split_cores(plan: &Plan, is_free: &[bool], wanted: usize) -> Option<usize> {
+fn split_cores(plan: &PlacementPlan, is_free: &[bool], wanted: usize) -> Option<usize> {
     let mut partly: Vec<usize> = Vec::new();
     let mut whole: Vec<usize> = Vec::new();
     for core in &plan.cores {

@@ -7,7 +7,7 @@ use super::class::Class;
 use super::plan::{Cell, Rules};
 use super::price::Price;
 use super::request::Cores;
-use super::search::{NodePrice, NodeShape, OuterPrice, OwnPrice, Part, Search};
+use super::search::{NodePart, NodePrice, NodeShape, OuterPrice, OwnPrice, Search};
 
 /// The free cores of a class in a cell.
 #[derive(Debug)]
@@ -74,7 +74,7 @@ impl<'a, P: Price> Search<'a, P> {
             node = if alone {
                 class
             } else {
-                let plain = |node| Part {
+                let plain = |node| NodePart {
                     node,
                     implied: 0,
                     untouched: 0,

@@ -2,9 +2,9 @@
 //! Both keep the tables short.
 
 use super::fewest::Minimum;
-use super::plan::{GroupKind, Plan, Rules, SPANNED};
+use super::plan::{GroupKind, PlacementPlan, Rules, SPANNED};
 use super::price::Price;
-use super::request::{Cores, Order, Terms};
+use super::request::{Cores, Order, SearchInput};
 
 /// The least spread of a placement with the fewest split cores.
 #[derive(Debug)]
@@ -36,8 +36,8 @@ struct Supply {
 
 impl Limits {
     /// The limits of placements with the minimum of unwanted CPUs and split cores.
-    pub(super) fn new(plan: &Plan, terms: &Terms<'_>, least: Minimum) -> Self {
-        let Terms {
+    pub(super) fn new(plan: &PlacementPlan, terms: &SearchInput<'_>, least: Minimum) -> Self {
+        let SearchInput {
             wanted,
             open: is_free,
             ..
@@ -154,7 +154,7 @@ impl Limits {
 
 /// For each CPU, whether a placement without split cores can have the CPU. And the most CPUs that a
 /// split core can give.
-fn whole_cores(plan: &Plan, terms: &Terms<'_>) -> (Vec<bool>, usize) {
+fn whole_cores(plan: &PlacementPlan, terms: &SearchInput<'_>) -> (Vec<bool>, usize) {
     let is_free = terms.open;
     let mut is_whole = vec![false; is_free.len()];
     let mut most_of_part = 0;

@@ -21,9 +21,9 @@
 use std::collections::BTreeMap;
 
 use super::fewest::{Minimum, least, nearest_sums};
-use super::plan::Plan;
+use super::plan::PlacementPlan;
 use super::price::Price;
-use super::request::{Cores, Refusal, Terms};
+use super::request::{Cores, PlacementRefusal, SearchInput};
 use super::search::Search;
 use super::{Membership, Placer};
 use crate::cpu::CpuSet;
@@ -84,11 +84,11 @@ impl Placer {
     /// are the best CPUs without the rule.
     pub(super) fn on_fewest_numa<P: Price>(
         &self,
-        plan: &Plan,
-        terms: &Terms<'_>,
+        plan: &PlacementPlan,
+        terms: &SearchInput<'_>,
         own: &CpuSet,
         usual: CpuSet,
-    ) -> Result<CpuSet, Refusal> {
+    ) -> Result<CpuSet, PlacementRefusal> {
         if terms.wanted == 0 {
             return Ok(usual);
         }
@@ -119,7 +119,7 @@ impl Placer {
             .map(|(group, &gives)| (self.numa_id(group), gives))
             .collect();
         let cores = terms.cores;
-        Err(Refusal::TooFewOnNuma {
+        Err(PlacementRefusal::TooFewOnNuma {
             wanted: total,
             needs,
             held: held_cpus,
@@ -133,8 +133,8 @@ impl Placer {
     /// The best placement in any union of the NUMA nodes held and `more` further NUMA nodes.
     fn best_union<P: Price>(
         &self,
-        plan: &Plan,
-        terms: &Terms<'_>,
+        plan: &PlacementPlan,
+        terms: &SearchInput<'_>,
         choice: &NumaChoice,
         more: usize,
     ) -> Option<CpuSet> {
@@ -144,7 +144,7 @@ impl Placer {
             let open = self.open_in(terms, &union);
             let Some(least) = least(
                 plan,
-                &Terms {
+                &SearchInput {
                     open: &open,
                     ..*terms
                 },
@@ -163,7 +163,7 @@ impl Placer {
         }
         let mut best: Option<(P, CpuSet)> = None;
         for open in &worth {
-            let found = Search::<P>::new(plan, Terms { open, ..*terms }, lowest?).run();
+            let found = Search::<P>::new(plan, SearchInput { open, ..*terms }, lowest?).run();
             let is_better = |(price, cpus): &(P, CpuSet)| {
                 (found.0, found.1.iter().collect::<Vec<_>>()) < (*price, cpus.iter().collect())
             };
@@ -178,9 +178,9 @@ impl Placer {
     ///
     /// Because of the container's present CPUs, `wanted` may be no sum of whole cores. The function
     /// then counts CPUs instead of cores.
-    fn numa_needed(&self, plan: &Plan, terms: &Terms<'_>, wanted: usize) -> usize {
+    fn numa_needed(&self, plan: &PlacementPlan, terms: &SearchInput<'_>, wanted: usize) -> usize {
         let all = vec![true; self.membership.len()];
-        let nothing = Terms {
+        let nothing = SearchInput {
             wanted,
             free: &all,
             open: &all,
@@ -208,7 +208,7 @@ impl Placer {
             let open = self.open_in(&nothing, &union);
             least(
                 plan,
-                &Terms {
+                &SearchInput {
                     open: &open,
                     ..nothing
                 },
@@ -221,7 +221,7 @@ impl Placer {
             .unwrap_or(at_least)
     }
 
-    fn choice(&self, terms: &Terms<'_>, held: Vec<bool>) -> NumaChoice {
+    fn choice(&self, terms: &SearchInput<'_>, held: Vec<bool>) -> NumaChoice {
         let mut cores: BTreeMap<(usize, usize), usize> = BTreeMap::new();
         for (member, _) in self
             .membership
@@ -254,7 +254,7 @@ impl Placer {
     /// NUMA nodes in lists of alike NUMA nodes. Alike NUMA nodes can exchange their CPUs in the order
     /// of ids: every group stays a group, and every CPU keeps the properties in [`CpuTraits`]. In
     /// each list, each CPU of a NUMA node has a lower id than the same CPU of the next NUMA node.
-    fn alike(&self, terms: &Terms<'_>, groups: &[usize]) -> Vec<Vec<usize>> {
+    fn alike(&self, terms: &SearchInput<'_>, groups: &[usize]) -> Vec<Vec<usize>> {
         let mut classes: Vec<(Vec<CpuTraits>, Vec<usize>)> = Vec::new();
         for &group in groups {
             let members = self.members(group);
@@ -278,7 +278,7 @@ impl Placer {
         classes.into_iter().map(|(_, list)| list).collect()
     }
 
-    fn traits(&self, terms: &Terms<'_>, members: &[usize]) -> Vec<CpuTraits> {
+    fn traits(&self, terms: &SearchInput<'_>, members: &[usize]) -> Vec<CpuTraits> {
         let keys = |kind: fn(&Membership) -> usize| -> Vec<GroupKey> {
             let mut sizes: BTreeMap<usize, usize> = BTreeMap::new();
             for member in &self.membership {
@@ -320,7 +320,7 @@ impl Placer {
     }
 
     /// For each CPU, whether the request may get the CPU from a union of NUMA nodes.
-    fn open_in(&self, terms: &Terms<'_>, union: &[bool]) -> Vec<bool> {
+    fn open_in(&self, terms: &SearchInput<'_>, union: &[bool]) -> Vec<bool> {
         let inside = |(member, &open): (&Membership, &bool)| open && union[member.numa];
         let mut open: Vec<bool> = self.membership.iter().zip(terms.open).map(inside).collect();
         if terms.cores == Cores::Whole {
@@ -334,9 +334,9 @@ impl Placer {
     }
 
     /// The most CPUs available to the request in a union that has too few CPUs.
-    fn given(&self, terms: &Terms<'_>, union: &[bool]) -> usize {
+    fn given(&self, terms: &SearchInput<'_>, union: &[bool]) -> usize {
         let open = self.open_in(terms, union);
-        let terms = Terms {
+        let terms = SearchInput {
             open: &open,
             ..*terms
         };

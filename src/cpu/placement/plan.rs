@@ -1,4 +1,4 @@
-//! [`Plan`]: a tree of blocks for the search of a machine. The plan is built once per machine.
+//! [`PlacementPlan`]: a tree of blocks for the search of a machine. The plan is built once per machine.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -14,13 +14,13 @@ const MOST_BITS: u32 = 64;
 
 /// A machine, divided into cells and joined into a tree of blocks.
 #[derive(Debug, Clone)]
-pub(super) struct Plan {
+pub(super) struct PlacementPlan {
     /// The ids of the online CPUs, ascending. The search names a CPU by the index in `ids`.
     pub(super) ids: Vec<u32>,
     /// The CPUs of each core, ascending.
     pub(super) cores: Vec<Vec<usize>>,
     pub(super) cells: Vec<Cell>,
-    pub(super) groups: Vec<Group>,
+    pub(super) groups: Vec<PriceGroup>,
     /// Children before parents; the last block is the whole machine. Empty only for a machine
     /// without CPUs.
     pub(super) blocks: Vec<Block>,
@@ -35,7 +35,7 @@ pub(super) struct Plan {
 /// CPUs with the same groups.
 #[derive(Debug, Clone)]
 pub(super) enum Cell {
-    /// Whole cores, by index into [`Plan::cores`].
+    /// Whole cores, by index into [`PlacementPlan::cores`].
     Cores(Vec<usize>),
     /// A part of a core with CPUs in different groups. Virtual machines can report such a topology.
     Piece {
@@ -47,7 +47,7 @@ pub(super) enum Cell {
 
 /// CPUs with a common price.
 #[derive(Debug, Clone)]
-pub(super) struct Group {
+pub(super) struct PriceGroup {
     pub(super) kind: GroupKind,
     pub(super) cpus: Vec<usize>,
 }
@@ -125,7 +125,7 @@ struct GroupedCpus {
     /// The CPUs of each core.
     cores: Vec<Vec<usize>>,
     /// All groups but cores.
-    groups: Vec<Group>,
+    groups: Vec<PriceGroup>,
 }
 
 // === impl GroupedCpus ===
@@ -169,7 +169,7 @@ impl GroupedCpus {
             keys,
             cores: core_of.into_values().collect(),
             groups: groups
-                .map(|((kind, _), cpus)| Group { kind, cpus })
+                .map(|((kind, _), cpus)| PriceGroup { kind, cpus })
                 .collect(),
         }
     }
@@ -177,7 +177,7 @@ impl GroupedCpus {
 
 // === impl Plan ===
 
-impl Plan {
+impl PlacementPlan {
     /// The plan, and whether the plan keeps every group.
     pub(super) fn new(topology: &Topology, counting: bool) -> (Self, bool) {
         let forgettable = [
@@ -255,7 +255,7 @@ impl Plan {
             }
             if parts.len() > 1 && keeps_pieces {
                 pieces.extend(parts.into_values().map(|cpus| (self.groups.len(), cpus)));
-                self.groups.push(Group {
+                self.groups.push(PriceGroup {
                     kind: GroupKind::Core,
                     cpus: core.clone(),
                 });

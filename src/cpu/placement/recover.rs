@@ -7,17 +7,17 @@
 use std::ops::Range;
 
 use super::class::Class;
-use super::plan::Plan;
+use super::plan::PlacementPlan;
 use super::price::Price;
 use super::request::Cores;
-use super::search::{NodeShape, Pair, Search, SearchNode};
+use super::search::{ListPair, NodeShape, Search, SearchNode};
 use crate::cpu::CpuSet;
 
 const BITS: usize = 64;
 
 /// Computed sets of CPUs.
 #[derive(Debug)]
-struct Sets {
+struct ComputedSets {
     /// Words per set.
     width: usize,
     /// The words of all sets in sequence. The first set is empty.
@@ -30,7 +30,7 @@ impl<P: Price> Search<'_, P> {
     /// The placement of a table entry.
     pub(super) fn recover(&self, node: usize, entry: usize) -> CpuSet {
         let width = self.plan.ids.len().div_ceil(BITS);
-        let mut sets = Sets {
+        let mut sets = ComputedSets {
             width,
             words: vec![0; width],
             known: vec![0; self.counts.len()],
@@ -41,7 +41,7 @@ impl<P: Price> Search<'_, P> {
 
     /// The number of the best set of a table entry.
     #[inline]
-    fn best(&self, sets: &mut Sets, node: usize, entry: usize) -> usize {
+    fn best(&self, sets: &mut ComputedSets, node: usize, entry: usize) -> usize {
         match sets.known[entry] {
             0 => self.find(sets, node, entry),
             known => known,
@@ -49,7 +49,7 @@ impl<P: Price> Search<'_, P> {
     }
 
     /// Computes the best set of a table entry, and of the entries below.
-    fn find(&self, sets: &mut Sets, node: usize, entry: usize) -> usize {
+    fn find(&self, sets: &mut ComputedSets, node: usize, entry: usize) -> usize {
         let count = self.counts[entry];
         let set = match &self.nodes[node].shape {
             NodeShape::Empty => 0,
@@ -68,7 +68,7 @@ impl<P: Price> Search<'_, P> {
     /// The best set of `count` CPUs from the cores of a class.
     fn best_of_class(
         &self,
-        sets: &mut Sets,
+        sets: &mut ComputedSets,
         class: Class,
         threads: &[usize],
         count: usize,
@@ -94,7 +94,13 @@ impl<P: Price> Search<'_, P> {
     }
 
     /// The best union of a set from one part of a join and a set from the other part.
-    fn best_of_join(&self, sets: &mut Sets, node: usize, entry: usize, pairs: &[Pair<P>]) -> usize {
+    fn best_of_join(
+        &self,
+        sets: &mut ComputedSets,
+        node: usize,
+        entry: usize,
+        pairs: &[ListPair<P>],
+    ) -> usize {
         let count = self.counts[entry];
         let NodeShape::Join { a, b, .. } = self.nodes[node].shape else {
             return 0;
@@ -181,7 +187,7 @@ impl<P: Price> Search<'_, P> {
     }
 }
 
-impl Sets {
+impl ComputedSets {
     fn get(&self, set: usize) -> &[u64] {
         &self.words[set * self.width..(set + 1) * self.width]
     }
@@ -300,7 +306,7 @@ impl Sets {
         self.add(cores().flat_map(|core| &core[..wanted]).chain(&taken))
     }
 
-    fn cpus(&self, plan: &Plan, set: usize) -> CpuSet {
+    fn cpus(&self, plan: &PlacementPlan, set: usize) -> CpuSet {
         let held = |cpu: &usize| self.get(set)[cpu / BITS] & (1 << (cpu % BITS)) != 0;
         (0..plan.ids.len())
             .filter(held)

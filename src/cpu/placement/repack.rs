@@ -27,7 +27,7 @@
 //! all choices. Only the remaining choices are placed, with at most [`MOST_DECISIONS`] placements.
 //! After the limit, the best repacking found is the result.
 
-use super::{Cost, CpuSet, Isolated, Order, Placement, Placer, Refusal, Request};
+use super::{Cost, CpuSet, Isolated, Order, Placement, PlacementRefusal, Placer, Request};
 
 /// The most placements tried per repacking. A placement takes some ten microseconds.
 const MOST_DECISIONS: usize = 2_000;
@@ -64,7 +64,7 @@ pub struct Repacking {
 
 /// The costs to reach through the moves.
 #[derive(Debug, Clone, Copy)]
-struct Goal {
+struct RepackGoal {
     now: Cost,
     need: Cost,
     /// The kind to mend: 0 for NUMA nodes, 1 for sockets, 2 for LLCs.
@@ -78,7 +78,7 @@ struct Repacker<'a> {
     request: &'a Request,
     free: &'a CpuSet,
     owners: Vec<Mover<'a>>,
-    goal: Goal,
+    goal: RepackGoal,
     /// The groups of each kind.
     kinds: &'a [Vec<CpuSet>; 3],
     /// The groups of the kind to mend. `free_in` is the number of free CPUs in each group.
@@ -117,7 +117,7 @@ type OwnerScore = [usize; 6];
 
 // === impl Goal ===
 
-impl Goal {
+impl RepackGoal {
     fn new(now: Cost, need: Cost) -> Option<Self> {
         let kind = spans(now)
             .iter()
@@ -189,18 +189,18 @@ impl Placer {
 
     /// The goal of moves for a request: the cost with the CPUs `free`, and the cost with the CPUs
     /// `all`. None if the request is not split, or can't be placed at all.
-    fn goal(&self, free: &CpuSet, all: &CpuSet, request: &Request) -> Option<Goal> {
+    fn goal(&self, free: &CpuSet, all: &CpuSet, request: &Request) -> Option<RepackGoal> {
         let need = || Some(self.place_as(all, request).ok()?.cost);
         match self.place_as(free, request) {
-            Ok(placement) => Goal::new(placement.cost, need()?),
-            Err(Refusal::TooFewOnNuma { .. }) => {
+            Ok(placement) => RepackGoal::new(placement.cost, need()?),
+            Err(PlacementRefusal::TooFewOnNuma { .. }) => {
                 let split = Request {
                     fewest_numa: false,
                     ..request.clone()
                 };
                 let (now, need) = (self.place_as(free, &split).ok()?.cost, need()?);
                 let split_cores = now.split_cores.max(need.split_cores);
-                Goal::new(Cost { split_cores, ..now }, need)
+                RepackGoal::new(Cost { split_cores, ..now }, need)
             }
             Err(_) => None,
         }

@@ -1,4 +1,4 @@
-//! [`Request`]: the number of CPUs and preferences about CPUs. [`Refusal`]: why a request can't be
+//! [`Request`]: the number of CPUs and preferences about CPUs. [`PlacementRefusal`]: why a request can't be
 //! met.
 
 use serde::{Deserialize, Serialize};
@@ -99,7 +99,7 @@ pub struct TooFewCpus {
 
 /// Why a request can't be served.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum PlacementRefusal {
     /// More CPUs than are free.
     #[error(transparent)]
     TooFewCpus(#[from] TooFewCpus),
@@ -213,7 +213,7 @@ fn by_node(free: &[(Option<u32>, usize)]) -> String {
 
 /// A request and a free set, in terms of the plan's CPUs.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Terms<'a> {
+pub(super) struct SearchInput<'a> {
     pub(super) wanted: usize,
     /// Which CPUs are free.
     pub(super) free: &'a [bool],
@@ -230,7 +230,7 @@ pub(super) struct Terms<'a> {
 
 // === impl Terms ===
 
-impl Terms<'_> {
+impl SearchInput<'_> {
     pub(super) fn is_unwanted(&self, cpu: usize) -> bool {
         self.unwanted.get(cpu).copied().unwrap_or_default()
     }

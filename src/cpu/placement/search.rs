@@ -5,17 +5,17 @@ use std::ops::Range;
 use super::class::Class;
 use super::fewest::Minimum;
 use super::limits::{Limits, Surroundings};
-use super::plan::{Block, BlockShape, Cell, Crossing, Group, GroupKind, Plan, Rules};
+use super::plan::{Block, BlockShape, Cell, Crossing, GroupKind, PlacementPlan, PriceGroup, Rules};
 use super::price::Price;
-use super::request::{Cores, Order, Terms};
+use super::request::{Cores, Order, SearchInput};
 use super::weights::{behind, given, prices};
 use crate::cpu::CpuSet;
 
 /// The state of a placement decision.
 #[derive(Debug)]
 pub(super) struct Search<'a, P> {
-    pub(super) plan: &'a Plan,
-    pub(super) terms: Terms<'a>,
+    pub(super) plan: &'a PlacementPlan,
+    pub(super) terms: SearchInput<'a>,
     pub(super) wanted: usize,
     total_free: usize,
     /// For each group of the plan, the price of touching the group.
@@ -27,11 +27,11 @@ pub(super) struct Search<'a, P> {
     /// An upper bound on the best placement's price.
     bound: P,
     /// For each block of the plan, the block's node with the pattern bits for joins.
-    parts: Vec<Part>,
+    parts: Vec<NodePart>,
     pub(super) nodes: Vec<SearchNode<'a, P>>,
-    pub(super) lists: Vec<List>,
+    pub(super) lists: Vec<EntryList>,
     /// For every join, the combinable pairs of lists.
-    pub(super) pairs: Vec<Pair<P>>,
+    pub(super) pairs: Vec<ListPair<P>>,
     /// Counts of CPUs, ascending within each list. `costs` holds the least price of each count.
     pub(super) counts: Vec<usize>,
     pub(super) costs: Vec<P>,
@@ -72,7 +72,7 @@ pub(super) enum NodeShape {
 
 /// A node and two rules of the node's block.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Part {
+pub(super) struct NodePart {
     pub(super) node: usize,
     pub(super) implied: u64,
     pub(super) untouched: u64,
@@ -111,7 +111,7 @@ pub(super) struct NodePrice<'a, P> {
 
 /// The table entries with the same pattern of crossing groups.
 #[derive(Debug, Clone)]
-pub(super) struct List {
+pub(super) struct EntryList {
     pub(super) pattern: u64,
     pub(super) entries: Range<usize>,
 }
@@ -119,7 +119,7 @@ pub(super) struct List {
 /// A combination of two lists from different nodes. None stands for a node that gives no CPUs.
 /// `pattern` is the join's pattern, `charge` the additional price of the combination.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Pair<P> {
+pub(super) struct ListPair<P> {
     pub(super) a: Option<usize>,
     pub(super) b: Option<usize>,
     pub(super) pattern: u64,
@@ -139,7 +139,7 @@ impl<P: Price> OwnPrice<'_, P> {
 
 impl<'a, P: Price> Search<'a, P> {
     /// `least` is the minimum over all placements within the terms.
-    pub(super) fn new(plan: &'a Plan, terms: Terms<'a>, least: Minimum) -> Self {
+    pub(super) fn new(plan: &'a PlacementPlan, terms: SearchInput<'a>, least: Minimum) -> Self {
         let mut search = Self {
             plan,
             terms,
@@ -208,7 +208,7 @@ impl<'a, P: Price> Search<'a, P> {
                     self.join(a, b, &block.rules, NodePrice { outer, ..price })
                 }
             };
-            self.parts.push(Part {
+            self.parts.push(NodePart {
                 node,
                 implied: block.rules.implied,
                 untouched: block.rules.untouched,
@@ -281,8 +281,8 @@ impl<'a, P: Price> Search<'a, P> {
     /// The join of two disjoint nodes.
     pub(super) fn join(
         &mut self,
-        a: Part,
-        b: Part,
+        a: NodePart,
+        b: NodePart,
         rules: &Rules,
         price: NodePrice<'a, P>,
     ) -> usize {
@@ -350,11 +350,11 @@ impl<'a, P: Price> Search<'a, P> {
     }
 
     /// All pairs of lists of two nodes allowed by the terms.
-    fn pair(&mut self, a: Part, b: Part, rules: &Rules, own: P) -> Range<usize> {
+    fn pair(&mut self, a: NodePart, b: NodePart, rules: &Rules, own: P) -> Range<usize> {
         let mut pairs = std::mem::take(&mut self.pairs);
         let start = pairs.len();
         let this = &*self;
-        let sides = |part: Part| {
+        let sides = |part: NodePart| {
             let lists = this.nodes[part.node].lists.clone();
             let taken =
                 lists.map(move |list| (Some(list), this.lists[list].pattern | part.implied));
@@ -375,7 +375,7 @@ impl<'a, P: Price> Search<'a, P> {
                     .sum();
                 if let Some(charge) = charge {
                     let pattern = pattern & rules.keep;
-                    pairs.push(Pair {
+                    pairs.push(ListPair {
                         a: list_a,
                         b: list_b,
                         pattern,
@@ -411,7 +411,7 @@ impl<'a, P: Price> Search<'a, P> {
         if pattern & field == 0 {
             return Some(P::NOTHING);
         }
-        let Group { kind, cpus } = &self.plan.groups[group];
+        let PriceGroup { kind, cpus } = &self.plan.groups[group];
         let count =
             usize::try_from((pattern & field) >> touched.trailing_zeros()).unwrap_or(usize::MAX);
         if self.plan.counting && *kind != GroupKind::Core {
@@ -456,7 +456,7 @@ impl<'a, P: Price> Search<'a, P> {
 
     /// Whether even the cheapest entries of both nodes cost more than the bound together. The lists
     /// of the pair then need no combination.
-    fn exceeds_bound(&self, a: usize, b: usize, pair: &Pair<P>, outer: P) -> bool {
+    fn exceeds_bound(&self, a: usize, b: usize, pair: &ListPair<P>, outer: P) -> bool {
         let (a, b) = (&self.nodes[a], &self.nodes[b]);
         pair.a.is_some()
             && pair.b.is_some()
@@ -465,7 +465,7 @@ impl<'a, P: Price> Search<'a, P> {
 
     /// Lowers each price of a row to the best price that a pair of lists reaches. The first price of
     /// the row is for `low` CPUs.
-    fn add_up(&self, pair: Pair<P>, low: usize, row: &mut [P]) {
+    fn add_up(&self, pair: ListPair<P>, low: usize, row: &mut [P]) {
         let high = low + row.len();
         let alone = match (pair.a, pair.b) {
             (Some(list_a), Some(list_b)) => {
@@ -556,7 +556,7 @@ impl<'a, P: Price> Search<'a, P> {
         for list in self.nodes[node].lists.clone() {
             for entry in self.lists[list].entries.clone() {
                 let pattern = unit * self.counts[entry] as u64;
-                self.lists.push(List {
+                self.lists.push(EntryList {
                     pattern,
                     entries: entry..entry + 1,
                 });
@@ -568,7 +568,7 @@ impl<'a, P: Price> Search<'a, P> {
 
     pub(super) fn close_list(&mut self, pattern: u64, start: usize) {
         if start < self.counts.len() {
-            self.lists.push(List {
+            self.lists.push(EntryList {
                 pattern,
                 entries: start..self.counts.len(),
             });

@@ -1,12 +1,12 @@
 //! Sums over a whole plan, needed before a [`Search`](super::search::Search) starts: the CPUs
 //! available, the price of each group, and the lag of each group in free CPUs.
 
-use super::plan::{Cell, Group, GroupKind, Plan, SPANNED};
+use super::plan::{Cell, GroupKind, PlacementPlan, PriceGroup, SPANNED};
 use super::price::Price;
-use super::request::{Cores, Terms};
+use super::request::{Cores, SearchInput};
 
 /// The total number of CPUs available from all leaves.
-pub(super) fn given(plan: &Plan, terms: &Terms<'_>) -> usize {
+pub(super) fn given(plan: &PlacementPlan, terms: &SearchInput<'_>) -> usize {
     if terms.cores != Cores::Single {
         return terms.open.iter().filter(|&&open| open).count();
     }
@@ -22,8 +22,8 @@ pub(super) fn given(plan: &Plan, terms: &Terms<'_>) -> usize {
 }
 
 /// The price of touching each group.
-pub(super) fn prices<P: Price>(plan: &Plan, terms: &Terms<'_>) -> Vec<P> {
-    let price = |group: &Group| {
+pub(super) fn prices<P: Price>(plan: &PlacementPlan, terms: &SearchInput<'_>) -> Vec<P> {
+    let price = |group: &PriceGroup| {
         let free = group.cpus.iter().filter(|&&cpu| terms.free[cpu]).count();
         let if_entirely_free = |price| {
             if free == group.cpus.len() {
@@ -52,7 +52,7 @@ pub(super) fn prices<P: Price>(plan: &Plan, terms: &Terms<'_>) -> Vec<P> {
 /// The numbers rank choices with the same sum of squares of CPUs taken. Each taken CPU adds the
 /// number of the CPU's group. The choice with the lower sum leaves the more even free CPUs: the sum
 /// of the squares of the remaining free CPUs is lower.
-pub(super) fn behind(plan: &Plan, is_free: &[bool]) -> Vec<usize> {
+pub(super) fn behind(plan: &PlacementPlan, is_free: &[bool]) -> Vec<usize> {
     let free: Vec<usize> = plan
         .groups
         .iter()
@@ -67,7 +67,7 @@ pub(super) fn behind(plan: &Plan, is_free: &[bool]) -> Vec<usize> {
         of_kind.map(|(_, &free)| free).max().unwrap_or_default()
     };
     let most = SPANNED.map(|kind| (kind, most(kind)));
-    let behind = |(group, free): (&Group, &usize)| {
+    let behind = |(group, free): (&PriceGroup, &usize)| {
         most.iter()
             .find(|(kind, _)| *kind == group.kind)
             .map_or(0, |(_, most)| most - free)

@@ -31,13 +31,13 @@ const TWO_SOCKETS: Shape = Shape {
 
 #[test]
 fn groups_are_counted_by_their_lowest_cpu_and_numa_nodes_keep_their_id() {
-    let topology = Topology::from_facts(Facts {
+    let topology = Topology::from_facts(TopologyFacts {
         online: set("0-7"),
         cores: sets(&["3,7", "1,5", "0,4", "2,6"]),
         sockets: sets(&["1,3,5,7", "0,2,4,6"]),
         llcs: sets(&["0-7"]),
         numa: vec![numa(8, "1,3,5,7"), numa(0, "0,2,4,6"), numa(250, "")],
-        ..Facts::default()
+        ..TopologyFacts::default()
     });
     let of = |id: u32| topology.cpu(id).unwrap();
     assert_eq!(
@@ -64,12 +64,12 @@ fn groups_are_counted_by_their_lowest_cpu_and_numa_nodes_keep_their_id() {
 
 #[test]
 fn lists_are_cut_to_the_online_cpus() {
-    let topology = Topology::from_facts(Facts {
+    let topology = Topology::from_facts(TopologyFacts {
         online: set("0-1,3"),
         offline: set("1-2"),
         cores: sets(&["0,2", "1,3", "2"]),
         numa: vec![numa(0, "0-87")],
-        ..Facts::default()
+        ..TopologyFacts::default()
     });
     assert_eq!(topology.offline, set("2"), "a CPU is not both on and off");
     assert_eq!(topology.cores(), sets(&["0", "1,3"]));
@@ -86,10 +86,10 @@ fn lists_are_cut_to_the_online_cpus() {
 
 #[test]
 fn what_the_machine_does_not_tell_is_none_and_coarse() {
-    let topology = Topology::from_facts(Facts {
+    let topology = Topology::from_facts(TopologyFacts {
         online: set("0-3"),
         cores: sets(&["0-1"]),
-        ..Facts::default()
+        ..TopologyFacts::default()
     });
     assert_eq!(
         topology.cores(),
@@ -111,10 +111,10 @@ fn what_the_machine_does_not_tell_is_none_and_coarse() {
 
 #[test]
 fn cpus_without_a_group_are_one_group_beside_the_known_ones() {
-    let topology = Topology::from_facts(Facts {
+    let topology = Topology::from_facts(TopologyFacts {
         online: set("0-5"),
         llcs: sets(&["1,3"]),
-        ..Facts::default()
+        ..TopologyFacts::default()
     });
     assert_eq!(topology.llcs(), sets(&["0,2,4-5", "1,3"]));
 }
@@ -122,20 +122,20 @@ fn cpus_without_a_group_are_one_group_beside_the_known_ones() {
 #[test]
 fn lists_that_disagree_become_one_group() {
     let lists = sets(&["0-1", "2-3", "1-2", "4"]);
-    let topology = Topology::from_facts(Facts {
+    let topology = Topology::from_facts(TopologyFacts {
         online: set("0-4"),
         cores: lists,
-        ..Facts::default()
+        ..TopologyFacts::default()
     });
     assert_eq!(topology.cores(), sets(&["0-3", "4"]));
 }
 
 #[test]
 fn a_cpu_of_several_numa_nodes_counts_with_the_lowest() {
-    let facts = Facts {
+    let facts = TopologyFacts {
         online: set("0-1"),
         numa: vec![numa(1, "0-1"), numa(0, "0-1")],
-        ..Facts::default()
+        ..TopologyFacts::default()
     };
     assert_eq!(
         Topology::from_facts(facts).numa_of(&set("0-1")),
@@ -145,11 +145,11 @@ fn a_cpu_of_several_numa_nodes_counts_with_the_lowest() {
 
 #[test]
 fn the_json_is_what_programs_read() {
-    let mut facts = Facts {
+    let mut facts = TopologyFacts {
         online: set("0-1"),
         offline: set("2"),
         cores: sets(&["0", "1"]),
-        ..Facts::default()
+        ..TopologyFacts::default()
     };
     facts.kinds = vec![
         (CoreKind::Performance, set("0")),
@@ -246,12 +246,12 @@ proptest! {
     ) {
         let online: CpuSet = online.into_iter().collect();
         let lists: Vec<CpuSet> = lists.into_iter().map(|l| l.into_iter().collect()).collect();
-        let topology = Topology::from_facts(Facts {
+        let topology = Topology::from_facts(TopologyFacts {
             online: online.clone(),
             cores: lists.clone(),
             sockets: lists.clone(),
             llcs: lists.clone(),
-            ..Facts::default()
+            ..TopologyFacts::default()
         });
         for groups in [topology.cores(), topology.sockets(), topology.llcs(), topology.numa_nodes()] {
             let all = groups.iter().fold(CpuSet::new(), |all, group| all.union(group));

@@ -1,4 +1,4 @@
-//! [`Cluster`]: a job in a case of a plan, with all settings resolved.
+//! [`ResolvedJob`]: a job in a case of a plan, with all settings resolved.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::amounts::TaskResources;
 use super::faults::Faults;
 use super::job::TrainingJob;
-use super::task::{RoleTasks, Task};
+use super::task::{JobTask, RoleTasks};
 use crate::scene::{CHIEF, EVALUATOR, PS, ScenePlan};
 
 /// The restarts of a failed worker in a job without a number: the default of Kubernetes.
@@ -16,7 +16,7 @@ pub(super) const RETRIES: u32 = 6;
 
 /// Which objects are made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Format {
+pub enum WorkloadFormat {
     /// Jobs, Deployments and Services.
     #[default]
     Native,
@@ -49,10 +49,10 @@ pub(super) struct Hosts {
 }
 
 /// A job in a case of a plan, with all settings resolved.
-pub(super) struct Cluster<'a> {
+pub(super) struct ResolvedJob<'a> {
     pub(super) plan: &'a ScenePlan,
     pub(super) job: &'a TrainingJob,
-    pub(super) format: Format,
+    pub(super) format: WorkloadFormat,
     pub(super) name: &'a str,
     pub(super) image: &'a str,
     pub(super) port: u16,
@@ -70,9 +70,9 @@ pub(super) fn value(object: &impl Serialize) -> Result<Value, String> {
 
 // === impl Cluster ===
 
-impl Cluster<'_> {
+impl ResolvedJob<'_> {
     /// All tasks.
-    pub(super) fn tasks(&self) -> impl Iterator<Item = Task> {
+    pub(super) fn tasks(&self) -> impl Iterator<Item = JobTask> {
         self.roles
             .iter()
             .flat_map(|role| role.tasks(self.scene, self.case))
@@ -125,9 +125,9 @@ impl Cluster<'_> {
     pub(super) fn host(&self, role: &str, index: u32) -> String {
         let name = self.task_name(role, index);
         match self.format {
-            Format::Native | Format::Tfjob => name,
-            Format::Volcano => format!("{name}.{}", self.name),
-            Format::Jobset => format!("{name}-0-0.{}", self.name),
+            WorkloadFormat::Native | WorkloadFormat::Tfjob => name,
+            WorkloadFormat::Volcano => format!("{name}.{}", self.name),
+            WorkloadFormat::Jobset => format!("{name}-0-0.{}", self.name),
         }
     }
 
@@ -139,11 +139,11 @@ impl Cluster<'_> {
     }
 
     /// The tasks of a slice.
-    pub(super) fn chosen(&self, slice: &Slice, faults: &mut Faults) -> Vec<Task> {
+    pub(super) fn chosen(&self, slice: &Slice, faults: &mut Faults) -> Vec<JobTask> {
         if *slice == Slice::default() {
             return self.tasks().collect();
         }
-        if self.format != Format::Native {
+        if self.format != WorkloadFormat::Native {
             faults.say("--role, --from and --to need the format native: in this format the whole job is one \
              object".to_owned());
             return Vec::new();
@@ -158,7 +158,7 @@ impl Cluster<'_> {
             ));
             return Vec::new();
         }
-        let chosen: Vec<Task> = self
+        let chosen: Vec<JobTask> = self
             .tasks()
             .filter(|task| slice.role.as_ref().is_none_or(|role| task.role == *role))
             .filter(|task| slice.from.is_none_or(|from| task.index >= from))

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::cluster::Cluster;
+use super::cluster::ResolvedJob;
 use super::faults::Faults;
 use super::job::{Folder, TrainingJob};
 use crate::scene::{Amounts, Slot, subdomain_fault};
@@ -160,7 +160,7 @@ fn check_both(job: &TrainingJob, data: &Folder, log: &Folder, faults: &mut Fault
     }
 }
 
-impl Cluster<'_> {
+impl ResolvedJob<'_> {
     /// Claims that a single node or pod can mount, although several tasks need the claim. The remaining tasks would
     /// never start.
     pub(super) fn check_claims(&self, warnings: &mut Vec<String>) {

@@ -2,18 +2,18 @@
 
 use serde_json::{Value, json};
 
-use super::cluster::{Cluster, Format};
+use super::cluster::{ResolvedJob, WorkloadFormat};
 use crate::text::counted;
 
 /// The scheduler with known pod groups.
 const VOLCANO: &str = "volcano";
 
-impl Cluster<'_> {
+impl ResolvedJob<'_> {
     /// The scheduler, if the job names a scheduler.
     pub(super) fn scheduler(&self) -> Option<&str> {
         let gang = self.job.gang.as_ref();
         let named = gang.map(|gang| gang.scheduler.as_deref().unwrap_or(VOLCANO));
-        named.or_else(|| (self.format == Format::Volcano).then_some(VOLCANO))
+        named.or_else(|| (self.format == WorkloadFormat::Volcano).then_some(VOLCANO))
     }
 
     /// The gang's group, if any.
@@ -51,27 +51,27 @@ impl Cluster<'_> {
         };
         let (all, ours) = (counted(self.all(), "pod"), scheduler == VOLCANO);
         match self.format {
-            Format::Native | Format::Jobset if !ours => {
+            WorkloadFormat::Native | WorkloadFormat::Jobset if !ours => {
                 let queue = if gang.queue.is_some() { ", with its queue" } else { "" };
                 warnings.push(format!(
                     "gang: the pods name group {group} of scheduler {scheduler}, but Pinfold renders groups only for volcano: \
                      create the group for {all}{queue}; without the group, the pods don't start together"
                 ));
             }
-            Format::Volcano if !ours => warnings.push(format!(
+            WorkloadFormat::Volcano if !ours => warnings.push(format!(
                 "gang: only Volcano's scheduler reads the PodGroup of a Volcano Job: if {scheduler} is a different scheduler, \
                  the {all} don't start together"
             )),
-            Format::Tfjob if !ours => warnings.push(format!(
+            WorkloadFormat::Tfjob if !ours => warnings.push(format!(
                 "gang: the training operator makes the group only if its --gang-scheduler-name fits {scheduler}; otherwise \
                  the {all} don't start together"
             )),
             _ => {}
         }
         let own = match self.format {
-            Format::Volcano => "Volcano makes the group of a Job",
-            Format::Tfjob => "the training operator makes a group with the job's name",
-            Format::Native | Format::Jobset => return,
+            WorkloadFormat::Volcano => "Volcano makes the group of a Job",
+            WorkloadFormat::Tfjob => "the training operator makes a group with the job's name",
+            WorkloadFormat::Native | WorkloadFormat::Jobset => return,
         };
         if group != self.name {
             warnings.push(format!("gang.group {group} is not used: {own}"));

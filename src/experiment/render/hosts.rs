@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::core::v1::ConfigMap;
 use serde_json::{Value, json};
 
-use super::cluster::{Cluster, Format, Hosts, value};
+use super::cluster::{Hosts, ResolvedJob, WorkloadFormat, value};
 use super::faults::Faults;
 use super::folder;
 use super::job::Folder;
@@ -33,7 +33,7 @@ fn length(text: &str) -> u64 {
     u64::try_from(text.len()).unwrap_or(u64::MAX)
 }
 
-impl Cluster<'_> {
+impl ResolvedJob<'_> {
     /// The roles with a variable for addresses: the variable's name, the key in the ConfigMap, the role.
     fn listed(&self) -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
         let all = [
@@ -90,9 +90,9 @@ impl Cluster<'_> {
     /// large for the API server. Thousands of objects with thousands of addresses would be too large as a set.
     pub(super) fn configured_hosts(&self) -> bool {
         match self.format {
-            Format::Volcano | Format::Jobset => true,
-            Format::Native => self.cluster_length() > SHORT,
-            Format::Tfjob => false,
+            WorkloadFormat::Volcano | WorkloadFormat::Jobset => true,
+            WorkloadFormat::Native => self.cluster_length() > SHORT,
+            WorkloadFormat::Tfjob => false,
         }
     }
 
@@ -144,7 +144,7 @@ impl Cluster<'_> {
         let all = u64::from(self.all());
         // The training operator's own has NAME.NAMESPACE.svc.
         let namespace = self.job.namespace.as_deref().map_or(0, length);
-        let longer = if self.format == Format::Tfjob {
+        let longer = if self.format == WorkloadFormat::Tfjob {
             all.saturating_mul(namespace + 5)
         } else {
             0

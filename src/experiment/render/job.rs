@@ -8,8 +8,10 @@ use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, Schema};
 use serde::{Deserialize, Serialize};
 
-use crate::scene::{Amount, Finding, Path, Place, ReadError, Tree, amounts_schema, violations_of};
-use crate::text::{self, Form};
+use crate::scene::{
+    Amount, Finding, Path, ReadError, SourcePlace, Tree, amounts_schema, violations_of,
+};
+use crate::text::{self, TextForm};
 
 /// The longest text of parameters that is read, in bytes.
 const MAX_TEXT: usize = 1 << 20;
@@ -172,7 +174,7 @@ impl TrainingJob {
     /// # Errors
     /// What can't be read at all, or everything that the schema has against it.
     pub fn read(text: &str, origin: &str) -> Result<Result<Self, Vec<Finding>>, ReadError> {
-        let trees = text::read_as::<Tree>(text, Form::PlainYaml, MAX_TEXT);
+        let trees = text::read_as::<Tree>(text, TextForm::PlainYaml, MAX_TEXT);
         let trees = trees.map_err(|mistake| ReadError::syntax(origin, mistake))?;
         let mut trees = trees.into_iter().filter(|tree| !tree.is_null());
         let fail = |what: &str| Err(ReadError::new(origin, 0, None, what.to_owned()));
@@ -183,7 +185,7 @@ impl TrainingJob {
             return fail("the text has several documents: one file describes one job");
         }
         let schema: Option<JSONSchemaProps> = serde_json::from_value(generated().to_value()).ok();
-        let place = |path: String, line: Option<u64>| Place {
+        let place = |path: String, line: Option<u64>| SourcePlace {
             file: origin.to_owned(),
             line,
             plan: String::new(),

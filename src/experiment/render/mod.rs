@@ -2,10 +2,10 @@
 //!
 //! | format | objects | where each task goes |
 //! |---|---|---|
-//! | [`Format::Native`] | a headless Service and a Job for each worker, chief and evaluator, a Service and a Deployment for each parameter server; a ConfigMap with the hosts, if they are many | its own INDEX, by node affinity |
-//! | [`Format::Volcano`] | one Job of Volcano with a task for each, a Service, a ConfigMap with the hosts | the same |
-//! | [`Format::Jobset`] | one JobSet with a replicated job for each, a ConfigMap with the hosts | the same |
-//! | [`Format::Tfjob`] | one TFJob of the Kubeflow training operator | an even share for each INDEX, by a spread constraint: its replicas have one template |
+//! | [`WorkloadFormat::Native`] | a headless Service and a Job for each worker, chief and evaluator, a Service and a Deployment for each parameter server; a ConfigMap with the hosts, if they are many | its own INDEX, by node affinity |
+//! | [`WorkloadFormat::Volcano`] | one Job of Volcano with a task for each, a Service, a ConfigMap with the hosts | the same |
+//! | [`WorkloadFormat::Jobset`] | one JobSet with a replicated job for each, a ConfigMap with the hosts | the same |
+//! | [`WorkloadFormat::Tfjob`] | one TFJob of the Kubeflow training operator | an even share for each INDEX, by a spread constraint: its replicas have one template |
 //!
 //! Objects are values until they are written, not templates of text: a user's name can't change the structure of an
 //! object. The environment tells a task its place, and Kubernetes expands `$(NAME)` in commands.
@@ -31,11 +31,11 @@ use serde_json::Value;
 use crate::scene::{Amounts, NoSuchCase, ScenePlan};
 use crate::text::counted;
 pub use amounts::{TaskResources, asked};
-use cluster::{Cluster, Hosts};
-pub use cluster::{Format, Slice};
+use cluster::{Hosts, ResolvedJob};
+pub use cluster::{Slice, WorkloadFormat};
 pub use faults::Faults;
 pub use job::{Folder, Gang, Reclaim, SuccessPolicy, TaskOf, TrainingJob};
-pub use task::{ROLES, RoleTasks, Share, Task, roles, tasks};
+pub use task::{JobTask, ROLES, RoleTasks, TaskShare, roles, tasks};
 
 /// The port of each task where the job names none.
 const PORT: u16 = 2222;
@@ -64,7 +64,7 @@ pub fn render(
     plan: &ScenePlan,
     (scene, case): (&str, &str),
     job: &TrainingJob,
-    format: Format,
+    format: WorkloadFormat,
     slice: &Slice,
     amounts: Amounts,
 ) -> Result<Rendered, Faults> {
@@ -83,7 +83,7 @@ pub fn render(
         &mut faults,
         &mut warnings,
     );
-    let mut cluster = Cluster {
+    let mut cluster = ResolvedJob {
         plan,
         job,
         format,
@@ -111,10 +111,10 @@ pub fn render(
     cluster.check_gang(&mut warnings);
     cluster.check_claims(&mut warnings);
     let made = match format {
-        Format::Native => cluster.native(&chosen),
-        Format::Tfjob => cluster.tfjob(&mut warnings),
-        Format::Volcano => cluster.volcano(&mut warnings),
-        Format::Jobset => cluster.jobset(&mut warnings),
+        WorkloadFormat::Native => cluster.native(&chosen),
+        WorkloadFormat::Tfjob => cluster.tfjob(&mut warnings),
+        WorkloadFormat::Volcano => cluster.volcano(&mut warnings),
+        WorkloadFormat::Jobset => cluster.jobset(&mut warnings),
     };
     let objects = made.map_err(|what| Faults(vec![what]))?;
     check_sizes(&objects, &mut warnings)?;

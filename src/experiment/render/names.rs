@@ -1,6 +1,6 @@
 //! Names that become hosts, objects and labels: whether Kubernetes and the format's own controller take them.
 
-use super::cluster::{Cluster, Format};
+use super::cluster::{ResolvedJob, WorkloadFormat};
 use super::faults::Faults;
 use super::task::RoleTasks;
 use crate::scene::subdomain_fault;
@@ -8,7 +8,7 @@ use crate::scene::subdomain_fault;
 /// The longest label of a host's name, and the longest value of a label.
 const LONGEST: usize = 63;
 
-impl Cluster<'_> {
+impl ResolvedJob<'_> {
     /// Names that become DNS labels, with the parts that the format's controller adds.
     pub(super) fn check_names(&self, faults: &mut Faults) {
         if self.name.is_empty() {
@@ -75,7 +75,8 @@ impl Cluster<'_> {
             return Some("use lower-case letters, digits and '-', without '.'".to_owned());
         }
         // A namespace is part of hosts' names; Volcano writes the queue into a label.
-        let short = what == "namespace" || what == "gang.queue" && self.format == Format::Volcano;
+        let short =
+            what == "namespace" || what == "gang.queue" && self.format == WorkloadFormat::Volcano;
         (short && name.len() > LONGEST).then(|| {
             format!(
                 "{} characters are more than the limit {LONGEST}",
@@ -93,10 +94,10 @@ impl Cluster<'_> {
                 .len();
             before = before.saturating_add(RoleTasks::count(role));
             name + match self.format {
-                Format::Native | Format::Tfjob => 0,
+                WorkloadFormat::Native | WorkloadFormat::Tfjob => 0,
                 // Volcano's pod is NAME-0, but its webhook looks at the name with the task's place among all tasks.
-                Format::Volcano => format!("-{}", before.saturating_sub(1)).len(),
-                Format::Jobset => "-0-0-abcde".len(),
+                WorkloadFormat::Volcano => format!("-{}", before.saturating_sub(1)).len(),
+                WorkloadFormat::Jobset => "-0-0-abcde".len(),
             }
         });
         lengths.max().unwrap_or_default()

@@ -9,14 +9,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde_json::Value;
 
-use super::cluster::{Cluster, value};
-use super::pod::Of;
-use super::task::Task;
+use super::cluster::{ResolvedJob, value};
+use super::pod::PodTasks;
+use super::task::JobTask;
 use crate::scene::{ALL_WORKERS, PS, RECLAIM_AFTER, RECLAIM_LABEL, SUCCESS_POLICY, WORKERS};
 
-impl Cluster<'_> {
+impl ResolvedJob<'_> {
     /// The objects of the tasks, after the objects that all tasks share.
-    pub(super) fn native(&self, tasks: &[Task]) -> Result<Vec<Value>, String> {
+    pub(super) fn native(&self, tasks: &[JobTask]) -> Result<Vec<Value>, String> {
         let mut objects = self.shared()?;
         if self.configured_hosts() {
             objects.push(self.hosts_config()?);
@@ -42,7 +42,7 @@ impl Cluster<'_> {
         self.claims().iter().map(value).collect()
     }
 
-    fn metadata(&self, task: &Task) -> ObjectMeta {
+    fn metadata(&self, task: &JobTask) -> ObjectMeta {
         let mut labels = self.labels(&task.role, Some(task.index));
         let mut annotations = BTreeMap::new();
         if let Some(reclaim) = &self.job.reclaim {
@@ -89,7 +89,7 @@ impl Cluster<'_> {
     }
 
     /// The specification of a Job that runs a single pod to completion.
-    pub(super) fn job_spec(&self, task: &Task) -> JobSpec {
+    pub(super) fn job_spec(&self, task: &JobTask) -> JobSpec {
         JobSpec {
             backoff_limit: self
                 .job
@@ -97,12 +97,12 @@ impl Cluster<'_> {
                 .and_then(|retries| i32::try_from(retries).ok()),
             completions: Some(1),
             parallelism: Some(1),
-            template: self.template(Of::Task(task), "OnFailure"),
+            template: self.template(PodTasks::Task(task), "OnFailure"),
             ..JobSpec::default()
         }
     }
 
-    fn worker(&self, metadata: ObjectMeta, task: &Task) -> Job {
+    fn worker(&self, metadata: ObjectMeta, task: &JobTask) -> Job {
         Job {
             metadata,
             spec: Some(self.job_spec(task)),
@@ -110,7 +110,7 @@ impl Cluster<'_> {
         }
     }
 
-    fn server(&self, metadata: ObjectMeta, task: &Task) -> Deployment {
+    fn server(&self, metadata: ObjectMeta, task: &JobTask) -> Deployment {
         Deployment {
             metadata,
             spec: Some(DeploymentSpec {
@@ -124,7 +124,7 @@ impl Cluster<'_> {
                     type_: Some("Recreate".to_owned()),
                     rolling_update: None,
                 }),
-                template: self.template(Of::Task(task), "Always"),
+                template: self.template(PodTasks::Task(task), "Always"),
                 ..DeploymentSpec::default()
             }),
             status: None,

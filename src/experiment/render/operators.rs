@@ -8,8 +8,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::cluster::{Cluster, RETRIES, value};
-use super::pod::Of;
+use super::cluster::{RETRIES, ResolvedJob, value};
+use super::pod::PodTasks;
 use crate::scene::{ALL_WORKERS, CHIEF, EVALUATOR, PS};
 
 /// A pod in the phase Failed, for example after an eviction by the node, stays without a policy. A deleted pod
@@ -34,7 +34,7 @@ const DECIDES: Lifecycle = Lifecycle {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Object<S> {
+struct OperatorObject<S> {
     api_version: &'static str,
     kind: &'static str,
     metadata: ObjectMeta,
@@ -113,7 +113,7 @@ struct Lifecycle {
 #[serde(rename_all = "camelCase")]
 struct JobSetSpec {
     network: Network,
-    success_policy: SuccessPolicy,
+    success_policy: OperatorSuccessPolicy,
     replicated_jobs: Vec<ReplicatedJob>,
 }
 
@@ -128,7 +128,7 @@ struct Network {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct SuccessPolicy {
+struct OperatorSuccessPolicy {
     operator: &'static str,
     target_replicated_jobs: Vec<String>,
 }
@@ -140,7 +140,7 @@ struct ReplicatedJob {
     template: JobTemplateSpec,
 }
 
-impl Cluster<'_> {
+impl ResolvedJob<'_> {
     pub(super) fn whole(&self, name: String) -> ObjectMeta {
         ObjectMeta {
             name: Some(name),
@@ -158,7 +158,7 @@ impl Cluster<'_> {
         self.check_one_template()?;
         self.warn_tfjob(warnings);
         let mut objects = self.shared()?;
-        objects.push(value(&Object {
+        objects.push(value(&OperatorObject {
             api_version: "kubeflow.org/v1",
             kind: "TFJob",
             metadata: self.whole(self.name.to_owned()),
@@ -233,7 +233,7 @@ impl Cluster<'_> {
                 EVALUATOR => ("Evaluator", "OnFailure"),
                 _ => ("Worker", "OnFailure"),
             };
-            let template = self.template(Of::Role(role), restart_policy);
+            let template = self.template(PodTasks::Role(role), restart_policy);
             (
                 name,
                 ReplicaSpec {
@@ -280,14 +280,14 @@ impl Cluster<'_> {
                     .collect(),
                 // A parameter server's end never counts as the success of a worker.
                 template: self.template(
-                    Of::Task(&task),
+                    PodTasks::Task(&task),
                     if limited { "OnFailure" } else { "Always" },
                 ),
             }
         });
         // Lost pods count for the entire Job: a lost node takes several tasks along.
         let lost = retries.saturating_mul(self.all()).saturating_add(1);
-        objects.push(value(&Object {
+        objects.push(value(&OperatorObject {
             api_version: "batch.volcano.sh/v1alpha1",
             kind: "Job",
             metadata: self.whole(self.name.to_owned()),
@@ -328,7 +328,7 @@ impl Cluster<'_> {
         });
         let targets = self.tasks().filter(|task| self.decides(&task.role));
         let targets = targets.map(|task| name(&task.role, task.index));
-        objects.push(value(&Object {
+        objects.push(value(&OperatorObject {
             api_version: "jobset.x-k8s.io/v1alpha2",
             kind: "JobSet",
             metadata: self.whole(self.name.to_owned()),
@@ -338,7 +338,7 @@ impl Cluster<'_> {
                     subdomain: self.name.to_owned(),
                     publish_not_ready_addresses: true,
                 },
-                success_policy: SuccessPolicy {
+                success_policy: OperatorSuccessPolicy {
                     operator: "All",
                     target_replicated_jobs: targets.collect(),
                 },

@@ -14,10 +14,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
 };
 use serde_json::json;
 
-use super::cluster::{Cluster, Format};
+use super::cluster::{ResolvedJob, WorkloadFormat};
 use super::folder;
 use super::job::Folder;
-use super::task::{RoleTasks, Task};
+use super::task::{JobTask, RoleTasks};
 use super::words::literal;
 use crate::scene::{Amount, PS, Slot, TASK_LABELS};
 
@@ -38,14 +38,14 @@ const OPERATOR: [&str; 2] = [
 
 /// The task of the pod.
 #[derive(Clone, Copy)]
-pub(super) enum Of<'a> {
+pub(super) enum PodTasks<'a> {
     /// One task's.
-    Task(&'a Task),
+    Task(&'a JobTask),
     /// All tasks' of a role, which are on servers of one group.
     Role(&'a RoleTasks),
 }
 
-impl Of<'_> {
+impl PodTasks<'_> {
     fn role(&self) -> &str {
         match self {
             Self::Task(task) => &task.role,
@@ -86,10 +86,10 @@ fn variable(name: &str, value: impl Into<String>) -> EnvVar {
 }
 
 /// The number of the task within the role. The pods of a template get the number from the training operator's label.
-fn task_index(of: Of<'_>) -> EnvVar {
+fn task_index(of: PodTasks<'_>) -> EnvVar {
     match of {
-        Of::Task(task) => variable("TASK_INDEX", task.index.to_string()),
-        Of::Role(_) => EnvVar {
+        PodTasks::Task(task) => variable("TASK_INDEX", task.index.to_string()),
+        PodTasks::Role(_) => EnvVar {
             name: "TASK_INDEX".to_owned(),
             value_from: Some(EnvVarSource {
                 field_ref: Some(ObjectFieldSelector {
@@ -103,7 +103,7 @@ fn task_index(of: Of<'_>) -> EnvVar {
     }
 }
 
-impl Cluster<'_> {
+impl ResolvedJob<'_> {
     /// The labels of a task's objects, by which the agent knows the pod, too.
     pub(super) fn labels(&self, role: &str, index: Option<u32>) -> BTreeMap<String, String> {
         let [name, job, task] = TASK_LABELS;
@@ -113,11 +113,11 @@ impl Cluster<'_> {
     }
 
     /// The template of a pod with this restart policy.
-    pub(super) fn template(&self, of: Of<'_>, restart: &str) -> PodTemplateSpec {
+    pub(super) fn template(&self, of: PodTasks<'_>, restart: &str) -> PodTemplateSpec {
         let role = of.role();
         let index = match of {
-            Of::Task(task) => Some(task.index),
-            Of::Role(_) => None,
+            PodTasks::Task(task) => Some(task.index),
+            PodTasks::Role(_) => None,
         };
         let mut annotations = BTreeMap::new();
         if let Some(pin) = self.asked.get(role).and_then(|asked| asked.pin) {
@@ -128,11 +128,11 @@ impl Cluster<'_> {
         }
         if let Some(group) = self
             .group()
-            .filter(|_| matches!(self.format, Format::Native | Format::Jobset))
+            .filter(|_| matches!(self.format, WorkloadFormat::Native | WorkloadFormat::Jobset))
         {
             annotations.insert(GROUP.to_owned(), group.to_owned());
         }
-        let own_host = self.format == Format::Volcano;
+        let own_host = self.format == WorkloadFormat::Volcano;
         let hostname = index
             .filter(|_| own_host)
             .map(|index| self.task_name(role, index));
@@ -177,8 +177,8 @@ impl Cluster<'_> {
                     }]
                 }),
                 topology_spread_constraints: match of {
-                    Of::Role(role) => Some(vec![self.spread(role)]),
-                    Of::Task(_) => None,
+                    PodTasks::Role(role) => Some(vec![self.spread(role)]),
+                    PodTasks::Task(_) => None,
                 },
                 volumes: self.volumes(),
                 ..PodSpec::default()
@@ -187,14 +187,14 @@ impl Cluster<'_> {
     }
 
     /// The pod's required nodes, and the pods to keep away from.
-    fn affinity(&self, of: Of<'_>) -> Affinity {
+    fn affinity(&self, of: PodTasks<'_>) -> Affinity {
         let keys = &self.plan.spec.labels;
         let (kind, index) = match of {
-            Of::Task(Task {
+            PodTasks::Task(JobTask {
                 slot: Slot { kind, index, .. },
                 ..
             }) => (kind.as_deref(), Some(index.to_string())),
-            Of::Role(role) => (
+            PodTasks::Role(role) => (
                 role.groups.first().and_then(|share| share.kind.as_deref()),
                 None,
             ),
@@ -216,7 +216,7 @@ impl Cluster<'_> {
                 }),
                 ..NodeAffinity::default()
             }),
-            pod_anti_affinity: matches!(of, Of::Task(_))
+            pod_anti_affinity: matches!(of, PodTasks::Task(_))
                 .then(|| self.apart(of.role()))
                 .flatten(),
             pod_affinity: None,
@@ -272,7 +272,7 @@ impl Cluster<'_> {
         }
     }
 
-    fn container(&self, of: Of<'_>) -> Container {
+    fn container(&self, of: PodTasks<'_>) -> Container {
         let role = of.role();
         let own = self.job.roles.get(role);
         let command = own
@@ -293,7 +293,7 @@ impl Cluster<'_> {
             Some(all.collect::<BTreeMap<_, _>>()).filter(|all| !all.is_empty())
         };
         let asked = self.asked.get(role).cloned().unwrap_or_default();
-        let operator = self.format == Format::Tfjob;
+        let operator = self.format == WorkloadFormat::Tfjob;
         Container {
             // The training operator looks for a container and a port of these names.
             name: if operator { "tensorflow" } else { role }.to_owned(),
@@ -322,7 +322,7 @@ impl Cluster<'_> {
     }
 
     /// The variables about the cluster and the task, followed by the user's variables.
-    fn env(&self, of: Of<'_>) -> Vec<EnvVar> {
+    fn env(&self, of: PodTasks<'_>) -> Vec<EnvVar> {
         let role = of.role();
         let mut env = self.host_variables();
         env.extend([
@@ -335,7 +335,7 @@ impl Cluster<'_> {
         ]);
         env.extend(self.path_variables());
         // The training operator sets the value.
-        if let Of::Task(task) = of {
+        if let PodTasks::Task(task) = of {
             env.extend(self.tf_config(task));
         }
         env.extend(self.user_variables(role));
@@ -372,7 +372,7 @@ impl Cluster<'_> {
     }
 
     /// TF_CONFIG of a task. If the hosts are many, the value refers to a variable from the ConfigMap.
-    fn tf_config(&self, task: &Task) -> Vec<EnvVar> {
+    fn tf_config(&self, task: &JobTask) -> Vec<EnvVar> {
         let task = json!({"type": task.role, "index": task.index});
         let mut variables = Vec::new();
         let cluster = if self.configured_hosts() {

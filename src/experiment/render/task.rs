@@ -9,7 +9,7 @@ pub const ROLES: [&str; 4] = [PS, CHIEF, "worker", EVALUATOR];
 
 /// A task of a case.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Task {
+pub struct JobTask {
     /// The role.
     pub role: String,
     /// The number within the role.
@@ -24,12 +24,12 @@ pub struct RoleTasks {
     /// The role.
     pub role: String,
     /// The groups that run the role, in the plan's order.
-    pub groups: Vec<Share>,
+    pub groups: Vec<TaskShare>,
 }
 
 /// The tasks of a role in a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Share {
+pub struct TaskShare {
     /// The group's type.
     pub kind: Option<String>,
     /// The group's servers in the case.
@@ -45,7 +45,7 @@ pub struct Share {
 ///
 /// # Errors
 /// The plan has no such scene or case.
-pub fn tasks(plan: &ScenePlan, scene: &str, case: &str) -> Result<Vec<Task>, NoSuchCase> {
+pub fn tasks(plan: &ScenePlan, scene: &str, case: &str) -> Result<Vec<JobTask>, NoSuchCase> {
     let roles = roles(plan, scene, case)?;
     Ok(roles
         .iter()
@@ -69,7 +69,7 @@ pub fn roles(plan: &ScenePlan, scene: &str, case: &str) -> Result<Vec<RoleTasks>
             if servers == 0 || per_node == 0 {
                 continue;
             }
-            let share = Share {
+            let share = TaskShare {
                 kind: group.kind.clone(),
                 servers,
                 per_node,
@@ -104,7 +104,7 @@ impl RoleTasks {
     }
 
     /// The tasks, by number.
-    pub fn tasks(&self, scene: &str, case: &str) -> impl Iterator<Item = Task> {
+    pub fn tasks(&self, scene: &str, case: &str) -> impl Iterator<Item = JobTask> {
         let slots = self.groups.iter().flat_map(move |share| {
             (0..share.count()).map(move |task| Slot {
                 scene: scene.to_owned(),
@@ -113,7 +113,7 @@ impl RoleTasks {
                 index: task.checked_div(share.per_node).unwrap_or(0),
             })
         });
-        (0..).zip(slots).map(|(index, slot)| Task {
+        (0..).zip(slots).map(|(index, slot)| JobTask {
             role: self.role.clone(),
             index,
             slot,
@@ -123,7 +123,7 @@ impl RoleTasks {
 
 // === impl Share ===
 
-impl Share {
+impl TaskShare {
     fn count(&self) -> u32 {
         self.servers.saturating_mul(self.per_node)
     }
@@ -131,7 +131,7 @@ impl Share {
 
 // === impl Task ===
 
-impl fmt::Display for Task {
+impl fmt::Display for JobTask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.role, self.index)
     }

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::figures::{first_names, time};
-use super::findings::{Finding, findings};
+use super::findings::{RunFinding, findings};
 use super::members::Members;
 use super::query::{Measure, SCRAPES_OF_A_RATE};
-use super::task_use::{PS, RoleUse, Servers, TaskUse, roles, tasks};
+use super::task_use::{PS, RoleUse, ServerBalance, TaskUse, roles, tasks};
 use super::usage::{Totals, Traffic, Usage};
 
 /// Times and values.
@@ -25,7 +25,7 @@ pub struct Curve {
 
 /// The observations of a run.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Observed {
+pub struct ObservedRun {
     /// The run's name.
     pub name: String,
     /// The scene of the nodes' labels, if the run was chosen by scene.
@@ -75,9 +75,9 @@ pub struct RunReport {
     /// By task.
     pub tasks: Vec<TaskUse>,
     /// How evenly the load lies on the servers.
-    pub servers: Servers,
+    pub servers: ServerBalance,
     /// What stands out.
-    pub findings: Vec<Finding>,
+    pub findings: Vec<RunFinding>,
     /// The missing data, in sentences.
     pub missing: Vec<String>,
     /// For pictures: a measure over the seconds since `from`, by task.
@@ -129,15 +129,15 @@ impl RunReport {
 }
 
 /// The summary of a run.
-pub fn analyse(observed: &Observed) -> RunReport {
-    let Observed {
+pub fn analyse(observed: &ObservedRun) -> RunReport {
+    let ObservedRun {
         members, totals, ..
     } = observed;
     let seconds = members.seconds();
     let traffic = Traffic::of(totals, members.pods.keys());
     let tasks = tasks(members, totals, traffic);
     let roles = roles(&tasks, totals, traffic, seconds);
-    let servers = Servers::of(&tasks);
+    let servers = ServerBalance::of(&tasks);
     RunReport {
         name: observed.name.clone(),
         scene: observed.scene.clone(),
@@ -197,7 +197,7 @@ fn by_time(points: impl Iterator<Item = (f64, f64)>, join: fn(f64, f64) -> f64) 
 }
 
 /// Missing data.
-fn missing(observed: &Observed, tasks: &[TaskUse]) -> Vec<String> {
+fn missing(observed: &ObservedRun, tasks: &[TaskUse]) -> Vec<String> {
     let mut said = Vec::new();
     let without = |known: &dyn Fn(&Usage) -> bool| -> Vec<&str> {
         tasks

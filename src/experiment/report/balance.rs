@@ -5,7 +5,7 @@ use serde::Serialize;
 /// A carrier's part of the load.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Share {
+pub struct LoadShare {
     /// The task.
     pub task: String,
     /// Its part, 0 to 1.
@@ -17,7 +17,7 @@ pub struct Share {
 #[serde(rename_all = "camelCase")]
 pub struct Balance {
     /// The parts of all carriers, in descending order.
-    pub shares: Vec<Share>,
+    pub shares: Vec<LoadShare>,
     /// The greatest part by the mean: 1 where all carry the same, as many as they are where one carries everything.
     pub max_over_mean: f64,
     /// Gini's coefficient: 0 where all carry the same, near 1 where one of many carries everything.
@@ -38,9 +38,9 @@ impl Balance {
         // Equal parts stay in their order.
         loads.sort_by(|(_, entry), (_, other)| other.total_cmp(entry));
         let many = loads.len() as f64;
-        let shares: Vec<Share> = loads
+        let shares: Vec<LoadShare> = loads
             .into_iter()
-            .map(|(task, load)| Share {
+            .map(|(task, load)| LoadShare {
                 task,
                 share: load / sum,
             })
@@ -61,12 +61,12 @@ impl Balance {
     }
 
     /// The greatest.
-    pub fn hottest(&self) -> Option<&Share> {
+    pub fn hottest(&self) -> Option<&LoadShare> {
         self.shares.first()
     }
 
     /// The second greatest part.
-    pub fn runner_up(&self) -> Option<&Share> {
+    pub fn runner_up(&self) -> Option<&LoadShare> {
         self.shares.get(1)
     }
 

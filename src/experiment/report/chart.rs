@@ -31,7 +31,7 @@ pub(super) struct Chart {
 }
 
 /// A row of bars: the subject, and a value for each kind.
-pub(super) type Row = (String, Vec<Option<f64>>);
+pub(super) type BarRow = (String, Vec<Option<f64>>);
 
 // === impl Chart ===
 
@@ -139,7 +139,7 @@ impl Chart {
         &mut self,
         title: &str,
         kinds: &[&str],
-        rows: &[Row],
+        rows: &[BarRow],
         show: impl Fn(f64) -> String,
     ) {
         self.heading(title);

@@ -57,7 +57,7 @@ pub struct Pair {
 /// All findings.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Report {
+pub struct ExperimentReport {
     /// The queried server.
     pub prometheus: String,
     /// The runs.
@@ -80,7 +80,7 @@ pub fn compare(
     runs: Vec<RunReport>,
     base: Option<&str>,
     warnings: Vec<String>,
-) -> Result<Report, String> {
+) -> Result<ExperimentReport, String> {
     if let Some(name) = base.filter(|name| !runs.iter().any(|run| is_base(run, name))) {
         let names: Vec<&str> = runs.iter().map(|run| run.name.as_str()).collect();
         return Err(format!(
@@ -91,7 +91,7 @@ pub fn compare(
     let mut notes = warnings;
     let efficiency = efficiencies(&runs, base, &mut notes);
     let pairs = comparable_pairs(&runs, &mut notes);
-    Ok(Report {
+    Ok(ExperimentReport {
         prometheus,
         runs,
         efficiency,

@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-use super::balance::{Balance, Share};
+use super::balance::{Balance, LoadShare};
 use super::figures::{bytes, first_names, number, percent};
-use super::task_use::{RoleUse, Servers, TaskUse};
+use super::task_use::{RoleUse, ServerBalance, TaskUse};
 
 /// A parameter server is hot from this many times the mean on, as for the alert PinfoldServerHotSpot.
 pub const HOT: f64 = 1.5;
@@ -45,7 +45,7 @@ pub enum FindingKind {
 /// What stands out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Finding {
+pub struct RunFinding {
     /// The kind.
     pub kind: FindingKind,
     /// A sentence.
@@ -56,8 +56,8 @@ pub struct Finding {
 struct ServerLoad<'a> {
     traffic: &'a Balance,
     cpu: Option<&'a Balance>,
-    hottest: &'a Share,
-    next: &'a Share,
+    hottest: &'a LoadShare,
+    next: &'a LoadShare,
 }
 
 // === impl ServerLoad ===
@@ -73,7 +73,7 @@ impl ServerLoad<'_> {
     }
 
     /// The finding for servers with about the same traffic. A server may still be hot by its CPU time.
-    fn even(&self) -> Finding {
+    fn even(&self) -> RunFinding {
         let by_cpu = self
             .cpu
             .filter(|cpu| cpu.max_over_mean >= HOT)
@@ -85,7 +85,7 @@ impl ServerLoad<'_> {
                 percent(busiest.share)
             )
         });
-        Finding {
+        RunFinding {
             kind: FindingKind::EvenServers,
             text: format!(
                 "the parameter servers have about the same load: the busiest, {}, moves {} of their bytes ({}){but}",
@@ -97,11 +97,11 @@ impl ServerLoad<'_> {
     }
 
     /// The finding for a hot server, with the likely cause.
-    fn hot(&self, server_count: usize) -> Finding {
+    fn hot(&self, server_count: usize) -> RunFinding {
         let head = self.hot_server();
         // Of two servers, the hot server always carries several times as much.
         if server_count == 2 {
-            return Finding {
+            return RunFinding {
                 kind: FindingKind::HotServer,
                 text: format!(
                     "{head}. With two servers, either the hot server has one large variable (partition the variable over both \
@@ -111,14 +111,14 @@ impl ServerLoad<'_> {
             };
         }
         if self.next.share <= APART_FROM_OTHERS * self.hottest.share {
-            return Finding {
+            return RunFinding {
                 kind: FindingKind::OneBigVariable,
                 text: format!(
                     "{head}. The likely cause is one large variable: partition the variable over all servers"
                 ),
             };
         }
-        Finding {
+        RunFinding {
             kind: FindingKind::UnevenServers,
             text: format!(
                 "{head}, and {} moves another {}. The program places variables by number: place the variables by size (a \
@@ -148,10 +148,10 @@ impl ServerLoad<'_> {
 pub(super) fn findings(
     tasks: &[TaskUse],
     roles: &[RoleUse],
-    servers: &Servers,
+    servers: &ServerBalance,
     seconds: f64,
-) -> Vec<Finding> {
-    let mut findings: Vec<Finding> = server_balance(tasks, servers, seconds)
+) -> Vec<RunFinding> {
+    let mut findings: Vec<RunFinding> = server_balance(tasks, servers, seconds)
         .into_iter()
         .collect();
     findings.extend(throttled(roles));
@@ -160,7 +160,7 @@ pub(super) fn findings(
 }
 
 /// The finding about the parameter servers' balance, by traffic and with the CPU usage.
-fn server_balance(tasks: &[TaskUse], servers: &Servers, seconds: f64) -> Option<Finding> {
+fn server_balance(tasks: &[TaskUse], servers: &ServerBalance, seconds: f64) -> Option<RunFinding> {
     let traffic = servers.traffic.as_ref()?;
     let load = ServerLoad {
         traffic,
@@ -171,7 +171,7 @@ fn server_balance(tasks: &[TaskUse], servers: &Servers, seconds: f64) -> Option<
     let server_tasks = || tasks.iter().filter(|task| task.is_server());
     let moved: f64 = server_tasks().filter_map(|task| task.usage.traffic()).sum();
     if moved / seconds < LEAST_TRAFFIC {
-        return Some(Finding {
+        return Some(RunFinding {
             kind: FindingKind::IdleServers,
             text: format!(
                 "the parameter servers move {} per second together, too little to find a hot server",
@@ -186,10 +186,10 @@ fn server_balance(tasks: &[TaskUse], servers: &Servers, seconds: f64) -> Option<
     })
 }
 
-fn throttled(roles: &[RoleUse]) -> Vec<Finding> {
+fn throttled(roles: &[RoleUse]) -> Vec<RunFinding> {
     let over = roles.iter().filter_map(|role| {
         let share = role.usage.throttled_share.filter(|share| *share > THROTTLED)?;
-        Some(Finding {
+        Some(RunFinding {
             kind: FindingKind::Throttled,
             text: format!(
                 "the CPU quota throttles the {} tasks in {} of the periods: give the tasks exclusive CPUs, or fewer threads",
@@ -201,7 +201,7 @@ fn throttled(roles: &[RoleUse]) -> Vec<Finding> {
     over.collect()
 }
 
-fn lagging(tasks: &[TaskUse]) -> Option<Finding> {
+fn lagging(tasks: &[TaskUse]) -> Option<RunFinding> {
     let workers = tasks.iter().filter(|task| task.role == "worker");
     let used: Vec<(&str, f64)> = workers
         .filter_map(|task| Some((task.task.as_str(), task.usage.cpus_used?)))
@@ -214,7 +214,7 @@ fn lagging(tasks: &[TaskUse]) -> Option<Finding> {
         .filter(|(_, used)| *used < LAGS * median)
         .map(|(task, _)| *task)
         .collect();
-    (!slow.is_empty()).then(|| Finding {
+    (!slow.is_empty()).then(|| RunFinding {
         kind: FindingKind::Lagging,
         text: format!(
             "{} used less than {} of the median worker's CPU time: check the input, the network and the start time",

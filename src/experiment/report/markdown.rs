@@ -4,14 +4,14 @@ use std::fmt::Write;
 
 use super::analysis::RunReport;
 use super::balance::Balance;
-use super::compare::{Efficiency, Report};
+use super::compare::{Efficiency, ExperimentReport};
 use super::figures::{NONE, bytes, number, percent, seconds, shown};
-use super::picture::Picture;
+use super::picture::Diagram;
 use super::task_use::TaskUse;
 use super::usage::{Traffic, Usage};
 
 /// A report as Markdown, with links to the pictures.
-pub fn markdown(report: &Report, pictures: &[Picture]) -> String {
+pub fn markdown(report: &ExperimentReport, pictures: &[Diagram]) -> String {
     let mut text = format!(
         "# Scene report\n\nSource: {}. {NONE} means that Prometheus has no such series.\n",
         inline(&report.prometheus)
@@ -163,10 +163,10 @@ fn table(head: &[String], rows: &[Vec<String>]) -> String {
 }
 
 /// The content of a column, whether the column always appears, and the format.
-type Column = (&'static str, bool, fn(&Usage) -> String);
+type UsageColumn = (&'static str, bool, fn(&Usage) -> String);
 
 /// What can be shown of who used something; columns of which nothing is known are left out, but the first ones.
-const COLUMNS: [Column; 13] = [
+const COLUMNS: [UsageColumn; 13] = [
     ("sent", true, |usage| shown(usage.sent_bytes, bytes)),
     ("received", true, |usage| shown(usage.received_bytes, bytes)),
     ("sent/s", true, |usage| {
@@ -257,7 +257,7 @@ fn shares(run: &RunReport, servers: &[&TaskUse]) -> String {
 
 /// A table with a column for each run.
 struct RunTable<'a> {
-    report: &'a Report,
+    report: &'a ExperimentReport,
     rows: Vec<Vec<String>>,
 }
 
@@ -340,7 +340,7 @@ impl RunTable<'_> {
     }
 }
 
-fn side_by_side(report: &Report) -> String {
+fn side_by_side(report: &ExperimentReport) -> String {
     let names = report.runs.iter().map(|run| inline(&run.name));
     let head: Vec<String> = std::iter::once(String::new()).chain(names).collect();
     let mut table_of_runs = RunTable {

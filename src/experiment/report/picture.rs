@@ -1,15 +1,15 @@
 //! [`pictures`]: a report as drawings.
 
 use super::analysis::RunReport;
-use super::chart::{Chart, Row};
-use super::compare::Report;
+use super::chart::{BarRow, Chart};
+use super::compare::ExperimentReport;
 use super::figures::{bytes, number, percent};
 use super::query::Measure;
 use super::task_use::TaskUse;
 
 /// A drawing and the file name.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Picture {
+pub struct Diagram {
     /// Its file's name.
     pub file: String,
     /// The subject of the picture.
@@ -19,17 +19,17 @@ pub struct Picture {
 }
 
 /// A drawing for each run. A drawing of all runs comes first if the report has several runs.
-pub fn pictures(report: &Report) -> Vec<Picture> {
+pub fn pictures(report: &ExperimentReport) -> Vec<Diagram> {
     let mut all = Vec::new();
     if report.runs.len() > 1 {
-        all.push(Picture {
+        all.push(Diagram {
             file: "runs.svg".to_owned(),
             title: "All runs".to_owned(),
             svg: beside(report),
         });
     }
     for (at, run) in report.runs.iter().enumerate() {
-        all.push(Picture {
+        all.push(Diagram {
             file: format!("run-{}.svg", at + 1),
             title: format!("Run {}", run.name),
             svg: of_run(run),
@@ -46,11 +46,11 @@ fn of_run(run: &RunReport) -> String {
     let servers: Vec<&TaskUse> = run.server_tasks().collect();
     let balances = [run.servers.traffic.as_ref(), run.servers.cpu.as_ref()];
     if balances.iter().any(Option::is_some) {
-        let of = |task: &&TaskUse| -> Row {
+        let of = |task: &&TaskUse| -> BarRow {
             let part = |at: usize| balances.get(at).copied().flatten()?.share_of(&task.task);
             (task.task.clone(), vec![part(0), part(1)])
         };
-        let rows: Vec<Row> = servers.iter().map(of).collect();
+        let rows: Vec<BarRow> = servers.iter().map(of).collect();
         chart.bars(
             "Parameter servers: shares",
             &["bytes", "CPU time"],
@@ -78,11 +78,11 @@ fn of_run(run: &RunReport) -> String {
     chart.finish()
 }
 
-fn beside(report: &Report) -> String {
+fn beside(report: &ExperimentReport) -> String {
     let mut chart = Chart::new("Runs side by side");
     let mut figure =
         |title: &str, show: fn(f64) -> String, value: &dyn Fn(&RunReport) -> Option<f64>| {
-            let rows: Vec<Row> = report
+            let rows: Vec<BarRow> = report
                 .runs
                 .iter()
                 .map(|run| (run.name.clone(), vec![value(run)]))

@@ -309,7 +309,7 @@ pub fn scrapes(namespace: &str, pods: &[&str], seconds: u64) -> String {
 
 /// The pods of a query.
 #[derive(Debug, Clone, Copy)]
-pub struct Pods<'a> {
+pub struct QueriedPods<'a> {
     /// The namespace.
     pub namespace: &'a str,
     /// The names.
@@ -320,7 +320,7 @@ pub struct Pods<'a> {
 
 // === impl Pods ===
 
-impl Pods<'_> {
+impl QueriedPods<'_> {
     /// The query for the values of `function` over `seconds`, by pod.
     fn query(&self, measure: Measure, function: &str, seconds: u64) -> Option<String> {
         let namespace = quoted(self.namespace);
@@ -424,7 +424,7 @@ mod tests {
     fn queries_have_the_given_pods_with_any_letters() {
         let steps: StepMetric = "steps_total{mode=\"a\",}".parse().unwrap();
         let names = ["ps-0", "w.1", "ü–x"];
-        let pods = Pods {
+        let pods = QueriedPods {
             namespace: "t",
             names: &names,
             steps: Some(&steps),
@@ -434,7 +434,7 @@ mod tests {
             r#"sum by (namespace, pod) (max without (job, service, endpoint, prometheus, prometheus_replica) (increase(steps_total{namespace="t",pod=~"ps-0|w\\.1|ü–x",mode="a"}[60s])))"#
         );
         assert_eq!(
-            Pods {
+            QueriedPods {
                 steps: None,
                 ..pods
             }

@@ -49,7 +49,7 @@ pub struct RoleUse {
 /// How evenly the load lies on the parameter servers; `None` for fewer than two, or where one's load is not known.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Servers {
+pub struct ServerBalance {
     /// Bytes in both directions.
     pub traffic: Option<Balance>,
     /// Their CPU time.
@@ -86,7 +86,7 @@ impl TaskUse {
 
 // === impl Servers ===
 
-impl Servers {
+impl ServerBalance {
     /// The balance between the parameter servers among the tasks.
     pub(super) fn of(tasks: &[TaskUse]) -> Self {
         let balance = |load: &dyn Fn(&Usage) -> Option<f64>| {

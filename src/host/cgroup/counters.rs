@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::model::{Cgroups, Result, Version, ignore_gone};
+use super::model::{CgroupVersion, Cgroups, Result, ignore_gone};
 use crate::host::file::{self, FileError, Reader};
 
 /// CPU controller counters of a cgroup since its creation; `None` where no controller counts the value.
@@ -38,7 +38,7 @@ pub struct Pressure {
 
 /// CPU time used by a cgroup's tasks since the cgroup's creation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Usage {
+pub enum CpuUsage {
     /// One time per CPU, from CPU 0 on (cgroup v1).
     PerCpu(Vec<Duration>),
     /// On all CPUs together (cgroup v2).
@@ -104,8 +104,8 @@ impl Cgroups {
     /// The reason why the kernel counts no pressure of cgroups; `None` if pressure is counted.
     pub fn no_pressure(&self) -> Option<&'static str> {
         match self.version {
-            Version::V1 => Some("cgroup v1 has no pressure stall information"),
-            Version::V2 => {
+            CgroupVersion::V1 => Some("cgroup v1 has no pressure stall information"),
+            CgroupVersion::V2 => {
                 // The root cgroup may lack files that the cgroups below have. Older kernels have the files, but
                 // reading fails while pressure is not counted.
                 let below = self.children("").unwrap_or_default().into_iter().next();
@@ -126,7 +126,7 @@ impl Cgroups {
     ///
     /// # Errors
     /// The cgroup is gone, or the file can't be read.
-    pub fn usage(&self, path: &str) -> Result<Option<Usage>> {
+    pub fn usage(&self, path: &str) -> Result<Option<CpuUsage>> {
         let Some(cpuacct) = &self.cpuacct else {
             return Ok(None);
         };
@@ -135,10 +135,10 @@ impl Cgroups {
             let times = text
                 .split_whitespace()
                 .map(|ns| ns.parse().ok().map(Duration::from_nanos));
-            return Ok(times.collect::<Option<Vec<_>>>().map(Usage::PerCpu));
+            return Ok(times.collect::<Option<Vec<_>>>().map(CpuUsage::PerCpu));
         }
         let stat = cpu_stat(&file::read(&dir.join("cpu.stat"))?);
-        Ok(stat.usage.map(Usage::Total))
+        Ok(stat.usage.map(CpuUsage::Total))
     }
 }
 
@@ -535,11 +535,11 @@ mod tests {
         .unwrap();
         assert_eq!(
             cgroups.usage("").unwrap(),
-            Some(Usage::Total(Duration::from_micros(1500)))
+            Some(CpuUsage::Total(Duration::from_micros(1500)))
         );
         fs::write(dir.path().join("cpuacct.usage_percpu"), "12 34 \n").unwrap();
         let both = vec![Duration::from_nanos(12), Duration::from_nanos(34)];
-        assert_eq!(cgroups.usage("").unwrap(), Some(Usage::PerCpu(both)));
+        assert_eq!(cgroups.usage("").unwrap(), Some(CpuUsage::PerCpu(both)));
         fs::write(dir.path().join("cpuacct.usage_percpu"), "12 x\n").unwrap();
         assert_eq!(cgroups.usage("").unwrap(), None);
     }

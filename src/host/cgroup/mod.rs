@@ -25,10 +25,10 @@ use nix::libc::EOPNOTSUPP;
 use super::file;
 use crate::cpu::CpuSet;
 
-pub use counters::{CgroupCounters, Counters, CpuStat, NumaUsage, Pressure, RESOURCES, Usage};
+pub use counters::{CgroupCounters, Counters, CpuStat, CpuUsage, NumaUsage, Pressure, RESOURCES};
 pub use layout::{is_below, is_within};
 pub(in crate::host) use model::ignore_gone;
-pub use model::{CgroupError, Cgroups, Cpuset, Partition, PartitionKind, Quota, Version};
+pub use model::{CgroupError, CgroupVersion, Cgroups, Cpuset, Partition, PartitionKind, Quota};
 use model::{Result, contains_word, cpu_list, cpu_list_optional, directories, populated};
 pub use namespace::join_host;
 pub use partition::{AncestorCgroup, PARTITION, PodSurroundings};
@@ -58,7 +58,7 @@ impl Cgroups {
         let v1 = root.join("cpuset");
         if v1.join("cpuset.cpus").exists() {
             return Ok(Self {
-                version: Version::V1,
+                version: CgroupVersion::V1,
                 cpuset: v1,
                 cpu,
                 cpuacct,
@@ -79,7 +79,7 @@ impl Cgroups {
             let hierarchy =
                 |controller: &str, v1: Option<PathBuf>| has(controller).then(|| v2.clone()).or(v1);
             return Ok(Self {
-                version: Version::V2,
+                version: CgroupVersion::V2,
                 cpu: hierarchy("cpu", cpu),
                 cpuacct: hierarchy("cpu", cpuacct),
                 memory: hierarchy("memory", named(&["memory"])),
@@ -99,7 +99,7 @@ impl Cgroups {
     /// systemd matters on cgroup v2 only, where units have a property for their CPUs. On v1,
     /// systemd leaves cpusets alone.
     pub fn detect_systemd(&mut self, run: &Path) {
-        let runs = self.version == Version::V2 && systemd::runs(run);
+        let runs = self.version == CgroupVersion::V2 && systemd::runs(run);
         self.systemd = runs.then(Arc::default);
     }
 
@@ -117,16 +117,16 @@ impl Cgroups {
     pub fn cpuset(&self, path: &str) -> Result<Cpuset> {
         let dir = self.cpuset.join(path);
         let effective = match self.version {
-            Version::V1 => "cpuset.effective_cpus",
-            Version::V2 => "cpuset.cpus.effective",
+            CgroupVersion::V1 => "cpuset.effective_cpus",
+            CgroupVersion::V2 => "cpuset.cpus.effective",
         };
         let cpus = cpu_list(&dir.join("cpuset.cpus"))?;
         // Before Linux 3.17 a v1 cpuset has no file of effective CPUs: the written CPUs are in
         // force.
         let effective = cpu_list_optional(&dir.join(effective))?.unwrap_or_else(|| cpus.clone());
         let (exclusive, partition) = match self.version {
-            Version::V1 => (CpuSet::new(), Partition::Unsupported),
-            Version::V2 => (self.exclusive(path)?, self.partition(path)?),
+            CgroupVersion::V1 => (CpuSet::new(), Partition::Unsupported),
+            CgroupVersion::V2 => (self.exclusive(path)?, self.partition(path)?),
         };
         Ok(Cpuset {
             cpus,
@@ -146,7 +146,7 @@ impl Cgroups {
                 // EBUSY: a process has meanwhile made a cgroup below with the old CPUs. The write
                 // is repeated.
                 Err(CgroupError::File(error))
-                    if self.version == Version::V1
+                    if self.version == CgroupVersion::V1
                         && error.kernel_error().kind() == io::ErrorKind::ResourceBusy => {}
                 done => return done,
             }
@@ -156,7 +156,7 @@ impl Cgroups {
 
     fn write_cpus(&self, path: &str, cpus: &CpuSet) -> Result<()> {
         let file = self.file(path, "cpuset.cpus");
-        if self.version == Version::V1 {
+        if self.version == CgroupVersion::V1 {
             self.narrow_children(path, &file, cpus)?;
         }
         self.write_set(path, &file, systemd::ALLOWED_CPUS, cpus)
@@ -202,7 +202,7 @@ impl Cgroups {
     /// Whether the cgroups directly below `path` have CPU sets. On v2, `path` must enable the
     /// cpuset controller for the cgroups below.
     pub fn has_cpusets_below(&self, path: &str) -> Result<bool> {
-        if self.version == Version::V1 {
+        if self.version == CgroupVersion::V1 {
             return Ok(true);
         }
         let control = file::read_optional(&self.file(path, "cgroup.subtree_control"))?;
@@ -217,7 +217,7 @@ impl Cgroups {
     /// Whether a cgroup or a cgroup below holds a process.
     pub fn is_populated(&self, path: &str) -> Result<bool> {
         let dir = self.cpuset.join(path);
-        if self.version == Version::V2
+        if self.version == CgroupVersion::V2
             && let Some(populated) = populated(&dir)?
         {
             return Ok(populated);

@@ -14,7 +14,7 @@ use crate::host::file::{self, FileError};
 /// The version of the hierarchy with the cpuset controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Version {
+pub enum CgroupVersion {
     /// A separate hierarchy per controller.
     V1,
     /// The unified hierarchy.
@@ -25,7 +25,7 @@ pub enum Version {
 #[derive(Debug, Clone)]
 pub struct Cgroups {
     /// Version of the cpuset hierarchy.
-    pub version: Version,
+    pub version: CgroupVersion,
     pub(super) cpuset: PathBuf,
     pub(super) cpu: Option<PathBuf>,
     pub(super) cpuacct: Option<PathBuf>,
@@ -231,10 +231,10 @@ impl Cgroups {
     }
 
     /// The version of the hierarchy with the CPU controller.
-    pub(super) fn cpu_version(&self) -> Version {
+    pub(super) fn cpu_version(&self) -> CgroupVersion {
         // On a hybrid machine cpuset may be on v2 and cpu on v1.
         match &self.cpu {
-            Some(cpu) if *cpu != self.cpuset => Version::V1,
+            Some(cpu) if *cpu != self.cpuset => CgroupVersion::V1,
             _ => self.version,
         }
     }

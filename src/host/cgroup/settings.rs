@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use cgroups_rs::fs::cpu::CpuController;
 
-use super::model::{CgroupError, Cgroups, Quota, Result, Version, cpu_list};
+use super::model::{CgroupError, CgroupVersion, Cgroups, Quota, Result, cpu_list};
 use super::systemd::ALLOWED_MEMORY_NODES;
 use crate::cpu::CpuSet;
 use crate::host::file::read_value_optional;
@@ -55,11 +55,11 @@ impl Cgroups {
         let numa = cpu_list(&dir.join("cpuset.mems"))?;
         let bytes_to_move = match self.version {
             // On v1 the kernel moves pages only if `cpuset.memory_migrate` is 1. Pinfold never writes the file.
-            Version::V1 => {
+            CgroupVersion::V1 => {
                 let moves = read_value_optional(&dir.join("cpuset.memory_migrate"))?;
                 (moves.as_deref() == Some("0")).then_some(0)
             }
-            Version::V2 => {
+            CgroupVersion::V2 => {
                 let used = read_value_optional(&dir.join("memory.current"))?;
                 used.and_then(|used| used.parse().ok())
             }
@@ -79,8 +79,8 @@ impl Cgroups {
     /// The NUMA nodes with memory.
     pub fn memory_nodes(&self) -> Result<CpuSet> {
         cpu_list(&self.root().join(match self.version {
-            Version::V1 => "cpuset.mems",
-            Version::V2 => "cpuset.mems.effective",
+            CgroupVersion::V1 => "cpuset.mems",
+            CgroupVersion::V2 => "cpuset.mems.effective",
         }))
     }
 
@@ -166,15 +166,15 @@ impl Cgroups {
 }
 
 /// The file whose existence shows that a cgroup has a quota.
-fn file(version: Version) -> &'static str {
+fn file(version: CgroupVersion) -> &'static str {
     match version {
-        Version::V1 => "cpu.cfs_quota_us",
-        Version::V2 => "cpu.max",
+        CgroupVersion::V1 => "cpu.cfs_quota_us",
+        CgroupVersion::V2 => "cpu.max",
     }
 }
 
 /// Reads the quota of the cgroup at `path`; `None` for a cgroup without a CPU controller.
-fn read(path: &Path, version: Version) -> Result<Option<Quota>> {
+fn read(path: &Path, version: CgroupVersion) -> Result<Option<Quota>> {
     // The crate `cgroups-rs` would need three times as many calls, for every cgroup in every reconcile pass.
     let read = |name: &str| {
         read_value_optional(&path.join(name)).map_err(|error| failed("read", path, error))
@@ -183,8 +183,8 @@ fn read(path: &Path, version: Version) -> Result<Option<Quota>> {
         return Ok(None);
     };
     let (quota, period) = match version {
-        Version::V1 => (limit, read("cpu.cfs_period_us")?),
-        Version::V2 => {
+        CgroupVersion::V1 => (limit, read("cpu.cfs_period_us")?),
+        CgroupVersion::V2 => {
             let mut words = limit.split_whitespace().map(str::to_owned);
             (words.next().unwrap_or_default(), words.next())
         }
@@ -207,7 +207,7 @@ fn read(path: &Path, version: Version) -> Result<Option<Quota>> {
 /// Writes the quota of the cgroup at `path`.
 ///
 /// The file must exist: `cgroups-rs` would create a missing file, even in a directory without a cgroup.
-fn write(path: &Path, version: Version, quota: Quota) -> Result<()> {
+fn write(path: &Path, version: CgroupVersion, quota: Quota) -> Result<()> {
     if !path.join(file(version)).exists() {
         return Err(failed("write", path, Error::from(ErrorKind::NotFound)));
     }
@@ -216,9 +216,13 @@ fn write(path: &Path, version: Version, quota: Quota) -> Result<()> {
         None => -1,
     };
     // With an empty root, the controller works on exactly the given directory.
-    CpuController::new(path.to_owned(), PathBuf::new(), version == Version::V2)
-        .set_cfs_quota_and_period(Some(limit), Some(quota.period))
-        .map_err(|source| failed("write", path, source))
+    CpuController::new(
+        path.to_owned(),
+        PathBuf::new(),
+        version == CgroupVersion::V2,
+    )
+    .set_cfs_quota_and_period(Some(limit), Some(quota.period))
+    .map_err(|source| failed("write", path, source))
 }
 
 fn failed(

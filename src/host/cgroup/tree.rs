@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::layout::{self, PodTreeEntry};
 use super::model::{
-    CgroupError, Cgroups, Cpuset, Quota, Result, Version, contains_word, cpu_list,
+    CgroupError, CgroupVersion, Cgroups, Cpuset, Quota, Result, contains_word, cpu_list,
     cpu_list_optional, directories, ignore_gone,
 };
 use super::settings::CgroupMemory;
@@ -139,7 +139,7 @@ impl Cgroups {
         }
         let parent = path.rsplit_once('/').map_or("", |(parent, _)| parent);
         match self.version {
-            Version::V1 => {
+            CgroupVersion::V1 => {
                 // A new v1 cpuset is empty, and an empty cpuset accepts no process.
                 for name in ["cpuset.mems", "cpuset.cpus"] {
                     let copy = || {
@@ -150,9 +150,9 @@ impl Cgroups {
                     copy().or_else(|_| copy())?;
                 }
             }
-            Version::V2 => {
+            CgroupVersion::V2 => {
                 // In a hybrid set-up the CPU controller belongs to a v1 hierarchy.
-                let wanted = if self.cpu_version() == Version::V2 {
+                let wanted = if self.cpu_version() == CgroupVersion::V2 {
                     &["cpuset", "cpu"][..]
                 } else {
                     &["cpuset"]
@@ -188,9 +188,9 @@ impl Cgroups {
         let Some(cpu) = &self.cpu else { return Ok(()) };
         let shares = (cpu_request * 1024 / 1000).clamp(2, 262_144);
         let (name, value) = match self.cpu_version() {
-            Version::V1 => ("cpu.shares", shares),
+            CgroupVersion::V1 => ("cpu.shares", shares),
             // The kubelet's linear map of 2..262144 shares to 1..10000.
-            Version::V2 => ("cpu.weight", 1 + (shares - 2) * 9999 / 262_142),
+            CgroupVersion::V2 => ("cpu.weight", 1 + (shares - 2) * 9999 / 262_142),
         };
         Ok(file::write(&cpu.join(path).join(name), &value.to_string())?)
     }
@@ -198,8 +198,8 @@ impl Cgroups {
     /// All CPUs available to a cgroup directly below the root.
     pub fn all_cpus(&self) -> Result<CpuSet> {
         match self.version {
-            Version::V1 => Ok(self.cpuset("")?.effective),
-            Version::V2 => cpu_list(&self.root().join("cpuset.cpus.effective")),
+            CgroupVersion::V1 => Ok(self.cpuset("")?.effective),
+            CgroupVersion::V2 => cpu_list(&self.root().join("cpuset.cpus.effective")),
         }
     }
 

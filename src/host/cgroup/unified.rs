@@ -7,7 +7,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::model::{Cgroups, Version, populated};
+use super::model::{CgroupVersion, Cgroups, populated};
 use crate::host::file;
 
 /// The hierarchy of version 2.
@@ -67,8 +67,8 @@ impl Cgroups {
     /// `perf_event` if the controller is mounted separately. `None` if the cgroup has no processes in the hierarchy.
     pub fn event_directory(&self, path: &str) -> Option<PathBuf> {
         let top = match self.version {
-            Version::V2 => self.cpuset.clone(),
-            Version::V1 => {
+            CgroupVersion::V2 => self.cpuset.clone(),
+            CgroupVersion::V1 => {
                 let mounts = self.cpuset.parent()?;
                 let own = mounts.join("perf_event");
                 if own.is_dir() {
@@ -145,7 +145,7 @@ mod tests {
         let cgroups = Cgroups::detect(root).unwrap();
         assert_eq!(
             (cgroups.version, cgroups.event_directory("kubepods/a")),
-            (Version::V1, None)
+            (CgroupVersion::V1, None)
         );
         put("unified", "");
         assert_eq!(

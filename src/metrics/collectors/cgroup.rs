@@ -5,7 +5,7 @@ use super::super::families::{
     CONTAINER_CPU_USAGE_SECONDS,
 };
 use super::super::page::Page;
-use super::model::Outcome;
+use super::model::CollectOutcome;
 use super::scrape::{Collector, Scrape};
 
 #[derive(Debug)]
@@ -16,7 +16,7 @@ impl Collector for CgroupCollector {
         "cgroup"
     }
 
-    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> Outcome {
+    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> CollectOutcome {
         let mut usage = page.lines(&CONTAINER_CPU_USAGE_SECONDS);
         let mut periods = page.lines(&CONTAINER_CPU_PERIODS);
         let mut throttled_periods = page.lines(&CONTAINER_CPU_THROTTLED_PERIODS);
@@ -43,6 +43,6 @@ impl Collector for CgroupCollector {
         [usage, periods, throttled_periods, throttled]
             .into_iter()
             .for_each(|lines| page.add(lines));
-        Outcome::from_complete(complete)
+        CollectOutcome::from_complete(complete)
     }
 }

@@ -19,15 +19,15 @@ use super::super::families::{
 };
 use super::super::model::{Peer, UnknownPeers};
 use super::super::page::Page;
-use super::model::{Host, Outcome, Unsupported, measured_containers, pod_labels, pods};
+use super::model::{CollectOutcome, Host, Unsupported, measured_containers, pod_labels, pods};
 use super::scrape::{Collector, Scrape};
 use crate::host::cgroup::Unified;
 use crate::host::diag::{SocketDiag, TcpConnection, TcpState};
 use crate::host::{netns, proc};
 use crate::pin::Snapshot;
-use crate::pod::Role;
+use crate::pod::PodRole;
 use connection_totals::{BOUNDS, ConnectionTotals};
-use peer_directory::{Job, PeerDirectory};
+use peer_directory::{PeerDirectory, TrainingJobKey};
 use pod_netns::{NetnsOwners, PodNetns, PodNetnsList};
 
 /// The limit on sampled connections of a node; each takes about 500 bytes of memory. A namespace with more connections than
@@ -48,7 +48,7 @@ struct SamplerState {
     totals: ConnectionTotals,
     peers: PeerDirectory,
     /// The outcome of the last sample.
-    outcome: Outcome,
+    outcome: CollectOutcome,
     /// CPU time of all samples.
     cpu_time: Duration,
 }
@@ -60,7 +60,7 @@ impl ConnectionSampler {
         let state = Mutex::new(SamplerState {
             totals: ConnectionTotals::new(peers),
             peers: PeerDirectory::default(),
-            outcome: Outcome::Complete,
+            outcome: CollectOutcome::Complete,
             cpu_time: Duration::ZERO,
         });
         Self {
@@ -80,7 +80,7 @@ impl ConnectionSampler {
 
     pub(in crate::metrics) fn set_peers(
         &self,
-        job: Job,
+        job: TrainingJobKey,
         peers: impl IntoIterator<Item = (IpAddr, Peer)>,
     ) {
         self.lock().peers.set(job, peers);
@@ -147,13 +147,13 @@ impl ConnectionSampler {
         }
         state.totals.finish_sample(|pod| live.contains(pod));
         state.outcome = match unsupported {
-            Some(unsupported) => Outcome::Unsupported(unsupported),
-            None => Outcome::from_complete(complete),
+            Some(unsupported) => CollectOutcome::Unsupported(unsupported),
+            None => CollectOutcome::from_complete(complete),
         };
         state.cpu_time += visit_time + proc::thread_cpu_time().saturating_sub(start);
     }
 
-    fn write(&self, page: &mut Page, scrape: &Scrape<'_>) -> Outcome {
+    fn write(&self, page: &mut Page, scrape: &Scrape<'_>) -> CollectOutcome {
         let sampler = self.lock();
         let mut connections = page.lines(&POD_TCP_CONNECTIONS);
         let mut rtt = page.lines(&POD_TCP_RTT_SECONDS);
@@ -185,7 +185,7 @@ impl ConnectionSampler {
             for (peer, bytes) in &pod.peers {
                 let role = peer
                     .as_ref()
-                    .map_or(Role::Other, |peer| peer.role)
+                    .map_or(PodRole::Other, |peer| peer.role)
                     .to_string();
                 let (namespace, name) = match peer {
                     Some(peer) => (state.namespace.as_str(), peer.pod.as_str()),
@@ -215,7 +215,7 @@ impl SamplerState {
         &mut self,
         namespace: &PodNetns,
         found: &[TcpConnection],
-        jobs: &HashMap<String, (Job, Peer)>,
+        jobs: &HashMap<String, (TrainingJobKey, Peer)>,
     ) -> Option<Unsupported> {
         let Self { totals, peers, .. } = self;
         match &namespace.owners {
@@ -269,7 +269,7 @@ impl Collector for ConnectionsCollector {
         "connections"
     }
 
-    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> Outcome {
+    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> CollectOutcome {
         self.0.write(page, scrape)
     }
 

@@ -7,7 +7,7 @@ use crate::host::perf::{EVENTS, GroupCounts};
 
 /// A container with exclusive CPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Owner<'a> {
+pub(super) struct CountedOwner<'a> {
     pub(super) cgroup: &'a str,
     /// The exclusive CPUs, as the kernel enforces them.
     pub(super) cpus: CpuSet,
@@ -28,10 +28,14 @@ pub(super) struct CounterPlan {
 ///
 /// An owner is counted on all of its CPUs or on none, since a partial count has no meaning. Owners with open counters come
 /// first, so that no running counter ends in favor of a new owner.
-pub(super) fn plan(open: &BTreeMap<u32, String>, owners: &[Owner<'_>], most: usize) -> CounterPlan {
+pub(super) fn plan(
+    open: &BTreeMap<u32, String>,
+    owners: &[CountedOwner<'_>],
+    most: usize,
+) -> CounterPlan {
     let is_open =
-        |owner: &Owner<'_>, cpu| open.get(&cpu).is_some_and(|cgroup| cgroup == owner.cgroup);
-    let mut order: Vec<(usize, &Owner<'_>)> = owners
+        |owner: &CountedOwner<'_>, cpu| open.get(&cpu).is_some_and(|cgroup| cgroup == owner.cgroup);
+    let mut order: Vec<(usize, &CountedOwner<'_>)> = owners
         .iter()
         .enumerate()
         .filter(|(_, owner)| !owner.cpus.is_empty())
@@ -175,9 +179,9 @@ mod tests {
 
     use super::*;
 
-    fn owners<'a>(list: &[(&'a str, &str)]) -> Vec<Owner<'a>> {
+    fn owners<'a>(list: &[(&'a str, &str)]) -> Vec<CountedOwner<'a>> {
         list.iter()
-            .map(|(cgroup, cpus)| Owner {
+            .map(|(cgroup, cpus)| CountedOwner {
                 cgroup,
                 cpus: cpus.parse().unwrap(),
             })
@@ -186,7 +190,7 @@ mod tests {
 
     fn carry_out(
         open: &mut BTreeMap<u32, String>,
-        owners: &[Owner<'_>],
+        owners: &[CountedOwner<'_>],
         most: usize,
     ) -> CounterPlan {
         let plan = plan(open, owners, most);
@@ -362,8 +366,8 @@ mod tests {
             let mut open = BTreeMap::new();
             for (of_cpu, most) in rounds {
                 let of = |owner: usize| (0..12_u32).zip(&of_cpu).filter(move |(_, it)| **it == owner);
-                let owners: Vec<Owner<'_>> = (1..5)
-                    .map(|owner| Owner { cgroup: names[owner], cpus: of(owner).map(|(cpu, _)| cpu).collect() })
+                let owners: Vec<CountedOwner<'_>> = (1..5)
+                    .map(|owner| CountedOwner { cgroup: names[owner], cpus: of(owner).map(|(cpu, _)| cpu).collect() })
                     .collect();
                 let plan = carry_out(&mut open, &owners, most);
                 prop_assert!(open.len() <= most);

@@ -13,11 +13,11 @@ use super::super::families::{
     CONTAINER_PERF_RUNNING_SECONDS, Family,
 };
 use super::super::page::{Lines, Page};
-use super::event_totals::{EventTotals, Owner, plan};
-use super::model::Outcome;
+use super::event_totals::{CountedOwner, EventTotals, plan};
+use super::model::CollectOutcome;
 use super::scrape::{Collector, Scrape};
 use super::shared_events::SharedCounters;
-use crate::host::perf::{self, CounterGroup, EVENTS, Event, Events, PerfError};
+use crate::host::perf::{self, CounterGroup, EVENTS, PerfError, PerfEvent, PerfEvents};
 
 /// The time after which a machine without counters is tried again.
 const RETRY: Duration = Duration::from_secs(60);
@@ -45,7 +45,7 @@ static TIME_FAMILIES: [&Family; 2] = [
 pub(super) struct EventCollector {
     name: &'static str,
     /// The events, or the reason for their absence.
-    events: Result<Vec<Event>, String>,
+    events: Result<Vec<PerfEvent>, String>,
     /// The family of each event.
     families: &'static [&'static Family],
     /// The families of the enabled and the running time, if exported.
@@ -59,14 +59,14 @@ pub(super) struct EventCollector {
     /// Whether any counter was ever opened.
     supported: bool,
     /// The time and the cause of the last failed attempt.
-    unsupported: Option<(Instant, Outcome)>,
+    unsupported: Option<(Instant, CollectOutcome)>,
 }
 
 // === impl EventCollector ===
 
 impl EventCollector {
     /// The collector `caches`. `descriptors` limits the counters of containers on shared CPUs.
-    pub(super) fn hardware(events: Events, descriptors: usize) -> Self {
+    pub(super) fn hardware(events: PerfEvents, descriptors: usize) -> Self {
         Self {
             shared: SharedCounters::new(descriptors),
             time_families: &TIME_FAMILIES,
@@ -75,14 +75,14 @@ impl EventCollector {
     }
 
     /// The collector `l2`.
-    pub(super) fn second_level(events: Result<[Event; 2], String>) -> Self {
+    pub(super) fn second_level(events: Result<[PerfEvent; 2], String>) -> Self {
         let events = events.map(|events| events.to_vec());
         Self::new("l2", events, &SECOND_LEVEL_FAMILIES)
     }
 
     fn new(
         name: &'static str,
-        events: Result<Vec<Event>, String>,
+        events: Result<Vec<PerfEvent>, String>,
         families: &'static [&'static Family],
     ) -> Self {
         Self {
@@ -107,14 +107,14 @@ impl EventCollector {
     fn follow_owners(
         &mut self,
         scrape: &Scrape<'_>,
-        events: &[Event],
+        events: &[PerfEvent],
     ) -> Result<(bool, BTreeMap<&'static str, usize>), PerfError> {
-        let owners: Vec<Owner<'_>> = scrape
+        let owners: Vec<CountedOwner<'_>> = scrape
             .containers
             .iter()
             .filter_map(|container| {
                 let (cgroup, cpus) = (container.cgroup, container.enforced_cpus()?);
-                Some(Owner { cgroup, cpus })
+                Some(CountedOwner { cgroup, cpus })
             })
             .collect();
         // The collectors `caches` and `l2` share the limit on descriptors.
@@ -161,7 +161,7 @@ impl EventCollector {
     }
 
     /// Opens counters for a moment, so that missing support is known before the first owner.
-    fn probe(&mut self, scrape: &Scrape<'_>, events: &[Event]) -> Result<(), PerfError> {
+    fn probe(&mut self, scrape: &Scrape<'_>, events: &[PerfEvent]) -> Result<(), PerfError> {
         let Some(cpu) = scrape.snapshot.online.first().filter(|_| !self.supported) else {
             return Ok(());
         };
@@ -240,10 +240,10 @@ impl Collector for EventCollector {
     }
 
     /// Writes the families of every owner, and of the containers within the budget.
-    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> Outcome {
+    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> CollectOutcome {
         let events = match &self.events {
             Ok(events) => events.clone(),
-            Err(detail) => return Outcome::unsupported("no_l2_events", detail.clone()),
+            Err(detail) => return CollectOutcome::unsupported("no_l2_events", detail.clone()),
         };
         if !self.totals.is_empty() {
             let live: HashSet<&str> = scrape
@@ -269,7 +269,7 @@ impl Collector for EventCollector {
                     PerfError::NotPermitted => "not_permitted",
                     _ => "no_hardware_counters",
                 };
-                let outcome = Outcome::unsupported(reason, error.to_string());
+                let outcome = CollectOutcome::unsupported(reason, error.to_string());
                 self.unsupported = Some((Instant::now(), outcome.clone()));
                 return outcome;
             }
@@ -282,7 +282,7 @@ impl Collector for EventCollector {
         let own_read = self.read(scrape);
         let shared_read = self.shared.read(scrape, &mut self.totals);
         self.write(page, scrape);
-        Outcome::LeftOut {
+        CollectOutcome::LeftOut {
             complete: in_time && shared_in_time && own_read && shared_read,
             reasons: left_out,
         }

@@ -6,10 +6,10 @@ use super::super::families::{
     CONTAINER_INTERFERENCE_CPU_ERROR_SECONDS, CONTAINER_INTERFERENCE_CPU_SECONDS,
 };
 use super::super::page::Page;
-use super::model::Outcome;
+use super::model::CollectOutcome;
 use super::scrape::{Collector, Scrape};
 use crate::host::busy::Sampler;
-use crate::host::cgroup::Usage;
+use crate::host::cgroup::CpuUsage;
 use crate::pin::interference::InterferenceTracker;
 
 #[derive(Debug)]
@@ -35,7 +35,7 @@ impl Collector for InterferenceCollector {
     }
 
     /// Writes the two families of every owner. Without all readings, no series is written and the scrape fails.
-    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> Outcome {
+    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> CollectOutcome {
         let cgroups = &scrape.host.cgroups;
         let owners = || {
             scrape.containers.iter().filter_map(|container| {
@@ -49,22 +49,22 @@ impl Collector for InterferenceCollector {
         };
         if owners().next().is_none() {
             self.tracker.sweep();
-            return Outcome::Complete;
+            return CollectOutcome::Complete;
         }
         let first = self
             .sampler
             .prepare(cgroups)
             .and_then(|()| self.sampler.sample(cgroups));
         let in_time = owners().take_while(|_| !scrape.deadline.is_over());
-        let usages: Vec<Option<Usage>> = in_time
+        let usages: Vec<Option<CpuUsage>> = in_time
             .map(|(container, _)| cgroups.usage(container.cgroup).ok().flatten())
             .collect();
         // A late scrape leaves two samples too far apart. The next scrape covers the missing time.
         if usages.len() < owners().count() {
-            return Outcome::Partial;
+            return CollectOutcome::Partial;
         }
         let (Ok(first), Ok(second)) = (first, self.sampler.sample(cgroups)) else {
-            return Outcome::Partial;
+            return CollectOutcome::Partial;
         };
         let mut complete = true;
         let mut seconds = page.lines(&CONTAINER_INTERFERENCE_CPU_SECONDS);
@@ -83,6 +83,6 @@ impl Collector for InterferenceCollector {
         self.tracker.sweep();
         page.add(seconds);
         page.add(error);
-        Outcome::from_complete(complete)
+        CollectOutcome::from_complete(complete)
     }
 }

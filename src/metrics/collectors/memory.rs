@@ -2,7 +2,7 @@
 
 use super::super::families::CONTAINER_MEMORY_NUMA_BYTES;
 use super::super::page::Page;
-use super::model::Outcome;
+use super::model::CollectOutcome;
 use super::scrape::{Collector, Scrape};
 
 #[derive(Debug)]
@@ -13,7 +13,7 @@ impl Collector for MemoryCollector {
         "memory"
     }
 
-    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> Outcome {
+    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> CollectOutcome {
         let mut bytes = page.lines(&CONTAINER_MEMORY_NUMA_BYTES);
         let (mut complete, mut supported) = (true, scrape.containers.is_empty());
         for container in &scrape.containers {
@@ -40,9 +40,9 @@ impl Collector for MemoryCollector {
         }
         page.add(bytes);
         if supported || !complete {
-            Outcome::from_complete(complete)
+            CollectOutcome::from_complete(complete)
         } else {
-            Outcome::unsupported(
+            CollectOutcome::unsupported(
                 "no_numa_statistics",
                 "the memory controller is missing, or the kernel was built without CONFIG_NUMA",
             )

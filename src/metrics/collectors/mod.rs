@@ -39,7 +39,7 @@ use crate::host::{limits, perf};
 use crate::pin::Snapshot;
 use crate::pin::snapshot::ContainerState;
 use cgroup_numbers::CgroupNumbers;
-use model::{Deadline, Outcome, Unsupported};
+use model::{CollectOutcome, Deadline, Unsupported};
 use scrape::{Collector, Scrape, SharedState};
 
 use thread_records::ThreadRecords;
@@ -166,7 +166,7 @@ impl Collectors {
 
     /// Replaces the hardware events of the collector `caches`, if it is on. `descriptors` limits the counters of containers
     /// on shared CPUs.
-    pub(super) fn set_events(&mut self, events: perf::Events, descriptors: usize) {
+    pub(super) fn set_events(&mut self, events: perf::PerfEvents, descriptors: usize) {
         let collector = events::EventCollector::hardware(events, descriptors);
         if self.is_enabled(collector.name()) {
             self.put(Box::new(collector));
@@ -203,14 +203,14 @@ impl Collectors {
         scrape.has_thread_counts = enabled
             .iter()
             .any(|enabled| enabled.collector.name() == "threads");
-        let mut report = Report::new(page);
+        let mut report = ScrapeReport::new(page);
         for one in enabled {
             gone.iter().for_each(|number| one.collector.forget(*number));
             let (start, cpu_before) = (Instant::now(), proc::thread_cpu_time());
             scrape.deadline = Deadline(until.min(start + COLLECTOR_TIME));
             // A collector that starts after the page's deadline has failed.
             let outcome = if scrape.deadline.is_over() {
-                Outcome::Partial
+                CollectOutcome::Partial
             } else {
                 one.collector.collect(&mut scrape, &mut report.page)
             };
@@ -247,9 +247,9 @@ impl Collectors {
 
 impl Enabled {
     /// Logs the sentence behind the label `reason`, once per reason.
-    fn log(&mut self, outcome: &Outcome) {
+    fn log(&mut self, outcome: &CollectOutcome) {
         let unsupported = match outcome {
-            Outcome::Unsupported(unsupported) => Some(unsupported),
+            CollectOutcome::Unsupported(unsupported) => Some(unsupported),
             _ => None,
         };
         if let Some(Unsupported { reason, detail }) = unsupported
@@ -263,7 +263,7 @@ impl Enabled {
 }
 
 /// The page in progress, and the families about the collectors themselves.
-struct Report {
+struct ScrapeReport {
     page: Page,
     duration: Lines,
     cpu: Lines,
@@ -274,7 +274,7 @@ struct Report {
 
 // === impl Report ===
 
-impl Report {
+impl ScrapeReport {
     fn new(page: Page) -> Self {
         Self {
             page,
@@ -286,7 +286,7 @@ impl Report {
         }
     }
 
-    fn add(&mut self, enabled: &Enabled, duration: Duration, outcome: &Outcome) {
+    fn add(&mut self, enabled: &Enabled, duration: Duration, outcome: &CollectOutcome) {
         let Enabled {
             collector,
             cpu_time,
@@ -298,17 +298,17 @@ impl Report {
         self.cpu.put(&labels, cpu.as_secs_f64());
         self.success.put(&labels, !outcome.is_failure());
         match outcome {
-            Outcome::Unsupported(Unsupported { reason, .. }) => {
+            CollectOutcome::Unsupported(Unsupported { reason, .. }) => {
                 self.unsupported
                     .put_with(&labels, &[("reason", reason)], true);
             }
-            Outcome::LeftOut { reasons, .. } => {
+            CollectOutcome::LeftOut { reasons, .. } => {
                 for (reason, containers) in reasons {
                     self.left_out
                         .put_with(&labels, &[("reason", reason)], *containers);
                 }
             }
-            Outcome::Complete | Outcome::Partial => {}
+            CollectOutcome::Complete | CollectOutcome::Partial => {}
         }
     }
 

@@ -13,7 +13,7 @@ use crate::pin::snapshot::ContainerState;
 
 /// The result of a collector's run.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum CollectOutcome {
     Complete,
     /// A read failed, or the time was up.
     Partial,
@@ -77,7 +77,7 @@ pub(super) struct ThreadCount {
 
 // === impl Outcome ===
 
-impl Outcome {
+impl CollectOutcome {
     pub(super) fn from_complete(complete: bool) -> Self {
         if complete {
             Self::Complete

@@ -91,11 +91,11 @@ pub(super) type CounterKey = (String, &'static str);
 /// never decrease.
 #[derive(Debug, Default)]
 pub(super) struct BandwidthTotals {
-    containers: HashMap<String, HashMap<CounterKey, Counter>>,
+    containers: HashMap<String, HashMap<CounterKey, MonitorCounter>>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Counter {
+struct MonitorCounter {
     total: u64,
     last: u64,
 }
@@ -106,13 +106,13 @@ impl BandwidthTotals {
     /// Adds a counter's increase since the last reading, and returns the total since the first reading.
     pub(super) fn add(&mut self, cgroup: &str, key: CounterKey, now: u64) -> u64 {
         let counters = self.containers.entry(cgroup.to_owned()).or_default();
-        let counter = counters.entry(key).or_insert(Counter {
+        let counter = counters.entry(key).or_insert(MonitorCounter {
             total: 0,
             last: now,
         });
         // A decrease means that the counter began again at zero.
         let increase = now.checked_sub(counter.last).unwrap_or(now);
-        *counter = Counter {
+        *counter = MonitorCounter {
             total: counter.total.saturating_add(increase),
             last: now,
         };

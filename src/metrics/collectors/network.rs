@@ -10,15 +10,15 @@ use super::super::families::{
     POD_NETWORK_TRANSMIT_PACKETS_DROPPED,
 };
 use super::super::page::{Labels, Lines, Page};
-use super::model::Outcome;
+use super::model::CollectOutcome;
 use super::pod_networks::NetworkScope;
 use super::scrape::{Collector, Scrape};
 use crate::host::proc::InterfaceTraffic;
 
-type Counter = fn(&InterfaceTraffic) -> u64;
+type InterfaceCounter = fn(&InterfaceTraffic) -> u64;
 
 /// The families of an interface, each with its counter.
-const FAMILIES: [(&Family, Counter); 8] = [
+const FAMILIES: [(&Family, InterfaceCounter); 8] = [
     (&POD_NETWORK_RECEIVE_BYTES, |traffic| traffic.receive.bytes),
     (&POD_NETWORK_RECEIVE_PACKETS, |traffic| {
         traffic.receive.packets
@@ -51,7 +51,7 @@ impl Collector for NetworkCollector {
         "network"
     }
 
-    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> Outcome {
+    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> CollectOutcome {
         let networks = scrape.networks();
         let mut scopes = page.lines(&POD_NETWORK_SCOPE);
         let mut lines = FAMILIES.map(|(family, _)| page.lines(family));
@@ -78,7 +78,7 @@ impl Collector for NetworkCollector {
         }
         page.add(scopes);
         lines.into_iter().for_each(|lines| page.add(lines));
-        Outcome::from_complete(complete)
+        CollectOutcome::from_complete(complete)
     }
 }
 

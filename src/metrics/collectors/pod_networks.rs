@@ -39,7 +39,7 @@ pub(super) struct PodNetworks {
 }
 
 /// A pod whose namespace is looked up.
-struct Candidate {
+struct NetworkCandidate {
     labels: Labels,
     host_network: bool,
     /// Whether the process lists of all containers were readable.
@@ -88,7 +88,7 @@ impl PodNetworks {
         let complete = pods
             .values()
             .all(|pod| pod.readable || pod.namespace.is_some());
-        let network = |pod: Candidate| {
+        let network = |pod: NetworkCandidate| {
             // The node's counters, repeated for each pod on the node's network, would be wrong. The same holds for a
             // namespace that several pods share.
             let scope = match (host, pod.namespace) {
@@ -112,8 +112,8 @@ impl PodNetworks {
 /// The pods by namespace and name, each with its first process.
 fn candidates<'a>(
     containers: &'a [MeasuredContainer<'_>],
-) -> BTreeMap<(&'a str, &'a str), Candidate> {
-    let mut pods: BTreeMap<(&str, &str), Candidate> = BTreeMap::new();
+) -> BTreeMap<(&'a str, &'a str), NetworkCandidate> {
+    let mut pods: BTreeMap<(&str, &str), NetworkCandidate> = BTreeMap::new();
     // The containers of a pod mostly follow each other.
     let same_pod = |one: &MeasuredContainer<'_>, other: &MeasuredContainer<'_>| {
         one.state.pod == other.state.pod && one.state.namespace == other.state.namespace
@@ -122,7 +122,7 @@ fn candidates<'a>(
         let Some(MeasuredContainer { state, .. }) = containers.first() else {
             continue;
         };
-        let new = || Candidate {
+        let new = || NetworkCandidate {
             labels: pod_labels(state),
             host_network: false,
             readable: true,

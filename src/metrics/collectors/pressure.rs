@@ -2,7 +2,7 @@
 
 use super::super::families::CONTAINER_PRESSURE_SECONDS;
 use super::super::page::{Labels, Lines, Page};
-use super::model::Outcome;
+use super::model::CollectOutcome;
 use super::scrape::{Collector, Scrape};
 use crate::host::cgroup::{Pressure, RESOURCES};
 
@@ -14,9 +14,9 @@ impl Collector for PressureCollector {
         "pressure"
     }
 
-    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> Outcome {
+    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> CollectOutcome {
         if let Some(detail) = scrape.host.cgroups.no_pressure() {
-            return Outcome::unsupported("no_pressure_counters", detail);
+            return CollectOutcome::unsupported("no_pressure_counters", detail);
         }
         let mut seconds = page.lines(&CONTAINER_PRESSURE_SECONDS);
         let mut complete = true;
@@ -36,7 +36,7 @@ impl Collector for PressureCollector {
             write_pressures(&mut seconds, &container.labels, pressures);
         }
         page.add(seconds);
-        Outcome::from_complete(complete)
+        CollectOutcome::from_complete(complete)
     }
 }
 

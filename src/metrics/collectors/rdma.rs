@@ -10,10 +10,10 @@ use super::super::families::{
     POD_RDMA_TRANSMIT_BYTES, POD_RDMA_TRANSMIT_PACKETS,
 };
 use super::super::page::{Labels, Lines, Page};
-use super::model::Outcome;
+use super::model::CollectOutcome;
 use super::pod_networks::NetworkScope;
 use super::scrape::{Collector, Scrape};
-use crate::host::rdma::{self, COUNTERS, Port};
+use crate::host::rdma::{self, COUNTERS, RdmaPort};
 
 /// The families of bytes and packets, for the node and for a pod, by the counter's name. The remaining counters are events.
 const FAMILIES: [(&str, &Family, &Family); 4] = [
@@ -53,7 +53,7 @@ impl Collector for RdmaCollector {
         "rdma"
     }
 
-    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> Outcome {
+    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> CollectOutcome {
         // The agent's own /sys shows the devices of the agent's namespace. The machine's first process sees the node's.
         let node_directory = rdma::directory(&scrape.host.proc.root_of(FIRST_PROCESS));
         let directory = if node_directory.is_dir() {
@@ -64,7 +64,7 @@ impl Collector for RdmaCollector {
         if !directory.is_dir() {
             // The kernel's module creates the directory in every namespace.
             let directory = directory.display();
-            return Outcome::unsupported(
+            return CollectOutcome::unsupported(
                 "no_rdma_device",
                 format!("{directory} is missing: the node has no RDMA device, or no driver"),
             );
@@ -73,12 +73,12 @@ impl Collector for RdmaCollector {
         write_node(&ports, page);
         // Other namespaces share a device that the node shows. The device's traffic then belongs to no single pod.
         let shared = ports.iter().map(|port| port.device.as_str()).collect();
-        Outcome::from_complete(write_pods(scrape, &shared, page))
+        CollectOutcome::from_complete(write_pods(scrape, &shared, page))
     }
 }
 
 /// Writes the families of the node's ports.
-fn write_node(ports: &[Port], page: &mut Page) {
+fn write_node(ports: &[RdmaPort], page: &mut Page) {
     let mut traffic = FAMILIES.map(|(_, family, _)| Lines::of(family));
     let mut state = Lines::of(&NODE_RDMA_PORT_STATE);
     let mut events = Lines::of(&NODE_RDMA_PORT_EVENTS);
@@ -135,7 +135,7 @@ fn write_pods(scrape: &mut Scrape<'_>, shared: &BTreeSet<&str>, page: &mut Page)
             None => rdma::directory(&pod_root),
         };
         let ports = rdma::ports(&directory);
-        let own = |port: &&Port| !shared.contains(port.device.as_str());
+        let own = |port: &&RdmaPort| !shared.contains(port.device.as_str());
         for port in ports.iter().filter(own) {
             let labels = [("device", port.device.as_str()), ("port", &port.port)];
             put(&mut traffic, &pod.labels, &labels, port);
@@ -149,7 +149,7 @@ fn put(
     lines: &mut [Lines; FAMILIES.len()],
     labels: &Labels,
     port_labels: &[(&str, &str)],
-    port: &Port,
+    port: &RdmaPort,
 ) {
     for (lines, (name, ..)) in lines.iter_mut().zip(FAMILIES) {
         let index = COUNTERS.iter().position(|counter| *counter == name);

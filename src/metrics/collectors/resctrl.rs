@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use super::super::families::{CONTAINER_LLC_OCCUPANCY_BYTES, CONTAINER_MEMORY_BANDWIDTH_BYTES};
 use super::super::page::{Lines, Page};
-use super::model::{MeasuredContainer, Outcome};
+use super::model::{CollectOutcome, MeasuredContainer};
 use super::monitor_plan::{BandwidthTotals, MonitorPlan, MonitorStep, WantedGroup, name, plan};
 use super::scrape::{Collector, Scrape};
 use crate::cpu::CpuSet;
 use crate::host::resctrl::{CacheCounters, Count, Resctrl, ResctrlError};
 use crate::pin::Enforcement;
-use crate::pod::Role;
+use crate::pod::PodRole;
 
 /// The time after which a refused group is tried again with the same CPUs. Each attempt takes a monitor, which may not be free
 /// again at once.
@@ -43,7 +43,7 @@ struct RefusedGroup {
 }
 
 /// A container's group.
-struct Group<'a, 'b> {
+struct ResctrlGroup<'a, 'b> {
     container: &'a MeasuredContainer<'b>,
     wanted: WantedGroup,
 }
@@ -54,7 +54,7 @@ impl Collector for ResctrlCollector {
     }
 
     /// Writes the two families of every owner with a group.
-    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> Outcome {
+    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> CollectOutcome {
         if !self.totals.is_empty() {
             let live: HashSet<&str> = scrape
                 .containers
@@ -70,7 +70,7 @@ impl Collector for ResctrlCollector {
         // Under `observe`, the agent makes no groups, and removes the groups of an earlier agent.
         let enforced = scrape.snapshot.enforcement != Enforcement::Observe;
         let containers = scrape.containers.iter().filter(|_| enforced);
-        let groups: Vec<Group<'_, '_>> = containers.filter_map(group).collect();
+        let groups: Vec<ResctrlGroup<'_, '_>> = containers.filter_map(group).collect();
         let mut left_out: BTreeMap<&'static str, usize> = BTreeMap::new();
         let in_time = match self.update_groups(scrape, &groups, most, &mut left_out) {
             Ok(in_time) => in_time,
@@ -83,7 +83,7 @@ impl Collector for ResctrlCollector {
         if unavailable > 0 {
             left_out.insert(UNAVAILABLE, unavailable);
         }
-        Outcome::LeftOut {
+        CollectOutcome::LeftOut {
             complete: in_time && read,
             reasons: left_out,
         }
@@ -112,12 +112,12 @@ impl ResctrlCollector {
     fn update_groups(
         &mut self,
         scrape: &Scrape<'_>,
-        groups: &[Group<'_, '_>],
+        groups: &[ResctrlGroup<'_, '_>],
         most: usize,
         left_out: &mut BTreeMap<&'static str, usize>,
     ) -> Result<bool, ResctrlError> {
         self.refused.retain(|name, refused| {
-            let is_wanted = |group: &Group<'_, '_>| {
+            let is_wanted = |group: &ResctrlGroup<'_, '_>| {
                 group.wanted.name == *name && group.wanted.cpus == refused.cpus
             };
             refused.at.elapsed() < RETRY && groups.iter().any(is_wanted)
@@ -183,7 +183,7 @@ impl ResctrlCollector {
     fn carry_out(
         &mut self,
         step: &MonitorStep,
-        groups: &[Group<'_, '_>],
+        groups: &[ResctrlGroup<'_, '_>],
     ) -> Result<(), ResctrlError> {
         match step {
             MonitorStep::Remove(name) => self.resctrl.remove(name),
@@ -203,14 +203,14 @@ impl ResctrlCollector {
         &mut self,
         page: &mut Page,
         scrape: &Scrape<'_>,
-        groups: &[Group<'_, '_>],
+        groups: &[ResctrlGroup<'_, '_>],
     ) -> (bool, usize) {
         let mut occupancy = Lines::of(&CONTAINER_LLC_OCCUPANCY_BYTES);
         let mut bandwidth = Lines::of(&CONTAINER_MEMORY_BANDWIDTH_BYTES);
         let (mut complete, mut unavailable) = (true, 0);
         // A group that was not made, or not bound to all of its CPUs, has no meaningful counters.
         let existing = self.resctrl.groups().unwrap_or_default();
-        for Group { container, wanted } in groups {
+        for ResctrlGroup { container, wanted } in groups {
             if existing.get(&wanted.name) != Some(&wanted.cpus) {
                 continue;
             }
@@ -258,25 +258,25 @@ impl ResctrlCollector {
     }
 }
 
-fn failure(error: &ResctrlError) -> Outcome {
+fn failure(error: &ResctrlError) -> CollectOutcome {
     if let ResctrlError::Unsupported(detail) = error {
-        return Outcome::unsupported("no_resctrl_monitoring", detail.clone());
+        return CollectOutcome::unsupported("no_resctrl_monitoring", detail.clone());
     }
     tracing::debug!("{error}");
-    Outcome::Partial
+    CollectOutcome::Partial
 }
 
 /// The group for a container with enforced exclusive CPUs.
-fn group<'a, 'b>(container: &'a MeasuredContainer<'b>) -> Option<Group<'a, 'b>> {
+fn group<'a, 'b>(container: &'a MeasuredContainer<'b>) -> Option<ResctrlGroup<'a, 'b>> {
     let cpus = container.enforced_cpus()?;
     let name = name(container.state.uid.as_deref()?, &container.state.container)?;
-    let preferred = container.state.role == Role::Ps;
+    let preferred = container.state.role == PodRole::Ps;
     let wanted = WantedGroup {
         name,
         cpus,
         preferred,
     };
-    Some(Group { container, wanted })
+    Some(ResctrlGroup { container, wanted })
 }
 
 #[cfg(test)]

@@ -10,19 +10,19 @@ use crate::host::proc::SchedulerCounts;
 #[derive(Debug, Default)]
 pub(super) struct SchedulerTotals {
     /// By the number of the cgroup.
-    containers: Vec<Container>,
+    containers: Vec<ContainerTasks>,
 }
 
 #[derive(Debug, Default)]
-struct Container {
+struct ContainerTasks {
     /// In the order of the last scrape. The next scrape mostly has the same order.
-    tasks: Vec<(i32, Task)>,
+    tasks: Vec<(i32, TaskTotals)>,
     total: SchedulerCounts,
 }
 
 /// A thread or a process.
 #[derive(Debug, Clone, Copy, Default)]
-struct Task {
+struct TaskTotals {
     counted: SchedulerCounts,
     /// The start time of a process, which tells the process from a later process with the same id.
     started: Option<u64>,
@@ -40,9 +40,10 @@ impl SchedulerTotals {
         started: impl Fn(i32) -> Option<u64>,
     ) -> SchedulerCounts {
         if self.containers.len() <= number {
-            self.containers.resize_with(number + 1, Container::default);
+            self.containers
+                .resize_with(number + 1, ContainerTasks::default);
         }
-        let Some(Container {
+        let Some(ContainerTasks {
             tasks: tracked,
             total,
         }) = self.containers.get_mut(number)
@@ -59,13 +60,13 @@ impl SchedulerTotals {
             }
             return *total;
         }
-        let mut before: HashMap<i32, Task> = tracked.drain(..).collect();
+        let mut before: HashMap<i32, TaskTotals> = tracked.drain(..).collect();
         let mut handled = HashSet::new();
         // The kernel may list a task twice while the task moves between cgroups below the container's.
         for (id, now) in tasks.iter().filter(|(id, _)| handled.insert(*id)) {
-            let mut task = before.remove(id).unwrap_or_else(|| Task {
+            let mut task = before.remove(id).unwrap_or_else(|| TaskTotals {
                 started: started(*id),
-                ..Task::default()
+                ..TaskTotals::default()
             });
             task.note(now, || started(*id), total);
             tracked.push((*id, task));
@@ -85,14 +86,14 @@ impl SchedulerTotals {
     /// Clears the totals of a removed cgroup.
     pub(super) fn forget(&mut self, number: usize) {
         if let Some(container) = self.containers.get_mut(number) {
-            *container = Container::default();
+            *container = ContainerTasks::default();
         }
     }
 }
 
 // === impl Task ===
 
-impl Task {
+impl TaskTotals {
     /// Adds the increase since the last scrape.
     fn note(
         &mut self,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::super::page::Page;
 use super::cgroup_numbers::CgroupNumbers;
-use super::model::{Deadline, Host, MeasuredContainer, Outcome, measured_containers};
+use super::model::{CollectOutcome, Deadline, Host, MeasuredContainer, measured_containers};
 use super::pod_networks::PodNetworks;
 use super::thread_records::ThreadRecords;
 use crate::host::cgroup::Counters;
@@ -23,7 +23,7 @@ pub(super) trait Collector: fmt::Debug + Send {
     fn name(&self) -> &'static str;
 
     /// Writes the collector's families to the page. Returns before the scrape's deadline.
-    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> Outcome;
+    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> CollectOutcome;
 
     /// Drops the state of a container whose cgroup is gone. Another cgroup may get the same number later.
     fn forget(&mut self, _number: usize) {}

@@ -8,8 +8,8 @@ use super::event_totals::{EventTotals, choose};
 use super::model::MeasuredContainer;
 use super::scrape::Scrape;
 use crate::cpu::CpuSet;
-use crate::host::perf::{CounterGroup, EVENTS, Event, PerfError};
-use crate::pod::Role;
+use crate::host::perf::{CounterGroup, EVENTS, PerfError, PerfEvent};
+use crate::pod::PodRole;
 
 /// Reasons for missing counters, as label values: `metrics.maxSharedCounters` is too small; the cgroup has no hierarchy for
 /// events (cgroup v2 or `perf_event`); the counters of a CPU can't be opened.
@@ -61,7 +61,7 @@ impl SharedCounters {
     pub(super) fn follow(
         &mut self,
         scrape: &Scrape<'_>,
-        events: &[Event],
+        events: &[PerfEvent],
         totals: &mut EventTotals,
     ) -> (bool, BTreeMap<&'static str, usize>) {
         self.close_after_cpu_change(&scrape.snapshot.online, totals);
@@ -180,7 +180,7 @@ impl SharedCounters {
 fn open_groups(
     scrape: &Scrape<'_>,
     cgroup: &str,
-    events: &[Event],
+    events: &[PerfEvent],
 ) -> Result<BTreeMap<u32, CounterGroup>, &'static str> {
     let directory = scrape
         .host
@@ -210,8 +210,8 @@ fn rank(container: &MeasuredContainer<'_>) -> Option<u8> {
         return None;
     }
     Some(match container.state.role {
-        Role::Ps => 0,
-        Role::Worker | Role::Chief | Role::Evaluator => 1,
-        Role::Launcher | Role::Other => 2,
+        PodRole::Ps => 0,
+        PodRole::Worker | PodRole::Chief | PodRole::Evaluator => 1,
+        PodRole::Launcher | PodRole::Other => 2,
     })
 }

@@ -10,7 +10,7 @@ use super::super::families::{
     POD_TCP_RETRANSMITTED_SEGMENTS, POD_TCP_SENT_SEGMENTS, POD_TCP_TIMEOUTS,
 };
 use super::super::page::{Labels, Page};
-use super::model::{Outcome, Unsupported, pod_labels, pods};
+use super::model::{CollectOutcome, Unsupported, pod_labels, pods};
 use super::pod_networks::NetworkScope;
 use super::scrape::{Collector, Scrape};
 use crate::host::sockets::{
@@ -18,9 +18,9 @@ use crate::host::sockets::{
 };
 use crate::pin::snapshot::ContainerState;
 
-type Counter = fn(&SocketTraffic) -> u64;
+type TrafficCounter = fn(&SocketTraffic) -> u64;
 
-const FAMILIES: [(&Family, Counter); 4] = [
+const FAMILIES: [(&Family, TrafficCounter); 4] = [
     (&POD_NETWORK_SOCKET_RECEIVE_BYTES, |traffic| {
         traffic.receive.bytes
     }),
@@ -35,7 +35,7 @@ const FAMILIES: [(&Family, Counter); 4] = [
     }),
 ];
 
-const TCP_FAMILIES: [(&Family, Counter); 3] = [
+const TCP_FAMILIES: [(&Family, TrafficCounter); 3] = [
     (&POD_TCP_SENT_SEGMENTS, |traffic| traffic.tcp.sent),
     (&POD_TCP_RETRANSMITTED_SEGMENTS, |traffic| {
         traffic.tcp.retransmitted
@@ -96,12 +96,12 @@ impl Collector for SocketsCollector {
         "sockets"
     }
 
-    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> Outcome {
+    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> CollectOutcome {
         self.start();
         let counter = match &mut self.counter {
             Ok(Some(counter)) => counter,
-            Ok(None) => return Outcome::Partial,
-            Err(unsupported) => return Outcome::Unsupported(unsupported.clone()),
+            Ok(None) => return CollectOutcome::Partial,
+            Err(unsupported) => return CollectOutcome::Unsupported(unsupported.clone()),
         };
         let pods = pods(&scrape.containers);
         let paths: HashSet<&str> = pods.values().map(|(path, _)| *path).collect();
@@ -113,7 +113,9 @@ impl Collector for SocketsCollector {
         if !pods.is_empty() && sample.pods.is_empty() {
             return match attached {
                 Err(error) => failure(&error),
-                Ok(()) => Outcome::unsupported("no_cgroup_v2", "the pods have no v2 cgroups"),
+                Ok(()) => {
+                    CollectOutcome::unsupported("no_cgroup_v2", "the pods have no v2 cgroups")
+                }
             };
         }
         let networks = scrape.networks();
@@ -125,7 +127,7 @@ impl Collector for SocketsCollector {
             .collect();
         write(page, &pods, &sample, &on_host);
         let complete = attached.is_ok() && !sample.overflowed;
-        Outcome::from_complete(complete && networks.complete)
+        CollectOutcome::from_complete(complete && networks.complete)
     }
 }
 
@@ -159,11 +161,11 @@ fn write(
         .for_each(|lines| page.add(lines));
 }
 
-fn failure(error: &SocketsError) -> Outcome {
+fn failure(error: &SocketsError) -> CollectOutcome {
     if error.is_terminal() {
-        Outcome::Unsupported(unsupported(error))
+        CollectOutcome::Unsupported(unsupported(error))
     } else {
-        Outcome::Partial
+        CollectOutcome::Partial
     }
 }
 

@@ -7,7 +7,7 @@ use super::super::families::{
     CONTAINER_THREADS_EXPECTED, ENFORCEMENT_INFO, NODE_CPUS, POD_INFO, POD_OWNED_CPUS,
 };
 use super::super::page::{Labels, Page};
-use super::model::{Outcome, is_measured, pod_labels};
+use super::model::{CollectOutcome, is_measured, pod_labels};
 use super::scrape::{Collector, Scrape};
 use crate::cpu::CpuSet;
 use crate::pin::snapshot::ContainerState;
@@ -20,11 +20,11 @@ impl Collector for StateCollector {
         "state"
     }
 
-    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> Outcome {
+    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> CollectOutcome {
         node(page, scrape);
         pods(page, scrape);
         containers(page, scrape);
-        Outcome::Complete
+        CollectOutcome::Complete
     }
 }
 

@@ -15,7 +15,7 @@ use super::super::families::{
     CONTAINER_THREADS_VERDICT,
 };
 use super::super::page::Page;
-use super::model::{MeasuredContainer, Outcome};
+use super::model::{CollectOutcome, MeasuredContainer};
 use super::scrape::{Collector, Scrape};
 use super::thread_records::{ThreadRecord, ThreadRecords, ThreadSample};
 use crate::cpu::CpuSet;
@@ -55,9 +55,9 @@ impl Collector for TasksCollector {
     }
 
     /// Writes the families of all containers. A container without a sample has no series that need a sample.
-    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> Outcome {
+    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> CollectOutcome {
         if !scrape.has_thread_counts {
-            return Outcome::unsupported(
+            return CollectOutcome::unsupported(
                 "needs_threads_collector",
                 "the collector tasks needs the thread counts of the collector threads, which metrics.collectors switches off",
             );
@@ -95,8 +95,8 @@ impl Collector for TasksCollector {
             .into_iter()
             .for_each(|lines| page.add(lines));
         match scrape.host.proc.no_migrations() {
-            Some(detail) => Outcome::unsupported("no_migration_counters", detail),
-            None => Outcome::Complete,
+            Some(detail) => CollectOutcome::unsupported("no_migration_counters", detail),
+            None => CollectOutcome::Complete,
         }
     }
 }

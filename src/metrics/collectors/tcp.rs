@@ -11,7 +11,7 @@ use super::super::families::{
     POD_TCP_RETRANSMITTED_SEGMENTS, POD_TCP_SENT_SEGMENTS, POD_TCP_TIMEOUTS,
 };
 use super::super::page::{Labels, Page};
-use super::model::Outcome;
+use super::model::CollectOutcome;
 use super::pod_networks::{NetworkScope, PodNetwork};
 use super::scrape::{Collector, Scrape, SharedState};
 use crate::host::proc::{NamespaceTcpCounts, Proc};
@@ -40,7 +40,7 @@ impl Collector for TcpCollector {
         "tcp"
     }
 
-    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> Outcome {
+    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> CollectOutcome {
         let networks = scrape.networks();
         let proc = &scrape.host.proc;
         let mut sent = page.lines(&POD_TCP_SENT_SEGMENTS);
@@ -72,7 +72,7 @@ impl Collector for TcpCollector {
         [sent, retransmitted, timeouts]
             .into_iter()
             .for_each(|lines| page.add(lines));
-        Outcome::from_complete(complete)
+        CollectOutcome::from_complete(complete)
     }
 
     #[cfg(test)]

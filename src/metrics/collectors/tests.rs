@@ -16,7 +16,8 @@ use crate::host::perf;
 use crate::host::proc::Proc;
 use crate::pin::{Enforcement, EnforcementCause};
 use crate::pod::{
-    Container, ContainerKind, Entitlement, Pod, Policy, Qos, Role, ThreadPolicy, thread_environment,
+    Container, ContainerKind, Entitlement, Pod, PodRole, Policy, Qos, ThreadPolicy,
+    thread_environment,
 };
 
 /// The open files of a cgroup: the directory, CPU time, processes, memory, and three files of pressure.
@@ -83,7 +84,7 @@ fn state(cgroup: String, number: u32) -> ContainerState {
         container: "main".to_owned(),
         uid: Some(number.to_string()),
         kind: ContainerKind::App,
-        role: Role::Other,
+        role: PodRole::Other,
         job: None,
         index: None,
         evidence: String::new(),
@@ -164,7 +165,7 @@ fn run(
     snapshot: &Snapshot,
     until: Instant,
     names: &[&str],
-) -> Vec<(Outcome, String)> {
+) -> Vec<(CollectOutcome, String)> {
     let mut pages = sources.pages.lock();
     let Collectors { state, enabled } = &mut pages.collectors;
     let (mut scrape, _) = Scrape::new(
@@ -239,7 +240,7 @@ fn a_late_collector_leaves_out_unread_containers() {
         .iter()
         .zip(run(&sources, &snapshot, in_time(), &names))
     {
-        assert_eq!(outcome, Outcome::Complete, "{name}");
+        assert_eq!(outcome, CollectOutcome::Complete, "{name}");
         assert!(
             text.contains("pod=\"pod-1\"") && text.contains("pod=\"pod-2\""),
             "{name}: {text}"
@@ -247,7 +248,7 @@ fn a_late_collector_leaves_out_unread_containers() {
     }
     let late = run(&sources, &snapshot, Instant::now(), &names);
     for (name, result) in names.iter().zip(late) {
-        assert_eq!(result, (Outcome::Partial, String::new()), "{name}");
+        assert_eq!(result, (CollectOutcome::Partial, String::new()), "{name}");
     }
 }
 
@@ -348,9 +349,12 @@ fn the_next_scrape_covers_the_interference_of_a_late_scrape() {
     let sources = sources(root);
     let snapshot = snapshot(vec![owner(root, 0, 0), owner(root, 1, 1)]);
     let scrape = |until| run(&sources, &snapshot, until, &["interference"]).remove(0);
-    assert_eq!(scrape(Instant::now()), (Outcome::Partial, String::new()));
+    assert_eq!(
+        scrape(Instant::now()),
+        (CollectOutcome::Partial, String::new())
+    );
     let (outcome, text) = scrape(in_time());
-    assert_eq!(outcome, Outcome::Complete, "{text}");
+    assert_eq!(outcome, CollectOutcome::Complete, "{text}");
     for pod in ["pod-0", "pod-1"] {
         let series = format!(
             "pinfold_container_interference_cpu_seconds_total{{namespace=\"train\",pod=\"{pod}\""
@@ -376,7 +380,7 @@ fn a_late_scrape_opens_no_counters() {
     };
     let complete = false;
     let reasons = BTreeMap::new();
-    let partial = (Outcome::LeftOut { complete, reasons }, String::new());
+    let partial = (CollectOutcome::LeftOut { complete, reasons }, String::new());
     // The snapshot has no online CPU, so the collector does not probe the hardware.
     assert_eq!(late(owner(root, 0, 0), 0), partial);
     // Without time, no container on shared CPUs is left out for a reason.

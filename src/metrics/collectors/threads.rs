@@ -8,7 +8,7 @@ use super::super::families::{
     CONTAINER_CONTEXT_SWITCHES, CONTAINER_CPU_RUN_DELAY_SECONDS, CONTAINER_THREADS,
 };
 use super::super::page::Page;
-use super::model::{Outcome, ThreadCount};
+use super::model::{CollectOutcome, ThreadCount};
 use super::scheduler_totals::SchedulerTotals;
 use super::scrape::{Collector, Scrape};
 use crate::host::proc::{Proc, SchedulerCounts};
@@ -37,7 +37,7 @@ impl Collector for ThreadsCollector {
         "threads"
     }
 
-    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> Outcome {
+    fn collect(&mut self, scrape: &mut Scrape<'_>, page: &mut Page) -> CollectOutcome {
         scrape.list_processes();
         let mut threads = page.lines(&CONTAINER_THREADS);
         let mut switches = page.lines(&CONTAINER_CONTEXT_SWITCHES);
@@ -87,8 +87,8 @@ impl Collector for ThreadsCollector {
             .into_iter()
             .for_each(|lines| page.add(lines));
         match no_run_delay.filter(|_| complete) {
-            Some(detail) => Outcome::unsupported("no_run_delay", detail),
-            None => Outcome::from_complete(complete),
+            Some(detail) => CollectOutcome::unsupported("no_run_delay", detail),
+            None => CollectOutcome::from_complete(complete),
         }
     }
 

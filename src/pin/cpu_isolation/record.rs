@@ -48,13 +48,13 @@ pub enum KnobRecordError {
 #[derive(Serialize, Deserialize)]
 struct Text {
     version: u32,
-    groups: Vec<Group>,
+    groups: Vec<KnobGroup>,
 }
 
 /// Knobs with the same history.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Group {
+struct KnobGroup {
     before: CpuSet,
     ours: Vec<CpuSet>,
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -159,11 +159,11 @@ type QueueKnob = fn(String, u32) -> Knob;
 /// The queues of each network interface.
 type DeviceQueues<'a> = BTreeMap<&'a str, BTreeSet<u32>>;
 
-fn group(entry: &KnobHistory, knobs: &[&Knob]) -> Group {
-    let mut group = Group {
+fn group(entry: &KnobHistory, knobs: &[&Knob]) -> KnobGroup {
+    let mut group = KnobGroup {
         before: entry.before.clone(),
         ours: entry.ours.iter().cloned().collect(),
-        ..Group::default()
+        ..KnobGroup::default()
     };
     let mut irqs = BTreeSet::new();
     let (mut receive, mut transmit) = (DeviceQueues::new(), DeviceQueues::new());

@@ -31,7 +31,7 @@ const ALL: CpuIsolationOptions = CpuIsolationOptions {
 
 /// A kernel: the knobs, and a record on a cgroup.
 #[derive(Debug, Clone)]
-struct Kernel {
+struct KnobKernel {
     knobs: BTreeMap<Knob, CpuSet>,
     managed: BTreeSet<Knob>,
     note: Option<String>,
@@ -41,7 +41,7 @@ struct Kernel {
     isolated: CpuSet,
 }
 
-impl Kernel {
+impl KnobKernel {
     fn new(knobs: &[(Knob, &str)]) -> Self {
         Self {
             knobs: knobs
@@ -115,7 +115,7 @@ impl Kernel {
 
 #[test]
 fn each_kind_has_its_rule() {
-    let mut kernel = Kernel::new(&[
+    let mut kernel = KnobKernel::new(&[
         (Knob::Irq(1), "0-7"),
         (Knob::Irq(2), "2-3"),
         (Knob::Irq(3), "0"),
@@ -163,7 +163,7 @@ fn each_kind_has_its_rule() {
 
 #[test]
 fn work_queues_are_off_isolated_cpus_whatever_is_asked_for() {
-    let mut kernel = Kernel::new(&[(Knob::Irq(1), "0-7"), (Knob::Workqueues, "0-7")]);
+    let mut kernel = KnobKernel::new(&[(Knob::Irq(1), "0-7"), (Knob::Workqueues, "0-7")]);
     kernel.isolated = set("2");
     assert_eq!(kernel.run(CpuIsolationOptions::default(), "2-3"), 1);
     assert_eq!(
@@ -188,7 +188,7 @@ fn work_queues_are_off_isolated_cpus_whatever_is_asked_for() {
 
 #[test]
 fn what_others_wrote_since_is_left_alone() {
-    let mut kernel = Kernel::new(&[
+    let mut kernel = KnobKernel::new(&[
         (Knob::Irq(1), "0-7"),
         (Knob::Irq(2), "0-7"),
         (Knob::Irq(3), "0-7"),
@@ -210,7 +210,7 @@ fn what_others_wrote_since_is_left_alone() {
 
 #[test]
 fn what_the_kernel_manages_is_tried_once() {
-    let mut kernel = Kernel::new(&[(Knob::Irq(1), "2"), (Knob::Irq(2), "2")]);
+    let mut kernel = KnobKernel::new(&[(Knob::Irq(1), "2"), (Knob::Irq(2), "2")]);
     kernel.managed.insert(Knob::Irq(1));
     assert_eq!(kernel.plan(ALL, &set("2")).writes.len(), 2);
     kernel.run(ALL, "2");
@@ -221,7 +221,7 @@ fn what_the_kernel_manages_is_tried_once() {
 
 #[test]
 fn missing_data_forgets_nothing() {
-    let mut kernel = Kernel::new(&[
+    let mut kernel = KnobKernel::new(&[
         (Knob::Irq(1), "0-7"),
         (receive(0), "0-7"),
         (receive(1), "0-7"),
@@ -251,7 +251,7 @@ fn missing_data_forgets_nothing() {
 
 #[test]
 fn work_is_never_sent_to_offline_cpus_only() {
-    let mut kernel = Kernel::new(&[(Knob::Irq(1), "2,8-15"), (transmit(0), "2,8-15")]);
+    let mut kernel = KnobKernel::new(&[(Knob::Irq(1), "2,8-15"), (transmit(0), "2,8-15")]);
     kernel.run(ALL, "2");
     assert_eq!(kernel.holds(&Knob::Irq(1)), "0-1,3-7");
     assert_eq!(kernel.holds(&transmit(0)), "2,8-15");
@@ -303,7 +303,7 @@ proptest! {
             Knob::Irq(1), Knob::Irq(2), Knob::Irq(3), Knob::NewIrqs, Knob::Workqueues,
             receive(0), transmit(0), transmit(1), Knob::Slice("system.slice".to_owned()),
         ];
-        let mut kernel = Kernel::new(&[]);
+        let mut kernel = KnobKernel::new(&[]);
         for (knob, cpus) in knobs.iter().zip(values) {
             // Only packet steering can be off, with an empty set.
             let off = cpus.is_empty() && knob.kind() != KnobKind::PacketSteering;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::super::assignment::union;
 use super::model::{ContainerMove, DecisionInput, PodRequest, ShortfallNote};
-use crate::cpu::{Cores, CpuSet, Owner, Placement, Refusal, Request, cpu_count};
+use crate::cpu::{Cores, CpuSet, Owner, Placement, PlacementRefusal, Request, cpu_count};
 use crate::pin::{Ledger, PodAssignment};
 use crate::pod::ContainerIds;
 
@@ -185,7 +185,7 @@ impl<'a> PlacementPass<'a> {
         own: &CpuSet,
         missing: usize,
         together: Option<&CpuSet>,
-    ) -> Result<Placement, Refusal> {
+    ) -> Result<Placement, PlacementRefusal> {
         let request = pod.preferences.request(missing, &self.near(pod));
         if !own.is_empty() {
             return self.place_beside(own, &request);
@@ -223,14 +223,14 @@ impl<'a> PlacementPass<'a> {
         }
     }
 
-    fn place(&self, request: &Request) -> Result<Placement, Refusal> {
+    fn place(&self, request: &Request) -> Result<Placement, PlacementRefusal> {
         self.inputs.placer.place_as(&self.free(), request)
     }
 
     /// Places more CPUs for a container with CPUs. The new CPUs share a last-level cache with the
     /// present CPUs if possible, else a NUMA node. Otherwise the new CPUs can be anywhere. If the
     /// pod wants the fewest NUMA nodes, all CPUs of the container count.
-    fn place_beside(&self, own: &CpuSet, request: &Request) -> Result<Placement, Refusal> {
+    fn place_beside(&self, own: &CpuSet, request: &Request) -> Result<Placement, PlacementRefusal> {
         let topology = self.inputs.topology;
         let free = self.free();
         let llcs = topology.llcs().into_iter();
@@ -299,7 +299,7 @@ impl<'a> PlacementPass<'a> {
 }
 
 /// The note of a container that could not get all of its CPUs.
-fn shortfall(own: &CpuSet, error: &Refusal) -> String {
+fn shortfall(own: &CpuSet, error: &PlacementRefusal) -> String {
     match own.len() {
         0 => format!("stays in the shared pool: {error}"),
         count => format!(

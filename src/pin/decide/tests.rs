@@ -1,5 +1,5 @@
 use super::*;
-use crate::cpu::{Numbering, Placer, Refusal, Shape};
+use crate::cpu::{Numbering, PlacementRefusal, Placer, Shape};
 use crate::pod::{self, CpuPreferences, Policy, Resources};
 
 /// 16 CPUs: 2 NUMA nodes of 4 cores with 2 threads each, siblings adjacent.
@@ -346,7 +346,7 @@ fn notes_of_one_cpu_are_in_the_singular() {
         "{note}"
     );
     let whole = |wanted: usize| {
-        Refusal::NotWholeCores {
+        PlacementRefusal::NotWholeCores {
             wanted,
             less: 0,
             more: 2,

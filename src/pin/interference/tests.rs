@@ -143,17 +143,17 @@ impl Machine {
         }
     }
 
-    fn usage(&self, at: u64) -> Usage {
+    fn usage(&self, at: u64) -> CpuUsage {
         if self.per_cpu {
             let own = (0..self.cpus.len()).map(|cpu| self.time(cpu, at, Who::TrackedOwner, true));
-            return Usage::PerCpu(own.map(Duration::from_nanos).collect());
+            return CpuUsage::PerCpu(own.map(Duration::from_nanos).collect());
         }
         let stolen = if self.stolen_is_the_owners {
             self.on_all(at, Who::Stolen, true)
         } else {
             0
         };
-        Usage::Total(Duration::from_nanos(
+        CpuUsage::Total(Duration::from_nanos(
             self.on_all(at, Who::TrackedOwner, true) + stolen,
         ))
     }
@@ -249,8 +249,8 @@ fn look(ms: u64, idle: u64) -> CpuSample {
     }
 }
 
-fn total(ms: u64) -> Usage {
-    Usage::Total(Duration::from_millis(ms))
+fn total(ms: u64) -> CpuUsage {
+    CpuUsage::Total(Duration::from_millis(ms))
 }
 
 #[test]

@@ -91,7 +91,7 @@ struct HeldCpus {
 }
 
 /// A container's cgroup with its desired CPUs.
-struct Target<'a> {
+struct CpusetTarget<'a> {
     container: &'a ObservedContainer,
     plan: &'a PodPlan,
     cpus: CpuSet,
@@ -268,7 +268,7 @@ impl<'a> CpusetPlanner<'a> {
     }
 
     /// The CPUs desired for a container; empty if no CPU is left.
-    fn target<'t>(&self, container: &'t ObservedContainer, plan: &'t PodPlan) -> Target<'t> {
+    fn target<'t>(&self, container: &'t ObservedContainer, plan: &'t PodPlan) -> CpusetTarget<'t> {
         let online = &self.desired.online;
         let name = container.name.as_deref().unwrap_or_default();
         let own = plan.assignment.containers.get(name);
@@ -284,7 +284,7 @@ impl<'a> CpusetPlanner<'a> {
             None if is_init && !pod_cpus.is_empty() => (pod_cpus, Reason::Own),
             None => (self.shared.clone(), Reason::Share),
         };
-        Target {
+        CpusetTarget {
             container,
             plan,
             cpus,
@@ -295,7 +295,7 @@ impl<'a> CpusetPlanner<'a> {
 
     /// The effective CPUs of the container, plus all CPUs made effective by the plan without a
     /// write to the container.
-    fn reachable(&self, target: &Target<'_>, pod: &ObservedPod) -> CpuSet {
+    fn reachable(&self, target: &CpusetTarget<'_>, pod: &ObservedPod) -> CpuSet {
         let cpuset = &target.container.cgroup.cpuset;
         let is_released = target.plan.assignment.is_empty() && pod.record.is_some();
         let resizes_pod = is_released || !target.plan.assignment.is_empty();
@@ -325,7 +325,7 @@ impl<'a> CpusetPlanner<'a> {
     }
 
     /// Records the container's CPUs, and the cgroup's values from before Pinfold's first write.
-    fn record_container(&mut self, target: &Target<'_>, is_settled: bool) {
+    fn record_container(&mut self, target: &CpusetTarget<'_>, is_settled: bool) {
         let record = target.container.record.as_ref();
         let next = target.next_record(self.desired);
         // A container with its target set needs no record unless Pinfold has narrowed the
@@ -344,7 +344,7 @@ impl<'a> CpusetPlanner<'a> {
 
     /// Narrows a container that loses CPUs, then writes the container's target. Returns the
     /// intermediate CPUs, if any.
-    fn move_container(&mut self, target: &Target<'_>, reachable: &CpuSet) -> CpuSet {
+    fn move_container(&mut self, target: &CpusetTarget<'_>, reachable: &CpuSet) -> CpuSet {
         let path = &target.container.cgroup.path;
         let narrowed = self.narrowed(target, reachable);
         if let Some(narrowed) = &narrowed {
@@ -369,7 +369,7 @@ impl<'a> CpusetPlanner<'a> {
 
     /// The container's CPUs between its old set and its target. Returns `None` if the container
     /// needs no intermediate set.
-    fn narrowed(&self, target: &Target<'_>, reachable: &CpuSet) -> Option<CpuSet> {
+    fn narrowed(&self, target: &CpusetTarget<'_>, reachable: &CpuSet) -> Option<CpuSet> {
         let own = &target.container.cgroup.cpuset.cpus;
         if reachable.union(own).is_subset(&target.cpus) {
             return None;
@@ -384,7 +384,7 @@ impl<'a> CpusetPlanner<'a> {
     }
 
     /// Lifts an owner's quota and binds its memory. Restores both for a non-owner.
-    fn limit_container(&mut self, target: &Target<'_>) {
+    fn limit_container(&mut self, target: &CpusetTarget<'_>) {
         let container = target.container;
         let (path, quota) = (&container.cgroup.path, container.cgroup.quota);
         if target.is_owner {
@@ -402,7 +402,7 @@ impl<'a> CpusetPlanner<'a> {
 
 // === impl Target ===
 
-impl Target<'_> {
+impl CpusetTarget<'_> {
     /// Whether the container already has its target, without a further write.
     fn is_settled(&self, reachable: &CpuSet) -> bool {
         let own = &self.container.cgroup.cpuset.cpus;

@@ -4,7 +4,7 @@
 use serde::Serialize;
 
 use super::model::{Comparison, Effect, MachineFacts, Metric, WaySummary};
-use super::plan::{Plan, Work, counted};
+use super::plan::{BenchPlan, BenchProgram, counted};
 
 /// A claim and the bench's result.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -24,7 +24,7 @@ pub struct Claim {
 
 /// The claims, all of one article: wide & deep models on hosts with 80 CPUs.
 pub(super) fn claims(
-    plan: &Plan,
+    plan: &BenchPlan,
     effects: &[Effect],
     ways: &[WaySummary],
     found: &MachineFacts,
@@ -70,7 +70,7 @@ pub(super) fn claims(
     ]
 }
 
-fn about_pinning(plan: &Plan, found: &MachineFacts) -> Vec<String> {
+fn about_pinning(plan: &BenchPlan, found: &MachineFacts) -> Vec<String> {
     let mut but = vec![
         "in the article, shared tasks had no limits; here, shared tasks have the CFS quota of a pod with limits"
             .to_owned(),
@@ -101,7 +101,7 @@ fn about_pinning(plan: &Plan, found: &MachineFacts) -> Vec<String> {
         ));
     }
     let free = plan.online.difference(&plan.reserved).len();
-    if matches!(plan.work, Work::BuiltIn) && plan.ps > 0 && plan.ps_cpus == 0 {
+    if matches!(plan.work, BenchProgram::BuiltIn) && plan.ps > 0 && plan.ps_cpus == 0 {
         but.push(format!(
             "only {free} of {} can be exclusive: in pinned runs, the parameter server shares the other CPUs with the \
              neighbors and the system, and the workers wait for the server",
@@ -122,7 +122,7 @@ fn about_pinning(plan: &Plan, found: &MachineFacts) -> Vec<String> {
     but
 }
 
-fn about_threads(plan: &Plan, ways: &[WaySummary]) -> Vec<String> {
+fn about_threads(plan: &BenchPlan, ways: &[WaySummary]) -> Vec<String> {
     let mut but = Vec::new();
     let host = plan
         .host_threads
@@ -169,7 +169,7 @@ fn about_threads(plan: &Plan, ways: &[WaySummary]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::super::report::tests::{plan, runs};
-    use super::super::report::{MachineFacts, Report};
+    use super::super::report::{BenchReport, MachineFacts};
     use super::*;
 
     #[test]
@@ -178,7 +178,7 @@ mod tests {
             enforcement: "cpuset".to_owned(),
             ..MachineFacts::default()
         };
-        let report = Report::new(
+        let report = BenchReport::new(
             plan(6),
             runs(6, |_, _| vec![(Metric::StepsPerSecond, 5.0)]),
             found,
@@ -224,7 +224,7 @@ mod tests {
     fn threads_of_a_larger_host_are_named() {
         let mut plan = plan(6);
         plan.host_threads = Some(80);
-        let report = Report::new(plan, runs(6, |_, _| vec![]), MachineFacts::default());
+        let report = BenchReport::new(plan, runs(6, |_, _| vec![]), MachineFacts::default());
         let but = report.claims[1].but.join("\n");
         assert!(
             but.contains("a host with 80 CPUs, on a machine with 2 CPUs") && !but.contains("only"),

@@ -1,15 +1,15 @@
 //! Sentences about the comparison of a bench, and about the limits of the machine.
 
-use super::plan::{Plan, Work, counted};
+use super::plan::{BenchPlan, BenchProgram, counted};
 use crate::sandbox::job::SERVER_CPUS;
 use crate::sandbox::neighbors::Neighbors;
 
-impl Plan {
+impl BenchPlan {
     /// The comparison, the neighbors, and the limits of this machine, each as a sentence.
     pub fn compared(&self) -> Vec<String> {
         let task = match self.work {
-            Work::BuiltIn => "job",
-            Work::Command { .. } => "command",
+            BenchProgram::BuiltIn => "job",
+            BenchProgram::Command { .. } => "command",
         };
         let mut sentences = vec![
             format!(
@@ -19,7 +19,7 @@ impl Plan {
             self.beside(),
         ];
         let online = self.online.len();
-        if self.ps == 0 && online < SERVER_CPUS && matches!(self.work, Work::BuiltIn) {
+        if self.ps == 0 && online < SERVER_CPUS && matches!(self.work, BenchProgram::BuiltIn) {
             sentences.push(format!(
                 "With {}, the bench shows the effect on one worker; a job with a parameter server needs a machine with \
                  {SERVER_CPUS} CPUs or more.",
@@ -82,7 +82,7 @@ mod tests {
     use crate::sandbox::neighbors::NeighborKind;
 
     fn words(cores: u32, options: PlanOptions) -> String {
-        let plan = Plan::new(options, &machine(cores), &"0".parse().unwrap()).unwrap();
+        let plan = BenchPlan::new(options, &machine(cores), &"0".parse().unwrap()).unwrap();
         plan.compared().join(" ")
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::report::Metric;
 use super::stats;
-use crate::sandbox::sample::{Counters, Sample};
+use crate::sandbox::sample::{Sample, SampledCounters};
 
 /// The counters at a moment.
 #[derive(Debug)]
@@ -75,7 +75,7 @@ impl Interval<'_> {
     }
 
     /// The increase of a counter per second, over all pods of the job; `None` if a pod lacks the counter.
-    fn per_second(&self, pick: fn(&Counters) -> Option<u64>) -> Option<f64> {
+    fn per_second(&self, pick: fn(&SampledCounters) -> Option<u64>) -> Option<f64> {
         let mut sum = 0;
         for name in &self.pods {
             let of = |sample: &Sample| sample.pods.get(*name).and_then(pick);

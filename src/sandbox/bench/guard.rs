@@ -1,4 +1,4 @@
-//! [`Guard`]: a process that removes the remains of a bench that was killed.
+//! [`CleanupGuard`]: a process that removes the remains of a bench that was killed.
 //!
 //! The process waits for the end of a pipe. Only the bench holds the other end, and the kernel closes the pipe with the
 //! bench.
@@ -15,13 +15,13 @@ use crate::sandbox::node;
 
 /// The cleanup process. A drop starts the cleanup and waits for the end of the process.
 #[derive(Debug)]
-pub(super) struct Guard {
+pub(super) struct CleanupGuard {
     child: Child,
 }
 
 // === impl Guard ===
 
-impl Guard {
+impl CleanupGuard {
     /// Starts the process.
     ///
     /// # Errors
@@ -46,7 +46,7 @@ impl Guard {
     }
 }
 
-impl Drop for Guard {
+impl Drop for CleanupGuard {
     fn drop(&mut self) {
         drop(self.child.stdin.take());
         // The cleanup process prints nothing, because nobody could act on an error. The next bench removes the remains.

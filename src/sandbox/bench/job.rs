@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 use anyhow::Context;
 use serde_json::json;
 
-use super::plan::{Cpus, Plan, Threads, Way, Work};
+use super::plan::{BenchPlan, BenchProgram, Cpus, ThreadChoice, Way};
 use crate::pod::{
     self, CPUS_ANNOTATION, Pod, Policy, THREADS_ANNOTATION, ThreadBasis, ThreadPolicy,
     thread_environment,
@@ -29,7 +29,7 @@ pub struct BenchPod {
     /// The pod's manifest.
     pub manifest: String,
     /// The pod's role in the job.
-    pub part: Part,
+    pub part: PodWork,
     /// The arguments of the pod's program.
     pub args: Vec<String>,
     /// The pod's variables in addition to the agent's variables.
@@ -44,7 +44,7 @@ pub struct BenchPod {
 
 /// The work of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
+pub enum PodWork {
     /// A parameter server of the built-in job.
     Ps,
     /// A worker of the built-in job.
@@ -60,7 +60,7 @@ pub enum Part {
 ///
 /// # Errors
 /// The manifest reader refuses a generated manifest, which would be a defect.
-pub fn pods(plan: &Plan, way: Way, number: usize) -> anyhow::Result<Vec<BenchPod>> {
+pub fn pods(plan: &BenchPlan, way: Way, number: usize) -> anyhow::Result<Vec<BenchPod>> {
     let address = |index: u32| Ipv4Addr::from(u32::from(NETWORK) + index);
     let hosts: Vec<String> = (0..plan.ps)
         .map(|index| format!("{}:{PORT}", address(index)))
@@ -68,8 +68,8 @@ pub fn pods(plan: &Plan, way: Way, number: usize) -> anyhow::Result<Vec<BenchPod
     let hosts = hosts.join(",");
     let mut pods = Vec::new();
     for index in 0..plan.ps {
-        let member = Member {
-            part: Part::Ps,
+        let member = BenchMember {
+            part: PodWork::Ps,
             index,
             cpus: plan.ps_cpus.max(1),
             own: plan.ps_cpus > 0,
@@ -86,21 +86,21 @@ pub fn pods(plan: &Plan, way: Way, number: usize) -> anyhow::Result<Vec<BenchPod
         pods.push(neighbor(plan, index, &uid)?);
     }
     for index in 0..plan.workers {
-        let member = Member {
-            part: Part::Worker,
+        let member = BenchMember {
+            part: PodWork::Worker,
             index,
             cpus: plan.cpus,
             own: plan.cpus > 0,
         };
         let mut pod = member.pod(plan, way, &uid(number, pods.len()))?;
         match &plan.work {
-            Work::BuiltIn => {
+            BenchProgram::BuiltIn => {
                 pod.args.extend(train("worker", index, &hosts));
                 pod.args.push("--each-step".to_owned());
                 pod.address = Some(address(plan.ps + index));
             }
-            Work::Command { line, .. } => {
-                pod.part = Part::Command;
+            BenchProgram::Command { line, .. } => {
+                pod.part = PodWork::Command;
                 pod.run_command(line.clone(), index);
             }
         }
@@ -110,16 +110,16 @@ pub fn pods(plan: &Plan, way: Way, number: usize) -> anyhow::Result<Vec<BenchPod
 }
 
 /// The variables that the agent sets for a worker of a plan. The values are the same for exclusive CPUs and for a CPU limit.
-pub fn right_variables(plan: &Plan) -> anyhow::Result<BTreeMap<String, String>> {
-    let member = Member {
-        part: Part::Worker,
+pub fn right_variables(plan: &BenchPlan) -> anyhow::Result<BTreeMap<String, String>> {
+    let member = BenchMember {
+        part: PodWork::Worker,
         index: 0,
         cpus: plan.cpus,
         own: true,
     };
     let right = Way {
         cpus: Cpus::Pinned,
-        threads: Threads::Right,
+        threads: ThreadChoice::Right,
     };
     let pod = member.pod(plan, right, &uid(0, 0))?;
     Ok(variables(&pod.pod, plan.cpus))
@@ -151,28 +151,28 @@ impl BenchPod {
     }
 }
 
-struct Member {
-    part: Part,
+struct BenchMember {
+    part: PodWork,
     index: u32,
     cpus: u32,
     /// Whether the pod gets exclusive CPUs in the pinned ways.
     own: bool,
 }
 
-impl Member {
-    fn pod(&self, plan: &Plan, way: Way, uid: &str) -> anyhow::Result<BenchPod> {
-        let role = if self.part == Part::Ps {
+impl BenchMember {
+    fn pod(&self, plan: &BenchPlan, way: Way, uid: &str) -> anyhow::Result<BenchPod> {
+        let role = if self.part == PodWork::Ps {
             "ps"
         } else {
             "worker"
         };
         let exclusive = self.own && way.cpus == Cpus::Pinned;
-        let manifest = |threads: Threads| {
+        let manifest = |threads: ThreadChoice| {
             let mut annotations = serde_json::Map::new();
             if !exclusive {
                 annotations.insert(CPUS_ANNOTATION.to_owned(), json!("shared"));
             }
-            if threads == Threads::Host {
+            if threads == ThreadChoice::Host {
                 annotations.insert(THREADS_ANNOTATION.to_owned(), json!("off"));
             }
             let resources = json!({ "cpu": self.cpus.to_string(), "memory": "1Gi" });
@@ -198,9 +198,9 @@ impl Member {
             })
         };
         let mut pod = bench_pod(&manifest(way.threads), self.part, exclusive)?;
-        if let (Threads::Host, Some(host)) = (way.threads, plan.host_threads) {
+        if let (ThreadChoice::Host, Some(host)) = (way.threads, plan.host_threads) {
             pod.env = variables(
-                &bench_pod(&manifest(Threads::Right), self.part, exclusive)?.pod,
+                &bench_pod(&manifest(ThreadChoice::Right), self.part, exclusive)?.pod,
                 host,
             );
         }
@@ -208,9 +208,9 @@ impl Member {
     }
 }
 
-fn neighbor(plan: &Plan, index: u32, uid: &str) -> anyhow::Result<BenchPod> {
+fn neighbor(plan: &BenchPlan, index: u32, uid: &str) -> anyhow::Result<BenchPod> {
     let manifest = plan.neighbors.manifest(index, "bench", uid);
-    let mut pod = bench_pod(&manifest, Part::Neighbor, false)?;
+    let mut pod = bench_pod(&manifest, PodWork::Neighbor, false)?;
     if !plan.full_node {
         pod.args = plan.neighbors.args(index);
         return Ok(pod);
@@ -218,21 +218,21 @@ fn neighbor(plan: &Plan, index: u32, uid: &str) -> anyhow::Result<BenchPod> {
     // The number continues the numbers of the workers, so that copies of a command do not use the same files.
     let number = plan.workers + index;
     if let Some(host) = plan.host_threads {
-        let member = Member {
-            part: Part::Worker,
+        let member = BenchMember {
+            part: PodWork::Worker,
             index: number,
             cpus: plan.cpus,
             own: false,
         };
         let sized = Way {
             cpus: Cpus::Shared,
-            threads: Threads::Right,
+            threads: ThreadChoice::Right,
         };
         pod.env = variables(&member.pod(plan, sized, uid)?.pod, host);
     }
     match &plan.work {
-        Work::BuiltIn => pod.args = train("worker", number, ""),
-        Work::Command { line, .. } => {
+        BenchProgram::BuiltIn => pod.args = train("worker", number, ""),
+        BenchProgram::Command { line, .. } => {
             // The neighbor runs as long as the measurement, so the command is repeated.
             let again = format!("while :; do (\n{line}\n) || exit; done");
             pod.run_command(again, number);
@@ -243,7 +243,7 @@ fn neighbor(plan: &Plan, index: u32, uid: &str) -> anyhow::Result<BenchPod> {
 
 fn bench_pod(
     manifest: &serde_json::Value,
-    part: Part,
+    part: PodWork,
     exclusive: bool,
 ) -> anyhow::Result<BenchPod> {
     let manifest = manifest.to_string();
@@ -283,13 +283,13 @@ mod tests {
     use crate::pod::{Entitlement, Qos};
     use crate::sandbox::bench::plan::{PlanOptions, tests::machine};
 
-    fn plan(cores: u32, options: PlanOptions) -> Plan {
+    fn plan(cores: u32, options: PlanOptions) -> BenchPlan {
         let options = PlanOptions {
             rounds: 4,
             seconds: 2,
             ..options
         };
-        Plan::new(options, &machine(cores), &"0".parse().unwrap()).unwrap()
+        BenchPlan::new(options, &machine(cores), &"0".parse().unwrap()).unwrap()
     }
 
     fn owed(pod: &Pod) -> u32 {
@@ -308,7 +308,7 @@ mod tests {
             assert_eq!(pods.len(), 5);
             for pod in &pods {
                 let threads = variables(&pod.pod, 3);
-                let job = pod.part != Part::Neighbor;
+                let job = pod.part != PodWork::Neighbor;
                 let own = job && way.cpus == Cpus::Pinned;
                 assert_eq!(
                     (owed(&pod.pod) > 0, pod.exclusive),
@@ -316,7 +316,7 @@ mod tests {
                     "{way:?} {}",
                     pod.pod.name
                 );
-                let sized = job && way.threads == Threads::Right;
+                let sized = job && way.threads == ThreadChoice::Right;
                 assert_eq!(
                     !threads.is_empty(),
                     sized,
@@ -341,8 +341,8 @@ mod tests {
         );
         for way in Way::ALL {
             let pods = pods(&plan, way, 0).unwrap();
-            for pod in pods.iter().filter(|pod| pod.part != Part::Ps) {
-                let told = pod.part == Part::Worker && way.threads == Threads::Host;
+            for pod in pods.iter().filter(|pod| pod.part != PodWork::Ps) {
+                let told = pod.part == PodWork::Worker && way.threads == ThreadChoice::Host;
                 let intra = pod.env.get("TF_NUM_INTRAOP_THREADS").map(String::as_str);
                 assert_eq!(intra, told.then_some("80"), "{way:?} {}", pod.pod.name);
             }
@@ -367,7 +367,7 @@ mod tests {
         );
         let pods = pods(&plan, Way::ALL[0], 0).unwrap();
         let parts: Vec<_> = pods.iter().map(|pod| (pod.part, pod.address)).collect();
-        assert_eq!(parts, [(Part::Command, None); 2]);
+        assert_eq!(parts, [(PodWork::Command, None); 2]);
         assert_eq!(pods[1].env["PINFOLD_BENCH_INDEX"], "1");
         assert_eq!(pods[1].args, ["-c", "exec train"]);
     }
@@ -421,13 +421,13 @@ mod tests {
         assert!(command.iter().all(|pod| pod.runs_command));
         assert_eq!(
             (command[0].part, command[1].part),
-            (Part::Neighbor, Part::Command)
+            (PodWork::Neighbor, PodWork::Command)
         );
     }
 
     #[test]
     fn servers_and_neighbors_start_before_workers() {
-        let order = |options| -> Vec<Part> {
+        let order = |options| -> Vec<PodWork> {
             let pods = pods(
                 &plan(
                     8,
@@ -444,13 +444,18 @@ mod tests {
         };
         assert_eq!(
             order(PlanOptions::default()),
-            [Part::Ps, Part::Neighbor, Part::Worker, Part::Worker]
+            [
+                PodWork::Ps,
+                PodWork::Neighbor,
+                PodWork::Worker,
+                PodWork::Worker
+            ]
         );
         let command = PlanOptions {
             command: Some("true".to_owned()),
             ..PlanOptions::default()
         };
-        assert_eq!(order(command), [Part::Neighbor, Part::Command]);
+        assert_eq!(order(command), [PodWork::Neighbor, PodWork::Command]);
     }
 
     #[test]

@@ -9,8 +9,8 @@ use anyhow::Context;
 use nix::sys::resource::{UsageWho, getrusage};
 
 use super::figures::{Interval, Point};
-use super::job::{self, BenchPod, Part};
-use super::plan::{Cpus, Plan, Way, Work};
+use super::job::{self, BenchPod, PodWork};
+use super::plan::{BenchPlan, BenchProgram, Cpus, Way};
 use super::report::{Metric, Run};
 use super::stats;
 use super::steps::{Listener, Stretch, stretch};
@@ -53,7 +53,7 @@ const KEPT: u64 = 8 << 20;
 /// The runner of a bench's pods.
 #[derive(Debug)]
 pub(super) struct Bench<'a> {
-    pub(super) plan: &'a Plan,
+    pub(super) plan: &'a BenchPlan,
     pub(super) agent: &'a mut Agent,
     pub(super) local: &'a mut LocalNode,
     /// The variables that a command inherits from the environment.
@@ -83,7 +83,7 @@ struct PodStates {
 
 impl<'a> Bench<'a> {
     pub(super) fn new(
-        plan: &'a Plan,
+        plan: &'a BenchPlan,
         agent: &'a mut Agent,
         local: &'a mut LocalNode,
         environment: &'a BTreeMap<String, String>,
@@ -192,11 +192,11 @@ impl<'a> Bench<'a> {
         }
         env.extend(pod.env.clone());
         env.extend(admission.threads.variables);
-        let listener = matches!(pod.part, Part::Worker | Part::Command)
+        let listener = matches!(pod.part, PodWork::Worker | PodWork::Command)
             .then(|| Arc::new(Mutex::new(Listener::default())));
         let pattern = match &self.plan.work {
-            Work::Command { steps, .. } => steps.clone(),
-            Work::BuiltIn => None,
+            BenchProgram::Command { steps, .. } => steps.clone(),
+            BenchProgram::BuiltIn => None,
         };
         let part = pod.part;
         let hear: Option<LineListener> = listener.clone().map(|listener| -> LineListener {
@@ -205,7 +205,7 @@ impl<'a> Bench<'a> {
                 let mut listener = listener.lock().unwrap_or_else(PoisonError::into_inner);
                 match &pattern {
                     Some(pattern) => listener.command(pattern, text, at),
-                    None if part == Part::Worker => listener.job(text, at),
+                    None if part == PodWork::Worker => listener.job(text, at),
                     None => {}
                 }
             })
@@ -295,7 +295,7 @@ impl<'a> Bench<'a> {
             }
             match self.local.ended(name)? {
                 None => {}
-                Some(status) if pod.part == Part::Command && status.success() => {
+                Some(status) if pod.part == PodWork::Command && status.success() => {
                     states.ended.push(place);
                 }
                 Some(status) => anyhow::bail!(
@@ -314,7 +314,7 @@ impl<'a> Bench<'a> {
                 ..states
             });
         };
-        for pod in pods.iter().filter(|pod| pod.part != Part::Neighbor) {
+        for pod in pods.iter().filter(|pod| pod.part != PodWork::Neighbor) {
             let state = snapshot
                 .containers
                 .iter()
@@ -421,7 +421,10 @@ impl<'a> Bench<'a> {
         started: &[Instant],
     ) -> anyhow::Result<Run> {
         let began = Instant::now();
-        let copies = pods.iter().filter(|pod| pod.part == Part::Command).count();
+        let copies = pods
+            .iter()
+            .filter(|pod| pod.part == PodWork::Command)
+            .count();
         let switches = reaped()?;
         let mut took: BTreeMap<usize, f64> = BTreeMap::new();
         let mut planned_since: Option<Sample> = None;
@@ -514,7 +517,7 @@ impl PodOutput {
 /// The names of the job's pods.
 fn job(pods: &[BenchPod]) -> impl Iterator<Item = &str> {
     pods.iter()
-        .filter(|pod| pod.part != Part::Neighbor)
+        .filter(|pod| pod.part != PodWork::Neighbor)
         .map(|pod| pod.pod.name.as_str())
 }
 

@@ -34,14 +34,14 @@ use super::interference::MeasuredInterference;
 use super::node::{LocalNode, TREE};
 use crate::agent::cluster::AutoSwitch;
 use crate::agent::config::{Config, EnforcementChoice, Metrics, Runtime};
-use crate::agent::{self, Agent, Node};
+use crate::agent::{self, Agent, AgentNode};
 use crate::cpu::CpuSet;
 use crate::pin::Enforcement;
-use guard::Guard;
+use guard::CleanupGuard;
 pub use guard::sweep;
 use measure::Bench;
-use plan::{Plan, PlanOptions, Way, Work};
-use report::{MachineFacts, Metric, Report};
+use plan::{BenchPlan, BenchProgram, PlanOptions, Way};
+use report::{BenchReport, MachineFacts, Metric};
 
 /// The most perf descriptors for cache misses of containers in the shared pool.
 const SHARED_COUNTERS: usize = 4096;
@@ -52,9 +52,9 @@ pub const NOTHING_TO_COMPARE: &str = "enforcement observe pins nothing, so the b
 
 /// The task and the environment of a bench.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct BenchOptions {
     /// The runs of the bench.
-    pub plan: Plan,
+    pub plan: BenchPlan,
     /// The enforcement of pinned CPUs.
     pub enforcement: EnforcementChoice,
     /// The folder where the cgroup hierarchies are mounted.
@@ -63,7 +63,7 @@ pub struct Options {
 
 /// The progress of a bench.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Progress {
+pub struct BenchProgress {
     /// The number of finished runs.
     pub done: usize,
     /// The number of all runs.
@@ -76,10 +76,10 @@ pub struct Progress {
 ///
 /// # Errors
 /// No topology, reserved CPUs that are not online, too few CPUs, more pods than addresses.
-pub fn plan(options: PlanOptions, reserved: Option<&CpuSet>) -> anyhow::Result<Plan> {
+pub fn plan(options: PlanOptions, reserved: Option<&CpuSet>) -> anyhow::Result<BenchPlan> {
     let topology = crate::host::topology::read(Path::new("/"))?;
     let reserved = agent::reserved(reserved, &topology)?;
-    let plan = Plan::new(options, &topology, &reserved)?;
+    let plan = BenchPlan::new(options, &topology, &reserved)?;
     let pods = plan.workers.saturating_add(plan.ps);
     anyhow::ensure!(
         pods <= job::MOST_ADDRESSES || plan.ps == 0,
@@ -95,21 +95,21 @@ pub fn plan(options: PlanOptions, reserved: Option<&CpuSet>) -> anyhow::Result<P
 /// Another agent, a kubelet that pins, pods with exclusive CPUs, no cpuset controller, no rights; a failed process. `None`
 /// after a cancellation.
 pub async fn run(
-    options: &Options,
+    options: &BenchOptions,
     stop: &CancellationToken,
-    mut show: impl FnMut(&Progress),
-) -> anyhow::Result<Option<Report>> {
-    let Options {
+    mut show: impl FnMut(&BenchProgress),
+) -> anyhow::Result<Option<BenchReport>> {
+    let BenchOptions {
         plan, cgroup_dir, ..
     } = options;
     // The node as the usual agent sees the node, to find other programs that assign CPUs.
-    let usual_node = Node::new(Config {
+    let usual_node = AgentNode::new(Config {
         cgroup_dir: cgroup_dir.clone(),
         ..Config::default()
     })?;
     let _lock = agent::lock(usual_node.cgroups.root())?;
     refuse_other_assignments(&usual_node)?;
-    let mut node = Node::apart(agent_config(options))?;
+    let mut node = AgentNode::apart(agent_config(options))?;
     anyhow::ensure!(node.enforcement != Enforcement::Observe, NOTHING_TO_COMPARE);
     let (enforcement, enforcement_reason) = (
         node.enforcement.name().to_owned(),
@@ -119,7 +119,7 @@ pub async fn run(
     // The guard is declared first and dropped last: the cleanup starts after the local node has released the lock.
     let _guard;
     let mut local = tokio::task::block_in_place(|| LocalNode::open(node.cgroups.clone()))?;
-    _guard = match tokio::task::block_in_place(|| Guard::start(cgroup_dir)) {
+    _guard = match tokio::task::block_in_place(|| CleanupGuard::start(cgroup_dir)) {
         Ok(guard) => guard,
         Err(error) => {
             tokio::task::block_in_place(|| local.close())?;
@@ -155,10 +155,10 @@ pub async fn run(
         not_counted,
         notes,
     };
-    Ok(Some(Report::new(plan.clone(), runs, found)))
+    Ok(Some(BenchReport::new(plan.clone(), runs, found)))
 }
 
-async fn start(node: Node, local: &LocalNode) -> anyhow::Result<Agent> {
+async fn start(node: AgentNode, local: &LocalNode) -> anyhow::Result<Agent> {
     anyhow::ensure!(
         local.has_quotas(),
         "the node has no cpu controller with CFS quotas, so the bench can't set limits as Kubernetes does: mount the cpu \
@@ -169,13 +169,13 @@ async fn start(node: Node, local: &LocalNode) -> anyhow::Result<Agent> {
 
 async fn rounds(
     bench: &mut Bench<'_>,
-    show: &mut impl FnMut(&Progress),
+    show: &mut impl FnMut(&BenchProgress),
 ) -> anyhow::Result<Vec<report::Run>> {
     let rounds = &bench.plan.rounds;
     let mut runs = Vec::new();
     for (round, ways) in rounds.iter().enumerate() {
         for &way in ways {
-            show(&Progress {
+            show(&BenchProgress {
                 done: runs.len(),
                 runs: rounds.len() * ways.len(),
                 way,
@@ -187,7 +187,7 @@ async fn rounds(
 }
 
 /// The configuration of the bench's agent.
-fn agent_config(options: &Options) -> Config {
+fn agent_config(options: &BenchOptions) -> Config {
     Config {
         cgroup_dir: options.cgroup_dir.clone(),
         pod_cgroups: vec![TREE.to_owned()],
@@ -209,7 +209,7 @@ fn agent_config(options: &Options) -> Config {
 }
 
 /// Refuses a node on which another program assigns CPUs.
-fn refuse_other_assignments(usual_node: &Node) -> anyhow::Result<()> {
+fn refuse_other_assignments(usual_node: &AgentNode) -> anyhow::Result<()> {
     anyhow::ensure!(
         usual_node.enforcement != Enforcement::Observe,
         "the bench needs a node on which no other program assigns CPUs: {}",
@@ -227,7 +227,7 @@ fn refuse_other_assignments(usual_node: &Node) -> anyhow::Result<()> {
 
 /// The variables that a command inherits, and the names of the variables that are left out. The bench compares values of the
 /// variables that are left out.
-fn environment(plan: &Plan) -> anyhow::Result<(BTreeMap<String, String>, Vec<String>)> {
+fn environment(plan: &BenchPlan) -> anyhow::Result<(BTreeMap<String, String>, Vec<String>)> {
     let compared = job::right_variables(plan)?;
     let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
         Some((name.into_string().ok()?, value.into_string().ok()?))
@@ -239,9 +239,9 @@ fn environment(plan: &Plan) -> anyhow::Result<(BTreeMap<String, String>, Vec<Str
 }
 
 /// Remarks for the reader of the figures.
-fn notes(plan: &Plan, runs: &[report::Run], left_out: &[String]) -> Vec<String> {
+fn notes(plan: &BenchPlan, runs: &[report::Run], left_out: &[String]) -> Vec<String> {
     let mut notes = Vec::new();
-    if let Work::Command { steps, .. } = &plan.work {
+    if let BenchProgram::Command { steps, .. } = &plan.work {
         if steps.is_some() {
             notes.push(
                 "context switches and migrations exclude processes that start or end during a measurement"
@@ -279,7 +279,7 @@ fn notes(plan: &Plan, runs: &[report::Run], left_out: &[String]) -> Vec<String> 
 
 /// The metrics that are missing in all runs of at least one way, with the reasons.
 fn not_counted(
-    plan: &Plan,
+    plan: &BenchPlan,
     runs: &[report::Run],
     unsupported: &BTreeMap<String, String>,
 ) -> BTreeMap<Metric, String> {

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::plan::{Cpus, Threads, Way};
-use super::stats::{Spread, Summary, Verdict};
+use super::plan::{Cpus, ThreadChoice, Way};
+use super::stats::{Conclusion, Spread, Summary};
 use crate::sandbox::interference::MeasuredInterference;
 
 /// The figures of a run; a missing counter is null.
@@ -81,7 +81,7 @@ pub struct Effect {
     /// The median ratio of the rounds, with the interval; null if a round gives no ratio.
     pub ratio: Option<Spread>,
     /// The conclusion; null without a ratio.
-    pub verdict: Option<Verdict>,
+    pub verdict: Option<Conclusion>,
     /// The ratio and the conclusion in words.
     pub words: String,
     /// The ratio of each round that has a ratio.
@@ -177,16 +177,21 @@ impl Comparison {
     pub(super) fn pairs(self) -> Vec<(Way, Way)> {
         let way = |cpus, threads| Way { cpus, threads };
         let pinned = |threads| (way(Cpus::Pinned, threads), way(Cpus::Shared, threads));
-        let right = |cpus| (way(cpus, Threads::Right), way(cpus, Threads::Host));
+        let right = |cpus| {
+            (
+                way(cpus, ThreadChoice::Right),
+                way(cpus, ThreadChoice::Host),
+            )
+        };
         match self {
-            Self::Pinned => vec![pinned(Threads::Host), pinned(Threads::Right)],
+            Self::Pinned => vec![pinned(ThreadChoice::Host), pinned(ThreadChoice::Right)],
             Self::Right => vec![right(Cpus::Shared), right(Cpus::Pinned)],
             Self::Both => vec![(
-                way(Cpus::Pinned, Threads::Right),
-                way(Cpus::Shared, Threads::Host),
+                way(Cpus::Pinned, ThreadChoice::Right),
+                way(Cpus::Shared, ThreadChoice::Host),
             )],
-            Self::PinnedHost => vec![pinned(Threads::Host)],
-            Self::PinnedRight => vec![pinned(Threads::Right)],
+            Self::PinnedHost => vec![pinned(ThreadChoice::Host)],
+            Self::PinnedRight => vec![pinned(ThreadChoice::Right)],
             Self::RightShared => vec![right(Cpus::Shared)],
             Self::RightPinned => vec![right(Cpus::Pinned)],
         }

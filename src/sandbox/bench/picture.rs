@@ -1,8 +1,8 @@
 //! A report as a picture: every run as a dot, and the ratios with their spreads.
 
-use super::plan::{Cpus, Threads, Way, counted};
-use super::report::{Comparison, Metric, Report};
-use super::stats::{Spread, Verdict, percent};
+use super::plan::{Cpus, ThreadChoice, Way, counted};
+use super::report::{BenchReport, Comparison, Metric};
+use super::stats::{Conclusion, Spread, percent};
 use crate::text::svg::{Anchor, Svg, shortened};
 
 const WIDTH: f64 = 920.0;
@@ -20,12 +20,12 @@ const INK: &str = "#222222";
 const PALE: &str = "#8a8a8a";
 
 /// Draws a report.
-pub fn draw(report: &Report) -> String {
+pub fn draw(report: &BenchReport) -> String {
     let mut svg = Svg::default();
     let step = report.step();
     let work = match &report.plan.work {
-        super::plan::Work::BuiltIn => "the built-in training job".to_owned(),
-        super::plan::Work::Command { line, .. } => shortened(line, 60),
+        super::plan::BenchProgram::BuiltIn => "the built-in training job".to_owned(),
+        super::plan::BenchProgram::Command { line, .. } => shortened(line, 60),
     };
     svg.text(
         (20.0, 28.0),
@@ -66,7 +66,13 @@ pub fn draw(report: &Report) -> String {
 }
 
 /// Every run of each way as a dot, and the median as a line.
-fn runs(svg: &mut Svg, report: &Report, title: &str, metric: Metric, (left, right): (f64, f64)) {
+fn runs(
+    svg: &mut Svg,
+    report: &BenchReport,
+    title: &str,
+    metric: Metric,
+    (left, right): (f64, f64),
+) {
     svg.text((left, TOP - 4.0), 13.0, Anchor::Start, INK, title);
     let top = report
         .runs
@@ -112,7 +118,7 @@ fn runs(svg: &mut Svg, report: &Report, title: &str, metric: Metric, (left, righ
 }
 
 /// The comparisons in steps per second: the ratio's median as a dot, its spread as a line, beside the line of 1.
-fn ratios(svg: &mut Svg, report: &Report, step: &str) {
+fn ratios(svg: &mut Svg, report: &BenchReport, step: &str) {
     let title = format!(
         "ratios of {}, median and spread over the rounds",
         Metric::StepsPerSecond.name(step)
@@ -161,7 +167,7 @@ fn ratios(svg: &mut Svg, report: &Report, step: &str) {
         svg.text((20.0, y + 4.0), 12.0, Anchor::Start, INK, comparison.name());
         if let Some(effect) = of(comparison) {
             if let Some(ratio) = &effect.ratio {
-                let told = matches!(effect.verdict, Some(Verdict::More | Verdict::Less));
+                let told = matches!(effect.verdict, Some(Conclusion::More | Conclusion::Less));
                 let ink = if told { "#1f60c4" } else { PALE };
                 svg.line((at(ratio.low), y), (at(ratio.high), y), ink, 3.0);
                 svg.dot((at(ratio.median), y), 5.0, ink);
@@ -180,10 +186,10 @@ fn ratios(svg: &mut Svg, report: &Report, step: &str) {
 
 fn colour(way: Way) -> &'static str {
     match (way.cpus, way.threads) {
-        (Cpus::Shared, Threads::Host) => "#8a8a8a",
-        (Cpus::Shared, Threads::Right) => "#f2a72b",
-        (Cpus::Pinned, Threads::Host) => "#56a64b",
-        (Cpus::Pinned, Threads::Right) => "#3274d9",
+        (Cpus::Shared, ThreadChoice::Host) => "#8a8a8a",
+        (Cpus::Shared, ThreadChoice::Right) => "#f2a72b",
+        (Cpus::Pinned, ThreadChoice::Host) => "#56a64b",
+        (Cpus::Pinned, ThreadChoice::Right) => "#3274d9",
     }
 }
 
@@ -198,7 +204,7 @@ fn short(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::plan::Work;
+    use super::super::plan::BenchProgram;
     use super::super::report::MachineFacts;
     use super::super::report::tests::{plan, runs as some_runs};
     use super::*;
@@ -213,7 +219,7 @@ mod tests {
 
     #[test]
     fn every_run_is_a_dot_and_every_ratio_a_line() {
-        let report = Report::new(plan(6), some_runs(6, figures), MachineFacts::default());
+        let report = BenchReport::new(plan(6), some_runs(6, figures), MachineFacts::default());
         let svg = draw(&report);
         assert_eq!(svg.matches("<circle").count(), 2 * 24 + 7);
         assert!(
@@ -225,11 +231,11 @@ mod tests {
     #[test]
     fn nothing_and_odd_names_are_drawn_too() {
         let mut plan = plan(1);
-        plan.work = Work::Command {
+        plan.work = BenchProgram::Command {
             line: "a <b> & \u{1}c".repeat(30),
             steps: None,
         };
-        let svg = draw(&Report::new(plan, Vec::new(), MachineFacts::default()));
+        let svg = draw(&BenchReport::new(plan, Vec::new(), MachineFacts::default()));
         assert!(svg.contains("a &lt;b&gt; &amp;  c") && svg.ends_with("</svg>\n"));
         assert!(
             !svg.contains('\u{1}') && !svg.contains("NaN") && !svg.contains("inf"),

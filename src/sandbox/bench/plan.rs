@@ -1,4 +1,4 @@
-//! [`Plan`]: the tasks of a bench, the number of rounds and the order of the runs, chosen before the first run.
+//! [`BenchPlan`]: the tasks of a bench, the number of rounds and the order of the runs, chosen before the first run.
 
 use serde::Serialize;
 
@@ -26,7 +26,7 @@ pub enum Cpus {
 /// The number of threads of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Threads {
+pub enum ThreadChoice {
     /// No variables, so that the framework counts the host's CPUs. Or the variables of a larger host.
     Host,
     /// As many threads as CPUs, in the variables that the agent sets.
@@ -39,7 +39,7 @@ pub struct Way {
     /// Shared or pinned CPUs.
     pub cpus: Cpus,
     /// The host's threads or the right threads.
-    pub threads: Threads,
+    pub threads: ThreadChoice,
 }
 
 /// The user's options. The plan chooses values for the missing options.
@@ -80,13 +80,13 @@ pub struct PlanOptions {
 /// The tasks, the number of rounds and the order.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Plan {
+pub struct BenchPlan {
     /// Online CPUs.
     pub online: CpuSet,
     /// The reserved CPUs.
     pub reserved: CpuSet,
     /// The built-in job, or a command.
-    pub work: Work,
+    pub work: BenchProgram,
     /// The number of workers, or of copies of the command.
     pub workers: u32,
     /// The CPUs of each worker.
@@ -112,7 +112,7 @@ pub struct Plan {
 /// The program that a bench runs.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Work {
+pub enum BenchProgram {
     /// The built-in training job with parameter servers.
     BuiltIn,
     /// A command.
@@ -179,29 +179,29 @@ impl Way {
     pub const ALL: [Self; 4] = [
         Self {
             cpus: Cpus::Shared,
-            threads: Threads::Host,
+            threads: ThreadChoice::Host,
         },
         Self {
             cpus: Cpus::Shared,
-            threads: Threads::Right,
+            threads: ThreadChoice::Right,
         },
         Self {
             cpus: Cpus::Pinned,
-            threads: Threads::Host,
+            threads: ThreadChoice::Host,
         },
         Self {
             cpus: Cpus::Pinned,
-            threads: Threads::Right,
+            threads: ThreadChoice::Right,
         },
     ];
 
     /// The name for people.
     pub fn name(self) -> &'static str {
         match (self.cpus, self.threads) {
-            (Cpus::Shared, Threads::Host) => "shared, host's threads",
-            (Cpus::Shared, Threads::Right) => "shared, right threads",
-            (Cpus::Pinned, Threads::Host) => "pinned, host's threads",
-            (Cpus::Pinned, Threads::Right) => "pinned, right threads",
+            (Cpus::Shared, ThreadChoice::Host) => "shared, host's threads",
+            (Cpus::Shared, ThreadChoice::Right) => "shared, right threads",
+            (Cpus::Pinned, ThreadChoice::Host) => "pinned, host's threads",
+            (Cpus::Pinned, ThreadChoice::Right) => "pinned, right threads",
         }
     }
 }
@@ -320,7 +320,7 @@ impl Sizes {
 
 // === impl Plan ===
 
-impl Plan {
+impl BenchPlan {
     /// Chooses values for the missing options, and checks the machine's size.
     ///
     /// # Errors
@@ -364,11 +364,11 @@ impl Plan {
             online,
             reserved: reserved.clone(),
             work: match preferences.command {
-                Some(line) => Work::Command {
+                Some(line) => BenchProgram::Command {
                     line,
                     steps: preferences.pattern,
                 },
-                None => Work::BuiltIn,
+                None => BenchProgram::BuiltIn,
             },
             workers,
             cpus,
@@ -385,7 +385,7 @@ impl Plan {
 
     /// Whether the bench measures the duration of the command, and no steps.
     pub fn runs_to_end(&self) -> bool {
-        matches!(self.work, Work::Command { steps: None, .. })
+        matches!(self.work, BenchProgram::Command { steps: None, .. })
     }
 
     /// The sum of all CPU requests, in thousandths of a CPU.

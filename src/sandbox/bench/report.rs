@@ -1,17 +1,17 @@
-//! [`Report`]: the results of the runs, ratios first. The module only computes.
+//! [`BenchReport`]: the results of the runs, ratios first. The module only computes.
 
 use serde::Serialize;
 
 use super::claims::{Claim, claims};
-use super::plan::{Plan, Way};
-use super::stats::{self, Spread, Verdict};
+use super::plan::{BenchPlan, Way};
+use super::stats::{self, Conclusion, Spread};
 
 pub use super::model::{Comparison, Effect, MachineFacts, Metric, Run, WaySummary};
 
 /// The result of a bench.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Report {
+pub struct BenchReport {
     /// The comparison, the neighbors, and the limits of this machine, each as a sentence.
     pub compared: Vec<String>,
     /// The ratios.
@@ -24,16 +24,16 @@ pub struct Report {
     #[serde(flatten)]
     pub found: MachineFacts,
     /// The plan of the bench.
-    pub plan: Plan,
+    pub plan: BenchPlan,
     /// Every run.
     pub runs: Vec<Run>,
 }
 
 // === impl Report ===
 
-impl Report {
+impl BenchReport {
     /// Computes the results of the runs. An incomplete round has no ratios.
-    pub fn new(plan: Plan, runs: Vec<Run>, found: MachineFacts) -> Self {
+    pub fn new(plan: BenchPlan, runs: Vec<Run>, found: MachineFacts) -> Self {
         let mut effects = Vec::new();
         for comparison in Comparison::ALL {
             effects.extend(Metric::ALL.map(|metric| effect(comparison, metric, &runs)));
@@ -139,33 +139,33 @@ fn effect(comparison: Comparison, metric: Metric, runs: &[Run]) -> Effect {
 }
 
 /// A ratio in words.
-fn words(ratio: &Spread, verdict: Verdict) -> String {
+fn words(ratio: &Spread, verdict: Conclusion) -> String {
     let (low, high) = (stats::percent(ratio.low), stats::percent(ratio.high));
     let span = format!("{} to {high}", low.trim_end_matches(" %"));
     match verdict {
-        Verdict::TooFew => format!(
+        Conclusion::TooFew => format!(
             "{}, too few rounds to tell ({span})",
             stats::percent(ratio.median)
         ),
-        Verdict::NoDifference => format!("no difference beyond noise ({span})"),
-        Verdict::More | Verdict::Less => format!("{} ({span})", stats::percent(ratio.median)),
+        Conclusion::NoDifference => format!("no difference beyond noise ({span})"),
+        Conclusion::More | Conclusion::Less => format!("{} ({span})", stats::percent(ratio.median)),
     }
 }
 
 #[cfg(test)]
 pub(super) mod tests {
-    use super::super::plan::{Cpus, Threads};
+    use super::super::plan::{Cpus, ThreadChoice};
     use super::*;
     use crate::sandbox::bench::plan::{PlanOptions, tests::machine};
 
     /// A plan for a machine of two CPUs.
-    pub(in crate::sandbox::bench) fn plan(rounds: usize) -> Plan {
+    pub(in crate::sandbox::bench) fn plan(rounds: usize) -> BenchPlan {
         let options = PlanOptions {
             rounds,
             seconds: 1,
             ..PlanOptions::default()
         };
-        Plan::new(options, &machine(2), &"0".parse().unwrap()).unwrap()
+        BenchPlan::new(options, &machine(2), &"0".parse().unwrap()).unwrap()
     }
 
     /// Runs with figures from a function of round and way.
@@ -191,7 +191,7 @@ pub(super) mod tests {
     /// A round is faster or slower as a whole; pinning gives 1.2 times, right threads 1.5 times.
     fn steps(round: usize, way: Way) -> Vec<(Metric, f64)> {
         let pinned = if way.cpus == Cpus::Pinned { 1.2 } else { 1.0 };
-        let right = if way.threads == Threads::Right {
+        let right = if way.threads == ThreadChoice::Right {
             1.5
         } else {
             1.0
@@ -209,7 +209,7 @@ pub(super) mod tests {
 
     #[test]
     fn ratios_are_taken_within_a_round() {
-        let report = Report::new(plan(6), runs(6, steps), MachineFacts::default());
+        let report = BenchReport::new(plan(6), runs(6, steps), MachineFacts::default());
         for (comparison, expected) in [
             (Comparison::Pinned, 1.2),
             (Comparison::Right, 1.5),
@@ -225,7 +225,7 @@ pub(super) mod tests {
             );
             assert_eq!(
                 (effect.verdict, effect.rounds.len()),
-                (Some(Verdict::More), 6)
+                (Some(Conclusion::More), 6)
             );
         }
         let words = |comparison, metric| report.effect(comparison, metric).unwrap().words.as_str();
@@ -262,17 +262,17 @@ pub(super) mod tests {
             };
             vec![(Metric::StepsPerSecond, 100.0 * factor)]
         };
-        let report = Report::new(plan(6), runs(6, noisy), MachineFacts::default());
+        let report = BenchReport::new(plan(6), runs(6, noisy), MachineFacts::default());
         let effect = report
             .effect(Comparison::Pinned, Metric::StepsPerSecond)
             .unwrap();
         assert_eq!(effect.words, "no difference beyond noise (-5 to +10 %)");
-        let few = Report::new(plan(3), runs(3, steps), MachineFacts::default());
+        let few = BenchReport::new(plan(3), runs(3, steps), MachineFacts::default());
         let effect = few
             .effect(Comparison::Pinned, Metric::StepsPerSecond)
             .unwrap();
         assert_eq!(effect.words, "+20 %, too few rounds to tell (+20 to +20 %)");
-        let none = Report::new(plan(1), Vec::new(), MachineFacts::default());
+        let none = BenchReport::new(plan(1), Vec::new(), MachineFacts::default());
         assert!(
             none.effects
                 .iter()
@@ -289,7 +289,7 @@ pub(super) mod tests {
                 if way.cpus == Cpus::Pinned { 1.0 } else { base },
             )]
         };
-        let report = Report::new(plan(6), runs(6, some), MachineFacts::default());
+        let report = BenchReport::new(plan(6), runs(6, some), MachineFacts::default());
         let effect = report
             .effect(Comparison::Pinned, Metric::MigrationsPerStep)
             .unwrap();

@@ -48,7 +48,7 @@ pub struct Spread {
 /// The conclusion from a ratio.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Verdict {
+pub enum Conclusion {
     /// Too few values for a conclusion.
     TooFew,
     /// The spread covers 1.
@@ -125,15 +125,15 @@ fn confidence(count: usize, left_out: usize) -> f64 {
 }
 
 /// The conclusion from the ratios' interval.
-pub fn verdict(spread: &Spread) -> Verdict {
+pub fn verdict(spread: &Spread) -> Conclusion {
     if spread.confidence < LEAST {
-        Verdict::TooFew
+        Conclusion::TooFew
     } else if spread.low > 1.0 {
-        Verdict::More
+        Conclusion::More
     } else if spread.high < 1.0 {
-        Verdict::Less
+        Conclusion::Less
     } else {
-        Verdict::NoDifference
+        Conclusion::NoDifference
     }
 }
 
@@ -234,25 +234,28 @@ mod tests {
         assert_eq!(of(&[]), None);
         assert_eq!(
             of(&[1.5, 1.6, 1.7, 1.4]),
-            Some((1.4, 1.55, 1.7, Verdict::TooFew))
+            Some((1.4, 1.55, 1.7, Conclusion::TooFew))
         );
         assert_eq!(
             of(&[1.1, 1.2, 1.3, 1.4, 1.5]),
-            Some((1.1, 1.3, 1.5, Verdict::More))
+            Some((1.1, 1.3, 1.5, Conclusion::More))
         );
         assert_eq!(
             of(&[0.9, 0.8, 0.7, 0.6, 0.5]),
-            Some((0.5, 0.7, 0.9, Verdict::Less))
+            Some((0.5, 0.7, 0.9, Conclusion::Less))
         );
         assert_eq!(
             of(&[0.9, 1.2, 1.3, 1.4, 1.5]),
-            Some((0.9, 1.3, 1.5, Verdict::NoDifference))
+            Some((0.9, 1.3, 1.5, Conclusion::NoDifference))
         );
         // Exactly 1 is covered.
-        assert_eq!(of(&[1.0; 6]), Some((1.0, 1.0, 1.0, Verdict::NoDifference)));
+        assert_eq!(
+            of(&[1.0; 6]),
+            Some((1.0, 1.0, 1.0, Conclusion::NoDifference))
+        );
         // With nine values, an outlier at each end changes nothing.
         let nine = [0.1, 1.1, 1.1, 1.2, 1.2, 1.2, 1.3, 1.3, 9.0];
-        assert_eq!(of(&nine), Some((1.1, 1.2, 1.3, Verdict::More)));
+        assert_eq!(of(&nine), Some((1.1, 1.2, 1.3, Conclusion::More)));
     }
 
     #[test]
@@ -314,8 +317,8 @@ mod tests {
             let turned: Vec<f64> = values.iter().map(|value| 1.0 / value).collect();
             let (one, other) = (verdict(&spread(&values).unwrap()), verdict(&spread(&turned).unwrap()));
             let expected = match one {
-                Verdict::More => Verdict::Less,
-                Verdict::Less => Verdict::More,
+                Conclusion::More => Conclusion::Less,
+                Conclusion::Less => Conclusion::More,
                 same => same,
             };
             prop_assert_eq!(other, expected);

@@ -6,7 +6,7 @@ use regex_lite::Regex;
 use serde::{Serialize, Serializer};
 
 use super::stats;
-use crate::sandbox::train::progress::Line;
+use crate::sandbox::train::progress::ProgressLine;
 
 /// The most step times kept per process. A process that prints more floods the bench, and a part of the lines is enough.
 const MOST: usize = 1_000_000;
@@ -37,7 +37,7 @@ pub enum PatternError {
 
 /// The steps that a line reports.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Mark {
+pub struct StepMark {
     /// The time of the line, from a common origin.
     pub at: Duration,
     /// The number of steps since the previous mark.
@@ -51,7 +51,7 @@ pub struct Mark {
 /// Makes marks from lines.
 #[derive(Debug, Default)]
 pub struct Listener {
-    marks: Vec<Mark>,
+    marks: Vec<StepMark>,
     /// The offset of the process's clock, if the process tells the time.
     offset: Option<f64>,
     counted: Option<f64>,
@@ -105,7 +105,7 @@ impl Serialize for Pattern {
 
 impl Listener {
     /// The marks so far, in order.
-    pub fn marks(&self) -> &[Mark] {
+    pub fn marks(&self) -> &[StepMark] {
         &self.marks
     }
 
@@ -124,7 +124,7 @@ impl Listener {
         self.trouble.as_deref()
     }
 
-    fn push(&mut self, mark: Mark) {
+    fn push(&mut self, mark: StepMark) {
         let held = self.held + 1 + mark.millis.len();
         if held > MOST {
             self.trouble.get_or_insert_with(|| {
@@ -140,7 +140,7 @@ impl Listener {
 
     /// Hears a line of the built-in job, at a moment.
     pub fn job(&mut self, text: &[u8], at: Duration) {
-        let Ok(line) = serde_json::from_slice::<Line>(text) else {
+        let Ok(line) = serde_json::from_slice::<ProgressLine>(text) else {
             return;
         };
         // The process's clock decides: on busy CPUs, a line takes a while to arrive.
@@ -152,7 +152,7 @@ impl Listener {
             .iter()
             .map(|&millis| f64::from(millis))
             .collect();
-        self.push(Mark {
+        self.push(StepMark {
             at,
             steps: millis.len() as f64,
             millis,
@@ -193,7 +193,7 @@ impl Listener {
             reason = "bounded, and at least 1"
         )]
         let millis = each.map_or_else(Vec::new, |millis| vec![millis; steps.min(1e4) as usize]);
-        self.push(Mark {
+        self.push(StepMark {
             at,
             steps,
             millis,
@@ -214,7 +214,7 @@ impl Stretch {
 }
 
 /// The steps between two moments, from the first mark to the last; `None` with fewer than two marks.
-pub fn stretch(marks: &[Mark], from: Duration, to: Duration) -> Option<Stretch> {
+pub fn stretch(marks: &[StepMark], from: Duration, to: Duration) -> Option<Stretch> {
     let mut inside = marks.iter().filter(|mark| (from..=to).contains(&mark.at));
     let first = inside.next()?;
     let mut stretch = Stretch {
@@ -318,7 +318,7 @@ mod tests {
 
     #[test]
     fn a_stretch_is_between_marks() {
-        let mark = |at, steps: f64| Mark {
+        let mark = |at, steps: f64| StepMark {
             at: millis(at),
             steps,
             millis: vec![1.0],

@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use super::Geometry;
 use super::data::{Batch, Random};
-use super::pool::Pool;
+use super::pool::ThreadPool;
 
 /// The compute side of a worker: the shapes and the threads.
 #[derive(Debug)]
 pub struct Model {
     geometry: Geometry,
-    pool: Pool,
+    pool: ThreadPool,
 }
 
 /// The result of a step.
@@ -29,7 +29,7 @@ pub struct Gradients {
 
 /// A matrix with any stride, so that a transpose costs nothing.
 #[derive(Clone)]
-struct View {
+struct MatrixView {
     values: Arc<Vec<f32>>,
     row: usize,
     column: usize,
@@ -60,7 +60,7 @@ pub fn initial_tensor(geometry: &Geometry, tensor: usize) -> Vec<f32> {
 
 impl Model {
     /// A model that computes with a pool of threads.
-    pub fn new(geometry: Geometry, pool: Pool) -> Self {
+    pub fn new(geometry: Geometry, pool: ThreadPool) -> Self {
         Self { geometry, pool }
     }
 
@@ -83,24 +83,43 @@ impl Model {
 
         // Forward.
         let x = self.gather(batch, rows);
-        let h1 = self.layer(count, &View::plain(&x, inputs), &w1, first, &b1);
-        let h2 = self.layer(count, &View::plain(&h1, first), &w2, second, &b2);
-        let logits = self.product(count, &View::plain(&h2, second), second, &w3, 1);
+        let h1 = self.layer(count, &MatrixView::plain(&x, inputs), &w1, first, &b1);
+        let h2 = self.layer(count, &MatrixView::plain(&h1, first), &w2, second, &b2);
+        let logits = self.product(count, &MatrixView::plain(&h2, second), second, &w3, 1);
         let (loss, dz) = loss(&logits, b3.first().copied().unwrap_or(0.0), &batch.labels);
         let dz = Arc::new(dz);
 
         // Backward, from the logit to the embeddings.
-        let dw3 = self.product(second, &View::transposed(&h2, second), count, &dz, 1);
+        let dw3 = self.product(second, &MatrixView::transposed(&h2, second), count, &dz, 1);
         let db3 = column_sums(&dz, 1);
-        let dh2 = self.masked_product(count, &View::plain(&dz, 1), 1, &w3, second, &h2);
-        let dw2 = self.product(first, &View::transposed(&h1, first), count, &dh2, second);
+        let dh2 = self.masked_product(count, &MatrixView::plain(&dz, 1), 1, &w3, second, &h2);
+        let dw2 = self.product(
+            first,
+            &MatrixView::transposed(&h1, first),
+            count,
+            &dh2,
+            second,
+        );
         let db2 = column_sums(&dh2, second);
         let w2t = Arc::new(transpose(&w2, second));
-        let dh1 = self.masked_product(count, &View::plain(&dh2, second), second, &w2t, first, &h1);
-        let dw1 = self.product(inputs, &View::transposed(&x, inputs), count, &dh1, first);
+        let dh1 = self.masked_product(
+            count,
+            &MatrixView::plain(&dh2, second),
+            second,
+            &w2t,
+            first,
+            &h1,
+        );
+        let dw1 = self.product(
+            inputs,
+            &MatrixView::transposed(&x, inputs),
+            count,
+            &dh1,
+            first,
+        );
         let db1 = column_sums(&dh1, first);
         let w1t = Arc::new(transpose(&w1, first));
-        let dx = self.product(count, &View::plain(&dh1, first), first, &w1t, inputs);
+        let dx = self.product(count, &MatrixView::plain(&dh1, first), first, &w1t, inputs);
 
         let dense = [dw1, db1, dw2, db2, dw3, db3].concat();
         Gradients {
@@ -136,7 +155,7 @@ impl Model {
     fn layer(
         &self,
         count: usize,
-        a: &View,
+        a: &MatrixView,
         weights: &Arc<Vec<f32>>,
         width: usize,
         bias: &Arc<Vec<f32>>,
@@ -161,7 +180,7 @@ impl Model {
     fn product(
         &self,
         count: usize,
-        a: &View,
+        a: &MatrixView,
         depth: usize,
         b: &Arc<Vec<f32>>,
         width: usize,
@@ -179,7 +198,7 @@ impl Model {
     fn masked_product(
         &self,
         count: usize,
-        a: &View,
+        a: &MatrixView,
         depth: usize,
         b: &Arc<Vec<f32>>,
         width: usize,
@@ -204,7 +223,7 @@ impl Model {
 
 // === impl View ===
 
-impl View {
+impl MatrixView {
     fn plain(values: &Arc<Vec<f32>>, width: usize) -> Self {
         Self {
             values: Arc::clone(values),
@@ -230,7 +249,7 @@ impl View {
 ///
 /// Four rows at a time share each load of `b`. For each number the terms are added in the order of `depth`.
 fn multiply(
-    a: &View,
+    a: &MatrixView,
     depth: usize,
     b: &[f32],
     width: usize,
@@ -335,7 +354,7 @@ mod tests {
 
     #[test]
     fn gradients_agree_with_finite_differences() {
-        let model = Model::new(SMALL, Pool::new(1).unwrap());
+        let model = Model::new(SMALL, ThreadPool::new(1).unwrap());
         let (batch, mut rows, mut dense) = start(SMALL, 8);
         // Away from the kinks of ReLU and from vanishing embeddings, where differences say nothing.
         rows.iter_mut().for_each(|value| *value *= 10.0);
@@ -397,8 +416,9 @@ mod tests {
     fn the_number_of_threads_changes_nothing() {
         let geometry = Geometry::default();
         let (batch, rows, dense) = start(geometry, 50);
-        let step =
-            |threads| Model::new(geometry, Pool::new(threads).unwrap()).step(&batch, &rows, &dense);
+        let step = |threads| {
+            Model::new(geometry, ThreadPool::new(threads).unwrap()).step(&batch, &rows, &dense)
+        };
         let alone = step(1);
         assert!(alone.loss > 0.1);
         for threads in [2, 3, 7] {

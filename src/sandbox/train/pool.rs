@@ -23,7 +23,7 @@ pub type Kernel = dyn Fn(Range<usize>, &mut Vec<f32>) + Send + Sync;
 
 /// A fixed number of threads that compute loops together. A drop ends the threads.
 #[derive(Debug)]
-pub struct Pool {
+pub struct ThreadPool {
     shared: Arc<Shared>,
     helpers: Vec<Helper>,
 }
@@ -31,12 +31,12 @@ pub struct Pool {
 #[derive(Debug)]
 struct Helper {
     thread: Option<JoinHandle<()>>,
-    slot: Arc<Slot>,
+    slot: Arc<HelperState>,
 }
 
 struct Shared {
     /// The loop under way. Read by every thread in it, written by the caller between loops.
-    task: RwLock<Option<Task>>,
+    task: RwLock<Option<LoopTask>>,
     /// Helpers that have not finished the current block.
     pending: AtomicUsize,
     /// A block panicked: the loop has no result.
@@ -44,7 +44,7 @@ struct Shared {
     stop: AtomicBool,
 }
 
-struct Task {
+struct LoopTask {
     kernel: Box<Kernel>,
     rows: usize,
     blocks: usize,
@@ -53,7 +53,7 @@ struct Task {
 
 /// The state of a helper.
 #[derive(Debug, Default)]
-struct Slot {
+struct HelperState {
     /// The number of loops so far.
     calls: AtomicU64,
     /// Its block's numbers; the memory is kept from loop to loop.
@@ -62,7 +62,7 @@ struct Slot {
 
 // === impl Pool ===
 
-impl Pool {
+impl ThreadPool {
     /// A pool of `threads` threads (at least 1), the caller's included.
     ///
     /// # Errors
@@ -80,7 +80,7 @@ impl Pool {
             helpers: Vec::new(),
         };
         for block in 1..threads.max(1) {
-            let slot = Arc::new(Slot::default());
+            let slot = Arc::new(HelperState::default());
             let (shared, own) = (Arc::clone(&pool.shared), Arc::clone(&slot));
             let thread = thread::Builder::new()
                 .name(format!("intra-op-{block}"))
@@ -109,7 +109,7 @@ impl Pool {
             return kernel(0..rows, out);
         }
         self.shared.pending.store(blocks - 1, Ordering::Release);
-        let task = Task {
+        let task = LoopTask {
             kernel,
             rows,
             blocks,
@@ -152,7 +152,7 @@ impl Pool {
     }
 }
 
-impl Drop for Pool {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
         for helper in &mut self.helpers {
@@ -197,7 +197,7 @@ impl std::fmt::Debug for Shared {
 }
 
 /// A helper's life: wait for a call, compute the block, arrive at the barrier.
-fn help(block: usize, shared: &Shared, slot: &Slot) {
+fn help(block: usize, shared: &Shared, slot: &HelperState) {
     /// Arrives even if the kernel panics: the caller must learn of it and not wait for ever.
     struct Arrive<'a>(&'a Shared);
     impl Drop for Arrive<'_> {
@@ -240,7 +240,7 @@ fn wait(is_done: impl Fn() -> bool) {
 mod tests {
     use super::*;
 
-    fn squares(pool: &Pool, rows: usize) -> Vec<f32> {
+    fn squares(pool: &ThreadPool, rows: usize) -> Vec<f32> {
         let mut out = vec![99.0; 3];
         let kernel = |range: Range<usize>, out: &mut Vec<f32>| {
             out.extend(range.map(|row| (row * row) as f32));
@@ -252,7 +252,7 @@ mod tests {
     #[test]
     fn every_row_once_and_in_order() {
         for threads in [1, 2, 3, 7, 16] {
-            let pool = Pool::new(threads).unwrap();
+            let pool = ThreadPool::new(threads).unwrap();
             assert_eq!(pool.threads(), threads);
             for rows in [0, 1, 2, 5, 7, 100] {
                 let expected: Vec<f32> = (0..rows).map(|row| (row * row) as f32).collect();
@@ -267,7 +267,7 @@ mod tests {
 
     #[test]
     fn no_call_is_lost_between_spinning_and_sleeping() {
-        let pool = Pool::new(4).unwrap();
+        let pool = ThreadPool::new(4).unwrap();
         for round in 0..2_000 {
             assert_eq!(squares(&pool, 8).len(), 8);
             if round % 100 == 0 {
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn small_loops_stay_on_the_caller() {
-        let pool = Pool::new(4).unwrap();
+        let pool = ThreadPool::new(4).unwrap();
         let caller = thread::current().id();
         let kernel = move |rows: Range<usize>, out: &mut Vec<f32>| {
             assert_eq!(thread::current().id(), caller);
@@ -293,7 +293,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "a block of the loop panicked")]
     fn a_panic_in_a_block_reaches_the_caller() {
-        let pool = Pool::new(2).unwrap();
+        let pool = ThreadPool::new(2).unwrap();
         let kernel = |rows: Range<usize>, _: &mut Vec<f32>| {
             assert_eq!(rows.start, 0, "not the caller's block");
         };

@@ -18,7 +18,7 @@ pub const SHORT_PERIOD: Duration = Duration::from_millis(250);
 /// The role of a process in the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Role {
+pub enum ProcessRole {
     /// A parameter server.
     Ps,
     /// A worker.
@@ -29,9 +29,9 @@ pub enum Role {
 
 /// One line. Steps and bytes count from the start. Loss and times are means or quantiles of the steps since the last line.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Line {
+pub struct ProgressLine {
     /// The role of the process.
-    pub role: Role,
+    pub role: ProcessRole,
     /// The index of the process within the role, from 0.
     pub index: u32,
     /// Steps done: training steps of a worker, requests served by a server, bursts of a neighbor.
@@ -59,7 +59,7 @@ pub struct Line {
 /// Counters of a process, shared by the threads.
 #[derive(Debug)]
 pub struct Progress {
-    role: Role,
+    role: ProcessRole,
     index: u32,
     threads: usize,
     began: Instant,
@@ -81,12 +81,12 @@ struct Window {
 
 impl Progress {
     /// Nothing done yet.
-    pub fn new(role: Role, index: u32, threads: usize) -> Arc<Self> {
+    pub fn new(role: ProcessRole, index: u32, threads: usize) -> Arc<Self> {
         Self::telling(role, index, threads, false)
     }
 
     /// Nothing done yet; `each` says whether lines hold every step's time, and come four times a second.
-    pub fn telling(role: Role, index: u32, threads: usize, each: bool) -> Arc<Self> {
+    pub fn telling(role: ProcessRole, index: u32, threads: usize, each: bool) -> Arc<Self> {
         Arc::new(Self {
             role,
             index,
@@ -123,7 +123,7 @@ impl Progress {
     }
 
     /// The next line; the following line covers the steps from now on.
-    pub fn line(&self) -> Line {
+    pub fn line(&self) -> ProgressLine {
         let (mut window, steps, seconds) = {
             let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
             let steps = self.steps.load(Ordering::Relaxed);
@@ -140,7 +140,7 @@ impl Progress {
         };
         #[expect(clippy::cast_possible_truncation, reason = "rounding is meant")]
         let loss = (window.losses > 0).then(|| (window.loss / f64::from(window.losses)) as f32);
-        Line {
+        ProgressLine {
             role: self.role,
             index: self.index,
             steps,
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn a_line_covers_the_steps_since_the_last_one() {
-        let progress = Progress::new(Role::Worker, 3, 2);
+        let progress = Progress::new(ProcessRole::Worker, 3, 2);
         for millis in 1..=100 {
             progress.step(
                 Duration::from_millis(millis),
@@ -231,15 +231,18 @@ mod tests {
             text,
             r#"{"role":"worker","index":3,"steps":100,"loss":null,"step_ms_p50":null,"step_ms_p99":null,"threads":2,"bytes_in":10,"bytes_out":20}"#
         );
-        assert_eq!(serde_json::from_str::<Line>(&text).unwrap().threads, 2);
+        assert_eq!(
+            serde_json::from_str::<ProgressLine>(&text).unwrap().threads,
+            2
+        );
     }
 
     #[test]
     fn each_step_is_told_where_it_was_asked_for() {
-        let progress = Progress::telling(Role::Worker, 0, 1, true);
+        let progress = Progress::telling(ProcessRole::Worker, 0, 1, true);
         progress.step(Duration::from_millis(3), None);
         progress.step(Duration::from_millis(1), None);
-        let line: Line =
+        let line: ProgressLine =
             serde_json::from_str(&serde_json::to_string(&progress.line()).unwrap()).unwrap();
         assert_eq!((line.steps, line.step_ms), (2, vec![1.0, 3.0]));
         assert!(line.seconds.is_some_and(|seconds| seconds >= 0.0));

@@ -13,7 +13,7 @@ use std::time::Instant;
 use super::Geometry;
 use super::model::{initial_row, initial_tensor};
 use super::progress::Progress;
-use super::wire::{self, Reply, Request, WireError};
+use super::wire::{self, ServerReply, WireError, WorkerRequest};
 use crate::text::counted;
 
 /// Locks of the embedding table: enough that workers seldom wait for the same lock.
@@ -31,7 +31,7 @@ pub struct Rates {
 
 /// The parameters of a server.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Options {
+pub struct ServerOptions {
     /// Where to listen, as `host:port`.
     pub listen: String,
     /// What is trained.
@@ -105,13 +105,13 @@ pub(super) struct Shard {
 /// Requests that wait for a thread.
 #[derive(Debug, Default)]
 struct Queue {
-    jobs: Mutex<VecDeque<Job>>,
+    jobs: Mutex<VecDeque<ServerJob>>,
     arrived: Condvar,
 }
 
 #[derive(Debug)]
-struct Job {
-    request: Request,
+struct ServerJob {
+    request: WorkerRequest,
     since: Instant,
     answer: Arc<Mutex<TcpStream>>,
 }
@@ -135,7 +135,7 @@ impl Server {
     /// # Errors
     ///
     /// See [`PsError`].
-    pub fn bind(options: &Options, progress: Arc<Progress>) -> Result<Self, PsError> {
+    pub fn bind(options: &ServerOptions, progress: Arc<Progress>) -> Result<Self, PsError> {
         let listener = TcpListener::bind(&options.listen).map_err(|source| PsError::Listen {
             address: options.listen.clone(),
             source,
@@ -215,12 +215,12 @@ fn read(mut stream: TcpStream, queue: &Queue, progress: &Progress) -> Result<(),
     stream.set_nodelay(true)?;
     let answer = Arc::new(Mutex::new(stream.try_clone()?));
     loop {
-        let (request, bytes) = match wire::receive::<Request>(&mut stream) {
+        let (request, bytes) = match wire::receive::<WorkerRequest>(&mut stream) {
             Err(WireError::Closed) => return Ok(()),
             other => other?,
         };
         progress.received(bytes);
-        queue.push(Job {
+        queue.push(ServerJob {
             request,
             since: Instant::now(),
             answer: Arc::clone(&answer),
@@ -231,12 +231,14 @@ fn read(mut stream: TcpStream, queue: &Queue, progress: &Progress) -> Result<(),
 /// An inter-op thread's life.
 fn work(parameters: &Parameters, queue: &Queue, progress: &Progress) {
     loop {
-        let Job {
+        let ServerJob {
             request,
             since,
             answer,
         } = queue.pop();
-        let reply = parameters.serve(&request).unwrap_or_else(Reply::Refused);
+        let reply = parameters
+            .serve(&request)
+            .unwrap_or_else(ServerReply::Refused);
         let mut stream = answer.lock().unwrap_or_else(PoisonError::into_inner);
         match wire::send(&mut *stream, &reply) {
             Ok(bytes) => progress.sent(bytes),
@@ -250,7 +252,7 @@ fn work(parameters: &Parameters, queue: &Queue, progress: &Progress) {
 // === impl Queue ===
 
 impl Queue {
-    fn push(&self, job: Job) {
+    fn push(&self, job: ServerJob) {
         self.jobs
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -258,7 +260,7 @@ impl Queue {
         self.arrived.notify_one();
     }
 
-    fn pop(&self) -> Job {
+    fn pop(&self) -> ServerJob {
         let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             if let Some(job) = jobs.pop_front() {
@@ -296,9 +298,9 @@ impl Parameters {
     }
 
     /// Answers a request, or says why not.
-    pub(super) fn serve(&self, request: &Request) -> Result<Reply, String> {
+    pub(super) fn serve(&self, request: &WorkerRequest) -> Result<ServerReply, String> {
         match request {
-            Request::Hello(geometry, shard, shards) => {
+            WorkerRequest::Hello(geometry, shard, shards) => {
                 let own = (&self.shard.geometry, &self.shard.index, &self.shard.count);
                 if (geometry, shard, shards) != own {
                     return Err(format!(
@@ -307,9 +309,9 @@ impl Parameters {
                         own.0, own.1, own.2
                     ));
                 }
-                Ok(Reply::Done)
+                Ok(ServerReply::Done)
             }
-            Request::Pull { rows } => {
+            WorkerRequest::Pull { rows } => {
                 let mut values = Vec::with_capacity(rows.len() * self.dim());
                 for &row in rows {
                     self.with_row(row, |row| values.extend_from_slice(row))?;
@@ -318,18 +320,18 @@ impl Parameters {
                 for tensor in &self.dense {
                     dense.extend_from_slice(&tensor.lock().unwrap_or_else(PoisonError::into_inner));
                 }
-                Ok(Reply::Values {
+                Ok(ServerReply::Values {
                     rows: values,
                     dense,
                 })
             }
-            Request::Push {
+            WorkerRequest::Push {
                 rows,
                 row_gradients,
                 dense_gradients,
             } => {
                 self.push(rows, row_gradients, dense_gradients)?;
-                Ok(Reply::Done)
+                Ok(ServerReply::Done)
             }
         }
     }
@@ -429,10 +431,10 @@ mod tests {
     }
 
     fn pull(parameters: &Parameters, rows: &[u32]) -> (Vec<f32>, Vec<f32>) {
-        match parameters.serve(&Request::Pull {
+        match parameters.serve(&WorkerRequest::Pull {
             rows: rows.to_vec(),
         }) {
-            Ok(Reply::Values { rows, dense }) => (rows, dense),
+            Ok(ServerReply::Values { rows, dense }) => (rows, dense),
             other => panic!("{other:?}"),
         }
     }
@@ -460,12 +462,12 @@ mod tests {
     fn a_push_moves_against_the_gradient() {
         let parameters = shard(1, 2);
         let (row, dense) = pull(&parameters, &[7]);
-        let push = Request::Push {
+        let push = WorkerRequest::Push {
             rows: vec![7],
             row_gradients: vec![1.0, -1.0],
             dense_gradients: vec![0.25; dense.len()],
         };
-        assert_eq!(parameters.serve(&push), Ok(Reply::Done));
+        assert_eq!(parameters.serve(&push), Ok(ServerReply::Done));
         let (moved_row, moved_dense) = pull(&parameters, &[7]);
         assert_eq!(moved_row, [row[0] - 2.0, row[1] + 2.0]);
         assert!(
@@ -481,26 +483,27 @@ mod tests {
         let parameters = shard(1, 2);
         let before = pull(&parameters, &[1, 149]);
         let dense = vec![1.0; before.1.len()];
-        let push =
-            |rows: &[u32], row_gradients: Vec<f32>, dense_gradients: Vec<f32>| Request::Push {
+        let push = |rows: &[u32], row_gradients: Vec<f32>, dense_gradients: Vec<f32>| {
+            WorkerRequest::Push {
                 rows: rows.to_vec(),
                 row_gradients,
                 dense_gradients,
-            };
+            }
+        };
         for request in [
-            Request::Pull { rows: vec![2] },
-            Request::Pull { rows: vec![151] },
+            WorkerRequest::Pull { rows: vec![2] },
+            WorkerRequest::Pull { rows: vec![151] },
             push(&[1, 2], vec![1.0; 4], dense.clone()),
             push(&[1], vec![1.0; 3], dense.clone()),
             push(&[1], vec![1.0; 2], vec![1.0]),
-            Request::Hello(TINY, 0, 2),
+            WorkerRequest::Hello(TINY, 0, 2),
         ] {
             assert!(parameters.serve(&request).is_err(), "{request:?}");
         }
         assert_eq!(pull(&parameters, &[1, 149]), before);
         assert_eq!(
-            parameters.serve(&Request::Hello(TINY, 1, 2)),
-            Ok(Reply::Done)
+            parameters.serve(&WorkerRequest::Hello(TINY, 1, 2)),
+            Ok(ServerReply::Done)
         );
     }
 }

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::progress::{Progress, Role};
+use super::progress::{ProcessRole, Progress};
 use super::worker::WorkerError;
 use super::{Geometry, MAX_THREADS, ps, threads, worker};
 
@@ -13,8 +13,8 @@ const SMALL: Geometry = Geometry {
     seed: 11,
 };
 
-fn ps_options(shard: u32, shards: u32) -> ps::Options {
-    ps::Options {
+fn ps_options(shard: u32, shards: u32) -> ps::ServerOptions {
+    ps::ServerOptions {
         listen: "127.0.0.1:0".to_owned(),
         geometry: SMALL,
         shard,
@@ -30,16 +30,16 @@ const RATES: ps::Rates = ps::Rates {
 };
 
 /// A server on a free port; its threads last as long as the test program.
-fn serve(options: &ps::Options) -> (String, Arc<Progress>) {
-    let progress = Progress::new(Role::Ps, options.shard, options.threads);
+fn serve(options: &ps::ServerOptions) -> (String, Arc<Progress>) {
+    let progress = Progress::new(ProcessRole::Ps, options.shard, options.threads);
     let server = ps::Server::bind(options, Arc::clone(&progress)).unwrap();
     let address = server.address().unwrap().to_string();
     std::thread::spawn(move || server.run());
     (address, progress)
 }
 
-fn worker_options(ps_hosts: Vec<String>, index: u32, steps: u64) -> worker::Options {
-    worker::Options {
+fn worker_options(ps_hosts: Vec<String>, index: u32, steps: u64) -> worker::WorkerOptions {
+    worker::WorkerOptions {
         ps_hosts,
         index,
         geometry: SMALL,
@@ -53,7 +53,7 @@ fn worker_options(ps_hosts: Vec<String>, index: u32, steps: u64) -> worker::Opti
 
 /// Loss over the first and over the last of some steps, and the worker's own counts.
 fn learn(ps_hosts: &[String], index: u32) -> (f32, f32, Arc<Progress>) {
-    let progress = Progress::new(Role::Worker, index, 2);
+    let progress = Progress::new(ProcessRole::Worker, index, 2);
     let options = |steps| worker_options(ps_hosts.to_vec(), index, steps);
     worker::train(&options(20), &progress).unwrap();
     let first = progress.line().loss.unwrap();
@@ -77,7 +77,7 @@ fn two_workers_learn_with_one_server() {
         assert!(*last < first - 0.1, "from {first} to {last}");
         assert_eq!(worker.line().steps, 570);
     }
-    let sum = |count: fn(&super::progress::Line) -> u64| {
+    let sum = |count: fn(&super::progress::ProgressLine) -> u64| {
         losses.iter().map(|(.., w)| count(&w.line())).sum::<u64>()
     };
     // The last answer may be read before the server has counted it.
@@ -99,7 +99,7 @@ fn the_number_of_servers_changes_nothing_for_one_worker() {
         let hosts: Vec<String> = (0..shards)
             .map(|shard| serve(&ps_options(shard, shards)).0)
             .collect();
-        let progress = Progress::new(Role::Worker, 0, 2);
+        let progress = Progress::new(ProcessRole::Worker, 0, 2);
         worker::train(&worker_options(hosts, 0, 60), &progress).unwrap();
         progress.line().loss.unwrap()
     };
@@ -117,7 +117,7 @@ fn a_worker_waits_for_a_server_that_is_late() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let host = listener.local_addr().unwrap().to_string();
     drop(listener);
-    let late = ps::Options {
+    let late = ps::ServerOptions {
         listen: host.clone(),
         ..ps_options(0, 1)
     };
@@ -125,7 +125,7 @@ fn a_worker_waits_for_a_server_that_is_late() {
         std::thread::sleep(Duration::from_millis(300));
         serve(&late)
     });
-    let progress = Progress::new(Role::Worker, 0, 2);
+    let progress = Progress::new(ProcessRole::Worker, 0, 2);
     worker::train(&worker_options(vec![host], 0, 5), &progress).unwrap();
     server.join().unwrap();
     assert_eq!(progress.line().steps, 5);
@@ -133,9 +133,9 @@ fn a_worker_waits_for_a_server_that_is_late() {
 
 #[test]
 fn a_worker_gives_up_with_a_sentence() {
-    let progress = Progress::new(Role::Worker, 0, 2);
+    let progress = Progress::new(ProcessRole::Worker, 0, 2);
     let patience = Duration::from_millis(300);
-    let nowhere = worker::Options {
+    let nowhere = worker::WorkerOptions {
         patience,
         ..worker_options(vec!["127.0.0.1:1".to_owned()], 0, 5)
     };

@@ -12,7 +12,7 @@ pub const MAX_FRAME: usize = 64 << 20;
 
 /// The request of a worker.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Request {
+pub enum WorkerRequest {
     /// A request for the job's geometry, the server's shard and the number of shards.
     Hello(Geometry, u32, u32),
     /// The values of these rows and of the shard's dense tensors.
@@ -33,7 +33,7 @@ pub enum Request {
 
 /// The answer of a server.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Reply {
+pub enum ServerReply {
     /// To a hello or a push: done.
     Done,
     /// To a pull.
@@ -67,7 +67,7 @@ pub enum WireError {
 }
 
 /// A message in a frame.
-pub trait Message: Sized {
+pub trait WireMessage: Sized {
     /// Appends kind and body.
     fn encode(&self, out: &mut Vec<u8>);
 
@@ -84,7 +84,7 @@ pub trait Message: Sized {
 /// # Errors
 ///
 /// The connection's, or a message longer than [`MAX_FRAME`].
-pub fn send(stream: &mut impl Write, message: &impl Message) -> Result<u64, WireError> {
+pub fn send(stream: &mut impl Write, message: &impl WireMessage) -> Result<u64, WireError> {
     let mut frame = vec![0; 4];
     message.encode(&mut frame);
     let body = frame.len() - 4;
@@ -102,7 +102,7 @@ pub fn send(stream: &mut impl Write, message: &impl Message) -> Result<u64, Wire
 /// # Errors
 ///
 /// See [`WireError`]. Memory is taken as bytes arrive, never for a length that is only claimed.
-pub fn receive<M: Message>(stream: &mut impl Read) -> Result<(M, u64), WireError> {
+pub fn receive<M: WireMessage>(stream: &mut impl Read) -> Result<(M, u64), WireError> {
     let mut length = [0; 4];
     let got = stream.read(&mut length[..1])?;
     if got == 0 {
@@ -123,7 +123,7 @@ pub fn receive<M: Message>(stream: &mut impl Read) -> Result<(M, u64), WireError
 
 // === impl Request ===
 
-impl Message for Request {
+impl WireMessage for WorkerRequest {
     fn encode(&self, out: &mut Vec<u8>) {
         match self {
             Self::Hello(geometry, shard, shards) => {
@@ -198,7 +198,7 @@ impl Message for Request {
 
 // === impl Reply ===
 
-impl Message for Reply {
+impl WireMessage for ServerReply {
     fn encode(&self, out: &mut Vec<u8>) {
         match self {
             Self::Done => out.push(1),
@@ -302,9 +302,9 @@ impl Body<'_> {
 mod tests {
     use super::*;
 
-    fn requests() -> Vec<Request> {
+    fn requests() -> Vec<WorkerRequest> {
         vec![
-            Request::Hello(
+            WorkerRequest::Hello(
                 Geometry {
                     seed: u64::MAX - 3,
                     ..Geometry::default()
@@ -312,11 +312,11 @@ mod tests {
                 1,
                 2,
             ),
-            Request::Pull { rows: vec![] },
-            Request::Pull {
+            WorkerRequest::Pull { rows: vec![] },
+            WorkerRequest::Pull {
                 rows: vec![0, 5, u32::MAX],
             },
-            Request::Push {
+            WorkerRequest::Push {
                 rows: vec![3],
                 row_gradients: vec![1.5, -0.0],
                 dense_gradients: vec![f32::MIN_POSITIVE],
@@ -324,18 +324,18 @@ mod tests {
         ]
     }
 
-    fn replies() -> Vec<Reply> {
+    fn replies() -> Vec<ServerReply> {
         vec![
-            Reply::Done,
-            Reply::Values {
+            ServerReply::Done,
+            ServerReply::Values {
                 rows: vec![1.0, 2.0],
                 dense: vec![],
             },
-            Reply::Refused("no such row".to_owned()),
+            ServerReply::Refused("no such row".to_owned()),
         ]
     }
 
-    fn check<M: Message + PartialEq + std::fmt::Debug>(messages: &[M]) {
+    fn check<M: WireMessage + PartialEq + std::fmt::Debug>(messages: &[M]) {
         let mut stream = Vec::new();
         let sent: u64 = messages
             .iter()
@@ -361,7 +361,7 @@ mod tests {
             let mut whole = Vec::new();
             send(&mut whole, &request).unwrap();
             for end in 1..whole.len() {
-                let cut = receive::<Request>(&mut &whole[..end]);
+                let cut = receive::<WorkerRequest>(&mut &whole[..end]);
                 assert!(
                     matches!(cut, Err(WireError::Io(_))),
                     "{request:?} cut at {end}: {cut:?}"
@@ -369,7 +369,7 @@ mod tests {
                 // The same bytes in a frame that claims to be whole.
                 if let Some(body) = whole.get(4..end) {
                     assert!(matches!(
-                        Request::decode(body),
+                        WorkerRequest::decode(body),
                         Err(WireError::Malformed(_))
                     ));
                 }
@@ -377,7 +377,7 @@ mod tests {
             let mut longer = whole[4..].to_vec();
             longer.push(0);
             assert!(matches!(
-                Request::decode(&longer),
+                WorkerRequest::decode(&longer),
                 Err(WireError::Malformed(_))
             ));
         }
@@ -387,31 +387,34 @@ mod tests {
     fn a_claimed_length_is_not_believed() {
         let mut frame = u32::MAX.to_le_bytes().to_vec();
         assert!(matches!(
-            receive::<Request>(&mut &frame[..]),
+            receive::<WorkerRequest>(&mut &frame[..]),
             Err(WireError::TooLong(_))
         ));
         frame = u32::try_from(MAX_FRAME).unwrap().to_le_bytes().to_vec();
         assert!(matches!(
-            receive::<Request>(&mut &frame[..]),
+            receive::<WorkerRequest>(&mut &frame[..]),
             Err(WireError::Io(_))
         ));
         // A list that claims more items than the frame holds.
         let mut body = vec![2];
         body.extend(u32::MAX.to_le_bytes());
         assert!(matches!(
-            Request::decode(&body),
+            WorkerRequest::decode(&body),
             Err(WireError::Malformed(_))
         ));
         assert!(matches!(
-            Request::decode(&[9]),
+            WorkerRequest::decode(&[9]),
             Err(WireError::Malformed(_))
         ));
-        assert!(matches!(Reply::decode(&[]), Err(WireError::Malformed(_))));
+        assert!(matches!(
+            ServerReply::decode(&[]),
+            Err(WireError::Malformed(_))
+        ));
     }
 
     #[test]
     fn a_message_too_long_is_not_sent() {
-        let request = Request::Pull {
+        let request = WorkerRequest::Pull {
             rows: vec![0; MAX_FRAME / 4 + 1],
         };
         let mut stream = Vec::new();

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use super::Geometry;
 use super::data::{Batch, Clicks};
 use super::model::Model;
-use super::pool::Pool;
+use super::pool::ThreadPool;
 use super::progress::Progress;
 use super::ps::{Parameters, Rates, Shard};
-use super::wire::{self, Reply, Request, WireError};
+use super::wire::{self, ServerReply, WireError, WorkerRequest};
 
 /// The default of the longest wait for a lost server.
 pub const PATIENCE: Duration = Duration::from_secs(120);
@@ -22,7 +22,7 @@ const RETRY: Duration = Duration::from_millis(100);
 
 /// The parameters of a worker.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Options {
+pub struct WorkerOptions {
     /// The parameter servers, as `host:port`, in the order of their shards. An empty list: the worker keeps the parameters
     /// itself.
     pub ps_hosts: Vec<String>,
@@ -89,15 +89,15 @@ pub enum WorkerError {
 
 /// A connection to each server.
 #[derive(Debug)]
-struct Servers<'a> {
-    options: &'a Options,
+struct ServerConnections<'a> {
+    options: &'a WorkerOptions,
     progress: &'a Progress,
     streams: Vec<TcpStream>,
 }
 
 /// Why an attempt failed, and at which server.
 #[derive(Debug)]
-struct Failure {
+struct AttemptFailure {
     shard: usize,
     cause: Cause,
 }
@@ -113,8 +113,8 @@ enum Cause {
 /// # Errors
 ///
 /// See [`WorkerError`].
-pub fn train(options: &Options, progress: &Progress) -> Result<(), WorkerError> {
-    let pool = Pool::new(options.threads).map_err(|source| WorkerError::Threads {
+pub fn train(options: &WorkerOptions, progress: &Progress) -> Result<(), WorkerError> {
+    let pool = ThreadPool::new(options.threads).map_err(|source| WorkerError::Threads {
         threads: options.threads,
         source,
     })?;
@@ -123,7 +123,7 @@ pub fn train(options: &Options, progress: &Progress) -> Result<(), WorkerError> 
         return train_alone(options, &model, progress);
     }
     let mut clicks = Clicks::new(options.geometry, options.index);
-    let mut servers = Servers {
+    let mut servers = ServerConnections {
         options,
         progress,
         streams: Vec::new(),
@@ -133,7 +133,7 @@ pub fn train(options: &Options, progress: &Progress) -> Result<(), WorkerError> 
         let batch = clicks.batch(options.batch);
         let mut lost_since = None;
         let loss = loop {
-            let Failure { shard, cause } = match servers.step(&model, &batch) {
+            let AttemptFailure { shard, cause } = match servers.step(&model, &batch) {
                 Ok(loss) => break loss,
                 Err(failure) => failure,
             };
@@ -162,7 +162,11 @@ pub fn train(options: &Options, progress: &Progress) -> Result<(), WorkerError> 
 }
 
 /// Trains with the worker's own parameters: the same steps as with a single server, without sockets.
-fn train_alone(options: &Options, model: &Model, progress: &Progress) -> Result<(), WorkerError> {
+fn train_alone(
+    options: &WorkerOptions,
+    model: &Model,
+    progress: &Progress,
+) -> Result<(), WorkerError> {
     let mut clicks = Clicks::new(options.geometry, options.index);
     let parameters = Parameters::new(Shard {
         geometry: options.geometry,
@@ -170,7 +174,7 @@ fn train_alone(options: &Options, model: &Model, progress: &Progress) -> Result<
         count: 1,
         rates: options.rates,
     });
-    let serve = |request: &Request| {
+    let serve = |request: &WorkerRequest| {
         let reply = parameters.serve(request);
         reply.map_err(WorkerError::OwnParameters)
     };
@@ -178,15 +182,15 @@ fn train_alone(options: &Options, model: &Model, progress: &Progress) -> Result<
         let start = Instant::now();
         let batch = clicks.batch(options.batch);
         let rows = batch.rows.clone();
-        let Reply::Values {
+        let ServerReply::Values {
             rows: values,
             dense,
-        } = serve(&Request::Pull { rows })?
+        } = serve(&WorkerRequest::Pull { rows })?
         else {
             return Err(WorkerError::OwnParameters("no values".to_owned()));
         };
         let gradients = model.step(&batch, &values, &dense);
-        serve(&Request::Push {
+        serve(&WorkerRequest::Push {
             rows: batch.rows,
             row_gradients: gradients.rows,
             dense_gradients: gradients.dense,
@@ -198,9 +202,9 @@ fn train_alone(options: &Options, model: &Model, progress: &Progress) -> Result<
 
 // === impl Servers ===
 
-impl Servers<'_> {
+impl ServerConnections<'_> {
     /// A step: pull, compute, push. Requests to all servers are in flight at the same time.
-    fn step(&mut self, model: &Model, batch: &Batch) -> Result<f32, Failure> {
+    fn step(&mut self, model: &Model, batch: &Batch) -> Result<f32, AttemptFailure> {
         self.connect()?;
         let shards = self.streams.len();
         let owned: Vec<Vec<u32>> = (0..shards)
@@ -214,16 +218,18 @@ impl Servers<'_> {
             })
             .collect();
         for (shard, rows) in owned.iter().enumerate() {
-            self.send(shard, &Request::Pull { rows: rows.clone() })?;
+            self.send(shard, &WorkerRequest::Pull { rows: rows.clone() })?;
         }
         let mut values = Vec::with_capacity(shards);
         for shard in 0..shards {
             match self.receive(shard)? {
-                Reply::Values { rows, dense } => values.push((rows, dense)),
-                Reply::Done | Reply::Refused(_) => return Err(Failure::unexpected(shard)),
+                ServerReply::Values { rows, dense } => values.push((rows, dense)),
+                ServerReply::Done | ServerReply::Refused(_) => {
+                    return Err(AttemptFailure::unexpected(shard));
+                }
             }
         }
-        let layout = Layout {
+        let layout = ShardLayout {
             geometry: &self.options.geometry,
             batch,
             shards,
@@ -238,7 +244,7 @@ impl Servers<'_> {
         {
             self.send(
                 shard,
-                &Request::Push {
+                &WorkerRequest::Push {
                     rows,
                     row_gradients,
                     dense_gradients,
@@ -249,35 +255,40 @@ impl Servers<'_> {
         Ok(gradients.loss)
     }
 
-    fn connect(&mut self) -> Result<(), Failure> {
+    fn connect(&mut self) -> Result<(), AttemptFailure> {
         if !self.streams.is_empty() {
             return Ok(());
         }
         let shards = u32::try_from(self.options.ps_hosts.len()).unwrap_or(u32::MAX);
         for (host, shard) in self.options.ps_hosts.iter().zip(0..) {
             let place = self.streams.len();
-            let failed = |source| Failure {
+            let failed = |source| AttemptFailure {
                 shard: place,
                 cause: Cause::Wire(WireError::Io(source)),
             };
             let stream = open(host, self.options.patience).map_err(failed)?;
             self.streams.push(stream);
-            self.send(place, &Request::Hello(self.options.geometry, shard, shards))?;
+            self.send(
+                place,
+                &WorkerRequest::Hello(self.options.geometry, shard, shards),
+            )?;
             self.done(place)?;
         }
         Ok(())
     }
 
-    fn done(&mut self, shard: usize) -> Result<(), Failure> {
+    fn done(&mut self, shard: usize) -> Result<(), AttemptFailure> {
         match self.receive(shard)? {
-            Reply::Done => Ok(()),
-            Reply::Values { .. } | Reply::Refused(_) => Err(Failure::unexpected(shard)),
+            ServerReply::Done => Ok(()),
+            ServerReply::Values { .. } | ServerReply::Refused(_) => {
+                Err(AttemptFailure::unexpected(shard))
+            }
         }
     }
 
-    fn send(&mut self, shard: usize, request: &Request) -> Result<(), Failure> {
+    fn send(&mut self, shard: usize, request: &WorkerRequest) -> Result<(), AttemptFailure> {
         let sent = wire::send(&mut self.streams[shard], request);
-        let bytes = sent.map_err(|source| Failure {
+        let bytes = sent.map_err(|source| AttemptFailure {
             shard,
             cause: Cause::Wire(source),
         })?;
@@ -285,15 +296,15 @@ impl Servers<'_> {
         Ok(())
     }
 
-    fn receive(&mut self, shard: usize) -> Result<Reply, Failure> {
+    fn receive(&mut self, shard: usize) -> Result<ServerReply, AttemptFailure> {
         let received = wire::receive(&mut self.streams[shard]);
-        let (reply, bytes) = received.map_err(|source| Failure {
+        let (reply, bytes) = received.map_err(|source| AttemptFailure {
             shard,
             cause: Cause::Wire(source),
         })?;
         self.progress.received(bytes);
         match reply {
-            Reply::Refused(reason) => Err(Failure {
+            ServerReply::Refused(reason) => Err(AttemptFailure {
                 shard,
                 cause: Cause::Refused(reason),
             }),
@@ -302,7 +313,7 @@ impl Servers<'_> {
     }
 }
 
-impl Failure {
+impl AttemptFailure {
     fn unexpected(shard: usize) -> Self {
         Self {
             shard,
@@ -330,18 +341,18 @@ fn open(host: &str, patience: Duration) -> io::Result<TcpStream> {
 }
 
 /// Which part of the parameters comes from which server.
-struct Layout<'a> {
+struct ShardLayout<'a> {
     geometry: &'a Geometry,
     batch: &'a Batch,
     shards: usize,
 }
 
 /// A server's part: numbers of rows, and of dense tensors.
-type Part = (Vec<f32>, Vec<f32>);
+type ServerPart = (Vec<f32>, Vec<f32>);
 
-impl Layout<'_> {
+impl ShardLayout<'_> {
     /// The batch's rows and all dense tensors, in order.
-    fn join(&self, parts: &[Part]) -> Result<Part, Failure> {
+    fn join(&self, parts: &[ServerPart]) -> Result<ServerPart, AttemptFailure> {
         let dim = self.geometry.dim as usize;
         let mut rest: Vec<(&[f32], &[f32])> = parts
             .iter()
@@ -353,7 +364,7 @@ impl Layout<'_> {
             let (values, after) = rest[shard]
                 .0
                 .split_at_checked(dim)
-                .ok_or(Failure::unexpected(shard))?;
+                .ok_or(AttemptFailure::unexpected(shard))?;
             rows.extend_from_slice(values);
             rest[shard].0 = after;
         }
@@ -367,7 +378,7 @@ impl Layout<'_> {
             let (values, after) = rest[shard]
                 .1
                 .split_at_checked(len)
-                .ok_or(Failure::unexpected(shard))?;
+                .ok_or(AttemptFailure::unexpected(shard))?;
             dense.extend_from_slice(values);
             rest[shard].1 = after;
         }
@@ -375,14 +386,14 @@ impl Layout<'_> {
             .iter()
             .position(|(rows, dense)| !rows.is_empty() || !dense.is_empty())
         {
-            Some(shard) => Err(Failure::unexpected(shard)),
+            Some(shard) => Err(AttemptFailure::unexpected(shard)),
             None => Ok((rows, dense)),
         }
     }
 
-    /// The inverse of [`Layout::join`].
-    fn split(&self, rows: &[f32], dense: &[f32]) -> Vec<Part> {
-        let mut parts = vec![Part::default(); self.shards];
+    /// The inverse of [`ShardLayout::join`].
+    fn split(&self, rows: &[f32], dense: &[f32]) -> Vec<ServerPart> {
+        let mut parts = vec![ServerPart::default(); self.shards];
         for (&row, values) in self
             .batch
             .rows
@@ -426,7 +437,7 @@ mod tests {
         let rows = numbers(batch.rows.len() * 2);
         let dense = numbers(geometry.tensors().iter().sum());
         for shards in [1, 2, 3, 8] {
-            let layout = Layout {
+            let layout = ShardLayout {
                 geometry: &geometry,
                 batch: &batch,
                 shards,

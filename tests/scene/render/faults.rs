@@ -1,6 +1,6 @@
 //! All missing and impossible settings are named at once, and nothing is printed.
 
-use pinfold::experiment::{Format, Slice, TrainingJob, render};
+use pinfold::experiment::{Slice, TrainingJob, WorkloadFormat, render};
 
 use super::render::{FORMATS, full, job, rendered};
 use super::{AMOUNTS, example, plan};
@@ -10,7 +10,7 @@ fn refused(job: &TrainingJob) -> Vec<String> {
         &plan(&example()),
         ("2", "2"),
         job,
-        Format::Native,
+        WorkloadFormat::Native,
         &Slice::default(),
         AMOUNTS,
     );
@@ -38,7 +38,11 @@ fn everything_that_is_missing_is_named() {
     (job.script, job.args) = (None, Vec::new());
     assert_eq!(refused(&job).len(), 1);
     job.command = vec!["/train".to_owned()];
-    assert!(!rendered(&job, "1", "1", Format::Native).objects.is_empty());
+    assert!(
+        !rendered(&job, "1", "1", WorkloadFormat::Native)
+            .objects
+            .is_empty()
+    );
 }
 
 #[test]
@@ -181,7 +185,11 @@ fn paths_and_claims_that_differ_are_no_fault() {
     let job = job(
         "name: a\nimage: i\nscript: s\ndata: {claim: c, path: /x}\nlog: {size: 1Gi, path: /x/log}\n",
     );
-    assert!(!rendered(&job, "1", "1", Format::Native).objects.is_empty());
+    assert!(
+        !rendered(&job, "1", "1", WorkloadFormat::Native)
+            .objects
+            .is_empty()
+    );
 }
 
 #[test]
@@ -203,7 +211,7 @@ fn a_claim_for_one_node_is_told_of_where_there_are_more() {
         let text = format!(
             "name: a\nimage: i\nscript: s\npin: false\nlog: {{size: 1Gi, accessMode: {mode}}}\n"
         );
-        let told = rendered(&job(&text), "1", case, Format::Native).warnings;
+        let told = rendered(&job(&text), "1", case, WorkloadFormat::Native).warnings;
         assert_eq!(told.len(), usize::from(words.is_some()), "{told:?}");
         assert!(
             words.is_none_or(|words| told[0].contains(words)),
@@ -236,7 +244,7 @@ fn a_group_that_nobody_makes_or_reads_is_told_of() {
             "{format:?}: {other:?}"
         );
         let grouped = ours(told("{group: g}", format));
-        let unused = matches!(format, Format::Volcano | Format::Tfjob);
+        let unused = matches!(format, WorkloadFormat::Volcano | WorkloadFormat::Tfjob);
         assert_eq!(
             grouped.len(),
             usize::from(unused),
@@ -249,7 +257,7 @@ fn a_group_that_nobody_makes_or_reads_is_told_of() {
             "{grouped:?}"
         );
     }
-    let native = told("{scheduler: other, queue: q}", Format::Native);
+    let native = told("{scheduler: other, queue: q}", WorkloadFormat::Native);
     assert!(
         native[0].contains("create the group for 11 pods, with its queue"),
         "{native:?}"
@@ -272,7 +280,7 @@ fn an_object_that_no_api_server_stores_is_refused() {
         assert!(size(&made) < 900_000, "{format:?}: {}", size(&made));
     }
     job.env.insert("LONG".to_owned(), "x".repeat(4_000));
-    for format in [Format::Volcano, Format::Jobset] {
+    for format in [WorkloadFormat::Volcano, WorkloadFormat::Jobset] {
         let refused = render(
             &plan(&example()),
             ("2", "4"),
@@ -288,7 +296,7 @@ fn an_object_that_no_api_server_stores_is_refused() {
             "{refused}"
         );
     }
-    assert!(size(&rendered(&job, "2", "4", Format::Native).objects) < 64 << 10);
+    assert!(size(&rendered(&job, "2", "4", WorkloadFormat::Native).objects) < 64 << 10);
 }
 
 #[test]
@@ -337,7 +345,7 @@ fn what_may_surprise_is_told() {
             &job(&format!("name: a\nimage: i\nscript: s\n{text}")),
             "2",
             "1",
-            Format::Native,
+            WorkloadFormat::Native,
         )
         .warnings
     };
@@ -362,7 +370,7 @@ fn what_may_surprise_is_told() {
         &undecided,
         ("2", "1"),
         &job,
-        Format::Native,
+        WorkloadFormat::Native,
         &Slice::default(),
         AMOUNTS,
     )

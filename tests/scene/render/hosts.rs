@@ -1,6 +1,6 @@
 //! The addresses of thousands of tasks: written once, and never longer than Linux passes to a program.
 
-use pinfold::experiment::{Format, Rendered, Slice, render};
+use pinfold::experiment::{Rendered, Slice, WorkloadFormat, render};
 use pinfold::scene::ScenePlan;
 use serde_json::Value;
 
@@ -33,7 +33,7 @@ fn last(workers: u32, args: &[&str]) -> Result<Rendered, String> {
         &crowded(workers),
         ("2", "1"),
         &job,
-        Format::Native,
+        WorkloadFormat::Native,
         &slice,
         AMOUNTS,
     );
@@ -98,7 +98,7 @@ fn thousands_of_tasks_share_one_list() {
         &plan,
         ("2", "1"),
         &job,
-        Format::Native,
+        WorkloadFormat::Native,
         &Slice::default(),
         AMOUNTS,
     )
@@ -119,9 +119,16 @@ fn thousands_of_tasks_share_one_list() {
         from: Some(2999),
         to: None,
     };
-    let part = render(&plan, ("2", "1"), &job, Format::Native, &slice, AMOUNTS)
-        .unwrap()
-        .objects;
+    let part = render(
+        &plan,
+        ("2", "1"),
+        &job,
+        WorkloadFormat::Native,
+        &slice,
+        AMOUNTS,
+    )
+    .unwrap()
+    .objects;
     assert!(part.iter().all(|object| whole.contains(object)));
     let (env, _) = started(&part, &pods(&part)[0].template);
     let config: Value = serde_json::from_str(&env["TF_CONFIG"]).unwrap();

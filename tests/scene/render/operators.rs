@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::batch::v1::JobTemplateSpec;
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use pinfold::experiment::{Format, Slice, SuccessPolicy as JobsPolicy, render};
+use pinfold::experiment::{Slice, SuccessPolicy as JobsPolicy, WorkloadFormat, render};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -82,7 +82,7 @@ pub(crate) struct Network {
 #[test]
 fn a_tfjob_gives_every_server_its_share() {
     for (scene, case, for_workers, workers, for_ps, servers) in CASES {
-        let rendered = rendered(&full(), scene, case, Format::Tfjob);
+        let rendered = rendered(&full(), scene, case, WorkloadFormat::Tfjob);
         assert!(
             rendered
                 .warnings
@@ -157,7 +157,7 @@ fn a_tfjob_gives_every_server_its_share() {
 
 #[test]
 fn volcano_and_jobset_end_the_parameter_servers_when_all_workers_have_succeeded() {
-    let job = rendered(&full(), "2", "4", Format::Volcano)
+    let job = rendered(&full(), "2", "4", WorkloadFormat::Volcano)
         .objects
         .pop()
         .unwrap();
@@ -176,7 +176,7 @@ fn volcano_and_jobset_end_the_parameter_servers_when_all_workers_have_succeeded(
     }
     // The end of a single worker does not end the job with 200 workers.
     assert!(!job.to_string().contains("TaskCompleted"));
-    let set = rendered(&full(), "2", "4", Format::Jobset)
+    let set = rendered(&full(), "2", "4", WorkloadFormat::Jobset)
         .objects
         .pop()
         .unwrap();
@@ -190,8 +190,8 @@ fn volcano_and_jobset_end_the_parameter_servers_when_all_workers_have_succeeded(
     );
     // No warning for objects that kubectl apply accepts.
     let (small, large) = (
-        rendered(&full(), "1", "1", Format::Jobset),
-        rendered(&full(), "1", "4", Format::Jobset),
+        rendered(&full(), "1", "1", WorkloadFormat::Jobset),
+        rendered(&full(), "1", "4", WorkloadFormat::Jobset),
     );
     let told = |one: &pinfold::experiment::Rendered| {
         one.warnings.iter().any(|one| one.contains("--server-side"))
@@ -221,7 +221,7 @@ spec:
 ";
 
 /// The cluster of a case, with an optional success policy.
-fn with_chief(policy: Option<JobsPolicy>, format: Format) -> pinfold::experiment::Rendered {
+fn with_chief(policy: Option<JobsPolicy>, format: WorkloadFormat) -> pinfold::experiment::Rendered {
     let job = pinfold::experiment::TrainingJob {
         success_policy: policy,
         ..full()
@@ -241,7 +241,7 @@ fn with_chief(policy: Option<JobsPolicy>, format: Format) -> pinfold::experiment
 fn a_chiefs_success_ends_the_job_in_every_format() {
     let last = |policy, format| with_chief(policy, format).objects.pop().unwrap()["spec"].clone();
     let all_workers = Some(JobsPolicy::AllWorkers);
-    let tfjob = last(None, Format::Tfjob);
+    let tfjob = last(None, WorkloadFormat::Tfjob);
     assert_eq!(tfjob.get("successPolicy"), None, "the operator's default");
     let roles: Vec<(&String, &serde_json::Value)> = tfjob["tfReplicaSpecs"]
         .as_object()
@@ -265,7 +265,7 @@ fn a_chiefs_success_ends_the_job_in_every_format() {
             .unwrap()
             .clone()
     };
-    let volcano = last(None, Format::Volcano);
+    let volcano = last(None, WorkloadFormat::Volcano);
     assert_eq!(
         volcano.get("minSuccess"),
         None,
@@ -283,14 +283,14 @@ fn a_chiefs_success_ends_the_job_in_every_format() {
         "OnFailure"
     );
 
-    let jobset = last(None, Format::Jobset);
+    let jobset = last(None, WorkloadFormat::Jobset);
     assert_eq!(
         jobset["successPolicy"],
         json!({"operator": "All", "targetReplicatedJobs": ["chief-0"]})
     );
 
     // The rule of jobs without a chief, where the job asks for it.
-    let rendered = with_chief(all_workers, Format::Tfjob);
+    let rendered = with_chief(all_workers, WorkloadFormat::Tfjob);
     assert_eq!(
         rendered.objects.last().unwrap()["spec"]["successPolicy"],
         "AllWorkers"
@@ -298,9 +298,12 @@ fn a_chiefs_success_ends_the_job_in_every_format() {
     let told = |one: &String| one.contains("ends a TFJob when its chief has succeeded");
     assert!(
         rendered.warnings.iter().any(told)
-            && !with_chief(None, Format::Tfjob).warnings.iter().any(told)
+            && !with_chief(None, WorkloadFormat::Tfjob)
+                .warnings
+                .iter()
+                .any(told)
     );
-    let volcano = last(all_workers, Format::Volcano);
+    let volcano = last(all_workers, WorkloadFormat::Volcano);
     assert_eq!(volcano["minSuccess"], 3);
     assert!(!volcano.to_string().contains("TaskCompleted"));
     // The success would count as a worker's.
@@ -310,7 +313,7 @@ fn a_chiefs_success_ends_the_job_in_every_format() {
     );
     let targets = json!(["chief-0", "worker-0", "worker-1"]);
     assert_eq!(
-        last(all_workers, Format::Jobset)["successPolicy"]["targetReplicatedJobs"],
+        last(all_workers, WorkloadFormat::Jobset)["successPolicy"]["targetReplicatedJobs"],
         targets
     );
 }
@@ -327,7 +330,11 @@ fn evaluators_are_rendered_and_stand_in_no_cluster_specification() {
             );
         }
     }
-    for format in [Format::Native, Format::Volcano, Format::Jobset] {
+    for format in [
+        WorkloadFormat::Native,
+        WorkloadFormat::Volcano,
+        WorkloadFormat::Jobset,
+    ] {
         let objects = with_chief(None, format).objects;
         let pods = super::render::pods(&objects);
         assert_eq!(pods.len(), 6);
@@ -347,7 +354,7 @@ fn evaluators_are_rendered_and_stand_in_no_cluster_specification() {
         }
         let workers = objects
             .iter()
-            .filter(|object| object["kind"] == "Job" && format == Format::Native);
+            .filter(|object| object["kind"] == "Job" && format == WorkloadFormat::Native);
         for job in workers {
             let annotations = &job["metadata"]["annotations"];
             assert_eq!(
@@ -357,7 +364,7 @@ fn evaluators_are_rendered_and_stand_in_no_cluster_specification() {
             assert_eq!(annotations.get("pinfold.io/success-policy"), None);
         }
     }
-    let all_workers = with_chief(Some(JobsPolicy::AllWorkers), Format::Native);
+    let all_workers = with_chief(Some(JobsPolicy::AllWorkers), WorkloadFormat::Native);
     let asking =
         |object: &&serde_json::Value| object["metadata"]["labels"]["pinfold.io/reclaim"] == "ps";
     for object in all_workers.objects.iter().filter(asking) {
@@ -379,7 +386,7 @@ fn a_volcano_job_makes_lost_pods_anew_and_ends_with_a_worker_that_keeps_failing(
         (None, 7, 6 * 220 + 1),
     ] {
         job.retries = retries;
-        let spec = rendered(&job, "2", "4", Format::Volcano)
+        let spec = rendered(&job, "2", "4", WorkloadFormat::Volcano)
             .objects
             .pop()
             .unwrap()["spec"]
@@ -405,7 +412,7 @@ fn a_volcano_job_makes_lost_pods_anew_and_ends_with_a_worker_that_keeps_failing(
             );
         }
         // The training operator has a single counter, with a warning.
-        let tfjob = rendered(&job, "2", "4", Format::Tfjob);
+        let tfjob = rendered(&job, "2", "4", WorkloadFormat::Tfjob);
         assert_eq!(
             tfjob.objects.last().unwrap()["spec"]["runPolicy"]["backoffLimit"],
             json!(retries)
@@ -422,11 +429,11 @@ fn a_volcano_job_makes_lost_pods_anew_and_ends_with_a_worker_that_keeps_failing(
 #[test]
 fn names_are_as_short_as_each_format_wants() {
     for (format, more) in [
-        (Format::Native, ""),
-        (Format::Tfjob, ""),
+        (WorkloadFormat::Native, ""),
+        (WorkloadFormat::Tfjob, ""),
         // 20 parameter servers come before the 200 workers.
-        (Format::Volcano, "-219"),
-        (Format::Jobset, "-0-0-abcde"),
+        (WorkloadFormat::Volcano, "-219"),
+        (WorkloadFormat::Jobset, "-0-0-abcde"),
     ] {
         let longest = 63 - "-worker-199".len() - more.len();
         let mut job = full();

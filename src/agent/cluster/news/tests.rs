@@ -1,7 +1,7 @@
 use super::*;
 use crate::pin::EnforcementCause;
 use crate::pin::snapshot::Repaired;
-use crate::pod::{ContainerKind, Entitlement, Mirror, Profile, Qos, Role, ThreadEnvironment};
+use crate::pod::{ContainerKind, Entitlement, Mirror, PodRole, Profile, Qos, ThreadEnvironment};
 
 fn set(list: &str) -> CpuSet {
     list.parse().unwrap()
@@ -38,7 +38,7 @@ fn waiting() -> ContainerState {
         container: "main".to_owned(),
         uid: Some("u-p".to_owned()),
         kind: ContainerKind::App,
-        role: Role::Worker,
+        role: PodRole::Worker,
         job: None,
         index: None,
         evidence: String::new(),

@@ -71,7 +71,7 @@ impl Controller {
             events: None,
         };
         if choices.plan_status {
-            let settings = plan_status::Settings::default();
+            let settings = plan_status::PlanStatusSettings::default();
             let writer = PlanStatusWriter::new(api.clone(), namespace, settings);
             controller.statuses = Some(writer);
         }
@@ -94,14 +94,14 @@ impl Controller {
     fn elect(&mut self, api: Api, namespace: &str) {
         let host = host_name().unwrap_or_else(|| "reclaimer".to_owned());
         let identity = format!("{host}_{:016x}", Jitter::default().bits());
-        let settings = events::Settings {
+        let settings = events::EventSettings {
             controller: "pinfold.io/reclaimer",
-            ..events::Settings::default()
+            ..events::EventSettings::default()
         };
         let (recorder, writer) = Recorder::new(api.clone(), &host, settings);
         self.reclaimer = self.reclaimer.clone().with_recorder(recorder);
         self.events = Some(tokio::spawn(writer));
-        let settings = leader::Settings::default();
+        let settings = leader::ElectionSettings::default();
         self.election = Some(Election::new(api, namespace, LEASE, identity, settings));
     }
 

@@ -108,37 +108,37 @@ fn a_filter_is_written_key_by_key() {
     assert!(on_screen(&state, 80, 24).contains("1 of 3 pods"));
     press(&mut state, "/xyz\u{1b}");
     assert_eq!(state.view.filter, "ps", "Esc leaves it as it was");
-    assert_eq!(press(&mut state, "\u{1b}"), Action::Draw);
+    assert_eq!(press(&mut state, "\u{1b}"), KeyAction::Draw);
     assert_eq!(pods(&state).len(), 3, "and then takes it away");
-    assert_eq!(press(&mut state, "\u{1b}"), Action::Quit);
+    assert_eq!(press(&mut state, "\u{1b}"), KeyAction::Quit);
 }
 
 #[test]
 fn keys_do_what_the_help_says() {
     let mut state = two_samples();
-    assert_eq!(press(&mut state, "o"), Action::Draw);
+    assert_eq!(press(&mut state, "o"), KeyAction::Draw);
     assert_eq!(pods(&state), ["ps-0", "worker-10"]);
     press(&mut state, "o?");
     assert!(on_screen(&state, 80, 24).contains("Ctrl-L"));
-    assert_eq!(press(&mut state, "x"), Action::Draw);
+    assert_eq!(press(&mut state, "x"), KeyAction::Draw);
     assert!(!state.view.help);
     press(&mut state, "p");
     assert!(state.view.paused && on_screen(&state, 80, 24).contains("paused"));
-    assert_eq!(press(&mut state, "x"), Action::Nothing);
-    assert_eq!(press(&mut state, "q"), Action::Quit);
+    assert_eq!(press(&mut state, "x"), KeyAction::Nothing);
+    assert_eq!(press(&mut state, "q"), KeyAction::Quit);
     let control = |letter| Event::Key(KeyEvent::new(KeyCode::Char(letter), KeyModifiers::CONTROL));
     for (letter, does) in [
-        ('c', Action::Quit),
-        ('l', Action::Clear),
-        ('z', Action::Suspend),
-        ('q', Action::Nothing),
+        ('c', KeyAction::Quit),
+        ('l', KeyAction::Clear),
+        ('z', KeyAction::Suspend),
+        ('q', KeyAction::Nothing),
     ] {
         assert_eq!(handle(&control(letter), &mut state, 3), does);
     }
     press(&mut state, "/");
     assert_eq!(
         handle(&control('c'), &mut state, 3),
-        Action::Quit,
+        KeyAction::Quit,
         "also while a filter is written"
     );
 }
@@ -146,21 +146,21 @@ fn keys_do_what_the_help_says() {
 #[test]
 fn the_greater_action_includes_the_smaller() {
     let mut actions = [
-        Action::Quit,
-        Action::Clear,
-        Action::Nothing,
-        Action::Suspend,
-        Action::Draw,
+        KeyAction::Quit,
+        KeyAction::Clear,
+        KeyAction::Nothing,
+        KeyAction::Suspend,
+        KeyAction::Draw,
     ];
     actions.sort();
     assert_eq!(
         actions,
         [
-            Action::Nothing,
-            Action::Draw,
-            Action::Clear,
-            Action::Suspend,
-            Action::Quit,
+            KeyAction::Nothing,
+            KeyAction::Draw,
+            KeyAction::Clear,
+            KeyAction::Suspend,
+            KeyAction::Quit,
         ]
     );
 }

@@ -27,7 +27,7 @@ fn a_frame_fits_a_common_terminal() {
 #[test]
 fn a_frame_without_end_has_every_note() {
     let state = two_samples();
-    let lines: Vec<String> = Picture {
+    let lines: Vec<String> = FrameInput {
         now: at(10),
         ..state.picture()
     }
@@ -168,7 +168,7 @@ fn what_an_api_says_is_drawn_as_text() {
     state.record((0, at(1), answer(&status, "")));
     state.record((0, at(2), Err("refused\u{1b}[2J".to_owned())));
     state.arrange();
-    let whole: Vec<String> = Picture {
+    let whole: Vec<String> = FrameInput {
         now: at(10),
         ..state.picture()
     }

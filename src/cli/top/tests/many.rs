@@ -61,7 +61,7 @@ fn owners_without_end_take_no_time_without_end() {
     let begun = Instant::now();
     state.record((0, at(1), answer(&evil, "")));
     state.arrange();
-    let lines = Picture {
+    let lines = FrameInput {
         now: at(10),
         ..state.picture()
     }
@@ -155,7 +155,7 @@ proptest! {
         state.arrange();
         for key in std::iter::once('p').chain(keys.chars()) {
             press(&mut state, &key.to_string());
-            let picture = Picture { now: at(10), ..state.picture() };
+            let picture = FrameInput { now: at(10), ..state.picture() };
             let mut lines = picture.on_screen(width, height).lines;
             prop_assert!(lines.len() <= height.max(1));
             lines.extend(picture.as_text(width.max(20)));

@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn rates_need_two_looks_at_one_thing() {
     let mut state = two_samples();
-    let figures = |state: &State, pod: &str| {
+    let figures = |state: &TopState, pod: &str| {
         let row = state
             .rows
             .iter()
@@ -102,7 +102,7 @@ fn rates_are_means_over_some_seconds() {
 #[test]
 fn letters_stay_with_their_owners() {
     let mut state = two_samples();
-    let letters = |state: &State| -> Vec<(String, Option<char>)> {
+    let letters = |state: &TopState| -> Vec<(String, Option<char>)> {
         state
             .rows
             .iter()

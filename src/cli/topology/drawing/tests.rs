@@ -1,5 +1,5 @@
 use super::*;
-use crate::cpu::{Facts, Numbering, Shape};
+use crate::cpu::{Numbering, Shape, TopologyFacts};
 
 fn set(list: &str) -> CpuSet {
     list.parse().unwrap()
@@ -100,7 +100,7 @@ fn every_online_cpu_is_drawn_once() {
 
 #[test]
 fn an_llc_of_several_numa_nodes_is_outside_them() {
-    let facts = Facts {
+    let facts = TopologyFacts {
         online: set("0-3"),
         cores: ["0", "1", "2", "3"].map(set).to_vec(),
         llcs: vec![set("0-3")],
@@ -109,7 +109,7 @@ fn an_llc_of_several_numa_nodes_is_outside_them() {
             numa(1, "2-3", &[21, 10, 80]),
             numa(9, "", &[80, 80, 10]),
         ],
-        ..Facts::default()
+        ..TopologyFacts::default()
     };
     assert_eq!(
         plain(&Topology::from_facts(facts), &[]),
@@ -136,7 +136,7 @@ fn numa(id: u32, cpus: &str, distances: &[u32]) -> NumaNode {
 
 #[test]
 fn hybrid_cores_offline_cpus_and_owners_are_marked() {
-    let facts = Facts {
+    let facts = TopologyFacts {
         online: set("0-3,8-11"),
         offline: set("4-7"),
         cores: ["0-1", "2-3", "8", "9", "10", "11"].map(set).to_vec(),
@@ -146,7 +146,7 @@ fn hybrid_cores_offline_cpus_and_owners_are_marked() {
             (CoreKind::Performance, set("0-3")),
             (CoreKind::Efficiency, set("8-11")),
         ],
-        ..Facts::default()
+        ..TopologyFacts::default()
     };
     let owners = [
         ("train/ps-0", "0-1,4"),
@@ -177,9 +177,9 @@ shared  2 CPUs: 2,11
 
 #[test]
 fn a_machine_that_tells_nothing_is_its_cpus() {
-    let facts = Facts {
+    let facts = TopologyFacts {
         online: set("0-2"),
-        ..Facts::default()
+        ..TopologyFacts::default()
     };
     assert_eq!(
         plain(&Topology::from_facts(facts), &[]),

@@ -5,15 +5,15 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::cluster::node::OwnNode;
-use crate::cluster::scenes::{Plans, Pods, RunningPod};
+use crate::cluster::scenes::{Plans, RunningPod, RunningPods};
 
 /// The input of [`decide()`], with owned values.
 struct World {
     plans: Plans,
     node: OwnNode,
     claims: BTreeSet<String>,
-    pods: Pods,
-    memory: Memory,
+    pods: RunningPods,
+    memory: DecisionState,
 }
 
 fn plan(name: &str, active: Option<(&str, &str)>, more: Value) -> ScenePlan {
@@ -55,7 +55,7 @@ impl World {
             },
             claims: BTreeSet::new(),
             pods: Some(Vec::new()),
-            memory: Memory::default(),
+            memory: DecisionState::default(),
         }
     }
 
@@ -79,8 +79,8 @@ impl World {
         self
     }
 
-    fn decide(&self) -> Verdict {
-        let input = DecisionInput {
+    fn decide(&self) -> SlotDecision {
+        let input = SlotDecisionInput {
             plans: &self.plans,
             node: &self.node,
             claims: &self.claims,
@@ -96,12 +96,12 @@ impl World {
             let verdict = self.decide();
             match verdict.action {
                 None => return done,
-                Some(Action::Claim { slots, .. }) => {
+                Some(SlotAction::Claim { slots, .. }) => {
                     let name = slots.get(0).unwrap().lease_name(&verdict.plan.unwrap().0);
                     done.push(format!("claim {name}"));
                     self.claims.insert(name);
                 }
-                Some(Action::Label(labels)) => {
+                Some(SlotAction::Label(labels)) => {
                     let ours = std::mem::take(&mut self.node.ours);
                     self.node.labels.retain(|key, _| !ours.contains(key));
                     let text: Vec<String> = labels
@@ -112,12 +112,12 @@ impl World {
                     self.node.ours = labels.keys().cloned().collect();
                     self.node.labels.extend(labels);
                 }
-                Some(Action::Taint(taints)) => {
+                Some(SlotAction::Taint(taints)) => {
                     let keys: Vec<&str> = taints.iter().map(|taint| taint.key.as_str()).collect();
                     done.push(format!("taint {}", keys.join(" ")));
                     self.node.taints = taints;
                 }
-                Some(Action::Release(name)) => {
+                Some(SlotAction::Release(name)) => {
                     done.push(format!("release {name}"));
                     self.claims.remove(&name);
                 }
@@ -231,7 +231,7 @@ fn labels_and_claims_stay_without_a_readable_plan_for_the_node() {
     let first = |world: &World| world.decide().action;
     assert_eq!(
         first(&held(vec![other.clone()])),
-        Some(Action::Label(BTreeMap::new()))
+        Some(SlotAction::Label(BTreeMap::new()))
     );
     other.spec.nodes.selector = None;
     other.spec.nodes.names = Some(vec!["x".to_owned()]);
@@ -239,13 +239,13 @@ fn labels_and_claims_stay_without_a_readable_plan_for_the_node() {
     let listed = World::new(vec![other]).having(&OLD, &[]);
     assert_eq!(
         first(&listed),
-        Some(Action::Label(BTreeMap::new())),
+        Some(SlotAction::Label(BTreeMap::new())),
         "the plan has scene 1 case 1, and the node has no claim"
     );
     let claiming = plan("p", Some(("7", "1")), elsewhere);
     assert_eq!(
         first(&held(vec![claiming])),
-        Some(Action::Label(BTreeMap::new())),
+        Some(SlotAction::Label(BTreeMap::new())),
         "the claim belongs to the plan"
     );
 }
@@ -318,7 +318,7 @@ fn on_busy_decides_whether_a_node_with_running_pods_changes() {
 }
 
 /// A single pod, with the label keys `keys` in the node selector.
-fn bound(keys: &[&str]) -> Pods {
+fn bound(keys: &[&str]) -> RunningPods {
     let keys = keys.iter().map(|key| (*key).to_owned()).collect();
     Some(vec![RunningPod {
         name: "train/w".to_owned(),
@@ -398,7 +398,7 @@ fn on_busy_applies_when_the_case_and_the_label_keys_change() {
             Some(old_slot())
         );
         // After a restart, the memory is empty. Pods may still depend on applied labels that name no slot.
-        listed.memory = Memory::default();
+        listed.memory = DecisionState::default();
         assert_eq!(
             waits(&listed, "train/w of the place CASE=1 INDEX=0 SCENCE=1"),
             None
@@ -519,10 +519,10 @@ fn differing_labels_of_a_different_field_manager_are_a_conflict() {
     // Equal labels are no conflict. Labels that name a slot of the case allow only this slot.
     assert!(matches!(
         world(&[("SCENCE", "1")]).decide().action,
-        Some(Action::Claim { only: None, .. })
+        Some(SlotAction::Claim { only: None, .. })
     ));
     let whole = world(&[("SCENCE", "1"), ("CASE", "2"), ("INDEX", "2")]);
-    let Some(Action::Claim {
+    let Some(SlotAction::Claim {
         only: Some(slot), ..
     }) = whole.decide().action
     else {

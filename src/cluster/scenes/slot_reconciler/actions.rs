@@ -3,8 +3,8 @@
 use k8s_openapi::api::core::v1::Taint;
 
 use super::{NODE_DELETED, NODE_REPLACED, PassError, SlotReconciler};
-use crate::cluster::node::{self, Applied};
-use crate::cluster::scenes::decide::{Action, Verdict, version};
+use crate::cluster::node::{self, ApplyOutcome};
+use crate::cluster::scenes::decide::{SlotAction, SlotDecision, version};
 use crate::cluster::scenes::labels::{labels_of, order, written};
 use crate::scene::{ScenePlan, Slot, Slots};
 
@@ -14,8 +14,8 @@ impl SlotReconciler {
     /// Carries out an action of a decision.
     pub(super) async fn carry_out(
         &mut self,
-        action: Action,
-        verdict: &Verdict,
+        action: SlotAction,
+        verdict: &SlotDecision,
         was_spare: bool,
     ) -> Result<(), PassError> {
         let plan = verdict.plan.as_ref().and_then(|(name, _)| self.plan(name));
@@ -23,13 +23,13 @@ impl SlotReconciler {
             return Ok(());
         };
         match action {
-            Action::Claim { slots, only } => match plan {
+            SlotAction::Claim { slots, only } => match plan {
                 Some(plan) => self.claim(&plan, &slots, only, was_spare).await,
                 None => Ok(()),
             },
-            Action::Label(labels) => {
+            SlotAction::Label(labels) => {
                 match node::apply(&self.scenes.api, &state.node, &labels).await? {
-                    Applied::Done(now) => {
+                    ApplyOutcome::Done(now) => {
                         state.node = *now;
                         let (reason, note) = if labels.is_empty() {
                             ("LabelsRemoved", format!("no slot: {}", verdict.says))
@@ -39,14 +39,14 @@ impl SlotReconciler {
                         };
                         self.emit_event(false, reason, note);
                     }
-                    Applied::Conflict(conflicts) => self.memory.conflicts = conflicts,
-                    Applied::Gone => return Err(PassError::NoNode(NODE_DELETED)),
-                    Applied::Replaced => return Err(PassError::NoNode(NODE_REPLACED)),
+                    ApplyOutcome::Conflict(conflicts) => self.memory.conflicts = conflicts,
+                    ApplyOutcome::Gone => return Err(PassError::NoNode(NODE_DELETED)),
+                    ApplyOutcome::Replaced => return Err(PassError::NoNode(NODE_REPLACED)),
                 }
                 Ok(())
             }
-            Action::Taint(taints) => self.taint(&taints, plan, verdict).await,
-            Action::Release(name) => {
+            SlotAction::Taint(taints) => self.taint(&taints, plan, verdict).await,
+            SlotAction::Release(name) => {
                 state.claims.release(&name).await?;
                 tracing::info!("scenes: released {name}");
                 state.mine.remove(&name);
@@ -97,21 +97,21 @@ impl SlotReconciler {
         &mut self,
         taints: &[Taint],
         plan: Option<ScenePlan>,
-        verdict: &Verdict,
+        verdict: &SlotDecision,
     ) -> Result<(), PassError> {
         let (scenes, memory) = (&self.scenes, &mut self.memory);
         let Some(state) = &mut self.observed else {
             return Ok(());
         };
         match node::set_taints(&scenes.api, &state.node, taints).await {
-            Ok(Applied::Done(now)) => {
+            Ok(ApplyOutcome::Done(now)) => {
                 state.node = *now;
                 let wanted = plan
                     .and_then(|plan| plan.spec.taint)
                     .map(|taint| taint.to_k8s());
                 memory.taint = wanted.filter(|wanted| taints.contains(wanted));
             }
-            Ok(Applied::Gone) => return Err(PassError::NoNode(NODE_DELETED)),
+            Ok(ApplyOutcome::Gone) => return Err(PassError::NoNode(NODE_DELETED)),
             // The Node has changed since the read, so the next decision uses the new taints.
             Ok(_) => {
                 let read = node::read(&scenes.api, &scenes.node).await?;

@@ -4,13 +4,13 @@ use super::*;
 use crate::experiment::report::{FindingKind, HOT, Series};
 
 /// A pod's name, role, index, and the known values.
-type Pod<'a> = (&'a str, &'a str, &'a str, &'a [(Measure, f64)]);
+type PodFigures<'a> = (&'a str, &'a str, &'a str, &'a [(Measure, f64)]);
 
 /// The same value alone.
 type Made = (String, &'static str, String, Vec<(Measure, f64)>);
 
 fn report_of(pods: &[Made]) -> RunReport {
-    let pods: Vec<Pod> = pods
+    let pods: Vec<PodFigures> = pods
         .iter()
         .map(|(pod, role, index, known)| (pod.as_str(), *role, index.as_str(), known.as_slice()))
         .collect();
@@ -18,8 +18,8 @@ fn report_of(pods: &[Made]) -> RunReport {
 }
 
 /// A run of 100 s: each pod's role and index, with the known values.
-fn run(pods: &[Pod]) -> Observed {
-    let labels = |(pod, role, index, _): &Pod| {
+fn run(pods: &[PodFigures]) -> ObservedRun {
+    let labels = |(pod, role, index, _): &PodFigures| {
         [
             ("namespace", "t"),
             ("training_job", "j"),
@@ -51,7 +51,7 @@ fn run(pods: &[Pod]) -> Observed {
                 .insert((*pod).to_owned(), *value);
         }
     }
-    Observed {
+    ObservedRun {
         name: "r".to_owned(),
         scene: Some("1".to_owned()),
         case: Some("2".to_owned()),
@@ -138,7 +138,7 @@ fn tasks_and_roles_are_summed_up() {
     assert_eq!((report.workers, report.steps_per_second()), (3, Some(6.0)));
     assert_eq!(
         report.servers,
-        Servers::default(),
+        ServerBalance::default(),
         "one server is no balance"
     );
     assert_eq!(

@@ -1,5 +1,5 @@
 use super::super::{
-    Balance, Finding, RoleUse, Servers, TaskUse, Traffic, Usage, markdown, pictures,
+    Balance, RoleUse, RunFinding, ServerBalance, TaskUse, Traffic, Usage, markdown, pictures,
 };
 use super::*;
 
@@ -62,9 +62,9 @@ fn run(scene: &str, case: &str, workers: usize, steps: Option<f64>, sent: &[f64]
             },
         ],
         tasks,
-        servers: Servers { traffic, cpu: None },
+        servers: ServerBalance { traffic, cpu: None },
         findings: hot
-            .then(|| Finding {
+            .then(|| RunFinding {
                 kind: FindingKind::OneBigVariable,
                 text: "hot".to_owned(),
             })
@@ -75,7 +75,7 @@ fn run(scene: &str, case: &str, workers: usize, steps: Option<f64>, sent: &[f64]
     }
 }
 
-fn compared(runs: Vec<RunReport>, base: Option<&str>) -> Report {
+fn compared(runs: Vec<RunReport>, base: Option<&str>) -> ExperimentReport {
     compare("http://p".to_owned(), runs, base, Vec::new()).unwrap()
 }
 

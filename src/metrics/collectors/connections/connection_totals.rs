@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use super::super::super::model::Peer;
-use super::peer_directory::{Job, PeerDirectory};
+use super::peer_directory::{PeerDirectory, TrainingJobKey};
 use crate::host::diag::{TcpConnection, TcpMeasurements, TcpState};
 
 /// The bounds of the round-trip buckets in seconds: from two pods of a node to opposite ends of the world.
@@ -105,7 +105,7 @@ impl ConnectionTotals {
         &mut self,
         pod: &str,
         connections: impl Iterator<Item = &'a TcpConnection>,
-        job: Option<&(Job, Peer)>,
+        job: Option<&(TrainingJobKey, Peer)>,
         directory: &mut PeerDirectory,
     ) {
         let most = self.most;
@@ -185,7 +185,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use crate::pod::Role;
+    use crate::pod::PodRole;
 
     use super::*;
 
@@ -319,7 +319,7 @@ mod tests {
         let job = ("train".to_owned(), "job".to_owned());
         let peer = |pod: &str| Peer {
             pod: pod.to_owned(),
-            role: Role::Worker,
+            role: PodRole::Worker,
         };
         let own = (job.clone(), peer("w-9"));
         let mut directory = PeerDirectory::default();

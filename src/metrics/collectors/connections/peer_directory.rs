@@ -12,22 +12,24 @@ use crate::host::diag::TcpConnection;
 const MAX_UNKNOWN: usize = 256;
 
 /// A training job: its namespace and its name.
-pub(super) type Job = (String, String);
+pub(super) type TrainingJobKey = (String, String);
 
 /// The pods by address.
 #[derive(Debug, Default)]
 pub(super) struct PeerDirectory {
     /// This node's pods in the last sample and in the sample before, by address. `None` for an address of several pods.
-    local: HashMap<IpAddr, Option<(Job, Peer)>>,
-    local_before: HashMap<IpAddr, Option<(Job, Peer)>>,
+    local: HashMap<IpAddr, Option<(TrainingJobKey, Peer)>>,
+    local_before: HashMap<IpAddr, Option<(TrainingJobKey, Peer)>>,
     /// The pods of each job on all nodes, from the API. `None` for an address of several pods.
-    from_api: BTreeMap<Job, HashMap<IpAddr, Option<Peer>>>,
+    from_api: BTreeMap<TrainingJobKey, HashMap<IpAddr, Option<Peer>>>,
     /// The unknown addresses of the last sample.
-    unknown: BTreeMap<Job, BTreeSet<IpAddr>>,
+    unknown: BTreeMap<TrainingJobKey, BTreeSet<IpAddr>>,
 }
 
 /// The training job and the peer name of each pod, by the path of the pod's cgroup.
-pub(super) fn jobs(containers: &[MeasuredContainer<'_>]) -> HashMap<String, (Job, Peer)> {
+pub(super) fn jobs(
+    containers: &[MeasuredContainer<'_>],
+) -> HashMap<String, (TrainingJobKey, Peer)> {
     let of = |container: &MeasuredContainer<'_>| {
         let (path, _) = container.cgroup.rsplit_once('/')?;
         let state = container.state;
@@ -45,15 +47,20 @@ pub(super) fn jobs(containers: &[MeasuredContainer<'_>]) -> HashMap<String, (Job
 
 impl PeerDirectory {
     /// Begins a sample. The pods of the last sample stay known until the sample replaces them.
-    pub(super) fn begin_sample(&mut self, jobs: &HashMap<String, (Job, Peer)>) {
+    pub(super) fn begin_sample(&mut self, jobs: &HashMap<String, (TrainingJobKey, Peer)>) {
         self.local_before = std::mem::take(&mut self.local);
         self.unknown.clear();
-        let live: BTreeSet<&Job> = jobs.values().map(|(job, _)| job).collect();
+        let live: BTreeSet<&TrainingJobKey> = jobs.values().map(|(job, _)| job).collect();
         self.from_api.retain(|job, _| live.contains(job));
     }
 
     /// Learns a pod's addresses from the local ends of the connections in the pod's own namespace.
-    pub(super) fn learn(&mut self, job: &Job, peer: &Peer, connections: &[TcpConnection]) {
+    pub(super) fn learn(
+        &mut self,
+        job: &TrainingJobKey,
+        peer: &Peer,
+        connections: &[TcpConnection],
+    ) {
         for connection in connections
             .iter()
             .filter(|connection| !connection.local.is_loopback())
@@ -72,7 +79,11 @@ impl PeerDirectory {
     }
 
     /// Sets the pods of a job, as listed by the API.
-    pub(super) fn set(&mut self, job: Job, peers: impl IntoIterator<Item = (IpAddr, Peer)>) {
+    pub(super) fn set(
+        &mut self,
+        job: TrainingJobKey,
+        peers: impl IntoIterator<Item = (IpAddr, Peer)>,
+    ) {
         let mut by_address: HashMap<IpAddr, Option<Peer>> = HashMap::new();
         for (address, peer) in peers {
             let known = by_address
@@ -86,7 +97,7 @@ impl PeerDirectory {
     }
 
     /// The pod of the same job with this address; `None` if unknown or ambiguous.
-    pub(super) fn find(&mut self, job: &Job, address: IpAddr) -> Option<&Peer> {
+    pub(super) fn find(&mut self, job: &TrainingJobKey, address: IpAddr) -> Option<&Peer> {
         let local = self
             .local
             .get(&address)
@@ -108,7 +119,7 @@ impl PeerDirectory {
     }
 
     /// The unknown addresses of the last sample.
-    pub(super) fn unknown(&self) -> BTreeMap<Job, BTreeSet<IpAddr>> {
+    pub(super) fn unknown(&self) -> BTreeMap<TrainingJobKey, BTreeSet<IpAddr>> {
         self.unknown.clone()
     }
 }
@@ -116,18 +127,18 @@ impl PeerDirectory {
 #[cfg(test)]
 mod tests {
     use crate::host::diag::TcpState;
-    use crate::pod::Role;
+    use crate::pod::PodRole;
 
     use super::*;
 
-    fn job(name: &str) -> Job {
+    fn job(name: &str) -> TrainingJobKey {
         ("train".to_owned(), name.to_owned())
     }
 
     fn peer(pod: &str) -> Peer {
         Peer {
             pod: pod.to_owned(),
-            role: Role::Worker,
+            role: PodRole::Worker,
         }
     }
 

@@ -22,7 +22,7 @@ fn set(list: &str) -> CpuSet {
 }
 
 /// A container that owns these CPUs, all in force.
-fn owner(pod: &str, role: Role, cpus: &str) -> ContainerState {
+fn owner(pod: &str, role: PodRole, cpus: &str) -> ContainerState {
     let (policy, threads) = (Policy::default(), ThreadPolicy::default());
     ContainerState {
         namespace: "train".to_owned(),
@@ -86,12 +86,12 @@ fn snapshot(containers: &[ContainerState]) -> Snapshot {
 }
 
 /// A machine with two caches and so many monitors.
-struct Machine {
+struct CacheMachine {
     root: tempfile::TempDir,
     sources: Sources,
 }
 
-impl Machine {
+impl CacheMachine {
     fn new(rmids: usize) -> Self {
         let root = tempfile::tempdir().unwrap();
         let cgroup = root.path().join("sys/fs/cgroup");
@@ -167,8 +167,8 @@ fn success(text: &str) -> bool {
 
 #[test]
 fn a_late_scrape_makes_no_groups_and_writes_no_series() {
-    let machine = Machine::new(8);
-    let snapshot = snapshot(&[owner("w", Role::Worker, "2-3")]);
+    let machine = CacheMachine::new(8);
+    let snapshot = snapshot(&[owner("w", PodRole::Worker, "2-3")]);
     let scrape = |until| {
         let mut pages = machine.sources.pages.lock();
         let Collectors { state, enabled } = &mut pages.collectors;
@@ -182,7 +182,7 @@ fn a_late_scrape_makes_no_groups_and_writes_no_series() {
         let outcome = resctrl.unwrap().collector.collect(&mut scrape, &mut page);
         (outcome, page.text(Format::Text), machine.names())
     };
-    let outcome = |complete| Outcome::LeftOut {
+    let outcome = |complete| CollectOutcome::LeftOut {
         complete,
         reasons: BTreeMap::new(),
     };
@@ -199,24 +199,24 @@ fn a_late_scrape_makes_no_groups_and_writes_no_series() {
 
 #[test]
 fn owners_have_groups_on_their_cpus() {
-    let machine = Machine::new(8);
+    let machine = CacheMachine::new(8);
     for folder in ["theirs", "pinfold-u-gone-main"] {
         fs::create_dir_all(machine.groups().join(folder)).unwrap();
         fs::write(machine.groups().join(folder).join("cpus_list"), "9\n").unwrap();
     }
     let shared = ContainerState {
         assigned: None,
-        ..owner("web", Role::Other, "0-1")
+        ..owner("web", PodRole::Other, "0-1")
     };
     let drifted = ContainerState {
         effective: Some(set("0-15")),
-        ..owner("drift", Role::Worker, "6-7")
+        ..owner("drift", PodRole::Worker, "6-7")
     };
     let offline = ContainerState {
         effective: Some(set("4")),
-        ..owner("part", Role::Worker, "4-5")
+        ..owner("part", PodRole::Worker, "4-5")
     };
-    let text = machine.scrape(&[owner("w", Role::Worker, "2-3"), shared, drifted, offline]);
+    let text = machine.scrape(&[owner("w", PodRole::Worker, "2-3"), shared, drifted, offline]);
     assert!(success(&text), "{text}");
     assert_eq!(
         machine.names(),
@@ -234,7 +234,7 @@ fn owners_have_groups_on_their_cpus() {
     let tasks = fs::read_to_string(machine.groups().join("pinfold-u-w-main/tasks")).unwrap();
     assert_eq!(tasks, "", "never tasks");
 
-    let worker = owner("w", Role::Worker, "2-3");
+    let worker = owner("w", PodRole::Worker, "2-3");
     machine.put("w", "mon_L3_00/llc_occupancy", "4096\n");
     machine.put("w", "mon_L3_00/mbm_total_bytes", "1000\n");
     machine.put("w", "mon_L3_00/mbm_local_bytes", "900\n");
@@ -264,8 +264,8 @@ fn owners_have_groups_on_their_cpus() {
 
 #[test]
 fn a_missing_value_affects_only_its_cache() {
-    let machine = Machine::new(8);
-    let worker = [owner("w", Role::Worker, "2-3")];
+    let machine = CacheMachine::new(8);
+    let worker = [owner("w", PodRole::Worker, "2-3")];
     machine.scrape(&worker);
     machine.put("w", "mon_L3_00/llc_occupancy", "Unavailable\n");
     machine.put("w", "mon_L3_00/mbm_total_bytes", "Error\n");
@@ -293,8 +293,8 @@ fn a_missing_value_affects_only_its_cache() {
 
 #[test]
 fn bandwidth_totals_survive_a_new_mount() {
-    let machine = Machine::new(8);
-    let worker = [owner("w", Role::Worker, "2-3")];
+    let machine = CacheMachine::new(8);
+    let worker = [owner("w", PodRole::Worker, "2-3")];
     machine.scrape(&worker);
     machine.put("w", "mon_L3_00/mbm_total_bytes", "1000\n");
     assert_eq!(moved(&machine.scrape(&worker), "w"), [1000, 0, 0, 0]);
@@ -308,18 +308,21 @@ fn bandwidth_totals_survive_a_new_mount() {
     assert_eq!(moved(&machine.scrape(&worker), "w"), [2500, 0, 0, 0]);
     // The same container, with other CPUs; as long a list, since a plain file keeps what a shorter write leaves.
     assert_eq!(
-        moved(&machine.scrape(&[owner("w", Role::Worker, "5-6")]), "w"),
+        moved(&machine.scrape(&[owner("w", PodRole::Worker, "5-6")]), "w"),
         [2500, 0, 0, 0]
     );
 }
 
 #[test]
 fn parameter_servers_get_monitors_first() {
-    let machine = Machine::new(3);
-    let workers = [owner("a", Role::Worker, "1"), owner("b", Role::Worker, "2")];
+    let machine = CacheMachine::new(3);
+    let workers = [
+        owner("a", PodRole::Worker, "1"),
+        owner("b", PodRole::Worker, "2"),
+    ];
     assert!(success(&machine.scrape(&workers)));
     let [a, b] = workers;
-    let text = machine.scrape(&[a, b, owner("ps", Role::Ps, "3")]);
+    let text = machine.scrape(&[a, b, owner("ps", PodRole::Ps, "3")]);
     assert!(success(&text), "too few monitors are no failure of ours");
     assert_eq!(left_out(&text, "no_monitors"), Some(1));
     assert_eq!(machine.names(), ["pinfold-u-a-main", "pinfold-u-ps-main"]);
@@ -329,10 +332,10 @@ fn parameter_servers_get_monitors_first() {
 
 #[test]
 fn monitors_in_limbo_are_tried_again() {
-    let machine = Machine::new(3);
+    let machine = CacheMachine::new(3);
     let limbo = machine.root.path().join("sys/fs/resctrl/limbo");
     fs::write(&limbo, "2").unwrap();
-    let worker = [owner("w", Role::Worker, "2")];
+    let worker = [owner("w", PodRole::Worker, "2")];
     let text = machine.scrape(&worker);
     assert!(
         success(&text) && values(&text, "llc_occupancy_bytes", "w").is_empty(),
@@ -349,10 +352,10 @@ fn monitors_in_limbo_are_tried_again() {
 
 #[test]
 fn cpus_of_a_other_control_group_stay_in_the_group() {
-    let machine = Machine::new(5);
+    let machine = CacheMachine::new(5);
     let both = [
-        owner("theirs", Role::Ps, "2"),
-        owner("ours", Role::Worker, "3"),
+        owner("theirs", PodRole::Ps, "2"),
+        owner("ours", PodRole::Worker, "3"),
     ];
     // CPU 2 is in a control group: the kernel refuses it to groups below the root one, and says so.
     let top = machine.root.path().join("sys/fs/resctrl");
@@ -376,7 +379,7 @@ fn cpus_of_a_other_control_group_stay_in_the_group() {
         );
     }
     // After a change of the CPUs, the next scrape tries again.
-    let text = machine.scrape(&[owner("theirs", Role::Ps, "5")]);
+    let text = machine.scrape(&[owner("theirs", PodRole::Ps, "5")]);
     assert!(
         left_out(&text, "").is_none() && values(&text, "llc_occupancy_bytes", "theirs").len() == 2,
         "{text}"
@@ -385,11 +388,11 @@ fn cpus_of_a_other_control_group_stay_in_the_group() {
 
 #[test]
 fn without_resctrl_the_reason_is_reported() {
-    let machine = Machine::new(3);
+    let machine = CacheMachine::new(3);
     let top: &Path = &machine.root.path().join("sys/fs/resctrl");
     fs::remove_dir_all(top).unwrap();
     fs::create_dir(top).unwrap();
-    let text = machine.scrape(&[owner("w", Role::Worker, "2")]);
+    let text = machine.scrape(&[owner("w", PodRole::Worker, "2")]);
     let reason =
         "pinfold_collector_unsupported{collector=\"resctrl\",reason=\"no_resctrl_monitoring\"}";
     assert!(text.contains(reason), "{text}");

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::super::{plan, release};
 use crate::cpu::CpuSet;
-use crate::host::cgroup::{ContainerCgroup, Cpuset, PodCgroup, Quota, Version};
+use crate::host::cgroup::{CgroupVersion, ContainerCgroup, Cpuset, PodCgroup, Quota};
 use crate::pin::{AssignmentRecord, Desired, Enforcement, Ledger, Observed, Reason, Scan, Step};
 
 const ONLINE: &str = "0-7";
@@ -17,7 +17,7 @@ fn set(list: &str) -> CpuSet {
 
 /// The kernel's values for one cgroup.
 #[derive(Debug, Clone, Default, PartialEq)]
-struct Node {
+struct CgroupValues {
     cpus: CpuSet,
     quota: Option<Quota>,
     mark: Option<String>,
@@ -25,15 +25,15 @@ struct Node {
 
 /// A kernel with pods and containers as its two levels. The model refuses the same writes as the real kernel.
 #[derive(Debug, Clone)]
-struct Kernel {
-    version: Version,
-    nodes: BTreeMap<String, Node>,
+struct CgroupKernel {
+    version: CgroupVersion,
+    nodes: BTreeMap<String, CgroupValues>,
     /// What each container owns: assigned, and in force.
     owned: BTreeMap<String, CpuSet>,
 }
 
-impl Kernel {
-    fn new(version: Version) -> Self {
+impl CgroupKernel {
+    fn new(version: CgroupVersion) -> Self {
         Self {
             version,
             nodes: BTreeMap::new(),
@@ -45,9 +45,9 @@ impl Kernel {
         let parent = path.rsplit_once('/').map(|(parent, _)| parent);
         let cpus = match (self.version, parent) {
             // runc copies the parent's set on v1; on v2 a new cgroup has none.
-            (Version::V1, Some(parent)) => self.nodes[parent].cpus.clone(),
-            (Version::V1, None) => set(ONLINE),
-            (Version::V2, _) => CpuSet::new(),
+            (CgroupVersion::V1, Some(parent)) => self.nodes[parent].cpus.clone(),
+            (CgroupVersion::V1, None) => set(ONLINE),
+            (CgroupVersion::V2, _) => CpuSet::new(),
         };
         let quota = Some(Quota {
             quota: Some(100_000),
@@ -55,7 +55,7 @@ impl Kernel {
         });
         self.nodes.insert(
             path.to_owned(),
-            Node {
+            CgroupValues {
                 cpus,
                 quota,
                 mark: None,
@@ -167,7 +167,7 @@ impl Kernel {
 
     fn write(&mut self, path: &str, cpus: &CpuSet, reason: Reason) {
         assert!(!cpus.is_empty(), "{path}: nothing written");
-        if self.version == Version::V1 {
+        if self.version == CgroupVersion::V1 {
             if let Some((parent, _)) = path.rsplit_once('/') {
                 let above = &self.nodes[parent].cpus;
                 assert!(
@@ -250,8 +250,8 @@ fn desired(claims: &[(&str, &str, &str)]) -> Desired {
     desired
 }
 
-fn kernel(version: Version, paths: &[&str]) -> Kernel {
-    let mut kernel = Kernel::new(version);
+fn kernel(version: CgroupVersion, paths: &[&str]) -> CgroupKernel {
+    let mut kernel = CgroupKernel::new(version);
     for path in paths {
         kernel.make(path);
     }
@@ -260,7 +260,7 @@ fn kernel(version: Version, paths: &[&str]) -> Kernel {
 
 #[test]
 fn nothing_owned_nothing_written() {
-    for version in [Version::V1, Version::V2] {
+    for version in [CgroupVersion::V1, CgroupVersion::V2] {
         let mut kernel = kernel(version, &["a", "a/x", "b", "b/y"]);
         assert_eq!(kernel.reconcile(&desired(&[]), usize::MAX), 0);
     }
@@ -268,7 +268,7 @@ fn nothing_owned_nothing_written() {
 
 #[test]
 fn one_owner_then_none() {
-    for version in [Version::V1, Version::V2] {
+    for version in [CgroupVersion::V1, CgroupVersion::V2] {
         let mut kernel = kernel(version, &["a", "a/sandbox", "a/x", "b", "b/y"]);
         kernel.settle(&desired(&[("a", "x", "2-3")]));
         assert_eq!(kernel.effective("b/y"), set("0-1,4-7"));
@@ -282,7 +282,7 @@ fn one_owner_then_none() {
 
 #[test]
 fn two_owners_swap() {
-    for version in [Version::V1, Version::V2] {
+    for version in [CgroupVersion::V1, CgroupVersion::V2] {
         let mut kernel = kernel(version, &["a", "a/x", "b", "b/y"]);
         kernel.settle(&desired(&[("a", "x", "2-3"), ("b", "y", "4-5")]));
         kernel.settle(&desired(&[("a", "x", "4-5"), ("b", "y", "2-3")]));
@@ -291,7 +291,7 @@ fn two_owners_swap() {
 
 #[test]
 fn everything_goes_back() {
-    for version in [Version::V1, Version::V2] {
+    for version in [CgroupVersion::V1, CgroupVersion::V2] {
         let mut kernel = kernel(version, &["a", "a/sandbox", "a/x", "b", "b/y"]);
         let mut wish = desired(&[("a", "x", "2-3")]);
         wish.pod_mut("a").all_own_cpus = true;
@@ -315,7 +315,7 @@ fn everything_goes_back() {
 
 #[test]
 fn an_init_container_runs_inside_its_pods_set() {
-    for version in [Version::V1, Version::V2] {
+    for version in [CgroupVersion::V1, CgroupVersion::V2] {
         let mut kernel = kernel(version, &["a", "a/init", "b", "b/y"]);
         let mut wish = desired(&[("a", "x", "2-3"), ("a", "z", "4")]);
         wish.pod_mut("a").init_containers = vec!["init".to_owned()];
@@ -327,7 +327,7 @@ fn an_init_container_runs_inside_its_pods_set() {
 
 #[test]
 fn an_init_container_shares_while_its_pods_cpus_are_offline() {
-    for version in [Version::V1, Version::V2] {
+    for version in [CgroupVersion::V1, CgroupVersion::V2] {
         let mut kernel = kernel(version, &["a", "a/init", "b", "b/y"]);
         let mut wish = desired(&[("a", "x", "2-3"), ("b", "y", "5")]);
         wish.pod_mut("a").init_containers = vec!["init".to_owned()];
@@ -342,7 +342,7 @@ fn an_init_container_shares_while_its_pods_cpus_are_offline() {
 
 #[test]
 fn a_mark_that_is_not_ours_is_left_alone() {
-    let mut kernel = kernel(Version::V1, &["a", "a/x", "b", "b/y"]);
+    let mut kernel = kernel(CgroupVersion::V1, &["a", "a/x", "b", "b/y"]);
     kernel.nodes.get_mut("b/y").unwrap().mark = Some("something else".to_owned());
     kernel.nodes.get_mut("b").unwrap().mark = Some("something else".to_owned());
     let (_, ledger) = kernel.observe();
@@ -353,7 +353,7 @@ fn a_mark_that_is_not_ours_is_left_alone() {
 
 #[test]
 fn a_pod_nobody_tells_of_keeps_its_lifted_quota() {
-    for version in [Version::V1, Version::V2] {
+    for version in [CgroupVersion::V1, CgroupVersion::V2] {
         let mut kernel = kernel(version, &["a", "a/x"]);
         let mut wish = desired(&[("a", "x", "2-3")]);
         wish.pod_mut("a").all_own_cpus = true;
@@ -368,7 +368,7 @@ fn a_pod_nobody_tells_of_keeps_its_lifted_quota() {
 
 /// A history: each entry gives or takes containers, or deals the CPUs anew.
 #[derive(Debug, Clone)]
-enum Change {
+enum HistoryEntry {
     Make(u8, u8),
     RemoveContainer(u8, u8),
     RemovePod(u8),
@@ -376,22 +376,22 @@ enum Change {
     Deal([Option<(u8, u8)>; 7]),
 }
 
-fn change() -> impl Strategy<Value = Change> {
+fn change() -> impl Strategy<Value = HistoryEntry> {
     let owner = prop::option::of((0..4u8, 0..3u8));
     prop_oneof![
-        3 => (0..4u8, 0..3u8).prop_map(|(pod, container)| Change::Make(pod, container)),
-        1 => (0..4u8, 0..3u8).prop_map(|(pod, container)| Change::RemoveContainer(pod, container)),
-        1 => (0..4u8).prop_map(Change::RemovePod),
-        4 => prop::array::uniform7(owner).prop_map(Change::Deal),
+        3 => (0..4u8, 0..3u8).prop_map(|(pod, container)| HistoryEntry::Make(pod, container)),
+        1 => (0..4u8, 0..3u8).prop_map(|(pod, container)| HistoryEntry::RemoveContainer(pod, container)),
+        1 => (0..4u8).prop_map(HistoryEntry::RemovePod),
+        4 => prop::array::uniform7(owner).prop_map(HistoryEntry::Deal),
     ]
 }
 
-fn run(version: Version, history: &[(Change, usize)]) {
-    let mut kernel = Kernel::new(version);
+fn run(version: CgroupVersion, history: &[(HistoryEntry, usize)]) {
+    let mut kernel = CgroupKernel::new(version);
     let mut wish = desired(&[]);
     for (change, crash) in history {
         match change {
-            Change::Make(pod, container) => {
+            HistoryEntry::Make(pod, container) => {
                 let (pod, path) = (format!("p{pod}"), format!("p{pod}/c{container}"));
                 for path in [pod, path] {
                     if !kernel.nodes.contains_key(&path) {
@@ -399,14 +399,14 @@ fn run(version: Version, history: &[(Change, usize)]) {
                     }
                 }
             }
-            Change::RemoveContainer(pod, container) => {
+            HistoryEntry::RemoveContainer(pod, container) => {
                 kernel.remove(&format!("p{pod}/c{container}"));
             }
-            Change::RemovePod(pod) => {
+            HistoryEntry::RemovePod(pod) => {
                 kernel.remove(&format!("p{pod}"));
                 wish.pods.remove(format!("p{pod}").as_str());
             }
-            Change::Deal(owners) => {
+            HistoryEntry::Deal(owners) => {
                 wish.pods.clear();
                 let pods: BTreeSet<String> = kernel.nodes.keys().cloned().collect();
                 for (cpu, owner) in (1..).zip(owners) {
@@ -434,40 +434,40 @@ fn run(version: Version, history: &[(Change, usize)]) {
 proptest! {
     #[test]
     fn any_history_keeps_the_rules(history in prop::collection::vec((change(), 0..12usize), 1..12)) {
-        run(Version::V1, &history);
-        run(Version::V2, &history);
+        run(CgroupVersion::V1, &history);
+        run(CgroupVersion::V2, &history);
     }
 }
 
 /// Deals CPUs to containers: the pod, the container, the CPU.
-fn deal(owners: &[(u8, u8, usize)]) -> Change {
+fn deal(owners: &[(u8, u8, usize)]) -> HistoryEntry {
     let mut dealt = [None; 7];
     for (pod, container, cpu) in owners {
         dealt[cpu - 1] = Some((*pod, *container));
     }
-    Change::Deal(dealt)
+    HistoryEntry::Deal(dealt)
 }
 
 #[test]
 fn one_that_waits_for_its_cpus_is_not_let_onto_a_neighbours_by_its_pod() {
     let histories = [
         vec![
-            (Change::Make(2, 0), 0),
-            (Change::Make(1, 0), 0),
+            (HistoryEntry::Make(2, 0), 0),
+            (HistoryEntry::Make(1, 0), 0),
             (deal(&[(1, 0, 3), (1, 0, 6)]), 0),
-            (Change::Make(2, 2), 0),
+            (HistoryEntry::Make(2, 2), 0),
             (deal(&[(2, 2, 3), (2, 0, 6)]), 10),
         ],
         vec![
-            (Change::Make(0, 0), 0),
-            (Change::Make(2, 1), 0),
+            (HistoryEntry::Make(0, 0), 0),
+            (HistoryEntry::Make(2, 1), 0),
             (deal(&[(0, 0, 2), (0, 0, 3), (0, 0, 4), (0, 0, 5)]), 0),
-            (Change::Make(2, 0), 0),
+            (HistoryEntry::Make(2, 0), 0),
             (deal(&[(2, 1, 3), (2, 0, 4)]), 0),
         ],
     ];
     for history in histories {
-        run(Version::V1, &history);
-        run(Version::V2, &history);
+        run(CgroupVersion::V1, &history);
+        run(CgroupVersion::V2, &history);
     }
 }

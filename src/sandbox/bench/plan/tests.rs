@@ -18,21 +18,21 @@ pub(in crate::sandbox::bench) fn machine(cores: u32) -> Topology {
     })
 }
 
-fn plan(cores: u32, preferences: PlanOptions) -> Result<Plan, PlanError> {
+fn plan(cores: u32, preferences: PlanOptions) -> Result<BenchPlan, PlanError> {
     let topology = machine(cores);
     let preferences = PlanOptions {
         rounds: 4,
         seconds: 2,
         ..preferences
     };
-    Plan::new(
+    BenchPlan::new(
         preferences,
         &topology,
         &default_reserved(&topology, &CpuSet::new()),
     )
 }
 
-fn sizes(plan: &Plan) -> [u32; 5] {
+fn sizes(plan: &BenchPlan) -> [u32; 5] {
     [
         plan.workers,
         plan.cpus,
