@@ -13,7 +13,10 @@ use crate::cluster::Api;
 use crate::cluster::review::{Review, Reviewer};
 
 /// Headers that a proxy adds. The proxy may run on this host, and the proxy's client on any host.
-const PROXY_HEADERS: [&str; 4] = ["forwarded", "via", "x-forwarded-for", "x-real-ip"];
+const PROXY_HEADERS: [&str; 3] = ["forwarded", "via", "x-real-ip"];
+
+/// The beginning of further headers that a proxy adds, for example `X-Forwarded-For` and `X-Forwarded-Proto`.
+const PROXY_PREFIX: &str = "x-forwarded-";
 
 /// A page with access rules. RBAC names the page's path as a non-resource URL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,7 +139,8 @@ impl AccessRules {
 
 /// Whether a request comes from this host and not through a proxy. `is_local`: the connection comes from this host.
 pub(super) fn is_on_this_host(is_local: bool, headers: &HeaderMap) -> bool {
-    is_local && !PROXY_HEADERS.iter().any(|name| headers.contains_key(*name))
+    let is_of_proxy = |name: &str| PROXY_HEADERS.contains(&name) || name.starts_with(PROXY_PREFIX);
+    is_local && !headers.keys().any(|name| is_of_proxy(name.as_str()))
 }
 
 /// Whether a connection comes from this host: from a loopback address, or from the address to which the caller connects.
@@ -216,7 +220,10 @@ mod tests {
         let none = HeaderMap::new();
         assert!(is_on_this_host(true, &none));
         assert!(!is_on_this_host(false, &none));
-        for name in PROXY_HEADERS {
+        for name in PROXY_HEADERS
+            .into_iter()
+            .chain(["x-forwarded-for", "X-Forwarded-Proto"])
+        {
             let address = HeaderValue::from_static("10.0.0.8");
             let headers = HeaderMap::from_iter([(name.parse().unwrap(), address)]);
             assert!(!is_on_this_host(true, &headers), "{name}");
