@@ -338,7 +338,11 @@ fn mistakes_are_named() {
 #[test]
 fn mistakes_about_a_cluster_are_named() {
     let (_folder, pods) = file("pods.yaml", PODS);
-    let cases: [(&[&str], &str); 7] = [
+    let cases: [(&[&str], &str); 11] = [
+        (&["status", "--context", "a"], "--context"),
+        (&["doctor", "--context", "a"], "--context"),
+        (&["status", "--token-file", "/nowhere"], "--node"),
+        (&["top", "--once", "--token-file", "/nowhere"], "--node"),
         (&["top", "--once", "--cluster", "--node", "a"], "--cluster"),
         (&["status", "--cluster", "--node", "a"], "--cluster"),
         (

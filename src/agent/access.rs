@@ -1,7 +1,7 @@
 //! [`AccessRules`]: which callers of the HTTP server may read names of pods and their CPUs.
 //!
 //! Callers on this host may read everything, and so may callers whom the API server authorizes. A port-forward ends on the
-//! loopback address of the agent's pod, and therefore counts as a caller on this host.
+//! loopback address of the agent's pod, and therefore counts as a caller on this host. A request through a proxy does not.
 
 use std::net::IpAddr;
 
@@ -12,10 +12,13 @@ use super::config::MetricsAuth;
 use crate::cluster::Api;
 use crate::cluster::review::{Review, Reviewer};
 
-/// Headers that a proxy adds. A request through a proxy comes from an unknown host.
-const PROXY_HEADERS: [&str; 4] = ["forwarded", "via", "x-forwarded-for", "x-real-ip"];
+/// Headers that a proxy adds. The proxy may run on this host, and the proxy's client on any host.
+const PROXY_HEADERS: [&str; 3] = ["forwarded", "via", "x-real-ip"];
 
-/// A path with access rules, which the API server knows as a non-resource URL.
+/// The beginning of further headers that a proxy adds, for example `X-Forwarded-For` and `X-Forwarded-Proto`.
+const PROXY_PREFIX: &str = "x-forwarded-";
+
+/// A page with access rules. RBAC names the page's path as a non-resource URL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ProtectedPath {
     Metrics,
@@ -25,7 +28,7 @@ pub(super) enum ProtectedPath {
 /// The access rules of the HTTP server.
 #[derive(Debug)]
 pub(super) struct AccessRules {
-    /// Missing without the Kubernetes API.
+    /// `None` for an agent without the Kubernetes API.
     reviewer: Option<Reviewer>,
     metrics: MetricsAuth,
 }
@@ -34,7 +37,8 @@ pub(super) struct AccessRules {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum AccessRefusal {
     #[error(
-        "the agent uses no Kubernetes API and can't review callers: ask on the agent's host, or configure the API"
+        "the agent uses no Kubernetes API and can't review callers: send the request from the agent's host, use a \
+         port-forward (--cluster), or give the agent a kubeconfig (--kubeconfig)"
     )]
     NoApi,
     #[error(
@@ -104,10 +108,10 @@ impl AccessRules {
         })
     }
 
-    /// Whether a caller may read a page.
+    /// Checks that a caller may read a page. `is_local`: the caller is on this host, as for [`is_on_this_host`].
     ///
     /// # Errors
-    /// The reason why the caller may not.
+    /// The reason why the caller may not read the page.
     pub(super) async fn check(
         &self,
         page: ProtectedPath,
@@ -115,7 +119,7 @@ impl AccessRules {
         headers: &HeaderMap,
     ) -> Result<(), AccessRefusal> {
         let is_open = page == ProtectedPath::Metrics && self.metrics == MetricsAuth::None;
-        if is_open || (is_local && !is_forwarded(headers)) {
+        if is_open || is_local {
             return Ok(());
         }
         let reviewer = self.reviewer.as_ref().ok_or(AccessRefusal::NoApi)?;
@@ -133,15 +137,16 @@ impl AccessRules {
     }
 }
 
-/// Whether a connection comes from this host: from the loopback address, or from the address on which it arrives.
+/// Whether a request comes from this host and not through a proxy. `is_local`: the connection comes from this host.
+pub(super) fn is_on_this_host(is_local: bool, headers: &HeaderMap) -> bool {
+    let is_of_proxy = |name: &str| PROXY_HEADERS.contains(&name) || name.starts_with(PROXY_PREFIX);
+    is_local && !headers.keys().any(|name| is_of_proxy(name.as_str()))
+}
+
+/// Whether a connection comes from this host: from a loopback address, or from the address to which the caller connects.
 pub(super) fn is_local(peer: IpAddr, own: IpAddr) -> bool {
     let (peer, own) = (peer.to_canonical(), own.to_canonical());
     peer.is_loopback() || peer == own
-}
-
-/// Whether a proxy passed the request on.
-fn is_forwarded(headers: &HeaderMap) -> bool {
-    PROXY_HEADERS.iter().any(|name| headers.contains_key(*name))
 }
 
 /// The bearer token of a request.
@@ -207,12 +212,21 @@ mod tests {
         );
         let remote = access.check(ProtectedPath::Status, false, &none).await;
         assert_eq!(remote, Err(AccessRefusal::NoApi));
-        // A proxy on this host hides the caller's address.
-        for name in PROXY_HEADERS {
+    }
+
+    /// A proxy on this host hides the client's address.
+    #[test]
+    fn a_request_through_a_proxy_is_not_local() {
+        let none = HeaderMap::new();
+        assert!(is_on_this_host(true, &none));
+        assert!(!is_on_this_host(false, &none));
+        for name in PROXY_HEADERS
+            .into_iter()
+            .chain(["x-forwarded-for", "X-Forwarded-Proto"])
+        {
             let address = HeaderValue::from_static("10.0.0.8");
             let headers = HeaderMap::from_iter([(name.parse().unwrap(), address)]);
-            let proxied = access.check(ProtectedPath::Status, true, &headers).await;
-            assert_eq!(proxied, Err(AccessRefusal::NoApi));
+            assert!(!is_on_this_host(true, &headers), "{name}");
         }
     }
 }

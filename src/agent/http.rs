@@ -76,7 +76,7 @@ pub(super) struct HttpState {
     pub(super) link: Option<ClusterLink>,
     /// The state of the connection to the container runtime, where NRI is used.
     pub(super) runtime: Option<runtime::RuntimeLink>,
-    /// Which callers may read names of pods.
+    /// The rules that decide which callers may read names of pods.
     pub(super) access: AccessRules,
 }
 
@@ -101,12 +101,13 @@ struct ShortStatus {
     enforcement: Enforcement,
     /// The number of containers with exclusive CPUs.
     exclusive_containers: usize,
-    /// The number of problems in `/readyz`.
+    /// The number of problems that `/readyz` counts.
     problems: usize,
 }
 
-/// A request, and whether the connection comes from this host.
+/// A request, and where the request comes from.
 pub(super) struct Caller {
+    /// Whether the request comes from this host and not through a proxy.
     pub(super) is_local: bool,
     pub(super) request: Parts,
 }
@@ -173,10 +174,12 @@ struct ContainerDocument<'a> {
     observed: Option<ThreadStatus>,
 }
 
-/// Builds pages for a connection. The semaphore limits the pages of all connections together.
+/// Builds pages for a connection.
 #[derive(Clone)]
 pub(super) struct PageBuilder {
+    /// The limit on the pages that all connections build at the same time.
     pages: Arc<Semaphore>,
+    /// Whether a page is being built for this connection.
     busy: Arc<AtomicBool>,
 }
 
@@ -185,13 +188,13 @@ pub(super) struct PageBuilder {
 impl PageBuilder {
     /// Waits for a permit without blocking a thread, and then builds a page. `None`: no permit was free by `until`.
     async fn run<T>(&self, until: Instant, make: impl FnOnce() -> T) -> Option<T> {
-        let place = tokio::time::timeout_at(until.into(), self.pages.acquire())
+        let permit = tokio::time::timeout_at(until.into(), self.pages.acquire())
             .await
             .ok()?;
         self.busy.store(true, Ordering::Relaxed);
         let page = tokio::task::block_in_place(make);
         self.busy.store(false, Ordering::Relaxed);
-        drop(place);
+        drop(permit);
         Some(page)
     }
 }
@@ -364,9 +367,10 @@ async fn serve_connection<R: Responder>(
     };
     let answer = service_fn(move |request: Request<Incoming>| {
         let (responder, making) = (Arc::clone(&responder), making.clone());
+        let request = request.into_parts().0;
         let caller = Caller {
-            is_local,
-            request: request.into_parts().0,
+            is_local: access::is_on_this_host(is_local, &request.headers),
+            request,
         };
         async move { Ok::<_, Infallible>(responder.respond(&caller, &making).await) }
     });
@@ -387,7 +391,8 @@ pub(super) fn refused_method(request: &Parts) -> Option<Response<BodyPieces>> {
     if request.method == Method::GET || request.method == Method::HEAD {
         return None;
     }
-    let mut response = text(StatusCode::METHOD_NOT_ALLOWED, "only GET\n".to_owned());
+    let says = "only GET and HEAD are possible\n".to_owned();
+    let mut response = text(StatusCode::METHOD_NOT_ALLOWED, says);
     response
         .headers_mut()
         .insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
@@ -616,7 +621,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_for_it_gets_it_compressed() {
+    fn only_a_client_that_accepts_gzip_gets_gzip() {
         for (header, accepted) in [
             ("gzip", true),
             ("deflate, gzip;q=0.5", true),

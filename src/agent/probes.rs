@@ -1,4 +1,5 @@
-//! [`ControllerProbes`]: metrics and probes of the reclaimer over HTTP. The server is the agent's server.
+//! [`ControllerProbes`]: metrics and probes of the reclaimer, on the HTTP server that the agent also uses. Every caller may
+//! read all pages, because no page names a pod.
 
 use std::sync::Arc;
 
@@ -12,18 +13,18 @@ use super::http::{BodyPieces, Caller, PageBuilder, Responder, refused_method, se
 use crate::cluster::leader::CandidateState;
 use crate::metrics::{Format, ReclaimMetrics};
 
-/// The state from which the requests to a controller are answered.
+/// The state from which requests to the reclaimer are answered.
 #[derive(Debug)]
 pub struct ControllerProbes {
     metrics: ReclaimMetrics,
-    /// The standing in the election; `None` for a controller without an election.
+    /// The standing in the election; `None` for a reclaimer without an election.
     standing: Option<Arc<CandidateState>>,
 }
 
 // === impl ControllerProbes ===
 
 impl ControllerProbes {
-    /// Probes of a controller with these metrics.
+    /// Creates the probes of a reclaimer with these metrics.
     pub fn new(metrics: ReclaimMetrics, standing: Option<Arc<CandidateState>>) -> Self {
         Self { metrics, standing }
     }
@@ -39,7 +40,8 @@ impl ControllerProbes {
             .as_ref()
             .is_some_and(|standing| standing.is_stuck())
         {
-            let says = "stuck: the Lease was not tried for more than a minute\n".to_owned();
+            let says =
+                "stuck: no try to take or renew the Lease ended in the last minute\n".to_owned();
             return text(StatusCode::SERVICE_UNAVAILABLE, says);
         }
         text(StatusCode::OK, "ok\n".to_owned())
@@ -60,7 +62,7 @@ impl ControllerProbes {
     }
 
     fn page(&self, request: &Parts) -> Response<BodyPieces> {
-        // A controller without an election always acts.
+        // A reclaimer without an election always acts.
         let leads = self
             .standing
             .as_ref()

@@ -24,10 +24,10 @@ const MAX_NAME_CHARS: usize = 253;
 /// The program's name as a plugin of kubectl.
 const PLUGIN: &str = "kubectl-pinfold";
 
-/// Whether a command reaches the agents of a cluster, and where their pods are.
+/// Whether a command reaches the agents of a cluster, and the namespace of the agents' pods.
 #[derive(Debug, Clone, Args)]
 pub(super) struct ClusterArgs {
-    /// Reach the cluster's agents by port-forwards with the rights of your kubeconfig; kubectl pinfold does so by default
+    /// Reach the cluster's agents by port-forwards with the rights of your kubeconfig; the default of kubectl pinfold
     #[arg(long)]
     pub(super) cluster: bool,
     /// Context of the kubeconfig [default: the current context]
@@ -66,7 +66,7 @@ pub(super) fn is_plugin() -> bool {
         .is_some_and(|name| name == PLUGIN)
 }
 
-/// Reads a name that may stand in a path of the API: lower-case letters, digits, `-` and `.`.
+/// Checks a name that becomes a part of an API path: lower-case letters, digits, `-` and `.`.
 ///
 /// # Errors
 /// The text is no name of a namespace or a pod.
@@ -88,21 +88,23 @@ pub(super) fn object_name(text: &str) -> Result<String, String> {
 // === impl ClusterArgs ===
 
 impl ClusterArgs {
-    /// Whether the command reaches the cluster's agents. `elsewhere`: other options name agents or manifests.
+    /// Whether the command reaches the cluster's agents. `elsewhere`: options outside [`ClusterArgs`] name agents or
+    /// manifests.
     ///
     /// # Errors
     /// The options contradict each other.
     pub(super) fn is_wanted(&self, elsewhere: bool) -> anyhow::Result<bool> {
+        let is_wanted = self.cluster || (is_plugin() && !elsewhere);
         anyhow::ensure!(
             !(self.cluster && elsewhere),
             "--cluster reaches the cluster's agents, but other options name agents or manifests: remove --cluster, or the \
              other options"
         );
         anyhow::ensure!(
-            !(elsewhere && self.context.is_some()),
-            "--context has an effect only with --cluster: remove --context"
+            is_wanted || self.context.is_none(),
+            "--context has an effect only with --cluster: remove --context, or add --cluster"
         );
-        Ok(self.cluster || (is_plugin() && !elsewhere))
+        Ok(is_wanted)
     }
 
     /// Prepares the connection to the cluster. No request is sent. Must be called within an asynchronous runtime.
@@ -149,7 +151,7 @@ impl ClusterAgents {
         );
         anyhow::ensure!(
             pods.len() <= MAX_TARGETS,
-            "{} agents, more than {MAX_TARGETS}: name some of the agents with --node",
+            "the cluster has {} agents, and a command reaches at most {MAX_TARGETS}: name some of the agents with --node",
             pods.len()
         );
         Ok(pods.into_iter().map(|pod| self.target(pod)).collect())
@@ -194,7 +196,8 @@ impl ClusterAgents {
         let remedy = match failure.kind() {
             ErrorKind::NotFound => "check the name and the namespace (-n)".to_owned(),
             ErrorKind::Forbidden => format!(
-                "ask for the right; the Role pinfold-portforward in the namespace {} has the rights on agents",
+                "ask an administrator for the right; for agents, the Role pinfold-portforward in the namespace {} has the \
+                 rights",
                 self.agent_namespace
             ),
             ErrorKind::Unauthorized => {
@@ -225,7 +228,7 @@ impl Route for AgentRoute {
 /// The error for a port-forward that could not be opened.
 #[allow(
     clippy::needless_pass_by_value,
-    reason = "it is the argument of map_err"
+    reason = "the function is the argument of map_err"
 )]
 fn not_forwarded(failure: Failure) -> anyhow::Error {
     let remedy = match failure.kind() {

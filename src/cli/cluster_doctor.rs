@@ -1,4 +1,4 @@
-//! `pinfold doctor --cluster`: which nodes of a cluster can pin, as their agents report.
+//! `pinfold doctor --cluster`: the nodes of a cluster that can pin, as the agents report.
 
 use std::process::ExitCode;
 
@@ -23,7 +23,7 @@ enum NodeVerdict {
 struct NodeFinding {
     node: String,
     verdict: NodeVerdict,
-    /// The facts, a sentence each.
+    /// A sentence for each fact.
     findings: Vec<String>,
 }
 
@@ -110,7 +110,7 @@ fn lines(nodes: &[NodeFinding], works: bool) -> String {
     let conclusion = if works {
         "pinning can work on every node with an agent"
     } else {
-        "pinning can't work on every node with an agent"
+        "pinning can't work on at least one node with an agent"
     };
     lines.push(conclusion.to_owned());
     lines.join("\n")

@@ -122,7 +122,7 @@ impl Explain {
     fn is_in_cluster(&self) -> anyhow::Result<bool> {
         let is_named = self.namespace.is_some();
         let elsewhere = self.agent.is_some() && !self.access.args.cluster && !is_named;
-        Ok(self.access.args.is_wanted(elsewhere)? || is_named)
+        Ok(is_named || self.access.args.is_wanted(elsewhere)?)
     }
 
     /// The pod's containers, as the agent of the pod's node reports the containers.

@@ -1,4 +1,4 @@
-//! `pinfold status`: the state of agents, a line each.
+//! `pinfold status`: the state of agents, with a line for each agent.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -28,7 +28,7 @@ pub(super) struct StatusArgs {
     #[arg(long, value_name = "[NAME=]URL")]
     node: Vec<String>,
     /// File with a bearer token for --node; agents send the full status only to authorized callers
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", requires = "node")]
     token_file: Option<PathBuf>,
     #[command(flatten)]
     access: ClusterAccess,

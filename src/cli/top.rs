@@ -142,6 +142,10 @@ impl TopArgs {
     fn named_targets(&self) -> anyhow::Result<Vec<Target>> {
         let text = self.nodes.as_deref().map(targets::read).transpose()?;
         let named = targets::all(&self.node, self.nodes.as_deref().zip(text.as_deref()))?;
+        anyhow::ensure!(
+            self.token_file.is_none() || !named.is_empty(),
+            "--token-file has an effect only with --node or --nodes: name the agents, or remove --token-file"
+        );
         let token = self.token_file.as_deref().map(targets::read_token);
         let token = token.transpose()?;
         let with_token = |target: Target| target.with_authorization(token.clone());

@@ -24,7 +24,7 @@ const EXCERPT_CHARS: usize = 200;
 /// The agent's default port.
 const DEFAULT_PORT: u16 = 9470;
 
-/// The time limit of the requests to an agent with an address; a healthy agent answers sooner.
+/// The time limit of the requests to an agent with an address. A healthy agent answers sooner.
 const ADDRESS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The time limit of the requests to an agent behind a route. The API server and the kubelet open the connection first.
@@ -62,7 +62,8 @@ pub(crate) struct Endpoint {
 pub(crate) enum EndpointError {
     /// The URL's scheme is not `http`; agents serve plain HTTP.
     #[error(
-        "the scheme of {0:?} is not http: agents serve plain HTTP; use kubectl proxy for an agent behind TLS"
+        "the scheme of {0:?} is not http: agents serve plain HTTP; write http://HOST:9470, or reach the agents of a cluster \
+         with --cluster"
     )]
     Scheme(String),
     /// The text is no host, and no URL.
@@ -103,7 +104,8 @@ impl Endpoint {
         }
     }
 
-    /// Sends the header `Authorization` with each request that leaves this host.
+    /// Sends the header `Authorization` with each request that leaves this host. Agents serve plain HTTP, so the value travels
+    /// unencrypted.
     #[cfg(feature = "top")]
     pub(crate) fn with_authorization(self, authorization: Option<HeaderValue>) -> Self {
         Self {

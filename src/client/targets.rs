@@ -55,7 +55,8 @@ pub(crate) fn read_token(file: &Path) -> anyhow::Result<HeaderValue> {
         && token.bytes().all(|byte| byte.is_ascii_graphic());
     anyhow::ensure!(
         is_token,
-        "{} has no bearer token: the file has the token on one line, for example from kubectl create token",
+        "{} has no bearer token of at most {MAX_TOKEN_BYTES} bytes: write only the token into the file, for example the \
+         output of kubectl create token",
         file.display()
     );
     let mut value = HeaderValue::from_str(&format!("Bearer {token}"))?;

@@ -1,4 +1,4 @@
-//! [`Agents`]: the pods of a cluster's agents, and port-forwards to agents. Commands use this module; the agent does not.
+//! [`Agents`]: the pods of a cluster's agents, and port-forwards to the pods. Only commands use this module.
 //!
 //! A port-forward ends on the loopback address of the agent's pod. RBAC on `pods/portforward` in the agents' namespace decides
 //! who may open a port-forward.
@@ -29,7 +29,7 @@ const PORT_NAME: &str = "metrics";
 /// The agent's default port.
 const DEFAULT_PORT: u16 = 9470;
 
-/// The number of port-forwards that are opened at the same time. The API server keeps a connection for each.
+/// The most port-forwards that are opened at the same time. The API server and a kubelet set up each port-forward.
 const AT_ONCE: usize = 32;
 
 /// The pod of an agent.
@@ -128,7 +128,7 @@ impl AgentObject {
 // === impl Agents ===
 
 impl Agents {
-    /// The agents whose pods are in `namespace`. No request is sent.
+    /// Creates a client for the agents whose pods are in `namespace`. No request is sent.
     pub fn new(api: Api, client: kube::Client, namespace: &str) -> Self {
         Self {
             api,
@@ -138,7 +138,7 @@ impl Agents {
         }
     }
 
-    /// The running pods of agents in the order of their nodes: all pods, or the pods on one node.
+    /// The running pods of agents in the order of the nodes. With `node`, only the pods on this node.
     ///
     /// # Errors
     /// Any [`Failure`].
@@ -161,10 +161,11 @@ impl Agents {
         Ok(agents)
     }
 
-    /// The name of a pod's Node; `None` for a pod without a Node. The name of the pod and of the namespace must be valid.
+    /// The name of a pod's Node; `None` for a pod without a Node. The caller must check both names, which become parts of a
+    /// path.
     ///
     /// # Errors
-    /// Any [`Failure`]; the pod may be missing.
+    /// Any [`Failure`], for example for a missing pod.
     pub async fn node_of(&self, namespace: &str, pod: &str) -> Result<Option<String>, Failure> {
         let request = request::Request::new(format!("/api/v1/namespaces/{namespace}/pods"))
             .get(pod, &GetParams::default())
@@ -173,6 +174,7 @@ impl Agents {
         Ok(object.spec.node_name)
     }
 
+    /// Opens a port-forward to the agent's port.
     async fn open(&self, pod: &AgentPod) -> Result<PortForward, Failure> {
         // The semaphore is never closed.
         let _permit = self.permits.acquire().await;
@@ -199,7 +201,7 @@ fn failure(error: kube::Error) -> Failure {
     }
 }
 
-/// The way to the agent of a Node. A DaemonSet replaces an agent's pod, and the node stays.
+/// Connects to the agent of a Node. The route stays valid after the DaemonSet has replaced the agent's pod.
 #[derive(Debug)]
 pub struct AgentRoute {
     agents: Agents,
@@ -209,7 +211,7 @@ pub struct AgentRoute {
 // === impl AgentRoute ===
 
 impl AgentRoute {
-    /// Creates the way to an agent. No request is sent.
+    /// Creates a route to the agent of the pod's Node. No request is sent.
     pub fn new(agents: Agents, pod: AgentPod) -> Self {
         Self {
             agents,
@@ -217,7 +219,7 @@ impl AgentRoute {
         }
     }
 
-    /// Opens a port-forward to the agent. If the pod is gone, the connection goes to the pod that replaced the pod.
+    /// Opens a port-forward to the agent. If the pod is gone, the port-forward goes to the Node's new agent pod.
     ///
     /// # Errors
     /// Any [`Failure`].
@@ -244,7 +246,7 @@ impl AgentRoute {
 /// The kubelet's error about a port. The future ends without a text if the kubelet reports no error.
 type ReportedError = Pin<Box<dyn Future<Output = Option<String>> + Send>>;
 
-/// A connection to an agent through the API server. The kubelet's error replaces the early end of the connection.
+/// A connection to an agent through the API server. If the kubelet reports an error, a read fails with the error.
 pub struct PortForward {
     stream: DuplexStream,
     error: Option<ReportedError>,
@@ -267,7 +269,7 @@ impl AsyncRead for PortForward {
         if read.is_ok() && buffer.filled().len() > before {
             return Poll::Ready(Ok(()));
         }
-        // The stream has ended. An error arrives before the end, so the future is not awaited.
+        // The stream has ended. The kubelet's error arrives before the end, so one poll of the future is enough.
         let error = self.error.take();
         let reported = error.map(|mut error| error.as_mut().poll(context));
         Poll::Ready(match reported {

@@ -1,4 +1,4 @@
-//! [`follow`]: keeps a decoded copy of a collection, and publishes each change.
+//! [`follow`]: keeps a decoded copy of a collection, and publishes each change of the copy.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -25,7 +25,7 @@ const IDLE: Duration = Duration::from_secs(150);
 /// The shortest and the longest wait after a retryable failure.
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// The longest wait after a failure that lasts until a person acts.
+/// The longest wait after a failure that lasts until a person acts, for example a missing right.
 const LONGEST_WAIT: Duration = Duration::from_secs(300);
 
 /// The namespace and the name of an object.
@@ -39,9 +39,9 @@ pub(super) struct ObjectSource<T> {
     pub(super) kind: &'static str,
     /// The label selector, if any.
     pub(super) labels: Option<String>,
-    /// The necessary part of each object.
+    /// The part of each object that the decoder needs.
     pub(super) part: ObjectPart,
-    /// Decodes an object. An unreadable object is a value, too.
+    /// Decodes an object. The function also returns a value for an unreadable object.
     pub(super) decode: fn(&RawValue) -> T,
 }
 
@@ -50,7 +50,7 @@ pub(super) struct ObjectSource<T> {
 pub(super) enum ObjectPart {
     /// The name and the labels. The server sends only the metadata, and the rest of the metadata is dropped.
     Labels,
-    /// The metadata and the status. The rest is dropped before a complete list is in memory.
+    /// The metadata and the status. The reflector drops the rest of each object before the list is complete.
     WithoutSpec,
     /// The complete object.
     All,
@@ -126,7 +126,7 @@ fn key(object: &RawValue) -> Option<ObjectKey> {
     Some((identity.namespace.unwrap_or_default(), identity.name?))
 }
 
-/// The necessary part of an object, or the object itself if the text is no object.
+/// The given part of an object, or the complete text if the text has no metadata.
 fn reduced(object: Box<RawValue>, part: ObjectPart) -> Box<RawValue> {
     let reduced = match part {
         ObjectPart::All => return object,
@@ -152,7 +152,7 @@ impl<T> Default for Objects<T> {
 // === impl Publisher ===
 
 impl<T: PartialEq + Send + Sync> ObjectCache for Publisher<T> {
-    /// A single controller follows the collection, so no pause is necessary.
+    /// Only one process follows the collection, so no pause is necessary.
     fn stagger(&self) -> Duration {
         Duration::ZERO
     }
@@ -174,7 +174,7 @@ impl<T: PartialEq + Send + Sync> ObjectCache for Publisher<T> {
         });
     }
 
-    /// A change that leaves the decoded object as before, for example a heartbeat of a Node, is not published.
+    /// Adds or replaces an object. An equal decoded object is not published, for example after a heartbeat of a Node.
     async fn put(&mut self, object: &RawValue) {
         let Some(key) = key(object) else { return };
         let new = (self.source.decode)(object);

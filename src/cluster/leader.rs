@@ -1,8 +1,13 @@
 //! [`Election`]: of several processes, only the holder of a Lease works.
 //!
 //! A leader renews the Lease. A candidate takes the Lease over after the record stayed unchanged for the duration in the
-//! record. The candidate measures the time with its own clock, so wrong clocks do no harm. A leader without a successful
-//! renewal stops the work before a candidate may take over: [`ElectionSettings::deadline`] is shorter than [`ElectionSettings::duration`].
+//! record. The candidate measures the time with its own monotonic clock, so wrong clocks do no harm. A leader without a
+//! successful renewal stops the work before a candidate may take over: [`ElectionSettings::deadline`] is shorter than
+//! [`ElectionSettings::duration`]. The deadline starts with the request, because the time of a late answer says nothing about the
+//! time of the write.
+//!
+//! A process that the kernel or a hypervisor suspends can't stop its work in time. The work must therefore stay correct beside
+//! a second worker: the deletes of the reclaimer have preconditions, and each status follows from the whole cluster.
 //!
 //! The rules are the rules of client-go. The crate `kube-leader-election` takes kube's own client, so its requests would have
 //! neither the deadline nor the counters of [`Api`].
@@ -21,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Api, Call, ErrorKind, Failure, Jitter, MANAGER};
 
-/// The age of the last try after which the task counts as stuck.
+/// The age of the last try after which the task counts as stuck. A try ends within [`ElectionSettings::deadline`].
 const STUCK: Duration = Duration::from_secs(60);
 
 /// The longest time for handing the Lease back.
@@ -32,7 +37,7 @@ const RELEASE: Duration = Duration::from_secs(2);
 pub struct ElectionSettings {
     /// The time after which a candidate may take over an unchanged Lease, in whole seconds.
     pub duration: Duration,
-    /// The time after which a leader without a successful renewal stops the work.
+    /// The time after which a leader without a successful renewal stops the work, and the longest time of a try.
     pub deadline: Duration,
     /// The pause between two tries.
     pub pause: Duration,
@@ -63,9 +68,9 @@ pub struct Election {
 #[derive(Debug)]
 pub struct CandidateState {
     leads: AtomicBool,
-    /// The time of the last try.
+    /// The end of the last try.
     tried: Mutex<Instant>,
-    /// Why the last try failed; `None` after an answer.
+    /// Why the last try failed; `None` after a try without a failure.
     failure: Mutex<Option<String>>,
 }
 
@@ -83,7 +88,7 @@ struct LeaseRecord {
 struct ElectionMemory {
     /// The record, and the time since which the record is unchanged.
     last_record: Option<(LeaseRecord, Instant)>,
-    /// The Lease as last written by this candidate.
+    /// The Lease as last written by this candidate; `None` if the next try must read the Lease.
     written: Option<Value>,
 }
 
@@ -94,7 +99,7 @@ enum ElectionOutcome {
     Leads,
     /// A different candidate holds the Lease.
     Follows,
-    /// The Lease changed meanwhile. The next try reads the Lease.
+    /// The Lease changed between the read and the write. The next try reads the Lease.
     Changed,
 }
 
@@ -114,7 +119,7 @@ impl CandidateState {
         self.leads.load(Ordering::Relaxed)
     }
 
-    /// Why the process has no standing yet, or lost the API server; `None` for a leader and for a candidate behind a leader.
+    /// Why the last try failed, or why no try has ended yet; `None` if the last try found a leader.
     pub fn problem(&self) -> Option<String> {
         self.failure
             .lock()
@@ -122,7 +127,7 @@ impl CandidateState {
             .clone()
     }
 
-    /// Whether the task of the election makes no more tries.
+    /// Whether no try has ended for a minute, so that only a restart of the process helps.
     pub fn is_stuck(&self) -> bool {
         let tried = self.tried.lock().unwrap_or_else(PoisonError::into_inner);
         tried.elapsed() > STUCK
@@ -138,7 +143,7 @@ impl CandidateState {
 // === impl Election ===
 
 impl Election {
-    /// A candidate for the Lease with the given name. `identity` differs between all candidates.
+    /// Creates a candidate for the Lease with the given name. `identity` differs between all candidates.
     pub fn new(
         api: Api,
         namespace: &str,
@@ -156,25 +161,25 @@ impl Election {
         }
     }
 
-    /// The standing, for metrics and probes.
+    /// The candidate's standing, for metrics and probes.
     pub fn standing(&self) -> Arc<CandidateState> {
         Arc::clone(&self.standing)
     }
 
-    /// Runs `work` whenever this process leads, until `stop`. The work is dropped at the loss of the leadership. At the end,
-    /// the Lease is handed back, so that a second process takes over at once.
+    /// Runs `work` whenever this process leads, until `stop`. The loss of the leadership drops the work. A regular end hands
+    /// the Lease back, so that a second process takes over at once.
     pub async fn run(&self, stop: &CancellationToken, mut work: impl AsyncFnMut()) {
         let mut memory = ElectionMemory::default();
         loop {
-            tokio::select! {
-                () = self.acquire(&mut memory) => {}
+            let began = tokio::select! {
+                began = self.acquire(&mut memory) => began,
                 () = stop.cancelled() => return,
-            }
+            };
             self.standing.leads.store(true, Ordering::Relaxed);
             tracing::info!("this process leads: Lease {}", self.name);
             tokio::select! {
                 () = work() => {}
-                () = self.renew(&mut memory) => {}
+                () = self.renew(&mut memory, began) => {}
                 () = stop.cancelled() => {}
             }
             self.standing.leads.store(false, Ordering::Relaxed);
@@ -187,15 +192,14 @@ impl Election {
         }
     }
 
-    /// Tries until this candidate leads.
-    async fn acquire(&self, memory: &mut ElectionMemory) {
+    /// Tries until this candidate leads. Returns the start of the successful try.
+    async fn acquire(&self, memory: &mut ElectionMemory) -> Instant {
         let mut jitter = Jitter::default();
         let mut reported = None;
         loop {
-            let outcome = self.attempt(memory).await;
-            self.standing.record(&outcome);
-            match outcome {
-                Ok(ElectionOutcome::Leads) => return,
+            let began = Instant::now();
+            match self.try_within(self.settings.deadline, memory).await {
+                Ok(ElectionOutcome::Leads) => return began,
                 Ok(ElectionOutcome::Follows | ElectionOutcome::Changed) => reported = None,
                 Err(failure) => {
                     let words = failure.to_string();
@@ -214,28 +218,38 @@ impl Election {
         }
     }
 
-    /// Renews the Lease until the leadership is lost.
-    async fn renew(&self, memory: &mut ElectionMemory) {
+    /// Renews the Lease until the leadership is lost. `renewed` is the start of the last successful try.
+    async fn renew(&self, memory: &mut ElectionMemory, mut renewed: Instant) {
         let deadline = self.settings.deadline;
-        let mut renewed = Instant::now();
         while renewed.elapsed() < deadline {
             let left = deadline.saturating_sub(renewed.elapsed());
             tokio::time::sleep(self.settings.pause.min(left)).await;
             let (began, left) = (Instant::now(), deadline.saturating_sub(renewed.elapsed()));
-            let Ok(outcome) = tokio::time::timeout(left, self.attempt(memory)).await else {
-                return;
-            };
-            self.standing.record(&outcome);
-            match outcome {
+            match self.try_within(left, memory).await {
                 Ok(ElectionOutcome::Leads) => renewed = began,
                 Ok(ElectionOutcome::Follows) => return,
                 Ok(ElectionOutcome::Changed) => {}
                 Err(failure) => {
-                    memory.written = None;
                     tracing::warn!("Lease {} can't be renewed: {failure}", self.name);
                 }
             }
         }
+    }
+
+    /// Makes a try, and records the result. A try without an answer within `limit` has failed: the other candidates may have
+    /// counted the duration of the Lease since a write whose answer came late. The next try reads the Lease.
+    async fn try_within(
+        &self,
+        limit: Duration,
+        memory: &mut ElectionMemory,
+    ) -> Result<ElectionOutcome, Failure> {
+        let outcome = tokio::time::timeout(limit, self.attempt(memory)).await;
+        let outcome = outcome.unwrap_or(Err(Failure::Timeout(limit)));
+        if outcome.is_err() {
+            memory.written = None;
+        }
+        self.standing.record(&outcome);
+        outcome
     }
 
     /// Reads the Lease if necessary, and takes or renews the Lease if possible.
@@ -307,7 +321,7 @@ impl Election {
             }
             // A different candidate was faster, or the Lease was deleted.
             Err(failure) if matches!(failure.kind(), ErrorKind::Conflict | ErrorKind::NotFound) => {
-                tracing::debug!("Lease {} changed meanwhile: {failure}", self.name);
+                tracing::debug!("Lease {} changed since the read: {failure}", self.name);
                 Ok(ElectionOutcome::Changed)
             }
             Err(failure) => Err(failure),
@@ -318,7 +332,7 @@ impl Election {
     async fn release(&self, memory: &mut ElectionMemory) {
         let lease = match memory.written.take() {
             Some(lease) => Some(lease),
-            // The end came during a renewal, whose answer is unknown.
+            // The signal to stop came during a renewal with an unknown result.
             None => self.read().await.ok().flatten(),
         };
         let Some(mut lease) = lease.filter(|lease| LeaseRecord::of(lease).holder == self.identity)
@@ -357,7 +371,7 @@ impl LeaseRecord {
 // === impl ElectionMemory ===
 
 impl ElectionMemory {
-    /// Whether a candidate may write its name into the Lease with this record.
+    /// Whether the candidate `identity` may write its name into the Lease with this record.
     fn may_take(&mut self, record: &LeaseRecord, identity: &str, now: Instant) -> bool {
         let since = match &self.last_record {
             Some((known, since)) if known == record => *since,
@@ -372,13 +386,14 @@ impl ElectionMemory {
     }
 }
 
-/// The Lease with the candidate as the holder. An answer that is no object stays as before, and the server refuses the write.
+/// The Lease with the candidate as the holder. A Lease that is no JSON object stays as before, and the server refuses the
+/// write.
 fn renewed(lease: Value, identity: &str, duration: Duration, now: &Value) -> Value {
     let mut lease = match lease {
         Value::Object(fields) => fields,
         other => return other,
     };
-    // The first holder of a new Lease is no transition.
+    // A new Lease has no transition. A stored Lease has a resourceVersion.
     let is_stored = lease
         .get("metadata")
         .is_some_and(|metadata| metadata.get("resourceVersion").is_some());
@@ -386,8 +401,8 @@ fn renewed(lease: Value, identity: &str, duration: Duration, now: &Value) -> Val
         Some(Value::Object(spec)) => spec,
         _ => Map::new(),
     };
-    let is_new = spec.get("holderIdentity").and_then(Value::as_str) != Some(identity);
-    if is_new {
+    let is_takeover = spec.get("holderIdentity").and_then(Value::as_str) != Some(identity);
+    if is_takeover {
         let before = spec.get("leaseTransitions").and_then(Value::as_u64);
         let transitions = before.unwrap_or_default() + u64::from(is_stored);
         spec.insert("acquireTime".to_owned(), now.clone());

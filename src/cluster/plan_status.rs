@@ -6,9 +6,9 @@
 //!  claims ─────┘
 //! ```
 //!
-//! A cluster has a single writer, the reclaimer that leads. Each write is an event for the watches of all agents, so the
-//! writer waits between two passes: longer for more slots. The writer writes only differences, and only while all three
-//! collections are current.
+//! A cluster has a single writer, the reclaimer that leads. Each write reaches the watches of all agents, so the writer pauses
+//! between two passes. More slots make the pause longer. The writer writes only differences, and only while all three watches
+//! work.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -34,7 +34,7 @@ const PLANS: &str = "/apis/pinfold.io/v1alpha1/sceneplans";
 /// The field manager of the status.
 const STATUS_MANAGER: &str = "pinfold-status";
 
-/// The times of the writer.
+/// The waits of the writer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlanStatusSettings {
     /// The wait after a change, since changes come in groups.
@@ -67,7 +67,7 @@ pub struct PlanStatusWriter {
     settings: PlanStatusSettings,
 }
 
-/// A plan as stored, with the status apart.
+/// A plan as stored. The status is separate.
 #[derive(Debug, PartialEq)]
 struct StoredPlan {
     uid: String,
@@ -78,7 +78,7 @@ struct StoredPlan {
     status: Option<ScenePlanStatus>,
 }
 
-/// The known objects.
+/// The watched collections: the plans, the labels of the Nodes, and the holders of the claims.
 struct Collections {
     plans: watch::Receiver<Objects<StoredPlan>>,
     nodes: watch::Receiver<Objects<BTreeMap<String, String>>>,
@@ -114,7 +114,7 @@ struct NodeMetadata {
 // === impl PlanStatusWriter ===
 
 impl PlanStatusWriter {
-    /// A writer. The claims are in `namespace`.
+    /// Creates a writer. The claims are in `namespace`.
     pub fn new(api: Api, namespace: &str, settings: PlanStatusSettings) -> Self {
         Self {
             api,
@@ -133,7 +133,7 @@ impl PlanStatusWriter {
             nodes,
             claims,
         };
-        // A cancelled write is safe: the next writer compares the stored status.
+        // A write may be cancelled at any time, because the next writer compares the stored status.
         tokio::select! {
             () = follow(self.api.clone(), plans_source(), plans_sender) => {}
             () = follow(self.api.clone(), nodes_source(), nodes_sender) => {}
@@ -173,12 +173,12 @@ impl PlanStatusWriter {
         }
     }
 
-    /// Writes each status. A failure of a plan does not keep the other plans from their status. Returns the last failure.
+    /// Writes each status, also after a failure of an earlier status. Returns the last failure.
     async fn write_all(&self, differences: Vec<Difference>) -> Result<(), Failure> {
         let mut result = Ok(());
         for difference in differences {
             match self.write(&difference).await {
-                // The plan is gone, or a new plan has the name. The watch reports the change.
+                // The plan is deleted, or a new plan has the name. The watch reports the change.
                 Err(failure)
                     if matches!(failure.kind(), ErrorKind::NotFound | ErrorKind::Conflict) => {}
                 Err(failure) => result = Err(failure),
@@ -188,7 +188,7 @@ impl PlanStatusWriter {
         result
     }
 
-    /// Applies a status. The uid protects a new plan of the same name.
+    /// Applies a status. With the uid, the server refuses the status for a new plan of the same name.
     async fn write(&self, difference: &Difference) -> Result<(), Failure> {
         let Difference { name, uid, status } = difference;
         let object = json!({
@@ -218,7 +218,7 @@ impl PlanStatusWriter {
 // === impl Collections ===
 
 impl Collections {
-    /// Waits for a change of a collection. Returns whether the collections are still followed. Cancel safe.
+    /// Waits for a change of a collection. Returns false at the end of a watch's task. Cancel safe.
     async fn changed(&mut self) -> bool {
         let changed = tokio::select! {
             changed = self.plans.changed() => changed,

@@ -96,7 +96,8 @@ pub(super) trait ObjectCache {
     /// The longest random pause before the next list. The cause of a list usually affects every node at the same time.
     fn stagger(&self) -> Duration;
 
-    /// Reduces an object of a paged list to the necessary part. The complete list is in memory until the replacement.
+    /// Reduces an object of a paged list to the part that the cache needs. The complete list stays in memory until
+    /// [`ObjectCache::replace`].
     fn reduce(&self, object: Box<RawValue>) -> Box<RawValue> {
         object
     }

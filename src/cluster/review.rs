@@ -1,7 +1,7 @@
-//! [`Reviewer`]: asks the API server who a caller is, and whether the caller may read a path of the agent.
+//! [`Reviewer`]: asks the API server for the user of a caller's token, and whether the user may read a path of the agent.
 //!
 //! A TokenReview finds the user of a bearer token. A SubjectAccessReview then says whether the user may `get` the path as a
-//! non-resource URL. The answers stay in a bounded cache.
+//! non-resource URL. The answers stay in a bounded cache. No log line and no debug output has a token.
 
 mod cache;
 
@@ -27,13 +27,13 @@ const TOKEN_REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 
 const ACCESS_REVIEWS: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
 
-/// How long the API server may take for each of the two reviews. A scraper waits meanwhile.
+/// How long the API server may take for each of the two reviews. The scraper waits for both answers.
 const DEADLINE: Duration = Duration::from_secs(3);
 
 /// The longest token, in bytes. Tokens of service accounts and of identity providers stay below the limit.
 const LONGEST_TOKEN: usize = 8 << 10;
 
-/// The number of callers that are reviewed at the same time.
+/// The most callers that are reviewed at the same time.
 const AT_ONCE: usize = 4;
 
 /// Reviews callers by their tokens. Clones share the cache.
@@ -58,7 +58,7 @@ impl Reviewer {
 
     /// Reviews whether the token's user may read the path.
     ///
-    /// A caller that was allowed in the last 15 minutes stays allowed while the API server fails.
+    /// If the API server fails, a caller stays allowed until 15 minutes after the last answer that allowed the caller.
     ///
     /// # Errors
     /// Any [`Failure`] of the API server.
@@ -71,7 +71,7 @@ impl Reviewer {
         }
         // The semaphore is never closed.
         let _permit = self.permits.acquire().await;
-        // A request with the same token may have been answered during the wait.
+        // A review of the same token may have ended during the wait.
         if let CacheAnswer::Known(review) = self.cache().admit(token, path, Instant::now()) {
             return Ok(review);
         }
@@ -90,6 +90,7 @@ impl Reviewer {
         }
     }
 
+    /// Reviews a token without the cache.
     async fn ask(&self, token: &str, path: &str) -> Result<Review, Failure> {
         let review = TokenReview {
             spec: TokenReviewSpec {
@@ -118,6 +119,7 @@ impl Reviewer {
         })
     }
 
+    /// Creates a review. The API server stores no review, and answers with the result.
     async fn create<T: DeserializeOwned>(
         &self,
         call: Call,
@@ -136,7 +138,7 @@ impl Reviewer {
     }
 }
 
-/// The question whether a user may read a path.
+/// The SubjectAccessReview of a user who reads a path.
 fn access_review(user: UserInfo, path: &str) -> SubjectAccessReview {
     SubjectAccessReview {
         spec: SubjectAccessReviewSpec {

@@ -55,7 +55,7 @@ impl ReclaimMetrics {
         )?;
         let leader = IntGauge::new(
             "pinfold_reclaim_leader",
-            "Whether this process holds the Lease, and so deletes objects and writes statuses.",
+            "Whether this process acts. The value is 1 for the holder of the Lease, and without an election.",
         )?;
         let all: [Box<dyn Collector>; 5] = [
             Box::new(jobs.clone()),
@@ -103,9 +103,14 @@ impl ReclaimMetrics {
             .inc_by(u64::try_from(count).unwrap_or(u64::MAX));
     }
 
-    /// Records whether this process leads.
+    /// Records whether this process leads. Only the leader counts jobs, so that a sum over all processes counts each job once.
     pub fn leads(&self, leads: bool) {
         self.leader.set(i64::from(leads));
+        if !leads {
+            for verdict in VERDICTS {
+                self.jobs.with_label_values(&[verdict]).set(0);
+            }
+        }
     }
 
     /// The page of `/metrics`.
@@ -145,6 +150,15 @@ mod tests {
             "pinfold_reclaim_failures_total 2",
             "pinfold_reclaim_rounds_total 1",
             "pinfold_reclaim_leader 1",
+        ] {
+            assert!(text.lines().any(|other| other == line), "{line}: {text}");
+        }
+        metrics.leads(false);
+        let text = metrics.page().text(Format::Text);
+        for line in [
+            "pinfold_reclaim_jobs{verdict=\"kept\"} 0",
+            "pinfold_reclaim_deleted_objects_total{kind=\"Job\"} 1",
+            "pinfold_reclaim_leader 0",
         ] {
             assert!(text.lines().any(|other| other == line), "{line}: {text}");
         }

@@ -6,7 +6,7 @@
 //! | [`PLACED`] | each slot of the active case is claimed, and only the holder's node has the labels of the slot |
 //! | [`CONFLICTED`] | two plans want the same node, or a node has the labels of a slot without the slot's claim |
 //!
-//! A node that changes its slot first claims the new slot. While pods run, the node keeps the old labels. Missing labels and
+//! A node that gets a different slot first claims the new slot, and keeps the old labels while pods run. Missing labels and
 //! labels of a former case are therefore no conflict.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,14 +17,17 @@ use super::plan_status::{ScenePlanStatus, SlotCounts};
 use super::{Node, ScenePlan, Slot, Slots, candidates, is_candidate, slots, status};
 use crate::text::counted;
 
-/// The type of the condition for a plan that can be carried out.
+/// The type of the condition for a plan that has its active case, or no active case.
 pub const ACCEPTED: &str = "Accepted";
 
-/// The type of the condition for a plan whose slots all have their node.
+/// The type of the condition for a plan whose slots all have a node with the slot's labels.
 pub const PLACED: &str = "Placed";
 
 /// The type of the condition for a plan with a disputed node or slot.
 pub const CONFLICTED: &str = "Conflicted";
+
+/// The longest message of a condition, in characters. The definition of ScenePlan refuses more than 32768 characters.
+const MAX_MESSAGE_CHARS: usize = 1024;
 
 /// The state of a cluster that the statuses of the plans depend on.
 #[derive(Debug)]
@@ -87,7 +90,7 @@ impl<'a> ClusterView<'a> {
     }
 }
 
-/// The status of a plan at `now`. `before` is the present status, whose transition times stay if nothing changed.
+/// The status of a plan at `now`. `before` is the stored status. A condition with the same status keeps the transition time.
 pub fn plan_status(
     plan: &ScenePlan,
     view: &ClusterView<'_>,
@@ -183,7 +186,7 @@ fn condition(
         .map(|condition| condition.last_transition_time.clone());
     Condition {
         last_transition_time: since.unwrap_or_else(|| now.clone()),
-        message,
+        message: cut(message),
         observed_generation: generation,
         reason: reason.to_owned(),
         status: status.to_owned(),
@@ -191,11 +194,20 @@ fn condition(
     }
 }
 
+/// The message, cut to [`MAX_MESSAGE_CHARS`] characters. A message may list every node of a cluster.
+fn cut(mut message: String) -> String {
+    if let Some((end, _)) = message.char_indices().nth(MAX_MESSAGE_CHARS) {
+        message.truncate(end);
+        message.push('…');
+    }
+    message
+}
+
 fn name_of(plan: &ScenePlan) -> &str {
     plan.metadata.name.as_deref().unwrap_or_default()
 }
 
-/// The nodes that want a slot by an active plan: the nodes that [`duty`](super::duty) disputes between plans.
+/// The nodes that an active plan wants. [`duty`](super::duty) gives no slot to a node that two plans want.
 fn wanted_nodes<'a>(plan: &ScenePlan, nodes: &'a [Node]) -> Vec<&'a str> {
     let Some(active) = &plan.spec.active else {
         return Vec::new();

@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::agent::{Agent, Manifests, Settings};
 #[cfg(feature = "portforward")]
 use crate::agent::{in_force, pinfold};
-use crate::api::{Cluster, NODE, pod};
+use crate::api::{Cluster, NODE, long, pod};
 use crate::http::exchange;
 use crate::kernel::kernel_tests;
 
@@ -106,6 +106,20 @@ fn only_authorized_callers_read_names_of_pods() {
     assert_eq!(agent.get("/metrics").status, 200);
     assert_eq!(agent.status().unwrap()["containers"][0]["pod"], "worker-0");
     assert_eq!(fake.count("create", "tokenreviews"), reviews);
+
+    // The sentences about problems stay on the host.
+    fake.go_away();
+    agent.within(long(), "the outage is reported", |status| {
+        status["cluster"]["connected"] == false
+    });
+    let problem = "the watch on this node's pods fails";
+    let local = agent.get("/readyz");
+    assert!(local.body.contains(problem), "{local:?}");
+    let (_, body) = remote(&agent, "/readyz", None);
+    assert!(
+        body.starts_with("ready, with errors: ") && !body.contains(problem),
+        "{body}"
+    );
     agent.stop();
 }
 

@@ -173,7 +173,7 @@ pub(crate) fn two_reconciles(agent: &Agent) {
 }
 
 /// The limit for steps that take several attempts, with waits between the attempts.
-fn long() -> Duration {
+pub(crate) fn long() -> Duration {
     patience() * 9
 }
 

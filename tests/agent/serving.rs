@@ -33,8 +33,8 @@ fn answers() {
         ),
         ("GET", "/status", 200, "\"enforcement\": \"cpuset\""),
         ("GET", "/nothing", 404, "/metrics"),
-        ("POST", "/metrics", 405, "only GET"),
-        ("DELETE", "/nothing", 405, "only GET"),
+        ("POST", "/metrics", 405, "only GET and HEAD"),
+        ("DELETE", "/nothing", 405, "only GET and HEAD"),
         ("HEAD", "/metrics", 200, ""),
         ("HEAD", "/nothing", 404, ""),
     ] {

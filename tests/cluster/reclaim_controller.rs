@@ -254,6 +254,35 @@ async fn only_one_candidate_works() {
         .await;
 }
 
+/// A candidate with late answers does not lead: a second candidate may have taken the Lease over before the answer.
+#[tokio::test(start_paused = true)]
+async fn a_late_answer_makes_no_leader() {
+    let fake = cluster();
+    fake.install("deploy/components/reclaim/rbac.yaml");
+    fake.user("reclaimer", "system:serviceaccount:pinfold:pinfold-reclaim");
+    let settings = LeaderSettings::default();
+    let late = settings.deadline + Duration::from_secs(5);
+    fake.fail(When::always().on("leases"), Fault::Delay(late));
+    // The deadline of the API is longer than the deadline of the election.
+    let api = Api::new(fake.client("reclaimer"), Duration::from_secs(30));
+    let election = Election::new(api, NAMESPACE, "pinfold-reclaim", "a".to_owned(), settings);
+    let (standing, stop) = (election.standing(), CancellationToken::new());
+    let work = async || std::future::pending::<()>().await;
+    let checks = async {
+        for _ in 0..120 {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            assert!(!standing.leads() && !standing.is_stuck());
+        }
+        let problem = standing.problem().unwrap();
+        assert!(problem.contains("no answer within 10s"), "{problem}");
+        fake.heal();
+        eventually("a leader", || standing.leads()).await;
+        assert_eq!(standing.problem(), None);
+        stop.cancel();
+    };
+    tokio::join!(election.run(&stop, work), checks);
+}
+
 /// The account must not be able to take a slot by a false claim.
 #[tokio::test]
 async fn the_account_creates_only_the_lease_of_the_leader() {

@@ -1,7 +1,18 @@
-//! [`AgentStatus`] and the other answers of a node's agent, read through the API server's proxy.
+//! [`AgentStatus`] and the other answers of a node's agent, read through port-forwards. The API server's proxy would get only the
+//! short form of `/status`.
+
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use http_body_util::{BodyExt, Empty};
+use hyper::Request;
+use hyper::body::Bytes;
+use hyper::client::conn::http1;
+use hyper::header::HOST;
+use hyper_util::rt::TokioIo;
 use kube::api::ListParams;
+use pinfold::cluster::Api;
+use pinfold::cluster::agents::{AgentPod, AgentRoute, Agents};
 use pinfold::cpu::CpuSet;
 use serde::Deserialize;
 use serde_json::Value;
@@ -10,6 +21,9 @@ use crate::cluster::{Cluster, name_of, text};
 
 /// The label of all objects of the agent.
 pub(crate) const SELECTOR: &str = "app.kubernetes.io/name=pinfold";
+
+/// The longest time of an exchange with an agent.
+const EXCHANGE: Duration = Duration::from_secs(30);
 
 /// The parts of `/status` that the cases need.
 #[derive(Debug, Deserialize)]
@@ -115,14 +129,37 @@ pub(crate) async fn ask(cluster: &Cluster, node: &str, path: &str) -> Result<Str
     let port = metrics
         .and_then(|port| port["containerPort"].as_u64())
         .context("the agent's pod has no port with the name metrics")?;
-    let url = format!(
-        "/api/v1/namespaces/{}/pods/{}:{port}/proxy/{path}",
-        cluster.settings.namespace,
-        name_of(&pod)
-    );
-    let request = hyper::Request::get(&url).body(Vec::new())?;
-    let answer = cluster.client.request_text(request).await;
+    let pod = AgentPod {
+        name: name_of(&pod).to_owned(),
+        node: node.to_owned(),
+        port: u16::try_from(port)?,
+    };
+    let answer = tokio::time::timeout(EXCHANGE, exchange(cluster, pod, path)).await;
+    let answer = answer.context("the exchange took too long").flatten();
     answer.with_context(|| format!("the agent of node {node} does not answer /{path}"))
+}
+
+/// Sends a request through a port-forward, and returns the body of a successful answer.
+async fn exchange(cluster: &Cluster, pod: AgentPod, path: &str) -> Result<String> {
+    let (client, namespace) = (&cluster.client, &cluster.settings.namespace);
+    let agents = Agents::new(
+        Api::new(client.clone(), EXCHANGE),
+        client.clone(),
+        namespace,
+    );
+    let forward = AgentRoute::new(agents, pod).connect().await?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(forward)).await?;
+    // The task ends with the sender.
+    tokio::spawn(connection);
+    let request = Request::get(format!("/{path}"))
+        .header(HOST, "agent")
+        .body(Empty::<Bytes>::new())?;
+    let response = sender.send_request(request).await?;
+    let status = response.status();
+    let body = response.into_body().collect().await?.to_bytes();
+    let body = String::from_utf8(body.to_vec())?;
+    ensure!(status.is_success(), "{status}: {body}");
+    Ok(body)
 }
 
 /// The status of a node.

@@ -16,13 +16,13 @@ use crate::settings::{KUBECONFIG, Settings};
 /// The field manager of the suite's writes.
 pub(crate) const MANAGER: &str = "pinfold-e2e";
 
-/// The deadline of a single look at a state.
-const LOOK: Duration = Duration::from_secs(40);
+/// The longest time of a single check of a state.
+const CHECK_LIMIT: Duration = Duration::from_secs(40);
 
-/// The pause between two looks.
+/// The pause between two checks.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// The exit code by which the hook says that it can't run an action.
+/// The hook's exit code for an action that the cluster can't run.
 const UNSUPPORTED: i32 = 3;
 
 /// The API server under test, and the nodes of the tests.
@@ -32,7 +32,7 @@ pub(crate) struct Cluster {
     pub(crate) settings: Settings,
     /// The names of the test nodes.
     pub(crate) nodes: Vec<String>,
-    /// A text that tells the objects of this run from the objects of other runs.
+    /// A random text in the names of this run's objects. The names differ from the names of other runs.
     pub(crate) run: String,
 }
 
@@ -129,7 +129,7 @@ impl Cluster {
         Ok(serde_json::to_value(applied)?)
     }
 
-    /// An object, if it exists.
+    /// An object; `None` if the object is missing.
     pub(crate) async fn get(
         &self,
         version: &str,
@@ -172,7 +172,7 @@ impl Cluster {
         }
     }
 
-    /// Deletes an object, and waits until it is gone. A missing object is no error.
+    /// Deletes an object, and waits for the end of the object. A missing object is no error.
     pub(crate) async fn delete(
         &self,
         version: &str,
@@ -191,40 +191,40 @@ impl Cluster {
         .await
     }
 
-    /// Waits until a look succeeds. The failure names the awaited state and the last look's error.
+    /// Waits until a check succeeds. `state` names the awaited state. The failure has the error of the last check.
     pub(crate) async fn wait<T>(
         &self,
-        what: &str,
-        mut look: impl AsyncFnMut() -> Result<T>,
+        state: &str,
+        mut check: impl AsyncFnMut() -> Result<T>,
     ) -> Result<T> {
         let deadline = self.settings.deadline;
         let start = Instant::now();
         loop {
-            let error = match tokio::time::timeout(LOOK, look()).await {
+            let error = match tokio::time::timeout(CHECK_LIMIT, check()).await {
                 Ok(Ok(found)) => return Ok(found),
                 Ok(Err(error)) => error,
-                Err(_) => anyhow!("no answer within {} s", LOOK.as_secs()),
+                Err(_) => anyhow!("no answer within {} s", CHECK_LIMIT.as_secs()),
             };
             ensure!(
                 start.elapsed() < deadline,
-                "not within {} s: {what}; the last look found: {error:#}",
+                "not within {} s: {state}; the last check found: {error:#}",
                 deadline.as_secs()
             );
             tokio::time::sleep(PAUSE).await;
         }
     }
 
-    /// Requires that each look succeeds for some time.
+    /// Requires that each check succeeds for some time. `state` names the state that must last.
     pub(crate) async fn hold(
         &self,
-        what: &str,
+        state: &str,
         time: Duration,
-        mut look: impl AsyncFnMut() -> Result<()>,
+        mut check: impl AsyncFnMut() -> Result<()>,
     ) -> Result<()> {
         let start = Instant::now();
         while start.elapsed() < time {
-            look().await.with_context(|| {
-                format!("{what} ended after {:.0} s", start.elapsed().as_secs_f64())
+            check().await.with_context(|| {
+                format!("{state} ended after {:.0} s", start.elapsed().as_secs_f64())
             })?;
             tokio::time::sleep(PAUSE).await;
         }

@@ -14,8 +14,8 @@ use crate::agent::{self, AgentStatus};
 use crate::cluster::{Cluster, name_of, text};
 use crate::report::Verdict;
 
-/// The first output of a test container is its CPUs at the first instruction. The environment and the CPUs of each later
-/// second follow.
+/// The program of a test container. The output has the CPUs at the first instruction, then the environment, and then the CPUs
+/// of each later second.
 const SCRIPT: &str = "c() { sed -n 's/^Cpus_allowed_list:[[:space:]]*/cpus /p' /proc/self/status; }
 c; env | sed 's/^/env /'; while :; do c; sleep 1; done";
 
@@ -322,7 +322,7 @@ impl<'a> Site<'a> {
     }
 }
 
-/// What a container has reported.
+/// The report of a container.
 #[derive(Debug, Default)]
 pub(crate) struct Reading {
     /// The environment.

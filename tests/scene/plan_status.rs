@@ -271,6 +271,22 @@ fn a_plan_without_a_usable_case_has_no_slots() {
     assert!(message.contains("no scene 2 with a case 7"), "{message}");
 }
 
+/// The API server refuses a status with a message that is too long.
+#[test]
+fn a_message_about_many_nodes_is_cut() {
+    let nodes: Vec<Node> = (0..5000)
+        .map(|number| on(&format!("node-{number}"), "worker 0"))
+        .collect();
+    let status = status_of(&[small()], &nodes, &claims(&[]));
+    let message = &status.condition("Conflicted").unwrap().message;
+    assert!(message.contains("node-0 and node-1"), "{message}");
+    assert_eq!(message.chars().count(), 1025);
+    assert!(message.ends_with('…'), "{message}");
+    let status = unreadable_status(Some(3), &"漢".repeat(40_000), None, &at(1));
+    let message = &status.condition("Accepted").unwrap().message;
+    assert_eq!(message.chars().count(), 1025);
+}
+
 /// Two active plans that want a node leave the node unchanged, so both plans report the conflict.
 #[test]
 fn two_active_plans_with_a_common_node_conflict() {

@@ -36,8 +36,8 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// parameter servers. If a chief or worker that must succeed has failed or is missing, the command deletes nothing of the job.
 /// The command keeps no state, so several copies may run at the same time. The training operator deletes the pods of TFJobs.
 ///
-/// With --watch, the command follows the objects and acts as soon as a job has ended. In a cluster, --leader-elect lets a
-/// single copy act, and --plan-status also writes the status of the ScenePlans.
+/// With --watch, the command follows the objects and acts as soon as a job can be reclaimed. With --leader-elect, only one of
+/// several copies acts. With --plan-status, the command also writes the status of the ScenePlans.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   pinfold scene reclaim --dry-run                     print the planned deletions, and why other servers stay
@@ -64,7 +64,7 @@ pub(super) struct ReclaimArgs {
     /// Time between two complete rounds of --watch without a change, 1s to 24h.
     #[arg(long, value_name = "DURATION", default_value = "10m", requires = "watch", value_parser = interval)]
     interval: Duration,
-    /// Act only while this copy holds the Lease pinfold-reclaim in its own namespace, and write Events on the Jobs.
+    /// Act only while this copy holds the Lease pinfold-reclaim in the namespace of this copy, and write Events on the Jobs.
     #[arg(long, requires = "watch", conflicts_with = "dry_run")]
     leader_elect: bool,
     /// Also write the status of the ScenePlans. The claims are in the namespace of this copy.

@@ -1,7 +1,7 @@
-//! [`Reclaimer::watch`]: a round as soon as a watch shows a job that can be reclaimed.
+//! [`Reclaimer::watch`]: runs a round as soon as the watches show a job that can be reclaimed.
 //!
-//! The watches only say when a round is due. The round lists the objects again and decides by the lists, so a late watch
-//! deletes nothing. Without working watches, the rounds follow at the interval.
+//! The watches only decide when a round is due. The round lists the objects again and decides by the lists, so a watch with
+//! old objects causes no delete. Without working watches, the rounds follow at the interval.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -57,7 +57,7 @@ impl WatchedObjects {
         }
     }
 
-    /// The decisions by the watched objects; `None` while an object may be missing or stale.
+    /// The decisions by the watched objects. `None` while an object may be missing or stale, or is unreadable.
     fn decide(&mut self, now: i64, after: u32) -> Option<Vec<Reclaimable>> {
         let mut items = Vec::new();
         for kind in [&mut self.deployments, &mut self.services, &mut self.jobs] {
@@ -76,8 +76,8 @@ impl WatchedObjects {
 // === impl Reclaimer ===
 
 impl Reclaimer {
-    /// Runs rounds until `stop`, and passes each result to `report`, failures included. A round follows each change after which
-    /// a job can be reclaimed. A complete round also follows after each interval `every`.
+    /// Runs rounds until `stop`, and passes each result to `report`, failures included. A round follows as soon as a job can
+    /// be reclaimed, and after each interval `every`. A result without lists has the decisions after a change.
     pub async fn watch(
         &self,
         every: Duration,
@@ -93,7 +93,7 @@ impl Reclaimer {
             jobs,
         };
         let source = |kind| self.source(kind);
-        // Cancel safe: a cancelled round has made only correct deletes, and the next round finds the rest.
+        // A round may be cancelled at any time: each delete is correct alone, and the next round finds the other objects.
         tokio::select! {
             () = follow(self.api.clone(), source(ItemKind::Deployment), deployments_sender) => {}
             () = follow(self.api.clone(), source(ItemKind::Service), services_sender) => {}
@@ -144,7 +144,7 @@ impl Reclaimer {
         }
     }
 
-    /// The decisions after the next change; `None` if a complete round is due, because a job can be reclaimed, or at `due`.
+    /// The decisions after the next change. `None` if a complete round is due: at the time `due`, or if a job can be reclaimed.
     async fn next_decisions(
         &self,
         due: Instant,
@@ -166,7 +166,7 @@ impl Reclaimer {
         }
     }
 
-    /// Writes an Event for each new decision that a person may want to know. Returns whether a decision is new.
+    /// Writes an Event for each new decision to wait or to keep the servers. Returns whether any decision is new.
     fn tell_decisions(&self, jobs: &[Reclaimable], reported: &mut ReclaimDecisions) -> bool {
         let decisions: ReclaimDecisions = jobs
             .iter()
@@ -244,7 +244,7 @@ fn decoded(kind: ItemKind, object: &RawValue) -> Option<ReclaimItem> {
     item(kind, &object).ok()
 }
 
-/// Whether a round must be repeated soon, and the server's `Retry-After`.
+/// The server's `Retry-After` for a round that must be repeated soon. The outer `None` means that no repeat is necessary.
 fn retry_of(round: &Result<ReclaimRound, Failure>) -> Option<Option<Duration>> {
     match round {
         Err(failure) => Some(failure.retry_after()),
@@ -255,7 +255,7 @@ fn retry_of(round: &Result<ReclaimRound, Failure>) -> Option<Option<Duration>> {
     }
 }
 
-/// The end of the first job's wait.
+/// The time at which the first waiting job can be reclaimed.
 fn next_end(jobs: &[Reclaimable]) -> Option<Instant> {
     let now = now();
     let waits = jobs.iter().filter_map(|job| match job.verdict {

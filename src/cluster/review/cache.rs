@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The most entries. A cluster has few scrapers, and each scraper reads one or two paths.
+/// The most entries. A cluster has few scrapers, and an agent has two protected paths. The keys take at most 512 KiB.
 const MAX_ENTRIES: usize = 64;
 
 /// How long an allowed caller needs no new review. A revoked token works for this time.
@@ -15,16 +15,17 @@ const ALLOWED_FOR: Duration = Duration::from_secs(120);
 /// How long a refused caller gets no new review.
 const REFUSED_FOR: Duration = Duration::from_secs(60);
 
-/// How long a caller stays allowed after the last review while the API server fails.
+/// How long a caller stays allowed after the last answer if the API server fails.
 const KEPT_FOR: Duration = Duration::from_secs(900);
 
-/// How long the cache waits after a failed review of an allowed caller.
+/// How long an allowed caller gets no new review after a failed review.
 const RETRY_AFTER: Duration = Duration::from_secs(30);
 
-/// The most reviews of callers without an earlier success, in each [`WINDOW`]. The bound protects the API server.
+/// The most reviews of unknown callers in each [`WINDOW`]. The bound protects the API server. An unknown caller was not
+/// allowed in the last [`KEPT_FOR`].
 const MAX_UNKNOWN: u32 = 30;
 
-/// The time for which [`MAX_UNKNOWN`] holds.
+/// The time in which [`MAX_UNKNOWN`] reviews are possible.
 const WINDOW: Duration = Duration::from_secs(60);
 
 /// The answer about a caller and a path.
@@ -36,14 +37,14 @@ pub enum Review {
     Denied,
     /// The token is not valid in this cluster.
     UnknownToken,
-    /// The API server was not asked, because too many unknown tokens came in the last minute.
+    /// The API server was not asked, because too many unknown callers came in the last minute.
     TooManyTokens,
 }
 
-/// What the cache says about a request.
+/// Whether the cache has the answer for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CacheAnswer {
-    /// The API server need not be asked.
+    /// The cache has the answer.
     Known(Review),
     /// The API server must be asked.
     Ask,
@@ -54,7 +55,7 @@ struct CacheEntry {
     review: Review,
     /// The time of the API server's answer.
     answered: Instant,
-    /// The time from which a new review is due.
+    /// The time from which the cache no longer gives this answer without a new review.
     due: Instant,
 }
 
@@ -121,7 +122,8 @@ impl ReviewCache {
         self.entries.insert(key, entry);
     }
 
-    /// Keeps an allowed caller after a failed review. False if the caller was not allowed, or the last answer is too old.
+    /// Keeps an allowed caller after a failed review. Returns false if the caller was not allowed, or if the last answer is
+    /// too old.
     pub(super) fn extend(&mut self, token: &str, path: &'static str, now: Instant) -> bool {
         let kept = self.was_allowed(token, path, now);
         if let Some(entry) = self
@@ -134,6 +136,7 @@ impl ReviewCache {
         kept
     }
 
+    /// Whether the last answer allowed the caller, and is recent enough for [`ReviewCache::extend`].
     fn was_allowed(&self, token: &str, path: &'static str, now: Instant) -> bool {
         let entry = self.entries.get(&(token.to_owned(), path));
         entry.is_some_and(|entry| {
@@ -141,8 +144,8 @@ impl ReviewCache {
         })
     }
 
-    /// Removes entries without use, and then the oldest entry of a full cache. Refused callers go first, so that unknown tokens
-    /// never displace a scraper.
+    /// Makes room for an entry: removes expired entries, and then the oldest entry of a full cache. Refused callers go first,
+    /// so that unknown tokens never displace a scraper.
     fn make_room(&mut self, now: Instant) {
         self.entries.retain(|_, entry| match entry.review {
             Review::Allowed => now.duration_since(entry.answered) < KEPT_FOR,

@@ -1,4 +1,4 @@
-//! What the rights and the admission policies let an agent do, by dry runs with a token of the agent's pod.
+//! The rights of an agent and the limits of the admission policies, by dry runs with a token of the agent's pod.
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use k8s_openapi::api::authentication::v1::TokenRequest;

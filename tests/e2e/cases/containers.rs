@@ -1,4 +1,4 @@
-//! Containers with a life of their own: init containers, sidecars, crashes, missing images and debug containers.
+//! Containers that start or end apart from the pod: init containers, sidecars, crashes, missing images and debug containers.
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;

@@ -282,7 +282,8 @@ pub(super) async fn uninstall(site: &Site<'_>) -> Result<Verdict> {
     let cluster = site.cluster;
     let Some(folder) = &cluster.settings.install else {
         return Ok(Verdict::Skipped(
-            "PINFOLD_E2E_INSTALL is not set: the installation is not the suite's".to_owned(),
+            "PINFOLD_E2E_INSTALL is not set: the suite removes only an installation of the suite"
+                .to_owned(),
         ));
     };
     let mut pods = Vec::new();

@@ -1,4 +1,4 @@
-//! [`Controller`]: the parts of `pinfold scene reclaim --watch`: election, rounds, statuses, Events, and the HTTP server.
+//! [`Controller`]: runs `pinfold scene reclaim --watch` with election, rounds, statuses, Events and an HTTP server.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -18,10 +18,10 @@ use crate::cluster::reclaim::{ReclaimRound, Reclaimer};
 use crate::cluster::{Api, Failure, Jitter};
 use crate::metrics::ReclaimMetrics;
 
-/// The name of the leader's Lease. The Role in deploy/components/reclaim allows only this name.
+/// The name of the leader's Lease. The manifests in deploy/components/reclaim allow only this name.
 const LEASE: &str = "pinfold-reclaim";
 
-/// The longest time for the last Events at the end.
+/// The longest time for unwritten Events at the end.
 const LAST_EVENTS: Duration = Duration::from_secs(2);
 
 /// The choices of the command line.
@@ -105,7 +105,7 @@ impl Controller {
         self.election = Some(Election::new(api, namespace, LEASE, identity, settings));
     }
 
-    /// Acts until `stop`, or whenever this process leads. Each result goes to `report`.
+    /// Acts until `stop`. With an election, the process acts only while the process leads. Each result goes to `report`.
     pub(super) async fn run(
         self,
         stop: &CancellationToken,
