@@ -66,7 +66,7 @@ fn wanted(config: &Config) -> bool {
     }
 }
 
-// === impl Cluster ===
+// === impl ClusterContext ===
 
 impl ClusterContext {
     /// Prepares the connection to the API, if the API is used. The server may be unreachable: no request is sent.
