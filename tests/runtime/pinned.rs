@@ -92,7 +92,7 @@ fn every_container_begins_on_its_own_cpus() {
         let web = PodSpec::new("web", ContainerSpec::without_limits("main"));
         let web = Pod::run(kernel, tree, runtime, &web);
         let each = u32::try_from(containers.div_ceil(2)).unwrap();
-        let start = std::time::Instant::now();
+        let start = Instant::now();
         // The worker's first container owns the CPU. The web containers come and go, and must begin on the shared CPUs.
         let first = scenarios::begin(&worker, &worker.spec.containers[0], 0, &|_| kernel.last());
         scenarios::run_containers(&web, 0, each, &|_| shared(kernel));
