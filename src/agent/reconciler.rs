@@ -42,7 +42,7 @@ async fn sleep_until(moment: Option<Instant>) {
 #[derive(Debug)]
 pub(super) struct Reconciler {
     pub(super) managed: ManagedNode,
-    /// The state that passes keep between each other.
+    /// The state that a pass leaves for the next pass.
     pub(super) passes: PassState,
     /// Whether pods come from the API.
     api: bool,

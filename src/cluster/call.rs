@@ -258,7 +258,7 @@ pub(crate) fn words(error: &dyn std::error::Error) -> String {
     let mut cause = error.source();
     while let Some(error) = cause {
         let more = error.to_string();
-        // Some errors include their cause in their own message.
+        // The message of some errors contains the cause already.
         if !text.contains(&more) {
             text = format!("{text}: {more}");
         }

@@ -193,23 +193,14 @@ impl Setting {
 
     /// The other pods, as a sentence.
     fn beside(&self) -> String {
-        let Neighbors {
-            count,
-            request_milli_cpus,
-            threads,
-            ..
-        } = self.neighbors;
-        let threads = counted(threads, "thread");
-        if request_milli_cpus == 0 {
-            return format!(
-                "The neighbors ({} with {threads} each) request nothing, so the kernel prefers the job.",
-                counted(count, "BestEffort pod")
-            );
+        let neighbors = &self.neighbors;
+        if neighbors.requested() == 0 {
+            return neighbors.without_requests("the job");
         }
         format!(
-            "The neighbors ({} with {threads} each) request the other {:.1} of {} CPUs: the node is full.",
-            counted(count, "pod"),
-            self.neighbors.requested() as f64 / 1000.0,
+            "The neighbors ({}) request the other {:.1} of {} CPUs: the node is full.",
+            neighbors.in_words("pod"),
+            neighbors.requested() as f64 / 1000.0,
             self.online
         )
     }

@@ -6,6 +6,8 @@
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::text::counted;
+
 /// The fewest neighbors of a full node: a node seldom has a single other pod.
 const FEWEST: u64 = 2;
 
@@ -69,6 +71,20 @@ impl Neighbors {
     /// The sum of the neighbors' CPU requests, in thousandths of a CPU.
     pub fn requested(&self) -> u64 {
         u64::from(self.count) * self.request_milli_cpus
+    }
+
+    /// The pods and their threads, for example `2 pods with 4 threads each`. `kind` names a pod.
+    pub(super) fn in_words(&self, kind: &str) -> String {
+        let threads = counted(self.threads, "thread");
+        format!("{} with {threads} each", counted(self.count, kind))
+    }
+
+    /// The effect of neighbors without requests, as a sentence. `preferred` names the other side, for example `the job`.
+    pub(super) fn without_requests(&self, preferred: &str) -> String {
+        format!(
+            "The neighbors ({}) request nothing, so the kernel prefers {preferred}.",
+            self.in_words("BestEffort pod")
+        )
     }
 
     /// The arguments of the `pinfold` program in a neighbor.

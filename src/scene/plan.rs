@@ -167,10 +167,10 @@ pub struct TaintKey(pub String);
 /// The effect of a taint on pods without a toleration.
 #[derive(JsonSchema, Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TaintEffect {
-    /// The scheduler keeps such pods off the node.
+    /// The scheduler keeps pods without a toleration off the node.
     #[default]
     NoSchedule,
-    /// The scheduler prefers other nodes for such pods.
+    /// The scheduler prefers other nodes for pods without a toleration.
     PreferNoSchedule,
 }
 

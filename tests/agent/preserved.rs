@@ -132,7 +132,7 @@ fn one_cpu_and_root(kernel: &Kernel, tree: &Tree<'_>, root: &Root) -> Settings {
     ])
 }
 
-/// Starts an agent that may assign one CPU, and a runtime that is not connected so far.
+/// Starts an agent that may assign one CPU, and a runtime. The agent does not connect to the runtime yet.
 fn start(kernel: &Kernel, tree: &Tree<'_>) -> (Root, Runtime, Agent) {
     let (root, runtime) = (Root::new(), Runtime::new());
     let settings = one_cpu_and_root(kernel, tree, &root);

@@ -42,6 +42,15 @@ impl Listener {
         }
     }
 
+    /// A listener that reads the pods by paged lists.
+    fn paged(fake: &FakeApi) -> Self {
+        let settings = PodWatchSettings {
+            streaming: false,
+            ..PodWatchSettings::default()
+        };
+        Self::new(fake, ADMIN, settings)
+    }
+
     /// Receives events until `holds` returns true, for ten minutes at most.
     async fn until(&mut self, what: &str, mut holds: impl FnMut(&PodCache, &[PodsEvent]) -> bool) {
         let end = Instant::now() + Duration::from_secs(600);
@@ -397,14 +406,7 @@ async fn watch_faults_lose_no_changes() {
     for fault in faults {
         let fake = FakeApi::direct();
         fake.put(&pod("a", NODE, "1"));
-        let mut listener = Listener::new(
-            &fake,
-            ADMIN,
-            PodWatchSettings {
-                streaming: false,
-                ..PodWatchSettings::default()
-            },
-        );
+        let mut listener = Listener::paged(&fake);
         listener.until_names(&["a"]).await;
         // The open watch ends, and the next two watches have the fault.
         fake.fail(
@@ -446,18 +448,8 @@ async fn watches_that_end_at_once_cause_few_requests() {
     for fault in [WatchFault::CloseAtOnce, WatchFault::CloseLate] {
         let fake = FakeApi::direct();
         fake.put(&pod("a", NODE, "1"));
-        let mut listener = Listener::new(
-            &fake,
-            ADMIN,
-            PodWatchSettings {
-                streaming: false,
-                ..PodWatchSettings::default()
-            },
-        );
-        fake.fail(
-            FaultScope::always().verb("watch").on("pods"),
-            Fault::Watch(fault),
-        );
+        let mut listener = Listener::paged(&fake);
+        fake.fail(FaultScope::always().verb("watch").on("pods"), Fault::Watch(fault));
         listener.until_names(&["a"]).await;
         listener.listen_for(Duration::from_secs(600)).await;
         assert!(

@@ -81,17 +81,23 @@ fn reasons(fake: &FakeApi) -> Vec<String> {
     reasons
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_node_keeps_its_slot_and_writes_nothing_at_rest() {
-    let fake = cluster();
-    put_node(&fake, "a", "uid-a");
-    fake.put(&plan(Some(("1", "1")), 1, json!({})));
-    let mut agent = Agent::start(&fake, "a", SceneSettings::default());
+/// The agent of node `a`, after the node got its labels.
+async fn with_slot(fake: &FakeApi) -> Agent {
+    let mut agent = Agent::start(fake, "a", SceneSettings::default());
     agent
         .until("a slot", |state| {
             state.phase == Phase::Placed && !state.labels.is_empty()
         })
         .await;
+    agent
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_keeps_its_slot_and_writes_nothing_at_rest() {
+    let fake = cluster();
+    put_node(&fake, "a", "uid-a");
+    fake.put(&plan(Some(("1", "1")), 1, json!({})));
+    let agent = with_slot(&fake).await;
     assert_eq!(place_of(&fake, "a").unwrap(), "1/1/0");
     let state = serde_json::to_value(agent.state()).unwrap();
     assert_eq!(
@@ -207,12 +213,7 @@ async fn unreadable_plans_keep_the_labels() {
     put_node(&fake, "a", "uid-a");
     let good = plan(Some(("1", "1")), 1, json!({}));
     fake.put(&good);
-    let mut agent = Agent::start(&fake, "a", SceneSettings::default());
-    agent
-        .until("a slot", |state| {
-            state.phase == Phase::Placed && !state.labels.is_empty()
-        })
-        .await;
+    let mut agent = with_slot(&fake).await;
     let crd = fake
         .all("apiextensions.k8s.io/v1", "CustomResourceDefinition")
         .remove(0);
@@ -352,12 +353,7 @@ async fn only_a_readable_plan_removes_labels() {
     let fake = cluster();
     put_node(&fake, "a", "uid-a");
     fake.put(&plan(Some(("1", "1")), 1, json!({})));
-    let mut agent = Agent::start(&fake, "a", SceneSettings::default());
-    agent
-        .until("a slot", |state| {
-            state.phase == Phase::Placed && !state.labels.is_empty()
-        })
-        .await;
+    let mut agent = with_slot(&fake).await;
 
     // The plan is deleted, and no other plan has this node as a candidate. The running agent and a restarted agent both keep
     // the labels.
@@ -762,12 +758,7 @@ async fn a_refused_taint_is_retried() {
     let fake = cluster();
     put_node(&fake, "a", "uid-a");
     fake.put(&plan(Some(("1", "1")), 1, json!({})));
-    let mut agent = Agent::start(&fake, "a", SceneSettings::default());
-    agent
-        .until("a slot", |state| {
-            state.phase == Phase::Placed && !state.labels.is_empty()
-        })
-        .await;
+    let mut agent = with_slot(&fake).await;
     let refusal = Fault::Refuse {
         code: 422,
         text: "taints are not for you",
@@ -907,12 +898,7 @@ async fn plans_stay_in_force_while_a_restarted_server_refuses_lists() {
     let fake = cluster();
     put_node(&fake, "a", "uid-a");
     fake.put(&plan(Some(("1", "1")), 1, json!({})));
-    let mut agent = Agent::start(&fake, "a", SceneSettings::default());
-    agent
-        .until("a slot", |state| {
-            state.phase == Phase::Placed && !state.labels.is_empty()
-        })
-        .await;
+    let mut agent = with_slot(&fake).await;
     let seen_phases = phases(&agent);
     // A watch that ends right after it starts counts as a failure, so the watches run for 30 s first.
     tokio::time::sleep(Duration::from_secs(30)).await;
@@ -951,12 +937,7 @@ async fn a_refused_watch_of_plans_continues_without_a_list() {
     let fake = cluster();
     put_node(&fake, "a", "uid-a");
     fake.put(&plan(Some(("1", "1")), 1, json!({})));
-    let mut agent = Agent::start(&fake, "a", SceneSettings::default());
-    agent
-        .until("a slot", |state| {
-            state.phase == Phase::Placed && !state.labels.is_empty()
-        })
-        .await;
+    let mut agent = with_slot(&fake).await;
     let unavailable = Fault::Refuse {
         code: 503,
         text: "no",
@@ -981,12 +962,7 @@ async fn a_deleted_claim_is_created_again_within_ten_seconds() {
     let fake = cluster();
     put_node(&fake, "a", "uid-a");
     fake.put(&plan(Some(("1", "1")), 1, json!({})));
-    let mut agent = Agent::start(&fake, "a", SceneSettings::default());
-    agent
-        .until("a slot", |state| {
-            state.phase == Phase::Placed && !state.labels.is_empty()
-        })
-        .await;
+    let _agent = with_slot(&fake).await;
     for pause in [10, 400, 1000] {
         tokio::time::sleep(Duration::from_secs(pause)).await;
         fake.remove(
@@ -1114,12 +1090,7 @@ async fn two_plans_for_one_node_change_nothing() {
     let fake = cluster();
     put_node(&fake, "a", "uid-a");
     fake.put(&plan(Some(("1", "1")), 1, json!({})));
-    let mut agent = Agent::start(&fake, "a", SceneSettings::default());
-    agent
-        .until("a slot", |state| {
-            state.phase == Phase::Placed && !state.labels.is_empty()
-        })
-        .await;
+    let mut agent = with_slot(&fake).await;
     let mut rival = plan(Some(("2", "1")), 1, json!({}));
     rival["metadata"]["name"] = json!("rival");
     fake.clear_log();
@@ -1172,12 +1143,7 @@ async fn a_cordoned_node_keeps_its_slot_and_gets_no_new_slot() {
     let fake = cluster();
     put_node(&fake, "a", "uid-a");
     fake.put(&plan(Some(("1", "1")), 1, json!({})));
-    let mut agent = Agent::start(&fake, "a", SceneSettings::default());
-    agent
-        .until("a slot", |state| {
-            state.phase == Phase::Placed && !state.labels.is_empty()
-        })
-        .await;
+    let mut agent = with_slot(&fake).await;
     let mut cordoned = node(&fake, "a");
     cordoned["spec"]["unschedulable"] = json!(true);
     cordoned["metadata"]["resourceVersion"] = Value::Null;
@@ -1204,12 +1170,7 @@ async fn leave_removes_only_own_labels_taints_and_claims() {
     put_node(&fake, "a", "uid-a");
     label(&fake, "a", &json!({"zone": "z1"}));
     fake.put(&plan(Some(("1", "1")), 1, json!({"taint": {}})));
-    let mut agent = Agent::start(&fake, "a", SceneSettings::default());
-    agent
-        .until("a slot", |state| {
-            state.phase == Phase::Placed && !state.labels.is_empty()
-        })
-        .await;
+    let agent = with_slot(&fake).await;
     eventually("the taint", || {
         node(&fake, "a")["spec"]["taints"].is_array()
     })

@@ -156,7 +156,7 @@ fn policy_cases() -> Vec<Case> {
         case(
             "labelKeys={SCENE}",
             node_policy,
-            "/spec/variables/[ours]/expression",
+            "/spec/variables/[planLabels]/expression",
             "['SCENE']",
         ),
         case(

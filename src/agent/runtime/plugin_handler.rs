@@ -491,6 +491,24 @@ mod tests {
 
     use super::*;
 
+    fn pod() -> PodSandbox {
+        PodSandbox {
+            id: "p".to_owned(),
+            uid: "uid".to_owned(),
+            ..PodSandbox::default()
+        }
+    }
+
+    /// A container of the pod of [`pod`].
+    fn container(id: &str) -> Container {
+        Container {
+            id: id.to_owned(),
+            name: id.to_owned(),
+            pod_sandbox_id: pod().id,
+            ..Container::default()
+        }
+    }
+
     #[test]
     fn variables_without_effect_are_not_kept() {
         let env = [
@@ -548,17 +566,7 @@ mod tests {
         let (reconciler, mut events) = mpsc::unbounded_channel();
         let (_published, snapshot) = watch::channel(None);
         let handler = PluginHandler::new(reconciler, None, snapshot, AgentMetrics::new().unwrap());
-        let pod = PodSandbox {
-            id: "p".to_owned(),
-            uid: "uid".to_owned(),
-            ..PodSandbox::default()
-        };
-        let container = |id: &str| Container {
-            id: id.to_owned(),
-            name: "main".to_owned(),
-            pod_sandbox_id: pod.id.clone(),
-            ..Container::default()
-        };
+        let pod = pod();
         lock(&handler.inventory).put(pod.clone(), container("first"));
         let ended = EventRequest {
             pod: pod.clone(),
@@ -593,17 +601,7 @@ mod tests {
         let (reconciler, mut events) = mpsc::unbounded_channel();
         let (_published, snapshot) = watch::channel(None);
         let handler = PluginHandler::new(reconciler, None, snapshot, AgentMetrics::new().unwrap());
-        let pod = PodSandbox {
-            id: "p".to_owned(),
-            uid: "uid".to_owned(),
-            ..PodSandbox::default()
-        };
-        let container = |id: &str| Container {
-            id: id.to_owned(),
-            name: id.to_owned(),
-            pod_sandbox_id: pod.id.clone(),
-            ..Container::default()
-        };
+        let pod = pod();
         for id in ["ps", "proxy"] {
             lock(&handler.inventory).put(pod.clone(), container(id));
         }

@@ -128,7 +128,7 @@ fn table(plan: &ScenePlan, assignment: &Assignment) -> String {
     format!("{table}\n{spare} {plural} no slot\n")
 }
 
-/// Commands that give the candidates exactly their labels.
+/// The `kubectl label` commands that set each node's labels.
 fn commands(plan: &ScenePlan, assignment: &Assignment, nodes: &[Node]) -> String {
     let keys = &plan.spec.labels;
     let given: BTreeMap<&str, _> = assignment

@@ -2,7 +2,6 @@
 
 use super::plan::{BenchPlan, BenchProgram, counted};
 use crate::sandbox::job::SERVER_CPUS;
-use crate::sandbox::neighbors::Neighbors;
 
 impl BenchPlan {
     /// The comparison, the neighbors, and the limits of this machine, each as a sentence.
@@ -31,17 +30,12 @@ impl BenchPlan {
 
     /// The other pods, as a sentence.
     fn beside(&self) -> String {
-        let Neighbors {
-            count,
-            request_milli_cpus,
-            threads,
-            ..
-        } = self.neighbors;
+        let neighbors = &self.neighbors;
         let online = counted(self.online.len(), "CPU");
         if self.full_node {
             return format!(
                 "{} of {} fill the {online}: {} measured, and the others run the same program without a limit.",
-                counted(self.workers + count, "equal container"),
+                counted(self.workers + neighbors.count, "equal container"),
                 counted(self.cpus, "CPU"),
                 match self.workers {
                     1 => "1 is".to_owned(),
@@ -49,28 +43,19 @@ impl BenchPlan {
                 }
             );
         }
-        let pods = |kind: &str| counted(count, kind);
-        let threads = counted(threads, "thread");
-        match (count, request_milli_cpus) {
-            (0, _) => {
-                "No other pods run, so the measured pods have all shared CPUs for themselves."
-                    .to_owned()
-            }
-            (_, 0) => format!(
-                "The neighbors ({} with {threads} each) request nothing, so the kernel prefers the measured pods.",
-                pods("BestEffort pod")
-            ),
-            _ => format!(
-                "The neighbors ({} with {threads} each) request {:.1} of {online}: {}.",
-                pods("pod"),
-                self.neighbors.requested() as f64 / 1000.0,
-                if self.is_full() {
-                    "the node is full"
-                } else {
-                    "the node is not full"
-                }
-            ),
+        if neighbors.count == 0 {
+            return "No other pods run, so the measured pods have all shared CPUs for themselves."
+                .to_owned();
         }
+        if neighbors.request_milli_cpus == 0 {
+            return neighbors.without_requests("the measured pods");
+        }
+        format!(
+            "The neighbors ({}) request {:.1} of {online}: the node is {}.",
+            neighbors.in_words("pod"),
+            neighbors.requested() as f64 / 1000.0,
+            if self.is_full() { "full" } else { "not full" }
+        )
     }
 }
 

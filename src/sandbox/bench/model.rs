@@ -101,7 +101,7 @@ pub struct WaySummary {
     pub figures: BTreeMap<Metric, Summary>,
 }
 
-/// Facts about this machine and this measurement.
+/// The machine and the conditions of the measurement.
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MachineFacts {

@@ -21,7 +21,7 @@ fn set(list: &str) -> CpuSet {
     list.parse().unwrap()
 }
 
-/// A container that owns these CPUs, all in force.
+/// A container with exclusive `cpus`. The kernel has applied the assignment.
 fn owner(pod: &str, role: PodRole, cpus: &str) -> ContainerState {
     let (policy, threads) = (Policy::default(), ThreadPolicy::default());
     ContainerState {
