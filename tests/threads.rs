@@ -72,15 +72,28 @@ fn ended_threads_still_count() {
     let before = counted();
     let threads: Vec<_> = (0..THREADS).map(|_| waiting()).collect();
     // Each thread has waited `WAITS` times before the answer, and keeps running.
-    threads
+    let tids: Vec<i32> = threads
         .iter()
-        .for_each(|(waited, _, _)| waited.recv().unwrap());
+        .map(|(waited, _, _)| waited.recv().unwrap())
+        .collect();
     assert!(proc.thread_count(own) > THREADS);
-    let now = counted();
-    let most = THREADS as u64 * WAITS;
+    // A wait that ends before the thread sleeps is no switch, so the files of the threads say how
+    // many switches there were.
+    let switches: Vec<u64> = proc
+        .threads(own)
+        .into_iter()
+        .filter(|(tid, _)| tids.contains(tid))
+        .map(|(_, counts)| counts.voluntary)
+        .collect();
     assert!(
-        now.voluntary - before.voluntary >= most,
-        "{now:?} after {before:?}, and {most} at least"
+        switches.len() == THREADS && switches.iter().all(|count| *count > 0),
+        "{switches:?}"
+    );
+    let least = before.voluntary + switches.iter().sum::<u64>();
+    let now = counted();
+    assert!(
+        now.voluntary >= least,
+        "{now:?} after {before:?}, and {least} at least"
     );
     for (_, end, thread) in threads {
         drop(end);
@@ -97,15 +110,19 @@ fn ended_threads_still_count() {
     );
 }
 
-/// A thread that waits `WAITS` times, sends a message, and ends on request.
-fn waiting() -> (mpsc::Receiver<()>, mpsc::Sender<()>, thread::JoinHandle<()>) {
+/// A thread that waits `WAITS` times, sends its id, and ends on request.
+fn waiting() -> (
+    mpsc::Receiver<i32>,
+    mpsc::Sender<()>,
+    thread::JoinHandle<()>,
+) {
     let (waited, done) = mpsc::channel();
     let (end, ended) = mpsc::channel::<()>();
     let thread = thread::spawn(move || {
         for _ in 0..WAITS {
             thread::sleep(Duration::from_millis(1));
         }
-        waited.send(()).unwrap();
+        waited.send(nix::unistd::gettid().as_raw()).unwrap();
         let _ = ended.recv();
     });
     (done, end, thread)
