@@ -449,7 +449,10 @@ async fn watches_that_end_at_once_cause_few_requests() {
         let fake = FakeApi::direct();
         fake.put(&pod("a", NODE, "1"));
         let mut listener = Listener::paged(&fake);
-        fake.fail(FaultScope::always().verb("watch").on("pods"), Fault::Watch(fault));
+        fake.fail(
+            FaultScope::always().verb("watch").on("pods"),
+            Fault::Watch(fault),
+        );
         listener.until_names(&["a"]).await;
         listener.listen_for(Duration::from_secs(600)).await;
         assert!(

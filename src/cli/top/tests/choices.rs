@@ -73,7 +73,7 @@ fn rows_are_sorted_as_people_count() {
         "{visited:?}"
     );
     press(&mut state, "sS");
-    assert_eq!(Some(&state.view.sort), seen.last());
+    assert_eq!(Some(&state.view.sort), visited.last());
 }
 
 #[test]
