@@ -459,7 +459,7 @@ mod tests {
                 ))));
             }
             StoreUpdate::Gone(number) => {
-                store.runtime(RuntimeUpdate::Gone(format!("uid-{number}")))
+                store.runtime(RuntimeUpdate::Gone(format!("uid-{number}")));
             }
             StoreUpdate::Announced(number) => store.pending().announce(pod(number, 2)),
         }

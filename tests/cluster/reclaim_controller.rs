@@ -262,7 +262,7 @@ async fn a_late_answer_makes_no_leader() {
     fake.user("reclaimer", "system:serviceaccount:pinfold:pinfold-reclaim");
     let settings = LeaderSettings::default();
     let late = settings.deadline + Duration::from_secs(5);
-    fake.fail(When::always().on("leases"), Fault::Delay(late));
+    fake.fail(FaultScope::always().on("leases"), Fault::Delay(late));
     // The deadline of the API is longer than the deadline of the election.
     let api = Api::new(fake.client("reclaimer"), Duration::from_secs(30));
     let election = Election::new(api, NAMESPACE, "pinfold-reclaim", "a".to_owned(), settings);
