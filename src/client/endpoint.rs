@@ -106,7 +106,7 @@ impl Endpoint {
 
     /// Sends the header `Authorization` with each request that leaves this host. Agents serve plain HTTP, so the value travels
     /// unencrypted.
-    #[cfg(feature = "top")]
+    #[cfg(any(feature = "top", test))]
     pub(crate) fn with_authorization(self, authorization: Option<HeaderValue>) -> Self {
         Self {
             authorization,
@@ -132,7 +132,7 @@ impl Endpoint {
     }
 
     /// A short name of the agent, for people.
-    #[cfg(feature = "top")]
+    #[cfg(any(feature = "top", test))]
     pub(crate) fn name(&self) -> String {
         match self
             .prefix
