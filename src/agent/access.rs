@@ -1,7 +1,8 @@
 //! [`AccessRules`]: which callers of the HTTP server may read names of pods and their CPUs.
 //!
 //! Callers on this host may read everything, and so may callers whom the API server authorizes. A port-forward ends on the
-//! loopback address of the agent's pod, and therefore counts as a caller on this host. A request through a proxy does not.
+//! loopback address of the agent's pod, and therefore counts as a caller on this host. A request through a proxy counts as a
+//! request of another host.
 
 use std::net::IpAddr;
 
@@ -145,14 +146,15 @@ impl AccessRules {
     }
 }
 
-/// Whether a request comes from this host and not through a proxy. `is_local`: the connection comes from this host.
-pub(super) fn is_on_this_host(is_local: bool, headers: &HeaderMap) -> bool {
+/// Whether a request comes from this host and not through a proxy. `is_local_connection`: the connection comes from this
+/// host.
+pub(super) fn is_on_this_host(is_local_connection: bool, headers: &HeaderMap) -> bool {
     let is_of_proxy = |name: &str| PROXY_HEADERS.contains(&name) || name.starts_with(PROXY_PREFIX);
-    is_local && !headers.keys().any(|name| is_of_proxy(name.as_str()))
+    is_local_connection && !headers.keys().any(|name| is_of_proxy(name.as_str()))
 }
 
 /// Whether a connection comes from this host: from a loopback address, or from the address to which the caller connects.
-pub(super) fn is_local(peer: IpAddr, own: IpAddr) -> bool {
+pub(super) fn is_local_connection(peer: IpAddr, own: IpAddr) -> bool {
     let (peer, own) = (peer.to_canonical(), own.to_canonical());
     peer.is_loopback() || peer == own
 }
@@ -187,7 +189,9 @@ mod tests {
 
     #[test]
     fn a_caller_on_this_host_is_local() {
-        let local = |peer: &str, own: &str| is_local(peer.parse().unwrap(), own.parse().unwrap());
+        let local = |peer: &str, own: &str| {
+            is_local_connection(peer.parse().unwrap(), own.parse().unwrap())
+        };
         assert!(local("127.0.0.1", "127.0.0.1"));
         assert!(local("127.8.9.1", "127.0.0.1"));
         assert!(local("::1", "::1"));

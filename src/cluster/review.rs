@@ -37,7 +37,7 @@ const DEADLINE: Duration = Duration::from_secs(3);
 /// The longest token, in bytes. Tokens of service accounts and of identity providers stay below the limit.
 const LONGEST_TOKEN: usize = 8 << 10;
 
-/// The most unknown callers that are reviewed at the same time, and the most callers that are reviewed again.
+/// The most unknown callers that are reviewed at the same time. The same bound applies to allowed callers, separately.
 const AT_ONCE: usize = 4;
 
 /// How long a caller waits for the end of other callers' reviews.
@@ -52,9 +52,9 @@ pub struct Reviewer {
     api: Api,
     cache: Arc<Mutex<ReviewCache>>,
     /// Permits for reviews of unknown callers.
-    unknown: Arc<Semaphore>,
+    unknown_permits: Arc<Semaphore>,
     /// Permits for reviews of callers whom the last answer allowed. Unknown callers never delay these reviews.
-    allowed: Arc<Semaphore>,
+    allowed_permits: Arc<Semaphore>,
     logs: Arc<ReviewLogs>,
 }
 
@@ -74,8 +74,8 @@ impl Reviewer {
         Self {
             api: api.with_deadline(DEADLINE),
             cache: Arc::default(),
-            unknown: Arc::new(Semaphore::new(AT_ONCE)),
-            allowed: Arc::new(Semaphore::new(AT_ONCE)),
+            unknown_permits: Arc::new(Semaphore::new(AT_ONCE)),
+            allowed_permits: Arc::new(Semaphore::new(AT_ONCE)),
             logs: Arc::default(),
         }
     }
@@ -91,7 +91,7 @@ impl Reviewer {
         if token.is_empty() || token.len() > LONGEST_TOKEN {
             return Ok(Review::UnknownToken);
         }
-        let answer = self.cached_or_asked(token, path).await;
+        let answer = self.find_or_ask(token, path).await;
         match &answer {
             Ok(Review::TooManyTokens) if self.logs.too_many.admits(Instant::now()) => {
                 tracing::warn!(
@@ -108,13 +108,13 @@ impl Reviewer {
     }
 
     /// The answer of the cache, or else of the API server.
-    async fn cached_or_asked(&self, token: &str, path: &'static str) -> Result<Review, Failure> {
+    async fn find_or_ask(&self, token: &str, path: &'static str) -> Result<Review, Failure> {
         let caller = CallerKey::new(token, path);
         let found = self.cache().find(&caller, Instant::now());
         let permits = match found {
             CacheAnswer::Known(review) => return Ok(review),
-            CacheAnswer::AskAgain => &self.allowed,
-            CacheAnswer::AskFirst => &self.unknown,
+            CacheAnswer::AskAgain => &self.allowed_permits,
+            CacheAnswer::AskFirst => &self.unknown_permits,
         };
         // The semaphores are never closed.
         let Ok(_permit) = tokio::time::timeout(LONGEST_WAIT, permits.acquire()).await else {
@@ -138,13 +138,18 @@ impl Reviewer {
         }
     }
 
-    /// Keeps an allowed caller for a while if the API server failed.
+    /// Keeps an allowed caller for a while if the API server failed. If the server refused the agent's request, the caller
+    /// counts as unknown from now on.
     ///
     /// # Errors
     /// The failure, if the caller was not allowed or the server refused the agent's request.
     fn keep(&self, caller: &CallerKey, failure: Failure) -> Result<Review, Failure> {
         let now = Instant::now();
-        if !failure.is_retryable() || !self.cache().extend(caller, now) {
+        if !failure.is_retryable() {
+            self.cache().remove(caller);
+            return Err(failure);
+        }
+        if !self.cache().extend(caller, now) {
             return Err(failure);
         }
         if self.logs.kept.admits(now) {

@@ -149,6 +149,11 @@ impl ReviewCache {
         kept
     }
 
+    /// Removes the answer about a caller. The caller's next review counts as the review of an unknown caller.
+    pub(super) fn remove(&mut self, caller: &CallerKey) {
+        self.entries.remove(caller);
+    }
+
     /// The answer that needs no new review, if any.
     fn fresh(&self, caller: &CallerKey, now: Instant) -> Option<Review> {
         let entry = self.entries.get(caller)?;
