@@ -1,7 +1,8 @@
 //! [`AccessRules`]: which callers of the HTTP server may read names of pods and their CPUs.
 //!
 //! Callers on this host may read everything, and so may callers whom the API server authorizes. A port-forward ends on the
-//! loopback address of the agent's pod, and therefore counts as a caller on this host. A request through a proxy does not.
+//! loopback address of the agent's pod, and therefore counts as a caller on this host. A request through a proxy counts as a
+//! request of another host.
 
 use std::net::IpAddr;
 
@@ -47,7 +48,13 @@ pub(super) enum AccessRefusal {
     )]
     NoToken(ProtectedPath),
     #[error(
-        "the bearer token is not valid in this cluster: send a current token of a service account or user"
+        "the request has several headers Authorization, or a token with a space or a non-ASCII character: send a single \
+         header `Authorization: Bearer TOKEN`"
+    )]
+    MalformedToken,
+    #[error(
+        "the bearer token is not valid in this cluster: send a current token of a service account or user, with an \
+         audience of the API server"
     )]
     UnknownToken,
     #[error(
@@ -56,7 +63,9 @@ pub(super) enum AccessRefusal {
         .0.path()
     )]
     Denied(ProtectedPath),
-    #[error("too many unknown tokens came in the last minute: try again in a minute")]
+    #[error(
+        "the agent reviews no further unknown token now, because too many unknown tokens came: try again in a minute"
+    )]
     TooManyTokens,
     #[error(
         "the API server did not review the caller: try again, and read the agent's log for the cause"
@@ -81,7 +90,9 @@ impl AccessRefusal {
     /// The HTTP status code for a refused page.
     pub(super) fn status(self) -> StatusCode {
         match self {
-            Self::NoToken(_) | Self::UnknownToken => StatusCode::UNAUTHORIZED,
+            Self::NoToken(_) | Self::MalformedToken | Self::UnknownToken => {
+                StatusCode::UNAUTHORIZED
+            }
             Self::NoApi | Self::Denied(_) => StatusCode::FORBIDDEN,
             Self::TooManyTokens => StatusCode::TOO_MANY_REQUESTS,
             Self::NoReview => StatusCode::SERVICE_UNAVAILABLE,
@@ -123,39 +134,51 @@ impl AccessRules {
             return Ok(());
         }
         let reviewer = self.reviewer.as_ref().ok_or(AccessRefusal::NoApi)?;
-        let token = bearer_token(headers).ok_or(AccessRefusal::NoToken(page))?;
+        let token = bearer_token(page, headers)?;
         match reviewer.review(token, page.path()).await {
             Ok(Review::Allowed) => Ok(()),
             Ok(Review::Denied) => Err(AccessRefusal::Denied(page)),
             Ok(Review::UnknownToken) => Err(AccessRefusal::UnknownToken),
             Ok(Review::TooManyTokens) => Err(AccessRefusal::TooManyTokens),
-            Err(failure) => {
-                tracing::warn!("can't review a caller of {}: {failure}", page.path());
-                Err(AccessRefusal::NoReview)
-            }
+            // The reviewer logs the failure.
+            Err(_) => Err(AccessRefusal::NoReview),
         }
     }
 }
 
-/// Whether a request comes from this host and not through a proxy. `is_local`: the connection comes from this host.
-pub(super) fn is_on_this_host(is_local: bool, headers: &HeaderMap) -> bool {
+/// Whether a request comes from this host and not through a proxy. `is_local_connection`: the connection comes from this
+/// host.
+pub(super) fn is_on_this_host(is_local_connection: bool, headers: &HeaderMap) -> bool {
     let is_of_proxy = |name: &str| PROXY_HEADERS.contains(&name) || name.starts_with(PROXY_PREFIX);
-    is_local && !headers.keys().any(|name| is_of_proxy(name.as_str()))
+    is_local_connection && !headers.keys().any(|name| is_of_proxy(name.as_str()))
 }
 
 /// Whether a connection comes from this host: from a loopback address, or from the address to which the caller connects.
-pub(super) fn is_local(peer: IpAddr, own: IpAddr) -> bool {
+pub(super) fn is_local_connection(peer: IpAddr, own: IpAddr) -> bool {
     let (peer, own) = (peer.to_canonical(), own.to_canonical());
     peer.is_loopback() || peer == own
 }
 
-/// The bearer token of a request.
-fn bearer_token(headers: &HeaderMap) -> Option<&str> {
-    let (scheme, token) = headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
-    scheme
-        .eq_ignore_ascii_case("bearer")
-        .then(|| token.trim())
-        .filter(|token| !token.is_empty())
+/// The bearer token of a request. The name of the scheme has no case.
+///
+/// # Errors
+/// The request has no bearer token, several headers `Authorization`, or a token with other characters than visible ASCII.
+fn bearer_token(page: ProtectedPath, headers: &HeaderMap) -> Result<&str, AccessRefusal> {
+    let mut values = headers.get_all(AUTHORIZATION).iter();
+    let value = values.next().ok_or(AccessRefusal::NoToken(page))?;
+    if values.next().is_some() {
+        return Err(AccessRefusal::MalformedToken);
+    }
+    let text = value.to_str().map_err(|_| AccessRefusal::MalformedToken)?;
+    let (scheme, token) = text.split_once(' ').ok_or(AccessRefusal::NoToken(page))?;
+    let token = token.trim_matches(' ');
+    if !scheme.eq_ignore_ascii_case("bearer") || token.is_empty() {
+        return Err(AccessRefusal::NoToken(page));
+    }
+    if !token.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err(AccessRefusal::MalformedToken);
+    }
+    Ok(token)
 }
 
 #[cfg(test)]
@@ -166,7 +189,9 @@ mod tests {
 
     #[test]
     fn a_caller_on_this_host_is_local() {
-        let local = |peer: &str, own: &str| is_local(peer.parse().unwrap(), own.parse().unwrap());
+        let local = |peer: &str, own: &str| {
+            is_local_connection(peer.parse().unwrap(), own.parse().unwrap())
+        };
         assert!(local("127.0.0.1", "127.0.0.1"));
         assert!(local("127.8.9.1", "127.0.0.1"));
         assert!(local("::1", "::1"));
@@ -180,21 +205,47 @@ mod tests {
 
     #[test]
     fn the_token_follows_the_scheme_bearer() {
+        let page = ProtectedPath::Status;
+        let (none, malformed) = (
+            Err(AccessRefusal::NoToken(page)),
+            Err(AccessRefusal::MalformedToken),
+        );
         for (header, token) in [
-            ("Bearer abc.def", Some("abc.def")),
-            ("bearer abc", Some("abc")),
-            ("BEARER  abc ", Some("abc")),
-            ("Bearer", None),
-            ("Bearer ", None),
-            ("Basic abc", None),
-            ("abc", None),
-            ("", None),
+            ("Bearer abc.def", Ok("abc.def")),
+            ("bearer abc", Ok("abc")),
+            ("BEARER  abc ", Ok("abc")),
+            ("Bearer", none),
+            ("Bearer ", none),
+            ("Basic abc", none),
+            ("abc", none),
+            ("", none),
+            ("Bearer abc def", malformed),
+            ("Bearer abc, Bearer def", malformed),
+            ("Bearer abc\tdef", malformed),
+            ("Bearer äbc", malformed),
         ] {
-            let value = HeaderValue::from_str(header).unwrap();
+            let value = HeaderValue::from_bytes(header.as_bytes()).unwrap();
             let headers = HeaderMap::from_iter([(AUTHORIZATION, value)]);
-            assert_eq!(bearer_token(&headers), token, "{header:?}");
+            assert_eq!(bearer_token(page, &headers), token, "{header:?}");
         }
-        assert_eq!(bearer_token(&HeaderMap::new()), None);
+        assert_eq!(bearer_token(page, &HeaderMap::new()), none);
+    }
+
+    /// The agent and a proxy in front of the agent could choose different headers.
+    #[test]
+    fn a_request_with_two_tokens_is_refused() {
+        let page = ProtectedPath::Metrics;
+        let mut headers = HeaderMap::new();
+        for token in ["Bearer abc", "Bearer abc"] {
+            assert_ne!(
+                bearer_token(page, &headers),
+                Err(AccessRefusal::MalformedToken)
+            );
+            headers.append(AUTHORIZATION, HeaderValue::from_static(token));
+        }
+        let token = bearer_token(page, &headers);
+        assert_eq!(token, Err(AccessRefusal::MalformedToken));
+        assert_eq!(token.unwrap_err().status(), StatusCode::UNAUTHORIZED);
     }
 
     #[tokio::test]

@@ -361,15 +361,15 @@ async fn serve_connection<R: Responder>(
     making: PageBuilder,
     stop: CancellationToken,
 ) {
-    let is_local = match (stream.peer_addr(), stream.local_addr()) {
-        (Ok(peer), Ok(own)) => access::is_local(peer.ip(), own.ip()),
+    let is_local_connection = match (stream.peer_addr(), stream.local_addr()) {
+        (Ok(peer), Ok(own)) => access::is_local_connection(peer.ip(), own.ip()),
         _ => false,
     };
     let answer = service_fn(move |request: Request<Incoming>| {
         let (responder, making) = (Arc::clone(&responder), making.clone());
         let request = request.into_parts().0;
         let caller = Caller {
-            is_local: access::is_on_this_host(is_local, &request.headers),
+            is_local: access::is_on_this_host(is_local_connection, &request.headers),
             request,
         };
         async move { Ok::<_, Infallible>(responder.respond(&caller, &making).await) }

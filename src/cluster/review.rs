@@ -1,9 +1,12 @@
 //! [`Reviewer`]: asks the API server for the user of a caller's token, and whether the user may read a path of the agent.
 //!
 //! A TokenReview finds the user of a bearer token. A SubjectAccessReview then says whether the user may `get` the path as a
-//! non-resource URL. The answers stay in a bounded cache. No log line and no debug output has a token.
+//! non-resource URL. The TokenReview names no audience, so the token must have an audience of the API server.
+//!
+//! The answers stay in a bounded cache with digests of the tokens. No log line, error or debug output has a token.
 
 mod cache;
+mod log_limit;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -21,7 +24,8 @@ use tokio::time::Instant;
 
 use super::{Api, Call, Failure};
 pub use cache::Review;
-use cache::{CacheAnswer, ReviewCache};
+use cache::{CacheAnswer, CallerKey, ReviewCache};
+use log_limit::LogLimit;
 
 const TOKEN_REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 
@@ -33,15 +37,33 @@ const DEADLINE: Duration = Duration::from_secs(3);
 /// The longest token, in bytes. Tokens of service accounts and of identity providers stay below the limit.
 const LONGEST_TOKEN: usize = 8 << 10;
 
-/// The most callers that are reviewed at the same time.
+/// The most unknown callers that are reviewed at the same time. The same bound applies to allowed callers, separately.
 const AT_ONCE: usize = 4;
 
-/// Reviews callers by their tokens. Clones share the cache.
+/// How long a caller waits for the end of other callers' reviews.
+const LONGEST_WAIT: Duration = Duration::from_secs(3);
+
+/// The text that replaces a token in an error.
+const HIDDEN: &str = "[token]";
+
+/// Reviews callers by their tokens. Clones share the cache and the limits.
 #[derive(Debug, Clone)]
 pub struct Reviewer {
     api: Api,
     cache: Arc<Mutex<ReviewCache>>,
-    permits: Arc<Semaphore>,
+    /// Permits for reviews of unknown callers.
+    unknown_permits: Arc<Semaphore>,
+    /// Permits for reviews of callers whom the last answer allowed. Unknown callers never delay these reviews.
+    allowed_permits: Arc<Semaphore>,
+    logs: Arc<ReviewLogs>,
+}
+
+/// The limits of the reviewer's log lines. A flood of requests writes no flood of lines.
+#[derive(Debug, Default)]
+struct ReviewLogs {
+    too_many: LogLimit,
+    kept: LogLimit,
+    failed: LogLimit,
 }
 
 // === impl Reviewer ===
@@ -52,13 +74,16 @@ impl Reviewer {
         Self {
             api: api.with_deadline(DEADLINE),
             cache: Arc::default(),
-            permits: Arc::new(Semaphore::new(AT_ONCE)),
+            unknown_permits: Arc::new(Semaphore::new(AT_ONCE)),
+            allowed_permits: Arc::new(Semaphore::new(AT_ONCE)),
+            logs: Arc::default(),
         }
     }
 
     /// Reviews whether the token's user may read the path.
     ///
-    /// If the API server fails, a caller stays allowed until 15 minutes after the last answer that allowed the caller.
+    /// If the API server fails, a caller stays allowed until 15 minutes after the last answer that allowed the caller. A
+    /// server that refuses the agent's own request, for example with 403, has not failed.
     ///
     /// # Errors
     /// Any [`Failure`] of the API server.
@@ -66,28 +91,71 @@ impl Reviewer {
         if token.is_empty() || token.len() > LONGEST_TOKEN {
             return Ok(Review::UnknownToken);
         }
-        if let Some(review) = self.cache().fresh(token, path, Instant::now()) {
-            return Ok(review);
+        let answer = self.find_or_ask(token, path).await;
+        match &answer {
+            Ok(Review::TooManyTokens) if self.logs.too_many.admits(Instant::now()) => {
+                tracing::warn!(
+                    "too many unknown tokens came for {path}: the agent reviews no further unknown token for up to a \
+                     minute; find the sender, or restrict the port with a NetworkPolicy"
+                );
+            }
+            Err(failure) if self.logs.failed.admits(Instant::now()) => {
+                tracing::warn!("can't review a caller of {path}: {failure}");
+            }
+            _ => {}
         }
-        // The semaphore is never closed.
-        let _permit = self.permits.acquire().await;
+        answer
+    }
+
+    /// The answer of the cache, or else of the API server.
+    async fn find_or_ask(&self, token: &str, path: &'static str) -> Result<Review, Failure> {
+        let caller = CallerKey::new(token, path);
+        let found = self.cache().find(&caller, Instant::now());
+        let permits = match found {
+            CacheAnswer::Known(review) => return Ok(review),
+            CacheAnswer::AskAgain => &self.allowed_permits,
+            CacheAnswer::AskFirst => &self.unknown_permits,
+        };
+        // The semaphores are never closed.
+        let Ok(_permit) = tokio::time::timeout(LONGEST_WAIT, permits.acquire()).await else {
+            return if found == CacheAnswer::AskAgain {
+                self.keep(&caller, Failure::Timeout(LONGEST_WAIT))
+            } else {
+                Ok(Review::TooManyTokens)
+            };
+        };
         // A review of the same token may have ended during the wait.
-        if let CacheAnswer::Known(review) = self.cache().admit(token, path, Instant::now()) {
+        let admitted = self.cache().admit(&caller, Instant::now());
+        if let CacheAnswer::Known(review) = admitted {
             return Ok(review);
         }
-        let answer = self.ask(token, path).await;
-        let mut cache = self.cache();
-        match answer {
+        match self.ask(token, path).await {
             Ok(review) => {
-                cache.insert(token, path, review, Instant::now());
+                self.cache().insert(caller, review, Instant::now());
                 Ok(review)
             }
-            Err(failure) if cache.extend(token, path, Instant::now()) => {
-                tracing::warn!("a caller of {path} stays allowed without a new review: {failure}");
-                Ok(Review::Allowed)
-            }
-            Err(failure) => Err(failure),
+            Err(failure) => self.keep(&caller, without_token(failure, token)),
         }
+    }
+
+    /// Keeps an allowed caller for a while if the API server failed. If the server refused the agent's request, the caller
+    /// counts as unknown from now on.
+    ///
+    /// # Errors
+    /// The failure, if the caller was not allowed or the server refused the agent's request.
+    fn keep(&self, caller: &CallerKey, failure: Failure) -> Result<Review, Failure> {
+        let now = Instant::now();
+        if !failure.is_retryable() {
+            self.cache().remove(caller);
+            return Err(failure);
+        }
+        if !self.cache().extend(caller, now) {
+            return Err(failure);
+        }
+        if self.logs.kept.admits(now) {
+            tracing::warn!("allowed callers stay allowed without a new review: {failure}");
+        }
+        Ok(Review::Allowed)
     }
 
     /// Reviews a token without the cache.
@@ -153,5 +221,28 @@ fn access_review(user: UserInfo, path: &str) -> SubjectAccessReview {
             ..SubjectAccessReviewSpec::default()
         },
         ..SubjectAccessReview::default()
+    }
+}
+
+/// Removes the token from a failure. A proxy or an admission webhook may repeat the request in its answer.
+fn without_token(failure: Failure, token: &str) -> Failure {
+    let hide = |text: &str| text.replace(token, HIDDEN);
+    match failure {
+        Failure::Connection(text) => Failure::Connection(hide(&text)),
+        Failure::InvalidResponse(text) => Failure::InvalidResponse(hide(&text)),
+        Failure::InvalidRequest(text) => Failure::InvalidRequest(hide(&text)),
+        Failure::Refused {
+            mut status,
+            retry_after,
+        } => {
+            status.message = hide(&status.message);
+            status.reason = hide(&status.reason);
+            status.details = None;
+            Failure::Refused {
+                status,
+                retry_after,
+            }
+        }
+        Failure::Timeout(deadline) => Failure::Timeout(deadline),
     }
 }

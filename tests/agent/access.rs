@@ -15,7 +15,12 @@ const REMOTE: &str = "X-Forwarded-For: 192.0.2.7\r\n";
 /// The head and the body of an answer to a caller on another host.
 fn remote(agent: &Agent, path: &str, token: Option<&str>) -> (String, String) {
     let authorization = token.map(|token| format!("Authorization: Bearer {token}\r\n"));
-    let headers = format!("{REMOTE}{}", authorization.unwrap_or_default());
+    remote_with(agent, path, &authorization.unwrap_or_default())
+}
+
+/// As [`remote`], with further headers.
+fn remote_with(agent: &Agent, path: &str, headers: &str) -> (String, String) {
+    let headers = format!("{REMOTE}{headers}");
     let (head, body) = exchange(agent.address, "GET", path, &headers).unwrap();
     let (_, head) = head.split_once(' ').unwrap();
     (head.to_ascii_lowercase(), String::from_utf8(body).unwrap())
@@ -120,6 +125,77 @@ fn only_authorized_callers_read_names_of_pods() {
         body.starts_with("ready, with errors: ") && !body.contains(problem),
         "{body}"
     );
+    agent.stop();
+}
+
+#[test]
+fn callers_without_a_review_get_an_error_or_the_short_status() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let cluster = Cluster::new();
+    let fake = &cluster.fake;
+    fake.user("scraper-token", "scraper");
+    fake.allow_path("scraper", "/metrics");
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("pinfold.yaml");
+    std::fs::write(&config, "metrics: {auth: kubernetes}\n").unwrap();
+    let agent = cluster
+        .settings(&tree, &kernel)
+        .with(&["--config", config.to_str().unwrap()])
+        .start();
+    cluster.put(&pod("worker-0", NODE));
+    agent.eventually("the agent knows the pod", |status| {
+        status["containers"][0]["pod"] == "worker-0"
+    });
+    let works = |token: &str| {
+        let (head, body) = remote(&agent, "/metrics", Some(token));
+        assert!(head.starts_with("200"), "{head}\n{body}");
+        assert!(body.contains("pinfold_build_info"), "{body}");
+    };
+    let short = |token: &str, reason: &str| {
+        let (head, body) = remote(&agent, "/status", Some(token));
+        assert!(head.starts_with("200") && body.contains(reason), "{body}");
+        assert!(!body.contains("worker-0"), "{body}");
+    };
+    works("scraper-token");
+
+    // The agent reads one token from one header.
+    let valid = "Authorization: bearer scraper-token\r\n";
+    let (head, _) = remote_with(&agent, "/metrics", valid);
+    assert!(head.starts_with("200"), "{head}");
+    for headers in [
+        format!("{valid}{valid}"),
+        "Authorization: Bearer schlüssel\r\n".to_owned(),
+        "Authorization: Bearer scraper-token scraper-token\r\n".to_owned(),
+    ] {
+        let (head, body) = remote_with(&agent, "/metrics", &headers);
+        assert!(head.starts_with("401"), "{headers}: {head}");
+        assert!(body.contains("a single header"), "{headers}: {body}");
+    }
+
+    // The API server is away.
+    fake.go_away();
+    let (head, body) = remote(&agent, "/metrics", Some("late-token"));
+    assert!(head.starts_with("503"), "{head}");
+    assert!(body.contains("try again"), "{body}");
+    short("late-token", "did not review the caller");
+    works("scraper-token");
+    fake.come_back();
+
+    // The tokens exceed the limit of two windows, because a window may end during the flood.
+    let limited = (0..80)
+        .filter(|number| {
+            let token = format!("guess-{number}");
+            let (head, _) = remote(&agent, "/metrics", Some(&token));
+            assert!(head.starts_with("401") || head.starts_with("429") || head.starts_with("503"));
+            head.starts_with("429")
+        })
+        .count();
+    assert!(limited >= 10, "{limited}");
+    short("another-token", "too many unknown tokens");
+    works("scraper-token");
+    assert_eq!(agent.get("/metrics").status, 200);
+    assert_eq!(agent.status().unwrap()["containers"][0]["pod"], "worker-0");
     agent.stop();
 }
 

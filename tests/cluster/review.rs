@@ -1,9 +1,13 @@
 //! Reviews of callers: the API server decides, and the answers stay for a bounded time.
 
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pinfold::cluster::review::{Review, Reviewer};
 use pinfold::cluster::{Api, Call};
+use tokio::task::JoinSet;
+use tracing::subscriber::DefaultGuard;
 
 use crate::fakeapi::{ACCOUNT, FakeApi, Fault, FaultScope};
 
@@ -20,6 +24,41 @@ fn start() -> (FakeApi, Api, Reviewer) {
     fake.user("other-token", "other");
     fake.allow_path("scraper", PATH);
     (fake, api, reviewer)
+}
+
+/// The log lines of the current thread.
+#[derive(Clone, Default)]
+struct LogLines(Arc<Mutex<Vec<u8>>>);
+
+impl LogLines {
+    /// Collects lines of every level until the guard is dropped.
+    fn collect(&self) -> DefaultGuard {
+        let lines = self.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::TRACE)
+            .with_ansi(false)
+            .with_writer(move || lines.clone())
+            .finish();
+        tracing::subscriber::set_default(subscriber)
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+
+    fn count(&self, words: &str) -> usize {
+        self.text().matches(words).count()
+    }
+}
+
+impl Write for LogLines {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 async fn seconds(count: u64) {
@@ -131,4 +170,97 @@ async fn missing_rights_of_the_agent_are_an_error_with_the_reason() {
         text.contains("tokenreviews.authentication.k8s.io"),
         "{text}"
     );
+}
+
+/// A server without an answer is away. A server that refuses the agent's request is not away.
+#[tokio::test(start_paused = true)]
+async fn a_refused_review_ends_the_access_of_an_allowed_caller() {
+    let (fake, _, reviewer) = start();
+    let review = async || reviewer.review("scraper-token", PATH).await;
+    assert_eq!(review().await.unwrap(), Review::Allowed);
+    fake.forbid(ACCOUNT);
+    seconds(119).await;
+    assert_eq!(review().await.unwrap(), Review::Allowed);
+    seconds(1).await;
+    assert!(review().await.is_err());
+    // Further requests of the caller are limited like requests with unknown tokens.
+    fake.clear_log();
+    for _ in 0..100 {
+        assert!(!matches!(review().await, Ok(Review::Allowed)));
+    }
+    assert_eq!(fake.count("create", "tokenreviews"), 30);
+}
+
+/// The API server checks the audience, because the review names none.
+#[tokio::test(start_paused = true)]
+async fn a_token_for_another_audience_is_unknown() {
+    let (fake, _, reviewer) = start();
+    fake.user_for("vault-token", "scraper", "vault");
+    let review = async |token: &str| reviewer.review(token, PATH).await.unwrap();
+    assert_eq!(review("vault-token").await, Review::UnknownToken);
+    assert_eq!(review("scraper-token").await, Review::Allowed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn unknown_tokens_never_delay_an_allowed_caller() {
+    let (fake, _, reviewer) = start();
+    let allowed = reviewer.review("scraper-token", PATH).await.unwrap();
+    assert_eq!(allowed, Review::Allowed);
+    // The scraper's answer is no longer fresh.
+    seconds(121).await;
+    fake.clear_log();
+    fake.fail(FaultScope::always().on("tokenreviews"), Fault::Hang);
+    let start = tokio::time::Instant::now();
+    let mut flood = JoinSet::new();
+    for number in 0..20 {
+        let reviewer = reviewer.clone();
+        flood.spawn(async move { reviewer.review(&format!("guess-{number}"), PATH).await });
+    }
+    tokio::task::yield_now().await;
+    let allowed = reviewer.review("scraper-token", PATH).await.unwrap();
+    assert_eq!(allowed, Review::Allowed);
+    assert_eq!(start.elapsed().as_secs(), 3);
+    // A caller waits at most 3 s for other reviews, and 3 s for the own review.
+    let mut limited = 0;
+    for answer in flood.join_all().await {
+        match answer {
+            Ok(Review::TooManyTokens) => limited += 1,
+            Err(_) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(limited >= 12, "{limited}");
+    assert!(start.elapsed().as_secs() <= 6, "{:?}", start.elapsed());
+    // At most four reviews run at once in each 3 s, and the scraper's review beside them.
+    assert!(fake.count("create", "tokenreviews") <= 9);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_log_has_no_token_and_no_flood_of_lines() {
+    let (fake, _, reviewer) = start();
+    let lines = LogLines::default();
+    let _guard = lines.collect();
+    for floods in 1..=2 {
+        for number in 0..100 {
+            let token = format!("guess-{floods}-{number}");
+            reviewer.review(&token, PATH).await.unwrap();
+        }
+        assert_eq!(lines.count("too many unknown tokens"), floods);
+        seconds(61).await;
+    }
+    // A proxy may repeat the request in its answer.
+    let fault = Fault::Refuse {
+        code: 502,
+        text: "no answer to the body {\"token\": \"guess-secret\"}",
+        retry_after: None,
+    };
+    fake.fail(FaultScope::always().on("tokenreviews"), fault);
+    for _ in 0..10 {
+        let failure = reviewer.review("guess-secret", PATH).await.unwrap_err();
+        let text = format!("{failure} {failure:?} {reviewer:?}");
+        assert!(text.contains("[token]"), "{text}");
+        assert!(!text.contains("guess-"), "{text}");
+    }
+    assert_eq!(lines.count("can't review a caller of /metrics"), 1);
+    assert!(!lines.text().contains("guess-"), "{}", lines.text());
 }

@@ -8,12 +8,17 @@ use super::evaluate::{Policy, Request, Verdict};
 use super::kinds::ObjectKind;
 use super::status::{self, Answer};
 
+/// The audience of the API server.
+pub(crate) const API_AUDIENCE: &str = "https://kubernetes.default.svc";
+
 /// The user behind a token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct User {
     pub(crate) name: String,
     /// The `extra` map of the user info, such as the node of the pod to which the token is bound.
     pub(crate) extra: Value,
+    /// The audience of the token.
+    pub(crate) audience: &'static str,
 }
 
 /// An RBAC rule for one user and one resource.
@@ -67,6 +72,7 @@ impl User {
         Self {
             name: name.to_owned(),
             extra: json!({}),
+            audience: API_AUDIENCE,
         }
     }
 
@@ -75,6 +81,7 @@ impl User {
         Self {
             name: name.to_owned(),
             extra: json!({"authentication.kubernetes.io/node-name": [node]}),
+            audience: API_AUDIENCE,
         }
     }
 }

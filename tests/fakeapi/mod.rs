@@ -465,6 +465,16 @@ impl FakeApi {
             .insert(token.to_owned(), User::new(user));
     }
 
+    /// Adds a token with another audience than the API server.
+    pub(crate) fn user_for(&self, token: &str, user: &str, audience: &'static str) {
+        let user = User {
+            audience,
+            ..User::new(user)
+        };
+        let mut tokens = self.shared.tokens.lock().unwrap();
+        tokens.insert(token.to_owned(), user);
+    }
+
     /// Adds a service account token bound to a pod on `node`.
     pub(crate) fn user_on_node(&self, token: &str, user: &str, node: &str) {
         self.shared

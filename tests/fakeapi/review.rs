@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::SharedState;
+use super::access::API_AUDIENCE;
 use super::http::Reply;
 use super::kinds::ObjectKind;
 use super::status::{self, Answer};
@@ -43,16 +44,22 @@ pub(crate) fn create(shared: &SharedState, kind: &ObjectKind, body: &[u8]) -> An
     Ok(Reply::json(201, &review))
 }
 
+/// A review without audiences accepts only tokens for the API server.
 fn token(shared: &SharedState, spec: &Value) -> Value {
     let token = spec["token"].as_str().unwrap_or_default();
-    match shared.tokens.lock().unwrap().get(token) {
+    let is_wanted = |audience: &str| match spec["audiences"].as_array() {
+        Some(wanted) if !wanted.is_empty() => wanted.iter().any(|wanted| *wanted == *audience),
+        _ => audience == API_AUDIENCE,
+    };
+    let tokens = shared.tokens.lock().unwrap();
+    match tokens.get(token).filter(|user| is_wanted(user.audience)) {
         Some(user) => json!({
             "authenticated": true,
             "user": {
                 "username": user.name, "uid": format!("uid-{}", user.name),
                 "groups": ["system:authenticated"], "extra": user.extra,
             },
-            "audiences": ["https://kubernetes.default.svc"],
+            "audiences": [user.audience],
         }),
         None => json!({"user": {}, "error": "[invalid bearer token, token lookup failed]"}),
     }

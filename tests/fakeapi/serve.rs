@@ -9,7 +9,7 @@ use hyper::body::Bytes;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use super::access::User;
+use super::access::{API_AUDIENCE, User};
 use super::fields::Writer;
 use super::http::{Payload, Reply};
 use super::kinds::ObjectKind;
@@ -123,7 +123,10 @@ pub(crate) async fn handle(shared: &Arc<SharedState>, ask: ApiRequest) -> Option
     };
     let user = match &ask.token {
         None => Some(User::new("system:anonymous")),
-        Some(token) => shared.tokens.lock().unwrap().get(token).cloned(),
+        Some(token) => {
+            let user = shared.tokens.lock().unwrap().get(token).cloned();
+            user.filter(|user| user.audience == API_AUDIENCE)
+        }
     };
     let plural = target
         .as_ref()

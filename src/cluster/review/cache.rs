@@ -4,9 +4,10 @@ use std::collections::HashMap;
 use std::fmt;
 use std::time::Duration;
 
+use ring::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
 use tokio::time::Instant;
 
-/// The most entries. A cluster has few scrapers, and an agent has two protected paths. The keys take at most 512 KiB.
+/// The most entries. A cluster has few scrapers, and an agent has two protected paths.
 const MAX_ENTRIES: usize = 64;
 
 /// How long an allowed caller needs no new review. A revoked token works for this time.
@@ -21,8 +22,8 @@ const KEPT_FOR: Duration = Duration::from_secs(900);
 /// How long an allowed caller gets no new review after a failed review.
 const RETRY_AFTER: Duration = Duration::from_secs(30);
 
-/// The most reviews of unknown callers in each [`WINDOW`]. The bound protects the API server. An unknown caller was not
-/// allowed in the last [`KEPT_FOR`].
+/// The most reviews of unknown callers in each [`WINDOW`]. The bound protects the API server. A caller is unknown unless
+/// the cache has an answer of the last [`KEPT_FOR`] that allowed the caller.
 const MAX_UNKNOWN: u32 = 30;
 
 /// The time in which [`MAX_UNKNOWN`] reviews are possible.
@@ -37,8 +38,15 @@ pub enum Review {
     Denied,
     /// The token is not valid in this cluster.
     UnknownToken,
-    /// The API server was not asked, because too many unknown callers came in the last minute.
+    /// The API server was not asked, because too many unknown callers wait or came in the last minute.
     TooManyTokens,
+}
+
+/// A caller's token and path, as the cache's key. The key has the token's SHA-256 digest, so the cache holds no token.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct CallerKey {
+    token_digest: [u8; SHA256_OUTPUT_LEN],
+    path: &'static str,
 }
 
 /// Whether the cache has the answer for a request.
@@ -46,8 +54,10 @@ pub enum Review {
 pub(super) enum CacheAnswer {
     /// The cache has the answer.
     Known(Review),
-    /// The API server must be asked.
-    Ask,
+    /// The API server must be asked about a caller whom the last answer allowed.
+    AskAgain,
+    /// The API server must be asked about an unknown caller.
+    AskFirst,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -62,12 +72,12 @@ struct CacheEntry {
 /// The answers by token and path.
 #[derive(Default)]
 pub(super) struct ReviewCache {
-    entries: HashMap<(String, &'static str), CacheEntry>,
+    entries: HashMap<CallerKey, CacheEntry>,
     /// The start of the current window, and the number of unknown callers reviewed in the window.
     window: Option<(Instant, u32)>,
 }
 
-/// The output has no tokens.
+/// The output has no digests, because a digest of a short token reveals the token.
 impl fmt::Debug for ReviewCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ReviewCache")
@@ -76,38 +86,45 @@ impl fmt::Debug for ReviewCache {
     }
 }
 
+// === impl CallerKey ===
+
+impl CallerKey {
+    pub(super) fn new(token: &str, path: &'static str) -> Self {
+        let mut token_digest = [0; SHA256_OUTPUT_LEN];
+        token_digest.copy_from_slice(digest(&SHA256, token.as_bytes()).as_ref());
+        Self { token_digest, path }
+    }
+}
+
 // === impl ReviewCache ===
 
 impl ReviewCache {
-    /// The answer that needs no new review, if any.
-    pub(super) fn fresh(&self, token: &str, path: &'static str, now: Instant) -> Option<Review> {
-        let entry = self.entries.get(&(token.to_owned(), path))?;
-        (now < entry.due).then_some(entry.review)
+    /// Finds the answer about a caller, or decides whether the API server is asked. Nothing is counted.
+    pub(super) fn find(&self, caller: &CallerKey, now: Instant) -> CacheAnswer {
+        if let Some(review) = self.fresh(caller, now) {
+            CacheAnswer::Known(review)
+        } else if self.was_allowed(caller, now) {
+            CacheAnswer::AskAgain
+        } else if self.current_window(now).1 >= MAX_UNKNOWN {
+            CacheAnswer::Known(Review::TooManyTokens)
+        } else {
+            CacheAnswer::AskFirst
+        }
     }
 
-    /// Decides whether the API server is asked about a caller, and counts the review of an unknown caller.
-    pub(super) fn admit(&mut self, token: &str, path: &'static str, now: Instant) -> CacheAnswer {
-        if let Some(review) = self.fresh(token, path, now) {
-            return CacheAnswer::Known(review);
+    /// Decides like [`ReviewCache::find`], and counts the review of an unknown caller.
+    pub(super) fn admit(&mut self, caller: &CallerKey, now: Instant) -> CacheAnswer {
+        let answer = self.find(caller, now);
+        if answer == CacheAnswer::AskFirst {
+            let (start, count) = self.current_window(now);
+            self.window = Some((start, count + 1));
         }
-        if self.was_allowed(token, path, now) {
-            return CacheAnswer::Ask;
-        }
-        let (start, count) = self
-            .window
-            .filter(|(start, _)| now.duration_since(*start) < WINDOW)
-            .unwrap_or((now, 0));
-        if count >= MAX_UNKNOWN {
-            return CacheAnswer::Known(Review::TooManyTokens);
-        }
-        self.window = Some((start, count + 1));
-        CacheAnswer::Ask
+        answer
     }
 
     /// Stores the API server's answer.
-    pub(super) fn insert(&mut self, token: &str, path: &'static str, review: Review, now: Instant) {
-        let key = (token.to_owned(), path);
-        if !self.entries.contains_key(&key) {
+    pub(super) fn insert(&mut self, caller: CallerKey, review: Review, now: Instant) {
+        if !self.entries.contains_key(&caller) {
             self.make_room(now);
         }
         let lifetime = match review {
@@ -119,29 +136,42 @@ impl ReviewCache {
             answered: now,
             due: now + lifetime,
         };
-        self.entries.insert(key, entry);
+        self.entries.insert(caller, entry);
     }
 
     /// Keeps an allowed caller after a failed review. Returns false if the caller was not allowed, or if the last answer is
     /// too old.
-    pub(super) fn extend(&mut self, token: &str, path: &'static str, now: Instant) -> bool {
-        let kept = self.was_allowed(token, path, now);
-        if let Some(entry) = self
-            .entries
-            .get_mut(&(token.to_owned(), path))
-            .filter(|_| kept)
-        {
-            entry.due = now + RETRY_AFTER;
+    pub(super) fn extend(&mut self, caller: &CallerKey, now: Instant) -> bool {
+        let kept = self.was_allowed(caller, now);
+        if let Some(entry) = self.entries.get_mut(caller).filter(|_| kept) {
+            entry.due = (now + RETRY_AFTER).min(entry.answered + KEPT_FOR);
         }
         kept
     }
 
+    /// Removes the answer about a caller. The caller's next review counts as the review of an unknown caller.
+    pub(super) fn remove(&mut self, caller: &CallerKey) {
+        self.entries.remove(caller);
+    }
+
+    /// The answer that needs no new review, if any.
+    fn fresh(&self, caller: &CallerKey, now: Instant) -> Option<Review> {
+        let entry = self.entries.get(caller)?;
+        (now < entry.due).then_some(entry.review)
+    }
+
     /// Whether the last answer allowed the caller, and is recent enough for [`ReviewCache::extend`].
-    fn was_allowed(&self, token: &str, path: &'static str, now: Instant) -> bool {
-        let entry = self.entries.get(&(token.to_owned(), path));
-        entry.is_some_and(|entry| {
+    fn was_allowed(&self, caller: &CallerKey, now: Instant) -> bool {
+        self.entries.get(caller).is_some_and(|entry| {
             entry.review == Review::Allowed && now.duration_since(entry.answered) < KEPT_FOR
         })
+    }
+
+    /// The start of the window at a time, and the number of unknown callers reviewed in the window.
+    fn current_window(&self, now: Instant) -> (Instant, u32) {
+        self.window
+            .filter(|(start, _)| now.duration_since(*start) < WINDOW)
+            .unwrap_or((now, 0))
     }
 
     /// Makes room for an entry: removes expired entries, and then the oldest entry of a full cache. Refused callers go first,
@@ -158,9 +188,9 @@ impl ReviewCache {
             .entries
             .iter()
             .min_by_key(|(_, entry)| (entry.review == Review::Allowed, entry.answered))
-            .map(|(key, _)| key.clone());
-        if let Some(key) = oldest {
-            self.entries.remove(&key);
+            .map(|(caller, _)| *caller);
+        if let Some(caller) = oldest {
+            self.entries.remove(&caller);
         }
     }
 }
@@ -171,48 +201,70 @@ mod tests {
 
     const PATH: &str = "/metrics";
 
+    fn caller(token: &str) -> CallerKey {
+        CallerKey::new(token, PATH)
+    }
+
     #[test]
     fn answers_stay_for_a_bounded_time() {
         let (mut cache, start) = (ReviewCache::default(), Instant::now());
         let after = |seconds| start + Duration::from_secs(seconds);
-        assert_eq!(cache.admit("a", PATH, start), CacheAnswer::Ask);
-        cache.insert("a", PATH, Review::Allowed, start);
-        cache.insert("b", PATH, Review::Denied, start);
-        assert_eq!(cache.fresh("a", PATH, after(119)), Some(Review::Allowed));
-        assert_eq!(cache.fresh("a", PATH, after(120)), None);
-        assert_eq!(cache.fresh("b", PATH, after(59)), Some(Review::Denied));
-        assert_eq!(cache.fresh("b", PATH, after(60)), None);
+        let (a, b) = (caller("a"), caller("b"));
+        assert_eq!(cache.admit(&a, start), CacheAnswer::AskFirst);
+        cache.insert(a, Review::Allowed, start);
+        cache.insert(b, Review::Denied, start);
+        assert_eq!(cache.fresh(&a, after(119)), Some(Review::Allowed));
+        assert_eq!(cache.fresh(&a, after(120)), None);
+        assert_eq!(cache.find(&a, after(120)), CacheAnswer::AskAgain);
+        assert_eq!(cache.fresh(&b, after(59)), Some(Review::Denied));
+        assert_eq!(cache.fresh(&b, after(60)), None);
         // An answer holds for one path and one token.
-        assert_eq!(cache.fresh("a", "/status", start), None);
-        assert_eq!(cache.fresh("c", PATH, start), None);
+        assert_eq!(cache.fresh(&CallerKey::new("a", "/status"), start), None);
+        assert_eq!(cache.fresh(&caller("c"), start), None);
+    }
+
+    /// The expected digest is the SHA-256 example of the letters `abc` in FIPS 180.
+    #[test]
+    fn the_key_has_a_digest_and_no_token() {
+        let digest = caller("abc").token_digest;
+        assert_eq!(digest[..4], [0xba, 0x78, 0x16, 0xbf]);
+        assert_eq!(digest[28..], [0xf2, 0x00, 0x15, 0xad]);
+        let mut cache = ReviewCache::default();
+        cache.insert(caller("abc"), Review::Allowed, Instant::now());
+        assert_eq!(format!("{cache:?}"), "ReviewCache { entries: 1, .. }");
     }
 
     #[test]
     fn an_allowed_caller_survives_a_failing_server_for_fifteen_minutes() {
         let (mut cache, start) = (ReviewCache::default(), Instant::now());
         let after = |seconds| start + Duration::from_secs(seconds);
-        cache.insert("a", PATH, Review::Allowed, start);
-        cache.insert("b", PATH, Review::Denied, start);
-        assert!(cache.extend("a", PATH, after(120)));
-        assert_eq!(cache.fresh("a", PATH, after(149)), Some(Review::Allowed));
-        assert_eq!(cache.fresh("a", PATH, after(150)), None);
-        assert!(cache.extend("a", PATH, after(899)));
-        assert!(!cache.extend("a", PATH, after(930)));
-        assert!(!cache.extend("b", PATH, start));
-        assert!(!cache.extend("c", PATH, start));
+        let (a, b) = (caller("a"), caller("b"));
+        cache.insert(a, Review::Allowed, start);
+        cache.insert(b, Review::Denied, start);
+        assert!(cache.extend(&a, after(120)));
+        assert_eq!(cache.fresh(&a, after(149)), Some(Review::Allowed));
+        assert_eq!(cache.fresh(&a, after(150)), None);
+        // The last extension ends with the fifteen minutes.
+        assert!(cache.extend(&a, after(890)));
+        assert_eq!(cache.fresh(&a, after(899)), Some(Review::Allowed));
+        assert_eq!(cache.find(&a, after(900)), CacheAnswer::AskFirst);
+        assert!(!cache.extend(&a, after(900)));
+        assert!(!cache.extend(&b, start));
+        assert!(!cache.extend(&caller("c"), start));
     }
 
     #[test]
     fn unknown_tokens_neither_grow_the_cache_nor_displace_a_scraper() {
         let (mut cache, start) = (ReviewCache::default(), Instant::now());
-        cache.insert("scraper", PATH, Review::Allowed, start);
+        let scraper = caller("scraper");
+        cache.insert(scraper, Review::Allowed, start);
         for number in 0..10 * MAX_ENTRIES {
             let at = start + Duration::from_millis(number as u64);
-            cache.insert(&number.to_string(), PATH, Review::UnknownToken, at);
+            cache.insert(caller(&number.to_string()), Review::UnknownToken, at);
             assert!(cache.entries.len() <= MAX_ENTRIES);
         }
         assert_eq!(
-            cache.fresh("scraper", PATH, start + Duration::from_secs(1)),
+            cache.fresh(&scraper, start + Duration::from_secs(1)),
             Some(Review::Allowed)
         );
     }
@@ -221,18 +273,16 @@ mod tests {
     fn unknown_tokens_are_reviewed_at_a_bounded_rate() {
         let (mut cache, start) = (ReviewCache::default(), Instant::now());
         let late = start + Duration::from_secs(130);
-        cache.insert("scraper", PATH, Review::Allowed, start);
+        let (scraper, next) = (caller("scraper"), caller("next"));
+        cache.insert(scraper, Review::Allowed, start);
         for number in 0..MAX_UNKNOWN {
-            assert_eq!(
-                cache.admit(&number.to_string(), PATH, late),
-                CacheAnswer::Ask
-            );
+            let answer = cache.admit(&caller(&number.to_string()), late);
+            assert_eq!(answer, CacheAnswer::AskFirst);
         }
         let refused = CacheAnswer::Known(Review::TooManyTokens);
-        assert_eq!(cache.admit("next", PATH, late), refused);
+        assert_eq!(cache.admit(&next, late), refused);
         // A caller with an earlier success is not limited.
-        assert_eq!(cache.admit("scraper", PATH, late), CacheAnswer::Ask);
-        let next_window = late + WINDOW;
-        assert_eq!(cache.admit("next", PATH, next_window), CacheAnswer::Ask);
+        assert_eq!(cache.admit(&scraper, late), CacheAnswer::AskAgain);
+        assert_eq!(cache.admit(&next, late + WINDOW), CacheAnswer::AskFirst);
     }
 }
