@@ -379,7 +379,7 @@ impl Election {
         };
         let answer = tokio::time::timeout(END, handed_back).await;
         if let Err(failure) = answer.unwrap_or(Err(Failure::Timeout(END))) {
-            tracing::warn!("Lease {} can't be handed back: {failure}", self.name);
+            tracing::warn!("this process may still hold Lease {}: {failure}", self.name);
         }
     }
 
