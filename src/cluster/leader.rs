@@ -7,7 +7,7 @@
 //! time of the write.
 //!
 //! A process that ends hands the Lease back, also if the end comes while a request to take the Lease is in flight. The process
-//! waits up to [`END`] for the answer. The Lease of a later answer stays held for [`ElectionSettings::duration`].
+//! waits up to two seconds for the answer. After a later answer, the Lease stays held for [`ElectionSettings::duration`].
 //!
 //! A process that the kernel or a hypervisor suspends can't stop its work in time. The work must therefore stay correct beside
 //! a second worker: the deletes of the reclaimer have preconditions, and each status follows from the whole cluster.

@@ -86,9 +86,9 @@ async fn a_change_starts_a_round_and_a_calm_cluster_needs_no_list() {
     tokio::join!(watching, checks);
 }
 
-/// Without working watches, the rounds follow at the interval.
+/// Without the right to watch, a round follows every 15 s, whatever the interval is.
 #[tokio::test(start_paused = true)]
-async fn without_watches_the_interval_counts() {
+async fn without_watches_a_round_follows_every_15_seconds() {
     let cluster = Cluster::of(FakeApi::direct());
     let (all, mut last) = running("a");
     cluster.put(&all);
@@ -105,11 +105,20 @@ async fn without_watches_the_interval_counts() {
     let watching = reclaimer.watch(HOUR, &stop, |round| drop(round.unwrap()));
     let checks = async {
         tokio::time::sleep(Duration::from_secs(60)).await;
+        cluster.fake.clear_log();
+        tokio::time::sleep(Duration::from_secs(150)).await;
+        let rounds = cluster.fake.count("list", "deployments");
+        assert!((9..=11).contains(&rounds), "{rounds} rounds");
         done(&mut last, "Complete", 600);
         cluster.put(&[last]);
-        tokio::time::sleep(Duration::from_secs(1800)).await;
-        assert_eq!(cluster.servers(), (5, 5));
-        eventually("the end of the servers", || cluster.servers() == (0, 0)).await;
+        let waited = eventually("the end of the servers", || cluster.servers() == (0, 0)).await;
+        assert!(waited < Duration::from_secs(20), "{waited:?}");
+        // With the right, changes start the rounds again. The longest wait of a refused watch is 300 s.
+        cluster.fake.heal();
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        cluster.fake.clear_log();
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        assert_eq!(cluster.fake.count("list", ""), 0);
         stop.cancel();
     };
     tokio::join!(watching, checks);

@@ -1,7 +1,8 @@
 //! [`Reclaimer::watch`]: runs a round as soon as the watches show a job that can be reclaimed.
 //!
 //! The watches only decide when a round is due. The round lists the objects again and decides by the lists, so a watch with
-//! old objects causes no delete. Without working watches, the rounds follow at the interval.
+//! old objects causes no delete. Without working watches, for example without the right to watch, a round follows every
+//! [`UNWATCHED`].
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -22,6 +23,9 @@ use crate::scene::{
 
 /// The wait after a change, since the changes of a job come in groups.
 const SETTLE: Duration = Duration::from_millis(500);
+
+/// The time between two rounds while a watch does not work, unless the interval is shorter.
+const UNWATCHED: Duration = Duration::from_secs(15);
 
 /// The first wait after a failed round, unless the interval is shorter.
 const FIRST_WAIT: Duration = Duration::from_secs(15);
@@ -57,6 +61,14 @@ impl WatchedObjects {
         }
     }
 
+    /// Whether all watches work. Otherwise an object may be missing or stale.
+    fn is_current(&self) -> bool {
+        let kinds = [&self.deployments, &self.services, &self.jobs];
+        kinds
+            .into_iter()
+            .all(|objects| objects.borrow().degraded.is_none())
+    }
+
     /// The decisions by the watched objects. `None` while an object may be missing or stale, or is unreadable.
     fn decide(&mut self, now: i64, after: u32) -> Option<Vec<Reclaimable>> {
         let mut items = Vec::new();
@@ -77,7 +89,8 @@ impl WatchedObjects {
 
 impl Reclaimer {
     /// Runs rounds until `stop`, and passes each result to `report`, failures included. A round follows as soon as a job can
-    /// be reclaimed, and after each interval `every`. A result without lists has the decisions after a change.
+    /// be reclaimed, and after each interval `every`. While a watch does not work, the interval is at most 15 s. A result without
+    /// lists has the decisions after a change.
     pub async fn watch(
         &self,
         every: Duration,
@@ -144,13 +157,20 @@ impl Reclaimer {
         }
     }
 
-    /// The decisions after the next change. `None` if a complete round is due: at the time `due`, or if a job can be reclaimed.
+    /// The decisions after the next change. `None` if a complete round is due: at the time `due`, after [`UNWATCHED`] without
+    /// working watches, or if a job can be reclaimed.
     async fn next_decisions(
         &self,
         due: Instant,
         watched: &mut WatchedObjects,
     ) -> Option<Vec<Reclaimable>> {
+        let unwatched_due = due.min(Instant::now() + UNWATCHED);
         loop {
+            let due = if watched.is_current() {
+                due
+            } else {
+                unwatched_due
+            };
             tokio::select! {
                 () = tokio::time::sleep_until(due) => return None,
                 () = watched.changed() => {}
