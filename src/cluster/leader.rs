@@ -9,8 +9,9 @@
 //! A process that ends hands the Lease back, also if the end comes while a request to take the Lease is in flight. The process
 //! waits up to two seconds for the answer. After a later answer, the Lease stays held for [`ElectionSettings::duration`].
 //!
-//! A process that the kernel or a hypervisor suspends can't stop its work in time. The work must therefore stay correct beside
-//! a second worker: the deletes of the reclaimer have preconditions, and each status follows from the whole cluster.
+//! A process that the kernel or a hypervisor suspends can't stop its work in time. After the suspension, the process drops the
+//! work, but a request may already be in flight. A person may also delete the Lease. The work must therefore stay correct
+//! beside a second worker: the deletes of the reclaimer have preconditions, and each status follows from the whole cluster.
 //!
 //! The rules are the rules of client-go. The crate `kube-leader-election` takes kube's own client, so its requests would have
 //! neither the deadline nor the counters of [`Api`].
@@ -184,10 +185,12 @@ impl Election {
         while let Some(began) = self.acquire(&mut memory, stop).await {
             self.standing.leads.store(true, Ordering::Relaxed);
             tracing::info!("this process leads: Lease {}", self.name);
+            // The order matters after a suspension of the process: the loss drops the work before the next step of the work.
             let has_ended = tokio::select! {
-                () = work() => true,
-                () = self.renew(&mut memory, began) => false,
+                biased;
                 () = stop.cancelled() => true,
+                () = self.renew(&mut memory, began) => false,
+                () = work() => true,
             };
             self.standing.leads.store(false, Ordering::Relaxed);
             if has_ended {
@@ -252,7 +255,7 @@ impl Election {
     /// Renews the Lease until the leadership is lost. `renewed` is the start of the last successful try.
     async fn renew(&self, memory: &mut ElectionMemory, mut renewed: Instant) {
         let left = |renewed: Instant| self.settings.deadline.saturating_sub(renewed.elapsed());
-        loop {
+        while !left(renewed).is_zero() {
             tokio::time::sleep(self.settings.pause.min(left(renewed))).await;
             let (began, limit) = (Instant::now(), left(renewed));
             if limit.is_zero() {

@@ -361,6 +361,32 @@ async fn a_conflict_at_the_end_leaves_no_holder() {
     assert!(lease["spec"]["holderIdentity"].is_null(), "{lease}");
 }
 
+/// A leader whose time jumps, as after a suspension of the process, drops the work before the next step of the work.
+#[tokio::test(start_paused = true)]
+async fn a_suspended_leader_does_not_continue() {
+    let fake = cluster();
+    let election = candidate(&fake);
+    let (standing, stop) = (election.standing(), CancellationToken::new());
+    let suspended = Duration::from_secs(60);
+    let starts = Cell::new(0);
+    let work = async || {
+        starts.set(starts.get() + 1);
+        let began = tokio::time::Instant::now();
+        loop {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            assert!(began.elapsed() < suspended, "the old work continued");
+        }
+    };
+    let checks = async {
+        eventually("a leader", || standing.leads()).await;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        tokio::time::advance(suspended).await;
+        eventually("a second start", || starts.get() == 2).await;
+        stop.cancel();
+    };
+    tokio::join!(election.run(&stop, work), checks);
+}
+
 /// Candidates compare a foreign Lease only with earlier reads. The holder's clock may be days before or after.
 #[tokio::test(start_paused = true)]
 async fn a_wrong_clock_of_the_holder_changes_no_wait() {
