@@ -254,7 +254,7 @@ impl Election {
 
     /// Renews the Lease until the leadership is lost. `renewed` is the start of the last successful try.
     async fn renew(&self, memory: &mut ElectionMemory, mut renewed: Instant) {
-        let left = |renewed: Instant| self.settings.deadline.saturating_sub(renewed.elapsed());
+        let left = |since: Instant| self.settings.deadline.saturating_sub(since.elapsed());
         while !left(renewed).is_zero() {
             tokio::time::sleep(self.settings.pause.min(left(renewed))).await;
             let (began, limit) = (Instant::now(), left(renewed));
