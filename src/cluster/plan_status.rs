@@ -180,8 +180,8 @@ impl PlanStatusWriter {
                 Ok(()) => {}
                 // The plan is deleted. The watch reports the deletion.
                 Err(failure) if failure.kind() == ErrorKind::NotFound => {}
-                // A new plan has the name, or other writes to the plan came in between. The next pass decides again, because
-                // the watch does not publish a change that leaves the decoded plan equal.
+                // The plan is deleted, a new plan has the name, or other writes came in between. The next pass decides again: the
+                // watch publishes no change that leaves the decoded plan equal.
                 Err(failure) if failure.kind() == ErrorKind::Conflict => {
                     tracing::debug!("plan {} changed before the write", difference.name);
                     result = Err(failure);
