@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use super::backoff::BackoffPolicy;
 use super::reflect::{FollowedCollection, ObjectCache, SHORT_LIVED, reflect};
 use super::watch::Identity;
-use super::{Api, Call, Failure};
+use super::{Api, Call, ErrorKind, Failure};
 
 /// The number of objects on a page of a list.
 const PAGE: u32 = 200;
@@ -120,6 +120,17 @@ pub(super) async fn follow<T: PartialEq + Send + Sync + 'static>(
     reflect(api, followed, backoff, Publisher { source, published }).await;
 }
 
+/// The remedy for a refused list or watch, as the end of a sentence.
+fn advice(failure: &Failure) -> &'static str {
+    match failure.kind() {
+        ErrorKind::Forbidden => {
+            "; allow the account to list and watch these objects, as in deploy/components/reclaim/rbac.yaml"
+        }
+        ErrorKind::Unauthorized => "; check the account's token",
+        _ => "",
+    }
+}
+
 /// The namespace and the name of an object; `None` for an object without a name.
 fn key(object: &RawValue) -> Option<ObjectKey> {
     let identity = Identity::of(object);
@@ -208,7 +219,7 @@ impl<T: PartialEq + Send + Sync> ObjectCache for Publisher<T> {
             tracing::info!("{path} is listed again: {failure}");
             return;
         }
-        let reason = format!("{path} can't be followed: {failure}");
+        let reason = format!("{path} can't be followed: {failure}{}", advice(failure));
         self.published.send_if_modified(|published| {
             if published.degraded.as_ref() == Some(&reason) {
                 return false;

@@ -6,8 +6,12 @@
 //! [`ElectionSettings::duration`]. The deadline starts with the request, because the time of a late answer says nothing about the
 //! time of the write.
 //!
-//! A process that the kernel or a hypervisor suspends can't stop its work in time. The work must therefore stay correct beside
-//! a second worker: the deletes of the reclaimer have preconditions, and each status follows from the whole cluster.
+//! A process that ends hands the Lease back, also if the end comes while a request to take the Lease is in flight. The process
+//! waits up to two seconds for the answer. After a later answer, the Lease stays held for [`ElectionSettings::duration`].
+//!
+//! A process that the kernel or a hypervisor suspends can't stop its work in time. After the suspension, the process drops the
+//! work, but a request may already be in flight. A person may also delete the Lease. The work must therefore stay correct
+//! beside a second worker: the deletes of the reclaimer have preconditions, and each status follows from the whole cluster.
 //!
 //! The rules are the rules of client-go. The crate `kube-leader-election` takes kube's own client, so its requests would have
 //! neither the deadline nor the counters of [`Api`].
@@ -29,8 +33,11 @@ use super::{Api, Call, ErrorKind, Failure, Jitter, MANAGER};
 /// The age of the last try after which the task counts as stuck. A try ends within [`ElectionSettings::deadline`].
 const STUCK: Duration = Duration::from_secs(60);
 
-/// The longest time for handing the Lease back.
-const RELEASE: Duration = Duration::from_secs(2);
+/// The longest time for the try in flight and for handing the Lease back, when the process ends.
+const END: Duration = Duration::from_secs(2);
+
+/// The number of writes that hand the Lease back, if the Lease changes before each write.
+const RELEASES: u32 = 3;
 
 /// The times of an election.
 #[derive(Debug, Clone, PartialEq)]
@@ -57,8 +64,11 @@ impl Default for ElectionSettings {
 #[derive(Debug)]
 pub struct Election {
     api: Api,
+    /// The path of the Leases in the namespace.
     path: String,
+    /// The name of the Lease.
     name: String,
+    /// The name of this candidate, as written into the Lease.
     identity: String,
     settings: ElectionSettings,
     standing: Arc<CandidateState>,
@@ -79,7 +89,9 @@ pub struct CandidateState {
 struct LeaseRecord {
     /// The holder; empty for a Lease without a holder.
     holder: String,
+    /// The time of the last renewal by the holder's clock. Candidates compare the text only for equality.
     renewed: String,
+    /// The time after which a candidate may take over the unchanged Lease.
     duration: Duration,
 }
 
@@ -166,40 +178,41 @@ impl Election {
         Arc::clone(&self.standing)
     }
 
-    /// Runs `work` whenever this process leads, until `stop`. The loss of the leadership drops the work. A regular end hands
-    /// the Lease back, so that a second process takes over at once.
+    /// Runs `work` whenever this process leads, until `stop` or the end of `work`. The loss of the leadership drops the work. A
+    /// regular end hands the Lease back, so that a second process takes over at once.
     pub async fn run(&self, stop: &CancellationToken, mut work: impl AsyncFnMut()) {
         let mut memory = ElectionMemory::default();
-        loop {
-            let began = tokio::select! {
-                began = self.acquire(&mut memory) => began,
-                () = stop.cancelled() => return,
-            };
+        while let Some(began) = self.acquire(&mut memory, stop).await {
             self.standing.leads.store(true, Ordering::Relaxed);
             tracing::info!("this process leads: Lease {}", self.name);
-            tokio::select! {
-                () = work() => {}
-                () = self.renew(&mut memory, began) => {}
-                () = stop.cancelled() => {}
-            }
+            // The order matters after a suspension of the process: the loss drops the work before the next step of the work.
+            let has_ended = tokio::select! {
+                biased;
+                () = stop.cancelled() => true,
+                () = self.renew(&mut memory, began) => false,
+                () = work() => true,
+            };
             self.standing.leads.store(false, Ordering::Relaxed);
-            if stop.is_cancelled() {
-                // Without an answer in time, the second process waits for the duration of the Lease.
-                let _ = tokio::time::timeout(RELEASE, self.release(&mut memory)).await;
-                return;
+            if has_ended {
+                break;
             }
             tracing::warn!("this process no longer leads: Lease {}", self.name);
         }
+        self.hand_back(&mut memory).await;
     }
 
-    /// Tries until this candidate leads. Returns the start of the successful try.
-    async fn acquire(&self, memory: &mut ElectionMemory) -> Instant {
+    /// Tries until this candidate leads. Returns the start of the successful try, or `None` after `stop`.
+    async fn acquire(
+        &self,
+        memory: &mut ElectionMemory,
+        stop: &CancellationToken,
+    ) -> Option<Instant> {
         let mut jitter = Jitter::default();
         let mut reported = None;
-        loop {
+        while !stop.is_cancelled() {
             let began = Instant::now();
-            match self.try_within(self.settings.deadline, memory).await {
-                Ok(ElectionOutcome::Leads) => return began,
+            match self.try_until_end(memory, stop).await? {
+                Ok(ElectionOutcome::Leads) => return Some(began),
                 Ok(ElectionOutcome::Follows | ElectionOutcome::Changed) => reported = None,
                 Err(failure) => {
                     let words = failure.to_string();
@@ -214,23 +227,50 @@ impl Election {
                 }
             }
             let pause = self.settings.pause;
-            tokio::time::sleep(pause + jitter.spread(pause / 4)).await;
+            tokio::select! {
+                () = tokio::time::sleep(pause + jitter.spread(pause / 4)) => {}
+                () = stop.cancelled() => {}
+            }
+        }
+        None
+    }
+
+    /// Makes a try. After `stop`, the try in flight still has the time [`END`], because a dropped request may take the Lease
+    /// later. The result is then `None`.
+    async fn try_until_end(
+        &self,
+        memory: &mut ElectionMemory,
+        stop: &CancellationToken,
+    ) -> Option<Result<ElectionOutcome, Failure>> {
+        let mut attempt = std::pin::pin!(self.try_within(self.settings.deadline, memory));
+        tokio::select! {
+            outcome = &mut attempt => Some(outcome),
+            () = stop.cancelled() => {
+                let _ = tokio::time::timeout(END, attempt).await;
+                None
+            }
         }
     }
 
     /// Renews the Lease until the leadership is lost. `renewed` is the start of the last successful try.
     async fn renew(&self, memory: &mut ElectionMemory, mut renewed: Instant) {
-        let deadline = self.settings.deadline;
-        while renewed.elapsed() < deadline {
-            let left = deadline.saturating_sub(renewed.elapsed());
-            tokio::time::sleep(self.settings.pause.min(left)).await;
-            let (began, left) = (Instant::now(), deadline.saturating_sub(renewed.elapsed()));
-            match self.try_within(left, memory).await {
+        let left = |since: Instant| self.settings.deadline.saturating_sub(since.elapsed());
+        while !left(renewed).is_zero() {
+            tokio::time::sleep(self.settings.pause.min(left(renewed))).await;
+            let (began, limit) = (Instant::now(), left(renewed));
+            if limit.is_zero() {
+                return;
+            }
+            match self.try_within(limit, memory).await {
                 Ok(ElectionOutcome::Leads) => renewed = began,
                 Ok(ElectionOutcome::Follows) => return,
                 Ok(ElectionOutcome::Changed) => {}
                 Err(failure) => {
-                    tracing::warn!("Lease {} can't be renewed: {failure}", self.name);
+                    tracing::warn!(
+                        "Lease {} can't be renewed: {failure}{}",
+                        self.name,
+                        advice(&failure)
+                    );
                 }
             }
         }
@@ -328,24 +368,40 @@ impl Election {
         }
     }
 
-    /// Hands the Lease back.
-    async fn release(&self, memory: &mut ElectionMemory) {
+    /// Hands the Lease back if this candidate is the holder. Without an answer in time, a second process waits for the duration
+    /// of the Lease.
+    async fn hand_back(&self, memory: &mut ElectionMemory) {
+        let handed_back = async {
+            // A renewal in flight may change the Lease between the read and the write. The next read shows the renewal.
+            for _ in 0..RELEASES {
+                if self.release(memory).await? != ElectionOutcome::Changed {
+                    break;
+                }
+            }
+            Ok::<(), Failure>(())
+        };
+        let answer = tokio::time::timeout(END, handed_back).await;
+        if let Err(failure) = answer.unwrap_or(Err(Failure::Timeout(END))) {
+            tracing::warn!("this process may still hold Lease {}: {failure}", self.name);
+        }
+    }
+
+    /// Removes this candidate from the Lease. [`ElectionOutcome::Follows`] means that this candidate is not the holder.
+    async fn release(&self, memory: &mut ElectionMemory) -> Result<ElectionOutcome, Failure> {
         let lease = match memory.written.take() {
             Some(lease) => Some(lease),
-            // The signal to stop came during a renewal with an unknown result.
-            None => self.read().await.ok().flatten(),
+            // The last try failed, or the end came during a renewal with an unknown result.
+            None => self.read().await?,
         };
         let Some(mut lease) = lease.filter(|lease| LeaseRecord::of(lease).holder == self.identity)
         else {
-            return;
+            return Ok(ElectionOutcome::Follows);
         };
         if let Some(spec) = lease.get_mut("spec").and_then(Value::as_object_mut) {
             spec.shift_remove("holderIdentity");
             spec.insert("leaseDurationSeconds".to_owned(), json!(1));
         }
-        if let Err(failure) = self.replace(lease, memory).await {
-            tracing::warn!("Lease {} can't be handed back: {failure}", self.name);
-        }
+        self.replace(lease, memory).await
     }
 }
 

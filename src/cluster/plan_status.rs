@@ -8,7 +8,7 @@
 //!
 //! A cluster has a single writer, the reclaimer that leads. Each write reaches the watches of all agents, so the writer pauses
 //! between two passes. More slots make the pause longer. The writer writes only differences, and only while all three watches
-//! work.
+//! work. A status follows only from the three collections, so two writers for a moment agree.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -58,7 +58,7 @@ impl Default for PlanStatusSettings {
     }
 }
 
-/// Writes the status of each plan.
+/// Writes the status of each plan, if the status differs from the stored status.
 #[derive(Debug, Clone)]
 pub struct PlanStatusWriter {
     api: Api,
@@ -143,7 +143,7 @@ impl PlanStatusWriter {
         }
     }
 
-    /// Runs a pass after each change, forever.
+    /// Runs a pass after each change, until the end of a watch's task.
     async fn write_changes(&self, mut collections: Collections) {
         let mut backoff = Backoff::new(self.settings.backoff.0, self.settings.backoff.1);
         let mut jitter = Jitter::default();
@@ -163,7 +163,6 @@ impl PlanStatusWriter {
                         break;
                     }
                     Err(failure) => {
-                        tracing::warn!("a status can't be written: {failure}{}", advice(&failure));
                         let wait = backoff.wait(jitter.roll(), failure.retry_after());
                         tokio::time::sleep(wait).await;
                     }
@@ -173,16 +172,28 @@ impl PlanStatusWriter {
         }
     }
 
-    /// Writes each status, also after a failure of an earlier status. Returns the last failure.
+    /// Writes each status, also after a failure of an earlier status. Logs each failure, and returns the last failure.
     async fn write_all(&self, differences: Vec<Difference>) -> Result<(), Failure> {
         let mut result = Ok(());
         for difference in differences {
             match self.write(&difference).await {
-                // The plan is deleted, or a new plan has the name. The watch reports the change.
-                Err(failure)
-                    if matches!(failure.kind(), ErrorKind::NotFound | ErrorKind::Conflict) => {}
-                Err(failure) => result = Err(failure),
                 Ok(()) => {}
+                // The plan is deleted. The watch reports the deletion.
+                Err(failure) if failure.kind() == ErrorKind::NotFound => {}
+                // The plan is deleted, a new plan has the name, or other writes came in between. The next pass decides again: the
+                // watch publishes no change that leaves the decoded plan equal.
+                Err(failure) if failure.kind() == ErrorKind::Conflict => {
+                    tracing::debug!("plan {} changed before the write", difference.name);
+                    result = Err(failure);
+                }
+                Err(failure) => {
+                    tracing::warn!(
+                        "the status of plan {} can't be written: {failure}{}",
+                        difference.name,
+                        advice(&failure)
+                    );
+                    result = Err(failure);
+                }
             }
         }
         result

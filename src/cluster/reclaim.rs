@@ -82,8 +82,7 @@ struct ListAge {
 // === impl ListAge ===
 
 impl ListAge {
-    /// Whether the lists are too old for another delete. At least a single delete follows each list, even if the list took
-    /// longer.
+    /// Whether the lists are too old for another delete. After a slow list, the lists may still serve for a single delete.
     fn is_too_old(&mut self) -> bool {
         let old = self.tried && self.listed.elapsed() > MAX_AGE;
         self.tried = true;
@@ -225,8 +224,8 @@ impl Reclaimer {
         false
     }
 
-    /// All objects of jobs that ask to be reclaimed. The servers come first: so the resourceVersions of their deletes are never
-    /// newer than the list of workers that the decision uses.
+    /// All objects of jobs that ask to be reclaimed. The list of the servers precedes the list of the workers. So no server in a
+    /// decision is newer than the list of workers.
     async fn list_items(&self) -> Result<Vec<ReclaimItem>, Failure> {
         let reclaimable = format!("{RECLAIM_LABEL}={PS}");
         let mut items = self
@@ -245,8 +244,8 @@ impl Reclaimer {
             .filter(is_server)
             .filter_map(|item| item.labels.get(name));
         let names: BTreeSet<String> = servers.filter(|name| !name.is_empty()).cloned().collect();
-        // Only Jobs of tasks with servers matter. The remaining Jobs are not listed: finished Jobs stay in the cluster, and are
-        // large.
+        // Only Jobs of training jobs with servers matter. Finished Jobs are large and stay in the cluster, so the remaining Jobs
+        // are not listed.
         for names in selectors(&names) {
             let selector = format!("{reclaimable},{name} in ({names})");
             items.extend(

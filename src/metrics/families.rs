@@ -1,6 +1,7 @@
 //! The tables of all metric families: [`FAMILIES`] of the node's pods, [`AGENT_FAMILIES`] of the agent, [`API_FAMILIES`] and
-//! [`RUNTIME_FAMILIES`] of the Kubernetes API and the container runtime, if in use. `docs/reference/metrics.md` is generated
-//! from the tables. `tests/metrics` checks the names against Prometheus' conventions.
+//! [`RUNTIME_FAMILIES`] of the Kubernetes API and the container runtime, if in use. [`RECLAIM_FAMILIES`] are the families of
+//! the reclaimer, a separate program. `docs/reference/metrics.md` is generated from the tables. `tests/metrics` checks the
+//! names against Prometheus' conventions.
 
 /// A family's type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -315,4 +316,19 @@ families! {
         "The connected container runtime, always 1. Without a connection, no series exists.");
     NRI_SYNCHRONIZED = gauge("pinfold_nri_synchronized", &[],
         "Whether the container runtime asks Pinfold about every new container. If not, a container is pinned after its start.");
+}
+
+families! {
+    /// The families of the reclaimer, by name.
+    RECLAIM_FAMILIES:
+    RECLAIM_DELETED_OBJECTS = counter("pinfold_reclaim_deleted_objects_total", &["kind"],
+        "Objects that the reclaimer deleted, by kind.");
+    RECLAIM_FAILURES = counter("pinfold_reclaim_failures_total", &[],
+        "Failed lists and deletes of the reclaimer.");
+    RECLAIM_JOBS = gauge("pinfold_reclaim_jobs", &["verdict"],
+        "Training jobs with parameter servers that ask to be reclaimed, by the last decision. All values are 0 in a process that does not act.");
+    RECLAIM_LEADER = gauge("pinfold_reclaim_leader", &[],
+        "Whether this process acts. The value is 1 for the holder of the Lease, and without an election.");
+    RECLAIM_ROUNDS = counter("pinfold_reclaim_rounds_total", &[],
+        "Decisions about all training jobs, by lists or by watches.");
 }

@@ -33,7 +33,9 @@ use collectors::{Collectors, ConnectionSampler, Host};
 pub use agent::AgentMetrics;
 pub use api::{ApiNumbers, SceneNumbers};
 pub use collectors::{COLLECTORS, ThreadStatus};
-pub use families::{AGENT_FAMILIES, API_FAMILIES, FAMILIES, Family, FamilyKind, RUNTIME_FAMILIES};
+pub use families::{
+    AGENT_FAMILIES, API_FAMILIES, FAMILIES, Family, FamilyKind, RECLAIM_FAMILIES, RUNTIME_FAMILIES,
+};
 pub use model::{Peer, UnknownPeers};
 pub use page::{Chunk, Format, Labels, Lines, Page};
 #[cfg(feature = "reclaim")]

@@ -4,6 +4,9 @@ use prometheus::core::Collector;
 use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 
 use super::Page;
+use super::families::{
+    Family, RECLAIM_DELETED_OBJECTS, RECLAIM_FAILURES, RECLAIM_JOBS, RECLAIM_LEADER, RECLAIM_ROUNDS,
+};
 
 /// The decisions about a job, as values of the label `verdict`.
 const VERDICTS: [&str; 4] = ["running", "waiting", "reclaim", "kept"];
@@ -31,32 +34,13 @@ impl ReclaimMetrics {
     /// Two families have the same name. The tests exclude this error.
     pub fn new() -> prometheus::Result<Self> {
         let registry = Registry::new();
-        let jobs = IntGaugeVec::new(
-            Opts::new(
-                "pinfold_reclaim_jobs",
-                "Training jobs with parameter servers that ask to be reclaimed, by the last decision.",
-            ),
-            &["verdict"],
-        )?;
-        let deleted = IntCounterVec::new(
-            Opts::new(
-                "pinfold_reclaim_deleted_objects_total",
-                "Objects that the reclaimer deleted.",
-            ),
-            &["kind"],
-        )?;
-        let failures = IntCounter::new(
-            "pinfold_reclaim_failures_total",
-            "Failed lists and deletes of the reclaimer.",
-        )?;
-        let rounds = IntCounter::new(
-            "pinfold_reclaim_rounds_total",
-            "Decisions about all training jobs, by lists or by watches.",
-        )?;
-        let leader = IntGauge::new(
-            "pinfold_reclaim_leader",
-            "Whether this process acts. The value is 1 for the holder of the Lease, and without an election.",
-        )?;
+        let opts = |family: &Family| Opts::new(family.name, family.help);
+        let jobs = IntGaugeVec::new(opts(&RECLAIM_JOBS), RECLAIM_JOBS.labels)?;
+        let objects = &RECLAIM_DELETED_OBJECTS;
+        let deleted = IntCounterVec::new(opts(objects), objects.labels)?;
+        let failures = IntCounter::with_opts(opts(&RECLAIM_FAILURES))?;
+        let rounds = IntCounter::with_opts(opts(&RECLAIM_ROUNDS))?;
+        let leader = IntGauge::with_opts(opts(&RECLAIM_LEADER))?;
         let all: [Box<dyn Collector>; 5] = [
             Box::new(jobs.clone()),
             Box::new(deleted.clone()),
@@ -123,8 +107,29 @@ impl ReclaimMetrics {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
-    use crate::metrics::Format;
+    use crate::metrics::{FamilyKind, Format, RECLAIM_FAMILIES};
+
+    #[test]
+    fn the_families_are_the_families_of_the_table() {
+        let text = ReclaimMetrics::new().unwrap().page().text(Format::Text);
+        let served: BTreeSet<&str> = text
+            .lines()
+            .filter(|line| line.starts_with("# TYPE "))
+            .collect();
+        let kind = |family: &Family| match family.kind {
+            FamilyKind::Counter => "counter",
+            _ => "gauge",
+        };
+        let expected: Vec<String> = RECLAIM_FAMILIES
+            .iter()
+            .map(|family| format!("# TYPE {} {}", family.name, kind(family)))
+            .collect();
+        let expected: BTreeSet<&str> = expected.iter().map(String::as_str).collect();
+        assert_eq!(served, expected);
+    }
 
     #[test]
     fn a_page_has_every_value_from_the_start() {

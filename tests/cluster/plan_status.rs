@@ -239,6 +239,95 @@ async fn a_failed_write_is_repeated_and_other_plans_get_their_status() {
     writer.end().await;
 }
 
+/// The server also answers 409 if other writes to the plan come in between. No later change would cause a second try.
+#[tokio::test(start_paused = true)]
+async fn a_write_after_a_conflict_is_repeated() {
+    let fake = installed();
+    put_node(&fake, "a", "uid-a");
+    fake.put(&plan("p", 1, 1));
+    fake.fail(
+        FaultScope::always().verb("patch").on("sceneplans").times(2),
+        Fault::Refuse {
+            code: 409,
+            text: "the object has been modified",
+            retry_after: None,
+        },
+    );
+    let writer = RunningWriter::start(&fake);
+    let waited = eventually("a status", || {
+        condition(&fake, "p", "Accepted") == "True Valid"
+    })
+    .await;
+    assert!(waited < Duration::from_secs(15), "{waited:?}");
+    writer.end().await;
+}
+
+/// A plan that is deleted before the write needs no second try.
+#[tokio::test(start_paused = true)]
+async fn a_plan_deleted_before_the_write_is_no_failure() {
+    let fake = installed();
+    put_node(&fake, "a", "uid-a");
+    fake.put(&plan("p", 1, 1));
+    let slow = FaultScope::always().verb("patch").on("sceneplans");
+    fake.fail(slow, Fault::Delay(Duration::from_secs(5)));
+    let writer = RunningWriter::start(&fake);
+    eventually("a write in flight", || status_writes(&fake) == 1).await;
+    fake.remove(&stored(&fake, "p"));
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert_eq!(status_writes(&fake), 1);
+    assert_eq!(fake.all("pinfold.io/v1alpha1", "ScenePlan").len(), 0);
+    // The writer still works.
+    fake.heal();
+    fake.put(&plan("q", 1, 1));
+    eventually("a status", || {
+        condition(&fake, "q", "Accepted") == "True Valid"
+    })
+    .await;
+    writer.end().await;
+}
+
+/// Many changes within seconds are merged into few writes, and the last change counts.
+#[tokio::test(start_paused = true)]
+async fn changes_in_a_burst_are_merged() {
+    let fake = installed();
+    put_node(&fake, "a", "uid-a");
+    fake.put(&plan("p", 1, 1));
+    let writer = RunningWriter::start(&fake);
+    eventually("a status", || !condition(&fake, "p", "Placed").is_empty()).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let before = status_writes(&fake);
+    for count in 2..102 {
+        fake.put(&plan("p", count, u64::from(count)));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    eventually("the last change", || {
+        stored(&fake, "p")["status"]["claimed"] == "0/101"
+    })
+    .await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let writes = status_writes(&fake) - before;
+    assert!((1..=3).contains(&writes), "{writes} writes");
+    writer.end().await;
+}
+
+/// Two writers, as after the suspension of a leader, come to rest.
+#[tokio::test(start_paused = true)]
+async fn two_writers_agree() {
+    let fake = installed();
+    put_node(&fake, "a", "uid-a");
+    fake.put(&plan("p", 1, 1));
+    let writers = [RunningWriter::start(&fake), RunningWriter::start(&fake)];
+    eventually("a status", || !condition(&fake, "p", "Placed").is_empty()).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let writes = status_writes(&fake);
+    assert!((1..=4).contains(&writes), "{writes} writes");
+    tokio::time::sleep(Duration::from_secs(1200)).await;
+    assert_eq!(status_writes(&fake), writes);
+    for writer in writers {
+        writer.end().await;
+    }
+}
+
 /// Only the reclaimer writes a status, and the reclaimer writes nothing else of a plan.
 #[tokio::test]
 async fn only_the_reclaimer_may_write_the_status() {

@@ -1,6 +1,6 @@
 //! The reclaimer as a controller: rounds by watches, Events on the Jobs, a single leader, and the program with its probes.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
@@ -86,9 +86,9 @@ async fn a_change_starts_a_round_and_a_calm_cluster_needs_no_list() {
     tokio::join!(watching, checks);
 }
 
-/// Without working watches, the rounds follow at the interval.
+/// Without the right to watch, a round follows every 15 s, whatever the interval is.
 #[tokio::test(start_paused = true)]
-async fn without_watches_the_interval_counts() {
+async fn without_watches_a_round_follows_every_15_seconds() {
     let cluster = Cluster::of(FakeApi::direct());
     let (all, mut last) = running("a");
     cluster.put(&all);
@@ -105,11 +105,20 @@ async fn without_watches_the_interval_counts() {
     let watching = reclaimer.watch(HOUR, &stop, |round| drop(round.unwrap()));
     let checks = async {
         tokio::time::sleep(Duration::from_secs(60)).await;
+        cluster.fake.clear_log();
+        tokio::time::sleep(Duration::from_secs(150)).await;
+        let rounds = cluster.fake.count("list", "deployments");
+        assert!((9..=11).contains(&rounds), "{rounds} rounds");
         done(&mut last, "Complete", 600);
         cluster.put(&[last]);
-        tokio::time::sleep(Duration::from_secs(1800)).await;
-        assert_eq!(cluster.servers(), (5, 5));
-        eventually("the end of the servers", || cluster.servers() == (0, 0)).await;
+        let waited = eventually("the end of the servers", || cluster.servers() == (0, 0)).await;
+        assert!(waited < Duration::from_secs(20), "{waited:?}");
+        // With the right, changes start the rounds again. The longest wait of a refused watch is 300 s.
+        cluster.fake.heal();
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        cluster.fake.clear_log();
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        assert_eq!(cluster.fake.count("list", ""), 0);
         stop.cancel();
     };
     tokio::join!(watching, checks);
@@ -204,15 +213,7 @@ async fn only_one_candidate_works() {
         stop
     };
     let works = |name: &'static str| at_work.borrow().contains(name);
-    let lease = || {
-        fake.get(
-            "coordination.k8s.io/v1",
-            "Lease",
-            NAMESPACE,
-            "pinfold-reclaim",
-        )
-        .unwrap()
-    };
+    let lease = || leader_lease(&fake).unwrap();
     let local = tokio::task::LocalSet::new();
     local
         .run_until(async {
@@ -258,14 +259,9 @@ async fn only_one_candidate_works() {
 #[tokio::test(start_paused = true)]
 async fn a_late_answer_makes_no_leader() {
     let fake = cluster();
-    fake.install("deploy/components/reclaim/rbac.yaml");
-    fake.user("reclaimer", "system:serviceaccount:pinfold:pinfold-reclaim");
-    let settings = LeaderSettings::default();
-    let late = settings.deadline + Duration::from_secs(5);
+    let election = candidate(&fake);
+    let late = LeaderSettings::default().deadline + Duration::from_secs(5);
     fake.fail(FaultScope::always().on("leases"), Fault::Delay(late));
-    // The deadline of the API is longer than the deadline of the election.
-    let api = Api::new(fake.client("reclaimer"), Duration::from_secs(30));
-    let election = Election::new(api, NAMESPACE, "pinfold-reclaim", "a".to_owned(), settings);
     let (standing, stop) = (election.standing(), CancellationToken::new());
     let work = async || std::future::pending::<()>().await;
     let checks = async {
@@ -281,6 +277,137 @@ async fn a_late_answer_makes_no_leader() {
         stop.cancel();
     };
     tokio::join!(election.run(&stop, work), checks);
+}
+
+/// The stored Lease of the leader.
+fn leader_lease(fake: &FakeApi) -> Option<Value> {
+    let version = "coordination.k8s.io/v1";
+    fake.get(version, "Lease", NAMESPACE, "pinfold-reclaim")
+}
+
+/// A candidate with the default settings and the shipped rights. The deadline of a request is longer than the deadline of the
+/// election.
+fn candidate(fake: &FakeApi) -> Election {
+    fake.install("deploy/components/reclaim/rbac.yaml");
+    fake.user("reclaimer", "system:serviceaccount:pinfold:pinfold-reclaim");
+    let api = Api::new(fake.client("reclaimer"), Duration::from_secs(30));
+    let settings = LeaderSettings::default();
+    Election::new(api, NAMESPACE, "pinfold-reclaim", "a".to_owned(), settings)
+}
+
+/// The process waits for the request in flight, and then hands the Lease back. A dropped request could take the Lease later.
+#[tokio::test(start_paused = true)]
+async fn an_end_during_a_request_leaves_no_holder() {
+    let fake = cluster();
+    let election = candidate(&fake);
+    let slow = FaultScope::always().verb("create").on("leases");
+    fake.fail(slow, Fault::Delay(Duration::from_secs(1)));
+    let stop = CancellationToken::new();
+    let checks = async {
+        eventually("a request in flight", || {
+            fake.count("create", "leases") == 1
+        })
+        .await;
+        assert_eq!(leader_lease(&fake), None);
+        stop.cancel();
+    };
+    let acted = Cell::new(false);
+    let work = async || acted.set(true);
+    tokio::join!(election.run(&stop, work), checks);
+    assert!(!acted.get(), "a process that ends must not act");
+    let lease = leader_lease(&fake).expect("the request has created the Lease");
+    assert!(lease["spec"]["holderIdentity"].is_null(), "{lease}");
+    assert!(!election.standing().leads());
+}
+
+/// A hanging API server delays the end of the process by a few seconds only.
+#[tokio::test(start_paused = true)]
+async fn an_end_without_an_answer_takes_a_few_seconds() {
+    let fake = cluster();
+    let election = candidate(&fake);
+    fake.fail(FaultScope::always().on("leases"), Fault::Hang);
+    let stop = CancellationToken::new();
+    let checks = async {
+        eventually("a request in flight", || fake.count("get", "leases") == 1).await;
+        stop.cancel();
+        tokio::time::Instant::now()
+    };
+    let work = async || std::future::pending::<()>().await;
+    let ((), cancelled) = tokio::join!(election.run(&stop, work), checks);
+    let waited = cancelled.elapsed();
+    assert!(waited < Duration::from_secs(5), "{waited:?}");
+}
+
+/// A Lease that changes between the read and the write is read again at the end.
+#[tokio::test(start_paused = true)]
+async fn a_conflict_at_the_end_leaves_no_holder() {
+    let fake = cluster();
+    let election = candidate(&fake);
+    let (standing, stop) = (election.standing(), CancellationToken::new());
+    let checks = async {
+        eventually("a leader", || standing.leads()).await;
+        let writes = FaultScope::always().verb("update").on("leases").times(1);
+        let conflict = Fault::Refuse {
+            code: 409,
+            text: "the object has been modified",
+            retry_after: None,
+        };
+        fake.fail(writes, conflict);
+        stop.cancel();
+    };
+    let work = async || std::future::pending::<()>().await;
+    tokio::join!(election.run(&stop, work), checks);
+    let lease = leader_lease(&fake).unwrap();
+    assert!(lease["spec"]["holderIdentity"].is_null(), "{lease}");
+}
+
+/// A leader whose time jumps, as after a suspension of the process, drops the work before the next step of the work.
+#[tokio::test(start_paused = true)]
+async fn a_suspended_leader_does_not_continue() {
+    let fake = cluster();
+    let election = candidate(&fake);
+    let (standing, stop) = (election.standing(), CancellationToken::new());
+    let suspended = Duration::from_secs(60);
+    let starts = Cell::new(0);
+    let work = async || {
+        starts.set(starts.get() + 1);
+        let began = tokio::time::Instant::now();
+        for _ in 0..3600 {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            assert!(began.elapsed() < suspended, "the old work continued");
+        }
+    };
+    let checks = async {
+        eventually("a leader", || standing.leads()).await;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        tokio::time::advance(suspended).await;
+        eventually("a second start", || starts.get() == 2).await;
+        stop.cancel();
+    };
+    tokio::join!(election.run(&stop, work), checks);
+}
+
+/// Candidates compare a foreign Lease only with earlier reads. The holder's clock may be days before or after.
+#[tokio::test(start_paused = true)]
+async fn a_wrong_clock_of_the_holder_changes_no_wait() {
+    for renewed in ["2001-01-01T00:00:00.000000Z", "2101-01-01T00:00:00.000000Z"] {
+        let fake = cluster();
+        let election = candidate(&fake);
+        fake.put(&json!({
+            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+            "metadata": {"name": "pinfold-reclaim", "namespace": NAMESPACE},
+            "spec": {"holderIdentity": "b", "leaseDurationSeconds": 15, "renewTime": renewed},
+        }));
+        let (standing, stop) = (election.standing(), CancellationToken::new());
+        let checks = async {
+            let waited = eventually("a takeover", || standing.leads()).await;
+            let seconds = waited.as_secs();
+            assert!((15..25).contains(&seconds), "{renewed}: {waited:?}");
+            stop.cancel();
+        };
+        let work = async || std::future::pending::<()>().await;
+        tokio::join!(election.run(&stop, work), checks);
+    }
 }
 
 /// The account must not be able to take a slot by a false claim.
@@ -407,14 +534,6 @@ async fn the_program_leads_reclaims_and_answers_probes() {
     .await
     .unwrap();
     assert_eq!(code, Some(0), "{stderr}");
-    let lease = cluster
-        .fake
-        .get(
-            "coordination.k8s.io/v1",
-            "Lease",
-            NAMESPACE,
-            "pinfold-reclaim",
-        )
-        .unwrap();
+    let lease = leader_lease(&cluster.fake).unwrap();
     assert!(lease["spec"]["holderIdentity"].is_null(), "{lease}");
 }

@@ -318,16 +318,25 @@ fn the_chart_notes_describe_a_complete_uninstallation() {
     let (Some(helm), Some(kubectl)) = (program("helm"), program("kubectl")) else {
         return;
     };
-    let mut install = command(&helm);
-    install.args([
-        "install",
-        "ours",
-        "--namespace",
-        "tools",
-        "--dry-run=client",
-    ]);
-    let text = succeed(install.arg(here("deploy/helm/pinfold")));
-    let notes = text.split_once("NOTES:\n").unwrap().1;
+    let notes_with = |value: &str| {
+        let mut install = command(&helm);
+        install.args([
+            "install",
+            "ours",
+            "--namespace",
+            "tools",
+            "--dry-run=client",
+            "--set",
+            value,
+        ]);
+        let text = succeed(install.arg(here("deploy/helm/pinfold")));
+        text.split_once("NOTES:\n").unwrap().1.to_owned()
+    };
+    let lease = "kubectl -n tools delete lease pinfold-reclaim --ignore-not-found";
+    let notes = notes_with("reclaim.enabled=true");
+    assert!(notes.contains(lease), "{notes}");
+    let notes = notes_with("reclaim.enabled=false");
+    assert!(!notes.contains(lease), "{notes}");
     assert!(!notes.contains("deploy/"), "{notes}");
     assert!(
         notes.contains("kubectl -n tools patch daemonset pinfold --patch '{"),

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use pinfold::metrics::{
-    AGENT_FAMILIES, API_FAMILIES, COLLECTORS, FAMILIES, Family, FamilyKind, RUNTIME_FAMILIES,
+    AGENT_FAMILIES, API_FAMILIES, COLLECTORS, FAMILIES, Family, FamilyKind, RECLAIM_FAMILIES,
+    RUNTIME_FAMILIES,
 };
 
 use crate::generated;
@@ -85,6 +86,7 @@ fn the_page_lists_the_families() {
         "Families of the container runtime",
         RUNTIME_FAMILIES,
     );
+    list(&mut page, "Families of the reclaimer", RECLAIM_FAMILIES);
     generated::same(PAGE, &page);
 }
 

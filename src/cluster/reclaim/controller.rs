@@ -1,7 +1,8 @@
 //! [`Reclaimer::watch`]: runs a round as soon as the watches show a job that can be reclaimed.
 //!
 //! The watches only decide when a round is due. The round lists the objects again and decides by the lists, so a watch with
-//! old objects causes no delete. Without working watches, the rounds follow at the interval.
+//! old objects causes no delete. Without working watches, for example without the right to watch, a round follows every
+//! [`UNWATCHED`].
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -22,6 +23,9 @@ use crate::scene::{
 
 /// The wait after a change, since the changes of a job come in groups.
 const SETTLE: Duration = Duration::from_millis(500);
+
+/// The time between two rounds while a watch does not work, unless the interval is shorter.
+const UNWATCHED: Duration = Duration::from_secs(15);
 
 /// The first wait after a failed round, unless the interval is shorter.
 const FIRST_WAIT: Duration = Duration::from_secs(15);
@@ -57,6 +61,14 @@ impl WatchedObjects {
         }
     }
 
+    /// Whether all watches work. Otherwise an object may be missing or stale.
+    fn is_current(&self) -> bool {
+        let kinds = [&self.deployments, &self.services, &self.jobs];
+        kinds
+            .into_iter()
+            .all(|objects| objects.borrow().degraded.is_none())
+    }
+
     /// The decisions by the watched objects. `None` while an object may be missing or stale, or is unreadable.
     fn decide(&mut self, now: i64, after: u32) -> Option<Vec<Reclaimable>> {
         let mut items = Vec::new();
@@ -77,10 +89,11 @@ impl WatchedObjects {
 
 impl Reclaimer {
     /// Runs rounds until `stop`, and passes each result to `report`, failures included. A round follows as soon as a job can
-    /// be reclaimed, and after each interval `every`. A result without lists has the decisions after a change.
+    /// be reclaimed, and after each `interval`. While a watch does not work, the interval is at most 15 s. A result without lists
+    /// has the decisions after a change.
     pub async fn watch(
         &self,
-        every: Duration,
+        interval: Duration,
         stop: &CancellationToken,
         report: impl FnMut(Result<ReclaimRound, Failure>),
     ) {
@@ -98,7 +111,7 @@ impl Reclaimer {
             () = follow(self.api.clone(), source(ItemKind::Deployment), deployments_sender) => {}
             () = follow(self.api.clone(), source(ItemKind::Service), services_sender) => {}
             () = follow(self.api.clone(), source(ItemKind::Job), jobs_sender) => {}
-            () = self.rounds(every, watched, report) => {}
+            () = self.rounds(interval, watched, report) => {}
             () = stop.cancelled() => {}
         }
     }
@@ -106,16 +119,16 @@ impl Reclaimer {
     /// Runs rounds forever.
     async fn rounds(
         &self,
-        every: Duration,
+        interval: Duration,
         mut watched: WatchedObjects,
         mut report: impl FnMut(Result<ReclaimRound, Failure>),
     ) {
-        let mut backoff = Backoff::new(every.min(FIRST_WAIT), longest(every));
+        let mut backoff = Backoff::new(interval.min(FIRST_WAIT), longest_wait(interval));
         let mut jitter = Jitter::default();
         let mut reported = ReclaimDecisions::new();
         loop {
             let round = self.once().await;
-            if let Some(retry_after) = retry_of(&round) {
+            if let Some(retry_after) = retry_after_round(&round) {
                 if let Ok(round) = &round {
                     self.tell_decisions(&round.jobs, &mut reported);
                 }
@@ -126,11 +139,11 @@ impl Reclaimer {
             backoff.reset();
             let Ok(round) = round else { continue };
             self.tell_decisions(&round.jobs, &mut reported);
-            let (hints, mut due) = (round.hints.clone(), Instant::now() + every);
-            due = due.min(next_end(&round.jobs).unwrap_or(due));
+            let (hints, mut due) = (round.hints.clone(), Instant::now() + interval);
+            due = due.min(earliest_reclaim(&round.jobs).unwrap_or(due));
             report(Ok(round));
             while let Some(jobs) = self.next_decisions(due, &mut watched).await {
-                due = due.min(next_end(&jobs).unwrap_or(due));
+                due = due.min(earliest_reclaim(&jobs).unwrap_or(due));
                 if !self.tell_decisions(&jobs, &mut reported) {
                     continue;
                 }
@@ -144,13 +157,20 @@ impl Reclaimer {
         }
     }
 
-    /// The decisions after the next change. `None` if a complete round is due: at the time `due`, or if a job can be reclaimed.
+    /// The decisions after the next change. `None` if a complete round is due: at the time `due`, after [`UNWATCHED`] without
+    /// working watches, or as soon as a job can be reclaimed.
     async fn next_decisions(
         &self,
         due: Instant,
         watched: &mut WatchedObjects,
     ) -> Option<Vec<Reclaimable>> {
+        let unwatched_due = due.min(Instant::now() + UNWATCHED);
         loop {
+            let due = if watched.is_current() {
+                due
+            } else {
+                unwatched_due
+            };
             tokio::select! {
                 () = tokio::time::sleep_until(due) => return None,
                 () = watched.changed() => {}
@@ -159,10 +179,10 @@ impl Reclaimer {
             let Some(jobs) = watched.decide(now(), self.after) else {
                 continue;
             };
-            let can_go = jobs
+            let any_reclaimable = jobs
                 .iter()
                 .any(|job| job.verdict == ReclaimVerdict::Reclaim);
-            return (!can_go).then_some(jobs);
+            return (!any_reclaimable).then_some(jobs);
         }
     }
 
@@ -245,7 +265,7 @@ fn decoded(kind: ItemKind, object: &RawValue) -> Option<ReclaimItem> {
 }
 
 /// The server's `Retry-After` for a round that must be repeated soon. The outer `None` means that no repeat is necessary.
-fn retry_of(round: &Result<ReclaimRound, Failure>) -> Option<Option<Duration>> {
+fn retry_after_round(round: &Result<ReclaimRound, Failure>) -> Option<Option<Duration>> {
     match round {
         Err(failure) => Some(failure.retry_after()),
         Ok(round) => match round.failed.first() {
@@ -256,7 +276,7 @@ fn retry_of(round: &Result<ReclaimRound, Failure>) -> Option<Option<Duration>> {
 }
 
 /// The time at which the first waiting job can be reclaimed.
-fn next_end(jobs: &[Reclaimable]) -> Option<Instant> {
+fn earliest_reclaim(jobs: &[Reclaimable]) -> Option<Instant> {
     let now = now();
     let waits = jobs.iter().filter_map(|job| match job.verdict {
         ReclaimVerdict::Waiting { until } => u64::try_from(until.saturating_sub(now)).ok(),
@@ -267,9 +287,9 @@ fn next_end(jobs: &[Reclaimable]) -> Option<Instant> {
         .map(|seconds| Instant::now() + Duration::from_secs(seconds.max(1)))
 }
 
-/// The longest wait after a failure, for rounds at the interval `every`.
-fn longest(every: Duration) -> Duration {
-    every.saturating_mul(8).min(LONGEST_WAIT.max(every))
+/// The longest wait after a failed round, for rounds at this interval.
+fn longest_wait(interval: Duration) -> Duration {
+    interval.saturating_mul(8).min(LONGEST_WAIT.max(interval))
 }
 
 #[cfg(test)]
@@ -278,7 +298,7 @@ mod tests {
 
     #[test]
     fn the_longest_backoff_is_bounded_by_five_minutes_or_the_interval() {
-        let wait = |every| longest(Duration::from_secs(every)).as_secs();
+        let wait = |seconds| longest_wait(Duration::from_secs(seconds)).as_secs();
         assert_eq!([1, 15, 60, 300, 3600].map(wait), [8, 120, 300, 300, 3600]);
     }
 }
