@@ -89,7 +89,7 @@ fn the_api_knows_every_field() {
         checked += objects.len();
         check(&objects, file);
     }
-    assert_eq!(checked, 17, "all objects of the base");
+    assert_eq!(checked, 19, "all objects of the base");
     check(&documents("deploy/policies/threads.yaml"), "threads");
     for kind in ["podmonitor", "prometheusrule"] {
         check(
