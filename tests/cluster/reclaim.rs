@@ -1062,6 +1062,8 @@ impl Drop for Watching {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_program_survives_kills_and_an_absent_server() {
     use nix::sys::signal::Signal;
+    /// In seconds. The second process must read the job before the delay ends.
+    const DELAY: u32 = 15;
     let cluster = Cluster::new().await;
     let folder = tempfile::tempdir().unwrap();
     let kubeconfig = folder.path().join("reclaimer.conf");
@@ -1079,7 +1081,7 @@ async fn the_program_survives_kills_and_an_absent_server() {
     };
     let lists = || cluster.fake.count("list", "jobs");
     // The first process is killed during the delay, and leaves no state.
-    let first = Watching::start(&kubeconfig, 5);
+    let first = Watching::start(&kubeconfig, DELAY);
     // The watch lists the workers once. The program prints the result of the first round before the second round.
     until("a second list of the workers", &|| lists() > 2).await;
     let (code, out, _) = tokio::task::spawn_blocking(move || first.end(Signal::SIGKILL))
@@ -1095,7 +1097,7 @@ async fn the_program_survives_kills_and_an_absent_server() {
     assert_eq!(cluster.servers(), (5, 5));
     // The second process starts while the server is away.
     cluster.fake.go_away();
-    let second = Watching::start(&kubeconfig, 5);
+    let second = Watching::start(&kubeconfig, DELAY);
     tokio::time::sleep(Duration::from_millis(1500)).await;
     cluster.fake.come_back();
     until("the end of the servers", &|| cluster.servers() == (0, 0)).await;
