@@ -16,7 +16,7 @@
 //!   claim. The nodes of an explicit list need no claims.
 //! - **Terminal failures**, which an administrator must repair, are retried seldom and reported once, as an Event on the Node.
 //! - **An idle node writes nothing.** The node keeps one watch of the plans (a request in about five minutes) and one watch of
-//!   the own claim. The node reads the own Node every [`SceneSettings::look`].
+//!   the own claim. The node reads the own Node every [`SceneSettings::node_read_interval`].
 //! - **Ten thousand nodes** see a change at the same moment. Each node waits for a random time, which grows with the number of
 //!   slots in the plans.
 //!
