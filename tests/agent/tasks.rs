@@ -21,7 +21,7 @@ use crate::counters::{snapshot, state};
 use crate::kernel::{Kernel, kernel_tests};
 
 /// The time limit for a change that a process makes by itself.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 fn start(
     kernel: &Kernel,
@@ -206,13 +206,17 @@ fn masks_migrations_and_threads_that_want_to_run() {
         .collect();
     std::thread::sleep(Duration::from_millis(300));
     node.scrape();
-    std::thread::sleep(Duration::from_millis(1500));
-    let text = node.scrape();
-    let runnable = node.truth().unwrap().runnable.unwrap();
-    assert!(
-        (4.5..=7.0).contains(&runnable),
-        "six want to run: {runnable}"
-    );
+    // The average since the scrape before: on a busy machine, the first period has less than six threads.
+    let deadline = Instant::now() + PATIENCE;
+    let text = loop {
+        std::thread::sleep(Duration::from_millis(1500));
+        let text = node.scrape();
+        let runnable = node.truth().unwrap().runnable.unwrap();
+        if (4.5..=7.0).contains(&runnable) {
+            break text;
+        }
+        assert!(Instant::now() < deadline, "six want to run: {runnable}");
+    };
     let (finding, sentence) = node.verdict().unwrap();
     assert_eq!(finding, "oversubscribed", "{sentence}");
     assert!(
