@@ -11,13 +11,13 @@ use nix::unistd::Pid;
 use pinfold::cpu::CpuSet;
 use pinfold::host::proc::Proc;
 use pinfold::host::spawn::{Launcher, Process, Spawn, Stderr};
-use pinfold::metrics::{Format, Sources, ThreadStatus};
+use pinfold::metrics::{Sources, ThreadStatus};
 use pinfold::pin::snapshot::ContainerState;
 use pinfold::pod::{
     Container, Pod, Policy, ThreadBasis, ThreadEnvironment, ThreadPolicy, thread_environment,
 };
 
-use crate::counters::{snapshot, state};
+use crate::counters::{complete_page, snapshot, state};
 use crate::kernel::{Kernel, kernel_tests};
 
 /// The time limit for a change that a process makes by itself.
@@ -103,12 +103,7 @@ struct Node<'a> {
 impl Node<'_> {
     fn scrape(&self) -> String {
         let snapshot = snapshot(self.kernel, std::slice::from_ref(&self.state));
-        let text = self.sources.collect(&snapshot).text(Format::Text);
-        assert!(
-            text.contains("pinfold_collector_success{collector=\"tasks\"} 1\n"),
-            "{text}"
-        );
-        text
+        complete_page(&self.sources, &snapshot, "tasks")
     }
 
     /// Scrapes until a page is as wanted.
