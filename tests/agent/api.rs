@@ -233,6 +233,12 @@ fn a_pod_is_pinned_and_reported_and_the_agent_then_writes_nothing() {
         assert!(note.contains(&format!("instead of {own}")), "{note}");
     }
 
+    let kept = || {
+        let events = cluster.events().into_iter();
+        events.filter(|event| event.0 == "ValueKept").count()
+    };
+    agent.eventually("both Events about values are written", |_| kept() == 2);
+
     // A foreign change of the pod's status triggers nothing, and an agent at rest writes nothing.
     two_reconciles(&agent);
     cluster.fake.clear_log();

@@ -21,11 +21,14 @@ fn is_observing(status: &Value) -> bool {
     status["enforcement"] == "observe"
 }
 
+/// Waits until the agent reports a running container and observes only. Until the kubelet's first answer, which may be late,
+/// the agent assigns nothing either.
 fn runs_unpinned(agent: &Agent, pod: &str) -> Value {
-    let status = agent.eventually("the container is seen running", |status| {
-        container(status, pod, "main").is_some_and(|container| container["running"] == true)
+    let status = agent.eventually("the container is seen running beside a kubelet", |status| {
+        let running =
+            container(status, pod, "main").is_some_and(|container| container["running"] == true);
+        running && is_observing(status)
     });
-    assert!(is_observing(&status), "{status:#}");
     assert_eq!(assigned(&status, pod), None, "{status:#}");
     status
 }

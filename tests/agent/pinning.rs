@@ -133,7 +133,9 @@ fn manifest_then_cgroup() {
             .unwrap()
             > 0.0
     );
-    assert_eq!(agent.metric("pinfold_collector_success", &[]), Some(13.0));
+    agent.eventually("every collector has read all in its time", |_| {
+        agent.metric("pinfold_collector_success", &[]) == Some(13.0)
+    });
     assert_eq!(
         agent
             .metric("pinfold_reconcile_steps_total", &[("outcome", "failed")])

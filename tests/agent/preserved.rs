@@ -59,12 +59,9 @@ use crate::kubelet::Root;
 use crate::partition::{partition_tests, work_queues};
 use crate::runtime::{Changed, EventMessage, Synchronize};
 use crate::runtime_requests::{
-    CreatedContainer, Runtime, alone, event_message, path, state_change,
+    CreatedContainer, Runtime, alone, event_message, let_read, path, state_change, wait_for_rest,
 };
 use crate::systemd::Systemd;
-
-/// How long the agent may take to read a request or a file while its reconciler hangs.
-const READ: Duration = Duration::from_millis(300);
 
 /// NRI's numbers of events in StateChange.
 const RUN_POD_SANDBOX: i32 = 1;
@@ -186,19 +183,6 @@ fn steps(agent: &Agent, labels: &[(&str, &str)]) -> f64 {
         .unwrap_or(0.0)
 }
 
-/// Waits until no pass has run for a while.
-fn wait_for_rest(agent: &Agent) {
-    let pass_count = || agent.metric("pinfold_reconcile_total", &[]);
-    let mut last = pass_count();
-    let mut since = Instant::now();
-    while since.elapsed() < Duration::from_millis(400) {
-        std::thread::sleep(Duration::from_millis(20));
-        if pass_count() != last {
-            (last, since) = (pass_count(), Instant::now());
-        }
-    }
-}
-
 /// Whether the cpuset controller is in a hierarchy of cgroup v1.
 fn is_v1(kernel: &Kernel) -> bool {
     kernel.cgroups.root().ends_with("cpuset")
@@ -275,7 +259,7 @@ fn a_recreated_pod_cgroup_gets_its_own_record() {
     }
     assert_eq!(recorded(&kernel, &pod), CpuSet::new());
     let call = runtime.begin("CreateContainer", worker.encode_to_vec());
-    std::thread::sleep(READ);
+    let_read(&agent);
     drop(pipe);
     let created = CreatedContainer::read(&runtime.answer(call).unwrap());
     let record = recorded(&kernel, &pod);
@@ -316,9 +300,9 @@ fn cpus_given_up_are_assigned_after_the_handover() {
     let pipe = root.hang();
     let shared = worker_with("first", "first-uid", 1, "pinfold.io/cpus: shared", "");
     pods.put("first.yaml", &shared);
-    std::thread::sleep(READ);
+    let_read(&agent);
     let call = runtime.begin("CreateContainer", second.encode_to_vec());
-    std::thread::sleep(READ);
+    let_read(&agent);
     let answered = AtomicBool::new(false);
     // The second record is read before the first record, which must be gone by then.
     let records = || [&second, &first].map(|description| recorded(&kernel, &pod_of(description)));
@@ -633,9 +617,10 @@ fn time_in_the_queue_counts_against_the_deadline() {
     for call in calls {
         // A container without an answer is created unchanged.
         assert_eq!(runtime.answer(call), Ok(Vec::new()), "{}", agent.log());
-        let took = begun.elapsed();
+        // A deadline that begins at the end of the queue would pass after twice the time. The rest is for a slow machine.
+        let (took, deadline) = (begun.elapsed(), limit / 4 * 3);
         assert!(
-            took >= limit / 4 * 3 && took < limit,
+            took >= deadline && took < 2 * deadline,
             "{took:?}: {}",
             agent.log()
         );
@@ -777,10 +762,16 @@ fn nri_is_served_after_the_first_snapshot() {
         .fake
         .fail(FaultScope::always().on("pods"), Fault::Hang);
     let mut runtime = Runtime::new();
+    let begun = Instant::now();
     let agent = runtime
         .settings(&cluster.settings(&tree, &kernel))
         .start_early();
-    assert!(agent.status().is_none(), "the agent waits for pods");
+    // The wait takes three seconds. On a slow machine, the wait may have ended by now.
+    let status = agent.status();
+    assert!(
+        status.is_none() || begun.elapsed() > Duration::from_millis(2500),
+        "the agent waits for pods"
+    );
     let deadline = Instant::now() + patience();
     while !runtime.is_connected_within(Duration::from_millis(50)) {
         assert!(Instant::now() < deadline, "{}", agent.log());
@@ -840,8 +831,8 @@ fn no_pass_decides_before_the_pods_are_synced() {
     let cgroup = tree.pod("", "worker-0-uid");
     let main = tree.container(&cgroup, "main1");
     let pid = tree.start(&main);
-    let agent = cluster.settings(&tree, &kernel).start_early();
     let begun = Instant::now();
+    let agent = cluster.settings(&tree, &kernel).start_early();
     // New cgroups and the timer are triggers of passes. The wait for the API server takes three seconds.
     for number in 0.. {
         tree.pod("besteffort", &format!("more-{number}"));
@@ -869,17 +860,27 @@ fn no_pass_decides_before_the_pods_are_synced() {
 
 // Property 7: isolated partitions.
 
-/// The time between the end of workqueues on CPUs and the isolation of the partition with the CPUs. Times are observed a little
-/// late on both ends.
-fn isolated_after(kernel: &Kernel, agent: &Agent, path: &str, own: &CpuSet) -> Duration {
-    agent.eventually("workqueues have left", |_| work_queues().is_disjoint(own));
-    let left = Instant::now();
-    assert_eq!(kernel.partition(path), "root");
+/// The time between the end of workqueues on CPUs and the isolation of the partition with the CPUs, at most. `since` is a
+/// moment before the end. The time begins with the last look that found workqueues on the CPUs, and ends a little late.
+fn isolated_after(
+    kernel: &Kernel,
+    agent: &Agent,
+    path: &str,
+    own: &CpuSet,
+    since: Instant,
+) -> Duration {
+    let mut not_left = since;
     agent.eventually("the partition is isolated", |_| {
-        kernel.partition(path) == "isolated"
+        let (looked, partition) = (Instant::now(), kernel.partition(path));
+        if !work_queues().is_disjoint(own) {
+            assert_eq!(partition, "root", "workqueues have not left {own}");
+            not_left = looked;
+        }
+        partition == "isolated"
     });
+    assert!(work_queues().is_disjoint(own));
     assert_eq!(kernel.effective(path), *own);
-    left.elapsed()
+    not_left.elapsed()
 }
 
 #[test]
@@ -898,12 +899,13 @@ fn a_partition_is_isolated_two_seconds_after_workqueues_left() {
     );
     let pod = tree.pod("", "worker-uid");
     let main = tree.container(&pod, "main1");
+    let since = Instant::now();
     tree.start(&main);
     agent.eventually("the worker is pinned", |status| {
         in_force(status, "worker-0")
     });
     let own = kernel.effective(&main);
-    let time = isolated_after(&kernel, &agent, &main, &own);
+    let time = isolated_after(&kernel, &agent, &main, &own, since);
     assert!(time > Duration::from_millis(1500), "{time:?}");
     tree.remove(&pod);
     pods.remove("worker.yaml");
@@ -926,14 +928,17 @@ fn a_started_container_is_isolated_two_seconds_after_workqueues_left() {
         "pinfold.io/partition",
         "isolated",
     );
+    let since = Instant::now();
     let own = begin(&mut tree, &mut runtime, &worker).unwrap();
     let main = path(&worker);
-    // The program begins on exclusive CPUs, with load balancing.
-    assert_eq!(
-        (kernel.partition(&main).as_str(), kernel.effective(&main)),
-        ("root", own.clone())
+    // The program begins on exclusive CPUs, with load balancing. On a slow machine, the two seconds may have passed by now.
+    let partition = kernel.partition(&main);
+    assert!(
+        partition == "root" || since.elapsed() > Duration::from_millis(1500),
+        "{partition}"
     );
-    let time = isolated_after(&kernel, &agent, &main, &own);
+    assert_eq!(kernel.effective(&main), own);
+    let time = isolated_after(&kernel, &agent, &main, &own, since);
     assert!(time > Duration::from_millis(1500), "{time:?}");
     end(&mut tree, &mut runtime, &worker);
     agent.eventually("workqueues are back", |_| work_queues() == before);
@@ -998,7 +1003,7 @@ impl StartInSlice {
         let pipe = root.hang();
         kernel.cgroups.create(&scope).unwrap();
         let call = runtime.begin("StateChange", state_change(START_CONTAINER, &worker));
-        std::thread::sleep(READ);
+        let_read(&agent);
         let before = (systemd.count(unit), systemd.count_all());
         let released = Instant::now();
         drop(pipe);
@@ -1022,7 +1027,16 @@ impl StartInSlice {
 fn a_start_waits_for_systemd_to_write_the_cpus() {
     let Some(kernel) = v2_tests() else { return };
     let delay = Duration::from_millis(300);
-    let start = StartInSlice::run(&kernel, Some(delay));
+    let mut start = StartInSlice::run(&kernel, Some(delay));
+    // On a machine that stands still for a moment, a write may come after the agent's half second. Such a start does not count.
+    for _ in 0..4 {
+        let calls = u32::try_from(start.all_calls).unwrap();
+        let on_time = start.took < (delay + Duration::from_millis(100)) * calls.max(1);
+        if start.effective == start.own || on_time {
+            break;
+        }
+        start = StartInSlice::run(&kernel, Some(delay));
+    }
     assert_eq!(start.effective, start.own, "{}", start.log);
     assert!(
         start.took >= delay && start.calls > 0,
@@ -1041,8 +1055,9 @@ fn a_start_waits_half_a_second_for_each_write_of_systemd_at_most() {
     assert_ne!(start.effective, start.own);
     let half_seconds = u32::try_from(start.all_calls).unwrap();
     let limit = Duration::from_millis(500) * half_seconds;
+    // Without a limit, the wait would end with the deadline of the answer after 15 s. The rest is for a slow machine.
     assert!(
-        start.took >= limit && start.took < 2 * limit && start.calls > 0,
+        start.took >= limit && start.took < limit + Duration::from_secs(8) && start.calls > 0,
         "{:?}, {} calls: {}",
         start.took,
         start.all_calls,
@@ -1229,9 +1244,16 @@ fn a_missing_cpu_counts_as_lost_after_900_ms() {
     );
     machine.write("node/node0/cpulist", &all);
     machine.write("cpu/present", &all);
+    // The last moment at which the agent had not reported the CPU as online. The 900 ms begin later.
+    let (mut start, mut asked) = (Instant::now(), Instant::now());
     machine.write("cpu/online", &all);
-    let mut status = agent.eventually("the CPU is online", |status| status["online"] == all);
-    let start = Instant::now();
+    let mut status = agent.eventually("the CPU is online", |status| {
+        let online = status["online"] == all;
+        if !online {
+            (start, asked) = (asked, Instant::now());
+        }
+        online
+    });
     for number in 0.. {
         assert_eq!(status["lost"], "", "after {:?}", start.elapsed());
         tree.pod("besteffort", &format!("more-{number}"));

@@ -17,13 +17,19 @@ use pinfold::scene::definition;
 use prost::Message;
 use serde_json::json;
 
-use crate::agent::{Agent, Settings, container};
+use crate::agent::{Agent, Settings, container, patience};
 use crate::api::{Cluster, NODE, count_events, pod, two_reconciles};
 use crate::kernel::{Kernel, Tree, allowed, kernel_tests};
 use crate::kubelet::Root;
 use crate::runtime::{
     Changed, EventMessage, FakeRuntime, PLUGIN, Reply, Socket, StateChange, Synchronize,
 };
+
+/// How long an agent whose reconciler hangs may take to read a request or a file.
+const READ: Duration = Duration::from_millis(300);
+
+/// How often a check that needs the agent's answer within its short wait is tried on a busy machine.
+const ATTEMPTS: usize = 5;
 
 // The answers, by field numbers.
 
@@ -122,9 +128,9 @@ impl Runtime {
         ])
     }
 
-    /// Accepts the plugin and synchronizes an empty list.
+    /// Accepts the plugin and synchronizes an empty list. A slow machine has 15 seconds for each answer.
     pub(crate) fn connect(&mut self, agent: &Agent) {
-        self.connect_with_limit(agent, 2000);
+        self.connect_with_limit(agent, 20_000);
     }
 
     /// Like [`Runtime::connect`], with the runtime's limit for an answer in milliseconds.
@@ -303,6 +309,27 @@ pub(crate) fn path(description: &EventMessage) -> String {
         .to_owned()
 }
 
+/// Waits until no pass has run for a while: for twenty looks in sequence, so that a pause of the machine does not count.
+pub(crate) fn wait_for_rest(agent: &Agent) {
+    let pass_count = || agent.metric("pinfold_reconcile_total", &[]);
+    let (mut last, mut same) = (pass_count(), 0);
+    while same < 20 {
+        std::thread::sleep(Duration::from_millis(20));
+        let now = pass_count();
+        same = if now == last { same + 1 } else { 0 };
+        last = now;
+    }
+}
+
+/// Lets the agent read a request or a file while its reconciler hangs. The agent also answers probes meanwhile, so that a
+/// slow agent has more time.
+pub(crate) fn let_read(agent: &Agent) {
+    for _ in 0..3 {
+        agent.get("/healthz");
+    }
+    std::thread::sleep(READ);
+}
+
 /// An agent that hears of pods from the runtime alone; all but the first CPU can be owned.
 pub(crate) fn alone(kernel: &Kernel, tree: &Tree<'_>) -> Settings {
     Settings::without_manifests(&tree.path, &kernel.first())
@@ -379,6 +406,15 @@ fn creations_in_sequence_get_disjoint_cpus() {
 #[test]
 fn shutdown_answers_every_request_that_was_read() {
     let Some(kernel) = kernel_tests() else { return };
+    // The agent leaves 1.8 s for the answers. A machine that stands still meanwhile cuts the answers off; only such an attempt
+    // is repeated.
+    let done = (1..=ATTEMPTS).any(|attempt| answers_at_shutdown(&kernel, attempt == ATTEMPTS));
+    assert!(done);
+}
+
+/// Checks the answers of an agent that is shut down. Returns `false` if the machine was too slow, unless it is the last
+/// attempt.
+fn answers_at_shutdown(kernel: &Kernel, last_attempt: bool) -> bool {
     let tree = kernel.tree();
     let root = Root::new();
     let mut runtime = Runtime::new();
@@ -390,7 +426,7 @@ fn shutdown_answers_every_request_that_was_read() {
     ]);
     let agent = runtime.settings(&settings).start();
     runtime.connect(&agent);
-    // Few enough for a busy machine to answer all within the two seconds of a runtime.
+    // Few enough for a busy machine to answer all before the agent ends.
     let burst: Vec<EventMessage> = (0..8)
         .map(|number| event_message(&tree, &format!("worker-{number}"), 1))
         .collect();
@@ -403,12 +439,22 @@ fn shutdown_answers_every_request_that_was_read() {
             .block_on(link.begin("CreateContainer", message.encode_to_vec()));
     }
     // The agent reads the requests while the reconciler hangs.
-    std::thread::sleep(Duration::from_millis(200));
+    let_read(&agent);
+    let begun = Instant::now();
     agent.signal(Signal::SIGTERM);
     std::thread::sleep(Duration::from_millis(200));
     drop(pipe);
-    let (mut answers, mut owners) = (0, 0);
+    let mut frames = Vec::new();
     while let Some(frame) = runtime.tokio.block_on(link.next(PLUGIN)) {
+        frames.push(frame);
+    }
+    let was_slow = begun.elapsed() > Duration::from_millis(1500);
+    if frames.len() < burst.len() && was_slow && !last_attempt {
+        agent.kill();
+        return false;
+    }
+    let (answers, mut owners) = (frames.len(), 0);
+    for frame in frames {
         let reply = Reply::decode(frame.data.as_slice()).unwrap();
         assert_eq!(reply.status, None, "{}", agent.log());
         let adjust = Created::decode(reply.payload.as_slice())
@@ -425,7 +471,6 @@ fn shutdown_answers_every_request_that_was_read() {
         );
         let cpu = adjust.linux.and_then(|linux| linux.resources?.cpu);
         owners += usize::from(cpu.is_some_and(|cpu| !cpu.cpus.is_empty()));
-        answers += 1;
     }
     assert_eq!(
         answers,
@@ -444,6 +489,7 @@ fn shutdown_answers_every_request_that_was_read() {
     assert_eq!(owned.count(), free);
     let (status, _, log) = agent.terminate();
     assert_eq!(status.code(), Some(0), "{log}");
+    true
 }
 
 /// Gives a root the machine's own `proc`, without the processes, and with a single interrupt of the test's own.
@@ -490,7 +536,7 @@ fn interrupts_are_read_after_a_start_is_answered() {
     agent.eventually("the agent has read the cgroup", |_| {
         kernel.effective(&path(&worker)) == own
     });
-    std::thread::sleep(Duration::from_millis(300));
+    wait_for_rest(&agent);
     // A read of the interrupt's affinity hangs from here on.
     fs::remove_file(&irq).unwrap();
     nix::unistd::mkfifo(&irq, nix::sys::stat::Mode::S_IRWXU).unwrap();
@@ -505,19 +551,20 @@ fn interrupts_are_read_after_a_start_is_answered() {
             .open(&irq)
     };
     let mut writer = reader();
-    while writer.is_err() && begun.elapsed() < answered + Duration::from_millis(100) {
+    while writer.is_err() && begun.elapsed() < answered + patience() {
         std::thread::sleep(Duration::from_millis(1));
         writer = reader();
     }
+    // An answer that waited for the read would come at its deadline, after 15 seconds.
     assert!(
-        answered < Duration::from_millis(400),
+        answered < Duration::from_secs(10),
         "{answered:?}: {}",
         agent.log()
     );
     // The pipe is removed before the writer, so that a reader does not find the pipe again.
     fs::remove_file(&irq).unwrap();
     fs::write(&irq, others.to_string()).unwrap();
-    drop(writer.expect("the interrupts are read within 100 ms"));
+    drop(writer.expect("the interrupts are read soon"));
     assert_eq!(kernel.effective(&path(&worker)), own);
     agent.stop();
 }
@@ -655,6 +702,13 @@ fn enforcement_observe_sets_only_environment_variables() {
 #[test]
 fn a_pod_gets_the_slot_of_its_node_in_the_environment() {
     let Some(kernel) = kernel_tests() else { return };
+    // A creation waits 400 ms for the slot. Only an attempt in which the wait passed on a busy machine is repeated.
+    let done = (1..=ATTEMPTS).any(|attempt| slot_is_given(&kernel, attempt == ATTEMPTS));
+    assert!(done);
+}
+
+/// Checks the environment of an early creation. Returns `false` if the machine was too slow, unless it is the last attempt.
+fn slot_is_given(kernel: &Kernel, last_attempt: bool) -> bool {
     let tree = kernel.tree();
     let cluster = Cluster::new();
     cluster.put(&serde_json::to_value(definition()).unwrap());
@@ -664,7 +718,7 @@ fn a_pod_gets_the_slot_of_its_node_in_the_environment() {
         "apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE, "uid": "node-uid", "labels": labels},
     }));
     let mut runtime = Runtime::new();
-    let settings = cluster.settings(&tree, &kernel).with(&["--api=always"]);
+    let settings = cluster.settings(&tree, kernel).with(&["--api=always"]);
     let agent = runtime.settings(&settings).start();
     // Asked at once: the place may have yet to be read.
     runtime.connect(&agent);
@@ -673,8 +727,14 @@ fn a_pod_gets_the_slot_of_its_node_in_the_environment() {
         event_message(&tree, "web", 0),
     );
     runtime.change(1, &worker);
+    let begun = Instant::now();
     let created = runtime.create(&worker);
+    let was_slow = begun.elapsed() >= Duration::from_millis(400);
     let place = |name: &str| created.env.get(name).map(String::as_str);
+    if place("SCENCE").is_none() && was_slow && !last_attempt {
+        agent.kill();
+        return false;
+    }
     assert_eq!(
         (place("SCENCE"), place("CASE")),
         (Some("2"), Some("3")),
@@ -695,6 +755,7 @@ fn a_pod_gets_the_slot_of_its_node_in_the_environment() {
         "a pod that does not train has no slot"
     );
     agent.stop();
+    true
 }
 
 #[test]
@@ -766,49 +827,84 @@ fn pod_level_limits_count_although_the_api_reports_them_late() {
     });
     runtime.connect(&agent);
     // The limit of the pod is the only limit. A kubelet passes the limit on as the container's, or passes no limit on.
-    for (name, passed_on) in [("passed-on", true), ("kept", false)] {
-        let mut worker = event_message(&tree, name, 1);
-        if !passed_on {
-            let of_container = worker.container.as_mut().unwrap().linux.as_mut().unwrap();
-            let cpu = LinuxCpu {
-                shares: Some(OptionalUInt64 { value: 2 }),
-                ..LinuxCpu::default()
-            };
-            of_container.resources = Some(LinuxResources {
-                cpu: Some(cpu),
-                ..LinuxResources::default()
-            });
-        }
-        runtime.change(1, &worker);
-        let amounts = json!({"cpu": "1", "memory": "1Gi"});
-        let pod = json!({
-            "apiVersion": "v1", "kind": "Pod",
-            "metadata": {
-                "name": name, "namespace": "train", "uid": format!("{name}-uid"),
-                "labels": worker.pod.as_ref().unwrap().labels,
-            },
-            "spec": {
-                "nodeName": NODE,
-                "resources": {"limits": amounts, "requests": amounts},
-                "containers": [{"name": "main", "image": "tf"}],
-            },
+    // A creation waits 500 ms for the server's description. Only an attempt in which the wait passed on a busy machine is
+    // repeated.
+    for (kind, passed_on) in [("passed-on", true), ("kept", false)] {
+        let done = (1..=ATTEMPTS).any(|attempt| {
+            let name = format!("{kind}-{attempt}");
+            let last_attempt = attempt == ATTEMPTS;
+            pod_limit_counts(
+                &tree,
+                &cluster,
+                &mut runtime,
+                &agent,
+                (&name, passed_on),
+                last_attempt,
+            )
         });
-        let created = std::thread::scope(|scope| {
-            scope.spawn(|| {
-                std::thread::sleep(Duration::from_millis(100));
-                cluster.put(&pod);
-            });
-            runtime.create(&worker)
-        });
-        let threads = created
-            .env
-            .get("TF_NUM_INTRAOP_THREADS")
-            .map(String::as_str);
-        assert_eq!(threads, Some("1"), "{name}: {created:?}\n{}", agent.log());
-        assert_eq!(
-            created.cpus, None,
-            "{name}: a limit of the pod gives the container no CPUs: {created:?}"
-        );
+        assert!(done);
     }
     agent.stop();
+}
+
+/// Checks the threads of a container in a pod with a limit of its own. Returns `false` if the machine was too slow, unless it
+/// is the last attempt.
+fn pod_limit_counts(
+    tree: &Tree<'_>,
+    cluster: &Cluster,
+    runtime: &mut Runtime,
+    agent: &Agent,
+    (name, passed_on): (&str, bool),
+    last_attempt: bool,
+) -> bool {
+    let mut worker = event_message(tree, name, 1);
+    if !passed_on {
+        let of_container = worker.container.as_mut().unwrap().linux.as_mut().unwrap();
+        let cpu = LinuxCpu {
+            shares: Some(OptionalUInt64 { value: 2 }),
+            ..LinuxCpu::default()
+        };
+        of_container.resources = Some(LinuxResources {
+            cpu: Some(cpu),
+            ..LinuxResources::default()
+        });
+    }
+    runtime.change(1, &worker);
+    let amounts = json!({"cpu": "1", "memory": "1Gi"});
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "name": name, "namespace": "train", "uid": format!("{name}-uid"),
+            "labels": worker.pod.as_ref().unwrap().labels,
+        },
+        "spec": {
+            "nodeName": NODE,
+            "resources": {"limits": amounts, "requests": amounts},
+            "containers": [{"name": "main", "image": "tf"}],
+        },
+    });
+    let begun = Instant::now();
+    let created = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(100));
+            cluster.put(&pod);
+        });
+        runtime.create(&worker)
+    });
+    let threads = created
+        .env
+        .get("TF_NUM_INTRAOP_THREADS")
+        .map(String::as_str);
+    let was_slow = begun.elapsed() >= Duration::from_millis(500);
+    if threads != Some("1") && was_slow && !last_attempt {
+        // The server's update ends the time in which requests do not wait.
+        std::thread::sleep(Duration::from_millis(500));
+        return false;
+    }
+    assert_eq!(threads, Some("1"), "{name}: {created:?}\n{}", agent.log());
+    assert_eq!(
+        created.cpus, None,
+        "{name}: a limit of the pod gives the container no CPUs: {created:?}"
+    );
+    true
 }

@@ -11,7 +11,7 @@ use pinfold::metrics::{AGENT_FAMILIES, FAMILIES, Family, FamilyKind};
 
 use crate::agent::{Agent, Manifests, Settings, best_effort, container, in_force, pinfold, worker};
 use crate::http::{ask, exchange};
-use crate::kernel::kernel_tests;
+use crate::kernel::{Kernel, Tree, kernel_tests};
 use crate::kubelet::Root;
 
 #[test]
@@ -169,14 +169,15 @@ fn slow_clients_delay_no_request() {
         };
         (0..count).map(connect).collect()
     };
+    // An answer that waits for a slow client would take the five seconds after which the agent ends the client.
+    let at_once = |path: &str, what: &str| {
+        let start = Instant::now();
+        assert_eq!(agent.get(path).status, 200);
+        let took = start.elapsed();
+        assert!(took < Duration::from_secs(4), "{what:?} {path}: {took:?}");
+    };
     let few = slow(10, "GET /metrics HTTP/1.1\r\nHost: slow");
-    let start = Instant::now();
-    assert_eq!(agent.get("/metrics").status, 200);
-    assert!(
-        start.elapsed() < Duration::from_secs(1),
-        "{:?}",
-        start.elapsed()
-    );
+    at_once("/metrics", "few");
     // More clients than are served at once: clients that send half a request, nothing, or never read an answer.
     for text in [
         "GET /metrics HTTP/1.1\r\nHost: slow",
@@ -184,21 +185,8 @@ fn slow_clients_delay_no_request() {
         "GET /metrics HTTP/1.1\r\nHost: slow\r\n\r\n",
     ] {
         let many = slow(40, text);
-        let start = Instant::now();
-        assert_eq!(agent.get("/metrics").status, 200);
-        assert!(
-            start.elapsed() < Duration::from_secs(1),
-            "{text:?}: {:?}",
-            start.elapsed()
-        );
-        for path in ["/healthz", "/readyz"] {
-            let start = Instant::now();
-            assert_eq!(agent.get(path).status, 200);
-            assert!(
-                start.elapsed() < Duration::from_secs(1),
-                "{text:?} {path}: {:?}",
-                start.elapsed()
-            );
+        for path in ["/metrics", "/healthz", "/readyz"] {
+            at_once(path, text);
         }
         drop(many);
     }
@@ -217,7 +205,7 @@ fn a_reconciler_that_hangs_is_unhealthy_and_named() {
         .start();
     assert_eq!(agent.get("/healthz").status, 200);
     let _pipe = root.hang();
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     let answer = loop {
         let answer = agent.get("/healthz");
         if answer.status != 200 {
@@ -238,9 +226,18 @@ fn a_reconciler_that_hangs_is_unhealthy_and_named() {
 fn is_not_ready_before_it_has_read_the_manifests() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();
+    // The number of pods is large, so that the agent reads for a while. If the agent is ready before the last question on a
+    // busy machine, a larger number decides.
+    let early = [20_000, 40_000, 80_000, 160_000]
+        .into_iter()
+        .any(|count| is_early(&kernel, &tree, count));
+    assert!(early, "the agent is ready before it has read the manifests");
+}
+
+/// Asks an agent that reads many manifests. Returns `false` if the agent is ready before the last question.
+fn is_early(kernel: &Kernel, tree: &Tree<'_>, count: usize) -> bool {
     let pods = Manifests::new();
-    // The number of pods is large, so that the agent reads for a while.
-    let many: String = (0..20_000)
+    let many: String = (0..count)
         .map(|number| {
             format!(
                 "---\n{}",
@@ -250,19 +247,23 @@ fn is_not_ready_before_it_has_read_the_manifests() {
         .collect();
     pods.put("many.yaml", &many);
     let agent = Settings::new(&tree.path, &pods, &kernel.first()).start_early();
-    for path in ["/metrics", "/status", "/readyz"] {
-        let answer = agent.get(path);
-        assert_eq!(answer.status, 503, "{path}: {answer:?}");
+    let answers = ["/metrics", "/status", "/readyz", "/healthz"].map(|path| agent.get(path));
+    // The agent ends at once during every activity.
+    agent.stop();
+    if answers.iter().any(|answer| answer.status == 200) {
+        return false;
+    }
+    let [others @ .., health] = answers;
+    for answer in others {
+        assert_eq!(answer.status, 503, "{answer:?}");
         assert!(answer.body.contains("not ready"), "{answer:?}");
     }
     // The startup probe limits the duration.
-    let answer = agent.get("/healthz");
     assert!(
-        answer.status == 503 && answer.body.starts_with("starting: "),
-        "{answer:?}"
+        health.status == 503 && health.body.starts_with("starting: "),
+        "{health:?}"
     );
-    // The agent ends at once during every activity.
-    agent.stop();
+    true
 }
 
 #[test]
@@ -282,7 +283,8 @@ fn ends_at_once_in_the_middle_of_a_burst() {
     }
     let (status, took, log) = agent.terminate();
     assert_eq!(status.code(), Some(0), "{log}");
-    assert!(took < Duration::from_secs(2), "{took:?}\n{log}");
+    // The manifests allow ten seconds.
+    assert!(took < Duration::from_secs(10), "{took:?}\n{log}");
     assert!(log.contains("SIGTERM"), "{log}");
 }
 
@@ -524,12 +526,10 @@ fn a_page_keeps_to_the_scrapers_timeout() {
             text.contains("pinfold_collector_success{collector=\"network\"} 0\n"),
             "{text}"
         );
-        assert!(
-            agent
-                .get("/metrics")
-                .body
-                .contains("pinfold_collector_success{collector=\"network\"} 1\n")
-        );
+        agent.eventually("a complete page", |_| {
+            let text = agent.get("/metrics").body;
+            text.contains("pinfold_collector_success{collector=\"network\"} 1\n")
+        });
     });
 }
 

@@ -1,9 +1,11 @@
 //! Context switches, compared with the count of `perf stat` for the same process in the same time.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -12,7 +14,7 @@ use pinfold::host::spawn::{Launcher, Spawn, Stderr};
 use pinfold::metrics::{Format, Sources};
 
 use super::counters::{snapshot, state};
-use crate::agent::metric;
+use crate::agent::{metric, patience};
 use crate::kernel::kernel_tests;
 
 #[test]
@@ -50,14 +52,30 @@ fn context_switches_agree_with_perf() {
             metric(&text, "pinfold_container_context_switches_total", &labels).unwrap()
         })
     };
-    let pause = |signal| {
-        kill(pid, signal).unwrap();
+    let wait_for = |what: &str, holds: &dyn Fn() -> bool| {
+        let deadline = Instant::now() + patience();
+        while !holds() {
+            assert!(Instant::now() < deadline, "never seen: {what}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    let line = |name: &str| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let value = status.lines().find_map(|line| line.strip_prefix(name));
+        value.unwrap().trim().to_owned()
+    };
+    let stop = || {
+        kill(pid, Signal::SIGSTOP).unwrap();
+        wait_for("the process is stopped", &|| {
+            line("State:").starts_with('T')
+        });
         std::thread::sleep(Duration::from_millis(100));
     };
     // The process is stopped for both readings, at the start and at the end.
-    pause(Signal::SIGSTOP);
+    stop();
     let before = scrape();
-    let perf = Command::new("perf")
+    // Perf starts the command once the counter is there, and counts until the command ends.
+    let mut perf = Command::new("perf")
         .args([
             "stat",
             "-x,",
@@ -66,17 +84,28 @@ fn context_switches_agree_with_perf() {
             "-p",
             &pid.to_string(),
             "--",
-            "sleep",
-            "4",
+            "sh",
+            "-c",
+            "echo counting; read end",
         ])
-        .stdout(Stdio::null())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .expect("perf is in Debian's package linux-perf");
-    std::thread::sleep(Duration::from_millis(1500));
-    pause(Signal::SIGCONT);
+    let mut counting = String::new();
+    let mut output = BufReader::new(perf.stdout.take().unwrap());
+    output.read_line(&mut counting).unwrap();
+    assert_eq!(counting, "counting\n");
+    // Some versions of perf enable the counter a moment after the start of the command.
+    std::thread::sleep(Duration::from_millis(200));
+    let switches = || line("voluntary_ctxt_switches:").parse::<u64>().unwrap();
+    let first = switches();
+    kill(pid, Signal::SIGCONT).unwrap();
     std::thread::sleep(Duration::from_secs(1));
-    pause(Signal::SIGSTOP);
+    wait_for("the process waits often", &|| switches() > first + 150);
+    stop();
+    // The wait also closes the command's input, which ends the command.
     let said = perf.wait_with_output().unwrap();
     let after = scrape();
     let said = String::from_utf8_lossy(&said.stderr);

@@ -11,17 +11,17 @@ use nix::unistd::Pid;
 use pinfold::cpu::CpuSet;
 use pinfold::host::proc::Proc;
 use pinfold::host::spawn::{Launcher, Process, Spawn, Stderr};
-use pinfold::metrics::{Format, Sources, ThreadStatus};
+use pinfold::metrics::{Sources, ThreadStatus};
 use pinfold::pin::snapshot::ContainerState;
 use pinfold::pod::{
     Container, Pod, Policy, ThreadBasis, ThreadEnvironment, ThreadPolicy, thread_environment,
 };
 
-use crate::counters::{snapshot, state};
+use crate::counters::{complete_page, snapshot, state};
 use crate::kernel::{Kernel, kernel_tests};
 
 /// The time limit for a change that a process makes by itself.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 fn start(
     kernel: &Kernel,
@@ -103,12 +103,7 @@ struct Node<'a> {
 impl Node<'_> {
     fn scrape(&self) -> String {
         let snapshot = snapshot(self.kernel, std::slice::from_ref(&self.state));
-        let text = self.sources.collect(&snapshot).text(Format::Text);
-        assert!(
-            text.contains("pinfold_collector_success{collector=\"tasks\"} 1\n"),
-            "{text}"
-        );
-        text
+        complete_page(&self.sources, &snapshot, "tasks")
     }
 
     /// Scrapes until a page is as wanted.
@@ -206,13 +201,17 @@ fn masks_migrations_and_threads_that_want_to_run() {
         .collect();
     std::thread::sleep(Duration::from_millis(300));
     node.scrape();
-    std::thread::sleep(Duration::from_millis(1500));
-    let text = node.scrape();
-    let runnable = node.truth().unwrap().runnable.unwrap();
-    assert!(
-        (4.5..=7.0).contains(&runnable),
-        "six want to run: {runnable}"
-    );
+    // The average since the scrape before: on a busy machine, the first period has less than six threads.
+    let deadline = Instant::now() + PATIENCE;
+    let text = loop {
+        std::thread::sleep(Duration::from_millis(1500));
+        let text = node.scrape();
+        let runnable = node.truth().unwrap().runnable.unwrap();
+        if (4.5..=7.0).contains(&runnable) {
+            break text;
+        }
+        assert!(Instant::now() < deadline, "six want to run: {runnable}");
+    };
     let (finding, sentence) = node.verdict().unwrap();
     assert_eq!(finding, "oversubscribed", "{sentence}");
     assert!(

@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 
 use crate::fakeapi::FakeApi;
 
-const DEADLINE: Duration = Duration::from_secs(10);
+const DEADLINE: Duration = Duration::from_secs(60);
 
 /// The address of a server that repeats the received bytes after its name.
 async fn echo(name: &'static str) -> SocketAddr {

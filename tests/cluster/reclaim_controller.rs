@@ -463,11 +463,11 @@ async fn the_program_leads_reclaims_and_answers_probes() {
     let folder = tempfile::tempdir().unwrap();
     let kubeconfig = folder.path().join("reclaimer.conf");
     std::fs::write(&kubeconfig, cluster.fake.kubeconfig("reclaimer")).unwrap();
-    let port = std::net::TcpListener::bind(("127.0.0.1", 0))
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port();
+    // Below the ports that the kernel gives to the sockets of other tests.
+    let port = (0..)
+        .map(|number| 20_000 + u16::try_from((std::process::id() + number) % 10_000).unwrap())
+        .find(|port| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok())
+        .unwrap();
     let mut child = Command::new(env!("CARGO_BIN_EXE_pinfold"))
         .args([
             "scene",

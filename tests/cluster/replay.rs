@@ -404,7 +404,10 @@ async fn a_watch_of_four_pod_lifecycles() {
                     let version = event["object"]["metadata"]["resourceVersion"]
                         .as_str()
                         .unwrap();
-                    tokio::time::sleep(Duration::from_millis(300)).await;
+                    // Short sleeps let the server begin the watch, also after a pause of the machine.
+                    for _ in 0..6 {
+                        tokio::time::sleep(Duration::from_millis(50)).await;
+                    }
                     api.set_revision(version.parse().unwrap());
                     api.bookmark();
                 }

@@ -3,6 +3,7 @@
 use std::io::Read;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,17 +13,23 @@ use serde_json::Value;
 
 use crate::yaml::here;
 
-/// A free port.
-fn port() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
+/// A free port below the ports that the kernel gives to other sockets, so that no other socket takes the port before the
+/// program does.
+pub(crate) fn port() -> SocketAddr {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let number = std::process::id().wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+        let port = u16::try_from(20_000 + number % 10_000).unwrap();
+        let address = SocketAddr::from(([127, 0, 0, 1], port));
+        if TcpListener::bind(address).is_ok() {
+            return address;
+        }
+    }
 }
 
 /// Waits until a server listens on the address.
 fn reachable(child: &mut Child, address: SocketAddr) {
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while TcpStream::connect(address).is_err() {
         let ended = child.try_wait().unwrap();
         let mut says = String::new();
@@ -164,7 +171,7 @@ impl Prometheus {
             String::from_utf8_lossy(&output.stderr)
         );
         let prometheus = Self::with(folder, "global: {}\n", &[]);
-        let deadline = Instant::now() + Duration::from_secs(30);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while !prometheus.ready() {
             assert!(
                 Instant::now() < deadline,

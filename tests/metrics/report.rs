@@ -533,7 +533,7 @@ fn what_is_no_prometheus_is_named_with_the_query() {
         );
     }
     // No server on the port, and a server that does not answer.
-    let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = std::net::TcpListener::bind(crate::prometheus::port()).unwrap();
     let silent = address.local_addr().unwrap();
     let (code, _, error) = pinfold(&format!("http://{silent}"), &["--timeout", "1s"]);
     assert_eq!(code, Some(2));
@@ -810,7 +810,7 @@ fn a_demo_is_reported_of() {
     let url = format!("http://{}", prometheus.address);
     // Not from the start: the demo may have waited for the end of an earlier demo.
     let scraped = Instant::now();
-    let deadline = scraped + Duration::from_secs(90);
+    let deadline = scraped + Duration::from_secs(150);
     let wanted = "increase(pinfold_pod_network_transmit_bytes_total{pod=\"ps-0\"}[20s]) > 1e5";
     while !prometheus.has_data(wanted) || scraped.elapsed() < Duration::from_secs(30) {
         assert!(Instant::now() < deadline, "no traffic");

@@ -35,8 +35,8 @@ pub(crate) fn exchange(
     path: &str,
     headers: &str,
 ) -> std::io::Result<(String, Vec<u8>)> {
-    let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
-    stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+    let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(30))?;
+    stream.set_read_timeout(Some(Duration::from_secs(60)))?;
     write!(
         stream,
         "{method} {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n{headers}\r\n"

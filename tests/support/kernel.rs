@@ -214,7 +214,7 @@ impl Tree<'_> {
         let below = |other: &String| other == path || other.starts_with(&format!("{path}/"));
         // A dropped process is killed; the drop waits for the end.
         self.processes.retain(|other, _| !below(other));
-        let deadline = Instant::now() + Duration::from_secs(5);
+        let deadline = Instant::now() + Duration::from_secs(30);
         // The kernel may count a dead process for a moment longer.
         while let Err(error) = self.kernel.cgroups.remove(path) {
             assert!(
@@ -229,7 +229,7 @@ impl Tree<'_> {
 impl Drop for Tree<'_> {
     fn drop(&mut self) {
         self.processes.clear();
-        let deadline = Instant::now() + Duration::from_secs(5);
+        let deadline = Instant::now() + Duration::from_secs(30);
         while self.kernel.cgroups.remove(&self.top).is_err() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(10));
         }

@@ -64,7 +64,7 @@ impl Root {
         fs::create_dir_all(&cpus).unwrap();
         let pipe = cpus.join("online");
         nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRUSR).unwrap();
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(30);
         loop {
             // Opening the pipe succeeds once the reader has opened the pipe; the reader then waits for bytes.
             match fs::OpenOptions::new()

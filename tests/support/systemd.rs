@@ -96,7 +96,7 @@ impl Systemd {
         let daemon = Daemon(daemon);
         let (delay, set) = (Arc::default(), Arc::default());
         let name = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(60);
         let connection = loop {
             let manager = Manager {
                 units: cgroups
