@@ -73,7 +73,7 @@ impl Bus {
             file: file.to_owned(),
             callers: Arc::clone(callers),
         };
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(60);
         let systemd = loop {
             let builder = zbus::blocking::connection::Builder::address(address).unwrap();
             let builder = builder
