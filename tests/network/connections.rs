@@ -131,7 +131,7 @@ fn newer_sample(
         let is_newer = before.iter().all(|(name, time)| {
             exported
                 .get(name)
-                .is_some_and(|newer| time <= &(newer + 1e-9))
+                .is_some_and(|newer| *time <= newer + 1e-9)
         });
         if is_newer && exported["rwnd_limited"] > 1.0 {
             return (text, exported);
