@@ -15,6 +15,7 @@ mod ran;
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -27,6 +28,9 @@ use ran::run;
 use serde_json::Value;
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+
+/// The time limit for what follows soon. Only a failure uses the time.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Benches run in sequence, because a bench needs all CPUs of the machine.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -122,7 +126,7 @@ fn nothing_left(links: &BTreeSet<String>) {
 }
 
 fn until_it_runs(child: &mut Child) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + PATIENCE;
     // The bench's own command line has the mark, too.
     while !BenchRemains::now(MARK)
         .processes
@@ -241,27 +245,28 @@ fn a_command_is_measured_by_its_steps_or_to_its_end() {
     let with = |more: &[&str]| -> Value { report(&[&usual[..], more].concat()) };
     let by_steps = with(&["--command", steps, "--steps", "^step"]);
     for way in 0..4 {
+        // A step takes at least 10 ms. Delayed lines may arrive together.
         let rate = figure(&by_steps, way, "stepsPerSecond");
-        assert!(rate > 5.0 && rate < 100.0, "{by_steps}");
+        assert!(rate > 0.0 && rate < 1000.0, "{by_steps}");
     }
     // The variables are the agent's where threads are right, and the larger host's where they are not.
-    let told =
-        "while :; do sleep 0.0$TF_NUM_INTRAOP_THREADS; echo step $TF_NUM_INTRAOP_THREADS; done";
+    // Each line tells the variable as the duration of the step.
     let told = with(&[
         "--command",
-        told,
+        steps,
         "--steps",
-        "^step [0-9]",
+        "^step (?<ms>[0-9]+)",
         "--host-threads",
         "9",
     ]);
-    for (way, slow) in [(0, true), (1, false), (2, true), (3, false)] {
-        assert_eq!(figure(&told, way, "stepMsP50") >= 85.0, slow, "{told}");
+    for (way, is_large) in [(0, true), (1, false), (2, true), (3, false)] {
+        let threads = figure(&told, way, "stepMsP50");
+        assert_eq!((threads - 9.0).abs() < 0.01, is_large, "{told}");
     }
     let whole = with(&["--command", "sleep 0.6; echo done"]);
     for way in 0..4 {
         let millis = figure(&whole, way, "stepMsP50");
-        assert!((600.0..3000.0).contains(&millis), "{whole}");
+        assert!((600.0..60_000.0).contains(&millis), "{whole}");
         assert!(
             figure(&whole, way, "contextSwitchesPerStep") >= 1.0,
             "{whole}"
@@ -331,10 +336,6 @@ fn a_command_that_fails_is_told_with_its_words() {
             &["--command", "sleep 1; echo done", "--steps", "^step"],
             &["made no step", "--steps"],
         ),
-        (
-            &["--command", "echo step; sleep 2", "--steps", "^step"],
-            &["the command ended", "--seconds"],
-        ),
         // A hundred lines are enough for the error: a slow machine prints a hundred lines in time.
         (
             &[
@@ -366,6 +367,31 @@ fn a_command_that_fails_is_told_with_its_words() {
         }
         nothing_left(&links);
     }
+}
+
+#[test]
+fn a_command_that_ends_in_the_measurement_is_told_of() {
+    let Some(_alone) = kernel_tests() else { return };
+    let links = BenchRemains::now(MARK).links;
+    // On a slow machine, the command ends before the measurement. A longer command then ends in the measurement.
+    let in_the_measurement = ["2", "20", "60"].into_iter().any(|seconds| {
+        let command = format!("echo step; sleep {seconds}");
+        let (code, stdout, stderr) = run(&mut bench(&[
+            "--rounds",
+            "1",
+            "--seconds",
+            "1",
+            "--command",
+            &command,
+            "--steps",
+            "^step",
+        ]));
+        assert_eq!((code, stdout.as_str()), (2, ""), "{command}: {stderr}");
+        assert!(stderr.contains("the command ended"), "{command}: {stderr}");
+        nothing_left(&links);
+        stderr.contains("--seconds")
+    });
+    assert!(in_the_measurement, "each command ended early");
 }
 
 #[test]
@@ -411,7 +437,7 @@ fn a_kill_leaves_nothing_a_moment_later() {
     until_it_runs(&mut child);
     child.kill().unwrap();
     child.wait().unwrap();
-    let deadline = Instant::now() + Duration::from_secs(15);
+    let deadline = Instant::now() + PATIENCE;
     while !BenchRemains::now(MARK).is_nothing(&links) {
         assert!(Instant::now() < deadline, "{:?}", BenchRemains::now(MARK));
         std::thread::sleep(Duration::from_millis(50));
@@ -435,29 +461,29 @@ fn who_owns_the_cgroups_already_is_named() {
         ])
         .arg(pods.path());
     let mut agent = command
+        .env_remove("PINFOLD_LOG_LEVEL")
         .stdout(Stdio::null())
-        .stderr(Stdio::null())
+        .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let deadline = Instant::now() + Duration::from_secs(20);
-    let said = loop {
-        // The agent takes the lock a moment after the start; before, a bench could run.
-        std::thread::sleep(Duration::from_millis(500));
-        let (code, _, stderr) = run(&mut bench(&[
-            "--rounds",
-            "1",
-            "--seconds",
-            "1",
-            "--command",
-            "sleep 0.5",
-        ]));
-        if code == 2 || Instant::now() > deadline {
-            break stderr;
-        }
-    };
+    // The agent takes the lock before it serves. The lines of an agent that fails end.
+    let mut lines = BufReader::new(agent.stderr.take().unwrap()).lines();
+    let serves = lines.any(|line| line.is_ok_and(|line| line.contains("serving http://")));
+    let (code, _, said) = run(&mut bench(&[
+        "--rounds",
+        "1",
+        "--seconds",
+        "1",
+        "--command",
+        "sleep 0.5",
+    ]));
     kill(Pid::from_raw(agent.id().cast_signed()), Signal::SIGTERM).unwrap();
     agent.wait().unwrap();
-    assert!(said.contains("another pinfold owns the cgroups"), "{said}");
+    assert!(serves, "the agent ended early");
+    assert!(
+        code == 2 && said.contains("another pinfold owns the cgroups"),
+        "{code}: {said}"
+    );
     nothing_left(&links);
 }
 

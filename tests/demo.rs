@@ -24,6 +24,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use ran::run;
 
+/// The time limit for what follows soon. Only a failure uses the time.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// Demos run in sequence, because a demo owns a tree of cgroups.
 static ALONE: Mutex<()> = Mutex::new(());
 
@@ -112,6 +115,18 @@ fn find(name: &str, dir: &Path, depth: usize, found: &mut BTreeSet<PathBuf>) {
     }
 }
 
+/// Waits until a demo has made what a condition asks for.
+fn until(child: &mut Child, what: &str, wanted: impl Fn(&DemoRemains) -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !wanted(&DemoRemains::now()) {
+        assert!(
+            Instant::now() < deadline && child.try_wait().unwrap().is_none(),
+            "the demo made no {what}"
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 fn send(child: &Child, signal: Signal) {
     kill(Pid::from_raw(child.id().cast_signed()), signal).unwrap();
 }
@@ -120,7 +135,9 @@ fn send(child: &Child, signal: Signal) {
 fn the_figures_of_a_short_demo() {
     let Some(_alone) = kernel_tests() else { return };
     let before = DemoRemains::now();
+    let begun = Instant::now();
     let (code, stdout, stderr) = run(&mut demo(&["--seconds", "4", "-o", "json"]));
+    let took = begun.elapsed().as_secs_f64();
     assert_eq!(code, 0, "{stderr}");
     let last = stdout.lines().last().unwrap();
     let report: serde_json::Value = serde_json::from_str(last).unwrap();
@@ -150,9 +167,10 @@ fn the_figures_of_a_short_demo() {
     let pods = report["pods"].as_array().unwrap();
     let worker = pods.iter().find(|pod| pod["pod"] == "worker-0").unwrap();
     assert_eq!(worker["exclusive"], true, "{worker}");
+    // The second half alone takes about half of the time.
     assert!(
-        worker["unpinned_seconds"].as_f64().unwrap() < 1.0,
-        "{worker}"
+        worker["unpinned_seconds"].as_f64().unwrap() < took / 4.0,
+        "{took} s: {worker}"
     );
     let own: pinfold::cpu::CpuSet = worker["cpus"].as_str().unwrap().parse().unwrap();
     assert_eq!(
@@ -236,7 +254,7 @@ fn ten_kills_and_a_rerun_that_finds_nothing_left() {
         let _ = kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGKILL);
         child.wait().unwrap();
         // The processes end with the demo; the kernel needs a moment.
-        let deadline = Instant::now() + Duration::from_secs(5);
+        let deadline = Instant::now() + PATIENCE;
         while !DemoRemains::now().processes.is_empty() {
             assert!(
                 Instant::now() < deadline,
@@ -260,9 +278,14 @@ fn ten_kills_and_a_rerun_that_finds_nothing_left() {
 fn an_interrupt_cleans_up() {
     let Some(_alone) = kernel_tests() else { return };
     let links = DemoRemains::now().links;
-    for (signal, delay) in [(Signal::SIGINT, 3000), (Signal::SIGTERM, 700)] {
-        let child = demo(&["--seconds", "60"]).spawn().unwrap();
-        std::thread::sleep(Duration::from_millis(delay));
+    // The one signal comes in the middle, the other signal before the first process or soon afterwards.
+    for (signal, is_early) in [(Signal::SIGINT, false), (Signal::SIGTERM, true)] {
+        let mut child = demo(&["--seconds", "60"]).spawn().unwrap();
+        until(&mut child, "cgroup", |made| !made.cgroups.is_empty());
+        if !is_early {
+            until(&mut child, "process", |made| !made.processes.is_empty());
+            std::thread::sleep(Duration::from_millis(2500));
+        }
         send(&child, signal);
         let output = child.wait_with_output().unwrap();
         let stderr = String::from_utf8_lossy(&output.stderr);
@@ -275,12 +298,8 @@ fn an_interrupt_cleans_up() {
 #[test]
 fn a_second_demo_is_told_of_the_first() {
     let Some(_alone) = kernel_tests() else { return };
-    let first = demo(&["--seconds", "60"]).spawn().unwrap();
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while DemoRemains::now().processes.is_empty() {
-        assert!(Instant::now() < deadline, "the first demo started nothing");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let mut first = demo(&["--seconds", "60"]).spawn().unwrap();
+    until(&mut first, "process", |made| !made.processes.is_empty());
     let (code, _, stderr) = run(&mut demo(&["--seconds", "2"]));
     send(&first, Signal::SIGINT);
     let ended = first.wait_with_output().unwrap();
@@ -297,27 +316,25 @@ fn a_second_demo_is_told_of_the_first() {
     );
 }
 
-#[test]
-fn top_shows_what_the_demo_does() {
-    let Some(_alone) = kernel_tests() else { return };
-    let links = DemoRemains::now().links;
-    // Another program could take the port in the meantime; the demo then reports an error.
-    let port = std::net::TcpListener::bind("127.0.0.1:0")
+/// A frame of `pinfold top` with a pod with exclusive CPUs, while a demo runs; `None` if the demo ended before.
+fn frame_beside_a_demo(seconds: u64) -> Option<String> {
+    // Connections come from 127.0.0.1, so no connection takes the port of this address in the meantime.
+    let port = std::net::TcpListener::bind("127.0.0.78:0")
         .unwrap()
         .local_addr()
         .unwrap()
         .port();
-    let address = format!("127.0.0.1:{port}");
-    let child = pinfold()
+    let address = format!("127.0.0.78:{port}");
+    let mut child = pinfold()
         // The job has traffic only with a parameter server.
-        .args(["demo", "--seconds", "24", "--ps", "1", "--listen", &address])
+        .args(["demo", "--ps", "1", "--listen", &address, "--seconds"])
+        .arg(seconds.to_string())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
     // Only a pod with exclusive CPUs is shown: the job's second half has an exclusive pod.
-    let deadline = Instant::now() + Duration::from_secs(60);
     let node = format!("here={address}");
     let arguments = [
         "top",
@@ -335,22 +352,34 @@ fn top_shows_what_the_demo_does() {
         let line = frame.lines().find(|line| line.contains("worker-0"));
         // The first sample may precede the first byte.
         if code == 0 && line.is_some_and(|line| !line.split_whitespace().any(|cell| cell == "-")) {
-            break frame;
+            break Some(frame);
         }
-        assert!(
-            Instant::now() < deadline,
-            "no owner is shown: {code}\n{frame}\n{complaint}"
-        );
+        if child.try_wait().unwrap().is_some() {
+            eprintln!("{seconds} s: no owner is shown: {code}\n{frame}\n{complaint}");
+            break None;
+        }
         std::thread::sleep(Duration::from_millis(100));
     };
-    send(&child, Signal::SIGINT);
+    if frame.is_some() {
+        send(&child, Signal::SIGINT);
+    }
     let ended = child.wait_with_output().unwrap();
-    assert_eq!(
-        ended.status.code(),
-        Some(130),
+    // The demo may have ended before the signal.
+    assert!(
+        matches!(ended.status.code(), Some(0 | 130)),
         "{}",
         String::from_utf8_lossy(&ended.stderr)
     );
+    frame
+}
+
+#[test]
+fn top_shows_what_the_demo_does() {
+    let Some(_alone) = kernel_tests() else { return };
+    let links = DemoRemains::now().links;
+    // On a slow machine, a short demo may end before `top` has two samples.
+    let frame = [24, 80, 240].into_iter().find_map(frame_beside_a_demo);
+    let frame = frame.unwrap_or_else(|| panic!("no owner is shown"));
     let worker = frame
         .lines()
         .find(|line| line.contains("worker-0"))

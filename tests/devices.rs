@@ -210,7 +210,7 @@ impl Kubelet {
     }
 
     fn client(&self) -> PodResources {
-        PodResources::new(self.root.path()).with_deadline(Duration::from_secs(10))
+        PodResources::new(self.root.path()).with_deadline(Duration::from_secs(60))
     }
 
     async fn list(&self) -> Result<Vec<ContainerDevices>, DevicesError> {
@@ -518,7 +518,7 @@ async fn a_slow_or_silent_server_is_an_error() {
             ),
             "{error:?}"
         );
-        assert!(begun.elapsed() < Duration::from_secs(5));
+        assert!(begun.elapsed() < Duration::from_secs(30));
     }
 }
 

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pinfold::host::proc::{Proc, SchedulerCounts};
 use pinfold::host::taskstats::Taskstats;
@@ -42,14 +42,14 @@ fn the_accounting_agrees_with_the_files_of_each_thread() {
         };
         (tid == pid && counted.voluntary > 0).then_some(counted)
     };
-    let mut counted = (None, taskstats.of(pid).unwrap());
-    for _ in 0..100 {
-        counted = (agree(), taskstats.of(pid).unwrap());
-        if counted.0 == counted.1 {
-            break;
+    let deadline = Instant::now() + Duration::from_secs(40);
+    let counted = loop {
+        let counted = (agree(), taskstats.of(pid).unwrap());
+        if counted.0 == counted.1 || Instant::now() > deadline {
+            break counted;
         }
         thread::sleep(Duration::from_millis(20));
-    }
+    };
     assert_eq!(counted.0, counted.1);
     assert_eq!(proc.thread_count(pid), 1);
     child.kill().unwrap();

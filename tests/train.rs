@@ -59,9 +59,9 @@ fn last(lines: Lines<BufReader<ChildStdout>>) -> ProgressLine {
     }
 }
 
-/// The time limit for the end of a process after a signal.
+/// The time limit for the end of a process after a signal. Only a failure uses the time.
 fn soon() -> Instant {
-    Instant::now() + Duration::from_secs(10)
+    Instant::now() + Duration::from_secs(60)
 }
 
 #[test]
@@ -127,13 +127,19 @@ fn a_neighbor_reports_and_ends_on_sigterm() {
         .spawn(train("neighbor --threads 2 --task-index 5", &[], None))
         .unwrap();
     let mut lines = lines(&mut neighbor);
-    let line: ProgressLine = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+    // On a slow machine, the first lines may come before the first step.
+    let line = loop {
+        let line: ProgressLine = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+        if line.steps > 0 {
+            break line;
+        }
+    };
     assert_eq!(
         (line.role, line.index, line.threads),
         (ProcessRole::Neighbor, 5, 2)
     );
     assert!(
-        line.steps > 0 && line.step_ms_p99 >= line.step_ms_p50 && line.loss.is_none(),
+        line.step_ms_p99 >= line.step_ms_p50 && line.loss.is_none(),
         "{line:?}"
     );
     assert!(neighbor.stop_by(soon()).unwrap().success());

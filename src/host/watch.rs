@@ -290,6 +290,9 @@ fn descend(dir: &Path, inode: u64, depth: usize, found: &mut FoundDirectories) {
 mod tests {
     use super::*;
 
+    /// The time limit for an event. Only a failure uses the time.
+    const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
+
     #[tokio::test]
     async fn what_is_gone_is_remove_watches_of() {
         let dir = tempfile::tempdir().unwrap();
@@ -303,7 +306,7 @@ mod tests {
             watch.changed().await.unwrap();
             std::fs::remove_dir_all(&pod).unwrap();
             while watch.covered.len() > few {
-                tokio::time::timeout(std::time::Duration::from_secs(5), watch.changed())
+                tokio::time::timeout(PATIENCE, watch.changed())
                     .await
                     .unwrap()
                     .unwrap();
@@ -314,7 +317,7 @@ mod tests {
         std::fs::create_dir(&root).unwrap();
         watch.changed().await.unwrap();
         std::fs::write(root.join("file"), "").unwrap();
-        tokio::time::timeout(std::time::Duration::from_secs(5), watch.changed())
+        tokio::time::timeout(PATIENCE, watch.changed())
             .await
             .unwrap()
             .unwrap();
@@ -339,7 +342,7 @@ mod tests {
             let inside = root.join(to).join("inside");
             std::fs::create_dir(&inside).unwrap();
             while !watch.covered.contains_key(&inside) {
-                tokio::time::timeout(std::time::Duration::from_secs(5), watch.changed())
+                tokio::time::timeout(PATIENCE, watch.changed())
                     .await
                     .unwrap()
                     .unwrap();
@@ -362,7 +365,7 @@ mod tests {
         // Events of the directories above may still be queued. The test therefore waits for the
         // state, not for an event.
         while !root.join("burstable/pod1/done").exists() {
-            tokio::time::timeout(std::time::Duration::from_secs(5), watch.changed())
+            tokio::time::timeout(PATIENCE, watch.changed())
                 .await
                 .unwrap()
                 .unwrap();
@@ -370,7 +373,7 @@ mod tests {
                 std::fs::create_dir(root.join("burstable/pod1/done")).unwrap();
             }
         }
-        tokio::time::timeout(std::time::Duration::from_secs(5), watch.changed())
+        tokio::time::timeout(PATIENCE, watch.changed())
             .await
             .unwrap()
             .unwrap();

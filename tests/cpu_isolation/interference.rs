@@ -169,8 +169,9 @@ fn interference_counts_the_neighbours_time_and_nothing_else() {
             );
         }
     }
+    // The machine's host may take most of the time.
     assert!(
-        with_neighbour.neighbour_usage > 0.1 * with_neighbour.wall,
+        with_neighbour.neighbour_usage > 0.1 * (with_neighbour.wall - with_neighbour.stolen),
         "the neighbour ran: {with_neighbour:?}"
     );
     assert!(alone.neighbour_usage < 0.001, "{alone:?}");

@@ -16,8 +16,8 @@ use crate::tools::{debian, documents};
 
 const UID: &str = "5d0f8a51-6d3e-4a44-9d0b-0a1f5f7a9c11";
 
-/// The time limit for actions that should happen at once.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// The time limit for actions that should happen at once. Only a failure uses the time.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;

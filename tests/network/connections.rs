@@ -23,10 +23,6 @@ const TIME_FAMILIES: [(&str, &str); 3] = [
     ),
 ];
 
-/// The agent samples every second, and scrapes within a second share a collection. A scrape after the pause shows a
-/// newer sample.
-const SAMPLE_AND_SCRAPE: Duration = Duration::from_millis(2300);
-
 /// Times of all connections in a namespace in seconds, from `ss`.
 fn ss_times(network: &Netns) -> BTreeMap<&'static str, f64> {
     let output = network
@@ -104,17 +100,44 @@ fn connect(listener: &TcpListener, inside: &Netns) -> (TcpStream, TcpStream) {
     (client, listener.accept().unwrap().0)
 }
 
-/// Sends until the receiver's buffer is full.
+/// Sends until the receiver's buffer is full: for a while, no byte finds room.
 fn fill(client: &mut TcpStream) {
     client.set_nonblocking(true).unwrap();
-    let end = Instant::now() + Duration::from_millis(300);
-    while Instant::now() < end {
+    let mut attempts = 0;
+    while attempts < 20 {
         match client.write(&[7; 65536]) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                attempts += 1;
                 std::thread::sleep(Duration::from_millis(10));
             }
-            result => assert!(result.unwrap() > 0),
+            result => {
+                assert!(result.unwrap() > 0);
+                attempts = 0;
+            }
         }
+    }
+}
+
+/// Waits for a scrape with a sample that is newer than the given times, and with more than a second of waiting for the
+/// receiver. Returns the scrape and the times of `own`.
+fn newer_sample(
+    agent: &Agent,
+    before: &BTreeMap<&'static str, f64>,
+) -> (String, BTreeMap<&'static str, f64>) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let text = agent.get("/metrics").body;
+        let exported = times(&text, "own");
+        let is_newer = before.iter().all(|(name, time)| {
+            exported
+                .get(name)
+                .is_some_and(|newer| *time <= newer + 1e-9)
+        });
+        if is_newer && exported["rwnd_limited"] > 1.0 {
+            return (text, exported);
+        }
+        assert!(Instant::now() < deadline, "{before:?} {exported:?}");
+        std::thread::sleep(Duration::from_millis(200));
     }
 }
 
@@ -153,20 +176,16 @@ fn connection_metrics_match_ss() {
     fill(&mut full_sender);
 
     let before = ss_times(&own_network);
-    std::thread::sleep(SAMPLE_AND_SCRAPE);
-    let text = agent.get("/metrics").body;
-    let (exported, after) = (times(&text, "own"), ss_times(&own_network));
+    let (text, exported) = newer_sample(&agent, &before);
+    let after = ss_times(&own_network);
     for (name, _) in TIME_FAMILIES {
         // `ss` rounds to milliseconds for each of the three connections.
         assert!(
-            before[name] <= exported[name] + 1e-9 && exported[name] <= after[name] + 0.004,
+            exported[name] <= after[name] + 0.004,
             "{name}: {before:?} {exported:?} {after:?}"
         );
     }
-    assert!(
-        exported["rwnd_limited"] > 1.0 && exported["busy"] >= exported["rwnd_limited"],
-        "{exported:?}"
-    );
+    assert!(exported["busy"] >= exported["rwnd_limited"], "{exported:?}");
     assert_eq!(in_state(&own_network, "01"), 3);
     assert_eq!(
         pod_metric(&text, CONNECTIONS, "own", &[("state", "established")]),
@@ -187,10 +206,12 @@ fn connection_metrics_match_ss() {
         &[("le", "0.25")],
     )
     .unwrap();
+    // A round trip outside of the bucket, as on a machine that pauses, takes longer than 0.25 s.
     assert!(
-        count >= 3.0 && sum > 0.0 && within == count,
+        count >= 3.0 && sum > 0.0 && within <= count && sum >= 0.25 * (count - within),
         "{count} {sum} {within}"
     );
+    assert!(within < count || sum <= 0.25 * count, "{count} {sum}");
     let success = metric(
         &text,
         "pinfold_collector_success",
@@ -319,8 +340,9 @@ fn a_namespace_ends_with_its_pod() {
         tree.remove(&main);
         let since = Instant::now();
         while exists() {
+            // The kernel alone may take seconds on a slow machine. A kept handle would last as long as the pod's manifest.
             assert!(
-                since.elapsed() < Duration::from_secs(1),
+                since.elapsed() < Duration::from_secs(30),
                 "the namespace of {name} still exists after the pod's end"
             );
             std::thread::sleep(Duration::from_millis(10));

@@ -18,7 +18,7 @@ use pinfold::host::sockets::{DEFAULT_ENTRIES, SocketCounter, SocketTcpCounts};
 use crate::agent::{Manifests, Settings, best_effort, metric};
 use crate::kernel::{Kernel, Tree, kernel_tests};
 use crate::sockets::unified;
-use crate::traffic::tcp_counts;
+use crate::traffic::{tcp_counts, while_quiet};
 
 /// The time limit for kernel actions that follow several timers.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -212,16 +212,23 @@ fn counts_of_two_pods_match_a_lossy_network() {
         let mut counter = early_counter.unwrap_or_else(|| counter(&tree));
         connection.send(SENT);
         std::thread::sleep(Duration::from_millis(500));
-        let wanted = gained(handshake_counts, network_tcp(&network));
+        let (of_network, pod_counts) = while_quiet(
+            || network_tcp(&network),
+            || counted(&kernel, &mut counter, pods),
+        );
         assert_eq!(
-            sum(counted(&kernel, &mut counter, pods)),
-            wanted,
+            sum(pod_counts),
+            gained(handshake_counts, of_network),
             "{host}, without loss"
         );
 
         let lossy = mains.map(|main| loss(main, 8));
         connection.send(SENT);
         connection.exchange_messages(150);
+        // Which packets are lost is random.
+        while network_tcp(&network).retransmitted <= 5 {
+            connection.exchange_messages(10);
+        }
         drop(lossy);
         // All packets are lost for several timers.
         let before = network_tcp(&network).timeouts;
@@ -238,18 +245,22 @@ fn counts_of_two_pods_match_a_lossy_network() {
         // Wait for the delayed last acknowledgement.
         std::thread::sleep(Duration::from_millis(500));
 
-        let pod_counts = counted(&kernel, &mut counter, pods);
-        let wanted = gained(handshake_counts, network_tcp(&network));
+        let (of_network, (pod_counts, of_ss)) = while_quiet(
+            || network_tcp(&network),
+            || {
+                (
+                    counted(&kernel, &mut counter, pods),
+                    connection.ss(Some(&network)),
+                )
+            },
+        );
+        let wanted = gained(handshake_counts, of_network);
         assert_eq!(sum(pod_counts), wanted, "{host}: {pod_counts:?}");
         assert!(
             wanted.retransmitted > 5 && wanted.timeouts >= 3,
             "{wanted:?}"
         );
-        for ((pod, before), after) in pod_counts
-            .iter()
-            .zip(handshake_ss)
-            .zip(connection.ss(Some(&network)))
-        {
+        for ((pod, before), after) in pod_counts.iter().zip(handshake_ss).zip(of_ss) {
             let total = i64::try_from(pod.sent + pod.retransmitted).unwrap();
             let retransmitted = i64::try_from(pod.retransmitted).unwrap();
             assert_eq!(
@@ -317,19 +328,25 @@ fn with_sockets_enabled_pods_on_the_nodes_network_have_segment_metrics() {
     let lossy = [one, two, &outside].map(|cgroup| loss(cgroup, 8));
     connection.send(SENT);
     connection.exchange_messages(100);
+    // Which packets are lost is random.
+    while connection.ss(None)[0][1] == before[0][1] {
+        connection.exchange_messages(10);
+    }
     outside_connection.send(SENT);
     drop(lossy);
     connection.exchange_messages(1);
-    // Wait for the delayed last acknowledgement. Scrapes within a second share a collection.
     Connection::new(Some(&own_network), [separate, separate], host).exchange_messages(10);
-    std::thread::sleep(Duration::from_millis(1100));
-    let text = agent.get("/metrics").body;
+    let read = || (connection.ss(None), network_tcp(&own_network));
+    let ((of_ss, of_network), text) = while_quiet(read, || {
+        // Wait for the delayed last acknowledgement. Scrapes within a second share a collection.
+        std::thread::sleep(Duration::from_millis(1100));
+        agent.get("/metrics").body
+    });
     let exported = |pod: &str| {
         FAMILIES.map(|name| metric(&text, name, &[("namespace", "train"), ("pod", pod)]))
     };
     for (pod, at) in [("one", 0), ("two", 1)] {
-        let gained: [i64; 2] =
-            std::array::from_fn(|which| connection.ss(None)[at][which] - before[at][which]);
+        let gained: [i64; 2] = std::array::from_fn(|which| of_ss[at][which] - before[at][which]);
         let [sent, retransmitted, timeouts] = exported(pod).map(Option::unwrap);
         assert_eq!(
             [sent + retransmitted, retransmitted],
@@ -346,7 +363,7 @@ fn with_sockets_enabled_pods_on_the_nodes_network_have_segment_metrics() {
         sent,
         retransmitted,
         timeouts,
-    } = network_tcp(&own_network);
+    } = of_network;
     assert_eq!(
         exported("own"),
         [sent, retransmitted, timeouts].map(|number| Some(number as f64))

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
 use std::path::Path;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pinfold::host::file::Reader;
 use pinfold::host::netns::Netns;
@@ -21,8 +21,8 @@ pub(crate) const DATAGRAMS: (u64, u64, u64, u64) = (50, 1000, 20, 500);
 /// Bytes that a pod sends and receives in [`tcp`].
 pub(crate) const STREAM: (u64, u64) = (3_000_000, 2_000_000);
 
-/// The time limit of a peer for expected data.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// The time limit of a peer for expected data. The scripts have the same limit.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Runs a script in a cgroup and waits for the end.
 pub(crate) fn run(kernel: &Kernel, cgroup: &str, network: Option<&Netns>, script: &str) {
@@ -77,7 +77,7 @@ pub(crate) fn udp(kernel: &Kernel, cgroup: &str, networks: Option<(&Netns, &Netn
     });
     let script = format!(
         "exec 3<>/dev/udp/{host}/{port}; for i in {{1..{count}}}; do printf '%{size}s' . >&3; done; \
-         timeout 20 head -c {} <&3 >/dev/null",
+         timeout 60 head -c {} <&3 >/dev/null",
         replies * reply
     );
     run(kernel, cgroup, networks.map(|(pod, _)| pod), &script);
@@ -89,7 +89,7 @@ pub(crate) fn tcp(kernel: &Kernel, cgroup: &str, networks: Option<(&Netns, &Netn
     let (send, receive) = STREAM;
     let (address, peer) = peer(networks.map(|(_, peer)| peer), host, send, receive);
     let script = format!(
-        "exec 3<>/dev/tcp/{host}/{}; head -c {send} /dev/zero >&3; timeout 20 cat <&3 >/dev/null",
+        "exec 3<>/dev/tcp/{host}/{}; head -c {send} /dev/zero >&3; timeout 60 cat <&3 >/dev/null",
         address.port()
     );
     run(kernel, cgroup, networks.map(|(pod, _)| pod), &script);
@@ -121,6 +121,23 @@ fn in_network<T: Send>(network: Option<&Netns>, work: impl FnOnce() -> T + Send)
     match network {
         Some(network) => network.run(work).unwrap(),
         None => work(),
+    }
+}
+
+/// A reading between two equal readings of the network, and the network's reading. A late acknowledgement or
+/// retransmission repeats the readings.
+pub(crate) fn while_quiet<N: PartialEq, T>(
+    network: impl Fn() -> N,
+    mut read: impl FnMut() -> T,
+) -> (N, T) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let before = network();
+        let result = read();
+        if network() == before {
+            return (before, result);
+        }
+        assert!(Instant::now() < deadline, "the network is never quiet");
     }
 }
 

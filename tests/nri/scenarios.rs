@@ -8,8 +8,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::listening::{Behavior, RecordingPlugin, Serving};
 use crate::runtime::{
-    Changed, EventMessage, PLUGIN, Parser, REQUEST, Reply, ReplyStatus, StateChange, Synchronize,
-    event_message, frame, message, request, soon,
+    Changed, EventMessage, PLUGIN, Parser, REQUEST, RESPONSE, RUNTIME, Reply, ReplyStatus,
+    StateChange, Synchronize, event_message, frame, message, request, soon,
 };
 
 const CREATE_AND_START: [Event; 2] = [Event::CreateContainer, Event::StartContainer];
@@ -128,14 +128,23 @@ async fn the_plugin_disconnects_from_a_runtime_that_never_registers_or_configure
             settings.backoff = (Duration::from_secs(600), Duration::from_secs(600));
         });
         let mut runtime = serving.socket.accept().await;
+        // The ends stay open until the plugin disconnects.
+        let mut ends = None;
         if answers_registration {
-            runtime.register().await;
+            let (stream, call) = runtime.called().await;
+            assert_eq!(call.method, "RegisterPlugin");
+            let reply = message(stream, RESPONSE, &Reply::default().encode_to_vec());
+            let (reader, mut writer) = runtime.split();
+            // On a slow machine, the plugin may have disconnected before the answer.
+            let _ = writer.write_all(&frame(RUNTIME, &reply)).await;
+            ends = Some((reader, writer));
         }
         serving
             .away(|disconnect| {
                 *disconnect == Disconnect::RegistrationTimeout(Duration::from_millis(200))
             })
             .await;
+        drop(ends);
         serving.end().await;
     }
 }

@@ -30,6 +30,9 @@ pub(crate) fn suites() -> Vec<String> {
     releases.split(',').map(str::to_owned).collect()
 }
 
+/// The runtime's time limit for an answer of a plugin. containerd's default of 2 s is too short on a machine that pauses.
+pub(crate) const PLUGIN_TIME_LIMIT: Duration = Duration::from_secs(20);
+
 /// The folder into which `tests/runtime/prepare` writes the runtimes.
 fn tools() -> PathBuf {
     std::env::var_os("PINFOLD_TOOLS")
@@ -43,6 +46,8 @@ pub(crate) struct Runtime {
     /// The version that the daemon reports.
     pub(crate) version: String,
     pub(crate) cri: Cri,
+    /// The time limit for an answer of a plugin.
+    pub(crate) time_limit: Duration,
     folder: TempDir,
     bin: PathBuf,
     child: Mutex<Option<Child>>,
@@ -57,6 +62,11 @@ pub(crate) struct Runtime {
 impl Runtime {
     /// Starts the containerd of a Debian release, with the image.
     pub(crate) fn start(suite: &str) -> Self {
+        Self::start_within(suite, PLUGIN_TIME_LIMIT)
+    }
+
+    /// As `start`, with the time limit for an answer of a plugin.
+    pub(crate) fn start_within(suite: &str, time_limit: Duration) -> Self {
         let bin = tools().join(format!("containerd-{suite}/bin"));
         assert!(
             bin.join("containerd").exists(),
@@ -83,6 +93,7 @@ impl Runtime {
             suite: suite.to_owned(),
             version: String::new(),
             cri: Cri::new(&folder.path().join("containerd.sock")),
+            time_limit,
             folder,
             bin,
             child: Mutex::new(None),
@@ -127,6 +138,7 @@ impl Runtime {
     /// lowers the OOM score below its own score: root in a container may not.
     fn configuration(&self) -> String {
         let here = self.folder.path().display();
+        let time_limit = self.time_limit.as_secs();
         let is_series_1 = self.suite == "trixie";
         let (version, cri, sandbox, images) = if is_series_1 {
             let cri = "io.containerd.grpc.v1.cri";
@@ -168,6 +180,8 @@ disable_connections = false
 socket_path = '{here}/nri.sock'
 plugin_path = '{here}/plugins'
 plugin_config_path = '{here}/nri'
+plugin_registration_timeout = '30s'
+plugin_request_timeout = '{time_limit}s'
 "
         )
     }

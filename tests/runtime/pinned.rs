@@ -427,7 +427,7 @@ fn containers_start_while_agent_and_runtime_restart() {
         let started = scenarios::disturbed(&pod, 0, containers, disturb, judge);
         with_agent(&connected);
         // After the disturbances, containers begin on their own CPUs again. No earlier container still owns a CPU.
-        scenarios::run_containers(&pod, 10_000, 3, &|_| kernel.last());
+        scenarios::run_containers(&pod, 1_000_000, 3, &|_| kernel.last());
         println!(
             "{} {}: {started} containers while agent and runtime were killed, {} of them began without the agent's answer",
             runtime.suite,

@@ -7,7 +7,7 @@ use pinfold::cpu::CpuSet;
 use pinfold::nri::{self, Event};
 use pinfold::pod::{self, Qos};
 
-use crate::daemon::{Runtime, suites};
+use crate::daemon::{PLUGIN_TIME_LIMIT, Runtime, suites};
 use crate::kernel::{Kernel, Tree, kernel_tests};
 use crate::pods::{Container, ContainerSpec, Pod, PodSpec};
 use crate::probe::Report;
@@ -16,10 +16,18 @@ use crate::scripted::Serving;
 
 /// Plays a scenario with each runtime and the scripted plugin.
 fn with_each(play: impl Fn(Stage<'_>, &Kernel, &Tree<'_>, &Runtime, &Serving)) {
+    with_each_within(PLUGIN_TIME_LIMIT, play);
+}
+
+/// As `with_each`, with the runtime's time limit for an answer of the plugin.
+fn with_each_within(
+    time_limit: Duration,
+    play: impl Fn(Stage<'_>, &Kernel, &Tree<'_>, &Runtime, &Serving),
+) {
     let Some(kernel) = kernel_tests() else { return };
     for suite in suites() {
         let tree = kernel.tree();
-        let runtime = Runtime::start(&suite);
+        let runtime = Runtime::start_within(&suite, time_limit);
         let plugin = Serving::start(&runtime, "scripted", 20);
         let stage = Stage {
             kernel: &kernel,
@@ -271,7 +279,7 @@ fn restarts_in_the_middle_of_creations() {
             synchronizations() >= 2
         });
         plugin.synchronized(&runtime);
-        scenarios::run_containers(&pod, 10_000, 2, &|_| own_cpus.clone());
+        scenarios::run_containers(&pod, 1_000_000, 2, &|_| own_cpus.clone());
         println!(
             "{} {}: {started} containers while the runtime was restarted and killed, {} of them created without the plugin",
             runtime.suite,
@@ -310,7 +318,8 @@ fn a_refused_start_fails_the_container() {
 
 #[test]
 fn a_late_answer_loses_the_adjustment_but_keeps_the_plugin_connected() {
-    with_each(|_, kernel, tree, runtime, plugin| {
+    let default_limit = Duration::from_secs(2);
+    with_each_within(default_limit, |_, kernel, tree, runtime, plugin| {
         let mut spec = worker_on("late", &kernel.last());
         spec.annotations
             .insert("test/sleep".to_owned(), "30000".to_owned());

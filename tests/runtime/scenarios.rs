@@ -1,8 +1,11 @@
 //! Scenarios that must hold for each source of placements: the scripted plugin or the agent. Each scenario calls a
 //! runtime as the kubelet does and reads the containers' reports.
 
+use std::time::Instant;
+
 use pinfold::cpu::CpuSet;
 
+use crate::agent::patience;
 use crate::daemon::Runtime;
 use crate::kernel::{Kernel, Tree};
 use crate::messages::{ListContainers, State};
@@ -160,11 +163,11 @@ pub(crate) fn disturbed(
 ) -> u32 {
     std::thread::scope(|scope| {
         let disturbance = scope.spawn(disturb);
-        let (mut started, mut attempt) = (0, first);
+        let (mut started, mut attempt, mut last_start) = (0, first, Instant::now());
         while started < wanted || !disturbance.is_finished() {
             attempt += 1;
             assert!(
-                attempt < first + 100 * wanted,
+                last_start.elapsed() < 12 * patience(),
                 "no container starts any more"
             );
             let container = try_to_start(pod, attempt);
@@ -175,6 +178,7 @@ pub(crate) fn disturbed(
             if let Some((container, report)) = container {
                 after(&container, &report);
                 started += 1;
+                last_start = Instant::now();
                 // The runtime may be restarting.
                 while container.try_remove().is_err() {
                     std::thread::sleep(std::time::Duration::from_millis(50));

@@ -177,6 +177,8 @@ impl Serving {
     pub(crate) fn start(runtime: &Runtime, name: &str, index: u8) -> Self {
         let mut settings = PluginSettings::new(name, index);
         settings.socket = runtime.nri();
+        // An older runtime does not tell its limit.
+        settings.request_timeout = runtime.time_limit;
         let recording = Arc::<Mutex<Recording>>::default();
         let (sender, state) = watch::channel(ConnectionState::default());
         let stop = CancellationToken::new();

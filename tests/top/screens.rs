@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 
 use super::agents::{STATUS, agent};
-use super::terminal::{SHELL, Terminal};
+use super::terminal::{SHELL, Terminal, UNREAD};
 
 #[test]
 fn keys_are_heard_and_the_terminal_is_given_back() {
@@ -93,7 +93,7 @@ fn little_is_written_while_little_changes() {
 /// A shell with job control: the shell reports the stop of the program, and resumes the program after a line of input.
 const JOBS: &str = r#"set -m; stty -g >"$SETTINGS/before"; "$0" "$@"
 stty -g >"$SETTINGS/stopped"; echo it has stopped; read answer; fg >"$SETTINGS/fg"
-code=$?; stty -g >"$SETTINGS/after"; sleep 0.5; exit $code"#;
+code=$?; stty -g >"$SETTINGS/after"; printf '\005'; until [ -e "$SETTINGS/seen" ]; do sleep 0.02; done; exit $code"#;
 
 #[test]
 fn stopped_and_brought_back_it_draws_anew() {
@@ -169,7 +169,7 @@ fn who_was_stopped_without_being_asked_takes_the_terminal_again() {
 #[test]
 fn a_terminal_that_takes_nothing_does_not_hold_up_the_end() {
     let node = format!("node-1={}", agent(STATUS.to_owned()));
-    let mut terminal = Terminal::start(200, 60, &["--node", &node]);
+    let mut terminal = Terminal::start_in(UNREAD, &[], 200, 60, &["--node", &node]);
     terminal.until("the pods", |text| text.contains("demo/worker-0"));
     terminal.shown.lock().unwrap().deaf = true;
     // Each draws a whole frame, until no more is taken.

@@ -12,7 +12,11 @@ use nix::pty::{OpenptyResult, Winsize, openpty};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+/// The time limit for what follows soon. Only a failure uses the time.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The last byte of a shell on the terminal. No other output has the byte.
+const END: u8 = 5;
 
 /// `pinfold top` on a terminal.
 pub(crate) struct Terminal {
@@ -28,12 +32,19 @@ pub(crate) struct Terminal {
 pub(crate) struct Shown {
     pub(crate) screen: vt100::Parser,
     pub(crate) bytes: usize,
+    /// Whether the shell's last byte has been read.
+    pub(crate) has_ended: bool,
     /// Whether the reader leaves the output in the terminal.
     pub(crate) deaf: bool,
 }
 
-/// The shell waits for a moment at the end, so that the test reads the last output.
-pub(crate) const SHELL: &str = r#"stty -g >"$SETTINGS/before"; "$0" "$@"; code=$?; stty -g >"$SETTINGS/after"; sleep 0.5; exit $code"#;
+/// At the end, the shell waits until the test has read the last output, which the end of a session discards.
+pub(crate) const SHELL: &str = r#"stty -g >"$SETTINGS/before"; "$0" "$@"; code=$?; stty -g >"$SETTINGS/after"
+printf '\005'; until [ -e "$SETTINGS/seen" ]; do sleep 0.02; done; exit $code"#;
+
+/// As [`SHELL`], for a test that leaves the last output in the terminal.
+pub(crate) const UNREAD: &str =
+    r#"stty -g >"$SETTINGS/before"; "$0" "$@"; code=$?; stty -g >"$SETTINGS/after"; exit $code"#;
 
 fn size(number: u16) -> NonZeroU16 {
     NonZeroU16::new(number).unwrap()
@@ -88,6 +99,7 @@ impl Terminal {
         let shown = Arc::new(Mutex::new(Shown {
             screen,
             bytes: 0,
+            has_ended: false,
             deaf: false,
         }));
         let (mut output, copy) = (File::from(master.try_clone().unwrap()), Arc::clone(&shown));
@@ -103,6 +115,7 @@ impl Terminal {
                 let mut shown = copy.lock().unwrap();
                 shown.screen.process(&buffer[..count]);
                 shown.bytes += count;
+                shown.has_ended |= buffer[..count].contains(&END);
             }
         });
         Self {
@@ -182,6 +195,9 @@ impl Terminal {
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
+            }
+            if self.shown.lock().unwrap().has_ended {
+                std::fs::write(self.settings.path().join("seen"), "").unwrap();
             }
             assert!(
                 Instant::now() < deadline,

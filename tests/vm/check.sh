@@ -51,6 +51,19 @@ status() {
     echo "${value%\"}"
 }
 
+# Prints the number of the agent's reconcile passes.
+passes() {
+    http_get /metrics | awk '$1 ~ /^pinfold_reconcile_total/ { sum += $2 } END { print sum + 0 }'
+}
+has_made() { (($(passes) >= $1)); }
+
+# goes_on SECONDS: waits SECONDS, and until the agent has made two further passes, which a slow guest may delay.
+goes_on() {
+    local end=$(($(passes) + 2))
+    sleep "$1"
+    within 120 "two further passes of the agent" has_made "$end"
+}
+
 # Prints the CPUs of a list, for example 0-2,5, one per line.
 expand() {
     local part cpu

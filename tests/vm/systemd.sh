@@ -8,6 +8,12 @@ manager() {
     busctl --quiet call org.freedesktop.systemd1 /org/freedesktop/systemd1 org.freedesktop.systemd1.Manager "$@"
 }
 
+# Waits until PID 1 has written all earlier changes to the cgroups: PID 1 does so before the next request. After a
+# daemon-reexec, PID 1 refuses requests for a while.
+written() {
+    until systemctl show -P Version >/dev/null 2>&1; do sleep 0.1; done
+}
+
 # Prints a list of CPUs as a D-Bus array of bytes: the number of bytes, and the bytes of the mask.
 mask() {
     local marked=() bytes=() cpu

@@ -116,7 +116,7 @@ fn stops_gently_then_hard() {
     assert!(gentle.try_wait().unwrap().is_none());
     assert_eq!(
         gentle
-            .stop_by(Instant::now() + Duration::from_secs(10))
+            .stop_by(Instant::now() + Duration::from_secs(60))
             .unwrap()
             .signal(),
         Some(15)

@@ -301,7 +301,7 @@ fn yaml_bombs_are_refused_soon() {
         let error = parse(&text, "bomb").unwrap_err();
         assert!(chain(&error).len() < 1000, "{}", chain(&error).len());
         assert!(
-            start.elapsed() < Duration::from_secs(20),
+            start.elapsed() < Duration::from_secs(120),
             "{:?} for {:.40}",
             start.elapsed(),
             text

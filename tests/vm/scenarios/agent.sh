@@ -151,7 +151,7 @@ fi
 container "$late"
 within 30 "a later container does not run on the worker's CPUs" apart "$owner" "$late"
 
-sleep 3
+goes_on 3
 before=$(state)
 kill -KILL "$agent"
 wait "$agent" 2>/dev/null || true
@@ -159,7 +159,7 @@ agent=
 equal "changes by the agent's death" "" "$(diff <(echo "$before") <(state) || true)"
 start_agent
 within 60 "the agent is ready again" ready
-sleep 3
+goes_on 3
 equal "changes by the agent's restart" "" "$(diff <(echo "$before") <(state) || true)"
 
 kill -TERM "$agent"

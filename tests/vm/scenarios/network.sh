@@ -21,4 +21,4 @@ served() {
 busybox httpd -f -p 10.250.0.1:8000 -h /run &
 server=$!
 trap 'kill $server; cleanup' EXIT
-within 20 "a program in the namespace reaches a server outside of the namespace through the bridge" served
+within 60 "a program in the namespace reaches a server outside of the namespace through the bridge" served

@@ -188,7 +188,8 @@ survives() {
     from=$(lines)
     shift
     "$@" >/dev/null
-    sleep 1.5
+    written
+    sleep 1.2
     fact "after $what" "$standing, 0 writes" "$(standing), $(writes_since "$from") writes"
 }
 
@@ -226,12 +227,12 @@ systemd_goes_on() {
 
 dies_and_returns() {
     local before
-    sleep 3
+    goes_on 3
     before=$(state)
     killed
     fact "changes by the agent's death" "" "$(diff <(echo "$before") <(state) || true)"
     start_agent
-    sleep 3
+    goes_on 3
     fact "changes by the agent's restart" "" "$(diff <(echo "$before") <(state) || true)"
     terminated
     fact "changes by the agent's end after SIGTERM" "" "$(diff <(echo "$before") <(state) || true)"
@@ -276,7 +277,7 @@ no_loss() {
     text=$("$PINFOLD" doctor --reserved "$reserved" -o json) || fail "the exit code of pinfold doctor is $?: $text"
     fact "doctor's finding about lost CPUs" "" "$(jq -r '.findings[] | select(.what == "lost CPUs") | .finding' <<<"$text")"
     fact "doctor's bad findings about partitions" none "$(jq -r '.findings[] | select(.what == "partitions" and .verdict == "bad") | .finding' <<<"$text" | grep . || echo none)"
-    sleep 2
+    goes_on 2
     fact "lost CPUs in /status after doctor's trial partition" "" "$(status lost)"
     fact "drift in /status" "[]" "$(status drift)"
     fact "lost CPUs according to the kernel" "" "$(lost)"
@@ -409,7 +410,7 @@ over_dbus() {
     fact "AllowedCPUs of the owner, its pod, the sandbox and the other pod's container" "$online, $online, $online, $online" \
         "$(given "$owner"), $(given "$pod"), $(given "$sandbox"), $(given "$other")"
     systemctl daemon-reload
-    sleep 0.5
+    written
     fact "CPUs of all cgroups after a daemon-reload" "$online" "$(everyone "${outside[@]}" "${units[@]}")"
 
     with_crun || return 0

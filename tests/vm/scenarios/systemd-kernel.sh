@@ -19,12 +19,18 @@ new=no
 
 members=(init.scope system.slice user.slice kubepods.slice "$pod" "$sibling" "$other_pod" "$other")
 
+# As in systemd.sh, and waits until the cgroup has the property.
+property() {
+    systemctl set-property --runtime "$(basename "$1")" "$2"
+    written
+}
+
 # survives SUBJECT COMMAND…: runs the command, and checks that the owner's partition stays.
 survives() {
     local what=$1
     shift
     "$@" >/dev/null
-    sleep 0.5
+    written
     fact "after $what" "root: $mine, process $mine" "$(force "$owner"), process $(allowed_in "$owner")"
 }
 
@@ -68,7 +74,6 @@ siblings() {
     echo "# a sibling scope of the same pod"
     fact "a partition" "" "$(own "$owner" "$mine")"
     property "$sibling" AllowedCPUs=3-4
-    sleep 0.3
     if [[ $new == no ]]; then
         fact "state after AllowedCPUs=3-4 on the sibling" "root invalid: $mine, sibling 4, lost $mine" \
             "$(force "$owner"), sibling $(effective "$sibling"), lost $(lost)"
@@ -122,10 +127,15 @@ others() {
 }
 
 affinity() {
+    local attempt
     echo "# a unit with CPUAffinity inside the partition"
     fact "a partition" "" "$(own "$owner" "$mine")"
     systemd-run --quiet --unit=affine --property=CPUAffinity=3 --remain-after-exit true || true
-    sleep 1
+    # The unit fails a moment after the start.
+    for ((attempt = 0; attempt < 100; attempt++)); do
+        ! systemctl is-failed --quiet affine || break
+        sleep 0.3
+    done
     fact "the unit with CPUAffinity=3" "failed, 215" "$(systemctl is-failed affine || true), $(systemctl show -P ExecMainStatus affine)"
     systemctl reset-failed affine
     disown "$owner"
@@ -155,7 +165,7 @@ below_the_scope() {
     fact "a partition on the scope" "" "$(own "$owner" "$mine")"
     fact "allowed CPUs of the process below the scope" "$mine" "$(allowed "$process")"
     systemctl daemon-reload
-    sleep 0.5
+    written
     fact "after daemon-reload" "root: $mine, process $mine" "$(force "$owner"), process $(allowed "$process")"
     disown "$owner"
     again "$owner"
@@ -168,10 +178,10 @@ undelegated() {
     echo "+cpuset" >"$cgroups/plain.slice/cgroup.subtree_control"
     fact "a partition" "" "$(own "$path" "$mine")"
     systemctl daemon-reload
-    sleep 0.5
+    written
     fact "partition after daemon-reload" "root: $mine" "$([[ -e $cgroups/$path/cpuset.cpus.partition ]] && force "$path" || echo gone)"
     systemd-run --quiet --wait --slice=plain.slice true
-    sleep 0.5
+    written
     fact "partition after the start of a second unit in the slice" "gone" "$([[ -e $cgroups/$path/cpuset.cpus.partition ]] && force "$path" || echo gone)"
     fact "lost CPUs" "" "$(lost)"
     ended "$path"
@@ -188,19 +198,17 @@ bare() {
     again "$owner"
     fact "cpuset.cpus=$mine, AllowedCPUs unset" ok "$(cpus "$mine" "$owner")"
     systemctl daemon-reload
-    sleep 0.5
+    written
     fact "after daemon-reload" "$mine" "$(effective "$owner")"
     property "$owner" CPUQuota=200%
-    sleep 0.5
     fact "after a quota on the scope" "$kept" "$(effective "$owner")"
     property "$owner" AllowedCPUs=4-5
     fact "AllowedCPUs=4-5" 4-5 "$(effective "$owner")"
     fact "cpuset.cpus=$mine by a plain write" ok "$(cpus "$mine" "$owner")"
     systemctl daemon-reload
-    sleep 0.5
+    written
     fact "after daemon-reload" "$mine" "$(effective "$owner")"
     property "$owner" CPUQuota=300%
-    sleep 0.5
     fact "after a quota on the scope" 4-5 "$(effective "$owner")"
 }
 
@@ -209,7 +217,7 @@ pinned() {
     local what=$1
     shift
     "$@" >/dev/null
-    sleep 0.5
+    written
     fact "after $what" "$mine, process $mine" "$(effective "$owner"), process $(allowed_in "$owner")"
 }
 
@@ -225,7 +233,6 @@ over_dbus() {
     pinned "a quota on the scope" property "$owner" CPUQuota=200%
     pinned "AllowedCPUs on kubepods.slice" property kubepods.slice "AllowedCPUs=$online"
     property "$owner" AllowedCPUs=
-    sleep 0.5
     if [[ $new == no ]]; then
         fact "CPUs after an empty AllowedCPUs" "$mine" "$(effective "$owner")"
     else

@@ -73,7 +73,7 @@ fn owners_without_end_take_no_time_without_end() {
     let signs: usize = map.map(|line| line.matches('!').count()).sum();
     assert_eq!(signs, 193, "CPUs of many owners");
     // A search of every owner among all owners would take minutes.
-    assert!(begun.elapsed() < at(20), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < at(60), "{:?}", begun.elapsed());
 }
 
 #[test]
