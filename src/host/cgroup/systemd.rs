@@ -86,26 +86,14 @@ pub(super) fn unit(path: &str) -> Option<&str> {
 /// systemd's manager, reached over D-Bus.
 ///
 /// One connection serves all calls. The first call opens the connection, and a call on a broken connection opens another.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Systemd {
     /// The bus's address; `None` for the system bus.
     address: Option<String>,
-    /// How long the bus may take to accept a connection, and systemd to answer a call.
-    answer_within: Duration,
     connection: Mutex<Option<Connection>>,
 }
 
 // === impl Systemd ===
-
-impl Default for Systemd {
-    fn default() -> Self {
-        Self {
-            address: None,
-            answer_within: ANSWER_WITHIN,
-            connection: Mutex::default(),
-        }
-    }
-}
 
 impl Systemd {
     /// Sets a property of a unit, and waits until the cgroup's `file` has the value.
@@ -174,9 +162,9 @@ impl Systemd {
             Some(address) => Builder::address(address.as_str())?,
             None => Builder::system()?,
         };
-        let connecting = builder.method_timeout(self.answer_within).build();
+        let connecting = builder.method_timeout(ANSWER_WITHIN).build();
         // The limit for calls does not cover the handshake.
-        let limit = async_io::Timer::after(self.answer_within);
+        let limit = async_io::Timer::after(ANSWER_WITHIN);
         async_io::block_on(async {
             match select(pin!(connecting), limit).await {
                 Either::Left((connection, _)) => Ok(connection?.into()),
