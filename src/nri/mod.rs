@@ -73,7 +73,7 @@
 //!         _: &PodSandbox,
 //!         _: &Container,
 //!     ) -> Result<ContainerAdjustment, Refusal> {
-//!         let cpu = CpuChange { cpus: Some([0].into_iter().collect()), mems: None };
+//!         let cpu = CpuChange { cpus: Some([0].into_iter().collect()), ..CpuChange::default() };
 //!         Ok(ContainerAdjustment { cpu, ..ContainerAdjustment::default() })
 //!     }
 //! }
@@ -98,7 +98,7 @@ mod session;
 mod settings;
 mod state;
 
-pub use adjust::{ContainerAdjustment, CpuChange};
+pub use adjust::{ContainerAdjustment, CpuChange, QuotaChange};
 pub use event::{Event, EventRequest, EventSet, PluginRequest, RequestError, RuntimeInfo};
 pub use inventory::Inventory;
 pub use plugin::{HandlerTimeout, Plugin, Refusal, UnansweredCall};

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use pinfold::nri::{
     self, ConnectionState, Container, ContainerAdjustment, CpuChange, Disconnect, Event,
-    EventRequest, EventSet, HandlerTimeout, Plugin, PluginSettings, PodSandbox, Refusal,
-    UnansweredCall,
+    EventRequest, EventSet, HandlerTimeout, Plugin, PluginSettings, PodSandbox, QuotaChange,
+    Refusal, UnansweredCall,
 };
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -192,6 +192,7 @@ impl Plugin for RecordingPlugin {
         self.behave().await?;
         let annotation = |key: &str| pod.annotations.get(key).map(String::as_str);
         let cpu_set = |key: &str| annotation(key).map(|list| list.parse().unwrap());
+        let quota = annotation("pf/quota").map(|quota| quota.parse().unwrap());
         let pair = annotation("pf/env").and_then(|pair| pair.split_once('='));
         Ok(ContainerAdjustment {
             env: pair
@@ -202,6 +203,10 @@ impl Plugin for RecordingPlugin {
             cpu: CpuChange {
                 cpus: cpu_set("pf/cpus"),
                 mems: cpu_set("pf/mems"),
+                quota: quota.map(|quota| QuotaChange {
+                    quota,
+                    period: 100_000,
+                }),
             },
         })
     }

@@ -212,7 +212,11 @@ impl PluginHandler {
         if let Some(cpus) = &cpus {
             annotations.insert(ASSIGNED.to_owned(), cpus.to_string());
         }
-        let cpu = CpuChange { cpus, mems: memory };
+        let cpu = CpuChange {
+            cpus,
+            mems: memory,
+            ..CpuChange::default()
+        };
         // The quota is lifted at StartContainer, when the cgroup exists. The assignment record then keeps the previous quota.
         ContainerAdjustment {
             env,
@@ -383,7 +387,7 @@ impl nri::Plugin for PluginHandler {
     ) -> Result<CpuChange, Refusal> {
         Ok(CpuChange {
             cpus: self.stays_on(sandbox, container),
-            mems: None,
+            ..CpuChange::default()
         })
     }
 
