@@ -55,7 +55,7 @@
 //! struct OnCpuZero;
 //!
 //! impl Plugin for OnCpuZero {
-//!     fn events(&self) -> Events {
+//!     fn events(&self) -> EventSet {
 //!         [Event::CreateContainer].into()
 //!     }
 //!     fn unanswered(&self, _: &UnansweredCall<'_>, _: HandlerTimeout) -> Result<(), Refusal> {

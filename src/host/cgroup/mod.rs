@@ -99,8 +99,13 @@ impl Cgroups {
     /// systemd matters on cgroup v2 only, where units have a property for their CPUs. On v1,
     /// systemd leaves cpusets alone.
     pub fn detect_systemd(&mut self, run: &Path) {
-        let runs = self.version == CgroupVersion::V2 && systemd::runs(run);
+        let runs = !self.is_v1() && systemd::runs(run);
         self.systemd = runs.then(Arc::default);
+    }
+
+    /// Whether the cpuset controller belongs to a hierarchy of cgroup v1.
+    fn is_v1(&self) -> bool {
+        self.version == CgroupVersion::V1
     }
 
     /// Whether the CPUs of slices and scopes are set through systemd.
@@ -146,7 +151,7 @@ impl Cgroups {
                 // EBUSY: a process has meanwhile made a cgroup below with the old CPUs. The write
                 // is repeated.
                 Err(CgroupError::File(error))
-                    if self.version == CgroupVersion::V1
+                    if self.is_v1()
                         && error.kernel_error().kind() == io::ErrorKind::ResourceBusy => {}
                 done => return done,
             }
@@ -156,7 +161,7 @@ impl Cgroups {
 
     fn write_cpus(&self, path: &str, cpus: &CpuSet) -> Result<()> {
         let file = self.file(path, "cpuset.cpus");
-        if self.version == CgroupVersion::V1 {
+        if self.is_v1() {
             self.narrow_children(path, &file, cpus)?;
         }
         self.write_set(path, &file, systemd::ALLOWED_CPUS, cpus)
@@ -202,7 +207,7 @@ impl Cgroups {
     /// Whether the cgroups directly below `path` have CPU sets. On v2, `path` must enable the
     /// cpuset controller for the cgroups below.
     pub fn has_cpusets_below(&self, path: &str) -> Result<bool> {
-        if self.version == CgroupVersion::V1 {
+        if self.is_v1() {
             return Ok(true);
         }
         let control = file::read_optional(&self.file(path, "cgroup.subtree_control"))?;
@@ -217,7 +222,7 @@ impl Cgroups {
     /// Whether a cgroup or a cgroup below holds a process.
     pub fn is_populated(&self, path: &str) -> Result<bool> {
         let dir = self.cpuset.join(path);
-        if self.version == CgroupVersion::V2
+        if !self.is_v1()
             && let Some(populated) = populated(&dir)?
         {
             return Ok(populated);

@@ -6,7 +6,7 @@
 
 use super::layout::{self, PodTreeEntry};
 use super::model::{
-    CgroupError, CgroupVersion, Cgroups, Cpuset, Partition, PartitionKind, Result, contains_word,
+    CgroupError, Cgroups, Cpuset, Partition, PartitionKind, Result, contains_word,
     cpu_list_optional, ignore_gone, join,
 };
 use crate::cpu::CpuSet;
@@ -50,7 +50,7 @@ impl Cgroups {
     ///
     /// If no cgroup with cpuset files exists yet, a test cgroup is made and removed again.
     pub fn offers_partitions(&self) -> Result<bool> {
-        if self.version == CgroupVersion::V1 {
+        if self.is_v1() {
             return Ok(false);
         }
         for child in self.children("")? {
@@ -109,7 +109,7 @@ impl Cgroups {
     /// The partition state that the kernel reports for a cgroup.
     pub fn partition(&self, path: &str) -> Result<Partition> {
         // Linux before 6.7 has partitions only at the top, and no file of exclusive CPUs.
-        if self.version == CgroupVersion::V1 || !self.file(path, EXCLUSIVE).exists() {
+        if self.is_v1() || !self.file(path, EXCLUSIVE).exists() {
             return Ok(Partition::Unsupported);
         }
         let text = file::read_value_optional(&self.file(path, PARTITION))?;
@@ -162,7 +162,7 @@ impl Cgroups {
     /// around the pods.
     pub fn surroundings(&self, trees: &[String]) -> Result<PodSurroundings> {
         let mut found = PodSurroundings::default();
-        if self.version == CgroupVersion::V1 {
+        if self.is_v1() {
             return Ok(found);
         }
         let ancestors = self.ancestors_of_pods(trees)?;
@@ -228,7 +228,7 @@ impl Cgroups {
         let missing = |live: &CpuSet| -> Result<CpuSet> {
             Ok(online.difference(&self.all_cpus()?).difference(live))
         };
-        if self.version == CgroupVersion::V1 || missing(live)?.is_empty() {
+        if self.is_v1() || missing(live)?.is_empty() {
             return Ok(CpuSet::new());
         }
         // A partition may come or go between two reads. A lost CPU is missing in both rounds.
