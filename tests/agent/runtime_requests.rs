@@ -309,15 +309,24 @@ pub(crate) fn path(description: &EventMessage) -> String {
         .to_owned()
 }
 
-/// Waits until no pass has run for a while: for twenty looks in sequence, so that a pause of the machine does not count.
+/// Waits until no pass has run for 400 ms. Four equal counts in sequence show that the machine did not stand still meanwhile.
 pub(crate) fn wait_for_rest(agent: &Agent) {
     let pass_count = || agent.metric("pinfold_reconcile_total", &[]);
-    let (mut last, mut same) = (pass_count(), 0);
-    while same < 20 {
+    let deadline = Instant::now() + patience();
+    let (mut last, mut same, mut since) = (pass_count(), 0, Instant::now());
+    while same < 4 || since.elapsed() < Duration::from_millis(400) {
+        assert!(
+            Instant::now() < deadline,
+            "the passes do not end: {}",
+            agent.log()
+        );
         std::thread::sleep(Duration::from_millis(20));
         let now = pass_count();
-        same = if now == last { same + 1 } else { 0 };
-        last = now;
+        if now == last {
+            same += 1;
+        } else {
+            (last, same, since) = (now, 0, Instant::now());
+        }
     }
 }
 
