@@ -333,7 +333,7 @@ fn mistakes_are_named() {
     }
 }
 
-/// Options of `--cluster` that contradict other options, or that can't work.
+/// A command line with `--cluster` and a contradicting or useless option is refused, and the message names the option.
 #[cfg(feature = "portforward")]
 #[test]
 fn mistakes_about_a_cluster_are_named() {

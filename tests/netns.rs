@@ -24,7 +24,7 @@ fn switch() -> NetworkSwitch {
     NetworkSwitch::new().unwrap()
 }
 
-/// Whether this machine is prepared for these tests.
+/// Whether the tests may make network namespaces on this machine.
 fn is_prepared() -> bool {
     gate::meant_for_this_machine("root, for network namespaces")
 }

@@ -268,6 +268,19 @@ impl HttpState {
         serde_json::to_string_pretty(&status)
     }
 
+    /// Checks that a caller may read a page.
+    ///
+    /// # Errors
+    /// The reason why the caller may not read the page.
+    async fn check(
+        &self,
+        page: access::ProtectedPath,
+        caller: &Caller,
+    ) -> Result<(), AccessRefusal> {
+        let headers = &caller.request.headers;
+        self.access.check(page, caller.is_local, headers).await
+    }
+
     /// The short form of `/status`.
     fn short_status(&self, snapshot: &Snapshot, refusal: AccessRefusal) -> Response<BodyPieces> {
         let containers = snapshot.containers.iter();
@@ -466,10 +479,8 @@ async fn metrics_page(
 ) -> Response<BodyPieces> {
     let headers = &caller.request.headers;
     let until = Instant::now() + page_time(headers);
-    let checked = state
-        .access
-        .check(access::ProtectedPath::Metrics, caller.is_local, headers);
-    if let Err(refusal) = checked.await {
+    let checked = state.check(access::ProtectedPath::Metrics, caller).await;
+    if let Err(refusal) = checked {
         return refused(refusal);
     }
     let page = making
@@ -484,11 +495,8 @@ async fn status_page(
     making: &PageBuilder,
     snapshot: &Arc<Snapshot>,
 ) -> Response<BodyPieces> {
-    let headers = &caller.request.headers;
-    let checked = state
-        .access
-        .check(access::ProtectedPath::Status, caller.is_local, headers);
-    if let Err(refusal) = checked.await {
+    let checked = state.check(access::ProtectedPath::Status, caller).await;
+    if let Err(refusal) = checked {
         return state.short_status(snapshot, refusal);
     }
     let until = Instant::now() + PAGE_TIME;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use hyper::Request;
 use kube::core::Status;
 use kube::core::params::WatchParams;
 use kube::core::request;
@@ -79,11 +80,12 @@ impl WatchStream {
         params: &WatchParams,
         version: &str,
     ) -> Result<Self, Failure> {
-        let request = request::Request::new(path)
-            .watch(params, version)
-            .map_err(|error| api.unbuilt(error))?;
-        let lines = api.open(call, request).await?;
-        Ok(Self { lines })
+        Self::send(
+            api,
+            call,
+            request::Request::new(path).watch(params, version),
+        )
+        .await
     }
 
     /// Like [`WatchStream::open`], but the server sends only the metadata of each object.
@@ -97,9 +99,16 @@ impl WatchStream {
         params: &WatchParams,
         version: &str,
     ) -> Result<Self, Failure> {
-        let request = request::Request::new(path)
-            .watch_metadata(params, version)
-            .map_err(|error| api.unbuilt(error))?;
+        let request = request::Request::new(path).watch_metadata(params, version);
+        Self::send(api, call, request).await
+    }
+
+    async fn send(
+        api: &Api,
+        call: Call,
+        request: Result<Request<Vec<u8>>, request::Error>,
+    ) -> Result<Self, Failure> {
+        let request = request.map_err(|error| api.unbuilt(error))?;
         let lines = api.open(call, request).await?;
         Ok(Self { lines })
     }

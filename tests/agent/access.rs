@@ -1,13 +1,14 @@
 //! Who may read `/status` in full and `/metrics`: callers on this host, and callers whom the API server authorizes.
 
 use serde_json::Value;
+use tempfile::TempDir;
 
 use crate::agent::{Agent, Manifests, Settings};
 #[cfg(feature = "portforward")]
 use crate::agent::{in_force, pinfold};
 use crate::api::{Cluster, NODE, long, pod};
 use crate::http::exchange;
-use crate::kernel::kernel_tests;
+use crate::kernel::{Kernel, Tree, kernel_tests};
 
 /// A header that makes a request on the loopback address count as a request from another host.
 const REMOTE: &str = "X-Forwarded-For: 192.0.2.7\r\n";
@@ -26,6 +27,22 @@ fn remote_with(agent: &Agent, path: &str, headers: &str) -> (String, String) {
     (head.to_ascii_lowercase(), String::from_utf8(body).unwrap())
 }
 
+/// An agent with `metrics.auth: kubernetes` that knows the pod `worker-0`, and the folder of the agent's configuration.
+fn reviewing_agent(cluster: &Cluster, tree: &Tree<'_>, kernel: &Kernel) -> (Agent, TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("pinfold.yaml");
+    std::fs::write(&config, "metrics: {auth: kubernetes}\n").unwrap();
+    let agent = cluster
+        .settings(tree, kernel)
+        .with(&["--config", config.to_str().unwrap()])
+        .start();
+    cluster.put(&pod("worker-0", NODE));
+    agent.eventually("the agent knows the pod", |status| {
+        status["containers"][0]["pod"] == "worker-0"
+    });
+    (agent, folder)
+}
+
 #[test]
 fn only_authorized_callers_read_names_of_pods() {
     let Some(kernel) = kernel_tests() else { return };
@@ -36,17 +53,7 @@ fn only_authorized_callers_read_names_of_pods() {
     fake.allow_path("scraper", "/metrics");
     fake.user("reader-token", "reader");
     fake.allow_path("reader", "/status");
-    let folder = tempfile::tempdir().unwrap();
-    let config = folder.path().join("pinfold.yaml");
-    std::fs::write(&config, "metrics: {auth: kubernetes}\n").unwrap();
-    let agent = cluster
-        .settings(&tree, &kernel)
-        .with(&["--config", config.to_str().unwrap()])
-        .start();
-    cluster.put(&pod("worker-0", NODE));
-    agent.eventually("the agent knows the pod", |status| {
-        status["containers"][0]["pod"] == "worker-0"
-    });
+    let (agent, _folder) = reviewing_agent(&cluster, &tree, &kernel);
 
     for (path, token, code, words) in [
         (
@@ -136,17 +143,7 @@ fn callers_without_a_review_get_an_error_or_the_short_status() {
     let fake = &cluster.fake;
     fake.user("scraper-token", "scraper");
     fake.allow_path("scraper", "/metrics");
-    let folder = tempfile::tempdir().unwrap();
-    let config = folder.path().join("pinfold.yaml");
-    std::fs::write(&config, "metrics: {auth: kubernetes}\n").unwrap();
-    let agent = cluster
-        .settings(&tree, &kernel)
-        .with(&["--config", config.to_str().unwrap()])
-        .start();
-    cluster.put(&pod("worker-0", NODE));
-    agent.eventually("the agent knows the pod", |status| {
-        status["containers"][0]["pod"] == "worker-0"
-    });
+    let (agent, _folder) = reviewing_agent(&cluster, &tree, &kernel);
     let works = |token: &str| {
         let (head, body) = remote(&agent, "/metrics", Some(token));
         assert!(head.starts_with("200"), "{head}\n{body}");

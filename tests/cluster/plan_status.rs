@@ -133,15 +133,21 @@ async fn the_status_follows_claims_and_labels() {
     writer.end().await;
 }
 
-/// Without changes, and after heartbeats of the nodes, the writer sends no write.
-#[tokio::test(start_paused = true)]
-async fn at_rest_and_after_a_restart_nothing_is_written() {
+/// A cluster with a node and the plan `p`, a minute after the writer wrote the status.
+async fn one_plan_at_rest() -> (FakeApi, RunningWriter) {
     let fake = installed();
     put_node(&fake, "a", "uid-a");
     fake.put(&plan("p", 1, 1));
     let writer = RunningWriter::start(&fake);
     eventually("a status", || !condition(&fake, "p", "Placed").is_empty()).await;
     tokio::time::sleep(Duration::from_secs(60)).await;
+    (fake, writer)
+}
+
+/// Without changes, and after heartbeats of the nodes, the writer sends no write.
+#[tokio::test(start_paused = true)]
+async fn at_rest_and_after_a_restart_nothing_is_written() {
+    let (fake, writer) = one_plan_at_rest().await;
     let writes = status_writes(&fake);
     for beat in 0..20 {
         let mut node = fake.get("v1", "Node", "", "a").unwrap();
@@ -289,12 +295,7 @@ async fn a_plan_deleted_before_the_write_is_no_failure() {
 /// Many changes within seconds are merged into few writes, and the last change counts.
 #[tokio::test(start_paused = true)]
 async fn changes_in_a_burst_are_merged() {
-    let fake = installed();
-    put_node(&fake, "a", "uid-a");
-    fake.put(&plan("p", 1, 1));
-    let writer = RunningWriter::start(&fake);
-    eventually("a status", || !condition(&fake, "p", "Placed").is_empty()).await;
-    tokio::time::sleep(Duration::from_secs(60)).await;
+    let (fake, writer) = one_plan_at_rest().await;
     let before = status_writes(&fake);
     for count in 2..102 {
         fake.put(&plan("p", count, u64::from(count)));

@@ -160,5 +160,5 @@ pub(crate) async fn remove(site: &Site<'_>) -> Result<()> {
     label_node(site, crate::cluster::MANAGER, &json!({})).await
 }
 
-/// The field manager that plays another program with labels of its own.
+/// The field manager of labels that do not belong to Pinfold.
 pub(crate) const OTHER_MANAGER: &str = "pinfold-e2e-other";

@@ -150,7 +150,7 @@ impl<'a> Site<'a> {
 
     // --- pods ---
 
-    /// A container that reports its CPUs and its environment.
+    /// The manifest of a container. The container's program prints the CPUs and the environment.
     pub(crate) fn container(&self, name: &str, cpus: &str) -> Value {
         let amounts = json!({"cpu": cpus, "memory": "32Mi"});
         json!({

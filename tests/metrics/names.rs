@@ -67,7 +67,7 @@ const WRONG: [&str; 30] = [
 /// Endings that the formats add to a family's name.
 const TAKEN: [&str; 4] = ["_bucket", "_count", "_sum", "_created"];
 
-/// Labels that Prometheus reserves.
+/// Names of labels with a fixed meaning in Prometheus.
 const RESERVED: [&str; 4] = ["job", "instance", "le", "quantile"];
 
 fn is_snake_case(name: &str) -> bool {

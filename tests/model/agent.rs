@@ -25,7 +25,7 @@ use super::node::Flaw;
 /// The containers of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Shape {
-    /// One container with this number of CPUs.
+    /// A single container, with its number of CPUs.
     One(u64),
     /// Two containers.
     Two(u64, u64),

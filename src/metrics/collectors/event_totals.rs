@@ -231,7 +231,7 @@ mod tests {
             CounterPlan::default(),
             "a second plan is empty"
         );
-        // One CPU goes from a to b, one to nobody.
+        // CPU 3 goes from a to b, and CPU 2 gets no owner.
         let plan = carry_out(&mut open, &owners(&[("a", ""), ("b", "3-4")]), 9);
         assert_eq!(
             plan,
@@ -327,7 +327,7 @@ mod tests {
         totals.add("b", 0, &reading(10, 10, 7));
         assert_eq!(totals.get("b").unwrap().counts[0], 7);
         assert_eq!(totals.get("a").unwrap().counts[0], 1000);
-        // It comes back to a, beside another.
+        // The counters in slot 0 return to a, together with the counters in slot 1.
         totals.forget(0);
         totals.add("a", 0, &reading(10, 10, 5));
         totals.add("a", 1, &reading(20, 20, 3));

@@ -297,7 +297,7 @@ fn one_that_was_refused_more_keeps_what_it_has() {
         "{:?}",
         steps(&lives, &more)
     );
-    // One that is none waits.
+    // A held-back cgroup without a partition gets no step.
     let mut first = desired(&[("a", "x", "2-3")]);
     first.held_back.insert("kubepods/a/x".to_owned());
     let waits = there("", &[("a", "x", "", None, "")]);
