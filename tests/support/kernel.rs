@@ -140,6 +140,28 @@ impl Kernel {
             .unwrap_or_else(|error| panic!("{path}: {error:?}"));
     }
 
+    /// The processes in a cgroup and in all cgroups below, in the cpuset hierarchy: the cgroup, the process id and the
+    /// program's name.
+    fn members(&self, path: &str) -> Vec<(String, u32, String)> {
+        let dir = self.cgroups.root().join(path);
+        let procs = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+        let mut members: Vec<_> = procs
+            .lines()
+            .filter_map(|line| line.parse().ok())
+            .map(|pid: u32| {
+                let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+                (path.to_owned(), pid, name.trim().to_owned())
+            })
+            .collect();
+        for child in fs::read_dir(&dir).into_iter().flatten().flatten() {
+            if child.path().is_dir() {
+                let name = child.file_name();
+                members.extend(self.members(&format!("{path}/{}", name.to_string_lossy())));
+            }
+        }
+        members
+    }
+
     /// Writes `cpuset.cpus` as another program would, without Pinfold's own code.
     pub(crate) fn write_cpus(&self, path: &str, cpus: &CpuSet) {
         fs::write(
@@ -230,7 +252,18 @@ impl Drop for Tree<'_> {
     fn drop(&mut self) {
         self.processes.clear();
         let deadline = Instant::now() + Duration::from_secs(30);
-        while self.kernel.cgroups.remove(&self.top).is_err() && Instant::now() < deadline {
+        while let Err(error) = self.kernel.cgroups.remove(&self.top) {
+            if Instant::now() > deadline {
+                let report = format!(
+                    "{} can't be removed: {error:?}; inside are {:?}",
+                    self.top,
+                    self.kernel.members(&self.top)
+                );
+                // A second panic would end the whole test program.
+                assert!(std::thread::panicking(), "{report}");
+                eprintln!("{report}");
+                return;
+            }
             std::thread::sleep(Duration::from_millis(10));
         }
     }
