@@ -523,10 +523,7 @@ fn a_refused_partition_waits_for_the_timer() {
                 .is_some_and(|container| container["note"].is_string())
     });
     wait_for_rest(&agent);
-    let failed =
-        || ["failed", "blocked", "invalid"].map(|name| steps(&agent, &[("outcome", name)]));
-    let before = failed();
-    // The CPUs are free now, and passes for other reasons do not try the partition again.
+    // The CPUs are free now, so a new attempt would succeed. Passes for other reasons make no attempt.
     drop(foreign);
     for number in 0..3 {
         let earlier_passes = passes(&agent, "cgroups");
@@ -535,10 +532,7 @@ fn a_refused_partition_waits_for_the_timer() {
             passes(&agent, "cgroups") > earlier_passes
         });
     }
-    assert_eq!(
-        (kernel.partition(&main).as_str(), failed()),
-        ("member", before)
-    );
+    assert_eq!(kernel.partition(&main), "member", "{}", agent.log());
     agent.stop();
 }
 

@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use pinfold::cpu::CpuSet;
 use pinfold::host::cgroup::{Cgroups, Quota};
 use pinfold::host::netns::Netns;
@@ -236,37 +238,42 @@ impl Tree<'_> {
         let below = |other: &String| other == path || other.starts_with(&format!("{path}/"));
         // A dropped process is killed; the drop waits for the end.
         self.processes.retain(|other, _| !below(other));
-        let deadline = Instant::now() + Duration::from_secs(30);
-        // The kernel may count a dead process for a moment longer.
-        while let Err(error) = self.kernel.cgroups.remove(path) {
-            assert!(
-                Instant::now() < deadline,
-                "{path} can't be removed: {error:?}"
-            );
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        remove_cgroup(self.kernel, path).unwrap_or_else(|report| panic!("{report}"));
     }
 }
 
 impl Drop for Tree<'_> {
     fn drop(&mut self) {
         self.processes.clear();
-        let deadline = Instant::now() + Duration::from_secs(30);
-        while let Err(error) = self.kernel.cgroups.remove(&self.top) {
-            if Instant::now() > deadline {
-                let report = format!(
-                    "{} can't be removed: {error:?}; inside are {:?}",
-                    self.top,
-                    self.kernel.members(&self.top)
-                );
-                // A second panic would end the whole test program.
-                assert!(std::thread::panicking(), "{report}");
-                eprintln!("{report}");
-                return;
+        // After a panic, a program that the test itself started may still be inside.
+        for (_, pid, _) in self.kernel.members(&self.top) {
+            if pid != std::process::id() {
+                let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL);
             }
-            std::thread::sleep(Duration::from_millis(10));
+        }
+        if let Err(report) = remove_cgroup(self.kernel, &self.top) {
+            // A second panic would end the whole test program.
+            assert!(std::thread::panicking(), "{report}");
+            eprintln!("{report}");
         }
     }
+}
+
+/// Removes a cgroup with everything below. The kernel may count a dead process for a moment, so the removal is repeated for
+/// 30 s after the first failure: the first attempt alone may take longer where the tree has hundreds of cgroups.
+fn remove_cgroup(kernel: &Kernel, path: &str) -> Result<(), String> {
+    let mut deadline = None;
+    while let Err(error) = kernel.cgroups.remove(path) {
+        let now = Instant::now();
+        if now > *deadline.get_or_insert(now + Duration::from_secs(30)) {
+            let members = kernel.members(path);
+            return Err(format!(
+                "{path} can't be removed: {error:?}; inside are {members:?}"
+            ));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
 }
 
 /// The CPUs on which a process may run, from the process's own status.
