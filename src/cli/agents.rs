@@ -151,7 +151,8 @@ impl ClusterAgents {
         );
         anyhow::ensure!(
             pods.len() <= MAX_TARGETS,
-            "the cluster has {} agents, and a command reaches at most {MAX_TARGETS}: name some of the agents with --node",
+            "the cluster has {} agents, and a command reaches at most {MAX_TARGETS}: name some of the agents \
+            with top --node or status --node",
             pods.len()
         );
         Ok(pods.into_iter().map(|pod| self.target(pod)).collect())
