@@ -334,12 +334,10 @@ fn frame_beside_a_demo(seconds: u64) -> Option<String> {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // Only a pod with exclusive CPUs is shown: the job's second half has an exclusive pod.
     let node = format!("here={address}");
     let arguments = [
         "top",
         "--once",
-        "--exclusive",
         "--interval",
         "1s",
         "--width",
@@ -396,6 +394,12 @@ fn top_shows_what_the_demo_does() {
         cells[5].ends_with(&format!("/{}", own.len())) && cells[9].ends_with('i'),
         "{frame}"
     );
+    let pods: Vec<&str> = frame
+        .split_whitespace()
+        .filter(|cell| cell.starts_with("demo/") && !cell.ends_with(':'))
+        .collect();
+    let names: BTreeSet<&str> = pods.iter().copied().collect();
+    assert_eq!(names.len(), pods.len(), "pods of the first half:\n{frame}");
     let signs = frame.lines().nth(1).unwrap().matches('a').count();
     assert_eq!(
         signs,

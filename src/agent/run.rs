@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::access::AccessRules;
 use super::cluster::{ApiTasks, ClusterContext, peers};
 use super::config::Config;
-use super::event::{AgentEvent, CreateAnswer};
+use super::event::{AgentEvent, CreateAnswer, RuntimeUpdate};
 use super::folder::ManifestFolder;
 use super::heartbeat::Heartbeat;
 use super::http::{self, HttpState};
@@ -174,6 +174,15 @@ impl Agent {
             .await
             .context("the agent ended")?;
         answer.await.context("the agent did not answer")
+    }
+
+    /// Reports a pod as removed, as a container runtime does.
+    pub async fn remove(&self, pod: &Pod) -> anyhow::Result<()> {
+        let uid = pod.cgroup_uid().unwrap_or_default().to_owned();
+        self.events
+            .send(AgentEvent::Runtime(RuntimeUpdate::Gone(uid)))
+            .await
+            .context("the agent ended")
     }
 
     /// Waits until a task ends, and returns an error: no task should end on its own.

@@ -193,9 +193,14 @@ async fn halves(
     show: &mut impl FnMut(&DemoFrame),
 ) -> anyhow::Result<DemoReport> {
     let seconds = seconds_of_half(options.seconds);
-    let shared = half(Mode::Shared, setting, seconds, agent, local, show).await?;
+    let first = job::pods(setting, Mode::Shared, 1)?;
+    let second = job::pods(setting, Mode::Pinned, 2)?;
+    let shared = half(Mode::Shared, &first, seconds, agent, local, show).await?;
     tokio::task::block_in_place(|| local.stop_all())?;
-    let pinned = half(Mode::Pinned, setting, seconds, agent, local, show).await?;
+    for ended in &first {
+        agent.remove(&ended.pod).await?;
+    }
+    let pinned = half(Mode::Pinned, &second, seconds, agent, local, show).await?;
     let enforcement = agent
         .snapshot()
         .map_or("observe", |snapshot| snapshot.enforcement.name());
@@ -286,30 +291,25 @@ fn may_measure(running: Duration, ready: bool) -> anyhow::Result<bool> {
 /// Starts the pods, and measures the job for `seconds`.
 async fn half(
     mode: Mode,
-    setting: &Setting,
+    pods: &[DemoPod],
     seconds: u64,
     agent: &mut Agent,
     local: &mut LocalNode,
     show: &mut impl FnMut(&DemoFrame),
 ) -> anyhow::Result<Measured> {
-    let run = match mode {
-        Mode::Shared => 1,
-        Mode::Pinned => 2,
-    };
-    let pods = job::pods(setting, mode, run)?;
-    start(&pods, agent, local).await?;
+    start(pods, agent, local).await?;
     // The measurement starts after the warm-up, when every worker has made a step.
     let mut ticks = tokio::time::interval(SAMPLE_INTERVAL);
     ticks.tick().await;
     let begun = Instant::now();
     let mut base: Option<Sample> = None;
-    let mut last = sample(agent, local, &pods)?;
+    let mut last = sample(agent, local, pods)?;
     let mut p99 = Vec::new();
     loop {
         ticks.tick().await;
         local.check()?;
         agent.check()?;
-        let now = sample(agent, local, &pods)?;
+        let now = sample(agent, local, pods)?;
         let running = begun.elapsed();
         if base.is_none() {
             let ready = now.workers().all(|worker| worker.steps > 0);
@@ -323,7 +323,7 @@ async fn half(
             (now.at - base.at).as_millis().saturating_add(500) / 1000
         });
         let measured = u64::try_from(measured).unwrap_or(u64::MAX);
-        let rows = rows(&pods, agent, &last, &now);
+        let rows = rows(pods, agent, &last, &now);
         show(&DemoFrame {
             mode,
             seconds: (measured, seconds),
@@ -336,7 +336,7 @@ async fn half(
             .as_ref()
             .filter(|base| measured >= seconds && has_step(base))
         {
-            let rows = self::rows(&pods, agent, base, &now);
+            let rows = self::rows(pods, agent, base, &now);
             return Ok(Measured::new(base, &now, rows, p99));
         }
         last = now;

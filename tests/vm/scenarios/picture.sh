@@ -2,12 +2,12 @@
 # vm: small asked
 source tests/vm/check.sh
 
-"$PINFOLD" demo --seconds 30 >/dev/null 2>&1 &
+"$PINFOLD" demo --seconds 90 >/dev/null 2>&1 &
 demo=$!
 trap 'kill -INT "$demo" 2>/dev/null || true; wait || true' EXIT
 # An exclusive CPU appears in the second half.
 for ((attempt = 0; attempt < 240; attempt++)); do
-    "$PINFOLD" top --once --exclusive --width 112 2>/dev/null | grep -q ' worker-0 ' && break
+    "$PINFOLD" top --once --exclusive --width 112 2>/dev/null | grep -q '/worker-0 ' && break
     sleep 1
 done
 # The rates need some seconds.
