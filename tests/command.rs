@@ -585,7 +585,7 @@ fn the_version_has_the_commit_and_the_features() {
     assert_eq!(version, first);
     let commit = commit.strip_prefix("commit: ").unwrap();
     assert!(!commit.is_empty(), "{long}");
-    // The test requires these features.
+    // Cargo.toml builds this test program only with these features.
     let features = features.strip_prefix("features: ").unwrap();
     for feature in ["bench", "demo", "top"] {
         assert!(features.split(',').any(|name| name == feature), "{long}");

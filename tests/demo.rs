@@ -394,6 +394,7 @@ fn top_shows_what_the_demo_does() {
         cells[5].ends_with(&format!("/{}", own.len())) && cells[9].ends_with('i'),
         "{frame}"
     );
+    // A warning below the table begins with the pod's name and a colon.
     let pods: Vec<&str> = frame
         .split_whitespace()
         .filter(|cell| cell.starts_with("demo/") && !cell.ends_with(':'))

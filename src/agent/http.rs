@@ -268,17 +268,17 @@ impl HttpState {
         serde_json::to_string_pretty(&status)
     }
 
-    /// Checks that a caller may read a page.
+    /// Checks that a caller may read a path.
     ///
     /// # Errors
-    /// The reason why the caller may not read the page.
+    /// The reason why the caller may not read the path.
     async fn check(
         &self,
-        page: access::ProtectedPath,
+        path: access::ProtectedPath,
         caller: &Caller,
     ) -> Result<(), AccessRefusal> {
         let headers = &caller.request.headers;
-        self.access.check(page, caller.is_local, headers).await
+        self.access.check(path, caller.is_local, headers).await
     }
 
     /// The short form of `/status`.

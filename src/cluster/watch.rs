@@ -80,12 +80,8 @@ impl WatchStream {
         params: &WatchParams,
         version: &str,
     ) -> Result<Self, Failure> {
-        Self::send(
-            api,
-            call,
-            request::Request::new(path).watch(params, version),
-        )
-        .await
+        let request = request::Request::new(path).watch(params, version);
+        Self::send(api, call, request).await
     }
 
     /// Like [`WatchStream::open`], but the server sends only the metadata of each object.

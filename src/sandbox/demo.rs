@@ -49,7 +49,7 @@ pub struct DemoOptions {
 pub struct DemoFrame {
     /// The half.
     pub mode: Mode,
-    /// Seconds of this half so far, and of the full half.
+    /// The seconds measured so far in this half, and the length of a half in seconds.
     pub seconds: (u64, u64),
     /// The address on which the agent serves metrics.
     pub address: SocketAddr,
@@ -197,6 +197,7 @@ async fn halves(
     let second = job::pods(setting, Mode::Pinned, 2)?;
     let shared = half(Mode::Shared, &first, seconds, agent, local, show).await?;
     tokio::task::block_in_place(|| local.stop_all())?;
+    // Without the report, the agent would list the ended pods for two more minutes.
     for ended in &first {
         agent.remove(&ended.pod).await?;
     }

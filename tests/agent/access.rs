@@ -27,8 +27,11 @@ fn remote_with(agent: &Agent, path: &str, headers: &str) -> (String, String) {
     (head.to_ascii_lowercase(), String::from_utf8(body).unwrap())
 }
 
-/// An agent with `metrics.auth: kubernetes` that knows the pod `worker-0`, and the folder of the agent's configuration.
+/// An agent with `metrics.auth: kubernetes` that knows the pod `worker-0`, and the folder of the agent's configuration. The
+/// API server permits the caller with the token `scraper-token` to read `/metrics`.
 fn reviewing_agent(cluster: &Cluster, tree: &Tree<'_>, kernel: &Kernel) -> (Agent, TempDir) {
+    cluster.fake.user("scraper-token", "scraper");
+    cluster.fake.allow_path("scraper", "/metrics");
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("pinfold.yaml");
     std::fs::write(&config, "metrics: {auth: kubernetes}\n").unwrap();
@@ -49,8 +52,6 @@ fn only_authorized_callers_read_names_of_pods() {
     let tree = kernel.tree();
     let cluster = Cluster::new();
     let fake = &cluster.fake;
-    fake.user("scraper-token", "scraper");
-    fake.allow_path("scraper", "/metrics");
     fake.user("reader-token", "reader");
     fake.allow_path("reader", "/status");
     let (agent, _folder) = reviewing_agent(&cluster, &tree, &kernel);
@@ -141,8 +142,6 @@ fn callers_without_a_review_get_an_error_or_the_short_status() {
     let tree = kernel.tree();
     let cluster = Cluster::new();
     let fake = &cluster.fake;
-    fake.user("scraper-token", "scraper");
-    fake.allow_path("scraper", "/metrics");
     let (agent, _folder) = reviewing_agent(&cluster, &tree, &kernel);
     let works = |token: &str| {
         let (head, body) = remote(&agent, "/metrics", Some(token));
@@ -156,7 +155,7 @@ fn callers_without_a_review_get_an_error_or_the_short_status() {
     };
     works("scraper-token");
 
-    // The agent reads one token from one header.
+    // Requests with two tokens, in one header or in two, and requests with an unreadable token are refused.
     let valid = "Authorization: bearer scraper-token\r\n";
     let (head, _) = remote_with(&agent, "/metrics", valid);
     assert!(head.starts_with("200"), "{head}");

@@ -66,7 +66,7 @@ pub(crate) async fn labels(site: &Site<'_>) -> Result<Option<[String; 3]>> {
         .then_some(values))
 }
 
-/// Requires these labels now. `None` stands for no label.
+/// Fails unless the Node has the labels of slot 0 of the case. `None`: the Node must have no label of a scene.
 pub(crate) async fn has_labels(site: &Site<'_>, case: Option<&str>) -> Result<()> {
     let wanted = case.map(|case| [SCENE, case, "0"].map(str::to_owned));
     let found = labels(site).await?;
@@ -77,7 +77,7 @@ pub(crate) async fn has_labels(site: &Site<'_>, case: Option<&str>) -> Result<()
     Ok(())
 }
 
-/// Waits for these labels. `None` stands for no label.
+/// Waits until the Node has the labels of slot 0 of the case. `None`: until the Node has no label of a scene.
 pub(crate) async fn labelled(site: &Site<'_>, case: Option<&str>) -> Result<()> {
     let what = format!(
         "the labels of Node {} for case {}",

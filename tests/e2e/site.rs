@@ -282,7 +282,7 @@ impl<'a> Site<'a> {
         waited.await
     }
 
-    /// Waits until the container sees none of these CPUs.
+    /// Waits until the pod's container may run on none of the given CPUs.
     pub(crate) async fn kept_off(&self, pod: &str, cpus: &CpuSet) -> Result<()> {
         let what = format!("pod {pod} is off the CPUs {cpus}");
         let waited = self.cluster.wait(&what, async || {

@@ -103,7 +103,7 @@ pub(crate) struct Setup {
     machines: RefCell<BTreeMap<Cpus, Rc<(Topology, Placer)>>>,
 }
 
-/// A plan with its inputs.
+/// The steps of a plan, with the pods, the observed state, the ledger and the decisions that led to the steps.
 pub(crate) struct Planned {
     pub(crate) steps: Vec<Step>,
     pub(crate) pods: Vec<Pod>,

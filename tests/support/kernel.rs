@@ -247,7 +247,8 @@ impl Drop for Tree<'_> {
         self.processes.clear();
         // After a panic, a program that the test itself started may still be inside.
         for (_, pid, _) in self.kernel.members(&self.top) {
-            if pid != std::process::id() {
+            // Process 0 stands for a process outside this PID namespace, and a signal to 0 would reach this test program.
+            if pid != 0 && pid != std::process::id() {
                 let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL);
             }
         }

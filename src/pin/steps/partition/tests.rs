@@ -125,7 +125,7 @@ fn desired(claims: &[(&str, &str, &str)]) -> Desired {
     desired
 }
 
-/// The steps in words, without those that only note something.
+/// The steps in words, without the steps that only write records.
 fn steps(observed: &Observed, desired: &Desired) -> Vec<String> {
     let steps = plan(
         observed,
@@ -245,7 +245,7 @@ fn an_owner_moves_as_soon_as_its_new_cpus_are_free() {
         ]
     );
     assert!(!row.iter().any(|step| step.ends_with("member")), "{row:?}");
-    // Both partitions wait for each other: one ends first.
+    // Each pod gets the CPUs of the other pod. The plan therefore ends one partition first.
     let ring = steps(&two, &desired(&[("a", "x", "4-5"), ("b", "y", "2-3")]));
     assert_eq!(
         ring.iter().filter(|step| step.ends_with("member")).count(),
