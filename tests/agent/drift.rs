@@ -27,8 +27,10 @@ fn drift_is_counted_once_and_repaired() {
     let pid = tree.start(&main);
     let (own, others) = (kernel.last(), kernel.all_but_one());
     let settled = || allowed(pid) == own && allowed(web_pid) == others;
+    // A pass before the sandbox's cgroup appears narrows the pod; a later pass makes the pod wide again.
     agent.eventually("all is settled", |status| {
-        in_force(status, "worker-0") && settled()
+        let is_wide = others.is_subset(&kernel.written(&pod));
+        in_force(status, "worker-0") && settled() && is_wide
     });
     let drift = |cause: &str| agent.metric("pinfold_drift_total", &[("cause", cause)]);
     // The maker of a cgroup writes the CPUs too; the test ignores drift from this race.
