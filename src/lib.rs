@@ -63,7 +63,8 @@
 //! the reconciler publishes its result. A pod pass serves a runtime request: it reads the request's pod, takes the remaining
 //! pods from the last observed state, and costs the same on a full node as on an empty one. If CPUs are missing, a running
 //! container would have to move, or drift is found, a node pass serves the request instead. A node pass yields to waiting
-//! requests while no exclusive set has changed. The pure type `agent::schedule::Schedule` decides when which pass runs.
+//! requests, except after a step on a partition or on an owner's CPUs. The pure type `agent::schedule::Schedule` decides when
+//! which pass runs.
 //!
 //! # Invariants
 //!

@@ -32,26 +32,17 @@ fn upwards(path: &str) -> impl Iterator<Item = &str> {
     std::iter::successors(Some(path), |path| Some(path.rsplit_once('/')?.0))
 }
 
-/// Whether a step leaves all exclusive sets as before, and changes only the CPUs of containers without an assignment. `owners`
-/// are the pods with an assignment, now or in the desired state.
-pub(super) fn keeps_exclusive_sets(step: &Step, owners: &BTreeSet<&str>) -> bool {
-    match step {
-        Step::Cpus {
-            reason: Reason::Narrow | Reason::Share,
-            ..
-        } => true,
-        Step::Cpus {
-            reason: Reason::Pod,
-            path,
-            ..
-        } => !owners.contains(path.as_str()),
-        Step::Record {
-            record: Some(record),
-            path,
-        } => record.assignment.is_empty() && !owners.contains(path.as_str()),
-        Step::Record { record: None, path } => !owners.iter().any(|owner| is_within(path, owner)),
-        _ => false,
-    }
+/// Whether a pass may yield after the step. After other steps, for example on a partition or on an owner's CPUs, the pass runs
+/// to its end, and then notes the owner's unpinned time.
+pub(super) fn permits_yield(step: &Step) -> bool {
+    matches!(
+        step,
+        Step::Record { .. }
+            | Step::Cpus {
+                reason: Reason::Pod | Reason::Narrow | Reason::Share,
+                ..
+            }
+    )
 }
 
 // === impl CachedState ===
@@ -181,6 +172,35 @@ impl CachedState {
             }
         }
     }
+
+    /// Reads the pods again whose assignments may have changed through the steps. Returns false if an existing pod
+    /// can't be read or explained.
+    pub(super) fn read_written_owners(
+        &mut self,
+        applied: &[AppliedStep],
+        pods: &[Pod],
+        node: &impl PassNode,
+    ) -> bool {
+        let records = || {
+            let steps = applied.iter().map(|done| &done.step);
+            steps.filter(|step| matches!(step, Step::Record { .. }))
+        };
+        let assigns = |step: &&Step| matches!(step, Step::Record { record: Some(record), .. } if !record.assignment.is_empty());
+        let new: Vec<&Step> = records().filter(assigns).collect();
+        let is_written = |pod: &&ObservedPod| {
+            let PodCgroup { path, uid, .. } = &pod.cgroup;
+            let is_in_pod = |step: &Step| is_within(step.path(), path);
+            let owns = self.ledger.assignments.contains_key(uid);
+            new.iter().any(|step| is_in_pod(step)) || owns && records().any(is_in_pod)
+        };
+        let owners = self.observed.pods.iter().filter(is_written);
+        let owners: Vec<(String, String)> = owners
+            .map(|pod| (pod.cgroup.uid.clone(), pod.cgroup.path.clone()))
+            .collect();
+        owners
+            .iter()
+            .all(|(uid, path)| self.read_pod(uid, pods, node) || !node.exists(path))
+    }
 }
 
 /// Takes the result of a step on a pod's cgroup or on a container's.
@@ -285,50 +305,38 @@ mod tests {
     }
 
     #[test]
-    fn steps_on_pods_without_an_assignment_keep_exclusive_sets() {
-        let owners = BTreeSet::from(["kubepods/pod1"]);
-        let step = |path: &str, reason| Step::Cpus {
-            path: path.to_owned(),
+    fn a_pass_yields_only_after_records_and_after_sets_of_pods_and_shared_containers() {
+        let path = || "kubepods/pod1/c".to_owned();
+        let cpus = |reason| Step::Cpus {
+            path: path(),
             cpus: CpuSet::new(),
             reason,
         };
         for (step, expected) in [
-            (step("kubepods/pod2", Reason::Pod), true),
-            (step("kubepods/pod2/c", Reason::Share), true),
-            (step("kubepods/pod1/c", Reason::Narrow), true),
-            (step("kubepods/pod1", Reason::Pod), false),
-            (step("kubepods/pod1/c", Reason::Own), false),
-            (step("kubepods/pod1/c", Reason::Release), false),
+            (cpus(Reason::Pod), true),
+            (cpus(Reason::Narrow), true),
+            (cpus(Reason::Share), true),
+            (cpus(Reason::Own), false),
+            (cpus(Reason::Separate), false),
+            (cpus(Reason::Release), false),
             (
                 Step::Record {
-                    path: "kubepods/pod2/c".to_owned(),
+                    path: path(),
                     record: None,
                 },
                 true,
             ),
+            (Step::Remove { path: path() }, false),
             (
-                Step::Record {
-                    path: "kubepods/pod10".to_owned(),
-                    record: None,
-                },
-                true,
-            ),
-            (
-                Step::Record {
-                    path: "kubepods/pod1/c".to_owned(),
-                    record: None,
-                },
-                false,
-            ),
-            (
-                Step::Record {
-                    path: "kubepods/pod1".to_owned(),
-                    record: None,
+                Step::Exclusive {
+                    path: path(),
+                    cpus: CpuSet::new(),
+                    in_force: None,
                 },
                 false,
             ),
         ] {
-            assert_eq!(keeps_exclusive_sets(&step, &owners), expected, "{step:?}");
+            assert_eq!(permits_yield(&step), expected, "{step:?}");
         }
     }
 }

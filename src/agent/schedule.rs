@@ -6,7 +6,10 @@
 use std::time::{Duration, Instant};
 
 /// How long runtime requests may postpone a due pass. Later the pass runs before the next request, and does not yield.
-const LONGEST_DELAY: Duration = Duration::from_secs(1);
+///
+/// Beside 250 pods such a pass takes about 100 ms, and a request waits meanwhile. With a limit of 1 s, this happened to 4 % of
+/// the requests of a container runtime that creates containers without a pause.
+const LONGEST_DELAY: Duration = Duration::from_secs(5);
 
 /// The pause between the answer to a runtime request and the next pass. The receiver may wake up on the reconciler's CPU,
 /// or on a CPU kept busy by a pass.
@@ -345,19 +348,19 @@ mod tests {
     }
 
     #[test]
-    fn a_pass_that_yielded_for_a_second_runs_to_its_end() {
+    fn a_pass_that_yielded_for_five_seconds_runs_to_its_end() {
         let start = Instant::now();
         let mut schedule = synced(start);
         schedule.on(Trigger::Pods, start);
         let yielded = report(Trigger::Pods, PassExtent::Node, PassOutcome::Yielded);
-        for at in [0, 500, 1000] {
+        for at in [0, 2500, 5000] {
             let now = start + at * MS;
             assert_eq!(schedule.next(now), due(Trigger::Pods, true));
             schedule.finished(&yielded, now);
             // A later trigger does not start the wait anew.
             schedule.on(Trigger::Runtime, now);
         }
-        assert_eq!(schedule.next(start + 1001 * MS), due(Trigger::Pods, false));
+        assert_eq!(schedule.next(start + 5001 * MS), due(Trigger::Pods, false));
     }
 
     #[test]

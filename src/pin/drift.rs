@@ -120,8 +120,8 @@ impl fmt::Display for Neighbour {
 
 /// Compares the kernel with the ledger.
 ///
-/// Cgroups without an assignment record are new, not drifted. Processes of non-owners on `recently_assigned`
-/// CPUs are no drift, because Pinfold assigned the CPUs a moment ago.
+/// Cgroups without an assignment record are new, not drifted. Pinfold assigned the `recently_assigned` CPUs a moment ago, and
+/// may not have written the new owners' sets yet. So new owners do not drift, nor do processes of non-owners on these CPUs.
 pub fn drift(
     observed: &Observed,
     ledger: &Ledger,
@@ -139,6 +139,9 @@ pub fn drift(
             };
             let now = &container.cgroup.cpuset;
             let assigned = record.cpus();
+            if !assigned.is_disjoint(recently_assigned) {
+                continue;
+            }
             let assigned_online = assigned.intersection(online);
             let partition = enforcement == Enforcement::Partition;
             let cause = if assigned.is_empty() {

@@ -29,6 +29,8 @@ pub(crate) enum Flaw {
     NoRecord,
     /// A pod pass sees the remaining pods in the state at the start of the last node pass.
     StalePods,
+    /// A node pass that yields does not read the written owners again.
+    StaleOwners,
 }
 
 /// The events during a pass.
@@ -42,8 +44,6 @@ pub(crate) struct Orders {
     pub(crate) stale: bool,
     /// Cgroups, as bits, whose program has not begun.
     pub(crate) waiting: u32,
-    /// A mutant ends the pass after this number of steps, as if the pass had yielded.
-    pub(crate) yields_at: Option<usize>,
 }
 
 /// How a pass went.
@@ -100,7 +100,6 @@ impl Orders {
         interruption: None,
         stale: false,
         waiting: 0,
-        yields_at: None,
     };
 }
 
@@ -227,7 +226,7 @@ impl<'a> Run<'a> {
                 self.world.happen(event);
                 (self.orders.stale, self.interrupted) = (true, true);
             }
-            if !go_on(&step) || self.orders.yields_at == Some(number) {
+            if !go_on(&step) {
                 break;
             }
             match self.carry_out_one(&step, &mut held, &mut watch) {
@@ -337,21 +336,21 @@ impl PassNode for ModelNode<'_> {
     }
 
     fn pod(&self, path: String, uid: String) -> anyhow::Result<Option<PodCgroup>> {
-        let pod = self.run.borrow().world.kernel.pod(node_of(&path));
-        if self.setup.flaw != Some(Flaw::StalePods) {
-            return Ok(pod);
-        }
+        let run = self.run.borrow();
+        let pod = run.world.kernel.pod(node_of(&path));
         let mut earlier = self.setup.earlier.borrow_mut();
-        match self.request {
-            Some(RuntimeRequest::Start { uid: own }) if own != uid => {
-                Ok(earlier.get(&uid).cloned().or(pod))
-            }
-            Some(_) => Ok(pod),
-            None => {
-                earlier.extend(pod.clone().map(|pod| (uid, pod)));
-                Ok(pod)
-            }
+        let is_stale = match (self.setup.flaw, self.request) {
+            (Some(Flaw::StalePods), Some(RuntimeRequest::Start { uid: own })) => own != uid,
+            (Some(Flaw::StaleOwners), None) => run.done > 0,
+            _ => false,
+        };
+        if is_stale {
+            return Ok(earlier.get(&uid).cloned().or(pod));
         }
+        if self.request.is_none() {
+            earlier.extend(pod.clone().map(|pod| (uid, pod)));
+        }
+        Ok(pod)
     }
 
     fn find_pod(&self, uid: &str) -> anyhow::Result<Option<PodCgroup>> {

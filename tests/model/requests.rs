@@ -77,8 +77,6 @@ pub(crate) struct Agent<'a> {
     next: BTreeMap<(usize, usize), usize>,
     /// Whether a foreign program has changed the node since the last node pass.
     is_disturbed: bool,
-    /// A mutant ends the next node pass after this number of steps, for every kind of step.
-    pub(crate) yields_at: Option<usize>,
     /// The number of requests served by a pod pass alone, and by node passes.
     pub(crate) served: [usize; 2],
 }
@@ -117,7 +115,6 @@ impl<'a> Agent<'a> {
             world,
             next: BTreeMap::new(),
             is_disturbed: false,
-            yields_at: None,
             served: [0; 2],
         }
     }
@@ -476,7 +473,6 @@ impl<'a> Agent<'a> {
         let planned = self.setup.plan_with(&self.world, &mut self.state.pods);
         let orders = Orders {
             most: *left,
-            yields_at: self.yields_at.take(),
             ..Orders::NONE
         };
         let ran = self.setup.pass(

@@ -12,13 +12,18 @@ use crate::site::Site;
 
 /// Asks for a number of CPUs for the pod `train`.
 async fn resize(site: &Site<'_>, cpus: u64) -> Result<()> {
+    let answer = request_resize(site, cpus).await;
+    answer.with_context(|| format!("the resize to {cpus} CPUs is refused"))
+}
+
+/// Like [`resize`], with the API server's answer.
+async fn request_resize(site: &Site<'_>, cpus: u64) -> kube::Result<()> {
     let amounts = json!({"cpu": cpus.to_string(), "memory": "32Mi"});
     let resources = json!({"requests": amounts, "limits": amounts});
     let patch = json!({"spec": {"containers": [{"name": "main", "resources": resources}]}});
     let pods: Api<Pod> = Api::namespaced(site.cluster.client.clone(), &site.namespace);
     pods.patch_resize("train", &PatchParams::default(), &Patch::Strategic(patch))
-        .await
-        .with_context(|| format!("the resize to {cpus} CPUs is refused"))?;
+        .await?;
     Ok(())
 }
 
@@ -124,7 +129,8 @@ pub(super) async fn deferred(site: &Site<'_>) -> Result<Verdict> {
     )))
 }
 
-/// A resize beyond the node's size changes nothing.
+/// A resize beyond the node's size changes nothing. From Kubernetes 1.36 on, the API server refuses the resize. Earlier, the
+/// kubelet reports the resize as infeasible.
 pub(super) async fn infeasible(site: &Site<'_>) -> Result<Verdict> {
     if let Some(skipped) = site.lacks(1).await? {
         return Ok(skipped);
@@ -132,12 +138,18 @@ pub(super) async fn infeasible(site: &Site<'_>) -> Result<Verdict> {
     let beyond = allocatable(site).await? / 1000 + 1000;
     site.start(&site.training_pod("train", 1)).await?;
     let cpus = site.pinned("train", "main", 1).await?;
-    resize(site, beyond).await?;
-    pending(site, "Infeasible").await?;
+    let by = match request_resize(site, beyond).await {
+        Err(kube::Error::Api(status)) if status.code == 403 => "the API server",
+        answer => {
+            answer?;
+            pending(site, "Infeasible").await?;
+            "the kubelet"
+        }
+    };
     let again = site.pinned("train", "main", 1).await?;
     ensure!(again == cpus, "the container moved from {cpus} to {again}");
     site.status().await?.check()?;
     Ok(Verdict::Passed(format!(
-        "CPUs {cpus} during an infeasible resize to {beyond}"
+        "CPUs {cpus}: {by} refuses a resize to {beyond} CPUs"
     )))
 }
