@@ -148,6 +148,10 @@ fn the_figures_of_a_short_demo() {
             report[half]["steps_per_second"].as_f64().unwrap() > 0.0,
             "{report}"
         );
+        assert!(
+            report[half]["used_cpus"].as_f64().unwrap() > 0.0,
+            "{report}"
+        );
         let switches = |kind: &str| report[half][kind].as_f64().unwrap();
         assert!(switches("context_switches_per_step") > 0.0, "{report}");
         assert!(

@@ -222,7 +222,7 @@ fn cells(row: &DemoRow) -> [String; 10] {
 fn changes(report: &DemoReport) -> Table {
     let DemoReport { shared, pinned, .. } = report;
     let mut table = super::table(&["", "SHARED", "PINNED AND SIZED", "CHANGE"]);
-    let mut line = |name: &str, pick: fn(&HalfFigures) -> Option<f64>| {
+    let mut line = |name: &str, digits: usize, pick: fn(&HalfFigures) -> Option<f64>| {
         let (Some(before), Some(after)) = (pick(shared), pick(pinned)) else {
             table.add_row([name, "-", "-", "-"]);
             return;
@@ -234,23 +234,26 @@ fn changes(report: &DemoReport) -> Table {
         };
         table.add_row([
             name.to_owned(),
-            format!("{before:.1}"),
-            format!("{after:.1}"),
+            format!("{before:.digits$}"),
+            format!("{after:.digits$}"),
             change,
         ]);
     };
-    line("steps/s, all workers", |half| Some(half.steps_per_second));
-    line("context switches per step", |half| {
+    line("steps/s, all workers", 1, |half| {
+        Some(half.steps_per_second)
+    });
+    line("CPUs used by the job", 2, |half| half.used_cpus);
+    line("context switches per step", 1, |half| {
         half.context_switches_per_step
     });
-    line("of these, involuntary", |half| {
+    line("of these, involuntary", 1, |half| {
         half.involuntary_switches_per_step
     });
-    line("throttled periods/s", |half| {
+    line("throttled periods/s", 1, |half| {
         Some(half.throttled_periods_per_second)
     });
-    line("step time p99, ms", |half| half.step_ms_p99);
-    line("threads of the job", |half| Some(half.threads as f64));
+    line("step time p99, ms", 1, |half| half.step_ms_p99);
+    line("threads of the job", 0, |half| Some(half.threads as f64));
     for index in 1..4 {
         if let Some(column) = table.column_mut(index) {
             column.set_cell_alignment(CellAlignment::Right);

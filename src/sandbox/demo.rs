@@ -101,6 +101,8 @@ pub struct HalfFigures {
     pub involuntary_switches_per_step: Option<f64>,
     /// CFS periods per second in which a quota of the job ran out.
     pub throttled_periods_per_second: f64,
+    /// The CPU time of the job, servers included, in CPUs; null if the machine does not count CPU time.
+    pub used_cpus: Option<f64>,
     /// The time within which 99 of 100 steps end, in milliseconds: the median of the values that the workers report.
     pub step_ms_p99: Option<f64>,
     /// The number of threads of the job.
@@ -409,8 +411,14 @@ fn figures(base: &Sample, now: &Sample, mut p99: Vec<f64>) -> HalfFigures {
         .sum();
     let per_step =
         |pick: fn(&SampledCounters) -> u64| (steps > 0).then(|| gained(pick) as f64 / steps as f64);
+    let cpu_seconds = |sample: &Sample| {
+        let pods = job().map(|name| sample.pods.get(name)?.cpu_seconds);
+        pods.sum::<Option<f64>>()
+    };
+    let used = cpu_seconds(now).zip(cpu_seconds(base));
     p99.sort_by(f64::total_cmp);
     HalfFigures {
+        used_cpus: used.map(|(after, before)| (after - before) / seconds),
         steps_per_second: steps as f64 / seconds,
         context_switches_per_step: per_step(|counters| counters.context_switches.unwrap_or(0)),
         involuntary_switches_per_step: per_step(|counters| {

@@ -21,6 +21,8 @@ pub(super) struct SampledCounters {
     /// The part of the context switches at which the kernel took the CPU away.
     pub(super) involuntary_switches: Option<u64>,
     pub(super) throttled_periods: Option<u64>,
+    /// The used CPU time, in seconds.
+    pub(super) cpu_seconds: Option<f64>,
     pub(super) llc_misses: Option<u64>,
     pub(super) receive_bytes: u64,
     pub(super) transmit_bytes: u64,
@@ -75,6 +77,9 @@ impl Sample {
                 }
                 "pinfold_container_cpu_throttled_periods_total" => {
                     *counters.throttled_periods.get_or_insert(0) += value;
+                }
+                "pinfold_container_cpu_usage_seconds_total" => {
+                    *counters.cpu_seconds.get_or_insert(0.0) += series.value;
                 }
                 "pinfold_container_llc_misses_total" => {
                     *counters.llc_misses.get_or_insert(0) += value;
@@ -166,6 +171,7 @@ mod tests {
             pinfold_container_context_switches_total{container=\"a\",kind=\"involuntary\",namespace=\"demo\",pod=\"ps-0\"} 7\n\
             pinfold_container_interference_cpu_seconds_total{container=\"a\",namespace=\"demo\",pod=\"ps-0\"} 0.75\n\
             pinfold_container_interference_cpu_error_seconds_total{container=\"a\",namespace=\"demo\",pod=\"ps-0\"} 0.01\n\
+            pinfold_container_cpu_usage_seconds_total{container=\"a\",namespace=\"demo\",pod=\"ps-0\"} 1.5\n\
             pinfold_container_llc_misses_total{container=\"a\",namespace=\"demo\",pod=\"ps-0\"} 4\n\
             pinfold_collector_unsupported{collector=\"caches\",reason=\"no \\\"LLC\\\" here\"} 1\n\
             process_cpu_seconds_total 1\n";
@@ -178,6 +184,7 @@ mod tests {
                 seconds: 0.75,
                 error_seconds: 0.01,
             }),
+            cpu_seconds: Some(1.5),
             llc_misses: Some(4),
             ..SampledCounters::default()
         };
