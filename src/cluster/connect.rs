@@ -110,7 +110,6 @@ pub async fn connect(
 ///
 /// # Errors
 /// The named configuration or context can't be used, or no configuration exists.
-#[cfg(feature = "portforward")]
 pub async fn connect_user(
     kubeconfig: Option<&Path>,
     context: Option<&str>,

@@ -9,7 +9,7 @@ use clap::Args;
 
 use crate::agent::config;
 use crate::cluster::claims::{ClaimOwner, ClaimSettings, Claims, Holder};
-use crate::cluster::connect::{Connection, connect};
+use crate::cluster::connect::{Connection, connect_user};
 use crate::cluster::{Api, ErrorKind, Failure, scenes};
 use crate::scene::{Document, Node, ScenePlan, Slots, read};
 
@@ -22,7 +22,7 @@ pub(super) struct LiveArgs {
     /// Read nodes and claims from the cluster, and also the plans if no file is given.
     #[arg(long)]
     pub(super) live: bool,
-    /// Kubeconfig of the cluster [default: KUBECONFIG, or the pod's service account]
+    /// Kubeconfig of the cluster [default: KUBECONFIG, ~/.kube/config, or the pod's service account]
     #[arg(long, value_name = "FILE", requires = "live")]
     kubeconfig: Option<PathBuf>,
     /// Namespace of the agents and of their claims [default: pinfold]
@@ -52,7 +52,8 @@ impl LiveArgs {
         }
         let runtime = super::super::run::runtime()?;
         runtime.block_on(async {
-            let way = connect(self.kubeconfig.as_deref(), |key| std::env::var(key).ok()).await?;
+            let environment = |key: &str| std::env::var(key).ok();
+            let way = connect_user(self.kubeconfig.as_deref(), None, environment).await?;
             let api = Api::new(way.client.clone(), DEADLINE);
             match scenes::plans(&api).await {
                 Ok(plans) if plans.is_empty() => {}
@@ -89,7 +90,8 @@ impl LiveArgs {
         }
         let runtime = super::super::run::runtime()?;
         runtime.block_on(async {
-            let way = connect(self.kubeconfig.as_deref(), |key| std::env::var(key).ok()).await?;
+            let environment = |key: &str| std::env::var(key).ok();
+            let way = connect_user(self.kubeconfig.as_deref(), None, environment).await?;
             let api = Api::new(way.client.clone(), DEADLINE);
             let way = &way;
             let said =

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use self::controller::{Choices, Controller};
 use super::super::OutputFormat;
 use super::super::interval::interval;
-use crate::cluster::connect::{Connection, connect};
+use crate::cluster::connect::{Connection, connect_user};
 use crate::cluster::reclaim::{ReclaimRound, Reclaimer};
 use crate::cluster::{Api, ErrorKind, Failure};
 use crate::scene::{ReclaimItem, ReclaimVerdict, Reclaimable};
@@ -73,7 +73,7 @@ pub(super) struct ReclaimArgs {
     /// Address for /metrics, /healthz and /readyz, for example 0.0.0.0:9471.
     #[arg(long, value_name = "ADDRESS:PORT", requires = "watch")]
     listen: Option<SocketAddr>,
-    /// Kubeconfig of the cluster [default: KUBECONFIG, or the pod's service account]
+    /// Kubeconfig of the cluster [default: KUBECONFIG, ~/.kube/config, or the pod's service account]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// Form of the output; with --watch, a line for each change, or an object for each round.
@@ -87,7 +87,8 @@ impl ReclaimArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let runtime = super::super::run::runtime()?;
         runtime.block_on(async {
-            let way = connect(self.kubeconfig.as_deref(), |key| std::env::var(key).ok()).await?;
+            let environment = |key: &str| std::env::var(key).ok();
+            let way = connect_user(self.kubeconfig.as_deref(), None, environment).await?;
             let api = Api::new(way.client.clone(), DEADLINE);
             let reclaimer = Reclaimer::new(
                 api.clone(),
