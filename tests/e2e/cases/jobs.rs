@@ -62,7 +62,8 @@ async fn start(site: &Site<'_>) -> Result<()> {
     std::fs::write(&job_file, job.to_string())?;
     let mut arguments = vec!["scene", "render", &*plan_file, "--job", &*job_file];
     arguments.extend(["--scene", SCENE, "--case", "1", "--into", &*site.namespace]);
-    arguments.extend(["-o", "json"]);
+    arguments.extend(["-o", "json", "--live"]);
+    arguments.extend(["--namespace", &*site.cluster.settings.namespace]);
     let list: Value = serde_json::from_str(&pinfold(site, &arguments).await?)?;
     let objects = list["items"].as_array();
     for object in objects.context("pinfold scene render has printed no List")? {
