@@ -61,10 +61,10 @@
 //!
 //! Every change goes through the same pass, `agent::pass`: observe, decide, plan, apply, verify. A node pass reads all pods, and
 //! the reconciler publishes its result. A pod pass serves a runtime request: it reads the request's pod, takes the remaining
-//! pods from the last observed state, and costs the same on a full node as on an empty one. If CPUs are missing, a running
-//! container would have to move, or drift is found, a node pass serves the request instead. A node pass yields to waiting
-//! requests, except after a step on a partition or on an owner's CPUs. The pure type `agent::schedule::Schedule` decides when
-//! which pass runs.
+//! pods from the last observed state, and costs the same on a full node as on an empty one. If a node pass may free missing
+//! CPUs, a running container would have to move, or drift is found, a node pass serves the request instead. A node pass yields
+//! to waiting requests after records, and after sets of pods and of containers that give up or share CPUs. After any other
+//! step, the pass runs to its end. The pure type `agent::schedule::Schedule` decides when which pass runs.
 //!
 //! # Invariants
 //!

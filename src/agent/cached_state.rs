@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashSet};
 
 use super::pass_model::PassNode;
+use crate::cpu::CpuSet;
 use crate::host::cgroup::{PodCgroup, is_within};
 use crate::pin::{
     AppliedStep, Enforcement, Ledger, Observed, ObservedContainer, ObservedPod, PodAssignment,
@@ -32,8 +33,8 @@ fn upwards(path: &str) -> impl Iterator<Item = &str> {
     std::iter::successors(Some(path), |path| Some(path.rsplit_once('/')?.0))
 }
 
-/// Whether a pass may yield after the step. After other steps, for example on a partition or on an owner's CPUs, the pass runs
-/// to its end, and then notes the owner's unpinned time.
+/// Whether a pass may yield after the step. After any other step, for example on a partition, the pass runs to its end: only a
+/// complete pass notes when an owner's CPUs came into force.
 pub(super) fn permits_yield(step: &Step) -> bool {
     matches!(
         step,
@@ -135,24 +136,40 @@ impl CachedState {
         !others.flat_map(|pod| &pod.containers).any(on)
     }
 
+    /// Whether the pod's cgroup of an owner was removed since the last read.
+    pub(super) fn has_ended_owner(&self, node: &impl PassNode) -> bool {
+        let mut owners = self.observed.pods.iter().map(|pod| &pod.cgroup);
+        owners.any(|pod| self.ledger.assignments.contains_key(&pod.uid) && !node.exists(&pod.path))
+    }
+
     /// Forgets owners whose pod cgroups were removed. Returns whether the owners' CPUs can be assigned.
     pub(super) fn forget_ended_owners(&mut self, node: &impl PassNode) -> bool {
         let Self {
             observed, ledger, ..
         } = self;
-        let before = observed.pods.len();
+        let mut freed = CpuSet::new();
         observed.pods.retain(|pod| {
             let uid = &pod.cgroup.uid;
-            let stays = !ledger.assignments.contains_key(uid) || node.exists(&pod.cgroup.path);
-            if !stays {
-                ledger.assignments.remove(uid);
-                ledger.memory.remove(uid);
+            if node.exists(&pod.cgroup.path) {
+                return true;
             }
-            stays
+            let Some(assignment) = ledger.assignments.remove(uid) else {
+                return true;
+            };
+            ledger.memory.remove(uid);
+            freed = freed.union(&assignment.cpus());
+            false
         });
-        // The kernel may have lost the owners' CPUs.
+        if freed.is_empty() {
+            return false;
+        }
         let lost = node.lost_cpus(&mut observed.pods.iter().map(|pod| &pod.cgroup));
-        observed.pods.len() < before && lost.is_ok_and(|lost| lost.is_empty())
+        let is_free = lost.is_ok_and(|lost| lost.is_empty());
+        if !is_free {
+            // The kernel has lost the CPUs, or returns the CPUs later. The next node pass reads the CPUs again.
+            ledger.barred = ledger.barred.union(&freed);
+        }
+        is_free
     }
 
     /// Takes the values read back after each step. All written pods become stale, except the pod `read`, whose values the
@@ -173,8 +190,8 @@ impl CachedState {
         }
     }
 
-    /// Reads the pods again whose assignments may have changed through the steps. Returns false if an existing pod
-    /// can't be read or explained.
+    /// Reads each pod again whose assignment the applied steps may have changed. Returns false if an existing pod can't be read
+    /// or explained.
     pub(super) fn read_written_owners(
         &mut self,
         applied: &[AppliedStep],
@@ -225,9 +242,14 @@ fn note_step(pod: &mut ObservedPod, done: &AppliedStep, ledger: &mut Ledger) {
         }
         _ => return,
     };
+    let is_of_pod = done.step.path() == pod.cgroup.path;
     for ObservedContainer { cgroup, .. } in &mut pod.containers {
+        let cpuset = &mut cgroup.cpuset;
         if cgroup.path == done.step.path() {
-            cgroup.cpuset.effective.clone_from(effective);
+            cpuset.effective.clone_from(effective);
+        } else if is_of_pod && cpuset.cpus.is_empty() {
+            // With cgroup v2, a container without a set of its own runs on the pod's CPUs.
+            cpuset.effective = cpuset.effective.union(effective);
         }
     }
 }
@@ -264,7 +286,6 @@ impl<'a> WrittenCgroups<'a> {
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
-    use crate::cpu::CpuSet;
 
     #[test]
     fn written_pods_and_pods_below_written_cgroups_are_touched() {
@@ -305,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pass_yields_only_after_records_and_after_sets_of_pods_and_shared_containers() {
+    fn a_pass_yields_only_after_records_and_sets_of_pods_and_of_narrowed_or_shared_containers() {
         let path = || "kubepods/pod1/c".to_owned();
         let cpus = |reason| Step::Cpus {
             path: path(),

@@ -4,6 +4,8 @@ use std::borrow::Cow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::schedule::LONGEST_DELAY;
+
 /// The reconciler's sign of life. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Heartbeat {
@@ -76,10 +78,11 @@ impl Heartbeat {
             }
             None => "no operation runs: the reconciler waits or its task ended".to_owned(),
         };
-        // Two missed passes, and some time for a busy machine.
+        // Two missed passes, the delay by runtime requests, and some time for a busy machine.
         let limit = self
             .interval
             .saturating_mul(2)
+            .saturating_add(LONGEST_DELAY)
             .saturating_add(Duration::from_secs(5));
         match beat.finished.map(|finished| now.duration_since(finished)) {
             None => Health::Starting(format!(
@@ -113,12 +116,12 @@ mod tests {
         };
         let seconds = Duration::from_secs;
         assert_eq!(
-            [health(seconds(10), 0), health(seconds(10), 24)],
+            [health(seconds(10), 0), health(seconds(10), 29)],
             [Health::Alive, Health::Alive]
         );
-        assert!(matches!(health(seconds(10), 26), Health::Stuck(_)));
-        assert_eq!(health(seconds(1), 6), Health::Alive);
-        assert!(matches!(health(seconds(1), 8), Health::Stuck(_)));
+        assert!(matches!(health(seconds(10), 31), Health::Stuck(_)));
+        assert_eq!(health(seconds(1), 11), Health::Alive);
+        assert!(matches!(health(seconds(1), 13), Health::Stuck(_)));
         assert_eq!(
             health(Duration::MAX, 9),
             Health::Alive,

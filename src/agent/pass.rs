@@ -12,6 +12,7 @@ use super::pass_model::{
     PassEnd, PassNode, PassResult, PassScope, RuntimeRequest, decision, lacks,
 };
 use super::pass_state::PassState;
+use crate::cpu::CpuSet;
 use crate::pin::decide::{Decision, DecisionInput, Decisions, RefusalSource, decide, decide_while};
 use crate::pin::{self, AppliedStep, Drift, Enforcement, Ledger, Observed, Scan, Step};
 use crate::pod::{self, Pod};
@@ -151,13 +152,15 @@ impl<N: PassNode> Pass<'_, N> {
             ledger,
             ..
         } = std::mem::take(&mut self.view);
-        let before = ledger.exclusive();
         let mut cached = CachedState::new(observed, ledger);
+        let before = cached.ledger.exclusive();
         cached.note_written(applied, None);
         let is_known = cached.read_written_owners(applied, &pods, self.node);
-        // Containers without an assignment may still run on the new owners' CPUs.
-        let gained = cached.ledger.exclusive().difference(&before);
-        self.state.recently_assigned = self.state.recently_assigned.union(&gained);
+        if !applied.is_empty() {
+            // Some records are written, and the sets of their containers are not.
+            let recent = self.state.recently_assigned.union(&before);
+            self.state.recently_assigned = recent.union(&cached.ledger.exclusive());
+        }
         self.state.cached = is_known.then_some(cached);
         EarlyEnd::Yielded
     }
@@ -357,23 +360,29 @@ impl<N: PassNode> Pass<'_, N> {
 
     /// Whether a node pass may free CPUs for a container that lacks CPUs, according to the last observed state.
     ///
-    /// Beside 250 pods a node pass takes 30 to 100 ms, and this check about 1 ms. Without the check, each container of a burst
-    /// on a full node waits for a node pass.
+    /// With 250 pods, a node pass takes 30 to 100 ms, and `may_free_cpus` takes about 1 ms. Without the check, each container of
+    /// a burst on a full node waits for a node pass.
     fn may_free_cpus(&mut self) -> bool {
         let moves = self.state.moves_left(self.node);
-        let (ledger, pods) = (&self.view.ledger, self.state.pods.known());
+        let pods = self.state.pods.known();
         let Some(cached) = &self.state.cached else {
             return true;
         };
-        let here = self.state.pods.here(&cached.observed, &pods);
+        if !self.view.ledger.barred.is_empty() || cached.has_ended_owner(self.node) {
+            return true;
+        }
+        // The pods may have lost containers since the last node pass.
+        let (observed, mut ledger) = (cached.observed.clone()).matched_again(CpuSet::new(), &pods);
+        self.state.pods.enter_pending(&mut ledger);
+        let here = self.state.pods.here(&observed, &pods);
         let input = DecisionInput {
             moves,
             ..self.node.decision_input(&pods, &here)
         };
-        let decisions = decide(&input, ledger);
+        let decisions = decide(&input, &ledger);
         let kept = decisions.desired.exclusive();
         let gives_up = !ledger.exclusive().is_subset(&kept);
-        gives_up || !decisions.moves.is_empty() || !ledger.barred.is_empty()
+        gives_up || !decisions.moves.is_empty()
     }
 
     /// Forgets owners whose pod cgroups were removed since the last scan. Returns whether the owners' CPUs can be assigned.
@@ -485,7 +494,8 @@ impl<N: PassNode> Pass<'_, N> {
         self.state.drift = drift.to_vec();
     }
 
-    /// Carries the steps out. A plan is safe after each step, but yielding is safe only after some steps.
+    /// Carries the steps out. The kernel's state is safe after each step. The pass yields only after the steps of
+    /// [`permits_yield`].
     fn apply(&mut self, steps: Vec<Step>) -> Vec<AppliedStep> {
         if steps.is_empty() {
             return Vec::new();

@@ -27,7 +27,8 @@ pub struct PassState {
     pub(super) cached: Option<CachedState>,
     /// Drift that the last pass left.
     pub(super) drift: Vec<Drift>,
-    /// CPUs assigned since the last complete node pass. Containers without an assignment may still run on these CPUs.
+    /// CPUs assigned since the last complete node pass. After a pass that yielded between its steps: all exclusive CPUs. The
+    /// owners' sets may be unwritten, and other containers may still run on these CPUs.
     pub(super) recently_assigned: CpuSet,
     /// Partitions refused by the kernel since the last timer tick: the error, by cgroup path.
     pub(super) refused: BTreeMap<String, String>,

@@ -5,11 +5,12 @@
 
 use std::time::{Duration, Instant};
 
-/// How long runtime requests may postpone a due pass. Later the pass runs before the next request, and does not yield.
+/// How long runtime requests may postpone a due pass. After this time, the pass runs before the next request, and does not
+/// yield.
 ///
-/// Beside 250 pods such a pass takes about 100 ms, and a request waits meanwhile. With a limit of 1 s, this happened to 4 % of
-/// the requests of a container runtime that creates containers without a pause.
-const LONGEST_DELAY: Duration = Duration::from_secs(5);
+/// On a node with 250 pods, a pass that does not yield takes about 100 ms, and requests wait for its end. With a limit of 1 s,
+/// 4 % of the requests waited for such a pass while the runtime created containers without a pause.
+pub(super) const LONGEST_DELAY: Duration = Duration::from_secs(5);
 
 /// The pause between the answer to a runtime request and the next pass. The receiver may wake up on the reconciler's CPU,
 /// or on a CPU kept busy by a pass.

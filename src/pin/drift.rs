@@ -120,8 +120,8 @@ impl fmt::Display for Neighbour {
 
 /// Compares the kernel with the ledger.
 ///
-/// Cgroups without an assignment record are new, not drifted. Pinfold assigned the `recently_assigned` CPUs a moment ago, and
-/// may not have written the new owners' sets yet. So new owners do not drift, nor do processes of non-owners on these CPUs.
+/// Cgroups without an assignment record are new, not drifted. The `recently_assigned` CPUs got their owners after the last
+/// complete node pass. The owners' sets may be unwritten, and other containers may still run on the CPUs. Neither is drift.
 pub fn drift(
     observed: &Observed,
     ledger: &Ledger,

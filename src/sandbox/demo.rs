@@ -101,7 +101,7 @@ pub struct HalfFigures {
     pub involuntary_switches_per_step: Option<f64>,
     /// CFS periods per second in which a quota of the job ran out.
     pub throttled_periods_per_second: f64,
-    /// The CPU time of the job, servers included, in CPUs; null if the machine does not count CPU time.
+    /// How many CPUs the job used on average, servers included; null if the machine does not count CPU time.
     pub used_cpus: Option<f64>,
     /// The time within which 99 of 100 steps end, in milliseconds: the median of the values that the workers report.
     pub step_ms_p99: Option<f64>,

@@ -21,7 +21,7 @@ pub(super) struct SampledCounters {
     /// The part of the context switches at which the kernel took the CPU away.
     pub(super) involuntary_switches: Option<u64>,
     pub(super) throttled_periods: Option<u64>,
-    /// The used CPU time, in seconds.
+    /// The CPU time used so far, in seconds.
     pub(super) cpu_seconds: Option<f64>,
     pub(super) llc_misses: Option<u64>,
     pub(super) receive_bytes: u64,

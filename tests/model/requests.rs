@@ -7,7 +7,7 @@ use pinfold::agent::pass_model::{PassEnd, PassResult, PassScope, RuntimeRequest}
 use pinfold::agent::pass_state::{PassState, PodStore};
 use pinfold::agent::{PodSource, RuntimePod, RuntimeUpdate};
 use pinfold::cpu::CpuSet;
-use pinfold::pin::{Ledger, Observed};
+use pinfold::pin::{DriftCause, Ledger, Observed};
 use pinfold::pod::{ContainerKind, Entitlement};
 
 use super::agent::{ModelEnforcement, PodState, Setup, World};
@@ -77,6 +77,8 @@ pub(crate) struct Agent<'a> {
     next: BTreeMap<(usize, usize), usize>,
     /// Whether a foreign program has changed the node since the last node pass.
     is_disturbed: bool,
+    /// Whether the agent was killed since the last node pass.
+    was_killed: bool,
     /// The number of requests served by a pod pass alone, and by node passes.
     pub(crate) served: [usize; 2],
 }
@@ -115,6 +117,7 @@ impl<'a> Agent<'a> {
             world,
             next: BTreeMap::new(),
             is_disturbed: false,
+            was_killed: false,
             served: [0; 2],
         }
     }
@@ -171,6 +174,7 @@ impl<'a> Agent<'a> {
     }
 
     fn restart(&mut self) {
+        self.was_killed = true;
         self.world.refused.clear();
         self.state = self.setup.state(self.store(&self.world));
     }
@@ -489,6 +493,17 @@ impl<'a> Agent<'a> {
         if ran.is_cut {
             return Ok(None);
         }
+        // CPUs that are offline stay drift.
+        let mut drift = result.drift.iter();
+        let drift = drift.find(|drift| drift.cause != DriftCause::Offline);
+        if let Some(drift) = drift
+            && !self.is_disturbed
+            && !self.was_killed
+            && self.world.refused.is_empty()
+        {
+            return Err(format!("drift that no other program has caused: {drift}"));
+        }
+        self.was_killed = false;
         let yielded = result.may_yield && has_request();
         self.state.keep(&mut result, yielded);
         // An agent that only observes repairs nothing.
@@ -678,6 +693,12 @@ impl<'a> Agent<'a> {
             return Err(format!("after four passes the agent still plans\n{steps}"));
         }
         self.setup.settled(&self.world, &planned)
+    }
+
+    /// Whether a container was answered without CPUs, and no record holds CPUs of its pod.
+    pub(crate) fn lacks(&self, pod: usize, container: usize) -> bool {
+        let answer = self.container(pod, container);
+        answer.is_some_and(|one| one.answer.is_none()) && !self.owns(pod)
     }
 
     /// Whether any record holds CPUs of a pod.

@@ -145,6 +145,58 @@ fn every_short_history_of_requests() {
     println!("{count} histories");
 }
 
+/// On a node with too few CPUs, a pod pass answers some creations without CPUs. The next node passes find no CPUs either.
+#[test]
+fn a_creation_that_lacks_cpus_needs_no_node_pass_if_none_are_free() {
+    let mut count = 0;
+    for kind in KINDS {
+        let shapes = [Shape::One(2), Shape::One(2), Shape::One(1)];
+        let setup = Setup::new(kind, 4, 1, &shapes);
+        let mut level = vec![and(begin([Run(0), Run(1), Run(2)]), runs(0, 0))];
+        for _ in 0..3 {
+            let mut next = Vec::new();
+            for acts in level {
+                let agent = Agent::after(&setup, &acts).unwrap_or_else(|broken| panic!("{broken}"));
+                for request in agent.requests() {
+                    count += usize::from(lacks_in_the_end(&setup, &acts, request));
+                }
+                let (own, others) = agent.acts(PLAIN);
+                let further = own.into_iter().chain(others).chain([Reconcile]);
+                next.extend(further.map(|act| and(acts.clone(), [act])));
+            }
+            level = next;
+        }
+    }
+    println!("{count} creations lacked CPUs");
+    assert!(count > 100, "{count}");
+}
+
+/// Whether a creation lacks CPUs after a pod pass. Fails if the next node passes find CPUs for the container.
+fn lacks_in_the_end(setup: &Setup, acts: &[Act], request: Request) -> bool {
+    let Create(pod, container) = request else {
+        return false;
+    };
+    let mut agent = Agent::after(setup, acts).unwrap_or_else(|broken| panic!("{broken}"));
+    let before = agent.served;
+    let asked = and(acts.to_vec(), [Ask(request)]);
+    let broken =
+        |rule: &str, agent: &Agent<'_>| -> ! { panic!("{}", told(rule, &asked, &agent.world)) };
+    let went = agent.go(Ask(request));
+    went.unwrap_or_else(|rule| broken(&rule, &agent));
+    let by_pod_pass = agent.served == [before[0] + 1, before[1]];
+    if !by_pod_pass || !agent.lacks(pod, container) {
+        return false;
+    }
+    for _ in 0..2 {
+        let went = agent.go(Act::Wake);
+        went.unwrap_or_else(|rule| broken(&rule, &agent));
+    }
+    if agent.owns(pod) {
+        broken("the container lacked CPUs that were free", &agent);
+    }
+    true
+}
+
 #[test]
 fn an_unanswered_creation_stays_recorded() {
     for kind in KINDS {
@@ -266,7 +318,8 @@ fn mutant_that_writes_no_record_at_a_creation() {
     }
 }
 
-/// A node pass assigns CPUs to a container made without a request, and yields between the steps. Then a creation gets CPUs.
+/// A node pass assigns CPUs to a container made without a request, and yields after one of its steps. The mutant's creation
+/// then gets CPUs that the node pass has assigned.
 #[test]
 fn mutant_that_does_not_read_written_owners_again() {
     let acts = begin([Run(0), Run(1), Reconcile]);

@@ -239,5 +239,7 @@ pub(super) async fn required_refused(site: &Site<'_>) -> Result<Verdict> {
         log.map_or(true, |reading| reading.cpus.is_empty()),
         "the refused container has run"
     );
-    Ok(Verdict::Passed("the status has the reason".to_owned()))
+    Ok(Verdict::Passed(
+        "the pod's status names the reason".to_owned(),
+    ))
 }
