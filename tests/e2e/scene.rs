@@ -124,7 +124,12 @@ pub(crate) async fn claims(site: &Site<'_>) -> Result<Vec<Value>> {
 pub(crate) async fn lacks(site: &Site<'_>) -> Result<Option<String>> {
     let status = site
         .cluster
-        .wait("the node's agent answers", async || site.status().await)
+        .wait("the node's agent knows the plans", async || {
+            let status = site.status().await?;
+            let scene = &status.cluster["scene"];
+            ensure!(status.phase() != "unknown", "{scene}");
+            Ok(status)
+        })
         .await?;
     if status.cluster["scene"].is_null() {
         return Ok(Some(

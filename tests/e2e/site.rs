@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::{ListParams, LogParams};
 use pinfold::cpu::CpuSet;
+use pinfold::text::counted;
 use serde_json::{Value, json};
 
 use crate::agent::{self, AgentStatus};
@@ -131,8 +132,8 @@ impl<'a> Site<'a> {
         let free = status.free();
         Ok((free.len() < cpus).then(|| {
             let reason = format!(
-                "the node has {} free CPUs, and the case needs {cpus}",
-                free.len()
+                "the node has {}, and the case needs {cpus}",
+                counted(free.len(), "free CPU")
             );
             Verdict::Skipped(reason)
         }))

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use pinfold::cpu::CpuSet;
+use pinfold::text::counted;
 use serde_json::Value;
 
 use super::pinning::size;
@@ -329,6 +330,7 @@ pub(super) async fn at_rest(site: &Site<'_>) -> Result<Verdict> {
         "the idle agent has sent {all} requests in {seconds} s"
     );
     Ok(Verdict::Passed(format!(
-        "{all} requests in {seconds} s, no write"
+        "{} in {seconds} s, no write",
+        counted(all, "request")
     )))
 }

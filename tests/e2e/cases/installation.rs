@@ -5,6 +5,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use kube::api::{ListParams, Patch, PatchParams};
+use pinfold::text::counted;
 use serde_json::{Value, json};
 
 use crate::agent::{self, SELECTOR};
@@ -230,9 +231,9 @@ pub(super) async fn upgrade(site: &Site<'_>) -> Result<Verdict> {
     .await?;
     rolled_out(cluster).await?;
     Ok(Verdict::Passed(format!(
-        "{} pods keep their CPUs, {} new pods are pinned",
-        pods.len(),
-        pods.len()
+        "{} with the same CPUs as before, {} pinned during the upgrade",
+        counted(pods.len(), "pod"),
+        counted(pods.len(), "new pod")
     )))
 }
 
