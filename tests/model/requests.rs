@@ -77,6 +77,9 @@ pub(crate) struct Agent<'a> {
     next: BTreeMap<(usize, usize), usize>,
     /// Whether a foreign program has changed the node since the last node pass.
     is_disturbed: bool,
+    /// Whether an event has happened that can lead to drift later on: a foreign write, a change of the CPUs or of the
+    /// configuration, or the loss of a pod's description.
+    may_drift: bool,
     /// Whether the agent was killed since the last node pass.
     was_killed: bool,
     /// The number of requests served by a pod pass alone, and by node passes.
@@ -117,6 +120,7 @@ impl<'a> Agent<'a> {
             world,
             next: BTreeMap::new(),
             is_disturbed: false,
+            may_drift: false,
             was_killed: false,
             served: [0; 2],
         }
@@ -334,6 +338,8 @@ impl<'a> Agent<'a> {
         self.world.happen(event);
         self.is_disturbed |=
             event.is_foreign() || matches!(event, Event::Offline(_) | Event::Online(_));
+        self.may_drift |= self.is_disturbed
+            || matches!(event, Event::Enforce(_) | Event::Reserve | Event::Forget(_));
         match event {
             Event::Remove(pod) => {
                 self.runtime[pod] = None;
@@ -497,7 +503,7 @@ impl<'a> Agent<'a> {
         let mut drift = result.drift.iter();
         let drift = drift.find(|drift| drift.cause != DriftCause::Offline);
         if let Some(drift) = drift
-            && !self.is_disturbed
+            && !self.may_drift
             && !self.was_killed
             && self.world.refused.is_empty()
         {
