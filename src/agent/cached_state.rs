@@ -150,14 +150,15 @@ impl CachedState {
         let mut freed = CpuSet::new();
         observed.pods.retain(|pod| {
             let uid = &pod.cgroup.uid;
+            let Some(assignment) = ledger.assignments.get(uid) else {
+                return true;
+            };
             if node.exists(&pod.cgroup.path) {
                 return true;
             }
-            let Some(assignment) = ledger.assignments.remove(uid) else {
-                return true;
-            };
-            ledger.memory.remove(uid);
             freed = freed.union(&assignment.cpus());
+            ledger.assignments.remove(uid);
+            ledger.memory.remove(uid);
             false
         });
         if freed.is_empty() {
