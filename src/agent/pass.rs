@@ -12,8 +12,7 @@ use super::pass_model::{
     PassEnd, PassNode, PassResult, PassScope, RuntimeRequest, decision, lacks,
 };
 use super::pass_state::PassState;
-use crate::cpu::CpuSet;
-use crate::pin::decide::{Decision, DecisionInput, Decisions, RefusalSource, decide, decide_while};
+use crate::pin::decide::{Decision, DecisionInput, Decisions, RefusalSource, decide_while};
 use crate::pin::{self, AppliedStep, Drift, Enforcement, Ledger, Observed, Scan, Step};
 use crate::pod::{self, Pod};
 
@@ -146,16 +145,11 @@ impl<N: PassNode> Pass<'_, N> {
     }
 
     fn yielded(&mut self, applied: &[AppliedStep]) -> EarlyEnd {
-        let PassView {
-            pods,
-            observed,
-            ledger,
-            ..
-        } = std::mem::take(&mut self.view);
-        let mut cached = CachedState::new(observed, ledger);
+        let view = std::mem::take(&mut self.view);
+        let mut cached = CachedState::new(view.observed, view.ledger);
         let before = cached.ledger.exclusive();
         cached.note_written(applied, None);
-        let is_known = cached.read_written_owners(applied, &pods, self.node);
+        let is_known = cached.read_written_owners(applied, &view.pods, self.node);
         if !applied.is_empty() {
             // Some records are written, and the sets of their containers are not.
             let recent = self.state.recently_assigned.union(&before);
@@ -318,7 +312,9 @@ impl<N: PassNode> Pass<'_, N> {
                 decisions = self.decide_once()?;
             }
             let lacks = self.view.lacks(request, &decisions);
-            if lacks && self.may_free_cpus() || !decisions.moves.is_empty() {
+            if lacks && self.state.may_free_cpus(&*self.node, &self.view.ledger)
+                || !decisions.moves.is_empty()
+            {
                 return Err(EarlyEnd::NeedsNode);
             }
         }
@@ -356,33 +352,6 @@ impl<N: PassNode> Pass<'_, N> {
             decisions.keep_ledger_assignments(&self.view.pods, &self.view.ledger);
         }
         Ok(decisions)
-    }
-
-    /// Whether a node pass may free CPUs for a container that lacks CPUs, according to the last observed state.
-    ///
-    /// With 250 pods, a node pass takes 30 to 100 ms, and `may_free_cpus` takes about 1 ms. Without the check, each container of
-    /// a burst on a full node waits for a node pass.
-    fn may_free_cpus(&mut self) -> bool {
-        let moves = self.state.moves_left(self.node);
-        let pods = self.state.pods.known();
-        let Some(cached) = &self.state.cached else {
-            return true;
-        };
-        if !self.view.ledger.barred.is_empty() || cached.has_ended_owner(self.node) {
-            return true;
-        }
-        // The pods may have lost containers since the last node pass.
-        let (observed, mut ledger) = (cached.observed.clone()).matched_again(CpuSet::new(), &pods);
-        self.state.pods.enter_pending(&mut ledger);
-        let here = self.state.pods.here(&observed, &pods);
-        let input = DecisionInput {
-            moves,
-            ..self.node.decision_input(&pods, &here)
-        };
-        let decisions = decide(&input, &ledger);
-        let kept = decisions.desired.exclusive();
-        let gives_up = !ledger.exclusive().is_subset(&kept);
-        gives_up || !decisions.moves.is_empty()
     }
 
     /// Forgets owners whose pod cgroups were removed since the last scan. Returns whether the owners' CPUs can be assigned.

@@ -11,8 +11,8 @@ pub use super::pod_store::PodStore;
 use super::release_backoff::ReleaseBackoff;
 use crate::cpu::CpuSet;
 use crate::metrics::AgentMetrics;
-use crate::pin::decide::{Decisions, RefusalSource};
-use crate::pin::{AppliedStep, Drift, Enforcement, Observed, Reason, Step, StepOutcome};
+use crate::pin::decide::{DecisionInput, Decisions, RefusalSource, decide};
+use crate::pin::{AppliedStep, Drift, Enforcement, Ledger, Observed, Reason, Step, StepOutcome};
 use crate::pod::Pod;
 
 /// The period of the limit on moves.
@@ -115,6 +115,34 @@ impl PassState {
         }
         self.moved.retain(|moved| moved.elapsed() < HOUR);
         node.moves_per_hour().saturating_sub(self.moved.len())
+    }
+
+    /// Whether a node pass may free CPUs for a container that lacks CPUs, according to the last observed state. `ledger` is the
+    /// ledger of the pass that lacks CPUs.
+    ///
+    /// With 250 pods, a node pass takes 30 to 100 ms, and `may_free_cpus` takes about 1 ms. Without the check, each container of
+    /// a burst on a full node waits for a node pass.
+    pub(super) fn may_free_cpus(&mut self, node: &impl PassNode, ledger: &Ledger) -> bool {
+        let moves = self.moves_left(node);
+        let pods = self.pods.known();
+        let Some(cached) = &self.cached else {
+            return true;
+        };
+        if !ledger.barred.is_empty() || cached.has_ended_owner(node) {
+            return true;
+        }
+        // The pods may have lost containers since the last node pass.
+        let (observed, mut ledger) = (cached.observed.clone()).matched_again(CpuSet::new(), &pods);
+        self.pods.enter_pending(&mut ledger);
+        let here = self.pods.here(&observed, &pods);
+        let input = DecisionInput {
+            moves,
+            ..node.decision_input(&pods, &here)
+        };
+        let decisions = decide(&input, &ledger);
+        let kept = decisions.desired.exclusive();
+        let gives_up = !ledger.exclusive().is_subset(&kept);
+        gives_up || !decisions.moves.is_empty()
     }
 
     /// Counts and logs the applied steps. Returns errors as sentences, except the kernel's refusals of partitions.
