@@ -120,8 +120,8 @@ impl PassState {
     /// Whether a node pass may free CPUs for a container that lacks CPUs, according to the last observed state. `ledger` is the
     /// ledger of the pass that lacks CPUs.
     ///
-    /// With 250 pods, a node pass takes 30 to 100 ms, and `may_free_cpus` takes about 1 ms. Without the check, each container of
-    /// a burst on a full node waits for a node pass.
+    /// With 250 pods, a node pass takes 30 to 100 ms. A creation answered after this check takes 2 ms, the check included. Without
+    /// the check, each container of a burst on a full node waits for a node pass.
     pub(super) fn may_free_cpus(&mut self, node: &impl PassNode, ledger: &Ledger) -> bool {
         let moves = self.moves_left(node);
         let pods = self.pods.known();

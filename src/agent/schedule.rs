@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// yield.
 ///
 /// On a node with 250 pods, a pass that does not yield takes about 100 ms, and requests wait for its end. With a limit of 1 s,
-/// 4 % of the requests waited for such a pass while the runtime created containers without a pause.
+/// 15 such passes ran during 500 creations, 3 for 100 creations.
 pub(super) const LONGEST_DELAY: Duration = Duration::from_secs(5);
 
 /// The pause between the answer to a runtime request and the next pass. The receiver may wake up on the reconciler's CPU,

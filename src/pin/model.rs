@@ -240,12 +240,6 @@ impl Desired {
             .unwrap_or_default()
     }
 
-    /// Whether the desired state gives CPUs to the pod with the given uid.
-    pub fn is_owner(&self, uid: &str) -> bool {
-        self.pod(uid)
-            .is_some_and(|plan| !plan.assignment.is_empty())
-    }
-
     /// The plan of the pod with the given uid, for a change. A missing plan is added.
     pub fn pod_mut(&mut self, uid: &str) -> &mut PodPlan {
         self.pods.entry(uid.into()).or_default()

@@ -499,7 +499,7 @@ impl<'a> Agent<'a> {
         if ran.is_cut {
             return Ok(None);
         }
-        // CPUs that are offline stay drift.
+        // Drift because of offline CPUs lasts until the CPUs return.
         let mut drift = result.drift.iter();
         let drift = drift.find(|drift| drift.cause != DriftCause::Offline);
         if let Some(drift) = drift
