@@ -1,7 +1,7 @@
 //! Histories of an agent that lives on and of a runtime that waits for answers: all short histories, and some histories in
 //! which the agent is killed or a node pass yields at every point.
 
-use super::agent::{Setup, Shape, World};
+use super::agent::{ModelEnforcement, Setup, Shape, World};
 use super::events::{Event, Menu};
 use super::kernel::{KernelKind, pod_node};
 use super::node::Flaw;
@@ -437,6 +437,39 @@ fn a_pod_confined_to_anothers_cpu_gives_its_cpus_up() {
             let agent = Agent::after(&setup, &acts).unwrap();
             let quiet = agent.quiet();
             quiet.unwrap_or_else(|rule| panic!("{}", told(&rule, &acts, &agent.world)));
+        }
+    }
+}
+
+/// Enforcement changes from `partition` to `cpuset`, and one pod has neither a manifest nor a container. The agent is killed
+/// after every number of steps. The pod's exclusive CPUs return before the pod's record goes.
+#[test]
+fn a_pod_without_a_record_has_no_exclusive_cpus_after_partitions_end() {
+    let shapes = [
+        Shape::Two(2, 1),
+        Shape::Init(2),
+        Shape::Sidecar(1),
+        Shape::Shared,
+    ];
+    for kind in [
+        KernelKind::Early612,
+        KernelKind::Late612,
+        KernelKind::Linux72,
+    ] {
+        let setup = Setup::new(kind, 8, 2, &shapes);
+        for steps in 0..8 {
+            let then = [
+                Ask(Create(2, 0)),
+                Act::KillIn(0, Create(1, 0)),
+                Reconcile,
+                Happen(Event::Forget(1)),
+                Happen(Event::Enforce(ModelEnforcement::Cpuset)),
+                Act::KillIn(steps, Create(2, 1)),
+            ];
+            let acts = and(vec![Run(2), Run(1), Run(3)], then);
+            let mut agent = Agent::after(&setup, &acts).unwrap_or_else(|broken| panic!("{broken}"));
+            let settled = agent.settle();
+            settled.unwrap_or_else(|rule| panic!("{}", told(&rule, &acts, &agent.world)));
         }
     }
 }

@@ -38,7 +38,8 @@ enum CpusetPhase {
     /// Former owners get their earlier quotas and NUMA nodes back. Pods without an assignment get
     /// their earlier CPUs back: by now, their containers have sets without the CPUs of owners.
     RestoreReleased,
-    /// Records of pods and former owners that lost CPUs, and the removal of obsolete records.
+    /// Records of pods and former owners that lost CPUs. The plan also removes obsolete records here, unless the plan
+    /// ends partitions.
     RecordLosses,
     /// Owners get their assigned CPUs.
     AssignOwners,
@@ -47,6 +48,9 @@ enum CpusetPhase {
     /// Partitions of an earlier enforcement become members. By now, every other container is off
     /// the partitions' CPUs.
     EndPartitions,
+    /// The plan removes obsolete records. A pod without a record keeps its exclusive CPUs, so the end of partitions
+    /// comes first.
+    RemoveRecords,
     /// Pods give up the CPUs that no container in the pod holds.
     NarrowPods,
     /// The plan lifts owners' quotas and binds owners' memory to NUMA nodes.
@@ -179,7 +183,12 @@ impl<'a> CpusetPlanner<'a> {
         }
         let quota = give_back_quota(path, pod.cgroup.quota, Some(record));
         self.add(CpusetPhase::RestoreReleased, quota);
-        self.add(CpusetPhase::RecordLosses, [remove_record(path)]);
+        let phase = if self.ends_partitions {
+            CpusetPhase::RemoveRecords
+        } else {
+            CpusetPhase::RecordLosses
+        };
+        self.add(phase, [remove_record(path)]);
     }
 
     /// Records the assignment on the pod's cgroup.
