@@ -20,8 +20,8 @@ use super::call::words;
 use super::list::{List, list};
 use super::{Api, Call, ErrorKind, Failure};
 
-/// The label that selects the pods of agents.
-const SELECTOR: &str = "app.kubernetes.io/name=pinfold";
+/// The labels that select the pods of agents. No value of the chart changes these labels.
+const SELECTOR: &str = "app.kubernetes.io/part-of=pinfold,app.kubernetes.io/component=agent";
 
 /// The name of the port in the agent's container.
 const PORT_NAME: &str = "metrics";

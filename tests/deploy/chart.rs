@@ -123,7 +123,7 @@ fn chart_and_overlays_render_the_same_objects() {
     );
 
     let folder = tempfile::tempdir_in(here("deploy")).unwrap();
-    let text = "resources: [../base]\ncomponents: [../components/podmonitor, ../components/prometheusrule]\n";
+    let text = "resources: [../base]\ncomponents: [../components/podmonitor, ../components/prometheusrule, ../components/reclaim]\n";
     std::fs::write(folder.path().join("kustomization.yaml"), text).unwrap();
     let monitored = kustomize(&kubectl, folder.path());
     let values = [
@@ -131,11 +131,12 @@ fn chart_and_overlays_render_the_same_objects() {
         "runtime=none",
         "podMonitor.enabled=true",
         "prometheusRule.enabled=true",
+        "reclaim.enabled=true",
     ];
     assert_equal(
         template(&helm, &values),
         monitored,
-        "podmonitor and prometheusrule",
+        "podmonitor, prometheusrule and reclaim",
     );
 
     let folder = tempfile::tempdir_in(here("deploy")).unwrap();

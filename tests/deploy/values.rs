@@ -253,6 +253,14 @@ fn name_cases() -> Vec<Case> {
             "/spec/selector/matchLabels",
             json!({"app.kubernetes.io/name": "agent"}),
         ),
+        // The labels by which commands with --cluster find the agents.
+        case(
+            "nameOverride=agent",
+            ("DaemonSet", "agent"),
+            "/spec/template/metadata/labels",
+            json!({"app.kubernetes.io/name": "agent", "app.kubernetes.io/instance": "pinfold",
+                "app.kubernetes.io/part-of": "pinfold", "app.kubernetes.io/component": "agent"}),
+        ),
         case(
             "fullnameOverride=ours",
             ("DaemonSet", "ours"),

@@ -368,7 +368,11 @@ impl FakeApi {
         self.put(&json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {
-                "name": name, "namespace": "pinfold", "labels": {"app.kubernetes.io/name": "pinfold"},
+                "name": name, "namespace": "pinfold", "labels": {
+                    "app.kubernetes.io/name": "pinfold",
+                    "app.kubernetes.io/part-of": "pinfold",
+                    "app.kubernetes.io/component": "agent",
+                },
             },
             "spec": {
                 "nodeName": node,

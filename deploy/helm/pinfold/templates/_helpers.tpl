@@ -24,6 +24,12 @@ app.kubernetes.io/name: {{ include "pinfold.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name | toYaml }}
 {{- end }}
 
+{{/* The labels by which `pinfold status --cluster` and similar commands find the agents' pods. No value changes them. */}}
+{{- define "pinfold.agent.labels" -}}
+app.kubernetes.io/part-of: pinfold
+app.kubernetes.io/component: agent
+{{- end }}
+
 {{/* The labels of the reclaimer's pods for selectors. */}}
 {{- define "pinfold.reclaim.selector" -}}
 app.kubernetes.io/name: {{ include "pinfold.name" . }}-reclaim
