@@ -61,6 +61,11 @@ fn main() {
                 each(phase.from_etcd as f64)
             );
         }
+        let lists = runtime.block_on(simulation::lists_in_a_second(size));
+        println!(
+            "{:>7}  at most {} lists of plans in a second at the first start, and {} lists after a restart of the server",
+            size, lists.first_start, lists.restart
+        );
         println!(
             "{:>7}  ({:.0} s of this machine's time)\n",
             size,

@@ -61,6 +61,10 @@ const MAX_INVALID: u32 = 3;
 /// After silent watches of this total lifetime, all objects are listed again. A server sends a bookmark about every minute.
 const MAX_SILENCE: Duration = Duration::from_secs(420);
 
+/// The time over which nodes spread their lists after the first, for a collection that every node follows. A restarted API
+/// server often makes all nodes list at the same time. 10,000 nodes with two collections send about 133 lists in a second.
+pub(super) const RELIST_SPREAD: Duration = Duration::from_secs(150);
+
 /// After this many streaming lists in a row without a final bookmark in time, the reflector uses paged lists only.
 const MAX_INCOMPLETE: u32 = 3;
 
@@ -131,6 +135,7 @@ pub(super) async fn reflect<C: ObjectCache>(
         backoff,
         cache,
         jitter: Jitter::default(),
+        has_paused: false,
         version: None,
         incomplete_lists: 0,
         too_old: false,
@@ -155,6 +160,8 @@ struct Reflector<C> {
     backoff: BackoffPolicy,
     cache: C,
     jitter: Jitter,
+    /// Whether the random pause before the next list is over. A retry of the list has no second pause.
+    has_paused: bool,
     /// The resourceVersion from which the watch continues; `None` if all objects must be listed.
     version: Option<String>,
     /// The number of streaming lists in a row without a final bookmark in time.
@@ -179,6 +186,7 @@ impl<C: ObjectCache> Reflector<C> {
             if streamed.is_none() {
                 self.list_all().await?;
             }
+            self.has_paused = false;
         }
         let has_data = streamed.is_some();
         let watch = match streamed {
@@ -252,12 +260,13 @@ impl<C: ObjectCache> Reflector<C> {
         }
     }
 
-    /// Pauses at random before a list.
+    /// Pauses at random before the first attempt of a list.
     async fn pause_before_list(&mut self) {
         let most = self.cache.stagger();
-        if !most.is_zero() {
+        if !most.is_zero() && !self.has_paused {
             tokio::time::sleep(self.jitter.spread(most)).await;
         }
+        self.has_paused = true;
     }
 
     /// Opens a watch from a resourceVersion, or a streaming list without a version.

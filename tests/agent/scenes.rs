@@ -5,7 +5,7 @@ use pinfold::scene::definition;
 use serde_json::{Value, json};
 
 use crate::agent::{assigned, in_force, pinfold};
-use crate::api::{Cluster, NODE, pod, two_reconciles};
+use crate::api::{Cluster, NODE, long, pod, two_reconciles};
 use crate::kernel::{allowed, kernel_tests};
 
 /// The objects for a labelled node: the definition, the Node, and a plan with one slot.
@@ -46,7 +46,7 @@ fn a_node_gets_its_labels_and_release_removes_them() {
         in_force(status, "worker-0")
     });
     let own = assigned(&status, "worker-0").unwrap();
-    let status = agent.eventually("the node has a slot", |status| {
+    let status = agent.within(long(), "the node has a slot", |status| {
         status["cluster"]["scene"]["phase"] == "placed"
     });
     assert_eq!(
@@ -84,7 +84,7 @@ fn a_node_gets_its_labels_and_release_removes_them() {
     two_reconciles(&agent);
     agent.stop();
     let agent = cluster.settings(&tree, &kernel).start();
-    agent.eventually("the node has a slot", |status| {
+    agent.within(long(), "the node has a slot", |status| {
         status["cluster"]["scene"]["phase"] == "placed"
     });
     agent.stop();
@@ -142,7 +142,7 @@ fn a_recreated_node_gets_its_old_slot() {
     let place = |status: &Value| status["cluster"]["scene"]["slot"]["index"].as_u64();
     let placed = |status: &Value| status["cluster"]["scene"]["phase"] == "placed";
     let agent = start();
-    let first = agent.eventually("the node has a slot", placed);
+    let first = agent.within(long(), "the node has a slot", placed);
     assert_eq!(place(&first), Some(0), "the plan has one slot");
     cluster.put(&plan(20));
     let forget = |uid: &str| {
@@ -162,7 +162,7 @@ fn a_recreated_node_gets_its_old_slot() {
     forget("uid-2");
     let agent = start();
     assert_eq!(
-        place(&agent.eventually("the node has a slot", placed)),
+        place(&agent.within(long(), "the node has a slot", placed)),
         Some(0),
         "the slot from before"
     );
@@ -178,7 +178,7 @@ fn a_recreated_node_gets_its_old_slot() {
     forget("uid-3");
     let agent = start();
     assert_ne!(
-        place(&agent.eventually("the node has a slot", placed)),
+        place(&agent.within(long(), "the node has a slot", placed)),
         Some(0),
         "a free choice would not give this slot"
     );

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use crate::agents::{
     self, Agent, claims, cluster, no_place_was_double, places, put_node, remove_node,
 };
-use crate::fakeapi::{FakeApi, Fault, FaultScope};
+use crate::fakeapi::{FakeApi, Fault, FaultScope, Logged};
 
 /// The duration of each request.
 const LATENCY: Duration = Duration::from_millis(20);
@@ -55,20 +55,7 @@ struct Simulation {
 
 /// Runs `agents` agents, with slots for nine of ten agents at first and for eight of ten later.
 pub(crate) async fn simulate(agents: usize) -> Vec<SimulationPart> {
-    let mut simulation = Simulation {
-        fake: cluster(),
-        agents: BTreeMap::new(),
-        apis: BTreeMap::new(),
-        before: BTreeMap::new(),
-        began: Instant::now(),
-        version: 0,
-    };
-    simulation
-        .fake
-        .set_controllers_delay(Duration::from_secs(1));
-    simulation
-        .fake
-        .fail(FaultScope::always(), Fault::Delay(LATENCY));
+    let mut simulation = Simulation::new();
     let (first, second) = (agents * 9 / 10, agents * 8 / 10);
     let mut parts = Vec::new();
     let fresh: Vec<usize> = (0..agents).collect();
@@ -146,6 +133,59 @@ pub(crate) async fn simulate(agents: usize) -> Vec<SimulationPart> {
     parts
 }
 
+/// The largest numbers of lists that agents send within a second.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ListsInASecond {
+    /// Lists of plans at the first start of all agents. Each agent lists its node's pods at once.
+    pub(crate) first_start: usize,
+    /// All lists after a restart of the API server that has forgotten all changes.
+    pub(crate) restart: usize,
+}
+
+/// Starts all agents at the same time, and then restarts the API server.
+pub(crate) async fn lists_in_a_second(agents: usize) -> ListsInASecond {
+    let mut simulation = Simulation::new();
+    for number in 0..agents {
+        put_node(&simulation.fake, &name(number), &format!("uid-{number}"));
+    }
+    let slots = agents * 9 / 10;
+    simulation.activate("1", [slots, slots]);
+    simulation.begin();
+    let running: Vec<Agent> = (0..agents)
+        .map(|number| Agent::start_with_pods_of_api(&simulation.fake, &name(number)))
+        .collect();
+    tokio::time::sleep(RESYNC).await;
+    let first_start = simulation.busiest_second(|logged| logged.plural == "sceneplans");
+
+    let fake = &simulation.fake;
+    fake.go_away();
+    fake.compact(fake.revision() + 1);
+    fake.set_revision(fake.revision() + 10);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    simulation.begin();
+    simulation.fake.come_back();
+    tokio::time::sleep(RESYNC).await;
+    let lists = simulation
+        .fake
+        .log()
+        .iter()
+        .filter(|logged| is_list(logged))
+        .count();
+    assert!(
+        lists >= 2 * running.len(),
+        "{lists} lists of {agents} agents"
+    );
+    ListsInASecond {
+        first_start,
+        restart: simulation.busiest_second(|_| true),
+    }
+}
+
+/// Whether a request is a list, or a watch that begins with a list.
+fn is_list(logged: &Logged) -> bool {
+    logged.verb == "list" || logged.query.contains("sendInitialEvents")
+}
+
 fn name(number: usize) -> String {
     format!("node-{number:05}")
 }
@@ -153,6 +193,35 @@ fn name(number: usize) -> String {
 // === impl Simulation ===
 
 impl Simulation {
+    fn new() -> Self {
+        let fake = cluster();
+        fake.set_controllers_delay(Duration::from_secs(1));
+        fake.fail(FaultScope::always(), Fault::Delay(LATENCY));
+        Self {
+            fake,
+            agents: BTreeMap::new(),
+            apis: BTreeMap::new(),
+            before: BTreeMap::new(),
+            began: Instant::now(),
+            version: 0,
+        }
+    }
+
+    /// The largest number of lists within a second since [`Simulation::begin`], among the requests that `counts` selects.
+    fn busiest_second(&self, counts: impl Fn(&Logged) -> bool) -> usize {
+        let log = self.fake.log();
+        let lists = log
+            .iter()
+            .filter(|logged| is_list(logged) && counts(logged));
+        let mut times: Vec<Instant> = lists.map(|logged| logged.at).collect();
+        times.sort();
+        let within = |from: usize| {
+            let end = times[from] + Duration::from_secs(1);
+            times[from..].partition_point(|at| *at < end)
+        };
+        (0..times.len()).map(within).max().unwrap_or_default()
+    }
+
     fn activate(&mut self, case: &str, [first, second]: [usize; 2]) {
         self.version += 1;
         self.fake.put(&json!({

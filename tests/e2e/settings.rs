@@ -80,7 +80,8 @@ impl Settings {
             deadline: seconds(
                 "PINFOLD_E2E_DEADLINE",
                 text("PINFOLD_E2E_DEADLINE").as_deref(),
-                120,
+                // A restarted API server can make an agent list its pods and plans only after 150 s.
+                300,
             )?,
             rest: seconds("PINFOLD_E2E_REST", text("PINFOLD_E2E_REST").as_deref(), 180)?,
         }))

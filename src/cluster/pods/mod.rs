@@ -17,6 +17,7 @@ mod follower;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use super::reflect::RELIST_SPREAD;
 use crate::pod::Pod;
 
 pub use cache::PodCache;
@@ -85,7 +86,7 @@ impl Default for PodWatchSettings {
             idle: Duration::from_secs(150),
             initial: Duration::from_secs(60),
             backoff: (Duration::from_millis(800), Duration::from_secs(60)),
-            spread: Duration::from_secs(10),
+            spread: RELIST_SPREAD,
         }
     }
 }

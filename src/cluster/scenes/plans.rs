@@ -169,6 +169,7 @@ pub(super) async fn follow(api: Api, settings: SceneSettings, published: watch::
     let publisher = PlansPublisher {
         settings,
         published,
+        has_listed: false,
         failing_since: None,
     };
     reflect(api, plans, backoff, publisher).await;
@@ -193,6 +194,8 @@ const THROTTLED: Duration = Duration::from_secs(60);
 struct PlansPublisher {
     settings: SceneSettings,
     published: watch::Sender<Plans>,
+    /// Whether the plans have been listed at least once.
+    has_listed: bool,
     /// The time of the first failure since the last opened watch. A 410 does not count.
     failing_since: Option<Instant>,
 }
@@ -201,11 +204,12 @@ struct PlansPublisher {
 
 impl ObjectCache for PlansPublisher {
     fn stagger(&self) -> Duration {
-        self.settings
-            .spread_over(slots_of(&self.published.borrow()))
+        let (first, later) = self.settings.list_spread;
+        if self.has_listed { later } else { first }
     }
 
     async fn replace(&mut self, objects: Vec<Box<RawValue>>) {
+        self.has_listed = true;
         self.published.send_modify(|plans| plans.replace(&objects));
     }
 
