@@ -3,7 +3,7 @@
 //! bench --bench claims` (`-- 100 1000` for different numbers of agents)
 //!
 //! The clock is tokio's paused clock: a request takes 20 ms and all else takes no time, so the times belong to the
-//! protocol. The last column shows the requests' cost for the server: the objects that a server before 1.34 reads from
+//! protocol. A further line has the lists of the busiest second. The last column shows the requests' cost for the server: the objects that a server before 1.34 reads from
 //! etcd.
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -61,10 +61,10 @@ fn main() {
                 each(phase.from_etcd as f64)
             );
         }
-        let lists = runtime.block_on(simulation::lists_in_a_second(size));
+        let busiest = runtime.block_on(simulation::busiest_seconds(size));
         println!(
             "{:>7}  at most {} lists of plans in a second at the first start, and {} lists after a restart of the server",
-            size, lists.first_start, lists.restart
+            size, busiest.first_start, busiest.restart
         );
         println!(
             "{:>7}  ({:.0} s of this machine's time)\n",

@@ -20,7 +20,7 @@ use super::call::words;
 use super::list::{List, list};
 use super::{Api, Call, ErrorKind, Failure};
 
-/// The labels that select the pods of agents. No value of the chart changes these labels.
+/// The labels that select the pods of agents. The labels are the same for all values of the chart.
 const SELECTOR: &str = "app.kubernetes.io/part-of=pinfold,app.kubernetes.io/component=agent";
 
 /// The name of the port in the agent's container.

@@ -17,8 +17,8 @@
 //!   requests without end. A watch works after its first line, or after [`SHORT_LIVED`].
 //! - **Three failures need a new list**: 410 Gone, 404, and [`MAX_INVALID`] invalid answers in a row. 404 means that the
 //!   collection does not exist. A later collection of the same name has different objects.
-//! - **A random pause comes before each list**, since a restarted server answers all nodes with 410. The first 410 shows that the
-//!   server works again and restarts the backoff. Only a repeated 410 makes the wait longer.
+//! - **A random pause comes before each list**, of at most [`ObjectCache::stagger`], since a restarted server answers all nodes
+//!   with 410. The first 410 shows that the server works again and restarts the backoff. Only a repeated 410 makes the wait longer.
 //! - **A streaming list saves requests.** A server without streaming lists refuses the request, or sends no final bookmark.
 //!   A paged list then replaces the streaming list.
 //! - **A silent connection is closed** after [`FollowedCollection::idle`]. A server usually sends a bookmark every minute.
@@ -61,8 +61,9 @@ const MAX_INVALID: u32 = 3;
 /// After silent watches of this total lifetime, all objects are listed again. A server sends a bookmark about every minute.
 const MAX_SILENCE: Duration = Duration::from_secs(420);
 
-/// The time over which nodes spread their lists after the first, for a collection that every node follows. A restarted API
-/// server often makes all nodes list at the same time. 10,000 nodes with two collections send about 133 lists in a second.
+/// The longest random pause before a node lists a collection again. Only for collections that every node follows: a restarted
+/// API server often makes all nodes list at the same time. 10,000 nodes with two collections then send 133 lists in a second,
+/// on average.
 pub(super) const RELIST_SPREAD: Duration = Duration::from_secs(150);
 
 /// After this many streaming lists in a row without a final bookmark in time, the reflector uses paged lists only.
@@ -135,7 +136,6 @@ pub(super) async fn reflect<C: ObjectCache>(
         backoff,
         cache,
         jitter: Jitter::default(),
-        has_paused: false,
         version: None,
         incomplete_lists: 0,
         too_old: false,
@@ -160,8 +160,6 @@ struct Reflector<C> {
     backoff: BackoffPolicy,
     cache: C,
     jitter: Jitter,
-    /// Whether the random pause before the next list is over. A retry of the list has no second pause.
-    has_paused: bool,
     /// The resourceVersion from which the watch continues; `None` if all objects must be listed.
     version: Option<String>,
     /// The number of streaming lists in a row without a final bookmark in time.
@@ -186,7 +184,6 @@ impl<C: ObjectCache> Reflector<C> {
             if streamed.is_none() {
                 self.list_all().await?;
             }
-            self.has_paused = false;
         }
         let has_data = streamed.is_some();
         let watch = match streamed {
@@ -260,13 +257,12 @@ impl<C: ObjectCache> Reflector<C> {
         }
     }
 
-    /// Pauses at random before the first attempt of a list.
+    /// Pauses at random before a list.
     async fn pause_before_list(&mut self) {
         let most = self.cache.stagger();
-        if !most.is_zero() && !self.has_paused {
+        if !most.is_zero() {
             tokio::time::sleep(self.jitter.spread(most)).await;
         }
-        self.has_paused = true;
     }
 
     /// Opens a watch from a resourceVersion, or a streaming list without a version.

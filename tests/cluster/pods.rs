@@ -518,7 +518,7 @@ async fn ten_minutes_without_an_api_server_keep_the_known_pods() {
         fake.come_back();
         let back = Instant::now();
         listener.until_names(&["b", "c"]).await;
-        // A retry of the watch waits for at most 60 s, and a list waits for at most 150 s more.
+        // A retry of the watch waits for at most 60 s. A list then follows after at most 150 s.
         let limit = Duration::from_secs(if compacted { 225 } else { 75 });
         assert!(back.elapsed() < limit, "{:?}", back.elapsed());
         listener
@@ -566,7 +566,7 @@ async fn resyncs_of_many_nodes_are_spread() {
     });
     let most_per_second = most_per_second.max().unwrap();
     assert!(
-        most_per_second < 40,
+        most_per_second < 10,
         "{most_per_second} of 100 within a second"
     );
 }

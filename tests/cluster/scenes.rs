@@ -15,7 +15,7 @@ use crate::agents::{
     places, put_node, remove_node, writes,
 };
 use crate::fakeapi::{ADMIN, FakeApi, Fault, FaultScope, WatchFault};
-use crate::simulation::{lists_in_a_second, simulate};
+use crate::simulation::{busiest_seconds, simulate};
 
 /// Longer than the longest resync interval of a node with a slot (1.5 × 300 s).
 const RESYNC: Duration = Duration::from_secs(460);
@@ -908,13 +908,21 @@ async fn plans_stay_in_force_while_a_restarted_server_refuses_lists() {
         text: "storage is (re)initializing",
         retry_after: None,
     };
-    fake.fail(FaultScope::always().on("sceneplans").times(4), busy);
+    fake.fail(
+        FaultScope::always().verb("watch").on("sceneplans").times(3),
+        busy.clone(),
+    );
+    fake.fail(
+        FaultScope::always().verb("list").on("sceneplans").times(1),
+        busy,
+    );
     put_node(&fake, "z", "uid-z");
     fake.compact(fake.revision() + 1);
     fake.set_revision(fake.revision() + 2);
     fake.cut();
-    // A list comes up to 150 s after the restart.
-    tokio::time::sleep(Duration::from_secs(200)).await;
+    // Each of two lists comes after a pause of at most 150 s.
+    tokio::time::sleep(Duration::from_secs(350)).await;
+    assert_eq!(fake.count("list", "sceneplans"), 3);
     assert!(
         !seen_phases.lock().unwrap().contains(&Phase::Unknown),
         "{seen_phases:?}"
@@ -1221,7 +1229,8 @@ async fn over_tcp() {
     put_node(&fake, "a", "uid-a");
     let settings = SceneSettings {
         node_read_interval: Duration::from_millis(300),
-        list_spread: (Duration::from_millis(10), Duration::from_millis(20)),
+        first_list_spread: Duration::from_millis(10),
+        list_spread: Duration::from_millis(20),
         spread: (Duration::from_millis(10), Duration::from_millis(20)),
         spare: (Duration::from_millis(100), Duration::from_millis(200)),
         backoff: (Duration::from_millis(20), Duration::from_millis(200)),
@@ -1286,10 +1295,13 @@ async fn fifty_agents_claim_die_and_change() {
     }
 }
 
-/// The bound for 10,000 agents is 200 lists in a second. Of 1,000 agents, a tenth would be 20. Random times vary more for fewer
-/// agents, so the test allows twice as many.
+/// After a restart of the server, the bound for 10,000 agents is 200 lists in a second. 1,000 agents send 13 in a second on
+/// average, and 31 in the busiest second of a run. At the first start, 1,000 agents send 17 lists of plans in a second on average.
 #[tokio::test(start_paused = true)]
 async fn lists_of_many_agents_are_spread() {
-    let lists = lists_in_a_second(1_000).await;
-    assert!(lists.first_start <= 40 && lists.restart <= 40, "{lists:?}");
+    let busiest = busiest_seconds(1_000).await;
+    assert!(
+        busiest.restart <= 40 && busiest.first_start <= 50,
+        "{busiest:?}"
+    );
 }

@@ -455,7 +455,7 @@ fn the_reclaimer_has_its_own_account_and_only_the_listed_rights() {
         .as_str()
         .unwrap();
     assert!(!user.contains(":pinfold:"), "{user}");
-    // Neither the DaemonSet nor the PodMonitor selects the reclaimer's pod.
+    // Neither the DaemonSet nor the agents' PodMonitor selects the reclaimer's pod.
     let agents = &documents("deploy/base/daemonset.yaml")[0]["spec"]["selector"]["matchLabels"];
     assert!(!selects(agents, &pod["metadata"]["labels"]));
     let reclaimers = &deployment["spec"]["selector"]["matchLabels"];

@@ -442,7 +442,7 @@ fn a_pod_confined_to_anothers_cpu_gives_its_cpus_up() {
 }
 
 /// Enforcement changes from `partition` to `cpuset`, and one pod has neither a manifest nor a container. The agent is killed
-/// after every number of steps. The pod's exclusive CPUs return before the pod's record goes.
+/// after 0 to 7 steps. The pod's exclusive CPUs return before the pod's record goes.
 #[test]
 fn a_pod_without_a_record_has_no_exclusive_cpus_after_partitions_end() {
     let shapes = [

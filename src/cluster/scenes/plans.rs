@@ -204,8 +204,11 @@ struct PlansPublisher {
 
 impl ObjectCache for PlansPublisher {
     fn stagger(&self) -> Duration {
-        let (first, later) = self.settings.list_spread;
-        if self.has_listed { later } else { first }
+        if self.has_listed {
+            self.settings.list_spread
+        } else {
+            self.settings.first_list_spread
+        }
     }
 
     async fn replace(&mut self, objects: Vec<Box<RawValue>>) {
@@ -234,7 +237,9 @@ impl ObjectCache for PlansPublisher {
     /// Publishes a failure, unless the last known plans stay in force.
     async fn failed(&mut self, failure: &Failure) {
         if failure.is_expired() {
-            // A restarted server answers 410 for old resourceVersions. The plans stay in force until the next list.
+            // A restarted server answers 410 for old resourceVersions. The plans stay in force until the next list. The pause
+            // before the list is longer than THROTTLED, so an earlier failure no longer counts.
+            self.failing_since = None;
             tracing::info!("the plans will be listed again: {failure}");
             return;
         }

@@ -11,8 +11,10 @@ use crate::cluster::reflect::RELIST_SPREAD;
 pub struct SceneSettings {
     /// The mean time between two reads of the own Node on an idle node. Each pause is 0.5 to 1.5 times as long.
     pub node_read_interval: Duration,
-    /// The time over which all nodes spread their first list of plans, and the time for each later list.
-    pub list_spread: (Duration, Duration),
+    /// The longest random pause before the first list of plans.
+    pub first_list_spread: Duration,
+    /// The longest random pause before each later list of plans.
+    pub list_spread: Duration,
     /// The minimum and the maximum of the time over which all nodes spread their reaction to changed plans.
     pub spread: (Duration, Duration),
     /// The addition to the minimum of `spread` for each slot.
@@ -36,7 +38,8 @@ impl Default for SceneSettings {
     fn default() -> Self {
         Self {
             node_read_interval: Duration::from_secs(300),
-            list_spread: (Duration::from_secs(60), RELIST_SPREAD),
+            first_list_spread: Duration::from_secs(60),
+            list_spread: RELIST_SPREAD,
             spread: (Duration::from_secs(5), Duration::from_secs(100)),
             spread_per_slot: Duration::from_millis(10),
             spare: (Duration::from_secs(30), Duration::from_secs(600)),

@@ -38,8 +38,7 @@ enum CpusetPhase {
     /// Former owners get their earlier quotas and NUMA nodes back. Pods without an assignment get
     /// their earlier CPUs back: by now, their containers have sets without the CPUs of owners.
     RestoreReleased,
-    /// Records of pods and former owners that lost CPUs. The plan also removes obsolete records here, unless the plan
-    /// ends partitions.
+    /// Records of pods and former owners that lost CPUs. Obsolete records are removed here if the plan ends no partition.
     RecordLosses,
     /// Owners get their assigned CPUs.
     AssignOwners,
@@ -48,8 +47,8 @@ enum CpusetPhase {
     /// Partitions of an earlier enforcement become members. By now, every other container is off
     /// the partitions' CPUs.
     EndPartitions,
-    /// The plan removes obsolete records. A pod without a record keeps its exclusive CPUs, so the end of partitions
-    /// comes first.
+    /// Obsolete records are removed here if the plan ends partitions. A pod without a record keeps its exclusive CPUs, so the
+    /// record must last until the partitions have ended.
     RemoveRecords,
     /// Pods give up the CPUs that no container in the pod holds.
     NarrowPods,

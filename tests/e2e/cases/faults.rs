@@ -307,8 +307,8 @@ async fn requests(site: &Site<'_>) -> Result<(f64, f64)> {
 /// An idle agent writes nothing, and sends at most one request a minute.
 pub(super) async fn at_rest(site: &Site<'_>) -> Result<Verdict> {
     let (cluster, rest) = (site.cluster, site.cluster.settings.rest);
-    // The requests that the earlier cases have caused end first.
-    tokio::time::sleep(rest / 3).await;
+    // The requests that the earlier cases have caused end first. A started agent lists the plans within 60 s.
+    tokio::time::sleep(Duration::from_secs(60) + rest / 3).await;
     let what = "the agent counts its requests";
     let old = instance(site).await?;
     let before = cluster.wait(what, async || requests(site).await).await?;

@@ -24,7 +24,7 @@ app.kubernetes.io/name: {{ include "pinfold.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name | toYaml }}
 {{- end }}
 
-{{/* The labels by which `pinfold status --cluster` and similar commands find the agents' pods. No value changes them. */}}
+{{/* The labels by which `pinfold status --cluster` and similar commands find the agents' pods. The labels are the same for all values. */}}
 {{- define "pinfold.agent.labels" -}}
 app.kubernetes.io/part-of: pinfold
 app.kubernetes.io/component: agent
