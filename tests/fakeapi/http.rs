@@ -180,12 +180,13 @@ pub(crate) async fn listen(
                 Err(_) => continue,
             },
         };
+        // The token comes first: if the server goes away after the check, the token is cancelled.
+        let end = shared.connections.lock().unwrap().clone();
         if shared.away.load(Ordering::SeqCst) {
             // A TCP reset, as from a machine without a listener on the port.
             let _ = stream.set_zero_linger();
             continue;
         }
-        let end = shared.connections.lock().unwrap().clone();
         let shared = Arc::clone(&shared);
         tokio::spawn(async move {
             let service = service_fn(move |request| {
@@ -195,9 +196,11 @@ pub(crate) async fn listen(
             let connection = http1::Builder::new()
                 .serve_connection(TokioIo::new(stream), service)
                 .with_upgrades();
+            // With `biased`, a request that arrives after the cut gets no answer.
             tokio::select! {
-                _ = connection => {}
+                biased;
                 () = end.cancelled() => {}
+                _ = connection => {}
             }
         });
     }
