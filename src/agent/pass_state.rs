@@ -1,4 +1,4 @@
-//! [`PassState`]: the state that reconcile passes keep between each other.
+//! [`PassState`]: the state that stays from one reconcile pass to the next.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use crate::pod::Pod;
 /// The period of the limit on moves.
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// The state that passes keep between each other.
+/// The state that stays from one pass to the next.
 #[derive(Debug)]
 pub struct PassState {
     /// The pods by source.

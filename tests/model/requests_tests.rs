@@ -409,22 +409,28 @@ fn a_pod_that_loses_its_cpus_keeps_off_those_of_others() {
     quiet.unwrap_or_else(|rule| panic!("{}", told(&rule, &acts, &agent.world)));
 }
 
-/// A foreign program confines a pod to a CPU, in some of the histories another owner's. The pod then loses its assignment. The plan restores the
-/// pod's CPUs before it clears the pod's exclusive CPUs, which the kernel would refuse.
-#[test]
-fn a_pod_confined_to_anothers_cpu_gives_its_cpus_up() {
+/// Four pods on each kernel with partitions.
+fn setups_with_partitions() -> [Setup; 3] {
     let shapes = [
         Shape::Two(2, 1),
         Shape::Init(2),
         Shape::Sidecar(1),
         Shape::Shared,
     ];
-    for kind in [
+    let kinds = [
         KernelKind::Early612,
         KernelKind::Late612,
         KernelKind::Linux72,
-    ] {
-        let setup = Setup::new(kind, 8, 2, &shapes);
+    ];
+    kinds.map(|kind| Setup::new(kind, 8, 2, &shapes))
+}
+
+/// A foreign program confines a pod to a CPU, in some of the histories to another owner's CPU. The pod then loses its
+/// assignment. The plan restores the pod's CPUs before it clears the pod's exclusive CPUs. The kernel would refuse the
+/// opposite order.
+#[test]
+fn a_pod_confined_to_anothers_cpu_gives_its_cpus_up() {
+    for setup in setups_with_partitions() {
         for (cpu, steps) in (0..8).flat_map(|cpu| (0..6).map(move |steps| (cpu, steps))) {
             let then = [
                 Ask(Create(0, 1)),
@@ -445,18 +451,7 @@ fn a_pod_confined_to_anothers_cpu_gives_its_cpus_up() {
 /// after 0 to 7 steps. The pod's exclusive CPUs return before the pod's record goes.
 #[test]
 fn a_pod_without_a_record_has_no_exclusive_cpus_after_partitions_end() {
-    let shapes = [
-        Shape::Two(2, 1),
-        Shape::Init(2),
-        Shape::Sidecar(1),
-        Shape::Shared,
-    ];
-    for kind in [
-        KernelKind::Early612,
-        KernelKind::Late612,
-        KernelKind::Linux72,
-    ] {
-        let setup = Setup::new(kind, 8, 2, &shapes);
+    for setup in setups_with_partitions() {
         for steps in 0..8 {
             let then = [
                 Ask(Create(2, 0)),

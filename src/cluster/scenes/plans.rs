@@ -196,7 +196,7 @@ struct PlansPublisher {
     published: watch::Sender<Plans>,
     /// Whether the plans have been listed at least once.
     has_listed: bool,
-    /// The time of the first failure since the last opened watch. A 410 does not count.
+    /// The time of the first failure since the last opened watch or 410.
     failing_since: Option<Instant>,
 }
 
