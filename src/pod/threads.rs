@@ -11,7 +11,7 @@
 //! | `ps` | max(1, T / 2) | T | max(1, T / 2) | T | gRPC queues and threads |
 //! | `off` | | | | | |
 //!
-//! No size is below 1.
+//! No size is below 1, and no inter-op size below [`MIN_INTER`].
 //!
 //! The variables, with the reason for each:
 //!
@@ -401,6 +401,11 @@ fn infrastructure(container: &Container) -> Option<&'static str> {
     }
 }
 
+/// The smallest inter-op pool. With one inter-op thread, TensorFlow blocks as soon as an operator waits for another
+/// operator: a worker of a `ParameterServerStrategy` then makes no step (TensorFlow 2.21; see also issues 38969 and
+/// 39006 of TensorFlow).
+const MIN_INTER: usize = 2;
+
 /// The sizes of a process's pools.
 struct PoolSizes {
     intra: usize,
@@ -421,7 +426,7 @@ impl PoolSizes {
         };
         Self {
             intra,
-            inter,
+            inter: inter.max(MIN_INTER),
             input: all,
         }
     }

@@ -100,6 +100,32 @@ fn profiles() {
     }
 }
 
+/// TensorFlow blocks with one inter-op thread.
+#[test]
+fn one_cpu_has_two_inter_op_threads() {
+    let basis = ThreadBasis::exclusive(1, 1, 1);
+    for profile in ["limit", "openmp", "embedding", "ps"] {
+        let mut pod = pod("worker");
+        pod.annotations
+            .insert(THREADS_ANNOTATION.to_owned(), profile.to_owned());
+        let found = environment(&pod, basis);
+        assert_eq!(
+            (
+                found.variables["TF_NUM_INTEROP_THREADS"].as_str(),
+                found.variables["TF_NUM_INTRAOP_THREADS"].as_str(),
+                found.variables["OMP_NUM_THREADS"].as_str()
+            ),
+            ("2", "1", "1"),
+            "{profile}"
+        );
+        // Several processes have a pool each.
+        pod.annotations
+            .insert(PROCESSES_ANNOTATION.to_owned(), "3".to_owned());
+        let found = environment(&pod, ThreadBasis::exclusive(4, 4, 1));
+        assert_eq!(found.variables["TF_NUM_INTEROP_THREADS"], "2", "{profile}");
+    }
+}
+
 #[test]
 fn roles_choose_profiles() {
     let basis = ThreadBasis::exclusive(2, 2, 1);
@@ -242,7 +268,7 @@ fn processes_share() {
     };
     assert_eq!(annotated("4"), (Some(2), Some(16)));
     assert_eq!(annotated("3"), (Some(2), Some(12)));
-    assert_eq!(annotated("99"), (Some(1), Some(198)));
+    assert_eq!(annotated("99"), (Some(1), Some(297)));
     assert_eq!(annotated("0"), (None, None));
     assert_eq!(
         with(|pod| set(&mut pod.containers[0], "PET_NPROC_PER_NODE", "2")),
