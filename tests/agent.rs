@@ -27,6 +27,9 @@ mod kubelet;
 
 #[path = "support/systemd.rs"]
 mod systemd;
+#[path = "support/yaml.rs"]
+#[allow(dead_code, reason = "shared with tests of the manifests")]
+mod yaml;
 
 #[path = "support/nri.rs"]
 #[allow(dead_code, reason = "shared with tests of the protocol")]
@@ -50,6 +53,8 @@ mod counters;
 mod drift;
 #[path = "agent/endurance.rs"]
 mod endurance;
+#[path = "agent/frameworks.rs"]
+mod frameworks;
 #[path = "agent/full_node.rs"]
 mod full_node;
 #[path = "agent/hotplug.rs"]

@@ -235,24 +235,39 @@ impl Runtime {
 
 /// The cgroup of a pod, and the runtime's description of a worker with one CPU, or of a pod without requests.
 pub(crate) fn event_message(tree: &Tree<'_>, name: &str, cpus: i64) -> EventMessage {
+    let class = if cpus > 0 { "" } else { "besteffort" };
+    event_message_of_class(tree, name, class, cpus * 1000, cpus * 1000)
+}
+
+/// Like [`event_message`], for a pod of any QoS class. The class of a Guaranteed pod is empty. A limit of 0 is no limit.
+pub(crate) fn event_message_of_class(
+    tree: &Tree<'_>,
+    name: &str,
+    class: &str,
+    requested_millicpus: i64,
+    limit_millicpus: i64,
+) -> EventMessage {
     let uid = format!("{name}-uid");
-    let cgroup = tree.pod(if cpus > 0 { "" } else { "besteffort" }, &uid);
+    let cgroup = tree.pod(class, &uid);
+    let is_guaranteed = class.is_empty();
     let worker = [
         ("training.kubeflow.org/job-name", "job"),
         ("training.kubeflow.org/replica-type", "worker"),
     ];
-    let labels = worker.into_iter().filter(|_| cpus > 0);
+    let labels = worker.into_iter().filter(|_| is_guaranteed);
     let cpu = LinuxCpu {
         shares: Some(OptionalUInt64 {
-            value: u64::try_from(cpus * 1024).unwrap().max(2),
+            value: u64::try_from(requested_millicpus * 1024 / 1000)
+                .unwrap()
+                .max(2),
         }),
-        quota: (cpus > 0).then_some(OptionalInt64 {
-            value: cpus * 100_000,
+        quota: (limit_millicpus > 0).then_some(OptionalInt64 {
+            value: limit_millicpus * 100,
         }),
-        period: (cpus > 0).then_some(OptionalUInt64 { value: 100_000 }),
+        period: (limit_millicpus > 0).then_some(OptionalUInt64 { value: 100_000 }),
         ..LinuxCpu::default()
     };
-    let memory = (cpus > 0).then_some(LinuxMemory {
+    let memory = is_guaranteed.then_some(LinuxMemory {
         limit: Some(OptionalInt64 { value: 1 << 30 }),
     });
     let linux = LinuxPodSandbox {

@@ -144,7 +144,7 @@ impl Kernel {
 
     /// The processes in a cgroup and in all cgroups below, in the cpuset hierarchy: the cgroup, the process id and the
     /// program's name.
-    fn members(&self, path: &str) -> Vec<(String, u32, String)> {
+    pub(crate) fn members(&self, path: &str) -> Vec<(String, u32, String)> {
         let dir = self.cgroups.root().join(path);
         let procs = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
         let mut members: Vec<_> = procs
@@ -213,14 +213,22 @@ impl Tree<'_> {
 
     /// As `start`, in a separate network namespace.
     pub(crate) fn start_in(&mut self, path: &str, network: Option<&Netns>) -> u32 {
-        let spawn = Spawn {
-            program: "/bin/sleep".into(),
-            args: vec!["600".into()],
-            env: BTreeMap::new(),
-            cgroup_procs: self.kernel.cgroups.procs_files(path),
-            netns: network.cloned(),
-            stderr: Stderr::File("/dev/null".into()),
-        };
+        self.spawn(
+            path,
+            Spawn {
+                program: "/bin/sleep".into(),
+                args: vec!["600".into()],
+                env: BTreeMap::new(),
+                cgroup_procs: Vec::new(),
+                netns: network.cloned(),
+                stderr: Stderr::File("/dev/null".into()),
+            },
+        )
+    }
+
+    /// Starts a program in a cgroup, and returns the process id. The cgroup replaces `spawn.cgroup_procs`.
+    pub(crate) fn spawn(&mut self, path: &str, mut spawn: Spawn) -> u32 {
+        spawn.cgroup_procs = self.kernel.cgroups.procs_files(path);
         let process = self
             .launcher
             .spawn(spawn)

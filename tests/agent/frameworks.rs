@@ -1,0 +1,358 @@
+//! Real frameworks under the agent: CPUs, thread variables and findings agree with what the programs do.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use pinfold::cpu::CpuSet;
+use pinfold::host::spawn::{Spawn, Stderr};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::agent::{Agent, Settings, patience, pinfold};
+use crate::gate;
+use crate::kernel::{Kernel, Tree, kernel_tests};
+use crate::runtime::EventMessage;
+use crate::runtime_requests::{
+    CreatedContainer, Runtime, event_message, event_message_of_class, path,
+};
+use crate::yaml::{here, parse};
+
+/// How long a framework may take to start and to train.
+fn training_time() -> Duration {
+    patience() * 6
+}
+
+/// The steps of each process of `torch_gloo.py`.
+const STEPS: usize = 20;
+
+/// A task whose program runs.
+struct RunningTask {
+    name: String,
+    created: CreatedContainer,
+    log: PathBuf,
+}
+
+// === impl RunningTask ===
+
+impl RunningTask {
+    /// Creates and starts the task's container with the agent's variables, as a container runtime does.
+    fn start(
+        runtime: &mut Runtime,
+        tree: &mut Tree<'_>,
+        logs: &TempDir,
+        description: &EventMessage,
+        program: &Path,
+    ) -> Self {
+        runtime.change(1, description);
+        let created = runtime.create(description);
+        let container = description.container.as_ref().unwrap();
+        let name = description.pod.as_ref().unwrap().name.clone();
+        let own = container.env.iter().map(|variable| {
+            let (key, value) = variable.split_once('=').unwrap();
+            (key.to_owned(), value.to_owned())
+        });
+        let mut env: BTreeMap<String, String> = own.collect();
+        env.extend(created.env.clone());
+        env.insert("PATH".to_owned(), "/usr/bin:/bin".to_owned());
+        let log = logs.path().join(&name);
+        let cgroup = tree.make(&path(description));
+        let spawn = Spawn {
+            program: program.to_owned(),
+            args: container.args[1..].iter().map(Into::into).collect(),
+            env,
+            cgroup_procs: Vec::new(),
+            netns: None,
+            stderr: Stderr::File(log.clone()),
+        };
+        tree.spawn(&cgroup, spawn);
+        runtime.change(6, description);
+        Self { name, created, log }
+    }
+
+    /// Waits until the log has `count` lines with a text.
+    fn until(&self, text: &str, count: usize) {
+        let deadline = Instant::now() + training_time();
+        loop {
+            let log = fs::read_to_string(&self.log).unwrap_or_default();
+            if log.lines().filter(|line| line.contains(text)).count() >= count {
+                return;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "{}: no {text:?} in:\n{log}",
+                self.name
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Asserts that the task runs as the agent predicted: every thread on these CPUs only, the computed variables in the
+    /// program's environment, and the number of threads as expected. Returns what `pinfold explain` reports.
+    fn assert_as_predicted(&self, agent: &Agent, kernel: &Kernel, cpus: &CpuSet) -> Value {
+        let explanation = until_as_expected(agent, &self.name);
+        let threads = threads(kernel, explanation["cgroup"].as_str().unwrap());
+        let observed = &explanation["observed"];
+        assert!(threads.len() > 1, "{}: {threads:?}", self.name);
+        for (thread, allowed) in threads {
+            assert_eq!(&allowed, cpus, "{}: thread {thread}", self.name);
+        }
+        let computed = explanation["threads"]["variables"].as_object().unwrap();
+        assert_eq!(
+            observed["variables"].as_object(),
+            Some(computed),
+            "{}",
+            self.name
+        );
+        for (name, value) in computed {
+            assert_eq!(
+                Some(self.created.env[name].as_str()),
+                value.as_str(),
+                "{}: {name}",
+                self.name
+            );
+        }
+        explanation
+    }
+}
+
+/// The CPUs of every thread in a cgroup, by thread id.
+fn threads(kernel: &Kernel, cgroup: &str) -> BTreeMap<u32, CpuSet> {
+    let mut all = BTreeMap::new();
+    for (_, pid, _) in kernel.members(cgroup) {
+        // A process may have ended since the list.
+        let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else {
+            continue;
+        };
+        for task in tasks.flatten() {
+            let Ok(status) = fs::read_to_string(task.path().join("status")) else {
+                continue;
+            };
+            let list = status
+                .lines()
+                .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+            let thread = task.file_name().to_string_lossy().parse().unwrap();
+            all.insert(thread, list.unwrap().trim().parse().unwrap());
+        }
+    }
+    all
+}
+
+/// What `pinfold explain` reports about a pod with one container.
+fn explain(agent: &Agent, pod: &str) -> Value {
+    let address = agent.address.to_string();
+    let output = pinfold()
+        .args(["explain", pod, "-o", "json", "--agent", &address])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let explanation: Value =
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
+    explanation[0].clone()
+}
+
+/// Waits until the agent has read the environment of a pod's program, and finds the threads as expected.
+fn until_as_expected(agent: &Agent, pod: &str) -> Value {
+    let deadline = Instant::now() + patience();
+    loop {
+        let explanation = explain(agent, pod);
+        let observed = &explanation["observed"];
+        if observed["verdict"]["finding"] == "as_expected" && observed["variables"].is_object() {
+            return explanation;
+        }
+        assert!(Instant::now() < deadline, "{explanation:#}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// The runtime's description of a rendered task. A task with a CPU request below its limit is Burstable.
+fn description(tree: &Tree<'_>, name: &str, template: &Value) -> EventMessage {
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let container = &template["spec"]["containers"][0];
+    let resources = &container["resources"];
+    let limit: i64 = text(&resources["limits"]["cpu"]).parse().unwrap();
+    let request = resources["requests"]["cpu"].as_str();
+    let mut message = match request.and_then(|request| request.strip_suffix('m')) {
+        None => event_message(tree, name, limit),
+        Some(millicpus) => {
+            let millicpus = millicpus.parse().unwrap();
+            event_message_of_class(tree, name, "burstable", millicpus, limit * 1000)
+        }
+    };
+    let labels = template["metadata"]["labels"].as_object().unwrap();
+    message.pod.as_mut().unwrap().labels = labels
+        .iter()
+        .map(|(key, value)| (key.clone(), text(value)))
+        .collect();
+    let described = message.container.as_mut().unwrap();
+    described.args = container["command"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(text)
+        .collect();
+    let variables = container["env"].as_array().unwrap().iter();
+    described.env = variables
+        .map(|variable| format!("{}={}", text(&variable["name"]), text(&variable["value"])))
+        .collect();
+    message
+}
+
+/// Replaces the tasks' addresses by free ports of this machine.
+fn on_this_machine(rendered: &str, tasks: &[&str]) -> String {
+    let listeners: Vec<TcpListener> = tasks
+        .iter()
+        .map(|_| TcpListener::bind("127.0.0.1:0").unwrap())
+        .collect();
+    let mut text = rendered.to_owned();
+    for (task, listener) in tasks.iter().zip(&listeners) {
+        let address = listener.local_addr().unwrap().to_string();
+        text = text.replace(&format!("{task}:2222"), &address);
+    }
+    text
+}
+
+/// One parameter server, a chief and two workers, from the objects of `pinfold scene render`. `PINFOLD_TENSORFLOW` names a
+/// Python with TensorFlow.
+#[test]
+fn tensorflow_with_a_parameter_server_runs_as_predicted() {
+    let Some(python) = std::env::var_os("PINFOLD_TENSORFLOW") else {
+        gate::leave(
+            "tests/run",
+            "PINFOLD_TENSORFLOW, a Python with TensorFlow: tests/tensorflow makes one",
+        );
+        return;
+    };
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let data = |file: &str| here("tests/data/frameworks").join(file);
+    let mut render = pinfold();
+    render.args(["scene", "render"]).arg(data("plan.yaml"));
+    let output = render.arg("--job").arg(data("job.yaml")).output().unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let names = [
+        "local-chief-0",
+        "local-ps-0",
+        "local-worker-0",
+        "local-worker-1",
+    ];
+    let rendered = on_this_machine(std::str::from_utf8(&output.stdout).unwrap(), &names);
+    let objects = parse(&rendered, "scene render");
+
+    let mut runtime = Runtime::new();
+    let settings =
+        Settings::without_manifests(&tree.path, &kernel.all_but_one()).with(&["--api=never"]);
+    let agent = runtime.settings(&settings).start();
+    runtime.connect(&agent);
+    let logs = TempDir::new().unwrap();
+    let script = data("tensorflow_ps.py");
+    let tasks: Vec<RunningTask> = names
+        .iter()
+        .map(|name| {
+            let object = objects
+                .iter()
+                .find(|object| {
+                    object["metadata"]["name"] == *name && !object["spec"]["template"].is_null()
+                })
+                .unwrap();
+            let mut description = description(&tree, name, &object["spec"]["template"]);
+            let args = &mut description.container.as_mut().unwrap().args;
+            *args.last_mut().unwrap() = script.to_str().unwrap().to_owned();
+            RunningTask::start(
+                &mut runtime,
+                &mut tree,
+                &logs,
+                &description,
+                Path::new(&python),
+            )
+        })
+        .collect();
+    let chief = &tasks[0];
+    chief.until("trained", 1);
+    let exclusive = kernel.last();
+    assert_eq!(chief.created.cpus, Some(exclusive.clone()));
+    let shared = kernel.all_but_one();
+    for task in &tasks {
+        let is_chief = task.name == chief.name;
+        let cpus = if is_chief { &exclusive } else { &shared };
+        let explanation = task.assert_as_predicted(&agent, &kernel, cpus);
+        assert_eq!(explanation["entitlement"]["kind"] == "exclusive", is_chief);
+        assert_eq!(
+            explanation["threads"]["software"]["tensorflow"]["server"],
+            true
+        );
+        // With one inter-op thread in the workers, this job makes no step.
+        assert_eq!(
+            explanation["threads"]["variables"]["TF_NUM_INTEROP_THREADS"],
+            "2"
+        );
+        assert_eq!(
+            explanation["threads"]["variables"]["TF_NUM_INTRAOP_THREADS"],
+            "1"
+        );
+    }
+    agent.stop();
+}
+
+/// Two processes of PyTorch in one container, started by torchrun. `PINFOLD_PYTORCH` names a Python with PyTorch.
+#[test]
+fn pytorch_with_two_processes_runs_as_predicted() {
+    let Some(python) = std::env::var_os("PINFOLD_PYTORCH") else {
+        gate::leave(
+            "tests/run",
+            "PINFOLD_PYTORCH, a Python with PyTorch: Debian's package python3-torch",
+        );
+        return;
+    };
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let mut runtime = Runtime::new();
+    let settings =
+        Settings::without_manifests(&tree.path, &kernel.all_but_one()).with(&["--api=never"]);
+    let agent = runtime.settings(&settings).start();
+    runtime.connect(&agent);
+
+    let mut description = event_message(&tree, "torch", 1);
+    let port = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    let script = here("tests/data/frameworks/torch_gloo.py");
+    // Debian's torchrun 1.13 with Python 3.11 accepts only the values 1 and 2 for --redirects and --tee.
+    description.container.as_mut().unwrap().args = [
+        "python3",
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node=2",
+        "--redirects=2",
+        "--tee=2",
+        "--master_addr=127.0.0.1",
+        &format!("--master_port={port}"),
+        script.to_str().unwrap(),
+    ]
+    .map(str::to_owned)
+    .to_vec();
+    let logs = TempDir::new().unwrap();
+    let task = RunningTask::start(
+        &mut runtime,
+        &mut tree,
+        &logs,
+        &description,
+        Path::new(&python),
+    );
+    task.until("trained", 2);
+    let exclusive = kernel.last();
+    assert_eq!(task.created.cpus, Some(exclusive.clone()));
+    let explanation = task.assert_as_predicted(&agent, &kernel, &exclusive);
+    assert_eq!(explanation["threads"]["software"], "pytorch");
+    // Each process reports the size of its intra-op pool.
+    task.until("threads 1", 2 * STEPS);
+    agent.stop();
+}
