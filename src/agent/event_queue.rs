@@ -34,26 +34,60 @@ impl EventQueue {
         }
     }
 
-    /// Whether a runtime request waits for an answer.
+    /// Whether a runtime request waits for an answer, or the runtime reports a new pod. The cgroup of a new pod is read at once,
+    /// so that the first CreateContainer of the pod need not wait for the read.
     pub(super) fn has_request(&mut self) -> bool {
         while let Ok(event) = self.events.try_recv() {
             self.peeked.push_back(event);
         }
-        self.peeked
-            .iter()
-            .any(|event| matches!(event, AgentEvent::Create { .. } | AgentEvent::Start { .. }))
+        self.peeked.iter().any(|event| match event {
+            AgentEvent::Create { .. } | AgentEvent::Start { .. } => true,
+            AgentEvent::Runtime(update) => update.of_new_pod().is_some(),
+            _ => false,
+        })
     }
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
+    use std::collections::BTreeMap;
+
     use tokio::sync::oneshot;
 
     use super::*;
+    use crate::agent::event::{RuntimePod, RuntimeUpdate};
+    use crate::pod::{Container, Pod};
+
+    fn reported(containers: Vec<Container>) -> AgentEvent {
+        let pod = Pod {
+            uid: Some("uid".into()),
+            containers,
+            ..Pod::default()
+        };
+        AgentEvent::Runtime(RuntimeUpdate::Pod(Box::new(RuntimePod {
+            pod,
+            injected: BTreeMap::new(),
+        })))
+    }
 
     #[tokio::test]
-    async fn a_question_is_seen_and_nothing_changes_its_place() {
+    async fn a_new_pod_is_a_request_and_a_known_pod_is_not() {
+        let (events, inbox) = mpsc::channel(8);
+        let mut inbox = EventQueue::new(inbox);
+        let known = reported(vec![Container::default()]);
+        events.send(known).await.unwrap();
+        assert!(!inbox.has_request());
+        events.send(reported(Vec::new())).await.unwrap();
+        assert!(inbox.has_request());
+        inbox.next().await.unwrap();
+        assert!(inbox.has_request());
+        inbox.next().await.unwrap();
+        assert!(!inbox.has_request());
+    }
+
+    #[tokio::test]
+    async fn a_request_is_noticed_and_the_order_of_events_stays() {
         let (events, inbox) = mpsc::channel(8);
         let mut inbox = EventQueue::new(inbox);
         assert!(!inbox.has_request());
