@@ -1,10 +1,10 @@
 //! Claims of many nodes at once: the agents' real task with the tests' fake API server. During the run agents die,
 //! nodes leave and are replaced, and the active case changes. No slot is ever held twice, and no slot is lost. `cargo
-//! bench --bench claims` (`-- 100 1000` for different numbers of agents)
+//! bench --bench claims` (`-- 100 1000` for different numbers of agents, `-- lists 10000` for the lists alone)
 //!
 //! The clock is tokio's paused clock: a request takes 20 ms and all else takes no time, so the times belong to the
-//! protocol. A further line has the lists of the busiest second. The last column shows the requests' cost for the server: the objects that a server before 1.34 reads from
-//! etcd.
+//! protocol. The last column shows the requests' cost for the server: the objects that a server before 1.34 reads from
+//! etcd. A further line has the lists of the busiest second, at the first start and after a restart of the API server.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 #[path = "../tests/cluster/agents.rs"]
@@ -18,15 +18,40 @@ mod simulation;
 use std::time::Instant;
 
 fn main() {
-    let arguments: Vec<usize> = std::env::args()
-        .skip(1)
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let only_lists = arguments.iter().any(|argument| argument == "lists");
+    let sizes: Vec<usize> = arguments
+        .iter()
         .filter_map(|argument| argument.parse().ok())
         .collect();
-    let sizes = if arguments.is_empty() {
+    let sizes = if sizes.is_empty() {
         vec![100, 1_000, 10_000]
     } else {
-        arguments
+        sizes
     };
+    for size in sizes {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .start_paused(true)
+            .build()
+            .unwrap();
+        let start = Instant::now();
+        if !only_lists {
+            print_parts(&runtime.block_on(simulation::simulate(size)));
+        }
+        let busiest = runtime.block_on(simulation::busiest_seconds(size));
+        println!(
+            "{size:>7}  at most {} lists of plans in a second at the first start, and {} lists after a restart of the server",
+            busiest.first_start, busiest.restart
+        );
+        println!(
+            "{size:>7}  ({:.0} s of this machine's time)\n",
+            start.elapsed().as_secs_f64()
+        );
+    }
+}
+
+fn print_parts(parts: &[simulation::SimulationPart]) {
     println!(
         "{:>7}  {:38} {:>6} {:>9} {:>15} {:>13} {:>12} {:>9} {:>15}",
         "agents",
@@ -39,37 +64,19 @@ fn main() {
         "refused",
         "from etcd/node"
     );
-    for size in sizes {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .start_paused(true)
-            .build()
-            .unwrap();
-        let start = Instant::now();
-        for phase in runtime.block_on(simulation::simulate(size)) {
-            let each = |count: f64| format!("{:.2}", count / phase.agents as f64);
-            println!(
-                "{:>7}  {:38} {:>6} {:>7} s {:>15} {:>13} {:>12} {:>9} {:>15}",
-                phase.agents,
-                phase.name,
-                phase.slots,
-                phase.time.as_secs(),
-                each(phase.requests as f64),
-                each(phase.writes as f64),
-                phase.most_writes,
-                phase.refused,
-                each(phase.from_etcd as f64)
-            );
-        }
-        let busiest = runtime.block_on(simulation::busiest_seconds(size));
+    for part in parts {
+        let each = |count: f64| format!("{:.2}", count / part.agents as f64);
         println!(
-            "{:>7}  at most {} lists of plans in a second at the first start, and {} lists after a restart of the server",
-            size, busiest.first_start, busiest.restart
-        );
-        println!(
-            "{:>7}  ({:.0} s of this machine's time)\n",
-            size,
-            start.elapsed().as_secs_f64()
+            "{:>7}  {:38} {:>6} {:>7} s {:>15} {:>13} {:>12} {:>9} {:>15}",
+            part.agents,
+            part.name,
+            part.slots,
+            part.time.as_secs(),
+            each(part.requests as f64),
+            each(part.writes as f64),
+            part.most_writes,
+            part.refused,
+            each(part.from_etcd as f64)
         );
     }
 }
