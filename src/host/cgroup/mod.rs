@@ -169,19 +169,29 @@ impl Cgroups {
 
     /// Narrows the sets of the cgroups below to `cpus`. `file` has the set of the cgroup itself.
     fn narrow_children(&self, path: &str, file: &Path, cpus: &CpuSet) -> Result<()> {
-        let old = cpu_list(file)?;
         let children = self.children(path)?;
-        if children.is_empty() || old.is_subset(cpus) {
+        if children.is_empty() {
+            return Ok(());
+        }
+        let old = cpu_list(file)?;
+        if old.is_subset(cpus) {
             return Ok(());
         }
         // The cgroup's set must always contain the sets of the cgroups below. The set therefore gets
         // the new CPUs first, and keeps the old CPUs meanwhile.
-        file::write(file, &old.union(cpus).to_string())?;
+        if !cpus.is_subset(&old) {
+            file::write(file, &old.union(cpus).to_string())?;
+        }
         for child in children {
             let path = format!("{path}/{child}");
-            let remaining = self.cpuset(&path)?.cpus.intersection(cpus);
-            let narrowed = Some(&remaining).filter(|cpus| !cpus.is_empty());
-            ignore_gone(self.set_cpus(&path, narrowed.unwrap_or(cpus)))?;
+            let Some(old) = ignore_gone(cpu_list(&self.file(&path, "cpuset.cpus")))? else {
+                continue;
+            };
+            if old.is_empty() || !old.is_subset(cpus) {
+                let remaining = old.intersection(cpus);
+                let narrowed = Some(&remaining).filter(|cpus| !cpus.is_empty());
+                ignore_gone(self.set_cpus(&path, narrowed.unwrap_or(cpus)))?;
+            }
         }
         Ok(())
     }
