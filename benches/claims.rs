@@ -1,11 +1,11 @@
 //! Claims of many nodes at once: the agents' real task with the tests' fake API server. During the run agents die,
-//! nodes leave and are replaced, and the active case changes. No slot is ever held twice, and no slot is lost. `cargo
-//! bench --bench claims` (`-- 100 1000` for different numbers of agents, `-- lists 10000` for the lists alone)
+//! nodes leave and are replaced, and the active case changes. No slot is ever held twice, and no slot is lost.
+//! `cargo bench --bench claims` (`-- 100 1000` for different numbers of agents; `-- lists 10000` counts only the lists)
 //!
 //! The clock is tokio's paused clock: a request takes 20 ms and all else takes no time, so the times belong to the
 //! protocol. The last column shows the requests' cost for the server: the objects that a server before 1.34 reads from
 //! etcd. A further line has the lists of the busiest second, at the first start and after a restart of the API server.
-#![allow(clippy::unwrap_used, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
 #[path = "../tests/cluster/agents.rs"]
 #[allow(dead_code, reason = "tests use the rest")]
@@ -19,11 +19,23 @@ use std::time::Instant;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let only_lists = arguments.iter().any(|argument| argument == "lists");
-    let sizes: Vec<usize> = arguments
+    let mut only_lists = false;
+    let mut sizes: Vec<usize> = Vec::new();
+    // Cargo adds `--bench`.
+    for argument in arguments
         .iter()
-        .filter_map(|argument| argument.parse().ok())
-        .collect();
+        .filter(|argument| !argument.starts_with('-'))
+    {
+        if argument == "lists" {
+            only_lists = true;
+        } else {
+            sizes.push(
+                argument
+                    .parse()
+                    .expect("a number of agents, or the word lists"),
+            );
+        }
+    }
     let sizes = if sizes.is_empty() {
         vec![100, 1_000, 10_000]
     } else {

@@ -27,9 +27,6 @@ mod kubelet;
 
 #[path = "support/systemd.rs"]
 mod systemd;
-#[path = "support/yaml.rs"]
-#[allow(dead_code, reason = "shared with tests of the manifests")]
-mod yaml;
 
 #[path = "support/nri.rs"]
 #[allow(dead_code, reason = "shared with tests of the protocol")]

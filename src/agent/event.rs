@@ -60,6 +60,8 @@ pub enum AgentEvent {
         /// The receiver of the answer.
         reply: StartReply,
     },
+    /// The container runtime has made the sandbox of the pod with this uid. The pod's description came before.
+    NewPod(String),
     /// The container runtime has changed a container's resources, or has stopped or removed a container.
     CgroupsChanged,
 }
@@ -73,18 +75,6 @@ pub enum RuntimeUpdate {
     Pod(Box<RuntimePod>),
     /// The uid of a removed pod.
     Gone(String),
-}
-
-// === impl RuntimeUpdate ===
-
-impl RuntimeUpdate {
-    /// The uid of a pod without containers so far.
-    pub fn of_new_pod(&self) -> Option<&str> {
-        match self {
-            Self::Pod(reported) if reported.pod.containers.is_empty() => reported.pod.cgroup_uid(),
-            _ => None,
-        }
-    }
 }
 
 /// A pod as described by the container runtime.

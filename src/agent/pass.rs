@@ -39,8 +39,8 @@ struct Pass<'a, N> {
     node: &'a mut N,
     scope: PassScope<'a>,
     view: PassView,
-    has_request: &'a mut dyn FnMut() -> bool,
-    /// Whether the pass ends when a runtime request waits.
+    has_urgent: &'a mut dyn FnMut() -> bool,
+    /// Whether the pass ends when an urgent event waits.
     may_yield: bool,
 }
 
@@ -52,12 +52,12 @@ impl From<anyhow::Error> for EarlyEnd {
     }
 }
 
-/// Runs a pass. A node pass without a request ends early when `has_request` returns true and yielding is safe.
+/// Runs a pass. A node pass without a request ends early when `has_urgent` returns true and yielding is safe.
 pub fn run<N: PassNode>(
     state: &mut PassState,
     node: &mut N,
     scope: PassScope<'_>,
-    has_request: &mut dyn FnMut() -> bool,
+    has_urgent: &mut dyn FnMut() -> bool,
 ) -> PassEnd {
     let release_backoff = state.release_backoff.clone();
     let is_first = state.is_first;
@@ -66,7 +66,7 @@ pub fn run<N: PassNode>(
         node,
         scope,
         view: PassView::default(),
-        has_request,
+        has_urgent,
         // The first pass records the state at the agent's start, and runs to its end.
         may_yield: matches!(scope, PassScope::Node(None)) && !is_first,
     };
@@ -95,14 +95,14 @@ impl<N: PassNode> Pass<'_, N> {
             PassScope::Pod(request) => self.observe_pod(request)?,
         }
         let drift = self.find_drift()?;
-        self.yield_to_request(&[])?;
+        self.yield_to_urgent(&[])?;
         self.state
             .heartbeat
             .begin("decide what each container gets");
         let mut decisions = self.decide()?;
-        self.yield_to_request(&[])?;
+        self.yield_to_urgent(&[])?;
         let steps = self.plan(&decisions)?;
-        self.yield_to_request(&[])?;
+        self.yield_to_urgent(&[])?;
         self.note_changes(&decisions, &drift);
         let lost = self.view.ledger.lost.clone();
         let planned = steps.len();
@@ -135,10 +135,10 @@ impl<N: PassNode> Pass<'_, N> {
         })
     }
 
-    /// Ends the pass if a runtime request waits and yielding is safe. The observed state stays cached. The written pods become
+    /// Ends the pass if an urgent event waits and yielding is safe. The observed state stays cached. The written pods become
     /// stale.
-    fn yield_to_request(&mut self, applied: &[AppliedStep]) -> Result<(), EarlyEnd> {
-        if self.may_yield && (self.has_request)() {
+    fn yield_to_urgent(&mut self, applied: &[AppliedStep]) -> Result<(), EarlyEnd> {
+        if self.may_yield && (self.has_urgent)() {
             return Err(self.yielded(applied));
         }
         Ok(())
@@ -168,7 +168,7 @@ impl<N: PassNode> Pass<'_, N> {
         };
         for (path, uid) in self.node.pod_paths()? {
             // The earlier cached state stays.
-            if self.may_yield && (self.has_request)() {
+            if self.may_yield && (self.has_urgent)() {
                 return Err(EarlyEnd::Yielded);
             }
             scan.pods.extend(self.node.pod(path, uid)?);
@@ -343,8 +343,8 @@ impl<N: PassNode> Pass<'_, N> {
             moves,
             ..self.node.decision_input(&self.view.pods, &here)
         };
-        let (may_yield, has_request) = (self.may_yield, &mut self.has_request);
-        let go_on = || !(may_yield && has_request());
+        let (may_yield, has_urgent) = (self.may_yield, &mut self.has_urgent);
+        let go_on = || !(may_yield && has_urgent());
         let Some(mut decisions) = decide_while(&input, &self.view.ledger, go_on) else {
             return Err(self.yielded(&[]));
         };
@@ -469,11 +469,11 @@ impl<N: PassNode> Pass<'_, N> {
         if steps.is_empty() {
             return Vec::new();
         }
-        let (may_yield, has_request) = (&mut self.may_yield, &mut self.has_request);
+        let (may_yield, has_urgent) = (&mut self.may_yield, &mut self.has_urgent);
         let heartbeat = &self.state.heartbeat;
         self.node.apply(steps, &mut |next| {
             heartbeat.begin(next.to_string());
-            let go_on = !(*may_yield && has_request());
+            let go_on = !(*may_yield && has_urgent());
             *may_yield &= permits_yield(next);
             go_on
         })
@@ -553,7 +553,7 @@ impl<N: PassNode> Pass<'_, N> {
                 pods.push(pod.cgroup.clone());
                 continue;
             }
-            if self.may_yield && (self.has_request)() {
+            if self.may_yield && (self.has_urgent)() {
                 return Err(self.yielded(applied));
             }
             let (path, uid) = (pod.cgroup.path.clone(), pod.cgroup.uid.clone());

@@ -82,7 +82,7 @@ pub enum PassEnd {
     Done(Box<PassResult>),
     /// A node pass is necessary. The pod pass may have written the pod's cgroups.
     NeedsNode,
-    /// The pass yielded to a runtime request. The completed steps are safe. A later pass does the rest.
+    /// The pass yielded to an urgent event. The completed steps are safe. A later pass does the rest.
     Yielded,
     /// The node could not be read.
     Failed(anyhow::Error),
@@ -107,7 +107,7 @@ pub struct PassResult {
     pub lost: CpuSet,
     /// Failed steps, as sentences.
     pub errors: Vec<String>,
-    /// Whether the publication may be postponed for a waiting runtime request.
+    /// Whether the publication may be postponed for an urgent event.
     pub may_yield: bool,
 }
 

@@ -135,7 +135,7 @@ impl Reconciler {
             };
             let must_run = due.is_some_and(|pass| !pass.may_yield);
             // All branches are cancel safe: an unreceived event stays in the channel, a permit in the notifier.
-            // Waiting runtime requests come before a pass, unless the pass has waited for too long.
+            // Urgent events come before a pass, unless the pass has waited for too long.
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
@@ -158,24 +158,24 @@ impl Reconciler {
 
     /// Runs a due pass.
     fn run_scheduled(&mut self, pass: DuePass, events: &mut EventQueue) {
-        let requests = pass.may_yield.then_some(events);
-        self.run_pass(pass.trigger, PassScope::Node(None), requests);
+        let events = pass.may_yield.then_some(events);
+        self.run_pass(pass.trigger, PassScope::Node(None), events);
     }
 
-    /// Runs a pass and publishes the result of a node pass. With `requests`, the pass yields to a waiting runtime request.
+    /// Runs a pass and publishes the result of a node pass. With `events`, the pass yields to an urgent event.
     /// `None`: the pass has yielded or failed, or a node pass is necessary.
     pub(super) fn run_pass(
         &mut self,
         trigger: Trigger,
         scope: PassScope<'_>,
-        mut requests: Option<&mut EventQueue>,
+        mut events: Option<&mut EventQueue>,
     ) -> Option<PassResult> {
         let start = Instant::now();
-        let mut has_request = || requests.as_mut().is_some_and(|queue| queue.has_request());
-        let end = pass::run(&mut self.passes, &mut self.managed, scope, &mut has_request);
+        let mut has_urgent = || events.as_mut().is_some_and(|queue| queue.has_urgent());
+        let end = pass::run(&mut self.passes, &mut self.managed, scope, &mut has_urgent);
         let extent = scope.extent();
         let (outcome, result) = match end {
-            PassEnd::Done(result) => self.finish_pass(extent, *result, &mut has_request),
+            PassEnd::Done(result) => self.finish_pass(extent, *result, &mut has_urgent),
             PassEnd::NeedsNode => (PassOutcome::NeedsNode, None),
             PassEnd::Yielded => (PassOutcome::Yielded, None),
             PassEnd::Failed(error) => {
@@ -200,14 +200,14 @@ impl Reconciler {
         &mut self,
         extent: PassExtent,
         mut result: PassResult,
-        has_request: &mut dyn FnMut() -> bool,
+        has_urgent: &mut dyn FnMut() -> bool,
     ) -> (PassOutcome, Option<PassResult>) {
         self.note_history(&result);
         if extent == PassExtent::Pod {
             return (PassOutcome::Done, Some(result));
         }
         // Yielding postpones only the publication.
-        if result.may_yield && has_request() {
+        if result.may_yield && has_urgent() {
             self.passes.keep(&mut result, true);
             return (PassOutcome::Yielded, None);
         }
@@ -303,6 +303,7 @@ impl Reconciler {
                 }
             }
             AgentEvent::Runtime(update) => self.handle_runtime_update(update),
+            AgentEvent::NewPod(uid) => self.passes.read_new_pod(&uid, &self.managed),
             AgentEvent::CgroupsChanged => self.schedule.on(Trigger::Cgroups, now),
             AgentEvent::Create {
                 pod,
@@ -342,11 +343,7 @@ impl Reconciler {
     /// Takes an update of the container runtime. New and removed cgroups lead to a pass by themselves.
     fn handle_runtime_update(&mut self, update: RuntimeUpdate) {
         let is_list = matches!(update, RuntimeUpdate::All(_));
-        let new_pod = update.of_new_pod().map(str::to_owned);
         self.passes.pods.runtime(update);
-        if let Some(uid) = new_pod {
-            self.passes.read_new_pod(&uid, &self.managed);
-        }
         let pods = &self.passes.pods;
         self.history
             .only_waiting(|uid, container| pods.has(uid, container));

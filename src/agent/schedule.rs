@@ -59,7 +59,7 @@ pub(super) enum PassOutcome {
     Failed,
     /// The pass wrote nothing, because a node pass is necessary.
     NeedsNode,
-    /// The pass yielded to a runtime request. The completed steps are safe. A later pass does the rest.
+    /// The pass yielded to an urgent event. The completed steps are safe. A later pass does the rest.
     Yielded,
 }
 
@@ -83,7 +83,7 @@ pub(super) struct PassReport {
 pub(super) struct DuePass {
     /// Why the pass runs.
     pub(super) trigger: Trigger,
-    /// Whether the pass may yield to runtime requests.
+    /// Whether the pass may yield to urgent events.
     pub(super) may_yield: bool,
 }
 

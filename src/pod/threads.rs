@@ -11,7 +11,7 @@
 //! | `ps` | max(1, T / 2) | T | max(1, T / 2) | T | gRPC queues and threads |
 //! | `off` | | | | | |
 //!
-//! No size is below 1, and no inter-op size below [`MIN_INTER`].
+//! No size is below 1. The variable of the inter-op pool is at least [`MIN_TENSORFLOW_INTER`].
 //!
 //! The variables, with the reason for each:
 //!
@@ -401,10 +401,10 @@ fn infrastructure(container: &Container) -> Option<&'static str> {
     }
 }
 
-/// The smallest inter-op pool. With one inter-op thread, TensorFlow blocks as soon as an operator waits for another
-/// operator: a worker of a `ParameterServerStrategy` then makes no step (TensorFlow 2.21; see also issues 38969 and
-/// 39006 of TensorFlow).
-const MIN_INTER: usize = 2;
+/// The smallest value of `TF_NUM_INTEROP_THREADS`. An operator that keeps the only inter-op thread while it waits for
+/// another operator never ends. Workers of a `ParameterServerStrategy` do this, and make no step (TensorFlow 2.21; see
+/// also issues 38969 and 39006 of TensorFlow).
+pub(super) const MIN_TENSORFLOW_INTER: usize = 2;
 
 /// The sizes of a process's pools.
 struct PoolSizes {
@@ -426,7 +426,7 @@ impl PoolSizes {
         };
         Self {
             intra,
-            inter: inter.max(MIN_INTER),
+            inter,
             input: all,
         }
     }
@@ -441,7 +441,7 @@ fn variables(
     // Each variable, with the variables that set the same pool and have lower priority.
     let mut table: Vec<(&str, usize, &[&str])> = vec![
         (INTRA, sizes.intra, &[]),
-        (INTER, sizes.inter, &[]),
+        (INTER, sizes.inter.max(MIN_TENSORFLOW_INTER), &[]),
         (OMP, sizes.intra, &[]),
         ("MKL_NUM_THREADS", sizes.intra, &[OMP]),
         (
@@ -487,6 +487,9 @@ fn variables(
 
 /// The number of pool threads in all processes. The sizes of TensorFlow's own pools add up. For OpenMP, the sizes
 /// multiply, because each thread of the inter-op pool starts a team.
+///
+/// The inter-op size counts without [`MIN_TENSORFLOW_INTER`], because only TensorFlow reads the variable. The verdict's
+/// allowance for TensorFlow covers the additional thread.
 fn expected(
     profile: Profile,
     sizes: &PoolSizes,

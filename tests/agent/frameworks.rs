@@ -1,6 +1,6 @@
 //! Real frameworks under the agent: CPUs, thread variables and findings agree with what the programs do.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -12,21 +12,22 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::agent::{Agent, Settings, patience, pinfold};
+use crate::fakeapi::yaml::{here, parse};
 use crate::gate;
 use crate::kernel::{Kernel, Tree, kernel_tests};
 use crate::runtime::EventMessage;
 use crate::runtime_requests::{
     CreatedContainer, Runtime, event_message, event_message_of_class, path,
 };
-use crate::yaml::{here, parse};
 
 /// How long a framework may take to start and to train.
 fn training_time() -> Duration {
     patience() * 6
 }
 
-/// The steps of each process of `torch_gloo.py`.
-const STEPS: usize = 20;
+/// NRI's numbers of the events.
+const RUN_POD_SANDBOX: i32 = 1;
+const START_CONTAINER: i32 = 6;
 
 /// A task whose program runs.
 struct RunningTask {
@@ -38,7 +39,8 @@ struct RunningTask {
 // === impl RunningTask ===
 
 impl RunningTask {
-    /// Creates and starts the task's container with the agent's variables, as a container runtime does.
+    /// Creates and starts the task's container with the agent's variables. As with a container runtime, the program begins
+    /// after the answer to StartContainer.
     fn start(
         runtime: &mut Runtime,
         tree: &mut Tree<'_>,
@@ -46,7 +48,7 @@ impl RunningTask {
         description: &EventMessage,
         program: &Path,
     ) -> Self {
-        runtime.change(1, description);
+        runtime.change(RUN_POD_SANDBOX, description);
         let created = runtime.create(description);
         let container = description.container.as_ref().unwrap();
         let name = description.pod.as_ref().unwrap().name.clone();
@@ -67,18 +69,20 @@ impl RunningTask {
             netns: None,
             stderr: Stderr::File(log.clone()),
         };
+        runtime.change(START_CONTAINER, description);
         tree.spawn(&cgroup, spawn);
-        runtime.change(6, description);
         Self { name, created, log }
     }
 
-    /// Waits until the log has `count` lines with a text.
-    fn until(&self, text: &str, count: usize) {
+    /// Waits until the log has `count` lines with a text, and returns the lines.
+    fn wait_for_lines(&self, text: &str, count: usize) -> Vec<String> {
         let deadline = Instant::now() + training_time();
         loop {
             let log = fs::read_to_string(&self.log).unwrap_or_default();
-            if log.lines().filter(|line| line.contains(text)).count() >= count {
-                return;
+            let lines = log.lines().filter(|line| line.contains(text));
+            let lines: Vec<String> = lines.map(str::to_owned).collect();
+            if lines.len() >= count {
+                return lines;
             }
             assert!(
                 Instant::now() < deadline,
@@ -89,10 +93,17 @@ impl RunningTask {
         }
     }
 
+    /// The different checksums of the trained weights, after `count` processes have printed one.
+    fn checksums(&self, count: usize) -> BTreeSet<String> {
+        let lines = self.wait_for_lines("checksum", count);
+        let checksum = |line: &String| line.rsplit(' ').next().unwrap().to_owned();
+        lines.iter().map(checksum).collect()
+    }
+
     /// Asserts that the task runs as the agent predicted: every thread on these CPUs only, the computed variables in the
     /// program's environment, and the number of threads as expected. Returns what `pinfold explain` reports.
     fn assert_as_predicted(&self, agent: &Agent, kernel: &Kernel, cpus: &CpuSet) -> Value {
-        let explanation = until_as_expected(agent, &self.name);
+        let explanation = wait_until_as_expected(agent, &self.name);
         let threads = threads(kernel, explanation["cgroup"].as_str().unwrap());
         let observed = &explanation["observed"];
         assert!(threads.len() > 1, "{}: {threads:?}", self.name);
@@ -153,8 +164,9 @@ fn explain(agent: &Agent, pod: &str) -> Value {
     explanation[0].clone()
 }
 
-/// Waits until the agent has read the environment of a pod's program, and finds the threads as expected.
-fn until_as_expected(agent: &Agent, pod: &str) -> Value {
+/// Waits until the agent has read the environment of a pod's program, and finds the threads as expected. The programs rest
+/// after their training, so the number of threads decides, and not how many of the threads want to run.
+fn wait_until_as_expected(agent: &Agent, pod: &str) -> Value {
     let deadline = Instant::now() + patience();
     loop {
         let explanation = explain(agent, pod);
@@ -168,19 +180,20 @@ fn until_as_expected(agent: &Agent, pod: &str) -> Value {
 }
 
 /// The runtime's description of a rendered task. A task with a CPU request below its limit is Burstable.
-fn description(tree: &Tree<'_>, name: &str, template: &Value) -> EventMessage {
+fn describe_task(tree: &Tree<'_>, name: &str, template: &Value) -> EventMessage {
     let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let millicpus = |text: &str| match text.strip_suffix('m') {
+        Some(millis) => millis.parse().unwrap(),
+        None => 1000 * text.parse::<i64>().unwrap(),
+    };
     let container = &template["spec"]["containers"][0];
     let resources = &container["resources"];
-    let limit: i64 = text(&resources["limits"]["cpu"]).parse().unwrap();
-    let request = resources["requests"]["cpu"].as_str();
-    let mut message = match request.and_then(|request| request.strip_suffix('m')) {
-        None => event_message(tree, name, limit),
-        Some(millicpus) => {
-            let millicpus = millicpus.parse().unwrap();
-            event_message_of_class(tree, name, "burstable", millicpus, limit * 1000)
-        }
-    };
+    let limit = millicpus(resources["limits"]["cpu"].as_str().unwrap());
+    let request = resources["requests"]["cpu"]
+        .as_str()
+        .map_or(limit, millicpus);
+    let class = if request < limit { "burstable" } else { "" };
+    let mut message = event_message_of_class(tree, name, class, request, limit);
     let labels = template["metadata"]["labels"].as_object().unwrap();
     message.pod.as_mut().unwrap().labels = labels
         .iter()
@@ -261,7 +274,7 @@ fn tensorflow_with_a_parameter_server_runs_as_predicted() {
                     object["metadata"]["name"] == *name && !object["spec"]["template"].is_null()
                 })
                 .unwrap();
-            let mut description = description(&tree, name, &object["spec"]["template"]);
+            let mut description = describe_task(&tree, name, &object["spec"]["template"]);
             let args = &mut description.container.as_mut().unwrap().args;
             *args.last_mut().unwrap() = script.to_str().unwrap().to_owned();
             RunningTask::start(
@@ -274,7 +287,7 @@ fn tensorflow_with_a_parameter_server_runs_as_predicted() {
         })
         .collect();
     let chief = &tasks[0];
-    chief.until("trained", 1);
+    chief.wait_for_lines("trained", 1);
     let exclusive = kernel.last();
     assert_eq!(chief.created.cpus, Some(exclusive.clone()));
     let shared = kernel.all_but_one();
@@ -347,12 +360,12 @@ fn pytorch_with_two_processes_runs_as_predicted() {
         &description,
         Path::new(&python),
     );
-    task.until("trained", 2);
+    task.wait_for_lines("trained", 2);
     let exclusive = kernel.last();
     assert_eq!(task.created.cpus, Some(exclusive.clone()));
     let explanation = task.assert_as_predicted(&agent, &kernel, &exclusive);
     assert_eq!(explanation["threads"]["software"], "pytorch");
-    // Each process reports the size of its intra-op pool.
-    task.until("threads 1", 2 * STEPS);
+    // Both processes have computed with the gradients of both.
+    assert_eq!(task.checksums(2).len(), 1);
     agent.stop();
 }

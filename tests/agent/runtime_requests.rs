@@ -233,13 +233,15 @@ impl Runtime {
     }
 }
 
-/// The cgroup of a pod, and the runtime's description of a worker with one CPU, or of a pod without requests.
+/// Makes a pod's cgroup, and returns the runtime's description of a worker with `cpus` CPUs. Without CPUs, the pod is
+/// BestEffort.
 pub(crate) fn event_message(tree: &Tree<'_>, name: &str, cpus: i64) -> EventMessage {
     let class = if cpus > 0 { "" } else { "besteffort" };
     event_message_of_class(tree, name, class, cpus * 1000, cpus * 1000)
 }
 
-/// Like [`event_message`], for a pod of any QoS class. The class of a Guaranteed pod is empty. A limit of 0 is no limit.
+/// Like [`event_message`], for a pod of any QoS class. `class` is the folder of the class; empty for Guaranteed. Only a
+/// Guaranteed pod has a worker's labels and a memory limit. A limit of 0 is no limit.
 pub(crate) fn event_message_of_class(
     tree: &Tree<'_>,
     name: &str,

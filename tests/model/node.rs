@@ -120,7 +120,7 @@ impl Setup {
         world: &mut World,
         state: &mut PassState,
         (scope, planned): (PassScope<'_>, &Planned),
-        has_request: &mut dyn FnMut() -> bool,
+        has_urgent: &mut dyn FnMut() -> bool,
         orders: Orders,
     ) -> Result<Ran, Broken> {
         let is_node = matches!(scope, PassScope::Node(_));
@@ -141,7 +141,7 @@ impl Setup {
             PassScope::Node(_) => None,
         };
         let mut node = ModelNode::new(self, scope, run);
-        let end = pass::run(state, &mut node, scope, has_request);
+        let end = pass::run(state, &mut node, scope, has_urgent);
         let run = node.run.into_inner();
         if let Some(broken) = run.broken {
             return Err(broken);

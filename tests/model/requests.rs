@@ -317,11 +317,11 @@ impl<'a> Agent<'a> {
 
     fn yields(&mut self, at: usize, request: Request) -> Result<bool, Broken> {
         let mut asked = 0;
-        let mut has_request = || {
+        let mut has_urgent = || {
             asked += 1;
             asked > at
         };
-        let done = self.node_pass(None, &mut has_request, &mut usize::MAX.to_owned())?;
+        let done = self.node_pass(None, &mut has_urgent, &mut usize::MAX.to_owned())?;
         if done.is_none() {
             self.ask(request, usize::MAX)?;
         }
@@ -477,7 +477,7 @@ impl<'a> Agent<'a> {
     fn node_pass(
         &mut self,
         request: Option<RuntimeRequest<'_>>,
-        has_request: &mut dyn FnMut() -> bool,
+        has_urgent: &mut dyn FnMut() -> bool,
         left: &mut usize,
     ) -> Result<Option<PassResult>, Broken> {
         let planned = self.setup.plan_with(&self.world, &mut self.state.pods);
@@ -489,7 +489,7 @@ impl<'a> Agent<'a> {
             &mut self.world,
             &mut self.state,
             (PassScope::Node(request), &planned),
-            has_request,
+            has_urgent,
             orders,
         )?;
         *left -= ran.done;
@@ -510,7 +510,7 @@ impl<'a> Agent<'a> {
             return Err(format!("drift that no other program has caused: {drift}"));
         }
         self.was_killed = false;
-        let yielded = result.may_yield && has_request();
+        let yielded = result.may_yield && has_urgent();
         self.state.keep(&mut result, yielded);
         // An agent that only observes repairs nothing.
         let observes = self.world.enforcement == ModelEnforcement::Observe;

@@ -226,7 +226,7 @@ impl Tree<'_> {
         )
     }
 
-    /// Starts a program in a cgroup, and returns the process id. The cgroup replaces `spawn.cgroup_procs`.
+    /// Starts a program in a cgroup, and returns the process id. `spawn.cgroup_procs` is overwritten with the cgroup's files.
     pub(crate) fn spawn(&mut self, path: &str, mut spawn: Spawn) -> u32 {
         spawn.cgroup_procs = self.kernel.cgroups.procs_files(path);
         let process = self

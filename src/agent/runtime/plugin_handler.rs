@@ -397,6 +397,9 @@ impl nri::Plugin for PluginHandler {
             nri::Event::RunPodSandbox => {
                 lock(&self.inventory).put_pod(pod.clone());
                 self.report_pod(pod);
+                if let Some(uid) = nri::pod(pod, []).cgroup_uid() {
+                    self.send(AgentEvent::NewPod(uid.to_owned()));
+                }
             }
             nri::Event::PostUpdateContainer => {
                 lock(&self.inventory).put(pod.clone(), lean(container));
@@ -559,6 +562,31 @@ mod tests {
             kept.env.capacity() < 10,
             "the memory of the removed variables is free"
         );
+    }
+
+    #[tokio::test]
+    async fn only_a_new_sandbox_is_a_new_pod() {
+        let (reconciler, mut events) = mpsc::unbounded_channel();
+        let (_published, snapshot) = watch::channel(None);
+        let handler = PluginHandler::new(reconciler, None, snapshot, AgentMetrics::new().unwrap());
+        let request = EventRequest {
+            pod: pod(),
+            container: container("main"),
+        };
+        handler.notify(nri::Event::RunPodSandbox, &request).await;
+        lock(&handler.inventory).put(pod(), container("main"));
+        handler.notify(nri::Event::StopContainer, &request).await;
+        drop(handler);
+        let mut kinds = Vec::new();
+        while let Some(event) = events.recv().await {
+            kinds.push(match event {
+                AgentEvent::Runtime(RuntimeUpdate::Pod(_)) => "pod".to_owned(),
+                AgentEvent::NewPod(uid) => format!("new pod {uid}"),
+                AgentEvent::CgroupsChanged => "cgroups".to_owned(),
+                other => panic!("{other:?}"),
+            });
+        }
+        assert_eq!(kinds, ["pod", "new pod uid", "pod", "cgroups"]);
     }
 
     #[tokio::test]

@@ -173,24 +173,25 @@ impl Cgroups {
         if children.is_empty() {
             return Ok(());
         }
-        let old = cpu_list(file)?;
-        if old.is_subset(cpus) {
+        let own = cpu_list(file)?;
+        if own.is_subset(cpus) {
             return Ok(());
         }
         // The cgroup's set must always contain the sets of the cgroups below. The set therefore gets
         // the new CPUs first, and keeps the old CPUs meanwhile.
-        if !cpus.is_subset(&old) {
-            file::write(file, &old.union(cpus).to_string())?;
+        if !cpus.is_subset(&own) {
+            file::write(file, &own.union(cpus).to_string())?;
         }
         for child in children {
-            let path = format!("{path}/{child}");
-            let Some(old) = ignore_gone(cpu_list(&self.file(&path, "cpuset.cpus")))? else {
+            let child = format!("{path}/{child}");
+            let Some(before) = ignore_gone(cpu_list(&self.file(&child, "cpuset.cpus")))? else {
                 continue;
             };
-            if old.is_empty() || !old.is_subset(cpus) {
-                let remaining = old.intersection(cpus);
+            // A container that has its exclusive CPUs already needs no write.
+            if before.is_empty() || !before.is_subset(cpus) {
+                let remaining = before.intersection(cpus);
                 let narrowed = Some(&remaining).filter(|cpus| !cpus.is_empty());
-                ignore_gone(self.set_cpus(&path, narrowed.unwrap_or(cpus)))?;
+                ignore_gone(self.set_cpus(&child, narrowed.unwrap_or(cpus)))?;
             }
         }
         Ok(())

@@ -100,11 +100,11 @@ fn profiles() {
     }
 }
 
-/// TensorFlow blocks with one inter-op thread.
+/// A worker of TensorFlow with one inter-op thread makes no step.
 #[test]
 fn one_cpu_has_two_inter_op_threads() {
     let basis = ThreadBasis::exclusive(1, 1, 1);
-    for profile in ["limit", "openmp", "embedding", "ps"] {
+    for (profile, expected) in [("limit", 2), ("openmp", 1), ("embedding", 2), ("ps", 7)] {
         let mut pod = pod("worker");
         pod.annotations
             .insert(THREADS_ANNOTATION.to_owned(), profile.to_owned());
@@ -118,6 +118,7 @@ fn one_cpu_has_two_inter_op_threads() {
             ("2", "1", "1"),
             "{profile}"
         );
+        assert_eq!(found.expected_threads, Some(expected), "{profile}");
         // Several processes have a pool each.
         pod.annotations
             .insert(PROCESSES_ANNOTATION.to_owned(), "3".to_owned());
@@ -268,7 +269,7 @@ fn processes_share() {
     };
     assert_eq!(annotated("4"), (Some(2), Some(16)));
     assert_eq!(annotated("3"), (Some(2), Some(12)));
-    assert_eq!(annotated("99"), (Some(1), Some(297)));
+    assert_eq!(annotated("99"), (Some(1), Some(198)));
     assert_eq!(annotated("0"), (None, None));
     assert_eq!(
         with(|pod| set(&mut pod.containers[0], "PET_NPROC_PER_NODE", "2")),

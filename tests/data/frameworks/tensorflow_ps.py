@@ -1,4 +1,7 @@
-"""A task of a small parameter-server training with TensorFlow. TF_CONFIG names the task. The chief prints a line for each step to standard error."""
+"""A task of a small parameter-server training with TensorFlow.
+
+TF_CONFIG names the task. The chief prints a line for each step to standard error.
+"""
 
 import sys
 import time

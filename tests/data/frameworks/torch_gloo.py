@@ -1,4 +1,7 @@
-"""A process of a small data-parallel training with PyTorch. torchrun starts two processes. Each prints a line for each step to standard error."""
+"""A process of a small data-parallel training with PyTorch.
+
+torchrun starts two processes. Each process prints a line for each step to standard error.
+"""
 
 import sys
 import time
@@ -12,6 +15,8 @@ torch.distributed.init_process_group("gloo")
 rank = torch.distributed.get_rank()
 torch.manual_seed(1)
 weights = torch.randn(256, 256, requires_grad=True)
+# Each process has batches of its own. The weights stay equal only if the gradients are exchanged.
+torch.manual_seed(2 + rank)
 for number in range(STEPS):
     loss = (torch.randn(512, 256) @ weights).square().mean()
     loss.backward()
@@ -19,6 +24,6 @@ for number in range(STEPS):
     with torch.no_grad():
         weights -= 0.01 * weights.grad
     weights.grad = None
-    print(f"rank {rank} step {number} threads {torch.get_num_threads()}", file=sys.stderr)
+    print(f"rank {rank} step {number}", file=sys.stderr)
 print(f"rank {rank} trained, checksum {weights.detach().sum().item():.4f}", file=sys.stderr)
 time.sleep(600)

@@ -395,6 +395,7 @@ async fn admitted(site: &Site<'_>, pod: &Value, variable: &str) -> Result<Option
 
 async fn thread_counts(site: &Site<'_>) -> Result<Verdict> {
     const NAME: &str = "OMP_NUM_THREADS";
+    const INTER: &str = "TF_NUM_INTEROP_THREADS";
     let plain = site.pod("train", &[site.container("main", "2")]);
     let mut marked = plain.clone();
     marked["metadata"]["labels"] = json!({"pinfold.io/threads": "admit"});
@@ -421,7 +422,7 @@ async fn thread_counts(site: &Site<'_>) -> Result<Verdict> {
         ("a pod with its own value", own, Some("7")),
         ("a pod with the profile off", off, None),
         ("a pod with the profile ps", ps, Some("1")),
-        ("a pod with two processes", processes, Some("1")),
+        ("a pod with two processes", processes.clone(), Some("1")),
     ];
     for (what, pod, wanted) in pods {
         let value = admitted(site, &pod, NAME).await?;
@@ -430,5 +431,11 @@ async fn thread_counts(site: &Site<'_>) -> Result<Verdict> {
             "{what}: {NAME} is {value:?}, and {wanted:?} is expected"
         );
     }
+    // Each of the two processes has one CPU. No inter-op pool is smaller than two threads.
+    let inter = admitted(site, &processes, INTER).await?;
+    ensure!(
+        inter.as_deref() == Some("2"),
+        "{INTER} is {inter:?} for one CPU, and 2 is expected"
+    );
     Ok(Verdict::Passed("6 pods".to_owned()))
 }

@@ -1,6 +1,7 @@
 //! Training pods: exclusive CPUs, variables, and other pods on the node.
 
 use anyhow::{Context, Result, ensure};
+use pinfold::text::counted;
 use serde_json::json;
 
 use crate::cluster::text;
@@ -102,7 +103,8 @@ pub(super) async fn environment(site: &Site<'_>) -> Result<Verdict> {
         );
     }
     Ok(Verdict::Passed(format!(
-        "PINFOLD_CPUS={cpus}, 7 thread counts for {count} CPUs"
+        "PINFOLD_CPUS={cpus}, 7 thread counts for {}",
+        counted(count, "CPU")
     )))
 }
 
