@@ -281,3 +281,39 @@ impl Cgroups {
         Ok(ignore_gone(self.children(path))?.unwrap_or_default())
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    /// Folders stand for cgroups. A set from before begins with a space, which a write overwrites.
+    #[test]
+    fn only_the_children_with_other_cpus_are_narrowed() {
+        let root = tempfile::tempdir().unwrap();
+        let file = |cgroup: &str| root.path().join("cpuset").join(cgroup).join("cpuset.cpus");
+        let cgroups = [
+            ("", " 0-3\n", None),
+            ("pod", " 0-3\n", Some("0-1")),
+            ("pod/pinned", " 1\n", None),
+            ("pod/pinned/below", " 1\n", None),
+            ("pod/shared", " 0-3\n", Some("0-1")),
+            ("pod/elsewhere", " 2-3\n", Some("0-1")),
+        ];
+        for (cgroup, before, _) in cgroups {
+            let file = file(cgroup);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, before).unwrap();
+        }
+        let hierarchy = Cgroups::detect(root.path()).unwrap();
+        hierarchy.set_cpus("pod", &"0-1".parse().unwrap()).unwrap();
+        for (cgroup, before, written) in cgroups {
+            let after = fs::read_to_string(file(cgroup)).unwrap();
+            // A shorter text leaves the end of the text from before.
+            assert!(
+                after.starts_with(written.unwrap_or(before)),
+                "{cgroup}: {after:?}"
+            );
+        }
+    }
+}
