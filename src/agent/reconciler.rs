@@ -250,6 +250,7 @@ impl Reconciler {
         // A node pass holds a second copy of the observed state. The allocator returns the memory only on demand.
         if report.trigger == Trigger::Timer {
             limits::trim_heap();
+            limits::drop_code_pages();
         }
         let pid = i32::try_from(std::process::id()).ok();
         if let Some(seconds) = pid.and_then(|pid| self.managed.node.proc.cpu_seconds(pid)) {

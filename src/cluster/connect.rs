@@ -87,7 +87,10 @@ pub async fn connect(
     let named = kubeconfig.map(Path::to_owned);
     let variable = || environment("KUBECONFIG").filter(|value| !value.is_empty());
     let (config, origin) = if let Some(path) = named {
-        let origin = format!("{}, named by --kubeconfig", path.display());
+        let origin = format!(
+            "{}, named by --kubeconfig or cluster.kubeconfig",
+            path.display()
+        );
         (from_files(&[path], None, &origin).await?, origin)
     } else if let Some(value) = variable() {
         let origin = format!("{value}, named by KUBECONFIG");

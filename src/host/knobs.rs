@@ -9,9 +9,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
-use nix::libc::{EINVAL, EOPNOTSUPP};
+use nix::libc::{EACCES, EINVAL, EIO, EOPNOTSUPP, EPERM};
 
 use super::cgroup::{CgroupError, Cgroups};
 use super::file::{self, FileError};
@@ -227,6 +228,17 @@ impl Knobs {
         Ok(file::write(&self.path(knob), &text)?)
     }
 
+    /// Whether the error of a write says that the kernel itself places the interrupt. The file of such an interrupt has no
+    /// permission to write. A process without the capability `CAP_DAC_OVERRIDE` then gets EACCES.
+    pub fn is_placed_by_kernel(&self, irq: u32, error: &io::Error) -> bool {
+        match error.raw_os_error() {
+            Some(EIO | EPERM) => true,
+            Some(EACCES) => fs::metadata(self.path(&Knob::Irq(irq)))
+                .is_ok_and(|file| file.permissions().readonly()),
+            _ => false,
+        }
+    }
+
     /// The users of an interrupt, as named by their drivers; empty for an unused interrupt.
     pub fn irq_name(&self, irq: u32) -> String {
         let actions = self.sys.join(format!("kernel/irq/{irq}/actions"));
@@ -353,6 +365,21 @@ fn names(directory: &Path) -> Result<Vec<String>, FileError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_kernel_places_interrupts_with_read_only_files() {
+        let root = tempfile::tempdir().unwrap();
+        let knobs = Knobs::new(root.path());
+        let path = knobs.path(&Knob::Irq(7));
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, "0-1\n").unwrap();
+        let by_kernel = |error| knobs.is_placed_by_kernel(7, &io::Error::from_raw_os_error(error));
+        assert_eq!([EIO, EPERM, EACCES].map(by_kernel), [true, true, false]);
+        let mut read_only = fs::metadata(&path).unwrap().permissions();
+        read_only.set_readonly(true);
+        fs::set_permissions(&path, read_only).unwrap();
+        assert!(by_kernel(EACCES));
+    }
 
     #[test]
     fn a_machine_without_any_has_none() {

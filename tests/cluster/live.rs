@@ -337,6 +337,18 @@ async fn release_removes_labels_and_claims() {
             "Node a has no labels, taints or claims of Pinfold\n"
         )
     );
+    // No Node has the machine's host name.
+    let (code, _, error) = live.pinfold(&release[..2]).await;
+    assert_eq!(code, Some(2));
+    assert!(
+        error.contains("does not exist") && error.contains("with --node-name or NODE_NAME"),
+        "{error}"
+    );
+    let (code, out, _) = live
+        .pinfold(&["release", "--cluster-only", "--node-name", "gone"])
+        .await;
+    assert_eq!(code, Some(0));
+    assert!(out.contains("the Node gone does not exist"), "{out}");
     live.fake.go_away();
     let (code, _, error) = live.pinfold(&release).await;
     assert_eq!(code, Some(2));

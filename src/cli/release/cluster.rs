@@ -78,6 +78,12 @@ impl SceneReleaseArgs {
                 );
                 anyhow::Error::new(failure).context(doing)
             })?;
+            // Under a wrong name, the command would leave everything, and report a complete release.
+            anyhow::ensure!(
+                left.node || config.node_name.is_some(),
+                "the Node {name} does not exist, and {name} is this machine's host name: name the Node with --node-name or \
+                 NODE_NAME"
+            );
             anyhow::Ok(NodeRemoval::new(name.clone(), &left))
         })
         .context("the release in the cluster is incomplete")

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
 
-use nix::libc::{EIO, EPERM};
 use serde::Serialize;
 
 use super::super::apply::chain;
@@ -202,9 +201,8 @@ impl CpuIsolator {
                 },
                 Err(error) if error.is_gone() => continue,
                 Err(error) => match (knob, kernel_error(knob, &error)) {
-                    // The kernel forbids moving the interrupt.
                     (Knob::Irq(irq), Some(source))
-                        if matches!(source.raw_os_error(), Some(EIO | EPERM)) =>
+                        if self.knobs.is_placed_by_kernel(*irq, source) =>
                     {
                         self.refused.insert(*irq, self.knobs.irq_name(*irq));
                         failures.insert(knob.clone());
