@@ -233,7 +233,7 @@ impl Knobs {
     pub fn is_placed_by_kernel(&self, irq: u32, error: &io::Error) -> bool {
         match error.raw_os_error() {
             Some(EIO | EPERM) => true,
-            Some(EACCES) => fs::metadata(self.path(&Knob::Irq(irq)))
+            Some(EACCES) => fs::symlink_metadata(self.path(&Knob::Irq(irq)))
                 .is_ok_and(|file| file.permissions().readonly()),
             _ => false,
         }
