@@ -229,7 +229,8 @@ impl Knobs {
     }
 
     /// Whether the error of a write says that the kernel itself places the interrupt. The file of such an interrupt has no
-    /// permission to write. A process without the capability `CAP_DAC_OVERRIDE` then gets EACCES.
+    /// permission to write. A process without the capability `CAP_DAC_OVERRIDE` then gets EACCES. The mode of a link does not
+    /// count.
     pub fn is_placed_by_kernel(&self, irq: u32, error: &io::Error) -> bool {
         match error.raw_os_error() {
             Some(EIO | EPERM) => true,

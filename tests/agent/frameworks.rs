@@ -29,7 +29,7 @@ fn training_time() -> Duration {
 const RUN_POD_SANDBOX: i32 = 1;
 const START_CONTAINER: i32 = 6;
 
-/// A task whose program runs.
+/// A task after StartContainer, with the log of its program.
 struct RunningTask {
     name: String,
     created: CreatedContainer,
@@ -129,6 +129,15 @@ impl RunningTask {
     }
 }
 
+/// An agent that may assign the highest CPU only, and a connected runtime.
+fn start_agent(kernel: &Kernel, tree: &Tree<'_>) -> (Agent, Runtime) {
+    let mut runtime = Runtime::new();
+    let settings = Settings::without_manifests(&tree.path, &kernel.all_but_one());
+    let agent = runtime.settings(&settings.with(&["--api=never"])).start();
+    runtime.connect(&agent);
+    (agent, runtime)
+}
+
 /// The CPUs of every thread in a cgroup, by thread id.
 fn threads(kernel: &Kernel, cgroup: &str) -> BTreeMap<u32, CpuSet> {
     let mut all = BTreeMap::new();
@@ -151,7 +160,7 @@ fn threads(kernel: &Kernel, cgroup: &str) -> BTreeMap<u32, CpuSet> {
     all
 }
 
-/// What `pinfold explain` reports about a pod with one container.
+/// The first object of `pinfold explain -o json`, which is about the pod's only container.
 fn explain(agent: &Agent, pod: &str) -> Value {
     let address = agent.address.to_string();
     let output = pinfold()
@@ -258,11 +267,7 @@ fn tensorflow_with_a_parameter_server_runs_as_predicted() {
     let rendered = on_this_machine(std::str::from_utf8(&output.stdout).unwrap(), &names);
     let objects = parse(&rendered, "scene render");
 
-    let mut runtime = Runtime::new();
-    let settings =
-        Settings::without_manifests(&tree.path, &kernel.all_but_one()).with(&["--api=never"]);
-    let agent = runtime.settings(&settings).start();
-    runtime.connect(&agent);
+    let (agent, mut runtime) = start_agent(&kernel, &tree);
     let logs = TempDir::new().unwrap();
     let script = data("tensorflow_ps.py");
     let tasks: Vec<RunningTask> = names
@@ -325,11 +330,7 @@ fn pytorch_with_two_processes_runs_as_predicted() {
     };
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
-    let mut runtime = Runtime::new();
-    let settings =
-        Settings::without_manifests(&tree.path, &kernel.all_but_one()).with(&["--api=never"]);
-    let agent = runtime.settings(&settings).start();
-    runtime.connect(&agent);
+    let (agent, mut runtime) = start_agent(&kernel, &tree);
 
     let mut description = event_message(&tree, "torch", 1);
     let port = TcpListener::bind("127.0.0.1:0")

@@ -58,7 +58,7 @@ fn allowed<T>(what: &str, answer: Result<T, kube::Error>) -> Result<()> {
         .with_context(|| format!("the server refuses: {what}"))
 }
 
-/// Requires that the server refuses a request with a message that has this part.
+/// Requires that the server refuses a request, and that the message contains `part`.
 fn refused<T>(what: &str, answer: Result<T, kube::Error>, part: &str) -> Result<()> {
     match answer {
         Ok(_) => bail!("the server allows: {what}"),
