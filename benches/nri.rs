@@ -478,10 +478,13 @@ fn beside(kernel: &Kernel, tree: &Tree<'_>, runtime: &Runtime) -> Agent {
 fn figures(times: &mut [Duration]) -> String {
     times.sort_unstable();
     let at = |percent: usize| format!("{:.3}", 1000.0 * quantile(times, percent).as_secs_f64());
+    let mean = times.iter().sum::<Duration>().as_secs_f64() / times.len() as f64;
     format!(
-        "median {:>8} ms, p99 {:>8} ms, of {}",
+        "median {:>8} ms, mean {:>8.3} ms, p99 {:>8} ms, max {:>8} ms, of {}",
         at(50),
+        1000.0 * mean,
         at(99),
+        at(100),
         times.len()
     )
 }

@@ -1,13 +1,13 @@
 //! [`CachedState`]: the last observed state, for pod passes; and the rules for yielding a node pass.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use super::pass_model::PassNode;
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{PodCgroup, is_within};
 use crate::pin::{
-    AppliedStep, Enforcement, Ledger, Observed, ObservedContainer, ObservedPod, PodAssignment,
-    Reason, Scan, Step, StepOutcome,
+    AppliedStep, AssignmentRecord, Enforcement, Ledger, Observed, ObservedContainer, ObservedPod,
+    PodAssignment, Reason, Scan, Step, StepOutcome,
 };
 use crate::pod::Pod;
 
@@ -16,7 +16,7 @@ use crate::pod::Pod;
 pub(super) struct CachedState {
     pub(super) observed: Observed,
     pub(super) ledger: Ledger,
-    /// Pods written to after the last read. A stale pod is read again before its next plan.
+    /// Pods changed by a step with effects that the step did not read back. A stale pod is read again before its next plan.
     pub(super) stale: BTreeSet<String>,
 }
 
@@ -173,18 +173,34 @@ impl CachedState {
         is_free
     }
 
-    /// Takes the values read back after each step. All written pods become stale, except the pod `read`, whose values the
-    /// caller knows or reads again.
-    pub(super) fn note_written(&mut self, applied: &[AppliedStep], read: Option<&str>) {
-        let written = WrittenCgroups::new(applied.iter().map(|done| &done.step));
-        for pod in &mut self.observed.pods {
-            let PodCgroup { path, uid, .. } = &pod.cgroup;
-            if !written.touches(path) {
-                continue;
+    /// Takes the values read back after each step. A pod becomes stale if a step has further effects on the pod.
+    pub(super) fn note_written(&mut self, applied: &[AppliedStep]) {
+        let paths = self.observed.pods.iter().map(|pod| &*pod.cgroup.path);
+        let by_path: HashMap<&str, usize> = paths.zip(0..).collect();
+        let pod_of = |done: &AppliedStep| {
+            let mut paths = upwards(done.step.path());
+            paths.find_map(|path| by_path.get(path).copied())
+        };
+        let written: Vec<Option<usize>> = applied.iter().map(pod_of).collect();
+        for (done, at) in applied.iter().zip(written) {
+            let pods = &mut self.observed.pods;
+            if let Some(pod) = at.and_then(|at| pods.get_mut(at)) {
+                if !note_step(pod, done, &mut self.ledger) {
+                    self.stale.insert(pod.cgroup.uid.clone());
+                }
+            } else if is_handed_down(&done.step) {
+                let below = pods.iter().map(|pod| &pod.cgroup);
+                let below = below.filter(|pod| is_within(&pod.path, done.step.path()));
+                self.stale.extend(below.map(|pod| pod.uid.clone()));
             }
-            if read != Some(uid) {
-                self.stale.insert(uid.clone());
-            }
+        }
+    }
+
+    /// Takes the values read back after each step of a plan that wrote to a single pod. The pod does not become stale: the steps
+    /// wrote records only, and the caller has read the pod before the steps.
+    pub(super) fn note_written_pod(&mut self, uid: &str, applied: &[AppliedStep]) {
+        let mut pods = self.observed.pods.iter_mut();
+        if let Some(pod) = pods.find(|pod| pod.cgroup.uid == uid) {
             for done in applied {
                 note_step(pod, done, &mut self.ledger);
             }
@@ -221,18 +237,58 @@ impl CachedState {
     }
 }
 
-/// Takes the result of a step on a pod's cgroup or on a container's.
-fn note_step(pod: &mut ObservedPod, done: &AppliedStep, ledger: &mut Ledger) {
+/// Whether a step on a cgroup may change the cgroups below. An `Exclusive` step permits a partition further down, and takes no
+/// CPUs from any child.
+fn is_handed_down(step: &Step) -> bool {
+    !matches!(step, Step::Exclusive { .. })
+}
+
+/// Takes the result of a step on a pod's cgroup or on a container's. Returns whether the cached state of the pod is complete
+/// without another read.
+fn note_step(pod: &mut ObservedPod, done: &AppliedStep, ledger: &mut Ledger) -> bool {
+    if done.step.path() == pod.cgroup.path {
+        note_pod_step(pod, done, ledger);
+        return false;
+    }
+    let path = done.step.path();
+    let mut containers = pod.cgroup.containers.iter_mut().zip(&mut pod.containers);
+    let Some((cgroup, container)) = containers.find(|(cgroup, _)| cgroup.path == path) else {
+        return false;
+    };
+    match (&done.step, &done.outcome) {
+        (Step::Cpus { cpus, .. }, StepOutcome::Done) => {
+            cgroup.cpuset.cpus.clone_from(cpus);
+            // With cgroup v2, the set in force may be smaller after a container got CPUs back.
+            cgroup.cpuset.effective.clone_from(cpus);
+        }
+        (Step::Cpus { .. }, StepOutcome::NotInForce { effective }) => {
+            container.cgroup.cpuset.effective.clone_from(effective);
+            return false;
+        }
+        (Step::Record { record, .. }, StepOutcome::Done) => {
+            cgroup.record_text = record.as_ref().map(AssignmentRecord::text);
+            container.record.clone_from(record);
+        }
+        _ => return false,
+    }
+    container.cgroup.clone_from(cgroup);
+    // A step on an owner of CPUs may change the ledger.
+    let owns = |record: &AssignmentRecord| !record.assignment.is_empty();
+    !container.record.as_ref().is_some_and(owns)
+        && !ledger.assignments.contains_key(&pod.cgroup.uid)
+}
+
+fn note_pod_step(pod: &mut ObservedPod, done: &AppliedStep, ledger: &mut Ledger) {
     let effective = match (&done.step, &done.outcome) {
         (Step::Cpus { cpus, .. }, StepOutcome::Done) => cpus,
         (Step::Cpus { .. }, StepOutcome::NotInForce { effective }) => effective,
         (
             Step::Record {
-                path,
                 record: Some(record),
+                ..
             },
             StepOutcome::Done,
-        ) if *path == pod.cgroup.path => {
+        ) => {
             pod.cgroup.record_text = Some(record.text());
             pod.record = Some(record.clone());
             if !record.assignment.is_empty() {
@@ -243,28 +299,21 @@ fn note_step(pod: &mut ObservedPod, done: &AppliedStep, ledger: &mut Ledger) {
         }
         _ => return,
     };
-    let is_of_pod = done.step.path() == pod.cgroup.path;
     for ObservedContainer { cgroup, .. } in &mut pod.containers {
         let cpuset = &mut cgroup.cpuset;
-        if cgroup.path == done.step.path() {
-            cpuset.effective.clone_from(effective);
-        } else if is_of_pod && cpuset.cpus.is_empty() {
+        if cpuset.cpus.is_empty() {
             // With cgroup v2, a container without a set of its own runs on the pod's CPUs.
             cpuset.effective = cpuset.effective.union(effective);
         }
     }
 }
+
 // === impl WrittenCgroups ===
 
 impl<'a> WrittenCgroups<'a> {
     pub(super) fn new(steps: impl Iterator<Item = &'a Step> + Clone) -> Self {
-        // An `Exclusive` step permits a partition further down, and takes no CPUs from any child.
-        let room = |step: &&Step| matches!(step, Step::Exclusive { .. });
-        let handed_down = steps
-            .clone()
-            .filter(|step| !room(step))
-            .map(Step::path)
-            .collect();
+        let handed_down = steps.clone().filter(|step| is_handed_down(step));
+        let handed_down = handed_down.map(Step::path).collect();
         let mut within = HashSet::new();
         for step in steps {
             // A known path means that all paths above are known, too.
@@ -279,7 +328,8 @@ impl<'a> WrittenCgroups<'a> {
     /// Whether the pod may have changed: a step wrote to the pod's cgroup, to a cgroup below, or to a cgroup above. `Exclusive`
     /// steps above the pod do not count.
     pub(super) fn touches(&self, pod: &str) -> bool {
-        self.within.contains(pod) || upwards(pod).any(|path| self.handed_down.contains(path))
+        let mut above = upwards(pod).skip(1);
+        self.within.contains(pod) || above.any(|path| self.handed_down.contains(path))
     }
 }
 

@@ -135,8 +135,8 @@ impl<N: PassNode> Pass<'_, N> {
         })
     }
 
-    /// Ends the pass if an urgent event waits and yielding is safe. The observed state stays cached. The written pods become
-    /// stale.
+    /// Ends the pass if an urgent event waits and yielding is safe. The observed state, with the results of the steps, stays
+    /// cached.
     fn yield_to_urgent(&mut self, applied: &[AppliedStep]) -> Result<(), EarlyEnd> {
         if self.may_yield && (self.has_urgent)() {
             return Err(self.yielded(applied));
@@ -148,7 +148,7 @@ impl<N: PassNode> Pass<'_, N> {
         let view = std::mem::take(&mut self.view);
         let mut cached = CachedState::new(view.observed, view.ledger);
         let before = cached.ledger.exclusive();
-        cached.note_written(applied, None);
+        cached.note_written(applied);
         let is_known = cached.read_written_owners(applied, &view.pods, self.node);
         if !applied.is_empty() {
             // Some records are written, and the sets of their containers are not.
@@ -188,6 +188,8 @@ impl<N: PassNode> Pass<'_, N> {
             ledger,
             has_all_pods: true,
         };
+        // The view is newer. Freeing the state of many pods takes time, which a request must not wait for.
+        self.state.cached = None;
         Ok(())
     }
 
@@ -491,7 +493,7 @@ impl<N: PassNode> Pass<'_, N> {
         if let (PassScope::Pod(RuntimeRequest::Create { container, .. }), Some(cached)) =
             (self.scope, &mut state.cached)
         {
-            cached.note_written(applied, Some(uid));
+            cached.note_written_pod(uid, applied);
             let decision = self.view.decision(uid, container, decisions);
             let gets = decision.is_some_and(|decision| decision.cpus.is_some());
             let enforces = self.node.enforcement() != Enforcement::Observe;
@@ -533,7 +535,7 @@ impl<N: PassNode> Pass<'_, N> {
 
     fn verify_pod(&mut self, uid: &str, applied: &[AppliedStep]) -> Result<(), EarlyEnd> {
         let cached = self.state.cached.as_mut().ok_or(EarlyEnd::NeedsNode)?;
-        cached.note_written(applied, Some(uid));
+        cached.note_written(applied);
         if !cached.read_pod(uid, &self.view.pods, self.node) {
             return Err(EarlyEnd::NeedsNode);
         }

@@ -298,22 +298,19 @@ impl PodStore {
     /// The uids of pods with a container, now or soon. If `pods` has a single pod, only the pod's uid is checked.
     #[doc(hidden)]
     pub fn here<'a>(&'a self, observed: &'a Observed, pods: &[Pod]) -> HashSet<&'a str> {
-        let begun = observed
-            .pods
-            .iter()
-            .filter(|pod| pod.may_own_cpus || self.has_any(&pod.cgroup.uid));
-        let begun = begun.map(|pod| pod.cgroup.uid.as_str());
-        let mut all = begun
-            .chain(self.pending.uids())
-            .chain(self.pending.assigned_uids());
-        match pods {
-            // For a single pod, a search is faster than a set of all uids.
-            [pod] => all
-                .find(|uid| pod.cgroup_uid() == Some(*uid))
-                .into_iter()
-                .collect(),
-            _ => all.collect(),
-        }
+        let only = match pods {
+            [pod] => pod.cgroup_uid(),
+            _ => None,
+        };
+        let is_asked_for = |uid: &str| only.is_none_or(|only| only == uid);
+        let begun = observed.pods.iter().filter_map(|pod| {
+            let uid = pod.cgroup.uid.as_str();
+            (is_asked_for(uid) && (pod.may_own_cpus || self.has_any(uid))).then_some(uid)
+        });
+        let pending = self.pending.uids().chain(self.pending.assigned_uids());
+        begun
+            .chain(pending.filter(|uid| is_asked_for(uid)))
+            .collect()
     }
 
     pub(super) fn keep_pending(&mut self, ledger: &mut Ledger, observed: &Observed) {

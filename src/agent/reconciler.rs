@@ -212,8 +212,6 @@ impl Reconciler {
             return (PassOutcome::Yielded, None);
         }
         if let Err(error) = self.publish(&result) {
-            // The cached state is from before the pass.
-            self.passes.cached = None;
             self.publish_failure(&error);
             return (PassOutcome::Failed, None);
         }

@@ -184,6 +184,21 @@ impl<'a> Churn<'a> {
     /// The CPUs in the assignment records, by container. At every moment, no two records overlap, and no record has reserved
     /// CPUs.
     pub(crate) fn claims(&self, when: &str) -> BTreeMap<String, CpuSet> {
+        let claims = unchanged(|| self.recorded());
+        self.partitions(when);
+        let mut all = self.kernel.first();
+        for (owner, cpus) in &claims {
+            assert!(
+                cpus.is_disjoint(&all),
+                "{when}: {owner} claims {cpus}, and {all} is others' or reserved: {claims:?}"
+            );
+            all = all.union(cpus);
+        }
+        claims
+    }
+
+    /// Reads the records pod by pod. An agent that runs may change records meanwhile.
+    fn recorded(&self) -> BTreeMap<String, CpuSet> {
         let mut claims = BTreeMap::new();
         for pod in self.kernel.cgroups.scan(&self.tree.path).unwrap() {
             let marks = pod
@@ -198,35 +213,20 @@ impl<'a> Churn<'a> {
                 }
             }
         }
-        self.partitions(when);
-        let mut all = self.kernel.first();
-        for (owner, cpus) in &claims {
-            assert!(
-                cpus.is_disjoint(&all),
-                "{when}: {owner} claims {cpus}, and {all} is others' or reserved: {claims:?}"
-            );
-            all = all.union(cpus);
-        }
         claims
     }
 
     /// The CPUs of live partitions. At any moment no two partitions share a CPU, no partition has a reserved CPU, and no CPU
     /// is lost.
     fn partitions(&self, when: &str) -> CpuSet {
+        let partitions = unchanged(|| self.live_partitions());
         let mut all = CpuSet::new();
-        for pod in self.kernel.cgroups.scan(&self.tree.path).unwrap() {
-            for container in pod
-                .containers
-                .iter()
-                .filter(|container| container.cpuset.partition.is_live())
-            {
-                let cpus = &container.cpuset.exclusive;
-                assert!(
-                    cpus.is_disjoint(&all.union(&self.kernel.first())),
-                    "{when}: {container:?}, {all}"
-                );
-                all = all.union(cpus);
-            }
+        for (path, cpus) in &partitions {
+            assert!(
+                cpus.is_disjoint(&all.union(&self.kernel.first())),
+                "{when}: {path} has {cpus}: {partitions:?}"
+            );
+            all = all.union(cpus);
         }
         let lost = self
             .kernel
@@ -235,6 +235,16 @@ impl<'a> Churn<'a> {
             .unwrap();
         assert!(lost.is_empty(), "{when}: the kernel has lost {lost}");
         all
+    }
+
+    /// Reads the CPUs of live partitions, by container, one container after the other.
+    fn live_partitions(&self) -> BTreeMap<String, CpuSet> {
+        let pods = self.kernel.cgroups.scan(&self.tree.path).unwrap();
+        pods.into_iter()
+            .flat_map(|pod| pod.containers)
+            .filter(|container| container.cpuset.partition.is_live())
+            .map(|container| (container.path, container.cpuset.exclusive))
+            .collect()
     }
 
     /// The effective CPUs of the containers that have their entitlement.
@@ -349,6 +359,24 @@ impl<'a> Churn<'a> {
             }
         }
         Ok(())
+    }
+}
+
+/// Reads until two reads in a row have the same result. Both then show one moment: the moment between the two reads. A single
+/// read of several cgroups may show the first cgroup as it was before a change, and the last as it is after the change.
+fn unchanged<T: PartialEq>(read: impl Fn() -> T) -> T {
+    let deadline = std::time::Instant::now() + patience();
+    let mut last = read();
+    loop {
+        let next = read();
+        if next == last {
+            return next;
+        }
+        assert!(
+            std::time::Instant::now() < deadline,
+            "the agent never stops changing"
+        );
+        last = next;
     }
 }
 

@@ -14,7 +14,7 @@ use pinfold::cpu::{CpuSet, Placer, Topology};
 use pinfold::host::cgroup::{CgroupError, Cpuset, PodCgroup, PodSurroundings};
 use pinfold::metrics::AgentMetrics;
 use pinfold::pin::decide::DecisionInput;
-use pinfold::pin::{AppliedStep, Enforcement, Ledger, Step, StepOutcome as Real};
+use pinfold::pin::{AppliedStep, Enforcement, Ledger, Reason, Step, StepOutcome as Real};
 use pinfold::pod::{CpuPreferences, Pod, Policy};
 
 use super::agent::{Held, Outcome, Planned, Setup, World};
@@ -27,8 +27,8 @@ use super::machine::{Broken, Watch, excused, list, moment};
 pub(crate) enum Flaw {
     /// CreateContainer writes no record, and answers as if the record existed.
     NoRecord,
-    /// A pod pass sees the remaining pods in the state at the start of the last node pass.
-    StalePods,
+    /// A node pass that yields forgets the shared containers that the pass has widened.
+    ForgottenSteps,
     /// A node pass that yields does not read the written owners again.
     StaleOwners,
 }
@@ -271,6 +271,16 @@ impl<'a> Run<'a> {
     }
 }
 
+fn widens_shared(step: &Step) -> bool {
+    matches!(
+        step,
+        Step::Cpus {
+            reason: Reason::Share,
+            ..
+        }
+    )
+}
+
 /// The outcome in the words of the program.
 fn real(step: &Step, outcome: Outcome, held: &Held) -> Real {
     match outcome {
@@ -340,7 +350,6 @@ impl PassNode for ModelNode<'_> {
         let pod = run.world.kernel.pod(node_of(&path));
         let mut earlier = self.setup.earlier.borrow_mut();
         let is_stale = match (self.setup.flaw, self.request) {
-            (Some(Flaw::StalePods), Some(RuntimeRequest::Start { uid: own })) => own != uid,
             (Some(Flaw::StaleOwners), None) => run.done > 0,
             _ => false,
         };
@@ -393,7 +402,13 @@ impl PassNode for ModelNode<'_> {
             };
             return steps.into_iter().map(done).collect();
         }
-        self.run.borrow_mut().carry_out(steps, go_on)
+        let planned = steps.len();
+        let mut done = self.run.borrow_mut().carry_out(steps, go_on);
+        let yields = self.request.is_none() && done.len() < planned;
+        if yields && self.setup.flaw == Some(Flaw::ForgottenSteps) {
+            done.retain(|done| !widens_shared(&done.step));
+        }
+        done
     }
 
     fn choose_reserved(&mut self, _: &Ledger) {}
