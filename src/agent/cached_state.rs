@@ -337,6 +337,7 @@ impl<'a> WrittenCgroups<'a> {
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
+    use crate::host::cgroup::ContainerCgroup;
 
     #[test]
     fn written_pods_and_pods_below_written_cgroups_are_touched() {
@@ -374,6 +375,71 @@ mod tests {
         }
         let steps = [room("kubepods/pod1"), room("kubepods")];
         assert!(WrittenCgroups::new(steps.iter()).touches("kubepods/pod1"));
+    }
+
+    /// A cached state of the pods `a` and `b`, each with one container.
+    fn two_pods() -> CachedState {
+        let pod = |uid: &str| PodCgroup {
+            path: format!("kubepods/pod{uid}"),
+            uid: uid.to_owned(),
+            containers: vec![ContainerCgroup {
+                path: format!("kubepods/pod{uid}/c"),
+                ..ContainerCgroup::default()
+            }],
+            ..PodCgroup::default()
+        };
+        let scan = Scan {
+            pods: vec![pod("a"), pod("b")],
+            ..Scan::default()
+        };
+        let (observed, ledger) = Observed::new(scan, &[]);
+        CachedState::new(observed, ledger)
+    }
+
+    #[test]
+    fn a_pod_becomes_stale_if_a_step_has_effects_that_were_not_read_back() {
+        let cpus: CpuSet = "2-3".parse().unwrap();
+        let effective: CpuSet = "2".parse().unwrap();
+        let on = |path: &str| Step::Cpus {
+            path: path.to_owned(),
+            cpus: cpus.clone(),
+            reason: Reason::Share,
+        };
+        let other = || StepOutcome::NotInForce {
+            effective: effective.clone(),
+        };
+        for (step, outcome, stale, in_force) in [
+            (on("kubepods/poda/c"), StepOutcome::Done, vec![], &cpus),
+            (on("kubepods/poda/c"), other(), vec!["a"], &effective),
+            (on("kubepods/poda"), StepOutcome::Done, vec!["a"], &cpus),
+            (
+                on("kubepods"),
+                StepOutcome::Done,
+                vec!["a", "b"],
+                &CpuSet::new(),
+            ),
+            (
+                on("kubepods/poda/new"),
+                StepOutcome::Done,
+                vec!["a"],
+                &CpuSet::new(),
+            ),
+        ] {
+            let mut cached = two_pods();
+            let applied = [AppliedStep { step, outcome }];
+            cached.note_written(&applied);
+            assert_eq!(
+                cached.stale.iter().collect::<Vec<_>>(),
+                stale,
+                "{applied:?}"
+            );
+            let pod = cached.observed.pods.first().unwrap();
+            let container = pod.containers.first().unwrap();
+            assert_eq!(&container.cgroup.cpuset.effective, in_force, "{applied:?}");
+            if stale.is_empty() {
+                assert_eq!(pod.cgroup.containers.first().unwrap(), &container.cgroup);
+            }
+        }
     }
 
     #[test]
