@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use super::pass_model::PassNode;
 use crate::cpu::CpuSet;
-use crate::host::cgroup::{PodCgroup, is_within};
+use crate::host::cgroup::{ContainerCgroup, PodCgroup, is_within};
 use crate::pin::{
     AppliedStep, AssignmentRecord, Enforcement, Ledger, Observed, ObservedContainer, ObservedPod,
     PodAssignment, Reason, Scan, Step, StepOutcome,
@@ -16,7 +16,7 @@ use crate::pod::Pod;
 pub(super) struct CachedState {
     pub(super) observed: Observed,
     pub(super) ledger: Ledger,
-    /// Pods changed by a step with effects that the step did not read back. A stale pod is read again before its next plan.
+    /// Pods whose state after a step is not completely known here. A stale pod is read again before its next plan.
     pub(super) stale: BTreeSet<String>,
 }
 
@@ -173,31 +173,31 @@ impl CachedState {
         is_free
     }
 
-    /// Takes the values read back after each step. A pod becomes stale if a step has further effects on the pod.
+    /// Takes the values read back after each step. A pod becomes stale if its cached state is not complete after a step.
     pub(super) fn note_written(&mut self, applied: &[AppliedStep]) {
-        let paths = self.observed.pods.iter().map(|pod| &*pod.cgroup.path);
-        let by_path: HashMap<&str, usize> = paths.zip(0..).collect();
+        let pod_paths = self.observed.pods.iter().map(|pod| &*pod.cgroup.path);
+        let index_by_path: HashMap<&str, usize> = pod_paths.zip(0..).collect();
         let pod_of = |done: &AppliedStep| {
             let mut paths = upwards(done.step.path());
-            paths.find_map(|path| by_path.get(path).copied())
+            paths.find_map(|path| index_by_path.get(path).copied())
         };
         let written: Vec<Option<usize>> = applied.iter().map(pod_of).collect();
-        for (done, at) in applied.iter().zip(written) {
+        for (done, index) in applied.iter().zip(written) {
             let pods = &mut self.observed.pods;
-            if let Some(pod) = at.and_then(|at| pods.get_mut(at)) {
+            if let Some(pod) = index.and_then(|index| pods.get_mut(index)) {
                 if !note_step(pod, done, &mut self.ledger) {
                     self.stale.insert(pod.cgroup.uid.clone());
                 }
-            } else if is_handed_down(&done.step) {
-                let below = pods.iter().map(|pod| &pod.cgroup);
-                let below = below.filter(|pod| is_within(&pod.path, done.step.path()));
-                self.stale.extend(below.map(|pod| pod.uid.clone()));
+            } else if changes_cgroups_below(&done.step) {
+                let below = |pod: &&PodCgroup| is_within(&pod.path, done.step.path());
+                let pods_below = pods.iter().map(|pod| &pod.cgroup).filter(below);
+                self.stale.extend(pods_below.map(|pod| pod.uid.clone()));
             }
         }
     }
 
-    /// Takes the values read back after each step of a plan that wrote to a single pod. The pod does not become stale: the steps
-    /// wrote records only, and the caller has read the pod before the steps.
+    /// Takes the results of a plan for CreateContainer, which writes only the pod's record. The pod does not become stale:
+    /// the caller compares the record with the wanted record.
     pub(super) fn note_written_pod(&mut self, uid: &str, applied: &[AppliedStep]) {
         let mut pods = self.observed.pods.iter_mut();
         if let Some(pod) = pods.find(|pod| pod.cgroup.uid == uid) {
@@ -239,43 +239,55 @@ impl CachedState {
 
 /// Whether a step on a cgroup may change the cgroups below. An `Exclusive` step permits a partition further down, and takes no
 /// CPUs from any child.
-fn is_handed_down(step: &Step) -> bool {
+fn changes_cgroups_below(step: &Step) -> bool {
     !matches!(step, Step::Exclusive { .. })
 }
 
 /// Takes the result of a step on a pod's cgroup or on a container's. Returns whether the cached state of the pod is complete
-/// without another read.
+/// afterwards.
 fn note_step(pod: &mut ObservedPod, done: &AppliedStep, ledger: &mut Ledger) -> bool {
     if done.step.path() == pod.cgroup.path {
         note_pod_step(pod, done, ledger);
         return false;
     }
-    let path = done.step.path();
-    let mut containers = pod.cgroup.containers.iter_mut().zip(&mut pod.containers);
-    let Some((cgroup, container)) = containers.find(|(cgroup, _)| cgroup.path == path) else {
+    let has_assignment = ledger.assignments.contains_key(&pod.cgroup.uid);
+    let mut containers = copies_of_containers(pod);
+    let Some((cgroup, container)) = containers.find(|(cgroup, _)| cgroup.path == done.step.path())
+    else {
         return false;
     };
     match (&done.step, &done.outcome) {
         (Step::Cpus { cpus, .. }, StepOutcome::Done) => {
-            cgroup.cpuset.cpus.clone_from(cpus);
-            // With cgroup v2, the set in force may be smaller after a container got CPUs back.
-            cgroup.cpuset.effective.clone_from(cpus);
+            for cpuset in [&mut cgroup.cpuset, &mut container.cgroup.cpuset] {
+                cpuset.cpus.clone_from(cpus);
+                // With cgroup v2, the effective CPUs may be fewer. The cached set is then too large, which is safe.
+                cpuset.effective.clone_from(cpus);
+            }
         }
         (Step::Cpus { .. }, StepOutcome::NotInForce { effective }) => {
-            container.cgroup.cpuset.effective.clone_from(effective);
+            for cpuset in [&mut cgroup.cpuset, &mut container.cgroup.cpuset] {
+                cpuset.effective.clone_from(effective);
+            }
             return false;
         }
         (Step::Record { record, .. }, StepOutcome::Done) => {
-            cgroup.record_text = record.as_ref().map(AssignmentRecord::text);
+            let text = record.as_ref().map(AssignmentRecord::text);
+            container.cgroup.record_text.clone_from(&text);
+            cgroup.record_text = text;
             container.record.clone_from(record);
         }
         _ => return false,
     }
-    container.cgroup.clone_from(cgroup);
-    // A step on an owner of CPUs may change the ledger.
-    let owns = |record: &AssignmentRecord| !record.assignment.is_empty();
-    !container.record.as_ref().is_some_and(owns)
-        && !ledger.assignments.contains_key(&pod.cgroup.uid)
+    // A step in a pod with assigned CPUs may change the ledger, so the pod is read again.
+    let assigns = |record: &AssignmentRecord| !record.assignment.is_empty();
+    !has_assignment && !container.record.as_ref().is_some_and(assigns)
+}
+
+/// The two copies of each container's cgroup in an observed pod.
+fn copies_of_containers(
+    pod: &mut ObservedPod,
+) -> impl Iterator<Item = (&mut ContainerCgroup, &mut ObservedContainer)> {
+    pod.cgroup.containers.iter_mut().zip(&mut pod.containers)
 }
 
 fn note_pod_step(pod: &mut ObservedPod, done: &AppliedStep, ledger: &mut Ledger) {
@@ -299,11 +311,12 @@ fn note_pod_step(pod: &mut ObservedPod, done: &AppliedStep, ledger: &mut Ledger)
         }
         _ => return,
     };
-    for ObservedContainer { cgroup, .. } in &mut pod.containers {
-        let cpuset = &mut cgroup.cpuset;
-        if cpuset.cpus.is_empty() {
+    for (cgroup, container) in copies_of_containers(pod) {
+        if cgroup.cpuset.cpus.is_empty() {
             // With cgroup v2, a container without a set of its own runs on the pod's CPUs.
-            cpuset.effective = cpuset.effective.union(effective);
+            let all = cgroup.cpuset.effective.union(effective);
+            container.cgroup.cpuset.effective.clone_from(&all);
+            cgroup.cpuset.effective = all;
         }
     }
 }
@@ -312,7 +325,7 @@ fn note_pod_step(pod: &mut ObservedPod, done: &AppliedStep, ledger: &mut Ledger)
 
 impl<'a> WrittenCgroups<'a> {
     pub(super) fn new(steps: impl Iterator<Item = &'a Step> + Clone) -> Self {
-        let handed_down = steps.clone().filter(|step| is_handed_down(step));
+        let handed_down = steps.clone().filter(|step| changes_cgroups_below(step));
         let handed_down = handed_down.map(Step::path).collect();
         let mut within = HashSet::new();
         for step in steps {
@@ -337,7 +350,7 @@ impl<'a> WrittenCgroups<'a> {
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
-    use crate::host::cgroup::ContainerCgroup;
+    use crate::pin::EarlierSettings;
 
     #[test]
     fn written_pods_and_pods_below_written_cgroups_are_touched() {
@@ -397,34 +410,43 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_becomes_stale_if_a_step_has_effects_that_were_not_read_back() {
+    fn a_pod_becomes_stale_if_its_state_after_a_step_is_not_known() {
         let cpus: CpuSet = "2-3".parse().unwrap();
         let effective: CpuSet = "2".parse().unwrap();
-        let on = |path: &str| Step::Cpus {
+        let none = CpuSet::new();
+        let cpus_step = |path: &str| Step::Cpus {
             path: path.to_owned(),
             cpus: cpus.clone(),
             reason: Reason::Share,
         };
-        let other = || StepOutcome::NotInForce {
+        let not_in_force = || StepOutcome::NotInForce {
             effective: effective.clone(),
         };
+        let room = Step::Exclusive {
+            path: "kubepods".to_owned(),
+            cpus: cpus.clone(),
+            in_force: None,
+        };
+        let remove = Step::Remove {
+            path: "kubepods/poda/c".to_owned(),
+        };
+        use StepOutcome::{Done, Gone};
         for (step, outcome, stale, in_force) in [
-            (on("kubepods/poda/c"), StepOutcome::Done, vec![], &cpus),
-            (on("kubepods/poda/c"), other(), vec!["a"], &effective),
-            (on("kubepods/poda"), StepOutcome::Done, vec!["a"], &cpus),
+            (cpus_step("kubepods/poda/c"), Done, vec![], &cpus),
             (
-                on("kubepods"),
-                StepOutcome::Done,
-                vec!["a", "b"],
-                &CpuSet::new(),
-            ),
-            (
-                on("kubepods/poda/new"),
-                StepOutcome::Done,
+                cpus_step("kubepods/poda/c"),
+                not_in_force(),
                 vec!["a"],
-                &CpuSet::new(),
+                &effective,
             ),
+            (cpus_step("kubepods/poda/c"), Gone, vec!["a"], &none),
+            (cpus_step("kubepods/poda"), Done, vec!["a"], &cpus),
+            (cpus_step("kubepods"), Done, vec!["a", "b"], &none),
+            (cpus_step("kubepods/poda/new"), Done, vec!["a"], &none),
+            (room, Done, vec![], &none),
+            (remove, Done, vec!["a"], &none),
         ] {
+            let written = matches!(outcome, Done) && step.path() == "kubepods/poda/c";
             let mut cached = two_pods();
             let applied = [AppliedStep { step, outcome }];
             cached.note_written(&applied);
@@ -434,12 +456,72 @@ mod tests {
                 "{applied:?}"
             );
             let pod = cached.observed.pods.first().unwrap();
-            let container = pod.containers.first().unwrap();
-            assert_eq!(&container.cgroup.cpuset.effective, in_force, "{applied:?}");
-            if stale.is_empty() {
-                assert_eq!(pod.cgroup.containers.first().unwrap(), &container.cgroup);
-            }
+            let container = &pod.containers.first().unwrap().cgroup;
+            assert_eq!(
+                pod.cgroup.containers.first().unwrap(),
+                container,
+                "{applied:?}"
+            );
+            assert_eq!(&container.cpuset.effective, in_force, "{applied:?}");
+            let own = if written { in_force } else { &none };
+            assert_eq!(&container.cpuset.cpus, own, "{applied:?}");
         }
+    }
+
+    #[test]
+    fn a_pod_with_assigned_cpus_becomes_stale_after_each_step() {
+        let mut record = AssignmentRecord::new(EarlierSettings::default());
+        let step = |record: &AssignmentRecord| AppliedStep {
+            step: Step::Record {
+                path: "kubepods/poda/c".to_owned(),
+                record: Some(record.clone()),
+            },
+            outcome: StepOutcome::Done,
+        };
+        let mut cached = two_pods();
+        cached.note_written(&[step(&record)]);
+        assert!(cached.stale.is_empty());
+        let pod = cached.observed.pods.first().unwrap();
+        assert_eq!(
+            pod.containers.first().unwrap().record.as_ref(),
+            Some(&record)
+        );
+        let text = pod.cgroup.containers.first().unwrap().record_text.clone();
+        assert_eq!(text, Some(record.text()));
+
+        let mut owner = two_pods();
+        let assignment = PodAssignment::default();
+        owner.ledger.assignments.insert("a".to_owned(), assignment);
+        owner.note_written(&[step(&record)]);
+        assert!(owner.stale.contains("a"));
+
+        let cpus = "2-3".parse().unwrap();
+        record.assignment.containers.insert("main".to_owned(), cpus);
+        cached.note_written(&[step(&record)]);
+        assert!(cached.stale.contains("a"));
+    }
+
+    #[test]
+    fn a_record_keeps_the_cpus_that_a_step_on_the_pod_has_added() {
+        let cpus: CpuSet = "2-3".parse().unwrap();
+        let widen = Step::Cpus {
+            path: "kubepods/poda".to_owned(),
+            cpus: cpus.clone(),
+            reason: Reason::Pod,
+        };
+        let record = Step::Record {
+            path: "kubepods/poda/c".to_owned(),
+            record: None,
+        };
+        let applied = [widen, record].map(|step| AppliedStep {
+            step,
+            outcome: StepOutcome::Done,
+        });
+        let mut cached = two_pods();
+        cached.note_written(&applied);
+        let pod = cached.observed.pods.first().unwrap();
+        let container = pod.containers.first().unwrap();
+        assert_eq!(container.cgroup.cpuset.effective, cpus);
     }
 
     #[test]

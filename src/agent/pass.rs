@@ -188,7 +188,8 @@ impl<N: PassNode> Pass<'_, N> {
             ledger,
             has_all_pods: true,
         };
-        // The view is newer. Freeing the state of many pods takes time, which a request must not wait for.
+        // The view replaces the cached state. The old state is freed here, because a runtime request may wait for the end of the
+        // pass.
         self.state.cached = None;
         Ok(())
     }

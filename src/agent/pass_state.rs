@@ -23,7 +23,8 @@ const HOUR: Duration = Duration::from_secs(3600);
 pub struct PassState {
     /// The pods by source.
     pub pods: PodStore,
-    /// The last observed state. `None` before the first node pass and after a failed pass.
+    /// The last observed state. `None` before the first node pass, in a node pass that has read all pods, after a failed pass, and
+    /// after a yield with an unreadable owner.
     pub(super) cached: Option<CachedState>,
     /// Drift that the last pass left.
     pub(super) drift: Vec<Drift>,

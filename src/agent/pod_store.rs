@@ -295,22 +295,20 @@ impl PodStore {
         })
     }
 
-    /// The uids of pods with a container, now or soon. If `pods` has a single pod, only the pod's uid is checked.
+    /// The uids of pods with a container, now or soon. For a single pod with a uid, the set has at most this uid.
     #[doc(hidden)]
     pub fn here<'a>(&'a self, observed: &'a Observed, pods: &[Pod]) -> HashSet<&'a str> {
         let only = match pods {
             [pod] => pod.cgroup_uid(),
             _ => None,
         };
-        let is_asked_for = |uid: &str| only.is_none_or(|only| only == uid);
+        let is_wanted = |uid: &str| only.is_none_or(|only| only == uid);
         let begun = observed.pods.iter().filter_map(|pod| {
             let uid = pod.cgroup.uid.as_str();
-            (is_asked_for(uid) && (pod.may_own_cpus || self.has_any(uid))).then_some(uid)
+            (is_wanted(uid) && (pod.may_own_cpus || self.has_any(uid))).then_some(uid)
         });
         let pending = self.pending.uids().chain(self.pending.assigned_uids());
-        begun
-            .chain(pending.filter(|uid| is_asked_for(uid)))
-            .collect()
+        begun.chain(pending.filter(|uid| is_wanted(uid))).collect()
     }
 
     pub(super) fn keep_pending(&mut self, ledger: &mut Ledger, observed: &Observed) {

@@ -181,10 +181,10 @@ impl<'a> Churn<'a> {
         }
     }
 
-    /// The CPUs in the assignment records, by container. At every moment, no two records overlap, and no record has reserved
-    /// CPUs.
+    /// The CPUs in the assignment records, by container. No two records overlap, and no record has reserved CPUs. The records are
+    /// those of a state that lasts for two reads.
     pub(crate) fn claims(&self, when: &str) -> BTreeMap<String, CpuSet> {
-        let claims = unchanged(|| self.recorded());
+        let claims = read_until_stable(|| self.recorded());
         self.partitions(when);
         let mut all = self.kernel.first();
         for (owner, cpus) in &claims {
@@ -197,7 +197,7 @@ impl<'a> Churn<'a> {
         claims
     }
 
-    /// Reads the records pod by pod. An agent that runs may change records meanwhile.
+    /// Reads the records pod by pod. A running agent may change records during the read.
     fn recorded(&self) -> BTreeMap<String, CpuSet> {
         let mut claims = BTreeMap::new();
         for pod in self.kernel.cgroups.scan(&self.tree.path).unwrap() {
@@ -219,7 +219,7 @@ impl<'a> Churn<'a> {
     /// The CPUs of live partitions. At any moment no two partitions share a CPU, no partition has a reserved CPU, and no CPU
     /// is lost.
     fn partitions(&self, when: &str) -> CpuSet {
-        let partitions = unchanged(|| self.live_partitions());
+        let partitions = read_until_stable(|| self.live_partitions());
         let mut all = CpuSet::new();
         for (path, cpus) in &partitions {
             assert!(
@@ -362,9 +362,8 @@ impl<'a> Churn<'a> {
     }
 }
 
-/// Reads until two reads in a row have the same result. Both then show one moment: the moment between the two reads. A single
-/// read of several cgroups may show the first cgroup as it was before a change, and the last as it is after the change.
-fn unchanged<T: PartialEq>(read: impl Fn() -> T) -> T {
+/// Reads until two reads in a row are equal. A single read can mix values from before and after a change.
+fn read_until_stable<T: PartialEq + std::fmt::Debug>(read: impl Fn() -> T) -> T {
     let deadline = std::time::Instant::now() + patience();
     let mut last = read();
     loop {
@@ -374,7 +373,7 @@ fn unchanged<T: PartialEq>(read: impl Fn() -> T) -> T {
         }
         assert!(
             std::time::Instant::now() < deadline,
-            "the agent never stops changing"
+            "two reads in a row still differ: {last:?}, {next:?}"
         );
         last = next;
     }

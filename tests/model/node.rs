@@ -27,8 +27,8 @@ use super::machine::{Broken, Watch, excused, list, moment};
 pub(crate) enum Flaw {
     /// CreateContainer writes no record, and answers as if the record existed.
     NoRecord,
-    /// A node pass that yields forgets the shared containers that the pass has widened.
-    ForgottenSteps,
+    /// A node pass that yields does not note its writes to shared containers.
+    UnnotedShares,
     /// A node pass that yields does not read the written owners again.
     StaleOwners,
 }
@@ -349,10 +349,8 @@ impl PassNode for ModelNode<'_> {
         let run = self.run.borrow();
         let pod = run.world.kernel.pod(node_of(&path));
         let mut earlier = self.setup.earlier.borrow_mut();
-        let is_stale = match (self.setup.flaw, self.request) {
-            (Some(Flaw::StaleOwners), None) => run.done > 0,
-            _ => false,
-        };
+        let is_flawed = self.setup.flaw == Some(Flaw::StaleOwners);
+        let is_stale = is_flawed && self.request.is_none() && run.done > 0;
         if is_stale {
             return Ok(earlier.get(&uid).cloned().or(pod));
         }
@@ -405,7 +403,7 @@ impl PassNode for ModelNode<'_> {
         let planned = steps.len();
         let mut done = self.run.borrow_mut().carry_out(steps, go_on);
         let yields = self.request.is_none() && done.len() < planned;
-        if yields && self.setup.flaw == Some(Flaw::ForgottenSteps) {
+        if yields && self.setup.flaw == Some(Flaw::UnnotedShares) {
             done.retain(|done| !widens_shared(&done.step));
         }
         done

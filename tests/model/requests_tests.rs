@@ -370,7 +370,7 @@ fn yields_while_shared_containers_widen(setup: &Setup, at: usize) -> Option<Resu
 }
 
 #[test]
-fn mutant_that_forgets_the_steps_before_a_yield() {
+fn mutant_that_does_not_note_its_writes_to_shared_containers() {
     let shapes = [Shape::One(2), Shape::Shared, Shape::Shared, Shape::One(2)];
     for kind in [KernelKind::V1, KernelKind::V2] {
         let mut setup = Setup::new(kind, 8, 2, &shapes);
@@ -384,7 +384,7 @@ fn mutant_that_forgets_the_steps_before_a_yield() {
             sound.len() > 10 && sound.iter().all(Result::is_ok),
             "{sound:?}"
         );
-        setup.flaw = Some(Flaw::ForgottenSteps);
+        setup.flaw = Some(Flaw::UnnotedShares);
         let found: Vec<String> = all(&setup).into_iter().filter_map(Result::err).collect();
         let dies = found.iter().any(|says| says.contains("runs, too"));
         assert!(dies, "{kind:?}: the mutant lives: {found:?}");
