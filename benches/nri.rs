@@ -399,7 +399,7 @@ async fn change(runtime: &mut FakeRuntime, event: i32, new_pod: &CreatedPod) {
         .unwrap();
 }
 
-// --- what is added to a creation ---
+// --- the time added to a container's creation ---
 
 fn creation(kernel: &Kernel, suite: &str) {
     let tree = kernel.tree();

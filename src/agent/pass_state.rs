@@ -1,4 +1,4 @@
-//! [`PassState`]: the state that stays from one reconcile pass to the next.
+//! [`PassState`]: the reconciler's state between two passes.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use crate::pod::Pod;
 /// The period of the limit on moves.
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// The state that stays from one pass to the next.
+/// The reconciler's state between two passes.
 #[derive(Debug)]
 pub struct PassState {
     /// The pods by source.
@@ -26,7 +26,7 @@ pub struct PassState {
     /// The last observed state. `None` before the first node pass, in a node pass that has read all pods, after a failed pass, and
     /// after a yield with an unreadable owner.
     pub(super) cached: Option<CachedState>,
-    /// Drift that the last pass left.
+    /// Unrepaired drift after the last pass.
     pub(super) drift: Vec<Drift>,
     /// CPUs assigned since the last complete node pass. After a pass that yielded between its steps: all exclusive CPUs. The
     /// owners' sets may be unwritten, and other containers may still run on these CPUs.

@@ -61,7 +61,7 @@ pub enum KnobKind {
 /// The values of the knobs at the time of reading.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KnobValues {
-    /// The kinds that were read completely.
+    /// The kinds of knobs of which each value could be read.
     pub kinds: BTreeSet<KnobKind>,
     /// The value of each knob.
     pub values: BTreeMap<Knob, CpuSet>,

@@ -247,7 +247,7 @@ impl<'a> Churn<'a> {
             .collect()
     }
 
-    /// The effective CPUs of the containers that have their entitlement.
+    /// The containers whose effective CPUs are the CPUs in their pod's record, by cgroup path.
     pub(crate) fn in_force(&self) -> BTreeMap<String, CpuSet> {
         let claims = self.claims("now");
         let mut found = BTreeMap::new();

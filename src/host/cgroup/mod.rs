@@ -187,7 +187,7 @@ impl Cgroups {
             let Some(before) = ignore_gone(cpu_list(&self.file(&child, "cpuset.cpus")))? else {
                 continue;
             };
-            // A child whose CPUs all remain keeps its set, and so do the cgroups below.
+            // A child that loses no CPU needs no write. The same holds for all cgroups below the child.
             if before.is_empty() || !before.is_subset(cpus) {
                 let remaining = before.intersection(cpus);
                 let narrowed = Some(&remaining).filter(|cpus| !cpus.is_empty());

@@ -205,7 +205,7 @@ pub(super) async fn node(site: &Site<'_>) -> Result<Verdict> {
     Ok(Verdict::Passed("2 changes allowed, 7 refused".to_owned()))
 }
 
-/// A claim of this node.
+/// The Lease with which a node claims its slot.
 fn claim(site: &Site<'_>, uid: &Value) -> Value {
     json!({
         "apiVersion": LEASES, "kind": "Lease",
