@@ -5,7 +5,9 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Args;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::agent::config::{Config, EnforcementChoice, Log, LogFormat, Overrides};
 
@@ -79,24 +81,34 @@ pub(super) fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
 /// # Errors
 /// The level is neither a level nor a filter by module.
 pub(super) fn start_log(log: &Log) -> anyhow::Result<()> {
-    // The Kubernetes client logs each failed request as an error, and the agent logs the failure again.
-    let level = format!("kube_client=off,{}", log.level);
-    let filter = EnvFilter::builder().parse(&level).with_context(|| {
+    let filter = log_filter(&log.level).with_context(|| {
         format!(
             "the log level (log.level, --log-level, PINFOLD_LOG_LEVEL) is {:?}: write error, warn, info, debug, trace, or a \
              filter like info,pinfold::nri=debug",
             log.level
         )
     })?;
-    let lines = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_target(false);
+    let filtered = tracing_subscriber::registry().with(filter);
     match log.format {
-        LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).init(),
-        LogFormat::Json => lines.json().init(),
+        LogFormat::Text => filtered
+            .with(lines.with_ansi(std::io::stderr().is_terminal()))
+            .init(),
+        LogFormat::Json => filtered.with(lines.json()).init(),
     }
     Ok(())
+}
+
+/// The filter of a log level or of levels by module. `None` is an unknown level.
+fn log_filter(level: &str) -> Option<Targets> {
+    // `Targets` reads a word without a level as the name of a module, so a misspelt level would silence the log.
+    for word in level.split(',').filter(|word| !word.contains('=')) {
+        word.parse::<LevelFilter>().ok()?;
+    }
+    // The Kubernetes client logs each failed request as an error, and the agent logs the failure again.
+    format!("kube_client=off,{level}").parse().ok()
 }
 
 /// The log of a command for people: errors only, if the user sets no level.
@@ -115,6 +127,20 @@ pub(super) fn start_error_log() -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_log_filter_has_levels_only() {
+        for level in ["info", "WARN", "off", "info,pinfold::nri=debug"] {
+            assert!(log_filter(level).is_some(), "{level}");
+        }
+        for level in ["inof", "info,debgu", "pinfold=loud"] {
+            assert!(log_filter(level).is_none(), "{level}");
+        }
+        let filter = log_filter("info,pinfold::nri=debug").unwrap();
+        assert!(filter.would_enable("pinfold::nri::session", &tracing::Level::DEBUG));
+        assert!(!filter.would_enable("pinfold::agent", &tracing::Level::DEBUG));
+        assert!(!filter.would_enable("kube_client::client", &tracing::Level::ERROR));
+    }
 
     #[test]
     fn observing_needs_no_capability() {
