@@ -104,8 +104,13 @@ pub(super) fn start_log(log: &Log) -> anyhow::Result<()> {
 /// The filter of a log level or of levels by module. `None` is an unknown level.
 fn log_filter(level: &str) -> Option<Targets> {
     // `Targets` reads a word without a level as the name of a module, so a misspelt level would silence the log.
-    for word in level.split(',').filter(|word| !word.contains('=')) {
-        word.parse::<LevelFilter>().ok()?;
+    for word in level.split(',') {
+        let level = match word.split_once('=') {
+            Some(("", _) | (_, "")) => return None,
+            Some((_, level)) => level,
+            None => word,
+        };
+        level.parse::<LevelFilter>().ok()?;
     }
     // The Kubernetes client logs each failed request as an error, and the agent logs the failure again.
     format!("kube_client=off,{level}").parse().ok()
@@ -133,7 +138,7 @@ mod tests {
         for level in ["info", "WARN", "off", "info,pinfold::nri=debug"] {
             assert!(log_filter(level).is_some(), "{level}");
         }
-        for level in ["inof", "info,debgu", "pinfold=loud"] {
+        for level in ["inof", "info,debgu", "pinfold=loud", "pinfold=", "=,="] {
             assert!(log_filter(level).is_none(), "{level}");
         }
         let filter = log_filter("info,pinfold::nri=debug").unwrap();
