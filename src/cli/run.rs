@@ -101,19 +101,25 @@ pub(super) fn start_log(log: &Log) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The filter of a log level or of levels by module. `None` is an unknown level.
-fn log_filter(level: &str) -> Option<Targets> {
-    // `Targets` reads a word without a level as the name of a module, so a misspelt level would silence the log.
-    for word in level.split(',') {
-        let level = match word.split_once('=') {
-            Some(("", _) | (_, "")) => return None,
-            Some((_, level)) => level,
-            None => word,
-        };
-        level.parse::<LevelFilter>().ok()?;
-    }
+/// The filter of a log level and of levels by module, for example `info,pinfold::nri=debug`. `None`: a level is unknown, or a
+/// module or a level is missing.
+fn log_filter(levels: &str) -> Option<Targets> {
     // The Kubernetes client logs each failed request as an error, and the agent logs the failure again.
-    format!("kube_client=off,{level}").parse().ok()
+    let mut filter = Targets::new()
+        .with_default(LevelFilter::ERROR)
+        .with_target("kube_client", LevelFilter::OFF);
+    for word in levels
+        .split(',')
+        .map(str::trim)
+        .filter(|word| !word.is_empty())
+    {
+        filter = match word.split_once('=') {
+            Some(("", _) | (_, "")) => return None,
+            Some((module, level)) => filter.with_target(module, level.parse::<LevelFilter>().ok()?),
+            None => filter.with_default(word.parse::<LevelFilter>().ok()?),
+        };
+    }
+    Some(filter)
 }
 
 /// The log of a command for people: errors only, if the user sets no level.
@@ -131,20 +137,38 @@ pub(super) fn start_error_log() -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use tracing::Level;
+
     use super::*;
 
     #[test]
-    fn a_log_filter_has_levels_only() {
-        for level in ["info", "WARN", "off", "info,pinfold::nri=debug"] {
-            assert!(log_filter(level).is_some(), "{level}");
+    fn a_log_filter_is_made_of_known_levels() {
+        for levels in ["inof", "info,debgu", "pinfold=loud", "pinfold=", "=,="] {
+            assert!(log_filter(levels).is_none(), "{levels}");
         }
-        for level in ["inof", "info,debgu", "pinfold=loud", "pinfold=", "=,="] {
-            assert!(log_filter(level).is_none(), "{level}");
+        for (levels, agent, nri) in [
+            ("", Level::ERROR, Level::ERROR),
+            ("WARN", Level::WARN, Level::WARN),
+            ("info,", Level::INFO, Level::INFO),
+            ("info, pinfold::nri=debug", Level::INFO, Level::DEBUG),
+            ("pinfold::nri=trace", Level::ERROR, Level::TRACE),
+        ] {
+            let filter = log_filter(levels).unwrap();
+            let lowest = |module: &str| {
+                let all = [
+                    Level::TRACE,
+                    Level::DEBUG,
+                    Level::INFO,
+                    Level::WARN,
+                    Level::ERROR,
+                ];
+                all.into_iter()
+                    .find(|level| filter.would_enable(module, level))
+            };
+            assert_eq!(lowest("pinfold::agent"), Some(agent), "{levels}");
+            assert_eq!(lowest("pinfold::nri::session"), Some(nri), "{levels}");
+            assert_eq!(lowest("kube_client::client"), None, "{levels}");
         }
-        let filter = log_filter("info,pinfold::nri=debug").unwrap();
-        assert!(filter.would_enable("pinfold::nri::session", &tracing::Level::DEBUG));
-        assert!(!filter.would_enable("pinfold::agent", &tracing::Level::DEBUG));
-        assert!(!filter.would_enable("kube_client::client", &tracing::Level::ERROR));
     }
 
     #[test]
