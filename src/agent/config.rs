@@ -1,5 +1,6 @@
 //! Configuration: defaults, then one YAML file, then environment and flags (`clap` merges both).
 
+mod log;
 mod renamed_keys;
 
 use std::collections::BTreeMap;
@@ -11,6 +12,7 @@ use anyhow::Context;
 use jiff::fmt::serde::unsigned_duration::friendly::compact;
 use serde::{Deserialize, Serialize};
 
+pub use self::log::{Log, LogFormat};
 use super::cluster::model::{self, AutoSwitch};
 pub use super::runtime::Runtime;
 use crate::cpu::CpuSet;
@@ -64,37 +66,6 @@ pub struct Config {
     pub threads: ThreadPolicy,
     /// The agent's log.
     pub log: Log,
-}
-
-/// The agent's log.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct Log {
-    /// The lowest level of the lines: `error`, `warn`, `info`, `debug` or `trace`; or a filter by module, like
-    /// `info,pinfold::nri=debug`.
-    pub level: String,
-    /// The format of the lines.
-    pub format: LogFormat,
-}
-
-impl Default for Log {
-    fn default() -> Self {
-        Self {
-            level: "info".to_owned(),
-            format: LogFormat::default(),
-        }
-    }
-}
-
-/// The format of log lines.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum LogFormat {
-    /// Plain text, in color on a terminal.
-    #[default]
-    Text,
-    /// A JSON object on each line.
-    Json,
 }
 
 /// Whether the Kubernetes API is used, and the agent's node name and namespace.
@@ -444,6 +415,7 @@ impl Config {
             self.metrics.auth == MetricsAuth::None || self.cluster.api != AutoSwitch::Never,
             "metrics.auth is kubernetes, but cluster.api (--api) is never: allow the API, or set metrics.auth to none"
         );
+        self.log.filter()?;
         self.runtime.check()?;
         model::check(&self.cluster.namespace, self.cluster.node_name.as_deref())
     }

@@ -26,7 +26,7 @@ pub struct PassState {
     /// The last observed state. `None` before the first node pass, in a node pass that has read all pods, after a failed pass, and
     /// after a yield with an unreadable owner.
     pub(super) cached: Option<CachedState>,
-    /// Unrepaired drift after the last pass.
+    /// Drift that the last pass did not repair.
     pub(super) drift: Vec<Drift>,
     /// CPUs assigned since the last complete node pass. After a pass that yielded between its steps: all exclusive CPUs. The
     /// owners' sets may be unwritten, and other containers may still run on these CPUs.

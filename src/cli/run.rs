@@ -5,7 +5,6 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Args;
-use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
@@ -81,13 +80,7 @@ pub(super) fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
 /// # Errors
 /// The level is neither a level nor a filter by module.
 pub(super) fn start_log(log: &Log) -> anyhow::Result<()> {
-    let filter = log_filter(&log.level).with_context(|| {
-        format!(
-            "the log level (log.level, --log-level, PINFOLD_LOG_LEVEL) is {:?}: write error, warn, info, debug, trace, or a \
-             filter like info,pinfold::nri=debug",
-            log.level
-        )
-    })?;
+    let filter = log.filter()?;
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_target(false);
@@ -101,34 +94,16 @@ pub(super) fn start_log(log: &Log) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The filter of a log level and of levels by module, for example `info,pinfold::nri=debug`. `None`: a level is unknown, or a
-/// module or a level is missing.
-fn log_filter(levels: &str) -> Option<Targets> {
-    // The Kubernetes client logs each failed request as an error, and the agent logs the failure again.
-    let mut filter = Targets::new()
-        .with_default(LevelFilter::ERROR)
-        .with_target("kube_client", LevelFilter::OFF);
-    for word in levels
-        .split(',')
-        .map(str::trim)
-        .filter(|word| !word.is_empty())
-    {
-        filter = match word.split_once('=') {
-            Some(("", _) | (_, "")) => return None,
-            Some((module, level)) => filter.with_target(module, level.parse::<LevelFilter>().ok()?),
-            None => filter.with_default(word.parse::<LevelFilter>().ok()?),
-        };
-    }
-    Some(filter)
-}
-
-/// The log of a command for people: errors only, if the user sets no level.
+/// Starts the log of an interactive command: errors only, unless `PINFOLD_LOG_LEVEL` is set.
 ///
 /// # Errors
 /// As for [`start_log`].
 #[cfg(any(feature = "demo", feature = "bench"))]
 pub(super) fn start_error_log() -> anyhow::Result<()> {
-    let level = std::env::var("PINFOLD_LOG_LEVEL").unwrap_or_else(|_| "error".to_owned());
+    let level = std::env::var("PINFOLD_LOG_LEVEL")
+        .ok()
+        .filter(|level| !level.is_empty())
+        .unwrap_or_else(|| "error".to_owned());
     start_log(&Log {
         level,
         format: LogFormat::Text,
@@ -137,39 +112,7 @@ pub(super) fn start_error_log() -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use tracing::Level;
-
     use super::*;
-
-    #[test]
-    fn a_log_filter_is_made_of_known_levels() {
-        for levels in ["inof", "info,debgu", "pinfold=loud", "pinfold=", "=,="] {
-            assert!(log_filter(levels).is_none(), "{levels}");
-        }
-        for (levels, agent, nri) in [
-            ("", Level::ERROR, Level::ERROR),
-            ("WARN", Level::WARN, Level::WARN),
-            ("info,", Level::INFO, Level::INFO),
-            ("info, pinfold::nri=debug", Level::INFO, Level::DEBUG),
-            ("pinfold::nri=trace", Level::ERROR, Level::TRACE),
-        ] {
-            let filter = log_filter(levels).unwrap();
-            let lowest = |module: &str| {
-                let all = [
-                    Level::TRACE,
-                    Level::DEBUG,
-                    Level::INFO,
-                    Level::WARN,
-                    Level::ERROR,
-                ];
-                all.into_iter()
-                    .find(|level| filter.would_enable(module, level))
-            };
-            assert_eq!(lowest("pinfold::agent"), Some(agent), "{levels}");
-            assert_eq!(lowest("pinfold::nri::session"), Some(nri), "{levels}");
-            assert_eq!(lowest("kube_client::client"), None, "{levels}");
-        }
-    }
 
     #[test]
     fn observing_needs_no_capability() {

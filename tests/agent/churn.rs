@@ -247,7 +247,7 @@ impl<'a> Churn<'a> {
             .collect()
     }
 
-    /// The containers whose effective CPUs are the CPUs in their pod's record, by cgroup path.
+    /// Maps the cgroup path of each container that runs on the CPUs of its pod's record to these CPUs.
     pub(crate) fn in_force(&self) -> BTreeMap<String, CpuSet> {
         let claims = self.claims("now");
         let mut found = BTreeMap::new();
