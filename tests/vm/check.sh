@@ -1,6 +1,8 @@
 # Functions of all scenarios. A scenario sources this file, prints its observations, and exits with 0 if all checks pass.
 # shellcheck shell=bash
 set -euo pipefail
+# After SIGTERM, the trap for EXIT sees a code other than 0.
+trap 'exit 143' TERM
 : "${PINFOLD:?the path of the pinfold binary}"
 # Use the static programs of busybox if the guest has them: an emulated CPU starts a static program four times as fast.
 for program in cat cmp diff find grep head mkdir mktemp rm rmdir sed sleep sort tac tail tee tr uniq wc; do

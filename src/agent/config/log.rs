@@ -8,7 +8,7 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Log {
-    /// The lowest level of the lines: `error`, `warn`, `info`, `debug` or `trace`; or a filter by module, like
+    /// The lowest level of the lines: `off`, `error`, `warn`, `info`, `debug` or `trace`; or a filter by module, like
     /// `info,pinfold::nri=debug`.
     pub level: String,
     /// The format of the lines.
@@ -38,15 +38,16 @@ impl Default for Log {
 }
 
 impl Log {
-    /// The filter of the lines. A module without a level of its own has the level without a module, or `error`.
+    /// The filter for log lines. A module that the text does not name gets the level without a module, or `error` if there is
+    /// none. The Kubernetes client logs only if the text names `kube_client`.
     ///
     /// # Errors
-    /// The text has no level, an unknown level, or a name that can't be a module.
+    /// The text is empty, a level is missing or unknown, or a name can't be a module.
     pub fn filter(&self) -> anyhow::Result<Targets> {
         parse_filter(&self.level).with_context(|| {
             format!(
-                "the log level (log.level, --log-level, PINFOLD_LOG_LEVEL) is {:?}: write error, warn, info, debug, trace, or \
-                 a filter like info,pinfold::nri=debug",
+                "the log level (log.level, --log-level, PINFOLD_LOG_LEVEL) is {:?}: write off, error, warn, info, debug, \
+                 trace, or a filter like info,pinfold::nri=debug",
                 self.level
             )
         })
@@ -84,8 +85,10 @@ fn level_named(text: &str) -> Option<LevelFilter> {
 /// The text as the name of a module, like `pinfold::nri`.
 fn module_name(text: &str) -> Option<&str> {
     let name = text.trim();
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b':');
-    (!name.is_empty() && name.bytes().all(is_plain)).then_some(name)
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+    name.split("::")
+        .all(|part| !part.is_empty() && part.bytes().all(is_plain))
+        .then_some(name)
 }
 
 #[cfg(test)]
@@ -108,6 +111,8 @@ mod tests {
             "=debug",
             "=,=",
             "pinfold[run]=debug",
+            "pinfold:nri=debug",
+            "pinfold::=debug",
         ] {
             assert!(parse_filter(text).is_none(), "{text}");
         }
