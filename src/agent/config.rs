@@ -122,7 +122,7 @@ pub struct Metrics {
     pub auth: MetricsAuth,
 }
 
-/// Who may read `/metrics` over the network. Callers on this host may always.
+/// Who may read `/metrics` over the network. Callers on this host may always read it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MetricsAuth {

@@ -31,7 +31,7 @@ pub(crate) fn seed(test: &str) -> u64 {
     seed
 }
 
-/// Prints a line without the harness's capture, so that the line appears in every case.
+/// Prints a line to stderr. The test harness hides the output of `println!` in tests that pass, but not this line.
 pub(crate) fn say(line: &str) {
     std::io::stderr()
         .write_all(format!("{line}\n").as_bytes())
@@ -237,7 +237,8 @@ impl<'a> Churn<'a> {
         all
     }
 
-    /// Reads the CPUs of live partitions, by container, one container after the other.
+    /// Maps the cgroup path of each container with a live partition to the partition's CPUs. The containers are read one after
+    /// the other.
     fn live_partitions(&self) -> BTreeMap<String, CpuSet> {
         let pods = self.kernel.cgroups.scan(&self.tree.path).unwrap();
         pods.into_iter()

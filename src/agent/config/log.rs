@@ -79,7 +79,7 @@ fn parse_filter(text: &str) -> Option<Targets> {
 fn level_named(text: &str) -> Option<LevelFilter> {
     let name = text.trim();
     let is_word = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphabetic());
-    is_word.then(|| name.parse().ok())?
+    is_word.then(|| name.parse().ok()).flatten()
 }
 
 /// The text as the name of a module, like `pinfold::nri`.
