@@ -94,12 +94,12 @@ impl Cgroups {
         })
     }
 
-    /// Detects whether systemd runs on the node. `run` is the node's `/run` directory.
+    /// Detects whether systemd runs on the node. `run` is the `/run` folder that the agent sees.
     ///
     /// systemd matters on cgroup v2 only, where units have a property for their CPUs. On v1,
     /// systemd leaves cpusets alone.
     pub fn detect_systemd(&mut self, run: &Path) {
-        let runs = !self.is_v1() && systemd::runs(run);
+        let runs = !self.is_v1() && systemd::runs(run, &self.cpuset);
         self.systemd = runs.then(Arc::default);
     }
 

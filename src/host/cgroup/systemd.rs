@@ -68,9 +68,14 @@ pub enum SystemdError {
     },
 }
 
-/// Whether systemd runs on the node whose `/run` is at `run`.
-pub(super) fn runs(run: &Path) -> bool {
-    run.join("systemd/system").is_dir()
+/// Whether systemd is the node's first process.
+///
+/// By its folder in `/run`, systemd itself tells that it runs. The agent's pod does not see this folder: a required mount
+/// would keep the pod from starting on nodes without systemd, and a mount that makes the folder would let other programs on
+/// such a node believe that systemd runs there. But the pod sees the cgroup root with `init.scope`, into which systemd puts
+/// itself.
+pub(super) fn runs(run: &Path, cgroup_root: &Path) -> bool {
+    run.join("systemd/system").is_dir() || cgroup_root.join("init.scope").is_dir()
 }
 
 /// The unit of a cgroup; `None` for a cgroup that systemd does not manage, for example inside a delegated scope.

@@ -4,24 +4,19 @@ components from these parts and from deploy/patches.
 */}}
 
 {{- define "pinfold.systemd.mounts" -}}
-- name: systemd
-  mountPath: /run/systemd/system
-  readOnly: true
 - name: dbus
-  mountPath: /run/dbus/system_bus_socket
+  mountPath: /run/dbus
+  readOnly: true
 {{- end }}
 
 {{- define "pinfold.systemd.volumes" -}}
-# The folder exists if systemd is the node's first process. The agent reads no file of the folder.
-- name: systemd
-  hostPath:
-    path: /run/systemd/system
-    type: Directory
-# Through this socket, root may set properties of systemd units.
+# The folder of D-Bus's socket, through which root may set properties of systemd's units. The folder is mounted, because
+# each start of D-Bus makes a new socket. On a node without D-Bus the folder is made and stays empty, so that the pod starts
+# there, too.
 - name: dbus
   hostPath:
-    path: /run/dbus/system_bus_socket
-    type: Socket
+    path: /run/dbus
+    type: DirectoryOrCreate
 {{- end }}
 
 {{- define "pinfold.resctrl.mounts" -}}
