@@ -345,6 +345,17 @@ impl FakeApi {
         self.shared.store.lock().unwrap().revision = revision;
     }
 
+    /// Makes the watch cache lag behind etcd at `revision`, or catch up again with `None`. Lists from the cache are then older.
+    pub(crate) fn set_cached(&self, revision: Option<u64>) {
+        self.shared.store.lock().unwrap().cached = revision;
+    }
+
+    /// Returns to the objects at `revision`, as after the restore of a backup of etcd, and ends every connection.
+    pub(crate) fn restore(&self, revision: u64) {
+        self.shared.store.lock().unwrap().restore(revision);
+        self.cut();
+    }
+
     /// Compacts the history before `revision`. Requests for older versions get 410 Gone.
     pub(crate) fn compact(&self, revision: u64) {
         self.shared.store.lock().unwrap().compact(revision);

@@ -26,8 +26,9 @@ pub async fn follow(
         calls: (Call::ListPods, Call::WatchPods),
         fields: Some(format!("spec.nodeName={node}")),
         labels: None,
-        page: settings.page,
+        page: None,
         streaming: settings.streaming.then_some(settings.initial),
+        first_spread: settings.first_spread,
         watch_seconds: settings.watch_seconds,
         idle: settings.idle,
         settled: SHORT_LIVED,
@@ -68,7 +69,7 @@ impl PodsSender {
 }
 
 impl ObjectCache for PodsSender {
-    /// The first list has no pause.
+    /// The first list has no pause of its own, since new containers wait for it.
     fn stagger(&self) -> Duration {
         if self.cache.is_complete() {
             self.spread

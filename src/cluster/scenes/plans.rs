@@ -19,9 +19,6 @@ pub(super) const PLANS: &str = "/apis/pinfold.io/v1alpha1/sceneplans";
 /// The `kind` of a list of plans.
 pub(super) const PLAN_LIST: &str = "ScenePlanList";
 
-/// The number of plans on a page. The API server accepts objects up to 3 MiB, and an answer may have 64 MiB.
-pub(super) const PAGE: u32 = 20;
-
 /// The known plans, and how current they are.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plans {
@@ -159,8 +156,9 @@ pub(super) async fn follow(api: Api, settings: SceneSettings, published: watch::
         calls: (Call::ListPlans, Call::WatchPlans),
         fields: None,
         labels: None,
-        page: PAGE,
+        page: None,
         streaming: None,
+        first_spread: Duration::ZERO,
         watch_seconds: settings.watch_seconds,
         idle: settings.idle,
         settled: Duration::ZERO,
