@@ -53,15 +53,16 @@ fn main() {
             print_parts(&runtime.block_on(simulation::simulate(size)));
         }
         for streaming in [true, false] {
-            let busiest = runtime.block_on(simulation::busiest_seconds(size, streaming));
+            let busiest = runtime.block_on(simulation::busiest_seconds(size, streaming, size / 10));
             println!(
                 "{size:>7}  {} streaming lists: at most {} lists of plans in a second at the first start, and {} lists after a \
-                 restart of the server; for lists the server reads at most {} and {} objects from etcd in a second",
+                 restart of the server; for lists the server reads at most {} and {} objects from etcd in a second, of {} pods and one plan",
                 if streaming { "with" } else { "without" },
                 busiest.first_start,
                 busiest.restart,
                 busiest.first_start_reads,
-                busiest.restart_reads
+                busiest.restart_reads,
+                size / 10
             );
         }
         println!(

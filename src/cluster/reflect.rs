@@ -35,10 +35,13 @@
 //!
 //! `kube::runtime::watcher` (read in `kube-runtime` 5.0.0) cannot carry these rules:
 //!
-//! - `Retry-After` of a refused list or watch reaches only kube's own retry layer, not the watcher's backoff.
-//! - A refused streaming list starts another streaming list. Pages never replace the stream.
+//! - A list is either paged and of the newest version, which older servers read from etcd, or of any version, which may lack
+//!   known objects. The watcher never asks for a list that is not older than the last version seen.
+//! - A refused streaming list starts another streaming list. No other list replaces it.
 //! - The end of a watch is no failure, so a proxy that ends each watch at once causes requests without a pause.
-//! - The initial stream has no deadline of its own, and kube bounds neither a line of a watch nor an answer.
+//! - The watcher closes a silent connection, but only 5 s after the server should have closed it. A stream of initial objects
+//!   has no deadline of its own, and kube bounds neither a line of a watch nor an answer.
+//! - `Retry-After` of a refused list or watch reaches only kube's own retry layer, not the watcher's backoff.
 //! - The watcher has no random pause before a repeated list, and no counters.
 //!
 //! The wrapper `DeserializeGuard` covers objects that cannot be decoded. The wrapper first decodes each object into a generic
@@ -48,6 +51,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::core::params::{ListParams, VersionMatch, WatchParams};
 use serde_json::value::RawValue;
 use tokio::time::Instant;
@@ -79,6 +83,18 @@ pub(super) const RELIST_SPREAD: Duration = Duration::from_secs(150);
 
 /// After this many streaming lists in a row without a final bookmark in time, the reflector uses plain lists only.
 const MAX_INCOMPLETE: u32 = 3;
+
+/// The shortest pause that is reported by [`ObjectCache::waits`]. People notice no shorter one.
+const REPORTED_PAUSE: Duration = Duration::from_secs(2);
+
+/// What follows a pause.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum AfterPause {
+    /// The request that failed, again.
+    Retry,
+    /// A list of all objects. The pause is random, so that not all nodes ask a restarted server at the same time.
+    List,
+}
 
 /// The collection to follow, and the settings of its lists and watches.
 #[derive(Debug)]
@@ -136,6 +152,10 @@ pub(super) trait ObjectCache {
 
     /// Reports a failure. A retry follows.
     async fn failed(&mut self, failure: &Failure);
+
+    /// Reports that no request is sent until a time, although the server may answer by now. Without the time, a status that only
+    /// has the last failure would seem wrong to whoever sees that the server works.
+    async fn waits(&mut self, _next: AfterPause, _until: Timestamp) {}
 }
 
 /// Keeps an [`ObjectCache`] equal to a collection, forever. Each failure is reported to the cache and retried.
@@ -165,7 +185,11 @@ pub(super) async fn reflect<C: ObjectCache>(
                 reflector.backoff.reset();
                 reflector.jitter.spread(reflector.backoff.least())
             }
-            Err(failure) => reflector.failed(&failure).await,
+            Err(failure) => {
+                let pause = reflector.failed(&failure).await;
+                reflector.report_pause(AfterPause::Retry, pause).await;
+                pause
+            }
         };
         tokio::time::sleep(pause).await;
     }
@@ -278,11 +302,22 @@ impl<C: ObjectCache> Reflector<C> {
         }
     }
 
-    /// Pauses at random before a list.
+    /// Pauses at random before a list. After an answer that the server has not reached the version, only the backoff counts.
     async fn pause_before_list(&mut self) {
-        let most = self.cache.stagger();
-        if !most.is_zero() {
-            tokio::time::sleep(self.jitter.spread(most)).await;
+        if self.too_large > 0 {
+            return;
+        }
+        let pause = self.jitter.spread(self.cache.stagger());
+        self.report_pause(AfterPause::List, pause).await;
+        tokio::time::sleep(pause).await;
+    }
+
+    async fn report_pause(&mut self, next: AfterPause, pause: Duration) {
+        let until = SignedDuration::try_from(pause)
+            .ok()
+            .and_then(|pause| Timestamp::now().checked_add(pause).ok());
+        if let Some(until) = until.filter(|_| pause >= REPORTED_PAUSE) {
+            self.cache.waits(next, until).await;
         }
     }
 
@@ -494,7 +529,7 @@ fn is_broken_connection(failure: &Failure) -> bool {
 }
 
 /// Whether the server refuses streaming lists: 422 if the feature is off, 400 if the server does not know the parameter.
-fn refuses_streaming(failure: &Failure) -> bool {
+pub(super) fn refuses_streaming(failure: &Failure) -> bool {
     failure
         .status()
         .is_some_and(|status| matches!(status.code, 400 | 422))

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use k8s_openapi::jiff::Timestamp;
 use pinfold::cluster::pods::{PodCache, PodWatchSettings, PodsEvent, follow};
 use pinfold::cluster::{Api, Call, ErrorKind};
 use serde_json::{Value, json};
@@ -268,7 +269,12 @@ async fn a_plain_list_is_never_older_than_the_known_pods() {
 async fn a_cache_that_never_catches_up_and_a_restored_etcd_lead_to_the_newest_list() {
     for is_restored in [false, true] {
         let fake = FakeApi::direct();
-        let mut listener = Listener::plain(&fake);
+        let settings = PodWatchSettings {
+            streaming: false,
+            spread: Duration::from_secs(10),
+            ..PodWatchSettings::default()
+        };
+        let mut listener = Listener::new(&fake, ADMIN, settings);
         fake.put(&pod("a", NODE, "1"));
         listener.until_names(&["a"]).await;
         let before = fake.revision();
@@ -278,7 +284,10 @@ async fn a_cache_that_never_catches_up_and_a_restored_etcd_lead_to_the_newest_li
         let names: &[&str] = if is_restored {
             // The watch from a future version stays silent.
             let silent = Fault::Watch(WatchFault::Silent);
-            fake.fail(FaultScope::always().verb("watch").on("pods").times(3), silent);
+            fake.fail(
+                FaultScope::always().verb("watch").on("pods").times(3),
+                silent,
+            );
             fake.restore(before);
             &["a"]
         } else {
@@ -643,6 +652,51 @@ async fn ten_minutes_without_an_api_server_keep_the_known_pods() {
         );
         assert!(!listener.api.counters().is_degraded());
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn waits_on_purpose_after_an_outage_are_announced() {
+    // The pause before the list is random. One of five pauses is long enough for a report, but for one of 10^9 runs.
+    let mut announced = 0;
+    for _ in 0..5 {
+        let fake = FakeApi::direct();
+        fake.put(&pod("a", NODE, "1"));
+        let mut listener = Listener::new(&fake, ADMIN, PodWatchSettings::default());
+        listener.until_names(&["a"]).await;
+        fake.go_away();
+        listener.listen_for(Duration::from_secs(62)).await;
+        let waits = listener.received.iter().filter_map(|event| match event {
+            PodsEvent::Waits { lists, .. } => Some(*lists),
+            _ => None,
+        });
+        let waits: Vec<bool> = waits.collect();
+        assert!(waits.len() >= 3 && !waits.contains(&true), "{waits:?}");
+
+        fake.compact(fake.revision() + 1);
+        fake.set_revision(fake.revision() + 10);
+        fake.come_back();
+        let mut list_at = None;
+        loop {
+            match listener.events.recv().await.unwrap() {
+                PodsEvent::Waits { until, lists: true } => {
+                    let pause = until.duration_since(Timestamp::now());
+                    list_at = Some(Instant::now() + Duration::try_from(pause).unwrap());
+                }
+                PodsEvent::Snapshot { .. } => break,
+                _ => {}
+            }
+        }
+        if let Some(list_at) = list_at {
+            let late = Instant::now().duration_since(list_at);
+            let early = list_at.duration_since(Instant::now());
+            assert!(
+                late.max(early) < Duration::from_secs(2),
+                "{late:?} {early:?}"
+            );
+            announced += 1;
+        }
+    }
+    assert!(announced > 0);
 }
 
 #[tokio::test(start_paused = true)]

@@ -146,13 +146,15 @@ pub(crate) struct BusiestSeconds {
     pub(crate) restart_reads: usize,
 }
 
-/// Starts all agents at the same time, and then restarts the API server. Each node has a pod. `streaming`: the server has
-/// streaming lists.
-pub(crate) async fn busiest_seconds(agents: usize, streaming: bool) -> BusiestSeconds {
+/// Starts all agents at the same time, and then restarts the API server. `streaming`: the server has streaming lists. `pods`: the
+/// number of pods in the cluster, of which no node has more than one.
+pub(crate) async fn busiest_seconds(agents: usize, streaming: bool, pods: usize) -> BusiestSeconds {
     let mut simulation = Simulation::new();
     simulation.fake.set_streaming_lists(streaming);
     for number in 0..agents {
         put_node(&simulation.fake, &name(number), &format!("uid-{number}"));
+    }
+    for number in 0..pods.min(agents) {
         simulation.fake.put(&json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": format!("pod-{number:05}"), "namespace": "default"},
@@ -167,7 +169,8 @@ pub(crate) async fn busiest_seconds(agents: usize, streaming: bool) -> BusiestSe
         .map(|number| Agent::start_with_pods_of_api(&simulation.fake, &name(number)))
         .collect();
     tokio::time::sleep(RESYNC).await;
-    let first_start = simulation.busiest_second(|logged| usize::from(logged.plural == "sceneplans"));
+    let first_start =
+        simulation.busiest_second(|logged| usize::from(logged.plural == "sceneplans"));
     let first_start_reads = simulation.busiest_second(|logged| logged.from_etcd);
 
     let fake = &simulation.fake;

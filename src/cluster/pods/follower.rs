@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use k8s_openapi::jiff::Timestamp;
 use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 
 use super::{PodCache, PodWatchSettings, PodsEvent};
 use crate::cluster::backoff::BackoffPolicy;
-use crate::cluster::reflect::{FollowedCollection, ObjectCache, SHORT_LIVED, reflect};
+use crate::cluster::reflect::{AfterPause, FollowedCollection, ObjectCache, SHORT_LIVED, reflect};
 use crate::cluster::{Api, Call, ErrorKind, Failure};
 
 /// Follows the pods of a node until the receiver of `out` is dropped.
@@ -125,5 +126,10 @@ impl ObjectCache for PodsSender {
             self.degraded = Some(reason.clone());
             self.send(Some(PodsEvent::Degraded(reason))).await;
         }
+    }
+
+    async fn waits(&mut self, next: AfterPause, until: Timestamp) {
+        let lists = next == AfterPause::List;
+        self.send(Some(PodsEvent::Waits { until, lists })).await;
     }
 }

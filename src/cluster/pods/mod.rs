@@ -17,6 +17,8 @@ mod follower;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use k8s_openapi::jiff::Timestamp;
+
 use super::reflect::RELIST_SPREAD;
 use crate::pod::Pod;
 
@@ -55,6 +57,13 @@ pub enum PodsEvent {
     Degraded(String),
     /// The watch works again.
     Recovered,
+    /// The agent sends no request until the time `until`, on purpose.
+    Waits {
+        /// The time of the next request.
+        until: Timestamp,
+        /// Whether the agent then lists all pods, at a random time, because the server lost the watches of all nodes.
+        lists: bool,
+    },
 }
 
 /// The settings of the watch.
