@@ -4,7 +4,8 @@
 //!
 //! The clock is tokio's paused clock: a request takes 20 ms and all else takes no time, so the times belong to the
 //! protocol. The last column shows the requests' cost for the server: the objects that a server before 1.34 reads from
-//! etcd. A further line has the lists of the busiest second, at the first start and after a restart of the API server.
+//! etcd. Two further lines have the lists of the busiest second, at the first start and after a restart of the API server, and
+//! the objects that the server reads from etcd for lists: with streaming lists and without.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
 #[path = "../tests/cluster/agents.rs"]
@@ -51,11 +52,19 @@ fn main() {
         if !only_lists {
             print_parts(&runtime.block_on(simulation::simulate(size)));
         }
-        let busiest = runtime.block_on(simulation::busiest_seconds(size));
-        println!(
-            "{size:>7}  at most {} lists of plans in a second at the first start, and {} lists after a restart of the server",
-            busiest.first_start, busiest.restart
-        );
+        for streaming in [true, false] {
+            let busiest = runtime.block_on(simulation::busiest_seconds(size, streaming, size / 10));
+            println!(
+                "{size:>7}  {} streaming lists: at most {} lists of plans in a second at the first start, and {} lists after a \
+                 restart of the server; for lists the server reads at most {} and {} objects from etcd in a second, of {} pods and one plan",
+                if streaming { "with" } else { "without" },
+                busiest.first_start,
+                busiest.restart,
+                busiest.first_start_reads,
+                busiest.restart_reads,
+                size / 10
+            );
+        }
         println!(
             "{size:>7}  ({:.0} s of this machine's time)\n",
             start.elapsed().as_secs_f64()

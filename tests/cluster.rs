@@ -31,6 +31,8 @@ mod forward;
 mod live;
 #[path = "cluster/node.rs"]
 mod node;
+#[path = "cluster/peers.rs"]
+mod peers;
 #[path = "cluster/plan_status.rs"]
 mod plan_status;
 #[path = "cluster/pods.rs"]

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use hyper::StatusCode;
 use hyper::header::{AUTHORIZATION, HeaderMap};
 
-use super::config::MetricsAuth;
+use super::config::{Metrics, MetricsAuth};
 use crate::cluster::Api;
 use crate::cluster::review::{Review, Reviewer};
 
@@ -53,8 +53,9 @@ pub(super) enum AccessRefusal {
     )]
     MalformedToken,
     #[error(
-        "the bearer token is not valid in this cluster: send a current token of a service account or user, with an \
-         audience of the API server"
+        "the bearer token is not valid in this cluster, or has a different audience: send a current token of a service \
+         account or user, with an audience that the agents accept (metrics.audiences; without this key an audience of the \
+         API server)"
     )]
     UnknownToken,
     #[error(
@@ -107,15 +108,20 @@ impl AccessRules {
     ///
     /// # Errors
     /// `/metrics` needs reviews, and the agent has no API.
-    pub(super) fn new(metrics: MetricsAuth, api: Option<&Api>) -> anyhow::Result<Self> {
+    pub(super) fn new(metrics: &Metrics, api: Option<&Api>) -> anyhow::Result<Self> {
         anyhow::ensure!(
-            metrics == MetricsAuth::None || api.is_some(),
+            metrics.auth == MetricsAuth::None || api.is_some(),
             "metrics.auth is kubernetes, but the agent uses no Kubernetes API: name a kubeconfig with --kubeconfig, or set \
              metrics.auth to none"
         );
+        anyhow::ensure!(
+            metrics.audiences.is_empty() || api.is_some(),
+            "metrics.audiences is set, but the agent uses no Kubernetes API: name a kubeconfig with --kubeconfig, or remove \
+             metrics.audiences"
+        );
         Ok(Self {
-            reviewer: api.map(Reviewer::new),
-            metrics,
+            reviewer: api.map(|api| Reviewer::new(api, &metrics.audiences)),
+            metrics: metrics.auth,
         })
     }
 

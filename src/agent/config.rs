@@ -120,6 +120,9 @@ pub struct Metrics {
     pub namespaces: Vec<String>,
     /// Who may read `/metrics` over the network.
     pub auth: MetricsAuth,
+    /// The audiences of the tokens that callers from other hosts may send. An empty list means the API server's own audiences.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub audiences: Vec<String>,
 }
 
 /// Who may read `/metrics` over the network. Callers on this host may always read it.
@@ -173,6 +176,11 @@ impl Metrics {
                 COLLECTORS.join(", ")
             );
         }
+        anyhow::ensure!(
+            self.audiences.iter().all(|audience| !audience.is_empty()),
+            "metrics.audiences has an empty name: name an audience, like pinfold, or remove the list for the API server's \
+             own audiences"
+        );
         for namespace in &self.namespaces {
             anyhow::ensure!(
                 !namespace.is_empty(),
@@ -415,6 +423,11 @@ impl Config {
             self.metrics.auth == MetricsAuth::None || self.cluster.api != AutoSwitch::Never,
             "metrics.auth is kubernetes, but cluster.api (--api) is never: allow the API, or set metrics.auth to none"
         );
+        anyhow::ensure!(
+            self.metrics.audiences.is_empty() || self.cluster.api != AutoSwitch::Never,
+            "metrics.audiences needs reviews by the API server, but cluster.api (--api) is never: allow the API, or remove \
+             metrics.audiences"
+        );
         self.log.filter()?;
         self.runtime.check()?;
         model::check(&self.cluster.namespace, self.cluster.node_name.as_deref())
@@ -487,6 +500,12 @@ mod tests {
             (
                 "{metrics: {auth: kubernetes}, cluster: {api: never}}",
                 "metrics.auth",
+            ),
+            ("metrics: {audiences: ['']}", "metrics.audiences"),
+            ("metrics: {audiences: pinfold}", "audiences"),
+            (
+                "{metrics: {audiences: [pinfold]}, cluster: {api: never}}",
+                "metrics.audiences",
             ),
             ("policy: {selector: 'a in (b'}", "a in (b"),
             ("cluster: {api: 1}", "api"),

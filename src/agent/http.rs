@@ -1,69 +1,35 @@
 //! Metrics, health and status over HTTP.
 
-use std::collections::VecDeque;
-use std::convert::Infallible;
 use std::io::Write;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
+use hyper::body::Bytes;
 use hyper::header::{
     ACCEPT, ACCEPT_ENCODING, ALLOW, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue, VARY,
     WWW_AUTHENTICATE,
 };
 use hyper::http::request::Parts;
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::{TokioIo, TokioTimer};
-use nix::sys::socket::{setsockopt, sockopt};
+use hyper::{Method, Response, StatusCode};
 use serde::Serialize;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
-use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
+use tokio::sync::watch;
 
 use super::access::{self, AccessRefusal, AccessRules};
 use super::cluster::{ClusterLink, ClusterLinkState};
 use super::heartbeat::{Health, Heartbeat};
 use super::runtime;
+use super::server::{BodyPieces, CONNECTION_TIMEOUT, Caller, PageBuilder, Responder};
 use crate::metrics::{self, AgentMetrics, Chunk, Format, PAGE_TIME, Page, Sources, ThreadStatus};
 use crate::pin::snapshot::ContainerState;
 use crate::pin::{Enforcement, Snapshot};
-
-/// Connections served at once. A further client replaces the oldest connection without a page in progress, else the oldest of
-/// all. Slow or hostile clients therefore never keep a probe waiting.
-const CONNECTIONS: usize = 32;
-
-/// Pages of `/metrics` and `/status` that are built at once. Each page takes memory and a thread. Further requests wait.
-const PAGES: usize = 8;
-
-/// The time that a client has to send the headers of a request.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// The longest life of a connection.
-const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// How long a client may leave an answer unread, in milliseconds. The kernel then ends the connection.
-const WRITE_TIMEOUT_MS: u32 = 10_000;
 
 /// The header in which Prometheus states its scrape timeout in seconds.
 const SCRAPE_TIMEOUT: &str = "x-prometheus-scrape-timeout-seconds";
 
 /// The longest time reserved for sending the page. With a short timeout, a quarter of the timeout is reserved.
 const SCRAPE_MARGIN: Duration = Duration::from_millis(500);
-
-/// An open connection.
-struct HttpConnection {
-    task: JoinHandle<()>,
-    /// Whether a page is being built for the connection.
-    busy: Arc<AtomicBool>,
-}
 
 /// The state from which requests are answered.
 #[derive(Debug)]
@@ -105,66 +71,6 @@ struct ShortStatus {
     problems: usize,
 }
 
-/// A request, and where the request comes from.
-pub(super) struct Caller {
-    /// Whether the request comes from this host and not through a proxy.
-    pub(super) is_local: bool,
-    pub(super) request: Parts,
-}
-
-/// The source of the responses of a server.
-pub(super) trait Responder: Send + Sync + 'static {
-    /// The response to a caller's request.
-    fn respond(
-        &self,
-        caller: &Caller,
-        making: &PageBuilder,
-    ) -> impl Future<Output = Response<BodyPieces>> + Send;
-}
-
-/// A response body in pieces.
-pub(super) struct BodyPieces(VecDeque<Bytes>);
-
-// === impl BodyPieces ===
-
-impl BodyPieces {
-    pub(super) fn one(body: impl Into<Bytes>) -> Self {
-        Self(VecDeque::from([body.into()]))
-    }
-}
-
-impl FromIterator<Bytes> for BodyPieces {
-    fn from_iter<I: IntoIterator<Item = Bytes>>(pieces: I) -> Self {
-        Self(
-            pieces
-                .into_iter()
-                .filter(|piece| !piece.is_empty())
-                .collect(),
-        )
-    }
-}
-
-impl Body for BodyPieces {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        Poll::Ready(self.0.pop_front().map(|piece| Ok(Frame::data(piece))))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// The exact length of the body, which the client gets before the first piece.
-    fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.0.iter().map(|piece| piece.len() as u64).sum())
-    }
-}
-
 /// A container in `/status`: the decision, and the observed threads.
 #[derive(Serialize)]
 struct ContainerDocument<'a> {
@@ -172,31 +78,6 @@ struct ContainerDocument<'a> {
     state: &'a ContainerState,
     #[serde(skip_serializing_if = "Option::is_none")]
     observed: Option<ThreadStatus>,
-}
-
-/// Builds pages for a connection.
-#[derive(Clone)]
-pub(super) struct PageBuilder {
-    /// The limit on the pages that all connections build at the same time.
-    pages: Arc<Semaphore>,
-    /// Whether a page is being built for this connection.
-    busy: Arc<AtomicBool>,
-}
-
-// === impl PageBuilder ===
-
-impl PageBuilder {
-    /// Waits for a permit without blocking a thread, and then builds a page. `None`: no permit was free by `until`.
-    async fn run<T>(&self, until: Instant, make: impl FnOnce() -> T) -> Option<T> {
-        let permit = tokio::time::timeout_at(until.into(), self.pages.acquire())
-            .await
-            .ok()?;
-        self.busy.store(true, Ordering::Relaxed);
-        let page = tokio::task::block_in_place(make);
-        self.busy.store(false, Ordering::Relaxed);
-        drop(permit);
-        Some(page)
-    }
 }
 
 // === impl HttpState ===
@@ -319,83 +200,6 @@ impl HttpState {
 impl Responder for HttpState {
     async fn respond(&self, caller: &Caller, making: &PageBuilder) -> Response<BodyPieces> {
         answer(caller, self, making).await
-    }
-}
-
-/// Serves connections until `stop` is cancelled.
-pub(super) async fn serve<R: Responder>(
-    listener: TcpListener,
-    responder: Arc<R>,
-    stop: CancellationToken,
-) {
-    let mut open: VecDeque<HttpConnection> = VecDeque::with_capacity(CONNECTIONS);
-    let pages = Arc::new(Semaphore::new(PAGES));
-    loop {
-        let accepted = tokio::select! {
-            () = stop.cancelled() => return,
-            accepted = listener.accept() => accepted,
-        };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                // The process may be out of file descriptors. Only waiting helps.
-                tracing::warn!("can't accept a connection: {error}");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
-            }
-        };
-        if let Err(error) = setsockopt(&stream, sockopt::TcpUserTimeout, &WRITE_TIMEOUT_MS) {
-            tracing::debug!("can't set the write timeout of a connection: {error}");
-        }
-        open.retain(|connection| !connection.task.is_finished());
-        if open.len() >= CONNECTIONS {
-            let waits = open
-                .iter()
-                .position(|connection| !connection.busy.load(Ordering::Relaxed));
-            if let Some(oldest) = open.remove(waits.unwrap_or_default()) {
-                oldest.task.abort();
-            }
-        }
-        let busy = Arc::new(AtomicBool::new(false));
-        let making = PageBuilder {
-            pages: Arc::clone(&pages),
-            busy: Arc::clone(&busy),
-        };
-        let serving = serve_connection(stream, Arc::clone(&responder), making, stop.clone());
-        let task = tokio::spawn(serving);
-        open.push_back(HttpConnection { task, busy });
-    }
-}
-
-/// Answers the requests of a connection until the client leaves, the time is up, or `stop` is cancelled.
-async fn serve_connection<R: Responder>(
-    stream: TcpStream,
-    responder: Arc<R>,
-    making: PageBuilder,
-    stop: CancellationToken,
-) {
-    let is_local_connection = match (stream.peer_addr(), stream.local_addr()) {
-        (Ok(peer), Ok(own)) => access::is_local_connection(peer.ip(), own.ip()),
-        _ => false,
-    };
-    let answer = service_fn(move |request: Request<Incoming>| {
-        let (responder, making) = (Arc::clone(&responder), making.clone());
-        let request = request.into_parts().0;
-        let caller = Caller {
-            is_local: access::is_on_this_host(is_local_connection, &request.headers),
-            request,
-        };
-        async move { Ok::<_, Infallible>(responder.respond(&caller, &making).await) }
-    });
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEADER_TIMEOUT)
-        .max_buf_size(16 * 1024)
-        .serve_connection(TokioIo::new(stream), answer);
-    tokio::select! {
-        () = stop.cancelled() => {}
-        // A client that disconnects early, or never reads the answer, is no error.
-        _ = tokio::time::timeout(CONNECTION_TIMEOUT, connection) => {}
     }
 }
 

@@ -43,6 +43,7 @@ mod run;
 mod runtime;
 mod runtime_requests;
 mod schedule;
+mod server;
 mod service;
 mod tasks;
 

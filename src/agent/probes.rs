@@ -9,7 +9,8 @@ use hyper::{Response, StatusCode};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::http::{BodyPieces, Caller, PageBuilder, Responder, refused_method, serve, text, typed};
+use super::http::{refused_method, text, typed};
+use super::server::{BodyPieces, Caller, PageBuilder, Responder, serve};
 use crate::cluster::leader::CandidateState;
 use crate::metrics::{Format, ReclaimMetrics};
 

@@ -19,11 +19,12 @@ use super::config::Config;
 use super::event::{AgentEvent, CreateAnswer, RuntimeUpdate};
 use super::folder::ManifestFolder;
 use super::heartbeat::Heartbeat;
-use super::http::{self, HttpState};
+use super::http::HttpState;
 use super::kubelet::AskKubelet;
 use super::node::AgentNode;
 use super::reconciler::Reconciler;
 use super::runtime;
+use super::server;
 use super::service;
 use super::tasks::Tasks;
 use crate::cluster::Api;
@@ -71,7 +72,7 @@ impl Agent {
         node: AgentNode,
     ) -> anyhow::Result<Self> {
         let api = cluster.map(|cluster| cluster.api.clone());
-        let access = AccessRules::new(node.config.metrics.auth, api.as_ref())?;
+        let access = AccessRules::new(&node.config.metrics, api.as_ref())?;
         let listener = listen(node.config.listen).await?;
         let address = listener.local_addr()?;
         let metrics = started_metrics()?;
@@ -240,7 +241,7 @@ fn serve_http(
 ) {
     let state = Arc::clone(state);
     tasks.spawn_to_its_end(async move {
-        http::serve(listener, state, stop).await;
+        server::serve(listener, state, stop).await;
         Ok(())
     });
 }

@@ -102,6 +102,13 @@ impl Failure {
         })
     }
 
+    /// Whether the server's state is older than the resourceVersion of the request.
+    pub fn is_too_large(&self) -> bool {
+        let details = self.status().and_then(|status| status.details.as_ref());
+        let mut causes = details.into_iter().flat_map(|details| &details.causes);
+        causes.any(|cause| cause.reason == "ResourceVersionTooLarge")
+    }
+
     /// Whether the failure lasts until a person acts: grants a permission, installs a definition, or corrects the object.
     pub fn is_terminal(&self) -> bool {
         match self {

@@ -13,7 +13,8 @@ use super::reflect::{FollowedCollection, ObjectCache, SHORT_LIVED, reflect};
 use super::watch::Identity;
 use super::{Api, Call, ErrorKind, Failure};
 
-/// The number of objects on a page of a list.
+/// The number of objects on a page of a list. The objects of all nodes would not fit into one answer, and only one process of the
+/// cluster reads them.
 const PAGE: u32 = 200;
 
 /// The requested duration of a watch, in seconds.
@@ -110,8 +111,9 @@ pub(super) async fn follow<T: PartialEq + Send + Sync + 'static>(
         calls: (Call::Other, Call::Other),
         fields: None,
         labels: source.labels.clone(),
-        page: PAGE,
+        page: Some(PAGE),
         streaming: None,
+        first_spread: Duration::ZERO,
         watch_seconds: WATCH_SECONDS,
         idle: IDLE,
         settled: SHORT_LIVED,

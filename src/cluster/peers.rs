@@ -1,17 +1,26 @@
 //! [`members`]: reads the pods of a training job on all nodes, with addresses and roles.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::time::Duration;
 
-use kube::core::params::ListParams;
+use kube::core::params::WatchParams;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::list::{List, list};
+use super::reflect::refuses_streaming;
+use super::watch::{ChangeKind, Identity, WatchStream};
 use super::{Api, Call, Failure};
 use crate::pod::{Pod, PodObject, PodRole, recognise};
 
 /// The number of pods after which the list of a job ends early.
 const MOST: usize = 10_000;
+
+/// The longest time for the pods of a job, in seconds.
+const LONGEST: u32 = 60;
+
+/// After this time without a further pod, a server without streaming lists has sent all pods.
+const SILENCE: Duration = Duration::from_secs(2);
 
 /// A pod of a job, with its own IP addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,6 +52,9 @@ struct Address {
 /// Reads the pods in a namespace with the given label, from the server's cache. Finished pods, pods in the host network and
 /// pods without an address are left out.
 ///
+/// The pods come one by one, by a watch that begins with all objects, and only addresses are kept. A list of 5,000 pods has about
+/// 100 MB, which the agent of every node of the job would hold at once.
+///
 /// # Errors
 /// Any [`Failure`]; the counters include the failure.
 pub async fn members(
@@ -51,19 +63,63 @@ pub async fn members(
     label: (&str, &str),
 ) -> Result<Vec<JobMember>, Failure> {
     let path = format!("/api/v1/namespaces/{namespace}/pods");
-    // `match_any` selects the server's cache. Without a version, the server reads the whole namespace from etcd for the label.
-    let params = ListParams::default()
-        .labels(&format!("{}={}", label.0, label.1))
-        .match_any();
-    let mut wanted = List::new(Call::ListJob, &path, "PodList").with(params);
-    wanted.limit = MOST;
-    let mut members = Vec::new();
-    list(api, wanted, |object| {
-        members.extend(member(&object));
-        Ok(())
-    })
-    .await?;
-    Ok(members)
+    let mut params = WatchParams {
+        label_selector: Some(format!("{}={}", label.0, label.1)),
+        timeout: Some(LONGEST),
+        send_initial_events: true,
+        ..WatchParams::default()
+    };
+    let opened = WatchStream::open(api, Call::ListJob, &path, &params, "").await;
+    let (watch, is_marked) = match opened {
+        Err(failure) if refuses_streaming(&failure) => {
+            // Such a watch begins with the objects in the server's cache, too, but nothing marks the last one.
+            params.send_initial_events = false;
+            let watch = WatchStream::open(api, Call::ListJob, &path, &params, "0").await?;
+            (watch, false)
+        }
+        opened => (opened?, true),
+    };
+    let deadline = Duration::from_secs(LONGEST.into());
+    let read = tokio::time::timeout(deadline, read(watch, is_marked)).await;
+    read.unwrap_or(Err(Failure::Timeout(deadline)))
+        .inspect_err(|failure| api.counters().failed(failure.kind()))
+}
+
+/// Reads the objects with which a watch begins. `is_marked`: the server may mark the last one.
+async fn read(mut watch: WatchStream, is_marked: bool) -> Result<Vec<JobMember>, Failure> {
+    let mut members: BTreeMap<String, JobMember> = BTreeMap::new();
+    let mut has_begun = false;
+    // A server that does not know streaming lists ignores the request for a mark, so silence ends each list.
+    let silence = if is_marked { 5 * SILENCE } else { SILENCE };
+    while members.len() < MOST {
+        let change = match watch.next(silence).await {
+            Ok(Some(change)) => change,
+            Ok(None) => {
+                let ended = "the list ended before it was complete".to_owned();
+                return Err(Failure::Connection(ended));
+            }
+            Err(Failure::Timeout(_)) if has_begun => break,
+            Err(failure) => return Err(failure),
+        };
+        has_begun = true;
+        let identity = Identity::of(&change.object);
+        match change.kind {
+            ChangeKind::Bookmark if identity.ends_list() => break,
+            ChangeKind::Bookmark => {}
+            ChangeKind::Put => match member(&change.object) {
+                Some(member) => {
+                    members.insert(identity.uid().to_owned(), member);
+                }
+                None => {
+                    members.remove(identity.uid());
+                }
+            },
+            ChangeKind::Deleted => {
+                members.remove(identity.uid());
+            }
+        }
+    }
+    Ok(members.into_values().collect())
 }
 
 /// The member for a pod; `None` for an unreadable or finished pod, or a pod without its own address.

@@ -1,9 +1,9 @@
 //! [`reflect`]: lists a collection, then watches the collection for changes, forever.
 //!
 //! ```text
-//!  ┌─> no resourceVersion:  random pause ─> streaming list or paged list ──> ObjectCache::replace
+//!  ┌─> list needed:     random pause ─> streaming list or plain list ──> ObjectCache::replace
 //!  │                                                  │ resourceVersion
-//!  │   resourceVersion:                               └─> watch ── change ──> ObjectCache::put, remove
+//!  │   no list needed:                                └─> watch ── change ──> ObjectCache::put, remove
 //!  └── pause <── ObjectCache::failed <── failure <───────────┴─── end ──> pause ─> watch
 //! ```
 //!
@@ -20,7 +20,13 @@
 //! - **A random pause comes before each list**, of at most [`ObjectCache::stagger`], since a restarted server answers all nodes
 //!   with 410. The first 410 shows that the server works again and restarts the backoff. Only a repeated 410 makes the wait longer.
 //! - **A streaming list saves requests.** A server without streaming lists refuses the request, or sends no final bookmark.
-//!   A paged list then replaces the streaming list.
+//!   A plain list then replaces the streaming list.
+//! - **Plain lists come from the server's cache.** A server before 1.34 answers a list with `limit`, and one before 1.31 any list
+//!   without a resourceVersion, by reading every object of the cluster from etcd, whatever the selector. With thousands of nodes
+//!   that would overload the server. So the list has no `limit`, and names a version: the first list takes what the cache has,
+//!   as the kubelet does, and a later list is not older than the last version seen, since an older list would lack
+//!   known objects. A server that has not reached this version answers "too large". After [`MAX_TOO_LARGE`] such answers
+//!   the version is probably from before a restore of etcd, and the list asks for the newest state, whatever the cost.
 //! - **A silent connection is closed** after [`FollowedCollection::idle`]. A server usually sends a bookmark every minute.
 //! - **Silent watches need a new list** after [`MAX_SILENCE`]. After the restore of an old backup of etcd, the last
 //!   resourceVersion lies in the future, and the server sends neither changes nor bookmarks for such a version.
@@ -29,10 +35,13 @@
 //!
 //! `kube::runtime::watcher` (read in `kube-runtime` 5.0.0) cannot carry these rules:
 //!
-//! - `Retry-After` of a refused list or watch reaches only kube's own retry layer, not the watcher's backoff.
-//! - A refused streaming list starts another streaming list. Pages never replace the stream.
+//! - A list is either paged and of the newest version, which older servers read from etcd, or of any version, which may lack
+//!   known objects. The watcher never asks for a list that is not older than the last version seen.
+//! - A refused streaming list starts another streaming list. No other list replaces it.
 //! - The end of a watch is no failure, so a proxy that ends each watch at once causes requests without a pause.
-//! - The initial stream has no deadline of its own, and kube bounds neither a line of a watch nor an answer.
+//! - The watcher closes a silent connection, but only 5 s after the server should have closed it. A stream of initial objects
+//!   has no deadline of its own, and kube bounds neither a line of a watch nor an answer.
+//! - `Retry-After` of a refused list or watch reaches only kube's own retry layer, not the watcher's backoff.
 //! - The watcher has no random pause before a repeated list, and no counters.
 //!
 //! The wrapper `DeserializeGuard` covers objects that cannot be decoded. The wrapper first decodes each object into a generic
@@ -42,7 +51,8 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use kube::core::params::{ListParams, WatchParams};
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::core::params::{ListParams, VersionMatch, WatchParams};
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
@@ -61,13 +71,30 @@ const MAX_INVALID: u32 = 3;
 /// After silent watches of this total lifetime, all objects are listed again. A server sends a bookmark about every minute.
 const MAX_SILENCE: Duration = Duration::from_secs(420);
 
+/// After this many answers in a row that the server has not reached the last version seen, the list asks for the newest state
+/// instead. A server waits 3 s before it gives such an answer, and the waits between the tries add to that, so a server that only
+/// lags behind etcd has caught up by then.
+const MAX_TOO_LARGE: u32 = 3;
+
 /// The longest random pause before a node lists a collection again. Only for collections that every node follows: a restarted
 /// API server often makes all nodes list at the same time. 10,000 nodes with two collections then send 133 lists in a second,
 /// on average.
 pub(super) const RELIST_SPREAD: Duration = Duration::from_secs(150);
 
-/// After this many streaming lists in a row without a final bookmark in time, the reflector uses paged lists only.
+/// After this many streaming lists in a row without a final bookmark in time, the reflector uses plain lists only.
 const MAX_INCOMPLETE: u32 = 3;
+
+/// The shortest pause that is reported by [`ObjectCache::waits`]. People notice no shorter one.
+const REPORTED_PAUSE: Duration = Duration::from_secs(2);
+
+/// What follows a pause.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum AfterPause {
+    /// The request that failed, again.
+    Retry,
+    /// A list of all objects. The pause is random, so that not all nodes ask a restarted server at the same time.
+    List,
+}
 
 /// The collection to follow, and the settings of its lists and watches.
 #[derive(Debug)]
@@ -84,10 +111,14 @@ pub(super) struct FollowedCollection {
     pub(super) fields: Option<String>,
     /// The label selector, if any.
     pub(super) labels: Option<String>,
-    /// The number of objects in a page of a paged list.
-    pub(super) page: u32,
-    /// The longest time until the final bookmark of a streaming list; `None` for paged lists only.
+    /// The number of objects in a page of a plain list. `None` reads all objects at once, from the server's cache. Only a
+    /// collection that a single process follows has pages: they bound the size of an answer, and cost the server a read of all
+    /// objects.
+    pub(super) page: Option<u32>,
+    /// The longest time until the final bookmark of a streaming list; `None` for plain lists only.
     pub(super) streaming: Option<Duration>,
+    /// The longest random pause before the first plain list, since a rollout starts many agents at the same time.
+    pub(super) first_spread: Duration,
     /// The requested duration of a watch, in seconds.
     pub(super) watch_seconds: u32,
     /// The longest time without data before the watch is closed.
@@ -101,7 +132,7 @@ pub(super) trait ObjectCache {
     /// The longest random pause before the next list. The cause of a list usually affects every node at the same time.
     fn stagger(&self) -> Duration;
 
-    /// Reduces an object of a paged list to the part that the cache needs. The complete list stays in memory until
+    /// Reduces an object of a plain list to the part that the cache needs. The complete list stays in memory until
     /// [`ObjectCache::replace`].
     fn reduce(&self, object: Box<RawValue>) -> Box<RawValue> {
         object
@@ -121,6 +152,10 @@ pub(super) trait ObjectCache {
 
     /// Reports a failure. A retry follows.
     async fn failed(&mut self, failure: &Failure);
+
+    /// Reports that no request is sent until a time, although the server may answer by now. Without the time, a status that only
+    /// has the last failure would seem wrong to whoever sees that the server works.
+    async fn waits(&mut self, _next: AfterPause, _until: Timestamp) {}
 }
 
 /// Keeps an [`ObjectCache`] equal to a collection, forever. Each failure is reported to the cache and retried.
@@ -137,8 +172,10 @@ pub(super) async fn reflect<C: ObjectCache>(
         cache,
         jitter: Jitter::default(),
         version: None,
+        must_list: true,
         incomplete_lists: 0,
         too_old: false,
+        too_large: 0,
         invalid_answers: 0,
         silence: Duration::ZERO,
     };
@@ -148,7 +185,11 @@ pub(super) async fn reflect<C: ObjectCache>(
                 reflector.backoff.reset();
                 reflector.jitter.spread(reflector.backoff.least())
             }
-            Err(failure) => reflector.failed(&failure).await,
+            Err(failure) => {
+                let pause = reflector.failed(&failure).await;
+                reflector.report_pause(AfterPause::Retry, pause).await;
+                pause
+            }
         };
         tokio::time::sleep(pause).await;
     }
@@ -160,12 +201,16 @@ struct Reflector<C> {
     backoff: BackoffPolicy,
     cache: C,
     jitter: Jitter,
-    /// The resourceVersion from which the watch continues; `None` if all objects must be listed.
+    /// The last resourceVersion seen. The watch continues from it, and a list must not be older.
     version: Option<String>,
+    /// Whether all objects must be listed before the next watch.
+    must_list: bool,
     /// The number of streaming lists in a row without a final bookmark in time.
     incomplete_lists: u32,
     /// Whether the server answered 410 Gone, and no line of a watch has arrived since.
     too_old: bool,
+    /// The number of lists in a row for which the server had not reached the last version seen.
+    too_large: u32,
     /// The number of invalid answers in a row.
     invalid_answers: u32,
     /// The total lifetime of the watches without any line since the last line or list.
@@ -178,7 +223,7 @@ impl<C: ObjectCache> Reflector<C> {
     /// Lists all objects if necessary, then watches for changes until the watch ends.
     async fn list_and_watch(&mut self) -> Result<(), Failure> {
         let mut streamed = None;
-        if self.version.is_none() {
+        if self.must_list {
             self.pause_before_list().await;
             streamed = self.stream_all().await?;
             if streamed.is_none() {
@@ -253,15 +298,26 @@ impl<C: ObjectCache> Reflector<C> {
                 self.followed.path,
                 self.silence.as_secs()
             );
-            (self.silence, self.version) = (Duration::ZERO, None);
+            (self.silence, self.must_list) = (Duration::ZERO, true);
         }
     }
 
-    /// Pauses at random before a list.
+    /// Pauses at random before a list. After an answer that the server has not reached the version, only the backoff counts.
     async fn pause_before_list(&mut self) {
-        let most = self.cache.stagger();
-        if !most.is_zero() {
-            tokio::time::sleep(self.jitter.spread(most)).await;
+        if self.too_large > 0 {
+            return;
+        }
+        let pause = self.jitter.spread(self.cache.stagger());
+        self.report_pause(AfterPause::List, pause).await;
+        tokio::time::sleep(pause).await;
+    }
+
+    async fn report_pause(&mut self, next: AfterPause, pause: Duration) {
+        let until = SignedDuration::try_from(pause)
+            .ok()
+            .and_then(|pause| Timestamp::now().checked_add(pause).ok());
+        if let Some(until) = until.filter(|_| pause >= REPORTED_PAUSE) {
+            self.cache.waits(next, until).await;
         }
     }
 
@@ -290,7 +346,7 @@ impl<C: ObjectCache> Reflector<C> {
         WatchStream::open(&self.api, calls.1, path, &params, version).await
     }
 
-    /// Lists all objects by a streaming list. The same connection then sends the changes. `None` if a paged list is needed.
+    /// Lists all objects by a streaming list. The same connection then sends the changes. `None` if a plain list is needed.
     async fn stream_all(&mut self) -> Result<Option<WatchStream>, Failure> {
         let Some(limit) = self.followed.streaming else {
             return Ok(None);
@@ -300,7 +356,7 @@ impl<C: ObjectCache> Reflector<C> {
             Ok(watch) => watch,
             Err(failure) if refuses_streaming(&failure) => {
                 tracing::info!(
-                    "the API server has no streaming lists ({failure}): {path} is read by paged lists"
+                    "the API server has no streaming lists ({failure}): {path} is read by plain lists"
                 );
                 self.followed.streaming = None;
                 return Ok(None);
@@ -316,7 +372,7 @@ impl<C: ObjectCache> Reflector<C> {
             Ok(None) => {
                 // A server without streaming lists treats the request as a plain watch. A busy server is only slow.
                 tracing::info!(
-                    "a streaming list sent no final bookmark in time: {path} is read by a paged list"
+                    "a streaming list sent no final bookmark in time: {path} is read by a plain list"
                 );
                 self.incomplete_lists += 1;
                 if self.incomplete_lists >= MAX_INCOMPLETE {
@@ -329,24 +385,20 @@ impl<C: ObjectCache> Reflector<C> {
         }
     }
 
-    /// Lists all objects by a paged list.
+    /// Lists all objects by a plain list.
     async fn list_all(&mut self) -> Result<(), Failure> {
+        if self.version.is_none() {
+            let pause = self.jitter.spread(self.followed.first_spread);
+            tokio::time::sleep(pause).await;
+        }
+        let params = self.list_params();
         let FollowedCollection {
             path,
             kind,
             metadata_only,
             calls,
-            fields,
-            labels,
-            page,
             ..
         } = &self.followed;
-        let params = ListParams {
-            field_selector: fields.clone(),
-            label_selector: labels.clone(),
-            limit: Some(*page),
-            ..ListParams::default()
-        };
         let mut wanted = List::new(calls.0, path, kind).with(params);
         if *metadata_only {
             wanted = wanted.of_metadata();
@@ -366,9 +418,25 @@ impl<C: ObjectCache> Reflector<C> {
         Ok(())
     }
 
+    /// The parameters of a plain list: selectors, and either pages or a version that the server's cache can serve.
+    fn list_params(&self) -> ListParams {
+        let params = ListParams {
+            field_selector: self.followed.fields.clone(),
+            label_selector: self.followed.labels.clone(),
+            limit: self.followed.page,
+            ..ListParams::default()
+        };
+        match &self.version {
+            _ if self.followed.page.is_some() || self.too_large >= MAX_TOO_LARGE => params,
+            Some(seen) => params.at(seen).matching(VersionMatch::NotOlderThan),
+            None => params.match_any(),
+        }
+    }
+
     /// Replaces the cache by a complete list.
     async fn replace(&mut self, objects: Vec<Box<RawValue>>, version: String) {
-        (self.version, self.silence) = (Some(version), Duration::ZERO);
+        (self.version, self.must_list) = (Some(version), false);
+        (self.silence, self.too_large) = (Duration::ZERO, 0);
         self.cache.replace(objects).await;
     }
 
@@ -400,9 +468,10 @@ impl<C: ObjectCache> Reflector<C> {
             self.invalid_answers += 1;
             list_again = self.invalid_answers.is_multiple_of(MAX_INVALID);
         }
-        if list_again {
-            self.version = None;
+        if failure.is_too_large() {
+            self.too_large += 1;
         }
+        self.must_list |= list_again;
         let pause = self.backoff.after(failure, self.jitter.roll());
         self.cache.failed(failure).await;
         pause
@@ -460,7 +529,7 @@ fn is_broken_connection(failure: &Failure) -> bool {
 }
 
 /// Whether the server refuses streaming lists: 422 if the feature is off, 400 if the server does not know the parameter.
-fn refuses_streaming(failure: &Failure) -> bool {
+pub(super) fn refuses_streaming(failure: &Failure) -> bool {
     failure
         .status()
         .is_some_and(|status| matches!(status.code, 400 | 422))

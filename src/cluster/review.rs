@@ -1,7 +1,9 @@
 //! [`Reviewer`]: asks the API server for the user of a caller's token, and whether the user may read a path of the agent.
 //!
 //! A TokenReview finds the user of a bearer token. A SubjectAccessReview then says whether the user may `get` the path as a
-//! non-resource URL. The TokenReview names no audience, so the token must have an audience of the API server.
+//! non-resource URL. A caller sends its token to every agent, in clear text. With audiences of the agents' own, such a token
+//! is worthless elsewhere: the API server refuses it. Without audiences the token must have one of the API server, and whoever
+//! reads it can do whatever its user can.
 //!
 //! The answers stay in a bounded cache with digests of the tokens. No log line, error or debug output has a token.
 
@@ -50,6 +52,8 @@ const HIDDEN: &str = "[token]";
 #[derive(Debug, Clone)]
 pub struct Reviewer {
     api: Api,
+    /// The audiences of which a token must have one. Empty for the API server's own.
+    audiences: Arc<[String]>,
     cache: Arc<Mutex<ReviewCache>>,
     /// Permits for reviews of unknown callers.
     unknown_permits: Arc<Semaphore>,
@@ -69,10 +73,12 @@ struct ReviewLogs {
 // === impl Reviewer ===
 
 impl Reviewer {
-    /// Creates a reviewer with an empty cache. No request is sent.
-    pub fn new(api: &Api) -> Self {
+    /// Creates a reviewer with an empty cache. A token must have one of `audiences`, or one of the API server if there are none.
+    /// No request is sent.
+    pub fn new(api: &Api, audiences: &[String]) -> Self {
         Self {
             api: api.with_deadline(DEADLINE),
+            audiences: audiences.into(),
             cache: Arc::default(),
             unknown_permits: Arc::new(Semaphore::new(AT_ONCE)),
             allowed_permits: Arc::new(Semaphore::new(AT_ONCE)),
@@ -163,7 +169,7 @@ impl Reviewer {
         let review = TokenReview {
             spec: TokenReviewSpec {
                 token: token.to_owned(),
-                ..TokenReviewSpec::default()
+                audiences: (!self.audiences.is_empty()).then(|| self.audiences.to_vec()),
             },
             ..TokenReview::default()
         };
@@ -171,8 +177,9 @@ impl Reviewer {
             .create(Call::ReviewToken, TOKEN_REVIEWS, &review)
             .await?;
         let status = review.status.unwrap_or_default();
-        let user = status.user.filter(|_| status.authenticated == Some(true));
-        let Some(user) = user else {
+        let is_valid = status.authenticated == Some(true)
+            && self.is_for_agents(status.audiences.as_deref().unwrap_or_default());
+        let Some(user) = status.user.filter(|_| is_valid) else {
             return Ok(Review::UnknownToken);
         };
         let review = access_review(user, path);
@@ -185,6 +192,15 @@ impl Reviewer {
         } else {
             Review::Denied
         })
+    }
+
+    /// Whether a token with these audiences, according to the answer, is meant for agents. A server whose authenticator does not
+    /// know audiences ignores those of the request, and answers without any.
+    fn is_for_agents(&self, of_token: &[String]) -> bool {
+        self.audiences.is_empty()
+            || of_token
+                .iter()
+                .any(|audience| self.audiences.contains(audience))
     }
 
     /// Creates a review. The API server stores no review, and answers with the result.

@@ -1,9 +1,11 @@
 //! BPF maps, programs and links, made directly by the `bpf` system call.
 //!
-//! The crates for BPF load programs from ELF objects, which require a compiler or a C library to
-//! build Pinfold. Pinfold contains the compiled instructions, and needs only seven commands of the
-//! system call. File descriptors hold all maps, programs and links, and nothing is pinned in a BPF
-//! file system. The kernel removes everything when the process ends, for whatever reason.
+//! The crate `aya` (0.14) is pure Rust and needs no C library, too, but it costs more than it saves:
+//! a static program that loads an object, attaches a program to a cgroup and reads a map has 1.23 MB
+//! without aya and 1.83 MB with it, built like a release of Pinfold. Pinfold contains the compiled
+//! instructions of two programs, and needs only seven commands of the system call. File descriptors
+//! hold all maps, programs and links, and nothing is pinned in a BPF file system. The kernel removes
+//! everything when the process ends, for whatever reason.
 
 #![allow(unsafe_code)]
 

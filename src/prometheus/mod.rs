@@ -1,6 +1,8 @@
 //! The HTTP API of a Prometheus: instant and range queries, with a deadline and a limit of the answer's length.
 //!
-//! `kube::Client` sends the requests, with TLS, a bearer token and a path prefix.
+//! `kube::Client` sends the requests, with TLS, a bearer token and a path prefix. The crate `prometheus-http-query` (0.9) would
+//! send the same two kinds of queries through a second HTTP client, `reqwest`. With it come 39 further packages, among them
+//! `aws-lc-sys`, whose C code needs a C compiler.
 //! [`experiment::report`](crate::experiment::report) has the queries and evaluates the answers.
 
 #![warn(clippy::too_many_lines, clippy::excessive_nesting)]

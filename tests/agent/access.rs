@@ -1,5 +1,9 @@
 //! Who may read `/status` in full and `/metrics`: callers on this host, and callers whom the API server authorizes.
 
+use std::io::Write;
+use std::net::TcpStream;
+use std::time::Duration;
+
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -7,6 +11,7 @@ use crate::agent::{Agent, Manifests, Settings};
 #[cfg(feature = "portforward")]
 use crate::agent::{in_force, pinfold};
 use crate::api::{Cluster, NODE, long, pod};
+use crate::fakeapi::{Fault, FaultScope};
 use crate::http::exchange;
 use crate::kernel::{Kernel, Tree, kernel_tests};
 
@@ -30,11 +35,21 @@ fn remote_with(agent: &Agent, path: &str, headers: &str) -> (String, String) {
 /// An agent with `metrics.auth: kubernetes` that knows the pod `worker-0`, and the folder of the agent's configuration. The
 /// API server permits the caller with the token `scraper-token` to read `/metrics`.
 fn reviewing_agent(cluster: &Cluster, tree: &Tree<'_>, kernel: &Kernel) -> (Agent, TempDir) {
+    agent_with("auth: kubernetes", cluster, tree, kernel)
+}
+
+/// As [`reviewing_agent`], with other settings of `metrics`.
+fn agent_with(
+    metrics: &str,
+    cluster: &Cluster,
+    tree: &Tree<'_>,
+    kernel: &Kernel,
+) -> (Agent, TempDir) {
     cluster.fake.user("scraper-token", "scraper");
     cluster.fake.allow_path("scraper", "/metrics");
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("pinfold.yaml");
-    std::fs::write(&config, "metrics: {auth: kubernetes}\n").unwrap();
+    std::fs::write(&config, format!("metrics: {{{metrics}}}\n")).unwrap();
     let agent = cluster
         .settings(tree, kernel)
         .with(&["--config", config.to_str().unwrap()])
@@ -192,6 +207,66 @@ fn callers_without_a_review_get_an_error_or_the_short_status() {
     works("scraper-token");
     assert_eq!(agent.get("/metrics").status, 200);
     assert_eq!(agent.status().unwrap()["containers"][0]["pod"], "worker-0");
+    agent.stop();
+}
+
+#[test]
+fn agents_with_audiences_take_no_full_credential() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let cluster = Cluster::new();
+    let fake = &cluster.fake;
+    fake.user_for("own-token", "scraper", "pinfold");
+    fake.allow_path("scraper", "/status");
+    let metrics = "auth: kubernetes, audiences: [pinfold]";
+    let (agent, _folder) = agent_with(metrics, &cluster, &tree, &kernel);
+    let (head, body) = remote(&agent, "/metrics", Some("own-token"));
+    assert!(head.starts_with("200"), "{head}\n{body}");
+    let (_, body) = remote(&agent, "/status", Some("own-token"));
+    assert!(body.contains("worker-0"), "{body}");
+    // This token is also good for the API server.
+    let (head, body) = remote(&agent, "/metrics", Some("scraper-token"));
+    assert!(head.starts_with("401"), "{head}");
+    assert!(body.contains("metrics.audiences"), "{body}");
+    let (_, body) = remote(&agent, "/status", Some("scraper-token"));
+    assert!(
+        body.contains("metrics.audiences") && !body.contains("worker-0"),
+        "{body}"
+    );
+    agent.stop();
+}
+
+/// The review takes two seconds. The clients have the scraper's address, and send nothing, or half a request.
+#[test]
+fn clients_without_a_request_never_push_out_a_scraper_under_review() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let cluster = Cluster::new();
+    let (agent, _folder) = reviewing_agent(&cluster, &tree, &kernel);
+    let slow = Fault::Delay(Duration::from_secs(2));
+    cluster
+        .fake
+        .fail(FaultScope::always().on("tokenreviews").times(1), slow);
+    std::thread::scope(|scope| {
+        let scrape = scope.spawn(|| remote(&agent, "/metrics", Some("scraper-token")));
+        let asked = || cluster.fake.count("create", "tokenreviews") > 0;
+        while !asked() {
+            assert!(!scrape.is_finished());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let clients: Vec<TcpStream> = (0..60)
+            .map(|number| {
+                let mut client = TcpStream::connect(agent.address).unwrap();
+                let text = ["", "GET /metrics HTTP/1.1\r\nHost: slow"][number % 2];
+                client.write_all(text.as_bytes()).unwrap();
+                client
+            })
+            .collect();
+        let (head, body) = scrape.join().unwrap();
+        assert!(head.starts_with("200"), "{head}");
+        assert!(body.contains("pinfold_build_info"));
+        drop(clients);
+    });
     agent.stop();
 }
 

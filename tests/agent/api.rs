@@ -331,6 +331,14 @@ fn an_unreachable_api_changes_no_assignment() {
         "{status:#}"
     );
     assert_eq!(assigned(&status, "worker-0"), Some(own.clone()));
+    // The wait on purpose is announced with its end.
+    let status = agent.within(long(), "a wait of some seconds", |status| {
+        let problem = status["cluster"]["problem"].as_str().unwrap_or_default();
+        problem.contains("; the agent tries again at 20")
+    });
+    let until = status["cluster"]["waitsUntil"].as_str().unwrap();
+    let problem = status["cluster"]["problem"].as_str().unwrap();
+    assert!(problem.ends_with(until), "{status:#}");
     let ready = agent.get("/readyz");
     assert!(
         ready.status == 200 && ready.body.contains("the known pods stay"),

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use k8s_openapi::jiff::Timestamp;
 use pinfold::cluster::pods::{PodCache, PodWatchSettings, PodsEvent, follow};
 use pinfold::cluster::{Api, Call, ErrorKind};
 use serde_json::{Value, json};
@@ -42,8 +43,8 @@ impl Listener {
         }
     }
 
-    /// A listener that reads the pods by paged lists.
-    fn paged(fake: &FakeApi) -> Self {
+    /// A listener that reads the pods by plain lists.
+    fn plain(fake: &FakeApi) -> Self {
         let settings = PodWatchSettings {
             streaming: false,
             ..PodWatchSettings::default()
@@ -156,7 +157,7 @@ async fn one_streaming_list_then_one_watch() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn paged_lists_replace_refused_or_silent_streaming_lists() {
+async fn plain_lists_from_the_cache_replace_refused_or_silent_streaming_lists() {
     for silent in [false, true] {
         let fake = FakeApi::direct();
         if silent {
@@ -177,7 +178,13 @@ async fn paged_lists_replace_refused_or_silent_streaming_lists() {
         listener
             .until("all pods", |cache, _| cache.pods().len() == 1201)
             .await;
-        assert_eq!(fake.count("list", "pods"), 3, "three pages");
+        let lists: Vec<_> = fake
+            .log()
+            .into_iter()
+            .filter(|logged| logged.verb == "list")
+            .collect();
+        assert_eq!(lists.len(), 1);
+        assert_eq!(lists[0].from_etcd, 0, "{}", lists[0].query);
         fake.put(&pod("new", NODE, "1"));
         listener
             .until("one more", |cache, _| cache.pods().len() == 1202)
@@ -191,7 +198,7 @@ async fn paged_lists_replace_refused_or_silent_streaming_lists() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn three_slow_streaming_lists_switch_to_paged_lists() {
+async fn three_slow_streaming_lists_switch_to_plain_lists() {
     let unended = Fault::Watch(WatchFault::Unended);
     for (slow, streams) in [(1, true), (2, true), (3, false)] {
         let fake = FakeApi::direct();
@@ -212,7 +219,7 @@ async fn three_slow_streaming_lists_switch_to_paged_lists() {
         let lists = fake.count("list", "pods");
         assert_eq!(
             lists, slow,
-            "each slow streaming list is replaced by a paged list"
+            "each slow streaming list is replaced by a plain list"
         );
         force_resync(&fake, &mut listener).await;
         assert_eq!(
@@ -221,6 +228,121 @@ async fn three_slow_streaming_lists_switch_to_paged_lists() {
             "after {slow} slow streaming lists"
         );
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_plain_list_is_never_older_than_the_known_pods() {
+    let fake = FakeApi::direct();
+    let mut listener = Listener::plain(&fake);
+    fake.put(&pod("a", NODE, "1"));
+    listener.until_names(&["a"]).await;
+    let before = fake.revision();
+    fake.put(&pod("b", NODE, "1"));
+    listener.until_names(&["a", "b"]).await;
+    let resyncs = listener.api.counters().resyncs();
+    // This server's cache lacks the pod b for a while, and the watch can't continue.
+    fake.put(&pod("stranger", "n2", "1"));
+    fake.set_cached(Some(before));
+    fake.fail(
+        FaultScope::always().verb("watch").on("pods").times(1),
+        Fault::Watch(WatchFault::Gone { after: 0 }),
+    );
+    fake.cut();
+    fake.put(&pod("b", NODE, "2"));
+    fake.clear_log();
+    while fake.count("list", "pods") < 2 {
+        listener.listen_for(Duration::from_secs(1)).await;
+        assert_eq!(listener.names(), ["a", "b"]);
+    }
+    fake.set_cached(None);
+    while listener.api.counters().resyncs() == resyncs {
+        listener.listen_for(Duration::from_secs(1)).await;
+        assert_eq!(listener.names(), ["a", "b"]);
+    }
+    let log = fake.log();
+    let lists: Vec<_> = log.iter().filter(|logged| logged.verb == "list").collect();
+    assert!(lists.iter().all(|list| list.from_etcd == 0), "{lists:?}");
+    assert_eq!(lists[0].status, 504, "the cache has not caught up");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cache_that_never_catches_up_and_a_restored_etcd_lead_to_the_newest_list() {
+    for is_restored in [false, true] {
+        let fake = FakeApi::direct();
+        let settings = PodWatchSettings {
+            streaming: false,
+            spread: Duration::from_secs(10),
+            ..PodWatchSettings::default()
+        };
+        let mut listener = Listener::new(&fake, ADMIN, settings);
+        fake.put(&pod("a", NODE, "1"));
+        listener.until_names(&["a"]).await;
+        let before = fake.revision();
+        fake.put(&pod("b", NODE, "1"));
+        listener.until_names(&["a", "b"]).await;
+        fake.clear_log();
+        let names: &[&str] = if is_restored {
+            // The watch from a future version stays silent.
+            let silent = Fault::Watch(WatchFault::Silent);
+            fake.fail(
+                FaultScope::always().verb("watch").on("pods").times(3),
+                silent,
+            );
+            fake.restore(before);
+            &["a"]
+        } else {
+            fake.set_cached(Some(before));
+            fake.put(&pod("c", NODE, "1"));
+            let gone = Fault::Watch(WatchFault::Gone { after: 0 });
+            fake.fail(FaultScope::always().verb("watch").on("pods").times(1), gone);
+            fake.cut();
+            fake.put(&pod("c", NODE, "2"));
+            &["a", "b", "c"]
+        };
+        listener.until_names(names).await;
+        let log = fake.log();
+        let lists: Vec<u16> = log
+            .iter()
+            .filter(|logged| logged.verb == "list")
+            .map(|logged| logged.status)
+            .collect();
+        assert_eq!(lists, [504, 504, 504, 200], "{is_restored}");
+        // Later lists name a version again.
+        fake.set_cached(None);
+        fake.clear_log();
+        force_resync(&fake, &mut listener).await;
+        let log = fake.log();
+        let lists: Vec<_> = log.iter().filter(|logged| logged.verb == "list").collect();
+        assert_eq!(lists.len(), 1);
+        assert_eq!(lists[0].from_etcd, 0, "{lists:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_plain_lists_of_a_rollout_are_spread() {
+    let fake = FakeApi::direct();
+    fake.set_streaming_lists(false);
+    fake.put(&pod("a", NODE, "1"));
+    let began = Instant::now();
+    let mut listeners: Vec<Listener> = (0..100)
+        .map(|_| Listener::new(&fake, ADMIN, PodWatchSettings::default()))
+        .collect();
+    for listener in &mut listeners {
+        listener.until_names(&["a"]).await;
+    }
+    let log = fake.log();
+    let lists = log.iter().filter(|logged| logged.verb == "list");
+    let times: Vec<Duration> = lists.map(|logged| logged.at - began).collect();
+    assert_eq!(times.len(), 100);
+    let within = |from: u64, to: u64| {
+        let range = Duration::from_millis(from)..Duration::from_millis(to);
+        times.iter().filter(|time| range.contains(time)).count()
+    };
+    for quarter in 0..4 {
+        let count = within(500 * quarter, 500 * (quarter + 1));
+        assert!((5..60).contains(&count), "{count} in quarter {quarter}");
+    }
+    assert_eq!(within(0, 2_100), 100, "the reconciler waits 3 s");
 }
 
 /// Forces a resync, and waits for the resync.
@@ -406,7 +528,7 @@ async fn watch_faults_lose_no_changes() {
     for fault in faults {
         let fake = FakeApi::direct();
         fake.put(&pod("a", NODE, "1"));
-        let mut listener = Listener::paged(&fake);
+        let mut listener = Listener::plain(&fake);
         listener.until_names(&["a"]).await;
         // The open watch ends, and the next two watches have the fault.
         fake.fail(
@@ -448,7 +570,7 @@ async fn watches_that_end_at_once_cause_few_requests() {
     for fault in [WatchFault::CloseAtOnce, WatchFault::CloseLate] {
         let fake = FakeApi::direct();
         fake.put(&pod("a", NODE, "1"));
-        let mut listener = Listener::paged(&fake);
+        let mut listener = Listener::plain(&fake);
         fake.fail(
             FaultScope::always().verb("watch").on("pods"),
             Fault::Watch(fault),
@@ -530,6 +652,51 @@ async fn ten_minutes_without_an_api_server_keep_the_known_pods() {
         );
         assert!(!listener.api.counters().is_degraded());
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn waits_on_purpose_after_an_outage_are_announced() {
+    // The pause before the list is random. One of five pauses is long enough for a report, but for one of 10^9 runs.
+    let mut announced = 0;
+    for _ in 0..5 {
+        let fake = FakeApi::direct();
+        fake.put(&pod("a", NODE, "1"));
+        let mut listener = Listener::new(&fake, ADMIN, PodWatchSettings::default());
+        listener.until_names(&["a"]).await;
+        fake.go_away();
+        listener.listen_for(Duration::from_secs(62)).await;
+        let waits = listener.received.iter().filter_map(|event| match event {
+            PodsEvent::Waits { lists, .. } => Some(*lists),
+            _ => None,
+        });
+        let waits: Vec<bool> = waits.collect();
+        assert!(waits.len() >= 3 && !waits.contains(&true), "{waits:?}");
+
+        fake.compact(fake.revision() + 1);
+        fake.set_revision(fake.revision() + 10);
+        fake.come_back();
+        let mut list_at = None;
+        loop {
+            match listener.events.recv().await.unwrap() {
+                PodsEvent::Waits { until, lists: true } => {
+                    let pause = until.duration_since(Timestamp::now());
+                    list_at = Some(Instant::now() + Duration::try_from(pause).unwrap());
+                }
+                PodsEvent::Snapshot { .. } => break,
+                _ => {}
+            }
+        }
+        if let Some(list_at) = list_at {
+            let late = Instant::now().duration_since(list_at);
+            let early = list_at.duration_since(Instant::now());
+            assert!(
+                late.max(early) < Duration::from_secs(2),
+                "{late:?} {early:?}"
+            );
+            announced += 1;
+        }
+    }
+    assert!(announced > 0);
 }
 
 #[tokio::test(start_paused = true)]

@@ -19,7 +19,7 @@ fn start() -> (FakeApi, Api, Reviewer) {
     fake.install_shipped();
     let token = fake.agent_on("n1");
     let api = Api::new(fake.client(&token), Duration::from_secs(30));
-    let reviewer = Reviewer::new(&api);
+    let reviewer = Reviewer::new(&api, &[]);
     fake.user("scraper-token", "scraper");
     fake.user("other-token", "other");
     fake.allow_path("scraper", PATH);
@@ -199,6 +199,42 @@ async fn a_token_for_another_audience_is_unknown() {
     let review = async |token: &str| reviewer.review(token, PATH).await.unwrap();
     assert_eq!(review("vault-token").await, Review::UnknownToken);
     assert_eq!(review("scraper-token").await, Review::Allowed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn with_audiences_of_the_agents_a_full_credential_is_refused() {
+    let (fake, api, _) = start();
+    fake.user_for("own-token", "scraper", "pinfold");
+    fake.user_for("second-token", "scraper", "monitoring");
+    fake.user_for("vault-token", "scraper", "vault");
+    let audiences = ["pinfold".to_owned(), "monitoring".to_owned()];
+    let reviewer = Reviewer::new(&api, &audiences);
+    for (token, expected) in [
+        ("own-token", Review::Allowed),
+        ("second-token", Review::Allowed),
+        ("vault-token", Review::UnknownToken),
+        // The API server's own audience is not named.
+        ("scraper-token", Review::UnknownToken),
+    ] {
+        let answer = reviewer.review(token, PATH).await.unwrap();
+        assert_eq!(answer, expected, "{token}");
+    }
+    // The token of the scraper is no credential for the API server.
+    let scraper = Api::new(fake.client("own-token"), Duration::from_secs(5));
+    let other = Reviewer::new(&scraper, &[]);
+    let refused = other.review("scraper-token", PATH).await.unwrap_err();
+    assert!(refused.to_string().contains("401"), "{refused}");
+}
+
+/// Such a server accepts a token for any audience, and its answer names none.
+#[tokio::test(start_paused = true)]
+async fn a_server_that_ignores_audiences_admits_nobody_to_agents_with_audiences() {
+    let (fake, api, _) = start();
+    fake.ignore_audiences();
+    let reviewer = Reviewer::new(&api, &["pinfold".to_owned()]);
+    let answer = reviewer.review("scraper-token", PATH).await.unwrap();
+    assert_eq!(answer, Review::UnknownToken);
+    assert_eq!(fake.count("create", "subjectaccessreviews"), 0);
 }
 
 #[tokio::test(start_paused = true)]

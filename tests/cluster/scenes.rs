@@ -1299,9 +1299,21 @@ async fn fifty_agents_claim_die_and_change() {
 /// average, and 31 in the busiest second of a run. At the first start, 1,000 agents send 17 lists of plans in a second on average.
 #[tokio::test(start_paused = true)]
 async fn lists_of_many_agents_are_spread() {
-    let busiest = busiest_seconds(1_000).await;
+    let busiest = busiest_seconds(1_000, true, 0).await;
     assert!(
         busiest.restart <= 40 && busiest.first_start <= 50,
         "{busiest:?}"
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn lists_of_many_agents_come_from_the_servers_cache() {
+    for streaming in [true, false] {
+        let busiest = busiest_seconds(100, streaming, 100).await;
+        assert_eq!(
+            (busiest.first_start_reads, busiest.restart_reads),
+            (0, 0),
+            "{busiest:?}"
+        );
+    }
 }

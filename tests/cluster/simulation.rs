@@ -140,13 +140,27 @@ pub(crate) struct BusiestSeconds {
     pub(crate) first_start: usize,
     /// All lists after a restart of the API server. Every resourceVersion of a watch is then too old.
     pub(crate) restart: usize,
+    /// The largest number of objects that the server reads from etcd for lists within a second, at the first start.
+    pub(crate) first_start_reads: usize,
+    /// The same after a restart of the API server.
+    pub(crate) restart_reads: usize,
 }
 
-/// Starts all agents at the same time, and then restarts the API server.
-pub(crate) async fn busiest_seconds(agents: usize) -> BusiestSeconds {
+/// Starts all agents at the same time, and then restarts the API server. `streaming`: the server has streaming lists. `pods`: the
+/// number of pods in the cluster, of which no node has more than one.
+pub(crate) async fn busiest_seconds(agents: usize, streaming: bool, pods: usize) -> BusiestSeconds {
     let mut simulation = Simulation::new();
+    simulation.fake.set_streaming_lists(streaming);
     for number in 0..agents {
         put_node(&simulation.fake, &name(number), &format!("uid-{number}"));
+    }
+    for number in 0..pods.min(agents) {
+        simulation.fake.put(&json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": format!("pod-{number:05}"), "namespace": "default"},
+            "spec": {"nodeName": name(number), "containers": [{"name": "c"}]},
+            "status": {"phase": "Running"},
+        }));
     }
     let slots = agents * 9 / 10;
     simulation.activate("1", [slots, slots]);
@@ -155,7 +169,9 @@ pub(crate) async fn busiest_seconds(agents: usize) -> BusiestSeconds {
         .map(|number| Agent::start_with_pods_of_api(&simulation.fake, &name(number)))
         .collect();
     tokio::time::sleep(RESYNC).await;
-    let first_start = simulation.busiest_second(|logged| logged.plural == "sceneplans");
+    let first_start =
+        simulation.busiest_second(|logged| usize::from(logged.plural == "sceneplans"));
+    let first_start_reads = simulation.busiest_second(|logged| logged.from_etcd);
 
     let fake = &simulation.fake;
     fake.go_away();
@@ -169,12 +185,14 @@ pub(crate) async fn busiest_seconds(agents: usize) -> BusiestSeconds {
     for plural in ["pods", "sceneplans"] {
         let lists = log
             .iter()
-            .filter(|logged| is_list(logged) && logged.plural == plural);
+            .filter(|logged| is_list(logged) && logged.plural == plural && logged.status == 200);
         assert_eq!(lists.count(), running.len(), "lists of {plural}");
     }
     BusiestSeconds {
         first_start,
-        restart: simulation.busiest_second(|_| true),
+        restart: simulation.busiest_second(|_| 1),
+        first_start_reads,
+        restart_reads: simulation.busiest_second(|logged| logged.from_etcd),
     }
 }
 
@@ -204,19 +222,23 @@ impl Simulation {
         }
     }
 
-    /// The largest number of lists within a second since [`Simulation::begin`], among the requests that `counts` selects.
-    fn busiest_second(&self, counts: impl Fn(&Logged) -> bool) -> usize {
+    /// The largest sum of `count` over the lists within a second since [`Simulation::begin`].
+    fn busiest_second(&self, count: impl Fn(&Logged) -> usize) -> usize {
         let log = self.fake.log();
-        let lists = log
-            .iter()
-            .filter(|logged| is_list(logged) && counts(logged));
-        let mut times: Vec<Instant> = lists.map(|logged| logged.at).collect();
-        times.sort();
-        let within = |from: usize| {
-            let end = times[from] + Duration::from_secs(1);
-            times[from..].partition_point(|at| *at < end)
-        };
-        (0..times.len()).map(within).max().unwrap_or_default()
+        let lists = log.iter().filter(|logged| is_list(logged));
+        let mut lists: Vec<(Instant, usize)> =
+            lists.map(|logged| (logged.at, count(logged))).collect();
+        lists.sort();
+        let (mut most, mut sum, mut first) = (0, 0, 0);
+        for (at, count) in &lists {
+            sum += count;
+            while lists[first].0 + Duration::from_secs(1) <= *at {
+                sum -= lists[first].1;
+                first += 1;
+            }
+            most = most.max(sum);
+        }
+        most
     }
 
     fn activate(&mut self, case: &str, [first, second]: [usize; 2]) {

@@ -18,6 +18,17 @@ pub(crate) struct ListParameters {
     pub(crate) exact: bool,
 }
 
+// === impl ListParameters ===
+
+impl ListParameters {
+    /// Whether the watch cache serves the list. Before Kubernetes 1.34, etcd serves every list with a limit, unless any version
+    /// will do, and before 1.31 every list of the newest version.
+    pub(crate) fn is_cached(&self) -> bool {
+        let has_version = !self.revision.is_empty() && self.token.is_empty() && !self.exact;
+        has_version && (self.revision == "0" || self.limit == 0)
+    }
+}
+
 pub(crate) fn list(
     store: &Store,
     kind: &ObjectKind,
@@ -45,13 +56,17 @@ pub(crate) fn list(
             // An inconsistent continue token (revision -1) continues with the current objects.
             Err(_) => {}
         }
-    } else if !wanted.revision.is_empty() && wanted.revision != "0" {
+    } else if wanted.revision == "0" {
+        revision = newest(store, wanted);
+    } else if !wanted.revision.is_empty() {
         let requested: u64 = wanted.revision.parse().map_err(|_| {
             status::bad_request(&format!("invalid resourceVersion {:?}", wanted.revision))
         })?;
-        if requested > store.revision {
-            return Err(status::too_large(requested, store.revision));
+        let reached = newest(store, wanted);
+        if requested > reached {
+            return Err(status::too_large(requested, reached));
         }
+        revision = reached;
         if wanted.exact {
             if requested < store.compacted {
                 return Err(status::expired(
@@ -115,6 +130,12 @@ pub(crate) fn list(
     }
     text.push_str("]}");
     Ok(text)
+}
+
+/// The newest version that a list can have: the watch cache's, if the cache serves the list.
+fn newest(store: &Store, wanted: &ListParameters) -> u64 {
+    let cached = store.cached.filter(|_| wanted.is_cached());
+    cached.unwrap_or(store.revision)
 }
 
 /// A page with only the metadata of each object, as a client requests by the header `Accept`.

@@ -104,6 +104,8 @@ struct Settings {
     second: Duration,
     bookmark_every: Duration,
     streaming_lists: bool,
+    /// Whether the authenticator of tokens does not know audiences.
+    ignores_audiences: bool,
     controllers_delay: Duration,
     unavailable: Vec<String>,
 }
@@ -183,6 +185,7 @@ impl FakeApi {
                 second: Duration::from_secs(1),
                 bookmark_every: Duration::from_secs(60),
                 streaming_lists: true,
+                ignores_audiences: false,
                 controllers_delay: Duration::from_millis(20),
                 unavailable: Vec::new(),
             }),
@@ -343,6 +346,22 @@ impl FakeApi {
     /// Sets the resourceVersion counter.
     pub(crate) fn set_revision(&self, revision: u64) {
         self.shared.store.lock().unwrap().revision = revision;
+    }
+
+    /// Makes TokenReviews ignore audiences, as with an authenticating webhook that does not know them.
+    pub(crate) fn ignore_audiences(&self) {
+        self.shared.settings.lock().unwrap().ignores_audiences = true;
+    }
+
+    /// Makes the watch cache lag behind etcd at `revision`, or catch up again with `None`. Lists from the cache are then older.
+    pub(crate) fn set_cached(&self, revision: Option<u64>) {
+        self.shared.store.lock().unwrap().cached = revision;
+    }
+
+    /// Returns to the objects at `revision`, as after the restore of a backup of etcd, and ends every connection.
+    pub(crate) fn restore(&self, revision: u64) {
+        self.shared.store.lock().unwrap().restore(revision);
+        self.cut();
     }
 
     /// Compacts the history before `revision`. Requests for older versions get 410 Gone.

@@ -209,9 +209,9 @@ pub(crate) async fn handle(shared: &Arc<SharedState>, ask: ApiRequest) -> Option
     Some(if half { reply.half() } else { reply })
 }
 
-/// The number of objects that a server before 1.34 reads from etcd for an answer. A list with a resourceVersion is served from
-/// the watch cache. A list without a resourceVersion reads the whole namespace, regardless of label selector and limit. A list
-/// by `metadata.name` reads one object.
+/// The number of objects that a server before 1.31 reads from etcd for an answer, and decodes. The watch cache serves some lists:
+/// see [`list::ListParameters::is_cached`]. All other lists read the whole namespace or cluster, whatever the selectors. Only a
+/// limit ends the read, after as many objects that match. A list by `metadata.name` reads one object.
 fn reads(
     shared: &SharedState,
     target: Option<&RequestTarget>,
@@ -220,24 +220,56 @@ fn reads(
 ) -> usize {
     let Some(target) = target else { return 0 };
     let get = |key: &str| query.get(key).map_or("", String::as_str);
+    let wanted = list_parameters(query);
     match verb {
         "get" => 1,
-        "list" if !get("resourceVersion").is_empty() => 0,
+        "list" if wanted.is_cached() => 0,
         "list" if get("fieldSelector").starts_with("metadata.name=") => 1,
         "list" => {
             let store = shared.store.lock().unwrap();
             let Some(kind) = store.kind(&target.group, &target.version, &target.plural) else {
                 return 0;
             };
-            let kind = kind.qualified();
-            let first = (kind.clone(), target.namespace.clone(), String::new());
-            let objects = store.objects.range(first..).map(|(key, _)| key);
-            let of_kind = objects.take_while(|(of, namespace, _)| {
-                *of == kind && (target.namespace.is_empty() || *namespace == target.namespace)
+            let qualified = kind.qualified();
+            let selector = Selector::parse(
+                kind,
+                &target.namespace,
+                get("fieldSelector"),
+                get("labelSelector"),
+            );
+            let start = list::read_token(&wanted.token).map_or(String::new(), |(_, start)| start);
+            let start = start.trim_start_matches('/');
+            let first = (qualified.clone(), target.namespace.clone(), String::new());
+            let objects = store.objects.range(first..);
+            let of_kind = objects.take_while(|((of, namespace, _), _)| {
+                *of == qualified && (target.namespace.is_empty() || *namespace == target.namespace)
             });
-            of_kind.count()
+            let rest = of_kind
+                .filter(|((_, namespace, name), _)| *format!("{namespace}/{name}") >= *start);
+            let (mut read, mut fitting) = (0, 0);
+            for (_, object) in rest {
+                read += 1;
+                if wanted.limit > 0 && selector.as_ref().is_ok_and(|s| s.matches(object)) {
+                    fitting += 1;
+                    if fitting == wanted.limit {
+                        break;
+                    }
+                }
+            }
+            read
         }
         _ => 0,
+    }
+}
+
+/// The parameters of a list request.
+fn list_parameters(query: &BTreeMap<String, String>) -> list::ListParameters {
+    let get = |key: &str| query.get(key).map_or("", String::as_str);
+    list::ListParameters {
+        limit: get("limit").parse().unwrap_or(0),
+        token: get("continue").to_owned(),
+        revision: get("resourceVersion").to_owned(),
+        exact: get("resourceVersionMatch") == "Exact",
     }
 }
 
@@ -356,14 +388,12 @@ fn answer(
             if verb == "watch" {
                 return follow(shared, &kind, selector, query, fault, metadata_only);
             }
-            let wanted = list::ListParameters {
-                limit: get("limit").parse().unwrap_or(0),
-                token: get("continue").to_owned(),
-                revision: get("resourceVersion").to_owned(),
-                exact: get("resourceVersionMatch") == "Exact",
-            };
+            let wanted = list_parameters(query);
             let store = shared.store.lock().unwrap();
-            let cache_key = format!("{}?{} {metadata_only}", ask.path, ask.query);
+            let cache_key = format!(
+                "{}?{} {metadata_only} {:?}",
+                ask.path, ask.query, store.cached
+            );
             if let Some(page) = store.page(&cache_key) {
                 return Ok(Reply::text(200, page));
             }

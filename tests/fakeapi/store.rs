@@ -58,6 +58,8 @@ pub(crate) struct Store {
     started: (SystemTime, tokio::time::Instant),
     /// The label index: kind, label key and label value map to namespaces and names of current objects.
     labelled: BTreeMap<(String, String, String), BTreeSet<(String, String)>>,
+    /// The version that the watch cache has reached, if it lags behind etcd.
+    pub(crate) cached: Option<u64>,
     /// Objects serialized as list items, by resourceVersion.
     texts: Mutex<HashMap<u64, Arc<str>>>,
     /// Cached list answers, by path and query. The cache is valid for one resourceVersion and one compaction.
@@ -85,6 +87,7 @@ impl Store {
             made: 0,
             started: (SystemTime::now(), tokio::time::Instant::now()),
             labelled: BTreeMap::new(),
+            cached: None,
             texts: Mutex::default(),
             pages: Mutex::default(),
         }
@@ -203,6 +206,22 @@ impl Store {
             self.serve();
         }
         returned
+    }
+
+    /// Returns to an earlier version, as after the restore of a backup of etcd.
+    pub(crate) fn restore(&mut self, revision: u64) {
+        let mut objects = BTreeMap::new();
+        for kind in &self.kinds {
+            let at = self.at(kind, revision).into_iter();
+            objects.extend(
+                at.map(|((namespace, name), object)| ((kind.qualified(), namespace, name), object)),
+            );
+        }
+        self.objects = objects;
+        for changes in self.history.values_mut() {
+            changes.retain(|change| change.revision <= revision);
+        }
+        self.revision = revision;
     }
 
     /// The objects of a kind at a version not yet compacted.

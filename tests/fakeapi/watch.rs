@@ -108,9 +108,8 @@ pub(crate) async fn serve(
         } else if wanted.initial || last_revision == 0 {
             let now = store.revision;
             for object in store
-                .at(&wanted.kind, now)
+                .fitting(&wanted.kind, now, |object| wanted.selector.matches(object))
                 .values()
-                .filter(|object| wanted.selector.matches(object))
             {
                 first.push(object_line("ADDED", object, wanted.metadata_only));
             }

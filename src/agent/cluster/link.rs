@@ -18,6 +18,8 @@ pub(super) struct ApiConnection {
     pub(super) complete: bool,
     /// The current problem.
     pub(super) problem: Option<String>,
+    /// Until when the agent sends no request, on purpose.
+    pub(super) wait: Option<ApiWait>,
     /// The latest problem, current or past.
     pub(super) last_error: Option<String>,
     /// The time at which the connection last came or went.
@@ -28,11 +30,37 @@ pub(super) struct ApiConnection {
     pub(super) unreadable: usize,
 }
 
+/// A wait on purpose before the next request about the pods.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ApiWait {
+    pub(super) until: Timestamp,
+    /// Whether the agent then lists all pods, and not only tries again.
+    pub(super) lists: bool,
+}
+
 // === impl ApiConnection ===
 
 impl ApiConnection {
     fn connected(&self) -> bool {
         self.complete && self.problem.is_none()
+    }
+
+    /// The current problem, with the time until which the agent waits. The server may answer again before this time.
+    fn explained_problem(&self) -> Option<String> {
+        let problem = self.problem.as_ref()?;
+        Some(match self.wait {
+            None => problem.clone(),
+            Some(ApiWait {
+                until,
+                lists: false,
+            }) => {
+                format!("{problem}; the agent tries again at {until:.0}")
+            }
+            Some(ApiWait { until, lists: true }) => format!(
+                "the agent lists the pods at {until:.0}: it waits until this random time on purpose, so that not all nodes ask \
+                 the API server at the same time; the last failure: {problem}"
+            ),
+        })
     }
 
     /// Applies a change, and records the time if the connection came or went.
@@ -74,6 +102,8 @@ pub(in crate::agent) struct ClusterLinkState {
     complete: bool,
     /// The current problem.
     problem: Option<String>,
+    /// The time until which the agent sends no request about the pods, on purpose.
+    waits_until: Option<String>,
     last_error: Option<String>,
     /// Seconds since the server's last successful answer.
     last_answer_seconds: Option<f64>,
@@ -125,8 +155,7 @@ impl ClusterLink {
         let connection = self.connection.borrow();
         (!connection.complete).then(|| {
             let reason = connection
-                .problem
-                .as_ref()
+                .explained_problem()
                 .map(|reason| format!(" ({reason})"))
                 .unwrap_or_default();
             format!(
@@ -140,8 +169,7 @@ impl ClusterLink {
     pub(in crate::agent) fn problem(&self) -> Option<String> {
         let connection = self.connection.borrow();
         let reason = connection
-            .problem
-            .as_ref()
+            .explained_problem()
             .filter(|_| connection.complete)?;
         Some(format!(
             "the watch on this node's pods fails, and the known pods stay: {reason}"
@@ -168,7 +196,8 @@ impl ClusterLink {
             connected: connection.connected(),
             since: connection.since.map(|since| format!("{since:.0}")),
             complete: connection.complete,
-            problem: connection.problem,
+            problem: connection.explained_problem(),
+            waits_until: connection.wait.map(|wait| format!("{:.0}", wait.until)),
             last_error: connection.last_error,
             last_answer_seconds: self
                 .counters

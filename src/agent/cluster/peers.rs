@@ -16,11 +16,16 @@ use crate::pod;
 /// Namespace and name of a training job.
 pub(in crate::agent) type JobKey = (String, String);
 
-/// The shortest time between two requests about a job.
+/// The shortest time between two requests about a job. After failures the time doubles, up to [`LATEST`]: the list of a large job
+/// may fail each time, and costs the server much each time.
 const SOONEST: Duration = Duration::from_secs(30);
 
-/// The longest random pause before a request about a job. All nodes of a job see new addresses at the same moment.
-const SPREAD: Duration = Duration::from_secs(2);
+/// The longest random pause before a request about a job, for each unknown address. All nodes of a job see new addresses at the
+/// same moment, and the more addresses, the more nodes and the longer the answer.
+const SPREAD: Duration = Duration::from_millis(50);
+
+/// The least value of the longest random pause.
+const LEAST_SPREAD: Duration = Duration::from_secs(2);
 
 /// The time after which addresses without a pod are requested again, since a new pod may have the address.
 const LATEST: Duration = Duration::from_secs(600);
@@ -30,7 +35,17 @@ const MAX_WITHOUT_POD: usize = 1000;
 
 /// The times and results of requests about jobs. The type does no I/O and reads no clock.
 #[derive(Debug, Default)]
-struct Requests(BTreeMap<JobKey, (Instant, BTreeSet<IpAddr>)>);
+struct Requests(BTreeMap<JobKey, LastRequest>);
+
+/// The last request about a job.
+#[derive(Debug)]
+struct LastRequest {
+    at: Instant,
+    /// The addresses without a pod, as of this and earlier requests.
+    without_pod: BTreeSet<IpAddr>,
+    /// The number of failed requests in a row.
+    failures: u32,
+}
 
 /// Requests the members of jobs with unknown addresses, and passes the members on. Without a sender the task stays idle.
 pub(in crate::agent) async fn resolve(
@@ -45,20 +60,22 @@ pub(in crate::agent) async fn resolve(
             let Some((key, value)) = label(&pods.borrow(), &job) else {
                 continue;
             };
-            tokio::time::sleep(jitter.spread(SPREAD)).await;
+            let count = u32::try_from(addresses.len()).unwrap_or(u32::MAX);
+            let spread = SPREAD.saturating_mul(count).max(LEAST_SPREAD);
+            tokio::time::sleep(jitter.spread(spread)).await;
             match members(&api, &job.0, (&key, &value)).await {
                 Ok(found) => {
                     requests.answered(job.clone(), addresses, &found, Instant::now());
                     tell(job, found);
                 }
                 Err(failure) => {
-                    // The API client counts the failure. The next request waits at least [`SOONEST`].
+                    // The API client counts the failure.
                     tracing::debug!(
                         "the pods of job {}/{} can't be listed: {failure}",
                         job.0,
                         job.1
                     );
-                    requests.answered(job, BTreeSet::new(), &[], Instant::now());
+                    requests.failed(job, Instant::now());
                 }
             }
         }
@@ -84,11 +101,12 @@ impl Requests {
     /// The jobs to request now. Old jobs without unknown addresses are forgotten.
     fn due(&mut self, unknown: UnknownPeers, now: Instant) -> UnknownPeers {
         self.0
-            .retain(|job, (at, _)| unknown.contains_key(job) || now < *at + LATEST);
+            .retain(|job, last| unknown.contains_key(job) || now < last.at + LATEST);
         let is_due = |(job, addresses): &(JobKey, BTreeSet<IpAddr>)| match self.0.get(job) {
             None => true,
-            Some((at, without_pod)) => {
-                now >= *at + LATEST || (now >= *at + SOONEST && !addresses.is_subset(without_pod))
+            Some(last) => {
+                now >= last.at + LATEST
+                    || (now >= last.at + last.pause() && !addresses.is_subset(&last.without_pod))
             }
         };
         unknown.into_iter().filter(is_due).collect()
@@ -107,13 +125,41 @@ impl Requests {
             .filter(|address| !known.contains(address))
             .collect();
         // Earlier addresses without a pod are kept, so a returning address causes no request.
-        if let Some((at, before)) = self.0.get(&job)
-            && now < *at + LATEST
-            && before.len() < MAX_WITHOUT_POD
+        if let Some(last) = self.0.get(&job)
+            && now < last.at + LATEST
+            && last.without_pod.len() < MAX_WITHOUT_POD
         {
-            without_pod.extend(before.iter().filter(|address| !known.contains(address)));
+            let before = last.without_pod.iter();
+            without_pod.extend(before.filter(|address| !known.contains(address)));
         }
-        self.0.insert(job, (now, without_pod));
+        let last = LastRequest {
+            at: now,
+            without_pod,
+            failures: 0,
+        };
+        self.0.insert(job, last);
+    }
+
+    fn failed(&mut self, job: JobKey, now: Instant) {
+        let last = self.0.entry(job).or_insert_with(|| LastRequest {
+            at: now,
+            without_pod: BTreeSet::new(),
+            failures: 0,
+        });
+        last.at = now;
+        last.failures = last.failures.saturating_add(1);
+    }
+}
+
+// === impl LastRequest ===
+
+impl LastRequest {
+    /// The shortest time until the next request.
+    fn pause(&self) -> Duration {
+        let doubled = 1_u32.checked_shl(self.failures.saturating_sub(1));
+        SOONEST
+            .saturating_mul(doubled.unwrap_or(u32::MAX))
+            .min(LATEST)
     }
 }
 
@@ -157,9 +203,18 @@ mod tests {
         requests.answered(job.clone(), addresses(&[2, 3]), &[], after(610));
         requests.answered(job.clone(), addresses(&[4]), &[], after(640));
         assert!(requests.due(unknown(&[3]), after(700)).is_empty());
-        // A failed request is repeated after a while.
-        requests.answered(job, BTreeSet::new(), &[], after(700));
-        assert!(requests.due(unknown(&[5]), after(701)).is_empty());
-        assert_eq!(requests.due(unknown(&[5]), after(740)), unknown(&[5]));
+        // A failed request is repeated after a while, and later after more failures.
+        let mut now = 700;
+        for pause in [30, 60, 120, 240, 480, 600, 600] {
+            requests.failed(job.clone(), after(now));
+            let early = requests.due(unknown(&[5]), after(now + pause - 1));
+            assert!(early.is_empty(), "{pause}");
+            now += pause;
+            assert_eq!(requests.due(unknown(&[5]), after(now)), unknown(&[5]));
+        }
+        // A success ends the longer pauses.
+        requests.answered(job.clone(), addresses(&[5]), &[], after(now));
+        requests.failed(job, after(now + 30));
+        assert_eq!(requests.due(unknown(&[6]), after(now + 60)), unknown(&[6]));
     }
 }

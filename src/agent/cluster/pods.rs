@@ -5,7 +5,7 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 use tokio::sync::{mpsc, watch};
 
-use super::link::ApiConnection;
+use super::link::{ApiConnection, ApiWait};
 use super::model::ApiPods;
 use crate::agent::event::{AgentEvent, PodSource};
 use crate::cluster::pods::{PodCache, PodsEvent};
@@ -77,6 +77,10 @@ fn apply(
         PodsEvent::Recovered => Some(None),
         _ => None,
     };
+    let wait = match event {
+        PodsEvent::Waits { until, lists } => Some(ApiWait { until, lists }),
+        _ => None,
+    };
     let changed = known.take(event);
     connection.send_modify(|state| {
         state.change(Timestamp::now(), |state| {
@@ -84,6 +88,8 @@ fn apply(
                 state.last_error = problem.clone().or(state.last_error.take());
                 state.problem = problem;
             }
+            // Any other event shows that the wait is over.
+            state.wait = wait;
             state.complete = known.is_complete();
             state.unreadable = known.unreadable().len();
             if changed {
@@ -176,6 +182,29 @@ mod tests {
             "an unreachable API ends the wait"
         );
         assert!(!link.borrow().complete && link.borrow().last_error.as_deref() == Some("away"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_wait_is_known_until_the_next_event() {
+        let (sender, mut received, mut link) = start();
+        sender.send(all(&["a"])).await.unwrap();
+        assert_eq!(names(received.recv().await), ["a"]);
+        let until: Timestamp = "2026-01-02T03:04:05Z".parse().unwrap();
+        for lists in [false, true] {
+            let events = [
+                PodsEvent::Degraded("away".to_owned()),
+                PodsEvent::Waits { until, lists },
+            ];
+            for event in events {
+                sender.send(event).await.unwrap();
+            }
+            let waits = |state: &ApiConnection| state.wait == Some(ApiWait { until, lists });
+            let state = link.wait_for(waits).await.unwrap();
+            assert_eq!(state.problem.as_deref(), Some("away"));
+        }
+        sender.send(PodsEvent::Recovered).await.unwrap();
+        let over = |state: &ApiConnection| state.wait.is_none();
+        assert_eq!(link.wait_for(over).await.unwrap().problem, None);
     }
 
     #[tokio::test(start_paused = true)]

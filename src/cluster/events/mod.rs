@@ -5,6 +5,9 @@
 //! occurrence only. The last count is written within a minute, and when the agent stops. A node writes at most
 //! [`EventSettings::per_minute`] times a minute. News above the limit are dropped and counted. Events are for people; `/status`
 //! shows the state.
+//!
+//! `kube::runtime::events::Recorder` (read in `kube-runtime` 5.0.0) sends a request for each call and lets the caller wait for
+//! it. It writes every repetition, has no limit, and does not try again if the request fails.
 
 mod book;
 

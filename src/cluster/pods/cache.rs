@@ -62,7 +62,7 @@ impl PodCache {
             PodsEvent::Unreadable { uid, says } => {
                 self.unreadable.insert(uid, says.clone()).as_ref() != Some(&says)
             }
-            PodsEvent::Degraded(_) | PodsEvent::Recovered => false,
+            PodsEvent::Degraded(_) | PodsEvent::Recovered | PodsEvent::Waits { .. } => false,
         }
     }
 

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use k8s_openapi::jiff::Timestamp;
 use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 
 use super::{PodCache, PodWatchSettings, PodsEvent};
 use crate::cluster::backoff::BackoffPolicy;
-use crate::cluster::reflect::{FollowedCollection, ObjectCache, SHORT_LIVED, reflect};
+use crate::cluster::reflect::{AfterPause, FollowedCollection, ObjectCache, SHORT_LIVED, reflect};
 use crate::cluster::{Api, Call, ErrorKind, Failure};
 
 /// Follows the pods of a node until the receiver of `out` is dropped.
@@ -26,8 +27,9 @@ pub async fn follow(
         calls: (Call::ListPods, Call::WatchPods),
         fields: Some(format!("spec.nodeName={node}")),
         labels: None,
-        page: settings.page,
+        page: None,
         streaming: settings.streaming.then_some(settings.initial),
+        first_spread: settings.first_spread,
         watch_seconds: settings.watch_seconds,
         idle: settings.idle,
         settled: SHORT_LIVED,
@@ -68,7 +70,7 @@ impl PodsSender {
 }
 
 impl ObjectCache for PodsSender {
-    /// The first list has no pause.
+    /// The first list has no pause of its own, since new containers wait for it.
     fn stagger(&self) -> Duration {
         if self.cache.is_complete() {
             self.spread
@@ -124,5 +126,10 @@ impl ObjectCache for PodsSender {
             self.degraded = Some(reason.clone());
             self.send(Some(PodsEvent::Degraded(reason))).await;
         }
+    }
+
+    async fn waits(&mut self, next: AfterPause, until: Timestamp) {
+        let lists = next == AfterPause::List;
+        self.send(Some(PodsEvent::Waits { until, lists })).await;
     }
 }

@@ -17,6 +17,8 @@ mod follower;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use k8s_openapi::jiff::Timestamp;
+
 use super::reflect::RELIST_SPREAD;
 use crate::pod::Pod;
 
@@ -55,14 +57,19 @@ pub enum PodsEvent {
     Degraded(String),
     /// The watch works again.
     Recovered,
+    /// The agent sends no request until the time `until`, on purpose.
+    Waits {
+        /// The time of the next request.
+        until: Timestamp,
+        /// Whether the agent then lists all pods, at a random time, because the server lost the watches of all nodes.
+        lists: bool,
+    },
 }
 
 /// The settings of the watch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PodWatchSettings {
-    /// The number of pods in a page of a paged list.
-    pub page: u32,
-    /// Whether to try a streaming list before a paged list.
+    /// Whether to try a streaming list before a plain list.
     pub streaming: bool,
     /// The requested duration of a watch, in seconds.
     pub watch_seconds: u32,
@@ -73,6 +80,9 @@ pub struct PodWatchSettings {
     pub initial: Duration,
     /// The shortest and the longest wait between two tries.
     pub backoff: (Duration, Duration),
+    /// The longest random pause before the first list, if the server has no streaming lists. It is shorter than the time for which
+    /// the reconciler waits for the first list.
+    pub first_spread: Duration,
     /// The longest random pause before all pods are read again.
     pub spread: Duration,
 }
@@ -80,12 +90,12 @@ pub struct PodWatchSettings {
 impl Default for PodWatchSettings {
     fn default() -> Self {
         Self {
-            page: 500,
             streaming: true,
             watch_seconds: 290,
             idle: Duration::from_secs(150),
             initial: Duration::from_secs(60),
             backoff: (Duration::from_millis(800), Duration::from_secs(60)),
+            first_spread: Duration::from_secs(2),
             spread: RELIST_SPREAD,
         }
     }

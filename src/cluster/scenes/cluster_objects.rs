@@ -3,10 +3,13 @@
 use kube::core::params::ListParams;
 use serde_json::Value;
 
-use super::plans::{PAGE as PLANS_PAGE, PLAN_LIST, PLANS};
+use super::plans::{PLAN_LIST, PLANS};
 use crate::cluster::list::{List, list};
 use crate::cluster::{Api, Call, Failure};
 use crate::scene::Node;
+
+/// The number of plans on a page. The API server accepts objects up to 3 MiB, and an answer may have 64 MiB.
+const PLANS_PAGE: u32 = 20;
 
 /// The number of Nodes on a page. A Node of a large cluster has 20 kB and more.
 const PAGE: u32 = 500;

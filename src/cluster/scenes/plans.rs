@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 use serde_json::value::RawValue;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::SceneSettings;
-use crate::cluster::reflect::{FollowedCollection, ObjectCache, reflect};
+use crate::cluster::reflect::{AfterPause, FollowedCollection, ObjectCache, reflect};
 use crate::cluster::watch::Identity;
 use crate::cluster::{Api, Call, ErrorKind, Failure};
 use crate::scene::{ScenePlan, slots};
@@ -18,9 +19,6 @@ pub(super) const PLANS: &str = "/apis/pinfold.io/v1alpha1/sceneplans";
 
 /// The `kind` of a list of plans.
 pub(super) const PLAN_LIST: &str = "ScenePlanList";
-
-/// The number of plans on a page. The API server accepts objects up to 3 MiB, and an answer may have 64 MiB.
-pub(super) const PAGE: u32 = 20;
 
 /// The known plans, and how current they are.
 #[derive(Debug, Clone, PartialEq)]
@@ -159,8 +157,9 @@ pub(super) async fn follow(api: Api, settings: SceneSettings, published: watch::
         calls: (Call::ListPlans, Call::WatchPlans),
         fields: None,
         labels: None,
-        page: PAGE,
+        page: None,
         streaming: None,
+        first_spread: Duration::ZERO,
         watch_seconds: settings.watch_seconds,
         idle: settings.idle,
         settled: Duration::ZERO,
@@ -171,6 +170,8 @@ pub(super) async fn follow(api: Api, settings: SceneSettings, published: watch::
         published,
         has_listed: false,
         failing_since: None,
+        reason: None,
+        is_answered: true,
     };
     reflect(api, plans, backoff, publisher).await;
 }
@@ -198,6 +199,10 @@ struct PlansPublisher {
     has_listed: bool,
     /// The time of the first failure since the last opened watch or 410.
     failing_since: Option<Instant>,
+    /// The last failure that was published, since the plans were current.
+    reason: Option<String>,
+    /// Whether the server answered the last request, if only that the resourceVersion is too old.
+    is_answered: bool,
 }
 
 // === impl PlansPublisher ===
@@ -227,7 +232,7 @@ impl ObjectCache for PlansPublisher {
 
     /// Marks the plans as current.
     async fn works(&mut self) {
-        self.failing_since = None;
+        (self.failing_since, self.reason) = (None, None);
         self.published.send_if_modified(|plans| {
             plans.terminal = false;
             plans.degraded.take().is_some()
@@ -236,6 +241,7 @@ impl ObjectCache for PlansPublisher {
 
     /// Publishes a failure, unless the last known plans stay in force.
     async fn failed(&mut self, failure: &Failure) {
+        self.is_answered = failure.is_expired();
         if failure.is_expired() {
             // A restarted server answers 410 for old resourceVersions. The plans stay in force until the next list. The pause
             // before the list is longer than THROTTLED, so an earlier failure no longer counts.
@@ -251,14 +257,31 @@ impl ObjectCache for PlansPublisher {
             return;
         }
         let reason = format!("the plans can't be read: {failure}{}", advice(failure));
-        let is_new_reason = self.published.send_if_modified(|plans| {
-            let is_new_reason = plans.degraded.as_ref() != Some(&reason);
-            plans.degraded = Some(reason.clone());
+        self.published.send_if_modified(|plans| {
+            let before = plans.degraded.replace(reason.clone());
             plans.terminal = failure.is_terminal();
-            is_new_reason
+            before.as_ref() != Some(&reason)
         });
-        if is_new_reason {
+        if self.reason.as_ref() != Some(&reason) {
             tracing::warn!("{reason}");
+            self.reason = Some(reason);
         }
+    }
+
+    /// Publishes why stale plans are not read at once although the server answers.
+    async fn waits(&mut self, next: AfterPause, until: Timestamp) {
+        if next != AfterPause::List || !self.is_answered {
+            return;
+        }
+        self.published.send_if_modified(|plans| {
+            let waits = plans.degraded.is_some() && !plans.terminal;
+            if waits {
+                plans.degraded = Some(format!(
+                    "the plans are listed at {until:.0}: the agent waits until this random time on purpose, so that not all \
+                     nodes ask the API server at the same time"
+                ));
+            }
+            waits
+        });
     }
 }

@@ -1,8 +1,9 @@
 //! One gRPC call without a request body over a unix socket: HTTP/2, a message in each direction, a status in the
 //! trailers.
 //!
-//! The crate `tonic` 0.14 was measured as a replacement. This file would shrink from 233 lines to 166, or to 148 with
-//! tonic's own transport. A small release binary would grow by 50 kB, or by 126 kB with tonic's own transport.
+//! The crate `tonic` 0.14 was measured as a replacement. A small release binary would grow by 50 kB, or by 126 kB with tonic's
+//! own transport, and the crate brings four further crates. In return it would do the framing and read the status here, which
+//! are about 60 of these 200 lines; the connection, the limits and the errors stay.
 
 use std::io;
 use std::path::Path;
