@@ -60,6 +60,15 @@ pub enum AgentEvent {
         /// The receiver of the answer.
         reply: StartReply,
     },
+    /// The runtime request UpdateContainer, about a container that was created with CPUs of Pinfold's.
+    Update {
+        /// The uid of the container's pod.
+        uid: String,
+        /// The container's name.
+        container: String,
+        /// The receiver of the answer: the CPUs that the runtime shall remember; `None` to leave the runtime's set alone.
+        reply: oneshot::Sender<Option<CpuSet>>,
+    },
     /// The container runtime has made the sandbox of the pod with this uid. The pod's description came before.
     NewPod(String),
     /// The container runtime has changed a container's resources, or has stopped or removed a container.

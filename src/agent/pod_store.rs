@@ -371,6 +371,7 @@ fn with(mut pod: Pod, runtime_pod: &RuntimePod) -> Pod {
             continue;
         };
         container.runtime_id.clone_from(&known.runtime_id);
+        container.given_cpus.clone_from(&known.given_cpus);
         if !known.env.is_empty() {
             container.env.clone_from(&known.env);
             container.env_from = false;

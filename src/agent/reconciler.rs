@@ -320,6 +320,14 @@ impl Reconciler {
                 self.handle_start(&uid, &container, reply);
                 self.schedule.answered(Instant::now());
             }
+            AgentEvent::Update {
+                uid,
+                container,
+                reply,
+            } => {
+                self.handle_update(&uid, &container, reply);
+                self.schedule.answered(Instant::now());
+            }
         }
     }
 

@@ -322,6 +322,7 @@ fn convert(
         image: container.image.unwrap_or_default(),
         args: words.collect(),
         runtime_id: None,
+        given_cpus: None,
     })
 }
 

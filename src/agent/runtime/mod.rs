@@ -104,7 +104,7 @@ pub(super) fn start(
     let mut settings = nri::PluginSettings::new(NAME, wanted.index);
     settings.socket.clone_from(&wanted.socket);
     let (state, connection) = watch::channel(nri::ConnectionState::default());
-    let first = snapshot.clone();
+    let mut first = snapshot;
     let api_source = cluster.map(|cluster| plugin_handler::ApiSource {
         link: cluster.link.clone(),
         pods: cluster.pods.clone(),
@@ -122,7 +122,6 @@ pub(super) fn start(
     let handler = Arc::new(plugin_handler::PluginHandler::new(
         queue,
         api_source,
-        snapshot,
         metrics.clone(),
     ));
     let ShutdownSignals {
@@ -133,7 +132,6 @@ pub(super) fn start(
         // The reconciler ends with the connection's task, also after an error.
         let _all_answered = all_answered.drop_guard();
         // No good answer exists before the first snapshot. Until then, containers start as if no agent ran.
-        let mut first = first;
         tokio::select! {
             () = requested.cancelled() => return Ok(()),
             known = first.wait_for(Option::is_some) => if known.is_err() { return Ok(()) },

@@ -1,7 +1,7 @@
 //! [`PluginHandler`]: answers the events of the container runtime with the decisions of the reconciler.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot, watch};
@@ -11,23 +11,16 @@ use crate::agent::cluster::{ApiPods, ClusterLink};
 use crate::agent::event::{AgentEvent, CreateAnswer, RuntimePod, RuntimeUpdate};
 use crate::agent::gate;
 use crate::cluster::scenes;
-use crate::cpu::CpuSet;
 use crate::metrics::AgentMetrics;
 use crate::nri::{
     self, Container, ContainerAdjustment, CpuChange, EventSet, HandlerTimeout, Inventory,
     PodSandbox, Refusal, UnansweredCall,
 };
-use crate::pin::Snapshot;
-use crate::pin::snapshot::ContainerState;
 use crate::pod::{Pod, is_required, variable_counts};
 
 /// The runtime's annotation with the names of the variables that Pinfold injected. After a restart of Pinfold only the
 /// annotation distinguishes injected variables from the user's variables.
 const INJECTED: &str = "pinfold.io/injected";
-
-/// The runtime's annotation with the CPUs that Pinfold gave a container at CreateContainer. The runtime writes these CPUs again
-/// later, even if another container has them by then.
-const ASSIGNED: &str = "pinfold.io/assigned-cpus";
 
 /// The variable with a container's exclusive CPUs.
 const CPUS: &str = "PINFOLD_CPUS";
@@ -53,8 +46,6 @@ pub(super) struct PluginHandler {
     api: Option<(ClusterLink, ApiWait)>,
     /// The Node's slot in a scene, where scenes are used.
     slot: Option<watch::Receiver<scenes::SlotState>>,
-    /// The reconciler's latest snapshot.
-    snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
     inventory: Mutex<Inventory>,
     metrics: AgentMetrics,
     started_at: Instant,
@@ -66,7 +57,6 @@ impl PluginHandler {
     pub(super) fn new(
         reconciler: mpsc::UnboundedSender<AgentEvent>,
         api_source: Option<ApiSource>,
-        snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
         metrics: AgentMetrics,
     ) -> Self {
         let slot = api_source.as_ref().and_then(|api| api.link.slot());
@@ -76,7 +66,6 @@ impl PluginHandler {
             reconciler,
             api,
             slot,
-            snapshot,
             inventory,
             metrics,
             started_at,
@@ -210,7 +199,7 @@ impl PluginHandler {
             annotations.insert(INJECTED.to_owned(), names.join(","));
         }
         if let Some(cpus) = &cpus {
-            annotations.insert(ASSIGNED.to_owned(), cpus.to_string());
+            annotations.insert(nri::GIVEN_CPUS_ANNOTATION.to_owned(), cpus.to_string());
         }
         let cpu = CpuChange {
             cpus,
@@ -223,23 +212,6 @@ impl PluginHandler {
             annotations,
             cpu,
         }
-    }
-
-    /// The CPUs that a container keeps when the runtime changes the container. The assigned CPUs come first. Without an
-    /// assignment, a container that was created with given CPUs keeps its effective CPUs.
-    fn stays_on(&self, sandbox: &PodSandbox, container: &Container) -> Option<CpuSet> {
-        let pod = nri::pod(sandbox, []);
-        let snapshot = self.snapshot.borrow();
-        let mut all = snapshot.iter().flat_map(|snapshot| &snapshot.containers);
-        let same = |state: &&ContainerState| {
-            state.uid.as_deref() == pod.cgroup_uid() && state.container == container.name
-        };
-        let state = all.find(same)?;
-        let was_given_cpus = !annotation_values(container, ASSIGNED).is_empty();
-        state
-            .assigned
-            .clone()
-            .or_else(|| state.effective.clone().filter(|_| was_given_cpus))
     }
 
     fn record_time(&self, call: &'static str, start: Instant) {
@@ -385,8 +357,25 @@ impl nri::Plugin for PluginHandler {
         sandbox: &PodSandbox,
         container: &Container,
     ) -> Result<CpuChange, Refusal> {
+        let start = Instant::now();
+        let pod = nri::pod(sandbox, [container]);
+        let given = pod.container(&container.name);
+        let was_given = given.is_some_and(|container| container.given_cpus.is_some());
+        // The runtime has no set of Pinfold's for any other container. A set of somebody else stays as requested.
+        let (Some(uid), true) = (pod.cgroup_uid().map(str::to_owned), was_given) else {
+            return Ok(CpuChange::default());
+        };
+        let container = container.name.clone();
+        let cpus = self
+            .request(|reply| AgentEvent::Update {
+                uid,
+                container,
+                reply,
+            })
+            .await;
+        self.record_time("update", start);
         Ok(CpuChange {
-            cpus: self.stays_on(sandbox, container),
+            cpus: cpus.flatten(),
             ..CpuChange::default()
         })
     }
@@ -439,7 +428,7 @@ fn lean(container: &Container) -> Container {
     // One variable of the user shows that the environment is known.
     let first = container.env.iter().position(is_users);
     let is_needed =
-        |key: &str| [INJECTED, ASSIGNED].contains(&key) || nri::IMAGE_ANNOTATIONS.contains(&key);
+        |key: &str| [INJECTED, nri::GIVEN_CPUS_ANNOTATION].contains(&key) || nri::IMAGE_ANNOTATIONS.contains(&key);
     let annotations = container
         .annotations
         .iter()
@@ -524,7 +513,7 @@ mod tests {
         let container = Container {
             id: "c".to_owned(),
             args: vec!["python".to_owned()],
-            annotations: [INJECTED, ASSIGNED, nri::IMAGE_ANNOTATIONS[0]]
+            annotations: [INJECTED, nri::GIVEN_CPUS_ANNOTATION, nri::IMAGE_ANNOTATIONS[0]]
                 .map(|key| (key.to_owned(), "x".to_owned()))
                 .into(),
             env: env.map(str::to_owned).to_vec(),
@@ -548,8 +537,7 @@ mod tests {
     #[test]
     fn a_part_of_synchronize_is_reduced_to_the_variables_that_count() {
         let (reconciler, _events) = mpsc::unbounded_channel();
-        let (_published, snapshot) = watch::channel(None);
-        let handler = PluginHandler::new(reconciler, None, snapshot, AgentMetrics::new().unwrap());
+        let handler = PluginHandler::new(reconciler, None, AgentMetrics::new().unwrap());
         let services = (0..3500).map(|number| format!("S{number}_SERVICE_HOST=10.0.0.1"));
         let own = ["PATH=/bin", "OMP_NUM_THREADS=3"].map(str::to_owned);
         let env = own.iter().cloned().chain(services).collect();
@@ -567,8 +555,7 @@ mod tests {
     #[tokio::test]
     async fn only_a_new_sandbox_is_a_new_pod() {
         let (reconciler, mut events) = mpsc::unbounded_channel();
-        let (_published, snapshot) = watch::channel(None);
-        let handler = PluginHandler::new(reconciler, None, snapshot, AgentMetrics::new().unwrap());
+        let handler = PluginHandler::new(reconciler, None, AgentMetrics::new().unwrap());
         let request = EventRequest {
             pod: pod(),
             container: container("main"),
@@ -592,8 +579,7 @@ mod tests {
     #[tokio::test]
     async fn a_late_end_is_reported_before_a_newer_creation() {
         let (reconciler, mut events) = mpsc::unbounded_channel();
-        let (_published, snapshot) = watch::channel(None);
-        let handler = PluginHandler::new(reconciler, None, snapshot, AgentMetrics::new().unwrap());
+        let handler = PluginHandler::new(reconciler, None, AgentMetrics::new().unwrap());
         let pod = pod();
         lock(&handler.inventory).put(pod.clone(), container("first"));
         let ended = EventRequest {
@@ -627,8 +613,7 @@ mod tests {
     #[tokio::test]
     async fn after_a_timeout_a_stopped_container_still_leaves_the_inventory() {
         let (reconciler, mut events) = mpsc::unbounded_channel();
-        let (_published, snapshot) = watch::channel(None);
-        let handler = PluginHandler::new(reconciler, None, snapshot, AgentMetrics::new().unwrap());
+        let handler = PluginHandler::new(reconciler, None, AgentMetrics::new().unwrap());
         let pod = pod();
         for id in ["ps", "proxy"] {
             lock(&handler.inventory).put(pod.clone(), container(id));
