@@ -45,6 +45,7 @@ mod runtime_requests;
 mod schedule;
 mod service;
 mod tasks;
+mod unguarded;
 
 pub use event::{AgentEvent, CreateAnswer, PodSource, RuntimePod, RuntimeUpdate};
 pub use folder::read_pods;

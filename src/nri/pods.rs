@@ -203,6 +203,7 @@ fn pod_container(container: &Container, class: Option<Qos>) -> Option<pod::Conta
             .annotations
             .get(GIVEN_CPUS_ANNOTATION)
             .and_then(|cpus| cpus.parse().ok()),
+        ended: false,
     })
 }
 

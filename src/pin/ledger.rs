@@ -206,6 +206,14 @@ impl ObservedContainer {
         self.given_cpus.as_ref() == Some(&self.cgroup.cpuset.cpus)
     }
 
+    /// The set that somebody else has given the container. With a record, the set is Pinfold's.
+    pub fn foreign_set(&self) -> Option<&CpuSet> {
+        let written = &self.cgroup.cpuset.cpus;
+        let is_foreign =
+            self.record.is_none() && !self.has_unreadable_record() && !self.has_given_cpus();
+        (is_foreign && !written.is_empty()).then_some(written)
+    }
+
     /// Whether Pinfold has bound the container's memory to NUMA nodes.
     pub(super) fn has_bound_memory(&self) -> bool {
         let record = self.record.as_ref();

@@ -108,6 +108,9 @@ pub struct Container {
     /// The CPUs that Pinfold gave the container in its answer to CreateContainer. The container runtime remembers this set
     /// and writes it again with later changes of the container.
     pub given_cpus: Option<CpuSet>,
+    /// Whether the container has ended, and the restart policy does not start it again. Such a container is entitled to
+    /// nothing.
+    pub ended: bool,
 }
 
 /// Requests and limits of CPU and memory.

@@ -11,6 +11,7 @@
 mod api_wait;
 mod link;
 mod plugin_handler;
+mod reduced;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -88,6 +89,13 @@ pub(super) struct ShutdownSignals {
     pub(super) requested: CancellationToken,
     /// Cancelled by the connection's task, after each request that was read has an answer.
     pub(super) all_answered: CancellationToken,
+}
+
+/// The link of an agent that found no NRI at its start. `None` if the missing NRI is no problem: the configuration forbids NRI,
+/// or the node belongs to no cluster and may have no container runtime.
+pub(super) fn unused(wanted: &Runtime, has_cluster: bool) -> Option<RuntimeLink> {
+    let may_use = wanted.nri != AutoSwitch::Never && has_cluster;
+    may_use.then(|| RuntimeLink::unused(&wanted.socket))
 }
 
 /// Starts the task that serves the connection to the runtime.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::api_wait::{API_WAIT, ApiWait};
+use super::reduced::{INJECTED, annotation_values, reduced_container, reduced_pod};
 use crate::agent::cluster::{ApiPods, ClusterLink};
 use crate::agent::event::{AgentEvent, CreateAnswer, RuntimePod, RuntimeUpdate};
 use crate::agent::gate;
@@ -16,11 +17,7 @@ use crate::nri::{
     self, Container, ContainerAdjustment, CpuChange, EventSet, HandlerTimeout, Inventory,
     PodSandbox, Refusal, UnansweredCall,
 };
-use crate::pod::{Pod, is_required, variable_counts};
-
-/// The runtime's annotation with the names of the variables that Pinfold injected. After a restart of Pinfold only the
-/// annotation distinguishes injected variables from the user's variables.
-const INJECTED: &str = "pinfold.io/injected";
+use crate::pod::{Pod, is_required};
 
 /// The variable with a container's exclusive CPUs.
 const CPUS: &str = "PINFOLD_CPUS";
@@ -261,8 +258,12 @@ impl nri::Plugin for PluginHandler {
         }
     }
 
+    fn reduce_pod(&self, pod: PodSandbox) -> PodSandbox {
+        reduced_pod(&pod)
+    }
+
     fn reduce(&self, container: Container) -> Container {
-        lean(&container)
+        reduced_container(&container)
     }
 
     async fn synchronize(
@@ -284,7 +285,7 @@ impl nri::Plugin for PluginHandler {
         container: &Container,
     ) -> Result<ContainerAdjustment, Refusal> {
         let start = Instant::now();
-        lock(&self.inventory).put(sandbox.clone(), lean(container));
+        lock(&self.inventory).put(reduced_pod(sandbox), reduced_container(container));
         let Some(reported) = self.pod(&sandbox.uid) else {
             return Ok(ContainerAdjustment::default());
         };
@@ -319,7 +320,7 @@ impl nri::Plugin for PluginHandler {
 
     async fn start(&self, sandbox: &PodSandbox, container: &Container) -> Result<(), Refusal> {
         let start = Instant::now();
-        lock(&self.inventory).put(sandbox.clone(), lean(container));
+        lock(&self.inventory).put(reduced_pod(sandbox), reduced_container(container));
         let Some(reported) = self.pod(&sandbox.uid) else {
             return Ok(());
         };
@@ -384,14 +385,14 @@ impl nri::Plugin for PluginHandler {
         let nri::EventRequest { pod, container } = request;
         match event {
             nri::Event::RunPodSandbox => {
-                lock(&self.inventory).put_pod(pod.clone());
+                lock(&self.inventory).put_pod(reduced_pod(pod));
                 self.report_pod(pod);
                 if let Some(uid) = nri::pod(pod, []).cgroup_uid() {
                     self.send(AgentEvent::NewPod(uid.to_owned()));
                 }
             }
             nri::Event::PostUpdateContainer => {
-                lock(&self.inventory).put(pod.clone(), lean(container));
+                lock(&self.inventory).put(reduced_pod(pod), reduced_container(container));
                 self.report_pod(pod);
             }
             _ => self.remove_ended(event, request),
@@ -399,58 +400,6 @@ impl nri::Plugin for PluginHandler {
         if event.is_of_container() {
             self.send(AgentEvent::CgroupsChanged);
         }
-    }
-}
-
-/// The values of one of Pinfold's annotations on a container of the runtime.
-fn annotation_values(container: &Container, annotation: &str) -> Vec<String> {
-    let values = container
-        .annotations
-        .get(annotation)
-        .map(String::as_str)
-        .unwrap_or_default();
-    values
-        .split(',')
-        .filter(|value| !value.is_empty())
-        .map(str::to_owned)
-        .collect()
-}
-
-/// A copy of a container with only the variables and annotations that affect Pinfold's decisions. The inventory keeps the copy
-/// as long as the container exists, and the kubelet sets seven variables for each Service of the namespace.
-fn lean(container: &Container) -> Container {
-    let counts = |line: &str| variable_counts(line.split_once('=').map_or(line, |(name, _)| name));
-    let injected = annotation_values(container, INJECTED);
-    let is_users = |line: &String| {
-        line.split_once('=')
-            .is_some_and(|(variable, _)| !injected.iter().any(|name| name == variable))
-    };
-    // One variable of the user shows that the environment is known.
-    let first = container.env.iter().position(is_users);
-    let is_needed =
-        |key: &str| [INJECTED, nri::GIVEN_CPUS_ANNOTATION].contains(&key) || nri::IMAGE_ANNOTATIONS.contains(&key);
-    let annotations = container
-        .annotations
-        .iter()
-        .filter(|(key, _)| is_needed(key));
-    let env = container
-        .env
-        .iter()
-        .enumerate()
-        .filter(|(at, line)| Some(*at) == first || counts(line));
-    Container {
-        id: container.id.clone(),
-        pod_sandbox_id: container.pod_sandbox_id.clone(),
-        name: container.name.clone(),
-        state: container.state,
-        annotations: annotations
-            .map(|(key, text)| (key.clone(), text.clone()))
-            .collect(),
-        args: container.args.clone(),
-        env: env.map(|(_, line)| line.clone()).collect(),
-        linux: container.linux.clone(),
-        pid: container.pid,
-        created_at: container.created_at,
     }
 }
 
@@ -499,39 +448,6 @@ mod tests {
             pod_sandbox_id: pod().id,
             ..Container::default()
         }
-    }
-
-    #[test]
-    fn variables_without_effect_are_not_kept() {
-        let env = [
-            "odd",
-            "PATH=/bin",
-            "A_SERVICE_HOST=10.0.0.1",
-            "OMP_NUM_THREADS=3",
-            "TF_CONFIG={}",
-        ];
-        let container = Container {
-            id: "c".to_owned(),
-            args: vec!["python".to_owned()],
-            annotations: [INJECTED, nri::GIVEN_CPUS_ANNOTATION, nri::IMAGE_ANNOTATIONS[0]]
-                .map(|key| (key.to_owned(), "x".to_owned()))
-                .into(),
-            env: env.map(str::to_owned).to_vec(),
-            ..Container::default()
-        };
-        let mut reported = container.clone();
-        reported
-            .annotations
-            .insert("io.kubernetes.cri-o.Volumes".to_owned(), "[]".to_owned());
-        let kept = lean(&reported);
-        assert_eq!(kept.env, ["PATH=/bin", "OMP_NUM_THREADS=3", "TF_CONFIG={}"]);
-        assert_eq!(
-            kept,
-            Container {
-                env: kept.env.clone(),
-                ..container
-            }
-        );
     }
 
     #[test]
