@@ -160,7 +160,11 @@ impl Reconciler {
     fn update_answer(&self, uid: &str, container: &str, result: &PassResult) -> Option<CpuSet> {
         let node = &self.managed.node;
         let cached = self.passes.cached.as_ref()?;
-        let pod = cached.observed.pods.iter().find(|pod| pod.cgroup.uid == uid)?;
+        let pod = cached
+            .observed
+            .pods
+            .iter()
+            .find(|pod| pod.cgroup.uid == uid)?;
         let own = pod.container(container);
         if node.enforcement == Enforcement::Observe {
             return own
@@ -171,7 +175,9 @@ impl Reconciler {
         let mates = pod.containers.iter().map(|mate| &mate.cgroup);
         let mates = mates.filter(|mate| mate.cpuset.partition.is_live());
         let mates = mates.filter(|mate| Some(mate.path.as_str()) != own_path);
-        let taken: CpuSet = mates.flat_map(|mate| mate.cpuset.exclusive.iter()).collect();
+        let taken: CpuSet = mates
+            .flat_map(|mate| mate.cpuset.exclusive.iter())
+            .collect();
         let offered = match node.enforcement {
             Enforcement::Partition => node.topology.online.clone(),
             _ => result.decisions.desired.shared(),

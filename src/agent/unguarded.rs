@@ -51,7 +51,9 @@ impl UnguardedStarts {
         metrics: &AgentMetrics,
     ) {
         let owned = |containers: &[_]| -> CpuSet {
-            let own = containers.iter().map(|one| own_in_force(one, Enforcement::Cpuset));
+            let own = containers
+                .iter()
+                .map(|one| own_in_force(one, Enforcement::Cpuset));
             own.fold(CpuSet::new(), |all, own| all.union(&own))
         };
         let all = before.pods.iter().map(|pod| owned(&pod.containers));
@@ -72,7 +74,9 @@ impl UnguardedStarts {
                     let pod = pod.known.and_then(|index| pods.get(index));
                     let pod = pod.map(|pod| format!("{pod} ")).unwrap_or_default();
                     let intruder = format!("{pod}container {name} on {}", on.in_words());
-                    tracing::warn!("{intruder}: started while no agent answered the container runtime");
+                    tracing::warn!(
+                        "{intruder}: started while no agent answered the container runtime"
+                    );
                     self.intruders.push((Instant::now(), intruder));
                 }
             }
@@ -81,10 +85,15 @@ impl UnguardedStarts {
 
     /// The sentence about containers that ran on exclusive CPUs of others; `None` if it happened long ago.
     fn problem(&mut self) -> Option<String> {
-        self.intruders.retain(|(found, _)| found.elapsed() < REPORTED);
+        self.intruders
+            .retain(|(found, _)| found.elapsed() < REPORTED);
         let (_, last) = self.intruders.last()?;
         let (count, minutes) = (self.intruders.len(), REPORTED.as_secs() / 60);
-        let containers = if count == 1 { "1 container" } else { &format!("{count} containers") };
+        let containers = if count == 1 {
+            "1 container"
+        } else {
+            &format!("{count} containers")
+        };
         Some(format!(
             "{containers} ran on exclusive CPUs of other pods, found in the last {minutes} minutes: with enforcement cpuset, a \
              container that starts while no agent answers the container runtime may use all CPUs until an agent moves it \
@@ -110,18 +119,28 @@ impl Reconciler {
         let history = &self.history;
         let has_begun = |uid: &str, name: &str| !history.is_waiting(uid, name);
         let (starts, metrics) = (&mut self.unguarded, &self.passes.metrics);
-        let there: HashSet<&str> = states.iter().filter_map(|state| state.cgroup.as_deref()).collect();
+        let there: HashSet<&str> = states
+            .iter()
+            .filter_map(|state| state.cgroup.as_deref())
+            .collect();
         starts.counted.retain(|path| there.contains(path.as_str()));
         if let (Enforcement::Cpuset, Some(before)) = (node.enforcement, &result.before) {
             starts.note_intruders(before, &result.pods, has_begun, metrics);
         }
         let mut problems: Vec<String> = starts.problem().into_iter().collect();
-        for state in states.iter().filter(|state| state.required && state.running) {
+        for state in states
+            .iter()
+            .filter(|state| state.required && state.running)
+        {
             let (uid, name) = (state.uid.as_deref().unwrap_or_default(), &state.container);
             if let Err(why) = gate::at_start(state, states, node.enforcement)
                 && has_begun(uid, name)
             {
-                starts.count(state.cgroup.as_deref().unwrap_or_default(), "required", metrics);
+                starts.count(
+                    state.cgroup.as_deref().unwrap_or_default(),
+                    "required",
+                    metrics,
+                );
                 problems.push(format!(
                     "{}/{}: container {name} runs nevertheless: {why}; it started while no agent answered the container \
                      runtime, or lost its CPUs later",

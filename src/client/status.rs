@@ -342,8 +342,16 @@ mod tests {
         let problems: Vec<String> = status.problems().collect();
         assert_eq!(problems.len(), status.problem_count(), "{problems:?}");
         assert_eq!(problems[problems.len() - 2..], ["API: c", "d"]);
-        let without = EMPTY.replace("MORE", r#""runtime": {"state": "synchronized", "problem": null}"#);
-        assert_eq!(AgentStatus::parse(without.as_bytes()).unwrap().problem_count(), 0);
+        let without = EMPTY.replace(
+            "MORE",
+            r#""runtime": {"state": "synchronized", "problem": null}"#,
+        );
+        assert_eq!(
+            AgentStatus::parse(without.as_bytes())
+                .unwrap()
+                .problem_count(),
+            0
+        );
     }
 
     #[test]

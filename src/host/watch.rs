@@ -350,7 +350,7 @@ mod tests {
     use super::*;
 
     /// The time limit for an event. Only a failure uses the time.
-    const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
+    const PATIENCE: Duration = Duration::from_secs(60);
 
     #[tokio::test]
     async fn what_is_gone_is_remove_watches_of() {
@@ -384,7 +384,7 @@ mod tests {
         // A new directory beside the root causes no event.
         std::fs::create_dir(dir.path().join("other")).unwrap();
         let events =
-            tokio::time::timeout(std::time::Duration::from_millis(100), watch.changed()).await;
+            tokio::time::timeout(Duration::from_millis(100), watch.changed()).await;
         assert!(events.is_err(), "{events:?}");
     }
 
@@ -398,7 +398,11 @@ mod tests {
         let output = std::process::Command::new("unshare")
             .args(["--user", "--map-root-user"])
             .arg(std::env::current_exe().unwrap())
-            .args(["--exact", &format!("host::watch::tests::{test}"), "--nocapture"])
+            .args([
+                "--exact",
+                &format!("host::watch::tests::{test}"),
+                "--nocapture",
+            ])
             .env(VARIABLE, "1")
             .output()
             .unwrap();

@@ -188,7 +188,9 @@ impl Comparison<'_> {
     ) -> Option<DriftCause> {
         let now = &container.cgroup.cpuset;
         let Some(record) = &container.record else {
-            return self.is_former_owner(container, own).then_some(DriftCause::Runtime);
+            return self
+                .is_former_owner(container, own)
+                .then_some(DriftCause::Runtime);
         };
         let assigned = record.cpus();
         if !assigned.is_disjoint(self.recently_assigned) {

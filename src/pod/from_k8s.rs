@@ -110,7 +110,10 @@ impl Pod {
             if !names.insert(name.clone()) {
                 return Err(PodError::DuplicateContainer { path, name });
             }
-            restarts.push(RestartPolicy::of(&container, spec.restart_policy.as_deref()));
+            restarts.push(RestartPolicy::of(
+                &container,
+                spec.restart_policy.as_deref(),
+            ));
             containers.push(convert(name, container, kind, &path)?);
         }
 
@@ -628,23 +631,48 @@ mod tests {
             super::super::entitlement(&pod, main, &policy).cpus() == 0
         };
         let exit = |code: i32| json!({"terminated": {"exitCode": code, "reason": "x"}});
-        let rules = json!({"restartPolicy": "Never", "restartPolicyRules": [{"action": "Restart"}]});
+        let rules =
+            json!({"restartPolicy": "Never", "restartPolicyRules": [{"action": "Restart"}]});
         for (policy, own, state, expected) in [
             (json!("Never"), json!({}), exit(0), true),
             (json!("Never"), json!({}), exit(137), true),
             (json!("OnFailure"), json!({}), exit(0), true),
             (json!("OnFailure"), json!({}), exit(1), false),
-            (json!("OnFailure"), json!({}), json!({"terminated": {}}), false),
+            (
+                json!("OnFailure"),
+                json!({}),
+                json!({"terminated": {}}),
+                false,
+            ),
             (json!("Always"), json!({}), exit(0), false),
             (Value::Null, json!({}), exit(0), false),
             (json!("Never"), json!({}), json!({"running": {}}), false),
-            (json!("Never"), json!({}), json!({"waiting": {"reason": "CrashLoopBackOff"}}), false),
+            (
+                json!("Never"),
+                json!({}),
+                json!({"waiting": {"reason": "CrashLoopBackOff"}}),
+                false,
+            ),
             // A container's own policy comes before the pod's.
-            (json!("Always"), json!({"restartPolicy": "Never"}), exit(1), true),
-            (json!("Never"), json!({"restartPolicy": "Always"}), exit(1), false),
+            (
+                json!("Always"),
+                json!({"restartPolicy": "Never"}),
+                exit(1),
+                true,
+            ),
+            (
+                json!("Never"),
+                json!({"restartPolicy": "Always"}),
+                exit(1),
+                false,
+            ),
             (json!("Never"), rules, exit(1), false),
         ] {
-            assert_eq!(ended(&policy, &own, &state), expected, "{policy} {own} {state}");
+            assert_eq!(
+                ended(&policy, &own, &state),
+                expected,
+                "{policy} {own} {state}"
+            );
         }
     }
 

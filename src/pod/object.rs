@@ -171,7 +171,10 @@ pub(super) struct ContainerState {
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
-#[serde(rename_all = "camelCase", expecting = "the state of a container that has ended")]
+#[serde(
+    rename_all = "camelCase",
+    expecting = "the state of a container that has ended"
+)]
 pub(super) struct TerminatedState {
     pub(super) exit_code: Option<i32>,
 }

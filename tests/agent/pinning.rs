@@ -3,7 +3,8 @@
 use pinfold::cpu::CpuSet;
 
 use crate::agent::{
-    Agent, Manifests, Settings, assigned, best_effort, container, in_force, pinfold, worker, worker_with,
+    Agent, Manifests, Settings, assigned, best_effort, container, in_force, pinfold, worker,
+    worker_with,
 };
 use crate::kernel::{allowed, kernel_tests};
 
@@ -341,7 +342,10 @@ status:
     let next = tree.pod("", "next-uid");
     let next = tree.container(&next, "next");
     tree.start(&next);
-    pods.put("next.yaml", &worker_with("next", "next-uid", all, "", "next"));
+    pods.put(
+        "next.yaml",
+        &worker_with("next", "next-uid", all, "", "next"),
+    );
     agent.eventually("the next pod owns the CPUs", |status| {
         in_force(status, "next")
     });

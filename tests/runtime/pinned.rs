@@ -396,7 +396,10 @@ fn a_container_that_gave_its_cpus_up_does_not_get_them_back_from_the_runtime() {
             change_memory(&main, &half, 192);
             assert_eq!(cpus(&main.exec()), kernel.online);
             let status = agent.status().unwrap();
-            assert_eq!((&status["drift"], &status["errors"]), (&json!([]), &json!([])));
+            assert_eq!(
+                (&status["drift"], &status["errors"]),
+                (&json!([]), &json!([]))
+            );
             pod.remove();
         },
     );

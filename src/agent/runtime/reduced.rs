@@ -194,9 +194,13 @@ mod tests {
         let container = Container {
             id: "c".to_owned(),
             args: vec!["python".to_owned()],
-            annotations: [INJECTED, nri::GIVEN_CPUS_ANNOTATION, nri::IMAGE_ANNOTATIONS[0]]
-                .map(|key| (key.to_owned(), "x".to_owned()))
-                .into(),
+            annotations: [
+                INJECTED,
+                nri::GIVEN_CPUS_ANNOTATION,
+                nri::IMAGE_ANNOTATIONS[0],
+            ]
+            .map(|key| (key.to_owned(), "x".to_owned()))
+            .into(),
             env: env.map(str::to_owned).to_vec(),
             ..Container::default()
         };
@@ -224,7 +228,10 @@ mod tests {
     #[test]
     fn long_arguments_keep_both_ends_and_no_half_words() {
         let launcher = "mpirun -np 4 ".to_owned();
-        let script = format!("{launcher}{} python t.py --task_index=12", "word ".repeat(280_000));
+        let script = format!(
+            "{launcher}{} python t.py --task_index=12",
+            "word ".repeat(280_000)
+        );
         for args in [
             vec!["sh".to_owned(), "-c".to_owned(), script],
             std::iter::repeat_n("--option=0123456789".to_owned(), 100_000).collect(),
@@ -235,7 +242,11 @@ mod tests {
                 args: args.clone(),
                 ..Container::default()
             });
-            assert!(texts(&kept) <= ARGUMENTS.0 + ARGUMENTS.1, "{}", texts(&kept));
+            assert!(
+                texts(&kept) <= ARGUMENTS.0 + ARGUMENTS.1,
+                "{}",
+                texts(&kept)
+            );
             let words = |args: &[String]| -> Vec<String> {
                 let words = args.iter().flat_map(|arg| arg.split_whitespace());
                 words.map(str::to_owned).collect()

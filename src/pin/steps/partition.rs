@@ -114,9 +114,8 @@ impl<'a> PartitionState<'a> {
     /// The record of an owner, or of a container with a write in the plan. `None` if the present
     /// record stays.
     fn next_leaf_record(&self, leaf: &Leaf<'_>) -> Option<AssignmentRecord> {
-        let is_written = !leaf.target.is_empty()
-            || leaf.is_former_owner()
-            || self.separated(leaf).is_some();
+        let is_written =
+            !leaf.target.is_empty() || leaf.is_former_owner() || self.separated(leaf).is_some();
         let newer = self.newer_setting(leaf);
         let is_recorded = leaf.container.record.is_some() && newer.is_none();
         if !leaf.owner && (!is_written || is_recorded) {

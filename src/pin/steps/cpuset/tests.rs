@@ -484,7 +484,14 @@ fn a_former_owner_that_the_runtime_put_back_gets_the_shared_cpus() {
     assert_eq!(plan(&observed, &ledger, &wish, Enforcement::Cpuset), []);
     observed.pods[0].containers[0].given_cpus = Some(set("4-5"));
     let steps = plan(&observed, &ledger, &wish, Enforcement::Cpuset);
-    let [Step::Record { record: Some(record), .. }, Step::Cpus { cpus, .. }] = &steps[..] else {
+    let [
+        Step::Record {
+            record: Some(record),
+            ..
+        },
+        Step::Cpus { cpus, .. },
+    ] = &steps[..]
+    else {
         panic!("{steps:?}")
     };
     assert_eq!((&record.before.cpus, cpus), (&CpuSet::new(), &set("0-5")));
