@@ -1,6 +1,7 @@
 //! [`AgentEvent`]: the input of the reconciler, and the answers to runtime requests.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use tokio::sync::oneshot;
 
@@ -60,8 +61,24 @@ pub enum AgentEvent {
         /// The receiver of the answer.
         reply: StartReply,
     },
+    /// The runtime request UpdateContainer, about a container that was created with CPUs of Pinfold's.
+    Update {
+        /// The uid of the container's pod.
+        uid: String,
+        /// The container's name.
+        container: String,
+        /// The receiver of the answer: the CPUs that the runtime shall remember; `None` to leave the runtime's set alone.
+        reply: oneshot::Sender<Option<CpuSet>>,
+    },
     /// The container runtime has made the sandbox of the pod with this uid. The pod's description came before.
     NewPod(String),
+    /// Why changes in a watched tree are not noticed; `None` if all of it is watched.
+    Watch {
+        /// The tree.
+        tree: PathBuf,
+        /// The problem, as a sentence with the remedy.
+        problem: Option<String>,
+    },
     /// The container runtime has changed a container's resources, or has stopped or removed a container.
     CgroupsChanged,
 }

@@ -43,7 +43,10 @@ impl EventQueue {
         let is_urgent = |event: &AgentEvent| {
             matches!(
                 event,
-                AgentEvent::Create { .. } | AgentEvent::Start { .. } | AgentEvent::NewPod(_)
+                AgentEvent::Create { .. }
+                    | AgentEvent::Start { .. }
+                    | AgentEvent::Update { .. }
+                    | AgentEvent::NewPod(_)
             )
         };
         self.peeked.iter().any(is_urgent)

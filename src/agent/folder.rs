@@ -48,10 +48,13 @@ impl ManifestFolder {
                 let event = self.read();
                 (self, event)
             });
-            let event;
+            let mut event;
             (self, event) = read
                 .await
                 .context("the task that reads pod manifests failed")?;
+            if let AgentEvent::Pods { errors, .. } = &mut event {
+                errors.extend(watch.problem().map(str::to_owned));
+            }
             if events.send(event).await.is_err() {
                 return Ok(());
             }

@@ -63,6 +63,12 @@ impl History {
         self.waiting.remove(&(uid.to_owned(), container.to_owned()));
     }
 
+    /// Whether a container's program waits for the answer to StartContainer.
+    pub(super) fn is_waiting(&self, uid: &str, container: &str) -> bool {
+        let key = (uid.to_owned(), container.to_owned());
+        self.waiting.contains(&key)
+    }
+
     /// Removes waiting containers already removed by the runtime.
     pub(super) fn only_waiting(&mut self, is_there: impl Fn(&str, &str) -> bool) {
         self.waiting

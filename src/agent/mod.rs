@@ -46,6 +46,7 @@ mod schedule;
 mod server;
 mod service;
 mod tasks;
+mod unguarded;
 
 pub use event::{AgentEvent, CreateAnswer, PodSource, RuntimePod, RuntimeUpdate};
 pub use folder::read_pods;

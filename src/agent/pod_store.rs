@@ -370,7 +370,11 @@ fn with(mut pod: Pod, runtime_pod: &RuntimePod) -> Pod {
         let Some(known) = runtime_pod.pod.container(&container.name) else {
             continue;
         };
+        // The runtime leaves out stopped containers. Another id shows that the container was started again after the status was
+        // read.
+        container.ended &= known.runtime_id == container.runtime_id;
         container.runtime_id.clone_from(&known.runtime_id);
+        container.given_cpus.clone_from(&known.given_cpus);
         if !known.env.is_empty() {
             container.env.clone_from(&known.env);
             container.env_from = false;

@@ -41,10 +41,12 @@ impl Reconciler {
     /// # Errors
     /// A pods' tree can't be read.
     pub(super) fn publish(&mut self, result: &PassResult) -> anyhow::Result<()> {
-        let errors = self.errors(result)?;
+        let mut errors = self.errors(result)?;
         self.isolate_cpus(&result.observed);
         self.history.forget(&result.observed);
         self.note_lost_cpus(&result.lost);
+        let containers = self.container_states(result, &result.observed);
+        errors.extend(self.unguarded_problems(result, &containers));
         let node = &self.managed.node;
         let shared = result.decisions.desired.shared();
         let exclusive = node.topology.online.difference(&shared);
@@ -59,7 +61,7 @@ impl Reconciler {
             lost: self.lost.clone(),
             layout: Arc::clone(&self.managed.layout),
             cpu_isolation: self.cpu_isolation.clone(),
-            containers: self.container_states(result, &result.observed),
+            containers,
             unknown_owners: snapshot::unknown_owners(&result.observed, &result.ledger),
             drift: self.passes.drift.clone(),
             unexplained: result.ledger.unexplained.clone(),
@@ -106,8 +108,45 @@ impl Reconciler {
             let pods = &self.passes.pods;
             let injected = pods.injected(container.uid.as_deref(), &container.container);
             container.injected = injected.cloned();
+            if container.note.is_none() {
+                container.note = self.remark(container, observed, &shared);
+            }
         }
         containers
+    }
+
+    /// What a reader of the container's state could not guess: why it runs on fewer CPUs than the shared ones, or that nobody
+    /// keeps its CPUs free.
+    fn remark(
+        &self,
+        container: &ContainerState,
+        observed: &Observed,
+        shared: &CpuSet,
+    ) -> Option<String> {
+        let enforcement = self.managed.node.enforcement;
+        let Some(own) = container.own() else {
+            if enforcement == Enforcement::Observe || container.assigned.is_some() {
+                return None;
+            }
+            let uid = container.uid.as_deref()?;
+            let pod = observed.pods.iter().find(|pod| pod.cgroup.uid == uid)?;
+            let set = pod.container(&container.container)?.foreign_set()?;
+            // On cgroup v1 every cgroup has a set, mostly that of the pod.
+            let offered = pod.cgroup.cpuset.effective.intersection(shared);
+            return (!offered.is_subset(set)).then(|| {
+                format!(
+                    "limited to {} by a CPU set that Pinfold did not write, and leaves alone",
+                    set.in_words()
+                )
+            });
+        };
+        let waits = container.created && container.cgroup.is_none();
+        (waits && enforcement == Enforcement::Partition).then(|| {
+            format!(
+                "does not run: {} wait for its next start, and until then other containers may run there",
+                own.in_words()
+            )
+        })
     }
 
     /// The errors of the sources of pods, of the configuration and of the pass, as sentences.
@@ -129,6 +168,10 @@ impl Reconciler {
                 ));
             }
         }
+        let interval = node.config.reconcile_interval;
+        errors.extend(self.unwatched.values().map(|problem| {
+            format!("{problem}; until then, Pinfold looks for changes every {interval:?} only")
+        }));
         errors.extend(result.errors.iter().cloned());
         let refused = self.passes.refused.iter();
         errors.extend(refused.map(|(path, says)| format!("{path}: {says}")));

@@ -1,6 +1,7 @@
 //! [`Reconciler`]: takes events, runs reconcile passes and publishes snapshots. The reconciler is the sole writer of the state.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,7 @@ use super::pod_store::PodStore;
 use super::schedule::{
     DuePass, NextAction, PassExtent, PassOutcome, PassReport, Schedule, Trigger,
 };
+use super::unguarded::UnguardedStarts;
 use crate::cpu::CpuSet;
 use crate::host::limits;
 use crate::host::pod_resources::CpuManager;
@@ -57,6 +59,9 @@ pub(super) struct Reconciler {
     /// CPUs missing in all cgroups, with the time of discovery. CPUs that stay missing are lost.
     pub(super) missing: BTreeMap<u32, Instant>,
     pub(super) lost: CpuSet,
+    /// Why changes in some watched trees are noticed only by the timer, by tree.
+    pub(super) unwatched: BTreeMap<PathBuf, String>,
+    pub(super) unguarded: UnguardedStarts,
 }
 
 // === impl Reconciler ===
@@ -86,6 +91,8 @@ impl Reconciler {
             cpu_isolation: None,
             missing: BTreeMap::new(),
             lost: CpuSet::new(),
+            unwatched: BTreeMap::new(),
+            unguarded: UnguardedStarts::default(),
         }
     }
 
@@ -303,6 +310,7 @@ impl Reconciler {
             }
             AgentEvent::Runtime(update) => self.handle_runtime_update(update),
             AgentEvent::NewPod(uid) => self.passes.read_new_pod(&uid, &self.managed),
+            AgentEvent::Watch { tree, problem } => self.note_watch(tree, problem),
             AgentEvent::CgroupsChanged => self.schedule.on(Trigger::Cgroups, now),
             AgentEvent::Create {
                 pod,
@@ -320,7 +328,27 @@ impl Reconciler {
                 self.handle_start(&uid, &container, reply);
                 self.schedule.answered(Instant::now());
             }
+            AgentEvent::Update {
+                uid,
+                container,
+                reply,
+            } => {
+                self.handle_update(&uid, &container, reply);
+                self.schedule.answered(Instant::now());
+            }
         }
+    }
+
+    /// Notes whether a tree is watched completely. A pass publishes the problem.
+    fn note_watch(&mut self, tree: PathBuf, problem: Option<String>) {
+        if let Some(problem) = &problem {
+            tracing::warn!("{problem}");
+        }
+        match problem {
+            Some(problem) => self.unwatched.insert(tree, problem),
+            None => self.unwatched.remove(&tree),
+        };
+        self.schedule.on(Trigger::Cgroups, Instant::now());
     }
 
     fn handle_pods(&mut self, source: PodSource, pods: Vec<Pod>, errors: Vec<String>) {

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -85,7 +85,7 @@ impl Agent {
             tasks.spawn(folder.run(events.clone()));
         }
         let cgroups = Arc::new(Notify::new());
-        let appeared = watch_cgroups(&node, &mut tasks, &cgroups)?;
+        let appeared = watch_cgroups(&node, &mut tasks, &cgroups, &events)?;
         // The kubelet knows a pod's devices before the runtime knows the pod. Each new cgroup therefore triggers a request.
         let asking = AskKubelet::new(&node, events.clone());
         tasks.spawn(asking.run(appeared, snapshot.clone()));
@@ -114,7 +114,7 @@ impl Agent {
                 },
             ))
         } else {
-            None
+            runtime::unused(&node.config.runtime, cluster.is_some())
         };
         let heartbeat = Heartbeat::new(node.config.reconcile_interval);
         let state = Arc::new(HttpState {
@@ -251,6 +251,7 @@ fn watch_cgroups(
     node: &AgentNode,
     tasks: &mut Tasks,
     cgroups: &Arc<Notify>,
+    events: &mpsc::Sender<AgentEvent>,
 ) -> anyhow::Result<Arc<Notify>> {
     let appeared = Arc::new(Notify::new());
     for tree in &node.config.pod_cgroups {
@@ -259,7 +260,8 @@ fn watch_cgroups(
         for folder in node.cgroups.watch_folders(tree) {
             let watch = Watch::with_file(&folder, 3, Some(PARTITION))
                 .with_context(|| format!("can't watch the pods' tree {}", folder.display()))?;
-            tasks.spawn(follow(watch, [Arc::clone(cgroups), Arc::clone(&appeared)]));
+            let listeners = [Arc::clone(cgroups), Arc::clone(&appeared)];
+            tasks.spawn(follow(folder, watch, listeners, events.clone()));
         }
     }
     Ok(appeared)
@@ -320,9 +322,22 @@ fn watch_connections(
     }
 }
 
-/// Wakes the reconciler and the kubelet client after changes below a tree. Several changes may cause a single wake-up.
-async fn follow(mut watch: Watch, listeners: [Arc<Notify>; 2]) -> anyhow::Result<()> {
+/// Wakes the reconciler and the kubelet client after changes below a tree. Several changes may cause a single wake-up. Tells the
+/// reconciler which directories can't be watched.
+async fn follow(
+    tree: PathBuf,
+    mut watch: Watch,
+    listeners: [Arc<Notify>; 2],
+    events: mpsc::Sender<AgentEvent>,
+) -> anyhow::Result<()> {
+    let mut told = None;
     loop {
+        if watch.problem() != told.as_deref() {
+            told = watch.problem().map(str::to_owned);
+            let (tree, problem) = (tree.clone(), told.clone());
+            // A closed queue means that the agent stops.
+            let _ = events.send(AgentEvent::Watch { tree, problem }).await;
+        }
         watch
             .changed()
             .await

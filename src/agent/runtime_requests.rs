@@ -1,4 +1,4 @@
-//! The runtime requests CreateContainer and StartContainer, for which the container runtime waits.
+//! The runtime requests CreateContainer, StartContainer and UpdateContainer, for which the container runtime waits.
 
 use tokio::sync::oneshot;
 
@@ -8,6 +8,7 @@ use super::node::threads;
 use super::pass_model::{PassResult, PassScope, RuntimeRequest};
 use super::reconciler::Reconciler;
 use super::schedule::Trigger;
+use crate::cpu::CpuSet;
 use crate::pin::Enforcement;
 use crate::pin::snapshot::ContainerState;
 use crate::pod::{self, Pod};
@@ -134,6 +135,60 @@ impl Reconciler {
         let _ = reply.send(answer);
         // The container starts meanwhile, because reading each interrupt is slow.
         self.isolate_cached();
+    }
+
+    /// Answers UpdateContainer with the CPUs that the runtime shall remember for the container.
+    ///
+    /// The runtime remembers the CPUs that it was given at the creation, and writes them with every later change, a new memory
+    /// limit for example. If the container no longer owns the CPUs, the pass first ends its partition, and the answer then
+    /// replaces what the runtime remembers.
+    pub(super) fn handle_update(
+        &mut self,
+        uid: &str,
+        container: &str,
+        reply: oneshot::Sender<Option<CpuSet>>,
+    ) {
+        let request = RuntimeRequest::Start { uid };
+        let result = self.run_for_request(Trigger::Runtime, request, PassScope::Pod(request));
+        let answer = result.and_then(|result| self.update_answer(uid, container, &result));
+        let _ = reply.send(answer);
+    }
+
+    /// The container's own CPUs, or else the CPUs that every container may use. The CPUs of partitions of the same pod are left
+    /// out: Linux 6.12 makes such a partition invalid if a sibling's set meets it, and may lose the CPUs. With enforcement
+    /// `observe`, the set that the container has stays.
+    fn update_answer(&self, uid: &str, container: &str, result: &PassResult) -> Option<CpuSet> {
+        let node = &self.managed.node;
+        let cached = self.passes.cached.as_ref()?;
+        let pod = cached
+            .observed
+            .pods
+            .iter()
+            .find(|pod| pod.cgroup.uid == uid)?;
+        let own = pod.container(container);
+        if node.enforcement == Enforcement::Observe {
+            return own
+                .map(|own| own.cgroup.cpuset.cpus.clone())
+                .filter(|cpus| !cpus.is_empty());
+        }
+        let own_path = own.map(|own| own.cgroup.path.as_str());
+        let mates = pod.containers.iter().map(|mate| &mate.cgroup);
+        let mates = mates.filter(|mate| mate.cpuset.partition.is_live());
+        let mates = mates.filter(|mate| Some(mate.path.as_str()) != own_path);
+        let taken: CpuSet = mates
+            .flat_map(|mate| mate.cpuset.exclusive.iter())
+            .collect();
+        let offered = match node.enforcement {
+            Enforcement::Partition => node.topology.online.clone(),
+            _ => result.decisions.desired.shared(),
+        };
+        let assigned = result.decision(uid, container)?.cpus.clone();
+        let assigned = assigned.map(|cpus| cpus.intersection(&node.topology.online));
+        assigned
+            .into_iter()
+            .chain([offered])
+            .map(|cpus| cpus.difference(&taken))
+            .find(|cpus| !cpus.is_empty())
     }
 
     /// Whether a `required` container may start, according to the effective CPUs that the pass has read. A container outside

@@ -150,4 +150,13 @@ mod tests {
             assert!(findings.concat().contains(words), "{findings:?}");
         }
     }
+
+    #[test]
+    fn a_node_whose_runtime_does_not_ask_is_weak() {
+        let text = r#"{"enforcement": "partition", "online": "0-3", "reserved": "0", "shared": "0-3", "exclusive": "",
+            "containers": [], "runtime": {"socket": "/nri.sock", "state": "away", "problem": "NRI is off: /nri.sock"}}"#;
+        let (verdict, findings) = examine(AgentStatus::parse(text.as_bytes()));
+        assert_eq!(verdict, NodeVerdict::Weak);
+        assert!(findings[1].starts_with("NRI is off"), "{findings:?}");
+    }
 }

@@ -84,6 +84,7 @@ pub(crate) struct AgentStatus {
     #[serde(default, deserialize_with = "bounded_list")]
     pub(crate) errors: Vec<SafeText>,
     pub(crate) cluster: Option<StatusCluster>,
+    pub(crate) runtime: Option<StatusRuntime>,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -143,6 +144,12 @@ pub(crate) struct StatusDrift {
 pub(crate) struct StatusCluster {
     pub(crate) node: Option<SafeText>,
 
+    pub(crate) problem: Option<SafeText>,
+}
+
+/// The agent's connection to the container runtime.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub(crate) struct StatusRuntime {
     pub(crate) problem: Option<SafeText>,
 }
 
@@ -245,6 +252,7 @@ impl AgentStatus {
             .chain(drift)
             .chain(unexplained)
             .chain(self.api_problem().map(|problem| format!("API: {problem}")))
+            .chain(self.runtime_problem().map(ToString::to_string))
     }
 
     /// The number of [`Self::problems`].
@@ -254,6 +262,11 @@ impl AgentStatus {
             + self.drift.len()
             + self.unexplained.len()
             + usize::from(self.api_problem().is_some())
+            + usize::from(self.runtime_problem().is_some())
+    }
+
+    fn runtime_problem(&self) -> Option<&SafeText> {
+        self.runtime.as_ref()?.problem.as_ref()
     }
 
     fn api_problem(&self) -> Option<&SafeText> {
@@ -323,11 +336,22 @@ mod tests {
     #[test]
     fn the_count_of_problems_is_the_number_of_sentences() {
         let more = r#""errors": ["a"], "lost": "1", "unexplained": ["b"], "cluster": {"node": null, "problem": "c"},
+            "runtime": {"socket": "s", "state": "away", "problem": "d"},
             "drift": [{"path": "p", "cause": "restart", "assigned": "0", "effective": "1"}]"#;
         let status = AgentStatus::parse(EMPTY.replace("MORE", more).as_bytes()).unwrap();
         let problems: Vec<String> = status.problems().collect();
         assert_eq!(problems.len(), status.problem_count(), "{problems:?}");
-        assert_eq!(problems.last().unwrap(), "API: c");
+        assert_eq!(problems[problems.len() - 2..], ["API: c", "d"]);
+        let without = EMPTY.replace(
+            "MORE",
+            r#""runtime": {"state": "synchronized", "problem": null}"#,
+        );
+        assert_eq!(
+            AgentStatus::parse(without.as_bytes())
+                .unwrap()
+                .problem_count(),
+            0
+        );
     }
 
     #[test]

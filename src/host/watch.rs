@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use futures_util::{FutureExt, StreamExt};
 use inotify::{EventMask, EventOwned, EventStream, Inotify, WatchDescriptor, WatchMask, Watches};
@@ -32,10 +33,15 @@ pub struct Watch {
     covered: HashMap<PathBuf, WatchedDirectory>,
     /// The directory of each inotify watch.
     directories: HashMap<WatchDescriptor, PathBuf>,
-    /// Whether a directory could not be watched, for example because the user's limit of inotify
-    /// watches was reached. The next change of the directories triggers another attempt.
-    is_incomplete: bool,
+    /// Why a directory could not be watched, for example because the limit of inotify watches was
+    /// reached. The next change of the directories triggers another attempt, and so does
+    /// [`RETRY`].
+    problem: Option<String>,
 }
+
+/// The pause between two attempts to watch directories beyond the limit of inotify watches. The
+/// limit may be raised, or another program may end, without any change of the directories.
+const RETRY: Duration = Duration::from_secs(30);
 
 /// A watched directory.
 #[derive(Debug)]
@@ -84,7 +90,7 @@ impl Watch {
     /// `root`.
     ///
     /// # Errors
-    /// Inotify reports an error, for example because the user's limit of instances is reached.
+    /// Inotify reports an error, for example because the limit of instances is reached.
     pub fn new(root: &Path, depth: usize) -> io::Result<Self> {
         Self::with_file(root, depth, None)
     }
@@ -95,7 +101,7 @@ impl Watch {
     /// # Errors
     /// As [`Watch::new`].
     pub fn with_file(root: &Path, depth: usize, file: Option<&'static str>) -> io::Result<Self> {
-        let inotify = Inotify::init()?;
+        let inotify = Inotify::init().map_err(|error| limit_named(error, "instances"))?;
         let watches = inotify.watches();
         let events = inotify.into_event_stream([0; 4096])?;
         let mut watch = Self {
@@ -106,7 +112,7 @@ impl Watch {
             watches,
             covered: HashMap::new(),
             directories: HashMap::new(),
-            is_incomplete: false,
+            problem: None,
         };
         while watch.cover(&watch.root.clone()) {}
         Ok(watch)
@@ -122,7 +128,16 @@ impl Watch {
     pub async fn changed(&mut self) -> io::Result<()> {
         loop {
             let mut events = WatchEvents::default();
-            match self.events.next().await {
+            let next = self.events.next();
+            let next = match &self.problem {
+                None => next.await,
+                Some(_) => match tokio::time::timeout(RETRY, next).await {
+                    Ok(next) => next,
+                    Err(_) if self.cover_again() => return Ok(()),
+                    Err(_) => continue,
+                },
+            };
+            match next {
                 Some(event) => self.note(&event?, &mut events),
                 None => return Err(io::ErrorKind::UnexpectedEof.into()),
             }
@@ -130,7 +145,7 @@ impl Watch {
             while let Some(Some(event)) = self.events.next().now_or_never() {
                 self.note(&event?, &mut events);
             }
-            if !events.directories.is_empty() && std::mem::take(&mut self.is_incomplete) {
+            if !events.directories.is_empty() && self.problem.take().is_some() {
                 events.directories.insert(self.root.clone());
             }
             for directory in &events.directories {
@@ -142,6 +157,23 @@ impl Watch {
                 return Ok(());
             }
         }
+    }
+
+    /// Why changes in some directories are not noticed, with the remedy; `None` if all directories
+    /// are watched.
+    pub fn problem(&self) -> Option<&str> {
+        self.problem.as_deref()
+    }
+
+    /// Tries again to watch all directories. Returns whether a directory was added, or the problem
+    /// has ended.
+    fn cover_again(&mut self) -> bool {
+        let had = self.problem.take();
+        let mut new = false;
+        while self.cover(&self.root.clone()) {
+            new = true;
+        }
+        new || self.problem.is_none() && had.is_some()
     }
 
     fn note(&mut self, event: &EventOwned, events: &mut WatchEvents) {
@@ -243,20 +275,34 @@ impl Watch {
         found
     }
 
+    /// Notes why a directory is not watched. A directory that has ended needs no watch.
+    fn note_failure(&mut self, error: io::Error) {
+        if error.kind() != io::ErrorKind::NotFound {
+            let error = limit_named(error, "watches");
+            // The sentence is the same for all directories, so that a reader can tell a new problem from an old one.
+            self.problem = Some(format!(
+                "some changes below {} are not noticed: {error}",
+                self.root.display()
+            ));
+        }
+    }
+
     /// Watches a directory. Returns whether the directory could be watched.
     fn add(&mut self, path: PathBuf, inode: u64, only: Option<OsString>) -> bool {
         let mut watched = match self.watches.add(&path, CHANGES) {
             Ok(watched) => vec![watched],
             Err(error) => {
-                self.is_incomplete |= error.kind() != io::ErrorKind::NotFound;
+                self.note_failure(error);
                 return false;
             }
         };
         // Some kernels and some cgroups lack the file. The watch of the directory is enough then.
-        let file = self.file.filter(|_| only.is_none());
-        watched.extend(
-            file.and_then(|file| self.watches.add(path.join(file), WatchMask::MODIFY).ok()),
-        );
+        if let Some(file) = self.file.filter(|_| only.is_none()) {
+            match self.watches.add(path.join(file), WatchMask::MODIFY) {
+                Ok(file) => watched.push(file),
+                Err(error) => self.note_failure(error),
+            }
+        }
         for watched in &watched {
             // A renamed directory keeps the same watch. The old path is no longer covered.
             let before = self.directories.insert(watched.clone(), path.clone());
@@ -272,6 +318,19 @@ impl Watch {
         self.covered.insert(path, directory);
         true
     }
+}
+
+/// An error of inotify. The kernel reports its limits as a full disk and as too many open files.
+fn limit_named(error: io::Error, limit: &str) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::StorageFull => {}
+        _ if limit == "instances" && error.raw_os_error() == Some(nix::libc::EMFILE) => {}
+        _ => return error,
+    }
+    io::Error::other(format!(
+        "the limit of inotify {limit} is reached: raise fs.inotify.max_user_{limit} with sysctl, or end programs that \
+         watch many files"
+    ))
 }
 
 /// Finds a directory and the directories up to `depth` levels below, with their inodes.
@@ -291,7 +350,7 @@ mod tests {
     use super::*;
 
     /// The time limit for an event. Only a failure uses the time.
-    const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
+    const PATIENCE: Duration = Duration::from_secs(60);
 
     #[tokio::test]
     async fn what_is_gone_is_remove_watches_of() {
@@ -325,8 +384,63 @@ mod tests {
         // A new directory beside the root causes no event.
         std::fs::create_dir(dir.path().join("other")).unwrap();
         let events =
-            tokio::time::timeout(std::time::Duration::from_millis(100), watch.changed()).await;
+            tokio::time::timeout(Duration::from_millis(100), watch.changed()).await;
         assert!(events.is_err(), "{events:?}");
+    }
+
+    /// Runs a test again as a process in a user namespace of its own, which has its own limit of
+    /// watches. Returns whether this is that process.
+    fn has_own_limit(test: &str) -> bool {
+        const VARIABLE: &str = "PINFOLD_TEST_OWN_LIMIT";
+        if std::env::var_os(VARIABLE).is_some() {
+            return true;
+        }
+        let output = std::process::Command::new("unshare")
+            .args(["--user", "--map-root-user"])
+            .arg(std::env::current_exe().unwrap())
+            .args([
+                "--exact",
+                &format!("host::watch::tests::{test}"),
+                "--nocapture",
+            ])
+            .env(VARIABLE, "1")
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            output.status.success() && text.contains("1 passed"),
+            "{output:?}"
+        );
+        false
+    }
+
+    fn limit_watches(count: u32) {
+        std::fs::write("/proc/sys/user/max_inotify_watches", count.to_string()).unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn directories_beyond_the_limit_are_named_and_tried_again() {
+        if !has_own_limit("directories_beyond_the_limit_are_named_and_tried_again") {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        for pod in ["a", "b", "c"] {
+            std::fs::create_dir_all(dir.path().join(pod)).unwrap();
+        }
+        limit_watches(2);
+        let mut watch = Watch::new(dir.path(), 1).unwrap();
+        let problem = watch.problem().unwrap().to_owned();
+        assert!(
+            problem.contains("are not noticed: the limit of inotify watches is reached: raise fs.inotify.max_user_watches"),
+            "{problem}"
+        );
+        // Nothing changes in the directories. Time passes, and the limit is still there.
+        let waited = tokio::time::timeout(RETRY * 3, watch.changed()).await;
+        assert!(waited.is_err() && watch.problem().is_some(), "{waited:?}");
+        limit_watches(100);
+        watch.changed().await.unwrap();
+        assert_eq!(watch.problem(), None);
+        assert_eq!(watch.covered.len(), 5);
     }
 
     #[tokio::test]

@@ -10,7 +10,7 @@ use prometheus::{
 use super::families::{
     CONTAINER_UNPINNED_SECONDS, DRIFT, Family, MANIFEST_ERRORS, MOVES, NRI_CALL_DURATION_SECONDS,
     NRI_UNANSWERED, PROCESS_CPU_SECONDS, PROCESS_START_TIME_SECONDS, RECONCILE_DURATION_SECONDS,
-    RECONCILES, STEPS,
+    RECONCILES, STEPS, UNGUARDED_STARTS,
 };
 use crate::pin::DriftCause;
 
@@ -34,6 +34,8 @@ pub struct AgentMetrics {
     pub manifest_errors: IntGauge,
     runtime_calls: HistogramVec,
     runtime_unanswered: IntCounter,
+    /// Containers that started while no agent answered the container runtime, by kind.
+    pub unguarded_starts: IntCounterVec,
     cpu_seconds: CounterVec,
     started: Gauge,
 }
@@ -64,9 +66,11 @@ impl AgentMetrics {
         let calls = &NRI_CALL_DURATION_SECONDS;
         let runtime_calls = HistogramVec::new(buckets(calls), calls.labels)?;
         let runtime_unanswered = IntCounter::with_opts(opts(&NRI_UNANSWERED))?;
+        let unguarded = &UNGUARDED_STARTS;
+        let unguarded_starts = IntCounterVec::new(opts(unguarded), unguarded.labels)?;
         let cpu_seconds = CounterVec::new(opts(&PROCESS_CPU_SECONDS), PROCESS_CPU_SECONDS.labels)?;
         let started = Gauge::with_opts(opts(&PROCESS_START_TIME_SECONDS))?;
-        let all: [Box<dyn Collector>; 11] = [
+        let all: [Box<dyn Collector>; 12] = [
             Box::new(reconciles.clone()),
             Box::new(reconcile_seconds.clone()),
             Box::new(steps.clone()),
@@ -76,6 +80,7 @@ impl AgentMetrics {
             Box::new(manifest_errors.clone()),
             Box::new(runtime_calls.clone()),
             Box::new(runtime_unanswered.clone()),
+            Box::new(unguarded_starts.clone()),
             Box::new(cpu_seconds.clone()),
             Box::new(started.clone()),
         ];
@@ -83,6 +88,9 @@ impl AgentMetrics {
             .try_for_each(|family| registry.register(family))?;
         for cause in DriftCause::ALL {
             drift.with_label_values(&[cause.name()]);
+        }
+        for kind in ["exclusive_cpus", "required"] {
+            unguarded_starts.with_label_values(&[kind]);
         }
         Ok(Self {
             registry,
@@ -95,6 +103,7 @@ impl AgentMetrics {
             manifest_errors,
             runtime_calls,
             runtime_unanswered,
+            unguarded_starts,
             cpu_seconds,
             started,
         })

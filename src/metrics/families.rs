@@ -268,6 +268,8 @@ families! {
         "Writes to cgroups by outcome.");
     RECONCILES = counter("pinfold_reconcile_total", &["trigger"],
         "Reconcile passes by trigger.");
+    UNGUARDED_STARTS = counter("pinfold_unguarded_starts_total", &["kind"],
+        "Containers that started while no agent answered the container runtime, by kind: exclusive_cpus ran on CPUs of another pod, required ran without the exclusive CPUs that its pod requires.");
     PROCESS_CPU_SECONDS = counter("process_cpu_seconds_total", &[],
         "CPU time used by the agent.");
     PROCESS_MAX_FDS = gauge("process_max_fds", &[],

@@ -102,7 +102,7 @@ pub use adjust::{ContainerAdjustment, CpuChange, QuotaChange};
 pub use event::{Event, EventRequest, EventSet, PluginRequest, RequestError, RuntimeInfo};
 pub use inventory::Inventory;
 pub use plugin::{HandlerTimeout, Plugin, Refusal, UnansweredCall};
-pub use pods::{IMAGE_ANNOTATIONS, pod, pod_uid, qos_class};
+pub use pods::{GIVEN_CPUS_ANNOTATION, IMAGE_ANNOTATIONS, pod, pod_uid, qos_class};
 pub use proto::{
     Container, ContainerState, LinuxContainer, LinuxCpu, LinuxMemory, LinuxNamespace,
     LinuxPodSandbox, LinuxResources, OptionalInt64, OptionalUInt64, PodSandbox,

@@ -96,6 +96,11 @@ pub trait Plugin: Send + Sync + 'static {
     fn unanswered(&self, call: &UnansweredCall<'_>, timeout: HandlerTimeout)
     -> Result<(), Refusal>;
 
+    /// Reduces a pod of [`synchronize`](Self::synchronize), like [`reduce`](Self::reduce) a container.
+    fn reduce_pod(&self, pod: PodSandbox) -> PodSandbox {
+        pod
+    }
+
     /// Reduces a container of [`synchronize`](Self::synchronize) to the fields that the plugin uses. The containers of each
     /// part are reduced as soon as the part is read, since all parts together may be larger than the memory of the process.
     fn reduce(&self, container: Container) -> Container {

@@ -68,6 +68,10 @@ pub const IMAGE_ANNOTATIONS: [&str; 2] = [
     "io.kubernetes.cri-o.ImageName",
 ];
 
+/// The runtime's annotation with the CPUs that Pinfold gave a container at CreateContainer. The runtime remembers the CPUs
+/// and writes them again later, even if the container no longer owns them.
+pub const GIVEN_CPUS_ANNOTATION: &str = "pinfold.io/assigned-cpus";
+
 /// The pod of a sandbox, with the sandbox's containers from oldest to newest. Stopped containers and containers of
 /// other sandboxes are left out. The last of several containers with the same name counts.
 pub fn pod<'a>(sandbox: &PodSandbox, containers: impl IntoIterator<Item = &'a Container>) -> Pod {
@@ -195,6 +199,11 @@ fn pod_container(container: &Container, class: Option<Qos>) -> Option<pod::Conta
         image: image.cloned().unwrap_or_default(),
         args: container.args.clone(),
         runtime_id: Some(container.id.clone()).filter(|id| !id.is_empty()),
+        given_cpus: container
+            .annotations
+            .get(GIVEN_CPUS_ANNOTATION)
+            .and_then(|cpus| cpus.parse().ok()),
+        ended: false,
     })
 }
 

@@ -45,7 +45,7 @@ const MAX_UNSENT_BYTES: usize = 8 << 20;
 /// The stream of the registration, the only call to the runtime.
 const REGISTRATION_STREAM: u32 = 1;
 
-/// The most memory for the pods and reduced containers of Synchronize. A plugin holds several copies for a moment:
+/// The most memory for the reduced pods and containers of Synchronize. A plugin holds several copies for a moment:
 /// the old state, the new state, and data derived from both. All copies must fit into the 128 MiB of the agent's
 /// pod.
 const MAX_SYNCHRONIZE_BYTES: usize = 16 << 20;
@@ -306,6 +306,7 @@ impl<'a, P: Plugin> Session<'a, P> {
         let reduced = containers
             .into_iter()
             .map(|container| plugin.reduce(container));
+        let pods = pods.into_iter().map(|pod| plugin.reduce_pod(pod)).collect();
         self.parts.extend(pods, reduced);
         if self.parts.bytes > MAX_SYNCHRONIZE_BYTES {
             self.parts = SynchronizeParts::default();
@@ -499,6 +500,9 @@ pub async fn serve<P: Plugin>(
 ) {
     let (least, most) = settings.backoff;
     let mut wait = least;
+    // A single refusal may come from a busy moment. A refusal that repeats comes from the node's pods, which change slowly, and
+    // each attempt makes the runtime list all its containers.
+    let mut refusals = 0;
     loop {
         let disconnect = tokio::select! {
             // Both branches are cancel safe. A connection that completes after `stop` is closed.
@@ -519,6 +523,11 @@ pub async fn serve<P: Plugin>(
         if matches!(*state.borrow(), ConnectionState::Synchronized(_)) {
             wait = least;
         }
+        let is_refusal = matches!(
+            disconnect,
+            Disconnect::SynchronizeRefused(_) | Disconnect::RegistrationRefused { .. }
+        );
+        refusals = if is_refusal { refusals + 1 } else { 0 };
         let is_stopped = disconnect == Disconnect::Stopped;
         publish(&state, ConnectionState::Away(disconnect));
         if is_stopped {
@@ -527,7 +536,9 @@ pub async fn serve<P: Plugin>(
         tokio::select! {
             // Both branches are cancel safe.
             () = stop.cancelled() => return publish(&state, ConnectionState::Away(Disconnect::Stopped)),
-            () = tokio::time::sleep(wait) => wait = (wait * 2).min(most),
+            () = tokio::time::sleep(if refusals > 1 { settings.refusal_wait } else { wait }) => {
+                wait = (wait * 2).min(most);
+            }
         }
     }
 }

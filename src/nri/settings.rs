@@ -22,6 +22,8 @@ pub struct PluginSettings {
     pub request_timeout: Duration,
     /// The shortest and the longest wait between two attempts. Each wait is twice as long as the previous wait.
     pub backoff: (Duration, Duration),
+    /// The wait after a refusal that repeats: of the plugin by the runtime, or of the runtime's list by the plugin.
+    pub refusal_wait: Duration,
 }
 
 // === impl PluginSettings ===
@@ -36,6 +38,7 @@ impl PluginSettings {
             registration_timeout: Duration::from_secs(5),
             request_timeout: Duration::from_secs(2),
             backoff: (Duration::from_millis(250), Duration::from_secs(5)),
+            refusal_wait: Duration::from_secs(120),
         }
     }
 }

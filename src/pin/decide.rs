@@ -204,7 +204,7 @@ impl PodRequest<'_> {
         }
         let containers = self.pod.containers.iter();
         let mut lasting = containers
-            .filter(|container| container.kind != ContainerKind::Init)
+            .filter(|container| container.kind != ContainerKind::Init && !container.ended)
             .peekable();
         let plan = decisions.desired.pod_mut(&self.key);
         plan.name = Some((self.pod.namespace.clone(), self.pod.name.clone()));

@@ -61,6 +61,9 @@ named! {
         /// A non-owner's cgroup was widened onto an owner's CPUs. The drift's path is the non-owner's
         /// cgroup.
         Overlap => "overlap",
+        /// The container runtime wrote the CPUs that a former owner was given at its creation. The
+        /// drift's path is the former owner's cgroup.
+        Runtime => "runtime",
         /// The owner's partition has ended, or the kernel has made the partition invalid.
         Partition => "partition",
     }
@@ -120,69 +123,118 @@ impl fmt::Display for Neighbour {
 
 /// Compares the kernel with the ledger.
 ///
-/// Cgroups without an assignment record are new, not drifted. The `recently_assigned` CPUs got their owners after the last
-/// complete node pass. The owners' sets may be unwritten, and other containers may still run on the CPUs. Neither is drift.
+/// Cgroups without an assignment record are new, not drifted, unless they have the CPUs of an ended
+/// assignment. The `recently_assigned` CPUs got their owners after the last complete node pass. The
+/// owners' sets may be unwritten, and other containers may still run on the CPUs. Neither is drift.
 pub fn drift(
     observed: &Observed,
     ledger: &Ledger,
     (online, recently_assigned): (&CpuSet, &CpuSet),
     enforcement: Enforcement,
 ) -> Vec<Drift> {
-    let exclusive = ledger.exclusive().difference(recently_assigned);
+    let comparison = Comparison {
+        online,
+        exclusive: ledger.exclusive(),
+        recently_assigned,
+        enforcement,
+    };
     let mut drifts = Vec::new();
     for pod in &observed.pods {
         let own = ledger.of(&pod.cgroup.uid).cpus();
-        let foreign = exclusive.difference(&own);
+        let foreign = comparison.exclusive.difference(recently_assigned);
+        let foreign = foreign.difference(&own);
         for container in &pod.containers {
-            let Some(record) = &container.record else {
+            let Some(cause) = comparison.cause(container, &own, &foreign) else {
                 continue;
             };
-            let now = &container.cgroup.cpuset;
-            let assigned = record.cpus();
-            if !assigned.is_disjoint(recently_assigned) {
-                continue;
-            }
-            let assigned_online = assigned.intersection(online);
-            let partition = enforcement == Enforcement::Partition;
-            let cause = if assigned.is_empty() {
-                // With partitions, the kernel keeps members off all partitions. A member's written
-                // set has no effect on partition CPUs.
-                (!partition && !now.effective.is_disjoint(&foreign)).then_some(DriftCause::Overlap)
-            } else if partition && !now.partition.is_live() {
-                Some(if assigned_online.is_empty() {
-                    DriftCause::Offline
-                } else {
-                    DriftCause::Partition
-                })
-            } else if now.effective == assigned {
-                None
-            } else if partition && now.exclusive == assigned
-                || !partition && now.effective == assigned_online
-            {
-                Some(DriftCause::Offline)
-            } else if partition || (now.cpus != assigned && now.cpus != assigned_online) {
-                Some(DriftCause::Written)
+            let record = container.record.as_ref();
+            let assigned = record.map(AssignmentRecord::cpus).unwrap_or_default();
+            let others = if drifts.len() < LISTED {
+                others(observed, container, &assigned, &foreign)
             } else {
-                Some(DriftCause::Ancestor)
+                Vec::new()
             };
-            if let Some(cause) = cause {
-                let others = if drifts.len() < LISTED {
-                    others(observed, container, &assigned, &foreign)
-                } else {
-                    Vec::new()
-                };
-                let path = container.cgroup.path.clone();
-                drifts.push(Drift {
-                    path,
-                    cause,
-                    assigned,
-                    effective: now.effective.clone(),
-                    others,
-                });
-            }
+            drifts.push(Drift {
+                path: container.cgroup.path.clone(),
+                cause,
+                assigned,
+                effective: container.cgroup.cpuset.effective.clone(),
+                others,
+            });
         }
     }
     drifts
+}
+
+/// What a container's CPUs are compared with.
+struct Comparison<'a> {
+    online: &'a CpuSet,
+    /// All exclusive CPUs of the node.
+    exclusive: CpuSet,
+    recently_assigned: &'a CpuSet,
+    enforcement: Enforcement,
+}
+
+// === impl Comparison ===
+
+impl Comparison<'_> {
+    /// Why a container has drifted; `None` without drift. `own` are the CPUs of the container's pod,
+    /// `foreign` those of other pods.
+    fn cause(
+        &self,
+        container: &ObservedContainer,
+        own: &CpuSet,
+        foreign: &CpuSet,
+    ) -> Option<DriftCause> {
+        let now = &container.cgroup.cpuset;
+        let Some(record) = &container.record else {
+            return self
+                .is_former_owner(container, own)
+                .then_some(DriftCause::Runtime);
+        };
+        let assigned = record.cpus();
+        if !assigned.is_disjoint(self.recently_assigned) {
+            return None;
+        }
+        let assigned_online = assigned.intersection(self.online);
+        let partition = self.enforcement == Enforcement::Partition;
+        if assigned.is_empty() {
+            if self.is_former_owner(container, own) {
+                return Some(DriftCause::Runtime);
+            }
+            // With partitions, the kernel keeps members off all partitions. A member's written
+            // set has no effect on partition CPUs.
+            return (!partition && !now.effective.is_disjoint(foreign))
+                .then_some(DriftCause::Overlap);
+        }
+        if partition && !now.partition.is_live() {
+            Some(if assigned_online.is_empty() {
+                DriftCause::Offline
+            } else {
+                DriftCause::Partition
+            })
+        } else if now.effective == assigned {
+            None
+        } else if partition && now.exclusive == assigned
+            || !partition && now.effective == assigned_online
+        {
+            Some(DriftCause::Offline)
+        } else if partition || (now.cpus != assigned && now.cpus != assigned_online) {
+            Some(DriftCause::Written)
+        } else {
+            Some(DriftCause::Ancestor)
+        }
+    }
+
+    /// Whether a container without own CPUs has the set that it was given at its creation. A
+    /// container whose pod owns some of the CPUs may be an init container, and the shared CPUs may
+    /// equal the set by chance.
+    fn is_former_owner(&self, container: &ObservedContainer, own: &CpuSet) -> bool {
+        let now = &container.cgroup.cpuset.cpus;
+        container.has_given_cpus()
+            && now.is_disjoint(own)
+            && *now != self.online.difference(&self.exclusive)
+    }
 }
 
 /// Containers that may run on a container's assigned CPUs, and owners whose CPUs the container may

@@ -61,6 +61,9 @@ pub struct ObservedContainer {
     /// Whether a status or the container runtime told the name, now or before the record was
     /// written.
     pub by_id: bool,
+    /// The CPUs that Pinfold gave the container at its creation, if the container runtime tells
+    /// them.
+    pub given_cpus: Option<CpuSet>,
 }
 
 /// All assignments of the node.
@@ -121,7 +124,10 @@ impl Observed {
                         record.as_ref().is_some_and(|record| record.by_id),
                     ),
                 };
+                let described = known_pod.zip(name.as_deref());
+                let described = described.and_then(|(pod, name)| pod.container(name));
                 containers.push(ObservedContainer {
+                    given_cpus: described.and_then(|described| described.given_cpus.clone()),
                     cgroup: container.clone(),
                     record,
                     name,
@@ -192,6 +198,20 @@ impl ObservedContainer {
     /// Whether the cgroup has an unreadable record. Pinfold leaves the cgroup alone.
     pub(super) fn has_unreadable_record(&self) -> bool {
         self.record.is_none() && self.cgroup.record_text.is_some()
+    }
+
+    /// Whether the container has exactly the CPUs that Pinfold gave it at its creation. The
+    /// container runtime then wrote the set at Pinfold's request, and nobody else asked for it.
+    pub(super) fn has_given_cpus(&self) -> bool {
+        self.given_cpus.as_ref() == Some(&self.cgroup.cpuset.cpus)
+    }
+
+    /// The set that somebody else has given the container. With a record, the set is Pinfold's.
+    pub fn foreign_set(&self) -> Option<&CpuSet> {
+        let written = &self.cgroup.cpuset.cpus;
+        let is_foreign =
+            self.record.is_none() && !self.has_unreadable_record() && !self.has_given_cpus();
+        (is_foreign && !written.is_empty()).then_some(written)
     }
 
     /// Whether Pinfold has bound the container's memory to NUMA nodes.

@@ -140,6 +140,7 @@ pub fn is_denied(pod: &Pod, container: &Container, policy: &Policy) -> bool {
     shared
         && training
         && !pod.finished
+        && !container.ended
         && !matches!(cpus_annotation(pod), Some(CpusAnnotation::Shared))
 }
 
@@ -156,6 +157,9 @@ fn decide(
     let shared = |reason: String| Err(NotExclusive::Shared(reason));
     if pod.finished {
         return shared("the pod has run to its end".to_owned());
+    }
+    if container.ended {
+        return shared("the container has ended and is not started again".to_owned());
     }
     match cpus_annotation(pod) {
         Some(CpusAnnotation::Shared) => {

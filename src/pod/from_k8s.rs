@@ -101,6 +101,7 @@ impl Pod {
         let app = spec.containers.unwrap_or_default().into_iter().zip(0..);
         let app = app.map(|(c, i)| (format!("spec.containers[{i}]"), ContainerKind::App, c));
         let mut containers: Vec<Container> = Vec::new();
+        let mut restarts: Vec<RestartPolicy> = Vec::new();
         let mut names = BTreeSet::new();
         for (path, kind, mut container) in init.chain(app) {
             let Some(name) = non_empty(container.name.take()) else {
@@ -109,6 +110,10 @@ impl Pod {
             if !names.insert(name.clone()) {
                 return Err(PodError::DuplicateContainer { path, name });
             }
+            restarts.push(RestartPolicy::of(
+                &container,
+                spec.restart_policy.as_deref(),
+            ));
             containers.push(convert(name, container, kind, &path)?);
         }
 
@@ -120,11 +125,12 @@ impl Pod {
             limit: None,
         }
         .replace(&mut whole);
-        for container in &mut containers {
+        for (container, restart) in containers.iter_mut().zip(restarts) {
             let Some(reported) = reported.remove(&container.name) else {
                 continue;
             };
             container.runtime_id = reported.runtime_id;
+            container.ended = reported.exit.is_some_and(|code| restart.is_final(code));
             reported.granted.replace(&mut container.resources);
         }
 
@@ -206,6 +212,43 @@ struct ContainerInStatus {
     /// The runtime's id, without the prefix with the runtime's name.
     runtime_id: Option<String>,
     granted: AllocatedCpu,
+    /// The exit code of a container that has ended. A missing code counts as a failure.
+    exit: Option<i32>,
+}
+
+/// Whether a container that has ended is started again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum RestartPolicy {
+    Always,
+    OnFailure,
+    Never,
+}
+
+// === impl RestartPolicy ===
+
+impl RestartPolicy {
+    /// The policy of a container, or else of its pod. A container with rules of its own counts as always restarted: nothing
+    /// may be taken from a container that comes back.
+    fn of(container: &object::ContainerObject, pod: Option<&str>) -> Self {
+        let has_rules = container.restart_policy_rules.as_ref();
+        if has_rules.is_some_and(|rules| !rules.is_empty()) {
+            return Self::Always;
+        }
+        match container.restart_policy.as_deref().or(pod) {
+            Some("Never") => Self::Never,
+            Some("OnFailure") => Self::OnFailure,
+            _ => Self::Always,
+        }
+    }
+
+    /// Whether a container with the exit code is not started again.
+    fn is_final(self, exit_code: i32) -> bool {
+        match self {
+            Self::Always => false,
+            Self::OnFailure => exit_code == 0,
+            Self::Never => true,
+        }
+    }
 }
 
 /// Allocated CPUs in thousandths, if the status has the fields.
@@ -267,9 +310,11 @@ fn reported_by(
             let id = status.container_id.unwrap_or_default();
             let id = id.split_once("://").map_or(id.as_str(), |(_, id)| id);
             let runtime_id = Some(id.to_owned()).filter(|id| !id.is_empty());
+            let terminated = status.state.and_then(|state| state.terminated);
             let reported = ContainerInStatus {
                 runtime_id,
                 granted: AllocatedCpu { request, limit },
+                exit: terminated.map(|ended| ended.exit_code.unwrap_or(1)),
             };
             Ok((status.name.unwrap_or_default(), reported))
         })
@@ -322,6 +367,8 @@ fn convert(
         image: container.image.unwrap_or_default(),
         args: words.collect(),
         runtime_id: None,
+        given_cpus: None,
+        ended: false,
     })
 }
 
@@ -561,6 +608,70 @@ mod tests {
                 super::super::qos(&pod),
                 Qos::Guaranteed,
                 "{of_container} {status}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_container_that_ended_for_good_is_entitled_to_nothing() {
+        let amounts = json!({"cpu": "2", "memory": "1Gi"});
+        let ended = |policy: &Value, own: &Value, state: &Value| {
+            let mut main = json!({"name": "main", "resources": {"limits": amounts}});
+            for (key, value) in own.as_object().unwrap() {
+                main[key] = value.clone();
+            }
+            let pod = read(&json!({
+                "metadata": {"name": "p", "annotations": {"pinfold.io/cpus": "exclusive"}},
+                "spec": {"restartPolicy": policy, "containers": [main]},
+                "status": {"phase": "Running", "containerStatuses": [{"name": "main", "state": state}]},
+            }));
+            let policy = super::super::Policy::default();
+            let main = pod.containers.first().unwrap();
+            assert!(!super::super::is_denied(&pod, main, &policy));
+            super::super::entitlement(&pod, main, &policy).cpus() == 0
+        };
+        let exit = |code: i32| json!({"terminated": {"exitCode": code, "reason": "x"}});
+        let rules =
+            json!({"restartPolicy": "Never", "restartPolicyRules": [{"action": "Restart"}]});
+        for (policy, own, state, expected) in [
+            (json!("Never"), json!({}), exit(0), true),
+            (json!("Never"), json!({}), exit(137), true),
+            (json!("OnFailure"), json!({}), exit(0), true),
+            (json!("OnFailure"), json!({}), exit(1), false),
+            (
+                json!("OnFailure"),
+                json!({}),
+                json!({"terminated": {}}),
+                false,
+            ),
+            (json!("Always"), json!({}), exit(0), false),
+            (Value::Null, json!({}), exit(0), false),
+            (json!("Never"), json!({}), json!({"running": {}}), false),
+            (
+                json!("Never"),
+                json!({}),
+                json!({"waiting": {"reason": "CrashLoopBackOff"}}),
+                false,
+            ),
+            // A container's own policy comes before the pod's.
+            (
+                json!("Always"),
+                json!({"restartPolicy": "Never"}),
+                exit(1),
+                true,
+            ),
+            (
+                json!("Never"),
+                json!({"restartPolicy": "Always"}),
+                exit(1),
+                false,
+            ),
+            (json!("Never"), rules, exit(1), false),
+        ] {
+            assert_eq!(
+                ended(&policy, &own, &state),
+                expected,
+                "{policy} {own} {state}"
             );
         }
     }

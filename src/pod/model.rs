@@ -6,6 +6,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::uid::{ApiUid, Mirror, PodUid};
+use crate::cpu::CpuSet;
 
 /// A pod.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -104,6 +105,12 @@ pub struct Container {
     pub args: Vec<String>,
     /// The runtime's id, without the prefix `containerd://`, if the status has the id.
     pub runtime_id: Option<String>,
+    /// The CPUs that Pinfold gave the container in its answer to CreateContainer. The container runtime remembers this set
+    /// and writes it again with later changes of the container.
+    pub given_cpus: Option<CpuSet>,
+    /// Whether the container has ended, and the restart policy does not start it again. Such a container is entitled to
+    /// nothing.
+    pub ended: bool,
 }
 
 /// Requests and limits of CPU and memory.

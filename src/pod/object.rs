@@ -48,6 +48,7 @@ pub(super) struct PodSpec {
     pub(super) containers: Option<Vec<ContainerObject>>,
     pub(super) host_network: Option<bool>,
     pub(super) resources: Option<ResourceObject>,
+    pub(super) restart_policy: Option<String>,
     pub(super) node_selector: Option<BTreeMap<String, IgnoredAny>>,
     pub(super) affinity: Option<Affinity>,
 }
@@ -97,6 +98,8 @@ pub(super) struct ContainerObject {
     /// Sources of more variables. Only the presence of a source counts.
     pub(super) env_from: Option<Vec<IgnoredAny>>,
     pub(super) restart_policy: Option<String>,
+    /// Exceptions to the restart policy. Only the presence of a rule counts.
+    pub(super) restart_policy_rules: Option<Vec<IgnoredAny>>,
     pub(super) resources: Option<ResourceObject>,
 }
 
@@ -158,4 +161,20 @@ pub(super) struct ContainerStatus {
     pub(super) allocated: Option<ResourceAmounts>,
     /// The requests and limits in force.
     pub(super) resources: Option<ResourceObject>,
+    pub(super) state: Option<ContainerState>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(expecting = "a container's state")]
+pub(super) struct ContainerState {
+    pub(super) terminated: Option<TerminatedState>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(
+    rename_all = "camelCase",
+    expecting = "the state of a container that has ended"
+)]
+pub(super) struct TerminatedState {
+    pub(super) exit_code: Option<i32>,
 }

@@ -308,7 +308,8 @@ fn an_unreachable_api_changes_no_assignment() {
     let mut tree = kernel.tree();
     let cluster = Cluster::new();
     cluster.put(&pod("worker-0", NODE));
-    let settings = cluster.settings(&tree, &kernel);
+    // On a node of a cluster, a runtime without NRI would be another problem.
+    let settings = cluster.settings(&tree, &kernel).with(&["--nri=never"]);
     let agent = settings.start();
     let cgroup = tree.pod("", "worker-0-uid");
     let main = tree.container(&cgroup, "main1");

@@ -3,7 +3,8 @@
 use pinfold::cpu::CpuSet;
 
 use crate::agent::{
-    Manifests, Settings, assigned, best_effort, container, in_force, pinfold, worker, worker_with,
+    Agent, Manifests, Settings, assigned, best_effort, container, in_force, pinfold, worker,
+    worker_with,
 };
 use crate::kernel::{allowed, kernel_tests};
 
@@ -284,4 +285,78 @@ fn a_live_plan_reserves_no_core_that_is_owned() {
     );
     let own = &planned["containers"][0]["cpus"];
     assert_eq!(own, &kernel.first().to_string(), "{planned:#}");
+}
+
+#[test]
+fn a_container_that_ended_for_good_gives_its_cpus_to_the_next_pod() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let pods = Manifests::new();
+    let all = kernel.online.len() - 1;
+    // One container computes first and ends; the other waits on shared CPUs. Both are in one pod.
+    let manifest = |policy: &str, state: &str| {
+        format!(
+            "{}  - name: rest\n    image: tf\n    resources: {{limits: {{cpu: 500m, memory: 1Gi}}}}
+  restartPolicy: {policy}
+status:
+  phase: Running
+  containerStatuses:
+  - {{name: main, containerID: 'containerd://main', state: {state}}}
+  - {{name: rest, containerID: 'containerd://rest', state: {{running: {{}}}}}}
+",
+            worker("both", "both-uid", all)
+        )
+    };
+    let pod = tree.pod("", "both-uid");
+    let (main, rest) = (tree.container(&pod, "main"), tree.container(&pod, "rest"));
+    tree.start(&main);
+    tree.start(&rest);
+    pods.put("both.yaml", &manifest("Never", "{running: {}}"));
+    let agent = Settings::new(&tree.path, &pods, &kernel.first())
+        .with(&["--reconcile-interval=1s"])
+        .start();
+    let own = kernel.online.difference(&kernel.first());
+    agent.eventually("the first container owns the CPUs", |status| {
+        in_force(status, "both") && status["exclusive"] == own.to_string()
+    });
+    tree.remove(&main);
+    // A container that is started again keeps its CPUs.
+    let failed = "{terminated: {exitCode: 1}}";
+    pods.put("both.yaml", &manifest("OnFailure", failed));
+    agent.eventually("the failed container is known", |status| {
+        container(status, "both", "main").is_some_and(|main| main["running"] == false)
+    });
+    two_intervals(&agent);
+    let status = agent.status().unwrap();
+    assert_eq!(assigned(&status, "both"), Some(own.clone()));
+    pods.put("both.yaml", &manifest("Never", failed));
+    let status = agent.eventually("no CPU is exclusive any more", |status| {
+        status["exclusive"] == ""
+    });
+    let main = container(&status, "both", "main").unwrap();
+    let reason = main["entitlement"]["reason"].as_str().unwrap();
+    assert!(reason.contains("has ended"), "{reason}");
+    assert_eq!(status["shared"], kernel.online.to_string());
+    assert_eq!(kernel.effective(&rest), kernel.online);
+    // The next pod gets all of them.
+    let next = tree.pod("", "next-uid");
+    let next = tree.container(&next, "next");
+    tree.start(&next);
+    pods.put(
+        "next.yaml",
+        &worker_with("next", "next-uid", all, "", "next"),
+    );
+    agent.eventually("the next pod owns the CPUs", |status| {
+        in_force(status, "next")
+    });
+    assert_eq!(kernel.effective(&next), own);
+    assert_eq!(kernel.effective(&rest), kernel.first());
+    agent.stop();
+}
+
+/// Waits until two more passes have run.
+fn two_intervals(agent: &Agent) {
+    let passes = || agent.metric("pinfold_reconcile_total", &[]).unwrap_or(0.0);
+    let before = passes();
+    agent.eventually("two more passes", |_| passes() >= before + 2.0);
 }

@@ -643,13 +643,13 @@ fn cpus_just_assigned_are_exempt_from_drift() {
 }
 
 #[test]
-fn a_container_without_cpus_keeps_the_requested_update() {
+fn an_update_gets_cpus_only_where_the_runtime_has_a_set_of_pinfolds() {
     let Some(kernel) = kernel_tests() else { return };
     let mut tree = kernel.tree();
     let mut runtime = Runtime::new();
     let agent = runtime.settings(&alone(&kernel, &tree)).start();
     runtime.connect(&agent);
-    let (web, worker) = (
+    let (web, mut worker) = (
         event_message(&tree, "web", 0),
         event_message(&tree, "worker", 1),
     );
@@ -672,7 +672,15 @@ fn a_container_without_cpus_keeps_the_requested_update() {
         Vec::<u8>::new(),
         "the shared container's CPUs stay as requested"
     );
+    assert_eq!(
+        runtime.update(&worker),
+        Vec::<u8>::new(),
+        "a set that the runtime does not have from Pinfold stays as requested"
+    );
     let own = kernel.effective(&path(&worker));
+    // A runtime keeps the annotation of the answer to CreateContainer.
+    let annotations = &mut worker.container.as_mut().unwrap().annotations;
+    annotations.insert("pinfold.io/assigned-cpus".to_owned(), own.to_string());
     let answer = runtime.update(&worker);
     let text = own.to_string();
     let written = answer

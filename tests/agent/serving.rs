@@ -15,6 +15,39 @@ use crate::kernel::{Kernel, Tree, kernel_tests};
 use crate::kubelet::Root;
 
 #[test]
+fn a_missing_nri_socket_is_a_problem_in_every_view() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let pods = Manifests::new();
+    // The DaemonSet mounts the folder, and a runtime without NRI makes no socket there.
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("nri.sock").display().to_string();
+    let settings = Settings::new(&tree.path, &pods, &kernel.first());
+    let agent = settings.clone().with(&["--nri-socket", &socket]).start();
+    let status = agent.eventually("the missing socket is a problem", |status| {
+        status["runtime"]["problem"].is_string()
+    });
+    let problem = status["runtime"]["problem"].as_str().unwrap();
+    assert!(problem.starts_with("NRI is off: "), "{problem}");
+    let ready = agent.get("/readyz");
+    assert!(
+        ready.status == 200 && ready.body.contains(problem),
+        "{ready:?}"
+    );
+    assert_eq!(agent.metric("pinfold_nri_synchronized", &[]), Some(0.0));
+    let address = agent.address.to_string();
+    let output = pinfold().args(["status", "--node", &address]).output();
+    let text = String::from_utf8(output.unwrap().stdout).unwrap();
+    let row = text.lines().nth(1).unwrap_or_default();
+    assert!(row.ends_with(" 1") && text.contains(problem), "{text}");
+    agent.stop();
+    // Whoever does without NRI says so, and has no problem.
+    let agent = settings.with(&["--nri=never"]).start();
+    assert_eq!(agent.get("/readyz").body, "ready\n");
+    agent.stop();
+}
+
+#[test]
 fn answers() {
     let Some(kernel) = kernel_tests() else { return };
     let tree = kernel.tree();

@@ -576,6 +576,27 @@ async fn a_plugin_may_refuse_synchronize() {
     serving.end().await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_refusal_that_repeats_waits_for_minutes() {
+    let plugin = RecordingPlugin {
+        refuse_synchronize: true,
+        ..plugin(Behavior::AsRecorded)
+    };
+    let mut serving = Serving::with(plugin, |_| {});
+    let mut waits = Vec::new();
+    let mut before = tokio::time::Instant::now();
+    for _ in 0..4 {
+        let mut runtime = serving.socket.accept().await;
+        waits.push(before.elapsed().as_secs());
+        runtime.register().await;
+        runtime.configure(60_000).await;
+        assert!(runtime.call("Synchronize", Vec::new()).await.is_err());
+        before = tokio::time::Instant::now();
+    }
+    assert_eq!(waits, [0, 0, 120, 120]);
+    serving.end().await;
+}
+
 #[tokio::test]
 async fn a_shutdown_of_the_runtime_is_the_reported_reason() {
     let mut serving = Serving::with(plugin(Behavior::AsRecorded), |settings| {

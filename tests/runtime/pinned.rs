@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use pinfold::cpu::CpuSet;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::agent::{Agent, Settings, assigned, container};
 use crate::daemon::{Runtime, suites};
 use crate::kernel::{Kernel, Tree, kernel_tests};
+use crate::messages::Resources;
 use crate::pods::{ContainerSpec, Pod, PodSpec};
 use crate::probe::Report;
 use crate::scenarios::{self, Stage, began_in, cpus};
@@ -344,6 +345,137 @@ fn a_resize_keeps_the_containers_cpus() {
         let resized = spec.containers[0].clone().with_milli(1000);
         scenarios::resized(stage, &spec, &resized, &|_| stage.kernel.last());
     });
+}
+
+/// A worker's container with half a CPU. Only whole CPUs are exclusive, so a worker with the new limit owns none.
+fn half(spec: &PodSpec) -> ContainerSpec {
+    spec.containers[0].clone().with_milli(500)
+}
+
+/// Changes a container's memory limit, as a resize in place does. The runtime then writes everything that it remembers of
+/// the container's resources.
+fn change_memory(container: &crate::pods::Container<'_>, spec: &ContainerSpec, mebibytes: i64) {
+    let resources = Resources {
+        memory_limit: mebibytes << 20,
+        ..spec.resources()
+    };
+    container.update(resources).unwrap();
+}
+
+#[test]
+fn a_container_that_gave_its_cpus_up_does_not_get_them_back_from_the_runtime() {
+    with_each(
+        |Stage {
+             kernel,
+             tree,
+             runtime,
+         },
+         agent| {
+            let spec = PodSpec::worker("resized", 1);
+            let pod = Pod::run(kernel, tree, runtime, &spec);
+            let main = scenarios::begin(&pod, &spec.containers[0], 0, &|_| kernel.last());
+            let half = half(&spec);
+            main.update(half.resources()).unwrap();
+            let on_all = |status: &Value| {
+                let entry = container(status, "resized", "main").unwrap();
+                entry["effective"] == kernel.online.to_string()
+            };
+            agent.eventually("the container gives its CPU up", on_all);
+            for mebibytes in [144, 160] {
+                change_memory(&main, &half, mebibytes);
+                assert_eq!(cpus(&main.exec()), kernel.online, "{mebibytes} MiB");
+            }
+            // The CPU has another owner now.
+            let other = Pod::run(kernel, tree, runtime, &PodSpec::worker("other", 1));
+            let owner = scenarios::begin(&other, &other.spec.containers[0], 0, &|_| kernel.last());
+            change_memory(&main, &half, 176);
+            assert_eq!(cpus(&main.exec()), shared(kernel));
+            assert_eq!(cpus(&owner.exec()), kernel.last());
+            other.remove();
+            agent.eventually("the container may use all CPUs again", on_all);
+            change_memory(&main, &half, 192);
+            assert_eq!(cpus(&main.exec()), kernel.online);
+            let status = agent.status().unwrap();
+            assert_eq!(
+                (&status["drift"], &status["errors"]),
+                (&json!([]), &json!([]))
+            );
+            pod.remove();
+        },
+    );
+}
+
+#[test]
+fn a_former_owner_that_the_runtime_put_back_is_found() {
+    let Some(kernel) = kernel_tests() else { return };
+    for suite in suites() {
+        let tree = kernel.tree();
+        let runtime = Runtime::start(&suite);
+        let agent = settings(&kernel, &tree, &runtime).start();
+        connected(&agent);
+        let spec = PodSpec::worker("former", 1);
+        let pod = Pod::run(&kernel, &tree, &runtime, &spec);
+        let main = scenarios::begin(&pod, &spec.containers[0], 0, &|_| kernel.last());
+        agent.stop();
+        released(&tree);
+        assert_eq!(cpus(&main.exec()), kernel.online, "after the release");
+        // Without an agent, the runtime writes the CPUs that it was given at the container's creation.
+        let half = half(&spec);
+        change_memory(&main, &half, 144);
+        assert_eq!(cpus(&main.exec()), kernel.last());
+        let agent = settings(&kernel, &tree, &runtime).start();
+        connected(&agent);
+        agent.eventually("the container may use all CPUs again", |status| {
+            container(status, "former", "main")
+                .is_some_and(|entry| entry["effective"] == kernel.online.to_string())
+        });
+        assert_eq!(
+            agent.metric("pinfold_drift_total", &[("cause", "runtime")]),
+            Some(1.0),
+            "{}",
+            agent.log()
+        );
+        // The answer replaces what the runtime remembers, so the set stays even without an agent.
+        change_memory(&main, &half, 160);
+        agent.stop();
+        change_memory(&main, &half, 176);
+        assert_eq!(cpus(&main.exec()), kernel.online);
+        pod.remove();
+    }
+}
+
+#[test]
+fn after_a_release_a_set_of_all_cpus_makes_the_runtime_forget() {
+    let Some(kernel) = kernel_tests() else { return };
+    for suite in suites() {
+        let tree = kernel.tree();
+        let runtime = Runtime::start(&suite);
+        let agent = settings(&kernel, &tree, &runtime).start();
+        connected(&agent);
+        let spec = PodSpec::worker("left", 1);
+        let pod = Pod::run(&kernel, &tree, &runtime, &spec);
+        let main = scenarios::begin(&pod, &spec.containers[0], 0, &|_| kernel.last());
+        agent.stop();
+        released(&tree);
+        // As `crictl update --cpuset-cpus` does.
+        let all = Resources {
+            cpuset_cpus: kernel.online.to_string(),
+            ..Resources::default()
+        };
+        main.update(all).unwrap();
+        change_memory(&main, &spec.containers[0], 144);
+        assert_eq!(cpus(&main.exec()), kernel.online);
+        pod.remove();
+    }
+}
+
+/// Hands all CPUs back, as before an uninstall.
+fn released(tree: &Tree<'_>) {
+    let output = crate::agent::pinfold()
+        .args(["release", "--pod-cgroup", &tree.path])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
 }
 
 #[test]

@@ -229,6 +229,7 @@ impl ReportedContainer {
             DriftCause::Ancestor => "a cgroup above its cgroup lost CPUs",
             DriftCause::Offline => "some of its CPUs were offline",
             DriftCause::Overlap => "its cgroup got more CPUs",
+            DriftCause::Runtime => "the container runtime wrote the CPUs of an ended assignment",
             DriftCause::Partition => "its partition ended or became invalid",
         };
         news.push(EventContent {

@@ -6,7 +6,7 @@ use serde::Serialize;
 use tokio::sync::watch;
 
 use crate::metrics::RuntimeNumbers;
-use crate::nri::ConnectionState;
+use crate::nri::{ConnectionState, Disconnect};
 
 /// The reading end of the connection's state.
 #[derive(Debug, Clone)]
@@ -27,7 +27,7 @@ pub(in crate::agent) struct RuntimeLinkState {
     /// The runtime's name, once the runtime has registered the plugin.
     name: Option<String>,
     version: Option<String>,
-    /// The reason why the runtime is away.
+    /// Why containers start without Pinfold.
     problem: Option<String>,
 }
 
@@ -46,13 +46,19 @@ impl RuntimeLink {
         }
     }
 
+    /// The link of an agent that has not found NRI at its start, although the configuration permits its use.
+    pub(super) fn unused(socket: &Path) -> Self {
+        // The state never changes, so no sender is necessary.
+        let (_, state) = watch::channel(ConnectionState::default());
+        Self::new(state, socket, true)
+    }
+
     /// The connection's current problem. Containers are still pinned, once their status is known.
     pub(in crate::agent) fn problem(&self) -> Option<String> {
         match &*self.state.borrow() {
-            // A missing NRI socket is a problem only if the configuration requires NRI.
-            ConnectionState::Away(why) if self.expected || self.socket.exists() => {
-                Some(problem(why))
-            }
+            ConnectionState::Away(Disconnect::NotTried) if !self.expected => None,
+            ConnectionState::Away(_) if !self.socket.exists() => Some(self.switched_off()),
+            ConnectionState::Away(why) => Some(problem(why)),
             ConnectionState::Connecting | ConnectionState::Registered(_) if self.expected => {
                 Some(problem(&"it has not reported its containers yet"))
             }
@@ -69,11 +75,19 @@ impl RuntimeLink {
             state: state.name(),
             name: runtime.map(|runtime| runtime.name.clone()),
             version: runtime.map(|runtime| runtime.version.clone()),
-            problem: match &*state {
-                ConnectionState::Away(why) => Some(why.to_string()),
-                _ => None,
-            },
+            problem: self.problem(),
         }
+    }
+
+    /// Whoever installs Pinfold for its thread counts and for CPUs from the first instruction on has to know that neither
+    /// works. A missing socket therefore counts as a problem with `auto`, too.
+    fn switched_off(&self) -> String {
+        format!(
+            "NRI is off: {} does not exist, so containers are pinned one or two seconds after their start and get no thread \
+             counts; switch NRI on in the container runtime (pinfold doctor on the node prints the setting), or set \
+             runtime.nri to never if this is intended",
+            self.socket.display()
+        )
     }
 
     /// The connection's state for `/metrics`.

@@ -11,6 +11,7 @@
 mod api_wait;
 mod link;
 mod plugin_handler;
+mod reduced;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -90,6 +91,13 @@ pub(super) struct ShutdownSignals {
     pub(super) all_answered: CancellationToken,
 }
 
+/// The link of an agent that found no NRI at its start. `None` if the missing NRI is no problem: the configuration forbids NRI,
+/// or the node belongs to no cluster and may have no container runtime.
+pub(super) fn unused(wanted: &Runtime, has_cluster: bool) -> Option<RuntimeLink> {
+    let may_use = wanted.nri != AutoSwitch::Never && has_cluster;
+    may_use.then(|| RuntimeLink::unused(&wanted.socket))
+}
+
 /// Starts the task that serves the connection to the runtime.
 pub(super) fn start(
     node: &AgentNode,
@@ -104,7 +112,7 @@ pub(super) fn start(
     let mut settings = nri::PluginSettings::new(NAME, wanted.index);
     settings.socket.clone_from(&wanted.socket);
     let (state, connection) = watch::channel(nri::ConnectionState::default());
-    let first = snapshot.clone();
+    let mut first = snapshot;
     let api_source = cluster.map(|cluster| plugin_handler::ApiSource {
         link: cluster.link.clone(),
         pods: cluster.pods.clone(),
@@ -122,7 +130,6 @@ pub(super) fn start(
     let handler = Arc::new(plugin_handler::PluginHandler::new(
         queue,
         api_source,
-        snapshot,
         metrics.clone(),
     ));
     let ShutdownSignals {
@@ -133,7 +140,6 @@ pub(super) fn start(
         // The reconciler ends with the connection's task, also after an error.
         let _all_answered = all_answered.drop_guard();
         // No good answer exists before the first snapshot. Until then, containers start as if no agent ran.
-        let mut first = first;
         tokio::select! {
             () = requested.cancelled() => return Ok(()),
             known = first.wait_for(Option::is_some) => if known.is_err() { return Ok(()) },

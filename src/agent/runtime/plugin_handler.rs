@@ -1,33 +1,23 @@
 //! [`PluginHandler`]: answers the events of the container runtime with the decisions of the reconciler.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::api_wait::{API_WAIT, ApiWait};
+use super::reduced::{INJECTED, annotation_values, reduced_container, reduced_pod};
 use crate::agent::cluster::{ApiPods, ClusterLink};
 use crate::agent::event::{AgentEvent, CreateAnswer, RuntimePod, RuntimeUpdate};
 use crate::agent::gate;
 use crate::cluster::scenes;
-use crate::cpu::CpuSet;
 use crate::metrics::AgentMetrics;
 use crate::nri::{
     self, Container, ContainerAdjustment, CpuChange, EventSet, HandlerTimeout, Inventory,
     PodSandbox, Refusal, UnansweredCall,
 };
-use crate::pin::Snapshot;
-use crate::pin::snapshot::ContainerState;
-use crate::pod::{Pod, is_required, variable_counts};
-
-/// The runtime's annotation with the names of the variables that Pinfold injected. After a restart of Pinfold only the
-/// annotation distinguishes injected variables from the user's variables.
-const INJECTED: &str = "pinfold.io/injected";
-
-/// The runtime's annotation with the CPUs that Pinfold gave a container at CreateContainer. The runtime writes these CPUs again
-/// later, even if another container has them by then.
-const ASSIGNED: &str = "pinfold.io/assigned-cpus";
+use crate::pod::{Pod, is_required};
 
 /// The variable with a container's exclusive CPUs.
 const CPUS: &str = "PINFOLD_CPUS";
@@ -53,8 +43,6 @@ pub(super) struct PluginHandler {
     api: Option<(ClusterLink, ApiWait)>,
     /// The Node's slot in a scene, where scenes are used.
     slot: Option<watch::Receiver<scenes::SlotState>>,
-    /// The reconciler's latest snapshot.
-    snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
     inventory: Mutex<Inventory>,
     metrics: AgentMetrics,
     started_at: Instant,
@@ -66,7 +54,6 @@ impl PluginHandler {
     pub(super) fn new(
         reconciler: mpsc::UnboundedSender<AgentEvent>,
         api_source: Option<ApiSource>,
-        snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
         metrics: AgentMetrics,
     ) -> Self {
         let slot = api_source.as_ref().and_then(|api| api.link.slot());
@@ -76,7 +63,6 @@ impl PluginHandler {
             reconciler,
             api,
             slot,
-            snapshot,
             inventory,
             metrics,
             started_at,
@@ -210,7 +196,7 @@ impl PluginHandler {
             annotations.insert(INJECTED.to_owned(), names.join(","));
         }
         if let Some(cpus) = &cpus {
-            annotations.insert(ASSIGNED.to_owned(), cpus.to_string());
+            annotations.insert(nri::GIVEN_CPUS_ANNOTATION.to_owned(), cpus.to_string());
         }
         let cpu = CpuChange {
             cpus,
@@ -223,23 +209,6 @@ impl PluginHandler {
             annotations,
             cpu,
         }
-    }
-
-    /// The CPUs that a container keeps when the runtime changes the container. The assigned CPUs come first. Without an
-    /// assignment, a container that was created with given CPUs keeps its effective CPUs.
-    fn stays_on(&self, sandbox: &PodSandbox, container: &Container) -> Option<CpuSet> {
-        let pod = nri::pod(sandbox, []);
-        let snapshot = self.snapshot.borrow();
-        let mut all = snapshot.iter().flat_map(|snapshot| &snapshot.containers);
-        let same = |state: &&ContainerState| {
-            state.uid.as_deref() == pod.cgroup_uid() && state.container == container.name
-        };
-        let state = all.find(same)?;
-        let was_given_cpus = !annotation_values(container, ASSIGNED).is_empty();
-        state
-            .assigned
-            .clone()
-            .or_else(|| state.effective.clone().filter(|_| was_given_cpus))
     }
 
     fn record_time(&self, call: &'static str, start: Instant) {
@@ -289,8 +258,12 @@ impl nri::Plugin for PluginHandler {
         }
     }
 
+    fn reduce_pod(&self, pod: PodSandbox) -> PodSandbox {
+        reduced_pod(&pod)
+    }
+
     fn reduce(&self, container: Container) -> Container {
-        lean(&container)
+        reduced_container(&container)
     }
 
     async fn synchronize(
@@ -312,7 +285,7 @@ impl nri::Plugin for PluginHandler {
         container: &Container,
     ) -> Result<ContainerAdjustment, Refusal> {
         let start = Instant::now();
-        lock(&self.inventory).put(sandbox.clone(), lean(container));
+        lock(&self.inventory).put(reduced_pod(sandbox), reduced_container(container));
         let Some(reported) = self.pod(&sandbox.uid) else {
             return Ok(ContainerAdjustment::default());
         };
@@ -347,7 +320,7 @@ impl nri::Plugin for PluginHandler {
 
     async fn start(&self, sandbox: &PodSandbox, container: &Container) -> Result<(), Refusal> {
         let start = Instant::now();
-        lock(&self.inventory).put(sandbox.clone(), lean(container));
+        lock(&self.inventory).put(reduced_pod(sandbox), reduced_container(container));
         let Some(reported) = self.pod(&sandbox.uid) else {
             return Ok(());
         };
@@ -385,8 +358,25 @@ impl nri::Plugin for PluginHandler {
         sandbox: &PodSandbox,
         container: &Container,
     ) -> Result<CpuChange, Refusal> {
+        let start = Instant::now();
+        let pod = nri::pod(sandbox, [container]);
+        let given = pod.container(&container.name);
+        let was_given = given.is_some_and(|container| container.given_cpus.is_some());
+        // The runtime has no set of Pinfold's for any other container. A set of somebody else stays as requested.
+        let (Some(uid), true) = (pod.cgroup_uid().map(str::to_owned), was_given) else {
+            return Ok(CpuChange::default());
+        };
+        let container = container.name.clone();
+        let cpus = self
+            .request(|reply| AgentEvent::Update {
+                uid,
+                container,
+                reply,
+            })
+            .await;
+        self.record_time("update", start);
         Ok(CpuChange {
-            cpus: self.stays_on(sandbox, container),
+            cpus: cpus.flatten(),
             ..CpuChange::default()
         })
     }
@@ -395,14 +385,14 @@ impl nri::Plugin for PluginHandler {
         let nri::EventRequest { pod, container } = request;
         match event {
             nri::Event::RunPodSandbox => {
-                lock(&self.inventory).put_pod(pod.clone());
+                lock(&self.inventory).put_pod(reduced_pod(pod));
                 self.report_pod(pod);
                 if let Some(uid) = nri::pod(pod, []).cgroup_uid() {
                     self.send(AgentEvent::NewPod(uid.to_owned()));
                 }
             }
             nri::Event::PostUpdateContainer => {
-                lock(&self.inventory).put(pod.clone(), lean(container));
+                lock(&self.inventory).put(reduced_pod(pod), reduced_container(container));
                 self.report_pod(pod);
             }
             _ => self.remove_ended(event, request),
@@ -410,58 +400,6 @@ impl nri::Plugin for PluginHandler {
         if event.is_of_container() {
             self.send(AgentEvent::CgroupsChanged);
         }
-    }
-}
-
-/// The values of one of Pinfold's annotations on a container of the runtime.
-fn annotation_values(container: &Container, annotation: &str) -> Vec<String> {
-    let values = container
-        .annotations
-        .get(annotation)
-        .map(String::as_str)
-        .unwrap_or_default();
-    values
-        .split(',')
-        .filter(|value| !value.is_empty())
-        .map(str::to_owned)
-        .collect()
-}
-
-/// A copy of a container with only the variables and annotations that affect Pinfold's decisions. The inventory keeps the copy
-/// as long as the container exists, and the kubelet sets seven variables for each Service of the namespace.
-fn lean(container: &Container) -> Container {
-    let counts = |line: &str| variable_counts(line.split_once('=').map_or(line, |(name, _)| name));
-    let injected = annotation_values(container, INJECTED);
-    let is_users = |line: &String| {
-        line.split_once('=')
-            .is_some_and(|(variable, _)| !injected.iter().any(|name| name == variable))
-    };
-    // One variable of the user shows that the environment is known.
-    let first = container.env.iter().position(is_users);
-    let is_needed =
-        |key: &str| [INJECTED, ASSIGNED].contains(&key) || nri::IMAGE_ANNOTATIONS.contains(&key);
-    let annotations = container
-        .annotations
-        .iter()
-        .filter(|(key, _)| is_needed(key));
-    let env = container
-        .env
-        .iter()
-        .enumerate()
-        .filter(|(at, line)| Some(*at) == first || counts(line));
-    Container {
-        id: container.id.clone(),
-        pod_sandbox_id: container.pod_sandbox_id.clone(),
-        name: container.name.clone(),
-        state: container.state,
-        annotations: annotations
-            .map(|(key, text)| (key.clone(), text.clone()))
-            .collect(),
-        args: container.args.clone(),
-        env: env.map(|(_, line)| line.clone()).collect(),
-        linux: container.linux.clone(),
-        pid: container.pid,
-        created_at: container.created_at,
     }
 }
 
@@ -513,43 +451,9 @@ mod tests {
     }
 
     #[test]
-    fn variables_without_effect_are_not_kept() {
-        let env = [
-            "odd",
-            "PATH=/bin",
-            "A_SERVICE_HOST=10.0.0.1",
-            "OMP_NUM_THREADS=3",
-            "TF_CONFIG={}",
-        ];
-        let container = Container {
-            id: "c".to_owned(),
-            args: vec!["python".to_owned()],
-            annotations: [INJECTED, ASSIGNED, nri::IMAGE_ANNOTATIONS[0]]
-                .map(|key| (key.to_owned(), "x".to_owned()))
-                .into(),
-            env: env.map(str::to_owned).to_vec(),
-            ..Container::default()
-        };
-        let mut reported = container.clone();
-        reported
-            .annotations
-            .insert("io.kubernetes.cri-o.Volumes".to_owned(), "[]".to_owned());
-        let kept = lean(&reported);
-        assert_eq!(kept.env, ["PATH=/bin", "OMP_NUM_THREADS=3", "TF_CONFIG={}"]);
-        assert_eq!(
-            kept,
-            Container {
-                env: kept.env.clone(),
-                ..container
-            }
-        );
-    }
-
-    #[test]
     fn a_part_of_synchronize_is_reduced_to_the_variables_that_count() {
         let (reconciler, _events) = mpsc::unbounded_channel();
-        let (_published, snapshot) = watch::channel(None);
-        let handler = PluginHandler::new(reconciler, None, snapshot, AgentMetrics::new().unwrap());
+        let handler = PluginHandler::new(reconciler, None, AgentMetrics::new().unwrap());
         let services = (0..3500).map(|number| format!("S{number}_SERVICE_HOST=10.0.0.1"));
         let own = ["PATH=/bin", "OMP_NUM_THREADS=3"].map(str::to_owned);
         let env = own.iter().cloned().chain(services).collect();
@@ -567,8 +471,7 @@ mod tests {
     #[tokio::test]
     async fn only_a_new_sandbox_is_a_new_pod() {
         let (reconciler, mut events) = mpsc::unbounded_channel();
-        let (_published, snapshot) = watch::channel(None);
-        let handler = PluginHandler::new(reconciler, None, snapshot, AgentMetrics::new().unwrap());
+        let handler = PluginHandler::new(reconciler, None, AgentMetrics::new().unwrap());
         let request = EventRequest {
             pod: pod(),
             container: container("main"),
@@ -592,8 +495,7 @@ mod tests {
     #[tokio::test]
     async fn a_late_end_is_reported_before_a_newer_creation() {
         let (reconciler, mut events) = mpsc::unbounded_channel();
-        let (_published, snapshot) = watch::channel(None);
-        let handler = PluginHandler::new(reconciler, None, snapshot, AgentMetrics::new().unwrap());
+        let handler = PluginHandler::new(reconciler, None, AgentMetrics::new().unwrap());
         let pod = pod();
         lock(&handler.inventory).put(pod.clone(), container("first"));
         let ended = EventRequest {
@@ -627,8 +529,7 @@ mod tests {
     #[tokio::test]
     async fn after_a_timeout_a_stopped_container_still_leaves_the_inventory() {
         let (reconciler, mut events) = mpsc::unbounded_channel();
-        let (_published, snapshot) = watch::channel(None);
-        let handler = PluginHandler::new(reconciler, None, snapshot, AgentMetrics::new().unwrap());
+        let handler = PluginHandler::new(reconciler, None, AgentMetrics::new().unwrap());
         let pod = pod();
         for id in ["ps", "proxy"] {
             lock(&handler.inventory).put(pod.clone(), container(id));

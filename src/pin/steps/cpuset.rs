@@ -414,7 +414,8 @@ impl CpusetTarget<'_> {
     /// Whether the container already has its target, without a further write.
     fn is_settled(&self, reachable: &CpuSet) -> bool {
         let own = &self.container.cgroup.cpuset.cpus;
-        if self.reason == Reason::Share && self.container.record.is_none() {
+        let is_untouched = self.container.record.is_none() && !self.container.has_given_cpus();
+        if self.reason == Reason::Share && is_untouched {
             // The container's set overlaps no exclusive CPU, and the container keeps its own
             // setting.
             reachable.is_subset(&self.cpus) && own.is_subset(&self.cpus)
@@ -428,15 +429,16 @@ impl CpusetTarget<'_> {
     /// The desired record of the container's cgroup.
     fn next_record(&self, desired: &Desired) -> AssignmentRecord {
         let container = self.container;
-        let own = &container.cgroup.cpuset.cpus;
         let name = container.name.as_deref().unwrap_or_default();
         let assignment = self
             .is_owner
             .then(|| self.plan.assignment.of_container(name));
-        let earlier = if self.reason == Reason::Own {
-            cpus_to_record(own, &self.cpus)
+        // A shared container may have had the shared CPUs as its own set before, so only the CPUs given by Pinfold count as
+        // unset.
+        let earlier = if self.reason == Reason::Own || container.has_given_cpus() {
+            cpus_to_record(container, &self.cpus)
         } else {
-            own.clone()
+            container.cgroup.cpuset.cpus.clone()
         };
         let mut next = container_record(container, self.plan, assignment, &earlier);
         if self.is_owner {

@@ -114,7 +114,8 @@ impl<'a> PartitionState<'a> {
     /// The record of an owner, or of a container with a write in the plan. `None` if the present
     /// record stays.
     fn next_leaf_record(&self, leaf: &Leaf<'_>) -> Option<AssignmentRecord> {
-        let is_written = !leaf.target.is_empty() || self.separated(leaf).is_some();
+        let is_written =
+            !leaf.target.is_empty() || leaf.is_former_owner() || self.separated(leaf).is_some();
         let newer = self.newer_setting(leaf);
         let is_recorded = leaf.container.record.is_some() && newer.is_none();
         if !leaf.owner && (!is_written || is_recorded) {
@@ -167,7 +168,8 @@ impl<'a> PartitionState<'a> {
     /// set.
     fn newer_setting(&self, leaf: &Leaf<'_>) -> Option<CpuSet> {
         let written = &leaf.container.cgroup.cpuset.cpus;
-        (!leaf.owner && self.separated(leaf).is_some()).then(|| written.clone())
+        let is_newer = !leaf.owner && !leaf.container.has_given_cpus();
+        (is_newer && self.separated(leaf).is_some()).then(|| written.clone())
     }
 
     /// Pod mates are narrowed until they overlap no partition of the pod.
@@ -364,7 +366,8 @@ impl<'a> PartitionState<'a> {
             let untouched = record.before.cpus.is_empty() && now.is_empty();
             untouched || *now == restored_cpus(record, &self.desired.online)
         };
-        leaf.target.is_empty() && record.as_ref().is_none_or(is_restored)
+        let is_restored = record.as_ref().map(is_restored);
+        leaf.target.is_empty() && is_restored.unwrap_or(!leaf.is_former_owner())
     }
 
     /// The plan restores the settings of cgroups without an assignment, lifts quotas, and removes
@@ -395,7 +398,8 @@ impl<'a> PartitionState<'a> {
         last.writes.extend(memory::bind(leaf.container, leaf.plan));
     }
 
-    /// Restores the memory and the CPUs of a non-owner, except the CPUs of its pod's partitions.
+    /// Restores the memory and the CPUs of a non-owner, except the CPUs of its pod's partitions. A
+    /// former owner without a record had no set of its own.
     fn settle_other(&self, leaf: &Leaf<'_>, last: &mut LastPhase) {
         let cgroup = &leaf.container.cgroup;
         let numa = memory::give_back(leaf.container, &self.desired.all_memory);
@@ -405,14 +409,18 @@ impl<'a> PartitionState<'a> {
             last.removals.push(Step::Remove { path });
             return;
         }
-        let (Some(record), true) = (&leaf.container.record, leaf.target.is_empty()) else {
+        let record = leaf.container.record.as_ref();
+        if !leaf.target.is_empty() || record.is_none() && !leaf.is_former_owner() {
             return;
-        };
+        }
         let partitions = self.pods.get(leaf.pod).map(|pod| pod.target.clone());
         let partitions = partitions.unwrap_or_default();
         let earlier = match self.newer_setting(leaf) {
             Some(newer) => newer.intersection(&self.desired.online),
-            None => restored_cpus(record, &self.desired.online),
+            None => record.map_or_else(
+                || self.desired.online.clone(),
+                |record| restored_cpus(record, &self.desired.online),
+            ),
         };
         let is_separate = cgroup.cpuset.cpus.is_empty() || earlier.is_disjoint(&partitions);
         if self.has_earlier_cpus(leaf) && is_separate {

@@ -61,10 +61,12 @@ fn next_record(
     next
 }
 
-/// The CPUs to record as the container's earlier set. A set equal to the target counts as unset:
-/// the container runtime wrote the set at Pinfold's request.
-pub(super) fn cpus_to_record(own: &CpuSet, target: &CpuSet) -> CpuSet {
-    if own == target {
+/// The CPUs to record as the container's earlier set. A set equal to the target, or to the CPUs that
+/// the container was given at its creation, counts as unset: the container runtime wrote the set at
+/// Pinfold's request.
+pub(super) fn cpus_to_record(container: &ObservedContainer, target: &CpuSet) -> CpuSet {
+    let own = &container.cgroup.cpuset.cpus;
+    if own == target || container.has_given_cpus() {
         CpuSet::new()
     } else {
         own.clone()

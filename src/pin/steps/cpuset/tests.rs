@@ -471,3 +471,33 @@ fn one_that_waits_for_its_cpus_is_not_let_onto_a_neighbours_by_its_pod() {
         run(CgroupVersion::V2, &history);
     }
 }
+
+#[test]
+fn a_former_owner_that_the_runtime_put_back_gets_the_shared_cpus() {
+    let mut kernel = kernel(CgroupVersion::V2, &["p0", "p0/c0", "p1", "p1/c0"]);
+    kernel.settle(&desired(&[("p1", "c0", "6-7")]));
+    kernel.nodes.get_mut("p0/c0").unwrap().cpus = set("4-5");
+    kernel.nodes.get_mut("p0/c0").unwrap().mark = None;
+    let (mut observed, ledger) = kernel.observe();
+    let wish = desired(&[("p1", "c0", "6-7")]);
+    // Such a set may be the container's own setting.
+    assert_eq!(plan(&observed, &ledger, &wish, Enforcement::Cpuset), []);
+    observed.pods[0].containers[0].given_cpus = Some(set("4-5"));
+    let steps = plan(&observed, &ledger, &wish, Enforcement::Cpuset);
+    let [
+        Step::Record {
+            record: Some(record),
+            ..
+        },
+        Step::Cpus { cpus, .. },
+    ] = &steps[..]
+    else {
+        panic!("{steps:?}")
+    };
+    assert_eq!((&record.before.cpus, cpus), (&CpuSet::new(), &set("0-5")));
+    // By chance, the shared CPUs can be the same set.
+    observed.pods[0].containers[0].given_cpus = Some(set("0-5"));
+    observed.pods[0].containers[0].cgroup.cpuset.cpus = set("0-5");
+    observed.pods[0].containers[0].cgroup.cpuset.effective = set("0-5");
+    assert_eq!(plan(&observed, &ledger, &wish, Enforcement::Cpuset), []);
+}

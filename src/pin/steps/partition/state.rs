@@ -188,7 +188,9 @@ impl<'a> PartitionState<'a> {
             let cpuset = &container.cgroup.cpuset;
             let kind = cpuset.partition.live();
             self.live.extend(kind.map(|kind| (path, kind)));
-            if left_alone || is_left_alone(container, plan) {
+            // The container runtime's write on a former owner is Pinfold's affair in any pod.
+            let is_foreign = left_alone && !container.has_given_cpus();
+            if is_foreign || is_left_alone(container, plan) {
                 target = target.union(&cpuset.exclusive);
                 self.unknown.push((path, cpuset.exclusive.clone()));
                 continue;
@@ -319,10 +321,17 @@ impl PodTarget<'_> {
 // === impl Leaf ===
 
 impl Leaf<'_> {
+    /// Whether the container owns no CPUs any longer, and still has the set that Pinfold gave it at
+    /// its creation. The container runtime remembers the set, and writes it with every change of
+    /// the container that no agent answers.
+    pub(super) fn is_former_owner(&self) -> bool {
+        !self.owner && self.target.is_empty() && self.container.has_given_cpus()
+    }
+
     pub(super) fn next_record(&self) -> AssignmentRecord {
         let (container, plan) = (self.container, self.plan);
         let assignment = self.owner.then(|| own_part(&plan.assignment, container));
-        let earlier = cpus_to_record(&container.cgroup.cpuset.cpus, &self.target);
+        let earlier = cpus_to_record(container, &self.target);
         container_record(container, plan, assignment, &earlier)
     }
 }

@@ -446,3 +446,41 @@ fn idle_cpus_have_a_partition_of_their_own() {
     let ended = steps(&lives, &desired(&[("a", "x", "2-3")]));
     assert_eq!(ended.last().unwrap(), "a/pinfold-idle: remove");
 }
+
+#[test]
+fn a_former_owner_that_the_runtime_put_back_gets_all_cpus_but_those_of_its_pod_mates() {
+    let former = |containers: &[CgroupRow<'_>]| {
+        let mut observed = there("", containers);
+        let container = &mut observed.pods[0].containers[0];
+        container.given_cpus = Some(set("4-7"));
+        observed
+    };
+    let alone = former(&[("a", "x", "", None, "4-7")]);
+    assert_eq!(steps(&alone, &desired(&[])), ["a/x: CPUs 0-7"]);
+    // Any other set belongs to somebody else.
+    let foreign = former(&[("a", "x", "", None, "4-6")]);
+    assert_eq!(steps(&foreign, &desired(&[])), Vec::<String>::new());
+    // An owner has the set by right.
+    let owner = former(&[("a", "x", "", None, "4-7")]);
+    let owned = steps(&owner, &desired(&[("a", "x", "4-7")]));
+    assert_eq!(owned.last().unwrap(), "a/x: root on CPUs 4-7");
+    // A mate's partition may lie beside the set, or within.
+    for (mate, back) in [("2-3", "0-1,4-7"), ("5-6", "0-4,7")] {
+        let beside = former(&[("a", "x", "", None, "4-7"), ("a", "y", mate, None, "")]);
+        let wish = desired(&[("a", "y", mate)]);
+        let plan = plan(
+            &beside,
+            &crate::pin::Ledger::default(),
+            &wish,
+            Enforcement::Partition,
+        );
+        let last = words(&plan).pop().unwrap();
+        assert_eq!(last, format!("a/x: CPUs {back}"), "{plan:?}");
+        // The record says that the container had no set of its own, so it gets all CPUs when the mate ends.
+        let record = plan.iter().find_map(|step| match step {
+            Step::Record { path, record } if path.ends_with("/x") => record.as_ref(),
+            _ => None,
+        });
+        assert_eq!(record.unwrap().before.cpus, CpuSet::new(), "{plan:?}");
+    }
+}

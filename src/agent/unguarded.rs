@@ -1,0 +1,153 @@
+//! [`UnguardedStarts`]: containers that started while no agent answered the container runtime, against an assignment or against
+//! the wish of their pod.
+//!
+//! The runtime starts containers without an agent as well. With enforcement `partition` the kernel keeps them off exclusive CPUs.
+//! With `cpuset` they run on all CPUs until an agent moves them, and nobody would hear of it.
+
+use std::collections::{BTreeSet, HashSet};
+use std::time::{Duration, Instant};
+
+use super::gate;
+use super::history::own_in_force;
+use super::pass_model::PassResult;
+use super::reconciler::Reconciler;
+use crate::cpu::CpuSet;
+use crate::metrics::AgentMetrics;
+use crate::pin::snapshot::ContainerState;
+use crate::pin::{Enforcement, Observed};
+use crate::pod::Pod;
+
+/// How long `/status` reports containers that ran on exclusive CPUs of others.
+const REPORTED: Duration = Duration::from_secs(600);
+
+/// The unguarded starts since the agent's own start.
+#[derive(Debug, Default)]
+pub(super) struct UnguardedStarts {
+    /// The cgroups of counted containers.
+    counted: BTreeSet<String>,
+    /// Containers that ran on exclusive CPUs of others: the time of discovery, and a description.
+    intruders: Vec<(Instant, String)>,
+}
+
+// === impl UnguardedStarts ===
+
+impl UnguardedStarts {
+    /// Counts a container once. Returns whether the container is new.
+    fn count(&mut self, path: &str, kind: &str, metrics: &AgentMetrics) -> bool {
+        let is_new = self.counted.insert(path.to_owned());
+        if is_new {
+            metrics.unguarded_starts.with_label_values(&[kind]).inc();
+        }
+        is_new
+    }
+
+    /// Notes containers without a record on exclusive CPUs of other pods, as the pass has found them. `has_begun` says whether a
+    /// container's program runs, by pod uid and container name.
+    fn note_intruders(
+        &mut self,
+        before: &Observed,
+        pods: &[Pod],
+        has_begun: impl Fn(&str, &str) -> bool,
+        metrics: &AgentMetrics,
+    ) {
+        let owned = |containers: &[_]| -> CpuSet {
+            let own = containers
+                .iter()
+                .map(|one| own_in_force(one, Enforcement::Cpuset));
+            own.fold(CpuSet::new(), |all, own| all.union(&own))
+        };
+        let all = before.pods.iter().map(|pod| owned(&pod.containers));
+        let all = all.fold(CpuSet::new(), |all, own| all.union(&own));
+        for pod in &before.pods {
+            let foreign = all.difference(&owned(&pod.containers));
+            for container in &pod.containers {
+                let cgroup = &container.cgroup;
+                let on = cgroup.cpuset.effective.intersection(&foreign);
+                let Some(name) = container.name.as_deref().filter(|_| !on.is_empty()) else {
+                    continue;
+                };
+                let is_new = container.record.is_none() && cgroup.populated;
+                if is_new
+                    && has_begun(&pod.cgroup.uid, name)
+                    && self.count(&cgroup.path, "exclusive_cpus", metrics)
+                {
+                    let pod = pod.known.and_then(|index| pods.get(index));
+                    let pod = pod.map(|pod| format!("{pod} ")).unwrap_or_default();
+                    let intruder = format!("{pod}container {name} on {}", on.in_words());
+                    tracing::warn!(
+                        "{intruder}: started while no agent answered the container runtime"
+                    );
+                    self.intruders.push((Instant::now(), intruder));
+                }
+            }
+        }
+    }
+
+    /// The sentence about containers that ran on exclusive CPUs of others; `None` if it happened long ago.
+    fn problem(&mut self) -> Option<String> {
+        self.intruders
+            .retain(|(found, _)| found.elapsed() < REPORTED);
+        let (_, last) = self.intruders.last()?;
+        let (count, minutes) = (self.intruders.len(), REPORTED.as_secs() / 60);
+        let containers = if count == 1 {
+            "1 container"
+        } else {
+            &format!("{count} containers")
+        };
+        Some(format!(
+            "{containers} ran on exclusive CPUs of other pods, found in the last {minutes} minutes: with enforcement cpuset, a \
+             container that starts while no agent answers the container runtime may use all CPUs until an agent moves it \
+             (the last: {last})"
+        ))
+    }
+}
+
+// === impl Reconciler ===
+
+impl Reconciler {
+    /// Counts containers that started against an assignment, and returns the problems, as sentences. Without NRI every container
+    /// starts unguarded, which is a problem of its own.
+    pub(super) fn unguarded_problems(
+        &mut self,
+        result: &PassResult,
+        states: &[ContainerState],
+    ) -> Vec<String> {
+        let node = &self.managed.node;
+        if node.enforcement == Enforcement::Observe || !node.config.runtime.wanted() {
+            return Vec::new();
+        }
+        let history = &self.history;
+        let has_begun = |uid: &str, name: &str| !history.is_waiting(uid, name);
+        let (starts, metrics) = (&mut self.unguarded, &self.passes.metrics);
+        let there: HashSet<&str> = states
+            .iter()
+            .filter_map(|state| state.cgroup.as_deref())
+            .collect();
+        starts.counted.retain(|path| there.contains(path.as_str()));
+        if let (Enforcement::Cpuset, Some(before)) = (node.enforcement, &result.before) {
+            starts.note_intruders(before, &result.pods, has_begun, metrics);
+        }
+        let mut problems: Vec<String> = starts.problem().into_iter().collect();
+        for state in states
+            .iter()
+            .filter(|state| state.required && state.running)
+        {
+            let (uid, name) = (state.uid.as_deref().unwrap_or_default(), &state.container);
+            if let Err(why) = gate::at_start(state, states, node.enforcement)
+                && has_begun(uid, name)
+            {
+                starts.count(
+                    state.cgroup.as_deref().unwrap_or_default(),
+                    "required",
+                    metrics,
+                );
+                problems.push(format!(
+                    "{}/{}: container {name} runs nevertheless: {why}; it started while no agent answered the container \
+                     runtime, or lost its CPUs later",
+                    state.namespace, state.pod
+                ));
+            }
+        }
+        problems
+    }
+}
