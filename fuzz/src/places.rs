@@ -1,7 +1,7 @@
 //! Properties of every topology and of every placement.
 
 use pinfold::cpu::{
-    Cores, Cost, CpuSet, Isolated, Order, Placement, PlacementRefusal, Placer, Request, Topology,
+    CoreKinds, Cores, Cost, CpuSet, Isolated, Order, Placement, PlacementRefusal, Placer, Request, Topology,
 };
 
 /// Checks a topology's groups: all CPUs are online, and each kind of group has every CPU once.
@@ -123,7 +123,8 @@ fn check_placement(
         && request.cores == Cores::Preferred
         && request.near.is_empty();
     let isolated = request.isolated == Isolated::Ignore || topology.isolated.is_empty();
-    if plain && isolated && placer.is_exact() {
+    let alike = request.core_kinds == CoreKinds::Any || !placer.is_mixed(&topology.online);
+    if plain && isolated && alike && placer.is_exact() {
         let usable: Vec<u32> = free.intersection(&topology.online).iter().collect();
         let lowest: CpuSet = usable.iter().copied().take(request.cpus).collect();
         let highest: CpuSet = usable.iter().rev().copied().take(request.cpus).collect();

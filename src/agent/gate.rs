@@ -195,6 +195,7 @@ mod tests {
             effective: Some(set(effective)),
             partition: Some("root".to_owned()),
             numa: None,
+            memory: None,
             cgroup: None,
             running: true,
             threads: thread_environment(

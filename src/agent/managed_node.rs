@@ -53,6 +53,7 @@ impl ManagedNode {
         let root = &self.node.config.root_dir;
         let hotplug_state = topology::HotplugState::read(root);
         if hotplug_state == self.hotplug_state {
+            self.node.read_memory_nodes();
             return;
         }
         match topology::read(root) {
@@ -64,6 +65,7 @@ impl ManagedNode {
                 self.placer = Placer::new(&topology);
                 self.layout = Arc::new(topology.layout());
                 self.node.topology = topology;
+                self.node.read_memory_nodes();
                 self.hotplug_state = hotplug_state;
             }
             Err(error) => tracing::error!(
@@ -131,6 +133,7 @@ impl PassNode for ManagedNode {
         DecisionInput {
             topology: &node.topology,
             placer: &self.placer,
+            memory_nodes: &node.memory_nodes,
             reserved: &node.reserved,
             policy: &node.config.policy,
             preferences: &node.config.cpus,

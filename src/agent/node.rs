@@ -30,6 +30,8 @@ pub struct AgentNode {
     pub cgroups: Cgroups,
     /// The machine's processes.
     pub proc: Proc,
+    /// The NUMA nodes with memory that pods may use.
+    pub memory_nodes: CpuSet,
     /// CPUs that are never exclusive.
     pub reserved: CpuSet,
     /// How assignments are enforced.
@@ -76,9 +78,10 @@ impl AgentNode {
         let alone = enforcement(&config, &cgroups)?;
         let (enforcement, enforcement_cause, enforcement_reason) = alone.clone();
         let proc = Proc::new(&config.root_dir);
-        Ok(Self {
+        let mut node = Self {
             config,
             hotplug_state,
+            memory_nodes: CpuSet::new(),
             topology,
             cgroups,
             proc,
@@ -89,7 +92,22 @@ impl AgentNode {
             alone,
             cpu_manager: None,
             suspended: None,
-        })
+        };
+        node.read_memory_nodes();
+        Ok(node)
+    }
+
+    /// Reads which NUMA nodes the cgroups above the pods allow. If they can't be read, all NUMA nodes with memory count.
+    pub(super) fn read_memory_nodes(&mut self) {
+        let mut nodes = self.topology.memory_nodes();
+        match self.cgroups.memory_nodes(&self.config.pod_cgroups) {
+            Ok(allowed) => nodes = nodes.intersection(&allowed),
+            Err(error) => tracing::debug!(
+                "can't read the NUMA nodes of the cgroups above the pods: {:#}",
+                anyhow::Error::new(error)
+            ),
+        }
+        self.memory_nodes = nodes;
     }
 
     /// Whether the configuration names no reserved CPUs.

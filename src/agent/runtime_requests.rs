@@ -96,11 +96,10 @@ impl Reconciler {
                 .any(|container| pod::entitlement(pod, container, policy).cpus() > 0)
         });
         let refused = gate::at_creation(pod, decision, owed);
-        let plan = result.decisions.desired.pod(uid);
         let cpus = decision.cpus.as_ref();
         Some(CreateAnswer {
             cpus: cpus.cloned(),
-            memory: plan.and_then(|plan| plan.memory.get(container)).cloned(),
+            memory: decision.memory.clone(),
             refused: refused.filter(|_| node.enforcement != Enforcement::Observe),
             training: pod::training(pod, &decision.recognition, policy).counts,
             threads: threads(node, pod, decision.container, cpus, &shared),

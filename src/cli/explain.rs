@@ -14,6 +14,7 @@ use super::local_agent::local_agent;
 use super::plan::{MachineArgs, Planned, PlannedContainer};
 use crate::agent::config::Overrides;
 use crate::client::{Endpoint, container_report, full_status};
+use crate::cpu::CpuSet;
 
 /// The examples in the help.
 const EXAMPLES: &str = if cfg!(feature = "portforward") {
@@ -244,6 +245,8 @@ fn describe(planned: &Planned) -> String {
             (None, Some(note)) => format!("  CPUs     {cpus}, shared: {note}"),
             (None, None) => format!("  CPUs     {cpus}, shared"),
         });
+        let memory = container.mems.as_ref().map(CpuSet::to_string);
+        lines.extend(memory.map(|numa| container_report::memory(&numa)));
         lines.push(format!("  threads  {}", container.threads.reason));
         for (name, value) in &container.env {
             lines.push(format!("           {name}={value}"));

@@ -9,8 +9,8 @@ use serde_json::json;
 
 use super::OutputFormat;
 use crate::cpu::{
-    Cores, Cost, CpuSet, Isolated, Numa, Order, ParseCpuSetError, Placement, PlacementRefusal,
-    Placer, Request,
+    CoreKinds, Cores, Cost, CpuSet, Isolated, Numa, Order, ParseCpuSetError, Placement,
+    PlacementRefusal, Placer, Request,
 };
 use crate::host::topology;
 use crate::text::counted;
@@ -55,6 +55,9 @@ pub(super) struct PlaceArgs {
     /// Treatment of CPUs that were isolated at boot.
     #[arg(long, value_enum, value_name = "RULE", default_value_t)]
     isolated: Isolated,
+    /// Cores of one kind if enough are free, or all cores alike, on hybrid machines.
+    #[arg(long, value_enum, value_name = "RULE", default_value_t)]
+    core_kinds: CoreKinds,
     /// Form of the output.
     #[arg(short, long, value_enum, value_name = "FORM", default_value_t)]
     output: OutputFormat,
@@ -79,6 +82,7 @@ pub(super) fn run(args: &PlaceArgs) -> anyhow::Result<ExitCode> {
         cores: args.cores,
         near: args.near.clone(),
         isolated: args.isolated,
+        core_kinds: args.core_kinds,
         fewest_numa: args.numa == Numa::Fewest,
     };
     match Placer::new(&topology).place_as(&free, &request) {

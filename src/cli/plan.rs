@@ -94,12 +94,21 @@ pub(super) struct PlannedContainer {
     pub(super) cpus: CpuSet,
     pub(super) exclusive: bool,
     /// NUMA nodes of the CPUs; null if the machine does not report NUMA nodes.
+    pub(super) numa: Option<CpuSet>,
+    /// The NUMA nodes that the memory is bound to; null if the memory may come from anywhere.
     pub(super) mems: Option<CpuSet>,
     pub(super) cost: Option<Cost>,
     pub(super) env: BTreeMap<String, String>,
     pub(super) threads: ThreadEnvironment,
     /// Why the container got fewer CPUs than the entitlement.
     pub(super) note: Option<String>,
+}
+
+/// The machine to plan for.
+struct Machine<'a> {
+    topology: &'a Topology,
+    memory_nodes: &'a CpuSet,
+    reserved: CpuSet,
 }
 
 // === impl MachineArgs ===
@@ -124,37 +133,35 @@ impl MachineArgs {
             let mut node = AgentNode::new(config)?;
             let (_, ledger) = node.observe(&pods)?;
             node.reserve_beside(&ledger);
-            return Ok(planned(
-                &pods,
-                &node.topology,
-                node.reserved,
-                &node.config,
-                ledger,
-            ));
+            let machine = Machine {
+                topology: &node.topology,
+                memory_nodes: &node.memory_nodes,
+                reserved: node.reserved,
+            };
+            return Ok(planned(&pods, machine, &node.config, ledger));
         }
         let topology = topology::read(&self.root_dir)?;
         let reserved = reserved(config.reserved.as_ref(), &topology)?;
-        Ok(planned(
-            &pods,
-            &topology,
+        let machine = Machine {
+            memory_nodes: &topology.memory_nodes(),
+            topology: &topology,
             reserved,
-            &config,
-            Ledger::default(),
-        ))
+        };
+        Ok(planned(&pods, machine, &config, Ledger::default()))
     }
 }
 
-fn planned(
-    pods: &[Pod],
-    topology: &Topology,
-    reserved: CpuSet,
-    config: &Config,
-    mut ledger: Ledger,
-) -> Planned {
+fn planned(pods: &[Pod], machine: Machine<'_>, config: &Config, mut ledger: Ledger) -> Planned {
+    let Machine {
+        topology,
+        memory_nodes,
+        reserved,
+    } = machine;
     let placer = Placer::new(topology);
     let mut inputs = DecisionInput {
         topology,
         placer: &placer,
+        memory_nodes,
         reserved: &reserved,
         policy: &config.policy,
         preferences: &config.cpus,
@@ -202,7 +209,8 @@ fn planned(
             exclusive: own.is_some(),
             cost: own.map(|own| placer.cost(own)),
             entitlement: decision.entitlement,
-            mems: topology.numa_of(&cpus),
+            numa: topology.numa_of(&cpus),
+            mems: decision.memory,
             cpus,
             env: threads.variables.clone(),
             threads,
@@ -238,6 +246,7 @@ fn in_table(planned: &Planned) -> String {
         "QOS",
         "CPUS",
         "NUMA",
+        "MEMORY",
         "THREADS",
         "WHY",
     ]);
@@ -251,16 +260,15 @@ fn in_table(planned: &Planned) -> String {
             .threads
             .threads
             .map_or_else(|| "-".to_owned(), |threads| threads.to_string());
+        let list = |numa: Option<&CpuSet>| numa.map_or_else(|| "-".to_owned(), CpuSet::to_string);
         table.add_row([
             format!("{}/{}", container.namespace, container.pod),
             container.container.clone(),
             container.role.to_string(),
             container.qos.to_string(),
             cpus,
-            container
-                .mems
-                .as_ref()
-                .map_or_else(|| "-".to_owned(), CpuSet::to_string),
+            list(container.numa.as_ref()),
+            list(container.mems.as_ref()),
             threads,
             container
                 .note

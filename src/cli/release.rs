@@ -170,7 +170,7 @@ fn check_rights(config: &Config) -> anyhow::Result<()> {
 /// Hands the CPUs of the node back, or plans the steps in a dry run.
 fn release(node: &AgentNode, dry_run: bool) -> anyhow::Result<Released> {
     let (observed, _) = node.observe(&[])?;
-    let memory_nodes = node.cgroups.memory_nodes()?;
+    let memory_nodes = node.cgroups.memory_nodes(&node.config.pod_cgroups)?;
     let steps = pin::release(&observed, &node.topology.online, &memory_nodes);
     let steps = if dry_run {
         steps.into_iter().map(|step| (step, None)).collect()

@@ -22,6 +22,8 @@ struct ReportedStatus {
     effective: Option<String>,
     partition: Option<String>,
     numa: Option<String>,
+    /// Agents of earlier versions do not tell.
+    memory: Option<String>,
     running: bool,
     created: bool,
     threads: ReportedEnvironment,
@@ -72,6 +74,15 @@ pub(crate) fn pod_heading(
     format!("Pod {}/{} is {qos}. Role {role}: {evidence}.", pod.0, pod.1)
 }
 
+/// The line about the NUMA nodes of a container's memory.
+pub(crate) fn memory(numa: &str) -> String {
+    let is_one = numa.parse::<u32>().is_ok();
+    format!(
+        "  memory   from NUMA node{} {numa}",
+        if is_one { "" } else { "s" }
+    )
+}
+
 /// Puts the containers of a pod into words.
 ///
 /// # Errors
@@ -111,6 +122,8 @@ impl ReportedStatus {
             format!("  CPUs     {}", self.cpus()),
         ];
         lines.extend(self.note.iter().map(|note| format!("           {note}")));
+        let bound = self.memory.as_ref().filter(|_| self.assigned.is_some());
+        lines.extend(bound.map(|numa| memory(numa)));
         if let Some(seconds) = self.unpinned_seconds {
             lines.push(match seconds {
                 0.0 => "  unpinned 0 ms: the CPUs were in force before the first instruction"

@@ -7,8 +7,8 @@ mod set;
 mod topology;
 
 pub use placement::{
-    Cores, Cost, Isolated, Move, Numa, Order, Owner, Placement, PlacementRefusal, Placer,
-    Repacking, Request, TooFewCpus, place,
+    CoreKinds, Cores, Cost, Isolated, Move, Numa, Order, Owner, Placement, PlacementRefusal,
+    Placer, Repacking, Request, TooFewCpus, place,
 };
 pub use set::{CpuSet, MAX_CPU, NumberList, ParseCpuSetError, cpu_count};
 pub use topology::{CoreKind, Cpu, Layout, NumaNode, Numbering, Shape, Topology, TopologyFacts};

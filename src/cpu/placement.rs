@@ -25,11 +25,13 @@
 //! A [`Request`] may have preferences. The numbers are then, again compared from first to last:
 //!
 //! 1. isolated CPUs taken ([`Isolated::Avoid`]), or CPUs taken that are not isolated ([`Isolated::Prefer`]). The kernel
-//!    leaves all threads of a program on one isolated CPU. Any split core is less harmful, so split cores come second;
-//! 2. split cores;
-//! 3. the sum of each CPU's distance to the nearest NUMA node in [`near`](Request::near). If the machine reports no
+//!    leaves all threads of a program on one isolated CPU. Any other number is less harmful;
+//! 2. whether cores of several [kinds](super::CoreKind) are touched ([`CoreKinds::Same`]). Threads that wait for each other
+//!    wait for the slowest core, so one kind of core comes before undivided cores: [`kinds`];
+//! 3. split cores;
+//! 4. the sum of each CPU's distance to the nearest NUMA node in [`near`](Request::near). If the machine reports no
 //!    distances, the kernel's defaults count: 10 within a NUMA node, 20 between two NUMA nodes;
-//! 4. the rest of the list above; or, for [`Order::Spread`]:
+//! 5. the rest of the list above; or, for [`Order::Spread`]:
 //!    1. for NUMA nodes, the sum of the squares of the CPUs taken from each. The least sum is the most even spread. A
 //!       NUMA node with too few free CPUs makes the spread less even, not impossible,
 //!    2. the same for sockets,
@@ -37,7 +39,7 @@
 //!    4. entirely free cores touched,
 //!    5. for NUMA nodes, the sum of the squares of the free CPUs that remain in each, touched or not,
 //!    6. the same for LLCs;
-//! 5. the ascending list of CPU ids.
+//! 6. the ascending list of CPU ids.
 //!
 //! With [`Cores::Whole`] only sets without split cores are allowed. With [`Cores::Single`] only sets with one CPU from
 //! each of `n` entirely free cores are allowed. No core is then split, and the cores' remaining CPUs stay idle. The
@@ -71,6 +73,7 @@
 
 mod class;
 mod fewest;
+mod kinds;
 mod leaves;
 mod limits;
 mod numa;
@@ -86,15 +89,14 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::{CpuSet, NumaNode, Topology};
+use super::{CoreKind, Cpu, CpuSet, NumaNode, Topology};
 pub use repack::{Move, Owner, Repacking};
-pub use request::{Cores, Isolated, Numa, Order, PlacementRefusal, Request, TooFewCpus};
+pub use request::{CoreKinds, Cores, Isolated, Numa, Order, PlacementRefusal, Request, TooFewCpus};
 
-use fewest::{least, nearest_sums};
+use fewest::nearest_sums;
 use plan::PlacementPlan;
 use price::WidePrice;
 use request::SearchInput;
-use search::Search;
 
 /// The kernel's default distances: `HERE` from a NUMA node to itself, `THERE` between two NUMA nodes.
 const HERE: u32 = 10;
@@ -148,6 +150,8 @@ pub struct Placer {
     /// The kernel's id of the NUMA node of each online CPU by ascending id.
     numa_of: Vec<Option<u32>>,
     isolated: CpuSet,
+    /// The kind of the core of each online CPU by ascending id. All CPUs of a core count as the kind of the lowest.
+    kinds: Vec<Option<CoreKind>>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -195,6 +199,11 @@ impl Placer {
             });
         }
         let numa_of = cpus.iter().map(|cpu| cpu.numa).collect();
+        let mut kind_of_core = BTreeMap::new();
+        let kind = |(member, cpu): (&Membership, &Cpu)| {
+            *kind_of_core.entry(member.core).or_insert(cpu.kind)
+        };
+        let kinds = membership.iter().zip(&cpus).map(kind).collect();
         let (numa, isolated) = (topology.numa.clone(), topology.isolated.clone());
         Self {
             plan,
@@ -205,6 +214,7 @@ impl Placer {
             numa,
             numa_of,
             isolated,
+            kinds,
         }
     }
 
@@ -250,8 +260,8 @@ impl Placer {
         self.place_beside(free, &CpuSet::new(), request)
     }
 
-    /// The best placement of further CPUs for a container that has CPUs. [`Request::fewest_numa`] applies to all of
-    /// the container's CPUs, every other preference to the new CPUs.
+    /// The best placement of further CPUs for a container that has CPUs. [`Request::fewest_numa`] and
+    /// [`Request::core_kinds`] apply to all of the container's CPUs, every other preference to the new CPUs.
     ///
     /// # Errors
     ///
@@ -288,22 +298,12 @@ impl Placer {
             cores: request.cores,
         };
         self.enough(&terms)?;
-        let Some(least) = least(plan, &terms) else {
-            return Err(self.not_whole_cores(&terms));
-        };
         let plain = terms.order == Order::Pack && unwanted.is_empty() && distances.is_empty();
-        let mut cpus = if plain {
-            Search::<u128>::new(plan, terms, least).run().1
+        let cpus = if plain {
+            self.best::<u128>(plan, &terms, own, request)?
         } else {
-            Search::<WidePrice>::new(plan, terms, least).run().1
+            self.best::<WidePrice>(plan, &terms, own, request)?
         };
-        if request.fewest_numa {
-            cpus = if plain {
-                self.on_fewest_numa::<u128>(plan, &terms, own, cpus)?
-            } else {
-                self.on_fewest_numa::<WidePrice>(plan, &terms, own, cpus)?
-            };
-        }
         let (mut idle, mut cost) = (CpuSet::new(), self.cost(&cpus));
         if request.cores == Cores::Single {
             idle = self.siblings(&cpus);

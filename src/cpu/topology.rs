@@ -49,7 +49,7 @@ pub struct NumaNode {
     pub id: u32,
     /// The online CPUs of the NUMA node.
     pub cpus: CpuSet,
-    /// The NUMA node's memory in bytes.
+    /// The NUMA node's memory in bytes; 0 for a NUMA node that has only CPUs, `None` if the machine does not tell.
     pub memory_bytes: Option<u64>,
     /// The kernel's distance to each NUMA node, in the order of [`Topology::numa`]; empty if the
     /// machine reports no distances. 10 is the distance of a NUMA node to itself.
@@ -109,6 +109,15 @@ pub struct TopologyFacts {
     pub kinds: Vec<(CoreKind, CpuSet)>,
     /// The NUMA nodes.
     pub numa: Vec<NumaNode>,
+}
+
+// === impl NumaNode ===
+
+impl NumaNode {
+    /// Whether the NUMA node has memory. A machine that does not tell counts as one with memory everywhere.
+    pub fn has_memory(&self) -> bool {
+        self.memory_bytes != Some(0)
+    }
 }
 
 // === impl Topology ===
@@ -213,7 +222,34 @@ impl Topology {
         }
     }
 
-    /// The ids of the NUMA nodes of a set's online CPUs, in the format of `cpuset.mems`.
+    /// The online CPUs among which the kernel balances load: all but the CPUs isolated at boot. If every CPU is
+    /// isolated, no CPU is better than another, and all of them count.
+    pub fn balanced(&self) -> CpuSet {
+        let balanced = self.online.difference(&self.isolated);
+        if balanced.is_empty() {
+            self.online.clone()
+        } else {
+            balanced
+        }
+    }
+
+    /// The ids of the NUMA nodes with memory.
+    pub fn memory_nodes(&self) -> CpuSet {
+        let with_memory = self.numa.iter().filter(|numa| numa.has_memory());
+        with_memory.map(|numa| numa.id).collect()
+    }
+
+    /// The ids of the NUMA nodes that have memory and no CPU: HBM, memory behind CXL, the memory of some GPUs. Such
+    /// memory is near no CPU in particular. Programs that want it bind themselves to it.
+    pub fn memory_only_nodes(&self) -> CpuSet {
+        let apart = self.numa.iter().filter(|numa| numa.cpus.is_empty());
+        apart
+            .filter(|numa| numa.has_memory())
+            .map(|numa| numa.id)
+            .collect()
+    }
+
+    /// The ids of the NUMA nodes of a set's online CPUs. Some of these NUMA nodes may have no memory.
     ///
     /// `None` if the NUMA node of any CPU is unknown.
     pub fn numa_of(&self, cpus: &CpuSet) -> Option<CpuSet> {

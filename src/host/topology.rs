@@ -268,6 +268,13 @@ fn kinds(devices: &Path, cpus: &Path, online: &CpuSet) -> Result<Vec<(CoreKind, 
 /// The NUMA nodes by ascending id; empty if the kernel was built without NUMA.
 fn numa(directory: &Path) -> Result<Vec<NumaNode>> {
     let ids = numbered(directory, "node")?;
+    // The kernel accepts exactly these NUMA nodes in `cpuset.mems`.
+    let with_memory = list(&directory.join("has_memory"))?;
+    let lacks_memory = |id| {
+        with_memory
+            .as_ref()
+            .is_some_and(|nodes| !nodes.contains(id))
+    };
     let mut nodes: Vec<NumaNode> = Vec::with_capacity(ids.len());
     let mut consistent = true;
     for &id in &ids {
@@ -297,7 +304,10 @@ fn numa(directory: &Path) -> Result<Vec<NumaNode>> {
         nodes.push(NumaNode {
             id,
             cpus: first_of(&node, &["cpulist"], &["cpumap"])?.unwrap_or_default(),
-            memory_bytes: memory(&node.join("meminfo"))?,
+            memory_bytes: match lacks_memory(id) {
+                true => Some(0),
+                false => memory(&node.join("meminfo"))?,
+            },
             distances,
         });
     }

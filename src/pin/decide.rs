@@ -11,7 +11,9 @@ use serde::Serialize;
 
 use super::{Desired, Ledger, PodAssignment};
 use crate::cpu::{CpuSet, Topology};
-use crate::pod::{Balancing, Container, ContainerKind, Entitlement, Pod, Qos, Recognition};
+use crate::pod::{
+    Balancing, Container, ContainerKind, Entitlement, MemoryPolicy, Pod, Qos, Recognition,
+};
 
 pub use model::{ContainerMove, DecisionInput};
 use model::{PodRequest, ShortfallNote};
@@ -31,6 +33,8 @@ pub struct Decision {
     pub entitlement: Entitlement,
     /// The CPUs of an owner, or the pod's CPUs for an init container; `None` for the shared pool.
     pub cpus: Option<CpuSet>,
+    /// The NUMA nodes that an owner's memory shall come from; `None` if Pinfold does not choose them.
+    pub memory: Option<CpuSet>,
     /// Why the container got fewer CPUs than its entitlement.
     pub note: Option<String>,
     /// The source of a refusal, if any.
@@ -78,11 +82,13 @@ impl Decisions {
                 decision.note =
                     Some("stays in the shared pool: Pinfold only observes on this node".to_owned());
                 decision.refused = None;
+                decision.memory = None;
             }
         }
         for plan in self.desired.pods.values_mut() {
             plan.assignment = PodAssignment::default();
             plan.memory.clear();
+            plan.free_memory = false;
         }
         self.desired.set_assignments(ledger.assignments.clone());
     }
@@ -93,15 +99,24 @@ impl Decisions {
 /// The default is the lowest core without an exclusive CPU. If every core has an exclusive CPU, the
 /// default is the free CPUs of the lowest core with a free CPU. If every online CPU is exclusive,
 /// the default is empty.
+///
+/// CPUs isolated at boot come last: everything on this node that owns no CPUs runs on the reserved CPUs, and on isolated
+/// CPUs the kernel would not spread it.
 pub fn default_reserved(topology: &Topology, owned: &CpuSet) -> CpuSet {
-    let cores = || topology.online.iter().map(|cpu| topology.core_of(cpu));
-    let whole = cores().find(|core| core.is_disjoint(owned));
-    let part = || {
-        cores()
-            .map(|core| core.difference(owned))
-            .find(|rest| !rest.is_disjoint(&topology.online))
+    let among = |cpus: CpuSet| {
+        let free = cpus.difference(owned);
+        let cores = || cpus.iter().map(|cpu| topology.core_of(cpu));
+        let whole = cores().find(|core| core.is_subset(&free));
+        let part = || {
+            cores()
+                .map(|core| core.intersection(&free))
+                .find(|rest| !rest.is_empty())
+        };
+        whole.or_else(part)
     };
-    whole.or_else(part).unwrap_or_default()
+    among(topology.balanced())
+        .or_else(|| among(topology.online.clone()))
+        .unwrap_or_default()
 }
 
 /// Decides which container shall own which CPUs.
@@ -138,19 +153,12 @@ pub fn decide_while(
         ..Decisions::default()
     };
     decisions.desired.online = inputs.topology.online.clone();
+    let mut memory = memory::follow(&requests, &assignments, ledger, inputs);
     for pod in &requests {
-        pod.conclude(assignments.get(&pod.key), &notes, &mut decisions);
+        let memory = memory.remove(&pod.key).unwrap_or_default();
+        pod.conclude(assignments.get(&pod.key), memory, &notes, &mut decisions);
     }
-    for (key, memory) in memory::follow(&requests, &assignments, ledger, inputs.topology) {
-        decisions.desired.pod_mut(&key).memory = memory;
-    }
-    decisions.desired.all_memory = inputs
-        .topology
-        .numa
-        .iter()
-        .filter(|numa| numa.memory_bytes != Some(0))
-        .map(|numa| numa.id)
-        .collect();
+    decisions.desired.all_memory = inputs.memory_nodes.clone();
     decisions.desired.set_assignments(assignments);
     Some(decisions)
 }
@@ -162,6 +170,7 @@ impl PodRequest<'_> {
     fn conclude(
         &self,
         mine: Option<&PodAssignment>,
+        memory: BTreeMap<String, CpuSet>,
         notes: &BTreeMap<(usize, String), ShortfallNote>,
         decisions: &mut Decisions,
     ) {
@@ -198,6 +207,7 @@ impl PodRequest<'_> {
                 recognition: self.recognition.clone(),
                 entitlement: entitlement.clone(),
                 cpus,
+                memory: memory.get(&container.name).cloned(),
                 note: self.note(note.map(|note| &note.text)),
                 refused,
             });
@@ -210,6 +220,8 @@ impl PodRequest<'_> {
         plan.name = Some((self.pod.namespace.clone(), self.pod.name.clone()));
         plan.isolated |= self.preferences.partition == Balancing::Isolated;
         plan.movable |= self.preferences.movable;
+        plan.free_memory |= self.preferences.memory == MemoryPolicy::Free;
+        plan.memory.extend(memory);
         plan.confirmed |= self.pod.confirmed;
         plan.all_own_cpus |=
             lasting.peek().is_some() && lasting.all(|container| own(container).is_some());

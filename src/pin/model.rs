@@ -133,7 +133,7 @@ pub enum Reason {
 pub struct Desired {
     /// Online CPUs. Only online CPUs can be in force.
     pub online: CpuSet,
-    /// All NUMA nodes with memory.
+    /// The NUMA nodes with memory that pods may use.
     pub all_memory: CpuSet,
     /// The plan of each known pod, and of each unknown pod with exclusive CPUs.
     pub pods: BTreeMap<PodUid, PodPlan>,
@@ -158,6 +158,8 @@ pub struct PodPlan {
     pub all_own_cpus: bool,
     /// The NUMA nodes of each container's memory. An owner without an entry keeps its NUMA nodes.
     pub memory: BTreeMap<String, CpuSet>,
+    /// Whether the pod wants memory from anywhere. Owners that Pinfold has bound get their earlier NUMA nodes back.
+    pub free_memory: bool,
     /// Whether the pod allows moves of running containers, including their memory.
     pub movable: bool,
     /// Whether the pod asks for isolated partitions, which have no load balancing. The containers

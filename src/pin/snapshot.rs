@@ -90,6 +90,9 @@ pub struct ContainerState {
     pub partition: Option<String>,
     /// NUMA nodes of the container's CPUs, if the machine reports NUMA nodes.
     pub numa: Option<CpuSet>,
+    /// The NUMA nodes that the container's memory may come from, as written to its cgroup; `None` without a cgroup, and if
+    /// nothing was written.
+    pub memory: Option<CpuSet>,
     /// The path of the container's cgroup.
     pub cgroup: Option<String>,
     /// Whether the container has a process.
@@ -210,6 +213,9 @@ pub fn containers(
                 .filter(|partition| **partition != Partition::Unsupported)
                 .map(ToString::to_string),
             numa: topology.numa_of(assigned.as_ref().unwrap_or(&topology.online)),
+            memory: cgroup
+                .map(|cgroup| cgroup.memory.numa.clone())
+                .filter(|numa| !numa.is_empty()),
             cgroup: cgroup.map(|cgroup| cgroup.path.clone()),
             running: cgroup.is_some_and(|cgroup| cgroup.populated),
             created: cgroup.is_some() || container.runtime_id.is_some() || pod.finished,

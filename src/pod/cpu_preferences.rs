@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::Pod;
-use crate::cpu::{Cores, CpuSet, Isolated, Numa, Order, Request};
+use crate::cpu::{CoreKinds, Cores, CpuSet, Isolated, Numa, Order, Request};
 
 /// The prefix of all annotations of Pinfold.
 const PREFIX: &str = "pinfold.io/";
@@ -25,6 +25,8 @@ pub struct CpuPreferences {
     pub numa: Numa,
     /// `pinfold.io/isolated`: the treatment of CPUs that were isolated at boot.
     pub isolated: Isolated,
+    /// `pinfold.io/core-kinds`: whether cores of one kind come first, on hybrid machines.
+    pub core_kinds: CoreKinds,
     /// `pinfold.io/near-devices`: whether CPUs lie near the pod's devices, such as GPUs and network cards.
     pub near_devices: bool,
     /// `pinfold.io/partition`: whether the kernel balances load inside the set.
@@ -44,6 +46,7 @@ impl Default for CpuPreferences {
             cores: Cores::default(),
             numa: Numa::default(),
             isolated: Isolated::default(),
+            core_kinds: CoreKinds::default(),
             near_devices: true,
             partition: Balancing::default(),
             memory: MemoryPolicy::default(),
@@ -68,6 +71,7 @@ impl CpuPreferences {
             cores,
             near,
             isolated,
+            core_kinds: self.core_kinds,
             fewest_numa,
         }
     }
@@ -107,6 +111,7 @@ pub fn cpu_preferences(pod: &Pod, defaults: &CpuPreferences) -> (CpuPreferences,
     annotations.read("cores", &mut preferences.cores);
     annotations.read("numa", &mut preferences.numa);
     annotations.read("isolated", &mut preferences.isolated);
+    annotations.read("core-kinds", &mut preferences.core_kinds);
     annotations.read("near-devices", &mut preferences.near_devices);
     annotations.read("partition", &mut preferences.partition);
     annotations.read("memory", &mut preferences.memory);

@@ -125,6 +125,7 @@ pub(crate) fn state(pod: &str, cgroup: &str, cpus: &CpuSet) -> ContainerState {
         effective: Some(cpus.clone()),
         partition: None,
         numa: None,
+        memory: None,
         cgroup: Some(cgroup.to_owned()),
         running: true,
         threads: thread_environment(

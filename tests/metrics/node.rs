@@ -132,6 +132,7 @@ fn container(root: &Path, name: &str, role: PodRole, own: Option<&str>) -> Conta
         assigned: cpus,
         partition: None,
         numa: None,
+        memory: None,
         cgroup: Some(cgroup),
         running: true,
         threads,

@@ -281,6 +281,7 @@ impl Setup {
         let inputs = DecisionInput {
             topology: &machine.0,
             placer: &machine.1,
+            memory_nodes: &machine.0.memory_nodes(),
             reserved: &set(self.reserved(world)),
             policy: &Policy::default(),
             preferences: &CpuPreferences::default(),

@@ -78,6 +78,7 @@ struct Run<'a> {
 pub(crate) struct ModelNode<'a> {
     setup: &'a Setup,
     machine: Rc<(Topology, Placer)>,
+    memory_nodes: CpuSet,
     reserved: CpuSet,
     policy: Policy,
     preferences: CpuPreferences,
@@ -312,9 +313,11 @@ impl<'a> ModelNode<'a> {
             PassScope::Node(_) => None,
         };
         let world = &*run.world;
+        let machine = setup.machine(world.kernel.online);
         Self {
             setup,
-            machine: setup.machine(world.kernel.online),
+            memory_nodes: machine.0.memory_nodes(),
+            machine,
             reserved: set(setup.reserved(world)),
             policy: Policy::default(),
             preferences: CpuPreferences::default(),
@@ -419,6 +422,7 @@ impl PassNode for ModelNode<'_> {
         DecisionInput {
             topology: &self.machine.0,
             placer: &self.machine.1,
+            memory_nodes: &self.memory_nodes,
             reserved: &self.reserved,
             policy: &self.policy,
             preferences: &self.preferences,

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use pinfold::cpu::{Cores, CpuSet, Isolated, Order, Request, Topology};
+use pinfold::cpu::{CoreKind, CoreKinds, Cores, CpuSet, Isolated, Order, Request, Topology};
 
 /// The numbers that rank a placement for a request, in order, and the ids.
 type Rank = (Vec<usize>, Vec<u32>);
@@ -15,6 +15,8 @@ pub(crate) struct Machine<'a> {
     /// NUMA nodes, sockets, LLCs.
     groups: [Vec<u32>; 3],
     isolated: u32,
+    /// The CPUs of each kind of core.
+    kinds: Vec<u32>,
 }
 
 impl<'a> Machine<'a> {
@@ -43,8 +45,20 @@ impl<'a> Machine<'a> {
                 masks(&|i| (cpu(i).llc, None)),
             ],
             isolated: 0,
+            kinds: Vec::new(),
         };
         machine.isolated = machine.mask(&topology.isolated);
+        let of_kind = |kind: Option<CoreKind>| {
+            let cpus = topology.cpus.iter().filter(|cpu| cpu.kind == kind);
+            machine.mask(&cpus.map(|cpu| cpu.id).collect())
+        };
+        machine.kinds = [
+            None,
+            Some(CoreKind::Performance),
+            Some(CoreKind::Efficiency),
+        ]
+        .map(of_kind)
+        .to_vec();
         machine
     }
 
@@ -98,7 +112,12 @@ impl<'a> Machine<'a> {
         loop {
             if self.allowed(free, subset, request.cores) && few(subset) {
                 let slot = &mut best[subset.count_ones() as usize];
-                let numbers = self.numbers(free, subset, request, &distances);
+                let mut numbers = self.numbers(free, subset, request, &distances);
+                if request.core_kinds == CoreKinds::Same {
+                    let all = own | subset;
+                    let kinds = self.kinds.iter().filter(|&&kind| kind & all != 0);
+                    numbers.insert(1, usize::from(kinds.count() > 1));
+                }
                 if slot.as_ref().is_none_or(|(least, _)| numbers <= *least) {
                     let rank = (numbers, self.ids(subset));
                     if slot.as_ref().is_none_or(|best| rank < *best) {

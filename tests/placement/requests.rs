@@ -4,8 +4,8 @@
 mod fewest_numa;
 
 use pinfold::cpu::{
-    Cores, Cpu, CpuSet, Isolated, NumaNode, Order, PlacementRefusal, Placer, Request, TooFewCpus,
-    Topology,
+    CoreKind, CoreKinds, Cores, Cpu, CpuSet, Isolated, NumaNode, Order, PlacementRefusal, Placer,
+    Request, TooFewCpus, Topology,
 };
 use proptest::prelude::*;
 
@@ -191,11 +191,146 @@ fn best_with_devices_and_isolated_cpus_on_small_machines() {
                     near,
                     isolated: ISOLATED[random.below(3)],
                     fewest_numa: random.below(2) == 0,
+                    ..Request::default()
                 };
                 check(name, &topology, &placer, &free, &request);
             }
         }
     }
+}
+
+/// The machine with a kind for each core, from two bits of a number.
+fn with_kinds(mut topology: Topology, kinds: u64) -> Topology {
+    for cpu in &mut topology.cpus {
+        let core = cpu.core.unwrap_or(cpu.id) % 32;
+        cpu.kind = match kinds >> (2 * core) & 3 {
+            0 | 1 => Some(CoreKind::Performance),
+            2 => Some(CoreKind::Efficiency),
+            _ => None,
+        };
+    }
+    topology
+}
+
+#[test]
+fn best_on_one_kind_of_core_on_small_hybrid_machines() {
+    let mut random = Random(11);
+    for (name, topology) in small_machines() {
+        for _ in 0..20 {
+            let kinds = (0..32).fold(0, |kinds, _| kinds << 2 | random.below(4) as u64);
+            let isolated = match random.below(3) {
+                0 => random_set(&mut random, &topology),
+                _ => CpuSet::new(),
+            };
+            let topology = with_kinds(with_numa_distances(topology.clone(), isolated), kinds);
+            let placer = Placer::new(&topology);
+            for _ in 0..40 {
+                let free =
+                    random_set(&mut random, &topology).union(&random_set(&mut random, &topology));
+                let request = Request {
+                    order: ORDERS[random.below(2)],
+                    cores: CORES[random.below(3)],
+                    near: (0..9).filter(|_| random.below(6) == 0).collect(),
+                    isolated: ISOLATED[random.below(3)],
+                    core_kinds: [CoreKinds::Same, CoreKinds::Any][random.below(4) / 3],
+                    fewest_numa: random.below(3) == 0,
+                    ..Request::default()
+                };
+                check(name, &topology, &placer, &free, &request);
+                check_growth(
+                    &topology,
+                    &placer,
+                    &free,
+                    &random_set(&mut random, &topology),
+                    &request,
+                );
+            }
+        }
+    }
+}
+
+/// Compares every number of further CPUs for a container that has CPUs with every subset of that size.
+fn check_growth(
+    topology: &Topology,
+    placer: &Placer,
+    free: &CpuSet,
+    own: &CpuSet,
+    request: &Request,
+) {
+    let free = free.difference(own);
+    let brute = Machine::new(topology);
+    // `fewest_numa.rs` has the rule for containers whose CPUs are no sum of whole cores.
+    let request = &Request {
+        fewest_numa: request.fewest_numa && request.cores == Cores::Preferred,
+        ..request.clone()
+    };
+    let best = brute.best_beside(brute.mask(&free), brute.mask(own), request);
+    for (n, best) in best.iter().enumerate() {
+        let request = Request {
+            cpus: n,
+            ..request.clone()
+        };
+        let ours = placer.place_beside(&free, own, &request).ok();
+        let expected = best.as_ref().map(|(_, ids)| ids.iter().copied().collect());
+        assert_eq!(
+            ours.map(|ours| ours.cpus),
+            expected,
+            "{request:?} beside {own} out of {free} of {topology:?}"
+        );
+    }
+}
+
+/// Six performance cores with two threads, numbered in pairs, and eight efficiency cores; one LLC.
+fn client() -> Topology {
+    let cpu = |id: u32| Cpu {
+        id,
+        core: Some(if id < 12 { id / 2 } else { id - 6 }),
+        socket: Some(0),
+        numa: Some(0),
+        llc: Some(0),
+        kind: Some(if id < 12 {
+            CoreKind::Performance
+        } else {
+            CoreKind::Efficiency
+        }),
+    };
+    machine((0..20).map(cpu).collect())
+}
+
+#[test]
+fn one_kind_of_core_comes_first_and_can_be_switched_off() {
+    let topology = client();
+    let placer = Placer::new(&topology);
+    let place = |free: &str, n, core_kinds| {
+        let request = Request {
+            cpus: n,
+            core_kinds,
+            ..Request::default()
+        };
+        let placement = placer.place_as(&cpus(free), &request).unwrap();
+        placement.cpus.to_string()
+    };
+    let same = |free, n| place(free, n, CoreKinds::Same);
+    assert_eq!(same("8-19", 6), "12-17");
+    assert_eq!(place("8-19", 6, CoreKinds::Any), "8-13");
+    assert_eq!(same("2-19", 9), "2-10", "one kind even with a divided core");
+    assert_eq!(
+        same("8-19", 9),
+        place("8-19", 9, CoreKinds::Any),
+        "no kind has nine"
+    );
+    // A container on efficiency cores grows on efficiency cores.
+    let more = |own: &str| {
+        let request = Request {
+            cpus: 2,
+            ..Request::default()
+        };
+        let free = cpus("2-11,14-19").difference(&cpus(own));
+        let placement = placer.place_beside(&free, &cpus(own), &request).unwrap();
+        placement.cpus.to_string()
+    };
+    assert_eq!(more("12-13"), "14-15");
+    assert_eq!(more("0-1"), "2-3");
 }
 
 /// Random tests found this case: a core in pieces gives one CPU, also where the rest of the core is on NUMA nodes that may
@@ -245,6 +380,7 @@ fn cores_in_pieces_on_the_fewest_numa_nodes() {
                     near,
                     isolated,
                     fewest_numa: true,
+                    ..Request::default()
                 };
                 check("pieces", &topology, &placer, &topology.online, &request);
             }
@@ -259,17 +395,25 @@ fn any_request() -> impl Strategy<Value = Request> {
         any::<u8>(),
         0..3_usize,
         any::<bool>(),
+        any::<bool>(),
     );
-    choices.prop_map(|(order, cores, near, isolated, fewest_numa)| Request {
-        cpus: 0,
-        order: ORDERS[order],
-        cores: CORES[cores],
-        near: (0..8)
-            .filter(|bit| near & (near >> 1) & (1 << bit) != 0)
-            .collect(),
-        isolated: ISOLATED[isolated],
-        fewest_numa,
-    })
+    choices.prop_map(
+        |(order, cores, near, isolated, fewest_numa, any_kind)| Request {
+            cpus: 0,
+            order: ORDERS[order],
+            cores: CORES[cores],
+            near: (0..8)
+                .filter(|bit| near & (near >> 1) & (1 << bit) != 0)
+                .collect(),
+            isolated: ISOLATED[isolated],
+            core_kinds: if any_kind {
+                CoreKinds::Any
+            } else {
+                CoreKinds::Same
+            },
+            fewest_numa,
+        },
+    )
 }
 
 proptest! {
@@ -277,10 +421,11 @@ proptest! {
 
     #[test]
     fn best_where_groups_are_independent(
-        topology in wild(), bits in any::<u32>(), isolated in any::<u32>(), request in any_request()
+        topology in wild(), bits in any::<u32>(), isolated in any::<u32>(), kinds in any::<u64>(),
+        request in any_request()
     ) {
         let isolated = some_of(&topology, isolated);
-        let topology = with_numa_distances(topology, isolated);
+        let topology = with_kinds(with_numa_distances(topology, isolated), kinds);
         let placer = Placer::new(&topology);
         check("wild", &topology, &placer, &some_of(&topology, bits), &request);
         check("wild", &topology, &placer, &topology.online, &request);
@@ -288,10 +433,11 @@ proptest! {
 
     #[test]
     fn best_on_cores_of_all_sizes(
-        topology in orderly(), bits in any::<u32>(), isolated in any::<u32>(), request in any_request()
+        topology in orderly(), bits in any::<u32>(), isolated in any::<u32>(), kinds in any::<u64>(),
+        request in any_request()
     ) {
         let isolated = some_of(&topology, isolated);
-        let topology = with_numa_distances(topology, isolated);
+        let topology = with_kinds(with_numa_distances(topology, isolated), kinds);
         let placer = Placer::new(&topology);
         check("orderly", &topology, &placer, &some_of(&topology, bits), &request);
         check("orderly", &topology, &placer, &topology.online, &request);

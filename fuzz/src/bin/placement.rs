@@ -5,7 +5,7 @@
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use pinfold::cpu::{
-    CoreKind, Cores, CpuSet, Isolated, NumaNode, Order, Placer, Request, Topology, TopologyFacts,
+    CoreKind, CoreKinds, Cores, CpuSet, Isolated, NumaNode, Order, Placer, Request, Topology, TopologyFacts,
 };
 use pinfold_fuzz::{check_groups, check_places};
 
@@ -137,6 +137,11 @@ fn request(ask: &PlacementInput) -> Request {
         cores,
         near,
         isolated,
+        core_kinds: if ask.choices >> 6 & 1 == 1 {
+            CoreKinds::Any
+        } else {
+            CoreKinds::Same
+        },
         fewest_numa: ask.choices >> 1 & 1 == 1,
     }
 }

@@ -82,6 +82,9 @@ fn summarize(out: &mut String, topology: &Topology) {
     if !topology.offline.is_empty() {
         wrapped(out, "offline: ", items(&topology.offline));
     }
+    if !topology.isolated.is_empty() {
+        wrapped(out, "isolated at boot: ", items(&topology.isolated));
+    }
     for (kind, name, letter) in KINDS {
         let cpus: CpuSet = topology
             .cpus

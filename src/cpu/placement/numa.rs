@@ -21,6 +21,7 @@
 use std::collections::BTreeMap;
 
 use super::fewest::{Minimum, least, nearest_sums};
+use super::kinds::Found;
 use super::plan::PlacementPlan;
 use super::price::Price;
 use super::request::{Cores, PlacementRefusal, SearchInput};
@@ -81,14 +82,14 @@ enum GroupKey {
 impl Placer {
     /// The best CPUs under the rule. The rule counts the container's present CPUs and the new CPUs
     /// together. All touch no more NUMA nodes than as many CPUs need on the empty machine. `usual`
-    /// are the best CPUs without the rule.
+    /// is the best placement without the rule.
     pub(super) fn on_fewest_numa<P: Price>(
         &self,
         plan: &PlacementPlan,
         terms: &SearchInput<'_>,
         own: &CpuSet,
-        usual: CpuSet,
-    ) -> Result<CpuSet, PlacementRefusal> {
+        usual: Found<P>,
+    ) -> Result<Found<P>, PlacementRefusal> {
         if terms.wanted == 0 {
             return Ok(usual);
         }
@@ -96,15 +97,15 @@ impl Placer {
         let held_cpus = self.plan.ids.iter().filter(|&&id| own.contains(id)).count();
         let total = held_cpus + terms.wanted;
         let needs = self.numa_needed(plan, terms, total);
-        if count(&self.numa_groups(&own.union(&usual))) <= needs {
+        if count(&self.numa_groups(&own.union(&usual.cpus))) <= needs {
             return Ok(usual);
         }
         let held_on = count(&held);
         let choice = self.choice(terms, held);
         let mut most = 0;
         if let Some(more) = needs.checked_sub(held_on) {
-            if let Some(cpus) = self.best_union::<P>(plan, terms, &choice, more) {
-                return Ok(cpus);
+            if let Some(found) = self.best_union::<P>(plan, terms, &choice, more) {
+                return Ok(found);
             }
             for union in choice.unions(more, 0) {
                 most = most.max(self.given(terms, &union));
@@ -137,7 +138,7 @@ impl Placer {
         terms: &SearchInput<'_>,
         choice: &NumaChoice,
         more: usize,
-    ) -> Option<CpuSet> {
+    ) -> Option<Found<P>> {
         let mut lowest: Option<Minimum> = None;
         let mut worth: Vec<Vec<bool>> = Vec::new();
         for union in choice.unions(more, terms.wanted) {
@@ -171,7 +172,12 @@ impl Placer {
                 best = Some(found);
             }
         }
-        best.map(|(_, cpus)| cpus)
+        let minimum = lowest?;
+        best.map(|(price, cpus)| Found {
+            minimum,
+            price,
+            cpus,
+        })
     }
 
     /// The fewest NUMA nodes for `wanted` CPUs if all online CPUs are free.

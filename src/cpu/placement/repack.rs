@@ -15,7 +15,7 @@
 //! group. CPUs freed by earlier moves are free. The owner touches a single group of some kinds now.
 //! The finest of these kinds is the kind of the new group. An owner with CPUs in several groups of
 //! each kind, or with [`Order::Spread`], may move within the whole machine. No move makes an owner's
-//! unwanted CPUs, split cores, distance, NUMA nodes, sockets or LLCs worse. Thus no move splits an
+//! unwanted CPUs, kinds of cores, split cores, distance, NUMA nodes, sockets or LLCs worse. Thus no move splits an
 //! owner.
 //!
 //! The best repacking has the fewest moves; then the fewest CPUs moved; then the placement of least
@@ -27,7 +27,9 @@
 //! all choices. Only the remaining choices are placed, with at most [`MOST_DECISIONS`] placements.
 //! After the limit, the best repacking found is the result.
 
-use super::{Cost, CpuSet, Isolated, Order, Placement, PlacementRefusal, Placer, Request};
+use super::{
+    CoreKinds, Cost, CpuSet, Isolated, Order, Placement, PlacementRefusal, Placer, Request,
+};
 
 /// The most placements tried per repacking. A placement takes some ten microseconds.
 const MOST_DECISIONS: usize = 2_000;
@@ -69,6 +71,8 @@ struct RepackGoal {
     need: Cost,
     /// The kind to mend: 0 for NUMA nodes, 1 for sockets, 2 for LLCs.
     kind: usize,
+    /// Whether the request gets cores of several kinds now, although it wants one kind.
+    mixes: bool,
 }
 
 /// The state of a search for a repacking.
@@ -113,17 +117,22 @@ struct Region<'a> {
 }
 
 /// The numbers of an owner's request. No number may grow in a move.
-type OwnerScore = [usize; 6];
+type OwnerScore = [usize; 7];
 
 // === impl RepackGoal ===
 
 impl RepackGoal {
-    fn new(now: Cost, need: Cost) -> Option<Self> {
+    fn new(now: Cost, need: Cost, mixes: bool) -> Option<Self> {
         let kind = spans(now)
             .iter()
             .zip(spans(need))
             .position(|(&now, need)| now > need)?;
-        Some(Self { now, need, kind })
+        Some(Self {
+            now,
+            need,
+            kind,
+            mixes,
+        })
     }
 
     fn is_met(&self, cost: Cost) -> bool {
@@ -192,18 +201,27 @@ impl Placer {
     fn goal(&self, free: &CpuSet, all: &CpuSet, request: &Request) -> Option<RepackGoal> {
         let need = || Some(self.place_as(all, request).ok()?.cost);
         match self.place_as(free, request) {
-            Ok(placement) => RepackGoal::new(placement.cost, need()?),
+            Ok(now) => RepackGoal::new(now.cost, need()?, self.mixes(&now.cpus, request)),
             Err(PlacementRefusal::TooFewOnNuma { .. }) => {
                 let split = Request {
                     fewest_numa: false,
                     ..request.clone()
                 };
-                let (now, need) = (self.place_as(free, &split).ok()?.cost, need()?);
-                let split_cores = now.split_cores.max(need.split_cores);
-                RepackGoal::new(Cost { split_cores, ..now }, need)
+                let (now, need) = (self.place_as(free, &split).ok()?, need()?);
+                let split_cores = now.cost.split_cores.max(need.split_cores);
+                let cost = Cost {
+                    split_cores,
+                    ..now.cost
+                };
+                RepackGoal::new(cost, need, self.mixes(&now.cpus, request))
             }
             Err(_) => None,
         }
+    }
+
+    /// Whether the CPUs are on cores of several kinds, and the request wants one kind.
+    fn mixes(&self, cpus: &CpuSet, request: &Request) -> bool {
+        request.core_kinds == CoreKinds::Same && self.is_mixed(cpus)
     }
 
     /// The groups of a kind: 0 for NUMA nodes, 1 for sockets, 2 for LLCs.
@@ -247,7 +265,8 @@ impl Placer {
                 groups.iter().map(square).sum()
             }),
         };
-        [unwanted, split_cores, distance, numa, sockets, llcs]
+        let mixed = usize::from(self.mixes(cpus, request));
+        [unwanted, mixed, split_cores, distance, numa, sockets, llcs]
     }
 }
 
@@ -451,7 +470,8 @@ impl<'a> Repacker<'a> {
             .best
             .as_ref()
             .is_none_or(|best| placement.cost < best.placement.cost);
-        if self.goal.is_met(placement.cost) && is_better {
+        let worse_kinds = self.placer.mixes(&placement.cpus, self.request) && !self.goal.mixes;
+        if self.goal.is_met(placement.cost) && is_better && !worse_kinds {
             self.best = Some(Repacking { moves, placement });
         }
     }

@@ -27,6 +27,8 @@ pub struct Request {
     pub near: CpuSet,
     /// How CPUs isolated at boot are treated.
     pub isolated: Isolated,
+    /// Whether a placement on cores of one kind comes first, on hybrid machines.
+    pub core_kinds: CoreKinds,
     /// Whether the placement must touch the fewest NUMA nodes. The limit is the number of NUMA
     /// nodes that as many CPUs need, with the same `cores`, if all online CPUs are free.
     /// Above the limit the request is refused. A request that fits a single NUMA node gets a single
@@ -85,6 +87,17 @@ pub enum Isolated {
     Prefer,
     /// Isolated CPUs count like ordinary CPUs.
     Ignore,
+}
+
+/// The treatment of cores of different speed on hybrid machines, such as performance and efficiency cores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum CoreKinds {
+    /// Cores of one kind if enough of them are free, otherwise cores of several kinds.
+    #[default]
+    Same,
+    /// All cores count alike.
+    Any,
 }
 
 /// A request for more CPUs than are free.

@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 
 use cgroups_rs::fs::cpu::CpuController;
 
-use super::model::{CgroupError, CgroupVersion, Cgroups, Quota, Result, cpu_list};
+use super::model::{
+    CgroupError, CgroupVersion, Cgroups, Quota, Result, cpu_list, cpu_list_optional,
+};
 use super::systemd::ALLOWED_MEMORY_NODES;
 use crate::cpu::CpuSet;
 use crate::host::file::read_value_optional;
@@ -76,12 +78,23 @@ impl Cgroups {
         self.write_set(path, &file, ALLOWED_MEMORY_NODES, numa)
     }
 
-    /// The NUMA nodes with memory.
-    pub fn memory_nodes(&self) -> Result<CpuSet> {
-        cpu_list(&self.root().join(match self.version {
+    /// The NUMA nodes whose memory every pod may use: the NUMA nodes with memory, as far as the cgroups above the pods
+    /// allow them. cgroup v1 refuses any other NUMA node in a pod's set.
+    ///
+    /// A missing tree has no pods, and a tree without a set (v1) has none yet. Both limit nothing.
+    pub fn memory_nodes(&self, trees: &[String]) -> Result<CpuSet> {
+        let name = match self.version {
             CgroupVersion::V1 => "cpuset.mems",
             CgroupVersion::V2 => "cpuset.mems.effective",
-        }))
+        };
+        let mut nodes = cpu_list(&self.file("", name))?;
+        for tree in trees {
+            let allowed = cpu_list_optional(&self.file(tree, name))?.unwrap_or_default();
+            if !allowed.is_empty() {
+                nodes = nodes.intersection(&allowed);
+            }
+        }
+        Ok(nodes)
     }
 
     /// Reads the CFS quota of a cgroup; `None` without a CPU controller.

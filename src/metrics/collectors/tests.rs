@@ -97,6 +97,7 @@ fn state(cgroup: String, number: u32) -> ContainerState {
         effective: Some("0".parse().unwrap()),
         partition: None,
         numa: None,
+        memory: None,
         cgroup: Some(cgroup),
         running: true,
         threads: thread_environment(

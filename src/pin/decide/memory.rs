@@ -2,15 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use super::model::PodRequest;
-use crate::cpu::{CpuSet, Topology};
+use super::model::{DecisionInput, PodRequest};
+use crate::cpu::CpuSet;
 use crate::pin::{Ledger, PodAssignment};
 use crate::pod::MemoryPolicy;
 
-/// NUMA nodes by pod uid and container name.
-type NumaNodes = BTreeMap<String, BTreeMap<String, CpuSet>>;
+/// NUMA nodes by the pod's key and the container's name.
+pub(super) type NumaNodes = BTreeMap<String, BTreeMap<String, CpuSet>>;
 
 /// Chooses the NUMA nodes of owners' CPUs for owners' memory, if these NUMA nodes have room for the memory limits.
+///
+/// NUMA nodes without memory are left out: cgroup v1 refuses them, so a container runtime couldn't create the container.
+/// NUMA nodes without CPUs stay allowed, because they are near no CPU in particular, and a program may want to bind its
+/// data to them. They do not count as room.
 ///
 /// Bound containers come first, so that a new container takes no room from a bound container. Without at least two NUMA
 /// nodes of known memory, nothing is bound. A container without a memory limit is not bound either.
@@ -18,13 +22,15 @@ pub(super) fn follow(
     requests: &[PodRequest<'_>],
     assignments: &BTreeMap<String, PodAssignment>,
     ledger: &Ledger,
-    topology: &Topology,
+    inputs: &DecisionInput<'_>,
 ) -> NumaNodes {
-    let mut room: BTreeMap<u32, u64> = topology
-        .numa
-        .iter()
+    let (topology, allowed) = (inputs.topology, inputs.memory_nodes);
+    let usable = topology.numa.iter().filter(|numa| numa.has_memory());
+    let mut room: BTreeMap<u32, u64> = usable
+        .filter(|numa| allowed.contains(numa.id))
         .filter_map(|numa| Some((numa.id, numa.memory_bytes?)))
         .collect();
+    let apart = topology.memory_only_nodes().intersection(allowed);
     let mut nodes = NumaNodes::new();
     if room.len() < 2 {
         return nodes;
@@ -40,6 +46,8 @@ pub(super) fn follow(
             let name = &container.name;
             let assigned = own.and_then(|own| own.containers.get(name));
             let numa = assigned.and_then(|cpus| topology.numa_of(cpus));
+            let numa = numa.map(|numa| numa.iter().filter(|id| room.contains_key(id)).collect());
+            let numa = numa.filter(|numa: &CpuSet| !numa.is_empty());
             if let (Some(numa), Some(limit)) = (numa, container.resources.memory_limit) {
                 let is_bound = bound.is_some_and(|bound| bound.contains_key(name));
                 wanted.push((is_bound, &pod.key, name, numa, limit));
@@ -50,7 +58,7 @@ pub(super) fn follow(
     for (_, key, name, numa, limit) in wanted {
         if take(&mut room, &numa, limit) {
             let containers = nodes.entry(key.clone()).or_default();
-            containers.insert(name.clone(), numa);
+            containers.insert(name.clone(), numa.union(&apart));
         }
     }
     nodes

@@ -14,6 +14,8 @@ pub struct DecisionInput<'a> {
     pub topology: &'a Topology,
     /// The machine's placer.
     pub placer: &'a Placer,
+    /// The NUMA nodes with memory that pods may use.
+    pub memory_nodes: &'a CpuSet,
     /// CPUs excluded from assignments.
     pub reserved: &'a CpuSet,
     /// The rules for entitlements.

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use super::super::assignment::union;
 use super::model::{ContainerMove, DecisionInput, PodRequest, ShortfallNote};
-use crate::cpu::{Cores, CpuSet, Owner, Placement, PlacementRefusal, Request, cpu_count};
+use crate::cpu::{
+    CoreKinds, Cores, CpuSet, Owner, Placement, PlacementRefusal, Request, cpu_count,
+};
 use crate::pin::{Ledger, PodAssignment};
 use crate::pod::ContainerIds;
 
@@ -44,16 +46,23 @@ impl<'a> PlacementPass<'a> {
         }
     }
 
-    /// The CPUs free for assignment. Without a shared reserved CPU, one free CPU stays shared.
+    /// The CPUs free for assignment. One CPU stays shared if no reserved CPU is, or if the kernel balances load on none of
+    /// the shared reserved CPUs.
     fn free(&self) -> CpuSet {
         let owned = union(self.assignments.values().map(PodAssignment::cpus));
-        let online = &self.inputs.topology.online;
-        let mut free = online.difference(&owned.union(&self.barred));
+        let topology = self.inputs.topology;
+        let mut free = topology.online.difference(&owned.union(&self.barred));
         // Reserved CPUs are shared, unless all reserved CPUs are offline or have an owner.
-        if self.inputs.reserved.difference(&owned).is_disjoint(online)
-            && let Some(last) = free.first()
-        {
-            free.remove(last);
+        let shared = self.inputs.reserved.difference(&owned);
+        let balanced = topology.balanced();
+        if shared.is_disjoint(&balanced) {
+            let any = || {
+                free.first()
+                    .filter(|_| shared.is_disjoint(&topology.online))
+            };
+            if let Some(last) = free.intersection(&balanced).first().or_else(any) {
+                free.remove(last);
+            }
         }
         free
     }
@@ -190,8 +199,23 @@ impl<'a> PlacementPass<'a> {
         if !own.is_empty() {
             return self.place_beside(own, &request);
         }
-        let together = together.and_then(|set| self.inputs.placer.place_as(set, &request).ok());
-        together.map_or_else(|| self.place(&request), Ok)
+        let Some(together) =
+            together.and_then(|set| self.inputs.placer.place_as(set, &request).ok())
+        else {
+            return self.place(&request);
+        };
+        if !self.mixes_kinds(&together.cpus, &request) {
+            return Ok(together);
+        }
+        // The pod's containers need several kinds of cores together, but each container may still fit one kind.
+        let apart = self.place(&request).ok();
+        let apart = apart.filter(|placement| !self.mixes_kinds(&placement.cpus, &request));
+        Ok(apart.unwrap_or(together))
+    }
+
+    /// Whether the CPUs are on cores of several kinds, against the wish of the request.
+    fn mixes_kinds(&self, cpus: &CpuSet, request: &Request) -> bool {
+        request.core_kinds == CoreKinds::Same && self.inputs.placer.is_mixed(cpus)
     }
 
     fn add_note(&mut self, pod: &PodRequest<'_>, name: &str, text: String, refused: bool) {
@@ -228,7 +252,8 @@ impl<'a> PlacementPass<'a> {
     }
 
     /// Places more CPUs for a container with CPUs. The new CPUs share a last-level cache with the
-    /// present CPUs if possible, else a NUMA node. Otherwise the new CPUs can be anywhere. If the
+    /// present CPUs if possible, else a NUMA node. Otherwise the new CPUs can be anywhere. One kind of
+    /// core comes before nearness, if the pod wants it. If the
     /// pod wants the fewest NUMA nodes, all CPUs of the container count.
     fn place_beside(&self, own: &CpuSet, request: &Request) -> Result<Placement, PlacementRefusal> {
         let topology = self.inputs.topology;
@@ -239,8 +264,16 @@ impl<'a> PlacementPass<'a> {
         let numa = numa.filter(|numa| !numa.is_disjoint(own));
         let place = |free: &CpuSet| self.inputs.placer.place_beside(free, own, request);
         let near = [union(llcs), union(numa)].map(|nearby| free.intersection(&nearby));
-        let placed = near.iter().find_map(|near| place(near).ok());
-        placed.map_or_else(|| place(&free), Ok)
+        let placed: Vec<Placement> = near.iter().filter_map(|near| place(near).ok()).collect();
+        let mixes = |placement: &Placement| self.mixes_kinds(&own.union(&placement.cpus), request);
+        let nearest_of_kind = placed.iter().find(|placement| !mixes(placement));
+        if let Some(nearest) = nearest_of_kind {
+            return Ok(nearest.clone());
+        }
+        // Farther CPUs of the same kind come before near CPUs of another kind.
+        let anywhere = place(&free)?;
+        let nearest = placed.into_iter().next().filter(|_| mixes(&anywhere));
+        Ok(nearest.unwrap_or(anywhere))
     }
 
     /// Moves running containers with permission to move, if the moves keep a request from being

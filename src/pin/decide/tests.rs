@@ -1,5 +1,5 @@
 use super::*;
-use crate::cpu::{Numbering, PlacementRefusal, Placer, Shape};
+use crate::cpu::{NumaNode, Numbering, PlacementRefusal, Placer, Shape};
 use crate::pod::{self, CpuPreferences, Policy, Resources};
 
 /// 16 CPUs: 2 NUMA nodes of 4 cores with 2 threads each, siblings adjacent.
@@ -50,15 +50,19 @@ fn app(uid: &str, cpus: u64) -> Pod {
 }
 
 fn decided(pods: &[Pod], ledger: &Ledger) -> Decisions {
-    let topology = machine();
-    let placer = Placer::new(&topology);
-    let reserved = default_reserved(&topology, &CpuSet::new());
+    decided_on(&machine(), pods, ledger)
+}
+
+fn decided_on(topology: &Topology, pods: &[Pod], ledger: &Ledger) -> Decisions {
+    let placer = Placer::new(topology);
+    let reserved = default_reserved(topology, &CpuSet::new());
     let policy = Policy::default();
     let here = ["a", "b", "c"].into();
     decide(
         &DecisionInput {
-            topology: &topology,
+            topology,
             placer: &placer,
+            memory_nodes: &topology.memory_nodes(),
             reserved: &reserved,
             policy: &policy,
             preferences: &CpuPreferences::default(),
@@ -408,6 +412,161 @@ fn default_reserved_cpus_are_a_core_that_nobody_owns() {
 }
 
 #[test]
+fn default_reserved_cpus_are_balanced_by_the_kernel() {
+    // Cores are pairs of adjacent CPUs.
+    let reserved = |isolated: &str, owned: &str| {
+        let topology = Topology {
+            isolated: set(isolated),
+            ..machine()
+        };
+        default_reserved(&topology, &set(owned)).to_string()
+    };
+    assert_eq!(reserved("0-7", ""), "8-9");
+    assert_eq!(reserved("0-3,6-15", ""), "4-5");
+    assert_eq!(
+        reserved("0-14", ""),
+        "15",
+        "a part of a core before isolated CPUs"
+    );
+    assert_eq!(
+        reserved("0-2,8-15", ""),
+        "4-5",
+        "a whole balanced core before a lower part"
+    );
+    assert_eq!(reserved("0-7", "8-9"), "10-11");
+    assert_eq!(reserved("0-7", "8-14"), "15");
+    assert_eq!(
+        reserved("0-7", "8-15"),
+        "0-1",
+        "every balanced CPU is owned"
+    );
+    assert_eq!(reserved("0-15", ""), "0-1", "no CPU is balanced");
+}
+
+#[test]
+fn one_balanced_cpu_stays_shared_beside_isolated_reserved_cpus() {
+    let topology = Topology {
+        isolated: set("0-7"),
+        ..machine()
+    };
+    let decided = |reserved: &str, cpus: u64| {
+        let placer = Placer::new(&topology);
+        let inputs = DecisionInput {
+            topology: &topology,
+            placer: &placer,
+            memory_nodes: &topology.memory_nodes(),
+            reserved: &set(reserved),
+            policy: &Policy::default(),
+            preferences: &CpuPreferences::default(),
+            devices: &BTreeMap::new(),
+            moves: 0,
+            ids_settled: true,
+            suspended: None,
+            pods: &[app("a", cpus)],
+            here: None,
+        };
+        decide(&inputs, &Ledger::default()).desired.shared()
+    };
+    // The administrator reserves isolated CPUs. All other pods would run unbalanced without the eighth CPU.
+    assert_eq!(
+        decided("0-1", 8).intersection(&topology.balanced()).len(),
+        1
+    );
+    assert_eq!(decided("0-1", 13).len(), 3);
+    assert_eq!(
+        decided("0-1", 14),
+        topology.online,
+        "the last balanced CPU is not for sale"
+    );
+    // A shared balanced CPU is enough.
+    assert_eq!(decided("8", 15), set("8"));
+}
+
+/// The machine of these tests with a third NUMA node, and with memory in GiB.
+fn with_memory(memory: [u64; 3]) -> Topology {
+    let mut topology = machine();
+    topology.numa.push(NumaNode {
+        id: 8,
+        cpus: CpuSet::new(),
+        memory_bytes: None,
+        distances: Vec::new(),
+    });
+    for (numa, gib) in topology.numa.iter_mut().zip(memory) {
+        numa.memory_bytes = Some(gib << 30);
+    }
+    topology
+}
+
+/// The NUMA nodes for the memory of each container.
+fn memory(decisions: &Decisions) -> Vec<Option<String>> {
+    let memory = decisions.containers.iter().map(|one| &one.memory);
+    memory
+        .map(|numa| numa.as_ref().map(CpuSet::to_string))
+        .collect()
+}
+
+#[test]
+fn memory_follows_cpus_to_numa_nodes_with_memory() {
+    let owners = ledger(&[
+        ("a", "main", "6-9"),
+        ("b", "main", "10-11"),
+        ("c", "main", "2-3"),
+    ]);
+    let pods = [app("a", 4), app("b", 2), app("c", 2)];
+    let on = |gib| memory(&decided_on(&with_memory(gib), &pods, &owners));
+    let words = |texts: [&str; 3]| texts.map(|text| (!text.is_empty()).then(|| text.to_owned()));
+    assert_eq!(on([4, 4, 0]), words(["0-1", "1", "0"]));
+    assert_eq!(
+        on([4, 0, 4]),
+        words(["0,8", "", "0,8"]),
+        "NUMA node 1 has no memory"
+    );
+    assert_eq!(
+        on([4, 4, 4]),
+        words(["0-1,8", "1,8", "0,8"]),
+        "NUMA node 8 has only memory"
+    );
+    assert_eq!(
+        on([4, 0, 0]),
+        [None, None, None],
+        "there is nothing to choose"
+    );
+}
+
+#[test]
+fn memory_comes_only_from_numa_nodes_that_the_pods_may_use() {
+    let topology = with_memory([4, 4, 4]);
+    let placer = Placer::new(&topology);
+    let pods = [app("a", 4), app("b", 2)];
+    let inputs = |memory_nodes: &str| {
+        let inputs = DecisionInput {
+            topology: &topology,
+            placer: &placer,
+            memory_nodes: &set(memory_nodes),
+            reserved: &set("0-1"),
+            policy: &Policy::default(),
+            preferences: &CpuPreferences::default(),
+            devices: &BTreeMap::new(),
+            moves: 0,
+            ids_settled: true,
+            suspended: None,
+            pods: &pods,
+            here: None,
+        };
+        let owners = ledger(&[("a", "main", "6-9"), ("b", "main", "10-11")]);
+        memory(&decide(&inputs, &owners))
+    };
+    let words = |texts: [&str; 2]| texts.map(|text| (!text.is_empty()).then(|| text.to_owned()));
+    assert_eq!(inputs("0-1,8"), words(["0-1,8", "1,8"]));
+    assert_eq!(inputs("0-1"), words(["0-1", "1"]));
+    assert_eq!(
+        inputs("0,8"),
+        words(["0,8", ""]),
+        "NUMA node 1 is not for pods"
+    );
+}
+
+#[test]
 fn the_last_shared_cpu_is_never_assigned() {
     let topology = machine();
     let placer = Placer::new(&topology);
@@ -418,6 +577,7 @@ fn the_last_shared_cpu_is_never_assigned() {
     let inputs = DecisionInput {
         topology: &topology,
         placer: &placer,
+        memory_nodes: &topology.memory_nodes(),
         reserved: &reserved,
         policy: &Policy::default(),
         preferences: &CpuPreferences::default(),

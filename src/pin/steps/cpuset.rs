@@ -396,7 +396,7 @@ impl<'a> CpusetPlanner<'a> {
         let container = target.container;
         let (path, quota) = (&container.cgroup.path, container.cgroup.quota);
         if target.is_owner {
-            let bind = memory::bind(container, target.plan);
+            let bind = memory::bind(container, target.plan, &self.desired.all_memory);
             self.add(CpusetPhase::LiftLimits, bind);
             self.add(CpusetPhase::LiftLimits, lift_quota(path, quota));
         } else {

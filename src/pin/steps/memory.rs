@@ -28,7 +28,7 @@ fn chosen<'a>(container: &ObservedContainer, plan: &'a PodPlan) -> Option<&'a Cp
 }
 
 /// Adds the earlier NUMA nodes to a container's next record before Pinfold binds the memory for the
-/// first time. `all` are all NUMA nodes with memory.
+/// first time. `all` are the NUMA nodes with memory that pods may use.
 pub(super) fn record_earlier_memory(
     mut next: AssignmentRecord,
     container: &ObservedContainer,
@@ -36,6 +36,10 @@ pub(super) fn record_earlier_memory(
     all: &CpuSet,
 ) -> AssignmentRecord {
     if next.before.numa.is_some() {
+        if plan.free_memory && give_back(container, all).is_none() {
+            // The earlier NUMA nodes are back. From now on, a foreign write to them stays.
+            next.before.numa = None;
+        }
         return next;
     }
     let now = &container.cgroup.memory.numa;
@@ -49,8 +53,11 @@ pub(super) fn record_earlier_memory(
     next
 }
 
-/// The step to bind a container's memory, if needed.
-pub(super) fn bind(container: &ObservedContainer, plan: &PodPlan) -> Option<Step> {
+/// The step to bind an owner's memory, or to free it if the pod wants it free, if needed.
+pub(super) fn bind(container: &ObservedContainer, plan: &PodPlan, all: &CpuSet) -> Option<Step> {
+    if plan.free_memory {
+        return give_back(container, all);
+    }
     let numa = wanted(container, plan)?;
     Some(Step::Memory {
         path: container.cgroup.path.clone(),
@@ -62,12 +69,15 @@ pub(super) fn bind(container: &ObservedContainer, plan: &PodPlan) -> Option<Step
 /// set.
 pub(super) fn give_back(container: &ObservedContainer, all: &CpuSet) -> Option<Step> {
     let earlier = container.record.as_ref()?.before.numa.as_ref()?;
-    // The kernel refuses an empty set for a cgroup with processes. All NUMA nodes have the same
-    // effect.
-    let numa = if earlier.is_empty() { all } else { earlier };
+    // The kernel refuses an empty set for a cgroup with processes, and on v1 a set with NUMA nodes that the cgroups
+    // above no longer allow. All NUMA nodes have the same effect as an empty set.
+    let allowed = earlier.intersection(all);
+    let numa = if allowed.is_empty() {
+        all.clone()
+    } else {
+        allowed
+    };
     let path = container.cgroup.path.clone();
-    (container.cgroup.memory.numa != *numa && !numa.is_empty()).then(|| Step::Memory {
-        path,
-        numa: numa.clone(),
-    })
+    (container.cgroup.memory.numa != numa && !numa.is_empty())
+        .then_some(Step::Memory { path, numa })
 }

@@ -395,7 +395,11 @@ impl<'a> PartitionState<'a> {
         if !leaf.target.is_empty() {
             last.writes.extend(lift_quota(&cgroup.path, cgroup.quota));
         }
-        last.writes.extend(memory::bind(leaf.container, leaf.plan));
+        last.writes.extend(memory::bind(
+            leaf.container,
+            leaf.plan,
+            &self.desired.all_memory,
+        ));
     }
 
     /// Restores the memory and the CPUs of a non-owner, except the CPUs of its pod's partitions. A

@@ -49,6 +49,7 @@ fn waiting() -> ContainerState {
         effective: Some(set("0-3")),
         partition: None,
         numa: Some(set("0")),
+        memory: None,
         cgroup: Some("kubepods/podu-p/c1".to_owned()),
         running: true,
         threads: ThreadEnvironment {

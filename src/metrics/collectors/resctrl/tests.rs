@@ -44,6 +44,7 @@ fn owner(pod: &str, role: PodRole, cpus: &str) -> ContainerState {
         effective: Some(set(cpus)),
         partition: None,
         numa: None,
+        memory: None,
         cgroup: Some(format!("kubepods/podu-{pod}/c1")),
         running: true,
         threads: thread_environment(
