@@ -1,5 +1,6 @@
 //! [`drift`]: differences between assigned and effective CPUs, each with a cause.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::Serialize;
@@ -118,27 +119,42 @@ impl fmt::Display for Neighbour {
     }
 }
 
+/// What a comparison needs to know beside the kernel and the ledger.
+#[derive(Debug, Clone, Copy)]
+pub struct DriftInput<'a> {
+    /// Online CPUs.
+    pub online: &'a CpuSet,
+    /// CPUs that got their owners after the last complete node pass. The owners' sets may be unwritten, and other
+    /// containers may still run on the CPUs. Neither is drift.
+    pub recently_assigned: &'a CpuSet,
+    /// Cgroups whose record could not be written, so that nothing else was written to them either.
+    pub unrecorded: &'a BTreeSet<String>,
+    /// How assignments are enforced.
+    pub enforcement: Enforcement,
+}
+
 /// Compares the kernel with the ledger.
 ///
-/// Cgroups without an assignment record are new, not drifted. The `recently_assigned` CPUs got their owners after the last
-/// complete node pass. The owners' sets may be unwritten, and other containers may still run on the CPUs. Neither is drift.
-pub fn drift(
-    observed: &Observed,
-    ledger: &Ledger,
-    (online, recently_assigned): (&CpuSet, &CpuSet),
-    enforcement: Enforcement,
-) -> Vec<Drift> {
+/// Cgroups without an assignment record are new, not drifted, unless Pinfold has tried in vain to record them.
+pub fn drift(observed: &Observed, ledger: &Ledger, input: &DriftInput<'_>) -> Vec<Drift> {
+    let DriftInput {
+        online,
+        recently_assigned,
+        unrecorded,
+        enforcement,
+    } = *input;
     let exclusive = ledger.exclusive().difference(recently_assigned);
     let mut drifts = Vec::new();
     for pod in &observed.pods {
         let own = ledger.of(&pod.cgroup.uid).cpus();
         let foreign = exclusive.difference(&own);
         for container in &pod.containers {
-            let Some(record) = &container.record else {
-                continue;
+            let assigned = match &container.record {
+                Some(record) => record.cpus(),
+                None if unrecorded.contains(&container.cgroup.path) => CpuSet::new(),
+                None => continue,
             };
             let now = &container.cgroup.cpuset;
-            let assigned = record.cpus();
             if !assigned.is_disjoint(recently_assigned) {
                 continue;
             }
@@ -220,4 +236,73 @@ fn others(
         })
     });
     concerned.take(NAMED).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::cgroup::{ContainerCgroup, Cpuset, PodCgroup};
+    use crate::pin::{EarlierSettings, Scan};
+
+    fn set(list: &str) -> CpuSet {
+        list.parse().unwrap()
+    }
+
+    /// A pod with one container.
+    fn pod(uid: &str, effective: &str, record: Option<&AssignmentRecord>) -> PodCgroup {
+        PodCgroup {
+            path: uid.to_owned(),
+            uid: uid.to_owned(),
+            containers: vec![ContainerCgroup {
+                path: format!("{uid}/c"),
+                id: "c".to_owned(),
+                cpuset: Cpuset {
+                    effective: set(effective),
+                    ..Cpuset::default()
+                },
+                record_text: record.map(AssignmentRecord::text),
+                ..ContainerCgroup::default()
+            }],
+            ..PodCgroup::default()
+        }
+    }
+
+    #[test]
+    fn a_container_that_could_not_be_recorded_drifts_on_the_cpus_of_an_owner() {
+        let mut record = AssignmentRecord::new(EarlierSettings::default());
+        let containers = &mut record.assignment.containers;
+        containers.insert("main".to_owned(), set("2-3"));
+        let scan = Scan {
+            pods: vec![
+                pod("owner", "2-3", Some(&record)),
+                pod("failed", "0-2", None),
+                pod("away", "0-1", None),
+                pod("new", "0-3", None),
+            ],
+            ..Scan::default()
+        };
+        let (observed, ledger) = Observed::new(scan, &[]);
+        let drifts = |enforcement, unrecorded: &[&str]| {
+            let input = DriftInput {
+                online: &set("0-3"),
+                recently_assigned: &CpuSet::new(),
+                unrecorded: &unrecorded.iter().map(|path| (*path).to_owned()).collect(),
+                enforcement,
+            };
+            let found = drift(&observed, &ledger, &input).into_iter();
+            found
+                .map(|drift| (drift.path, drift.cause))
+                .collect::<Vec<_>>()
+        };
+        let failed = ["failed/c", "away/c", "gone/c"];
+        assert_eq!(
+            drifts(Enforcement::Cpuset, &failed),
+            [("failed/c".to_owned(), DriftCause::Overlap)]
+        );
+        assert_eq!(
+            drifts(Enforcement::Cpuset, &[]),
+            [],
+            "new ones are no drift"
+        );
+    }
 }

@@ -190,6 +190,7 @@ impl PluginHandler {
     ) -> ContainerAdjustment {
         let CreateAnswer {
             cpus,
+            cpuset,
             memory,
             training,
             threads,
@@ -209,11 +210,11 @@ impl PluginHandler {
         if !names.is_empty() {
             annotations.insert(INJECTED.to_owned(), names.join(","));
         }
-        if let Some(cpus) = &cpus {
+        if let Some(cpus) = &cpuset {
             annotations.insert(ASSIGNED.to_owned(), cpus.to_string());
         }
         let cpu = CpuChange {
-            cpus,
+            cpus: cpuset,
             mems: memory,
             ..CpuChange::default()
         };
