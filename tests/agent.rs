@@ -66,6 +66,8 @@ mod peers;
 mod pinning;
 #[path = "agent/preserved.rs"]
 mod preserved;
+#[path = "agent/records.rs"]
+mod records;
 #[path = "agent/release.rs"]
 mod release;
 #[path = "agent/restart.rs"]

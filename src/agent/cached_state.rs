@@ -9,7 +9,7 @@ use crate::pin::{
     AppliedStep, AssignmentRecord, Enforcement, Ledger, Observed, ObservedContainer, ObservedPod,
     PodAssignment, Reason, Scan, Step, StepOutcome,
 };
-use crate::pod::Pod;
+use crate::pod::{ContainerKind, Pod};
 
 /// The last observed state, and the ledger of all assignments.
 #[derive(Debug, Clone)]
@@ -58,7 +58,7 @@ impl CachedState {
     }
 
     fn pod(&self, uid: &str) -> Option<&ObservedPod> {
-        self.observed.pods.iter().find(|pod| pod.cgroup.uid == uid)
+        self.observed.pod(uid)
     }
 
     pub(super) fn has_pod(&self, uid: &str) -> bool {
@@ -68,6 +68,16 @@ impl CachedState {
     /// The assignment in a pod's record.
     pub(super) fn recorded(&self, uid: &str) -> Option<&PodAssignment> {
         Some(&self.pod(uid)?.record.as_ref()?.assignment)
+    }
+
+    /// Whether cgroups of the pod may have partitions that the answer to a CreateContainer request must leave alone. Only
+    /// the kernel knows which of them still exist.
+    pub(super) fn has_partitions_in_the_way(&self, pod: &Pod, container: &str) -> bool {
+        let is_init = pod
+            .container(container)
+            .is_some_and(|container| container.kind == ContainerKind::Init);
+        let cgroups = pod.cgroup_uid().and_then(|uid| self.pod(uid));
+        is_init || cgroups.is_some_and(|pod| !pod.partitions_of_mates(container).is_empty())
     }
 
     /// Whether the kernel still has the pod's record as cached. A recreated cgroup has a different record, or none. With

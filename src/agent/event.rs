@@ -108,6 +108,9 @@ pub struct RuntimePod {
 pub struct CreateAnswer {
     /// The container's exclusive CPUs; `None` in the shared pool.
     pub cpus: Option<CpuSet>,
+    /// The CPUs that the runtime writes to the container's new cgroup: `cpus`, or `None` if the write would meet the
+    /// partition of a pod mate.
+    pub cpuset: Option<CpuSet>,
     /// The NUMA nodes for the container's memory; `None` for all.
     pub memory: Option<CpuSet>,
     /// The reason for a refusal; `None` if the runtime may create the container.

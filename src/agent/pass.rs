@@ -13,7 +13,7 @@ use super::pass_model::{
 };
 use super::pass_state::PassState;
 use crate::pin::decide::{Decision, DecisionInput, Decisions, RefusalSource, decide_while};
-use crate::pin::{self, AppliedStep, Drift, Enforcement, Ledger, Observed, Scan, Step};
+use crate::pin::{self, AppliedStep, Drift, DriftInput, Enforcement, Ledger, Observed, Scan, Step};
 use crate::pod::{self, Pod};
 
 /// Why a pass ends before its last stage.
@@ -201,7 +201,7 @@ impl<N: PassNode> Pass<'_, N> {
         let cached = self.state.cached.as_mut().ok_or(EarlyEnd::NeedsNode)?;
         let mut needs_others = false;
         match request {
-            RuntimeRequest::Create { .. } => {
+            RuntimeRequest::Create { container, .. } => {
                 let nobody = HashSet::new();
                 let policy = self.node.decision_input(&[], &nobody).policy;
                 let may_own = pod
@@ -211,7 +211,9 @@ impl<N: PassNode> Pass<'_, N> {
                 let enforcement = self.node.enforcement();
                 let is_current = cached.has_pod(uid)
                     && !cached.stale.contains(uid)
-                    && (!may_own || cached.is_current(uid, enforcement, self.node));
+                    && (!may_own
+                        || !cached.has_partitions_in_the_way(&pod, container)
+                            && cached.is_current(uid, enforcement, self.node));
                 if !is_current {
                     // A new pod may have no cgroup. The plan asks for a node pass if the pod gets CPUs.
                     let read = cached.read_pod(uid, std::slice::from_ref(&pod), self.node);
@@ -295,12 +297,13 @@ impl<N: PassNode> Pass<'_, N> {
     fn drift(&self) -> Vec<Drift> {
         let nobody = HashSet::new();
         let online = &self.node.decision_input(&[], &nobody).topology.online;
-        pin::drift(
-            &self.view.observed,
-            &self.view.ledger,
-            (online, &self.state.recently_assigned),
-            self.node.enforcement(),
-        )
+        let input = DriftInput {
+            online,
+            recently_assigned: &self.state.recently_assigned,
+            unrecorded: &self.state.unrecorded,
+            enforcement: self.node.enforcement(),
+        };
+        pin::drift(&self.view.observed, &self.view.ledger, &input)
     }
 
     /// Decides what each container of the view gets.
@@ -351,8 +354,11 @@ impl<N: PassNode> Pass<'_, N> {
         let Some(mut decisions) = decide_while(&input, &self.view.ledger, go_on) else {
             return Err(self.yielded(&[]));
         };
+        let pods = &self.view.pods;
         if self.node.enforcement() == Enforcement::Observe {
-            decisions.keep_ledger_assignments(&self.view.pods, &self.view.ledger);
+            decisions.keep_ledger_assignments(pods, &self.view.ledger);
+        } else {
+            decisions.keep_init_containers_off_mates(pods, &self.view.observed);
         }
         Ok(decisions)
     }
@@ -446,6 +452,7 @@ impl<N: PassNode> Pass<'_, N> {
             self.state.metrics.moves.inc();
             self.state.moved.push(Instant::now());
         }
+        self.state.forget_ended_unrecorded(&self.view.observed);
         let kept = decisions.desired.exclusive();
         self.state.release_backoff.note(
             self.view.ledger.exclusive().difference(&kept),

@@ -1,6 +1,6 @@
 //! [`PassState`]: the reconciler's state between two passes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use super::cached_state::CachedState;
@@ -31,6 +31,8 @@ pub struct PassState {
     /// CPUs assigned since the last complete node pass. After a pass that yielded between its steps: all exclusive CPUs. The
     /// owners' sets may be unwritten, and other containers may still run on these CPUs.
     pub(super) recently_assigned: CpuSet,
+    /// Cgroups whose record could not be written. Such a cgroup may still be on the CPUs of an owner.
+    pub(super) unrecorded: BTreeSet<String>,
     /// Partitions refused by the kernel since the last timer tick: the error, by cgroup path.
     pub(super) refused: BTreeMap<String, String>,
     pub(super) release_backoff: ReleaseBackoff,
@@ -53,6 +55,7 @@ impl PassState {
             cached: None,
             drift: Vec::new(),
             recently_assigned: CpuSet::new(),
+            unrecorded: BTreeSet::new(),
             refused: BTreeMap::new(),
             release_backoff: ReleaseBackoff::default(),
             isolation: IsolatedPartitionGate::default(),
@@ -92,6 +95,18 @@ impl PassState {
     #[doc(hidden)]
     pub fn has_released(&self) -> bool {
         self.release_backoff.due().is_some()
+    }
+
+    /// The part of a decision about a new container that the runtime may write to the container's cgroup: all of `cpus`, or
+    /// nothing.
+    ///
+    /// Linux 6.12 makes a partition invalid if a pod mate's `cpuset.cpus` meets it. The CPUs of such partitions are written at
+    /// StartContainer, after the partitions have given them up.
+    pub fn cpus_for_runtime(&self, uid: &str, container: &str, cpus: &CpuSet) -> Option<CpuSet> {
+        let pod = self.cached.as_ref()?.observed.pod(uid);
+        let held = pod.map(|pod| pod.partitions_of_mates(container));
+        let is_free = held.is_none_or(|held| held.is_disjoint(cpus));
+        is_free.then(|| cpus.clone())
     }
 
     /// Permits new attempts for refused partitions.
@@ -156,6 +171,12 @@ impl PassState {
                 Some(error) => tracing::error!("{error}"),
                 None => tracing::debug!("{}", done.step),
             }
+            if let Step::Record { path, .. } = &done.step {
+                match error {
+                    Some(_) => self.unrecorded.insert(path.clone()),
+                    None => self.unrecorded.remove(path),
+                };
+            }
             if let Step::Partition { path, .. }
             | Step::Exclusive {
                 path,
@@ -185,6 +206,18 @@ impl PassState {
         }
         errors
     }
+
+    /// Forgets cgroups without a record that no longer exist.
+    pub(super) fn forget_ended_unrecorded(&mut self, observed: &Observed) {
+        if !self.unrecorded.is_empty() {
+            let paths: BTreeSet<&String> = observed
+                .containers()
+                .map(|container| &container.cgroup.path)
+                .collect();
+            self.unrecorded.retain(|path| paths.contains(path));
+        }
+    }
+
     /// Adds the kernel's refusals to the decisions about `pods`.
     pub(super) fn note_refusals(
         &self,
@@ -224,5 +257,54 @@ impl PassState {
             });
             decision.refused = Some(RefusalSource::Kernel);
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+    use crate::host::cgroup::{ContainerCgroup, PodCgroup};
+    use crate::pin::Scan;
+    use crate::pod::ContainerIds;
+
+    #[test]
+    fn a_cgroup_without_a_record_is_remembered_until_it_has_one_or_goes() {
+        let heartbeat = Heartbeat::new(Duration::from_secs(1));
+        let store = PodStore::new(ContainerIds::NoSource);
+        let mut state = PassState::new(store, AgentMetrics::new().unwrap(), heartbeat);
+        let step = |path: &str, outcome| AppliedStep {
+            step: Step::Record {
+                path: path.to_owned(),
+                record: None,
+            },
+            outcome,
+        };
+        let failed = || StepOutcome::Differs {
+            says: "no record".to_owned(),
+        };
+        let paths = ["pod/a", "pod/b", "pod/c"];
+        let applied = paths.map(|path| step(path, failed()));
+        let errors = state.account(&applied);
+        assert_eq!(errors.len(), 3, "{errors:?}");
+        state.account(&[step("pod/a", StepOutcome::Done)]);
+        assert_eq!(
+            state.unrecorded,
+            ["pod/b", "pod/c"].map(str::to_owned).into()
+        );
+        let container = ContainerCgroup {
+            path: "pod/c".to_owned(),
+            ..ContainerCgroup::default()
+        };
+        let pod = PodCgroup {
+            containers: vec![container],
+            ..PodCgroup::default()
+        };
+        let scan = Scan {
+            pods: vec![pod],
+            ..Scan::default()
+        };
+        state.forget_ended_unrecorded(&Observed::new(scan, &[]).0);
+        assert_eq!(state.unrecorded, ["pod/c"].map(str::to_owned).into());
     }
 }

@@ -255,10 +255,10 @@ fn watch_cgroups(
 ) -> anyhow::Result<Arc<Notify>> {
     let appeared = Arc::new(Notify::new());
     for tree in &node.config.pod_cgroups {
-        // The watch covers three levels: QoS class, pod and container. The runtime writes a container's CPUs after the
-        // cgroup's creation.
+        // The watch covers four levels: the group of system pods, QoS class, pod and container. The runtime writes a
+        // container's CPUs after the cgroup's creation.
         for folder in node.cgroups.watch_folders(tree) {
-            let watch = Watch::with_file(&folder, 3, Some(PARTITION))
+            let watch = Watch::with_file(&folder, 4, Some(PARTITION))
                 .with_context(|| format!("can't watch the pods' tree {}", folder.display()))?;
             let listeners = [Arc::clone(cgroups), Arc::clone(&appeared)];
             tasks.spawn(follow(folder, watch, listeners, events.clone()));

@@ -82,6 +82,7 @@ impl Reconciler {
             let pod = pods.find(|pod| pod.cgroup_uid() == Some(uid))?;
             return Some(CreateAnswer {
                 cpus: None,
+                cpuset: None,
                 memory: None,
                 refused: None,
                 training: false,
@@ -99,6 +100,7 @@ impl Reconciler {
         let cpus = decision.cpus.as_ref();
         Some(CreateAnswer {
             cpus: cpus.cloned(),
+            cpuset: cpus.and_then(|cpus| self.passes.cpus_for_runtime(uid, container, cpus)),
             memory: decision.memory.clone(),
             refused: refused.filter(|_| node.enforcement != Enforcement::Observe),
             training: pod::training(pod, &decision.recognition, policy).counts,

@@ -19,7 +19,7 @@ use crate::host::cgroup::NoteSubject;
 use crate::host::proc::Proc;
 use crate::host::resctrl::Resctrl;
 use crate::pin::cpu_isolation::{CpuIsolationOptions, CpuIsolator, IsolationInput};
-use crate::pin::{self, AppliedStep, Step, StepOutcome};
+use crate::pin::{self, AppliedStep, Step};
 
 /// Hand every CPU back: restore the CPUs and the quota of each cgroup, and remove every assignment record.
 ///
@@ -35,8 +35,8 @@ use crate::pin::{self, AppliedStep, Step, StepOutcome};
   pinfold release --cluster --stay
                                  run in a DaemonSet's pod, which is ready after the release
 
-Exit codes: 0 done, 1 a write failed, 2 bad input, or the cluster can't be reached (the CPUs are handed back
-nevertheless).")]
+Exit codes: 0 done, 1 a write failed or a record can't be read, 2 bad input, or the cluster can't be
+reached (the CPUs are handed back nevertheless).")]
 pub(super) struct Release {
     #[command(flatten)]
     overrides: Overrides,
@@ -99,7 +99,7 @@ impl Released {
         lines.extend(not_restored.map(|error| format!("FAILED: {error}")));
         let done = if dry_run { "would be done" } else { "done" };
         lines.push(match self.steps.len() {
-            0 => "nothing is pinned here".to_owned(),
+            0 if self.failures() == 0 => "nothing is pinned here".to_owned(),
             writes => format!(
                 "{} {done}, {} failed",
                 crate::text::counted(writes, "write"),
@@ -169,19 +169,20 @@ fn check_rights(config: &Config) -> anyhow::Result<()> {
 
 /// Hands the CPUs of the node back, or plans the steps in a dry run.
 fn release(node: &AgentNode, dry_run: bool) -> anyhow::Result<Released> {
-    let (observed, _) = node.observe(&[])?;
+    // An agent that starts between the look and the writes would lose its assignments, so the lock comes first.
+    let _lock = (!dry_run).then(|| lock(node.cgroups.root())).transpose()?;
+    let (observed, ledger) = node.observe(&[])?;
     let memory_nodes = node.cgroups.memory_nodes(&node.config.pod_cgroups)?;
     let steps = pin::release(&observed, &node.topology.online, &memory_nodes);
     let steps = if dry_run {
         steps.into_iter().map(|step| (step, None)).collect()
     } else {
-        let _lock = lock(node.cgroups.root())?;
         let applied = pin::apply(steps, &node.cgroups);
         applied.into_iter().map(outcome).collect()
     };
-    let mut not_restored = Vec::new();
+    let mut not_restored = ledger.unreadable;
     if !dry_run {
-        not_restored = restore_isolation(node);
+        not_restored.extend(restore_isolation(node));
     }
     let (groups, refused) = monitoring_groups(&Resctrl::new(&node.config.root_dir), dry_run);
     not_restored.extend(refused);
@@ -264,10 +265,6 @@ async fn stay(listen: SocketAddr) -> anyhow::Result<()> {
 }
 
 fn outcome(applied: AppliedStep) -> (Step, Option<String>) {
-    // A CPU set that another program has narrowed since is no error: the release wrote the previous value.
-    let error = match applied.outcome {
-        StepOutcome::NotInForce { .. } => None,
-        _ => applied.error(),
-    };
+    let error = applied.error();
     (applied.step, error)
 }

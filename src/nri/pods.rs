@@ -123,9 +123,11 @@ pub fn pod<'a>(sandbox: &PodSandbox, containers: impl IntoIterator<Item = &'a Co
 pub fn qos_class(cgroup_parent: &str) -> Option<Qos> {
     let (group, _) = split_cgroup_parent(cgroup_parent)?;
     // The kubelet's tree may be below another cgroup.
-    let last = group.rsplit(['/', '-']).next().unwrap_or_default();
-    match last {
+    let mut names = group.rsplit(['/', '-']);
+    match names.next().unwrap_or_default() {
         "kubepods" => Some(Qos::Guaranteed),
+        // The group of the system pods has the same classes as the tree itself.
+        "system" if names.next() == Some("kubepods") => Some(Qos::Guaranteed),
         "burstable" => Some(Qos::Burstable),
         "besteffort" => Some(Qos::BestEffort),
         _ => None,

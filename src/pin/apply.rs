@@ -1,128 +1,25 @@
 //! Carries out steps and reads the effective CPUs back. [`super::steps`] alone chooses the steps.
 
+use std::fmt;
+
+use exclusions::Exclusions;
+pub(super) use outcome::chain;
+pub use outcome::{AppliedStep, StepOutcome};
+
 use super::{AssignmentRecord, Reason, Step};
-use crate::cpu::CpuSet;
-use crate::host::cgroup::{CgroupError, Cgroups, PartitionKind, is_within};
-
-/// A step and its result.
-#[derive(Debug)]
-pub struct AppliedStep {
-    /// The step.
-    pub step: Step,
-    /// The result of the step.
-    pub outcome: StepOutcome,
-}
-
-/// The result of a step.
-#[derive(Debug)]
-pub enum StepOutcome {
-    /// The kernel confirms the step.
-    Done,
-    /// The write succeeded, but different CPUs are in force.
-    NotInForce {
-        /// The CPUs in force.
-        effective: CpuSet,
-    },
-    /// The cgroup disappeared meanwhile: nothing is left to do.
-    Gone,
-    /// The step failed, or the kernel's values could not be read back.
-    Failed(CgroupError),
-    /// The write succeeded, but the kernel made the partition invalid. The cgroup is a member now.
-    Invalid {
-        /// The kernel's words.
-        says: String,
-    },
-    /// The kernel refused, because cgroups nearby hold or list the CPUs.
-    InTheWay {
-        /// The kernel's error.
-        error: CgroupError,
-        /// The cgroups in the way.
-        others: Vec<String>,
-    },
-    /// Not tried: the cgroup, or a cgroup above, could not get the CPUs.
-    AncestorRefused {
-        /// The cgroup that could not get the CPUs.
-        path: String,
-    },
-    /// Not tried: the cgroup's record could not be written.
-    Unrecorded,
-    /// Not tried: a container failed to give up some of the CPUs.
-    Blocked {
-        /// The CPUs.
-        cpus: CpuSet,
-    },
-}
-
-// === impl StepOutcome ===
-
-impl StepOutcome {
-    /// The outcome's name as a label value.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Done => "done",
-            Self::Gone => "gone",
-            Self::Unrecorded => "unrecorded",
-            Self::NotInForce { .. } => "not_in_force",
-            Self::Failed(_) | Self::InTheWay { .. } => "failed",
-            Self::Invalid { .. } => "invalid",
-            Self::AncestorRefused { .. } | Self::Blocked { .. } => "blocked",
-        }
-    }
-}
-
-// === impl AppliedStep ===
-
-impl AppliedStep {
-    /// The failure in a sentence that begins with the step; `None` without a failure.
-    pub fn error(&self) -> Option<String> {
-        let said = match &self.outcome {
-            StepOutcome::Done | StepOutcome::Gone => return None,
-            StepOutcome::Unrecorded => {
-                "skipped, because the cgroup's assignment record could not be written".to_owned()
-            }
-            StepOutcome::NotInForce { effective } => {
-                format!("written, but the kernel reports {effective}")
-            }
-            StepOutcome::Failed(error) => chain(error),
-            StepOutcome::Invalid { says } => format!("the kernel says {says:?}"),
-            StepOutcome::InTheWay { error, others } => format!(
-                "{}; cpuset.cpus or cpuset.cpus.exclusive of other cgroups prevents it: {}",
-                chain(error),
-                others.join(", ")
-            ),
-            StepOutcome::AncestorRefused { path } => {
-                format!("skipped, because {path} could not get the CPUs")
-            }
-            StepOutcome::Blocked { cpus } => {
-                format!(
-                    "skipped, because another container did not give up {}",
-                    cpus.in_words()
-                )
-            }
-        };
-        Some(format!("{}: {said}", self.step))
-    }
-}
-
-/// An error and all its causes, in one line.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        text = format!("{text}: {inner}");
-        cause = inner.source();
-    }
-    text
-}
+use crate::host::cgroup::{CgroupError, Cgroups, Cpuset, Partition, PartitionKind};
 
 /// Carries out steps in order.
 ///
-/// A failed step does not stop later steps, with three exceptions:
+/// A failed step does not stop later steps, with four exceptions:
 ///
-/// - A container gets no CPUs that a step failed to take from another container.
+/// - A container gets no CPUs that another container may still use, because a step failed to take them away or was
+///   skipped.
 /// - A cgroup gets no exclusive CPUs that the cgroup itself or a cgroup above failed to get.
 /// - A cgroup whose record could not be written gets no writes, on the cgroup or below: its earlier settings would be
 ///   lost.
+/// - A record keeps the earlier settings that a step failed to restore, and goes only after everything on its cgroup and
+///   below is restored or gone. The next plan tries again.
 pub fn apply(steps: Vec<Step>, cgroups: &Cgroups) -> Vec<AppliedStep> {
     apply_while(steps, cgroups, |_| true)
 }
@@ -140,32 +37,18 @@ pub fn apply_while(
         if !go_on(&step) {
             break;
         }
-        let outcome = apply_step(&step, cgroups, &mut held);
+        let step = held.keep_unrestored(step, cgroups);
+        let outcome = match held.skipped(&step) {
+            Some(skipped) => skipped,
+            None => apply_step(&step, cgroups),
+        };
+        held.note(&step, &outcome, cgroups);
         done.push(AppliedStep { step, outcome });
     }
     done
 }
 
-/// CPUs and cgroups that later steps must not touch.
-#[derive(Default)]
-struct Exclusions {
-    /// CPUs that a container failed to give up.
-    cpus: CpuSet,
-    /// Cgroups whose record could not be written.
-    unrecorded: Vec<String>,
-    /// Cgroups that could not get exclusive CPUs.
-    refused: Vec<String>,
-}
-
-fn apply_step(step: &Step, cgroups: &Cgroups, held: &mut Exclusions) -> StepOutcome {
-    let within = |cgroup: &&String| is_within(step.path(), cgroup);
-    if !matches!(step, Step::Record { .. }) && held.unrecorded.iter().any(|cgroup| within(&cgroup))
-    {
-        return StepOutcome::Unrecorded;
-    }
-    if let Some(path) = held.refused.iter().find(within).filter(|_| gives(step)) {
-        return StepOutcome::AncestorRefused { path: path.clone() };
-    }
+fn apply_step(step: &Step, cgroups: &Cgroups) -> StepOutcome {
     let result = match step {
         Step::Make { path } => cgroups.create(path),
         Step::Remove { path } => cgroups.remove(path),
@@ -175,61 +58,12 @@ fn apply_step(step: &Step, cgroups: &Cgroups, held: &mut Exclusions) -> StepOutc
         Step::Quota { path, quota } => cgroups.set_quota(path, *quota),
         Step::Exclusive { path, cpus, .. } => cgroups.set_exclusive(path, cpus),
         Step::Partition { path, kind, .. } => cgroups.set_partition(path, *kind),
-        Step::Cpus { path, cpus, reason } => {
-            let taken = cpus.intersection(&held.cpus);
-            if *reason == Reason::Own && !taken.is_empty() {
-                return StepOutcome::Blocked { cpus: taken };
-            }
-            cgroups.set_cpus(path, cpus)
-        }
+        Step::Cpus { path, cpus, .. } => cgroups.set_cpus(path, cpus),
     };
-    let outcome = match result {
-        Ok(()) => read_back(step, cgroups),
+    match result.and_then(|()| read_back(step, cgroups)) {
+        Ok(outcome) => outcome,
         Err(error) if error.is_gone() => StepOutcome::Gone,
         Err(error) => refusal(step, error, cgroups),
-    };
-    add_exclusions(step, &outcome, cgroups, held);
-    outcome
-}
-
-/// Whether a step gives exclusive CPUs. Every cgroup above must hold the CPUs first.
-fn gives(step: &Step) -> bool {
-    match step {
-        Step::Exclusive { cpus, .. } => !cpus.is_empty(),
-        Step::Partition { kind, .. } => *kind != PartitionKind::Member,
-        _ => false,
-    }
-}
-
-/// Remembers the CPUs and cgroups that later steps must not touch.
-fn add_exclusions(step: &Step, outcome: &StepOutcome, cgroups: &Cgroups, held: &mut Exclusions) {
-    match (step, outcome) {
-        (
-            Step::Record {
-                path,
-                record: Some(_),
-            },
-            StepOutcome::Failed(_),
-        ) => held.unrecorded.push(path.clone()),
-        (
-            Step::Exclusive { path, .. },
-            StepOutcome::Failed(_) | StepOutcome::InTheWay { .. } | StepOutcome::Invalid { .. },
-        ) => {
-            held.refused.push(path.clone());
-        }
-        (
-            Step::Cpus {
-                path,
-                cpus,
-                reason: Reason::Narrow,
-            },
-            StepOutcome::NotInForce { .. } | StepOutcome::Failed(_),
-        ) => {
-            if let Ok(now) = cgroups.cpuset(path) {
-                held.cpus = held.cpus.union(&now.effective.difference(cpus));
-            }
-        }
-        _ => {}
     }
 }
 
@@ -244,48 +78,94 @@ fn refusal(step: &Step, error: CgroupError, cgroups: &Cgroups) -> StepOutcome {
     StepOutcome::Failed(error)
 }
 
-fn read_back(step: &Step, cgroups: &Cgroups) -> StepOutcome {
-    let (path, in_force) = match step {
-        Step::Cpus { path, .. } => (path, None),
+/// Compares the kernel's value with the value that the step wrote.
+fn read_back(step: &Step, cgroups: &Cgroups) -> Result<StepOutcome, CgroupError> {
+    match step {
+        Step::Cpus { path, .. } => read_back_cpus(step, &cgroups.cpuset(path)?, cgroups),
         Step::Exclusive { path, in_force, .. } | Step::Partition { path, in_force, .. }
             if in_force.is_some() =>
         {
-            (path, in_force.as_ref())
+            read_back_cpus(step, &cgroups.cpuset(path)?, cgroups)
         }
-        _ => return StepOutcome::Done,
-    };
-    let now = match cgroups.cpuset(path) {
-        Ok(now) => now,
-        Err(error) if error.is_gone() => return StepOutcome::Gone,
-        Err(error) => return StepOutcome::Failed(error),
-    };
+        Step::Exclusive { path, cpus, .. } => Ok(compare(cpus, &cgroups.exclusive(path)?)),
+        Step::Partition { path, kind, .. } => {
+            Ok(compare(&Partition::Valid(*kind), &cgroups.partition(path)?))
+        }
+        Step::Record { path, record } => {
+            let now = cgroups.assignment_record(path)?;
+            let is_same = now == record.as_ref().map(AssignmentRecord::text);
+            let says = now.map_or_else(|| "no record".to_owned(), |now| format!("{now:?}"));
+            Ok(done_if(is_same, says))
+        }
+        Step::Quota { path, quota } => match cgroups.quota(path)? {
+            Some(now) => Ok(compare(quota, &now)),
+            // Without a CPU controller there is no quota to write.
+            None => Ok(StepOutcome::Done),
+        },
+        Step::Memory { path, numa } => Ok(compare(numa, &cgroups.memory(path)?.numa)),
+        Step::Make { .. } | Step::Remove { .. } => Ok(StepOutcome::Done),
+    }
+}
+
+fn compare<T: PartialEq + fmt::Display>(wanted: &T, now: &T) -> StepOutcome {
+    done_if(wanted == now, now.to_string())
+}
+
+fn done_if(is_done: bool, says: String) -> StepOutcome {
+    if is_done {
+        StepOutcome::Done
+    } else {
+        StepOutcome::Differs { says }
+    }
+}
+
+/// Compares a cgroup's CPUs with the CPUs that the step wants in force.
+fn read_back_cpus(
+    step: &Step,
+    now: &Cpuset,
+    cgroups: &Cgroups,
+) -> Result<StepOutcome, CgroupError> {
     let is_live = now.partition.is_live();
-    let done = match (step, in_force) {
-        // Linux 6.12 can lose the CPUs of an invalid partition until the next boot. The cgroup therefore becomes a
-        // member.
-        (_, Some(_)) if !is_live => {
-            return match cgroups.set_partition(path, PartitionKind::Member) {
-                Err(error) if !error.is_gone() => StepOutcome::Failed(error),
-                _ => StepOutcome::Invalid {
-                    says: now.partition.to_string(),
-                },
-            };
-        }
-        (_, Some(cpus)) => now.effective == *cpus,
+    let done = match step {
         // A member's effective CPUs lack the CPUs of partitions, so only the written set counts. A pod's effective
         // CPUs lack the CPUs of the pod's own partitions, too. The written CPUs of a partition take effect when the
         // partition ends.
-        (Step::Cpus { cpus, reason, .. }, None) => match reason {
+        Step::Cpus { cpus, reason, .. } => match reason {
             Reason::Own | Reason::Narrow if !is_live => now.effective == *cpus,
             _ => now.cpus == *cpus,
         },
+        Step::Exclusive {
+            path,
+            in_force: Some(cpus),
+            ..
+        }
+        | Step::Partition {
+            path,
+            in_force: Some(cpus),
+            ..
+        } => {
+            // Linux 6.12 can lose the CPUs of an invalid partition until the next boot. The cgroup therefore becomes a
+            // member.
+            if !is_live {
+                cgroups.set_partition(path, PartitionKind::Member)?;
+                return Ok(StepOutcome::Invalid {
+                    says: now.partition.to_string(),
+                });
+            }
+            now.effective == *cpus
+        }
         _ => true,
     };
-    if done {
+    Ok(if done {
         StepOutcome::Done
     } else {
         StepOutcome::NotInForce {
-            effective: now.effective,
+            effective: now.effective.clone(),
         }
-    }
+    })
 }
+
+mod exclusions;
+mod outcome;
+#[cfg(test)]
+mod tests;

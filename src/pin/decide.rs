@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::{Desired, Ledger, PodAssignment};
+use super::assignment::union;
+use super::{Desired, Ledger, Observed, PodAssignment};
 use crate::cpu::{CpuSet, Topology};
 use crate::pod::{
     Balancing, Container, ContainerKind, Entitlement, MemoryPolicy, Pod, Qos, Recognition,
@@ -31,7 +32,7 @@ pub struct Decision {
     pub recognition: Recognition,
     /// The entitlement according to policy.
     pub entitlement: Entitlement,
-    /// The CPUs of an owner, or the pod's CPUs for an init container; `None` for the shared pool.
+    /// The CPUs of an owner, or for an init container those CPUs of the pod that it may use; `None` for the shared pool.
     pub cpus: Option<CpuSet>,
     /// The NUMA nodes that an owner's memory shall come from; `None` if Pinfold does not choose them.
     pub memory: Option<CpuSet>,
@@ -91,6 +92,42 @@ impl Decisions {
             plan.free_memory = false;
         }
         self.desired.set_assignments(ledger.assignments.clone());
+    }
+
+    /// Takes the CPUs of existing pod mates from each init container.
+    ///
+    /// A sidecar owns its CPUs alone, also while later init containers run. If all CPUs of the pod are taken, the init
+    /// container runs on shared CPUs.
+    pub fn keep_init_containers_off_mates(&mut self, pods: &[Pod], observed: &Observed) {
+        for decision in &mut self.containers {
+            let (Entitlement::Inherit { .. }, Some(cpus), Some(pod)) = (
+                &decision.entitlement,
+                &decision.cpus,
+                pods.get(decision.pod),
+            ) else {
+                continue;
+            };
+            let container = pod.containers.get(decision.container);
+            let uid = pod.cgroup_uid();
+            let (Some(container), Some(uid), Some(cgroups)) =
+                (container, uid, uid.and_then(|uid| observed.pod(uid)))
+            else {
+                continue;
+            };
+            let assignment = self.desired.assignment(uid);
+            let taken = cgroups.cpus_of_mates(&container.name, &assignment);
+            let rest = cpus.difference(&taken);
+            if rest.is_empty() {
+                decision.cpus = None;
+                let reason = "an init container runs on the CPUs of the pod's other containers, and those that already \
+                              exist hold all of them";
+                decision.entitlement = Entitlement::Shared {
+                    reason: reason.to_owned(),
+                };
+            } else {
+                decision.cpus = Some(rest);
+            }
+        }
     }
 }
 
@@ -159,6 +196,10 @@ pub fn decide_while(
         pod.conclude(assignments.get(&pod.key), memory, &notes, &mut decisions);
     }
     decisions.desired.all_memory = inputs.memory_nodes.clone();
+    // No owner has a reserved CPU, so a set with one belongs to a container that shares its CPUs.
+    let sets = ledger.unreadable_sets.iter();
+    let of_owners = sets.filter(|cpus| cpus.is_disjoint(inputs.reserved));
+    decisions.desired.withheld = union(of_owners);
     decisions.desired.set_assignments(assignments);
     Some(decisions)
 }

@@ -1,5 +1,6 @@
 //! [`drift`]: differences between assigned and effective CPUs, each with a cause.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::Serialize;
@@ -121,27 +122,33 @@ impl fmt::Display for Neighbour {
     }
 }
 
+/// What a comparison needs to know beside the kernel and the ledger.
+#[derive(Debug, Clone, Copy)]
+pub struct DriftInput<'a> {
+    /// Online CPUs.
+    pub online: &'a CpuSet,
+    /// CPUs that got their owners after the last complete node pass. The owners' sets may be unwritten, and other
+    /// containers may still run on the CPUs. Neither is drift.
+    pub recently_assigned: &'a CpuSet,
+    /// Cgroups whose record could not be written, so that nothing else was written to them either.
+    pub unrecorded: &'a BTreeSet<String>,
+    /// How assignments are enforced.
+    pub enforcement: Enforcement,
+}
+
 /// Compares the kernel with the ledger.
 ///
 /// Cgroups without an assignment record are new, not drifted, unless they have the CPUs of an ended
-/// assignment. The `recently_assigned` CPUs got their owners after the last complete node pass. The
-/// owners' sets may be unwritten, and other containers may still run on the CPUs. Neither is drift.
-pub fn drift(
-    observed: &Observed,
-    ledger: &Ledger,
-    (online, recently_assigned): (&CpuSet, &CpuSet),
-    enforcement: Enforcement,
-) -> Vec<Drift> {
+/// assignment, or Pinfold has tried in vain to record them.
+pub fn drift(observed: &Observed, ledger: &Ledger, input: &DriftInput<'_>) -> Vec<Drift> {
     let comparison = Comparison {
-        online,
+        input,
         exclusive: ledger.exclusive(),
-        recently_assigned,
-        enforcement,
     };
     let mut drifts = Vec::new();
     for pod in &observed.pods {
         let own = ledger.of(&pod.cgroup.uid).cpus();
-        let foreign = comparison.exclusive.difference(recently_assigned);
+        let foreign = comparison.exclusive.difference(input.recently_assigned);
         let foreign = foreign.difference(&own);
         for container in &pod.containers {
             let Some(cause) = comparison.cause(container, &own, &foreign) else {
@@ -168,11 +175,9 @@ pub fn drift(
 
 /// What a container's CPUs are compared with.
 struct Comparison<'a> {
-    online: &'a CpuSet,
+    input: &'a DriftInput<'a>,
     /// All exclusive CPUs of the node.
     exclusive: CpuSet,
-    recently_assigned: &'a CpuSet,
-    enforcement: Enforcement,
 }
 
 // === impl Comparison ===
@@ -187,17 +192,23 @@ impl Comparison<'_> {
         foreign: &CpuSet,
     ) -> Option<DriftCause> {
         let now = &container.cgroup.cpuset;
-        let Some(record) = &container.record else {
-            return self
-                .is_former_owner(container, own)
-                .then_some(DriftCause::Runtime);
+        let DriftInput {
+            online,
+            recently_assigned,
+            unrecorded,
+            enforcement,
+        } = *self.input;
+        let assigned = match &container.record {
+            Some(record) => record.cpus(),
+            None if self.is_former_owner(container, own) => return Some(DriftCause::Runtime),
+            None if unrecorded.contains(&container.cgroup.path) => CpuSet::new(),
+            None => return None,
         };
-        let assigned = record.cpus();
-        if !assigned.is_disjoint(self.recently_assigned) {
+        if !assigned.is_disjoint(recently_assigned) {
             return None;
         }
-        let assigned_online = assigned.intersection(self.online);
-        let partition = self.enforcement == Enforcement::Partition;
+        let assigned_online = assigned.intersection(online);
+        let partition = enforcement == Enforcement::Partition;
         if assigned.is_empty() {
             if self.is_former_owner(container, own) {
                 return Some(DriftCause::Runtime);
@@ -233,7 +244,7 @@ impl Comparison<'_> {
         let now = &container.cgroup.cpuset.cpus;
         container.has_given_cpus()
             && now.is_disjoint(own)
-            && *now != self.online.difference(&self.exclusive)
+            && *now != self.input.online.difference(&self.exclusive)
     }
 }
 
@@ -272,4 +283,73 @@ fn others(
         })
     });
     concerned.take(NAMED).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::cgroup::{ContainerCgroup, Cpuset, PodCgroup};
+    use crate::pin::{EarlierSettings, Scan};
+
+    fn set(list: &str) -> CpuSet {
+        list.parse().unwrap()
+    }
+
+    /// A pod with one container.
+    fn pod(uid: &str, effective: &str, record: Option<&AssignmentRecord>) -> PodCgroup {
+        PodCgroup {
+            path: uid.to_owned(),
+            uid: uid.to_owned(),
+            containers: vec![ContainerCgroup {
+                path: format!("{uid}/c"),
+                id: "c".to_owned(),
+                cpuset: Cpuset {
+                    effective: set(effective),
+                    ..Cpuset::default()
+                },
+                record_text: record.map(AssignmentRecord::text),
+                ..ContainerCgroup::default()
+            }],
+            ..PodCgroup::default()
+        }
+    }
+
+    #[test]
+    fn a_container_that_could_not_be_recorded_drifts_on_the_cpus_of_an_owner() {
+        let mut record = AssignmentRecord::new(EarlierSettings::default());
+        let containers = &mut record.assignment.containers;
+        containers.insert("main".to_owned(), set("2-3"));
+        let scan = Scan {
+            pods: vec![
+                pod("owner", "2-3", Some(&record)),
+                pod("failed", "0-2", None),
+                pod("away", "0-1", None),
+                pod("new", "0-3", None),
+            ],
+            ..Scan::default()
+        };
+        let (observed, ledger) = Observed::new(scan, &[]);
+        let drifts = |enforcement, unrecorded: &[&str]| {
+            let input = DriftInput {
+                online: &set("0-3"),
+                recently_assigned: &CpuSet::new(),
+                unrecorded: &unrecorded.iter().map(|path| (*path).to_owned()).collect(),
+                enforcement,
+            };
+            let found = drift(&observed, &ledger, &input).into_iter();
+            found
+                .map(|drift| (drift.path, drift.cause))
+                .collect::<Vec<_>>()
+        };
+        let failed = ["failed/c", "away/c", "gone/c"];
+        assert_eq!(
+            drifts(Enforcement::Cpuset, &failed),
+            [("failed/c".to_owned(), DriftCause::Overlap)]
+        );
+        assert_eq!(
+            drifts(Enforcement::Cpuset, &[]),
+            [],
+            "new ones are no drift"
+        );
+    }
 }

@@ -7,7 +7,9 @@ use super::assignment::union;
 use super::model::IDLE_CGROUP;
 use super::{AssignmentRecord, PodAssignment};
 use crate::cpu::CpuSet;
-use crate::host::cgroup::{ContainerCgroup, PodCgroup, PodSurroundings};
+use crate::host::cgroup::{
+    ContainerCgroup, Cpuset, Partition, PartitionKind, PodCgroup, PodSurroundings,
+};
 use crate::pod::{Container, ContainerIds, Pod};
 
 /// The cgroups as read from the kernel.
@@ -80,6 +82,10 @@ pub struct Ledger {
     pub lost: CpuSet,
     /// Unexplained exclusive CPUs and records, as sentences. Pinfold leaves the cgroups alone.
     pub unexplained: Vec<String>,
+    /// The sentences of `unexplained` about records that this version can't read.
+    pub unreadable: Vec<String>,
+    /// The written sets of the cgroups with an unreadable record. Each may belong to an owner.
+    pub unreadable_sets: Vec<CpuSet>,
 }
 
 // === impl Observed ===
@@ -107,7 +113,8 @@ impl Observed {
         for cgroup in scan.pods {
             let known = by_uid.get(cgroup.uid.as_str()).copied();
             let known_pod = known.and_then(|index| pods.get(index));
-            let record = ledger.read_record(&cgroup.path, cgroup.record_text.as_deref());
+            let text = cgroup.record_text.as_deref();
+            let record = ledger.read_record(&cgroup.path, text, &cgroup.cpuset);
             let alone = cgroup
                 .containers
                 .iter()
@@ -116,7 +123,8 @@ impl Observed {
                 == 1;
             let mut containers = Vec::new();
             for container in &cgroup.containers {
-                let record = ledger.read_record(&container.path, container.record_text.as_deref());
+                let text = container.record_text.as_deref();
+                let record = ledger.read_record(&container.path, text, &container.cpuset);
                 let (name, by_id) = match known_pod {
                     Some(pod) => name_of(pod, &container.id, alone, record.as_ref()),
                     None => (
@@ -183,12 +191,14 @@ impl Observed {
         self.pods.iter().flat_map(|pod| &pod.containers)
     }
 
+    /// The pod with the given uid.
+    pub fn pod(&self, uid: &str) -> Option<&ObservedPod> {
+        self.pods.iter().find(|pod| pod.cgroup.uid == uid)
+    }
+
     /// The cgroup of a pod's container.
     pub fn container(&self, uid: &str, name: &str) -> Option<&ObservedContainer> {
-        self.pods
-            .iter()
-            .find(|pod| pod.cgroup.uid == uid)?
-            .container(name)
+        self.pod(uid)?.container(name)
     }
 }
 
@@ -214,6 +224,17 @@ impl ObservedContainer {
         (is_foreign && !written.is_empty()).then_some(written)
     }
 
+    /// The CPUs that the cgroup holds as a partition. An invalid partition counts too: Linux 6.12 still withholds its
+    /// CPUs from every other cgroup, and loses them if the cgroup is removed in this state.
+    pub fn partition_cpus(&self) -> CpuSet {
+        let cpuset = &self.cgroup.cpuset;
+        match cpuset.partition {
+            Partition::Valid(PartitionKind::Member) | Partition::Unsupported => CpuSet::new(),
+            Partition::Valid(_) => cpuset.exclusive.union(&cpuset.effective),
+            Partition::Invalid(_) => cpuset.exclusive.clone(),
+        }
+    }
+
     /// Whether Pinfold has bound the container's memory to NUMA nodes.
     pub(super) fn has_bound_memory(&self) -> bool {
         let record = self.record.as_ref();
@@ -233,6 +254,33 @@ impl ObservedPod {
     pub(super) fn recorded_cpus(&self) -> CpuSet {
         let record = self.record.as_ref();
         record.map(AssignmentRecord::cpus).unwrap_or_default()
+    }
+
+    /// The CPUs that the partitions of the other cgroups in the pod hold. If the runtime wrote one of them to the
+    /// container, Linux 6.12 would make that partition invalid.
+    pub fn partitions_of_mates(&self, name: &str) -> CpuSet {
+        union(self.mates(name).map(ObservedContainer::partition_cpus))
+    }
+
+    /// The CPUs that an init container must leave alone: those of the partitions of its pod mates, and those of every
+    /// pod mate with a cgroup, which may become a partition at any moment.
+    pub(super) fn cpus_of_mates(&self, name: &str, assignment: &PodAssignment) -> CpuSet {
+        let assigned = |mate: &ObservedContainer| match &mate.name {
+            Some(name) => assignment.containers.get(name).cloned(),
+            None => Some(assignment.idle.clone()).filter(|_| mate.idle),
+        };
+        let cpus = |mate| {
+            let assigned = assigned(mate).unwrap_or_default();
+            assigned.union(&mate.partition_cpus())
+        };
+        union(self.mates(name).map(cpus))
+    }
+
+    /// The cgroups in the pod that do not belong to the named container. A cgroup that an earlier run of the container
+    /// left behind has no name, so it counts.
+    fn mates(&self, name: &str) -> impl Iterator<Item = &ObservedContainer> {
+        let containers = self.containers.iter();
+        containers.filter(move |container| container.name.as_deref() != Some(name))
     }
 
     /// The cgroup of a container. While a container is replaced, two cgroups exist for a moment.
@@ -346,15 +394,32 @@ impl Ledger {
         }
     }
 
-    fn read_record(&mut self, path: &str, text: Option<&str>) -> Option<AssignmentRecord> {
-        match AssignmentRecord::parse(text?) {
-            Ok(record) => Some(record),
-            Err(error) => {
-                self.unexplained
-                    .push(format!("Pinfold does not change cgroup {path}: {error}"));
-                None
-            }
-        }
+    /// Parses the record of a cgroup.
+    ///
+    /// An unreadable record may assign CPUs. With enforcement `cpuset` an assignment shows nowhere else but in the written
+    /// set, so nobody else may get any CPU of this set.
+    fn read_record(
+        &mut self,
+        path: &str,
+        text: Option<&str>,
+        cpuset: &Cpuset,
+    ) -> Option<AssignmentRecord> {
+        let error = match AssignmentRecord::parse(text?) {
+            Ok(record) => return Some(record),
+            Err(error) => error,
+        };
+        let cpus = cpuset.cpus.union(&cpuset.exclusive);
+        let barred = if cpus.is_empty() {
+            String::new()
+        } else {
+            format!(", and assigns {} to no other container", cpus.in_words())
+        };
+        self.barred = self.barred.union(&cpus);
+        self.unreadable_sets.push(cpus);
+        let sentence = format!("Pinfold does not change cgroup {path}{barred}: {error}");
+        self.unexplained.push(sentence.clone());
+        self.unreadable.push(sentence);
+        None
     }
 
     fn enter(&mut self, pod: &ObservedPod) {
@@ -388,12 +453,13 @@ impl Ledger {
         for container in &pod.containers {
             let cpuset = &container.cgroup.cpuset;
             let assigned = self.of(uid).cpus();
-            if cpuset.exclusive.is_subset(&assigned) || container.record.is_some() {
+            // The CPUs of an unreadable record are barred already.
+            let is_recorded = container.cgroup.record_text.is_some();
+            if cpuset.exclusive.is_subset(&assigned) || is_recorded {
                 continue;
             }
-            let unrecorded_partition = cpuset.partition.is_live()
-                && container.cgroup.record_text.is_none()
-                && cpuset.exclusive.is_disjoint(&assigned);
+            let unrecorded_partition =
+                cpuset.partition.is_live() && cpuset.exclusive.is_disjoint(&assigned);
             match &container.name {
                 Some(name) if unrecorded_partition => {
                     self.add_if_missing(uid, name, &cpuset.exclusive);
@@ -595,5 +661,84 @@ mod tests {
         assert!(observe(&pod(Awaited, Some("c0ffee")), &["pause"], None).may_own_cpus);
         assert!(observe(&pod(Awaited, None), &["c0ffee"], Some(("c0ffee", true))).may_own_cpus);
         assert!(observe(&pod(NoSource, None), &["a", "b"], None).may_own_cpus);
+    }
+
+    #[test]
+    fn the_written_sets_of_unreadable_records_are_barred() {
+        let cpus = |list: &str| Cpuset {
+            cpus: list.parse().unwrap(),
+            ..Cpuset::default()
+        };
+        let later = Some(r#"{"version":2,"claims":[]}"#.to_owned());
+        let container = |id: &str, list: &str, record_text: Option<String>| ContainerCgroup {
+            path: format!("pod/{id}"),
+            id: id.to_owned(),
+            cpuset: cpus(list),
+            record_text,
+            ..ContainerCgroup::default()
+        };
+        let pod = PodCgroup {
+            path: "pod".to_owned(),
+            uid: "uid".to_owned(),
+            cpuset: cpus("1-5"),
+            record_text: Some("damaged".to_owned()),
+            containers: vec![
+                container("a", "2-3", later.clone()),
+                container("b", "7", later),
+                container("c", "6", None),
+            ],
+            ..PodCgroup::default()
+        };
+        let scan = Scan {
+            pods: vec![pod],
+            ..Scan::default()
+        };
+        let (_, ledger) = Observed::new(scan, &[]);
+        assert_eq!(ledger.barred, "1-5,7".parse().unwrap());
+        assert_eq!(ledger.unreadable.len(), 3, "{:?}", ledger.unreadable);
+        assert_eq!(ledger.unexplained, ledger.unreadable);
+        assert!(
+            ledger.unreadable[1].contains("CPUs 2-3") && ledger.unreadable[1].contains("version 2")
+        );
+    }
+
+    #[test]
+    fn an_init_container_leaves_its_pod_mates_their_cpus() {
+        let partition = |id: &str, cpus: &str, partition| ObservedContainer {
+            cgroup: ContainerCgroup {
+                id: id.to_owned(),
+                cpuset: Cpuset {
+                    exclusive: cpus.parse().unwrap(),
+                    partition,
+                    ..Cpuset::default()
+                },
+                ..ContainerCgroup::default()
+            },
+            name: (!id.is_empty()).then(|| id.to_owned()),
+            ..ObservedContainer::default()
+        };
+        let root = || Partition::Valid(PartitionKind::Root);
+        let member = Partition::Valid(PartitionKind::Member);
+        let invalid = Partition::Invalid("root invalid".to_owned());
+        let pod = ObservedPod {
+            containers: vec![
+                partition("init", "0", root()),
+                partition("side", "1", root()),
+                partition("broken", "2", invalid),
+                partition("", "3", root()),
+                partition("new", "", member),
+            ],
+            ..ObservedPod::default()
+        };
+        let mut assignment = PodAssignment::default();
+        for (name, cpus) in [("side", "1"), ("new", "4"), ("absent", "5"), ("init", "0")] {
+            let cpus = cpus.parse().unwrap();
+            assignment.containers.insert(name.to_owned(), cpus);
+        }
+        assert_eq!(pod.partitions_of_mates("init"), "1-3".parse().unwrap());
+        assert_eq!(
+            pod.cpus_of_mates("init", &assignment),
+            "1-4".parse().unwrap()
+        );
     }
 }

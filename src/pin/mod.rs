@@ -30,7 +30,7 @@ mod steps;
 
 pub use apply::{AppliedStep, StepOutcome, apply, apply_while};
 pub use assignment::PodAssignment;
-pub use drift::{Drift, DriftCause, Neighbour, drift};
+pub use drift::{Drift, DriftCause, DriftInput, Neighbour, drift};
 pub use ledger::{Ledger, Observed, ObservedContainer, ObservedPod, Scan};
 pub use model::{Desired, Enforcement, EnforcementCause, PodPlan, Reason, Step};
 pub use record::{AssignmentRecord, EarlierSettings, RecordError};

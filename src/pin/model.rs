@@ -135,6 +135,8 @@ pub struct Desired {
     pub online: CpuSet,
     /// The NUMA nodes with memory that pods may use.
     pub all_memory: CpuSet,
+    /// CPUs that probably belong to owners with an unreadable record.
+    pub withheld: CpuSet,
     /// The plan of each known pod, and of each unknown pod with exclusive CPUs.
     pub pods: BTreeMap<PodUid, PodPlan>,
     /// Cgroups whose partition the kernel refused a moment ago. The plan starts no partition on
@@ -259,9 +261,11 @@ impl Desired {
         union(self.pods.values().map(|pod| pod.assignment.cpus()))
     }
 
-    /// The online CPUs without a desired owner.
+    /// The online CPUs without a desired owner. The withheld CPUs are shared only if nothing else is left.
     pub fn shared(&self) -> CpuSet {
-        self.online.difference(&self.exclusive())
+        let unowned = self.online.difference(&self.exclusive());
+        let shared = unowned.difference(&self.withheld);
+        if shared.is_empty() { unowned } else { shared }
     }
 
     /// The CPUs of every desired owner. After the plan, the ledger holds the same assignments.

@@ -63,8 +63,8 @@ pub struct EarlierSettings {
 /// An error in a record.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
-    /// The text is no record of Pinfold.
-    #[error("the record {text:?} is not from Pinfold")]
+    /// The text is damaged, or no record of Pinfold.
+    #[error("its record {text:?} is damaged or not from Pinfold")]
     Malformed {
         /// The text of the record.
         text: String,
@@ -73,12 +73,40 @@ pub enum RecordError {
     },
     /// A later version of Pinfold wrote the record.
     #[error(
-        "the record has version {version}, and this Pinfold knows version {VERSION} only: run the later version"
+        "its record has version {version}, and this Pinfold knows version {VERSION} only: run the later version"
     )]
     Version {
         /// The version in the record.
         version: u32,
     },
+}
+
+// === impl RecordError ===
+
+impl RecordError {
+    /// The error of a text that the parser refuses.
+    pub(super) fn malformed(text: &str) -> impl Fn(serde_json::Error) -> Self {
+        move |source| Self::Malformed {
+            text: text.to_owned(),
+            source,
+        }
+    }
+}
+
+/// Checks a record's version. The version is read before anything else, because a later version may have other fields.
+///
+/// # Errors
+/// The text is no record, or a later version of Pinfold wrote it.
+pub(super) fn check_version(text: &str) -> Result<(), RecordError> {
+    #[derive(Deserialize)]
+    struct Versioned {
+        version: u32,
+    }
+    let Versioned { version } = serde_json::from_str(text).map_err(RecordError::malformed(text))?;
+    match version {
+        VERSION => Ok(()),
+        version => Err(RecordError::Version { version }),
+    }
 }
 
 // === impl AssignmentRecord ===
@@ -99,14 +127,8 @@ impl AssignmentRecord {
 
     /// Parses the text of a record.
     pub fn parse(text: &str) -> Result<Self, RecordError> {
-        let record: Self = serde_json::from_str(text).map_err(|source| RecordError::Malformed {
-            text: text.to_owned(),
-            source,
-        })?;
-        match record.version {
-            VERSION => Ok(record),
-            version => Err(RecordError::Version { version }),
-        }
+        check_version(text)?;
+        serde_json::from_str(text).map_err(RecordError::malformed(text))
     }
 
     /// All CPUs of the record.
@@ -187,6 +209,18 @@ mod tests {
             AssignmentRecord::parse(later),
             Err(RecordError::Version { version: 2 })
         ));
+        // A later version may write other fields, or other forms of the same fields.
+        for later in [
+            r#"{"version":3}"#,
+            r#"{"version":2,"claims":[{"container":"main","cpus":[2,3]}],"before":null}"#,
+        ] {
+            let error = AssignmentRecord::parse(later).unwrap_err();
+            assert!(matches!(error, RecordError::Version { .. }), "{later}");
+        }
+        for damaged in ["", "{", "[]", r#"{"version":"1"}"#, r#"{"version":1}"#] {
+            let error = AssignmentRecord::parse(damaged).unwrap_err();
+            assert!(matches!(error, RecordError::Malformed { .. }), "{damaged}");
+        }
     }
 
     #[test]

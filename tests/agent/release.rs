@@ -9,7 +9,7 @@ use pinfold::cpu::CpuSet;
 use crate::agent::{Manifests, Settings, best_effort, in_force, pinfold, worker};
 use crate::kernel::{allowed, kernel_tests};
 
-fn release(tree: &str, more: &[&str]) -> (Option<i32>, String, String) {
+pub(crate) fn release(tree: &str, more: &[&str]) -> (Option<i32>, String, String) {
     let Output {
         status,
         stdout,

@@ -18,7 +18,8 @@ use pinfold::pod::{
 };
 
 use super::kernel::{
-    self, Cpus, Kernel, KernelKind, Refused, State, bits, id, is_leaf, node_of, pod_node, set,
+    self, CONTAINERS, Cpus, Kernel, KernelKind, Refused, State, bits, id, is_leaf, node_of,
+    pod_node, set,
 };
 use super::node::Flaw;
 
@@ -33,6 +34,10 @@ pub(crate) enum Shape {
     Init(u64),
     /// A sidecar with one CPU beside the container.
     Sidecar(u64),
+    /// A sidecar with one CPU, then an init container that runs beside it, then the container.
+    InitBesideSidecar(u64),
+    /// The same, with a container of half a CPU: the sidecar owns all CPUs of the pod.
+    InitBesideOwner,
     /// A container with half a CPU, which is never pinned.
     Shared,
 }
@@ -48,6 +53,10 @@ impl Shape {
             Self::Two(one, other) => vec![(App, one * 1000), (App, other * 1000)],
             Self::Init(cpus) => vec![(Init, 1000), (App, cpus * 1000)],
             Self::Sidecar(cpus) => vec![(Sidecar, 1000), (App, cpus * 1000)],
+            Self::InitBesideSidecar(cpus) => {
+                vec![(Sidecar, 1000), (Init, 1000), (App, cpus * 1000)]
+            }
+            Self::InitBesideOwner => vec![(Sidecar, 1000), (Init, 1000), (App, 500)],
             Self::Shared => vec![(App, 500)],
         }
     }
@@ -61,7 +70,7 @@ pub(crate) struct PodState {
     /// Whether a resize has added a CPU to the pod's last container.
     pub(crate) grown: bool,
     /// The incarnation that the pod's status names, per container.
-    pub(crate) named: [Option<u8>; 2],
+    pub(crate) named: [Option<u8>; CONTAINERS],
 }
 
 /// The complete state, except for a half-applied plan.
@@ -131,7 +140,20 @@ pub(crate) enum Outcome {
 pub(crate) struct Held {
     pub(crate) cpus: CpuSet,
     refused: Vec<String>,
+    /// Cgroups with a step that failed, with the number of the setting.
+    unrestored: BTreeSet<(String, u8)>,
 }
+
+/// The number of a step's setting: CPUs, or the partition.
+fn setting(step: &Step) -> Option<u8> {
+    match step {
+        Step::Cpus { .. } => Some(0),
+        Step::Exclusive { .. } | Step::Partition { .. } => Some(PARTITION),
+        _ => None,
+    }
+}
+
+const PARTITION: u8 = 1;
 
 // === impl ModelEnforcement ===
 
@@ -293,8 +315,11 @@ impl Setup {
             moves: 0,
         };
         let mut decisions = decide(&inputs, &ledger);
-        if world.enforcement == ModelEnforcement::Observe {
-            decisions.keep_ledger_assignments(&pods, &ledger);
+        match world.enforcement {
+            ModelEnforcement::Observe => decisions.keep_ledger_assignments(&pods, &ledger),
+            ModelEnforcement::Partition | ModelEnforcement::Cpuset => {
+                decisions.keep_init_containers_off_mates(&pods, &observed);
+            }
         }
         decisions.desired.held_back = world
             .refused
@@ -346,6 +371,7 @@ impl World {
             if asked {
                 self.refused.insert(node_of(step.path()));
             }
+            held.unrestored.insert((step.path().to_owned(), PARTITION));
             return Outcome::AncestorRefused;
         }
         let node = node_of(step.path());
@@ -354,10 +380,25 @@ impl World {
             return Outcome::Gone;
         }
         let result = match step {
-            Step::Record { record: mark, .. } => {
+            Step::Record { path, record: mark } => {
+                let below = format!("{path}/");
+                let is_within = |other: &str| other == path || other.starts_with(&below);
+                let mut unrestored = held.unrestored.iter();
+                if mark.is_none()
+                    && unrestored.any(|(path, setting)| *setting == PARTITION && is_within(path))
+                {
+                    return Outcome::Blocked;
+                }
+                let is_kept = held.unrestored.iter().any(|(other, _)| other == path);
                 if let Some(Some(node)) = kernel.nodes.get_mut(node) {
+                    let before = node.mark.as_deref().map(AssignmentRecord::parse);
+                    let kept = before
+                        .and_then(Result::ok)
+                        .filter(|_| is_kept && mark.is_none())
+                        .map(|record| AssignmentRecord::new(record.before));
                     node.mark = mark
                         .as_ref()
+                        .or(kept.as_ref())
                         .map(|mark| Arc::from(AssignmentRecord::text(mark)));
                 }
                 Ok(())
@@ -388,6 +429,14 @@ impl World {
             Err(refused) => Outcome::Refused(refused),
         };
         let failed = matches!(outcome, Outcome::Refused(_) | Outcome::Invalid(_));
+        if let Some(setting) = setting(step) {
+            let entry = (step.path().to_owned(), setting);
+            if matches!(outcome, Outcome::Done) {
+                held.unrestored.remove(&entry);
+            } else {
+                held.unrestored.insert(entry);
+            }
+        }
         match step {
             Step::Exclusive { path, .. } if failed => held.refused.push(path.clone()),
             Step::Cpus {
@@ -395,9 +444,9 @@ impl World {
                 reason: Reason::Narrow,
                 ..
             } if failed || matches!(outcome, Outcome::NotInForce(_)) => {
-                held.cpus = held
-                    .cpus
-                    .union(&set(self.kernel.effective(node)).difference(cpus));
+                let written = self.kernel.get(node).map_or(0, |node| node.cpus);
+                let open = set(self.kernel.effective(node) | written).difference(cpus);
+                held.cpus = held.cpus.union(&open);
             }
             _ => {}
         }

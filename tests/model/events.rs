@@ -115,7 +115,7 @@ impl World {
             let kinds = setup.shapes[pod].containers();
             for (container, (kind, _)) in kinds.iter().enumerate() {
                 let Some(incarnation) = self.incarnation(pod, container) else {
-                    // Init containers end before the main containers begin.
+                    // Init containers end before the main containers begin. Sidecars run beside both.
                     let other = |kind: ContainerKind| {
                         (0..kinds.len()).any(|other| {
                             kinds[other].0 == kind && self.incarnation(pod, other).is_some()
@@ -123,7 +123,8 @@ impl World {
                     };
                     let clash = match kind {
                         ContainerKind::Init => other(ContainerKind::App),
-                        _ => other(ContainerKind::Init),
+                        ContainerKind::App => other(ContainerKind::Init),
+                        ContainerKind::Sidecar => false,
                     };
                     if !clash {
                         events.push(Event::Appear(pod, container));

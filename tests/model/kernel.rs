@@ -1,6 +1,6 @@
 //! The kernel's cpuset rules as a value: the answer to each write, and the effective CPUs afterwards.
 //!
-//! Cgroups are numbered. The tree of pods contains pods, and each pod contains two containers, each in one of two
+//! Cgroups are numbered. The tree of pods contains pods, and each pod contains up to three containers, each in one of two
 //! incarnations. A foreign cgroup lies beside the tree. CPU sets are bits, which keeps a state small.
 //!
 //! Differences between kernels were observed on Linux 6.12.107, 6.12.117 and 7.2.13; `facts.rs` compares the model with the
@@ -27,8 +27,10 @@ pub(crate) const TREE: usize = 0;
 pub(crate) const STRANGER: usize = 1;
 /// The largest number of pods.
 pub(crate) const PODS: usize = 4;
-/// Cgroups of containers in a pod: two containers in two incarnations each.
-pub(crate) const SLOTS: usize = 4;
+/// The largest number of containers in a pod.
+pub(crate) const CONTAINERS: usize = 3;
+/// Cgroups of containers in a pod: each container in two incarnations.
+pub(crate) const SLOTS: usize = 2 * CONTAINERS;
 /// The initial quota of every container.
 const LIMITED: Quota = Quota {
     quota: Some(100_000),

@@ -1,11 +1,14 @@
 //! The state machine: events, the agent's reactions, and the rules that hold after every step.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use pinfold::agent::pass_model::PassScope;
 use pinfold::agent::pass_state::PodStore;
 use pinfold::cpu::CpuSet;
-use pinfold::pin::{Drift, DriftCause, Reason, Step, drift};
+use pinfold::pin::{
+    Drift, DriftCause, DriftInput, ObservedContainer, PodAssignment, Reason, Step, drift,
+};
 use pinfold::pod::Entitlement;
 
 use super::agent::{ModelEnforcement, Outcome, Planned, Setup, World};
@@ -266,7 +269,7 @@ impl Setup {
                 };
                 let mut wanted = claims.containers.get(name).map_or(0, bits);
                 if inside.iter().any(|container| container == name) {
-                    wanted = all;
+                    wanted = all & !mates(&pod.containers, &claims, name);
                 }
                 let wanted_online = wanted & world.kernel.online;
                 let possible = wanted_online != 0 && wanted & world.kernel.lost == 0;
@@ -309,12 +312,13 @@ impl Setup {
             drift.cause != DriftCause::Offline
                 && drift.assigned.is_disjoint(&set(world.kernel.lost))
         };
-        let drift = drift(
-            &planned.observed,
-            &planned.ledger,
-            (&online, &CpuSet::new()),
-            world.enforcement.enforcement(),
-        );
+        let input = DriftInput {
+            online: &online,
+            recently_assigned: &CpuSet::new(),
+            unrecorded: &BTreeSet::new(),
+            enforcement: world.enforcement.enforcement(),
+        };
+        let drift = drift(&planned.observed, &planned.ledger, &input);
         if let Some(drift) = drift.iter().find(|drift| here(drift)) {
             return Err(format!("the kernel differs from the ledger: {drift:?}"));
         }
@@ -324,6 +328,14 @@ impl Setup {
             None => Ok(()),
         }
     }
+}
+
+/// The CPUs of the existing containers of a pod, without the container `name`.
+fn mates(containers: &[ObservedContainer], claims: &PodAssignment, name: &str) -> Cpus {
+    let names = containers.iter().filter_map(|mate| mate.name.as_deref());
+    let others = names.filter(|other| *other != name);
+    let cpus = others.filter_map(|other| claims.containers.get(other));
+    cpus.fold(0, |all, cpus| all | bits(cpus))
 }
 
 /// The rules for every moment.

@@ -98,7 +98,7 @@ fn run_requests_on(kind: KernelKind, menu: Menu, choices: &[Choice]) -> Result<(
     let shapes = [
         Shape::Two(2, 1),
         Shape::Init(2),
-        Shape::Sidecar(1),
+        Shape::InitBesideSidecar(1),
         Shape::Shared,
     ];
     let setup = Setup::new(kind, 8, 2, &shapes);

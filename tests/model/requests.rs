@@ -12,7 +12,7 @@ use pinfold::pod::{ContainerKind, Entitlement};
 
 use super::agent::{ModelEnforcement, PodState, Setup, World};
 use super::events::{Event, Menu};
-use super::kernel::{bits, leaf_node, path, pod_node, set};
+use super::kernel::{CONTAINERS, bits, leaf_node, path, pod_node, set};
 use super::machine::Broken;
 use super::node::Orders;
 
@@ -72,7 +72,7 @@ pub(crate) struct Agent<'a> {
     pub(crate) world: World,
     state: PassState,
     /// The containers of each pod of the runtime.
-    runtime: Vec<Option<[Option<Container>; 2]>>,
+    runtime: Vec<Option<[Option<Container>; CONTAINERS]>>,
     /// The next incarnation of each container.
     next: BTreeMap<(usize, usize), usize>,
     /// Whether a foreign program has changed the node since the last node pass.
@@ -141,6 +141,26 @@ impl<'a> Agent<'a> {
         self.runtime[pod].as_ref()?[container].as_ref()
     }
 
+    /// Each possible container: its pod and its number.
+    fn containers(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let pods = 0..self.runtime.len();
+        pods.flat_map(|pod| (0..CONTAINERS).map(move |at| (pod, at)))
+    }
+
+    /// The CPUs of a pod's record that an init container may use: those without a container.
+    fn left_for_init(&self, pod: usize, at: usize) -> CpuSet {
+        let (_, ledger) = self.ledger();
+        let owned = ledger.of(&pod.to_string());
+        let mut left = owned.usable();
+        for other in (0..CONTAINERS).filter(|other| *other != at) {
+            let one = self.container(pod, other).filter(|one| one.has_cgroup);
+            if let Some(cpus) = one.and_then(|_| owned.containers.get(&name(other))) {
+                left = left.difference(cpus);
+            }
+        }
+        left
+    }
+
     fn change(&mut self, pod: usize, container: usize) -> Option<&mut Container> {
         self.runtime[pod].as_mut()?[container].as_mut()
     }
@@ -149,7 +169,7 @@ impl<'a> Agent<'a> {
     fn runtime_pod(&self, pod: usize) -> Option<RuntimePod> {
         let containers = self.runtime[pod].as_ref()?;
         let state = PodState {
-            named: [0, 1].map(|at| {
+            named: std::array::from_fn(|at| {
                 let one = containers[at].as_ref()?;
                 u8::try_from(one.incarnation).ok()
             }),
@@ -208,10 +228,13 @@ impl<'a> Agent<'a> {
                 continue;
             };
             let kinds = shape.containers();
-            let is_init = |at: usize| kinds[at].0 == ContainerKind::Init;
+            // An init container and an app container never run at the same time. Sidecars run beside both.
+            let clashes = |one: usize, other: usize| {
+                use ContainerKind::{App, Init};
+                matches!((kinds[one].0, kinds[other].0), (Init, App) | (App, Init))
+            };
             for at in 0..kinds.len() {
-                let clash =
-                    |other: usize| containers[other].is_some() && is_init(other) != is_init(at);
+                let clash = |other: usize| containers[other].is_some() && clashes(other, at);
                 match &containers[at] {
                     None if (0..kinds.len()).any(clash) => {}
                     None => {
@@ -242,7 +265,7 @@ impl<'a> Agent<'a> {
 
     /// The cgroups, as bits, of containers that have not started.
     fn waiting(&self) -> u32 {
-        let all = (0..self.runtime.len()).flat_map(|pod| [(pod, 0), (pod, 1)]);
+        let all = self.containers();
         let waits = |(pod, at): (usize, usize)| {
             let one = self.container(pod, at).filter(|one| !one.started)?;
             Some(1 << leaf_node(pod, at, one.incarnation))
@@ -268,7 +291,7 @@ impl<'a> Agent<'a> {
             Act::Run(pod) => {
                 self.world.happen(Event::Create(pod));
                 self.describe();
-                self.runtime[pod] = Some([None, None]);
+                self.runtime[pod] = Some(Default::default());
                 self.tell(pod);
             }
             Act::Ask(request) => came = self.ask(request, usize::MAX)?,
@@ -368,7 +391,19 @@ impl<'a> Agent<'a> {
         let leaf = leaf_node(pod, container, incarnation);
         self.world.kernel.make(leaf);
         let Some(cpus) = answer else { return Ok(()) };
+        let broken = |agent: &Self| {
+            let kernel = &agent.world.kernel;
+            let stuck = |node: &usize| kernel.get(*node).is_some_and(|node| node.is_stuck());
+            kernel.leaves().filter(stuck).count()
+        };
+        let before = broken(self);
         let written = self.world.kernel.write_cpus(leaf, bits(&cpus));
+        if broken(self) > before && !self.is_disturbed {
+            return Err(format!(
+                "the runtime writes {cpus} to {}, and the partition of a pod mate breaks",
+                path(leaf)
+            ));
+        }
         match written {
             Err(refused) if !self.is_disturbed => Err(format!(
                 "the runtime can't write {cpus} to {}: {refused:?}",
@@ -549,7 +584,7 @@ impl<'a> Agent<'a> {
                     .get(&name(at))
                     .cloned()
                     .unwrap_or_default(),
-                false => record.assignment.usable(),
+                false => self.left_for_init(pod, at),
             });
             if recorded.as_ref() != Some(cpus) {
                 return Err(format!(
@@ -557,7 +592,8 @@ impl<'a> Agent<'a> {
                 ));
             }
         }
-        self.change(pod, at).unwrap().answer = cpus;
+        let answer = cpus.and_then(|cpus| self.state.cpus_for_runtime(&uid, &name(at), &cpus));
+        self.change(pod, at).unwrap().answer = answer;
         Ok(())
     }
 
@@ -628,7 +664,7 @@ impl<'a> Agent<'a> {
         let owned = ledger.of(&pod.to_string());
         let is_init = self.setup.shapes[pod].containers()[at].0 == ContainerKind::Init;
         let cpus = if is_init {
-            owned.usable()
+            self.left_for_init(pod, at)
         } else {
             owned.containers.get(&name(at)).cloned().unwrap_or_default()
         };
@@ -662,7 +698,7 @@ impl<'a> Agent<'a> {
                 kernel.get(own).unwrap().state
             ));
         }
-        for other in (0..self.runtime.len()).flat_map(|pod| [(pod, 0), (pod, 1)]) {
+        for other in self.containers() {
             let beside = leaf(other.0, other.1).filter(|_| other != (pod, at));
             if let Some(beside) = beside.filter(|beside| kernel.effective(*beside) & there != 0) {
                 return Err(format!(

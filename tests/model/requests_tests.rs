@@ -145,6 +145,23 @@ fn every_short_history_of_requests() {
     println!("{count} histories");
 }
 
+/// A sidecar owns its CPUs while init containers run beside it, one after another, and while the sidecar restarts.
+#[test]
+fn every_short_history_of_init_containers_beside_a_sidecar() {
+    let mut count = 0;
+    for kind in KINDS {
+        for shape in [Shape::InitBesideSidecar(1), Shape::InitBesideOwner] {
+            let setup = Setup::new(kind, 4, 1, &[shape]);
+            count += every(&setup, &begin([Run(0)]), PLAIN, 3);
+            let sidecar = and(begin([Run(0)]), runs(0, 0));
+            count += every(&setup, &sidecar, PLAIN, 3);
+            let twice = and(and(sidecar, runs(0, 1)), [End(0, 1)]);
+            count += every(&setup, &and(twice, runs(0, 1)), PLAIN, 2);
+        }
+    }
+    println!("{count} histories");
+}
+
 /// On a node with too few CPUs, a pod pass answers some creations without CPUs. The next node passes find no CPUs either.
 #[test]
 fn a_creation_that_lacks_cpus_needs_no_node_pass_if_none_are_free() {

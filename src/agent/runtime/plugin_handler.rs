@@ -176,6 +176,7 @@ impl PluginHandler {
     ) -> ContainerAdjustment {
         let CreateAnswer {
             cpus,
+            cpuset,
             memory,
             training,
             threads,
@@ -195,11 +196,11 @@ impl PluginHandler {
         if !names.is_empty() {
             annotations.insert(INJECTED.to_owned(), names.join(","));
         }
-        if let Some(cpus) = &cpus {
+        if let Some(cpus) = &cpuset {
             annotations.insert(nri::GIVEN_CPUS_ANNOTATION.to_owned(), cpus.to_string());
         }
         let cpu = CpuChange {
-            cpus,
+            cpus: cpuset,
             mems: memory,
             ..CpuChange::default()
         };

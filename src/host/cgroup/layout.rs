@@ -4,11 +4,17 @@
 //! |---|---|---|
 //! | cgroupfs | `kubepods[/burstable\|/besteffort]/pod<uid>` | `<id>` |
 //! | systemd | `kubepods.slice[/kubepods-burstable.slice]/kubepods-burstable-pod<uid, _ for ->.slice` | `cri-containerd-<id>.scope`, `crio-<id>.scope`, `docker-<id>.scope` |
+//!
+//! With the kubelet's node partitions (KEP-5894, alpha in Kubernetes 1.37), system pods lie one level deeper, below
+//! `kubepods/system` or `kubepods.slice/kubepods-system.slice`, with the same names and QoS classes there.
+
+/// How many levels of cgroups lie between the pods' tree and a pod: the system group and the QoS class.
+pub(super) const LEVELS_ABOVE_PODS: usize = 2;
 
 /// The meaning of a cgroup directory below the pods' tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum PodTreeEntry {
-    /// The cgroup of a QoS class: pods lie below it.
+    /// The cgroup of a QoS class or of the system pods: pods lie below it.
     Class,
     /// A pod's cgroup.
     Pod {
@@ -19,9 +25,20 @@ pub(super) enum PodTreeEntry {
     Other,
 }
 
+/// The group of the system pods.
+const SYSTEM: &str = "system";
+
+/// How the names of the slices between the pods' tree and pods end.
+const SLICES_ABOVE_PODS: [&str; 3] = ["-burstable.slice", "-besteffort.slice", "-system.slice"];
+
+/// Whether the cgroup is the group of the system pods, which has QoS classes of its own.
+pub(super) fn is_system_group(name: &str) -> bool {
+    name == SYSTEM || name.ends_with("-system.slice")
+}
+
 /// The meaning of a directory directly below the pods' tree, or below a QoS class in the tree.
 pub(super) fn entry(name: &str) -> PodTreeEntry {
-    if matches!(name, "burstable" | "besteffort" | "guaranteed") {
+    if matches!(name, "burstable" | "besteffort" | "guaranteed" | SYSTEM) {
         return PodTreeEntry::Class;
     }
     let uid = match name.strip_suffix(".slice") {
@@ -33,9 +50,7 @@ pub(super) fn entry(name: &str) -> PodTreeEntry {
     };
     match uid.filter(|uid| !uid.is_empty()) {
         Some(uid) => PodTreeEntry::Pod { uid },
-        None if name.ends_with("-burstable.slice") || name.ends_with("-besteffort.slice") => {
-            PodTreeEntry::Class
-        }
+        None if SLICES_ABOVE_PODS.iter().any(|end| name.ends_with(end)) => PodTreeEntry::Class,
         None => PodTreeEntry::Other,
     }
 }
@@ -114,6 +129,14 @@ mod tests {
     fn both_drivers_name_pods() {
         assert_eq!(entry("burstable"), PodTreeEntry::Class);
         assert_eq!(entry("kubepods-besteffort.slice"), PodTreeEntry::Class);
+        for system in [
+            "system",
+            "kubepods-system.slice",
+            "kubepods-system-burstable.slice",
+        ] {
+            assert_eq!(entry(system), PodTreeEntry::Class, "{system}");
+        }
+        assert_eq!(entry("kubepods-system-burstable-pod1_2.slice"), pod("1-2"));
         let uid = "8f0d6986-3554-402b-8223-2d69f320df15";
         assert_eq!(entry("pod8f0d6986-3554-402b-8223-2d69f320df15"), pod(uid));
         assert_eq!(

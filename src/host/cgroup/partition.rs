@@ -206,10 +206,17 @@ impl Cgroups {
                 path = join(&path, part);
                 ancestors.push((path.clone(), path == *tree));
             }
-            for name in self.children_if_present(tree)? {
-                if layout::entry(&name) == PodTreeEntry::Class {
-                    ancestors.push((join(tree, &name), true));
+            let mut parents = vec![tree.clone()];
+            for _ in 0..layout::LEVELS_ABOVE_PODS {
+                let mut classes = Vec::new();
+                for parent in parents {
+                    let names = self.children_if_present(&parent)?.into_iter();
+                    let names = names.filter(|name| layout::entry(name) == PodTreeEntry::Class);
+                    classes.extend(names.map(|name| (join(&parent, &name), name)));
                 }
+                ancestors.extend(classes.iter().map(|(class, _)| (class.clone(), true)));
+                classes.retain(|(_, name)| layout::is_system_group(name));
+                parents = classes.into_iter().map(|(class, _)| class).collect();
             }
         }
         ancestors.sort_by_key(|(path, _)| (path.matches('/').count(), path.clone()));

@@ -78,8 +78,13 @@ impl Cgroups {
             }
             Ok(classes)
         };
-        for class in list(tree)? {
-            list(&class)?;
+        let mut parents = vec![tree.to_owned()];
+        for _ in 0..=layout::LEVELS_ABOVE_PODS {
+            let mut classes = Vec::new();
+            for parent in parents {
+                classes.extend(list(&parent)?);
+            }
+            parents = classes;
         }
         Ok(found)
     }

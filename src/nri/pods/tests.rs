@@ -108,6 +108,13 @@ fn both_drivers_name_the_class_and_the_uid() {
             Some(Qos::Guaranteed),
             Some("abc"),
         ),
+        ("/kubepods/system/pod1", Some(Qos::Guaranteed), Some("1")),
+        (
+            "kubepods-system-burstable-pod1.slice",
+            Some(Qos::Burstable),
+            Some("1"),
+        ),
+        ("/machine/system/pod1", None, Some("1")),
         ("/k8s.io", None, None),
         ("system.slice", None, None),
         ("/kubepods/pod", None, None),

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::super::record::{RecordError, VERSION};
+use super::super::record::{RecordError, VERSION, check_version};
 use crate::cpu::{CpuSet, NumberList};
 use crate::host::knobs::Knob;
 
@@ -92,20 +92,8 @@ impl KnobRecord {
         let Some(text) = text else {
             return Ok(Self::default());
         };
-        let malformed = |source| RecordError::Malformed {
-            text: text.to_owned(),
-            source,
-        };
-        // The version comes first: a later version may have other fields.
-        #[derive(Deserialize)]
-        struct Versioned {
-            version: u32,
-        }
-        let Versioned { version } = serde_json::from_str(text).map_err(malformed)?;
-        if version != VERSION {
-            return Err(RecordError::Version { version }.into());
-        }
-        let read: RecordText = serde_json::from_str(text).map_err(malformed)?;
+        check_version(text)?;
+        let read: RecordText = serde_json::from_str(text).map_err(RecordError::malformed(text))?;
         let mut entries = BTreeMap::new();
         let mut left = MOST;
         for group in read.groups {

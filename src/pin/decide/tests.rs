@@ -597,3 +597,56 @@ fn the_last_shared_cpu_is_never_assigned() {
     assert_eq!(owned, [topology.online.len() - 1, 0]);
     assert_eq!(decisions.desired.shared().len(), 1);
 }
+
+#[test]
+fn init_containers_leave_the_cpus_of_existing_pod_mates() {
+    use crate::host::cgroup::{ContainerCgroup, PodCgroup};
+    use crate::pin::Scan;
+    use ContainerKind::{App, Init, Sidecar};
+
+    let beside = |main: u64, existing: &[&str]| {
+        let containers = [
+            ("fetch", Init, 1000),
+            ("side", Sidecar, 2000),
+            ("late", Init, 1000),
+            ("main", App, main),
+        ];
+        let mut pod = pod("a", &containers);
+        for container in &mut pod.containers {
+            container.runtime_id = Some(container.name.clone());
+        }
+        let pods = [pod];
+        let cgroups = existing.iter().map(|name| ContainerCgroup {
+            id: (*name).to_owned(),
+            ..ContainerCgroup::default()
+        });
+        let cgroup = PodCgroup {
+            uid: "a".to_owned(),
+            containers: cgroups.collect(),
+            ..PodCgroup::default()
+        };
+        let scan = Scan {
+            pods: vec![cgroup],
+            ..Scan::default()
+        };
+        let (observed, _) = Observed::new(scan, &pods);
+        let mut decisions = decided(&pods, &Ledger::default());
+        decisions.keep_init_containers_off_mates(&pods, &observed);
+        let own = decisions.desired.assignment("a");
+        let late = &decisions.containers[2];
+        (own, late.cpus.clone(), late.entitlement.clone())
+    };
+    let (own, late, _) = beside(4000, &["fetch"]);
+    assert_eq!(late, Some(own.usable()), "nobody owns CPUs yet");
+    let (own, late, _) = beside(4000, &["side"]);
+    assert_eq!(late.as_ref(), own.containers.get("main"));
+    let (own, late, entitlement) = beside(500, &["side", "late"]);
+    assert_eq!((own.usable().len(), late), (2, None));
+    let Entitlement::Shared { reason } = entitlement else {
+        panic!("{entitlement:?}");
+    };
+    assert!(reason.contains("already exist"), "{reason}");
+    // The CPUs of a container that has not come yet are free to use.
+    let (own, late, _) = beside(500, &["late"]);
+    assert_eq!(late, Some(own.usable()));
+}

@@ -35,6 +35,9 @@ enum CpusetPhase {
     /// a remaining CPU, gets the CPUs shared both before and after the plan. Without any
     /// always-shared CPU, the container gets its target at once.
     Narrow,
+    /// Pods get their earlier quotas back, before their containers: cgroup v1 refuses a quota below the quota of a child,
+    /// and the container of a pod that was resized meanwhile may still have the larger, earlier quota to restore.
+    RestorePodQuotas,
     /// Former owners get their earlier quotas and NUMA nodes back. Pods without an assignment get
     /// their earlier CPUs back: by now, their containers have sets without the CPUs of owners.
     RestoreReleased,
@@ -181,7 +184,7 @@ impl<'a> CpusetPlanner<'a> {
             );
         }
         let quota = give_back_quota(path, pod.cgroup.quota, Some(record));
-        self.add(CpusetPhase::RestoreReleased, quota);
+        self.add(CpusetPhase::RestorePodQuotas, quota);
         let phase = if self.ends_partitions {
             CpusetPhase::RemoveRecords
         } else {
@@ -235,7 +238,7 @@ impl<'a> CpusetPlanner<'a> {
             // The node agent cannot tell whether all containers of an unknown pod own CPUs, so the
             // quota stays.
             let back = give_back_quota(path, quota, pod.record.as_ref());
-            self.add(CpusetPhase::RestoreReleased, back);
+            self.add(CpusetPhase::RestorePodQuotas, back);
         }
     }
 
@@ -252,7 +255,7 @@ impl<'a> CpusetPlanner<'a> {
             self.add(CpusetPhase::RemoveIdleCgroups, [Step::Remove { path }]);
             return HeldCpus::default();
         }
-        let target = self.target(container, plan);
+        let target = self.target(container, pod, plan);
         if target.cpus.is_empty() {
             let own = &container.cgroup.cpuset.cpus;
             return HeldCpus {
@@ -276,7 +279,12 @@ impl<'a> CpusetPlanner<'a> {
     }
 
     /// The CPUs desired for a container; empty if no CPU is left.
-    fn target<'t>(&self, container: &'t ObservedContainer, plan: &'t PodPlan) -> CpusetTarget<'t> {
+    fn target<'t>(
+        &self,
+        container: &'t ObservedContainer,
+        pod: &ObservedPod,
+        plan: &'t PodPlan,
+    ) -> CpusetTarget<'t> {
         let online = &self.desired.online;
         let name = container.name.as_deref().unwrap_or_default();
         let own = plan.assignment.containers.get(name);
@@ -285,8 +293,11 @@ impl<'a> CpusetPlanner<'a> {
             .filter(|own| !own.is_empty());
         let is_owner = own.is_some();
         let is_init = plan.init_containers.iter().any(|init| init == name);
-        // An init container uses its pod's CPUs, or the shared CPUs while all CPUs of its pod are offline.
-        let pod_cpus = plan.assignment.usable().intersection(online);
+        // An init container uses those CPUs of its pod that no existing container owns. If none is left or online, it
+        // uses the shared CPUs.
+        let taken = pod.cpus_of_mates(name, &plan.assignment);
+        let usable = plan.assignment.usable().intersection(online);
+        let pod_cpus = usable.difference(&taken);
         let (cpus, reason) = match own {
             Some(own) => (own, Reason::Own),
             None if is_init && !pod_cpus.is_empty() => (pod_cpus, Reason::Own),

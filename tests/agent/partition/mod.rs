@@ -4,6 +4,7 @@
 //! prints its name.
 
 mod foreign;
+mod init;
 mod isolated;
 mod life;
 mod owner;

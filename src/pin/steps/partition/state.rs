@@ -183,6 +183,7 @@ impl<'a> PartitionState<'a> {
         };
         self.held.insert(path, exclusive.clone());
         let init_cpus = init_container_cpus(pod, &plan.assignment);
+        let init_cgroup = init_container_cgroup(pod, plan);
         for container in &pod.containers {
             let path = container.cgroup.path.as_str();
             let cpuset = &container.cgroup.cpuset;
@@ -198,7 +199,7 @@ impl<'a> PartitionState<'a> {
             self.held.insert(path, cpuset.exclusive.clone());
             let own = own_part(&plan.assignment, container);
             let owner = !own.is_empty();
-            let wanted = if !owner && is_init(container, plan) {
+            let wanted = if !owner && init_cgroup == Some(path) {
                 init_cpus.clone()
             } else {
                 own.cpus()
@@ -253,6 +254,18 @@ fn init_container_cpus(pod: &ObservedPod, assignment: &PodAssignment) -> CpuSet 
     let existing = assignment.entries().filter(|(name, _)| exists(*name));
     let taken = union(existing.map(|(_, cpus)| cpus));
     assignment.usable().difference(&taken)
+}
+
+/// The cgroup of the pod's present init container. Init containers run one after another, and some runtimes remove an
+/// ended container's cgroup only later. The cgroup with a process counts, else the last one.
+fn init_container_cgroup<'a>(pod: &'a ObservedPod, plan: &PodPlan) -> Option<&'a str> {
+    let inits = || {
+        let containers = pod.containers.iter();
+        containers.filter(|container| is_init(container, plan))
+    };
+    let present = inits().rfind(|container| container.cgroup.populated);
+    let chosen = present.or_else(|| inits().next_back())?;
+    Some(chosen.cgroup.path.as_str())
 }
 
 /// Whether the container is an init container of its pod.
