@@ -523,10 +523,7 @@ pub async fn serve<P: Plugin>(
         if matches!(*state.borrow(), ConnectionState::Synchronized(_)) {
             wait = least;
         }
-        let is_refusal = matches!(
-            disconnect,
-            Disconnect::SynchronizeRefused(_) | Disconnect::RegistrationRefused { .. }
-        );
+        let is_refusal = matches!(disconnect, Disconnect::SynchronizeRefused(_));
         refusals = if is_refusal { refusals + 1 } else { 0 };
         let is_stopped = disconnect == Disconnect::Stopped;
         publish(&state, ConnectionState::Away(disconnect));

@@ -22,7 +22,7 @@ pub struct PluginSettings {
     pub request_timeout: Duration,
     /// The shortest and the longest wait between two attempts. Each wait is twice as long as the previous wait.
     pub backoff: (Duration, Duration),
-    /// The wait after a refusal that repeats: of the plugin by the runtime, or of the runtime's list by the plugin.
+    /// The wait after the plugin has refused the runtime's list repeatedly.
     pub refusal_wait: Duration,
 }
 

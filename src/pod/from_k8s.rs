@@ -92,30 +92,11 @@ impl Pod {
         let app = reported_by("containerStatuses", status.container_statuses, pending)?;
         let mut reported: BTreeMap<String, ContainerInStatus> =
             init.into_iter().chain(app).collect();
-        let init = spec
-            .init_containers
-            .unwrap_or_default()
-            .into_iter()
-            .zip(0..);
-        let init = init.map(|(c, i)| (format!("spec.initContainers[{i}]"), init_kind(&c), c));
-        let app = spec.containers.unwrap_or_default().into_iter().zip(0..);
-        let app = app.map(|(c, i)| (format!("spec.containers[{i}]"), ContainerKind::App, c));
-        let mut containers: Vec<Container> = Vec::new();
-        let mut restarts: Vec<RestartPolicy> = Vec::new();
-        let mut names = BTreeSet::new();
-        for (path, kind, mut container) in init.chain(app) {
-            let Some(name) = non_empty(container.name.take()) else {
-                return Err(PodError::NoContainerName { path });
-            };
-            if !names.insert(name.clone()) {
-                return Err(PodError::DuplicateContainer { path, name });
-            }
-            restarts.push(RestartPolicy::of(
-                &container,
-                spec.restart_policy.as_deref(),
-            ));
-            containers.push(convert(name, container, kind, &path)?);
-        }
+        let (mut containers, restarts) = containers_of(
+            spec.init_containers,
+            spec.containers,
+            spec.restart_policy.as_deref(),
+        )?;
 
         let mut whole = resources(spec.resources, "spec.resources")?;
         default_pod_requests(&mut whole, &containers);
@@ -152,6 +133,33 @@ impl Pod {
             ids: ContainerIds::NoSource,
         })
     }
+}
+
+/// The containers of a pod, each with its restart policy.
+fn containers_of(
+    init: Option<Vec<object::ContainerObject>>,
+    app: Option<Vec<object::ContainerObject>>,
+    restart_policy: Option<&str>,
+) -> Result<(Vec<Container>, Vec<RestartPolicy>), PodError> {
+    let init = init.unwrap_or_default().into_iter().zip(0..);
+    let init = init.map(|(c, i)| (format!("spec.initContainers[{i}]"), init_kind(&c), c));
+    let app = app.unwrap_or_default().into_iter().zip(0..);
+    let app = app.map(|(c, i)| (format!("spec.containers[{i}]"), ContainerKind::App, c));
+    let mut containers: Vec<Container> = Vec::new();
+    let mut restarts = Vec::new();
+    let mut names = BTreeSet::new();
+    for (path, kind, mut container) in init.chain(app) {
+        let name = container.name.take().filter(|name| !name.is_empty());
+        let Some(name) = name else {
+            return Err(PodError::NoContainerName { path });
+        };
+        if !names.insert(name.clone()) {
+            return Err(PodError::DuplicateContainer { path, name });
+        }
+        restarts.push(RestartPolicy::of(&container, restart_policy));
+        containers.push(convert(name, container, kind, &path)?);
+    }
+    Ok((containers, restarts))
 }
 
 /// The annotation of a static pod, and of its mirror pod, with the uid in the name of the static pod's cgroup.

@@ -942,3 +942,114 @@ fn pod_limit_counts(
     );
     true
 }
+
+#[test]
+fn containers_that_start_while_no_agent_answers_are_counted_and_reported() {
+    let Some(kernel) = kernel_tests() else { return };
+    let mut tree = kernel.tree();
+    let mut runtime = Runtime::new();
+    let settings = Settings::without_manifests(&tree.path, &kernel.all_but_one())
+        .with(&["--api=never", "--reconcile-interval=1s"]);
+    let settings = runtime.settings(&settings);
+    let agent = settings.start();
+    runtime.connect(&agent);
+    let owner = event_message(&tree, "owner", 1);
+    runtime.change(1, &owner);
+    assert_eq!(runtime.create(&owner).cpus, Some(kernel.last()));
+    tree.make(&path(&owner));
+    tree.start(&path(&owner));
+    runtime.change(6, &owner);
+    agent.eventually("the owner runs", |status| {
+        container(status, "owner", "main").is_some_and(|main| main["running"] == true)
+    });
+    let kinds = ["exclusive_cpus", "required"];
+    let counts = |agent: &Agent| {
+        kinds.map(|kind| agent.metric("pinfold_unguarded_starts_total", &[("kind", kind)]))
+    };
+    assert_eq!(counts(&agent), [Some(0.0); 2]);
+    agent.kill();
+
+    // Nobody answers the runtime. One container starts on the owner's CPU, and one that must not run without a CPU of its own.
+    let web = event_message(&tree, "web", 0);
+    let mut second = event_message(&tree, "second", 1);
+    let annotations = &mut second.pod.as_mut().unwrap().annotations;
+    annotations.insert("pinfold.io/cpus".to_owned(), "required".to_owned());
+    for message in [&web, &second] {
+        tree.make(&path(message));
+        tree.start(&path(message));
+        assert_eq!(kernel.effective(&path(message)), kernel.online);
+    }
+    let agent = settings.start();
+    let messages = [owner, web.clone(), second];
+    let existing = Synchronize {
+        pods: messages.iter().flat_map(|one| one.pod.clone()).collect(),
+        containers: messages
+            .iter()
+            .flat_map(|one| one.container.clone())
+            .collect(),
+        more: false,
+    };
+    runtime.synchronize(&agent, 20_000, &existing);
+    let errors = |status: &serde_json::Value| status["errors"].to_string();
+    let status = agent.eventually("both are reported", |status| {
+        let errors = errors(status);
+        errors.contains("ran on exclusive CPUs of other pods")
+            && errors.contains("train/second: container main runs nevertheless")
+    });
+    assert_eq!(kernel.effective(&path(&web)), kernel.all_but_one());
+    assert!(errors(&status).contains("web container main on CPU"));
+    two_reconciles(&agent);
+    // Each is counted once, and stays reported.
+    let [intruders, required] = counts(&agent).map(Option::unwrap);
+    assert!((1.0..=2.0).contains(&intruders) && required == 1.0);
+    let status = agent.status().unwrap();
+    assert_eq!(status["errors"].as_array().unwrap().len(), 2, "{status:#}");
+    agent.stop();
+}
+
+#[test]
+fn pods_with_long_arguments_do_not_switch_nri_off() {
+    let Some(kernel) = kernel_tests() else { return };
+    let tree = kernel.tree();
+    let mut runtime = Runtime::new();
+    let agent = runtime.settings(&alone(&kernel, &tree)).start();
+    let long = "word ".repeat(280_000);
+    let parts = 24;
+    let socket = &mut runtime.socket;
+    let answers = runtime.tokio.block_on(async {
+        let mut link = socket.accept().await;
+        link.register().await;
+        link.configure(60_000).await;
+        let mut answers = Vec::new();
+        for number in 0..parts {
+            let name = format!("long-{number}");
+            let mut message = event_message(&tree, &name, 1);
+            let (pod, container) = (
+                message.pod.as_mut().unwrap(),
+                message.container.as_mut().unwrap(),
+            );
+            // Arguments, variables, annotations and labels in turn.
+            match number % 4 {
+                0 => container.args = vec!["sh".to_owned(), "-c".to_owned(), long.clone()],
+                1 => container.env = vec![format!("TF_CONFIG={long}")],
+                2 => drop(pod.annotations.insert("a".to_owned(), long.clone())),
+                _ => pod
+                    .labels
+                    .extend((0..20_000).map(|number| (format!("l{number:060}"), String::new()))),
+            }
+            let part = Synchronize {
+                pods: message.pod.into_iter().collect(),
+                containers: message.container.into_iter().collect(),
+                more: number + 1 < parts,
+            };
+            answers.push(link.call("Synchronize", part.encode_to_vec()).await);
+        }
+        (link, answers)
+    });
+    let (_link, answers) = answers;
+    assert!(answers.iter().all(Result::is_ok), "{answers:?}");
+    agent.eventually("the runtime is synchronized", |status| {
+        status["runtime"]["state"] == "synchronized"
+    });
+    agent.stop();
+}
