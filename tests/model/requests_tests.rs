@@ -152,9 +152,9 @@ fn every_short_history_of_init_containers_beside_a_sidecar() {
     for kind in KINDS {
         for shape in [Shape::InitBesideSidecar(1), Shape::InitBesideOwner] {
             let setup = Setup::new(kind, 4, 1, &[shape]);
-            count += every(&setup, &begin([Run(0)]), PLAIN, 3);
+            count += every(&setup, &begin([Run(0)]), PLAIN, 2);
             let sidecar = and(begin([Run(0)]), runs(0, 0));
-            count += every(&setup, &sidecar, PLAIN, 3);
+            count += every(&setup, &sidecar, PLAIN, 2);
             let twice = and(and(sidecar, runs(0, 1)), [End(0, 1)]);
             count += every(&setup, &and(twice, runs(0, 1)), PLAIN, 2);
         }

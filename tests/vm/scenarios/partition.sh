@@ -1,5 +1,5 @@
 # Runs the tests of the agent on this kernel: kills, hostile writers, many short-lived pods, and the behaviour that the
-# agent must preserve. Kernels with partitions also run the tests of partitions.
+# agent must preserve, and records. Kernels with partitions also run the tests of partitions.
 # vm: small
 source tests/vm/check.sh
 
@@ -12,8 +12,8 @@ mkdir -p "/sys/fs/cgroup/probe" 2>/dev/null
 echo +cpuset >/sys/fs/cgroup/cgroup.subtree_control
 if [[ -e /sys/fs/cgroup/probe/cpuset.cpus.exclusive ]]; then
     export PINFOLD_PARTITION_TESTS=1
-    "$PINFOLD_AGENT_TESTS" --test-threads=1 partition endurance preserved || fail "a test of the agent failed (see above)"
+    "$PINFOLD_AGENT_TESTS" --test-threads=1 partition endurance preserved records || fail "a test of the agent failed (see above)"
 else
-    "$PINFOLD_AGENT_TESTS" --test-threads=1 endurance preserved || fail "a test of the agent failed (see above)"
+    "$PINFOLD_AGENT_TESTS" --test-threads=1 endurance preserved records || fail "a test of the agent failed (see above)"
 fi
 rmdir /sys/fs/cgroup/probe
