@@ -256,8 +256,17 @@ mod tests {
 
     #[tokio::test]
     async fn without_the_api_only_local_callers_see_the_status() {
-        assert!(AccessRules::new(MetricsAuth::Kubernetes, None).is_err());
-        let access = AccessRules::new(MetricsAuth::None, None).unwrap();
+        let reviewing = Metrics {
+            auth: MetricsAuth::Kubernetes,
+            ..Metrics::default()
+        };
+        assert!(AccessRules::new(&reviewing, None).is_err());
+        let with_audiences = Metrics {
+            audiences: vec!["pinfold".to_owned()],
+            ..Metrics::default()
+        };
+        assert!(AccessRules::new(&with_audiences, None).is_err());
+        let access = AccessRules::new(&Metrics::default(), None).unwrap();
         let none = HeaderMap::new();
         assert_eq!(
             access.check(ProtectedPath::Status, true, &none).await,
