@@ -196,6 +196,7 @@ mod tests {
             partition: Some("root".to_owned()),
             numa: None,
             memory: None,
+            api_uid: None,
             cgroup: None,
             running: true,
             threads: thread_environment(

@@ -256,13 +256,15 @@ fn health(state: &HttpState) -> Response<BodyPieces> {
     }
 }
 
-/// The readiness probe. The sentences about problems may name pods, so only callers on this host read the sentences.
+/// The readiness probe. Only callers on this host read sentences, which may name pods and the API server's address.
 fn readiness(state: &HttpState, snapshot: &Snapshot, is_local: bool) -> Response<BodyPieces> {
     match (state.awaited(), state.problems(snapshot)) {
-        (Some(awaited), _) => text(
-            StatusCode::SERVICE_UNAVAILABLE,
-            format!("not ready: {awaited}; running containers stay unchanged\n"),
-        ),
+        (Some(awaited), _) => {
+            let remote = "the agent waits for the API server (the log has the reason)";
+            let reason = if is_local { awaited.as_str() } else { remote };
+            let says = format!("not ready: {reason}; running containers stay unchanged\n");
+            text(StatusCode::SERVICE_UNAVAILABLE, says)
+        }
         (None, problems) if problems.is_empty() => text(StatusCode::OK, "ready\n".to_owned()),
         (None, problems) if is_local => text(
             StatusCode::OK,

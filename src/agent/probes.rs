@@ -48,15 +48,21 @@ impl ControllerProbes {
         text(StatusCode::OK, "ok\n".to_owned())
     }
 
-    fn readiness(&self) -> Response<BodyPieces> {
+    /// The readiness probe. The problem may name the API server's address, so only callers on this host read it.
+    fn readiness(&self, is_local: bool) -> Response<BodyPieces> {
         let problem = self
             .standing
             .as_ref()
             .and_then(|standing| standing.problem());
         match problem {
-            Some(problem) => text(
+            Some(problem) if is_local => text(
                 StatusCode::SERVICE_UNAVAILABLE,
                 format!("not ready: {problem}\n"),
+            ),
+            Some(_) => text(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "not ready: the election of the reclaimer fails; the log and /readyz on this host have the reason\n"
+                    .to_owned(),
             ),
             None => text(StatusCode::OK, "ready\n".to_owned()),
         }
@@ -87,7 +93,7 @@ impl Responder for ControllerProbes {
         }
         match request.uri.path() {
             "/healthz" => self.health(),
-            "/readyz" => self.readiness(),
+            "/readyz" => self.readiness(caller.is_local),
             "/metrics" => self.page(request),
             "/" => text(
                 StatusCode::OK,

@@ -14,10 +14,7 @@ use kube::core::params::{
     DeleteParams, GetParams, ListParams, PostParams, Preconditions, WatchParams,
 };
 use kube::core::request;
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
-#[cfg(feature = "reclaim")]
-use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -27,34 +24,19 @@ use super::watch::WatchStream;
 use super::{Api, Call, ErrorKind, Failure, Jitter, MANAGER};
 
 mod guard;
+mod lease;
 
 pub use guard::{ClaimGuard, ClaimState, WatchSettings};
+#[cfg(feature = "reclaim")]
+pub(super) use lease::holder_of;
+use lease::{BriefLease, Lease};
+pub use lease::{ClaimOwner, Holder};
 
 /// The label of a Lease with the uid of the claiming Node. A uid always fits a label value; a name may be too long.
 pub const NODE_LABEL: &str = "pinfold.io/node-uid";
 
 /// The label of a Lease with the value [`MANAGER`].
 pub(super) const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
-
-/// The node that owns the claims.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ClaimOwner {
-    /// The Node's name.
-    pub node: String,
-    /// The Node's uid.
-    pub uid: String,
-}
-
-/// The node that holds a slot.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Holder {
-    /// The holding Node's name.
-    pub node: String,
-    /// The holding Node's uid.
-    pub uid: String,
-    /// The Lease's uid.
-    pub lease: String,
-}
 
 /// The outcome of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,59 +89,6 @@ pub struct Claims {
     jitter: Mutex<Jitter>,
     /// The time of the last list, and the slots of different nodes in the list.
     taken: Mutex<Option<(Instant, Arc<HashSet<String>>)>>,
-}
-
-/// The fields of a Lease that name the holder. The struct is small, since the agent often reads many Leases.
-#[derive(Deserialize)]
-struct BriefLease {
-    metadata: BriefMetadata,
-}
-
-#[derive(Deserialize)]
-struct BriefMetadata {
-    name: String,
-    #[serde(rename = "ownerReferences", default)]
-    owners: Vec<BriefOwner>,
-}
-
-#[derive(Deserialize)]
-struct BriefOwner {
-    uid: String,
-}
-
-/// The fields of a Lease that identify the holder and the Lease.
-#[derive(Deserialize)]
-struct Lease {
-    metadata: Option<LeaseMetadata>,
-    spec: Option<LeaseSpec>,
-}
-
-#[derive(Default, Deserialize)]
-struct LeaseMetadata {
-    name: Option<String>,
-    uid: Option<String>,
-    #[serde(rename = "ownerReferences")]
-    owners: Option<Vec<LeaseOwner>>,
-}
-
-#[derive(Deserialize)]
-struct LeaseOwner {
-    kind: Option<String>,
-    name: Option<String>,
-    uid: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct LeaseSpec {
-    #[serde(rename = "holderIdentity")]
-    holder: Option<String>,
-}
-
-/// The name of the Node that holds a claim. Empty for an unreadable Lease.
-#[cfg(feature = "reclaim")]
-pub(super) fn holder_of(lease: &RawValue) -> String {
-    serde_json::from_str::<Lease>(lease.get())
-        .map_or_else(|_| String::new(), |lease| lease.held().1.node)
 }
 
 // === impl Claims ===
@@ -222,6 +151,24 @@ impl Claims {
         Ok(mine)
     }
 
+    /// The slots among `names` that other nodes hold. Each slot needs a separate read.
+    ///
+    /// # Errors
+    /// Any [`Failure`].
+    pub(super) async fn held_by_others(
+        &self,
+        names: impl IntoIterator<Item = String>,
+    ) -> Result<BTreeSet<String>, Failure> {
+        let mut theirs = BTreeSet::new();
+        for name in names {
+            let holder = self.holder(&name).await?;
+            if holder.is_some_and(|holder| holder.node != self.owner.node) {
+                theirs.insert(name);
+            }
+        }
+        Ok(theirs)
+    }
+
     /// All claims in the namespace, by slot.
     ///
     /// # Errors
@@ -260,10 +207,10 @@ impl Claims {
                     .iter()
                     .any(|owner| owner.uid == self.owner.uid)
                 {
-                    own.insert(metadata.name)
-                } else {
-                    taken.insert(metadata.name)
-                };
+                    own.insert(metadata.name);
+                } else if !metadata.is_of_earlier(&self.owner) {
+                    taken.insert(metadata.name);
+                }
             },
         )
         .await?;
@@ -400,9 +347,14 @@ impl Claims {
         if holder.uid != self.owner.uid {
             return Ok(false);
         }
+        self.delete(name, holder.lease).await
+    }
+
+    /// Deletes the Lease with this name and uid. Returns whether a Lease was deleted.
+    async fn delete(&self, name: &str, uid: String) -> Result<bool, Failure> {
         // The precondition protects a new Lease of the same name, which may belong to a different node.
         let preconditions = Preconditions {
-            uid: Some(holder.lease),
+            uid: Some(uid),
             resource_version: None,
         };
         let params = DeleteParams::default().preconditions(preconditions);
@@ -440,8 +392,32 @@ impl Claims {
         check_holder.store(true, Ordering::Relaxed);
         match self.holder(name).await? {
             Some(holder) if holder.uid == self.owner.uid => Ok(ClaimOutcome::Ours),
+            Some(holder) if holder.node == self.owner.node => {
+                self.replace_earlier(name, labels, holder).await
+            }
             None if !refused => Err(failure),
             _ => Ok(ClaimOutcome::Taken),
+        }
+    }
+
+    /// Replaces the claim of an earlier Node with this node's name. Kubernetes deletes such a claim, but only after some time,
+    /// and the node would meanwhile lose its slot to another node.
+    async fn replace_earlier(
+        &self,
+        name: &str,
+        labels: &BTreeMap<String, String>,
+        holder: Holder,
+    ) -> Result<ClaimOutcome, Failure> {
+        // This Node may itself be the earlier one, if it was replaced since the last read.
+        let node = super::node::read(&self.api, &self.owner.node).await?;
+        if node.is_none_or(|node| node.uid != self.owner.uid) {
+            return Ok(ClaimOutcome::Taken);
+        }
+        self.delete(name, holder.lease).await?;
+        match self.create(name, labels).await {
+            Ok(()) => Ok(ClaimOutcome::New),
+            Err(failure) if is_taken(&failure) => Ok(ClaimOutcome::Taken),
+            Err(failure) => Err(failure),
         }
     }
 
@@ -544,25 +520,4 @@ fn is_taken(failure: &Failure) -> bool {
     failure
         .status()
         .is_some_and(kube::core::Status::is_already_exists)
-}
-
-// === impl Lease ===
-
-impl Lease {
-    /// The Lease's name and holder. The holder is the owner of kind Node, else the node in `holderIdentity`.
-    fn held(self) -> (Option<String>, Holder) {
-        let metadata = self.metadata.unwrap_or_default();
-        let mut owners = metadata.owners.unwrap_or_default().into_iter();
-        let owner = owners.find(|owner| owner.kind.as_deref() == Some("Node"));
-        let (node, uid) = match owner {
-            Some(owner) => (owner.name, owner.uid),
-            None => (self.spec.and_then(|spec| spec.holder), None),
-        };
-        let holder = Holder {
-            node: node.unwrap_or_default(),
-            uid: uid.unwrap_or_default(),
-            lease: metadata.uid.unwrap_or_default(),
-        };
-        (metadata.name, holder)
-    }
 }

@@ -190,7 +190,7 @@ families! {
     PEER_TRANSMIT_BYTES = counter("pinfold_peer_transmit_bytes_total", PEER,
         "Acknowledged payload of a training pod's TCP connections, by peer pod of the job. Empty names stand for all remaining peers. Bytes between the last sample and a connection's end are missing.");
     POD_INFO = info("pinfold_pod_info", &["namespace", "pod", "uid", "training_job", "role", "replica_index", "qos", "host_network"],
-        "Properties of a pod as labels, always 1. Join on namespace and pod.");
+        "Properties of a pod as labels, always 1. Join on namespace and pod. The uid is that of the Pod object; for a static pod, of its mirror pod.");
     POD_NETWORK_RECEIVE_BYTES = counter("pinfold_pod_network_receive_bytes_total", INTERFACE,
         "Bytes received by the pod's interface.");
     POD_NETWORK_RECEIVE_ERRORS = counter("pinfold_pod_network_receive_errors_total", INTERFACE,

@@ -151,6 +151,10 @@ impl IsolationInput<'_> {
 
 /// Plans the record and the writes. Planning again after the writes yields no write and the same record.
 ///
+/// An interrupt that is set up while Pinfold keeps new interrupts off exclusive CPUs is born with Pinfold's value. Its base
+/// is the base of the default for new interrupts, so it spreads again once the CPUs are free. Interrupts that had the same
+/// CPUs before are in the record, without a value of Pinfold's, and so keep them.
+///
 /// `refused` are knobs that the kernel has refused to change.
 pub fn plan(
     input: &IsolationInput<'_>,
@@ -174,7 +178,9 @@ pub fn plan(
             );
             continue;
         };
+        let is_new = history.is_none() && matches!(knob, Knob::Irq(_));
         let base = history
+            .or(record.entries().get(&Knob::NewIrqs).filter(|_| is_new))
             .filter(|entry| entry.before == *now || entry.written.contains(now))
             .map_or(now, |entry| &entry.before);
         let target = input.target(knob, base);
@@ -200,8 +206,25 @@ pub fn plan(
             );
         }
     }
+    keep_apart(&mut entries, knobs);
     plan.ahead = KnobRecord::new(entries);
     plan
+}
+
+/// Adds the interrupts whose own CPUs happen to be the CPUs that Pinfold gives to new interrupts. Otherwise they would look
+/// like new ones.
+fn keep_apart(entries: &mut BTreeMap<Knob, KnobHistory>, knobs: &KnobValues) {
+    let Some(new) = entries.get(&Knob::NewIrqs).cloned() else {
+        return;
+    };
+    for (knob, cpus) in &knobs.values {
+        if matches!(knob, Knob::Irq(_)) && new.written.contains(cpus) {
+            entries.entry(knob.clone()).or_insert_with(|| KnobHistory {
+                before: cpus.clone(),
+                written: BTreeSet::new(),
+            });
+        }
+    }
 }
 
 // === impl IsolationPlan ===
@@ -214,11 +237,15 @@ impl IsolationPlan {
             let holds = if done(write) { &write.cpus } else { &write.now };
             if let Some(entry) = entries.get_mut(&write.knob) {
                 entry.written.retain(|written| written == holds);
-                if entry.written.is_empty() {
-                    entries.remove(&write.knob);
-                }
             }
         }
+        let new = entries.get(&Knob::NewIrqs);
+        let new = new.map(|entry| entry.written.clone()).unwrap_or_default();
+        // The interrupts of `keep_apart` stay as long as the default for new interrupts has the same CPUs.
+        entries.retain(|knob, entry| {
+            let is_apart = matches!(knob, Knob::Irq(_)) && new.contains(&entry.before);
+            !entry.written.is_empty() || is_apart
+        });
         KnobRecord::new(entries)
     }
 }

@@ -63,8 +63,12 @@ pub struct ContainerState {
     pub pod: String,
     /// The container's name.
     pub container: String,
-    /// The pod's uid, if known.
+    /// The uid in the name of the pod's cgroup, if known.
     pub uid: Option<String>,
+    /// The uid of the Pod object, if the API server or a manifest tells it. The Pod object of a static pod is its mirror pod,
+    /// and the cgroup has another uid.
+    #[serde(skip)]
+    pub api_uid: Option<String>,
     /// The container's kind, which decides when the container runs.
     pub kind: ContainerKind,
     /// The pod's role.
@@ -122,6 +126,17 @@ pub struct ContainerState {
 // === impl ContainerState ===
 
 impl ContainerState {
+    /// The uid of the Pod object, as in other metrics about pods. Empty if it is not known: the kubelet names the cgroup of a
+    /// static pod after a hash of the manifest, which is no uid of an object.
+    pub fn object_uid(&self) -> &str {
+        let is_uid = |uid: &&String| uid.contains('-');
+        let cgroup_uid = self.uid.as_ref().filter(is_uid);
+        self.api_uid
+            .as_ref()
+            .or(cgroup_uid)
+            .map_or("", String::as_str)
+    }
+
     /// The container's own CPUs. `None` in the shared pool, and for an init container on its pod's
     /// CPUs.
     pub fn own(&self) -> Option<&CpuSet> {
@@ -199,6 +214,7 @@ pub fn containers(
             pod: pod.name.clone(),
             container: container.name.clone(),
             uid: uid.map(str::to_owned),
+            api_uid: pod.api_uid.as_ref().map(ToString::to_string),
             kind: container.kind,
             role: recognition.role,
             job: recognition.job,

@@ -56,8 +56,8 @@ pub use node::{Node, NodeTaint, natural, read_nodes};
 #[cfg(feature = "experiments")]
 pub(crate) use plan::amounts_schema;
 pub use plan::{
-    ActiveCase, Amount, Case, CaseTaint, Group, MAX_SERVERS, OnBusy, Pool, Role, SERVERS, Scene,
-    ScenePlan, ScenePlanSpec, TAINT_PREFIX, TaintEffect, TaintKey,
+    ActiveCase, Amount, Case, CaseTaint, Group, LEAVING_LABEL, MAX_SERVERS, OnBusy, Pool, Role,
+    SERVERS, Scene, ScenePlan, ScenePlanSpec, TAINT_PREFIX, TaintEffect, TaintKey,
 };
 pub use plan_status::{ScenePlanStatus, SlotCounts};
 #[cfg(feature = "reclaim")]

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer};
 
+use super::plan::LEAVING_LABEL;
 use super::{Amount, ReadError};
 use crate::text;
 
@@ -36,6 +37,13 @@ pub struct NodeTaint {
     pub value: Option<String>,
     /// The effect on pods without a toleration.
     pub effect: Option<String>,
+}
+
+impl Node {
+    /// Whether the node gives up its slot when its pods have ended.
+    pub fn is_leaving(&self) -> bool {
+        self.labels.contains_key(LEAVING_LABEL)
+    }
 }
 
 /// The nodes in a text: YAML or JSON, many documents, Nodes or Lists of them, as `kubectl get nodes -o yaml` prints them.

@@ -26,6 +26,11 @@ pub const SERVERS: &str = "servers";
 /// The prefix of a taint's key. The admission policy lets agents set only keys with this prefix.
 pub const TAINT_PREFIX: &str = "pinfold.io/";
 
+/// The label of a Node that gives up its slot as soon as pods allow it. The value is the name of the plan that ordered it, or
+/// `true` if the name is too long. The label outlives the plan: without it, the node of a deleted plan couldn't tell an order
+/// from an accident.
+pub const LEAVING_LABEL: &str = "pinfold.io/leaving";
+
 /// The form of a label's value.
 const LABEL_VALUE: &str = "^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$";
 

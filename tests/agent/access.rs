@@ -136,6 +136,7 @@ fn only_authorized_callers_read_names_of_pods() {
     assert_eq!(fake.count("create", "tokenreviews"), reviews);
 
     // The sentences about problems stay on the host.
+    let server = fake.address().to_string();
     fake.go_away();
     agent.within(long(), "the outage is reported", |status| {
         status["cluster"]["connected"] == false
@@ -146,6 +147,24 @@ fn only_authorized_callers_read_names_of_pods() {
     let (_, body) = remote(&agent, "/readyz", None);
     assert!(
         body.starts_with("ready, with errors: ") && !body.contains(problem),
+        "{body}"
+    );
+    agent.stop();
+
+    // So does the reason why an agent waits for the API server. It names the server.
+    let agent = cluster.settings(&tree, &kernel).start();
+    agent.within(long(), "the agent waits", |status| {
+        status["cluster"]["connected"] == false
+    });
+    let local = agent.get("/readyz");
+    assert!(
+        local.status == 503 && local.body.contains(&server),
+        "{local:?}"
+    );
+    let (head, body) = remote(&agent, "/readyz", None);
+    assert!(head.starts_with("503"), "{head}\n{body}");
+    assert!(
+        body.contains("waits for the API server") && !body.contains(&server),
         "{body}"
     );
     agent.stop();

@@ -603,6 +603,13 @@ fn a_static_pod_is_pinned_by_its_mirror_pod_and_keeps_its_cpus() {
             .event(&agent, "Pinned", "worker-0")
             .contains("exclusive CPU")
     );
+    // Metrics name the Pod object, as other metrics about pods do.
+    let object = cluster.fake.get("v1", "Pod", "train", "worker-0").unwrap();
+    let uid = object["metadata"]["uid"].as_str().unwrap().to_owned();
+    assert_eq!(
+        agent.metric("pinfold_pod_info", &[("uid", &uid)]),
+        Some(1.0)
+    );
 
     cluster.put(&impostor("a", "hash"));
     let reported = |status: &Value| {

@@ -126,6 +126,7 @@ pub(crate) fn state(pod: &str, cgroup: &str, cpus: &CpuSet) -> ContainerState {
         partition: None,
         numa: None,
         memory: None,
+        api_uid: None,
         cgroup: Some(cgroup.to_owned()),
         running: true,
         threads: thread_environment(

@@ -223,7 +223,17 @@ async fn leftover_claims_without_a_plan_are_reported() {
     let answer: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(
         answer,
-        json!({"plan": null, "claims": {"scene.p.1.1.0": "a"}})
+        json!({"plan": null, "claims": {"scene.p.1.1.0": "a"}, "leaving": []})
+    );
+    // The plan has ordered the removal, and the node waits for its pods.
+    let mut node = live.fake.get("v1", "Node", "", "a").unwrap();
+    node["metadata"]["labels"]["pinfold.io/leaving"] = json!("p");
+    node["metadata"]["resourceVersion"] = Value::Null;
+    live.fake.put(&node);
+    let (_, out, _) = live.pinfold(&status).await;
+    assert!(
+        out.contains("of node a, which it gives up when its pods have ended"),
+        "{out}"
     );
     // The plan named by `--plan` does not exist.
     let (code, _, error) = live

@@ -521,6 +521,151 @@ async fn a_replaced_node_takes_its_former_slot() {
     no_place_was_double(&fake);
 }
 
+/// Garbage collection deletes the claim of a former Node only after some time.
+#[tokio::test(start_paused = true)]
+async fn a_node_made_again_replaces_its_former_claim() {
+    let fake = cluster();
+    for name in ["a", "b"] {
+        put_node(&fake, name, &format!("uid-{name}"));
+    }
+    fake.put(&plan(Some(("1", "2")), 1, json!({})));
+    let mut agents = [
+        Agent::start(&fake, "a", SceneSettings::default()),
+        Agent::start(&fake, "b", SceneSettings::default()),
+    ];
+    for agent in &mut agents {
+        agent
+            .until("a slot", |state| {
+                state.phase == Phase::Placed && !state.labels.is_empty()
+            })
+            .await;
+    }
+    let before = places(&fake);
+    // The third slot is taken, too, so only the former slot is left.
+    let third = (0..3)
+        .map(|index| format!("scene.p.1.2.{index}"))
+        .find(|lease| !claims(&fake).contains_key(lease));
+    fake.put(&json!({
+        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+        "metadata": {"name": third.unwrap(), "namespace": NAMESPACE, "labels": {
+            "app.kubernetes.io/managed-by": "pinfold", "pinfold.io/node-uid": "uid-b",
+        }, "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "b", "uid": "uid-b"}]},
+        "spec": {"holderIdentity": "b"},
+    }));
+    put_node(&fake, "a", "uid-a-again");
+    tokio::time::sleep(RESYNC).await;
+    assert_eq!(places(&fake), before);
+    let lease = format!("scene.p.{}", before["a"].replace('/', "."));
+    let lease = fake
+        .get("coordination.k8s.io/v1", "Lease", NAMESPACE, &lease)
+        .unwrap();
+    assert_eq!(
+        lease["metadata"]["ownerReferences"][0]["uid"],
+        "uid-a-again"
+    );
+    no_place_was_double(&fake);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_without_its_claim_gives_up_its_labels_beside_a_running_pod() {
+    let fake = cluster();
+    put_node(&fake, "a", "uid-a");
+    put_node(&fake, "b", "uid-b");
+    fake.put(&plan(Some(("1", "1")), 1, json!({})));
+    let a = with_slot(&fake).await;
+    a.end().await;
+    // The claim is deleted while the agent of node a is away, and node b takes the slot.
+    fake.remove(
+        &fake
+            .get(
+                "coordination.k8s.io/v1",
+                "Lease",
+                NAMESPACE,
+                "scene.p.1.1.0",
+            )
+            .unwrap(),
+    );
+    let mut b = Agent::start(&fake, "b", SceneSettings::default());
+    b.until("the slot", |state| state.phase == Phase::Placed)
+        .await;
+    let pods = vec![RunningPod {
+        name: "train/w".to_owned(),
+        keys: None,
+    }];
+    let mut a = Agent::start_with(&fake, "a", SceneSettings::default(), Some(pods), true);
+    a.until("no slot", |state| {
+        state.phase == Phase::Spare && state.labels.is_empty()
+    })
+    .await;
+    assert_eq!(place_of(&fake, "a"), None);
+    assert_eq!(place_of(&fake, "b").unwrap(), "1/1/0");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_removal_ordered_before_the_plan_was_deleted_is_carried_out() {
+    let fake = cluster();
+    put_node(&fake, "a", "uid-a");
+    fake.put(&plan(Some(("1", "1")), 1, json!({})));
+    let mut agent = with_slot(&fake).await;
+    let pods = vec![RunningPod {
+        name: "train/w".to_owned(),
+        keys: None,
+    }];
+    agent.pods.send_replace(Some(pods.clone()));
+    fake.put(&plan(None, 2, json!({})));
+    agent
+        .until("a wait", |state| {
+            state.phase == Phase::Waiting && state.labels.contains_key("pinfold.io/leaving")
+        })
+        .await;
+    fake.remove(
+        &fake
+            .get("pinfold.io/v1alpha1", "ScenePlan", "", "p")
+            .unwrap(),
+    );
+    tokio::time::sleep(RESYNC).await;
+    assert_eq!(agent.state().phase, Phase::Waiting);
+    agent.end().await;
+    // A restarted agent knows the order from the Node.
+    let mut agent = Agent::start_with(&fake, "a", SceneSettings::default(), Some(pods), true);
+    agent
+        .until("a wait", |state| state.phase == Phase::Waiting)
+        .await;
+    assert_eq!(place_of(&fake, "a").unwrap(), "1/1/0");
+    agent.pods.send_replace(Some(Vec::new()));
+    agent
+        .until("freedom", |state| {
+            state.phase == Phase::Free && state.labels.is_empty() && state.claims.is_empty()
+        })
+        .await;
+    assert_eq!(
+        node(&fake, "a")["metadata"]["labels"],
+        json!({"pool": "train"})
+    );
+    assert_eq!(claims(&fake).len(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_plan_may_be_deleted_right_after_its_active_case() {
+    let fake = cluster();
+    put_node(&fake, "a", "uid-a");
+    fake.put(&plan(Some(("1", "1")), 1, json!({})));
+    let mut agent = with_slot(&fake).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    fake.put(&plan(None, 2, json!({})));
+    fake.remove(
+        &fake
+            .get("pinfold.io/v1alpha1", "ScenePlan", "", "p")
+            .unwrap(),
+    );
+    agent
+        .until("freedom", |state| {
+            state.phase == Phase::Free && state.labels.is_empty() && state.claims.is_empty()
+        })
+        .await;
+    assert_eq!((place_of(&fake, "a"), claims(&fake).len()), (None, 0));
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_taint_follows_the_slot_and_other_taints_stay() {
     let fake = cluster();

@@ -5,7 +5,7 @@
 use std::fs;
 
 use pinfold::cluster::claims::NODE_LABEL;
-use pinfold::scene::{LabelKeys, TaintKey};
+use pinfold::scene::{LEAVING_LABEL, LabelKeys, Slot, TaintKey};
 use serde_json::{Value, json};
 
 use crate::evaluate::{Policy, Request, Verdict};
@@ -112,6 +112,13 @@ fn an_agent_may_change_only_the_labels_of_its_own_node() {
     let mut status = own.clone();
     status["subResource"] = json!("status");
     denied(&evaluate(labelled, &status), "never writes its status");
+    assert_eq!(
+        evaluate(
+            node(json!({"kubernetes.io/os": "linux", "SCENCE": "1", LEAVING_LABEL: "p"})),
+            &own
+        ),
+        Verdict::Allowed
+    );
     for key in ["evil", "pinfold.io/x", "pinfold.io/node-uid"] {
         denied(
             &evaluate(node(json!({"kubernetes.io/os": "linux", key: "1"})), &own),
@@ -499,6 +506,63 @@ fn an_agent_may_create_and_delete_claims_only_for_its_own_node() {
         &evaluate("CREATE", own, Value::Null, &json!({})),
         "bound to none",
     );
+}
+
+/// A stolen token could otherwise take the Lease of the reclaimer's leader, or fill the namespace with Leases of any name.
+#[test]
+fn the_name_of_a_claim_is_the_name_of_a_slot() {
+    let policy = policy("claim-policy");
+    let user = review();
+    let uid = user["extra"]["authentication.kubernetes.io/node-uid"][0]
+        .as_str()
+        .unwrap();
+    let evaluate = |operation: &str, lease: &str| {
+        let lease = json!({
+            "metadata": {"name": lease, "labels": {NODE_LABEL: uid}, "ownerReferences": [
+                {"apiVersion": "v1", "kind": "Node", "name": "bench-node", "uid": uid}]},
+            "spec": {"holderIdentity": "bench-node"},
+        });
+        let (object, old) = match operation {
+            "DELETE" => (Value::Null, lease),
+            _ => (lease, Value::Null),
+        };
+        policy.validate(&Request {
+            object,
+            old,
+            request: admission_request(operation, "x", USER, &user["extra"]),
+        })
+    };
+    let slot = |scene: &str, kind: Option<&str>, index: u32| Slot {
+        scene: scene.to_owned(),
+        case: "2".to_owned(),
+        kind: kind.map(str::to_owned),
+        index,
+    };
+    for (plan, slot) in [
+        ("p", slot("1", None, 0)),
+        ("ps-locality.example", slot("Scene_1.b", Some("PS"), 123)),
+        ("scene", slot("z", Some("0"), 7)),
+        ("long", slot(&"x".repeat(63), Some(&"Y".repeat(63)), 7)),
+        (&"p".repeat(253), slot("1", None, u32::MAX)),
+    ] {
+        let name = slot.lease_name(plan);
+        assert_eq!(evaluate("CREATE", &name), Verdict::Allowed, "{name}");
+    }
+    for name in [
+        "pinfold-reclaim",
+        "scene",
+        "scene.p.1.2",
+        "scene.p.1.2.ps",
+        "scene.p.1.2.ps.0.0",
+        "scene..1.2.0",
+        "scene.long.0",
+        "kube-scheduler",
+        "ascene.p.1.2.0",
+        "scene.p.1.2.0.",
+    ] {
+        denied(&evaluate("CREATE", name), "name of a slot");
+        assert_eq!(evaluate("DELETE", name), Verdict::Allowed, "{name}");
+    }
 }
 
 #[test]

@@ -171,7 +171,7 @@ fn it_uses_the_recorded_series() {
     // The rules that no panel shows: the dashboard shows interference with its error, and by node.
     let left_out = [
         "namespace_pod_container:pinfold_interference_cpu:ratio_rate5m",
-        "training_job_role_policy:pinfold_llc_misses_per_kiloinstruction:avg",
+        "namespace_training_job_role_policy:pinfold_llc_misses_per_kiloinstruction:avg",
         "namespace_pod_container:pinfold_perf_coverage:ratio_rate5m",
         "namespace_pod_container:pinfold_remote_memory_bandwidth:ratio_rate5m",
     ];

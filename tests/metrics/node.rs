@@ -133,6 +133,7 @@ fn container(root: &Path, name: &str, role: PodRole, own: Option<&str>) -> Conta
         partition: None,
         numa: None,
         memory: None,
+        api_uid: None,
         cgroup: Some(cgroup),
         running: true,
         threads,

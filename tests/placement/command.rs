@@ -123,3 +123,122 @@ fn bad_lists_are_bad_input() {
     assert_eq!((code, out.as_str()), (Some(2), ""));
     assert!(error.contains("9,12-13"), "{error}");
 }
+
+/// The machine of [`machine`] with further files below `sys/devices`, and pods `a`, `b`… with as many CPUs as given.
+fn plan(files: &[(&str, &str)], pods: &[u32], args: &[&str]) -> serde_json::Value {
+    let root = machine();
+    for (path, text) in files {
+        let path = root.path().join("sys/devices").join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, format!("{text}\n")).unwrap();
+    }
+    let manifest: String = pods
+        .iter()
+        .zip('a'..)
+        .map(|(cpus, name)| {
+            format!(
+                "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: lab, annotations: {{pinfold.io/cpus: \
+                 exclusive}}}}\nspec: {{containers: [{{name: main, image: i, resources: {{limits: {{cpu: '{cpus}', memory: \
+                 64Mi}}}}}}]}}\n---\n"
+            )
+        })
+        .collect();
+    let path = root.path().join("pods.yaml");
+    fs::write(&path, manifest).unwrap();
+    let mut command = assert_cmd::Command::cargo_bin("pinfold").unwrap();
+    let output = command
+        .args(["plan", "-o", "json", "--pods"])
+        .arg(&path)
+        .arg("--root-dir")
+        .arg(root.path())
+        .args(args)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// A field of each container.
+fn of_each(plan: &serde_json::Value, field: &str) -> Vec<String> {
+    let containers = plan["containers"].as_array().unwrap();
+    let text = |value: &serde_json::Value| value.as_str().unwrap_or("null").to_owned();
+    containers.iter().map(|one| text(&one[field])).collect()
+}
+
+const MEMORY: &str = "Node 0 MemTotal: 8388608 kB";
+const NO_MEMORY: &str = "Node 1 MemTotal: 0 kB";
+
+#[test]
+fn a_plan_binds_memory_only_where_memory_is() {
+    // NUMA node 1 has only CPUs, and NUMA node 2 has only memory.
+    let files = [
+        ("system/node/node0/meminfo", MEMORY),
+        ("system/node/node1/meminfo", NO_MEMORY),
+        ("system/node/node2/meminfo", MEMORY),
+        ("system/node/node2/cpulist", ""),
+        ("system/node/has_memory", "0,2"),
+    ];
+    let wide = plan(&files, &[6], &[]);
+    assert_eq!(of_each(&wide, "numa"), ["0-1"]);
+    assert_eq!(of_each(&wide, "mems"), ["0,2"]);
+    let apart = plan(&files, &[4, 2], &[]);
+    assert_eq!(of_each(&apart, "cpus"), ["2-3,6-7", "1,5"]);
+    assert_eq!(of_each(&apart, "mems"), ["null", "0,2"]);
+    // The kernel's list counts, also against the size that it reports.
+    let mut files = files;
+    files[1].1 = MEMORY;
+    assert_eq!(of_each(&plan(&files, &[6], &[]), "mems"), ["0,2"]);
+}
+
+#[test]
+fn a_plan_leaves_a_balanced_core_to_the_others() {
+    for (isolated, reserved, cpus) in [
+        ("0-1,4-5", "2,6", "3,7"),
+        ("0,4", "1,5", "2-3,6-7"),
+        ("0-2,4-7", "3", "1-2,5-6"),
+    ] {
+        let pods = [cpus.parse::<pinfold::cpu::CpuSet>().unwrap().len()];
+        let pods = pods.map(|count| u32::try_from(count).unwrap());
+        let plan = plan(&[("system/cpu/isolated", isolated)], &pods, &[]);
+        assert_eq!(plan["reserved"], reserved, "{isolated}");
+        if isolated != "0-2,4-7" {
+            assert_eq!(of_each(&plan, "cpus"), [cpus], "{isolated}");
+        }
+    }
+    // Isolated CPUs reserved by the administrator do not count as balanced.
+    let all = plan(
+        &[("system/cpu/isolated", "0-1,4-5")],
+        &[6],
+        &["--reserved", "0,4"],
+    );
+    assert_eq!(of_each(&all, "exclusive").len(), 1);
+    assert!(
+        all["containers"][0]["note"]
+            .as_str()
+            .unwrap()
+            .contains("6 wanted, 5 free"),
+        "{all:#}"
+    );
+}
+
+#[test]
+fn a_plan_keeps_to_one_kind_of_core_unless_switched_off() {
+    let files = [("cpu_core/cpus", "0-1,4-5"), ("cpu_atom/cpus", "2-3,6-7")];
+    let same = plan(&files, &[1, 3], &["--reserved", "0"]);
+    assert_eq!(of_each(&same, "cpus"), ["4", "2-3,6"]);
+    let free = ["--free", "1-3,5-7"];
+    let root = machine();
+    for (path, text) in files {
+        let path = root.path().join("sys/devices").join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+    let place = |more: &[&str]| {
+        let args = [&["3"][..], &free[..], &["--near", "0"], more].concat();
+        let (code, out, error) = place(root.path(), &args);
+        assert_eq!(code, Some(0), "{error}");
+        out.lines().next().unwrap().to_owned()
+    };
+    assert_eq!(place(&[]), "2-3,6", "three of one kind");
+    assert_eq!(place(&["--core-kinds", "any"]), "1-2,5", "near comes first");
+}

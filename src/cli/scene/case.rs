@@ -1,14 +1,12 @@
 //! [`CaseArgs`]: a plan and a case, from a file or from the cluster.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
 use clap::Args;
 
 use super::files;
-use super::live::{LiveArgs, LiveCluster};
-use crate::cluster::claims::Holder;
+use super::live::{LiveArgs, LiveCluster, Remains};
 use crate::experiment::{AMOUNTS, TrainingJob, check};
 use crate::scene::{Document, Node, ScenePlan, Severity, Slots, slots};
 
@@ -102,8 +100,13 @@ impl CaseArgs {
         }
     }
 
-    /// The claims that remain in a cluster without a plan; `None` if a plan is named or exists.
-    pub(super) fn left_without_plan(&self) -> anyhow::Result<Option<BTreeMap<String, Holder>>> {
+    /// Whether the plan's active case is meant, and the plan has none.
+    pub(super) fn is_inactive(&self, plan: &ScenePlan) -> bool {
+        self.scene.is_none() && plan.spec.active.is_none()
+    }
+
+    /// What remains in a cluster without a plan; `None` if a plan is named or exists.
+    pub(super) fn left_without_plan(&self) -> anyhow::Result<Option<Remains>> {
         if self.file.is_some() || self.plan.is_some() {
             return Ok(None);
         }

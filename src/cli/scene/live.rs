@@ -1,6 +1,6 @@
 //! `--live`: plans, nodes and claims of the cluster.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -30,6 +30,14 @@ pub(super) struct LiveArgs {
     namespace: Option<String>,
 }
 
+/// What remains of plans in a cluster without a plan.
+pub(super) struct Remains {
+    /// The holders of the claims, by the Lease's name.
+    pub(super) claims: BTreeMap<String, Holder>,
+    /// The nodes that give up their slots when their pods have ended.
+    pub(super) leaving: BTreeSet<String>,
+}
+
 /// The plans, nodes and claims of the cluster.
 pub(super) struct LiveCluster {
     /// All its plans.
@@ -45,8 +53,8 @@ pub(super) struct LiveCluster {
 // === impl LiveArgs ===
 
 impl LiveArgs {
-    /// The claims in a cluster without a plan; `None` if a plan exists, or without --live.
-    pub(super) fn left_without_plan(&self) -> anyhow::Result<Option<BTreeMap<String, Holder>>> {
+    /// What remains in a cluster without a plan; `None` if a plan exists, or without --live.
+    pub(super) fn left_without_plan(&self) -> anyhow::Result<Option<Remains>> {
         if !self.live {
             return Ok(None);
         }
@@ -62,11 +70,15 @@ impl LiveArgs {
                 Err(failure) => return Err(failed_request(failure, "sceneplans", &way)),
                 Ok(_) => return Ok(None),
             }
+            let nodes = scenes::nodes(&api).await;
+            let nodes = nodes.map_err(|failure| failed_request(failure, "nodes", &way))?;
+            let leaving = nodes.into_iter().filter(Node::is_leaving);
+            let leaving = leaving.map(|node| node.name).collect();
             let claims = self
                 .claims(api)
                 .await
                 .map_err(|failure| failed_request(failure, "leases", &way))?;
-            Ok(Some(claims))
+            Ok(Some(Remains { claims, leaving }))
         })
     }
 

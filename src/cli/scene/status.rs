@@ -9,9 +9,8 @@ use serde_json::{Value, json};
 
 use super::super::OutputFormat;
 use super::case::CaseArgs;
-use super::live::LiveCluster;
-use crate::cluster::claims::Holder;
-use crate::scene::{CaseStatus, ScenePlan, Slots, status};
+use super::live::{LiveCluster, Remains};
+use crate::scene::{CaseStatus, Holding, Node, ScenePlan, Slot, Slots, is_lease_of, slots, status};
 use crate::text::counted;
 
 /// Compare the nodes' labels with a case: print claimed, missing and double slots.
@@ -22,6 +21,7 @@ use crate::text::counted;
   pinfold scene status --live                         use the plan, the nodes and the claims of the cluster
 
 Exit codes: 0 each slot has exactly one node and no other node has slot labels, 1 otherwise, 2 bad input.
+For a plan without an active case, the nodes that still have its labels or claims: 0 none, 1 some.
 Without a plan in the cluster, --live lists the remaining claims: 0 none, 1 some.")]
 pub(super) struct SceneStatusArgs {
     #[command(flatten)]
@@ -43,16 +43,16 @@ pub(super) struct SceneStatusArgs {
 
 impl SceneStatusArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        if let Some(claims) = self.case.left_without_plan()? {
-            return self.left(&claims);
+        if let Some(remains) = self.case.left_without_plan()? {
+            return self.left(&remains);
         }
         let (plan, cluster) = self.case.with_cluster(true)?;
+        let nodes = self.case.nodes(self.nodes.as_deref(), cluster.as_ref())?;
+        if self.case.is_inactive(&plan) {
+            return self.inactive(&plan, &nodes, cluster.as_ref());
+        }
         let slots = self.case.slots(&plan)?;
-        let status = status(
-            &plan,
-            &slots,
-            &self.case.nodes(self.nodes.as_deref(), cluster.as_ref())?,
-        );
+        let status = status(&plan, &slots, &nodes);
         let claims = cluster
             .as_ref()
             .map(|cluster| ClaimComparison::new(&plan, &status, cluster));
@@ -86,15 +86,65 @@ impl SceneStatusArgs {
         })
     }
 
-    /// Names the remaining claims of a cluster without a plan.
-    fn left(&self, claims: &BTreeMap<String, Holder>) -> anyhow::Result<ExitCode> {
+    /// Names the nodes that still have labels or claims of a plan without an active case.
+    fn inactive(
+        &self,
+        plan: &ScenePlan,
+        nodes: &[Node],
+        cluster: Option<&LiveCluster>,
+    ) -> anyhow::Result<ExitCode> {
+        let name = plan.metadata.name.as_deref().unwrap_or_default();
+        let labelled: Vec<(&Node, Slot)> = nodes
+            .iter()
+            .filter_map(|node| Some((node, slot_of(plan, node)?)))
+            .collect();
+        let claims = cluster.map(|cluster| &cluster.claims);
+        let claims: BTreeMap<&String, &String> = claims
+            .into_iter()
+            .flatten()
+            .filter(|(lease, _)| is_lease_of(lease, name))
+            .map(|(lease, holder)| (lease, &holder.node))
+            .collect();
+        match self.output {
+            OutputFormat::Json => {
+                let labelled = labelled.iter().map(|(node, slot)| {
+                    json!({"node": node.name, "slot": slot, "leaving": node.is_leaving()})
+                });
+                let labelled: Vec<Value> = labelled.collect();
+                super::super::json(
+                    &json!({"plan": name, "active": null, "labelled": labelled, "claims": claims}),
+                )?;
+            }
+            OutputFormat::Text => {
+                let mut text = format!(
+                    "plan {name} has no active case: {} still with its labels, {}\n",
+                    counted(labelled.len(), "node"),
+                    counted(claims.len(), "claim"),
+                );
+                for (node, slot) in &labelled {
+                    let waits = if node.is_leaving() { WAITS } else { "" };
+                    text += &format!("  {} has {slot}{waits}\n", node.name);
+                }
+                let lines = claims
+                    .iter()
+                    .map(|(lease, node)| format!("  claim {lease} of node {node}\n"));
+                text.extend(lines);
+                super::super::emit(&text)?;
+            }
+        }
+        let is_done = labelled.is_empty() && claims.is_empty();
+        Ok(ExitCode::from(u8::from(!is_done)))
+    }
+
+    /// Names what remains in a cluster without a plan.
+    fn left(&self, Remains { claims, leaving }: &Remains) -> anyhow::Result<ExitCode> {
         match self.output {
             OutputFormat::Json => {
                 let holders: BTreeMap<&String, &String> = claims
                     .iter()
                     .map(|(lease, holder)| (lease, &holder.node))
                     .collect();
-                super::super::json(&json!({"plan": null, "claims": holders}))?;
+                super::super::json(&json!({"plan": null, "claims": holders, "leaving": leaving}))?;
             }
             OutputFormat::Text if claims.is_empty() => {
                 super::super::emit("the cluster has no ScenePlan and no claims\n")?;
@@ -109,9 +159,14 @@ impl SceneStatusArgs {
                     "the cluster has no ScenePlan, but {} {verb}:\n",
                     counted(claims.len(), "claim")
                 );
-                let lines = claims
-                    .iter()
-                    .map(|(lease, holder)| format!("  {lease} of node {}\n", holder.node));
+                let lines = claims.iter().map(|(lease, holder)| {
+                    let waits = if leaving.contains(&holder.node) {
+                        WAITS
+                    } else {
+                        ""
+                    };
+                    format!("  {lease} of node {}{waits}\n", holder.node)
+                });
                 text.extend(lines);
                 text += "pinfold release --cluster-only --node-name NODE removes the labels and claims of a node\n";
                 super::super::emit(&text)?;
@@ -122,6 +177,20 @@ impl SceneStatusArgs {
         } else {
             ExitCode::from(1)
         })
+    }
+}
+
+/// The end of a sentence about a node with the label of a leaving node.
+const WAITS: &str = ", which it gives up when its pods have ended";
+
+/// The slot of the plan, in any of its cases, that the node's labels name.
+fn slot_of(plan: &ScenePlan, node: &Node) -> Option<Slot> {
+    match plan.spec.labels.read(&node.labels) {
+        Holding::Slot(slot) => {
+            let slots = slots(plan, &slot.scene, &slot.case).ok()?;
+            slots.position(&slot).map(|_| slot)
+        }
+        Holding::Nothing | Holding::Broken { .. } => None,
     }
 }
 

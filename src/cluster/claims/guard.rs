@@ -7,7 +7,8 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{BriefLease, ClaimOwner, Claims};
+use super::Claims;
+use super::lease::{BriefLease, ClaimOwner};
 use crate::cluster::watch::{Change, ChangeKind, Identity};
 use crate::cluster::{Backoff, Failure, Jitter};
 

@@ -8,7 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::model::{DecisionState, SlotDecisionInput};
 use super::plans::name_of;
 use crate::cluster::node::OwnNode;
-use crate::scene::{Holding, LabelKeys, ScenePlan, Slot, is_hashed_lease, is_lease_of, slots};
+use crate::scene::{
+    Holding, LEAVING_LABEL, LabelKeys, ScenePlan, Slot, is_hashed_lease, is_lease_of, slots,
+};
 
 /// The largest plan whose slots are compared with a hashed name, in slots. A comparison takes less than a microsecond.
 const MOST_COMPARED: usize = 10_000;
@@ -42,21 +44,21 @@ pub(super) fn labelled(plan: &ScenePlan, node: &OwnNode) -> Option<Slot> {
 impl<'a> CurrentSlot<'a> {
     /// The Node's current slot; `None` if no pod can depend on labels: no plan's labels name a slot, and no applied label exists.
     ///
-    /// `plan` comes before the remaining plans. `wants` is the slot that `plan` wants for the Node.
+    /// `plan`, if any, comes before the remaining plans. `wants` is the slot that `plan` wants for the Node.
     pub(super) fn of(
         input: SlotDecisionInput<'a>,
         memory: &DecisionState,
-        plan: &ScenePlan,
+        plan: Option<&'a ScenePlan>,
         wants: Option<&Slot>,
     ) -> Option<Self> {
         let node = input.node;
         let mut keys: BTreeSet<String> = node
             .own_labels
             .iter()
-            .filter(|key| node.labels.contains_key(*key))
+            .filter(|key| node.labels.contains_key(*key) && *key != LEAVING_LABEL)
             .cloned()
             .collect();
-        let mut plans = std::iter::once(plan).chain(&input.plans.plans);
+        let mut plans = plan.into_iter().chain(&input.plans.plans);
         let named = plans.find_map(|plan| Some((plan, labelled(plan, node)?)));
         if let Some((of, slot)) = named {
             keys.extend(of.spec.labels.owned().into_iter().map(str::to_owned));
@@ -125,7 +127,7 @@ impl std::fmt::Display for CurrentSlot<'_> {
 fn slot_without_labels(
     input: SlotDecisionInput<'_>,
     memory: &DecisionState,
-    plan: &ScenePlan,
+    plan: Option<&ScenePlan>,
     wants: Option<&Slot>,
 ) -> Option<Slot> {
     let claims = input.claims;
@@ -135,7 +137,7 @@ fn slot_without_labels(
     if let Some((_, slot)) = last {
         return Some(slot.clone());
     }
-    let plans = || std::iter::once(plan).chain(&input.plans.plans);
+    let plans = || plan.into_iter().chain(&input.plans.plans);
     let claimed: Vec<Slot> = claims
         .iter()
         .filter_map(|lease| plans().find_map(|plan| of_lease(plan, lease)))

@@ -12,8 +12,14 @@
 //! - a plan that has the node as a candidate,
 //! - or the plan that gave the node the labels or claims.
 //!
-//! A deleted plan, or a plan for different nodes, removes nothing. Otherwise, a deleted and reinstalled
+//! The deletion of an active plan, or a plan for different nodes, removes nothing. Otherwise, a deleted and reinstalled
 //! CustomResourceDefinition, or an etcd that lost the plans, would remove every label in the cluster.
+//!
+//! A plan may order the removal, and be deleted while the node still waits for pods (`onBusy: wait`). The node therefore
+//! notes the order in a label of its own, [`LEAVING_LABEL`], and follows it without the plan.
+//!
+//! **A slot belongs to the node that holds its claim.** A node whose slot another node has claimed meanwhile gives up the
+//! labels at once, whatever `onBusy` says. Otherwise two nodes would carry the same index.
 
 use std::collections::BTreeMap;
 
@@ -24,8 +30,8 @@ use super::model::{DecisionState, Phase, PlanVersion, SlotDecisionInput};
 use super::plans::name_of;
 use crate::cluster::node::{self, LabelConflict, LabelStep};
 use crate::scene::{
-    LabelKeys, Node, OnBusy, ScenePlan, Slot, SlotDuty, Slots, SwitchDecision, WantedSlot, duty,
-    is_candidate, is_hashed_lease, is_lease_of, slots, switch,
+    LEAVING_LABEL, LabelKeys, Node, OnBusy, ScenePlan, Slot, SlotDuty, Slots, SwitchDecision,
+    WantedSlot, duty, is_candidate, is_hashed_lease, is_lease_of, slots, switch, value_fault,
 };
 
 /// The prefix of the keys of Pinfold's taints, for any plan.
@@ -163,20 +169,56 @@ impl Judge<'_> {
         if let Some(unread) = self.unread() {
             return unread;
         }
-        let plans = &self.input.plans.plans;
-        let origin = plans.iter().find(|plan| self.gave(plan));
+        let (plans, ended) = (&self.input.plans.plans, &self.input.plans.ended);
+        let mut origins = plans.iter().chain(ended);
+        let origin = origins.find(|plan| self.gave(plan));
         let Some(plan) = origin.or_else(|| plans.iter().find(|plan| is_candidate(plan, self.node)))
         else {
+            return self.without_plan(free);
+        };
+        match self.keep_if_busy(Some(plan), None) {
+            Some(verdict) if verdict.phase == Phase::Waiting => {
+                verdict.with(self.note_leaving(plan))
+            }
+            Some(verdict) => verdict,
+            None => free.of(plan).with(self.give_up(Some(plan))),
+        }
+    }
+
+    /// No plan wants the node, and no plan is left that could have given the node its labels and claims.
+    fn without_plan(&self, free: SlotDecision) -> SlotDecision {
+        if !self.input.node.own_labels.contains(LEAVING_LABEL) {
             return SlotDecision::new(
                 Phase::Unknown,
                 "labels and claims stay: their plan is gone, and no other plan covers this node; \
                  pinfold release --cluster removes them"
                     .to_owned(),
             );
-        };
-        match self.keep_if_busy(plan, None) {
+        }
+        match self.keep_if_busy(None, None) {
             Some(verdict) => verdict,
-            None => free.of(plan).with(self.give_up(plan)),
+            None => free.with(self.give_up(None)),
+        }
+    }
+
+    /// The action that notes on the Node that `plan` has ordered the removal of its labels; `None` if it is noted.
+    fn note_leaving(&self, plan: &ScenePlan) -> Option<SlotAction> {
+        if self.memory.unnoted {
+            return None;
+        }
+        let node = self.input.node;
+        let own = node
+            .labels
+            .iter()
+            .filter(|(key, _)| node.own_labels.contains(*key));
+        let mut labels: BTreeMap<String, String> = own
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect();
+        let name = Some(name_of(plan)).filter(|name| value_fault(name).is_none());
+        labels.insert(LEAVING_LABEL.to_owned(), name.unwrap_or("true").to_owned());
+        match node::plan(node, &labels) {
+            LabelStep::Apply(labels) => Some(SlotAction::Label(labels)),
+            LabelStep::Nothing | LabelStep::Conflict(_) => None,
         }
     }
 
@@ -233,15 +275,15 @@ impl Judge<'_> {
             } else {
                 format!("the node is cordoned, and gets no slot of {case}")
             };
-            return match self.keep_if_busy(plan, None) {
+            return match self.keep_if_busy(Some(plan), None) {
                 Some(verdict) => verdict,
                 None => SlotDecision::new(Phase::Spare, says)
                     .of(plan)
-                    .with(self.give_up(plan)),
+                    .with(self.give_up(Some(plan))),
             };
         }
         if labelled.is_none()
-            && let Some(verdict) = self.keep_if_busy(plan, None)
+            && let Some(verdict) = self.keep_if_busy(Some(plan), None)
         {
             return verdict;
         }
@@ -269,7 +311,7 @@ impl Judge<'_> {
         if !conflicts.is_empty() {
             return self.conflict(plan, conflicts);
         }
-        if let Some(verdict) = self.keep_if_busy(plan, Some(&slot)) {
+        if let Some(verdict) = self.keep_if_busy(Some(plan), Some(&slot)) {
             return verdict;
         }
         let action = match step {
@@ -281,7 +323,7 @@ impl Judge<'_> {
                         .as_ref()
                         .map(|taint| taint.to_k8s())
                         .as_ref(),
-                    plan,
+                    Some(plan),
                 )
                 .or_else(|| self.release_except(Some(&slot.lease_name(name_of(plan))))),
         };
@@ -291,10 +333,19 @@ impl Judge<'_> {
         verdict
     }
 
-    /// The next action on the way to a node without Pinfold's taints, labels and claims.
-    fn give_up(&self, plan: &ScenePlan) -> Option<SlotAction> {
-        let none = BTreeMap::new();
-        let labels = || match node::plan(self.input.node, &none) {
+    /// The next action on the way to a node without Pinfold's taints, labels and claims. Without a plan, a taint is Pinfold's by
+    /// its key alone. The note of the order goes last, because without it a node would keep its claims.
+    fn give_up(&self, plan: Option<&ScenePlan>) -> Option<SlotAction> {
+        let node = self.input.node;
+        let note = node
+            .labels
+            .get_key_value(LEAVING_LABEL)
+            .filter(|(key, _)| node.own_labels.contains(*key) && !self.input.claims.is_empty());
+        let kept: BTreeMap<String, String> = note
+            .into_iter()
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect();
+        let labels = || match node::plan(node, &kept) {
             LabelStep::Apply(labels) => Some(SlotAction::Label(labels)),
             LabelStep::Nothing | LabelStep::Conflict(_) => None,
         };
@@ -314,17 +365,17 @@ impl Judge<'_> {
     }
 
     /// The action after which `wanted` is the only taint of Pinfold on the node.
-    fn taint(&self, wanted: Option<&Taint>, plan: &ScenePlan) -> Option<SlotAction> {
+    fn taint(&self, wanted: Option<&Taint>, plan: Option<&ScenePlan>) -> Option<SlotAction> {
         if self
             .memory
             .untaintable
             .as_ref()
-            .is_some_and(|(before, _)| *before == version(plan))
+            .is_some_and(|(before, _)| *before == plan.map(version).unwrap_or_default())
         {
             return None;
         }
         let is_own = |taint: &Taint| {
-            is_our_taint(taint, std::slice::from_ref(plan))
+            is_our_taint(taint, plan.map(std::slice::from_ref).unwrap_or_default())
                 || self
                     .memory
                     .taint
@@ -353,23 +404,32 @@ impl Judge<'_> {
     }
 
     /// The decision to keep the current labels, by the plan's rule for busy nodes. `None` if the labels may change to the
-    /// labels of the slot `wants`. Without a slot in `wants`, the question is the removal of the labels.
-    fn keep_if_busy(&self, plan: &ScenePlan, wants: Option<&Slot>) -> Option<SlotDecision> {
+    /// labels of the slot `wants`. Without a slot in `wants`, the question is the removal of the labels. Without a plan, the
+    /// node waits, because only a plan with `onBusy: wait` leaves a node without a plan behind.
+    fn keep_if_busy(&self, plan: Option<&ScenePlan>, wants: Option<&Slot>) -> Option<SlotDecision> {
         let current = CurrentSlot::of(self.input, self.memory, plan, wants)?;
-        let labels = wants
-            .map(|slot| plan.spec.labels.labels(slot).into_iter().collect())
+        if self.is_lost(plan, current.slot.as_ref()) {
+            return None;
+        }
+        let labels = plan
+            .zip(wants)
+            .map(|(plan, slot)| plan.spec.labels.labels(slot).into_iter().collect())
             .unwrap_or_default();
         let leaving = current.leaving(&labels, wants);
         if leaving.is_empty() {
             return None;
         }
         let stay = |phase: Phase, reason: String| {
-            let mut verdict = SlotDecision::new(phase, reason).of(plan);
+            let mut verdict = SlotDecision::new(phase, reason);
+            verdict.plan = plan.map(version);
             verdict.slot.clone_from(&current.slot);
             Some(verdict)
         };
-        let rule = plan.spec.on_busy;
-        if rule == OnBusy::Refuse && self.memory.refused.as_ref() == Some(&version(plan)) {
+        let rule = plan.map_or(OnBusy::Wait, |plan| plan.spec.on_busy);
+        if let Some(plan) = plan
+            && rule == OnBusy::Refuse
+            && self.memory.refused.as_ref() == Some(&version(plan))
+        {
             return stay(
                 Phase::Refused,
                 format!(
@@ -411,6 +471,12 @@ impl Judge<'_> {
             SwitchDecision::Wait { reason } => stay(Phase::Waiting, with_labels(reason)),
             SwitchDecision::Refuse { reason } => stay(Phase::Refused, with_labels(reason)),
         }
+    }
+
+    /// Whether another node holds the claim on the slot that the node's labels name.
+    fn is_lost(&self, plan: Option<&ScenePlan>, slot: Option<&Slot>) -> bool {
+        plan.zip(slot)
+            .is_some_and(|(plan, slot)| self.input.lost.contains(&slot.lease_name(name_of(plan))))
     }
 
     /// Labels with the plan's keys that a different field manager has set to values other than `wanted`.

@@ -103,6 +103,8 @@ pub struct SlotDecisionInput<'a> {
     pub node: &'a OwnNode,
     /// The names of the Leases that the node holds.
     pub claims: &'a BTreeSet<String>,
+    /// The names of the Leases that the node's labels name and that other nodes hold.
+    pub lost: &'a BTreeSet<String>,
     /// The pods that run on the node.
     pub pods: &'a RunningPods,
 }
@@ -123,6 +125,8 @@ pub struct DecisionState {
     pub conflicts: Vec<LabelConflict>,
     /// A plan whose change of the taints failed in this pass, and the reason.
     pub untaintable: Option<(PlanVersion, String)>,
+    /// Whether the server refused in this pass to note that the node is to give up its slot.
+    pub unnoted: bool,
     /// The taint that was last set.
     pub taint: Option<Taint>,
 }

@@ -20,6 +20,9 @@ pub(super) const PLANS: &str = "/apis/pinfold.io/v1alpha1/sceneplans";
 /// The `kind` of a list of plans.
 pub(super) const PLAN_LIST: &str = "ScenePlanList";
 
+/// The most deleted plans that are remembered.
+const MAX_ENDED: usize = 16;
+
 /// The known plans, and how current they are.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plans {
@@ -31,6 +34,9 @@ pub struct Plans {
     pub degraded: Option<String>,
     /// Whether the failure stays until an administrator acts: grants a right, or installs the definition.
     pub terminal: bool,
+    /// Deleted plans that had no active case any more. Nodes follow their order with a delay, so a plan may be deleted before a
+    /// node has given up its slot or noted the order.
+    pub ended: Vec<ScenePlan>,
 }
 
 impl Default for Plans {
@@ -41,6 +47,7 @@ impl Default for Plans {
             unreadable: BTreeMap::new(),
             degraded,
             terminal: false,
+            ended: Vec::new(),
         }
     }
 }
@@ -71,6 +78,7 @@ impl Plans {
             }
             self.put(object);
         }
+        before.into_values().for_each(|plan| self.end(plan));
         self.plans.sort_by(|a, b| name_of(a).cmp(name_of(b)));
     }
 
@@ -79,6 +87,7 @@ impl Plans {
         let name = name(object);
         match read(object) {
             Ok(plan) => {
+                self.ended.retain(|ended| name_of(ended) != name);
                 let was_unreadable = self.unreadable.remove(&name).is_some();
                 let changed = match self.plans.iter_mut().find(|known| name_of(known) == name) {
                     Some(known) => {
@@ -104,7 +113,20 @@ impl Plans {
     /// Removes a deleted plan.
     fn remove(&mut self, name: &str) {
         self.unreadable.remove(name);
-        self.plans.retain(|plan| name_of(plan) != name);
+        if let Some(place) = self.plans.iter().position(|plan| name_of(plan) == name) {
+            let plan = self.plans.remove(place);
+            self.end(plan);
+        }
+    }
+
+    /// Remembers a deleted plan, if its removal was ordered before.
+    fn end(&mut self, plan: ScenePlan) {
+        if plan.spec.active.is_none() {
+            self.ended.retain(|ended| name_of(ended) != name_of(&plan));
+            self.ended.push(plan);
+            let surplus = self.ended.len().saturating_sub(MAX_ENDED);
+            self.ended.drain(..surplus);
+        }
     }
 }
 

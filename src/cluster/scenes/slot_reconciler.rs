@@ -35,6 +35,8 @@ struct NodeState {
     node: OwnNode,
     claims: Arc<Claims>,
     mine: BTreeSet<String>,
+    /// The claims that the labels name and that other nodes hold.
+    lost: BTreeSet<String>,
     /// Whether the claims were also listed, since the labels do not name every claim.
     complete: bool,
 }
@@ -212,7 +214,8 @@ impl SlotReconciler {
             self.memory.full,
             self.memory.conflicts,
             self.memory.untaintable,
-        ) = (None, Vec::new(), None);
+            self.memory.unnoted,
+        ) = (None, Vec::new(), None, false);
         for _ in 0..MAX_ACTIONS {
             let Some(verdict) = self.verdict() else {
                 return Ok(());
@@ -254,13 +257,19 @@ impl SlotReconciler {
             .await?
             .ok_or(PassError::NoNode("is --node-name right?"))?;
         self.uid = Some(node.uid.clone());
-        let observed = match self
+        let mut observed = match self
             .observed
             .take()
             .filter(|observed| observed.claims.owner().uid == node.uid)
         {
             Some(observed) => self.observe_again(node, observed).await?,
             None => self.observe_first(node).await?,
+        };
+        let labelled = named(&self.plans.borrow(), &observed.node);
+        // Usually the node holds the claim that its labels name.
+        observed.lost = match labelled.is_disjoint(&observed.mine) {
+            true => observed.claims.held_by_others(labelled).await?,
+            false => BTreeSet::new(),
         };
         self.observed = Some(observed);
         Ok(())
@@ -291,6 +300,7 @@ impl SlotReconciler {
             node,
             claims: Arc::new(claims),
             mine,
+            lost: BTreeSet::new(),
             complete,
         })
     }
@@ -319,6 +329,7 @@ impl SlotReconciler {
             node,
             claims,
             mine: confirmed,
+            lost: BTreeSet::new(),
             complete: true,
         })
     }
@@ -352,6 +363,7 @@ impl SlotReconciler {
             plans: &plans,
             node: &observed.node,
             claims: &observed.mine,
+            lost: &observed.lost,
             pods: &pods,
         };
         Some(decide(input, &self.memory))

@@ -8,6 +8,16 @@ const NAMED: usize = 5;
 /// The text for an unknown value.
 pub(super) const NONE: &str = "–";
 
+/// The median: the value in the middle, or the mean of the two values in the middle, as with Prometheus's `quantile`. `None`
+/// without values.
+pub(super) fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let mut sorted: Vec<f64> = values.collect();
+    sorted.sort_by(f64::total_cmp);
+    let upper = sorted.get(sorted.len() / 2)?;
+    let lower = sorted.get((sorted.len() - 1) / 2)?;
+    Some(f64::midpoint(*lower, *upper))
+}
+
 /// A time in seconds since 1970, by the second, as RFC 3339.
 pub fn time(seconds: f64) -> String {
     #[expect(
@@ -105,6 +115,16 @@ pub(super) fn first_names(names: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_median_of_an_even_number_of_values_lies_between_two() {
+        let of = |values: &[f64]| median(values.iter().copied());
+        assert_eq!(of(&[]), None);
+        assert_eq!(of(&[3.0]), Some(3.0));
+        assert_eq!(of(&[9.0, 1.0]), Some(5.0));
+        assert_eq!(of(&[9.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(of(&[4.0, 1.0, 2.0, 9.0]), Some(3.0));
+    }
 
     #[test]
     fn three_figures_and_a_unit() {

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::balance::{Balance, LoadShare};
-use super::figures::{bytes, first_names, number, percent};
+use super::figures::{bytes, first_names, median, number, percent};
 use super::task_use::{RoleUse, ServerBalance, TaskUse};
 
 /// A parameter server is hot from this many times the mean on, as for the alert PinfoldServerHotSpot.
@@ -206,9 +206,7 @@ fn lagging(tasks: &[TaskUse]) -> Option<RunFinding> {
     let used: Vec<(&str, f64)> = workers
         .filter_map(|task| Some((task.task.as_str(), task.usage.cpus_used?)))
         .collect();
-    let mut sorted: Vec<f64> = used.iter().map(|(_, used)| *used).collect();
-    sorted.sort_by(f64::total_cmp);
-    let median = *sorted.get(sorted.len() / 2).filter(|_| sorted.len() >= 3)?;
+    let median = median(used.iter().map(|(_, used)| *used)).filter(|_| used.len() >= 3)?;
     let slow: Vec<&str> = used
         .iter()
         .filter(|(_, used)| *used < LAGS * median)

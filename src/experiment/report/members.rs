@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::answer::Series;
+use super::figures::median;
 
 /// The factor above the usual distance of scrapes that makes a break.
 const BREAK: f64 = 3.0;
@@ -290,12 +291,7 @@ fn time_of_run(pods: &JobPods) -> (f64, f64) {
 
 /// The median of the seconds between two sightings of a pod. Prometheus scrapes the agents in turn, so each pod counts alone.
 fn scrape_interval(pods: &JobPods) -> Option<f64> {
-    let mut apart: Vec<f64> = pods
-        .values()
-        .flat_map(|member| gaps(&member.sightings))
-        .collect();
-    apart.sort_by(f64::total_cmp);
-    apart.get(apart.len() / 2).copied()
+    median(pods.values().flat_map(|member| gaps(&member.sightings)))
 }
 
 /// The gaps of a run above `longest`, in which no pod was seen: the seconds of all gaps, and the number.

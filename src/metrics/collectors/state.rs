@@ -80,7 +80,7 @@ fn pods(page: &mut Page, scrape: &Scrape<'_>) {
             .index
             .map_or_else(String::new, |index| index.to_string());
         let more_labels = [
-            ("uid", container.uid.as_deref().unwrap_or_default()),
+            ("uid", container.object_uid()),
             // Prometheus reserves the label `job` for its scrape job.
             ("training_job", container.job.as_deref().unwrap_or_default()),
             ("role", &role),

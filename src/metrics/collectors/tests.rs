@@ -98,6 +98,7 @@ fn state(cgroup: String, number: u32) -> ContainerState {
         partition: None,
         numa: None,
         memory: None,
+        api_uid: None,
         cgroup: Some(cgroup),
         running: true,
         threads: thread_environment(

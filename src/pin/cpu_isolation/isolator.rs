@@ -7,7 +7,7 @@ use std::path::Path;
 use serde::Serialize;
 
 use super::super::apply::chain;
-use super::{IsolationInput, IsolationPlan, KnobRecord, KnobWrite, plan};
+use super::{IsolationInput, IsolationPlan, KnobHistory, KnobRecord, KnobWrite, plan};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::{CgroupError, Cgroups, NoteSubject};
 use crate::host::knobs::{Knob, Knobs};
@@ -162,7 +162,8 @@ impl CpuIsolator {
             fail(report, error, knob.to_string());
         }
         let settled = plan.settled(|write| !failures.contains(&write.knob));
-        report.away = settled.entries().len();
+        let is_away = |entry: &&KnobHistory| !entry.written.is_empty();
+        report.away = settled.entries().values().filter(is_away).count();
         if input.options.irqs {
             report.managed = self.managed(&knobs.values, input.exclusive);
         }

@@ -18,7 +18,7 @@ pub struct KnobHistory {
     /// The base: the CPUs before Pinfold's first write, or a later value of another program.
     pub before: CpuSet,
     /// The values that Pinfold wrote, or was about to write. Any further value in the knob comes from another
-    /// program.
+    /// program. Empty for an interrupt that has by itself the CPUs which Pinfold gives to new interrupts.
     pub written: BTreeSet<CpuSet>,
 }
 

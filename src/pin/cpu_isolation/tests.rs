@@ -187,6 +187,48 @@ fn work_queues_are_off_isolated_cpus_whatever_is_asked_for() {
 }
 
 #[test]
+fn interrupts_set_up_meanwhile_spread_again() {
+    let mut kernel = KnobKernel::new(&[
+        (Knob::Irq(1), "0-7"),
+        (Knob::Irq(2), "0-1,4-7"),
+        (Knob::Irq(3), "0"),
+        (Knob::NewIrqs, "0-7"),
+    ]);
+    let before = kernel.clone();
+    kernel.run(ALL, "2-3");
+    // Drivers set up two interrupts, the second one before Pinfold sees that another owner has come.
+    kernel.knobs.insert(Knob::Irq(4), set("0-1,4-7"));
+    kernel.run(ALL, "2-3");
+    assert_eq!(kernel.run(ALL, "2-3"), 0);
+    kernel.knobs.insert(Knob::Irq(5), set("0-1,4-7"));
+    kernel.run(ALL, "2-5");
+    assert_eq!(kernel.holds(&Knob::Irq(5)), "0-1,6-7");
+    kernel.run(ALL, "2");
+    assert_eq!(kernel.holds(&Knob::Irq(4)), "0-1,3-7");
+    assert_eq!(
+        kernel.holds(&Knob::Irq(2)),
+        "0-1,4-7",
+        "as set before Pinfold came"
+    );
+    // An interrupt that goes leaves nothing behind.
+    kernel.knobs.remove(&Knob::Irq(5));
+    kernel.run(ALL, "");
+    let mut expected = before.knobs;
+    expected.insert(Knob::Irq(4), set("0-7"));
+    assert_eq!((&kernel.knobs, &kernel.note), (&expected, &None));
+}
+
+#[test]
+fn interrupts_keep_cpus_that_become_those_of_new_interrupts() {
+    let mut kernel = KnobKernel::new(&[(Knob::Irq(2), "0-3"), (Knob::NewIrqs, "0-7")]);
+    let before = kernel.clone();
+    for exclusive in ["6-7", "4-7", "4-7", "7", ""] {
+        kernel.run(ALL, exclusive);
+    }
+    assert_eq!((&kernel.knobs, &kernel.note), (&before.knobs, &None));
+}
+
+#[test]
 fn what_others_wrote_since_is_left_alone() {
     let mut kernel = KnobKernel::new(&[
         (Knob::Irq(1), "0-7"),
@@ -276,6 +318,8 @@ enum IsolationEvent {
     Turn(CpuSet, [bool; 5], usize),
     /// Another program turns a knob.
     Other(usize, CpuSet),
+    /// A driver sets up an interrupt.
+    Born(u32),
 }
 
 fn happening() -> impl Strategy<Value = IsolationEvent> {
@@ -285,6 +329,7 @@ fn happening() -> impl Strategy<Value = IsolationEvent> {
         4 => (cpus(), any::<[bool; 5]>(), crash)
             .prop_map(|(cpus, on, crash)| IsolationEvent::Turn(cpus.difference(&set("0")), on, crash)),
         1 => (0_usize..9, cpus()).prop_map(|(knob, cpus)| IsolationEvent::Other(knob, cpus)),
+        1 => (10_u32..13).prop_map(IsolationEvent::Born),
     ]
 }
 
@@ -349,11 +394,20 @@ proptest! {
                     let knob = &knobs[index];
                     let off = cpus.is_empty() && knob.kind() != KnobKind::PacketSteering;
                     // A foreign write with exactly Pinfold's value cannot be distinguished from Pinfold's write.
-                    let chance = written.get(knob).is_some_and(|written| written.contains(&cpus));
+                    let by = |knob| written.get(knob).is_some_and(|written| written.contains(&cpus));
+                    let chance = by(knob) || matches!(knob, Knob::Irq(_)) && by(&Knob::NewIrqs);
                     if !off && !chance && !kernel.managed.contains(knob) {
                         kernel.knobs.insert(knob.clone(), cpus.clone());
                         will.insert(knob.clone(), cpus);
                         written.remove(knob);
+                    }
+                }
+                IsolationEvent::Born(irq) => {
+                    let knob = Knob::Irq(irq);
+                    let cpus = kernel.knobs[&Knob::NewIrqs].clone();
+                    if !kernel.knobs.contains_key(&knob) {
+                        kernel.knobs.insert(knob.clone(), cpus);
+                        will.insert(knob, will[&Knob::NewIrqs].clone());
                     }
                 }
             }

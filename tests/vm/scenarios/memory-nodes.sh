@@ -66,7 +66,7 @@ hbm)
     sleep 100000 &
     program=$!
     echo $program >"$files/$owner/cgroup.procs"
-    follow 4 2-5 0-1
+    follow 4 4-7 0-1
     equal "the line of explain" "  memory   from NUMA nodes 0-1" "$("$PINFOLD" explain lab/wide | grep memory)"
     pod 4 free
     goes_on 3

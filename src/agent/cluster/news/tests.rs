@@ -50,6 +50,7 @@ fn waiting() -> ContainerState {
         partition: None,
         numa: Some(set("0")),
         memory: None,
+        api_uid: None,
         cgroup: Some("kubepods/podu-p/c1".to_owned()),
         running: true,
         threads: ThreadEnvironment {

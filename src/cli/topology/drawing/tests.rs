@@ -139,6 +139,7 @@ fn hybrid_cores_offline_cpus_and_owners_are_marked() {
     let facts = TopologyFacts {
         online: set("0-3,8-11"),
         offline: set("4-7"),
+        isolated: set("2-3,11"),
         cores: ["0-1", "2-3", "8", "9", "10", "11"].map(set).to_vec(),
         sockets: vec![set("0-11")],
         llcs: vec![set("0-3"), set("8-11")],
@@ -159,6 +160,7 @@ fn hybrid_cores_offline_cpus_and_owners_are_marked() {
 8 CPUs online · 6 cores · 2 LLCs · 1 socket
 not reported by this machine: NUMA nodes
 offline: 4-7
+isolated at boot: 2-3,11
 P performance cores: 0-3
 E efficiency cores: 8-11
 

@@ -7,11 +7,14 @@ use super::*;
 use crate::cluster::node::OwnNode;
 use crate::cluster::scenes::{Plans, RunningPod, RunningPods};
 
+mod leaving;
+
 /// The input of [`decide()`], with owned values.
 struct World {
     plans: Plans,
     node: OwnNode,
     claims: BTreeSet<String>,
+    lost: BTreeSet<String>,
     pods: RunningPods,
     memory: DecisionState,
 }
@@ -46,6 +49,7 @@ impl World {
                 unreadable: BTreeMap::new(),
                 degraded: None,
                 terminal: false,
+                ended: Vec::new(),
             },
             node: OwnNode {
                 name: "n".to_owned(),
@@ -54,6 +58,7 @@ impl World {
                 ..OwnNode::default()
             },
             claims: BTreeSet::new(),
+            lost: BTreeSet::new(),
             pods: Some(Vec::new()),
             memory: DecisionState::default(),
         }
@@ -84,6 +89,7 @@ impl World {
             plans: &self.plans,
             node: &self.node,
             claims: &self.claims,
+            lost: &self.lost,
             pods: &self.pods,
         };
         decide(input, &self.memory)

@@ -6,7 +6,7 @@ use super::{NODE_DELETED, NODE_REPLACED, PassError, SlotReconciler};
 use crate::cluster::node::{self, ApplyOutcome};
 use crate::cluster::scenes::decide::{SlotAction, SlotDecision, version};
 use crate::cluster::scenes::labels::{labels_of, order, written};
-use crate::scene::{ScenePlan, Slot, Slots};
+use crate::scene::{LEAVING_LABEL, ScenePlan, Slot, Slots};
 
 // === impl SlotReconciler ===
 
@@ -28,7 +28,22 @@ impl SlotReconciler {
                 None => Ok(()),
             },
             SlotAction::Label(labels) => {
-                match node::apply(&self.scenes.api, &state.node, &labels).await? {
+                let notes_leaving = labels.contains_key(LEAVING_LABEL);
+                let applied = match node::apply(&self.scenes.api, &state.node, &labels).await {
+                    // Without the note, the node still gives up its slot as long as the plan exists.
+                    Err(failure) if notes_leaving && !failure.is_retryable() => {
+                        tracing::warn!(
+                            "scenes: the Node can't get the label {LEAVING_LABEL}: {failure}: add the key to the admission \
+                             policy pinfold-node, and do not delete the plan before all nodes have given up their slots"
+                        );
+                        self.memory.unnoted = true;
+                        return Ok(());
+                    }
+                    applied => applied?,
+                };
+                match applied {
+                    // The wait for pods has an Event of its own.
+                    ApplyOutcome::Done(now) if notes_leaving => state.node = *now,
                     ApplyOutcome::Done(now) => {
                         state.node = *now;
                         let (reason, note) = if labels.is_empty() {
@@ -124,7 +139,8 @@ impl SlotReconciler {
                     "the taint could not be changed: {failure}: the agent needs permission to patch nodes, and the admission \
                      policy pinfold-node must list the taint's key (`taints` in the policy, or taintKeys of the chart)"
                 );
-                memory.untaintable = verdict.plan.clone().map(|plan| (plan, reason.clone()));
+                memory.untaintable =
+                    Some((verdict.plan.clone().unwrap_or_default(), reason.clone()));
                 // The published state still has the reason of the last pass. The same reason gets only one Event.
                 if scenes.state.borrow().taint.as_ref() != Some(&reason) {
                     tracing::warn!("scenes: {reason}");

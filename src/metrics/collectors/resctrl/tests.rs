@@ -45,6 +45,7 @@ fn owner(pod: &str, role: PodRole, cpus: &str) -> ContainerState {
         partition: None,
         numa: None,
         memory: None,
+        api_uid: None,
         cgroup: Some(format!("kubepods/podu-{pod}/c1")),
         running: true,
         threads: thread_environment(
