@@ -137,7 +137,9 @@ pub fn decide_while(
         moves,
         ..Decisions::default()
     };
-    decisions.desired.online = inputs.topology.online.clone();
+    let online = &inputs.topology.online;
+    decisions.desired.online = online.clone();
+    decisions.desired.withheld = online.difference(&ledger.available(online));
     for pod in &requests {
         pod.conclude(assignments.get(&pod.key), &notes, &mut decisions);
     }

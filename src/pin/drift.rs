@@ -129,6 +129,7 @@ pub fn drift(
     enforcement: Enforcement,
 ) -> Vec<Drift> {
     let exclusive = ledger.exclusive().difference(recently_assigned);
+    let available = ledger.available(online);
     let mut drifts = Vec::new();
     for pod in &observed.pods {
         let own = ledger.of(&pod.cgroup.uid).cpus();
@@ -160,6 +161,9 @@ pub fn drift(
                 || !partition && now.effective == assigned_online
             {
                 Some(DriftCause::Offline)
+            } else if !partition && now.effective == assigned.intersection(&available) {
+                // All that the cgroups above still offer.
+                Some(DriftCause::Ancestor)
             } else if partition || (now.cpus != assigned && now.cpus != assigned_online) {
                 Some(DriftCause::Written)
             } else {

@@ -133,6 +133,8 @@ pub enum Reason {
 pub struct Desired {
     /// Online CPUs. Only online CPUs can be in force.
     pub online: CpuSet,
+    /// Online CPUs that the cgroups above the pods do not offer: no pod can use them.
+    pub withheld: CpuSet,
     /// All NUMA nodes with memory.
     pub all_memory: CpuSet,
     /// The plan of each known pod, and of each unknown pod with exclusive CPUs.
@@ -257,9 +259,14 @@ impl Desired {
         union(self.pods.values().map(|pod| pod.assignment.cpus()))
     }
 
-    /// The online CPUs without a desired owner.
+    /// The online CPUs that pods can use.
+    pub fn available(&self) -> CpuSet {
+        self.online.difference(&self.withheld)
+    }
+
+    /// The CPUs that pods can use and that have no desired owner.
     pub fn shared(&self) -> CpuSet {
-        self.online.difference(&self.exclusive())
+        self.available().difference(&self.exclusive())
     }
 
     /// The CPUs of every desired owner. After the plan, the ledger holds the same assignments.

@@ -63,6 +63,8 @@ pub(super) fn plan(observed: &Observed, ledger: &Ledger, desired: &Desired) -> V
     let ended = undo_partitions(observed);
     let mut planner = CpusetPlanner {
         desired,
+        available: desired.available(),
+        writable: observed.writable(&desired.online),
         always_shared: shared.difference(&ledger.exclusive()),
         shared,
         ends_partitions: !ended.is_empty(),
@@ -77,6 +79,10 @@ pub(super) fn plan(observed: &Observed, ledger: &Ledger, desired: &Desired) -> V
 /// Builder of a plan: collects the steps of each phase.
 struct CpusetPlanner<'a> {
     desired: &'a Desired,
+    /// The CPUs that can be in force for a pod.
+    available: CpuSet,
+    /// The CPUs that a set may name, whether in force or not.
+    writable: CpuSet,
     /// CPUs without an owner after the plan.
     shared: CpuSet,
     /// CPUs without an owner both before and after the plan.
@@ -100,7 +106,7 @@ struct CpusetTarget<'a> {
     cpus: CpuSet,
     /// `Own` for an owner and for an init container inside its pod's set; `Share` otherwise.
     reason: Reason,
-    /// Whether the pod's assignment gives the container at least one online CPU.
+    /// Whether the pod's assignment gives the container at least one CPU that can be in force.
     is_owner: bool,
 }
 
@@ -134,7 +140,7 @@ impl<'a> CpusetPlanner<'a> {
         let own = &pod.cgroup.cpuset.cpus;
         let mut held = HeldCpus {
             during: own.clone(),
-            after: plan.assignment.cpus().intersection(&self.desired.online),
+            after: plan.assignment.cpus().intersection(&self.available),
         };
         for container in &pod.containers {
             let written = &container.cgroup.cpuset.cpus;
@@ -161,9 +167,9 @@ impl<'a> CpusetPlanner<'a> {
     fn release_pod(&mut self, pod: &ObservedPod, held: &HeldCpus) {
         let Some(record) = &pod.record else { return };
         let (path, mut own) = (&pod.cgroup.path, &pod.cgroup.cpuset.cpus);
-        let before = record.before.cpus.intersection(&self.desired.online);
+        let before = record.before.cpus.intersection(&self.writable);
         let restored = if before.is_empty() {
-            self.desired.online.clone()
+            self.writable.clone()
         } else {
             before.union(&held.after)
         };
@@ -277,16 +283,16 @@ impl<'a> CpusetPlanner<'a> {
 
     /// The CPUs desired for a container; empty if no CPU is left.
     fn target<'t>(&self, container: &'t ObservedContainer, plan: &'t PodPlan) -> CpusetTarget<'t> {
-        let online = &self.desired.online;
+        let available = &self.available;
         let name = container.name.as_deref().unwrap_or_default();
         let own = plan.assignment.containers.get(name);
         let own = own
-            .map(|own| own.intersection(online))
+            .map(|own| own.intersection(available))
             .filter(|own| !own.is_empty());
         let is_owner = own.is_some();
         let is_init = plan.init_containers.iter().any(|init| init == name);
-        // An init container uses its pod's CPUs, or the shared CPUs while all CPUs of its pod are offline.
-        let pod_cpus = plan.assignment.usable().intersection(online);
+        // An init container uses its pod's CPUs, or the shared CPUs while no CPU of its pod can be in force.
+        let pod_cpus = plan.assignment.usable().intersection(available);
         let (cpus, reason) = match own {
             Some(own) => (own, Reason::Own),
             None if is_init && !pod_cpus.is_empty() => (pod_cpus, Reason::Own),
@@ -318,7 +324,7 @@ impl<'a> CpusetPlanner<'a> {
         // The plan ends partitions or widens the pod. Afterwards only a written set keeps the
         // container off owned CPUs.
         let written = if cpuset.cpus.is_empty() {
-            &self.desired.online
+            &self.available
         } else {
             &cpuset.cpus
         };
@@ -328,7 +334,7 @@ impl<'a> CpusetPlanner<'a> {
     /// Whether the pod has a set, and the plan adds CPUs of the pod's owners to the set.
     fn widens(&self, pod: &ObservedPod, plan: &PodPlan) -> bool {
         let written = &pod.cgroup.cpuset.cpus;
-        let assigned = plan.assignment.cpus().intersection(&self.desired.online);
+        let assigned = plan.assignment.cpus().intersection(&self.available);
         !written.is_empty() && !assigned.is_subset(written)
     }
 

@@ -9,13 +9,14 @@ use crate::pin::{AssignmentRecord, Observed, ObservedContainer, ObservedPod, Rea
 
 /// The steps to restore CPUs, quotas and NUMA nodes, and to remove all records.
 pub fn release(observed: &Observed, online: &CpuSet, all_memory: &CpuSet) -> Vec<Step> {
+    let writable = &observed.writable(online);
     let mut steps = undo_partitions(observed);
     let mut back = Vec::new();
     let mut recorded = Vec::new();
     for pod in &observed.pods {
         let Some(record) = &pod.record else { continue };
         let (cgroup, cpus) = (&pod.cgroup, &pod.cgroup.cpuset.cpus);
-        back.extend(restore_cpus(&cgroup.path, cpus, record, online));
+        back.extend(restore_cpus(&cgroup.path, cpus, record, writable));
         back.extend(give_back_quota(&cgroup.path, cgroup.quota, Some(record)));
         recorded.push(&cgroup.path);
     }
@@ -25,7 +26,7 @@ pub fn release(observed: &Observed, online: &CpuSet, all_memory: &CpuSet) -> Vec
         };
         let (cgroup, cpus) = (&container.cgroup, &container.cgroup.cpuset.cpus);
         back.extend(give_back_quota(&cgroup.path, cgroup.quota, Some(record)));
-        back.extend(restore_cpus(&cgroup.path, cpus, record, online));
+        back.extend(restore_cpus(&cgroup.path, cpus, record, writable));
         back.extend(memory::give_back(container, all_memory));
         recorded.push(&cgroup.path);
     }
@@ -46,23 +47,23 @@ fn restore_cpus(
     path: &str,
     now: &CpuSet,
     record: &AssignmentRecord,
-    online: &CpuSet,
+    writable: &CpuSet,
 ) -> Option<Step> {
-    let back = restored_cpus(record, online);
+    let back = restored_cpus(record, writable);
     // A cgroup without a written set, now and before Pinfold's first write, needs no write.
     let untouched = now.is_empty() && record.before.cpus.is_empty();
     (*now != back && !untouched).then(|| Step::cpus(path, back, Reason::Release))
 }
 
-/// The online part of a cgroup's CPUs from before Pinfold's first write. All online CPUs if the
-/// online part is empty.
+/// The writable part of a cgroup's CPUs from before Pinfold's first write. All writable CPUs if that
+/// part is empty.
 ///
 /// On v2, the kernel refuses to clear the set of a cgroup with processes. All CPUs have the same
 /// effect as an empty set.
-pub(super) fn restored_cpus(record: &AssignmentRecord, online: &CpuSet) -> CpuSet {
-    let earlier = record.before.cpus.intersection(online);
+pub(super) fn restored_cpus(record: &AssignmentRecord, writable: &CpuSet) -> CpuSet {
+    let earlier = record.before.cpus.intersection(writable);
     if earlier.is_empty() {
-        online.clone()
+        writable.clone()
     } else {
         earlier
     }

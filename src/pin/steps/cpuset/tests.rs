@@ -6,8 +6,12 @@ use proptest::prelude::*;
 
 use super::super::{plan, release};
 use crate::cpu::CpuSet;
-use crate::host::cgroup::{CgroupVersion, ContainerCgroup, Cpuset, PodCgroup, Quota};
-use crate::pin::{AssignmentRecord, Desired, Enforcement, Ledger, Observed, Reason, Scan, Step};
+use crate::host::cgroup::{
+    AncestorCgroup, CgroupVersion, ContainerCgroup, Cpuset, PodCgroup, Quota,
+};
+use crate::pin::{
+    AssignmentRecord, Desired, DriftCause, Enforcement, Ledger, Observed, Reason, Scan, Step, drift,
+};
 
 const ONLINE: &str = "0-7";
 
@@ -470,4 +474,58 @@ fn one_that_waits_for_its_cpus_is_not_let_onto_a_neighbours_by_its_pod() {
         run(CgroupVersion::V1, &history);
         run(CgroupVersion::V2, &history);
     }
+}
+
+#[test]
+fn an_owner_beyond_the_offer_runs_on_the_rest_without_another_write() {
+    let tree = |cpus: &str| AncestorCgroup {
+        path: "kubepods".to_owned(),
+        cpuset: Cpuset {
+            cpus: set(cpus),
+            effective: set(cpus),
+            ..Cpuset::default()
+        },
+        ..AncestorCgroup::default()
+    };
+    let mut kernel = kernel(CgroupVersion::V1, &["a", "a/x", "b", "b/y"]);
+    kernel.settle(&desired(&[("a", "x", "4-7")]));
+    // An administrator limits the pods to the CPUs 0-5, from the containers up.
+    for path in ["a/x", "b/y", "a", "b"] {
+        let node = kernel.nodes.get_mut(path).unwrap();
+        node.cpus = node.cpus.intersection(&set("0-5"));
+    }
+    kernel.owned.insert("a/x".to_owned(), set("4-5"));
+    let mut wish = desired(&[("a", "x", "4-7")]);
+    wish.withheld = set("6-7");
+    let observe = |kernel: &CgroupKernel| {
+        let (mut observed, mut ledger) = kernel.observe();
+        observed.surroundings.above = vec![tree("0-5")];
+        observed.surroundings.trees = vec!["kubepods".to_owned()];
+        observed.surroundings.sets_are_nested = true;
+        ledger.offered = Some(set("0-5"));
+        (observed, ledger)
+    };
+    let (observed, ledger) = observe(&kernel);
+    let steps = plan(&observed, &ledger, &wish, Enforcement::Cpuset);
+    assert_eq!(steps, Vec::new());
+    let nothing = CpuSet::new();
+    let drift = drift(
+        &observed,
+        &ledger,
+        (&set(ONLINE), &nothing),
+        Enforcement::Cpuset,
+    );
+    let drift: Vec<_> = drift
+        .iter()
+        .map(|drift| (drift.path.as_str(), drift.cause))
+        .collect();
+    assert_eq!(drift, [("a/x", DriftCause::Ancestor)]);
+    // A release hands back what the tree has.
+    for step in release(&observed, &set(ONLINE), &nothing) {
+        kernel.step(&step);
+        if let Step::Cpus { cpus, .. } = &step {
+            assert!(cpus.is_subset(&set("0-5")), "{step}");
+        }
+    }
+    assert_eq!(kernel.nodes["a/x"].cpus, set("0-5"));
 }
