@@ -182,13 +182,11 @@ impl AgentNode {
 
     /// Reads the pods' trees, and matches the cgroups with the pods.
     pub fn observe(&self, pods: &[Pod]) -> anyhow::Result<(Observed, Ledger)> {
-        let mut scan = Scan {
-            surroundings: self.cgroups.surroundings(&self.config.pod_cgroups)?,
-            ..Scan::default()
-        };
+        let mut scan = Scan::default();
         for (path, uid) in self.pod_paths()? {
             scan.pods.extend(self.pod(path, uid)?);
         }
+        scan.surroundings = self.cgroups.surroundings(&self.config.pod_cgroups)?;
         scan.lost = self.lost(scan.pods.iter())?;
         Ok(Observed::new(scan, pods))
     }

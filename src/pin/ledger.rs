@@ -7,7 +7,7 @@ use super::assignment::union;
 use super::model::IDLE_CGROUP;
 use super::{AssignmentRecord, PodAssignment};
 use crate::cpu::CpuSet;
-use crate::host::cgroup::{ContainerCgroup, PodCgroup, PodSurroundings, is_within};
+use crate::host::cgroup::{ContainerCgroup, Cpuset, PodCgroup, PodSurroundings, is_within};
 use crate::pod::{Container, ContainerIds, Pod};
 
 /// The cgroups as read from the kernel.
@@ -108,13 +108,16 @@ impl Scan {
         let cpusets = pods.flat_map(|pod| &pod.containers).map(|one| &one.cpuset);
         let live = cpusets.filter(|cpuset| cpuset.partition.is_live());
         let partitions = union(live.map(|cpuset| &cpuset.effective));
+        // CPUs that return from being offline are on offer as soon as they are online: the plan widens the tree first.
+        let returning = |cpuset: &Cpuset| cpuset.narrowed_from.clone().unwrap_or_default();
         let mut offered = own.cpuset.effective.union(&partitions).union(&self.lost);
+        offered = offered.union(&returning(&own.cpuset));
         // A partition of earlier times may lie outside a later limit. And on v2, a cgroup has its parent's CPUs in force
         // while none of its written CPUs is free, which makes no more CPUs available.
         let limits = above.iter().filter(|above| is_within(tree, &above.path));
-        for limit in limits.map(|above| &above.cpuset.cpus) {
-            if !limit.is_empty() {
-                offered = offered.intersection(limit);
+        for limit in limits.map(|above| &above.cpuset) {
+            if !limit.cpus.is_empty() {
+                offered = offered.intersection(&limit.cpus.union(&returning(limit)));
             }
         }
         Some(offered)
@@ -200,12 +203,15 @@ impl Observed {
     /// The online CPUs that may be written to a cgroup of the pods.
     pub fn writable(&self, online: &CpuSet) -> CpuSet {
         let surroundings = &self.surroundings;
+        let returning = self.returning_above(online);
         let trees = surroundings.above.iter().filter(|above| {
             surroundings.sets_are_nested && surroundings.trees.contains(&above.path)
         });
-        let sets = trees
-            .map(|tree| &tree.cpuset.cpus)
-            .filter(|set| !set.is_empty());
+        let sets = trees.map(|tree| {
+            let wider = returning.iter().find(|(path, _)| *path == tree.path);
+            wider.map_or(&tree.cpuset.cpus, |(_, wider)| wider)
+        });
+        let sets = sets.filter(|set| !set.is_empty());
         sets.fold(online.clone(), |all, set| all.intersection(set))
     }
 
@@ -535,7 +541,7 @@ impl Ledger {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::cgroup::{AncestorCgroup, Cpuset, Partition, PartitionKind};
+    use crate::host::cgroup::{AncestorCgroup, Partition, PartitionKind};
     use crate::pin::EarlierSettings;
 
     fn pod(ids: ContainerIds, runtime_id: Option<&str>) -> Pod {

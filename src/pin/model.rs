@@ -66,6 +66,13 @@ pub enum Step {
         /// The record; `None` removes the present record.
         record: Option<AssignmentRecord>,
     },
+    /// Notes a cgroup's set from before its CPUs went offline; `None` removes the note.
+    Narrowed {
+        /// The cgroup.
+        path: String,
+        /// The earlier set.
+        earlier: Option<CpuSet>,
+    },
     /// Sets a cgroup's CPUs.
     Cpus {
         /// The cgroup.
@@ -124,6 +131,8 @@ pub enum Reason {
     /// The container must not overlap the partition of a pod mate.
     #[serde(rename = "apart")]
     Separate,
+    /// CPUs that went offline are online again.
+    Return,
     /// The CPUs are handed back.
     Release,
 }
@@ -187,6 +196,7 @@ impl Step {
         let (Self::Make { path }
         | Self::Remove { path }
         | Self::Record { path, .. }
+        | Self::Narrowed { path, .. }
         | Self::Cpus { path, .. }
         | Self::Exclusive { path, .. }
         | Self::Partition { path, .. }
@@ -211,6 +221,11 @@ impl fmt::Display for Step {
                 record: Some(record),
                 ..
             } => write!(f, "record CPUs {}", record.cpus()),
+            Self::Narrowed {
+                earlier: Some(earlier),
+                ..
+            } => write!(f, "note CPUs {earlier} from before CPUs went offline"),
+            Self::Narrowed { earlier: None, .. } => f.write_str("remove note of earlier CPUs"),
             Self::Cpus { cpus, .. } => write!(f, "{}", cpus.in_words()),
             Self::Exclusive { cpus, .. } if cpus.is_empty() => f.write_str("exclusive none"),
             Self::Exclusive { cpus, .. } => write!(f, "exclusive {cpus}"),

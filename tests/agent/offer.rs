@@ -80,6 +80,8 @@ fn an_assignment_outside_a_later_limit_stays_and_is_reported() {
 
     // A running agent would repair the lower sets before the administrator reaches the tree.
     agent.stop();
+    // On cgroup v1, the owner's new CPUs must lie within its pod.
+    kernel.write_cpus(&pod, &kernel.online);
     limit(
         &kernel,
         &tree,

@@ -535,6 +535,7 @@ impl Kernel {
             effective: set(self.effective(index)),
             exclusive: set(node.exclusive),
             partition,
+            narrowed_from: None,
         }
     }
 
@@ -560,6 +561,7 @@ impl Kernel {
             record_text: self.record_text(index),
             populated: true,
             memory: CgroupMemory::default(),
+            nested: Vec::new(),
         }
     }
 

@@ -107,6 +107,7 @@ impl CgroupKernel {
                     record_text,
                     populated: true,
                     memory: Default::default(),
+                    nested: Vec::new(),
                 });
             } else {
                 pods.push(PodCgroup {
@@ -155,6 +156,7 @@ impl CgroupKernel {
             Step::Exclusive { .. }
             | Step::Partition { .. }
             | Step::Memory { .. }
+            | Step::Narrowed { .. }
             | Step::Make { .. }
             | Step::Remove { .. } => panic!("{step}: neither partitions nor NUMA nodes here"),
         }
