@@ -58,6 +58,10 @@ mod full_node;
 mod hotplug;
 #[path = "agent/life.rs"]
 mod life;
+#[path = "agent/nested.rs"]
+mod nested;
+#[path = "agent/offer.rs"]
+mod offer;
 #[path = "agent/partition/mod.rs"]
 mod partition;
 #[path = "agent/peers.rs"]

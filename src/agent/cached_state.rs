@@ -40,7 +40,7 @@ pub(super) fn permits_yield(step: &Step) -> bool {
         step,
         Step::Record { .. }
             | Step::Cpus {
-                reason: Reason::Pod | Reason::Narrow | Reason::Share,
+                reason: Reason::Pod | Reason::Narrow | Reason::Share | Reason::Return,
                 ..
             }
     )

@@ -30,12 +30,13 @@ fn own(container: &ObservedContainer) -> CpuSet {
         .unwrap_or_default()
 }
 
-/// The exclusive CPUs of a container if its assignment is in force, else none.
+/// The exclusive CPUs on which alone a container runs. An offline CPU is not among them, and does not keep the others from
+/// being in force. None while the container may run elsewhere, too.
 pub(super) fn own_in_force(container: &ObservedContainer, enforcement: Enforcement) -> CpuSet {
     let (own, cpuset) = (own(container), &container.cgroup.cpuset);
     let live = enforcement != Enforcement::Partition || cpuset.partition.is_live();
-    if live && cpuset.effective == own {
-        own
+    if live && cpuset.effective.is_subset(&own) {
+        cpuset.effective.clone()
     } else {
         CpuSet::new()
     }
@@ -149,5 +150,44 @@ impl History {
         container.unpinned_seconds = self.windows.get(path).copied();
         container.at_start = self.old.get(path).cloned();
         container.repaired = self.repaired.get(path).cloned();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::cgroup::{Partition, PartitionKind};
+    use crate::pin::{AssignmentRecord, EarlierSettings};
+
+    #[test]
+    fn an_offline_cpu_ends_the_assignment_in_force_for_itself_only() {
+        let set = |list: &str| list.parse::<CpuSet>().unwrap();
+        let mut record = AssignmentRecord::new(EarlierSettings::default());
+        let cpus = &mut record.assignment.containers;
+        cpus.insert("main".to_owned(), set("4-7"));
+        let mut container = ObservedContainer {
+            record: Some(record),
+            ..ObservedContainer::default()
+        };
+        let in_force = |container: &ObservedContainer, enforcement| {
+            own_in_force(container, enforcement).to_string()
+        };
+        container.cgroup.cpuset.partition = Partition::Valid(PartitionKind::Root);
+        for (effective, expected) in [
+            ("4-7", "4-7"),
+            ("4,6-7", "4,6-7"),
+            ("7", "7"),
+            // The container may run elsewhere, too.
+            ("3-7", ""),
+            ("0-3", ""),
+        ] {
+            container.cgroup.cpuset.effective = set(effective);
+            for enforcement in [Enforcement::Partition, Enforcement::Cpuset] {
+                assert_eq!(in_force(&container, enforcement), expected, "{effective}");
+            }
+        }
+        container.cgroup.cpuset.effective = set("4-7");
+        container.cgroup.cpuset.partition = Partition::Valid(PartitionKind::Member);
+        assert_eq!(in_force(&container, Enforcement::Partition), "");
     }
 }

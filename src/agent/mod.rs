@@ -32,6 +32,7 @@ mod node;
 pub mod pass;
 pub mod pass_model;
 pub mod pass_state;
+mod pass_view;
 mod pending;
 mod pod_store;
 #[cfg(feature = "reclaim")]

@@ -122,19 +122,19 @@ impl AgentNode {
         }
     }
 
-    /// Chooses the default reserved CPUs at the start, and again when all of them are offline. Assigned or barred CPUs are
-    /// never chosen.
+    /// Chooses the default reserved CPUs at the start, and again when pods can use none of them. Assigned, barred or withheld
+    /// CPUs are never chosen: reserved CPUs are the part of the pods' CPUs that stays shared.
     pub(super) fn choose_reserved(&mut self, ledger: &Ledger) {
-        if !self.has_default_reserved() || !self.reserved.is_disjoint(&self.topology.online) {
+        let online = &self.topology.online;
+        if !self.has_default_reserved() || !self.reserved.is_disjoint(&ledger.available(online)) {
             return;
         }
-        let owned = ledger.exclusive().union(&ledger.barred);
-        let chosen = default_reserved(&self.topology, &owned);
+        let chosen = default_reserved(&self.topology, &ledger.unassignable(online));
         if chosen != self.reserved {
             if chosen.is_empty() {
                 tracing::error!(
-                    "no CPU is reserved: each of the online CPUs {} is owned",
-                    self.topology.online
+                    "no CPU is reserved: each of the CPUs {} that pods can use is owned",
+                    ledger.available(&self.topology.online)
                 );
             } else {
                 tracing::info!("CPUs {chosen} are reserved");
@@ -200,13 +200,11 @@ impl AgentNode {
 
     /// Reads the pods' trees, and matches the cgroups with the pods.
     pub fn observe(&self, pods: &[Pod]) -> anyhow::Result<(Observed, Ledger)> {
-        let mut scan = Scan {
-            surroundings: self.cgroups.surroundings(&self.config.pod_cgroups)?,
-            ..Scan::default()
-        };
+        let mut scan = Scan::default();
         for (path, uid) in self.pod_paths()? {
             scan.pods.extend(self.pod(path, uid)?);
         }
+        scan.surroundings = self.cgroups.surroundings(&self.config.pod_cgroups)?;
         scan.lost = self.lost(scan.pods.iter())?;
         Ok(Observed::new(scan, pods))
     }

@@ -8,13 +8,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::cached_state::{CachedState, WrittenCgroups, permits_yield};
-use super::pass_model::{
-    PassEnd, PassNode, PassResult, PassScope, RuntimeRequest, decision, lacks,
-};
+use super::pass_model::{PassEnd, PassNode, PassResult, PassScope, RuntimeRequest};
 use super::pass_state::PassState;
-use crate::pin::decide::{Decision, DecisionInput, Decisions, RefusalSource, decide_while};
-use crate::pin::{self, AppliedStep, Drift, DriftInput, Enforcement, Ledger, Observed, Scan, Step};
-use crate::pod::{self, Pod};
+use super::pass_view::PassView;
+use crate::pin::decide::{DecisionInput, Decisions, decide_while};
+use crate::pin::{self, AppliedStep, Drift, DriftInput, Enforcement, Observed, Scan, Step};
+use crate::pod;
 
 /// Why a pass ends before its last stage.
 enum EarlyEnd {
@@ -23,22 +22,14 @@ enum EarlyEnd {
     Failed(anyhow::Error),
 }
 
-/// The pods and cgroups that a pass decides and plans for.
-#[derive(Debug, Default)]
-struct PassView {
-    pods: Arc<Vec<Pod>>,
-    observed: Observed,
-    /// The ledger of all assignments. Pending assignments are included until the pods are read again.
-    ledger: Ledger,
-    has_all_pods: bool,
-}
-
 /// A running pass.
 struct Pass<'a, N> {
     state: &'a mut PassState,
     node: &'a mut N,
     scope: PassScope<'a>,
     view: PassView,
+    /// The errors so far, as sentences.
+    errors: Vec<String>,
     has_urgent: &'a mut dyn FnMut() -> bool,
     /// Whether the pass ends when an urgent event waits.
     may_yield: bool,
@@ -66,6 +57,7 @@ pub fn run<N: PassNode>(
         node,
         scope,
         view: PassView::default(),
+        errors: Vec::new(),
         has_urgent,
         // The first pass records the state at the agent's start, and runs to its end.
         may_yield: matches!(scope, PassScope::Node(None)) && !is_first,
@@ -108,7 +100,8 @@ impl<N: PassNode> Pass<'_, N> {
         let planned = steps.len();
         let before = (planned > 0).then(|| self.view.observed.clone());
         let applied = self.apply(steps);
-        let errors = self.state.account(&applied);
+        let mut errors = std::mem::take(&mut self.errors);
+        errors.extend(self.state.account(&applied));
         if let Some(RuntimeRequest::Create { uid, .. }) = self.scope.request() {
             self.keep_assignment(uid, &decisions, &applied)?;
         }
@@ -162,10 +155,7 @@ impl<N: PassNode> Pass<'_, N> {
     /// Reads all pods.
     fn observe_node(&mut self) -> Result<(), EarlyEnd> {
         let mut pods = self.state.pods.known();
-        let mut scan = Scan {
-            surroundings: self.node.surroundings()?,
-            ..Scan::default()
-        };
+        let mut scan = Scan::default();
         for (path, uid) in self.node.pod_paths()? {
             // The earlier cached state stays.
             if self.may_yield && (self.has_urgent)() {
@@ -173,7 +163,10 @@ impl<N: PassNode> Pass<'_, N> {
             }
             scan.pods.extend(self.node.pod(path, uid)?);
         }
+        // The sets above are read after the pods: the CPUs of a partition that ends meanwhile then count as offered.
+        scan.surroundings = self.node.surroundings()?;
         scan.lost = self.node.lost_cpus(&mut scan.pods.iter())?;
+        self.note_offline_cpus(&mut scan)?;
         let lost = scan.lost.clone();
         let (mut observed, mut ledger) = Observed::new(scan, &pods);
         if self.state.pods.note_records(&observed) {
@@ -191,6 +184,20 @@ impl<N: PassNode> Pass<'_, N> {
         // The view replaces the cached state. The old state is freed here, because a runtime request may wait for the end of the
         // pass.
         self.state.cached = None;
+        Ok(())
+    }
+
+    /// Notes the earlier sets of cgroups that lost CPUs because the CPUs went offline. Only cgroup v1 needs the notes.
+    fn note_offline_cpus(&mut self, scan: &mut Scan) -> Result<(), EarlyEnd> {
+        if !scan.surroundings.sets_are_nested {
+            return Ok(());
+        }
+        let online = self.node.cpuset("")?.effective;
+        let notes = self.state.seen_sets.notes(scan, &online);
+        if !notes.is_empty() {
+            let applied = self.node.apply(notes, &mut |_| true);
+            self.errors = self.state.account(&applied);
+        }
         Ok(())
     }
 
@@ -553,10 +560,6 @@ impl<N: PassNode> Pass<'_, N> {
 
     fn verify_node(&mut self, applied: &[AppliedStep]) -> Result<(), EarlyEnd> {
         let written = WrittenCgroups::new(applied.iter().map(|done| &done.step));
-        let mut scan = Scan {
-            surroundings: self.node.surroundings()?,
-            ..Scan::default()
-        };
         let mut pods = Vec::with_capacity(self.view.observed.pods.len());
         for pod in &self.view.observed.pods {
             if !written.touches(&pod.cgroup.path) {
@@ -569,39 +572,16 @@ impl<N: PassNode> Pass<'_, N> {
             let (path, uid) = (pod.cgroup.path.clone(), pod.cgroup.uid.clone());
             pods.extend(self.node.pod(path, uid)?);
         }
-        scan.pods = pods;
-        scan.lost = self.node.lost_cpus(&mut scan.pods.iter())?;
+        let lost = self.node.lost_cpus(&mut pods.iter())?;
+        let surroundings = self.node.surroundings()?;
+        let scan = Scan {
+            pods,
+            surroundings,
+            lost,
+        };
         (self.view.observed, self.view.ledger) = Observed::new(scan, &self.view.pods);
         // Repaired drift that returns in a later pass counts as new drift.
         self.state.drift = self.drift();
         Ok(())
-    }
-}
-
-// === impl PassView ===
-
-impl PassView {
-    /// The decision about a container; `None` for a container outside the pod's description.
-    fn decision<'d>(
-        &self,
-        uid: &str,
-        container: &str,
-        decisions: &'d Decisions,
-    ) -> Option<&'d Decision> {
-        decision(&self.pods, uid, container, decisions)
-    }
-
-    /// Whether the request's container gets too few CPUs.
-    fn lacks(&self, request: RuntimeRequest<'_>, decisions: &Decisions) -> bool {
-        match request {
-            RuntimeRequest::Create { uid, container } => {
-                self.decision(uid, container, decisions).is_some_and(lacks)
-            }
-            RuntimeRequest::Start { uid } => decisions.containers.iter().any(|decision| {
-                let pod = self.pods.get(decision.pod);
-                decision.refused == Some(RefusalSource::Room)
-                    && pod.is_some_and(|pod| pod.cgroup_uid() == Some(uid))
-            }),
-        }
     }
 }

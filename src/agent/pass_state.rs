@@ -12,7 +12,9 @@ use super::release_backoff::ReleaseBackoff;
 use crate::cpu::CpuSet;
 use crate::metrics::AgentMetrics;
 use crate::pin::decide::{DecisionInput, Decisions, RefusalSource, decide};
-use crate::pin::{AppliedStep, Drift, Enforcement, Ledger, Observed, Reason, Step, StepOutcome};
+use crate::pin::{
+    AppliedStep, Drift, Enforcement, Ledger, Observed, Reason, SeenSets, Step, StepOutcome,
+};
 use crate::pod::Pod;
 
 /// The period of the limit on moves.
@@ -36,6 +38,8 @@ pub struct PassState {
     /// Partitions refused by the kernel since the last timer tick: the error, by cgroup path.
     pub(super) refused: BTreeMap<String, String>,
     pub(super) release_backoff: ReleaseBackoff,
+    /// The sets of the last scan, on cgroup v1.
+    pub(super) seen_sets: SeenSets,
     pub(super) isolation: IsolatedPartitionGate,
     /// The times of moves of running containers within the last hour.
     pub(super) moved: Vec<Instant>,
@@ -58,6 +62,7 @@ impl PassState {
             unrecorded: BTreeSet::new(),
             refused: BTreeMap::new(),
             release_backoff: ReleaseBackoff::default(),
+            seen_sets: SeenSets::default(),
             isolation: IsolatedPartitionGate::default(),
             moved: Vec::new(),
             is_first: true,

@@ -48,16 +48,17 @@ impl Reconciler {
         let containers = self.container_states(result, &result.observed);
         errors.extend(self.unguarded_problems(result, &containers));
         let node = &self.managed.node;
-        let shared = result.decisions.desired.shared();
-        let exclusive = node.topology.online.difference(&shared);
+        let desired = &result.decisions.desired;
+        let exclusive = desired.exclusive().intersection(&node.topology.online);
         self.published.send_replace(Some(Arc::new(Snapshot {
             enforcement: node.enforcement,
             enforcement_cause: node.enforcement_cause,
             enforcement_reason: node.enforcement_reason.clone(),
             online: node.topology.online.clone(),
             reserved: node.reserved.clone(),
-            shared,
+            shared: desired.shared(),
             exclusive,
+            withheld: desired.withheld.clone(),
             lost: self.lost.clone(),
             layout: Arc::clone(&self.managed.layout),
             cpu_isolation: self.cpu_isolation.clone(),
@@ -154,7 +155,9 @@ impl Reconciler {
         let node = &self.managed.node;
         let mut errors: Vec<String> = self.passes.pods.errors().cloned().collect();
         errors.extend(node.suspended().map(str::to_owned));
-        if node.reserved.is_disjoint(&node.topology.online) {
+        let online = &node.topology.online;
+        errors.extend(result.ledger.outside_offer(&result.observed, online));
+        if node.reserved.is_disjoint(online) {
             errors.push(
                 "no reserved CPU is online and free: every CPU is owned, or the configured reserved CPUs are offline. \
                  The last shared CPU is not assigned; end a pod that owns CPUs, or name other CPUs with --reserved"

@@ -16,7 +16,7 @@ use crate::agent::config::{Config, EnforcementChoice, Overrides, Runtime};
 use crate::cpu::Topology;
 use crate::host::cgroup::{CgroupError, CgroupVersion, Cgroups, join_host};
 use crate::host::topology;
-use crate::pin::Enforcement;
+use crate::pin::{Enforcement, Ledger, Observed};
 use crate::text::counted;
 
 /// The examples in the help.
@@ -148,7 +148,7 @@ fn examine(config: &Config) -> Vec<CheckResult> {
         Ok(node) => {
             findings.push(enforcement(&node));
             findings.extend(partitions(&node));
-            findings.extend(lost(&node));
+            findings.extend(cpus_for_pods(&node));
         }
         Err(error) => findings.push(bad(
             "agent",
@@ -388,12 +388,11 @@ fn partitions(node: &AgentNode) -> Option<CheckResult> {
     }
     let what = "partitions";
     let free = match node.observe(&[]) {
-        Ok((_, ledger)) => node.topology.online.difference(
-            &ledger
-                .exclusive()
-                .union(&ledger.barred)
-                .union(&node.reserved),
-        ),
+        Ok((_, ledger)) => {
+            let online = &node.topology.online;
+            let taken = ledger.unassignable(online).union(&node.reserved);
+            online.difference(&taken)
+        }
         Err(error) => return Some(bad(what, format!("{error:#}"), "fix this error first")),
     };
     let Some(cpu) = free.iter().last() else {
@@ -428,12 +427,19 @@ fn partitions(node: &AgentNode) -> Option<CheckResult> {
     })
 }
 
-/// Lost CPUs, and CPU sets without an explanation.
-fn lost(node: &AgentNode) -> Vec<CheckResult> {
-    let Ok((_, ledger)) = node.observe(&[]) else {
+/// The CPUs that pods can use, lost CPUs, and CPU sets without an explanation.
+fn cpus_for_pods(node: &AgentNode) -> Vec<CheckResult> {
+    let Ok((observed, ledger)) = node.observe(&[]) else {
         return Vec::new();
     };
-    let mut findings = Vec::new();
+    let mut findings: Vec<CheckResult> = offered(node, &observed, &ledger).into_iter().collect();
+    for sentence in ledger.outside_offer(&observed, &node.topology.online) {
+        findings.push(weak(
+            "outside",
+            sentence,
+            "the CPUs may be meant for other programs; Pinfold moves no running container",
+        ));
+    }
     if !ledger.lost.is_empty() {
         findings.push(weak(
             "lost CPUs",
@@ -452,6 +458,27 @@ fn lost(node: &AgentNode) -> Vec<CheckResult> {
         ));
     }
     findings
+}
+
+/// The part of the online CPUs that pods can use; `None` if pods can use them all.
+fn offered(node: &AgentNode, observed: &Observed, ledger: &Ledger) -> Option<CheckResult> {
+    let online = &node.topology.online;
+    let available = ledger.available(online);
+    if available == *online {
+        return None;
+    }
+    let trees = observed.surroundings.trees.join(" and ");
+    let finding = format!(
+        "{trees} offers pods the CPUs {available}; Pinfold assigns no CPU of {}",
+        online.difference(&available)
+    );
+    let free = available.difference(&ledger.barred);
+    Some(if free.difference(&node.reserved).is_empty() {
+        let advice = format!("give {trees} more CPUs (cpuset.cpus), or reserve fewer CPUs");
+        bad("CPUs for pods", finding, &advice)
+    } else {
+        good("CPUs for pods", finding)
+    })
 }
 
 fn enforcement(node: &AgentNode) -> CheckResult {

@@ -15,7 +15,7 @@ use crate::host::cgroup::Cgroups;
 use crate::host::topology;
 use crate::pin::{Observed, Scan};
 
-pub(crate) use drawing::render;
+pub(crate) use drawing::{CpuUses, render};
 
 /// Draw which CPUs share a core, a last-level cache (LLC), a NUMA node and a socket.
 ///
@@ -39,37 +39,39 @@ pub(super) struct TopologyArgs {
 pub(super) fn run(args: &TopologyArgs) -> anyhow::Result<ExitCode> {
     let topology = topology::read(&args.root_dir)?;
     match args.output {
-        OutputFormat::Text => super::emit(&render(&topology, &owners(&args.root_dir)?))?,
+        OutputFormat::Text => {
+            let uses = CpuUses::read(&args.root_dir, &topology.online)?;
+            super::emit(&render(&topology, &uses))?;
+        }
         OutputFormat::Json => super::json(&topology)?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// The owners of CPUs, from the assignment records in this machine's cgroups; empty for a copy of another machine.
-fn owners(root: &Path) -> anyhow::Result<BTreeMap<String, CpuSet>> {
-    let mut owners = BTreeMap::new();
-    if root != Path::new("/") {
-        return Ok(owners);
-    }
-    let config = Config::load(Overrides::default())?;
-    // A machine without cgroups still has a topology to draw.
-    let Ok(cgroups) = Cgroups::detect(&config.cgroup_dir) else {
-        return Ok(owners);
-    };
-    for tree in &config.pod_cgroups {
-        for pod in Observed::new(
-            Scan {
-                pods: cgroups.scan(tree)?,
-                ..Scan::default()
-            },
-            &[],
-        )
-        .0
-        .pods
-        {
-            let Some(mark) = pod.record else { continue };
-            for (container, cpus) in mark.assignment.entries() {
-                let pod = format!("{}/{}", mark.namespace, mark.pod);
+// === impl CpuUses ===
+
+impl CpuUses {
+    /// Reads the assignment records and the sets above the pods from this machine's cgroups. Without uses for a copy of
+    /// another machine.
+    fn read(root: &Path, online: &CpuSet) -> anyhow::Result<Self> {
+        if root != Path::new("/") {
+            return Ok(Self::default());
+        }
+        let config = Config::load(Overrides::default())?;
+        // A machine without cgroups still has a topology to draw.
+        let Ok(cgroups) = Cgroups::detect(&config.cgroup_dir) else {
+            return Ok(Self::default());
+        };
+        let mut scan = Scan::default();
+        for tree in &config.pod_cgroups {
+            scan.pods.extend(cgroups.scan(tree)?);
+        }
+        scan.surroundings = cgroups.surroundings(&config.pod_cgroups)?;
+        let (observed, ledger) = Observed::new(scan, &[]);
+        let mut owners = BTreeMap::new();
+        for record in observed.pods.into_iter().filter_map(|pod| pod.record) {
+            for (container, cpus) in record.assignment.entries() {
+                let pod = format!("{}/{}", record.namespace, record.pod);
                 let label = match container {
                     Some(container) => format!("{pod}/{container}"),
                     None => format!("{pod} (idle)"),
@@ -77,6 +79,7 @@ fn owners(root: &Path) -> anyhow::Result<BTreeMap<String, CpuSet>> {
                 owners.insert(label, cpus.clone());
             }
         }
+        let withheld = online.difference(&ledger.available(online));
+        Ok(Self { owners, withheld })
     }
-    Ok(owners)
 }

@@ -68,6 +68,9 @@ pub(crate) struct AgentStatus {
     pub(crate) reserved: CpuSet,
     pub(crate) shared: CpuSet,
     pub(crate) exclusive: CpuSet,
+    /// Empty if the agent's version does not report such CPUs.
+    #[serde(default)]
+    pub(crate) withheld: CpuSet,
     #[serde(default)]
     pub(crate) lost: CpuSet,
     /// Empty if the agent's version does not report the layout.

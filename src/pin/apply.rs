@@ -54,6 +54,14 @@ fn apply_step(step: &Step, cgroups: &Cgroups) -> StepOutcome {
         Step::Remove { path } => cgroups.remove(path),
         Step::Record { path, record } => cgroups
             .set_assignment_record(path, record.as_ref().map(AssignmentRecord::text).as_deref()),
+        Step::Narrowed {
+            path,
+            earlier: Some(earlier),
+        } => cgroups.note_earlier_set(path, earlier),
+        Step::Narrowed {
+            path,
+            earlier: None,
+        } => cgroups.forget_earlier_set(path),
         Step::Memory { path, numa } => cgroups.set_memory_nodes(path, numa),
         Step::Quota { path, quota } => cgroups.set_quota(path, *quota),
         Step::Exclusive { path, cpus, .. } => cgroups.set_exclusive(path, cpus),

@@ -189,7 +189,9 @@ pub fn decide_while(
         moves,
         ..Decisions::default()
     };
-    decisions.desired.online = inputs.topology.online.clone();
+    let online = &inputs.topology.online;
+    decisions.desired.online = online.clone();
+    decisions.desired.withheld = online.difference(&ledger.available(online));
     let mut memory = memory::follow(&requests, &assignments, ledger, inputs);
     for pod in &requests {
         let memory = memory.remove(&pod.key).unwrap_or_default();
@@ -199,7 +201,7 @@ pub fn decide_while(
     // No owner has a reserved CPU, so a set with one belongs to a container that shares its CPUs.
     let sets = ledger.unreadable_sets.iter();
     let of_owners = sets.filter(|cpus| cpus.is_disjoint(inputs.reserved));
-    decisions.desired.withheld = union(of_owners);
+    decisions.desired.perhaps_owned = union(of_owners);
     decisions.desired.set_assignments(assignments);
     Some(decisions)
 }

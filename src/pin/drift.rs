@@ -144,6 +144,7 @@ pub fn drift(observed: &Observed, ledger: &Ledger, input: &DriftInput<'_>) -> Ve
     let comparison = Comparison {
         input,
         exclusive: ledger.exclusive(),
+        available: ledger.available(input.online),
     };
     let mut drifts = Vec::new();
     for pod in &observed.pods {
@@ -178,6 +179,8 @@ struct Comparison<'a> {
     input: &'a DriftInput<'a>,
     /// All exclusive CPUs of the node.
     exclusive: CpuSet,
+    /// The online CPUs that pods can use.
+    available: CpuSet,
 }
 
 // === impl Comparison ===
@@ -230,6 +233,9 @@ impl Comparison<'_> {
             || !partition && now.effective == assigned_online
         {
             Some(DriftCause::Offline)
+        } else if !partition && now.effective == assigned.intersection(&self.available) {
+            // All that the cgroups above still offer.
+            Some(DriftCause::Ancestor)
         } else if partition || (now.cpus != assigned && now.cpus != assigned_online) {
             Some(DriftCause::Written)
         } else {

@@ -66,6 +66,13 @@ pub enum Step {
         /// The record; `None` removes the present record.
         record: Option<AssignmentRecord>,
     },
+    /// Notes a cgroup's set from before its CPUs went offline; `None` removes the note.
+    Narrowed {
+        /// The cgroup.
+        path: String,
+        /// The earlier set.
+        earlier: Option<CpuSet>,
+    },
     /// Sets a cgroup's CPUs.
     Cpus {
         /// The cgroup.
@@ -124,6 +131,8 @@ pub enum Reason {
     /// The container must not overlap the partition of a pod mate.
     #[serde(rename = "apart")]
     Separate,
+    /// CPUs that went offline are online again.
+    Return,
     /// The CPUs are handed back.
     Release,
 }
@@ -133,10 +142,12 @@ pub enum Reason {
 pub struct Desired {
     /// Online CPUs. Only online CPUs can be in force.
     pub online: CpuSet,
+    /// Online CPUs that the cgroups above the pods do not offer: no pod can use them.
+    pub withheld: CpuSet,
     /// The NUMA nodes with memory that pods may use.
     pub all_memory: CpuSet,
     /// CPUs that probably belong to owners with an unreadable record.
-    pub withheld: CpuSet,
+    pub perhaps_owned: CpuSet,
     /// The plan of each known pod, and of each unknown pod with exclusive CPUs.
     pub pods: BTreeMap<PodUid, PodPlan>,
     /// Cgroups whose partition the kernel refused a moment ago. The plan starts no partition on
@@ -189,6 +200,7 @@ impl Step {
         let (Self::Make { path }
         | Self::Remove { path }
         | Self::Record { path, .. }
+        | Self::Narrowed { path, .. }
         | Self::Cpus { path, .. }
         | Self::Exclusive { path, .. }
         | Self::Partition { path, .. }
@@ -213,6 +225,11 @@ impl fmt::Display for Step {
                 record: Some(record),
                 ..
             } => write!(f, "record CPUs {}", record.cpus()),
+            Self::Narrowed {
+                earlier: Some(earlier),
+                ..
+            } => write!(f, "note CPUs {earlier} from before CPUs went offline"),
+            Self::Narrowed { earlier: None, .. } => f.write_str("remove note of earlier CPUs"),
             Self::Cpus { cpus, .. } => write!(f, "{}", cpus.in_words()),
             Self::Exclusive { cpus, .. } if cpus.is_empty() => f.write_str("exclusive none"),
             Self::Exclusive { cpus, .. } => write!(f, "exclusive {cpus}"),
@@ -261,10 +278,16 @@ impl Desired {
         union(self.pods.values().map(|pod| pod.assignment.cpus()))
     }
 
-    /// The online CPUs without a desired owner. The withheld CPUs are shared only if nothing else is left.
+    /// The online CPUs that pods can use.
+    pub fn available(&self) -> CpuSet {
+        self.online.difference(&self.withheld)
+    }
+
+    /// The CPUs that pods can use and that have no desired owner. CPUs of an unreadable record are shared only if nothing
+    /// else is left.
     pub fn shared(&self) -> CpuSet {
-        let unowned = self.online.difference(&self.exclusive());
-        let shared = unowned.difference(&self.withheld);
+        let unowned = self.available().difference(&self.exclusive());
+        let shared = unowned.difference(&self.perhaps_owned);
         if shared.is_empty() { unowned } else { shared }
     }
 

@@ -29,10 +29,12 @@ pub struct Snapshot {
     pub online: CpuSet,
     /// CPUs excluded from assignments.
     pub reserved: CpuSet,
-    /// CPUs without an owner, including the reserved CPUs.
+    /// CPUs that pods can use and that have no owner, including the reserved CPUs.
     pub shared: CpuSet,
     /// CPUs owned by pods.
     pub exclusive: CpuSet,
+    /// Online CPUs that the cgroups above the pods do not offer: for other programs.
+    pub withheld: CpuSet,
     /// Lost CPUs: online CPUs in no cgroup's set until the next boot.
     pub lost: CpuSet,
     /// The layout of the CPUs: which CPUs belong together.

@@ -157,6 +157,7 @@ pub(crate) fn snapshot(kernel: &Kernel, containers: &[ContainerState]) -> Snapsh
         reserved: none(),
         shared: none(),
         exclusive: none(),
+        withheld: none(),
         lost: none(),
         layout: std::sync::Arc::default(),
         cpu_isolation: None,

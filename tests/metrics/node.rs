@@ -206,6 +206,7 @@ pub(crate) fn page() -> Page {
         reserved: set("0"),
         shared: set("0-1"),
         exclusive: set("2-7"),
+        withheld: CpuSet::new(),
         lost: CpuSet::new(),
         layout: std::sync::Arc::default(),
         cpu_isolation: None,

@@ -410,7 +410,10 @@ impl World {
                 Ok(())
             }
             // The model requests neither idle siblings nor memory.
-            Step::Make { .. } | Step::Remove { .. } | Step::Memory { .. } => {
+            Step::Make { .. }
+            | Step::Remove { .. }
+            | Step::Memory { .. }
+            | Step::Narrowed { .. } => {
                 panic!("{step}: not asked for")
             }
             Step::Exclusive { cpus, .. } => kernel.write_exclusive(node, bits(cpus)),
@@ -461,7 +464,8 @@ impl World {
         let done = match step {
             Step::Cpus {
                 cpus,
-                reason: Reason::Separate | Reason::Share | Reason::Release | Reason::Pod,
+                reason:
+                    Reason::Separate | Reason::Share | Reason::Release | Reason::Return | Reason::Pod,
                 ..
             } => self
                 .kernel

@@ -537,6 +537,7 @@ impl Kernel {
             effective: set(self.effective(index)),
             exclusive: set(node.exclusive),
             partition,
+            narrowed_from: None,
         }
     }
 
@@ -562,6 +563,7 @@ impl Kernel {
             record_text: self.record_text(index),
             populated: true,
             memory: CgroupMemory::default(),
+            nested: Vec::new(),
         }
     }
 
@@ -581,7 +583,18 @@ impl Kernel {
 
     /// The cgroups above and around the pods, as the agent reads them.
     pub(crate) fn surroundings(&self) -> PodSurroundings {
-        let mut around = PodSurroundings::default();
+        let mut around = PodSurroundings {
+            trees: vec![path(TREE).to_owned()],
+            sets_are_nested: self.kind == KernelKind::V1,
+            ..PodSurroundings::default()
+        };
+        if self.kind == KernelKind::V1 {
+            around.above.push(AncestorCgroup {
+                path: path(TREE).to_owned(),
+                cpuset: self.cpuset(TREE),
+                ..AncestorCgroup::default()
+            });
+        }
         if self.kind != KernelKind::V1 {
             let (path, cpuset) = (path(TREE).to_owned(), self.cpuset(TREE));
             around.above.push(AncestorCgroup {

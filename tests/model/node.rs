@@ -373,6 +373,14 @@ impl PassNode for ModelNode<'_> {
     }
 
     fn cpuset(&self, path: &str) -> anyhow::Result<Cpuset> {
+        if path.is_empty() {
+            let online = set(self.run.borrow().world.kernel.online);
+            return Ok(Cpuset {
+                cpus: online.clone(),
+                effective: online,
+                ..Cpuset::default()
+            });
+        }
         let node = self.node(path)?;
         Ok(self.run.borrow().world.kernel.cpuset(node))
     }

@@ -148,6 +148,10 @@ fn operation(step: &Step) -> String {
                 effective.unwrap_or_default()
             )
         }
+        Step::Narrowed { path, earlier } => {
+            let earlier = earlier.as_ref().map(ToString::to_string);
+            format!("{path} earlier {}", earlier.unwrap_or_default())
+        }
         Step::Memory { path, numa } => format!("{path} cpuset.mems={numa}"),
         Step::Quota { path, quota } => format!("{path} cpu.max={quota}"),
     }

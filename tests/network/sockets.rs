@@ -505,6 +505,7 @@ fn empty_snapshot() -> Snapshot {
         reserved: CpuSet::new(),
         shared: CpuSet::new(),
         exclusive: CpuSet::new(),
+        withheld: CpuSet::new(),
         lost: CpuSet::new(),
         layout: std::sync::Arc::default(),
         cpu_isolation: None,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use ratatui_core::style::{Color, Modifier, Style};
 use ratatui_core::text::{Line, Span};
 
-use super::map::{LEGEND, Map};
+use super::map::{Map, legend};
 use super::table::{Table, TableInput};
 use super::view::View;
 use super::words::{cut, left, number, percent, seconds};
@@ -118,8 +118,13 @@ impl FrameInput<'_> {
             lines.extend(self.map(node).iter().flat_map(|map| map.lines(width)));
             lines.extend(problems(node).map(|problem| Line::raw(format!("! {problem}"))));
         }
-        if shown.iter().any(|(_, node)| node.status().is_some()) {
-            lines.push(Line::raw(cut(LEGEND, width)));
+        let mut statuses = shown
+            .iter()
+            .filter_map(|(_, node)| node.status())
+            .peekable();
+        if statuses.peek().is_some() {
+            let has_withheld = statuses.any(|status| !status.withheld.is_empty());
+            lines.push(Line::raw(cut(legend(has_withheld), width)));
         }
         lines.push(Line::default());
         let outdated = self.outdated();
@@ -249,7 +254,9 @@ impl FrameInput<'_> {
         let drawn = !map.is_empty();
         lines.extend(map);
         if drawn && spare > 0 {
-            lines.push(Line::styled(cut(LEGEND, width), DIM));
+            let status = node.status();
+            let has_withheld = status.is_some_and(|status| !status.withheld.is_empty());
+            lines.push(Line::styled(cut(legend(has_withheld), width), DIM));
         }
         for (index, problem) in self::problems(node).take(shown).enumerate() {
             let more = if index + 1 == shown && problems > shown {
@@ -271,6 +278,7 @@ impl FrameInput<'_> {
             layout: &status.layout,
             online: &status.online,
             reserved: &status.reserved,
+            withheld: &status.withheld,
             lost: &status.lost,
             owners: node.owners(),
         })

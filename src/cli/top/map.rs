@@ -22,14 +22,21 @@ const COLORS: [Color; 6] = [
 const SHARED: char = '.';
 /// The sign of a reserved CPU.
 const RESERVED: char = 'r';
+/// The sign of a CPU that pods can't use.
+const WITHHELD: char = '-';
 /// The sign of a lost CPU.
 const LOST: char = 'x';
 /// The sign of a CPU with two owners, which is an error.
 const TWO_OWNERS: char = '!';
 
-/// The meaning of the signs.
-pub(super) const LEGEND: &str =
-    ". shared  r reserved  x lost  ! two owners; letter: owned by a pod";
+/// The meaning of the signs. Few machines withhold CPUs from pods, so only their legend has that sign.
+pub(super) fn legend(has_withheld: bool) -> &'static str {
+    if has_withheld {
+        ". shared  r reserved  - not for pods  x lost  ! two owners; letter: owned by a pod"
+    } else {
+        ". shared  r reserved  x lost  ! two owners; letter: owned by a pod"
+    }
+}
 
 /// The input of a CPU map.
 #[derive(Debug)]
@@ -37,6 +44,7 @@ pub(super) struct Map<'a> {
     pub(super) layout: &'a Layout,
     pub(super) online: &'a CpuSet,
     pub(super) reserved: &'a CpuSet,
+    pub(super) withheld: &'a CpuSet,
     pub(super) lost: &'a CpuSet,
     /// The owners' letters and CPUs.
     pub(super) owners: Vec<(char, CpuSet)>,
@@ -50,7 +58,7 @@ pub(super) fn style(letter: char) -> Style {
         .unwrap_or(Color::Reset);
     match letter {
         TWO_OWNERS | LOST => Style::new().fg(Color::Red).add_modifier(Modifier::REVERSED),
-        SHARED | RESERVED => Style::new().add_modifier(Modifier::DIM),
+        SHARED | RESERVED | WITHHELD => Style::new().add_modifier(Modifier::DIM),
         NO_LETTER => Style::new().add_modifier(Modifier::BOLD),
         _ => Style::new().fg(color).add_modifier(Modifier::BOLD),
     }
@@ -105,6 +113,7 @@ impl Map<'_> {
         let mut put = |cpus: &CpuSet, sign| {
             signs.extend(cpus.intersection(self.online).iter().map(|cpu| (cpu, sign)));
         };
+        put(self.withheld, WITHHELD);
         put(self.reserved, RESERVED);
         let (mut owned, mut two_owners) = (CpuSet::new(), CpuSet::new());
         for (letter, cpus) in &self.owners {
@@ -270,6 +279,7 @@ mod tests {
             layout: &layout,
             online: &topology.online,
             reserved: &set("0"),
+            withheld: &CpuSet::new(),
             lost: &set("3"),
             owners: owners
                 .iter()
@@ -353,6 +363,7 @@ mod tests {
             layout: &layout,
             online: &set("0-5"),
             reserved: &none,
+            withheld: &none,
             lost: &none,
             owners: Vec::new(),
         };

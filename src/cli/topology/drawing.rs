@@ -24,12 +24,21 @@ const COLORS: [Color; 6] = [
 ];
 const LETTERS: &[u8; 52] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
 
-/// Draws a machine. `owners` maps the label of an owner, such as `train/worker-0`, to its exclusive CPUs.
+/// What the CPUs of a machine are used for.
+#[derive(Debug, Default)]
+pub(crate) struct CpuUses {
+    /// The exclusive CPUs of each owner, by a label such as `train/worker-0`.
+    pub(crate) owners: BTreeMap<String, CpuSet>,
+    /// Online CPUs that the cgroups above the pods do not offer.
+    pub(crate) withheld: CpuSet,
+}
+
+/// Draws a machine with the uses of its CPUs.
 ///
 /// Owned CPUs are followed by their owner's letter, explained in a legend, and coloured when standard output is a
 /// terminal. The text ends in a newline.
-pub(crate) fn render(topology: &Topology, owners: &BTreeMap<String, CpuSet>) -> String {
-    let marks = OwnerLegend::new(owners);
+pub(crate) fn render(topology: &Topology, uses: &CpuUses) -> String {
+    let marks = OwnerLegend::new(&uses.owners);
     let mut out = String::new();
     summarize(&mut out, topology);
     out.push('\n');
@@ -46,7 +55,11 @@ pub(crate) fn render(topology: &Topology, owners: &BTreeMap<String, CpuSet>) -> 
             &format!("NUMA node {} · no CPUs{}", node.id, details(topology, node)),
         );
     }
-    marks.legend(&mut out, topology);
+    marks.legend(&mut out, topology, &uses.withheld);
+    if !uses.withheld.is_empty() {
+        let title = format!("not for pods  {}: ", count(uses.withheld.len(), "CPU"));
+        wrapped(&mut out, &title, items(&uses.withheld));
+    }
     out
 }
 
@@ -425,7 +438,7 @@ impl<'a> OwnerLegend<'a> {
         }
     }
 
-    fn legend(&self, out: &mut String, topology: &Topology) {
+    fn legend(&self, out: &mut String, topology: &Topology, withheld: &CpuSet) {
         if self.owners.is_empty() {
             return;
         }
@@ -446,7 +459,7 @@ impl<'a> OwnerLegend<'a> {
                 wrapped(out, "  of these not online: ", items(&off));
             }
         }
-        let shared = topology.online.difference(&owned);
+        let shared = topology.online.difference(&owned).difference(withheld);
         wrapped(
             out,
             &format!("shared  {}: ", count(shared.len(), "CPU")),

@@ -86,6 +86,15 @@ pub(super) fn container_id(name: &str) -> Option<&str> {
     (!name.contains('.') && !name.is_empty()).then_some(name)
 }
 
+/// Whether a path is the path of a container's cgroup, directly below a pod's cgroup.
+pub(super) fn is_container(path: &str) -> bool {
+    let Some((pod, name)) = path.rsplit_once('/') else {
+        return false;
+    };
+    let pod = pod.rsplit_once('/').map_or(pod, |(_, pod)| pod);
+    matches!(entry(pod), PodTreeEntry::Pod { .. }) && container_id(name).is_some()
+}
+
 /// Whether a cgroup lies below another cgroup.
 pub fn is_below(path: &str, above: &str) -> bool {
     path.strip_prefix(above)

@@ -8,6 +8,7 @@ mod counters;
 mod layout;
 mod model;
 mod namespace;
+mod narrowed;
 mod partition;
 mod settings;
 mod systemd;
@@ -29,8 +30,9 @@ pub use counters::{CgroupCounters, Counters, CpuStat, CpuUsage, NumaUsage, Press
 pub use layout::{is_below, is_within};
 pub(in crate::host) use model::ignore_gone;
 pub use model::{CgroupError, CgroupVersion, Cgroups, Cpuset, Partition, PartitionKind, Quota};
-use model::{Result, contains_word, cpu_list, cpu_list_optional, directories, populated};
+use model::{Result, contains_word, cpu_list, cpu_list_optional, directories, join, populated};
 pub use namespace::join_host;
+pub use narrowed::NestedCgroup;
 pub use partition::{AncestorCgroup, PARTITION, PodSurroundings};
 pub use settings::{CgroupMemory, NoteSubject};
 pub use systemd::SystemdError;
@@ -134,6 +136,7 @@ impl Cgroups {
             CgroupVersion::V2 => (self.exclusive(path)?, self.partition(path)?),
         };
         Ok(Cpuset {
+            narrowed_from: self.narrowed_from(path)?,
             cpus,
             effective,
             exclusive,
@@ -144,10 +147,17 @@ impl Cgroups {
     /// Sets the CPUs of a cgroup, through systemd if systemd owns the cgroup.
     ///
     /// On v1 a cgroup's set must contain the sets of the cgroups below. If a container has made
-    /// cgroups of its own, their sets are narrowed first.
+    /// cgroups of its own, their sets are narrowed first, and follow a wider set up to their earlier
+    /// sets.
     pub fn set_cpus(&self, path: &str, cpus: &CpuSet) -> Result<()> {
+        let earlier = self.narrowed_from(path)?;
+        self.set_cpus_from(path, cpus, earlier.as_ref())
+    }
+
+    /// Sets the CPUs of a cgroup that had the CPUs `earlier` before the first narrowing, if any.
+    fn set_cpus_from(&self, path: &str, cpus: &CpuSet, earlier: Option<&CpuSet>) -> Result<()> {
         for _ in 1..TRIES {
-            match self.write_cpus(path, cpus) {
+            match self.write_cpus(path, cpus, earlier) {
                 // EBUSY: a process has meanwhile made a cgroup below with the old CPUs. The write
                 // is repeated.
                 Err(CgroupError::File(error))
@@ -156,15 +166,26 @@ impl Cgroups {
                 done => return done,
             }
         }
-        self.write_cpus(path, cpus)
+        self.write_cpus(path, cpus, earlier)
     }
 
-    fn write_cpus(&self, path: &str, cpus: &CpuSet) -> Result<()> {
+    fn write_cpus(&self, path: &str, cpus: &CpuSet, earlier: Option<&CpuSet>) -> Result<()> {
         let file = self.file(path, "cpuset.cpus");
-        if self.is_v1() {
-            self.narrow_children(path, &file, cpus)?;
+        if !self.is_v1() {
+            return self.write_set(path, &file, systemd::ALLOWED_CPUS, cpus);
         }
-        self.write_set(path, &file, systemd::ALLOWED_CPUS, cpus)
+        let followers = self.followers(path)?;
+        // The note comes before the write, and goes after it: a crash in between forgets nothing.
+        let lacking = earlier.filter(|earlier| !earlier.is_subset(cpus));
+        if let Some(earlier) = lacking {
+            self.note_narrowing(path, earlier, cpus)?;
+        }
+        self.narrow_children(path, &file, cpus)?;
+        file::write(&file, &cpus.to_string())?;
+        if lacking.is_none() {
+            self.forget_earlier_set(path)?;
+        }
+        self.restore_followers(&followers)
     }
 
     /// Narrows the sets of the cgroups below to `cpus`. `file` has the set of the cgroup itself.
@@ -183,18 +204,26 @@ impl Cgroups {
             file::write(file, &own.union(cpus).to_string())?;
         }
         for child in children {
-            let child = format!("{path}/{child}");
-            let Some(before) = ignore_gone(cpu_list(&self.file(&child, "cpuset.cpus")))? else {
-                continue;
-            };
-            // A child that loses no CPU needs no write. The same holds for all cgroups below the child.
-            if before.is_empty() || !before.is_subset(cpus) {
-                let remaining = before.intersection(cpus);
-                let narrowed = Some(&remaining).filter(|cpus| !cpus.is_empty());
-                ignore_gone(self.set_cpus(&child, narrowed.unwrap_or(cpus)))?;
-            }
+            ignore_gone(self.narrow_child(&join(path, &child), cpus))?;
         }
         Ok(())
+    }
+
+    /// Narrows a cgroup to `cpus`, and notes its earlier set. A cgroup with a record needs no note, because the record has
+    /// the earlier set.
+    fn narrow_child(&self, child: &str, cpus: &CpuSet) -> Result<()> {
+        let before = cpu_list(&self.file(child, "cpuset.cpus"))?;
+        // A child that loses no CPU needs no write. The same holds for all cgroups below the child, and
+        // for a new child, whose set is empty until its maker writes it.
+        if before.is_subset(cpus) {
+            return Ok(());
+        }
+        let target = narrowed::within(&before, cpus);
+        if self.assignment_record(child)?.is_some() {
+            return self.set_cpus_from(child, &target, None);
+        }
+        let earlier = self.narrowed_from(child)?.unwrap_or(before);
+        self.set_cpus_from(child, &target, Some(&earlier))
     }
 
     /// Writes a set to a file of a cgroup, through systemd if systemd owns the cgroup.
@@ -279,41 +308,5 @@ impl Cgroups {
     /// Like [`Cgroups::children`]; empty for a cgroup that is gone.
     fn children_if_present(&self, path: &str) -> Result<Vec<String>> {
         Ok(ignore_gone(self.children(path))?.unwrap_or_default())
-    }
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-mod tests {
-    use super::*;
-
-    /// Folders stand for cgroups. A set from before begins with a space, which a write overwrites.
-    #[test]
-    fn only_the_children_with_other_cpus_are_narrowed() {
-        let root = tempfile::tempdir().unwrap();
-        let file = |cgroup: &str| root.path().join("cpuset").join(cgroup).join("cpuset.cpus");
-        let cgroups = [
-            ("", " 0-3\n", None),
-            ("pod", " 0-3\n", Some("0-1")),
-            ("pod/pinned", " 1\n", None),
-            ("pod/pinned/below", " 1\n", None),
-            ("pod/shared", " 0-3\n", Some("0-1")),
-            ("pod/elsewhere", " 2-3\n", Some("0-1")),
-        ];
-        for (cgroup, before, _) in cgroups {
-            let file = file(cgroup);
-            fs::create_dir_all(file.parent().unwrap()).unwrap();
-            fs::write(file, before).unwrap();
-        }
-        let hierarchy = Cgroups::detect(root.path()).unwrap();
-        hierarchy.set_cpus("pod", &"0-1".parse().unwrap()).unwrap();
-        for (cgroup, before, written) in cgroups {
-            let after = fs::read_to_string(file(cgroup)).unwrap();
-            // A shorter text leaves the end of the text from before.
-            assert!(
-                after.starts_with(written.unwrap_or(before)),
-                "{cgroup}: {after:?}"
-            );
-        }
     }
 }

@@ -111,6 +111,16 @@ pub struct Cpuset {
     pub exclusive: CpuSet,
     /// The cgroup's partition state.
     pub partition: Partition,
+    /// On v1: the set from before the cgroup lost CPUs without an assignment record, for a narrower cgroup above or
+    /// because the CPUs went offline. `None` if the cgroup lacks nothing, or has been written since.
+    pub narrowed_from: Option<CpuSet>,
+}
+
+impl Cpuset {
+    /// The written CPUs, or the written CPUs from before CPUs were taken from the cgroup.
+    pub fn earlier(&self) -> &CpuSet {
+        self.narrowed_from.as_ref().unwrap_or(&self.cpus)
+    }
 }
 
 /// A CFS bandwidth limit.

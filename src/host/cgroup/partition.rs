@@ -6,7 +6,7 @@
 
 use super::layout::{self, PodTreeEntry};
 use super::model::{
-    CgroupError, Cgroups, Cpuset, Partition, PartitionKind, Result, contains_word,
+    CgroupError, Cgroups, Cpuset, Partition, PartitionKind, Result, contains_word, cpu_list,
     cpu_list_optional, ignore_gone, join,
 };
 use crate::cpu::CpuSet;
@@ -41,6 +41,11 @@ pub struct PodSurroundings {
     pub above: Vec<AncestorCgroup>,
     /// Cgroups outside the pods' trees with exclusive CPUs: the path and the CPUs of each.
     pub outside: Vec<(String, CpuSet)>,
+    /// The pods' top cgroups that exist. Their CPUs are all that pods can get.
+    pub trees: Vec<String>,
+    /// Whether a cgroup's written set must lie within its parent's written set, as on cgroup v1. On v2 a set may
+    /// name more CPUs, which come into force once the parent has them.
+    pub sets_are_nested: bool,
 }
 
 // === impl Cgroups ===
@@ -122,6 +127,18 @@ impl Cgroups {
         Ok(cpu_list_optional(&self.file(path, EXCLUSIVE))?.unwrap_or_default())
     }
 
+    /// The CPUs that no sibling of the cgroup can have: the exclusive CPUs, or on v1 the whole set of a cgroup with
+    /// `cpuset.cpu_exclusive`.
+    fn claimed(&self, path: &str) -> Result<CpuSet> {
+        if !self.is_v1() {
+            return self.exclusive(path);
+        }
+        match file::read_value_optional(&self.file(path, "cpuset.cpu_exclusive"))?.as_deref() {
+            Some("1") => cpu_list(&self.file(path, "cpuset.cpus")),
+            _ => Ok(CpuSet::new()),
+        }
+    }
+
     /// Sets the CPUs that a cgroup may hold as exclusive; an empty set clears them.
     ///
     /// # Errors
@@ -161,11 +178,14 @@ impl Cgroups {
     /// Reads the cgroups above the pods of `trees`, and the exclusive CPUs of further cgroups
     /// around the pods.
     pub fn surroundings(&self, trees: &[String]) -> Result<PodSurroundings> {
-        let mut found = PodSurroundings::default();
-        if self.is_v1() {
-            return Ok(found);
-        }
-        let ancestors = self.ancestors_of_pods(trees)?;
+        let trees = trees.iter().filter(|tree| self.exists(tree));
+        let mut found = PodSurroundings {
+            trees: trees.cloned().collect(),
+            sets_are_nested: self.is_v1(),
+            ..PodSurroundings::default()
+        };
+        let trees = found.trees.clone();
+        let ancestors = self.ancestors_of_pods(&trees)?;
         let mut other_exclusive = |parent: &str, holds_pods: bool| -> Result<CpuSet> {
             let mut all = CpuSet::new();
             for name in self.children_if_present(parent)? {
@@ -174,7 +194,7 @@ impl Cgroups {
                 if pod || ancestors.iter().any(|(ancestor, _)| *ancestor == path) {
                     continue;
                 }
-                let exclusive = ignore_gone(self.exclusive(&path))?.unwrap_or_default();
+                let exclusive = ignore_gone(self.claimed(&path))?.unwrap_or_default();
                 if !exclusive.is_empty() {
                     all = all.union(&exclusive);
                     found.outside.push((path, exclusive));
@@ -200,7 +220,7 @@ impl Cgroups {
     /// directly below.
     fn ancestors_of_pods(&self, trees: &[String]) -> Result<Vec<(String, bool)>> {
         let mut ancestors = Vec::new();
-        for tree in trees.iter().filter(|tree| self.exists(tree)) {
+        for tree in trees {
             let mut path = String::new();
             for part in tree.split('/') {
                 path = join(&path, part);
@@ -275,6 +295,8 @@ fn enabled_by_create(before: &str, after: &str) -> impl Iterator<Item = &'static
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
@@ -292,5 +314,38 @@ mod tests {
         );
         // A different program enabled `io`.
         assert_eq!(enabled("cpuset cpu\n", "cpuset cpu io\n"), [""; 0]);
+    }
+
+    #[test]
+    fn the_surroundings_on_v1_have_the_sets_above_and_foreign_exclusive_sets() {
+        let root = tempfile::tempdir().unwrap();
+        for (path, cpus, exclusive) in [
+            ("", "0-7", "1"),
+            ("special", "6-7", "1"),
+            ("plain", "0-5", "0"),
+            ("kubepods", "0-5", "0"),
+            ("kubepods/burstable", "0-4", "0"),
+            ("kubepods/podx", "0-5", "0"),
+        ] {
+            let dir = root.path().join("cpuset").join(path);
+            fs::create_dir_all(&dir).unwrap();
+            fs::write(dir.join("cpuset.cpus"), cpus).unwrap();
+            fs::write(dir.join("cpuset.cpu_exclusive"), exclusive).unwrap();
+        }
+        let cgroups = Cgroups::detect(root.path()).unwrap();
+        let trees = ["kubepods", "kubepods.slice"].map(str::to_owned);
+        let found = cgroups.surroundings(&trees).unwrap();
+        assert!(found.sets_are_nested);
+        assert_eq!(found.trees, ["kubepods"]);
+        assert_eq!(
+            found.outside,
+            [("special".to_owned(), "6-7".parse().unwrap())]
+        );
+        let above = found.above.iter();
+        let above: Vec<_> = above
+            .map(|above| (above.path.as_str(), above.cpuset.effective.to_string()))
+            .collect();
+        let expected = [("kubepods", "0-5"), ("kubepods/burstable", "0-4")];
+        assert_eq!(above, expected.map(|(path, cpus)| (path, cpus.to_owned())));
     }
 }

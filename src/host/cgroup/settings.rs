@@ -35,6 +35,8 @@ pub enum NoteSubject {
     CpuIsolation,
     /// The node's last slot in a scene.
     SceneSlot,
+    /// The set of a cgroup of v1 from before CPUs were taken.
+    NarrowedSet,
 }
 
 // === impl NoteSubject ===
@@ -44,6 +46,7 @@ impl NoteSubject {
         match self {
             Self::CpuIsolation => "trusted.pinfold.cpu-isolation",
             Self::SceneSlot => "trusted.pinfold.slot",
+            Self::NarrowedSet => "trusted.pinfold.narrowed",
         }
     }
 }
@@ -118,7 +121,12 @@ impl Cgroups {
 
     /// Sets the text of a cgroup's assignment record; `None` removes the record.
     pub fn set_assignment_record(&self, path: &str, record: Option<&str>) -> Result<()> {
-        self.set_attribute(path, RECORD, record, "set the assignment record of")
+        self.set_attribute(path, RECORD, record, "set the assignment record of")?;
+        // From now on, the record has the earlier set.
+        if self.version == CgroupVersion::V1 && record.is_some() {
+            self.forget_earlier_set(path)?;
+        }
+        Ok(())
     }
 
     /// Whether the kernel keeps extended attributes of cgroups. A test attribute is set on the top cgroup, read back

@@ -9,6 +9,7 @@ use super::model::{
     CgroupError, CgroupVersion, Cgroups, Cpuset, Quota, Result, contains_word, cpu_list,
     cpu_list_optional, directories, ignore_gone,
 };
+use super::narrowed::{NestedCgroup, within};
 use super::settings::CgroupMemory;
 use crate::cpu::CpuSet;
 use crate::host::file;
@@ -47,7 +48,29 @@ pub struct ContainerCgroup {
     pub populated: bool,
     /// The cgroup's memory.
     pub memory: CgroupMemory,
+    /// The cgroups that the container has made inside its own, on v1 only.
+    pub nested: Vec<NestedCgroup>,
 }
+
+// === impl ContainerCgroup ===
+
+impl ContainerCgroup {
+    /// Whether a cgroup inside has lost CPUs that it could have again.
+    pub fn has_narrowed_cgroups(&self) -> bool {
+        self.nested.iter().any(|nested| {
+            let parent = nested
+                .path
+                .rsplit_once('/')
+                .map_or("", |(parent, _)| parent);
+            let above = self.nested.iter().find(|above| above.path == parent);
+            let limit = above.map_or(&self.cpuset.cpus, |above| &above.cpus);
+            let earlier = nested.narrowed_from.as_ref();
+            earlier.is_some_and(|earlier| within(earlier, limit) != nested.cpus)
+        })
+    }
+}
+
+// === impl Cgroups ===
 
 impl Cgroups {
     /// Whether a cgroup exists at the path.
@@ -127,6 +150,7 @@ impl Cgroups {
             record_text: self.assignment_record(&path)?,
             populated: self.is_populated(&path)?,
             memory: self.memory(&path)?,
+            nested: self.nested(&path)?,
             id: id.to_owned(),
             path,
         })
@@ -235,5 +259,55 @@ fn remove_tree(dir: &Path) -> Result<()> {
     match fs::remove_dir(dir) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         removed => removed.map_err(CgroupError::directory("remove", dir)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(list: &str) -> CpuSet {
+        list.parse().unwrap()
+    }
+
+    #[test]
+    fn a_container_shows_whether_cgroups_inside_lack_cpus() {
+        let nested = |path: &str, cpus: &str, earlier: &str| NestedCgroup {
+            path: format!("kubepods/podx/c/{path}"),
+            cpus: set(cpus),
+            narrowed_from: (!earlier.is_empty()).then(|| set(earlier)),
+        };
+        for (own, inside, expected) in [
+            ("0-7", vec![], false),
+            ("0-3", vec![nested("a", "0-3", "0-7")], false),
+            ("0-7", vec![nested("a", "0-3", "0-7")], true),
+            ("0-7", vec![nested("a", "0-3", "")], false),
+            // The owner's CPUs and the earlier set have no CPU in common.
+            ("4-7", vec![nested("a", "4-7", "2-3")], false),
+            ("0-7", vec![nested("a", "4-7", "2-3")], true),
+            // The set above is nested, too.
+            (
+                "0-7",
+                vec![nested("a", "0-3", ""), nested("a/b", "0-3", "0-7")],
+                false,
+            ),
+            (
+                "0-7",
+                vec![nested("a", "0-7", ""), nested("a/b", "0-3", "0-7")],
+                true,
+            ),
+        ] {
+            let mut container = ContainerCgroup {
+                path: "kubepods/podx/c".to_owned(),
+                nested: inside.clone(),
+                ..ContainerCgroup::default()
+            };
+            container.cpuset.cpus = set(own);
+            assert_eq!(
+                container.has_narrowed_cgroups(),
+                expected,
+                "{own} {inside:?}"
+            );
+        }
     }
 }

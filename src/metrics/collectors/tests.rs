@@ -128,6 +128,7 @@ fn snapshot(containers: Vec<ContainerState>) -> Snapshot {
         reserved: CpuSet::new(),
         shared: CpuSet::new(),
         exclusive: CpuSet::new(),
+        withheld: CpuSet::new(),
         lost: CpuSet::new(),
         layout: std::sync::Arc::default(),
         cpu_isolation: None,

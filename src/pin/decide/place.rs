@@ -19,6 +19,8 @@ pub(super) struct PlacementPass<'a> {
     /// CPUs given up by a pod stay excluded until the release is done. Otherwise a crash before the
     /// release could leave two owners.
     barred: CpuSet,
+    /// The online CPUs that pods may use. An online CPU outside is not for pods.
+    available: CpuSet,
     pub assignments: BTreeMap<String, PodAssignment>,
     /// Why containers get fewer CPUs than their entitlements, by pod index and container name.
     pub notes: BTreeMap<(usize, String), ShortfallNote>,
@@ -40,6 +42,7 @@ impl<'a> PlacementPass<'a> {
                 .reserved
                 .union(&ledger.barred)
                 .union(&ledger.exclusive()),
+            available: ledger.available(&inputs.topology.online),
             assignments: ledger.assignments.clone(),
             notes: BTreeMap::new(),
             moves: Vec::new(),
@@ -50,21 +53,22 @@ impl<'a> PlacementPass<'a> {
     /// the shared reserved CPUs.
     fn free(&self) -> CpuSet {
         let owned = union(self.assignments.values().map(PodAssignment::cpus));
-        let topology = self.inputs.topology;
-        let mut free = topology.online.difference(&owned.union(&self.barred));
-        // Reserved CPUs are shared, unless all reserved CPUs are offline or have an owner.
-        let shared = self.inputs.reserved.difference(&owned);
-        let balanced = topology.balanced();
+        let mut free = self.available.difference(&owned.union(&self.barred));
+        // Reserved CPUs are shared, unless pods can use none of them or all have an owner.
+        let reserved = self.inputs.reserved.difference(&owned);
+        let shared = reserved.intersection(&self.available);
+        let balanced = self.inputs.topology.balanced();
         if shared.is_disjoint(&balanced) {
-            let any = || {
-                free.first()
-                    .filter(|_| shared.is_disjoint(&topology.online))
-            };
+            let any = || free.first().filter(|_| shared.is_empty());
             if let Some(last) = free.intersection(&balanced).first().or_else(any) {
                 free.remove(last);
             }
         }
         free
+    }
+
+    fn withheld(&self) -> CpuSet {
+        self.inputs.topology.online.difference(&self.available)
     }
 
     fn near(&self, pod: &PodRequest<'_>) -> CpuSet {
@@ -98,6 +102,11 @@ impl<'a> PlacementPass<'a> {
                 return false;
             };
             if wanted < cpus.len() {
+                // CPUs outside the CPUs on offer go first.
+                let offered = cpus.intersection(&self.available);
+                if offered.len() >= wanted {
+                    *cpus = offered;
+                }
                 // The remaining CPUs may not fill whole cores. Without a placement in whole cores,
                 // any of the container's CPUs may stay.
                 let request = pod.preferences.request(wanted, &near);
@@ -291,7 +300,8 @@ impl<'a> PlacementPass<'a> {
                 let own = assignment.of_container(name);
                 let idle = pod.map(|pod| self.idle(pod, &own, &assignment.idle));
                 let movable = pod
-                    .filter(|pod| pod.preferences.movable)
+                    // Nobody could use the CPUs that a move away from withheld CPUs frees.
+                    .filter(|pod| pod.preferences.movable && cpus.is_disjoint(&self.withheld()))
                     .map(|pod| pod.preferences.request(cpus.len(), &self.near(pod)));
                 owners.push(Owner {
                     cpus: cpus.clone(),

@@ -650,3 +650,37 @@ fn init_containers_leave_the_cpus_of_existing_pod_mates() {
     let (own, late, _) = beside(500, &["late"]);
     assert_eq!(late, Some(own.usable()));
 }
+
+#[test]
+fn only_cpus_on_offer_are_assigned_and_one_of_them_stays_shared() {
+    let mut ledger = Ledger {
+        offered: Some(set("4-11")),
+        ..Ledger::default()
+    };
+    // The reserved core 0-1 is not on offer, so another CPU stays shared.
+    let decisions = decided(&[app("a", 6), app("b", 1), app("c", 1)], &ledger);
+    let desired = &decisions.desired;
+    assert!(desired.exclusive().is_subset(&set("4-11")));
+    assert_eq!((desired.exclusive().len(), desired.shared().len()), (7, 1));
+    assert!(desired.shared().is_subset(&set("4-11")));
+    assert_eq!(desired.withheld, set("0-3,12-15"));
+    assert_eq!(cpus(&decisions)[2], "shared");
+    // An assignment from before the limit stays, and gives up the CPUs outside first.
+    ledger.add_if_missing("a", "main", &set("2-7"));
+    let decisions = decided(&[app("a", 6)], &ledger);
+    assert_eq!(cpus(&decisions), ["2-7"]);
+    assert_eq!(decisions.desired.shared(), set("8-11"));
+    let decisions = decided(&[app("a", 3)], &ledger);
+    assert!(decisions.desired.exclusive().is_subset(&set("4-7")));
+}
+
+#[test]
+fn a_pod_with_too_few_cpus_on_offer_gets_none() {
+    let ledger = Ledger {
+        offered: Some(set("2-5")),
+        ..Ledger::default()
+    };
+    let decisions = decided(&[app("a", 4)], &ledger);
+    assert_eq!(cpus(&decisions), ["shared"]);
+    assert_eq!(decisions.containers[0].refused, Some(RefusalSource::Room));
+}

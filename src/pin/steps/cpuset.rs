@@ -18,6 +18,7 @@ use super::records::{
 };
 use super::release::undo_partitions;
 use crate::cpu::CpuSet;
+use crate::host::cgroup::Cpuset;
 use crate::pin::{
     AssignmentRecord, Desired, Ledger, Observed, ObservedContainer, ObservedPod, PodPlan, Reason,
     Step,
@@ -26,6 +27,8 @@ use crate::pin::{
 /// The phases of a plan, in the order of execution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum CpusetPhase {
+    /// Cgroups above the pods get back the CPUs that were offline, from the top down.
+    ReturnAbove,
     /// Records of pods that gain CPUs, changed records of owners, and first records of other containers. After a crash
     /// of the agent, the next start carries the assignment out.
     RecordGains,
@@ -66,10 +69,16 @@ pub(super) fn plan(observed: &Observed, ledger: &Ledger, desired: &Desired) -> V
     let ended = undo_partitions(observed);
     let mut planner = CpusetPlanner {
         desired,
+        available: desired.available(),
+        writable: observed.writable(&desired.online),
+        sets_are_nested: observed.surroundings.sets_are_nested,
         always_shared: shared.difference(&ledger.exclusive()),
         shared,
         ends_partitions: !ended.is_empty(),
-        steps: BTreeMap::from([(CpusetPhase::EndPartitions, ended)]),
+        steps: BTreeMap::from([
+            (CpusetPhase::ReturnAbove, return_above(observed, desired)),
+            (CpusetPhase::EndPartitions, ended),
+        ]),
     };
     for pod in &observed.pods {
         planner.plan_pod(pod);
@@ -77,9 +86,22 @@ pub(super) fn plan(observed: &Observed, ledger: &Ledger, desired: &Desired) -> V
     planner.steps.into_values().flatten().collect()
 }
 
+/// The steps that give the cgroups above the pods the CPUs back that were offline.
+fn return_above(observed: &Observed, desired: &Desired) -> Vec<Step> {
+    let returning = observed.returning_above(&desired.online).into_iter();
+    let steps = returning.map(|(path, cpus)| Step::cpus(path, cpus, Reason::Return));
+    steps.collect()
+}
+
 /// Builder of a plan: collects the steps of each phase.
 struct CpusetPlanner<'a> {
     desired: &'a Desired,
+    /// The CPUs that can be in force for a pod.
+    available: CpuSet,
+    /// The CPUs that a set may name, whether in force or not.
+    writable: CpuSet,
+    /// Whether an offline CPU leaves the sets for good, as on cgroup v1.
+    sets_are_nested: bool,
     /// CPUs without an owner after the plan.
     shared: CpuSet,
     /// CPUs without an owner both before and after the plan.
@@ -103,7 +125,7 @@ struct CpusetTarget<'a> {
     cpus: CpuSet,
     /// `Own` for an owner and for an init container inside its pod's set; `Share` otherwise.
     reason: Reason,
-    /// Whether the pod's assignment gives the container at least one online CPU.
+    /// Whether the pod's assignment gives the container at least one CPU that can be in force.
     is_owner: bool,
 }
 
@@ -137,7 +159,7 @@ impl<'a> CpusetPlanner<'a> {
         let own = &pod.cgroup.cpuset.cpus;
         let mut held = HeldCpus {
             during: own.clone(),
-            after: plan.assignment.cpus().intersection(&self.desired.online),
+            after: plan.assignment.cpus().intersection(&self.available),
         };
         for container in &pod.containers {
             let written = &container.cgroup.cpuset.cpus;
@@ -162,11 +184,16 @@ impl<'a> CpusetPlanner<'a> {
     /// A container without a written set inherits the pod's set. The pod therefore first gets only
     /// the CPUs of the narrowed containers.
     fn release_pod(&mut self, pod: &ObservedPod, held: &HeldCpus) {
-        let Some(record) = &pod.record else { return };
+        let Some(record) = &pod.record else {
+            let returned = self.returned(&pod.cgroup.cpuset, &self.writable);
+            let steps = returned.map(|cpus| Step::cpus(&pod.cgroup.path, cpus, Reason::Return));
+            self.add(CpusetPhase::WidenPods, steps);
+            return;
+        };
         let (path, mut own) = (&pod.cgroup.path, &pod.cgroup.cpuset.cpus);
-        let before = record.before.cpus.intersection(&self.desired.online);
+        let before = record.before.cpus.intersection(&self.writable);
         let restored = if before.is_empty() {
-            self.desired.online.clone()
+            self.writable.clone()
         } else {
             before.union(&held.after)
         };
@@ -190,7 +217,21 @@ impl<'a> CpusetPlanner<'a> {
         } else {
             CpusetPhase::RecordLosses
         };
+        // Without the record, nothing else would know which offline CPUs the pod had.
+        let lacks_cpus = self.sets_are_nested && !record.before.cpus.is_subset(&self.writable);
+        if lacks_cpus {
+            let earlier = Some(record.before.cpus.clone());
+            let path = path.clone();
+            self.add(phase, [Step::Narrowed { path, earlier }]);
+        }
         self.add(phase, [remove_record(path)]);
+    }
+
+    /// The set that a cgroup without a record can have again within `limit`, if CPUs were taken from the cgroup and the set
+    /// would change.
+    fn returned(&self, cpuset: &Cpuset, limit: &CpuSet) -> Option<CpuSet> {
+        let earlier = cpuset.narrowed_from.as_ref()?.intersection(limit);
+        (earlier != cpuset.cpus && !earlier.is_empty()).then_some(earlier)
     }
 
     /// Records the assignment on the pod's cgroup.
@@ -263,6 +304,12 @@ impl<'a> CpusetPlanner<'a> {
                 after: own.clone(),
             };
         }
+        if let Some(cpus) = self.return_container(&target) {
+            return HeldCpus {
+                during: CpuSet::new(),
+                after: cpus,
+            };
+        }
         let reachable = self.reachable(&target, pod);
         let is_settled = target.is_settled(&reachable);
         self.record_container(&target, is_settled);
@@ -278,6 +325,25 @@ impl<'a> CpusetPlanner<'a> {
         }
     }
 
+    /// Gives a shared container that Pinfold has not written to the CPUs back that were taken from it, if no owner has one of
+    /// them. Returns the container's set afterwards. With an owner, the container gets a record and the shared CPUs.
+    fn return_container(&mut self, target: &CpusetTarget<'_>) -> Option<CpuSet> {
+        let (container, cpuset) = (target.container, &target.container.cgroup.cpuset);
+        let earlier = cpuset.narrowed_from.as_ref()?;
+        let wanted = earlier.intersection(&self.available);
+        let is_simple = target.reason == Reason::Share
+            && container.record.is_none()
+            && cpuset.cpus.union(&wanted).is_subset(&self.shared);
+        if !is_simple {
+            return None;
+        }
+        let returned = self.returned(cpuset, &self.available);
+        let path = &container.cgroup.path;
+        let step = returned.map(|cpus| Step::cpus(path, cpus, Reason::Return));
+        self.add(CpusetPhase::WidenShared, step);
+        Some(wanted)
+    }
+
     /// The CPUs desired for a container; empty if no CPU is left.
     fn target<'t>(
         &self,
@@ -285,18 +351,18 @@ impl<'a> CpusetPlanner<'a> {
         pod: &ObservedPod,
         plan: &'t PodPlan,
     ) -> CpusetTarget<'t> {
-        let online = &self.desired.online;
+        let available = &self.available;
         let name = container.name.as_deref().unwrap_or_default();
         let own = plan.assignment.containers.get(name);
         let own = own
-            .map(|own| own.intersection(online))
+            .map(|own| own.intersection(available))
             .filter(|own| !own.is_empty());
         let is_owner = own.is_some();
         let is_init = plan.init_containers.iter().any(|init| init == name);
-        // An init container uses those CPUs of its pod that no existing container owns. If none is left or online, it
-        // uses the shared CPUs.
+        // An init container uses those CPUs of its pod that no existing container owns. If none is left or can be in force,
+        // it uses the shared CPUs.
         let taken = pod.cpus_of_mates(name, &plan.assignment);
-        let usable = plan.assignment.usable().intersection(online);
+        let usable = plan.assignment.usable().intersection(available);
         let pod_cpus = usable.difference(&taken);
         let (cpus, reason) = match own {
             Some(own) => (own, Reason::Own),
@@ -329,7 +395,7 @@ impl<'a> CpusetPlanner<'a> {
         // The plan ends partitions or widens the pod. Afterwards only a written set keeps the
         // container off owned CPUs.
         let written = if cpuset.cpus.is_empty() {
-            &self.desired.online
+            &self.available
         } else {
             &cpuset.cpus
         };
@@ -339,7 +405,7 @@ impl<'a> CpusetPlanner<'a> {
     /// Whether the pod has a set, and the plan adds CPUs of the pod's owners to the set.
     fn widens(&self, pod: &ObservedPod, plan: &PodPlan) -> bool {
         let written = &pod.cgroup.cpuset.cpus;
-        let assigned = plan.assignment.cpus().intersection(&self.desired.online);
+        let assigned = plan.assignment.cpus().intersection(&self.available);
         !written.is_empty() && !assigned.is_subset(written)
     }
 
@@ -425,7 +491,12 @@ impl CpusetTarget<'_> {
     /// Whether the container already has its target, without a further write.
     fn is_settled(&self, reachable: &CpuSet) -> bool {
         let own = &self.container.cgroup.cpuset.cpus;
-        let is_untouched = self.container.record.is_none() && !self.container.has_given_cpus();
+        if self.container.cgroup.has_narrowed_cgroups() {
+            return false;
+        }
+        let is_untouched = self.container.record.is_none()
+            && self.container.cgroup.cpuset.narrowed_from.is_none()
+            && !self.container.has_given_cpus();
         if self.reason == Reason::Share && is_untouched {
             // The container's set overlaps no exclusive CPU, and the container keeps its own
             // setting.
@@ -449,7 +520,7 @@ impl CpusetTarget<'_> {
         let earlier = if self.reason == Reason::Own || container.has_given_cpus() {
             cpus_to_record(container, &self.cpus)
         } else {
-            container.cgroup.cpuset.cpus.clone()
+            container.cgroup.cpuset.earlier().clone()
         };
         let mut next = container_record(container, self.plan, assignment, &earlier);
         if self.is_owner {

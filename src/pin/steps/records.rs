@@ -9,7 +9,7 @@ use crate::pin::{
 /// The desired record of a pod's cgroup.
 pub(super) fn pod_record(pod: &ObservedPod, plan: &PodPlan) -> AssignmentRecord {
     let (record, cgroup) = (pod.record.as_ref(), &pod.cgroup);
-    let (assignment, own) = (plan.assignment.clone(), &cgroup.cpuset.cpus);
+    let (assignment, own) = (plan.assignment.clone(), cgroup.cpuset.earlier());
     let limited = cgroup.quota.filter(|_| plan.all_own_cpus);
     let mut next = next_record(record, assignment, plan.name.as_ref(), own, limited);
     next.confirmed = plan.is_confirmed(record);
@@ -65,7 +65,7 @@ fn next_record(
 /// the container was given at its creation, counts as unset: the container runtime wrote the set at
 /// Pinfold's request.
 pub(super) fn cpus_to_record(container: &ObservedContainer, target: &CpuSet) -> CpuSet {
-    let own = &container.cgroup.cpuset.cpus;
+    let own = container.cgroup.cpuset.earlier();
     if own == target || container.has_given_cpus() {
         CpuSet::new()
     } else {

@@ -4,41 +4,92 @@ use super::super::assignment::union;
 use super::memory;
 use super::records::{give_back_quota, remove_record};
 use crate::cpu::CpuSet;
-use crate::host::cgroup::{AncestorCgroup, Partition, PartitionKind, is_below};
+use crate::host::cgroup::{AncestorCgroup, Cpuset, Partition, PartitionKind, is_below};
 use crate::pin::{AssignmentRecord, Observed, ObservedContainer, ObservedPod, Reason, Step};
 
 /// The steps to restore CPUs, quotas and NUMA nodes, and to remove all records.
 pub fn release(observed: &Observed, online: &CpuSet, all_memory: &CpuSet) -> Vec<Step> {
+    let writable = &observed.writable(online);
     let mut steps = undo_partitions(observed);
-    let mut back = Vec::new();
     let mut recorded = Vec::new();
+    let returning = observed.returning_above(online).into_iter();
+    steps.extend(returning.map(|(path, cpus)| Step::cpus(path, cpus, Reason::Return)));
     for pod in &observed.pods {
-        let Some(record) = &pod.record else { continue };
-        let (cgroup, cpus) = (&pod.cgroup, &pod.cgroup.cpuset.cpus);
-        back.extend(restore_cpus(&cgroup.path, cpus, record, online));
-        back.extend(give_back_quota(&cgroup.path, cgroup.quota, Some(record)));
+        let cgroup = &pod.cgroup;
+        let Some(record) = &pod.record else {
+            steps.extend(return_cpus(&cgroup.path, &cgroup.cpuset, writable));
+            continue;
+        };
+        steps.extend(restore_cpus(
+            &cgroup.path,
+            &cgroup.cpuset.cpus,
+            record,
+            writable,
+        ));
+        steps.extend(give_back_quota(&cgroup.path, cgroup.quota, Some(record)));
         recorded.push(&cgroup.path);
     }
     for container in observed.containers() {
+        let (cgroup, cpus) = (&container.cgroup, &container.cgroup.cpuset.cpus);
         let Some(record) = &container.record else {
+            steps.extend(return_cpus(&cgroup.path, &cgroup.cpuset, writable));
             continue;
         };
-        let (cgroup, cpus) = (&container.cgroup, &container.cgroup.cpuset.cpus);
-        back.extend(give_back_quota(&cgroup.path, cgroup.quota, Some(record)));
-        back.extend(restore_cpus(&cgroup.path, cpus, record, online));
-        back.extend(memory::give_back(container, all_memory));
+        steps.extend(give_back_quota(&cgroup.path, cgroup.quota, Some(record)));
+        let back = restore_cpus(&cgroup.path, cpus, record, writable);
+        // A write of the same set widens the cgroups inside.
+        let inside = || Step::cpus(&cgroup.path, cpus.clone(), Reason::Release);
+        let back = back.or_else(|| cgroup.has_narrowed_cgroups().then(inside));
+        steps.extend(back);
+        steps.extend(memory::give_back(container, all_memory));
         recorded.push(&cgroup.path);
     }
-    let idle = observed.containers().filter(|container| container.idle);
-    let gone = idle.map(|container| Step::Remove {
-        path: container.cgroup.path.clone(),
-    });
-    steps.append(&mut back);
     // The removal of records follows all writes: an interrupted release can start again while the
     // records exist.
     steps.extend(recorded.into_iter().map(|path| remove_record(path)));
-    steps.extend(gone);
+    steps.extend(forget_offline(observed));
+    let idle = observed.containers().filter(|container| container.idle);
+    steps.extend(idle.map(|container| Step::Remove {
+        path: container.cgroup.path.clone(),
+    }));
     steps
+}
+
+/// Gives a cgroup without a record the CPUs back that were taken from it.
+fn return_cpus(path: &str, cpuset: &Cpuset, writable: &CpuSet) -> Option<Step> {
+    let back = cpuset.narrowed_from.as_ref()?.intersection(writable);
+    (back != cpuset.cpus && !back.is_empty()).then(|| Step::cpus(path, back, Reason::Return))
+}
+
+/// Removes the notes of cgroups that lack CPUs because the CPUs are offline. Only a running agent could widen their sets.
+fn forget_offline(observed: &Observed) -> Vec<Step> {
+    let mut paths = Vec::new();
+    let mut note = |path: &String, narrowed_from: &Option<CpuSet>| {
+        if narrowed_from.is_some() {
+            paths.push(path.clone());
+        }
+    };
+    for above in &observed.surroundings.above {
+        note(&above.path, &above.cpuset.narrowed_from);
+    }
+    for pod in &observed.pods {
+        note(&pod.cgroup.path, &pod.cgroup.cpuset.narrowed_from);
+    }
+    for container in observed.containers() {
+        note(
+            &container.cgroup.path,
+            &container.cgroup.cpuset.narrowed_from,
+        );
+        for nested in &container.cgroup.nested {
+            note(&nested.path, &nested.narrowed_from);
+        }
+    }
+    let paths = paths.into_iter();
+    let steps = paths.map(|path| Step::Narrowed {
+        path,
+        earlier: None,
+    });
+    steps.collect()
 }
 
 /// Restores the earlier CPUs of a cgroup.
@@ -46,23 +97,23 @@ fn restore_cpus(
     path: &str,
     now: &CpuSet,
     record: &AssignmentRecord,
-    online: &CpuSet,
+    writable: &CpuSet,
 ) -> Option<Step> {
-    let back = restored_cpus(record, online);
+    let back = restored_cpus(record, writable);
     // A cgroup without a written set, now and before Pinfold's first write, needs no write.
     let untouched = now.is_empty() && record.before.cpus.is_empty();
     (*now != back && !untouched).then(|| Step::cpus(path, back, Reason::Release))
 }
 
-/// The online part of a cgroup's CPUs from before Pinfold's first write. All online CPUs if the
-/// online part is empty.
+/// The writable part of a cgroup's CPUs from before Pinfold's first write. All writable CPUs if that
+/// part is empty.
 ///
 /// On v2, the kernel refuses to clear the set of a cgroup with processes. All CPUs have the same
 /// effect as an empty set.
-pub(super) fn restored_cpus(record: &AssignmentRecord, online: &CpuSet) -> CpuSet {
-    let earlier = record.before.cpus.intersection(online);
+pub(super) fn restored_cpus(record: &AssignmentRecord, writable: &CpuSet) -> CpuSet {
+    let earlier = record.before.cpus.intersection(writable);
     if earlier.is_empty() {
-        online.clone()
+        writable.clone()
     } else {
         earlier
     }

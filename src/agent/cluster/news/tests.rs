@@ -99,6 +99,7 @@ fn snapshot(enforcement: Enforcement, containers: &[ContainerState]) -> Snapshot
         reserved: set("0"),
         shared: set("0-3"),
         exclusive: CpuSet::new(),
+        withheld: CpuSet::new(),
         lost: CpuSet::new(),
         layout: Arc::default(),
         cpu_isolation: None,

@@ -11,7 +11,11 @@ fn plain(topology: &Topology, owners: &[(&str, &str)]) -> String {
         .iter()
         .map(|(label, cpus)| ((*label).to_owned(), set(cpus)))
         .collect();
-    console::strip_ansi_codes(&render(topology, &owners)).into_owned()
+    let uses = CpuUses {
+        owners,
+        ..CpuUses::default()
+    };
+    console::strip_ansi_codes(&render(topology, &uses)).into_owned()
 }
 
 fn server(llcs_per_numa: u32, cores_per_llc: u32) -> Topology {
@@ -213,19 +217,44 @@ fn sixty_owners_have_two_letters_each() {
 fn colours_change_no_column() {
     let owners = [("train/ps-0", "0-1"), ("train/worker-0", "8-9,60-70")];
     let topology = server(2, 4);
-    let map: BTreeMap<String, CpuSet> = owners
+    let owners = owners
         .iter()
         .map(|(l, c)| ((*l).to_owned(), set(c)))
         .collect();
+    let uses = CpuUses {
+        owners,
+        ..CpuUses::default()
+    };
     // The setting holds for the process; the remaining tests look at plain text only.
     console::set_colors_enabled(false);
-    let without = render(&topology, &map);
+    let without = render(&topology, &uses);
     console::set_colors_enabled(true);
-    let with = render(&topology, &map);
+    let with = render(&topology, &uses);
     assert!(
         with.contains("\u{1b}[32m"),
         "the first owner is green: {with:?}"
     );
     assert!(!without.contains('\u{1b}'), "{without:?}");
     assert_eq!(console::strip_ansi_codes(&with), without);
+}
+
+#[test]
+fn withheld_cpus_are_not_shared() {
+    let topology = server(1, 2);
+    let mut uses = CpuUses {
+        withheld: set("0-3"),
+        ..CpuUses::default()
+    };
+    let drawing = console::strip_ansi_codes(&render(&topology, &uses)).into_owned();
+    assert!(
+        drawing.ends_with("not for pods  4 CPUs: 0-3\n"),
+        "{drawing}"
+    );
+    uses.owners.insert("train/worker-0".to_owned(), set("4-7"));
+    let drawing = console::strip_ansi_codes(&render(&topology, &uses)).into_owned();
+    let rest = topology.online.difference(&set("0-7"));
+    assert!(
+        drawing.contains(&format!("shared  {} CPUs: {rest}\n", rest.len())),
+        "{drawing}"
+    );
 }

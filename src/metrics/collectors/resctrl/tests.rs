@@ -76,6 +76,7 @@ fn snapshot(containers: &[ContainerState]) -> Snapshot {
         reserved: none(),
         shared: none(),
         exclusive: none(),
+        withheld: none(),
         lost: none(),
         layout: std::sync::Arc::default(),
         cpu_isolation: None,

@@ -6,8 +6,12 @@ use proptest::prelude::*;
 
 use super::super::{plan, release};
 use crate::cpu::CpuSet;
-use crate::host::cgroup::{CgroupVersion, ContainerCgroup, Cpuset, PodCgroup, Quota};
-use crate::pin::{AssignmentRecord, Desired, Enforcement, Ledger, Observed, Reason, Scan, Step};
+use crate::host::cgroup::{
+    AncestorCgroup, CgroupVersion, ContainerCgroup, Cpuset, PodCgroup, Quota,
+};
+use crate::pin::{
+    AssignmentRecord, Desired, DriftCause, Enforcement, Ledger, Observed, Reason, Scan, Step, drift,
+};
 
 const ONLINE: &str = "0-7";
 
@@ -103,6 +107,7 @@ impl CgroupKernel {
                     record_text,
                     populated: true,
                     memory: Default::default(),
+                    nested: Vec::new(),
                 });
             } else {
                 pods.push(PodCgroup {
@@ -151,6 +156,7 @@ impl CgroupKernel {
             Step::Exclusive { .. }
             | Step::Partition { .. }
             | Step::Memory { .. }
+            | Step::Narrowed { .. }
             | Step::Make { .. }
             | Step::Remove { .. } => panic!("{step}: neither partitions nor NUMA nodes here"),
         }
@@ -500,4 +506,59 @@ fn a_former_owner_that_the_runtime_put_back_gets_the_shared_cpus() {
     observed.pods[0].containers[0].cgroup.cpuset.cpus = set("0-5");
     observed.pods[0].containers[0].cgroup.cpuset.effective = set("0-5");
     assert_eq!(plan(&observed, &ledger, &wish, Enforcement::Cpuset), []);
+}
+
+#[test]
+fn an_owner_beyond_the_offer_runs_on_the_rest_without_another_write() {
+    let tree = |cpus: &str| AncestorCgroup {
+        path: "kubepods".to_owned(),
+        cpuset: Cpuset {
+            cpus: set(cpus),
+            effective: set(cpus),
+            ..Cpuset::default()
+        },
+        ..AncestorCgroup::default()
+    };
+    let mut kernel = kernel(CgroupVersion::V1, &["a", "a/x", "b", "b/y"]);
+    kernel.settle(&desired(&[("a", "x", "4-7")]));
+    // An administrator limits the pods to the CPUs 0-5, from the containers up.
+    for path in ["a/x", "b/y", "a", "b"] {
+        let node = kernel.nodes.get_mut(path).unwrap();
+        node.cpus = node.cpus.intersection(&set("0-5"));
+    }
+    kernel.owned.insert("a/x".to_owned(), set("4-5"));
+    let mut wish = desired(&[("a", "x", "4-7")]);
+    wish.withheld = set("6-7");
+    let observe = |kernel: &CgroupKernel| {
+        let (mut observed, mut ledger) = kernel.observe();
+        observed.surroundings.above = vec![tree("0-5")];
+        observed.surroundings.trees = vec!["kubepods".to_owned()];
+        observed.surroundings.sets_are_nested = true;
+        ledger.offered = Some(set("0-5"));
+        (observed, ledger)
+    };
+    let (observed, ledger) = observe(&kernel);
+    let steps = plan(&observed, &ledger, &wish, Enforcement::Cpuset);
+    assert_eq!(steps, Vec::new());
+    let nothing = CpuSet::new();
+    let input = DriftInput {
+        online: &set(ONLINE),
+        recently_assigned: &nothing,
+        unrecorded: &BTreeSet::new(),
+        enforcement: Enforcement::Cpuset,
+    };
+    let drift = drift(&observed, &ledger, &input);
+    let drift: Vec<_> = drift
+        .iter()
+        .map(|drift| (drift.path.as_str(), drift.cause))
+        .collect();
+    assert_eq!(drift, [("a/x", DriftCause::Ancestor)]);
+    // A release hands back what the tree has.
+    for step in release(&observed, &set(ONLINE), &nothing) {
+        kernel.step(&step);
+        if let Step::Cpus { cpus, .. } = &step {
+            assert!(cpus.is_subset(&set("0-5")), "{step}");
+        }
+    }
+    assert_eq!(kernel.nodes["a/x"].cpus, set("0-5"));
 }

@@ -31,6 +31,7 @@ fn cpuset(exclusive: &str, cpus: &str, partition: Partition) -> Cpuset {
         },
         exclusive: set(exclusive),
         partition,
+        narrowed_from: None,
     }
 }
 

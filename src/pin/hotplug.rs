@@ -1,0 +1,212 @@
+//! cgroup v1: CPUs that leave the cgroups by going offline, and return.
+//!
+//! The kernel takes a CPU that goes offline out of every set and does not put it back. [`SeenSets`] compares each scan with
+//! the scan before, and notes the earlier set on each cgroup that lost a CPU in this way; an administrator's narrower set
+//! lacks CPUs that are still online, and stays. The plan then widens the noted sets once the CPUs are online again.
+
+use std::collections::BTreeMap;
+
+use super::{Observed, Scan, Step};
+use crate::cpu::CpuSet;
+use crate::host::cgroup::Cpuset;
+
+/// The sets of all cgroups of the last scan, by path.
+#[derive(Debug, Default)]
+pub struct SeenSets(BTreeMap<String, CpuSet>);
+
+// === impl SeenSets ===
+
+impl SeenSets {
+    /// Compares a scan with the scan before. Returns the notes to write, and adds them to the scan. `online` are the CPUs of
+    /// the top of the hierarchy, read after the scan.
+    ///
+    /// A cgroup with an assignment record needs no note, because the record has the earlier set.
+    pub fn notes(&mut self, scan: &mut Scan, online: &CpuSet) -> Vec<Step> {
+        let seen = std::mem::take(&mut self.0);
+        let mut steps = Vec::new();
+        let mut look = |path: &str, now: &CpuSet, from: &mut Option<CpuSet>, is_recorded: bool| {
+            let gone = seen.get(path).map(|before| before.difference(now));
+            let offline = gone.unwrap_or_default().difference(online);
+            if !offline.is_empty() && from.is_none() && !is_recorded {
+                let earlier = now.union(&offline);
+                *from = Some(earlier.clone());
+                steps.push(Step::Narrowed {
+                    path: path.to_owned(),
+                    earlier: Some(earlier),
+                });
+            }
+            self.0.insert(path.to_owned(), now.clone());
+        };
+        let mut cgroup = |path: &str, cpuset: &mut Cpuset, is_recorded: bool| {
+            look(path, &cpuset.cpus, &mut cpuset.narrowed_from, is_recorded);
+        };
+        for above in &mut scan.surroundings.above {
+            cgroup(&above.path, &mut above.cpuset, false);
+        }
+        for pod in &mut scan.pods {
+            cgroup(&pod.path, &mut pod.cpuset, pod.record_text.is_some());
+            for container in &mut pod.containers {
+                let is_recorded = container.record_text.is_some();
+                cgroup(&container.path, &mut container.cpuset, is_recorded);
+            }
+        }
+        for nested in scan.pods.iter_mut().flat_map(|pod| &mut pod.containers) {
+            for nested in &mut nested.nested {
+                look(&nested.path, &nested.cpus, &mut nested.narrowed_from, false);
+            }
+        }
+        steps
+    }
+}
+
+// === impl Observed ===
+
+impl Observed {
+    /// The sets that the cgroups above the pods can have again, from the top down. Nothing gets wider than its parent.
+    pub(super) fn returning_above(&self, online: &CpuSet) -> Vec<(&str, CpuSet)> {
+        let mut sets: BTreeMap<&str, CpuSet> = BTreeMap::new();
+        let mut returning = Vec::new();
+        for above in &self.surroundings.above {
+            let (path, now) = (above.path.as_str(), &above.cpuset.cpus);
+            let parent = path.rsplit_once('/').map_or("", |(parent, _)| parent);
+            let limit = sets.get(parent).unwrap_or(online);
+            let earlier = above.cpuset.narrowed_from.as_ref();
+            let next = now.union(&earlier.unwrap_or(now).intersection(limit));
+            if next != *now {
+                returning.push((path, next.clone()));
+            }
+            sets.insert(path, next);
+        }
+        returning
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::cgroup::{AncestorCgroup, ContainerCgroup, NestedCgroup, PodCgroup};
+
+    fn set(list: &str) -> CpuSet {
+        list.parse().unwrap()
+    }
+
+    fn cpuset(cpus: &str) -> Cpuset {
+        Cpuset {
+            cpus: set(cpus),
+            effective: set(cpus),
+            ..Cpuset::default()
+        }
+    }
+
+    /// A tree with a pod and a container with a cgroup inside, all with the same set.
+    fn scan(cpus: &str, record: Option<&str>) -> Scan {
+        let above = |path: &str| AncestorCgroup {
+            path: path.to_owned(),
+            cpuset: cpuset(cpus),
+            ..AncestorCgroup::default()
+        };
+        let mut scan = Scan::default();
+        scan.surroundings.above = ["kubepods", "kubepods/burstable"].map(above).into();
+        scan.surroundings.trees = vec!["kubepods".to_owned()];
+        scan.surroundings.sets_are_nested = true;
+        scan.pods.push(PodCgroup {
+            path: "kubepods/podx".to_owned(),
+            uid: "x".to_owned(),
+            cpuset: cpuset(cpus),
+            record_text: record.map(str::to_owned),
+            containers: vec![ContainerCgroup {
+                path: "kubepods/podx/c".to_owned(),
+                id: "c".to_owned(),
+                cpuset: cpuset(cpus),
+                record_text: record.map(str::to_owned),
+                nested: vec![NestedCgroup {
+                    path: "kubepods/podx/c/a".to_owned(),
+                    cpus: set(cpus),
+                    narrowed_from: None,
+                }],
+                ..ContainerCgroup::default()
+            }],
+            ..PodCgroup::default()
+        });
+        scan
+    }
+
+    fn notes(seen: &mut SeenSets, cpus: &str, online: &str) -> Vec<String> {
+        let mut scan = scan(cpus, None);
+        let steps = seen.notes(&mut scan, &set(online));
+        steps.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn only_cpus_that_went_offline_are_noted() {
+        let mut seen = SeenSets::default();
+        assert_eq!(
+            notes(&mut seen, "0-4,6-7", "0-4,6-7"),
+            [""; 0],
+            "the first scan"
+        );
+        // An administrator's limit.
+        assert_eq!(notes(&mut seen, "0-3,6", "0-4,6-7"), [""; 0]);
+        let all = [
+            "kubepods",
+            "kubepods/burstable",
+            "kubepods/podx",
+            "kubepods/podx/c",
+            "kubepods/podx/c/a",
+        ];
+        let expected =
+            all.map(|path| format!("{path}: note CPUs 0-3 from before CPUs went offline"));
+        // CPU 1 is offline, and an administrator has taken CPU 6.
+        assert_eq!(notes(&mut seen, "0,2-3", "0,2-7"), expected);
+        assert_eq!(notes(&mut seen, "0,2-3", "0,2-7"), [""; 0]);
+    }
+
+    #[test]
+    fn records_have_the_earlier_set() {
+        let mut seen = SeenSets::default();
+        seen.notes(&mut scan("0-7", Some("")), &set("0-7"));
+        let mut later = scan("0-6", Some(""));
+        let steps = seen.notes(&mut later, &set("0-6"));
+        let paths: Vec<&str> = steps.iter().map(Step::path).collect();
+        assert_eq!(
+            paths,
+            ["kubepods", "kubepods/burstable", "kubepods/podx/c/a"]
+        );
+        assert_eq!(
+            later.surroundings.above[0].cpuset.narrowed_from,
+            Some(set("0-7"))
+        );
+    }
+
+    #[test]
+    fn nothing_returns_beyond_its_parent() {
+        let mut seen = SeenSets::default();
+        seen.notes(&mut scan("0-7", None), &set("0-7"));
+        let mut later = scan("0,2-4,6-7", None);
+        seen.notes(&mut later, &set("0,2-4,6-7"));
+        let returning = |scan: &Scan, online: &str| {
+            let (observed, ledger) = Observed::new(scan.clone(), &[]);
+            let online = set(online);
+            let sets = observed.returning_above(&online).into_iter();
+            let sets: Vec<String> = sets.map(|(path, cpus)| format!("{path} {cpus}")).collect();
+            (sets, ledger.available(&online).to_string())
+        };
+        let none = Vec::new();
+        assert_eq!(
+            returning(&later, "0,2-4,6-7"),
+            (none, "0,2-4,6-7".to_owned())
+        );
+        let both =
+            |cpus: &str| ["kubepods", "kubepods/burstable"].map(|path| format!("{path} {cpus}"));
+        assert_eq!(
+            returning(&later, "0-4,6-7"),
+            (both("0-4,6-7").to_vec(), "0-4,6-7".to_owned())
+        );
+        // The tree has since been limited for good, so the class stays within the tree.
+        later.surroundings.above[0].cpuset = cpuset("0,2-3");
+        let mut limited = later.clone();
+        limited.surroundings.above[1].cpuset = cpuset("0,2-3");
+        limited.surroundings.above[1].cpuset.narrowed_from = Some(set("0-7"));
+        assert_eq!(returning(&limited, "0-7"), (Vec::new(), "0,2-3".to_owned()));
+    }
+}
