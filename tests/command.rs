@@ -246,6 +246,71 @@ fn explain_knows_its_pods() {
     assert!(code == Some(2) && error.contains("--pods"), "{error}");
 }
 
+/// Annotations, limits and variables without effect are named, whatever else the pod gets.
+#[test]
+fn explain_tells_what_has_no_effect() {
+    let machine = machine::unpack(MACHINE);
+    let explain = |pods: &str| {
+        let (_folder, pods) = file("pods.yaml", pods);
+        let root = text(machine.path());
+        let (code, out, error) = run(&["explain", "worker-0", "--pods", &pods, "--root-dir", root]);
+        assert_eq!((code, error.as_str()), (Some(0), ""));
+        out
+    };
+    let pods = PODS.replace(
+        "  labels: {training",
+        "  annotations: {pinfold.io/cores: three, pinfold.io/numa: tight}\n  labels: {training",
+    );
+    let out = explain(&pods);
+    assert!(
+        out.contains("exclusive: ") && out.contains("OMP_NUM_THREADS=4"),
+        "{out}"
+    );
+    for annotation in [
+        "pinfold.io/cores=\"three\" is ignored",
+        "pinfold.io/numa=\"tight\" is ignored",
+    ] {
+        assert!(out.contains(annotation), "{out}");
+    }
+
+    let out = explain(&PODS.replace("image: tf", "command: [/usr/sbin/sshd, -De]"));
+    assert!(
+        out.contains("OMP_NUM_THREADS=4") && out.contains("mpirun -x NAME=VALUE"),
+        "{out}"
+    );
+
+    let out = explain(&PODS.replace(
+        "image: tf",
+        "command: [mpirun, -np, '2', python, t.py, -n, '2000']",
+    ));
+    assert!(
+        out.contains("shared by 2 processes (mpirun -np 2)") && out.contains("OMP_NUM_THREADS=2"),
+        "{out}"
+    );
+    let out = explain(&PODS.replace("image: tf", "command: [deepspeed, t.py]"));
+    assert!(
+        out.contains("annotate the pod with pinfold.io/processes") && !out.contains("_THREADS="),
+        "{out}"
+    );
+
+    let out = explain(&PODS.replace("cpu: 4", "cpu: 1e400"));
+    assert!(
+        out.contains("more than the 8192 CPUs that Linux can have")
+            && !out.contains("922337203685477"),
+        "{out}"
+    );
+
+    let broken = PODS
+        .replace("  labels: {training.kubeflow.org/job-name: job, training.kubeflow.org/replica-type: worker}\n", "")
+        .replace("image: tf", "env: [{name: TF_CONFIG, value: '{task:'}]");
+    let out = explain(&broken);
+    assert!(
+        out.contains("a TF_CONFIG in container main that is no valid JSON"),
+        "{out}"
+    );
+    assert!(!out.contains("no TF_CONFIG"), "{out}");
+}
+
 #[test]
 fn mistakes_are_named() {
     let machine = machine::unpack(MACHINE);

@@ -247,7 +247,7 @@ fn reasons_name_the_remedy() {
             "entitlements.yaml",
             "more-than-linux-has",
             "c",
-            "CPU limit 10000 is more than the 8192 CPUs that Linux can have",
+            "CPU limit 10000 is more than the 8192 CPUs that Linux can have; set the CPUs that the container needs",
         ),
         (
             "qos.yaml",
@@ -283,6 +283,47 @@ fn reasons_name_the_remedy() {
         reason("entitlements.yaml", "ordinary", "c")
             .starts_with("not a training pod: no operator's label, no TF_CONFIG")
     );
+}
+
+/// A TF_CONFIG that does not show the role is not called missing.
+#[test]
+fn a_useless_tf_config_is_named() {
+    let evidence = |source: EnvSource| {
+        let container = Container {
+            name: "main".to_owned(),
+            env: [("TF_CONFIG".to_owned(), source)].into(),
+            ..Container::default()
+        };
+        let pod = Pod {
+            containers: vec![container],
+            ..Pod::default()
+        };
+        recognise(&pod).evidence
+    };
+    let value = |text: &str| evidence(EnvSource::Value(text.to_owned()));
+    let unknown = "a TF_CONFIG in container main without a task.type that is a known role";
+    for (found, expected) in [
+        (
+            value("{'task': {'type': 'worker'}}"),
+            "a TF_CONFIG in container main that is no valid JSON",
+        ),
+        (
+            value(""),
+            "a TF_CONFIG in container main that is no valid JSON",
+        ),
+        (value(r#"{"cluster": {}}"#), unknown),
+        (
+            value(r#"{"task": {"type": "gardener", "index": 0}}"#),
+            unknown,
+        ),
+        (
+            evidence(EnvSource::Reference),
+            "a TF_CONFIG with valueFrom in container main, which Pinfold can't read",
+        ),
+    ] {
+        assert!(found.contains(expected), "{found}");
+        assert!(!found.contains("no TF_CONFIG"), "{found}");
+    }
 }
 
 // === any pod ===

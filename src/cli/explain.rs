@@ -238,9 +238,14 @@ fn describe(planned: &Planned) -> String {
         lines.push(format!("  entitled {}", container.entitlement.reason()));
         let cpus = &container.cpus;
         lines.push(match (&container.cost, &container.note) {
-            (Some(cost), _) => {
+            (Some(cost), note) => {
                 let cost = super::place::in_words(*cost);
-                format!("  CPUs     {cpus}, exclusive: {cost}")
+                // The remarks name annotations that are ignored, for example.
+                let note = note.as_ref().map(|note| format!("\n           {note}"));
+                format!(
+                    "  CPUs     {cpus}, exclusive: {cost}{}",
+                    note.unwrap_or_default()
+                )
             }
             (None, Some(note)) => format!("  CPUs     {cpus}, shared: {note}"),
             (None, None) => format!("  CPUs     {cpus}, shared"),
@@ -254,6 +259,9 @@ fn describe(planned: &Planned) -> String {
         if !container.threads.kept.is_empty() {
             let kept = container.threads.kept.join(", ");
             lines.push(format!("           set by the pod, unchanged: {kept}"));
+        }
+        if let Some(caution) = &container.threads.caution {
+            lines.push(format!("           {caution}"));
         }
     }
     lines.join("\n")

@@ -7,6 +7,8 @@ use anyhow::Context;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::text::counted;
+
 /// The parts of a container's status that the report mentions.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -62,6 +64,8 @@ struct ReportedEnvironment {
     /// The variables that the pod sets, and that stay.
     kept: Vec<String>,
     reason: String,
+    /// Why the variables may not reach the programs.
+    caution: Option<String>,
 }
 
 /// The first line about a pod, of a running agent's status or of a plan. `pod` is its namespace and name.
@@ -180,13 +184,17 @@ impl ReportedStatus {
         let mut lines = vec![match &observed.verdict {
             Some(ReportedVerdict { sentence }) => sentence.clone(),
             None => format!(
-                "{} threads now; the expected number is unknown",
-                observed.threads
+                "{} now; the expected number is unknown",
+                counted(observed.threads, "thread")
             ),
         }];
         if let (Some(bound @ 1..), Some(allowed)) = (observed.bound, &observed.allowed_by_tasks) {
+            let threads = match bound {
+                1 => "1 thread is".to_owned(),
+                many => format!("{many} threads are"),
+            };
             lines.push(format!(
-                "{bound} threads are bound to a part of the container's CPUs; all threads together may run on {allowed}"
+                "{threads} bound to a part of the container's CPUs; all threads together may run on {allowed}"
             ));
         }
         lines
@@ -241,6 +249,7 @@ impl ReportedStatus {
             let kept = self.threads.kept.join(", ");
             lines.push(format!("set by the pod, unchanged: {kept}"));
         }
+        lines.extend(self.threads.caution.clone());
         lines
     }
 }
@@ -319,6 +328,19 @@ mod tests {
             ),
             "{some}"
         );
+        let mut single = status(&Value::Null);
+        single["observed"] = serde_json::json!({
+            "allowedByTasks": "2", "bound": 1, "threads": 1, "variables": null, "verdict": null,
+        });
+        single["threads"]["caution"] = "programs that sshd starts".into();
+        let single = describe(&[single]).unwrap();
+        for part in [
+            "1 thread now;",
+            "1 thread is bound to",
+            "programs that sshd starts",
+        ] {
+            assert!(single.contains(part), "{single}");
+        }
         let unread = description(&Value::Null);
         assert!(
             unread.contains("(see pinfold doctor): A_THREADS=2 B_THREADS=2\n"),

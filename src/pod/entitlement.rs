@@ -199,6 +199,9 @@ fn decide(
     ))
 }
 
+/// The most CPUs that Linux can have.
+pub const MOST_CPUS: u32 = MAX_CPU + 1;
+
 /// The container's CPU limit in whole CPUs; otherwise the obstacle and the remedy.
 fn whole_cpus(pod: &Pod, container: &Container) -> Result<u32, String> {
     let Some(limit) = container.resources.cpu_limit.filter(|&limit| limit > 0) else {
@@ -212,6 +215,14 @@ fn whole_cpus(pod: &Pod, container: &Container) -> Result<u32, String> {
         });
     };
     let below = limit / 1000;
+    // Kubernetes takes amounts of any size, and turns the largest ones into 2⁶³−1 thousandths.
+    let known = u32::try_from(below).ok();
+    let Some(cpus) = known.filter(|&cpus| cpus <= MOST_CPUS) else {
+        let limit = known.map_or_else(String::new, |limit| format!(" {limit}"));
+        return Err(format!(
+            "CPU limit{limit} is more than the {MOST_CPUS} CPUs that Linux can have; set the CPUs that the container needs"
+        ));
+    };
     if !limit.is_multiple_of(1000) {
         let choice = if below == 0 {
             "1 CPU".to_owned()
@@ -231,15 +242,7 @@ fn whole_cpus(pod: &Pod, container: &Container) -> Result<u32, String> {
             format_cpu(request)
         ));
     }
-    u32::try_from(below)
-        .ok()
-        .filter(|&cpus| cpus <= MAX_CPU + 1)
-        .ok_or_else(|| {
-            format!(
-                "CPU limit {below} is more than the {} CPUs that Linux can have",
-                MAX_CPU + 1
-            )
-        })
+    Ok(cpus)
 }
 
 /// The value of the annotation for CPUs.

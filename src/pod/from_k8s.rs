@@ -39,6 +39,14 @@ pub enum PodError {
         /// The name.
         name: String,
     },
+    /// A restart policy that Kubernetes does not have.
+    #[error("{path}.restartPolicy is {word:?}: write Always, OnFailure or Never")]
+    RestartPolicy {
+        /// The path of the pod's spec or of the container.
+        path: String,
+        /// The policy.
+        word: String,
+    },
     /// An invalid quantity.
     #[error("{path} is not a quantity")]
     Quantity {

@@ -219,7 +219,8 @@ impl ManifestDocument {
         };
         for (pod, index) in pods.into_iter().zip(0..) {
             let name = display_name(pod.metadata.as_ref());
-            let read = Pod::from_k8s(pod).and_then(|pod| {
+            let read = check_restart_policies(&pod).and_then(|()| Pod::from_k8s(pod));
+            let read = read.and_then(|pod| {
                 if pod.containers.is_empty() {
                     Err(PodError::NoContainers)
                 } else {
@@ -236,6 +237,27 @@ impl ManifestDocument {
         }
         Ok(())
     }
+}
+
+/// Whether the API server would accept the restart policies. An object of the API server needs no check, because newer
+/// servers may have more policies.
+fn check_restart_policies(pod: &PodObject) -> Result<(), PodError> {
+    let Some(spec) = &pod.spec else { return Ok(()) };
+    let init = spec.init_containers.iter().flatten().zip(0..);
+    let init = init.map(|(c, i)| (format!("spec.initContainers[{i}]"), &c.restart_policy));
+    let app = spec.containers.iter().flatten().zip(0..);
+    let app = app.map(|(c, i)| (format!("spec.containers[{i}]"), &c.restart_policy));
+    let whole = [("spec".to_owned(), &spec.restart_policy)];
+    for (path, word) in whole.into_iter().chain(init).chain(app) {
+        match word.as_deref() {
+            None | Some("" | "Always" | "OnFailure" | "Never") => {}
+            Some(word) => {
+                let word = word.to_owned();
+                return Err(PodError::RestartPolicy { path, word });
+            }
+        }
+    }
+    Ok(())
 }
 
 fn display_name(metadata: Option<&ObjectMeta>) -> String {

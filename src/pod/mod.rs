@@ -25,9 +25,11 @@
 
 #![warn(clippy::too_many_lines, clippy::excessive_nesting)]
 
+mod command;
 mod cpu_preferences;
 mod entitlement;
 mod from_k8s;
+mod launcher;
 mod manifest;
 mod model;
 mod object;
@@ -44,7 +46,7 @@ mod verdict;
 
 pub use cpu_preferences::{Balancing, CpuPreferences, MemoryPolicy, cpu_preferences};
 pub use entitlement::{
-    Entitlement, Policy, Training, entitlement, is_denied, is_required, training,
+    Entitlement, MOST_CPUS, Policy, Training, entitlement, is_denied, is_required, training,
 };
 pub use from_k8s::PodError;
 pub use manifest::{ManifestError, SyntaxError, parse};

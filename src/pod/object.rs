@@ -47,6 +47,7 @@ pub(super) struct PodSpec {
     pub(super) init_containers: Option<Vec<ContainerObject>>,
     pub(super) containers: Option<Vec<ContainerObject>>,
     pub(super) host_network: Option<bool>,
+    pub(super) restart_policy: Option<String>,
     pub(super) resources: Option<ResourceObject>,
     pub(super) restart_policy: Option<String>,
     pub(super) node_selector: Option<BTreeMap<String, IgnoredAny>>,

@@ -28,6 +28,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::command::words;
 use super::variables::TF_CONFIG;
 use super::{Container, ContainerKind, EnvSource, Pod};
 
@@ -98,9 +99,10 @@ pub fn recognise(pod: &Pod) -> Recognition {
         role: PodRole::Other,
         index: None,
         job: None,
-        evidence: "no operator's label, no TF_CONFIG, no labels name, job and task, no --job_name with --task_index, \
-                   no run.sh with hosts"
-            .to_owned(),
+        evidence: format!(
+            "no operator's label, {}, no labels name, job and task, no --job_name with --task_index, no run.sh with hosts",
+            useless_tf_config(pod)
+        ),
         training: false,
     })
 }
@@ -396,6 +398,26 @@ fn tf_config(pod: &Pod) -> Option<Recognition> {
     })
 }
 
+/// Why no `TF_CONFIG` of the pod shows the role, as the middle of a sentence.
+fn useless_tf_config(pod: &Pod) -> String {
+    let found = apps(pod).find_map(|container| Some((container, container.env.get(TF_CONFIG)?)));
+    let Some((container, source)) = found else {
+        return "no TF_CONFIG".to_owned();
+    };
+    let name = &container.name;
+    match source {
+        EnvSource::Reference => {
+            format!("a TF_CONFIG with valueFrom in container {name}, which Pinfold can't read")
+        }
+        EnvSource::Value(text) if parse_with_references(text).is_none() => {
+            format!("a TF_CONFIG in container {name} that is no valid JSON")
+        }
+        EnvSource::Value(_) => {
+            format!("a TF_CONFIG in container {name} without a task.type that is a known role")
+        }
+    }
+}
+
 /// Parses JSON in which `$(NAME)` may stand for a value, such as a cluster from a ConfigMap. The value is unknown here, and
 /// counts as null.
 fn parse_with_references(text: &str) -> Option<serde_json::Value> {
@@ -419,7 +441,7 @@ fn command_line(pod: &Pod) -> Option<Recognition> {
     })
 }
 
-fn by_options(container: &Container, words: &[&str]) -> Option<Recognition> {
+fn by_options(container: &Container, words: &[String]) -> Option<Recognition> {
     let name = option(words, &["job_name", "job-name"])?;
     let role = known_role(name)?;
     let index = option(words, &["task_index", "task-index"])?;
@@ -435,8 +457,8 @@ fn by_options(container: &Container, words: &[&str]) -> Option<Recognition> {
     })
 }
 
-fn by_script(container: &Container, words: &[&str]) -> Option<Recognition> {
-    let is_script = |word: &&str| *word == "run.sh" || word.ends_with("/run.sh");
+fn by_script(container: &Container, words: &[String]) -> Option<Recognition> {
+    let is_script = |word: &String| word == "run.sh" || word.ends_with("/run.sh");
     let at = words.iter().position(is_script)?;
     let [
         ps_hosts,
@@ -450,7 +472,7 @@ fn by_script(container: &Container, words: &[&str]) -> Option<Recognition> {
     else {
         return None;
     };
-    let role = match *kind {
+    let role = match kind.as_str() {
         "ps" => PodRole::Ps,
         "worker" => PodRole::Worker,
         _ => return None,
@@ -481,26 +503,17 @@ fn apps(pod: &Pod) -> impl Iterator<Item = &Container> {
         .filter(|container| container.kind == ContainerKind::App)
 }
 
-/// The words of a command line, with the words of scripts that are passed as a single argument.
-pub(super) fn words(args: &[String]) -> Vec<&str> {
-    let quotes: &[char] = &['"', '\'', ';', '(', ')'];
-    let split = |c: char| c.is_whitespace() || c == ';';
-    args.iter()
-        .flat_map(|arg| arg.split(split))
-        .map(|word| word.trim_matches(quotes))
-        .filter(|word| !word.is_empty())
-        .collect()
-}
-
 /// The value of `--name=value` or `--name value`, with one dash or two. The last value counts.
-pub(super) fn option<'a>(words: &[&'a str], names: &[&str]) -> Option<&'a str> {
+pub(super) fn option<'a>(words: &'a [String], names: &[&str]) -> Option<&'a str> {
     words.iter().enumerate().rev().find_map(|(at, word)| {
         let bare = word.strip_prefix("--").or_else(|| word.strip_prefix('-'))?;
         match bare.split_once('=') {
             Some((name, value)) => names
                 .contains(&name)
                 .then(|| value.trim_matches(['"', '\''])),
-            None => names.contains(&bare).then(|| words.get(at + 1).copied())?,
+            None => names
+                .contains(&bare)
+                .then(|| words.get(at + 1).map(String::as_str))?,
         }
     })
 }

@@ -3,7 +3,8 @@
 
 use serde::Serialize;
 
-use super::role::{option, words};
+use super::command::words;
+use super::role::option;
 use super::variables::{TF_CONFIG, TORCHRUN};
 use super::{Container, Pod, PodRole, recognise};
 

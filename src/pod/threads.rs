@@ -19,14 +19,18 @@
 //!   and ignores the quota.
 //! - `OMP_NUM_THREADS`: the pool size of PyTorch and OpenMP programs. Without the variable, PyTorch takes the whole
 //!   machine's cores, even on exclusive CPUs. torchrun sets a missing variable to 1 for several processes.
-//! - `MKL_NUM_THREADS`: MKL; PyTorch prefers the variable to `OMP_NUM_THREADS`.
-//! - `OPENBLAS_NUM_THREADS`: OpenBLAS, as in NumPy; the variable can only lower the number.
-//! - `NUMEXPR_NUM_THREADS`: numexpr takes the whole machine, with any affinity mask.
-//! - `NUMBA_NUM_THREADS`: numba does not read `OMP_NUM_THREADS`.
+//! - `NUMEXPR_NUM_THREADS`: numexpr follows `OMP_NUM_THREADS`, but runs a single thread if the number is above its
+//!   maximum, 64 or the container's `NUMEXPR_MAX_THREADS`. The variable is added if numexpr needs another number.
+//! - `NUMBA_NUM_THREADS`: numba does not read `OMP_NUM_THREADS`. It has no maximum.
 //! - `TF_GRPC_WORKER_CACHE_QUEUES`, `TF_GRPC_WORKER_CACHE_THREADS` (profile `ps`): a TensorFlow server starts 64
 //!   queue threads on every machine.
 //! - `KMP_BLOCKTIME` (profile `openmp`): Intel's OpenMP threads spin for 200 ms after each parallel region, on CPUs
 //!   that the next operator needs; 1 ms is the smallest value above zero.
+//!
+//! `MKL_NUM_THREADS` and `OPENBLAS_NUM_THREADS` are left out, because MKL, PyTorch and OpenBLAS follow
+//! `OMP_NUM_THREADS`, and prefer their own variables. Many programs set `OMP_NUM_THREADS` themselves before they load a
+//! library, and other variables with Pinfold's number would override the program's. OpenBLAS cuts the number off at
+//! the maximum that it was compiled with, 64 in NumPy's packages.
 //!
 //! Other variables are left out for these reasons: `NUMEXPR_MAX_THREADS` and `OMP_THREAD_LIMIT` would cap a number
 //! that the program sets. Scripts use `NPROC`, which JAX reads, as a name of their own. `GOMAXPROCS` switches off
@@ -34,7 +38,7 @@
 //! programs that read the quota themselves.
 //!
 //! A value that the pod's owner has set wins, under any name that sizes the same pool. If the owner has set
-//! `OMP_NUM_THREADS`, Pinfold does not set variables that libraries prefer to `OMP_NUM_THREADS`.
+//! `OMP_NUM_THREADS`, Pinfold does not set `NUMEXPR_NUM_THREADS`, which numexpr would prefer.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -42,6 +46,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use super::launcher::fresh_environment;
 use super::processes::{Processes, processes};
 use super::variables::{GRPC_QUEUES, GRPC_THREADS, INTER, INTRA, OMP};
 use super::{
@@ -209,11 +214,11 @@ impl ThreadBasis {
         Self::exclusive(set.len(), cores, numa)
     }
 
-    /// The container's share of the shared pool: the CPU limit of the container or else of the pod, rounded, at
-    /// least 1. Without a limit the policy decides: `None`, or the request.
+    /// The container's share of the shared pool: the CPU limit of the container or else its part of the pod's limit,
+    /// rounded, at least 1. Without a limit the policy decides: `None`, or the request.
     pub fn of_quota(pod: &Pod, container: &Container, policy: &ThreadPolicy) -> Option<Self> {
         let positive = |amount: Option<u64>| amount.filter(|&amount| amount > 0);
-        let limit = positive(container.resources.cpu_limit).or(positive(pod.resources.cpu_limit));
+        let limit = positive(container.resources.cpu_limit).or_else(|| part_of_pod(pod));
         let request = || match policy.no_limit {
             NoLimit::Leave => None,
             NoLimit::Request => positive(container.resources.cpu_request),
@@ -246,6 +251,23 @@ impl ThreadBasis {
     }
 }
 
+/// The part of the pod's own CPU limit, in thousandths, for each app container without a limit. The containers run at
+/// the same time, so what the limits of the others leave is divided equally.
+fn part_of_pod(pod: &Pod) -> Option<u64> {
+    let whole = pod.resources.cpu_limit.filter(|&limit| limit > 0)?;
+    let apps = pod.containers.iter().filter(|container| {
+        container.kind == ContainerKind::App && infrastructure(container).is_none()
+    });
+    let (mut left, mut others) = (whole, 0u64);
+    for container in apps {
+        match container.resources.cpu_limit.filter(|&limit| limit > 0) {
+            Some(own) => left = left.saturating_sub(own),
+            None => others += 1,
+        }
+    }
+    Some((left / others.max(1)).max(1))
+}
+
 /// The variables to add to a container, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -260,6 +282,9 @@ pub struct ThreadEnvironment {
     pub kept: Vec<String>,
     /// The reason, in a sentence.
     pub reason: String,
+    /// Why the variables may not reach the programs that compute, and the remedy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub caution: Option<String>,
     /// The number of pool threads in all processes, from the pools that the profile considers; `None` if unknown.
     pub expected_threads: Option<usize>,
     /// The number of CPUs behind the counts; `None` without a computation.
@@ -276,6 +301,7 @@ impl ThreadEnvironment {
             variables: BTreeMap::new(),
             kept: Vec::new(),
             reason: reason.into(),
+            caution: None,
             expected_threads: None,
             cpus: None,
             software: Software::Unknown,
@@ -357,6 +383,7 @@ fn decide(
         expected_threads: expected(profile, &sizes, container, processes),
         cpus: Some(basis.cpus),
         software: Software::Unknown,
+        caution: caution(pod, container).filter(|_| !variables.is_empty()),
         variables,
         kept,
         reason: format!("profile {profile}, by {by}: {from}{divided}"),
@@ -438,51 +465,78 @@ fn variables(
     sizes: &PoolSizes,
     container: &Container,
 ) -> (BTreeMap<String, String>, Vec<String>) {
-    // Each variable, with the variables that set the same pool and have lower priority.
-    let mut table: Vec<(&str, usize, &[&str])> = vec![
-        (INTRA, sizes.intra, &[]),
-        (INTER, sizes.inter.max(MIN_TENSORFLOW_INTER), &[]),
-        (OMP, sizes.intra, &[]),
-        ("MKL_NUM_THREADS", sizes.intra, &[OMP]),
-        (
-            "OPENBLAS_NUM_THREADS",
-            sizes.intra,
-            &[OMP, "GOTO_NUM_THREADS"],
-        ),
-        (
-            "NUMEXPR_NUM_THREADS",
-            sizes.input,
-            &[OMP, "NUMEXPR_MAX_THREADS"],
-        ),
-        ("NUMBA_NUM_THREADS", sizes.input, &[]),
+    let mut table = vec![
+        (INTRA, sizes.intra),
+        (INTER, sizes.inter.max(MIN_TENSORFLOW_INTER)),
+        (OMP, sizes.intra),
+        ("NUMBA_NUM_THREADS", sizes.input),
     ];
     match profile {
         Profile::Ps => {
             table.extend([
-                (GRPC_QUEUES, sizes.inter.clamp(4, 16), &[][..]),
-                (GRPC_THREADS, sizes.inter, &[]),
+                (GRPC_QUEUES, sizes.inter.clamp(4, 16)),
+                (GRPC_THREADS, sizes.inter),
             ]);
         }
-        Profile::Openmp => table.push(("KMP_BLOCKTIME", 1, &[])),
+        Profile::Openmp => table.push(("KMP_BLOCKTIME", 1)),
         Profile::Limit | Profile::Embedding | Profile::Off => {}
     }
-    let mut added = BTreeMap::new();
-    let mut kept = Vec::new();
-    for (name, size, others) in table {
-        let mut set = [name]
-            .into_iter()
-            .chain(others.iter().copied())
-            .filter(|name| container.env.contains_key(*name));
-        match set.next() {
-            Some(first) => kept.extend([first].into_iter().chain(set).map(str::to_owned)),
-            None => {
-                added.insert(name.to_owned(), size.to_string());
-            }
-        }
-    }
+    let is_set = |name: &str| container.env.contains_key(name);
+    let table_names = table.iter().map(|(name, _)| *name);
+    let mut kept: Vec<String> = table_names
+        .chain(FOLLOW_OMP)
+        .filter(|name| is_set(name))
+        .map(str::to_owned)
+        .collect();
     kept.sort_unstable();
-    kept.dedup();
+    table.extend(numexpr(sizes, container).map(|size| (NUMEXPR, size)));
+    let added = table
+        .into_iter()
+        .filter(|(name, _)| !is_set(name))
+        .map(|(name, size)| (name.to_owned(), size.to_string()))
+        .collect();
     (added, kept)
+}
+
+/// Variables of libraries that follow `OMP_NUM_THREADS` without them.
+const FOLLOW_OMP: [&str; 5] = [
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "GOTO_NUM_THREADS",
+    NUMEXPR,
+    NUMEXPR_MAX,
+];
+
+const NUMEXPR: &str = "NUMEXPR_NUM_THREADS";
+const NUMEXPR_MAX: &str = "NUMEXPR_MAX_THREADS";
+
+/// The most threads of numexpr without `NUMEXPR_MAX_THREADS`. It answers a larger number with an error message and a
+/// single thread.
+const MOST_NUMEXPR: usize = 64;
+
+/// The number for numexpr, unless it follows from `OMP_NUM_THREADS` or the container's own variables.
+fn numexpr(sizes: &PoolSizes, container: &Container) -> Option<usize> {
+    if container.env.contains_key(OMP) {
+        return None;
+    }
+    let most = match container.env.get(NUMEXPR_MAX) {
+        None => MOST_NUMEXPR,
+        Some(EnvSource::Value(text)) => text.trim().parse().ok().filter(|&most| most > 0)?,
+        Some(EnvSource::Reference) => return None,
+    };
+    Some(sizes.input.min(most)).filter(|&size| size != sizes.intra)
+}
+
+/// Why the variables may not reach the programs that compute.
+fn caution(pod: &Pod, container: &Container) -> Option<String> {
+    Some(match fresh_environment(pod, container)? {
+        "sshd" => "programs that sshd starts, such as the ranks of MPI, do not get these variables: pass them on with \
+                   mpirun -x NAME=VALUE, or with SetEnv in sshd_config"
+            .to_owned(),
+        program => format!(
+            "programs that {program} starts get a fresh environment without these variables: set them there, too"
+        ),
+    })
 }
 
 /// The number of pool threads in all processes. The sizes of TensorFlow's own pools add up. For OpenMP, the sizes

@@ -6,6 +6,9 @@ pub(super) const TF_CONFIG: &str = "TF_CONFIG";
 /// The prefix of torchrun's variables.
 pub(super) const TORCHRUN: &str = "PET_";
 
+/// The variable by which torchrun takes the number of processes.
+pub(super) const NPROC: &str = "PET_NPROC_PER_NODE";
+
 // Variables that size thread pools, and that several decisions name.
 pub(super) const INTRA: &str = "TF_NUM_INTRAOP_THREADS";
 pub(super) const INTER: &str = "TF_NUM_INTEROP_THREADS";
@@ -40,9 +43,12 @@ pub fn variable_counts(name: &str) -> bool {
 
 /// Whether a variable's name stands for a file of hosts, as in MPI.
 pub(super) fn names_a_hostfile(name: &str) -> bool {
-    name.as_bytes()
-        .windows(8)
-        .any(|part| part.eq_ignore_ascii_case(b"hostfile"))
+    // `OMPI_MCA_orte_default_hostfile`, and `HYDRA_HOST_FILE` of MPICH and Intel MPI.
+    let is_in = |part: &[u8]| {
+        let mut windows = name.as_bytes().windows(part.len());
+        windows.any(|window| window.eq_ignore_ascii_case(part))
+    };
+    is_in(b"hostfile") || is_in(b"host_file")
 }
 
 #[cfg(test)]
@@ -57,6 +63,7 @@ mod tests {
             "PET_NNODES",
             "OMPI_MCA_orte_default_hostfile",
             "HostFile",
+            "I_MPI_HYDRA_HOST_FILE",
         ] {
             assert!(variable_counts(name), "{name}");
         }

@@ -52,7 +52,8 @@ fn added(policy: &Policy, pod: &Value) -> Vec<BTreeMap<String, String>> {
     changes.collect()
 }
 
-/// The variables that the agent adds. For the agent, every pod of an opted-in namespace is a training pod.
+/// The variables that the agent adds. For the agent, every pod of an opted-in namespace is a training pod. The policy
+/// leaves out containers that share the pod's own limit with others.
 fn computed(pod: &Value) -> Vec<BTreeMap<String, String>> {
     let pods =
         parse(&pod.to_string(), "generated").unwrap_or_else(|error| panic!("{error}: {pod}"));
@@ -62,7 +63,9 @@ fn computed(pod: &Value) -> Vec<BTreeMap<String, String>> {
     };
     let threads = ThreadPolicy::default();
     let each = pods[0].containers.iter().map(|container| {
-        let basis = ThreadBasis::of_quota(&pods[0], container, &threads);
+        let is_shared =
+            pods[0].containers.len() > 1 && container.resources.cpu_limit.unwrap_or(0) == 0;
+        let basis = ThreadBasis::of_quota(&pods[0], container, &threads).filter(|_| !is_shared);
         thread_environment(&pods[0], container, &policy, &threads, basis).variables
     });
     each.collect()
@@ -101,7 +104,8 @@ fn container(at: usize) -> impl Strategy<Value = Value> {
         1 => Just("pausebox:1")
     ];
     let from = prop_oneof![8 => Just(false), 1 => Just(true)];
-    (limit, set, name, image, from).prop_map(|(limit, set, name, image, from)| {
+    let own = prop_oneof![4 => Just("7"), 1 => Just("100"), 1 => Just("0"), 1 => Just("many")];
+    (limit, set, name, image, from, own).prop_map(|(limit, set, name, image, from, own)| {
         let mut container =
             json!({"name": name, "image": image, "command": ["python", "train.py"]});
         if let Some(limit) = limit {
@@ -110,7 +114,7 @@ fn container(at: usize) -> impl Strategy<Value = Value> {
         if !set.is_empty() {
             let env = set
                 .iter()
-                .map(|&at| json!({"name": NAMES[at], "value": "7"}));
+                .map(|&at| json!({"name": NAMES[at], "value": own}));
             container["env"] = env.collect();
         }
         if from {
@@ -196,6 +200,45 @@ fn the_policy_and_the_agent_add_the_same_variables() {
     result.unwrap_or_else(|failure| panic!("{failure}"));
 }
 
+/// numexpr and the containers of a pod with a limit of its own, where random pods seldom meet the edges.
+#[test]
+fn numexpr_gets_a_number_that_it_takes() {
+    let policy = policy();
+    let pod = |limit: &str, env: Value, profile: &str| {
+        json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": "p", "namespace": "train", "uid": "u", "annotations": {"pinfold.io/threads": profile}},
+            "spec": {"containers": [{"name": "c", "image": "torch", "args": ["python", "t.py"], "env": env,
+                "resources": {"limits": {"cpu": limit}}}]},
+        })
+    };
+    let own = |value: &str| json!([{"name": "NUMEXPR_MAX_THREADS", "value": value}]);
+    for (limit, env, profile, numexpr) in [
+        ("64", json!([]), "limit", None),
+        ("65", json!([]), "limit", Some("64")),
+        ("8", json!([]), "embedding", Some("8")),
+        ("96", json!([]), "ps", Some("64")),
+        ("48", own("32"), "limit", Some("32")),
+        ("96", own("128"), "limit", None),
+        ("96", own("none"), "limit", None),
+        (
+            "96",
+            json!([{"name": "OMP_NUM_THREADS", "value": "96"}]),
+            "limit",
+            None,
+        ),
+    ] {
+        let pod = pod(limit, env, profile);
+        let variables = &added(&policy, &pod)[0];
+        assert_eq!(
+            variables.get("NUMEXPR_NUM_THREADS").map(String::as_str),
+            numexpr,
+            "{pod}"
+        );
+        assert_eq!(*variables, computed(&pod)[0], "{pod}");
+    }
+}
+
 #[test]
 fn the_policy_sizes_multi_process_launchers_only_with_an_annotation() {
     let policy = policy();
@@ -211,6 +254,10 @@ fn the_policy_sizes_multi_process_launchers_only_with_an_annotation() {
         "torchrun --nproc_per_node=4 t.py",
         "torchrun --nproc-per-node 4",
         "mpirun -np 4 python t.py",
+        "horovodrun -np 4 python t.py",
+        "accelerate launch --num_processes 4 t.py",
+        "deepspeed --num_gpus 4 t.py",
+        "exec /opt/ray start --head",
     ] {
         assert_eq!(
             added(&policy, &pod(command, json!([]), json!({}))),

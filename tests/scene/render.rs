@@ -60,6 +60,52 @@ pub(crate) fn rendered(
     .unwrap()
 }
 
+/// TensorFlow takes a cluster of one worker for a distributed job. The training operator leaves TF_CONFIG out, too.
+#[test]
+fn a_job_of_one_task_has_no_tf_config() {
+    let text = "
+apiVersion: pinfold.io/v1alpha1
+kind: ScenePlan
+metadata: {name: kf}
+spec:
+  nodes: {selector: {matchLabels: {pool: train}}}
+  active: {scene: solo, case: '1'}
+  scenes:
+  - scene: solo
+    groups: [{name: w, type: worker, perNode: {worker: 1}}]
+    cases: [{case: '1', nodes: {w: 1}, totals: {servers: 1, worker: 1}}]
+  - scene: watched
+    groups: [{name: w, type: worker, perNode: {chief: 1, evaluator: 1}}]
+    cases: [{case: '1', nodes: {w: 1}, totals: {servers: 1, chief: 1, evaluator: 1}}]
+";
+    let job = job("{name: tj, namespace: lab, image: 'tf:2', script: /opt/train.py}");
+    for (scene, has_config) in [("solo", false), ("watched", true)] {
+        for format in [
+            WorkloadFormat::Native,
+            WorkloadFormat::Volcano,
+            WorkloadFormat::Jobset,
+        ] {
+            let case = (scene, "1");
+            let rendered =
+                render(&plan(text), case, &job, format, &Slice::default(), AMOUNTS).unwrap();
+            let pods = pods(&rendered.objects);
+            assert!(!pods.is_empty());
+            for pod in &pods {
+                let env = pod.template["spec"]["containers"][0]["env"]
+                    .as_array()
+                    .unwrap();
+                let has = |name: &str| env.iter().any(|variable| variable["name"] == name);
+                assert_eq!(has("TF_CONFIG"), has_config, "{scene} {format:?}");
+                assert!(
+                    has("WORKER_HOSTS") && has("TASK_INDEX"),
+                    "{scene} {format:?}"
+                );
+                assert!(has_config || !has("CLUSTER_SPEC"), "{scene} {format:?}");
+            }
+        }
+    }
+}
+
 /// A job with all settings.
 pub(crate) fn full() -> TrainingJob {
     job(r#"

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{Finder, many};
+use crate::pod::MOST_CPUS;
 use crate::scene::{Group, Node, Path, Role, SERVERS, Scene, Slots};
 
 impl Finder<'_> {
@@ -106,13 +107,17 @@ impl Finder<'_> {
         }
         let limit = role.limits.get("cpu").map_or("", |limit| limit.0.as_str());
         let thousandths = self.read_or_zero("cpu", limit);
-        let is_whole = thousandths > 0 && thousandths.is_multiple_of(1000);
-        (!is_whole).then(|| {
-            let text = format!(
-                "tasks of role {name} can't get exclusive CPUs: the CPU limit {limit} is not a whole number"
-            );
-            (path.key("limits").key("cpu"), text)
-        })
+        let why = if thousandths / 1000 > u64::from(MOST_CPUS) {
+            format!("more than the {MOST_CPUS} CPUs that Linux can have")
+        } else if thousandths == 0 || !thousandths.is_multiple_of(1000) {
+            "not a whole number".to_owned()
+        } else {
+            return None;
+        };
+        let text = format!(
+            "tasks of role {name} can't get exclusive CPUs: the CPU limit {limit} is {why}"
+        );
+        Some((path.key("limits").key("cpu"), text))
     }
 
     /// The resource that makes the tasks of a role Burstable, and the reason. Guaranteed tasks have limits that equal the

@@ -348,7 +348,8 @@ impl Finder<'_> {
             && written.is_multiple_of(*each)
         {
             fix += &format!(
-                " (or, for {written} tasks, write {name}: {} in nodes)",
+                " (or, for {}, write {name}: {} in nodes)",
+                many(written, "task"),
                 written / each
             );
         }

@@ -334,8 +334,11 @@ impl ResolvedJob<'_> {
             variable("TRAINING_JOB", self.name),
         ]);
         env.extend(self.path_variables());
-        // The training operator sets the value.
-        if let PodTasks::Task(task) = of {
+        // The training operator sets the value for a TFJob, and like it, a job of one task gets none: TensorFlow would
+        // take the cluster of one for a distributed job, which some programs refuse, or wait for.
+        if let PodTasks::Task(task) = of
+            && self.all() > 1
+        {
             env.extend(self.tf_config(task));
         }
         env.extend(self.user_variables(role));

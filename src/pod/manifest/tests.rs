@@ -41,6 +41,43 @@ fn refused(text: &str) -> String {
 }
 
 #[test]
+fn restart_policies_are_those_of_kubernetes() {
+    let pod = |policies: [&str; 3]| {
+        let [whole, init, app] = policies;
+        format!(
+            "{{apiVersion: v1, kind: Pod, metadata: {{name: a}}, spec: {{{whole} \
+             initContainers: [{{name: i, {init}}}], containers: [{{name: c, {app}}}]}}}}"
+        )
+    };
+    let policy = |word: &str| format!("restartPolicy: {word},");
+    for word in ["Always", "OnFailure", "Never", "''"] {
+        let word = policy(word);
+        assert!(
+            parse(&pod([&word, &word, &word]), "pods.yaml").is_ok(),
+            "{word}"
+        );
+    }
+    let wrong = policy("Sometimes");
+    for (at, path) in [
+        (0, "spec"),
+        (1, "spec.initContainers[0]"),
+        (2, "spec.containers[0]"),
+    ] {
+        let mut policies = ["", "", ""];
+        policies[at] = &wrong;
+        let mistake =
+            format!("{path}.restartPolicy is \"Sometimes\": write Always, OnFailure or Never");
+        let message = refused(&pod(policies));
+        assert!(message.ends_with(&mistake), "{message}");
+    }
+    // The API server knows what it stores.
+    let stored = text::read::<PodObject>(&pod([&wrong, "", ""]), MAX_TEXT)
+        .unwrap()
+        .0;
+    assert!(Pod::from_k8s(stored.into_iter().next().unwrap()).is_ok());
+}
+
+#[test]
 fn every_field_is_read() {
     let pods = parse(POD, "pods.yaml").unwrap();
     let [pod] = &pods[..] else { panic!("{pods:?}") };

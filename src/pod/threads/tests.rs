@@ -57,25 +57,25 @@ fn profiles() {
     let cases = [
         (
             "limit",
-            "mkl=8 numba=8 numexpr=8 omp=8 openblas=8 interop=8 intraop=8",
+            "numba=8 omp=8 interop=8 intraop=8",
             Some(8),
             Some(16),
         ),
         (
             "openmp",
-            "kmp_blocktime=1 mkl=4 numba=8 numexpr=8 omp=4 openblas=4 interop=2 intraop=4",
+            "kmp_blocktime=1 numba=8 numexpr=8 omp=4 interop=2 intraop=4",
             Some(4),
             Some(8),
         ),
         (
             "embedding",
-            "mkl=1 numba=8 numexpr=8 omp=1 openblas=1 interop=8 intraop=1",
+            "numba=8 numexpr=8 omp=1 interop=8 intraop=1",
             Some(1),
             Some(9),
         ),
         (
             "ps",
-            "mkl=4 numba=8 numexpr=8 omp=4 openblas=4 grpc_queues=8 grpc=8 interop=8 intraop=4",
+            "numba=8 numexpr=8 omp=4 grpc_queues=8 grpc=8 interop=8 intraop=4",
             Some(4),
             Some(28),
         ),
@@ -152,7 +152,7 @@ fn roles_choose_profiles() {
     stranger
         .annotations
         .insert(THREADS_ANNOTATION.to_owned(), "limit".to_owned());
-    assert_eq!(environment(&stranger, basis).variables.len(), 7);
+    assert_eq!(environment(&stranger, basis).variables.len(), 4);
 }
 
 #[test]
@@ -219,10 +219,7 @@ fn the_owners_values_win() {
         environment(&pod, basis)
     };
     let found = with(&["TF_NUM_INTRAOP_THREADS"]);
-    assert_eq!(
-        written(&found),
-        "mkl=4 numba=4 numexpr=4 omp=4 openblas=4 interop=4"
-    );
+    assert_eq!(written(&found), "numba=4 omp=4 interop=4");
     assert_eq!(found.kept, ["TF_NUM_INTRAOP_THREADS"]);
     assert_eq!(found.expected_threads, Some(7));
     // Variables that libraries prefer to `OMP_NUM_THREADS` would overrule the owner's value.
@@ -235,7 +232,11 @@ fn the_owners_values_win() {
         "NUMEXPR_MAX_THREADS",
         "UNRELATED",
     ]);
-    assert_eq!(written(&found), "numba=4 omp=4 interop=4 intraop=4");
+    // numexpr would run one thread with the 4 of `OMP_NUM_THREADS`.
+    assert_eq!(
+        written(&found),
+        "numba=4 numexpr=3 omp=4 interop=4 intraop=4"
+    );
     assert_eq!(
         found.kept,
         ["GOTO_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_MAX_THREADS"]
@@ -248,6 +249,139 @@ fn the_owners_values_win() {
     let found = environment(&hidden, basis);
     assert_eq!(found.kept, ["TF_NUM_INTEROP_THREADS"]);
     assert_eq!(found.expected_threads, None);
+}
+
+/// numexpr runs a single thread if it is told more than its maximum, by its own variable or by `OMP_NUM_THREADS`.
+#[test]
+fn numexpr_is_never_told_more_than_it_takes() {
+    let numexpr = |cpus: usize, profile: &str, own: &[(&str, Option<&str>)]| {
+        let mut pod = pod("worker");
+        pod.annotations
+            .insert(THREADS_ANNOTATION.to_owned(), profile.to_owned());
+        for &(name, value) in own {
+            let source = value.map_or(EnvSource::Reference, |value| {
+                EnvSource::Value(value.to_owned())
+            });
+            pod.containers[0].env.insert(name.to_owned(), source);
+        }
+        let found = environment(&pod, ThreadBasis::exclusive(cpus, cpus, 1));
+        found
+            .variables
+            .get("NUMEXPR_NUM_THREADS")
+            .map(|number| number.parse::<usize>().unwrap())
+    };
+    assert_eq!(numexpr(64, "limit", &[]), None);
+    assert_eq!(numexpr(65, "limit", &[]), Some(64));
+    assert_eq!(numexpr(384, "openmp", &[]), Some(64));
+    assert_eq!(numexpr(384, "embedding", &[]), Some(64));
+    assert_eq!(numexpr(130, "ps", &[]), Some(64));
+    assert_eq!(numexpr(128, "ps", &[]), None);
+    let own = |value| numexpr(96, "limit", &[("NUMEXPR_MAX_THREADS", value)]);
+    assert_eq!((own(Some("128")), own(Some("32"))), (None, Some(32)));
+    assert_eq!(
+        (own(None), own(Some("x")), own(Some("0"))),
+        (None, None, None)
+    );
+    assert_eq!(
+        numexpr(96, "limit", &[("OMP_NUM_THREADS", Some("96"))]),
+        None
+    );
+    assert_eq!(
+        numexpr(96, "limit", &[("NUMEXPR_NUM_THREADS", Some("70"))]),
+        None
+    );
+}
+
+#[test]
+fn programs_with_a_fresh_environment_are_named() {
+    let caution = |args: &[&str]| {
+        let mut pod = pod("worker");
+        pod.containers[0].args = args.iter().map(|&arg| arg.to_owned()).collect();
+        environment(&pod, ThreadBasis::exclusive(4, 4, 1)).caution
+    };
+    for args in [
+        &["/usr/sbin/sshd", "-De"][..],
+        &["sh", "-c", "mkdir -p /run/sshd && exec /usr/sbin/sshd -D"],
+        &["bash", "-c", "service ssh start; sleep infinity"],
+        &["/etc/init.d/ssh", "start"],
+        &["tini", "--", "/usr/sbin/sshd", "-De"],
+    ] {
+        let caution = caution(args).unwrap();
+        assert!(
+            caution.contains("mpirun -x") && caution.contains("SetEnv"),
+            "{args:?}: {caution}"
+        );
+    }
+    for (args, program) in [
+        (
+            &["su", "-", "train", "-c", "python t.py"][..],
+            "a login shell of su",
+        ),
+        (&["sudo", "-u", "train", "python", "t.py"], "sudo"),
+        (&["env", "-i", "PATH=/bin", "python", "t.py"], "env -i"),
+        (&["sh", "-c", "cron && sleep infinity"], "cron"),
+        (&["/sbin/init"], "the init system"),
+    ] {
+        let caution = caution(args).unwrap();
+        assert!(
+            caution.starts_with(&format!("programs that {program} starts ")),
+            "{args:?}: {caution}"
+        );
+    }
+    for args in [
+        &["python", "t.py", "--host", "sshd"][..],
+        &["bash", "-lc", "python t.py # sshd"],
+        &["su", "train", "-c", "python t.py"],
+        &["sudo", "-E", "python", "t.py"],
+        &["ssh", "worker-0", "python"],
+    ] {
+        assert_eq!(caution(args), None, "{args:?}");
+    }
+    let mut alone = pod("worker");
+    alone.containers[0].args = vec!["sshd".to_owned()];
+    alone
+        .annotations
+        .insert(THREADS_ANNOTATION.to_owned(), "off".to_owned());
+    assert_eq!(
+        environment(&alone, ThreadBasis::exclusive(4, 4, 1)).caution,
+        None
+    );
+}
+
+#[test]
+fn containers_share_the_pods_own_limit() {
+    let cpus = |whole: u64, limits: &[(&str, Option<u64>)]| {
+        let each = limits.iter().map(|&(name, cpu_limit)| Container {
+            resources: Resources {
+                cpu_limit,
+                ..Resources::default()
+            },
+            ..container(name)
+        });
+        let pod = Pod {
+            resources: Resources {
+                cpu_limit: Some(whole),
+                ..Resources::default()
+            },
+            containers: each.collect(),
+            ..Pod::default()
+        };
+        let basis = |container| ThreadBasis::of_quota(&pod, container, &ThreadPolicy::default());
+        pod.containers
+            .iter()
+            .map(|container| basis(container).unwrap().cpus)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(cpus(16_000, &[("a", None)]), [16]);
+    assert_eq!(cpus(16_000, &[("a", None), ("b", None)]), [8, 8]);
+    assert_eq!(cpus(16_000, &[("a", None), ("b", Some(1500))]), [14, 1]);
+    assert_eq!(
+        cpus(16_000, &[("a", None), ("b", Some(0)), ("c", Some(6000))]),
+        [5, 5, 6]
+    );
+    assert_eq!(cpus(4000, &[("a", None), ("b", Some(4000))]), [1, 4]);
+    // A proxy sizes its own pools.
+    assert_eq!(cpus(16_000, &[("a", None), ("istio-proxy", None)])[0], 16);
 }
 
 #[test]

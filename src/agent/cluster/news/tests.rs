@@ -54,6 +54,7 @@ fn waiting() -> ContainerState {
         cgroup: Some("kubepods/podu-p/c1".to_owned()),
         running: true,
         threads: ThreadEnvironment {
+            caution: None,
             profile: Profile::Off,
             threads: None,
             variables: BTreeMap::new(),
