@@ -96,9 +96,11 @@ impl ManifestFolder {
         }
     }
 
-    /// All pods, each uid once. The first file with a uid wins. An error names each further file.
+    /// All pods, each uid once. The first file with a uid wins. An error names each further file, and each pod with the name of
+    /// another one: such a pod stays, because a running container may belong to it.
     fn distinct(&self, errors: &mut Vec<String>) -> Vec<Pod> {
         let mut first: BTreeMap<&str, &Path> = BTreeMap::new();
+        let mut names: BTreeMap<String, &Path> = BTreeMap::new();
         let mut pods = Vec::new();
         for (path, pod) in self
             .files
@@ -110,7 +112,17 @@ impl ManifestFolder {
                 None => first.insert(uid, path).and(None),
             });
             match again {
-                None => pods.push(pod.clone()),
+                None => {
+                    let named = names.insert(pod.to_string(), path);
+                    if let Some(other) = named.filter(|_| !pod.name.ends_with('-')) {
+                        errors.push(format!(
+                            "{}: pod {pod} has the name of a pod in {}: give each pod of a namespace its own name",
+                            path.display(),
+                            other.display()
+                        ));
+                    }
+                    pods.push(pod.clone());
+                }
                 Some((uid, other)) => errors.push(format!(
                     "{}: pod {pod} is ignored, because its uid {uid} is the uid of a pod in {}",
                     path.display(),

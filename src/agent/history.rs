@@ -6,7 +6,7 @@ use super::node::AgentNode;
 use crate::cpu::CpuSet;
 use crate::metrics::AgentMetrics;
 use crate::pin::snapshot::{ContainerState, Repaired};
-use crate::pin::{self, Drift, Enforcement, Observed, ObservedContainer};
+use crate::pin::{self, Drift, Enforcement, Observed, ObservedContainer, ObservedPod};
 
 /// The history of the node's containers, by cgroup path.
 #[derive(Debug, Default)]
@@ -28,6 +28,12 @@ fn own(container: &ObservedContainer) -> CpuSet {
         .as_ref()
         .map(pin::AssignmentRecord::cpus)
         .unwrap_or_default()
+}
+
+/// Whether a pod's record has these CPUs.
+fn was_assigned(pod: &ObservedPod, cpus: &CpuSet) -> bool {
+    let record = pod.record.as_ref();
+    record.is_some_and(|record| cpus.is_subset(&record.cpus()))
 }
 
 /// The exclusive CPUs on which alone a container runs. An offline CPU is not among them, and does not keep the others from
@@ -98,10 +104,17 @@ impl History {
             }
             // The unpinned time is zero if the program has not begun, or if the container ran only on exclusive CPUs before.
             // A new cgroup in a pod with only the container's CPUs starts on exclusive CPUs.
+            // The pod's record tells whether Pinfold had assigned the CPUs before: another program, such as a kubelet, may have
+            // narrowed the container to the same CPUs.
             let had = waiting.contains(path)
-                || before.containers().any(|other| {
-                    other.cgroup.path == *path && other.cgroup.cpuset.effective == own
-                });
+                || before
+                    .pods
+                    .iter()
+                    .filter(|pod| was_assigned(pod, &own))
+                    .any(|pod| {
+                        let mut containers = pod.containers.iter().map(|other| &other.cgroup);
+                        containers.any(|other| other.path == *path && other.cpuset.effective == own)
+                    });
             let processes = node.cgroups.processes(path).unwrap_or_default();
             let ages = processes
                 .iter()

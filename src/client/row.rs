@@ -79,10 +79,11 @@ impl RowFigures {
         Some(self.threads? as f64 / self.cpus()?.len() as f64)
     }
 
-    /// The share of the assigned CPUs' time that was interference.
+    /// The share of the assigned CPUs' time that was interference, at most 1. The counter grows when the agent becomes sure of the
+    /// time, so over a few seconds it may grow by more than the time that has passed.
     pub(crate) fn interference_share(&self) -> Option<f64> {
         let assigned = self.assigned.as_ref().filter(|cpus| !cpus.is_empty())?;
-        Some(self.interference? / assigned.len() as f64)
+        Some((self.interference? / assigned.len() as f64).min(1.0))
     }
 
     /// Whether the measurement error is as large as the interference.

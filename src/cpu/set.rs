@@ -14,7 +14,8 @@ const BITS: u32 = 64;
 
 /// A set of CPU ids between 0 and [`MAX_CPU`].
 ///
-/// The text form is the kernel's list format: `0-3,8,10-11`. The text of the empty set is empty.
+/// The text form is the kernel's list format: `0-3,8,10-11`. The text of the empty set is empty. A text may also take a part of
+/// each group of a range, as the kernel's own parser allows: `0-15:2/4` are the first two of each four CPUs.
 /// Equal sets compare, hash and print alike.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct CpuSet {
@@ -40,6 +41,17 @@ pub enum ParseCpuSetError {
     /// An item that is neither an id nor a range.
     #[error("{item:?} in CPU list {list:?} is not a CPU id or a range: write something like 0-3,8")]
     NotANumber {
+        /// The item.
+        item: String,
+        /// The whole list.
+        list: String,
+    },
+    /// A part of a range's groups that is no part.
+    #[error(
+        "{item:?} in CPU list {list:?} does not say how many CPUs of how many it takes: write RANGE:USED/GROUP with 1 to GROUP \
+         used CPUs, like 0-15:2/4"
+    )]
+    BadStride {
         /// The item.
         item: String,
         /// The whole list.
@@ -376,11 +388,17 @@ impl FromStr for CpuSet {
                     list: list.to_owned(),
                 });
             }
-            let (start, end) = match item.split_once('-') {
-                Some((start, end)) => (id(start, item, list)?, id(end, item, list)?),
+            let (start, end, stride) = match item.split_once('-') {
+                Some((start, rest)) => {
+                    let (end, stride) = match rest.split_once(':') {
+                        Some((end, stride)) => (end, Some(Stride::read(stride, item, list)?)),
+                        None => (rest, None),
+                    };
+                    (id(start, item, list)?, id(end, item, list)?, stride)
+                }
                 None => {
                     let cpu = id(item, item, list)?;
-                    (cpu, cpu)
+                    (cpu, cpu, None)
                 }
             };
             if end < start {
@@ -389,9 +407,43 @@ impl FromStr for CpuSet {
                     list: list.to_owned(),
                 });
             }
-            set.extend(start..=end);
+            let takes = |cpu: &u32| stride.is_none_or(|stride| stride.takes(cpu - start));
+            set.extend((start..=end).filter(takes));
         }
         Ok(set)
+    }
+}
+
+/// The first `used` CPUs of each `group` CPUs of a range.
+#[derive(Clone, Copy)]
+struct Stride {
+    used: u32,
+    group: u32,
+}
+
+// === impl Stride ===
+
+impl Stride {
+    fn read(text: &str, item: &str, list: &str) -> Result<Self, ParseCpuSetError> {
+        let bad = || ParseCpuSetError::BadStride {
+            item: item.to_owned(),
+            list: list.to_owned(),
+        };
+        let (used, group) = text.split_once('/').ok_or_else(bad)?;
+        let (used, group) = (id(used, item, list)?, id(group, item, list)?);
+        // The kernel takes 0 used CPUs, too, but nobody means an empty set by it.
+        if (1..=group).contains(&used) {
+            Ok(Self { used, group })
+        } else {
+            Err(bad())
+        }
+    }
+
+    /// Whether the CPU at this place of the range, counted from 0, is taken.
+    fn takes(self, place: u32) -> bool {
+        place
+            .checked_rem(self.group)
+            .is_some_and(|place| place < self.used)
     }
 }
 

@@ -91,14 +91,14 @@ impl fmt::Display for Drift {
             others,
         } = self;
         let cause = cause.name();
-        let assigned = match assigned.is_empty() {
-            true => "shared CPUs".to_owned(),
-            false => assigned.to_string(),
+        let runs = if assigned.is_empty() {
+            format!("should run on shared CPUs and runs on {effective}")
+        } else if assigned == effective {
+            format!("runs on {effective}, but others may, too")
+        } else {
+            format!("should run on {assigned} and runs on {effective}")
         };
-        write!(
-            f,
-            "drift ({cause}): {path} should run on {assigned} and runs on {effective}"
-        )?;
+        write!(f, "drift ({cause}): {path} {runs}")?;
         let mut before = "; also on these CPUs:";
         for other in others {
             write!(f, "{before} {other}")?;

@@ -230,7 +230,12 @@ pub fn containers(
                 .map(|cgroup| &cgroup.cpuset.partition)
                 .filter(|partition| **partition != Partition::Unsupported)
                 .map(ToString::to_string),
-            numa: topology.numa_of(assigned.as_ref().unwrap_or(&topology.online)),
+            numa: topology.numa_of(
+                assigned
+                    .as_ref()
+                    .or(cgroup.map(|cgroup| &cgroup.cpuset.effective))
+                    .unwrap_or(&topology.online),
+            ),
             memory: cgroup
                 .map(|cgroup| cgroup.memory.numa.clone())
                 .filter(|numa| !numa.is_empty()),
@@ -267,4 +272,83 @@ pub fn unknown_owners(observed: &Observed, ledger: &Ledger) -> Vec<UnknownOwner>
         })
     });
     owners.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::{Numbering, Shape};
+    use crate::host::cgroup::{ContainerCgroup, Cpuset, PodCgroup};
+    use crate::pin::ObservedContainer;
+    use crate::pod::{self, Container, Policy, ThreadPolicy, thread_environment};
+
+    /// A container that another program, such as a kubelet, has put on CPUs of one NUMA node.
+    #[test]
+    fn the_numa_nodes_are_those_of_the_cpus_on_which_a_container_runs() {
+        let topology = Topology::from_shape(Shape {
+            sockets: 2,
+            numa_per_socket: 1,
+            llcs_per_numa: 1,
+            cores_per_llc: 2,
+            threads_per_core: 1,
+            numbering: Numbering::SiblingsAdjacent,
+        });
+        let pod = Pod {
+            uid: Some("u".into()),
+            containers: vec![Container {
+                name: "main".to_owned(),
+                ..Container::default()
+            }],
+            ..Pod::default()
+        };
+        let decisions = Decisions {
+            containers: vec![Decision {
+                pod: 0,
+                container: 0,
+                qos: pod::qos(&pod),
+                recognition: pod::recognise(&pod),
+                entitlement: Entitlement::Shared {
+                    reason: String::new(),
+                },
+                cpus: None,
+                note: None,
+                refused: None,
+            }],
+            ..Decisions::default()
+        };
+        let numa_of = |effective: Option<&str>| {
+            let container = effective.map(|cpus| ObservedContainer {
+                name: Some("main".to_owned()),
+                cgroup: ContainerCgroup {
+                    cpuset: Cpuset {
+                        effective: cpus.parse().unwrap(),
+                        ..Cpuset::default()
+                    },
+                    ..ContainerCgroup::default()
+                },
+                ..ObservedContainer::default()
+            });
+            let observed = Observed {
+                pods: vec![ObservedPod {
+                    cgroup: PodCgroup {
+                        uid: "u".to_owned(),
+                        ..PodCgroup::default()
+                    },
+                    containers: container.into_iter().collect(),
+                    ..ObservedPod::default()
+                }],
+                ..Observed::default()
+            };
+            let pods = std::slice::from_ref(&pod);
+            let states = containers(pods, &topology, &decisions, &observed, |pod, index, _| {
+                let (policy, threads) = (Policy::default(), ThreadPolicy::default());
+                thread_environment(pod, &pod.containers[index], &policy, &threads, None)
+            });
+            states[0].numa.as_ref().unwrap().to_string()
+        };
+        assert_eq!(
+            [numa_of(Some("2-3")), numa_of(Some("1-2")), numa_of(None)],
+            ["1", "0-1", "0-1"]
+        );
+    }
 }

@@ -4,6 +4,8 @@
 //! Deployment. The second reading gives the pods. As in Kubernetes, YAML numbers and booleans are not strings: a
 //! label `CASE: 2` is an error, and the error advises quotes.
 
+use std::collections::HashSet;
+
 use serde::Deserialize;
 
 use super::object::{ObjectMeta, PodObject, PodSpec, PodStatus};
@@ -64,6 +66,16 @@ pub enum ManifestError {
         /// The API version, or `no apiVersion`.
         api_version: String,
     },
+    /// Two pods with one name in a namespace, which no cluster has.
+    #[error(
+        "{origin}: two pods have the name {pod}: give each pod of a namespace its own name, or remove one of them"
+    )]
+    Repeated {
+        /// The source of the text.
+        origin: String,
+        /// The namespace and the name.
+        pod: String,
+    },
     /// An invalid pod.
     #[error("{origin}: document {document}{}, {pod}, is not valid", of_item(*item))]
     Pod {
@@ -122,7 +134,22 @@ pub fn parse(text: &str, source: &str) -> Result<Vec<Pod>, ManifestError> {
     for (document, number) in documents.into_iter().zip(1..) {
         document.pods(source, number, &mut pods)?;
     }
-    Ok(pods)
+    match repeated(&pods) {
+        Some(pod) => Err(ManifestError::Repeated {
+            origin: origin(),
+            pod: pod.to_string(),
+        }),
+        None => Ok(pods),
+    }
+}
+
+/// The first pod with the namespace and the name of an earlier one.
+///
+/// A name that ends in `-` is a `generateName`, from which each pod gets a name of its own.
+pub fn repeated(pods: &[Pod]) -> Option<&Pod> {
+    let mut names = HashSet::new();
+    let mut named = pods.iter().filter(|pod| !pod.name.ends_with('-'));
+    named.find(|pod| !names.insert((&pod.namespace, &pod.name)))
 }
 
 /// The kind and the version of a document.

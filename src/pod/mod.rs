@@ -49,7 +49,7 @@ pub use entitlement::{
     Entitlement, MOST_CPUS, Policy, Training, entitlement, is_denied, is_required, training,
 };
 pub use from_k8s::PodError;
-pub use manifest::{ManifestError, SyntaxError, parse};
+pub use manifest::{ManifestError, SyntaxError, parse, repeated};
 pub use model::{Container, ContainerIds, ContainerKind, EnvSource, Pod, Qos, Resources};
 pub use object::PodObject;
 pub use processes::{Processes, processes};

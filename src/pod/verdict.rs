@@ -181,6 +181,14 @@ pub fn verdict(environment: &ThreadEnvironment, facts: &ThreadFacts<'_>) -> Opti
         threads
     };
     let expected = match environment.expected_threads {
+        // Without the variables, the program chose its numbers itself.
+        Some(expected)
+            if facts
+                .environment
+                .is_some_and(|there| !is_in_place(environment, there)) =>
+        {
+            format!("{count}; with the computed variables, its pools would have {expected}")
+        }
         Some(expected) => format!("{count}, {expected} in the pools that its environment sizes"),
         None => count,
     };
@@ -378,6 +386,16 @@ mod tests {
         let sentence = verdict(&plain, &ended).unwrap().sentence;
         assert!(
             sentence.contains("2 threads (at most 9 so far), 8 in the pools"),
+            "{sentence}"
+        );
+        let none = BTreeMap::new();
+        let bare = ThreadFacts {
+            environment: Some(&none),
+            ..facts(&plain, 8)
+        };
+        let sentence = verdict(&plain, &bare).unwrap().sentence;
+        assert!(
+            sentence.contains("8 threads; with the computed variables, its pools would have 8;"),
             "{sentence}"
         );
         // TensorFlow's server has more threads. These are measured numbers of a worker and of a chief, with 8 inter-op

@@ -18,6 +18,8 @@ use crate::agent::config::{Config, Metrics, Runtime};
 use crate::agent::{Agent, AgentNode};
 use crate::cpu::CpuSet;
 use crate::host::spawn::Stderr;
+use crate::pin::Snapshot;
+use crate::text::counted;
 
 /// The longest time until the workers' first step, and until the first measured step. A busy or emulated machine is slow.
 const FIRST_STEP: Duration = Duration::from_secs(120);
@@ -119,6 +121,8 @@ pub struct DemoReport {
     pub interference: Option<MeasuredInterference>,
     /// The comparison, the neighbors, and the limits of this machine, each as a sentence.
     pub compared: Vec<String>,
+    /// What the agent could not do, a sentence each; with any of these, the halves differ less than they should.
+    pub problems: Vec<String>,
     /// The kind of the pods beside the job.
     pub neighbors: NeighborKind,
     /// The measured time of both halves together, in seconds.
@@ -207,11 +211,18 @@ async fn halves(
     let enforcement = agent
         .snapshot()
         .map_or("observe", |snapshot| snapshot.enforcement.name());
+    let mut problems: Vec<String> = Vec::new();
+    for problem in shared.problems.into_iter().chain(pinned.problems) {
+        if !problems.contains(&problem) {
+            problems.push(problem);
+        }
+    }
     tokio::task::block_in_place(|| local.stop_all())?;
     Ok(DemoReport {
         enforcement,
         interference: pinned.interference,
         compared: setting.in_words(),
+        problems,
         neighbors: setting.kind,
         seconds: shared.seconds + pinned.seconds,
         shared: shared.figures,
@@ -257,6 +268,8 @@ struct Measured {
     /// The pods, with rates over the whole half.
     rows: Vec<DemoRow>,
     interference: Option<MeasuredInterference>,
+    /// What went wrong, a sentence each.
+    problems: Vec<String>,
     seconds: f64,
 }
 
@@ -267,9 +280,59 @@ impl Measured {
         Self {
             figures: figures(base, now, p99),
             interference: MeasuredInterference::between(base, now, owners),
+            problems: Vec::new(),
             seconds: (now.at - base.at).as_secs_f64(),
             rows,
         }
+    }
+}
+
+/// What the agent reports as wrong during a half.
+#[derive(Debug, Default)]
+struct Problems {
+    errors: Vec<String>,
+    /// Where the last state still differs from what was assigned.
+    drift: Vec<String>,
+}
+
+// === impl Problems ===
+
+impl Problems {
+    /// Notes the problems of a moment. An error stays noted, because the figures have suffered from it; a difference from the
+    /// assignment that was repaired since is only one of the failed writes.
+    fn note(&mut self, snapshot: &Snapshot) {
+        for error in &snapshot.errors {
+            if !self.errors.contains(error) {
+                self.errors.push(error.clone());
+            }
+        }
+        let owners = snapshot.containers.iter();
+        self.drift = owners
+            .filter_map(|owner| {
+                let (assigned, effective) = (owner.own()?, owner.effective.as_ref()?);
+                (owner.running && assigned != effective).then(|| {
+                    format!(
+                        "{} should run on {}, but runs on {}",
+                        owner.pod,
+                        assigned.in_words(),
+                        effective.in_words()
+                    )
+                })
+            })
+            .collect();
+    }
+
+    /// All problems. The agent keeps an error only until its next pass, so a failed write may be known only by its count.
+    fn sentences(self, failed_writes: u64) -> Vec<String> {
+        let mut all = self.errors;
+        all.extend(self.drift);
+        if failed_writes > 0 {
+            let failed = counted(failed_writes, "write");
+            all.push(format!(
+                "{failed} to cgroups failed or had no effect; the messages above name each one"
+            ));
+        }
+        all
     }
 }
 
@@ -300,6 +363,9 @@ async fn half(
     local: &mut LocalNode,
     show: &mut impl FnMut(&DemoFrame),
 ) -> anyhow::Result<Measured> {
+    let failed_before =
+        Sample::parse(&tokio::task::block_in_place(|| agent.scrape())?).failed_writes;
+    let mut problems = Problems::default();
     start(pods, agent, local).await?;
     // The measurement starts after the warm-up, when every worker has made a step.
     let mut ticks = tokio::time::interval(SAMPLE_INTERVAL);
@@ -313,6 +379,9 @@ async fn half(
         local.check()?;
         agent.check()?;
         let now = sample(agent, local, pods)?;
+        if let Some(snapshot) = agent.snapshot() {
+            problems.note(&snapshot);
+        }
         let running = begun.elapsed();
         if base.is_none() {
             let ready = now.workers().all(|worker| worker.steps > 0);
@@ -340,7 +409,11 @@ async fn half(
             .filter(|base| measured >= seconds && has_step(base))
         {
             let rows = self::rows(pods, agent, base, &now);
-            return Ok(Measured::new(base, &now, rows, p99));
+            let failed = now.failed_writes.saturating_sub(failed_before);
+            return Ok(Measured {
+                problems: problems.sentences(failed),
+                ..Measured::new(base, &now, rows, p99)
+            });
         }
         last = now;
     }
@@ -447,6 +520,24 @@ mod tests {
         assert!(may_measure(FIRST_STEP, true).unwrap());
         let error = may_measure(FIRST_STEP, false).unwrap_err().to_string();
         assert!(error.contains("no step within 120 s"), "{error}");
+    }
+
+    #[test]
+    fn a_failed_write_and_a_lasting_difference_are_problems() {
+        let text = "pinfold_reconcile_steps_total{outcome=\"done\"} 7\npinfold_reconcile_steps_total{outcome=\"gone\"} 1\n\
+                    pinfold_reconcile_steps_total{outcome=\"not_in_force\"} 2\npinfold_reconcile_steps_total{outcome=\"blocked\"} 1\n";
+        assert_eq!(Sample::parse(text).failed_writes, 3);
+        assert!(Problems::default().sentences(0).is_empty());
+        let problems = Problems {
+            errors: vec!["pod/a: written, but the kernel reports 0-1".to_owned()],
+            drift: vec!["worker-0 should run on CPU 1, but runs on CPUs 0-1".to_owned()],
+        };
+        let sentences = problems.sentences(3);
+        assert_eq!(sentences.len(), 3, "{sentences:?}");
+        assert!(
+            sentences[2].starts_with("3 writes to cgroups failed"),
+            "{sentences:?}"
+        );
     }
 
     #[test]

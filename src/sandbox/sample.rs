@@ -8,6 +8,8 @@ use std::time::Instant;
 pub(super) struct Sample {
     pub(super) at: Instant,
     pub(super) pods: BTreeMap<String, SampledCounters>,
+    /// The agent's writes to cgroups that failed so far.
+    pub(super) failed_writes: u64,
     /// Collectors without counters on this machine, with the reasons.
     pub(super) unsupported: BTreeMap<String, String>,
 }
@@ -90,9 +92,11 @@ impl Sample {
             }
         }
         let unsupported = text.lines().filter_map(unsupported).collect();
+        let failed_writes = text.lines().filter_map(failed_writes).sum();
         Self {
             at: Instant::now(),
             pods,
+            failed_writes,
             unsupported,
         }
     }
@@ -145,6 +149,14 @@ impl<'a> MetricLine<'a> {
         let whole = self.value.max(0.0) as u64;
         whole
     }
+}
+
+/// The number in a line about writes that ended neither as planned nor because the cgroup was gone.
+fn failed_writes(line: &str) -> Option<u64> {
+    let rest = line.strip_prefix("pinfold_reconcile_steps_total{outcome=\"")?;
+    let (outcome, value) = rest.split_once("\"} ")?;
+    let failed = !matches!(outcome, "done" | "gone");
+    failed.then(|| value.trim().parse().ok()).flatten()
 }
 
 /// The collector and the reason, in a line about a collector without counters.

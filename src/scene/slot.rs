@@ -55,11 +55,11 @@ impl Slot {
 
 impl fmt::Display for Slot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "scene {} case {} ", self.scene, self.case)?;
+        write!(f, "scene {} case {}", self.scene, self.case)?;
         if let Some(kind) = &self.kind {
-            write!(f, "{kind} ")?;
+            write!(f, " type {kind}")?;
         }
-        write!(f, "{}", self.index)
+        write!(f, " index {}", self.index)
     }
 }
 

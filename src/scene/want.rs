@@ -128,12 +128,14 @@ pub fn want(plan: &ScenePlan, node: &Node) -> Result<WantedSlot, NoSuchCase> {
 pub fn switch(rule: OnBusy, has: &str, pods: &[String]) -> SwitchDecision {
     let Some(first) = pods.first() else {
         return SwitchDecision::Change {
-            reason: format!("no pod of {has} runs here"),
+            reason: format!("no pod here needs the labels of {has}"),
         };
     };
     let running = match pods.len() {
-        1 => format!("pod {first} of {has} still runs here"),
-        many => format!("{many} pods of {has} still run here, for example {first}"),
+        1 => format!("pod {first} still runs here and needs the labels of {has}"),
+        many => {
+            format!("{many} pods still run here and need the labels of {has}, for example {first}")
+        }
     };
     match rule {
         OnBusy::Force => SwitchDecision::Change {

@@ -103,7 +103,7 @@ async fn a_node_keeps_its_slot_and_writes_nothing_at_rest() {
     assert_eq!(
         state,
         json!({
-            "phase": "placed", "says": "scene 1 case 1 0 by plan p", "plan": "p",
+            "phase": "placed", "says": "scene 1 case 1 index 0 by plan p", "plan": "p",
             "slot": {"scene": "1", "case": "1", "index": 0},
             "labels": {"CASE": "1", "INDEX": "0", "SCENCE": "1"}, "claims": ["scene.p.1.1.0"],
         })
@@ -1225,9 +1225,9 @@ async fn a_case_change_waits_for_unknown_pods_but_not_for_pods_of_other_labels()
     agent.pods.send_replace(Some(vec![pod(None)]));
     agent
         .until("a wait", |state| {
-            state
-                .says
-                .contains("pod web/web-0 of scene 1 case 1 0 still runs here")
+            state.says.contains(
+                "pod web/web-0 still runs here and needs the labels of scene 1 case 1 index 0",
+            )
         })
         .await;
     agent.pods.send_replace(Some(vec![pod(Some(&["zone"]))]));

@@ -187,7 +187,7 @@ fn the_rule_decides_on_a_busy_node() {
     };
     assert_eq!(
         reason,
-        "2 pods of scene 2 case 1 ps 0 still run here, for example train/ps-0"
+        "2 pods still run here and need the labels of scene 2 case 1 type ps index 0, for example train/ps-0"
     );
     assert!(
         matches!(switch(OnBusy::Force, &has, &pods), SwitchDecision::Change { reason } if reason.contains("force"))
@@ -196,7 +196,9 @@ fn the_rule_decides_on_a_busy_node() {
         panic!()
     };
     assert!(
-        reason.starts_with("pod train/ps-0 of scene 2 case 1 ps 0 still runs here"),
+        reason.starts_with(
+            "pod train/ps-0 still runs here and needs the labels of scene 2 case 1 type ps index 0"
+        ),
         "{reason}"
     );
 }

@@ -522,6 +522,34 @@ fn mistakes_are_named_with_place_and_correction() {
     }
 }
 
+/// A task becomes an object with the addresses of all others, so a plan within each limit can still be too large.
+#[test]
+fn a_case_has_no_more_tasks_than_a_cluster() {
+    let large = with(
+        SMALL,
+        "nodes: {w: 2, p: 1}, totals: {servers: 3, worker: 6, ps: 1}",
+        "nodes: {w: 10000, p: 1}",
+    );
+    let text = report(&with(&large, "{worker: 3}", "{worker: 10}"), None);
+    assert!(
+        text.contains(
+            "spec.scenes[0].cases[0].nodes: scene 2 case 1 has 100001 tasks, and 100000 is the most"
+        ),
+        "{text}"
+    );
+    let text = report(
+        &with(
+            &large,
+            "{worker: 3}",
+            "{worker: 9, chief: 1, evaluator: 10000}",
+        ),
+        None,
+    );
+    assert!(text.contains("100100001 tasks"), "{text}");
+    let text = report(&with(&large, "{worker: 3}", "{worker: 9}"), None);
+    assert!(!text.contains("is the most"), "{text}");
+}
+
 #[test]
 fn one_mistake_does_not_hide_another() {
     let text = with(SMALL, "case: \"1\", nodes", "case: 1, nodes");

@@ -197,7 +197,7 @@ fn the_messages_name_slot_and_node() {
     let three = [on("a", "worker 0"), on("b", ""), on("c", "")];
     assert_eq!(
         message(&three, &claims(&[("worker 0", "a")]), "Placed"),
-        "1 of 3 slots claimed; the first free slot is scene 2 case 1 worker 1"
+        "1 of 3 slots claimed; the first free slot is scene 2 case 1 type worker index 1"
     );
     assert_eq!(
         message(&three[..1], &claims(&[("worker 0", "a")]), "Placed"),
@@ -206,17 +206,17 @@ fn the_messages_name_slot_and_node() {
     let all = claims(&[("worker 0", "a"), ("worker 1", "b"), ("ps 0", "c")]);
     let text = message(&three, &all, "Placed");
     assert!(
-        text.starts_with("1 of 3 slots labelled; node b holds scene 2 case 1 worker 1"),
+        text.starts_with("1 of 3 slots labelled; node b holds scene 2 case 1 type worker index 1"),
         "{text}"
     );
     assert_eq!(
         message(&three, &claims(&[("worker 0", "b")]), "Conflicted"),
-        "node a has the labels of scene 2 case 1 worker 0, but node b holds the claim: remove the labels from the wrong node"
+        "node a has the labels of scene 2 case 1 type worker index 0, but node b holds the claim: remove the labels from the wrong node"
     );
     let twice = [on("a", "ps 0"), on("b", "ps 0"), on("c", "worker 0")];
     assert_eq!(
         message(&twice, &claims(&[("ps 0", "a")]), "Conflicted"),
-        "node c has the labels of scene 2 case 1 worker 0, but no node holds the claim: remove the labels from the wrong node \
+        "node c has the labels of scene 2 case 1 type worker index 0, but no node holds the claim: remove the labels from the wrong node \
          (2 conflicts in all)"
     );
 }

@@ -137,7 +137,7 @@ fn what_waits_says_why() {
     assert_eq!(
         simulation.notes,
         [
-            "node-4 and twin have the same labels, scene 1 case 2 3: the scheduler may spread the tasks of this slot over these nodes"
+            "node-4 and twin have the same labels, scene 1 case 2 index 3: the scheduler may spread the tasks of this slot over these nodes"
         ]
     );
     let on_twin = simulation

@@ -236,10 +236,17 @@ impl ReportedContainer {
             warning: true,
             action: "Repair",
             reason: "DriftRepaired",
-            note: format!(
-                "ran on {} instead of {cpus}, because {cause}; Pinfold restored the CPUs",
-                repaired.effective.in_words()
-            ),
+            note: if repaired.effective == *cpus {
+                format!(
+                    "did not have {} for itself alone, because {cause}; Pinfold made them exclusive again",
+                    cpus.in_words()
+                )
+            } else {
+                format!(
+                    "ran on {} instead of {cpus}, because {cause}; Pinfold restored the CPUs",
+                    repaired.effective.in_words()
+                )
+            },
         });
     }
 }

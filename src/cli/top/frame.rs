@@ -129,7 +129,7 @@ impl FrameInput<'_> {
         lines.push(Line::default());
         let outdated = self.outdated();
         let content = self.content(&outdated);
-        let table = Table::new(&content, width);
+        let table = Table::with_whole_names(&content, width);
         lines.push(table.heading());
         lines.extend(table.lines(0, usize::MAX).into_iter().map(|(_, line)| line));
         if self.rows.is_empty() {

@@ -63,6 +63,23 @@ impl<'a> Table<'a> {
         }
     }
 
+    /// A table for a text, with the columns of a width. Names are never cut, because a text can be scrolled and searched.
+    pub(super) fn with_whole_names(content: &'a TableInput<'a>, width: usize) -> Self {
+        let mut table = Self::new(content, width);
+        let longest = content.rows.iter().flat_map(|row| {
+            let containers = table.containers(row).iter();
+            let containers = containers.map(|(name, _)| 2 + measure_text_width(name.as_str()));
+            std::iter::once(measure_text_width(&full_name(row))).chain(containers)
+        });
+        let longest = longest.max().unwrap_or(0);
+        for (column, width) in &mut table.columns {
+            if *column == Column::Pod {
+                *width = longest.max(*width);
+            }
+        }
+        table
+    }
+
     pub(super) fn heading(&self) -> Line<'static> {
         let heading = self.columns.iter().flat_map(|&(column, width)| {
             let style = Style::new().add_modifier(if column == self.content.sort {

@@ -5,6 +5,9 @@ use std::collections::BTreeSet;
 use super::{Finder, many, repeated};
 use crate::scene::{Case, Group, Path, SERVERS, Scene, key_fault, reserved_domain, value_fault};
 
+/// The most tasks of a case: ten on each of the most servers.
+const MAX_TASKS: u64 = 100_000;
+
 impl Finder<'_> {
     pub(super) fn labels(&mut self) {
         let keys = &self.plan.spec.labels;
@@ -140,6 +143,7 @@ impl Finder<'_> {
             let path = path.at(index);
             self.label_value(&path.key("case"), &case.case);
             self.counts(scene, case, &path.key("nodes"));
+            self.tasks(scene, case, &path.key("nodes"));
             self.totals(scene, case, &path.key("totals"));
         }
     }
@@ -278,6 +282,25 @@ impl Finder<'_> {
             } else {
                 self.total_tasks(scene, case, (total.as_str(), written), &path);
             }
+        }
+    }
+
+    /// Whether a cluster could run so many tasks. Each one becomes a pod, and an address in the environment of all others.
+    fn tasks(&mut self, scene: &Scene, case: &Case, path: &Path) {
+        let of_group = |group: &Group| {
+            let per_node: u64 = group.per_node.values().copied().map(u64::from).sum();
+            servers_of(case, &group.name).saturating_mul(per_node)
+        };
+        let groups = scene.groups.iter().map(of_group);
+        let tasks = groups.fold(0, u64::saturating_add);
+        if tasks > MAX_TASKS {
+            let text = format!(
+                "scene {} case {} has {}, and {MAX_TASKS} is the most",
+                scene.scene,
+                case.case,
+                many(tasks, "task")
+            );
+            self.error(path, text, "write fewer nodes, or fewer tasks in perNode");
         }
     }
 

@@ -125,7 +125,10 @@ impl<'a> PlacementPass<'a> {
             true
         });
         mine.idle = self.idle(pod, &mine, &idle);
-        self.assignments.insert(pod.key.clone(), mine);
+        // Only owners are kept, of which there are at most as many as CPUs: `free` goes through all of them for each pod.
+        if !mine.is_empty() {
+            self.assignments.insert(pod.key.clone(), mine);
+        }
     }
 
     /// Gives a pod's containers the CPUs missing from their entitlements.
@@ -294,8 +297,11 @@ impl<'a> PlacementPass<'a> {
         }
         let mut names = Vec::new();
         let mut owners = Vec::new();
+        let requests = self.requests.iter().rev();
+        let by_key: BTreeMap<&str, &PodRequest<'_>> =
+            requests.map(|pod| (pod.key.as_str(), pod)).collect();
         for (key, assignment) in &self.assignments {
-            let pod = self.requests.iter().find(|pod| pod.key == *key);
+            let pod = by_key.get(key.as_str()).copied();
             for (name, cpus) in &assignment.containers {
                 let own = assignment.of_container(name);
                 let idle = pod.map(|pod| self.idle(pod, &own, &assignment.idle));

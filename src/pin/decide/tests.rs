@@ -49,6 +49,47 @@ fn app(uid: &str, cpus: u64) -> Pod {
     pod(uid, &[("main", ContainerKind::App, cpus * 1000)])
 }
 
+/// Each pod looks at all assignments, so pods without CPUs must not be among them.
+#[test]
+fn only_owners_have_an_assignment_while_pods_are_placed() {
+    let topology = machine();
+    let placer = Placer::new(&topology);
+    let pods: Vec<Pod> = (0..40)
+        .map(|number| app(&format!("p{number}"), 2))
+        .collect();
+    let (policy, preferences, devices) = (
+        Policy::default(),
+        CpuPreferences::default(),
+        BTreeMap::new(),
+    );
+    let inputs = DecisionInput {
+        topology: &topology,
+        placer: &placer,
+        reserved: &set("0-1"),
+        policy: &policy,
+        preferences: &preferences,
+        pods: &pods,
+        here: None,
+        devices: &devices,
+        moves: 0,
+        ids_settled: true,
+        suspended: None,
+    };
+    let requests = pods.iter().enumerate();
+    let requests: Vec<PodRequest<'_>> = requests
+        .map(|(index, pod)| PodRequest::new(index, pod, &inputs))
+        .collect();
+    let mut placing = place::PlacementPass::new(&inputs, &Ledger::default(), &requests);
+    for pod in &requests {
+        placing.keep(pod);
+    }
+    assert!(placing.assignments.is_empty());
+    for pod in &requests {
+        placing.gain(pod);
+    }
+    assert_eq!((placing.assignments.len(), placing.notes.len()), (7, 33));
+}
+
 fn decided(pods: &[Pod], ledger: &Ledger) -> Decisions {
     decided_on(&machine(), pods, ledger)
 }

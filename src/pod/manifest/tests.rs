@@ -78,6 +78,34 @@ fn restart_policies_are_those_of_kubernetes() {
 }
 
 #[test]
+fn two_pods_of_one_name_are_an_error() {
+    let pod =
+        |name: &str, namespace: &str| POD.replace("name: a,", name).replace("team", namespace);
+    let both = |first: &str, second: &str| format!("{first}---\n{second}");
+    let twice = both(POD, &pod("name: a,", "team"));
+    assert_eq!(
+        refused(&twice),
+        "pods.yaml: two pods have the name team/a: give each pod of a namespace its own name, or remove one of them"
+    );
+    let list = "{\"kind\": \"List\", \"apiVersion\": \"v1\", \"items\": [ITEM, ITEM]}".replace(
+        "ITEM",
+        "{\"metadata\": {\"name\": \"x\"}, \"spec\": {\"containers\": [{\"name\": \"c\"}]}}",
+    );
+    assert!(refused(&list).contains("two pods have the name default/x"));
+    for several in [
+        both(POD, &pod("name: b,", "team")),
+        both(POD, &pod("name: a,", "other")),
+        // Each of these gets a name of its own.
+        both(
+            &pod("generateName: a-,", "team"),
+            &pod("generateName: a-,", "team"),
+        ),
+    ] {
+        assert_eq!(parse(&several, "pods.yaml").unwrap().len(), 2, "{several}");
+    }
+}
+
+#[test]
 fn every_field_is_read() {
     let pods = parse(POD, "pods.yaml").unwrap();
     let [pod] = &pods[..] else { panic!("{pods:?}") };
@@ -125,14 +153,16 @@ fn every_field_is_read() {
 #[test]
 fn documents_and_lists() {
     let pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: c}]}\n";
+    let other = pod.replace("name: p", "name: q");
     let item = "{metadata: {name: i}, spec: {containers: [{name: c}]}}";
+    let second = item.replace("name: i", "name: j");
     let cases = [
         (String::new(), 0),
         ("---\n---\n# nothing\n".to_owned(), 0),
         ("null\n".to_owned(), 0),
         (pod.to_owned(), 1),
-        (format!("---\n{pod}---\n---\n{pod}...\n"), 2),
-        (format!("kind: PodList\nitems: [{item}, {item}]\n---\n{pod}"), 3),
+        (format!("---\n{pod}---\n---\n{other}...\n"), 2),
+        (format!("kind: PodList\nitems: [{item}, {second}]\n---\n{pod}"), 3),
         (format!("kind: List\napiVersion: v1\nitems: [{item}]\n"), 1),
         ("kind: PodList\n".to_owned(), 0),
         ("kind: PodList\nitems: null\n".to_owned(), 0),
@@ -144,8 +174,9 @@ fn documents_and_lists() {
         ),
         (
             format!(
-                "\u{feff}{0}\n{0}",
-                r#"{"kind":"Pod","metadata":{"name":"\ud83d\ude00"},"spec":{"containers":[{"name":"c"}]}}"#
+                "\u{feff}{}\n{}",
+                r#"{"kind":"Pod","metadata":{"name":"\ud83d\ude00"},"spec":{"containers":[{"name":"c"}]}}"#,
+                r#"{"kind":"Pod","metadata":{"name":"o"},"spec":{"containers":[{"name":"c"}]}}"#
             ),
             2,
         ),

@@ -340,6 +340,20 @@ fn drift_is_reported_after_its_repair() {
         notes,
         [vec![PINNED], vec![], vec![expected], vec![], vec![expected]]
     );
+    // The partition became invalid: the CPUs stayed the same, and others could use them.
+    let mut shared_for_a_time = repaired(1);
+    shared_for_a_time.repaired = shared_for_a_time.repaired.map(|repaired| Repaired {
+        cause: DriftCause::Partition,
+        effective: set("2-3"),
+        ..repaired
+    });
+    assert_eq!(
+        notes_of(&[owns("2-3"), shared_for_a_time])[1],
+        [
+            "DriftRepaired: Container main did not have CPUs 2-3 for itself alone, because its partition ended or became invalid; \
+          Pinfold made them exclusive again"
+        ]
+    );
     // A container without exclusive CPUs was only kept off other containers' CPUs.
     let bystander = ContainerState {
         entitlement: shared("not a training pod"),

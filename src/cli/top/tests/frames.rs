@@ -158,6 +158,24 @@ fn going_down_by_one_changes_two_lines() {
 }
 
 #[test]
+fn a_text_has_whole_names() {
+    let name =
+        "a-very-long-name-of-a-job-whose-pods-differ-only-at-the-end-of-their-names-worker-17";
+    let mut state = state(&["node-1"]);
+    let status = status(&[container(name, "worker", Some("2"))]);
+    state.record((0, at(1), answer(&status, "")));
+    state.arrange();
+    for width in [20, 100] {
+        let lines = state.picture().as_text(width);
+        let full = format!("train/{name}");
+        assert!(
+            lines.iter().any(|line| line.to_string().contains(&full)),
+            "{lines:?}"
+        );
+    }
+}
+
+#[test]
 fn what_an_api_says_is_drawn_as_text() {
     let mut evil = container("w\u{1b}]0;x\u{7}\u{9b}2J\n", "worker", Some("2"));
     evil["note"] = json!("note\u{1b}[31m\r");

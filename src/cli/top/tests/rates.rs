@@ -27,6 +27,15 @@ fn rates_need_two_looks_at_one_thing() {
         (None, None, None),
         "a counter that went back tells nothing"
     );
+    // The counter grows when the agent is sure of the time, so it may grow faster than time passes.
+    let mut hasty = two_samples();
+    hasty.record((
+        0,
+        at(4),
+        answer(&status(&job()), &metrics(7, &[("ps-0", 100.0)])),
+    ));
+    hasty.arrange();
+    assert_eq!(figures(&hasty, "ps-0").2, Some(1.0));
     // A restarted agent: counters may begin anywhere.
     state.record((
         0,

@@ -391,7 +391,7 @@ fn on_busy_applies_when_the_case_and_the_label_keys_change() {
         for (labels, claims) in [(alias(), CLAIM), (alias(), &[]), (renamed(), CLAIM)] {
             let held = waits(
                 &relabelled(active, labels, claims, &["CASE"]),
-                "train/w of scene 1 case 1 0 still runs",
+                "train/w still runs here and needs the labels of scene 1 case 1 index 0",
             );
             assert_eq!(held, Some(old_slot()));
         }
@@ -400,13 +400,19 @@ fn on_busy_applies_when_the_case_and_the_label_keys_change() {
         listed.plans.plans[0].spec.nodes.names = Some(vec!["n".to_owned()]);
         listed.memory.last = Some(("p".to_owned(), old_slot()));
         assert_eq!(
-            waits(&listed, "train/w of scene 1 case 1 0 still runs"),
+            waits(
+                &listed,
+                "train/w still runs here and needs the labels of scene 1 case 1 index 0"
+            ),
             Some(old_slot())
         );
         // After a restart, the memory is empty. Pods may still depend on applied labels that name no slot.
         listed.memory = DecisionState::default();
         assert_eq!(
-            waits(&listed, "train/w of the place CASE=1 INDEX=0 SCENCE=1"),
+            waits(
+                &listed,
+                "train/w still runs here and needs the labels of the place CASE=1 INDEX=0 SCENCE=1"
+            ),
             None
         );
         listed.pods = bound(&["zone"]);
@@ -464,7 +470,7 @@ fn on_busy_applies_when_the_labels_are_incomplete() {
             "{active:?}"
         );
         assert!(
-            verdict.says.contains("scene 1 case 1 0"),
+            verdict.says.contains("scene 1 case 1 index 0"),
             "{}",
             verdict.says
         );
