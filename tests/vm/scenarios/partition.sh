@@ -1,6 +1,6 @@
 # Runs the tests of the agent on this kernel: kills, hostile writers, many short-lived pods, and the behaviour that the
 # agent must preserve, and records. Kernels with partitions also run the tests of partitions.
-# vm: small
+# vm: small v1
 source tests/vm/check.sh
 
 [[ -x ${PINFOLD_AGENT_TESTS:-} ]] || not_here "PINFOLD_AGENT_TESTS does not name a test program; tests/run sets the variable"
@@ -8,12 +8,14 @@ export PINFOLD_KERNEL_TESTS=1 PINFOLD_TEST_PATIENCE=60
 export PINFOLD_TEST_KILLS=${PINFOLD_TEST_KILLS:-6} PINFOLD_TEST_HOSTILE_SECONDS=${PINFOLD_TEST_HOSTILE_SECONDS:-10}
 export PINFOLD_TEST_LIFETIMES=${PINFOLD_TEST_LIFETIMES:-100}
 
-mkdir -p "/sys/fs/cgroup/probe" 2>/dev/null
-echo +cpuset >/sys/fs/cgroup/cgroup.subtree_control
-if [[ -e /sys/fs/cgroup/probe/cpuset.cpus.exclusive ]]; then
-    export PINFOLD_PARTITION_TESTS=1
-    "$PINFOLD_AGENT_TESTS" --test-threads=1 partition endurance preserved records || fail "a test of the agent failed (see above)"
-else
-    "$PINFOLD_AGENT_TESTS" --test-threads=1 endurance preserved records || fail "a test of the agent failed (see above)"
+tests=(endurance preserved records)
+if [[ $PINFOLD_VM_CGROUP == v2 ]]; then
+    mkdir /sys/fs/cgroup/probe
+    echo +cpuset >/sys/fs/cgroup/cgroup.subtree_control
+    if [[ -e /sys/fs/cgroup/probe/cpuset.cpus.exclusive ]]; then
+        export PINFOLD_PARTITION_TESTS=1
+        tests+=(partition)
+    fi
+    rmdir /sys/fs/cgroup/probe
 fi
-rmdir /sys/fs/cgroup/probe
+"$PINFOLD_AGENT_TESTS" --test-threads=1 "${tests[@]}" || fail "a test of the agent failed (see above)"
