@@ -8,6 +8,7 @@ use super::history::own_in_force;
 use super::node::threads;
 use super::pass_model::PassResult;
 use super::reconciler::Reconciler;
+use super::unguarded::Starts;
 use crate::cpu::{CpuSet, NumberList};
 use crate::pin::cpu_isolation::{
     CpuIsolationOptions, IsolationInput, IsolationReport, KnobFailure,
@@ -69,6 +70,26 @@ impl Reconciler {
             errors,
         })));
         Ok(())
+    }
+
+    /// The problems of containers that started while no agent answered the runtime. Without NRI every container starts that way,
+    /// which is a problem of its own.
+    fn unguarded_problems(
+        &mut self,
+        result: &PassResult,
+        states: &[ContainerState],
+    ) -> Vec<String> {
+        let node = &self.managed.node;
+        if node.enforcement == Enforcement::Observe || !node.config.runtime.wanted() {
+            return Vec::new();
+        }
+        self.unguarded.problems(&Starts {
+            result,
+            states,
+            history: &self.history,
+            enforcement: node.enforcement,
+            metrics: &self.passes.metrics,
+        })
     }
 
     /// Publishes an error with the last known state.

@@ -8,9 +8,8 @@ use std::collections::{BTreeSet, HashSet};
 use std::time::{Duration, Instant};
 
 use super::gate;
-use super::history::own_in_force;
+use super::history::{History, own_in_force};
 use super::pass_model::PassResult;
-use super::reconciler::Reconciler;
 use crate::cpu::CpuSet;
 use crate::metrics::AgentMetrics;
 use crate::pin::snapshot::ContainerState;
@@ -27,6 +26,16 @@ pub(super) struct UnguardedStarts {
     counted: BTreeSet<String>,
     /// Containers that ran on exclusive CPUs of others: the time of discovery, and a description.
     intruders: Vec<(Instant, String)>,
+}
+
+/// What a node pass knows about its containers.
+#[derive(Clone, Copy)]
+pub(super) struct Starts<'a> {
+    pub(super) result: &'a PassResult,
+    pub(super) states: &'a [ContainerState],
+    pub(super) history: &'a History,
+    pub(super) enforcement: Enforcement,
+    pub(super) metrics: &'a AgentMetrics,
 }
 
 // === impl UnguardedStarts ===
@@ -100,47 +109,36 @@ impl UnguardedStarts {
              (the last: {last})"
         ))
     }
-}
 
-// === impl Reconciler ===
-
-impl Reconciler {
-    /// Counts containers that started against an assignment, and returns the problems, as sentences. Without NRI every container
-    /// starts unguarded, which is a problem of its own.
-    pub(super) fn unguarded_problems(
-        &mut self,
-        result: &PassResult,
-        states: &[ContainerState],
-    ) -> Vec<String> {
-        let node = &self.managed.node;
-        if node.enforcement == Enforcement::Observe || !node.config.runtime.wanted() {
-            return Vec::new();
-        }
-        let history = &self.history;
+    /// Counts containers that started against an assignment, and returns the problems, as sentences.
+    pub(super) fn problems(&mut self, starts: &Starts<'_>) -> Vec<String> {
+        let Starts {
+            result,
+            states,
+            history,
+            enforcement,
+            metrics,
+        } = *starts;
         let has_begun = |uid: &str, name: &str| !history.is_waiting(uid, name);
-        let (starts, metrics) = (&mut self.unguarded, &self.passes.metrics);
         let there: HashSet<&str> = states
             .iter()
             .filter_map(|state| state.cgroup.as_deref())
             .collect();
-        starts.counted.retain(|path| there.contains(path.as_str()));
-        if let (Enforcement::Cpuset, Some(before)) = (node.enforcement, &result.before) {
-            starts.note_intruders(before, &result.pods, has_begun, metrics);
+        self.counted.retain(|path| there.contains(path.as_str()));
+        if let (Enforcement::Cpuset, Some(before)) = (enforcement, &result.before) {
+            self.note_intruders(before, &result.pods, has_begun, metrics);
         }
-        let mut problems: Vec<String> = starts.problem().into_iter().collect();
+        let mut problems: Vec<String> = self.problem().into_iter().collect();
         for state in states
             .iter()
             .filter(|state| state.required && state.running)
         {
             let (uid, name) = (state.uid.as_deref().unwrap_or_default(), &state.container);
-            if let Err(why) = gate::at_start(state, states, node.enforcement)
+            if let Err(why) = gate::at_start(state, states, enforcement)
                 && has_begun(uid, name)
             {
-                starts.count(
-                    state.cgroup.as_deref().unwrap_or_default(),
-                    "required",
-                    metrics,
-                );
+                let path = state.cgroup.as_deref().unwrap_or_default();
+                self.count(path, "required", metrics);
                 problems.push(format!(
                     "{}/{}: container {name} runs nevertheless: {why}; it started while no agent answered the container \
                      runtime, or lost its CPUs later",

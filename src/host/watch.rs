@@ -383,8 +383,7 @@ mod tests {
         assert_eq!(watch.covered.len(), few);
         // A new directory beside the root causes no event.
         std::fs::create_dir(dir.path().join("other")).unwrap();
-        let events =
-            tokio::time::timeout(Duration::from_millis(100), watch.changed()).await;
+        let events = tokio::time::timeout(Duration::from_millis(100), watch.changed()).await;
         assert!(events.is_err(), "{events:?}");
     }
 
