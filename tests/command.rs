@@ -293,7 +293,7 @@ fn explain_tells_what_has_no_effect() {
         "{out}"
     );
 
-    let out = explain(&PODS.replace("cpu: 4", "cpu: 1e400"));
+    let out = explain(&PODS.replace("cpu: 4", "cpu: '1e400'"));
     assert!(
         out.contains("more than the 8192 CPUs that Linux can have")
             && !out.contains("922337203685477"),

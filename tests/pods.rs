@@ -298,7 +298,7 @@ fn a_useless_tf_config_is_named() {
             containers: vec![container],
             ..Pod::default()
         };
-        recognise(&pod).evidence
+        pod::recognise(&pod).evidence
     };
     let value = |text: &str| evidence(EnvSource::Value(text.to_owned()));
     let unknown = "a TF_CONFIG in container main without a task.type that is a known role";
