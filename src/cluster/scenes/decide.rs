@@ -177,7 +177,10 @@ impl Judge<'_> {
             return self.without_plan(free);
         };
         match self.keep_if_busy(Some(plan), None) {
-            Some(verdict) if verdict.phase == Phase::Waiting => {
+            // With `refuse`, the node may refuse the order once its pods are known.
+            Some(verdict)
+                if verdict.phase == Phase::Waiting && plan.spec.on_busy == OnBusy::Wait =>
+            {
                 verdict.with(self.note_leaving(plan))
             }
             Some(verdict) => verdict,
