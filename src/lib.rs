@@ -74,6 +74,8 @@
 //! - An owner that Pinfold cannot explain is reported and left alone.
 //! - A value that the user set in a container's environment always wins.
 
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 /// Declares an enum whose values have names, for labels and output.
 macro_rules! named {
     ($(#[$about:meta])* pub enum $enum:ident {

@@ -35,6 +35,7 @@ use super::runtime;
 use crate::metrics::{self, AgentMetrics, Chunk, Format, PAGE_TIME, Page, Sources, ThreadStatus};
 use crate::pin::snapshot::ContainerState;
 use crate::pin::{Enforcement, Snapshot};
+use crate::text::terminal::{escape, escape_json, escape_lines};
 
 /// Connections served at once. A further client replaces the oldest connection without a page in progress, else the oldest of
 /// all. Slow or hostile clients therefore never keep a probe waiting.
@@ -289,7 +290,7 @@ impl HttpState {
             ready: self.awaited().is_none(),
             enforcement: snapshot.enforcement,
             exclusive_containers: containers
-                .filter(|container| container.assigned.is_some())
+                .filter(|container| container.assigned.is_some() && container.effective.is_some())
                 .count(),
             problems: self.problems(snapshot).len(),
         };
@@ -462,7 +463,7 @@ fn readiness(state: &HttpState, snapshot: &Snapshot, is_local: bool) -> Response
         (None, problems) if problems.is_empty() => text(StatusCode::OK, "ready\n".to_owned()),
         (None, problems) if is_local => text(
             StatusCode::OK,
-            format!("ready, with errors:\n{}\n", problems.join("\n")),
+            format!("ready, with errors:\n{}\n", as_lines(&problems)),
         ),
         (None, problems) => text(
             StatusCode::OK,
@@ -522,14 +523,22 @@ fn json(document: serde_json::Result<String>) -> Response<BodyPieces> {
         Ok(json) => typed(
             StatusCode::OK,
             "application/json",
-            BodyPieces::one(json + "\n"),
+            BodyPieces::one(escape_json(&json).into_owned() + "\n"),
         ),
         Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
     }
 }
 
 pub(super) fn text(status: StatusCode, text: String) -> Response<BodyPieces> {
+    // People read the answers with curl, too.
+    let text = escape_lines(&text).into_owned();
     typed(status, "text/plain; charset=utf-8", BodyPieces::one(text))
+}
+
+/// Problems, a line each, whatever texts of others they hold.
+fn as_lines(problems: &[String]) -> String {
+    let lines: Vec<_> = problems.iter().map(|problem| escape(problem)).collect();
+    lines.join("\n")
 }
 
 /// The response to a client whose page could not be built in time.

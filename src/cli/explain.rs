@@ -14,6 +14,7 @@ use super::local_agent::local_agent;
 use super::plan::{MachineArgs, Planned, PlannedContainer};
 use crate::agent::config::Overrides;
 use crate::client::{Endpoint, container_report, full_status};
+use crate::pod::Entitlement;
 
 /// The examples in the help.
 const EXAMPLES: &str = if cfg!(feature = "portforward") {
@@ -73,7 +74,7 @@ impl Explain {
         let containers = self.reported_containers()?;
         match self.output {
             OutputFormat::Json => super::json(&containers)?,
-            OutputFormat::Text => super::emit(&container_report::describe(&containers)?)?,
+            OutputFormat::Text => super::emit(container_report::describe(&containers)?)?,
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -87,7 +88,7 @@ impl Explain {
         planned.containers = select(&self.pod, planned.containers, name, "in these manifests")?;
         match self.output {
             OutputFormat::Json => super::json(&planned.containers)?,
-            OutputFormat::Text => super::emit(&describe(&planned))?,
+            OutputFormat::Text => super::emit(describe(&planned))?,
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -220,7 +221,7 @@ fn select<T>(
 }
 
 /// Puts the planned containers of a pod into words.
-fn describe(planned: &Planned) -> String {
+pub(super) fn describe(planned: &Planned) -> Vec<String> {
     let mut lines = Vec::new();
     for (index, container) in planned.containers.iter().enumerate() {
         if index == 0 {
@@ -234,7 +235,11 @@ fn describe(planned: &Planned) -> String {
         }
         lines.push(String::new());
         lines.push(format!("Container {}", container.container));
-        lines.push(format!("  entitled {}", container.entitlement.reason()));
+        lines.push(container_report::entitlement_line(
+            container.entitlement.cpus(),
+            matches!(container.entitlement, Entitlement::Inherit { .. }),
+            container.entitlement.reason(),
+        ));
         let cpus = &container.cpus;
         lines.push(match (&container.cost, &container.note) {
             (Some(cost), _) => {
@@ -253,5 +258,5 @@ fn describe(planned: &Planned) -> String {
             lines.push(format!("           set by the pod, unchanged: {kept}"));
         }
     }
-    lines.join("\n")
+    lines
 }

@@ -8,10 +8,11 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use super::OutputFormat;
+use super::{Line, OutputFormat};
 use crate::agent::config::{Config, Overrides};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::Cgroups;
+use crate::host::proc::Proc;
 use crate::host::topology;
 use crate::pin::{Observed, Scan};
 
@@ -39,7 +40,10 @@ pub(super) struct TopologyArgs {
 pub(super) fn run(args: &TopologyArgs) -> anyhow::Result<ExitCode> {
     let topology = topology::read(&args.root_dir)?;
     match args.output {
-        OutputFormat::Text => super::emit(&render(&topology, &owners(&args.root_dir)?))?,
+        OutputFormat::Text => {
+            let drawing = render(&topology, &owners(&args.root_dir)?);
+            super::emit(drawing.lines().map(Line::drawn))?;
+        }
         OutputFormat::Json => super::json(&topology)?,
     }
     Ok(ExitCode::SUCCESS)
@@ -57,16 +61,18 @@ fn owners(root: &Path) -> anyhow::Result<BTreeMap<String, CpuSet>> {
         return Ok(owners);
     };
     for tree in &config.pod_cgroups {
-        for pod in Observed::new(
-            Scan {
-                pods: cgroups.scan(tree)?,
-                ..Scan::default()
-            },
-            &[],
-        )
-        .0
-        .pods
-        {
+        let pods = cgroups.scan(tree)?;
+        if !pods.is_empty() && !Proc::new(root).may_administer() {
+            super::complain(
+                "the drawing shows no owners of CPUs, because only root can read assignment records: run the command with sudo",
+            );
+            return Ok(owners);
+        }
+        let scan = Scan {
+            pods,
+            ..Scan::default()
+        };
+        for pod in Observed::new(scan, &[]).0.pods {
             let Some(mark) = pod.record else { continue };
             for (container, cpus) in mark.assignment.entries() {
                 let pod = format!("{}/{}", mark.namespace, mark.pod);
