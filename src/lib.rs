@@ -29,7 +29,7 @@
 //! | [`metrics`] | families, collectors, exposition | `cpu` `pod` `host` `pin` (read) | change what it measures |
 //! | [`prometheus`] | queries to a Prometheus, for reports | `experiment` `cluster` | be used by the agent |
 //! | [`agent`] | configuration, schedule, reconciler, runtime requests, HTTP, lifecycle | all above but `experiment` `prometheus` | decide placement, entitlement or labels |
-//! | [`client`] | talks to a running agent: its HTTP API, the model behind `top` | `cpu` `pod` | be needed by the agent |
+//! | [`client`] | talks to a running agent: its HTTP API, the model behind `top` | `text` `cpu` `pod` | be needed by the agent |
 //! | [`sandbox`] | real cgroups and processes without a cluster, for demo and bench | all above | be needed by the agent |
 //! | [`cli`] | arguments, subcommands, output | all above | contain logic |
 //!
@@ -73,6 +73,8 @@
 //! - Missing data (an unreadable manifest, a pod that no source reports) never takes anything away.
 //! - An owner that Pinfold cannot explain is reported and left alone.
 //! - A value that the user set in a container's environment always wins.
+
+#![warn(clippy::print_stdout, clippy::print_stderr)]
 
 /// Declares an enum whose values have names, for labels and output.
 macro_rules! named {

@@ -1,4 +1,5 @@
-//! Documents from YAML or JSON text, within limits; durations; and drawings as SVG text (`svg`).
+//! Documents from YAML or JSON text, within limits; durations; texts that are safe on a terminal ([`terminal`]); and drawings as
+//! SVG text (`svg`).
 //!
 //! The common part of all readers of objects: the form of a text, the limits, and the positions of mistakes. The
 //! meaning of the documents belongs to the callers.
@@ -7,6 +8,7 @@
 
 #[cfg(any(feature = "bench", feature = "experiments"))]
 pub(crate) mod svg;
+pub mod terminal;
 
 use std::fmt;
 use std::time::Duration;

@@ -744,3 +744,158 @@ fn flags_win_over_the_environment_and_that_over_the_file() {
         (&"40s".into(), &"3".into(), &"127.0.0.1:1".into())
     );
 }
+
+/// All that a pod's author can write comes out as one line without control characters, from the parsers' errors as well.
+#[test]
+fn a_pod_cannot_act_on_a_terminal() {
+    let odd = r#""4\e]0;title\a\e[2J\e[31mred\nContainer other\n  entitled by magic\x9b1m\u202e""#;
+    let pod = |metadata: &str, container: &str| {
+        format!(
+            "kind: Pod\napiVersion: v1\nmetadata: {{name: esc, namespace: lab, annotations: {{pinfold.io/cpus: exclusive{metadata}}}}}\n\
+             spec: {{containers: [{{name: main, image: i, resources: {{limits: {{cpu: '4', memory: 1Gi}}}}{container}}}]}}\n"
+        )
+    };
+    let machine = machine::unpack(MACHINE);
+    for manifest in [
+        pod(&format!(", pinfold.io/processes: {odd}"), ""),
+        pod(
+            &format!(", pinfold.io/cores: {odd}, pinfold.io/placement: {odd}"),
+            "",
+        ),
+        pod(
+            "",
+            &format!(", command: [torchrun, {odd}, \"--nproc_per_node=\\e[2J\\nfake\"]"),
+        ),
+        pod("", &format!(", command: [mpirun, -np, {odd}, x]")),
+        pod("", &format!(", command: [\"/o\\e[2Jpt/mpirun\", -np, two]")),
+        pod("", &format!(", env: [{{name: {odd}, value: {odd}}}]")),
+        pod("", &format!(", restartPolicy: {odd}")),
+        pod("", "").replace("kind: Pod", &format!("kind: {odd}")),
+        pod("", "").replace("cpu: '4'", &format!("cpu: {odd}")),
+        "kind: Pod\nspec: {\"a\\e[2Jb\\n\": [}\n".to_owned(),
+    ] {
+        let (_folder, path) = file("pod.yaml", &manifest);
+        let root = text(machine.path());
+        for args in [
+            &["explain", "lab/esc", "--pods", &path, "--root-dir", root][..],
+            &["plan", "--pods", &path, "--root-dir", root],
+            &[
+                "explain",
+                "lab/esc",
+                "--pods",
+                &path,
+                "--root-dir",
+                root,
+                "-o",
+                "json",
+            ],
+        ] {
+            let (_, out, error) = run(args);
+            let all = format!("{out}{error}");
+            assert!(!all.is_empty());
+            let acts = |c: char| (c.is_control() && c != '\n') || c == '\u{202e}';
+            assert!(!all.contains(acts), "{all:?}");
+            let forged = |line: &str| {
+                line.starts_with("Container other") || line.starts_with("  entitled by")
+            };
+            assert!(!all.lines().any(forged), "{all}");
+        }
+    }
+}
+
+#[test]
+fn a_numa_node_that_the_machine_lacks_is_an_error() {
+    let machine = machine::unpack(MACHINE);
+    let root = text(machine.path());
+    for near in ["8", "0,9-10"] {
+        let (code, out, error) = run(&["place", "2", "--near", near, "--root-dir", root]);
+        assert_eq!((code, out.as_str()), (Some(2), ""), "{near}");
+        assert!(
+            error.contains("does not have") && error.contains("it has 0-"),
+            "{error}"
+        );
+    }
+    assert_eq!(
+        run(&["place", "2", "--near", "1", "--root-dir", root]).0,
+        Some(0)
+    );
+}
+
+#[test]
+fn files_without_pods_and_names_that_repeat_are_errors() {
+    let (_folder, empty) = file("empty.yaml", "# nothing\n---\n");
+    let folder = TempDir::new().unwrap();
+    for path in [&*empty, text(folder.path()), "/dev/null"] {
+        for args in [
+            &["plan", "--pods", path][..],
+            &["explain", "w", "--pods", path],
+        ] {
+            let (code, out, error) = run(args);
+            assert_eq!((code, out.as_str()), (Some(2), ""), "{args:?}");
+            assert!(error.contains("holds no pods"), "{error}");
+        }
+    }
+    let (_folder, pods) = file("pods.yaml", PODS);
+    let (code, _, error) = run(&["plan", "--pods", &pods, "--pods", &pods]);
+    assert_eq!(code, Some(2));
+    assert!(
+        error.contains("train/worker-0") && error.contains("its own name"),
+        "{error}"
+    );
+    let (_folder, twice) = file("twice.yaml", &format!("{PODS}---\n{PODS}"));
+    let (code, _, error) = run(&["plan", "--pods", &twice]);
+    assert_eq!(code, Some(2));
+    assert!(
+        error.contains("two pods have the name train/worker-0"),
+        "{error}"
+    );
+}
+
+/// Without rights, the agent could neither write nor see an assignment, so it says so and ends.
+#[test]
+fn an_agent_without_rights_refuses_to_enforce() {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+
+    // Nobody may have no way to the folder of the build.
+    let folder = TempDir::new().unwrap();
+    let program = folder.path().join("pinfold");
+    fs::copy(env!("CARGO_BIN_EXE_pinfold"), &program).unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let manifests = folder.path().join("pods");
+    fs::create_dir(&manifests).unwrap();
+    let as_nobody = |args: &[&str]| {
+        let mut command = Command::new(&program);
+        command.args(args).env_clear();
+        if nix::unistd::geteuid().is_root() {
+            command.uid(65534).gid(65534);
+        }
+        finish(&mut command)
+    };
+    for enforcement in ["auto", "cpuset"] {
+        let (code, _, error) = as_nobody(&[
+            "run",
+            "--enforcement",
+            enforcement,
+            "--manifest-dir",
+            text(&manifests),
+        ]);
+        assert_eq!(code, Some(2), "{error}");
+        assert!(
+            error.contains(
+                "the agent needs root to read assignment records and to write to cgroups"
+            ) && error.contains("--enforcement observe"),
+            "{error}"
+        );
+        assert!(!error.contains("serving"), "{error}");
+    }
+    let (_folder, pods) = file("pods.yaml", PODS);
+    fs::set_permissions(
+        Path::new(&pods).parent().unwrap(),
+        fs::Permissions::from_mode(0o755),
+    )
+    .unwrap();
+    let (code, out, error) = as_nobody(&["plan", "--live", "--pods", &pods]);
+    assert_eq!((code, out.as_str()), (Some(2), ""));
+    assert!(error.contains("--live needs root"), "{error}");
+}

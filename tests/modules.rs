@@ -31,7 +31,7 @@ const MODULES: [(&str, &[&str]); 15] = [
             "text", "cpu", "pod", "scene", "host", "pin", "nri", "cluster", "metrics",
         ],
     ),
-    ("client", &["cpu", "pod"]),
+    ("client", &["text", "cpu", "pod"]),
     (
         "sandbox",
         &[

@@ -24,6 +24,7 @@ use super::server::{BodyPieces, CONNECTION_TIMEOUT, Caller, PageBuilder, Respond
 use crate::metrics::{self, AgentMetrics, Chunk, Format, PAGE_TIME, Page, Sources, ThreadStatus};
 use crate::pin::snapshot::ContainerState;
 use crate::pin::{Enforcement, Snapshot};
+use crate::text::terminal::{escape, escape_json, escape_lines};
 
 /// The header in which Prometheus states its scrape timeout in seconds.
 const SCRAPE_TIMEOUT: &str = "x-prometheus-scrape-timeout-seconds";
@@ -170,7 +171,7 @@ impl HttpState {
             ready: self.awaited().is_none(),
             enforcement: snapshot.enforcement,
             exclusive_containers: containers
-                .filter(|container| container.assigned.is_some())
+                .filter(|container| container.assigned.is_some() && container.effective.is_some())
                 .count(),
             problems: self.problems(snapshot).len(),
         };
@@ -268,7 +269,7 @@ fn readiness(state: &HttpState, snapshot: &Snapshot, is_local: bool) -> Response
         (None, problems) if problems.is_empty() => text(StatusCode::OK, "ready\n".to_owned()),
         (None, problems) if is_local => text(
             StatusCode::OK,
-            format!("ready, with errors:\n{}\n", problems.join("\n")),
+            format!("ready, with errors:\n{}\n", as_lines(&problems)),
         ),
         (None, problems) => text(
             StatusCode::OK,
@@ -328,14 +329,22 @@ fn json(document: serde_json::Result<String>) -> Response<BodyPieces> {
         Ok(json) => typed(
             StatusCode::OK,
             "application/json",
-            BodyPieces::one(json + "\n"),
+            BodyPieces::one(escape_json(&json).into_owned() + "\n"),
         ),
         Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
     }
 }
 
 pub(super) fn text(status: StatusCode, text: String) -> Response<BodyPieces> {
+    // People read the answers with curl, too.
+    let text = escape_lines(&text).into_owned();
     typed(status, "text/plain; charset=utf-8", BodyPieces::one(text))
+}
+
+/// Problems, a line each, whatever texts of others they hold.
+fn as_lines(problems: &[String]) -> String {
+    let lines: Vec<_> = problems.iter().map(|problem| escape(problem)).collect();
+    lines.join("\n")
 }
 
 /// The response to a client whose page could not be built in time.

@@ -1,16 +1,14 @@
 //! `pinfold bench`: the plan, the progress, and the figures with the ratios first.
 
-use std::fmt::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, value_parser};
-use comfy_table::CellAlignment;
-use console::style;
+use console::Style;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::run::{runtime, start_error_log};
-use super::{Draft, OutputFormat};
+use super::{Draft, Line, OutputFormat};
 use crate::agent::config::EnforcementChoice;
 use crate::cpu::CpuSet;
 use crate::sandbox::bench::plan::{BenchPlan, BenchProgram, PlanOptions, Way, counted};
@@ -151,7 +149,7 @@ impl BenchArgs {
         if self.dry_run {
             match self.output {
                 OutputFormat::Json => super::json(&plan)?,
-                OutputFormat::Text => super::emit(&planned(&plan)?)?,
+                OutputFormat::Text => super::emit(planned(&plan)?)?,
             }
             return Ok(ExitCode::SUCCESS);
         }
@@ -194,7 +192,7 @@ impl BenchArgs {
             Ok(Some(report)) => report,
             other => {
                 other?;
-                eprintln!("pinfold: interrupted; the bench left nothing behind");
+                super::complain("interrupted; the bench left nothing behind");
                 return Ok(ExitCode::from(super::interrupt::INTERRUPTED));
             }
         };
@@ -203,16 +201,15 @@ impl BenchArgs {
         }
         match self.output {
             OutputFormat::Json => super::json(&report)?,
-            OutputFormat::Text => super::emit(&found(&report))?,
+            OutputFormat::Text => super::emit(found(&report))?,
         }
         Ok(ExitCode::SUCCESS)
     }
 }
 
 /// The work, the CPUs, the neighbors and the threads of a plan, in words.
-fn setting(plan: &BenchPlan) -> String {
+fn setting(plan: &BenchPlan) -> [String; 4] {
     let free = plan.online.difference(&plan.reserved);
-    let mut text = String::new();
     let work = match &plan.work {
         BenchProgram::BuiltIn => {
             let servers = match (plan.ps, plan.ps_cpus) {
@@ -241,14 +238,6 @@ fn setting(plan: &BenchPlan) -> String {
             )
         }
     };
-    let _ = writeln!(text, "  {work}");
-    let _ = writeln!(
-        text,
-        "  {}: {} reserved for the system, {free} available",
-        plan.online.in_words(),
-        plan.reserved
-    );
-    let _ = writeln!(text, "  {}", beside(plan));
     let host = match plan.host_threads {
         Some(threads) => format!("as on a host with {}", counted(threads, "CPU")),
         None => format!(
@@ -256,12 +245,21 @@ fn setting(plan: &BenchPlan) -> String {
             counted(plan.online.len(), "CPU")
         ),
     };
-    let _ = writeln!(
-        text,
-        "  host's threads: {host}; right threads: {}",
-        plan.cpus
-    );
-    text
+    [
+        format!("  {work}"),
+        format!(
+            "  {}: {} reserved for the system, {free} available",
+            plan.online.in_words(),
+            plan.reserved
+        ),
+        format!("  {}", beside(plan)),
+        format!("  host's threads: {host}; right threads: {}", plan.cpus),
+    ]
+}
+
+/// A heading.
+fn bold(text: &str) -> Line {
+    Line::styled(&Style::new().bold(), text, "")
 }
 
 /// The neighbors, in words.
@@ -289,42 +287,37 @@ fn beside(plan: &BenchPlan) -> String {
     format!("{count} in the shared pool, each with {program} and {request}{full}")
 }
 
-fn planned(plan: &BenchPlan) -> anyhow::Result<String> {
-    let mut text = format!("{}\n{}", style("Planned setup").bold(), setting(plan));
+fn planned(plan: &BenchPlan) -> anyhow::Result<Vec<Line>> {
+    let mut lines = vec![bold("Planned setup")];
+    lines.extend(setting(plan).map(Line::from));
     let variables: Vec<String> = job::right_variables(plan)?
         .into_iter()
         .map(|(name, value)| format!("{name}={value}"))
         .collect();
-    let _ = writeln!(text, "  right threads are set by {}", variables.join(" "));
-    let _ = writeln!(
-        text,
-        "  shared: the limit is a CFS quota; pinned: exclusive CPUs without a quota\n"
-    );
-    let _ = writeln!(text, "{}", style("Order of the runs").bold());
+    lines.push(format!("  right threads are set by {}", variables.join(" ")).into());
+    lines.push("  shared: the limit is a CFS quota; pinned: exclusive CPUs without a quota".into());
+    lines.push("".into());
+    lines.push(bold("Order of the runs"));
     for (number, round) in (1..).zip(&plan.rounds) {
-        let _ = writeln!(
-            text,
-            "  round {number}: {}",
-            round.map(Way::name).join(" | ")
-        );
+        let names = round.map(Way::name).join(" | ");
+        lines.push(format!("  round {number}: {names}").into());
     }
     let runs = plan.rounds.len() * 4;
-    let _ = match plan.estimate() {
-        Some(seconds) => writeln!(
-            text,
+    let end = match plan.estimate() {
+        Some(seconds) => format!(
             "  {runs} runs of {} s, about {} in total",
             plan.seconds,
             counted((seconds / 60.0).ceil(), "minute")
         ),
-        None => writeln!(text, "  {runs} runs, each until the end of the command"),
+        None => format!("  {runs} runs, each until the end of the command"),
     };
-    Ok(text)
+    lines.push(end.into());
+    Ok(lines)
 }
 
 /// The report in words and tables.
-fn found(report: &BenchReport) -> String {
+fn found(report: &BenchReport) -> Vec<Line> {
     let found = &report.found;
-    let mut text = String::new();
     let warning = found.interference.map_or_else(Vec::new, |interference| {
         interference.warning(
             &found.enforcement,
@@ -332,18 +325,17 @@ fn found(report: &BenchReport) -> String {
             "the bench",
         )
     });
-    for sentence in warning {
-        let _ = writeln!(text, "{}", style(sentence).bold());
-    }
-    let _ = writeln!(text, "{}\n{}", style("Setup").bold(), setting(&report.plan));
-    let _ = writeln!(text, "{}", style("What is compared").bold());
-    for sentence in &report.compared {
-        let _ = writeln!(text, "  {sentence}");
-    }
-    text.push('\n');
-    write_effects(&mut text, report);
-    write_figures(&mut text, report);
-    write_claims(&mut text, report);
+    let mut lines: Vec<Line> = warning.iter().map(|sentence| bold(sentence)).collect();
+    lines.push(bold("Setup"));
+    lines.extend(setting(&report.plan).map(Line::from));
+    lines.push("".into());
+    lines.push(bold("What is compared"));
+    let compared = report.compared.iter();
+    lines.extend(compared.map(|sentence| format!("  {sentence}").into()));
+    lines.push("".into());
+    write_effects(&mut lines, report);
+    write_figures(&mut lines, report);
+    write_claims(&mut lines, report);
     let interference = found.interference.map_or_else(
         || {
             "The use of the exclusive CPUs by programs outside the pods was not measured."
@@ -351,16 +343,18 @@ fn found(report: &BenchReport) -> String {
         },
         |interference| interference.in_words(),
     );
-    let _ = write!(
-        text,
-        "\n  {interference}\n  enforcement {} ({}); nothing is left behind",
+    lines.push("".into());
+    lines.push(format!("  {interference}").into());
+    let end = format!(
+        "  enforcement {} ({}); nothing is left behind",
         found.enforcement, found.enforcement_reason
     );
-    text
+    lines.push(end.into());
+    lines
 }
 
 /// The table of ratios.
-fn write_effects(text: &mut String, report: &BenchReport) {
+fn write_effects(lines: &mut Vec<Line>, report: &BenchReport) {
     let step = report.step();
     let columns = [
         Metric::StepsPerSecond,
@@ -397,16 +391,15 @@ fn write_effects(text: &mut String, report: &BenchReport) {
                 ratio.confidence * 100.0
             )
         });
-    let _ = writeln!(
-        text,
-        "{}\n{table}\n  median over {}{confidence}\n",
-        style("Effects").bold(),
-        counted(report.plan.rounds.len() as u64, "round")
-    );
+    lines.push(bold("Effects"));
+    lines.extend(table.lines().into_iter().map(Line::from));
+    let rounds = counted(report.plan.rounds.len() as u64, "round");
+    lines.push(format!("  median over {rounds}{confidence}").into());
+    lines.push("".into());
 }
 
 /// The table of figures, and remarks about missing figures.
-fn write_figures(text: &mut String, report: &BenchReport) {
+fn write_figures(lines: &mut Vec<Line>, report: &BenchReport) {
     let step = report.step();
     let mut table = super::table(&[
         "",
@@ -440,37 +433,28 @@ fn write_figures(text: &mut String, report: &BenchReport) {
         }));
         table.add_row(row);
     }
-    for index in 1..5 {
-        if let Some(column) = table.column_mut(index) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    let _ = writeln!(
-        text,
-        "{}\n{table}\n  median (lower and upper quartile)",
-        style("Figures").bold()
-    );
+    table.align_right(1..5);
+    lines.push(bold("Figures"));
+    lines.extend(table.lines().into_iter().map(Line::from));
+    lines.push("  median (lower and upper quartile)".into());
     for (metric, reason) in &report.found.not_counted {
-        let _ = writeln!(text, "  {}: not measured: {reason}", metric.name(step));
+        lines.push(format!("  {}: not measured: {reason}", metric.name(step)).into());
     }
-    for note in &report.found.notes {
-        let _ = writeln!(text, "  {note}");
-    }
+    let notes = report.found.notes.iter();
+    lines.extend(notes.map(|note| format!("  {note}").into()));
 }
 
 /// The articles' claims, beside the results.
-fn write_claims(text: &mut String, report: &BenchReport) {
-    let _ = writeln!(text, "\n{}", style("Published claims").bold());
+fn write_claims(lines: &mut Vec<Line>, report: &BenchReport) {
+    lines.push("".into());
+    lines.push(bold("Published claims"));
     let mut remarks: Vec<&str> = Vec::new();
     for claim in &report.claims {
-        let _ = writeln!(
-            text,
-            "  claimed: {}\n     here: {}",
-            claim.claimed, claim.here
-        );
+        lines.push(format!("  claimed: {}", claim.claimed).into());
+        lines.push(format!("     here: {}", claim.here).into());
         for but in &claim.but {
             if !remarks.contains(&but.as_str()) {
-                let _ = writeln!(text, "      but: {but}");
+                lines.push(format!("      but: {but}").into());
                 remarks.push(but);
             }
         }

@@ -2,12 +2,12 @@
 
 use std::process::ExitCode;
 
-use console::style;
+use console::Style;
 use serde::Serialize;
 
-use super::OutputFormat;
 use super::agents::{ClusterAgents, statuses};
-use crate::client::AgentStatus;
+use super::{Line, OutputFormat};
+use crate::client::{AgentStatus, full_status};
 
 /// How well a node pins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -52,7 +52,7 @@ pub(super) async fn print(
     let works = nodes.iter().all(|node| node.verdict != NodeVerdict::Bad);
     match output {
         OutputFormat::Json => super::json(&serde_json::json!({ "canPin": works, "nodes": nodes }))?,
-        OutputFormat::Text => super::emit(&lines(&nodes, works))?,
+        OutputFormat::Text => super::emit(lines(&nodes, works))?,
     }
     Ok(ExitCode::from(u8::from(!works)))
 }
@@ -63,7 +63,8 @@ fn examine(status: anyhow::Result<AgentStatus>) -> (NodeVerdict, Vec<String>) {
         Ok(status) => status,
         Err(error) => {
             let finding = format!(
-                "the agent does not respond: {error:#}; read the log of the agent's pod on this node"
+                "{}; read the log of the agent's pod on this node",
+                full_status::reason(&error)
             );
             return (NodeVerdict::Bad, vec![finding]);
         }
@@ -90,20 +91,21 @@ fn examine(status: anyhow::Result<AgentStatus>) -> (NodeVerdict, Vec<String>) {
     (by_enforcement.max(by_problems), findings)
 }
 
-fn lines(nodes: &[NodeFinding], works: bool) -> String {
+fn lines(nodes: &[NodeFinding], works: bool) -> Vec<Line> {
     let width = nodes.iter().map(|node| node.node.len()).max().unwrap_or(0);
     let mut lines = Vec::new();
     for node in nodes {
-        let mark = match node.verdict {
-            NodeVerdict::Good => style("good").green(),
-            NodeVerdict::Weak => style("weak").yellow(),
-            NodeVerdict::Bad => style("bad ").red(),
+        let (mark, style) = match node.verdict {
+            NodeVerdict::Good => ("good", Style::new().green()),
+            NodeVerdict::Weak => ("weak", Style::new().yellow()),
+            NodeVerdict::Bad => ("bad ", Style::new().red()),
         };
         for (index, finding) in node.findings.iter().enumerate() {
             lines.push(if index == 0 {
-                format!("{mark}  {:<width$}  {finding}", node.node)
+                let rest = format!("  {:<width$}  {finding}", node.node);
+                Line::styled(&style, mark, &rest)
             } else {
-                format!("      {:<width$}  {finding}", "")
+                format!("      {:<width$}  {finding}", "").into()
             });
         }
     }
@@ -112,8 +114,8 @@ fn lines(nodes: &[NodeFinding], works: bool) -> String {
     } else {
         "pinning can't work on at least one node with an agent"
     };
-    lines.push(conclusion.to_owned());
-    lines.join("\n")
+    lines.push(conclusion.into());
+    lines
 }
 
 #[cfg(test)]

@@ -28,7 +28,7 @@ impl Completions {
             .subcommands(visible.collect::<Vec<_>>());
         let mut text = Vec::new();
         clap_complete::generate(self.shell, &mut offered, "pinfold", &mut text);
-        super::emit(&String::from_utf8_lossy(&text))?;
+        super::document(&String::from_utf8_lossy(&text))?;
         Ok(ExitCode::SUCCESS)
     }
 }

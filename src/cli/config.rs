@@ -26,7 +26,7 @@ impl ConfigArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let config = Config::load(self.overrides)?;
         match self.output {
-            OutputFormat::Text => super::emit(&config.to_yaml()?)?,
+            OutputFormat::Text => super::document(&config.to_yaml()?)?,
             OutputFormat::Json => super::json(&config)?,
         }
         Ok(ExitCode::SUCCESS)

@@ -1,18 +1,16 @@
 //! `pinfold demo`: the live table and the summary.
 
-use std::fmt::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use comfy_table::{CellAlignment, Table};
-use console::{Term, style};
+use console::{Style, Term};
 use indicatif::{HumanBytes, ProgressBar};
 
-use super::OutputFormat;
 use super::interrupt::{INTERRUPTED, cancel_on_signal};
 use super::run::{runtime, start_error_log};
+use super::{Line, OutputFormat};
 use crate::sandbox::demo::{self, DemoFrame, DemoOptions, DemoReport, DemoRow, HalfFigures};
 use crate::sandbox::job::Mode;
 use crate::sandbox::neighbors::NeighborKind;
@@ -75,12 +73,12 @@ impl Demo {
             report
         })?;
         let Some(report) = done else {
-            eprintln!("pinfold: interrupted; the demo left nothing behind");
+            super::complain("interrupted; the demo left nothing behind");
             return Ok(ExitCode::from(INTERRUPTED));
         };
         match self.output {
             OutputFormat::Json => super::json(&report)?,
-            OutputFormat::Text => super::emit(&summary(&report))?,
+            OutputFormat::Text => super::emit(summary(&report))?,
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -137,15 +135,16 @@ impl FrameOutput {
         if self.half != Some(frame.mode) {
             (self.half, self.lines) = (Some(frame.mode), 0);
         }
-        let text = draw(frame);
+        let lines = draw(frame);
+        let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
         // A failed write to the terminal is ignored: the summary is printed in any case.
         let _ = self.term.clear_last_lines(self.lines);
         let _ = self.term.write_str(&text);
-        self.lines = text.lines().count();
+        self.lines = lines.len();
     }
 }
 
-fn draw(frame: &DemoFrame) -> String {
+fn draw(frame: &DemoFrame) -> Vec<Line> {
     let title = match frame.mode {
         Mode::Shared => "1 of 2: shared CPUs, as many threads as the host has CPUs",
         Mode::Pinned => "2 of 2: exclusive CPUs, threads sized to the CPUs",
@@ -171,22 +170,20 @@ fn draw(frame: &DemoFrame) -> String {
     for row in &frame.rows {
         table.add_row(cells(row));
     }
-    for index in 4..10 {
-        if let Some(column) = table.column_mut(index) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
+    table.align_right(4..10);
+    let mut lines = vec![Line::styled(
+        &Style::new().bold(),
+        title,
+        &format!("  ({clock})"),
+    )];
+    lines.extend(table.lines().into_iter().map(Line::from));
+    for row in &frame.rows {
+        let notes = row.note.iter();
+        lines.extend(notes.map(|note| format!("  {}: {note}", row.pod).into()));
     }
-    let mut text = format!("{}  ({clock})\n{table}\n", style(title).bold());
-    for row in frame.rows.iter().filter(|row| row.note.is_some()) {
-        let _ = writeln!(
-            text,
-            "  {}: {}",
-            row.pod,
-            row.note.as_deref().unwrap_or_default()
-        );
-    }
-    let _ = writeln!(text, "  metrics: curl http://{}/metrics\n", frame.address);
-    text
+    lines.push(format!("  metrics: curl http://{}/metrics", frame.address).into());
+    lines.push("".into());
+    lines
 }
 
 fn cells(row: &DemoRow) -> [String; 10] {
@@ -219,13 +216,12 @@ fn cells(row: &DemoRow) -> [String; 10] {
 }
 
 /// The figures of both halves.
-fn changes(report: &DemoReport) -> Table {
+fn changes(report: &DemoReport) -> Vec<String> {
     let DemoReport { shared, pinned, .. } = report;
     let mut table = super::table(&["", "SHARED", "PINNED AND SIZED", "CHANGE"]);
     let mut line = |name: &str, digits: usize, pick: fn(&HalfFigures) -> Option<f64>| {
         let (Some(before), Some(after)) = (pick(shared), pick(pinned)) else {
-            table.add_row([name, "-", "-", "-"]);
-            return;
+            return table.add_row([name, "-", "-", "-"]);
         };
         let change = if before > 0.0 {
             format!("{:+.0} %", (after / before - 1.0) * 100.0)
@@ -254,17 +250,13 @@ fn changes(report: &DemoReport) -> Table {
     });
     line("step time p99, ms", 1, |half| half.step_ms_p99);
     line("threads of the job", 0, |half| Some(half.threads as f64));
-    for index in 1..4 {
-        if let Some(column) = table.column_mut(index) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    table
+    table.align_right(1..4);
+    table.lines()
 }
 
-fn summary(report: &DemoReport) -> String {
-    let mut text = introduction(report);
-    let _ = writeln!(text, "{}", changes(report));
+fn summary(report: &DemoReport) -> Vec<Line> {
+    let mut lines = introduction(report);
+    lines.extend(changes(report).into_iter().map(Line::from));
     for row in report.pods.iter().filter(|row| row.exclusive) {
         let threads = row
             .env
@@ -276,12 +268,12 @@ fn summary(report: &DemoReport) -> String {
             Some(unpinned) if unpinned < 0.02 => "within 20 ms of the first instruction".to_owned(),
             Some(unpinned) => format!("{:.0} ms after the first instruction", unpinned * 1e3),
         };
-        let _ = writeln!(
-            text,
+        let line = format!(
             "  {}: exclusive {}, TF_NUM_INTRAOP_THREADS={threads}, pinned {pinned_at}",
             row.pod,
             row.cpus.in_words()
         );
+        lines.push(line.into());
     }
     let interference = report.interference.map_or_else(
         || {
@@ -290,18 +282,18 @@ fn summary(report: &DemoReport) -> String {
         },
         |interference| interference.in_words(),
     );
-    let _ = writeln!(text, "  {interference}");
-    let _ = write!(
-        text,
+    lines.push(format!("  {interference}").into());
+    let end = format!(
         "  enforcement {}; measured {:.0} s; nothing is left behind",
         report.enforcement, report.seconds
     );
-    text
+    lines.push(end.into());
+    lines
 }
 
 /// The text before the table: a warning if the comparison is unreliable, then the sentences about the comparison.
-fn introduction(report: &DemoReport) -> String {
-    let mut text = String::new();
+fn introduction(report: &DemoReport) -> Vec<Line> {
+    let bold = |sentence: &str| Line::styled(&Style::new().bold(), sentence, "");
     let warning = report.interference.map_or_else(Vec::new, |interference| {
         interference.warning(
             report.enforcement,
@@ -309,13 +301,19 @@ fn introduction(report: &DemoReport) -> String {
             "the demo",
         )
     });
-    for sentence in warning {
-        let _ = writeln!(text, "{}", style(sentence).bold());
+    let mut lines: Vec<Line> = warning.iter().map(|sentence| bold(sentence)).collect();
+    if !report.problems.is_empty() {
+        lines.push(bold(
+            "What failed: the second half was not pinned as it should be, so the comparison is unreliable",
+        ));
+        let problems = report.problems.iter();
+        lines.extend(problems.map(|problem| format!("  {problem}").into()));
+        lines.push("".into());
     }
-    let _ = writeln!(text, "{}", style("What is compared").bold());
-    for sentence in &report.compared {
-        let _ = writeln!(text, "  {sentence}");
-    }
-    let _ = writeln!(text, "\n{}", style("What changed").bold());
-    text
+    lines.push(bold("What is compared"));
+    let compared = report.compared.iter();
+    lines.extend(compared.map(|sentence| format!("  {sentence}").into()));
+    lines.push("".into());
+    lines.push(bold("What changed"));
+    lines
 }

@@ -4,10 +4,10 @@ use std::io::ErrorKind;
 use std::process::ExitCode;
 
 use clap::Args;
-use console::style;
+use console::Style;
 use serde::Serialize;
 
-use super::OutputFormat;
+use super::{Line, OutputFormat};
 #[cfg(feature = "portforward")]
 use super::{agents::ClusterArgs, cluster_doctor};
 use crate::agent::AgentNode;
@@ -73,6 +73,24 @@ struct CheckResult {
     advice: Option<String>,
 }
 
+// === impl CheckResult ===
+
+impl CheckResult {
+    fn lines(&self) -> impl Iterator<Item = Line> {
+        let (mark, style) = match self.verdict {
+            CheckVerdict::Good => ("good", Style::new().green()),
+            CheckVerdict::Weak => ("weak", Style::new().yellow()),
+            CheckVerdict::Bad => ("bad ", Style::new().red()),
+        };
+        let rest = format!("  {:<13} {}", self.what, self.finding);
+        let advice = self.advice.iter();
+        let advice = advice.map(|advice| format!("      {:<13} → {advice}", "").into());
+        std::iter::once(Line::styled(&style, mark, &rest)).chain(advice)
+    }
+}
+
+// === impl Doctor ===
+
 impl Doctor {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         #[cfg(feature = "portforward")]
@@ -93,22 +111,13 @@ impl Doctor {
                 super::json(&serde_json::json!({ "canPin": works, "findings": findings }))?;
             }
             OutputFormat::Text => {
-                for finding in &findings {
-                    let mark = match finding.verdict {
-                        CheckVerdict::Good => style("good").green(),
-                        CheckVerdict::Weak => style("weak").yellow(),
-                        CheckVerdict::Bad => style("bad ").red(),
-                    };
-                    super::emit(&format!("{mark}  {:<13} {}", finding.what, finding.finding))?;
-                    if let Some(advice) = &finding.advice {
-                        super::emit(&format!("      {:<13} → {advice}", ""))?;
-                    }
-                }
-                super::emit(if works {
+                let conclusion = if works {
                     "pinning can work here"
                 } else {
                     "pinning can't work here"
-                })?;
+                };
+                let lines = findings.iter().flat_map(CheckResult::lines);
+                super::emit(lines.chain([conclusion.into()]))?;
             }
         }
         Ok(if works {
@@ -398,7 +407,7 @@ fn partitions(node: &AgentNode) -> Option<CheckResult> {
     let Some(cpu) = free.iter().last() else {
         return Some(weak(
             what,
-            "not tried: no CPU is free for a test partition".to_owned(),
+            "no test partition could be made, because no CPU is free for it".to_owned(),
             "run doctor again after a pod with exclusive CPUs has ended",
         ));
     };
@@ -414,10 +423,10 @@ fn partitions(node: &AgentNode) -> Option<CheckResult> {
         // The agent makes no cgroups, and needs no CAP_DAC_OVERRIDE. Doctor in the agent's pod lacks the capability as well.
         Err(CgroupError::Directory { source, .. }) if source.kind() == ErrorKind::PermissionDenied => weak(
             what,
-            "not tried: a test cgroup below the root cgroup needs CAP_DAC_OVERRIDE; the agent lacks this capability and does \
-             not need it"
+            "no test partition could be made, because doctor runs here without CAP_DAC_OVERRIDE; the agent itself pins without \
+             this capability"
                 .to_owned(),
-            "run doctor on the node, outside the agent's pod, for a full check",
+            "to try a partition, run doctor as root on the node, outside the agent's pod",
         ),
         Err(error) => bad(
             what,

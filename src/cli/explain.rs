@@ -15,6 +15,7 @@ use super::plan::{MachineArgs, Planned, PlannedContainer};
 use crate::agent::config::Overrides;
 use crate::client::{Endpoint, container_report, full_status};
 use crate::cpu::CpuSet;
+use crate::pod::Entitlement;
 
 /// The examples in the help.
 const EXAMPLES: &str = if cfg!(feature = "portforward") {
@@ -74,7 +75,7 @@ impl Explain {
         let containers = self.reported_containers()?;
         match self.output {
             OutputFormat::Json => super::json(&containers)?,
-            OutputFormat::Text => super::emit(&container_report::describe(&containers)?)?,
+            OutputFormat::Text => super::emit(container_report::describe(&containers)?)?,
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -88,7 +89,7 @@ impl Explain {
         planned.containers = select(&self.pod, planned.containers, name, "in these manifests")?;
         match self.output {
             OutputFormat::Json => super::json(&planned.containers)?,
-            OutputFormat::Text => super::emit(&describe(&planned))?,
+            OutputFormat::Text => super::emit(describe(&planned))?,
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -221,7 +222,7 @@ fn select<T>(
 }
 
 /// Puts the planned containers of a pod into words.
-fn describe(planned: &Planned) -> String {
+pub(super) fn describe(planned: &Planned) -> Vec<String> {
     let mut lines = Vec::new();
     for (index, container) in planned.containers.iter().enumerate() {
         if index == 0 {
@@ -235,21 +236,24 @@ fn describe(planned: &Planned) -> String {
         }
         lines.push(String::new());
         lines.push(format!("Container {}", container.container));
-        lines.push(format!("  entitled {}", container.entitlement.reason()));
+        lines.push(container_report::entitlement_line(
+            container.entitlement.cpus(),
+            matches!(container.entitlement, Entitlement::Inherit { .. }),
+            container.entitlement.reason(),
+        ));
         let cpus = &container.cpus;
         lines.push(match (&container.cost, &container.note) {
-            (Some(cost), note) => {
+            (Some(cost), _) => {
                 let cost = super::place::in_words(*cost);
-                // The remarks name annotations that are ignored, for example.
-                let note = note.as_ref().map(|note| format!("\n           {note}"));
-                format!(
-                    "  CPUs     {cpus}, exclusive: {cost}{}",
-                    note.unwrap_or_default()
-                )
+                format!("  CPUs     {cpus}, exclusive: {cost}")
             }
             (None, Some(note)) => format!("  CPUs     {cpus}, shared: {note}"),
             (None, None) => format!("  CPUs     {cpus}, shared"),
         });
+        if let (Some(_), Some(note)) = (&container.cost, &container.note) {
+            // The remarks name annotations that are ignored, for example.
+            lines.push(format!("           {note}"));
+        }
         let memory = container.mems.as_ref().map(CpuSet::to_string);
         lines.extend(memory.map(|numa| container_report::memory(&numa)));
         lines.push(format!("  threads  {}", container.threads.reason));
@@ -264,5 +268,5 @@ fn describe(planned: &Planned) -> String {
             lines.push(format!("           {caution}"));
         }
     }
-    lines.join("\n")
+    lines
 }

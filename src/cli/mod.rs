@@ -21,10 +21,14 @@ mod interrupt;
 #[cfg(any(feature = "top", feature = "experiments"))]
 mod interval;
 mod local_agent;
+mod log;
 mod output;
 mod place;
 mod plan;
+#[doc(hidden)]
+pub mod printed;
 mod release;
+mod rights;
 mod run;
 #[cfg(feature = "experiments")]
 mod scene;
@@ -36,6 +40,7 @@ mod topology;
 #[cfg(any(feature = "demo", feature = "bench"))]
 mod train;
 
+use std::io::Write as _;
 use std::process::ExitCode;
 use std::sync::LazyLock;
 
@@ -45,7 +50,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 #[cfg(any(feature = "bench", feature = "experiments"))]
 pub(crate) use draft::Draft;
-pub(crate) use output::{OutputFormat, emit, json, table};
+pub(crate) use output::{Line, OutputFormat, complain, document, emit, json, table};
 
 use crate::metrics::build;
 
@@ -161,7 +166,8 @@ pub fn main() -> ExitCode {
     match done {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("pinfold: {error:#}");
+            // Without standard error, nobody could be told of the failure.
+            let _ = std::io::stderr().write_all(output::complaint(&error).as_bytes());
             ExitCode::from(2)
         }
     }

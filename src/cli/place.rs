@@ -76,6 +76,17 @@ pub(super) fn run(args: &PlaceArgs) -> anyhow::Result<ExitCode> {
         "--free names CPUs that are not online: {unknown} (online are {})",
         topology.online
     );
+    let numa: CpuSet = topology.numa.iter().map(|node| node.id).collect();
+    let unknown = args.near.difference(&numa);
+    ensure!(
+        unknown.is_empty(),
+        "--near names NUMA nodes that this machine does not have: {unknown} ({})",
+        if numa.is_empty() {
+            "it reports none".to_owned()
+        } else {
+            format!("it has {numa}")
+        }
+    );
     let request = Request {
         cpus: args.count,
         order: args.placement,
@@ -87,7 +98,10 @@ pub(super) fn run(args: &PlaceArgs) -> anyhow::Result<ExitCode> {
     };
     match Placer::new(&topology).place_as(&free, &request) {
         Ok(placement) => {
-            super::emit(&placed(&placement, args.output)?)?;
+            match args.output {
+                OutputFormat::Json => super::json(&placement)?,
+                OutputFormat::Text => super::emit(placed(&placement))?,
+            }
             Ok(ExitCode::SUCCESS)
         }
         Err(refusal) => {
@@ -101,27 +115,16 @@ fn parse_free(list: &str) -> Result<CpuSet, ParseCpuSetError> {
     list.parse()
 }
 
-/// The text of a placement.
-fn placed(placement: &Placement, form: OutputFormat) -> anyhow::Result<String> {
-    Ok(match form {
-        OutputFormat::Json => {
-            serde_json::to_string(placement).context("can't write the placement as JSON")?
-        }
-        OutputFormat::Text if placement.cpus.is_empty() => {
-            "0 CPUs requested, no CPUs chosen".to_owned()
-        }
-        OutputFormat::Text if placement.idle.is_empty() => {
-            format!("{}\n{}", placement.cpus, in_words(placement.cost))
-        }
-        OutputFormat::Text => {
-            format!(
-                "{}\n{}; idle: {}",
-                placement.cpus,
-                in_words(placement.cost),
-                placement.idle
-            )
-        }
-    })
+/// A placement in words.
+fn placed(placement: &Placement) -> Vec<String> {
+    if placement.cpus.is_empty() {
+        return vec!["0 CPUs requested, no CPUs chosen".to_owned()];
+    }
+    let mut words = in_words(placement.cost);
+    if !placement.idle.is_empty() {
+        words += &format!("; idle: {}", placement.idle);
+    }
+    vec![placement.cpus.to_string(), words]
 }
 
 /// The cost of a placement in words.
@@ -142,9 +145,9 @@ pub(super) fn in_words(cost: Cost) -> String {
 /// error.
 fn refuse(refusal: &PlacementRefusal, form: OutputFormat) -> anyhow::Result<()> {
     match form {
-        OutputFormat::Json => super::emit(&json!({ "error": refusal.to_string() }).to_string()),
+        OutputFormat::Json => super::json(&json!({ "error": refusal.to_string() })),
         OutputFormat::Text => {
-            eprintln!("pinfold: {refusal}");
+            super::complain(refusal);
             Ok(())
         }
     }

@@ -14,7 +14,7 @@ use crate::cpu::{Cost, CpuSet, Placer, Topology};
 use crate::host::topology;
 use crate::pin::Ledger;
 use crate::pin::decide::{ContainerMove, DecisionInput, decide};
-use crate::pod::{ContainerKind, Entitlement, Pod, PodRole, Qos, ThreadEnvironment};
+use crate::pod::{ContainerKind, Entitlement, Pod, PodRole, Qos, ThreadEnvironment, repeated};
 
 /// Giving up, moving and gaining take three reconciles; more than this come to nothing new.
 const MOST_RECONCILES: usize = 8;
@@ -105,10 +105,10 @@ pub(super) struct PlannedContainer {
 }
 
 /// The machine to plan for.
-struct Machine<'a> {
-    topology: &'a Topology,
-    memory_nodes: &'a CpuSet,
-    reserved: CpuSet,
+pub(super) struct Machine<'a> {
+    pub(super) topology: &'a Topology,
+    pub(super) memory_nodes: &'a CpuSet,
+    pub(super) reserved: CpuSet,
 }
 
 // === impl MachineArgs ===
@@ -127,9 +127,25 @@ impl MachineArgs {
         }
         let mut pods = Vec::new();
         for path in manifests {
-            pods.extend(read_pods(path)?);
+            let found = read_pods(path)?;
+            anyhow::ensure!(
+                !found.is_empty(),
+                "{} holds no pods: name a file with Pods, or a folder with such files (.yaml, .yml or .json)",
+                path.display()
+            );
+            pods.extend(found);
+        }
+        if let Some(pod) = repeated(&pods) {
+            anyhow::bail!(
+                "two files have a pod with the name {pod}: name each file once, and give each pod of a namespace its own name"
+            );
         }
         if self.live {
+            super::rights::check(
+                &config,
+                "--live",
+                "run the command with sudo, or plan for an empty node without --live",
+            )?;
             let mut node = AgentNode::new(config)?;
             let (_, ledger) = node.observe(&pods)?;
             node.reserve_beside(&ledger);
@@ -151,7 +167,12 @@ impl MachineArgs {
     }
 }
 
-fn planned(pods: &[Pod], machine: Machine<'_>, config: &Config, mut ledger: Ledger) -> Planned {
+pub(super) fn planned(
+    pods: &[Pod],
+    machine: Machine<'_>,
+    config: &Config,
+    mut ledger: Ledger,
+) -> Planned {
     let Machine {
         topology,
         memory_nodes,
@@ -232,13 +253,13 @@ impl PlanArgs {
         let planned = self.input.plan(&self.pods)?;
         match self.output {
             OutputFormat::Json => super::json(&planned)?,
-            OutputFormat::Text => super::emit(&in_table(&planned))?,
+            OutputFormat::Text => super::emit(in_table(&planned))?,
         }
         Ok(ExitCode::SUCCESS)
     }
 }
 
-fn in_table(planned: &Planned) -> String {
+pub(super) fn in_table(planned: &Planned) -> Vec<String> {
     let mut table = super::table(&[
         "POD",
         "CONTAINER",
@@ -285,12 +306,14 @@ fn in_table(planned: &Planned) -> String {
             to,
         } = moved;
         format!(
-            "move first: container {container} of {namespace}/{pod} from {from} to {to}, to make room\n"
+            "move first: container {container} of {namespace}/{pod} from {from} to {to}, to make room"
         )
     };
-    let moves: String = planned.moves.iter().map(moved).collect();
-    format!(
-        "{moves}{table}\nreserved {}, shared {}\n",
+    let mut lines: Vec<String> = planned.moves.iter().map(moved).collect();
+    lines.extend(table.lines());
+    lines.push(format!(
+        "reserved {}, shared {}",
         planned.reserved, planned.shared
-    )
+    ));
+    lines
 }

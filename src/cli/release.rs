@@ -16,7 +16,6 @@ use crate::agent::config::{Config, Overrides};
 use crate::agent::{AgentNode, lock};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::NoteSubject;
-use crate::host::proc::Proc;
 use crate::host::resctrl::Resctrl;
 use crate::pin::cpu_isolation::{CpuIsolationOptions, CpuIsolator, IsolationInput};
 use crate::pin::{self, AppliedStep, Step};
@@ -87,7 +86,7 @@ impl Released {
         object
     }
 
-    fn text(&self, dry_run: bool, cluster: Option<&cluster::NodeRemoval>) -> String {
+    fn lines(&self, dry_run: bool, cluster: Option<&cluster::NodeRemoval>) -> Vec<String> {
         let mut lines: Vec<String> = Vec::new();
         lines.extend(self.steps.iter().map(|(step, error)| match error {
             Some(error) => format!("FAILED: {error}"),
@@ -97,17 +96,31 @@ impl Released {
         lines.extend(groups.map(|group| format!("remove monitoring group {group}")));
         let not_restored = self.not_restored.iter();
         lines.extend(not_restored.map(|error| format!("FAILED: {error}")));
-        let done = if dry_run { "would be done" } else { "done" };
-        lines.push(match self.steps.len() {
-            0 if self.failures() == 0 => "nothing is pinned here".to_owned(),
-            writes => format!(
-                "{} {done}, {} failed",
-                crate::text::counted(writes, "write"),
-                self.failures()
-            ),
-        });
-        lines.extend(cluster.map(|cluster| cluster.text(dry_run)));
-        lines.join("\n")
+        let failed = self.steps.iter().filter(|(_, error)| error.is_some());
+        // Without a write, the failures above are all that there is to say.
+        if !self.steps.is_empty() || self.failures() == 0 {
+            lines.push(summary(self.steps.len(), failed.count(), dry_run));
+        }
+        lines.extend(
+            cluster
+                .into_iter()
+                .flat_map(|cluster| cluster.lines(dry_run)),
+        );
+        lines
+    }
+}
+
+/// How many writes were done, or would be done.
+fn summary(writes: usize, failed: usize, dry_run: bool) -> String {
+    let all = crate::text::counted(writes, "write");
+    match (writes, failed) {
+        (0, _) => "nothing is pinned here".to_owned(),
+        _ if dry_run => format!("{all} would be done"),
+        (_, 0) => format!("{all} done"),
+        _ => format!(
+            "{} of {all} done, {failed} failed",
+            writes.saturating_sub(failed)
+        ),
     }
 }
 
@@ -123,11 +136,15 @@ impl Release {
                 OutputFormat::Json => {
                     super::json(&serde_json::json!({ "dryRun": self.dry_run, "cluster": left }))?;
                 }
-                OutputFormat::Text => super::emit(&left.text(self.dry_run))?,
+                OutputFormat::Text => super::emit(left.lines(self.dry_run))?,
             }
             return Ok(ExitCode::SUCCESS);
         }
-        check_rights(&config)?;
+        super::rights::check(
+            &config,
+            "release",
+            "run the command with sudo, or with the capabilities of the agent",
+        )?;
         super::run::join_host(&config);
         let node = AgentNode::new(config)?;
         let released = release(&node, self.dry_run)?;
@@ -140,7 +157,7 @@ impl Release {
         let cluster = left.as_ref().ok().and_then(Option::as_ref);
         match self.output {
             OutputFormat::Json => super::json(&released.json(self.dry_run, cluster))?,
-            OutputFormat::Text => super::emit(&released.text(self.dry_run, cluster))?,
+            OutputFormat::Text => super::emit(released.lines(self.dry_run, cluster))?,
         }
         left?;
         if released.failures() > 0 {
@@ -151,20 +168,6 @@ impl Release {
         }
         Ok(ExitCode::SUCCESS)
     }
-}
-
-/// Checks the rights to read assignment records, which only root can see. Without the rights, no container would seem pinned.
-fn check_rights(config: &Config) -> anyhow::Result<()> {
-    anyhow::ensure!(
-        nix::unistd::geteuid().is_root(),
-        "release needs root to read assignment records and to write to cgroups: run the command with sudo"
-    );
-    anyhow::ensure!(
-        Proc::new(&config.root_dir).may_administer(),
-        "release needs CAP_SYS_ADMIN to read assignment records and to write to cgroups: run the command with the \
-         capabilities of the agent"
-    );
-    Ok(())
 }
 
 /// Hands the CPUs of the node back, or plans the steps in a dry run.
@@ -246,10 +249,10 @@ async fn stay(listen: SocketAddr) -> anyhow::Result<()> {
     let listener = TcpListener::bind(listen).await.with_context(|| {
         format!("can't listen on {listen}: if another program uses the port, choose a free port with --listen")
     })?;
-    super::emit(&format!(
+    super::emit([format!(
         "the release is complete; waiting for SIGTERM on {}",
         listener.local_addr()?
-    ))?;
+    )])?;
     loop {
         tokio::select! {
             _ = terminate.recv() => return Ok(()),
@@ -267,4 +270,21 @@ async fn stay(listen: SocketAddr) -> anyhow::Result<()> {
 fn outcome(applied: AppliedStep) -> (Step, Option<String>) {
     let error = applied.error();
     (applied.step, error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_summary_says_what_was_done() {
+        for (writes, failed, dry_run, words) in [
+            (0, 0, false, "nothing is pinned here"),
+            (15, 0, true, "15 writes would be done"),
+            (1, 0, false, "1 write done"),
+            (15, 2, false, "13 of 15 writes done, 2 failed"),
+        ] {
+            assert_eq!(summary(writes, failed, dry_run), words);
+        }
+    }
 }

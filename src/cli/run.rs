@@ -1,6 +1,5 @@
 //! `pinfold run`: the agent.
 
-use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -28,10 +27,24 @@ pub(super) struct RunArgs {
     overrides: Overrides,
 }
 
+/// What a user without rights can do.
+const REMEDY: &str = "start it with sudo or in a privileged container, or with --enforcement observe, with which it pins nothing";
+
 impl RunArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let config = Config::load(self.overrides)?;
         start_log(&config.log)?;
+        // An agent without these rights would report that it enforces assignments, but could neither write nor see one.
+        let checked = super::rights::check(&config, "the agent", REMEDY);
+        if config.enforcement == EnforcementChoice::Observe {
+            if checked.is_err() {
+                tracing::info!(
+                    "without root and CAP_SYS_ADMIN, the agent can't see assignments that an earlier agent made, and lacks some metrics"
+                );
+            }
+        } else {
+            checked?;
+        }
         join_host(&config);
         let runtime = runtime()?;
         let done = runtime.block_on(crate::agent::run(config));
@@ -81,15 +94,10 @@ pub(super) fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
 /// The level is neither a level nor a filter by module.
 pub(super) fn start_log(log: &Log) -> anyhow::Result<()> {
     let filter = log.filter()?;
-    let lines = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
-        .with_target(false);
     let filtered = tracing_subscriber::registry().with(filter);
     match log.format {
-        LogFormat::Text => filtered
-            .with(lines.with_ansi(std::io::stderr().is_terminal()))
-            .init(),
-        LogFormat::Json => filtered.with(lines.json()).init(),
+        LogFormat::Text => filtered.with(super::log::text(std::io::stderr)).init(),
+        LogFormat::Json => filtered.with(super::log::json(std::io::stderr)).init(),
     }
     Ok(())
 }

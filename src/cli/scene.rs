@@ -70,7 +70,7 @@ impl SceneArgs {
             SceneCommand::Reclaim(args) => args.run(),
             SceneCommand::Report(args) => args.run(),
             SceneCommand::Crd => {
-                super::emit(&files::yaml(&definition())?)?;
+                super::document(&files::yaml(&definition())?)?;
                 Ok(ExitCode::SUCCESS)
             }
         }

@@ -12,8 +12,8 @@ use super::agents::{ClusterAccess, statuses};
 use super::local_agent::local_agent;
 use super::run::runtime;
 use crate::agent::config::Overrides;
-use crate::client::AgentStatus;
 use crate::client::targets::{self, Target};
+use crate::client::{AgentStatus, full_status};
 
 /// Show the state of agents: enforcement, CPUs, pinned containers, problems.
 #[derive(Debug, Args)]
@@ -58,7 +58,7 @@ impl StatusArgs {
         let respond = bodies.iter().all(Result::is_ok);
         match self.output {
             OutputFormat::Json => super::json(&documents(&targets, &bodies)?)?,
-            OutputFormat::Text => super::emit(&lines(&targets, &bodies))?,
+            OutputFormat::Text => super::emit(lines(&targets, &bodies))?,
         }
         Ok(ExitCode::from(u8::from(!respond)))
     }
@@ -96,7 +96,7 @@ fn documents(
 }
 
 /// A table of the agents, and a line for each problem.
-fn lines(targets: &[Target], bodies: &[anyhow::Result<Bytes>]) -> String {
+fn lines(targets: &[Target], bodies: &[anyhow::Result<Bytes>]) -> Vec<String> {
     let headings = [
         "NODE",
         "ENFORCEMENT",
@@ -110,13 +110,16 @@ fn lines(targets: &[Target], bodies: &[anyhow::Result<Bytes>]) -> String {
     for (target, body) in targets.iter().zip(bodies) {
         let status = match body {
             Ok(body) => AgentStatus::parse(body),
-            Err(error) => Err(anyhow::anyhow!("no response: {error:#}")),
+            Err(error) => Err(anyhow::anyhow!(full_status::reason(error))),
         };
         match status {
             Ok(status) => {
                 let pinned = status.containers.iter();
                 let pinned = pinned
-                    .filter(|container| container.assigned.is_some())
+                    // A container that is being created, or has ended, has an assignment and no CPUs yet or any more.
+                    .filter(|container| {
+                        container.assigned.is_some() && container.effective.is_some()
+                    })
                     .count();
                 table.add_row([
                     target.name.clone(),
@@ -135,11 +138,10 @@ fn lines(targets: &[Target], bodies: &[anyhow::Result<Bytes>]) -> String {
             }
         }
     }
-    let rows = table.to_string();
-    let rows: Vec<&str> = rows.lines().map(str::trim_end).collect();
-    let mut text = rows.join("\n");
+    let mut lines = table.lines();
     if !problems.is_empty() {
-        text = format!("{text}\n\n{}", problems.join("\n"));
+        lines.push(String::new());
+        lines.append(&mut problems);
     }
-    text
+    lines
 }

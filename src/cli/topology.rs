@@ -8,10 +8,11 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use super::OutputFormat;
+use super::{Line, OutputFormat};
 use crate::agent::config::{Config, Overrides};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::Cgroups;
+use crate::host::proc::Proc;
 use crate::host::topology;
 use crate::pin::{Observed, Scan};
 
@@ -41,7 +42,8 @@ pub(super) fn run(args: &TopologyArgs) -> anyhow::Result<ExitCode> {
     match args.output {
         OutputFormat::Text => {
             let uses = CpuUses::read(&args.root_dir, &topology.online)?;
-            super::emit(&render(&topology, &uses))?;
+            let drawing = render(&topology, &uses);
+            super::emit(drawing.lines().map(Line::drawn))?;
         }
         OutputFormat::Json => super::json(&topology)?,
     }
@@ -65,6 +67,12 @@ impl CpuUses {
         let mut scan = Scan::default();
         for tree in &config.pod_cgroups {
             scan.pods.extend(cgroups.scan(tree)?);
+        }
+        if !scan.pods.is_empty() && !Proc::new(root).may_administer() {
+            super::complain(
+                "the drawing shows no owners of CPUs, because only root can read assignment records: run the command with sudo",
+            );
+            return Ok(Self::default());
         }
         scan.surroundings = cgroups.surroundings(&config.pod_cgroups)?;
         let (observed, ledger) = Observed::new(scan, &[]);

@@ -166,7 +166,7 @@ impl Train {
             TrainProcess::Sweep { cgroup_dir } => crate::sandbox::bench::sweep(&cgroup_dir),
         };
         if let Err(error) = done {
-            eprintln!("pinfold train: {error:#}");
+            super::complain(format_args!("train: {error:#}"));
             return Ok(ExitCode::FAILURE);
         }
         Ok(ExitCode::SUCCESS)

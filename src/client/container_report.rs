@@ -54,7 +54,23 @@ struct ReportedVerdict {
 
 #[derive(Debug, Deserialize)]
 struct ReportedEntitlement {
+    /// Missing in the status of earlier agents.
+    #[serde(default)]
+    kind: String,
+    #[serde(default)]
+    cpus: u32,
     reason: String,
+}
+
+/// The line about an entitlement. `exclusive` is the number of CPUs; `of_pod` is true for an init container.
+pub(crate) fn entitlement_line(exclusive: u32, of_pod: bool, reason: &str) -> String {
+    let what = match exclusive {
+        0 if of_pod => "the CPUs of its pod".to_owned(),
+        0 => "shared CPUs".to_owned(),
+        1 => "1 exclusive CPU".to_owned(),
+        more => format!("{more} exclusive CPUs"),
+    };
+    format!("  entitled to {what}: {reason}")
 }
 
 #[derive(Debug, Deserialize)]
@@ -87,11 +103,11 @@ pub(crate) fn memory(numa: &str) -> String {
     )
 }
 
-/// Puts the containers of a pod into words.
+/// Puts the containers of a pod into words, as lines.
 ///
 /// # Errors
 /// The status does not parse: the agent has another version.
-pub(crate) fn describe(containers: &[Value]) -> anyhow::Result<String> {
+pub(crate) fn describe(containers: &[Value]) -> anyhow::Result<Vec<String>> {
     let mut lines = Vec::new();
     for value in containers {
         let container = ReportedStatus::deserialize(value).context(
@@ -109,7 +125,7 @@ pub(crate) fn describe(containers: &[Value]) -> anyhow::Result<String> {
         lines.push(String::new());
         lines.extend(container.describe());
     }
-    Ok(lines.join("\n"))
+    Ok(lines)
 }
 
 // === impl ReportedStatus ===
@@ -122,7 +138,11 @@ impl ReportedStatus {
             .map(|state| format!(", {state}"));
         let mut lines = vec![
             format!("Container {}{}", self.container, state.unwrap_or_default()),
-            format!("  entitled {}", self.entitlement.reason),
+            entitlement_line(
+                self.entitlement.cpus,
+                self.entitlement.kind == "pod",
+                &self.entitlement.reason,
+            ),
             format!("  CPUs     {}", self.cpus()),
         ];
         lines.extend(self.note.iter().map(|note| format!("           {note}")));
@@ -133,8 +153,8 @@ impl ReportedStatus {
                 0.0 => "  unpinned 0 ms: the CPUs were in force before the first instruction"
                     .to_owned(),
                 _ => format!(
-                    "  unpinned {:.1} ms, from the first instruction until the CPUs were in force",
-                    1000.0 * seconds
+                    "  unpinned {}, from the first instruction until the CPUs were in force",
+                    duration(seconds)
                 ),
             });
         }
@@ -254,6 +274,15 @@ impl ReportedStatus {
     }
 }
 
+/// A time with a unit in which it has few digits.
+fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s < 0.9995 => format!("{:.1} ms", 1000.0 * s),
+        s if s < 119.5 => format!("{s:.1} s"),
+        s => format!("{:.0} min", s / 60.0),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -272,7 +301,38 @@ mod tests {
     }
 
     fn description(variables: &Value) -> String {
-        describe(&[status(variables)]).unwrap()
+        describe(&[status(variables)]).unwrap().join("\n")
+    }
+
+    #[test]
+    fn an_entitlement_and_a_time_are_plain() {
+        let reason = "CPU limit 500m is not a whole number";
+        for (cpus, of_pod, line) in [
+            (
+                0,
+                false,
+                "  entitled to shared CPUs: CPU limit 500m is not a whole number",
+            ),
+            (
+                0,
+                true,
+                "  entitled to the CPUs of its pod: CPU limit 500m is not a whole number",
+            ),
+            (
+                1,
+                false,
+                "  entitled to 1 exclusive CPU: CPU limit 500m is not a whole number",
+            ),
+            (
+                4,
+                false,
+                "  entitled to 4 exclusive CPUs: CPU limit 500m is not a whole number",
+            ),
+        ] {
+            assert_eq!(entitlement_line(cpus, of_pod, reason), line);
+        }
+        let durations = [0.0042, 0.9996, 18.91, 3600.0].map(duration);
+        assert_eq!(durations, ["4.2 ms", "1.0 s", "18.9 s", "60 min"]);
     }
 
     #[test]
@@ -289,7 +349,7 @@ mod tests {
                 .as_object_mut()
                 .unwrap()
                 .extend(changes.as_object().unwrap().clone());
-            let text = describe(&[container]).unwrap();
+            let text = describe(&[container]).unwrap().join("\n");
             assert!(
                 text.contains(&format!("Container main, {state}\n")),
                 "{text}"
@@ -306,7 +366,7 @@ mod tests {
         assert!(
             describe(&[container])
                 .unwrap()
-                .contains("Container main, not running\n")
+                .contains(&"Container main, not running".to_owned())
         );
     }
 

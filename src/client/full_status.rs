@@ -32,6 +32,20 @@ pub(crate) async fn request(endpoint: &Endpoint) -> anyhow::Result<Bytes> {
     Ok(body)
 }
 
+/// The short form of a status, with the agent's reason.
+#[derive(Debug, thiserror::Error)]
+#[error("the agent sends only a short status to this host: {0}")]
+struct OnlyShort(String);
+
+/// Why there is no full status, in words: the agent's reason for the short form, or else what became of the request.
+pub(crate) fn reason(error: &anyhow::Error) -> String {
+    if error.is::<OnlyShort>() {
+        error.to_string()
+    } else {
+        format!("no response: {error:#}")
+    }
+}
+
 /// Refuses the short form, with the agent's reason and the remedy.
 ///
 /// # Errors
@@ -40,9 +54,8 @@ pub(super) fn check(body: &[u8]) -> anyhow::Result<()> {
     let Ok(RestrictedStatus { restricted }) = serde_json::from_slice(body) else {
         return Ok(());
     };
-    let reason = restricted.chars().take(MAX_REASON_CHARS);
-    let reason: String = reason.filter(|letter| !letter.is_control()).collect();
-    anyhow::bail!("the agent sends only a short status to this host: {reason}")
+    let reason: String = restricted.chars().take(MAX_REASON_CHARS).collect();
+    Err(OnlyShort(reason).into())
 }
 
 #[cfg(test)]
@@ -50,13 +63,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_short_form_is_an_error_with_the_reason() {
-        let short = br#"{"restricted": "no bearer\u001b[2J token", "ready": true}"#;
-        let error = check(short).unwrap_err().to_string();
-        assert!(
-            error.ends_with("to this host: no bearer[2J token"),
-            "{error}"
+    fn a_short_status_is_a_response() {
+        let short = check(br#"{"restricted": "no token"}"#).unwrap_err();
+        let words = reason(&short);
+        assert_eq!(
+            words,
+            "the agent sends only a short status to this host: no token"
         );
+        assert_eq!(reason(&anyhow::anyhow!("refused")), "no response: refused");
+    }
+
+    #[test]
+    fn the_short_form_is_an_error_with_the_reason() {
+        let short = br#"{"restricted": "no bearer token", "ready": true}"#;
+        let error = check(short).unwrap_err().to_string();
+        assert!(error.ends_with("to this host: no bearer token"), "{error}");
         for other in ["{}", "[]", "", r#"{"enforcement": "cpuset"}"#] {
             check(other.as_bytes()).unwrap();
         }

@@ -10,6 +10,7 @@ use serde::{Deserialize, Deserializer};
 
 use super::full_status;
 use crate::cpu::{CpuSet, Layout};
+use crate::text::terminal::is_unsafe;
 
 /// A text without control characters, characters that change the text direction, and invisible characters.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -21,8 +22,7 @@ impl SafeText {
     /// Replaces each character that acts on a terminal by U+FFFD, and cuts a text that is too long for a screen.
     pub(crate) fn new(text: &str) -> Self {
         let is_unsafe = |c: char| {
-            c.is_control()
-                || matches!(c, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+            is_unsafe(c)
                 // Combining characters have no width; a text may hold any number of them.
                 || !c.is_ascii() && console::measure_text_width(c.encode_utf8(&mut [0; 4])) == 0
         };
@@ -242,12 +242,7 @@ impl AgentStatus {
                 self.lost.in_words()
             )
         });
-        let drift = self.drift.iter().map(|drift| {
-            format!(
-                "drift ({}): {} has {} instead of {}",
-                drift.cause, drift.path, drift.effective, drift.assigned
-            )
-        });
+        let drift = self.drift.iter().map(|drift| self.drift_in_words(drift));
         let errors = self.errors.iter().map(ToString::to_string);
         let unexplained = self.unexplained.iter().map(ToString::to_string);
         errors
@@ -256,6 +251,34 @@ impl AgentStatus {
             .chain(unexplained)
             .chain(self.api_problem().map(|problem| format!("API: {problem}")))
             .chain(self.runtime_problem().map(ToString::to_string))
+    }
+
+    fn drift_in_words(&self, drift: &StatusDrift) -> String {
+        let StatusDrift {
+            path,
+            cause,
+            assigned,
+            effective,
+        } = drift;
+        // People know containers by name; the cgroup's name is a hash.
+        let containers = self.containers.iter();
+        let mut here = containers.filter(|container| container.cgroup.as_ref() == Some(path));
+        let name = here.next().map_or_else(
+            || path.to_string(),
+            |container| {
+                let StatusContainer {
+                    namespace,
+                    pod,
+                    container,
+                    ..
+                } = container;
+                format!("container {container} of {namespace}/{pod}")
+            },
+        );
+        if effective == assigned {
+            return format!("drift ({cause}): {name} has {effective}, but not for itself alone");
+        }
+        format!("drift ({cause}): {name} has {effective} instead of {assigned}")
     }
 
     /// The number of [`Self::problems`].
@@ -354,6 +377,24 @@ mod tests {
                 .unwrap()
                 .problem_count(),
             0
+        );
+    }
+
+    #[test]
+    fn drift_names_the_container() {
+        let more = r#""containers": [{"namespace": "t", "pod": "w-0", "container": "main", "uid": null, "role": "worker",
+            "job": null, "qos": "Guaranteed", "assigned": "4-6", "effective": "4-6", "cgroup": "kubepods/pod1/cri-8f3a",
+            "running": true, "note": null, "unpinnedSeconds": null, "observed": null}],
+            "drift": [{"path": "kubepods/pod1/cri-8f3a", "cause": "partition", "assigned": "4-6", "effective": "4-6"},
+                {"path": "kubepods/pod2", "cause": "written", "assigned": "1", "effective": "0-1"}]"#;
+        let body = EMPTY.replace(r#""containers": [], MORE"#, more);
+        let status = AgentStatus::parse(body.as_bytes()).unwrap();
+        assert_eq!(
+            status.problems().collect::<Vec<_>>(),
+            [
+                "drift (partition): container main of t/w-0 has 4-6, but not for itself alone",
+                "drift (written): kubepods/pod2 has 0-1 instead of 1"
+            ]
         );
     }
 

@@ -49,7 +49,6 @@ pub(super) struct PodSpec {
     pub(super) host_network: Option<bool>,
     pub(super) restart_policy: Option<String>,
     pub(super) resources: Option<ResourceObject>,
-    pub(super) restart_policy: Option<String>,
     pub(super) node_selector: Option<BTreeMap<String, IgnoredAny>>,
     pub(super) affinity: Option<Affinity>,
 }

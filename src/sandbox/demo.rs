@@ -363,8 +363,9 @@ async fn half(
     local: &mut LocalNode,
     show: &mut impl FnMut(&DemoFrame),
 ) -> anyhow::Result<Measured> {
-    let failed_before =
-        Sample::parse(&tokio::task::block_in_place(|| agent.scrape())?).failed_writes;
+    // Before the agent's first pass, it has written nothing and there is no page.
+    let before = tokio::task::block_in_place(|| agent.scrape());
+    let failed_before = before.map_or(0, |page| Sample::parse(&page).failed_writes);
     let mut problems = Problems::default();
     start(pods, agent, local).await?;
     // The measurement starts after the warm-up, when every worker has made a step.

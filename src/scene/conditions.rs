@@ -16,6 +16,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use super::plan_status::{ScenePlanStatus, SlotCounts};
 use super::{Node, ScenePlan, Slot, Slots, candidates, is_candidate, slots, status};
 use crate::text::counted;
+use crate::text::terminal::escape;
 
 /// The type of the condition for a plan that has its active case, or no active case.
 pub const ACCEPTED: &str = "Accepted";
@@ -186,7 +187,7 @@ fn condition(
         .map(|condition| condition.last_transition_time.clone());
     Condition {
         last_transition_time: since.unwrap_or_else(|| now.clone()),
-        message: cut(message),
+        message: cut(escape(&message).into_owned()),
         observed_generation: generation,
         reason: reason.to_owned(),
         status: status.to_owned(),

@@ -357,9 +357,9 @@ fn status_shows_claimed_missing_and_double() {
             "missing": [{"scene": "2", "case": "1", "type": "ps", "index": 0}],
             "double": [{"scene": "2", "case": "1", "type": "worker", "index": 1, "nodes": ["node-2", "stranger"]}],
             "mismatches": [
-                {"node": "node-3", "why": "has the labels of scene 1 case 1 0, which the case does not have"},
+                {"node": "node-3", "why": "has the labels of scene 1 case 1 index 0, which the case does not have"},
                 {"node": "node-4", "why": "missing CASE and INDEX"},
-                {"node": "stranger", "why": "has the labels of scene 2 case 1 worker 1, but is not a candidate of the plan"},
+                {"node": "stranger", "why": "has the labels of scene 2 case 1 type worker index 1, but is not a candidate of the plan"},
             ],
             "spare": ["node-10"],
         })
@@ -494,4 +494,37 @@ fn nodes_that_no_plan_can_reproduce_are_refused_with_a_remedy() {
     );
     refused(&["import"], "", "FILE");
     refused(&["import", "-", "--live"], "", "--live");
+}
+
+#[test]
+fn more_nodes_than_a_cluster_has_are_refused() {
+    for count in ["4294967295", "100001", "4294967296", "many"] {
+        let (code, out, error) = pinfold(&[
+            "simulate",
+            &scenes(),
+            "--scene",
+            "2",
+            "--case",
+            "2",
+            "--count",
+            count,
+        ]);
+        assert_eq!((code, out.as_str()), (Some(2), ""), "{count}");
+        assert!(
+            error.contains("--count") && !error.contains("panicked"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_plan_cannot_act_on_a_terminal() {
+    let plan = "apiVersion: pinfold.io/v1alpha1\nkind: ScenePlan\nmetadata: {name: p}\nspec: {\"a\\e[2J\\nforged\\x9b1m\": 1}\n";
+    for args in [&["check", "-"][..], &["simulate", "-", "--count", "1"]] {
+        let (code, out, error) = with_input(args, plan);
+        let all = out + &error;
+        assert!(code.is_some_and(|code| code > 0), "{all}");
+        assert!(!all.chars().any(|c| c.is_control() && c != '\n'), "{all:?}");
+        assert!(!all.lines().any(|line| line.starts_with("forged")), "{all}");
+    }
 }

@@ -139,18 +139,21 @@ impl NodeRemoval {
         Self { node, found, lines }
     }
 
-    pub(super) fn text(&self, dry_run: bool) -> String {
+    pub(super) fn lines(&self, dry_run: bool) -> Vec<String> {
         let done = if dry_run {
             "would be removed from"
         } else {
             "removed from"
         };
-        match self.lines.as_slice() {
-            [] => format!(
+        if self.lines.is_empty() {
+            return vec![format!(
                 "Node {} has no labels, taints or claims of Pinfold",
                 self.node
-            ),
-            lines => format!("{done} Node {}:\n  {}", self.node, lines.join("\n  ")),
+            )];
         }
+        let lines = self.lines.iter().map(|line| format!("  {line}"));
+        std::iter::once(format!("{done} Node {}:", self.node))
+            .chain(lines)
+            .collect()
     }
 }

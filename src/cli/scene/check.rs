@@ -72,7 +72,7 @@ impl Check {
                     counted(errors, "error"),
                     counted(findings.len() - errors, "warning")
                 ));
-                super::super::emit(&lines.join("\n"))?;
+                super::super::emit(lines)?;
             }
         }
         Ok(if errors == 0 {

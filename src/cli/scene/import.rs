@@ -53,16 +53,16 @@ impl Import {
         match import(&nodes, &self.name) {
             Ok(imported) => {
                 for note in &imported.notes {
-                    eprintln!("pinfold: {origin}: {note}");
+                    super::super::complain(format_args!("{origin}: {note}"));
                 }
                 let plans: Result<Vec<String>, _> =
                     imported.plans.iter().map(files::yaml).collect();
-                super::super::emit(&plans?.join("---\n"))?;
+                super::super::document(&plans?.join("---\n"))?;
                 Ok(ExitCode::SUCCESS)
             }
             Err(errors) => {
                 for error in errors {
-                    eprintln!("pinfold: {origin}: {error}");
+                    super::super::complain(format_args!("{origin}: {error}"));
                 }
                 Ok(ExitCode::from(2))
             }

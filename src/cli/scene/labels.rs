@@ -67,12 +67,14 @@ impl LabelsArgs {
             None => assign(&plan, &slots, &nodes),
         };
         match self.output {
-            LabelsOutput::Table => super::super::emit(&table(&plan, &assignment))?,
+            LabelsOutput::Table => super::super::emit(table(&plan, &assignment))?,
             LabelsOutput::Json => super::super::json(&object(&plan, &assignment))?,
-            LabelsOutput::Kubectl => super::super::emit(&commands(&plan, &assignment, &nodes))?,
+            LabelsOutput::Kubectl => super::super::emit(commands(&plan, &assignment, &nodes))?,
         }
         for name in &assignment.absent {
-            eprintln!("pinfold: the plan lists {name}, but no node has this name");
+            super::super::complain(format_args!(
+                "the plan lists {name}, but no node has this name"
+            ));
         }
         let missing = assignment
             .given
@@ -80,12 +82,12 @@ impl LabelsArgs {
             .filter(|(_, node)| node.is_none())
             .count();
         if missing > 0 {
-            eprintln!(
-                "pinfold: scene {} case {} has {}, but {missing} get no node: add candidate nodes",
+            super::super::complain(format_args!(
+                "scene {} case {} has {}, but {missing} get no node: add candidate nodes",
                 slots.scene(),
                 slots.case(),
                 counted(slots.len(), "slot")
-            );
+            ));
             return Ok(ExitCode::from(1));
         }
         Ok(ExitCode::SUCCESS)
@@ -105,7 +107,7 @@ fn object(plan: &ScenePlan, assignment: &Assignment) -> Value {
     Value::Object(nodes)
 }
 
-fn table(plan: &ScenePlan, assignment: &Assignment) -> String {
+fn table(plan: &ScenePlan, assignment: &Assignment) -> Vec<String> {
     let keys = plan.spec.labels.keys();
     let mut table = super::super::table(&["NODE", keys[0], keys[1], keys[2], keys[3]]);
     for (slot, node) in &assignment.given {
@@ -125,11 +127,13 @@ fn table(plan: &ScenePlan, assignment: &Assignment) -> String {
     } else {
         "further candidates have"
     };
-    format!("{table}\n{spare} {plural} no slot\n")
+    let mut lines = table.lines();
+    lines.push(format!("{spare} {plural} no slot"));
+    lines
 }
 
 /// The `kubectl label` commands that set each node's labels.
-fn commands(plan: &ScenePlan, assignment: &Assignment, nodes: &[Node]) -> String {
+fn commands(plan: &ScenePlan, assignment: &Assignment, nodes: &[Node]) -> Vec<String> {
     let keys = &plan.spec.labels;
     let given: BTreeMap<&str, _> = assignment
         .given
@@ -173,5 +177,5 @@ fn commands(plan: &ScenePlan, assignment: &Assignment, nodes: &[Node]) -> String
             changes.join(" ")
         ));
     }
-    lines.join("\n")
+    lines
 }

@@ -121,7 +121,7 @@ impl ReclaimArgs {
                     );
                 }
                 lines.extend(round.hints.iter().cloned());
-                super::super::emit(&lines.join("\n"))?;
+                super::super::emit(lines)?;
             }
         }
         if let Some((kind, namespace, name, failure)) = round.failed.first() {
@@ -195,7 +195,7 @@ impl ReclaimArgs {
                     .as_ref()
                     != Some(&words)
                 {
-                    eprintln!("pinfold: {words}");
+                    super::super::complain(words);
                 }
                 return Ok(());
             }
@@ -228,7 +228,7 @@ impl ReclaimArgs {
         let now: BTreeMap<String, String> = all.collect();
         for (key, words) in &now {
             if said.get(key) != Some(words) {
-                super::super::emit(words)?;
+                super::super::emit([words])?;
             }
         }
         *said = now;

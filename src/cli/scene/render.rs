@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{anyhow, bail};
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
 use super::case::CaseArgs;
 use super::files;
+use crate::cli::output::Several;
 use crate::experiment::{AMOUNTS, Faults, Reclaim, Slice, TrainingJob, WorkloadFormat, render};
 
 /// Print the objects of a training cluster for one case of a plan.
@@ -104,7 +104,7 @@ enum RenderOutput {
 impl RenderArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         if self.schema {
-            super::super::emit(&serde_json::to_string_pretty(&TrainingJob::schema())?)?;
+            super::super::document(&serde_json::to_string_pretty(&TrainingJob::schema())?)?;
             return Ok(ExitCode::SUCCESS);
         }
         let mut job = self
@@ -150,7 +150,7 @@ impl RenderArgs {
             RenderOutput::Yaml => {
                 let documents: Result<Vec<String>, _> =
                     rendered.objects.iter().map(files::yaml).collect();
-                super::super::emit(&documents?.join("---\n"))?;
+                super::super::document(&documents?.join("---\n"))?;
             }
             RenderOutput::Json => {
                 let list: Value =
@@ -159,7 +159,7 @@ impl RenderArgs {
             }
         }
         for warning in &rendered.warnings {
-            eprintln!("pinfold: {warning}");
+            super::super::complain(warning);
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -167,10 +167,9 @@ impl RenderArgs {
 
 /// The faults, a line each.
 pub(super) fn refused(what: &str, faults: &Faults) -> anyhow::Error {
-    anyhow!(
-        "the job can't be {what}:\n  {}",
-        faults.iter().collect::<Vec<_>>().join("\n  ")
-    )
+    let all = faults.iter().map(ToString::to_string).collect();
+    let heading = format!("the job can't be {what}");
+    Several { heading, all }.into()
 }
 
 /// The parameters in a file.
@@ -178,11 +177,9 @@ pub(super) fn job(path: &Path) -> anyhow::Result<TrainingJob> {
     match TrainingJob::read(&files::text(path)?, &path.display().to_string())? {
         Ok(job) => Ok(job),
         Err(findings) => {
-            let lines: Vec<String> = findings.iter().map(ToString::to_string).collect();
-            bail!(
-                "the job's parameters can't be read:\n  {}",
-                lines.join("\n  ")
-            )
+            let heading = "the job's parameters can't be read".to_owned();
+            let all = findings.iter().map(ToString::to_string).collect();
+            Err(Several { heading, all }.into())
         }
     }
 }

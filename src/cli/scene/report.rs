@@ -130,7 +130,7 @@ impl ReportArgs {
             write(out, &report)?;
         }
         match self.output {
-            ReportOutput::Markdown => super::super::emit(&markdown(&report, &[]))?,
+            ReportOutput::Markdown => super::super::document(&markdown(&report, &[]))?,
             ReportOutput::Json => super::super::json(&report)?,
         }
         Ok(ExitCode::SUCCESS)
@@ -200,7 +200,7 @@ impl ReportArgs {
             }
         }
         if let (true, Some(first)) = (runs.is_empty(), lacks.first()) {
-            eprintln!("pinfold: {first:#}");
+            super::super::complain(format_args!("{first:#}"));
             return Ok(None);
         }
         let mut notes: Vec<String> = lacks.iter().map(|error| format!("{error:#}")).collect();
@@ -220,11 +220,10 @@ impl ReportArgs {
 }
 
 fn nothing(error: &(dyn std::error::Error + 'static)) -> Option<ExperimentReport> {
-    eprint!("pinfold: {error}");
-    if let Some(cause) = error.source() {
-        eprint!(": {cause}");
+    match error.source() {
+        Some(cause) => super::super::complain(format_args!("{error}: {cause}")),
+        None => super::super::complain(error),
     }
-    eprintln!();
     None
 }
 

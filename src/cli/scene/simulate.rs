@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::ensure;
-use clap::Args;
+use clap::{Args, value_parser};
 use serde_json::{Value, json};
 
 use super::super::OutputFormat;
@@ -34,8 +34,8 @@ pub(super) struct SimulateArgs {
     /// File with the cluster's Nodes; - is the standard input.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["live", "count"])]
     nodes: Option<PathBuf>,
-    /// The number of invented nodes. The nodes have the labels that agents would set.
-    #[arg(long, value_name = "NODES", conflicts_with = "live")]
+    /// The number of invented nodes, at most 100000. The nodes have the labels that agents would set.
+    #[arg(long, value_name = "NODES", conflicts_with = "live", value_parser = value_parser!(u32).range(..=100_000))]
     count: Option<u32>,
     /// Allocatable CPUs of each invented node [default: not checked]
     #[arg(long, value_name = "CPUS", requires = "count")]
@@ -97,7 +97,7 @@ impl SimulateArgs {
         let simulation = simulate(&plan, (&scene, &case), &requested, &nodes, AMOUNTS)?;
         match self.output {
             OutputFormat::Json => super::super::json(&object(&slots, &simulation))?,
-            OutputFormat::Text => super::super::emit(&table(&slots, &simulation))?,
+            OutputFormat::Text => super::super::emit(table(&slots, &simulation))?,
         }
         Ok(if simulation.pending.is_empty() {
             ExitCode::SUCCESS
@@ -130,7 +130,7 @@ fn object(slots: &Slots, simulation: &Simulation) -> Value {
     })
 }
 
-fn table(slots: &Slots, simulation: &Simulation) -> String {
+fn table(slots: &Slots, simulation: &Simulation) -> Vec<String> {
     let mut by_node: BTreeMap<&str, Vec<&JobTask>> = BTreeMap::new();
     for (task, node) in &simulation.placed {
         by_node.entry(node).or_default().push(task);
@@ -147,30 +147,24 @@ fn table(slots: &Slots, simulation: &Simulation) -> String {
         let index = slot.map(|slot| slot.index.to_string()).unwrap_or_default();
         table.add_row([(*node).to_owned(), kind.to_owned(), index, ranges(tasks)]);
     }
-    let mut text = format!(
-        "{table}\nscene {} case {}: {} on {}, {} pending\n",
+    let mut lines = table.lines();
+    lines.push(format!(
+        "scene {} case {}: {} on {}, {} pending",
         slots.scene(),
         slots.case(),
         counted(simulation.placed.len(), "task"),
         counted(nodes.len(), "node"),
         simulation.pending.len()
-    );
+    ));
     let mut reasons: BTreeMap<&str, Vec<&JobTask>> = BTreeMap::new();
     for (task, why) in &simulation.pending {
         reasons.entry(why).or_default().push(task);
     }
-    text.extend(
-        reasons
-            .iter()
-            .map(|(why, tasks)| format!("pending: {}: {why}\n", ranges(tasks))),
-    );
-    text.extend(
-        simulation
-            .notes
-            .iter()
-            .map(|note| format!("note: {note}\n")),
-    );
-    text
+    let reasons = reasons.iter();
+    lines.extend(reasons.map(|(why, tasks)| format!("pending: {}: {why}", ranges(tasks))));
+    let notes = simulation.notes.iter();
+    lines.extend(notes.map(|note| format!("note: {note}")));
+    lines
 }
 
 /// Tasks in short form: `ps 0, worker 0-9`.

@@ -66,16 +66,16 @@ impl SceneStatusArgs {
                 super::super::json(&object)?;
             }
             OutputFormat::Text => {
-                let mut text = table(&slots, &status);
+                let mut lines = table(&slots, &status);
                 if let Some(claims) = &claims {
-                    text += &format!(
-                        "{} on this case, {} on other cases or plans\n",
+                    lines.push(format!(
+                        "{} on this case, {} on other cases or plans",
                         counted(claims.holders.len(), "claim"),
                         claims.others
-                    );
-                    text.extend(claims.problems.iter().map(|line| format!("{line}\n")));
+                    ));
+                    lines.extend(claims.problems.iter().cloned());
                 }
-                super::super::emit(&text)?;
+                super::super::emit(lines)?;
             }
         }
         let well = status.is_well() && claims.is_none_or(|claims| claims.problems.is_empty());
@@ -147,7 +147,7 @@ impl SceneStatusArgs {
                 super::super::json(&json!({"plan": null, "claims": holders, "leaving": leaving}))?;
             }
             OutputFormat::Text if claims.is_empty() => {
-                super::super::emit("the cluster has no ScenePlan and no claims\n")?;
+                super::super::emit(["the cluster has no ScenePlan and no claims"])?;
             }
             OutputFormat::Text => {
                 let verb = if claims.len() == 1 {
@@ -155,21 +155,21 @@ impl SceneStatusArgs {
                 } else {
                     "remain"
                 };
-                let mut text = format!(
-                    "the cluster has no ScenePlan, but {} {verb}:\n",
+                let heading = format!(
+                    "the cluster has no ScenePlan, but {} {verb}:",
                     counted(claims.len(), "claim")
                 );
-                let lines = claims.iter().map(|(lease, holder)| {
+                let remedy = "pinfold release --cluster-only --node-name NODE removes the labels and claims of a node";
+                let claims = claims.iter().map(|(lease, holder)| {
                     let waits = if leaving.contains(&holder.node) {
                         WAITS
                     } else {
                         ""
                     };
-                    format!("  {lease} of node {}{waits}\n", holder.node)
+                    format!("  {lease} of node {}{waits}", holder.node)
                 });
-                text.extend(lines);
-                text += "pinfold release --cluster-only --node-name NODE removes the labels and claims of a node\n";
-                super::super::emit(&text)?;
+                let lines = std::iter::once(heading).chain(claims);
+                super::super::emit(lines.chain([remedy.to_owned()]))?;
             }
         }
         Ok(if claims.is_empty() {
@@ -262,7 +262,7 @@ fn object(slots: &Slots, status: &CaseStatus) -> Value {
     })
 }
 
-fn table(slots: &Slots, status: &CaseStatus) -> String {
+fn table(slots: &Slots, status: &CaseStatus) -> Vec<String> {
     let mut table = super::super::table(&["TYPE", "INDEX", "STATE", "NODE"]);
     for (slot, nodes) in &status.slots {
         let (state, node) = match nodes.as_slice() {
@@ -273,8 +273,9 @@ fn table(slots: &Slots, status: &CaseStatus) -> String {
         let kind = slot.kind.clone().unwrap_or_else(|| "-".to_owned());
         table.add_row([kind, slot.index.to_string(), state.to_owned(), node]);
     }
-    let mut text = format!(
-        "{table}\nscene {} case {}: {}, {} claimed, {} missing, {} double; {} spare\n",
+    let mut lines = table.lines();
+    lines.push(format!(
+        "scene {} case {}: {}, {} claimed, {} missing, {} double; {} spare",
         slots.scene(),
         slots.case(),
         counted(slots.len(), "slot"),
@@ -282,9 +283,8 @@ fn table(slots: &Slots, status: &CaseStatus) -> String {
         status.missing().count(),
         status.double().count(),
         status.spare.len()
-    );
-    for (node, why) in &status.mismatches {
-        text += &format!("{node}: {why}\n");
-    }
-    text
+    ));
+    let mismatches = status.mismatches.iter();
+    lines.extend(mismatches.map(|(node, why)| format!("{node}: {why}")));
+    lines
 }

@@ -32,13 +32,12 @@ pub(super) async fn print(
         }
     }
     state.arrange();
-    let lines: Vec<String> = state
-        .picture()
-        .as_text(width.into())
-        .iter()
-        .map(|line| line.to_string().trim_end().to_owned())
-        .collect();
-    crate::cli::emit(&lines.join("\n"))
+    let frame = state.picture().as_text(width.into());
+    crate::cli::emit(
+        frame
+            .iter()
+            .map(|line| line.to_string().trim_end().to_owned()),
+    )
 }
 
 /// Sends a request to each node. A node that failed in the first round gets no second request.

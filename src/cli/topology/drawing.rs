@@ -10,6 +10,7 @@ use std::fmt::Write;
 use console::{Color, Style, measure_text_width};
 
 use crate::cpu::{CoreKind, Cpu, CpuSet, NumaNode, Topology};
+use crate::text::terminal::escape;
 
 /// Columns of a drawing; a wider line continues on the next line.
 const WIDTH: usize = 100;
@@ -449,8 +450,9 @@ impl<'a> OwnerLegend<'a> {
             twice = twice.union(&owned.intersection(cpus));
             owned = owned.union(cpus);
             let title = format!(
-                "{} {label}  {}: ",
+                "{} {}  {}: ",
                 style.apply_to(mark),
+                escape(label),
                 count(cpus.len(), "CPU")
             );
             wrapped(out, &title, items(cpus));

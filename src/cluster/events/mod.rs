@@ -27,6 +27,8 @@ use tokio::time::Instant;
 use super::retry::{Retry, retry};
 use super::{Api, ApiCounters, Call, ErrorKind, Failure, Jitter, MANAGER};
 
+use crate::text::terminal::escape;
+
 pub use book::{Book, EventWrite};
 
 /// The longest note that the API server accepts, in bytes.
@@ -310,7 +312,7 @@ fn event(
         type_: Some(if news.warning { "Warning" } else { "Normal" }.to_owned()),
         reason: Some(news.reason.to_owned()),
         action: Some(news.action.to_owned()),
-        note: Some(cut(&news.note)),
+        note: Some(note(&news.note)),
         reporting_controller: Some(controller.to_owned()),
         reporting_instance: Some(instance.chars().take(128).collect()),
         regarding: Some(ObjectReference {
@@ -325,8 +327,10 @@ fn event(
     }
 }
 
-/// Cuts a note to the server's limit, at a character boundary.
-fn cut(note: &str) -> String {
+/// A text as an Event's note. `kubectl` prints notes as they are, so control characters are escaped; and the note is cut to the
+/// server's limit, at a character boundary.
+pub fn note(text: &str) -> String {
+    let note = escape(text);
     let end = (0..=LONGEST_NOTE.min(note.len()))
         .rev()
         .find(|end| note.is_char_boundary(*end));
@@ -341,10 +345,19 @@ mod tests {
 
     #[test]
     fn notes_are_cut_at_character_boundaries() {
-        assert_eq!(cut("short"), "short");
+        assert_eq!(note("short"), "short");
         let long = "ä".repeat(600);
-        assert_eq!(cut(&long).len(), 1024);
+        assert_eq!(note(&long).len(), 1024);
         let unaligned = format!("a{long}");
-        assert_eq!(cut(&unaligned).len(), 1023);
+        assert_eq!(note(&unaligned).len(), 1023);
+    }
+
+    #[test]
+    fn notes_have_one_line_and_no_control_characters() {
+        let escaped = note("unknown variant `x\u{1b}[2J\nNormal  Pinned`\u{9b}1m");
+        assert_eq!(
+            escaped,
+            "unknown variant `x\\u{1b}[2J\\nNormal  Pinned`\\u{9b}1m"
+        );
     }
 }

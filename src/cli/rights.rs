@@ -1,0 +1,22 @@
+//! The rights without which a command would report a node that isn't so.
+
+use crate::agent::config::Config;
+use crate::host::proc::Proc;
+
+/// Checks the rights to read assignment records and to write to cgroups. Only a process with CAP_SYS_ADMIN sees the records:
+/// without it, every container would seem unpinned.
+///
+/// # Errors
+/// A missing right; `command` names what needs it, and `remedy` says what to do.
+pub(super) fn check(config: &Config, command: &str, remedy: &str) -> anyhow::Result<()> {
+    let lacks = if !nix::unistd::geteuid().is_root() {
+        "root"
+    } else if !Proc::new(&config.root_dir).may_administer() {
+        "CAP_SYS_ADMIN"
+    } else {
+        return Ok(());
+    };
+    anyhow::bail!(
+        "{command} needs {lacks} to read assignment records and to write to cgroups: {remedy}"
+    )
+}
