@@ -130,6 +130,7 @@ pub fn drift(
 ) -> Vec<Drift> {
     let exclusive = ledger.exclusive().difference(recently_assigned);
     let available = ledger.available(online);
+    let returning = returning(observed);
     let mut drifts = Vec::new();
     for pod in &observed.pods {
         let own = ledger.of(&pod.cgroup.uid).cpus();
@@ -159,6 +160,7 @@ pub fn drift(
                 None
             } else if partition && now.exclusive == assigned
                 || !partition && now.effective == assigned_online
+                || !partition && now.effective == assigned_online.difference(&returning)
             {
                 Some(DriftCause::Offline)
             } else if !partition && now.effective == assigned.intersection(&available) {
@@ -187,6 +189,17 @@ pub fn drift(
         }
     }
     drifts
+}
+
+/// CPUs of cgroup v1 that were offline and that the cgroups above the pods still lack.
+fn returning(observed: &Observed) -> CpuSet {
+    let above = observed
+        .surroundings
+        .above
+        .iter()
+        .map(|above| &above.cpuset);
+    let lacking = above.filter_map(|set| Some(set.narrowed_from.as_ref()?.difference(&set.cpus)));
+    lacking.fold(CpuSet::new(), |all, set| all.union(&set))
 }
 
 /// Containers that may run on a container's assigned CPUs, and owners whose CPUs the container may
