@@ -145,6 +145,7 @@ pub fn drift(observed: &Observed, ledger: &Ledger, input: &DriftInput<'_>) -> Ve
         input,
         exclusive: ledger.exclusive(),
         available: ledger.available(input.online),
+        returning: returning(observed),
     };
     let mut drifts = Vec::new();
     for pod in &observed.pods {
@@ -181,6 +182,8 @@ struct Comparison<'a> {
     exclusive: CpuSet,
     /// The online CPUs that pods can use.
     available: CpuSet,
+    /// CPUs that were offline and that the cgroups above the pods still lack.
+    returning: CpuSet,
 }
 
 // === impl Comparison ===
@@ -231,6 +234,7 @@ impl Comparison<'_> {
             None
         } else if partition && now.exclusive == assigned
             || !partition && now.effective == assigned_online
+            || !partition && now.effective == assigned_online.difference(&self.returning)
         {
             Some(DriftCause::Offline)
         } else if !partition && now.effective == assigned.intersection(&self.available) {
@@ -250,8 +254,19 @@ impl Comparison<'_> {
         let now = &container.cgroup.cpuset.cpus;
         container.has_given_cpus()
             && now.is_disjoint(own)
-            && *now != self.input.online.difference(&self.exclusive)
+            && *now != self.available.difference(&self.exclusive)
     }
+}
+
+/// CPUs of cgroup v1 that were offline and that the cgroups above the pods still lack.
+fn returning(observed: &Observed) -> CpuSet {
+    let above = observed
+        .surroundings
+        .above
+        .iter()
+        .map(|above| &above.cpuset);
+    let lacking = above.filter_map(|set| Some(set.narrowed_from.as_ref()?.difference(&set.cpus)));
+    lacking.fold(CpuSet::new(), |all, set| all.union(&set))
 }
 
 /// Containers that may run on a container's assigned CPUs, and owners whose CPUs the container may

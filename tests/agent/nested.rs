@@ -281,6 +281,7 @@ fn cpus_that_were_offline_return_to_every_cgroup() {
     let offline = Offline::new(other);
     agent.eventually("the change is noted", |_| is_noted(&kernel, &tree.path));
     agent.stop();
+    kernel.write_cpus(&format!("{}/burstable", tree.path), &kernel.first());
     for path in inside.iter().rev().chain(wide.iter().rev()) {
         if *path != wide[0] {
             kernel.write_cpus(path, &kernel.first());

@@ -562,3 +562,35 @@ fn an_owner_beyond_the_offer_runs_on_the_rest_without_another_write() {
     }
     assert_eq!(kernel.nodes["a/x"].cpus, set("0-5"));
 }
+
+#[test]
+fn cpus_that_return_on_v1_were_offline_and_not_taken_by_another_program() {
+    let mut kernel = kernel(CgroupVersion::V1, &["a", "a/x"]);
+    kernel.settle(&desired(&[("a", "x", "4-7")]));
+    // The kernel takes an offline CPU out of every set, and does not put it back.
+    for node in kernel.nodes.values_mut() {
+        node.cpus.remove(5);
+    }
+    let causes = |earlier: Option<&str>| -> Vec<DriftCause> {
+        let (mut observed, ledger) = kernel.observe();
+        observed.surroundings.above.push(AncestorCgroup {
+            path: "kubepods".to_owned(),
+            cpuset: Cpuset {
+                cpus: set("0-4,6-7"),
+                narrowed_from: earlier.map(set),
+                ..Cpuset::default()
+            },
+            ..AncestorCgroup::default()
+        });
+        let nothing = CpuSet::new();
+        let drifts = drift(
+            &observed,
+            &ledger,
+            (&set(ONLINE), &nothing),
+            Enforcement::Cpuset,
+        );
+        drifts.iter().map(|drift| drift.cause).collect()
+    };
+    assert_eq!(causes(Some(ONLINE)), [DriftCause::Offline]);
+    assert_eq!(causes(None), [DriftCause::Written]);
+}
