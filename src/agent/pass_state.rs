@@ -1,6 +1,6 @@
 //! [`PassState`]: the reconciler's state between two passes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::{Duration, Instant};
 
 use super::cached_state::CachedState;
@@ -12,7 +12,9 @@ use super::release_backoff::ReleaseBackoff;
 use crate::cpu::CpuSet;
 use crate::metrics::AgentMetrics;
 use crate::pin::decide::{DecisionInput, Decisions, RefusalSource, decide};
-use crate::pin::{AppliedStep, Drift, Enforcement, Ledger, Observed, Reason, Step, StepOutcome};
+use crate::pin::{
+    self, AppliedStep, Drift, DriftInput, Enforcement, Ledger, Observed, Reason, Step, StepOutcome,
+};
 use crate::pod::Pod;
 
 /// The period of the limit on moves.
@@ -205,6 +207,23 @@ impl PassState {
             }
         }
         errors
+    }
+
+    /// Compares an observed state with its ledger.
+    pub(super) fn find_drift(
+        &self,
+        observed: &Observed,
+        ledger: &Ledger,
+        node: &impl PassNode,
+    ) -> Vec<Drift> {
+        let nobody = HashSet::new();
+        let input = DriftInput {
+            online: &node.decision_input(&[], &nobody).topology.online,
+            recently_assigned: &self.recently_assigned,
+            unrecorded: &self.unrecorded,
+            enforcement: node.enforcement(),
+        };
+        pin::drift(observed, ledger, &input)
     }
 
     /// Forgets cgroups without a record that no longer exist.
