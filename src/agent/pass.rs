@@ -12,7 +12,7 @@ use super::pass_model::{PassEnd, PassNode, PassResult, PassScope, RuntimeRequest
 use super::pass_state::PassState;
 use super::pass_view::PassView;
 use crate::pin::decide::{DecisionInput, Decisions, decide_while};
-use crate::pin::{self, AppliedStep, Drift, DriftInput, Enforcement, Observed, Scan, Step};
+use crate::pin::{self, AppliedStep, Drift, Enforcement, Observed, Scan, Step};
 use crate::pod;
 
 /// Why a pass ends before its last stage.
@@ -302,15 +302,9 @@ impl<N: PassNode> Pass<'_, N> {
     }
 
     fn drift(&self) -> Vec<Drift> {
-        let nobody = HashSet::new();
-        let online = &self.node.decision_input(&[], &nobody).topology.online;
-        let input = DriftInput {
-            online,
-            recently_assigned: &self.state.recently_assigned,
-            unrecorded: &self.state.unrecorded,
-            enforcement: self.node.enforcement(),
-        };
-        pin::drift(&self.view.observed, &self.view.ledger, &input)
+        let view = &self.view;
+        self.state
+            .find_drift(&view.observed, &view.ledger, &*self.node)
     }
 
     /// Decides what each container of the view gets.
@@ -361,11 +355,10 @@ impl<N: PassNode> Pass<'_, N> {
         let Some(mut decisions) = decide_while(&input, &self.view.ledger, go_on) else {
             return Err(self.yielded(&[]));
         };
-        let pods = &self.view.pods;
         if self.node.enforcement() == Enforcement::Observe {
-            decisions.keep_ledger_assignments(pods, &self.view.ledger);
+            decisions.keep_ledger_assignments(&self.view.pods, &self.view.ledger);
         } else {
-            decisions.keep_init_containers_off_mates(pods, &self.view.observed);
+            decisions.keep_init_containers_off_mates(&self.view.pods, &self.view.observed);
         }
         Ok(decisions)
     }

@@ -1,6 +1,6 @@
 //! [`PassState`]: the reconciler's state between two passes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::{Duration, Instant};
 
 use super::cached_state::CachedState;
@@ -13,7 +13,8 @@ use crate::cpu::CpuSet;
 use crate::metrics::AgentMetrics;
 use crate::pin::decide::{DecisionInput, Decisions, RefusalSource, decide};
 use crate::pin::{
-    AppliedStep, Drift, Enforcement, Ledger, Observed, Reason, SeenSets, Step, StepOutcome,
+    self, AppliedStep, Drift, DriftInput, Enforcement, Ledger, Observed, Reason, SeenSets, Step,
+    StepOutcome,
 };
 use crate::pod::Pod;
 
@@ -210,6 +211,23 @@ impl PassState {
             }
         }
         errors
+    }
+
+    /// Compares an observed state with its ledger.
+    pub(super) fn find_drift(
+        &self,
+        observed: &Observed,
+        ledger: &Ledger,
+        node: &impl PassNode,
+    ) -> Vec<Drift> {
+        let nobody = HashSet::new();
+        let input = DriftInput {
+            online: &node.decision_input(&[], &nobody).topology.online,
+            recently_assigned: &self.recently_assigned,
+            unrecorded: &self.unrecorded,
+            enforcement: node.enforcement(),
+        };
+        pin::drift(observed, ledger, &input)
     }
 
     /// Forgets cgroups without a record that no longer exist.

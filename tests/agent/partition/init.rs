@@ -150,7 +150,9 @@ fn sidecar_keeps_its_cpus(kernel: &Kernel, main: &str, left: usize) {
             });
         let (cpus, again) = pod.begin("side");
         assert_eq!(cpus, None, "the init container still has them");
-        assert_eq!(pod.partition(&init), "root", "the sidecar was created");
+        // A pass may have given the CPUs to the sidecar already.
+        let now = pod.partition(&init);
+        assert!(["root", "member"].contains(&now.as_str()), "{now}");
         pod.start(&again);
         assert_eq!(
             (pod.partition(&again), allowed(again.pid)),
