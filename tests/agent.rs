@@ -25,6 +25,8 @@ mod kernel;
 #[path = "support/kubelet.rs"]
 mod kubelet;
 
+#[path = "support/repository.rs"]
+mod repository;
 #[path = "support/systemd.rs"]
 mod systemd;
 
@@ -66,6 +68,8 @@ mod peers;
 mod pinning;
 #[path = "agent/preserved.rs"]
 mod preserved;
+#[path = "agent/refused.rs"]
+mod refused;
 #[path = "agent/release.rs"]
 mod release;
 #[path = "agent/restart.rs"]

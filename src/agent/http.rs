@@ -330,6 +330,7 @@ pub(super) async fn serve<R: Responder>(
 ) {
     let mut open: VecDeque<HttpConnection> = VecDeque::with_capacity(CONNECTIONS);
     let pages = Arc::new(Semaphore::new(PAGES));
+    let mut fails = false;
     loop {
         let accepted = tokio::select! {
             () = stop.cancelled() => return,
@@ -339,11 +340,14 @@ pub(super) async fn serve<R: Responder>(
             Ok((stream, _)) => stream,
             Err(error) => {
                 // The process may be out of file descriptors. Only waiting helps.
-                tracing::warn!("can't accept a connection: {error}");
+                if !std::mem::replace(&mut fails, true) {
+                    tracing::warn!("can't accept a connection: {error}");
+                }
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
         };
+        fails = false;
         if let Err(error) = setsockopt(&stream, sockopt::TcpUserTimeout, &WRITE_TIMEOUT_MS) {
             tracing::debug!("can't set the write timeout of a connection: {error}");
         }
