@@ -25,6 +25,8 @@ mod kernel;
 #[path = "support/kubelet.rs"]
 mod kubelet;
 
+#[path = "support/repository.rs"]
+mod repository;
 #[path = "support/systemd.rs"]
 mod systemd;
 
@@ -72,6 +74,8 @@ mod pinning;
 mod preserved;
 #[path = "agent/records.rs"]
 mod records;
+#[path = "agent/refused.rs"]
+mod refused;
 #[path = "agent/release.rs"]
 mod release;
 #[path = "agent/restart.rs"]

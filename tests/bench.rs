@@ -12,6 +12,8 @@
 mod gate;
 #[path = "support/ran.rs"]
 mod ran;
+#[path = "support/repository.rs"]
+mod repository;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -26,8 +28,6 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use ran::run;
 use serde_json::Value;
-
-const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
 /// The time limit for what follows soon. Only a failure uses the time.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -604,10 +604,8 @@ fn tensorflow_is_measured_like_any_command() {
     };
     let Some(_alone) = kernel_tests() else { return };
     let links = BenchRemains::now(MARK).links;
-    let script = format!(
-        "{} {ROOT}/deploy/examples/bench-tensorflow.py",
-        python.to_string_lossy()
-    );
+    let example = repository::here("deploy/examples/bench-tensorflow.py");
+    let script = format!("'{}' '{}'", python.to_string_lossy(), example.display());
     let mut command = bench(&[
         "--rounds",
         "1",

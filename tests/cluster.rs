@@ -11,6 +11,8 @@ mod fakeapi;
 
 #[path = "cluster/replay.rs"]
 mod replay;
+#[path = "support/repository.rs"]
+mod repository;
 
 #[path = "cluster/admission.rs"]
 mod admission;

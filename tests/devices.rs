@@ -6,9 +6,11 @@
     reason = "a test fails by panicking"
 )]
 
+#[path = "support/repository.rs"]
+mod repository;
+
 use std::convert::Infallible;
 use std::fs;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use futures_util::stream;
@@ -125,9 +127,7 @@ fn allocatable(answer: &Value) -> Vec<u8> {
 }
 
 fn recording(name: &str) -> Value {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/data/devices")
-        .join(name);
+    let path = repository::here("tests/data/devices").join(name);
     serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
 }
 

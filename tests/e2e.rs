@@ -11,6 +11,8 @@ mod cases;
 mod cluster;
 #[path = "e2e/report.rs"]
 mod report;
+#[path = "support/repository.rs"]
+mod repository;
 #[path = "e2e/scene.rs"]
 mod scene;
 #[path = "e2e/settings.rs"]

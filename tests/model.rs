@@ -32,6 +32,8 @@ mod node;
 mod random;
 #[path = "model/recorded.rs"]
 mod recorded;
+#[path = "support/repository.rs"]
+mod repository;
 
 #[path = "model/requests.rs"]
 mod requests;

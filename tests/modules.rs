@@ -8,6 +8,8 @@
 
 #[path = "modules/cycles.rs"]
 mod cycles;
+#[path = "support/repository.rs"]
+mod repository;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -222,7 +224,20 @@ fn sources(folder: &Path, into: &mut Vec<PathBuf>) {
 }
 
 fn src() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
+    repository::here("src")
+}
+
+/// A guest sees the repository elsewhere than the machine that built the test program, so a path from the build leads nowhere.
+#[test]
+fn tests_find_files_where_they_run() {
+    let mut files = Vec::new();
+    sources(&repository::here("tests"), &mut files);
+    let built = concat!("CARGO_", "MANIFEST_DIR");
+    let wrong: Vec<_> = files
+        .into_iter()
+        .filter(|file| fs::read_to_string(file).unwrap().contains(built))
+        .collect();
+    assert!(wrong.is_empty(), "use support/repository.rs: {wrong:?}");
 }
 
 /// The text of a file above the test module. Attributes may stand between `#[cfg(test)]` and the module.

@@ -29,6 +29,8 @@ mod interfaces;
 mod peers;
 #[path = "network/program.rs"]
 mod program;
+#[path = "support/repository.rs"]
+mod repository;
 #[path = "network/segments.rs"]
 mod segments;
 #[path = "network/sockets.rs"]

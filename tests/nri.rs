@@ -10,6 +10,8 @@
     reason = "a test fails by panicking"
 )]
 
+#[path = "support/repository.rs"]
+mod repository;
 #[path = "support/nri.rs"]
 mod runtime;
 

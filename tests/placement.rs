@@ -19,6 +19,8 @@ mod machines;
 mod random;
 #[path = "placement/repack.rs"]
 mod repack;
+#[path = "support/repository.rs"]
+mod repository;
 #[path = "placement/requests.rs"]
 mod requests;
 #[path = "placement/rival.rs"]
@@ -26,7 +28,6 @@ mod rival;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
 
 use churn::{Chooser, Sizes};
 use kubelet::Cases;
@@ -395,7 +396,7 @@ fn real_machines() -> Vec<(String, Topology)> {
         numa: Groups,
         llc: Groups,
     }
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/machines/truth.json");
+    let path = repository::here("tests/machines/truth.json");
     let truth: BTreeMap<String, Truth> =
         serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
     let group = |groups: &Groups, id: u32| {

@@ -6,8 +6,11 @@
     reason = "a test fails by panicking"
 )]
 
+#[path = "support/repository.rs"]
+mod repository;
+
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use pinfold::pod::{
     self, Container, Entitlement, EnvSource, Pod, PodRole, Policy, Qos, Resources, ThreadBasis,
@@ -16,7 +19,7 @@ use pinfold::pod::{
 use proptest::prelude::*;
 
 fn data() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/pods")
+    repository::here("tests/data/pods")
 }
 
 fn read(name: &str) -> Vec<Pod> {

@@ -6,6 +6,9 @@
     reason = "a test fails by panicking"
 )]
 
+#[path = "support/repository.rs"]
+mod repository;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +19,7 @@ use pinfold::pin::{Desired, Enforcement, Ledger, Observed, Scan, plan, release};
 use tempfile::TempDir;
 
 fn data() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/cgroups")
+    repository::here("tests/data/cgroups")
 }
 
 fn unpack(version: &str) -> TempDir {

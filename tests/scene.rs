@@ -53,13 +53,13 @@ mod simulate;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use pinfold::experiment::AMOUNTS;
 use pinfold::scene::{Document, Finding, Node, ScenePlan, read};
 
 fn here(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+    yaml::here(path)
 }
 
 /// The plan of the examples, with eight cases.

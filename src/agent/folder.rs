@@ -15,6 +15,8 @@ use crate::pod::{self, Pod};
 pub(super) struct ManifestFolder {
     path: PathBuf,
     files: BTreeMap<PathBuf, Vec<Pod>>,
+    /// The errors of the last read. Each change of the folder leads to a read of all files, also of the damaged ones.
+    errors: Vec<String>,
 }
 
 // === impl ManifestFolder ===
@@ -31,6 +33,7 @@ impl ManifestFolder {
         Ok(Self {
             path: path.to_owned(),
             files: BTreeMap::new(),
+            errors: Vec::new(),
         })
     }
 
@@ -83,12 +86,13 @@ impl ManifestFolder {
                 Ok(pods) => {
                     self.files.insert(path, pods);
                 }
-                Err(error) => {
-                    tracing::warn!("{error:#}; the pods from the last valid content stay");
-                    errors.push(format!("{error:#}"));
-                }
+                Err(error) => errors.push(format!("{error:#}")),
             }
         }
+        for error in errors.iter().filter(|error| !self.errors.contains(error)) {
+            tracing::warn!("{error}; the pods from the last valid content stay");
+        }
+        self.errors.clone_from(&errors);
         AgentEvent::Pods {
             source: PodSource::Folder,
             pods: self.distinct(&mut errors),

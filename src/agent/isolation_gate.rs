@@ -6,7 +6,7 @@
 //!
 //! [`IsolationInput::isolated`]: crate::pin::cpu_isolation::IsolationInput::isolated
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use crate::cpu::CpuSet;
@@ -20,12 +20,12 @@ const SETTLED: Duration = Duration::from_secs(2);
 pub(super) struct IsolatedPartitionGate {
     /// The CPUs of pods with a wanted isolated partition, by uid.
     wanted: BTreeMap<String, CpuSet>,
+    /// The pods that wait for the work queues to leave their CPUs, by uid.
+    waiting: BTreeSet<String>,
     /// The CPUs to keep free of work queues.
     kept_off: CpuSet,
     /// The CPUs allowed for work queues, and when the mask was first known to be stable.
     allowed: Option<(CpuSet, Instant)>,
-    /// Whether a pod waits for the work queues to leave its CPUs.
-    waits: bool,
 }
 
 // === impl IsolatedPartitionGate ===
@@ -40,12 +40,12 @@ impl IsolatedPartitionGate {
     /// pod of a pod pass: the remaining pods stay noted.
     pub(super) fn note_wanted(&mut self, desired: &mut Desired, of: Option<&str>, now: Instant) {
         self.wanted.retain(|uid, _| of.is_some_and(|of| of != uid));
-        self.waits &= of.is_some();
+        self.waiting.retain(|uid| of.is_some_and(|of| of != uid));
         for (uid, plan) in desired.pods.iter_mut().filter(|(_, plan)| plan.isolated) {
             let cpus = plan.assignment.cpus();
             if !self.is_safe(&cpus, now) {
                 plan.isolation_pending = true;
-                self.waits = true;
+                self.waiting.insert(uid.to_string());
             }
             self.wanted.insert(uid.to_string(), cpus);
         }
@@ -91,11 +91,12 @@ impl IsolatedPartitionGate {
         self.allowed.take_if(|(last, _)| Some(&*last) != allowed);
     }
 
-    /// When a node pass is due because the waiting time of a pod has ended.
+    /// When a node pass is due because the waiting time of a pod has ended. A pod whose CPUs the work queues do not leave
+    /// waits for the timer. With a time for such a pod, passes would follow each other without a pause.
     pub(super) fn due(&self) -> Option<Instant> {
-        let (allowed, since) = self.allowed.as_ref().filter(|_| self.waits)?;
-        self.wanted
-            .values()
+        let (allowed, since) = self.allowed.as_ref()?;
+        let mut waiting = self.waiting.iter().filter_map(|uid| self.wanted.get(uid));
+        waiting
             .any(|cpus| cpus.is_disjoint(allowed))
             .then_some(*since + SETTLED)
     }
@@ -198,6 +199,18 @@ mod tests {
             waits(&mut isolation, &[("a", "2-3")], left),
             "threads end again"
         );
+    }
+
+    #[test]
+    fn a_pod_whose_cpus_the_work_queues_keep_waits_for_the_timer() {
+        let (mut isolation, start) = (IsolatedPartitionGate::default(), Instant::now());
+        isolation.note_allowed(Some((&set("0-1,4-7"), false)), start);
+        let left = start + SETTLED;
+        // The pod `a` is ready, and the work queues stay on the CPUs of `b`.
+        let pods = [("a", "2-3"), ("b", "4")];
+        assert!(waits(&mut isolation, &pods, left));
+        assert!(isolation.is_barred("b") && !isolation.is_barred("a"));
+        assert_eq!(isolation.due(), None);
     }
 
     #[test]

@@ -28,6 +28,8 @@ pub(super) struct ManagedNode {
     /// Whether the container runtime has had time to report the existing containers.
     pub(super) ids_settled: bool,
     pub(super) isolator: CpuIsolator,
+    /// Why the changed topology can't be read, as logged.
+    topology_error: Option<String>,
 }
 
 // === impl ManagedNode ===
@@ -44,6 +46,7 @@ impl ManagedNode {
             devices: BTreeMap::new(),
             ids_settled: !node.config.runtime.wanted(),
             isolator,
+            topology_error: None,
             node,
         }
     }
@@ -67,11 +70,17 @@ impl ManagedNode {
                 self.node.topology = topology;
                 self.node.read_memory_nodes();
                 self.hotplug_state = hotplug_state;
+                self.topology_error = None;
             }
-            Err(error) => tracing::error!(
-                "the topology has changed and can't be read, so the old topology stays in use: {:#}",
-                anyhow::Error::new(error)
-            ),
+            Err(error) => {
+                let error = format!("{:#}", anyhow::Error::new(error));
+                if self.topology_error.as_ref() != Some(&error) {
+                    tracing::error!(
+                        "the topology has changed and can't be read, so the old topology stays in use: {error}"
+                    );
+                }
+                self.topology_error = Some(error);
+            }
         }
     }
 }

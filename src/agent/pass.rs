@@ -95,18 +95,29 @@ impl<N: PassNode> Pass<'_, N> {
         self.yield_to_urgent(&[])?;
         let steps = self.plan(&decisions)?;
         self.yield_to_urgent(&[])?;
-        self.note_changes(&decisions, &drift);
+        let (steps, mut errors) = match self.scope {
+            PassScope::Node(_) => {
+                (self.state).without_failed_plan(&self.view.observed, steps, &*self.node)
+            }
+            PassScope::Pod(_) => (steps, Vec::new()),
+        };
+        self.note_changes(&decisions, &drift, !errors.is_empty());
         let lost = self.view.ledger.lost.clone();
         let planned = steps.len();
         let before = (planned > 0).then(|| self.view.observed.clone());
         let applied = self.apply(steps);
-        let mut errors = std::mem::take(&mut self.errors);
+        errors.append(&mut self.errors);
         errors.extend(self.state.account(&applied));
         if let Some(RuntimeRequest::Create { uid, .. }) = self.scope.request() {
             self.keep_assignment(uid, &decisions, &applied)?;
         }
         if planned > 0 {
             self.verify(&applied, applied.len() == planned)?;
+        }
+        if let PassScope::Node(_) = self.scope {
+            let after = &self.view.observed;
+            self.state
+                .note_failed_plan(before.as_ref(), after, applied, &errors);
         }
         let PassView {
             pods,
@@ -435,12 +446,12 @@ impl<N: PassNode> Pass<'_, N> {
         Ok(steps)
     }
 
-    /// Logs and counts moves and new drift, and notes the CPUs given up, before the first step.
-    fn note_changes(&mut self, decisions: &Decisions, drift: &[Drift]) {
+    /// Logs and counts moves and new drift, and notes the CPUs given up, before the first step. A failed plan's moves are counted.
+    fn note_changes(&mut self, decisions: &Decisions, drift: &[Drift], fails_again: bool) {
         if let PassScope::Pod(_) = self.scope {
             return;
         }
-        for moved in &decisions.moves {
+        for moved in decisions.moves.iter().filter(|_| !fails_again) {
             tracing::info!(
                 "{}/{}: container {} moves from {} to {} to make room",
                 moved.namespace,
@@ -459,18 +470,7 @@ impl<N: PassNode> Pass<'_, N> {
             Instant::now(),
             self.node.reconcile_interval(),
         );
-        for new in drift
-            .iter()
-            .filter(|new| !self.state.drift.iter().any(|known| known.is_same(new)))
-        {
-            tracing::warn!("{new}");
-            self.state
-                .metrics
-                .drift
-                .with_label_values(&[new.cause.name()])
-                .inc();
-        }
-        self.state.drift = drift.to_vec();
+        self.state.note_drift(drift);
     }
 
     /// Carries the steps out. The kernel's state is safe after each step. The pass yields only after the steps of

@@ -4,8 +4,10 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::{Duration, Instant};
 
 use super::cached_state::CachedState;
+use super::failed_plan::{CgroupsAbove, FailedPlan, above};
 pub use super::heartbeat::Heartbeat;
 use super::isolation_gate::IsolatedPartitionGate;
+use super::log_filter::LogFilter;
 use super::pass_model::{PassNode, PassResult};
 pub use super::pod_store::PodStore;
 use super::release_backoff::ReleaseBackoff;
@@ -38,6 +40,12 @@ pub struct PassState {
     pub(super) unrecorded: BTreeSet<String>,
     /// Partitions refused by the kernel since the last timer tick: the error, by cgroup path.
     pub(super) refused: BTreeMap<String, String>,
+    /// The last plan, if its steps failed and changed nothing since the last timer tick.
+    pub(super) failed_plan: Option<FailedPlan>,
+    /// The cgroups above the pods, as read before the steps of the running pass.
+    above: CgroupsAbove,
+    /// The log lines about cgroups. An error that lasts is written once.
+    pub(super) log: LogFilter,
     pub(super) release_backoff: ReleaseBackoff,
     /// The sets of the last scan, on cgroup v1.
     pub(super) seen_sets: SeenSets,
@@ -62,6 +70,9 @@ impl PassState {
             recently_assigned: CpuSet::new(),
             unrecorded: BTreeSet::new(),
             refused: BTreeMap::new(),
+            failed_plan: None,
+            above: CgroupsAbove::new(),
+            log: LogFilter::default(),
             release_backoff: ReleaseBackoff::default(),
             seen_sets: SeenSets::default(),
             isolation: IsolatedPartitionGate::default(),
@@ -115,9 +126,72 @@ impl PassState {
         is_free.then(|| cpus.clone())
     }
 
-    /// Permits new attempts for refused partitions.
+    /// Permits new attempts for refused partitions and other failed steps.
     pub fn forget_refused(&mut self) {
         self.refused.clear();
+        if let Some(failed) = &mut self.failed_plan {
+            failed.permit();
+        }
+    }
+
+    /// The steps to carry out, and the errors to expect. A plan that failed a moment ago is not tried again as long as the
+    /// cgroups are the same.
+    pub(super) fn without_failed_plan(
+        &mut self,
+        observed: &Observed,
+        steps: Vec<Step>,
+        node: &impl PassNode,
+    ) -> (Vec<Step>, Vec<String>) {
+        if steps.is_empty() {
+            return (steps, Vec::new());
+        }
+        self.above = above(observed, node);
+        let failed = self.failed_plan.as_ref();
+        match failed.and_then(|failed| failed.errors_again((observed, &self.above), &steps)) {
+            Some(errors) => (Vec::new(), errors.to_vec()),
+            None => (steps, Vec::new()),
+        }
+    }
+
+    /// Notes the end of a complete node pass, with the errors that it has seen. `before` is the state from before the steps;
+    /// `None` if the pass carried out no step.
+    pub(super) fn note_failed_plan(
+        &mut self,
+        before: Option<&Observed>,
+        after: &Observed,
+        applied: Vec<AppliedStep>,
+        errors: &[String],
+    ) {
+        if let Some(before) = before {
+            let has_failed = applied.iter().any(|done| done.error().is_some());
+            let steps = applied.into_iter().map(|done| done.step).collect();
+            let above = std::mem::take(&mut self.above);
+            let note = || FailedPlan::new((before, above), after, steps, errors.to_vec());
+            let failed = has_failed.then(note).flatten();
+            self.failed_plan = failed.map(|failed| failed.after(self.failed_plan.as_ref()));
+        } else if errors.is_empty() {
+            self.failed_plan = None;
+        }
+        let refused = &self.refused;
+        let is_true = |line: &str| {
+            let is_line = |error: &String| error == line;
+            errors.iter().any(is_line) || refused.values().any(is_line)
+        };
+        self.log.forget(Instant::now(), is_true);
+    }
+
+    /// Logs and counts new drift.
+    pub(super) fn note_drift(&mut self, drift: &[Drift]) {
+        let known = std::mem::replace(&mut self.drift, drift.to_vec());
+        let is_new = |drift: &&Drift| !known.iter().any(|known| known.is_same(drift));
+        for new in drift.iter().filter(is_new) {
+            let line = new.to_string();
+            if self.log.admits(&line, Instant::now()) {
+                tracing::warn!("{line}");
+            }
+            let cause = new.cause.name();
+            self.metrics.drift.with_label_values(&[cause]).inc();
+        }
     }
 
     /// Reads a new pod into the cached state, before the first CreateContainer of the pod.
@@ -170,12 +244,13 @@ impl PassState {
     /// Counts and logs the applied steps. Returns errors as sentences, except the kernel's refusals of partitions.
     pub(super) fn account(&mut self, applied: &[AppliedStep]) -> Vec<String> {
         let mut errors = Vec::new();
+        let now = Instant::now();
         for done in applied {
             let (outcome, error) = (done.outcome.name(), done.error());
             self.metrics.steps.with_label_values(&[outcome]).inc();
             match &error {
-                Some(error) => tracing::error!("{error}"),
-                None => tracing::debug!("{}", done.step),
+                Some(error) if self.log.admits(error, now) => tracing::error!("{error}"),
+                _ => tracing::debug!("{}: {outcome}", done.step),
             }
             if let Step::Record { path, .. } = &done.step {
                 match error {
@@ -207,7 +282,11 @@ impl PassState {
                 }
             );
             if pinned && matches!(done.outcome, StepOutcome::Done) {
-                tracing::info!("{}", done.step);
+                let line = done.step.to_string();
+                // Another program may take the CPUs away as often as the agent gives them.
+                if self.log.admits(&line, now) {
+                    tracing::info!("{line}");
+                }
             }
         }
         errors

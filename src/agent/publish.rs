@@ -94,7 +94,10 @@ impl Reconciler {
 
     /// Publishes an error with the last known state.
     pub(super) fn publish_failure(&mut self, error: &anyhow::Error) {
-        tracing::error!("the reconcile pass failed: {error:#}");
+        let line = format!("the reconcile pass failed: {error:#}");
+        if self.passes.log.admits(&line, Instant::now()) {
+            tracing::error!("{line}");
+        }
         let last = self.published.borrow().clone();
         if let Some(last) = last {
             let errors = vec![format!(
@@ -258,11 +261,10 @@ impl Reconciler {
             tracing::debug!("moved off exclusive CPUs: {moved}");
         }
         let before = self.cpu_isolation.as_ref().map(isolation_problems);
+        let before = before.unwrap_or_default();
         let problems = isolation_problems(&report);
-        if before.unwrap_or_default() != problems {
-            for problem in problems {
-                tracing::warn!("{problem}");
-            }
+        for problem in problems.iter().filter(|new| !before.contains(new)) {
+            tracing::warn!("{problem}");
         }
         self.cpu_isolation =
             (options.any() || report.away > 0 || !report.failed.is_empty()).then_some(report);

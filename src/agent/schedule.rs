@@ -213,8 +213,8 @@ impl Schedule {
                 self.on(Trigger::Create, now);
             }
             (PassOutcome::Done, PassExtent::Pod) => self.on(Trigger::Cgroups, now),
-            // The timer starts the next attempt.
-            (PassOutcome::Failed, _) => self.wanted = None,
+            // The timer starts the next attempt. A follow-up may be due already, and would repeat the failure without a pause.
+            (PassOutcome::Failed, _) => (self.wanted, self.follow_up) = (None, None),
             // The reconciler runs the necessary node pass at once.
             (PassOutcome::NeedsNode | PassOutcome::Yielded, _) => {}
         }
@@ -346,6 +346,17 @@ mod tests {
         let tick = start + 10_000 * MS;
         schedule.on(Trigger::Timer, tick);
         assert_eq!(schedule.next(tick), due(Trigger::Timer, true));
+    }
+
+    #[test]
+    fn a_failed_pass_is_not_repeated_for_cpus_that_were_given_up() {
+        let start = Instant::now();
+        let mut schedule = synced(start);
+        schedule.on(Trigger::Pods, start);
+        let mut failed = report(Trigger::Pods, PassExtent::Node, PassOutcome::Failed);
+        failed.follow_up = Some(start);
+        schedule.finished(&failed, start + MS);
+        assert_eq!(schedule.next(start + MS), NextAction::Wait(None));
     }
 
     #[test]

@@ -16,10 +16,13 @@ pub(super) async fn notify(
     mut snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
     heartbeat: Heartbeat,
 ) {
-    let log_failure = |result: std::io::Result<()>| {
-        if let Err(error) = result {
+    let mut problem = None;
+    let mut log_failure = |result: std::io::Result<()>| {
+        let error = result.err().map(|error| error.to_string());
+        if let Some(error) = error.as_ref().filter(|_| problem != error) {
             tracing::warn!("can't send a message to the service manager: {error}");
         }
+        problem = error;
     };
     let watchdog_timeout = notify::watchdog();
     let mut timer = watchdog_timeout.map(|watchdog_timeout| {

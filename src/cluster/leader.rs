@@ -255,6 +255,7 @@ impl Election {
     /// Renews the Lease until the leadership is lost. `renewed` is the start of the last successful try.
     async fn renew(&self, memory: &mut ElectionMemory, mut renewed: Instant) {
         let left = |since: Instant| self.settings.deadline.saturating_sub(since.elapsed());
+        let mut reported = None;
         while !left(renewed).is_zero() {
             tokio::time::sleep(self.settings.pause.min(left(renewed))).await;
             let (began, limit) = (Instant::now(), left(renewed));
@@ -262,15 +263,19 @@ impl Election {
                 return;
             }
             match self.try_within(limit, memory).await {
-                Ok(ElectionOutcome::Leads) => renewed = began,
+                Ok(ElectionOutcome::Leads) => (renewed, reported) = (began, None),
                 Ok(ElectionOutcome::Follows) => return,
                 Ok(ElectionOutcome::Changed) => {}
                 Err(failure) => {
-                    tracing::warn!(
-                        "Lease {} can't be renewed: {failure}{}",
-                        self.name,
-                        advice(&failure)
-                    );
+                    let words = failure.to_string();
+                    if reported.as_ref() != Some(&words) {
+                        tracing::warn!(
+                            "Lease {} can't be renewed: {words}{}",
+                            self.name,
+                            advice(&failure)
+                        );
+                    }
+                    reported = Some(words);
                 }
             }
         }

@@ -147,6 +147,7 @@ impl PlanStatusWriter {
     async fn write_changes(&self, mut collections: Collections) {
         let mut backoff = Backoff::new(self.settings.backoff.0, self.settings.backoff.1);
         let mut jitter = Jitter::default();
+        let mut reported = BTreeMap::new();
         loop {
             if !collections.changed().await {
                 return;
@@ -156,7 +157,7 @@ impl PlanStatusWriter {
             loop {
                 collections.mark_seen();
                 let (differences, slots) = collections.differences(&now());
-                match self.write_all(differences).await {
+                match self.write_all(differences, &mut reported).await {
                     Ok(()) => {
                         backoff.reset();
                         pause += self.settings.pause_per_slot * slots;
@@ -172,12 +173,17 @@ impl PlanStatusWriter {
         }
     }
 
-    /// Writes each status, also after a failure of an earlier status. Logs each failure, and returns the last failure.
-    async fn write_all(&self, differences: Vec<Difference>) -> Result<(), Failure> {
+    /// Writes each status, also after a failure of an earlier status. Logs each new failure, and returns the last failure.
+    /// `reported` are the logged failures by plan.
+    async fn write_all(
+        &self,
+        differences: Vec<Difference>,
+        reported: &mut BTreeMap<String, String>,
+    ) -> Result<(), Failure> {
         let mut result = Ok(());
         for difference in differences {
             match self.write(&difference).await {
-                Ok(()) => {}
+                Ok(()) => drop(reported.remove(&difference.name)),
                 // The plan is deleted. The watch reports the deletion.
                 Err(failure) if failure.kind() == ErrorKind::NotFound => {}
                 // The plan is deleted, a new plan has the name, or other writes came in between. The next pass decides again: the
@@ -187,11 +193,15 @@ impl PlanStatusWriter {
                     result = Err(failure);
                 }
                 Err(failure) => {
-                    tracing::warn!(
-                        "the status of plan {} can't be written: {failure}{}",
-                        difference.name,
-                        advice(&failure)
-                    );
+                    let words = failure.to_string();
+                    if reported.get(&difference.name) != Some(&words) {
+                        tracing::warn!(
+                            "the status of plan {} can't be written: {words}{}",
+                            difference.name,
+                            advice(&failure)
+                        );
+                    }
+                    reported.insert(difference.name, words);
                     result = Err(failure);
                 }
             }

@@ -93,6 +93,8 @@ pub(super) struct Session<'a, P> {
     running: Option<RunningHandler>,
     /// Whether the response to the registration is still missing.
     awaits_registration: bool,
+    /// The last request that could not be read, as logged. A runtime may send the like for every container.
+    unreadable: Option<String>,
     parts: SynchronizeParts,
     runtime: Option<RuntimeInfo>,
     /// The deadline of the registration; `None` once the runtime has sent Configure.
@@ -146,6 +148,7 @@ impl<'a, P: Plugin> Session<'a, P> {
             waiting: VecDeque::new(),
             running: None,
             awaits_registration: false,
+            unreadable: None,
             parts: SynchronizeParts::default(),
             runtime: None,
             registration_deadline: Some(Instant::now() + settings.registration_timeout),
@@ -255,7 +258,10 @@ impl<'a, P: Plugin> Session<'a, P> {
         match decode_request(data) {
             Ok(request) => self.handle_request(stream, request),
             Err((code, text)) => {
-                tracing::warn!("NRI: {text}");
+                if self.unreadable.as_ref() != Some(&text) {
+                    tracing::warn!("NRI: {text}");
+                    self.unreadable = Some(text.clone());
+                }
                 self.send_error(stream, code, text);
             }
         }

@@ -311,6 +311,7 @@ mod tests {
                     reason: String::new(),
                 },
                 cpus: None,
+                memory: None,
                 note: None,
                 refused: None,
             }],

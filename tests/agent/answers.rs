@@ -3,7 +3,6 @@
 //! `tests/data/nri-answers.txt` names CPUs, variables and refusals. `PINFOLD_RECORD=1` writes the file anew.
 
 use std::fmt::Write as _;
-use std::path::Path;
 
 use pinfold::nri::{OptionalInt64, OptionalUInt64};
 use prost::Message;
@@ -146,7 +145,7 @@ fn answers_to_creations_are_as_recorded() {
         });
     }
     agent.stop();
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/nri-answers.txt");
+    let file = crate::repository::here("tests/data/nri-answers.txt");
     if std::env::var_os("PINFOLD_RECORD").is_some() {
         std::fs::write(&file, &text).unwrap();
     }

@@ -820,10 +820,7 @@ async fn the_follower_ends_when_its_receiver_is_dropped() {
 /// The lifecycles of four pods, as recorded from a real server.
 #[tokio::test(start_paused = true)]
 async fn recorded_pod_lifecycles() {
-    let file = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/tests/data/apiserver/03-watch-pods-lifecycle.http"
-    );
+    let file = crate::repository::here("tests/data/apiserver/03-watch-pods-lifecycle.http");
     let text = std::fs::read_to_string(file).unwrap();
     let lines: Vec<Value> = text
         .lines()

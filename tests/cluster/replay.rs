@@ -14,7 +14,7 @@ use crate::fakeapi::{ADMIN, FakeApi, Fault, FaultScope};
 const NO_EXCHANGE: [&str; 1] = ["47-lease-gc-timing.txt"];
 
 fn folder() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data/apiserver")
+    crate::repository::here("tests/data/apiserver")
 }
 
 /// A recorded HTTP request or response.

@@ -19,8 +19,11 @@ fn systemd_accepts_the_unit_and_its_exposure_score() {
     };
     let folder = tempfile::tempdir().unwrap();
     let unit = std::fs::read_to_string(here("systemd/pinfold.service")).unwrap();
-    // `systemd-analyze` looks for the program, which no test installs.
-    let (installed, built) = ("/usr/local/bin/pinfold", env!("CARGO_BIN_EXE_pinfold"));
+    // `systemd-analyze` looks for the program, which no test installs. The link has a path without spaces, which the unit
+    // would need to quote.
+    let (installed, built) = ("/usr/local/bin/pinfold", folder.path().join("pinfold"));
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_pinfold"), &built).unwrap();
+    let built = built.to_str().unwrap();
     assert_eq!(
         unit.matches(&format!("ExecStart={installed} run\n"))
             .count(),

@@ -1,10 +1,8 @@
 //! Files of the repository that are generated from the code.
 
-use std::path::Path;
-
 /// Requires that a file of the repository holds this text. With `PINFOLD_RENEW=1` the file is written instead.
 pub(crate) fn same(path: &str, text: &str) {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+    let file = crate::yaml::here(path);
     if std::env::var_os("PINFOLD_RENEW").is_some_and(|value| value == "1") {
         std::fs::write(&file, text).unwrap();
         return;

@@ -5,7 +5,6 @@
 //! difference.
 
 use std::fmt::Write as _;
-use std::path::Path;
 
 use pinfold::pin::Step;
 
@@ -32,7 +31,7 @@ const SHAPES: [Shape; 4] = [
 ];
 
 fn compare(name: &str, histories: impl Fn(KernelKind) -> Vec<Move>) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/steps");
+    let folder = crate::repository::here("tests/data/steps");
     let mut wrong = Vec::new();
     for (kind, kernel) in KERNELS {
         let file = folder.join(format!("{name}.{kernel}.txt"));
@@ -287,7 +286,7 @@ fn cpus_and_configurations_that_change() {
 
 #[test]
 fn recorded_histories_contain_every_kind_of_step() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/steps");
+    let folder = crate::repository::here("tests/data/steps");
     for (_, kernel) in KERNELS {
         let files = std::fs::read_dir(&folder)
             .unwrap()

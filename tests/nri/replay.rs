@@ -15,10 +15,7 @@ const VERSIONS: [&str; 2] = ["2.1.9", "1.7.24"];
 
 /// The recorded bytes of one side.
 pub(crate) fn bytes(version: &str, name: &str) -> Vec<u8> {
-    let path = format!(
-        "{}/tests/data/nri/containerd-{version}/{name}.bz2",
-        env!("CARGO_MANIFEST_DIR")
-    );
+    let path = crate::repository::here(&format!("tests/data/nri/containerd-{version}/{name}.bz2"));
     let mut bytes = Vec::new();
     bzip2::read::BzDecoder::new(std::fs::File::open(path).unwrap())
         .read_to_end(&mut bytes)
@@ -28,10 +25,7 @@ pub(crate) fn bytes(version: &str, name: &str) -> Vec<u8> {
 
 /// The log of the recorded plugin.
 fn event_log(version: &str) -> Vec<String> {
-    let path = format!(
-        "{}/tests/data/nri/containerd-{version}/heard.txt",
-        env!("CARGO_MANIFEST_DIR")
-    );
+    let path = crate::repository::here(&format!("tests/data/nri/containerd-{version}/heard.txt"));
     std::fs::read_to_string(path)
         .unwrap()
         .lines()

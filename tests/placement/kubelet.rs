@@ -1,7 +1,6 @@
 //! The kubelet's own test cases: the requests and the kubelet's answers.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use pinfold::cpu::{CpuSet, Topology};
 use serde::Deserialize;
@@ -70,7 +69,7 @@ pub(crate) struct Request {
 
 impl Cases {
     pub(crate) fn load() -> Self {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/kubelet-cases.json");
+        let path = crate::repository::here("tests/data/kubelet-cases.json");
         serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
     }
 

@@ -2,10 +2,13 @@
 
 use std::fs;
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use bzip2::read::BzDecoder;
 use tempfile::TempDir;
+
+#[path = "repository.rs"]
+mod repository;
 
 /// File names that the topology reader may open; the archives hold thousands of further files.
 const WANTED: [&str; 22] = [
@@ -35,7 +38,7 @@ const WANTED: [&str; 22] = [
 
 /// Where the archives are.
 pub(crate) fn archives() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/machines")
+    repository::here("tests/machines")
 }
 
 /// Unpacks a machine to a separate folder, which a test may damage.

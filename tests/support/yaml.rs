@@ -1,13 +1,11 @@
 //! Files of the repository, and the documents in these files.
 
-use std::path::{Path, PathBuf};
-
 use serde_json::Value;
 
-/// A path of the repository.
-pub(crate) fn here(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
-}
+#[path = "repository.rs"]
+mod repository;
+
+pub(crate) use repository::here;
 
 /// The documents of a YAML file.
 pub(crate) fn documents(path: &str) -> Vec<Value> {

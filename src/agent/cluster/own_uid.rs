@@ -38,6 +38,7 @@ async fn follow<F: Future<Output = Result<Option<ApiUid>, Failure>>>(
     reconciler: mpsc::Sender<AgentEvent>,
 ) -> anyhow::Result<()> {
     let mut known: Option<ApiUid> = None;
+    let mut reported = None;
     let (mut backoff, mut jitter) = (Backoff::new(FIRST_WAIT, BETWEEN), Jitter::default());
     loop {
         let is_new = |pods: &ApiPods| {
@@ -55,6 +56,7 @@ async fn follow<F: Future<Output = Result<Option<ApiUid>, Failure>>>(
         match read().await {
             Ok(Some(uid)) => {
                 backoff.reset();
+                reported = None;
                 if known.as_ref() != Some(&uid)
                     && reconciler
                         .send(AgentEvent::Node(uid.clone()))
@@ -72,9 +74,13 @@ async fn follow<F: Future<Output = Result<Option<ApiUid>, Failure>>>(
             }
             Ok(None) => tokio::time::sleep(backoff.wait(jitter.roll(), None)).await,
             Err(failure) => {
-                tracing::warn!(
-                    "mirror pods are not matched with static pods yet, because Node {name} can't be read: {failure}"
-                );
+                let words = failure.to_string();
+                if reported.as_ref() != Some(&words) {
+                    tracing::warn!(
+                        "mirror pods are not matched with static pods yet, because Node {name} can't be read: {words}"
+                    );
+                }
+                reported = Some(words);
                 tokio::time::sleep(backoff.wait(jitter.roll(), failure.retry_after())).await;
             }
         }

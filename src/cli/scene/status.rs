@@ -116,20 +116,19 @@ impl SceneStatusArgs {
                 )?;
             }
             OutputFormat::Text => {
-                let mut text = format!(
-                    "plan {name} has no active case: {} still with its labels, {}\n",
+                let heading = format!(
+                    "plan {name} has no active case: {} still with its labels, {}",
                     counted(labelled.len(), "node"),
                     counted(claims.len(), "claim"),
                 );
-                for (node, slot) in &labelled {
+                let labelled = labelled.iter().map(|(node, slot)| {
                     let waits = if node.is_leaving() { WAITS } else { "" };
-                    text += &format!("  {} has {slot}{waits}\n", node.name);
-                }
-                let lines = claims
-                    .iter()
-                    .map(|(lease, node)| format!("  claim {lease} of node {node}\n"));
-                text.extend(lines);
-                super::super::emit(&text)?;
+                    format!("  {} has {slot}{waits}", node.name)
+                });
+                let claims = claims.iter();
+                let claims = claims.map(|(lease, node)| format!("  claim {lease} of node {node}"));
+                let lines = std::iter::once(heading).chain(labelled).chain(claims);
+                super::super::emit(lines)?;
             }
         }
         let is_done = labelled.is_empty() && claims.is_empty();

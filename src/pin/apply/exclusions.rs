@@ -43,7 +43,10 @@ impl Setting {
     /// The setting that a step writes.
     fn of(step: &Step) -> Option<Self> {
         match step {
-            Step::Make { .. } | Step::Remove { .. } | Step::Record { .. } => None,
+            Step::Make { .. }
+            | Step::Remove { .. }
+            | Step::Record { .. }
+            | Step::Narrowed { .. } => None,
             Step::Cpus { .. } => Some(Self::Cpus),
             Step::Exclusive { .. } | Step::Partition { .. } => Some(Self::Partition),
             Step::Memory { .. } => Some(Self::Memory),

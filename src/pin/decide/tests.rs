@@ -65,6 +65,7 @@ fn only_owners_have_an_assignment_while_pods_are_placed() {
     let inputs = DecisionInput {
         topology: &topology,
         placer: &placer,
+        memory_nodes: &topology.memory_nodes(),
         reserved: &set("0-1"),
         policy: &policy,
         preferences: &preferences,

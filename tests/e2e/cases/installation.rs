@@ -34,7 +34,7 @@ const KINDS: [(&str, &str); 6] = [
 
 /// The documents of a YAML file of the repository.
 pub(super) fn documents(path: &str) -> Result<Vec<Value>> {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+    let file = crate::repository::here(path);
     let text = std::fs::read_to_string(&file).with_context(|| format!("{path} can't be read"))?;
     parse(&text).with_context(|| format!("{path} is not valid"))
 }
@@ -55,7 +55,7 @@ fn objects(cluster: &Cluster, folder: &Path) -> Result<Vec<Value>> {
     } else {
         "kubectl".into()
     };
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+    let folder = crate::repository::here("").join(folder);
     let output = Command::new(&kubectl)
         .arg("kustomize")
         .arg(&folder)

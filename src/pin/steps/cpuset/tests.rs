@@ -10,7 +10,7 @@ use crate::host::cgroup::{
     AncestorCgroup, CgroupVersion, ContainerCgroup, Cpuset, PodCgroup, Quota,
 };
 use crate::pin::{
-    AssignmentRecord, Desired, DriftCause, Enforcement, Ledger, Observed, Reason, Scan, Step, drift,
+    AssignmentRecord, Desired, DriftCause, DriftInput, Enforcement, Ledger, Observed, Reason, Scan, Step, drift,
 };
 
 const ONLINE: &str = "0-7";
@@ -583,12 +583,13 @@ fn cpus_that_return_on_v1_were_offline_and_not_taken_by_another_program() {
             ..AncestorCgroup::default()
         });
         let nothing = CpuSet::new();
-        let drifts = drift(
-            &observed,
-            &ledger,
-            (&set(ONLINE), &nothing),
-            Enforcement::Cpuset,
-        );
+        let input = DriftInput {
+            online: &set(ONLINE),
+            recently_assigned: &nothing,
+            unrecorded: &BTreeSet::new(),
+            enforcement: Enforcement::Cpuset,
+        };
+        let drifts = drift(&observed, &ledger, &input);
         drifts.iter().map(|drift| drift.cause).collect()
     };
     assert_eq!(causes(Some(ONLINE)), [DriftCause::Offline]);
