@@ -7,6 +7,7 @@ pub(super) use outcome::chain;
 pub use outcome::{AppliedStep, StepOutcome};
 
 use super::{AssignmentRecord, Reason, Step};
+use crate::cpu::CpuSet;
 use crate::host::cgroup::{CgroupError, Cgroups, Cpuset, Partition, PartitionKind};
 
 /// Carries out steps in order.
