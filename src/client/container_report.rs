@@ -7,8 +7,6 @@ use anyhow::Context;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::text::counted;
-
 /// The parts of a container's status that the report mentions.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -203,10 +201,13 @@ impl ReportedStatus {
         };
         let mut lines = vec![match &observed.verdict {
             Some(ReportedVerdict { sentence }) => sentence.clone(),
-            None => format!(
-                "{} now; the expected number is unknown",
-                counted(observed.threads, "thread")
-            ),
+            None => {
+                let plural = if observed.threads == 1 { "" } else { "s" };
+                format!(
+                    "{} thread{plural} now; the expected number is unknown",
+                    observed.threads
+                )
+            }
         }];
         if let (Some(bound @ 1..), Some(allowed)) = (observed.bound, &observed.allowed_by_tasks) {
             let threads = match bound {
