@@ -4,7 +4,7 @@
 //! The runtime starts containers without an agent as well. With enforcement `partition` the kernel keeps them off exclusive CPUs.
 //! With `cpuset` they run on all CPUs until an agent moves them, and nobody would hear of it.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::{Duration, Instant};
 
 use super::gate;
@@ -13,8 +13,7 @@ use super::pass_model::PassResult;
 use crate::cpu::CpuSet;
 use crate::metrics::AgentMetrics;
 use crate::pin::snapshot::ContainerState;
-use crate::pin::{Enforcement, Observed};
-use crate::pod::Pod;
+use crate::pin::{Enforcement, Observed, ObservedPod};
 
 /// How long `/status` reports containers that ran on exclusive CPUs of others.
 const REPORTED: Duration = Duration::from_secs(600);
@@ -24,6 +23,9 @@ const REPORTED: Duration = Duration::from_secs(600);
 pub(super) struct UnguardedStarts {
     /// The cgroups of counted containers.
     counted: BTreeSet<String>,
+    /// Cgroups found on exclusive CPUs of others, with these CPUs. The first pass of an agent moves them before the runtime or the
+    /// API has said which of them are containers and which are sandboxes, whose only process sleeps.
+    suspects: BTreeMap<String, CpuSet>,
     /// Containers that ran on exclusive CPUs of others: the time of discovery, and a description.
     intruders: Vec<(Instant, String)>,
 }
@@ -50,44 +52,52 @@ impl UnguardedStarts {
         is_new
     }
 
-    /// Notes containers without a record on exclusive CPUs of other pods, as the pass has found them. `has_begun` says whether a
+    /// Notes cgroups without a record on exclusive CPUs of other pods, as the pass has found them. `has_begun` says whether a
     /// container's program runs, by pod uid and container name.
-    fn note_intruders(
-        &mut self,
-        before: &Observed,
-        pods: &[Pod],
-        has_begun: impl Fn(&str, &str) -> bool,
-        metrics: &AgentMetrics,
-    ) {
-        let owned = |containers: &[_]| -> CpuSet {
-            let own = containers
-                .iter()
-                .map(|one| own_in_force(one, Enforcement::Cpuset));
-            own.fold(CpuSet::new(), |all, own| all.union(&own))
+    fn note_suspects(&mut self, before: &Observed, has_begun: impl Fn(&str, &str) -> bool) {
+        let owned = |pod: &ObservedPod| -> CpuSet {
+            let own = pod.containers.iter();
+            own.flat_map(|one| {
+                own_in_force(one, Enforcement::Cpuset)
+                    .iter()
+                    .collect::<Vec<_>>()
+            })
+            .collect()
         };
-        let all = before.pods.iter().map(|pod| owned(&pod.containers));
+        let all = before.pods.iter().map(owned);
         let all = all.fold(CpuSet::new(), |all, own| all.union(&own));
         for pod in &before.pods {
-            let foreign = all.difference(&owned(&pod.containers));
-            for container in &pod.containers {
-                let cgroup = &container.cgroup;
-                let on = cgroup.cpuset.effective.intersection(&foreign);
-                let Some(name) = container.name.as_deref().filter(|_| !on.is_empty()) else {
-                    continue;
-                };
-                let is_new = container.record.is_none() && cgroup.populated;
-                if is_new
-                    && has_begun(&pod.cgroup.uid, name)
-                    && self.count(&cgroup.path, "exclusive_cpus", metrics)
-                {
-                    let pod = pod.known.and_then(|index| pods.get(index));
-                    let pod = pod.map(|pod| format!("{pod} ")).unwrap_or_default();
-                    let intruder = format!("{pod}container {name} on {}", on.in_words());
-                    tracing::warn!(
-                        "{intruder}: started while no agent answered the container runtime"
-                    );
-                    self.intruders.push((Instant::now(), intruder));
+            let foreign = all.difference(&owned(pod));
+            let uid = &pod.cgroup.uid;
+            let unrecorded = pod.containers.iter();
+            let unrecorded = unrecorded.filter(|one| one.record.is_none() && one.cgroup.populated);
+            for container in unrecorded {
+                let on = container.cgroup.cpuset.effective.intersection(&foreign);
+                let name = container.name.as_deref();
+                if !on.is_empty() && name.is_none_or(|name| has_begun(uid, name)) {
+                    self.suspects.insert(container.cgroup.path.clone(), on);
                 }
+            }
+        }
+    }
+
+    /// Counts the suspects that are containers.
+    fn note_intruders(&mut self, states: &[ContainerState], metrics: &AgentMetrics) {
+        for state in states {
+            let path = state.cgroup.as_deref().unwrap_or_default();
+            let Some(on) = self.suspects.remove(path) else {
+                continue;
+            };
+            if self.count(path, "exclusive_cpus", metrics) {
+                let intruder = format!(
+                    "{}/{} container {} on {}",
+                    state.namespace,
+                    state.pod,
+                    state.container,
+                    on.in_words()
+                );
+                tracing::warn!("{intruder}: started while no agent answered the container runtime");
+                self.intruders.push((Instant::now(), intruder));
             }
         }
     }
@@ -126,8 +136,13 @@ impl UnguardedStarts {
             .collect();
         self.counted.retain(|path| there.contains(path.as_str()));
         if let (Enforcement::Cpuset, Some(before)) = (enforcement, &result.before) {
-            self.note_intruders(before, &result.pods, has_begun, metrics);
+            self.note_suspects(before, has_begun);
         }
+        let observed = result.observed.containers();
+        let present: HashSet<&str> = observed.map(|one| one.cgroup.path.as_str()).collect();
+        self.suspects
+            .retain(|path, _| present.contains(path.as_str()));
+        self.note_intruders(states, metrics);
         let mut problems: Vec<String> = self.problem().into_iter().collect();
         for state in states
             .iter()
