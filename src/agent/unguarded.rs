@@ -21,8 +21,8 @@ const REPORTED: Duration = Duration::from_secs(600);
 /// The unguarded starts since the agent's own start.
 #[derive(Debug, Default)]
 pub(super) struct UnguardedStarts {
-    /// The cgroups of counted containers.
-    counted: BTreeSet<String>,
+    /// The cgroups of counted containers, with the kind. One container can be of both kinds.
+    counted: BTreeSet<(String, &'static str)>,
     /// Cgroups found on exclusive CPUs of others, with these CPUs. The first pass of an agent moves them before the runtime or the
     /// API has said which of them are containers and which are sandboxes, whose only process sleeps.
     suspects: BTreeMap<String, CpuSet>,
@@ -43,9 +43,9 @@ pub(super) struct Starts<'a> {
 // === impl UnguardedStarts ===
 
 impl UnguardedStarts {
-    /// Counts a container once. Returns whether the container is new.
-    fn count(&mut self, path: &str, kind: &str, metrics: &AgentMetrics) -> bool {
-        let is_new = self.counted.insert(path.to_owned());
+    /// Counts a container once for each kind. Returns whether the container is new.
+    fn count(&mut self, path: &str, kind: &'static str, metrics: &AgentMetrics) -> bool {
+        let is_new = self.counted.insert((path.to_owned(), kind));
         if is_new {
             metrics.unguarded_starts.with_label_values(&[kind]).inc();
         }
@@ -134,7 +134,8 @@ impl UnguardedStarts {
             .iter()
             .filter_map(|state| state.cgroup.as_deref())
             .collect();
-        self.counted.retain(|path| there.contains(path.as_str()));
+        self.counted
+            .retain(|(path, _)| there.contains(path.as_str()));
         if let (Enforcement::Cpuset, Some(before)) = (enforcement, &result.before) {
             self.note_suspects(before, has_begun);
         }
