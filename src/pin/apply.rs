@@ -114,7 +114,9 @@ fn read_back(step: &Step, cgroups: &Cgroups) -> Result<StepOutcome, CgroupError>
         Step::Memory { path, numa } => Ok(compare(numa, &cgroups.memory(path)?.numa)),
         Step::Narrowed { path, earlier } => {
             let now = cgroups.cpuset(path)?.narrowed_from;
-            let says = now.as_ref().map_or_else(|| "no note".to_owned(), CpuSet::to_string);
+            let says = now
+                .as_ref()
+                .map_or_else(|| "no note".to_owned(), CpuSet::to_string);
             Ok(done_if(now == *earlier, says))
         }
         Step::Make { .. } | Step::Remove { .. } => Ok(StepOutcome::Done),

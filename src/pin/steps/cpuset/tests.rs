@@ -10,7 +10,8 @@ use crate::host::cgroup::{
     AncestorCgroup, CgroupVersion, ContainerCgroup, Cpuset, PodCgroup, Quota,
 };
 use crate::pin::{
-    AssignmentRecord, Desired, DriftCause, DriftInput, Enforcement, Ledger, Observed, Reason, Scan, Step, drift,
+    AssignmentRecord, Desired, DriftCause, DriftInput, Enforcement, Ledger, Observed, Reason, Scan,
+    Step, drift,
 };
 
 const ONLINE: &str = "0-7";
