@@ -1,7 +1,8 @@
 //! Properties of every topology and of every placement.
 
 use pinfold::cpu::{
-    CoreKinds, Cores, Cost, CpuSet, Isolated, Order, Placement, PlacementRefusal, Placer, Request, Topology,
+    CoreKinds, Cores, Cost, CpuSet, Isolated, Order, Placement, PlacementRefusal, Placer, Request,
+    Topology,
 };
 
 /// Checks a topology's groups: all CPUs are online, and each kind of group has every CPU once.

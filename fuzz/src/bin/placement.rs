@@ -5,7 +5,8 @@
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use pinfold::cpu::{
-    CoreKind, CoreKinds, Cores, CpuSet, Isolated, NumaNode, Order, Placer, Request, Topology, TopologyFacts,
+    CoreKind, CoreKinds, Cores, CpuSet, Isolated, NumaNode, Order, Placer, Request, Topology,
+    TopologyFacts,
 };
 use pinfold_fuzz::{check_groups, check_places};
 
