@@ -16,6 +16,8 @@ mod agent;
 #[path = "support/events.rs"]
 mod events;
 mod fakeapi;
+
+use fakeapi::yaml as repository;
 #[path = "support/gate.rs"]
 mod gate;
 #[path = "support/http.rs"]
@@ -25,8 +27,6 @@ mod kernel;
 #[path = "support/kubelet.rs"]
 mod kubelet;
 
-#[path = "support/repository.rs"]
-mod repository;
 #[path = "support/systemd.rs"]
 mod systemd;
 

@@ -9,10 +9,10 @@
 
 mod fakeapi;
 
+use fakeapi::yaml as repository;
+
 #[path = "cluster/replay.rs"]
 mod replay;
-#[path = "support/repository.rs"]
-mod repository;
 
 #[path = "cluster/admission.rs"]
 mod admission;

@@ -767,7 +767,7 @@ fn a_pod_cannot_act_on_a_terminal() {
             &format!(", command: [torchrun, {odd}, \"--nproc_per_node=\\e[2J\\nfake\"]"),
         ),
         pod("", &format!(", command: [mpirun, -np, {odd}, x]")),
-        pod("", &format!(", command: [\"/o\\e[2Jpt/mpirun\", -np, two]")),
+        pod("", ", command: [\"/o\\e[2Jpt/mpirun\", -np, two]"),
         pod("", &format!(", env: [{{name: {odd}, value: {odd}}}]")),
         pod("", &format!(", restartPolicy: {odd}")),
         pod("", "").replace("kind: Pod", &format!("kind: {odd}")),

@@ -228,13 +228,13 @@ async fn answer(caller: &Caller, state: &HttpState, making: &PageBuilder) -> Res
         ("/readyz", Some(snapshot)) => readiness(state, &snapshot, caller.is_local),
         ("/readyz" | "/metrics" | "/status", None) => text(
             StatusCode::SERVICE_UNAVAILABLE,
-            "not ready: the first reconcile pass has not ended\n".to_owned(),
+            "not ready: the first reconcile pass has not ended\n",
         ),
         ("/metrics", Some(snapshot)) => metrics_page(caller, state, making, &snapshot).await,
         ("/status", Some(snapshot)) => status_page(caller, state, making, &snapshot).await,
         ("/", _) => text(
             StatusCode::OK,
-            "pinfold: /metrics /status /healthz /readyz\n".to_owned(),
+            "pinfold: /metrics /status /healthz /readyz\n",
         ),
         (path, _) => text(
             StatusCode::NOT_FOUND,
@@ -245,7 +245,7 @@ async fn answer(caller: &Caller, state: &HttpState, making: &PageBuilder) -> Res
 
 fn health(state: &HttpState) -> Response<BodyPieces> {
     match state.heartbeat.health() {
-        Health::Alive => text(StatusCode::OK, "ok\n".to_owned()),
+        Health::Alive => text(StatusCode::OK, "ok\n"),
         Health::Starting(reason) => text(
             StatusCode::SERVICE_UNAVAILABLE,
             format!("starting: {reason}\n"),
@@ -266,7 +266,7 @@ fn readiness(state: &HttpState, snapshot: &Snapshot, is_local: bool) -> Response
             let says = format!("not ready: {reason}; running containers stay unchanged\n");
             text(StatusCode::SERVICE_UNAVAILABLE, says)
         }
-        (None, problems) if problems.is_empty() => text(StatusCode::OK, "ready\n".to_owned()),
+        (None, problems) if problems.is_empty() => text(StatusCode::OK, "ready\n"),
         (None, problems) if is_local => text(
             StatusCode::OK,
             format!("ready, with errors:\n{}\n", as_lines(&problems)),
@@ -335,9 +335,9 @@ fn json(document: serde_json::Result<String>) -> Response<BodyPieces> {
     }
 }
 
-pub(super) fn text(status: StatusCode, text: String) -> Response<BodyPieces> {
+pub(super) fn text(status: StatusCode, text: impl AsRef<str>) -> Response<BodyPieces> {
     // People read the answers with curl, too.
-    let text = escape_lines(&text).into_owned();
+    let text = escape_lines(text.as_ref()).into_owned();
     typed(status, "text/plain; charset=utf-8", BodyPieces::one(text))
 }
 
@@ -351,7 +351,7 @@ fn as_lines(problems: &[String]) -> String {
 fn too_late() -> Response<BodyPieces> {
     let says = "the page was not ready in time, because the agent served other clients: raise the scrape timeout, or \
                 scrape less often\n";
-    text(StatusCode::SERVICE_UNAVAILABLE, says.to_owned())
+    text(StatusCode::SERVICE_UNAVAILABLE, says)
 }
 
 /// The time for building the page, derived from the scraper's timeout. Without a usable timeout the default applies.

@@ -45,7 +45,7 @@ impl ControllerProbes {
                 "stuck: no try to take or renew the Lease ended in the last minute\n".to_owned();
             return text(StatusCode::SERVICE_UNAVAILABLE, says);
         }
-        text(StatusCode::OK, "ok\n".to_owned())
+        text(StatusCode::OK, "ok\n")
     }
 
     /// The readiness probe. The problem may name the API server's address, so only callers on this host read it.
@@ -61,10 +61,9 @@ impl ControllerProbes {
             ),
             Some(_) => text(
                 StatusCode::SERVICE_UNAVAILABLE,
-                "not ready: the election of the reclaimer fails; the log and /readyz on this host have the reason\n"
-                    .to_owned(),
+                "not ready: the election of the reclaimer fails; the log and /readyz on this host have the reason\n",
             ),
-            None => text(StatusCode::OK, "ready\n".to_owned()),
+            None => text(StatusCode::OK, "ready\n"),
         }
     }
 
@@ -97,7 +96,7 @@ impl Responder for ControllerProbes {
             "/metrics" => self.page(request),
             "/" => text(
                 StatusCode::OK,
-                "pinfold reclaimer: /metrics /healthz /readyz\n".to_owned(),
+                "pinfold reclaimer: /metrics /healthz /readyz\n",
             ),
             path => text(
                 StatusCode::NOT_FOUND,

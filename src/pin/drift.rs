@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::{AssignmentRecord, Enforcement, Ledger, Observed, ObservedContainer};
 use crate::cpu::CpuSet;
+use crate::host::cgroup::Cpuset;
 
 /// A difference between the ledger and the kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -232,10 +233,7 @@ impl Comparison<'_> {
             })
         } else if now.effective == assigned {
             None
-        } else if partition && now.exclusive == assigned
-            || !partition && now.effective == assigned_online
-            || !partition && now.effective == assigned_online.difference(&self.returning)
-        {
+        } else if self.lacks_only_offline(now, &assigned, &assigned_online) {
             Some(DriftCause::Offline)
         } else if !partition && now.effective == assigned.intersection(&self.available) {
             // All that the cgroups above still offer.
@@ -244,6 +242,22 @@ impl Comparison<'_> {
             Some(DriftCause::Written)
         } else {
             Some(DriftCause::Ancestor)
+        }
+    }
+
+    /// Whether a container lacks only CPUs that are offline, or were until a moment ago.
+    fn lacks_only_offline(
+        &self,
+        now: &Cpuset,
+        assigned: &CpuSet,
+        assigned_online: &CpuSet,
+    ) -> bool {
+        match self.input.enforcement {
+            Enforcement::Partition => now.exclusive == *assigned,
+            _ => {
+                let without_returning = assigned_online.difference(&self.returning);
+                now.effective == *assigned_online || now.effective == without_returning
+            }
         }
     }
 

@@ -258,21 +258,23 @@ impl Splitter<'_> {
 
     fn skip_documents(&mut self) {
         for delimiter in std::mem::take(&mut self.documents) {
-            loop {
-                let mut line = String::new();
-                let mut is_last = true;
-                for next in self.rest.by_ref() {
-                    if next == '\n' {
-                        is_last = false;
-                        break;
-                    }
-                    line.push(next);
-                }
-                if is_last || line.trim_start_matches('\t') == delimiter {
+            while let Some(line) = self.next_line() {
+                if line.trim_start_matches('\t') == delimiter {
                     break;
                 }
             }
         }
+    }
+
+    /// The rest of the line, without its end; `None` at the end of the script.
+    fn next_line(&mut self) -> Option<String> {
+        self.rest.peek()?;
+        Some(
+            self.rest
+                .by_ref()
+                .take_while(|next| *next != '\n')
+                .collect(),
+        )
     }
 }
 

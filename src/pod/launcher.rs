@@ -202,7 +202,7 @@ impl<'a> Search<'a> {
         match (words.get(at), words.first()) {
             // The program is the image's, which a manifest does not show: most likely torchrun.
             (_, Some(first)) if first.starts_with('-') => {
-                self.launch(&TORCHRUN, "torchrun", words, depth)
+                self.launch(&TORCHRUN, "torchrun", words, depth);
             }
             (Some(option), Some(program)) => self.unclear(format!(
                 "{} of {}, a launcher that Pinfold does not know",

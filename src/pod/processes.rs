@@ -392,6 +392,10 @@ mod tests {
                 "1 by default",
             ),
         ]);
+    }
+
+    #[test]
+    fn arguments_that_are_no_script() {
         for (args, expected) in [
             (
                 &[

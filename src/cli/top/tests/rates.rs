@@ -27,15 +27,6 @@ fn rates_need_two_looks_at_one_thing() {
         (None, None, None),
         "a counter that went back tells nothing"
     );
-    // The counter grows when the agent is sure of the time, so it may grow faster than time passes.
-    let mut hasty = two_samples();
-    hasty.record((
-        0,
-        at(4),
-        answer(&status(&job()), &metrics(7, &[("ps-0", 100.0)])),
-    ));
-    hasty.arrange();
-    assert_eq!(figures(&hasty, "ps-0").2, Some(1.0));
     // A restarted agent: counters may begin anywhere.
     state.record((
         0,
@@ -78,6 +69,21 @@ fn rates_need_two_looks_at_one_thing() {
         (None, None, None),
         "and so it is not"
     );
+}
+
+/// The counter grows when the agent is sure of the time, so it may grow faster than time passes.
+#[test]
+fn interference_is_never_more_than_all_of_the_time() {
+    let mut state = two_samples();
+    state.record((
+        0,
+        at(4),
+        answer(&status(&job()), &metrics(7, &[("ps-0", 100.0)])),
+    ));
+    state.arrange();
+    let mut rows = state.rows.iter();
+    let row = rows.find(|row| row.key.pod.as_str() == "ps-0").unwrap();
+    assert_eq!(row.total.interference_share(), Some(1.0));
 }
 
 #[test]
