@@ -69,7 +69,7 @@
 //! # Invariants
 //!
 //! - No CPU has two owners at any moment. No container is ever without a CPU. Reserved CPUs are never assigned.
-//! - Online is not available: pods get the CPUs that their top cgroup offers, our own partitions included, less the CPUs that
+//! - Not every online CPU is available to pods: they get the CPUs that their top cgroup offers, our own partitions included, less the CPUs that
 //!   other programs hold as exclusive ([`pin::Ledger::available`]).
 //! - A restart, an upgrade, or another pod's arrival or departure moves no running container.
 //! - Missing data (an unreadable manifest, a pod that no source reports) never takes anything away.

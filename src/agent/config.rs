@@ -41,7 +41,7 @@ pub struct Config {
     pub cluster: ClusterConfig,
     /// The container runtime.
     pub runtime: Runtime,
-    /// CPUs that are never exclusive. The default is the core of the lowest CPU.
+    /// CPUs that are never exclusive. The default is the lowest core without a CPU isolated at boot.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reserved: Option<CpuSet>,
     /// How assignments are enforced.
@@ -249,7 +249,7 @@ pub struct Overrides {
     /// The container runtime's NRI socket [default: /var/run/nri/nri.sock]
     #[arg(long, value_name = "SOCKET", env = "PINFOLD_NRI_SOCKET")]
     pub nri_socket: Option<PathBuf>,
-    /// Reserved CPUs, which are never exclusive, like 0-1,32 [default: the core of the lowest CPU]
+    /// Reserved CPUs, which are never exclusive, like 0-1,32 [default: the lowest core without a CPU isolated at boot]
     #[arg(long, value_name = "LIST", env = "PINFOLD_RESERVED")]
     pub reserved: Option<CpuSet>,
     /// How assignments are enforced [default: auto]

@@ -253,7 +253,7 @@ impl AgentNode {
     }
 }
 
-/// The configured reserved CPUs, else the core of the lowest CPU. The default ignores assignments.
+/// The configured reserved CPUs, else the lowest core without a CPU isolated at boot. The default ignores assignments.
 ///
 /// # Errors
 /// Reserved CPUs that are not online here.

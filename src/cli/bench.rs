@@ -62,7 +62,7 @@ pub(super) struct BenchArgs {
     /// CPUs of each parameter server; 0 keeps the servers in the shared pool [default: 1 if the machine has room, else 0]
     #[arg(long, conflicts_with = "command", value_parser = value_parser!(u32).range(0..=1024))]
     ps_cpus: Option<u32>,
-    /// Reserved CPUs, like 0-1 [default: the core of the lowest CPU]
+    /// Reserved CPUs, like 0-1 [default: the lowest core without a CPU isolated at boot]
     #[arg(long, value_name = "LIST")]
     reserved: Option<CpuSet>,
     /// Simulate the thread counts of a host with N CPUs, by the agent's variables [default: no variables, so that programs

@@ -48,7 +48,7 @@ pub(super) struct MachineArgs {
         env = "PINFOLD_ROOT_DIR"
     )]
     root_dir: PathBuf,
-    /// Reserved CPUs, like 0-1,32 [default: the core of the lowest CPU without an owner]
+    /// Reserved CPUs, like 0-1,32 [default: the lowest core without an owner and without a CPU isolated at boot]
     #[arg(long, value_name = "LIST", env = "PINFOLD_RESERVED")]
     reserved: Option<CpuSet>,
     /// Configuration file, for policy and threads.

@@ -1,4 +1,4 @@
-//! The rights without which a command would report a node that isn't so.
+//! Checks the rights that a command needs to see the node as it is.
 
 use crate::agent::config::Config;
 use crate::host::proc::Proc;

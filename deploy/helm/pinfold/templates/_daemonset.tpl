@@ -10,8 +10,8 @@ components from these parts and from deploy/patches.
 {{- end }}
 
 {{- define "pinfold.systemd.volumes" -}}
-# The folder of D-Bus's socket, through which root may set properties of systemd's units. The folder is mounted, because
-# each start of D-Bus makes a new socket. On a node without D-Bus the folder is made and stays empty, so that the pod starts
+# The folder of D-Bus's socket, through which root may set properties of systemd's units. The folder is mounted rather
+# than the socket, because D-Bus makes a new socket each time it starts. On a node without D-Bus the folder is made and stays empty, so that the pod starts
 # there, too.
 - name: dbus
   hostPath:
