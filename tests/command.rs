@@ -883,7 +883,7 @@ fn an_agent_without_rights_refuses_to_enforce() {
         assert_eq!(code, Some(2), "{error}");
         assert!(
             error.contains(
-                "the agent needs root to read assignment records and to write to cgroups"
+                "pinfold run needs root to read assignment records and to write to cgroups"
             ) && error.contains("--enforcement observe"),
             "{error}"
         );
@@ -897,5 +897,5 @@ fn an_agent_without_rights_refuses_to_enforce() {
     .unwrap();
     let (code, out, error) = as_nobody(&["plan", "--live", "--pods", &pods]);
     assert_eq!((code, out.as_str()), (Some(2), ""));
-    assert!(error.contains("--live needs root"), "{error}");
+    assert!(error.contains("pinfold plan --live needs root"), "{error}");
 }

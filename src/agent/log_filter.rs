@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// How long a line must be absent before it counts as news.
-const ABSENT: Duration = Duration::from_secs(60);
+const REPEAT_AFTER: Duration = Duration::from_secs(60);
 
-/// The maximum number of different lines within [`ABSENT`]. A program that writes ever new values to cgroups would otherwise
+/// The maximum number of different lines within [`REPEAT_AFTER`]. A program that writes ever new values to cgroups would otherwise
 /// fill the disk through the agent's log.
-const MOST: usize = 200;
+const MAX_LINES: usize = 200;
 
 /// Remembers written log lines.
 #[derive(Debug, Default)]
@@ -26,18 +26,18 @@ impl LogFilter {
             *last = now;
             return false;
         }
-        if self.lines.len() >= MOST {
+        if self.lines.len() >= MAX_LINES {
             self.forget(now, |_| false);
         }
-        if self.lines.len() >= MOST {
+        if self.lines.len() >= MAX_LINES {
             return false;
         }
         self.lines.insert(line.to_owned(), now);
-        if self.lines.len() == MOST {
+        if self.lines.len() == MAX_LINES {
             tracing::warn!(
-                "{MOST} different messages about cgroups within {} s: the agent writes no further ones until the rate \
-                 falls; find the program that writes to the pods' cgroups",
-                ABSENT.as_secs()
+                "{MAX_LINES} different messages about cgroups within {} s: the agent writes no more new ones until there \
+                 are fewer; find the program that keeps changing the pods' cgroups",
+                REPEAT_AFTER.as_secs()
             );
         }
         true
@@ -46,8 +46,9 @@ impl LogFilter {
     /// Forgets the lines that were not due for a while. A line stays as long as what it says `is_true`, however rarely the
     /// agent looks.
     pub(super) fn forget(&mut self, now: Instant, is_true: impl Fn(&str) -> bool) {
-        self.lines
-            .retain(|line, last| is_true(line) || now.saturating_duration_since(*last) < ABSENT);
+        self.lines.retain(|line, last| {
+            is_true(line) || now.saturating_duration_since(*last) < REPEAT_AFTER
+        });
     }
 }
 
@@ -75,8 +76,9 @@ mod tests {
     fn ever_new_lines_do_not_fill_the_disk() {
         let start = Instant::now();
         let mut filter = LogFilter::default();
-        let written = (0..10 * MOST).filter(|number| filter.admits(&number.to_string(), start));
-        assert_eq!(written.count(), MOST);
-        assert!(filter.admits("later", start + ABSENT));
+        let written =
+            (0..10 * MAX_LINES).filter(|number| filter.admits(&number.to_string(), start));
+        assert_eq!(written.count(), MAX_LINES);
+        assert!(filter.admits("later", start + REPEAT_AFTER));
     }
 }

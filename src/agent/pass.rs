@@ -95,13 +95,15 @@ impl<N: PassNode> Pass<'_, N> {
         self.yield_to_urgent(&[])?;
         let steps = self.plan(&decisions)?;
         self.yield_to_urgent(&[])?;
-        let (steps, mut errors) = match self.scope {
+        let (steps, expected) = match self.scope {
             PassScope::Node(_) => {
                 (self.state).without_failed_plan(&self.view.observed, steps, &*self.node)
             }
-            PassScope::Pod(_) => (steps, Vec::new()),
+            PassScope::Pod(_) => (steps, None),
         };
-        self.note_changes(&decisions, &drift, !errors.is_empty());
+        let fails_again = expected.is_some();
+        let mut errors = expected.unwrap_or_default();
+        self.note_changes(&decisions, &drift, fails_again);
         let lost = self.view.ledger.lost.clone();
         let planned = steps.len();
         let before = (planned > 0).then(|| self.view.observed.clone());
@@ -117,7 +119,7 @@ impl<N: PassNode> Pass<'_, N> {
         if let PassScope::Node(_) = self.scope {
             let after = &self.view.observed;
             self.state
-                .note_failed_plan(before.as_ref(), after, applied, &errors);
+                .note_failed_plan((before.as_ref(), fails_again), after, applied, &errors);
         }
         let PassView {
             pods,
@@ -207,6 +209,15 @@ impl<N: PassNode> Pass<'_, N> {
         let notes = self.state.seen_sets.notes(scan, &online);
         if !notes.is_empty() {
             let applied = self.node.apply(notes, &mut |_| true);
+            for note in applied.iter().filter(|note| note.error().is_some()) {
+                if let Step::Narrowed {
+                    path,
+                    earlier: Some(earlier),
+                } = &note.step
+                {
+                    self.state.seen_sets.forget_note(path, earlier);
+                }
+            }
             self.errors = self.state.account(&applied);
         }
         Ok(())

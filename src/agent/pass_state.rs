@@ -141,23 +141,23 @@ impl PassState {
         observed: &Observed,
         steps: Vec<Step>,
         node: &impl PassNode,
-    ) -> (Vec<Step>, Vec<String>) {
+    ) -> (Vec<Step>, Option<Vec<String>>) {
         if steps.is_empty() {
-            return (steps, Vec::new());
+            return (steps, None);
         }
         self.above = above(observed, node);
         let failed = self.failed_plan.as_ref();
         match failed.and_then(|failed| failed.errors_again((observed, &self.above), &steps)) {
-            Some(errors) => (Vec::new(), errors.to_vec()),
-            None => (steps, Vec::new()),
+            Some(errors) => (Vec::new(), Some(errors.to_vec())),
+            None => (steps, None),
         }
     }
 
     /// Notes the end of a complete node pass, with the errors that it has seen. `before` is the state from before the steps;
-    /// `None` if the pass carried out no step.
+    /// `None` if the pass carried out no step, because there was none or because the plan `fails_again`.
     pub(super) fn note_failed_plan(
         &mut self,
-        before: Option<&Observed>,
+        (before, fails_again): (Option<&Observed>, bool),
         after: &Observed,
         applied: Vec<AppliedStep>,
         errors: &[String],
@@ -169,7 +169,7 @@ impl PassState {
             let note = || FailedPlan::new((before, above), after, steps, errors.to_vec());
             let failed = has_failed.then(note).flatten();
             self.failed_plan = failed.map(|failed| failed.after(self.failed_plan.as_ref()));
-        } else if errors.is_empty() {
+        } else if !fails_again {
             self.failed_plan = None;
         }
         let refused = &self.refused;

@@ -89,6 +89,7 @@ impl Reconciler {
             history: &self.history,
             enforcement: node.enforcement,
             metrics: &self.passes.metrics,
+            unrecorded: &self.passes.unrecorded,
         })
     }
 
@@ -160,7 +161,7 @@ impl Reconciler {
             let offered = pod.cgroup.cpuset.effective.intersection(shared);
             return (!offered.is_subset(set)).then(|| {
                 format!(
-                    "limited to {} by a CPU set that Pinfold did not write, and leaves alone",
+                    "limited to {} by a CPU set that another program wrote, so Pinfold leaves it alone",
                     set.in_words()
                 )
             });
@@ -168,7 +169,7 @@ impl Reconciler {
         let waits = container.created && container.cgroup.is_none();
         (waits && enforcement == Enforcement::Partition).then(|| {
             format!(
-                "does not run: {} wait for its next start, and until then other containers may run there",
+                "does not run; it keeps {} for its next start, and until then other containers may run there",
                 own.in_words()
             )
         })
@@ -197,7 +198,7 @@ impl Reconciler {
         }
         let interval = node.config.reconcile_interval;
         errors.extend(self.unwatched.values().map(|problem| {
-            format!("{problem}; until then, Pinfold looks for changes every {interval:?} only")
+            format!("{problem}; until then, Pinfold looks for changes only every {interval:?}")
         }));
         errors.extend(result.errors.iter().cloned());
         let refused = self.passes.refused.iter();

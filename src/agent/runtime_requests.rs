@@ -9,8 +9,8 @@ use super::pass_model::{PassResult, PassScope, RuntimeRequest};
 use super::reconciler::Reconciler;
 use super::schedule::Trigger;
 use crate::cpu::CpuSet;
-use crate::pin::Enforcement;
 use crate::pin::snapshot::ContainerState;
+use crate::pin::{Enforcement, ObservedContainer};
 use crate::pod::{self, Pod};
 
 // === impl Reconciler ===
@@ -98,9 +98,14 @@ impl Reconciler {
         });
         let refused = gate::at_creation(pod, decision, owed);
         let cpus = decision.cpus.as_ref();
+        // The runtime could not write a set with CPUs that the pods' cgroups lack. StartContainer then writes the rest.
+        let available = result.decisions.desired.available();
+        let is_writable =
+            |cpus: &&CpuSet| node.enforcement != Enforcement::Cpuset || cpus.is_subset(&available);
+        let writable = cpus.filter(is_writable);
         Some(CreateAnswer {
             cpus: cpus.cloned(),
-            cpuset: cpus.and_then(|cpus| self.passes.cpus_for_runtime(uid, container, cpus)),
+            cpuset: writable.and_then(|cpus| self.passes.cpus_for_runtime(uid, container, cpus)),
             memory: decision.memory.clone(),
             refused: refused.filter(|_| node.enforcement != Enforcement::Observe),
             training: pod::training(pod, &decision.recognition, policy).counts,
@@ -157,7 +162,7 @@ impl Reconciler {
 
     /// The container's own CPUs, or else the CPUs that every container may use. The CPUs of partitions of the same pod are left
     /// out: Linux 6.12 makes such a partition invalid if a sibling's set meets it, and may lose the CPUs. With enforcement
-    /// `observe`, the set that the container has stays.
+    /// `observe`, and beside a record that can't be read, the set that the container has stays.
     fn update_answer(&self, uid: &str, container: &str, result: &PassResult) -> Option<CpuSet> {
         let node = &self.managed.node;
         let cached = self.passes.cached.as_ref()?;
@@ -167,7 +172,9 @@ impl Reconciler {
             .iter()
             .find(|pod| pod.cgroup.uid == uid)?;
         let own = pod.container(container);
-        if node.enforcement == Enforcement::Observe {
+        let is_unreadable = pod.has_unreadable_record()
+            || own.is_some_and(ObservedContainer::has_unreadable_record);
+        if is_unreadable || node.enforcement == Enforcement::Observe {
             return own
                 .map(|own| own.cgroup.cpuset.cpus.clone())
                 .filter(|cpus| !cpus.is_empty());
@@ -184,7 +191,8 @@ impl Reconciler {
             _ => result.decisions.desired.shared(),
         };
         let assigned = result.decision(uid, container)?.cpus.clone();
-        let assigned = assigned.map(|cpus| cpus.intersection(&node.topology.online));
+        let available = result.decisions.desired.available();
+        let assigned = assigned.map(|cpus| cpus.intersection(&available));
         assigned
             .into_iter()
             .chain([offered])

@@ -1,5 +1,5 @@
-//! [`UnguardedStarts`]: containers that started while no agent answered the container runtime, against an assignment or against
-//! the wish of their pod.
+//! [`UnguardedStarts`]: containers that started while no agent answered the container runtime, on exclusive CPUs of other pods
+//! or without the CPUs that their pod requires.
 //!
 //! The runtime starts containers without an agent as well. With enforcement `partition` the kernel keeps them off exclusive CPUs.
 //! With `cpuset` they run on all CPUs until an agent moves them, and nobody would hear of it.
@@ -25,9 +25,9 @@ pub(super) struct UnguardedStarts {
     counted: BTreeSet<(String, &'static str)>,
     /// Cgroups found on exclusive CPUs of others, with these CPUs. The first pass of an agent moves them before the runtime or the
     /// API has said which of them are containers and which are sandboxes, whose only process sleeps.
-    suspects: BTreeMap<String, CpuSet>,
+    candidates: BTreeMap<String, CpuSet>,
     /// Containers that ran on exclusive CPUs of others: the time of discovery, and a description.
-    intruders: Vec<(Instant, String)>,
+    unguarded: Vec<(Instant, String)>,
 }
 
 /// What a node pass knows about its containers.
@@ -38,6 +38,8 @@ pub(super) struct Starts<'a> {
     pub(super) history: &'a History,
     pub(super) enforcement: Enforcement,
     pub(super) metrics: &'a AgentMetrics,
+    /// Cgroups whose record could not be written: an agent was there, and failed.
+    pub(super) unrecorded: &'a BTreeSet<String>,
 }
 
 // === impl UnguardedStarts ===
@@ -54,7 +56,7 @@ impl UnguardedStarts {
 
     /// Notes cgroups without a record on exclusive CPUs of other pods, as the pass has found them. `has_begun` says whether a
     /// container's program runs, by pod uid and container name.
-    fn note_suspects(&mut self, before: &Observed, has_begun: impl Fn(&str, &str) -> bool) {
+    fn note_candidates(&mut self, before: &Observed, has_begun: impl Fn(&str, &str) -> bool) {
         let owned = |pod: &ObservedPod| -> CpuSet {
             let own = pod.containers.iter();
             own.flat_map(|one| {
@@ -67,56 +69,66 @@ impl UnguardedStarts {
         let all = before.pods.iter().map(owned);
         let all = all.fold(CpuSet::new(), |all, own| all.union(&own));
         for pod in &before.pods {
-            let foreign = all.difference(&owned(pod));
+            let of_other_pods = all.difference(&owned(pod));
             let uid = &pod.cgroup.uid;
             let unrecorded = pod.containers.iter();
             let unrecorded = unrecorded.filter(|one| one.record.is_none() && one.cgroup.populated);
             for container in unrecorded {
-                let on = container.cgroup.cpuset.effective.intersection(&foreign);
+                let on = container
+                    .cgroup
+                    .cpuset
+                    .effective
+                    .intersection(&of_other_pods);
                 let name = container.name.as_deref();
                 if !on.is_empty() && name.is_none_or(|name| has_begun(uid, name)) {
-                    self.suspects.insert(container.cgroup.path.clone(), on);
+                    self.candidates.insert(container.cgroup.path.clone(), on);
                 }
             }
         }
     }
 
-    /// Counts the suspects that are containers.
-    fn note_intruders(&mut self, states: &[ContainerState], metrics: &AgentMetrics) {
+    /// Counts the candidates that are containers.
+    fn note_unguarded(&mut self, states: &[ContainerState], metrics: &AgentMetrics) {
         for state in states {
             let path = state.cgroup.as_deref().unwrap_or_default();
-            let Some(on) = self.suspects.remove(path) else {
+            let Some(on) = self.candidates.remove(path) else {
                 continue;
             };
             if self.count(path, "exclusive_cpus", metrics) {
-                let intruder = format!(
-                    "{}/{} container {} on {}",
+                let unguarded_start = format!(
+                    "{}/{}: container {} on {}",
                     state.namespace,
                     state.pod,
                     state.container,
                     on.in_words()
                 );
-                tracing::warn!("{intruder}: started while no agent answered the container runtime");
-                self.intruders.push((Instant::now(), intruder));
+                tracing::warn!(
+                    "{}/{}: container {} started while no agent answered the container runtime, and ran on {} of other pods",
+                    state.namespace,
+                    state.pod,
+                    state.container,
+                    on.in_words()
+                );
+                self.unguarded.push((Instant::now(), unguarded_start));
             }
         }
     }
 
     /// The sentence about containers that ran on exclusive CPUs of others; `None` if it happened long ago.
     fn problem(&mut self) -> Option<String> {
-        self.intruders
+        self.unguarded
             .retain(|(found, _)| found.elapsed() < REPORTED);
-        let (_, last) = self.intruders.last()?;
-        let (count, minutes) = (self.intruders.len(), REPORTED.as_secs() / 60);
+        let (_, last) = self.unguarded.last()?;
+        let (count, minutes) = (self.unguarded.len(), REPORTED.as_secs() / 60);
         let containers = if count == 1 {
             "1 container"
         } else {
             &format!("{count} containers")
         };
         Some(format!(
-            "{containers} ran on exclusive CPUs of other pods, found in the last {minutes} minutes: with enforcement cpuset, a \
-             container that starts while no agent answers the container runtime may use all CPUs until an agent moves it \
-             (the last: {last})"
+            "in the last {minutes} minutes, {containers} ran on exclusive CPUs of other pods (the last: {last}): with \
+             enforcement cpuset, a container that starts while no agent answers the container runtime may use all CPUs until \
+             an agent moves it"
         ))
     }
 
@@ -128,6 +140,7 @@ impl UnguardedStarts {
             history,
             enforcement,
             metrics,
+            unrecorded,
         } = *starts;
         let has_begun = |uid: &str, name: &str| !history.is_waiting(uid, name);
         let there: HashSet<&str> = states
@@ -137,13 +150,14 @@ impl UnguardedStarts {
         self.counted
             .retain(|(path, _)| there.contains(path.as_str()));
         if let (Enforcement::Cpuset, Some(before)) = (enforcement, &result.before) {
-            self.note_suspects(before, has_begun);
+            self.note_candidates(before, has_begun);
+            self.candidates.retain(|path, _| !unrecorded.contains(path));
         }
         let observed = result.observed.containers();
         let present: HashSet<&str> = observed.map(|one| one.cgroup.path.as_str()).collect();
-        self.suspects
+        self.candidates
             .retain(|path, _| present.contains(path.as_str()));
-        self.note_intruders(states, metrics);
+        self.note_unguarded(states, metrics);
         let mut problems: Vec<String> = self.problem().into_iter().collect();
         for state in states
             .iter()
@@ -156,8 +170,8 @@ impl UnguardedStarts {
                 let path = state.cgroup.as_deref().unwrap_or_default();
                 self.count(path, "required", metrics);
                 problems.push(format!(
-                    "{}/{}: container {name} runs nevertheless: {why}; it started while no agent answered the container \
-                     runtime, or lost its CPUs later",
+                    "{}/{}: container {name} runs without the exclusive CPUs that its pod requires: {why}. It started while \
+                     no agent answered the container runtime, or lost its CPUs later; delete the pod to start it again",
                     state.namespace, state.pod
                 ));
             }

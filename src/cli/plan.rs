@@ -143,7 +143,7 @@ impl MachineArgs {
         if self.live {
             super::rights::check(
                 &config,
-                "--live",
+                ("pinfold plan --live", "read assignment records"),
                 "run the command with sudo, or plan for an empty node without --live",
             )?;
             let mut node = AgentNode::new(config)?;

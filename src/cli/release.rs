@@ -142,7 +142,7 @@ impl Release {
         }
         super::rights::check(
             &config,
-            "release",
+            ("pinfold release", super::rights::READ_AND_WRITE),
             "run the command with sudo, or with the capabilities of the agent",
         )?;
         super::run::join_host(&config);

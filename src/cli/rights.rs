@@ -3,12 +3,19 @@
 use crate::agent::config::Config;
 use crate::host::proc::Proc;
 
+/// What commands that change the node need the rights for.
+pub(super) const READ_AND_WRITE: &str = "read assignment records and to write to cgroups";
+
 /// Checks the rights to read assignment records and to write to cgroups. Only a process with CAP_SYS_ADMIN sees the records:
 /// without it, every container would seem unpinned.
 ///
 /// # Errors
-/// A missing right; `command` names what needs it, and `remedy` says what to do.
-pub(super) fn check(config: &Config, command: &str, remedy: &str) -> anyhow::Result<()> {
+/// A missing right; `command` names what needs it and for what, and `remedy` says what to do.
+pub(super) fn check(
+    config: &Config,
+    (command, purpose): (&str, &str),
+    remedy: &str,
+) -> anyhow::Result<()> {
     let lacks = if !nix::unistd::geteuid().is_root() {
         "root"
     } else if !Proc::new(&config.root_dir).may_administer() {
@@ -16,7 +23,5 @@ pub(super) fn check(config: &Config, command: &str, remedy: &str) -> anyhow::Res
     } else {
         return Ok(());
     };
-    anyhow::bail!(
-        "{command} needs {lacks} to read assignment records and to write to cgroups: {remedy}"
-    )
+    anyhow::bail!("{command} needs {lacks} to {purpose}: {remedy}")
 }

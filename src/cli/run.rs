@@ -28,14 +28,18 @@ pub(super) struct RunArgs {
 }
 
 /// What a user without rights can do.
-const REMEDY: &str = "start it with sudo or in a privileged container, or with --enforcement observe, with which it pins nothing";
+const REMEDY: &str = "start it with sudo or in a container with CAP_SYS_ADMIN, or use --enforcement observe, which pins nothing";
 
 impl RunArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let config = Config::load(self.overrides)?;
         start_log(&config.log)?;
         // An agent without these rights would report that it enforces assignments, but could neither write nor see one.
-        let checked = super::rights::check(&config, "the agent", REMEDY);
+        let checked = super::rights::check(
+            &config,
+            ("pinfold run", super::rights::READ_AND_WRITE),
+            REMEDY,
+        );
         if config.enforcement == EnforcementChoice::Observe {
             if checked.is_err() {
                 tracing::info!(

@@ -468,9 +468,11 @@ impl<C: ObjectCache> Reflector<C> {
             self.invalid_answers += 1;
             list_again = self.invalid_answers.is_multiple_of(MAX_INVALID);
         }
-        if failure.is_too_large() {
-            self.too_large += 1;
-        }
+        self.too_large = if failure.is_too_large() {
+            self.too_large + 1
+        } else {
+            0
+        };
         self.must_list |= list_again;
         let pause = self.backoff.after(failure, self.jitter.roll());
         self.cache.failed(failure).await;

@@ -46,10 +46,10 @@ pub enum ParseCpuSetError {
         /// The whole list.
         list: String,
     },
-    /// A part of a range's groups that is no part.
+    /// A stride that is not USED/GROUP.
     #[error(
-        "{item:?} in CPU list {list:?} does not say how many CPUs of how many it takes: write RANGE:USED/GROUP with 1 to GROUP \
-         used CPUs, like 0-15:2/4"
+        "{item:?} in CPU list {list:?} is not a valid stride: write RANGE:USED/GROUP with USED from 1 to GROUP; 0-15:2/4 means \
+         the first two of every four CPUs"
     )]
     BadStride {
         /// The item.

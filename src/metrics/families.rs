@@ -269,7 +269,7 @@ families! {
     RECONCILES = counter("pinfold_reconcile_total", &["trigger"],
         "Reconcile passes by trigger.");
     UNGUARDED_STARTS = counter("pinfold_unguarded_starts_total", &["kind"],
-        "Containers that started while no agent answered the container runtime, by kind: exclusive_cpus ran on CPUs of another pod, required ran without the exclusive CPUs that its pod requires.");
+        "Containers that started while no agent answered the container runtime. Kind exclusive_cpus: the container ran on exclusive CPUs of another pod. Kind required: it ran without the exclusive CPUs that its pod requires.");
     PROCESS_CPU_SECONDS = counter("process_cpu_seconds_total", &[],
         "CPU time used by the agent.");
     PROCESS_MAX_FDS = gauge("process_max_fds", &[],

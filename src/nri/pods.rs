@@ -90,6 +90,12 @@ pub fn pod<'a>(sandbox: &PodSandbox, containers: impl IntoIterator<Item = &'a Co
     let containers = by_name
         .into_values()
         .filter_map(|container| pod_container(container, class));
+    // CRI-O copies the pod's annotations to its containers, so with such an annotation the pod's author may speak.
+    let is_forged = sandbox.annotations.contains_key(GIVEN_CPUS_ANNOTATION);
+    let containers = containers.map(|mut container| {
+        container.given_cpus = container.given_cpus.filter(|_| !is_forged);
+        container
+    });
     Pod {
         namespace: if sandbox.namespace.is_empty() {
             "default"

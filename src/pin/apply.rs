@@ -38,7 +38,7 @@ pub fn apply_while(
         if !go_on(&step) {
             break;
         }
-        let step = held.keep_unrestored(step, cgroups);
+        let step = held.keep_unended(held.keep_unrestored(step, cgroups), cgroups);
         let outcome = match held.skipped(&step) {
             Some(skipped) => skipped,
             None => apply_step(&step, cgroups),

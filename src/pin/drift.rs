@@ -207,6 +207,8 @@ impl Comparison<'_> {
         } = *self.input;
         let assigned = match &container.record {
             Some(record) => record.cpus(),
+            // Pinfold can't say what such a container should have, and leaves it alone.
+            None if container.has_unreadable_record() => return None,
             None if self.is_former_owner(container, own) => return Some(DriftCause::Runtime),
             None if unrecorded.contains(&container.cgroup.path) => CpuSet::new(),
             None => return None,

@@ -57,6 +57,11 @@ impl SeenSets {
         }
         steps
     }
+
+    /// Takes back that a cgroup was seen, because its note could not be written: the next scan then finds the same loss.
+    pub fn forget_note(&mut self, path: &str, earlier: &CpuSet) {
+        self.0.insert(path.to_owned(), earlier.clone());
+    }
 }
 
 // === impl Observed ===

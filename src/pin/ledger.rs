@@ -267,14 +267,15 @@ impl Observed {
 
 impl ObservedContainer {
     /// Whether the cgroup has an unreadable record. Pinfold leaves the cgroup alone.
-    pub(super) fn has_unreadable_record(&self) -> bool {
+    pub fn has_unreadable_record(&self) -> bool {
         self.record.is_none() && self.cgroup.record_text.is_some()
     }
 
     /// Whether the container has exactly the CPUs that Pinfold gave it at its creation. The
     /// container runtime then wrote the set at Pinfold's request, and nobody else asked for it.
     pub(super) fn has_given_cpus(&self) -> bool {
-        self.given_cpus.as_ref() == Some(self.cgroup.cpuset.earlier())
+        let given = self.given_cpus.as_ref().filter(|cpus| !cpus.is_empty());
+        given == Some(self.cgroup.cpuset.earlier())
     }
 
     /// The set that somebody else has given the container. With a record, the set is Pinfold's.
@@ -307,7 +308,7 @@ impl ObservedContainer {
 
 impl ObservedPod {
     /// Whether the cgroup has an unreadable record. Pinfold leaves the cgroup alone.
-    pub(super) fn has_unreadable_record(&self) -> bool {
+    pub fn has_unreadable_record(&self) -> bool {
         self.record.is_none() && self.cgroup.record_text.is_some()
     }
 
@@ -324,7 +325,8 @@ impl ObservedPod {
     }
 
     /// The CPUs that an init container must leave alone: those of the partitions of its pod mates, and those of every
-    /// pod mate with a cgroup, which may become a partition at any moment.
+    /// pod mate with a cgroup, which may become a partition at any moment. A partition whose container has ended ends with
+    /// the start of the next one.
     pub(super) fn cpus_of_mates(&self, name: &str, assignment: &PodAssignment) -> CpuSet {
         let assigned = |mate: &ObservedContainer| match &mate.name {
             Some(name) => assignment.containers.get(name).cloned(),
@@ -332,7 +334,11 @@ impl ObservedPod {
         };
         let cpus = |mate| {
             let assigned = assigned(mate).unwrap_or_default();
-            assigned.union(&mate.partition_cpus())
+            if mate.idle || mate.cgroup.populated {
+                assigned.union(&mate.partition_cpus())
+            } else {
+                assigned
+            }
         };
         union(self.mates(name).map(cpus))
     }
@@ -453,8 +459,8 @@ impl Ledger {
                 let outside = cpus.intersection(online).difference(&available);
                 if !outside.is_empty() {
                     found.push(format!(
-                        "{pod}: container {container} owns {}, outside the CPUs {available} that {trees} offers to pods; \
-                         the assignment stays until the pod ends: delete the pod, or give {trees} the CPUs again",
+                        "{pod}: container {container} owns {}, but {trees} now limits pods to the CPUs {available}; the \
+                         assignment stays until the pod ends: delete the pod, or add these CPUs to cpuset.cpus again",
                         outside.in_words()
                     ));
                 }
@@ -811,6 +817,7 @@ mod tests {
         let partition = |id: &str, cpus: &str, partition| ObservedContainer {
             cgroup: ContainerCgroup {
                 id: id.to_owned(),
+                populated: id != "ended",
                 cpuset: Cpuset {
                     exclusive: cpus.parse().unwrap(),
                     partition,
@@ -830,6 +837,7 @@ mod tests {
                 partition("side", "1", root()),
                 partition("broken", "2", invalid),
                 partition("", "3", root()),
+                partition("ended", "6", root()),
                 partition("new", "", member),
             ],
             ..ObservedPod::default()
@@ -839,7 +847,7 @@ mod tests {
             let cpus = cpus.parse().unwrap();
             assignment.containers.insert(name.to_owned(), cpus);
         }
-        assert_eq!(pod.partitions_of_mates("init"), "1-3".parse().unwrap());
+        assert_eq!(pod.partitions_of_mates("init"), "1-3,6".parse().unwrap());
         assert_eq!(
             pod.cpus_of_mates("init", &assignment),
             "1-4".parse().unwrap()
@@ -966,7 +974,7 @@ mod tests {
         assert_eq!(reported(("0-7", "0-3"), &online), Vec::<String>::new());
         let found = reported(("0-5", "0-3"), &online);
         assert_eq!(found.len(), 1);
-        let says = "train/worker-0: container main owns CPUs 6-7, outside the CPUs 0-5 that kubepods offers to pods";
+        let says = "train/worker-0: container main owns CPUs 6-7, but kubepods now limits pods to the CPUs 0-5";
         assert!(found[0].starts_with(says), "{found:?}");
         // An offline CPU is a different matter.
         assert_eq!(reported(("0-5", "0-3"), &set("0-5")), Vec::<String>::new());

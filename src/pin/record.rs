@@ -73,7 +73,8 @@ pub enum RecordError {
     },
     /// A later version of Pinfold wrote the record.
     #[error(
-        "its record has version {version}, and this Pinfold knows version {VERSION} only: run the later version"
+        "a later version of Pinfold wrote its record (version {version}; this one reads version {VERSION}): run that version \
+         again, or end the pod"
     )]
     Version {
         /// The version in the record.

@@ -100,7 +100,7 @@ pub fn recognise(pod: &Pod) -> Recognition {
         index: None,
         job: None,
         evidence: format!(
-            "no operator's label, {}, no labels name, job and task, no --job_name with --task_index, no run.sh with hosts",
+            "no operator's label, {}, no labels \"name\", \"job\" and \"task\", no --job_name with --task_index, and no run.sh with hosts",
             useless_tf_config(pod)
         ),
         training: false,

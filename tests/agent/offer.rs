@@ -89,10 +89,7 @@ fn an_assignment_outside_a_later_limit_stays_and_is_reported() {
         &kernel.all_but_one(),
     );
     let agent = settings.start();
-    let says = format!(
-        "container main owns {}, outside the CPUs",
-        kernel.last().in_words()
-    );
+    let says = format!("container main owns {}, but ", kernel.last().in_words());
     let status = agent.eventually("the assignment is reported", |status| {
         status["errors"].to_string().contains(&says)
     });

@@ -994,7 +994,7 @@ fn containers_that_start_while_no_agent_answers_are_counted_and_reported() {
     let status = agent.eventually("both are reported", |status| {
         let errors = errors(status);
         errors.contains("ran on exclusive CPUs of other pods")
-            && errors.contains("train/second: container main runs nevertheless")
+            && errors.contains("train/second: container main runs without the exclusive CPUs that its pod requires")
     });
     assert_eq!(kernel.effective(&path(&web)), kernel.all_but_one());
     assert!(errors(&status).contains("web container main on CPU"));

@@ -57,8 +57,8 @@ impl ApiConnection {
                 format!("{problem}; the agent tries again at {until:.0}")
             }
             Some(ApiWait { until, lists: true }) => format!(
-                "the agent lists the pods at {until:.0}: it waits until this random time on purpose, so that not all nodes ask \
-                 the API server at the same time; the last failure: {problem}"
+                "the agent lists the pods again at {until:.0}, a random time, so that not all nodes ask the API server at \
+                 once; the last failure: {problem}"
             ),
         })
     }

@@ -21,8 +21,8 @@ use crate::text::counted;
   pinfold scene status --live                         use the plan, the nodes and the claims of the cluster
 
 Exit codes: 0 each slot has exactly one node and no other node has slot labels, 1 otherwise, 2 bad input.
-For a plan without an active case, the nodes that still have its labels or claims: 0 none, 1 some.
-Without a plan in the cluster, --live lists the remaining claims: 0 none, 1 some.")]
+If the plan has no active case: 0 no node has its labels or claims any more, 1 some still do.
+If the cluster has no plan (--live): 0 no claim remains, 1 some remain.")]
 pub(super) struct SceneStatusArgs {
     #[command(flatten)]
     case: CaseArgs,

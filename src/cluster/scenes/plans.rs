@@ -299,8 +299,7 @@ impl ObjectCache for PlansPublisher {
             let waits = plans.degraded.is_some() && !plans.terminal;
             if waits {
                 plans.degraded = Some(format!(
-                    "the plans are listed at {until:.0}: the agent waits until this random time on purpose, so that not all \
-                     nodes ask the API server at the same time"
+                    "the agent lists the plans at {until:.0}, a random time, so that not all nodes ask the API server at once"
                 ));
             }
             waits

@@ -295,7 +295,7 @@ impl Finder<'_> {
         let tasks = groups.fold(0, u64::saturating_add);
         if tasks > MAX_TASKS {
             let text = format!(
-                "scene {} case {} has {}, and {MAX_TASKS} is the most",
+                "scene {} case {} has {}; the maximum is {MAX_TASKS}",
                 scene.scene,
                 case.case,
                 many(tasks, "task")

@@ -316,3 +316,23 @@ fn an_almost_empty_event_is_accepted() {
     );
     assert_eq!(got.containers[0].resources, Resources::default());
 }
+
+/// CRI-O gives each container the annotations of its pod.
+#[test]
+fn a_pods_author_cannot_say_which_cpus_pinfold_gave() {
+    let sandbox_of = |annotated: bool| {
+        let mut sandbox = sandbox("/kubepods/pod8f0d6986-3554");
+        if annotated {
+            let annotations = &mut sandbox.annotations;
+            annotations.insert(GIVEN_CPUS_ANNOTATION.to_owned(), "0-7".to_owned());
+        }
+        sandbox
+    };
+    let mut main = container("main", 2000, 2000, 1 << 30);
+    let annotations = &mut main.annotations;
+    annotations.insert(GIVEN_CPUS_ANNOTATION.to_owned(), "0-7".to_owned());
+    for (annotated, given) in [(false, Some("0-7".parse().unwrap())), (true, None)] {
+        let pod = pod(&sandbox_of(annotated), [&main]);
+        assert_eq!(pod.containers[0].given_cpus, given, "{annotated}");
+    }
+}

@@ -2,7 +2,7 @@
 
 use super::outcome::StepOutcome;
 use crate::cpu::CpuSet;
-use crate::host::cgroup::{Cgroups, PartitionKind, is_within};
+use crate::host::cgroup::{Cgroups, PartitionKind, is_below, is_within};
 use crate::pin::{AssignmentRecord, Reason, Step};
 
 /// CPUs and cgroups that later steps must not touch.
@@ -46,8 +46,12 @@ impl Setting {
             Step::Make { .. }
             | Step::Remove { .. }
             | Step::Record { .. }
-            | Step::Narrowed { .. } => None,
-            Step::Cpus { .. } => Some(Self::Cpus),
+            | Step::Narrowed { earlier: None, .. } => None,
+            // The note of a set stands for the set: without it, nothing would know what to restore.
+            Step::Narrowed {
+                earlier: Some(_), ..
+            }
+            | Step::Cpus { .. } => Some(Self::Cpus),
             Step::Exclusive { .. } | Step::Partition { .. } => Some(Self::Partition),
             Step::Memory { .. } => Some(Self::Memory),
             Step::Quota { .. } => Some(Self::Quota),
@@ -153,6 +157,30 @@ impl Exclusions {
         Step::Record {
             path,
             record: Some(next),
+        }
+    }
+
+    /// The step, with the exclusive CPUs of cgroups below that a step failed to shrink or to end kept in the set. The kernel
+    /// silently ends a partition whose CPUs leave a cgroup above it, and Linux 6.12 may then lose the CPUs.
+    pub(super) fn keep_unended(&self, step: Step, cgroups: &Cgroups) -> Step {
+        let Step::Exclusive {
+            path,
+            mut cpus,
+            in_force,
+        } = step
+        else {
+            return step;
+        };
+        let unended = self.unrestored.iter();
+        let unended = unended.filter(|unended| unended.setting == Setting::Partition);
+        for below in unended.filter(|unended| is_below(&unended.path, &path)) {
+            let kept = cgroups.exclusive(&below.path).unwrap_or_default();
+            cpus = cpus.union(&kept);
+        }
+        Step::Exclusive {
+            path,
+            cpus,
+            in_force,
         }
     }
 

@@ -94,3 +94,33 @@ fn a_record_stays_while_a_partition_below_could_not_be_ended() {
         assert!(held.skipped(&removal("pod")).is_none(), "{outcome:?}");
     }
 }
+
+/// The kernel ends a partition whose CPUs leave a cgroup above, so these CPUs stay until the partition has given them up.
+#[test]
+fn cgroups_above_keep_the_cpus_of_a_partition_that_could_not_shrink() {
+    let (root, cgroups) = cgroups(&[("kubepods/pod/main", "2-5"), ("kubepods/pod2", "")]);
+    let main = root.path().join("cpuset/kubepods/pod/main");
+    fs::write(main.join("cpuset.cpus.exclusive"), "2-5").unwrap();
+    let exclusive = |path: &str, cpus: &str| Step::Exclusive {
+        path: path.to_owned(),
+        cpus: set(cpus),
+        in_force: None,
+    };
+    let shrink = exclusive("kubepods/pod/main", "2-3");
+    let mut held = Exclusions::default();
+    for outcome in [StepOutcome::Unrecorded, failed()] {
+        held.note(&shrink, &outcome, &cgroups);
+        for (path, wanted, written) in [
+            ("kubepods/pod", "2-3", "2-5"),
+            ("kubepods", "2-3,6", "2-6"),
+            ("kubepods/pod2", "6", "6"),
+            ("kubepods/pod/main", "2-3", "2-3"),
+        ] {
+            let step = held.keep_unended(exclusive(path, wanted), &cgroups);
+            assert_eq!(step, exclusive(path, written), "{outcome:?}");
+        }
+    }
+    held.note(&shrink, &StepOutcome::Done, &cgroups);
+    let step = held.keep_unended(exclusive("kubepods/pod", "2-3"), &cgroups);
+    assert_eq!(step, exclusive("kubepods/pod", "2-3"));
+}

@@ -33,8 +33,9 @@ impl SlotReconciler {
                     // Without the note, the node still gives up its slot as long as the plan exists.
                     Err(failure) if notes_leaving && !failure.is_retryable() => {
                         tracing::warn!(
-                            "scenes: the Node can't get the label {LEAVING_LABEL}: {failure}: add the key to the admission \
-                             policy pinfold-node, and do not delete the plan before all nodes have given up their slots"
+                            "scenes: the Node can't get the label {LEAVING_LABEL}: {failure}: apply the policy \
+                             pinfold-node of this version, which allows it; until then, do not delete the plan before all \
+                             nodes have given up their slots"
                         );
                         self.memory.unnoted = true;
                         return Ok(());

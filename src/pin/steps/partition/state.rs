@@ -189,8 +189,9 @@ impl<'a> PartitionState<'a> {
             let cpuset = &container.cgroup.cpuset;
             let kind = cpuset.partition.live();
             self.live.extend(kind.map(|kind| (path, kind)));
-            // The container runtime's write on a former owner is Pinfold's affair in any pod.
-            let is_foreign = left_alone && !container.has_given_cpus();
+            // The container runtime's write on a former owner is Pinfold's affair in any pod whose record it can read.
+            let is_foreign =
+                pod.has_unreadable_record() || left_alone && !container.has_given_cpus();
             if is_foreign || is_left_alone(container, plan) {
                 target = target.union(&cpuset.exclusive);
                 self.unknown.push((path, cpuset.exclusive.clone()));
