@@ -70,9 +70,9 @@ pub async fn members(
         ..WatchParams::default()
     };
     let opened = WatchStream::open(api, Call::ListJob, &path, &params, "").await;
-    let (watch, is_marked) = match opened {
+    let (watch, has_bookmark) = match opened {
         Err(failure) if refuses_streaming(&failure) => {
-            // Such a watch begins with the objects in the server's cache, too, but nothing marks the last one.
+            // Such a watch begins with the objects in the server's cache, too, but without a bookmark after the last one.
             params.send_initial_events = false;
             let watch = WatchStream::open(api, Call::ListJob, &path, &params, "0").await?;
             (watch, false)
@@ -80,17 +80,17 @@ pub async fn members(
         opened => (opened?, true),
     };
     let deadline = Duration::from_secs(LONGEST.into());
-    let read = tokio::time::timeout(deadline, read(watch, is_marked)).await;
+    let read = tokio::time::timeout(deadline, read(watch, has_bookmark)).await;
     read.unwrap_or(Err(Failure::Timeout(deadline)))
         .inspect_err(|failure| api.counters().failed(failure.kind()))
 }
 
-/// Reads the objects with which a watch begins. `is_marked`: the server may mark the last one.
-async fn read(mut watch: WatchStream, is_marked: bool) -> Result<Vec<JobMember>, Failure> {
+/// Reads the objects with which a watch begins. `has_bookmark`: the server may send a bookmark after the last one.
+async fn read(mut watch: WatchStream, has_bookmark: bool) -> Result<Vec<JobMember>, Failure> {
     let mut members: BTreeMap<String, JobMember> = BTreeMap::new();
     let mut has_begun = false;
-    // A server that does not know streaming lists ignores the request for a mark, so silence ends each list.
-    let silence = if is_marked { 5 * SILENCE } else { SILENCE };
+    // A server that does not know streaming lists ignores the request for a bookmark, so silence ends each list.
+    let silence = if has_bookmark { 5 * SILENCE } else { SILENCE };
     while members.len() < MOST {
         let change = match watch.next(silence).await {
             Ok(Some(change)) => change,

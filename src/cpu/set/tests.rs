@@ -141,7 +141,7 @@ fn a_part_of_each_group_of_a_range_is_read() {
         assert!(list.parse::<CpuSet>().is_err(), "{list}");
     }
     let error = "0-15:5/4".parse::<CpuSet>().unwrap_err().to_string();
-    assert!(error.contains("like 0-15:2/4"), "{error}");
+    assert!(error.contains("0-15:2/4 means"), "{error}");
 }
 
 #[test]
