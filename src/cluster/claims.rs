@@ -351,7 +351,10 @@ impl Claims {
     }
 
     /// Deletes the Lease with this name and uid. Returns whether a Lease was deleted.
-    async fn delete(&self, name: &str, uid: String) -> Result<bool, Failure> {
+    ///
+    /// # Errors
+    /// Any [`Failure`].
+    pub(super) async fn delete(&self, name: &str, uid: String) -> Result<bool, Failure> {
         // The precondition protects a new Lease of the same name, which may belong to a different node.
         let preconditions = Preconditions {
             uid: Some(uid),

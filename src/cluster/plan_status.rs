@@ -6,11 +6,15 @@
 //!  claims ─────┘
 //! ```
 //!
+//! The writer also removes claims beyond one for each node and case. Usually the thief of an agent's token made them. An agent
+//! may make a second claim after a lost answer, and most often gives it up itself within the time that the writer waits. The
+//! removal does no harm then, because both choose the claim to keep by the same rule.
+//!
 //! A cluster has a single writer, the reclaimer that leads. Each write reaches the watches of all agents, so the writer pauses
 //! between two passes. More slots make the pause longer. The writer writes only differences, and only while all three watches
 //! work. A status follows only from the three collections, so two writers for a moment agree.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -21,18 +25,23 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::claims::{MANAGED_BY, holder_of};
+use super::claims::{ClaimOwner, ClaimSettings, Claims, Holder, MANAGED_BY, holder_of};
 use super::informer::{ObjectKey, ObjectPart, ObjectSource, Objects, follow};
 use super::{Api, Backoff, Call, ErrorKind, Failure, Jitter, MANAGER};
 use crate::scene::{ClusterView, Node, ScenePlan, ScenePlanStatus, plan_status, unreadable_status};
+use crate::text::counted;
 
 /// The collection of the plans.
 const PLANS: &str = "/apis/pinfold.io/v1alpha1/sceneplans";
 
 /// The field manager of the status.
 const STATUS_MANAGER: &str = "pinfold-status";
+
+/// The most surplus claims that a pass removes. Each removal takes milliseconds, and the next pass sees newer data.
+const MAX_REMOVALS: usize = 200;
 
 /// The waits of the writer.
 #[derive(Debug, Clone, PartialEq)]
@@ -45,6 +54,8 @@ pub struct PlanStatusSettings {
     pub pause_per_slot: Duration,
     /// The shortest and the longest wait after a failed write.
     pub backoff: (Duration, Duration),
+    /// How long a node may hold a second claim on slots of a case. After a lost answer, an agent may hold one for a moment.
+    pub surplus_after: Duration,
 }
 
 impl Default for PlanStatusSettings {
@@ -54,6 +65,7 @@ impl Default for PlanStatusSettings {
             pause: Duration::from_secs(5),
             pause_per_slot: Duration::from_millis(3),
             backoff: (Duration::from_secs(1), Duration::from_secs(60)),
+            surplus_after: Duration::from_secs(60),
         }
     }
 }
@@ -82,7 +94,26 @@ struct StoredPlan {
 struct Collections {
     plans: watch::Receiver<Objects<StoredPlan>>,
     nodes: watch::Receiver<Objects<BTreeMap<String, String>>>,
-    claims: watch::Receiver<Objects<String>>,
+    claims: watch::Receiver<Objects<Holder>>,
+}
+
+/// What follows from the collections.
+#[derive(Default)]
+struct StatusPass {
+    differences: Vec<Difference>,
+    /// The number of wanted slots of all plans.
+    slots: u32,
+    /// The claims beyond one for each node and case, by the name of the Lease.
+    surplus: BTreeMap<String, Holder>,
+}
+
+/// The surplus claims of the last pass.
+#[derive(Default)]
+struct KnownSurplus {
+    /// When each claim was first seen as surplus, by the uid of the Lease.
+    since: BTreeMap<String, Instant>,
+    /// The logged failure of a removal.
+    reported: Option<String>,
 }
 
 /// A status that differs from the stored status.
@@ -148,19 +179,25 @@ impl PlanStatusWriter {
         let mut backoff = Backoff::new(self.settings.backoff.0, self.settings.backoff.1);
         let mut jitter = Jitter::default();
         let mut reported = BTreeMap::new();
+        let mut surplus = KnownSurplus::default();
         loop {
-            if !collections.changed().await {
-                return;
+            tokio::select! {
+                changed = collections.changed() => if !changed {
+                    return;
+                },
+                () = tokio::time::sleep(self.settings.surplus_after), if !surplus.since.is_empty() => {}
             }
             tokio::time::sleep(self.settings.settle).await;
             let mut pause = self.settings.pause;
             loop {
                 collections.mark_seen();
-                let (differences, slots) = collections.differences(&now());
-                match self.write_all(differences, &mut reported).await {
+                let pass = collections.pass(&now());
+                let written = self.write_all(pass.differences, &mut reported).await;
+                self.remove_surplus(&pass.surplus, &mut surplus).await;
+                match written {
                     Ok(()) => {
                         backoff.reset();
-                        pause += self.settings.pause_per_slot * slots;
+                        pause += self.settings.pause_per_slot * pass.slots;
                         break;
                     }
                     Err(failure) => {
@@ -209,6 +246,45 @@ impl PlanStatusWriter {
         result
     }
 
+    /// Removes the claims that have been surplus for long enough. After a failure, all claims wait for the same time again.
+    async fn remove_surplus(&self, surplus: &BTreeMap<String, Holder>, known: &mut KnownSurplus) {
+        let now = Instant::now();
+        let uids: BTreeSet<&String> = surplus.values().map(|holder| &holder.lease).collect();
+        known.since.retain(|uid, _| uids.contains(uid));
+        let nobody = ClaimOwner::default();
+        let settings = ClaimSettings::default();
+        let claims = Claims::new(self.api.clone(), &self.namespace, nobody, settings);
+        let (mut removed, mut example) = (0_usize, None);
+        for (name, Holder { node, lease, .. }) in surplus {
+            let first = known.since.entry(lease.clone()).or_insert(now);
+            // The removals are changes of the claims, so the next pass follows and removes the rest.
+            if first.elapsed() < self.settings.surplus_after || removed >= MAX_REMOVALS {
+                continue;
+            }
+            match claims.delete(name, lease.clone()).await {
+                Ok(true) => {
+                    removed += 1;
+                    example = Some((name, node));
+                    known.reported = None;
+                }
+                // The claim is gone, or a new claim has its name. The watch reports it.
+                Ok(false) => {}
+                Err(failure) => {
+                    known.report(&failure);
+                    known.since.values_mut().for_each(|first| *first = now);
+                    break;
+                }
+            }
+        }
+        if let Some((name, node)) = example {
+            tracing::warn!(
+                "removed {}, such as {name}, because node {node} holds another claim of the case: if this happens again, \
+                 somebody else has the token of the node's agent",
+                counted(removed, "surplus claim")
+            );
+        }
+    }
+
     /// Applies a status. With the uid, the server refuses the status for a new plan of the same name.
     async fn write(&self, difference: &Difference) -> Result<(), Failure> {
         let Difference { name, uid, status } = difference;
@@ -236,6 +312,25 @@ impl PlanStatusWriter {
     }
 }
 
+// === impl KnownSurplus ===
+
+impl KnownSurplus {
+    /// Logs a failure of a removal, unless the last one was the same.
+    fn report(&mut self, failure: &Failure) {
+        let words = failure.to_string();
+        if self.reported.as_ref() != Some(&words) {
+            let advice = match failure.kind() {
+                ErrorKind::Forbidden => {
+                    "; allow the account to delete leases, as in deploy/components/reclaim"
+                }
+                _ => advice(failure),
+            };
+            tracing::warn!("surplus claims can't be removed: {words}{advice}");
+        }
+        self.reported = Some(words);
+    }
+}
+
 // === impl Collections ===
 
 impl Collections {
@@ -256,9 +351,8 @@ impl Collections {
         self.claims.mark_unchanged();
     }
 
-    /// The statuses that differ from the stored statuses, and the number of wanted slots of all plans. Nothing differs while a
-    /// collection may be stale.
-    fn differences(&self, now: &Time) -> (Vec<Difference>, u32) {
+    /// The statuses that differ from the stored statuses, and the surplus claims. Nothing follows while a collection may be stale.
+    fn pass(&self, now: &Time) -> StatusPass {
         let (stored, nodes, claims) = (
             self.plans.borrow(),
             self.nodes.borrow(),
@@ -266,7 +360,7 @@ impl Collections {
         );
         let degraded = [&stored.degraded, &nodes.degraded, &claims.degraded];
         if degraded.into_iter().any(Option::is_some) {
-            return (Vec::new(), 0);
+            return StatusPass::default();
         }
         let nodes: Vec<Node> = nodes
             .known
@@ -277,10 +371,14 @@ impl Collections {
                 ..Node::default()
             })
             .collect();
-        let claims: BTreeMap<String, String> = claims
+        let holders: BTreeMap<&String, &Holder> = claims
             .known
             .iter()
-            .map(|((_, lease), node)| (lease.clone(), node.clone()))
+            .map(|((_, lease), holder)| (lease, holder))
+            .collect();
+        let claims: BTreeMap<String, String> = holders
+            .iter()
+            .map(|(lease, holder)| ((*lease).clone(), holder.node.clone()))
             .collect();
         let plans: Vec<ScenePlan> = stored
             .known
@@ -288,13 +386,18 @@ impl Collections {
             .filter_map(|stored| stored.plan.clone().ok())
             .collect();
         let view = ClusterView::new(&plans, &nodes, &claims);
-        let (mut differences, mut slots) = (Vec::new(), 0_u32);
+        let mut pass = StatusPass::default();
         for (key, stored) in &stored.known {
             let status = stored.status(&view, now);
-            slots = slots.saturating_add(status.slots.map_or(0, |counts| counts.wanted));
-            differences.extend(stored.difference(key, status));
+            let wanted = status.slots.map_or(0, |counts| counts.wanted);
+            pass.slots = pass.slots.saturating_add(wanted);
+            pass.differences.extend(stored.difference(key, status));
         }
-        (differences, slots)
+        for lease in plans.iter().flat_map(|plan| view.surplus(plan)) {
+            let holder = holders.get(&lease).map(|holder| (*holder).clone());
+            pass.surplus.extend(holder.map(|holder| (lease, holder)));
+        }
+        pass
     }
 }
 
@@ -368,7 +471,7 @@ fn nodes_source() -> ObjectSource<BTreeMap<String, String>> {
     }
 }
 
-fn claims_source(namespace: &str) -> ObjectSource<String> {
+fn claims_source(namespace: &str) -> ObjectSource<Holder> {
     ObjectSource {
         path: format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases").into(),
         kind: "LeaseList",

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`ACCEPTED`] | the plan has its active case, or no active case |
 //! | [`PLACED`] | each slot of the active case is claimed, and only the holder's node has the labels of the slot |
-//! | [`CONFLICTED`] | two plans want the same node, or a node has the labels of a slot without the slot's claim |
+//! | [`CONFLICTED`] | two plans want the same node, a node holds several claims of the case, or a node has the labels of a slot without the slot's claim |
 //!
 //! A node that gets a different slot first claims the new slot, and keeps the old labels while pods run. Missing labels and
 //! labels of a former case are therefore no conflict.
@@ -14,7 +14,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use super::plan_status::{ScenePlanStatus, SlotCounts};
-use super::{Node, ScenePlan, Slot, Slots, candidates, is_candidate, slots, status};
+use super::{
+    Node, ScenePlan, SeveralClaims, Slot, Slots, candidates, is_candidate, several_claims, slots,
+    status,
+};
 use crate::text::counted;
 use crate::text::terminal::escape;
 
@@ -51,6 +54,8 @@ struct CaseComparison {
     first_unlabelled: Option<(Slot, String)>,
     /// The slots whose labels are on a wrong node, as sentences.
     wrong_labels: Vec<String>,
+    /// The nodes with several claims, as sentences.
+    surplus: Vec<String>,
 }
 
 /// The status, the reason and the message of a condition.
@@ -77,6 +82,15 @@ impl<'a> ClusterView<'a> {
             claims,
             disputed,
         }
+    }
+
+    /// The claims on slots of the plan's active case that do not count, because their node holds another: the names of the Leases.
+    pub fn surplus(&self, plan: &ScenePlan) -> Vec<String> {
+        let active = plan.spec.active.as_ref();
+        let slots = active.and_then(|active| slots(plan, &active.scene, &active.case).ok());
+        let several = slots.map(|slots| several_claims(plan, &slots, self.nodes, self.claims));
+        let several = several.into_iter().flatten();
+        several.flat_map(|(_, claims)| claims.surplus).collect()
     }
 
     /// The nodes that the plan and a second active plan want, as sentences.
@@ -118,10 +132,12 @@ pub fn plan_status(
                 ((true, reason, accepted), (false, reason, placed), None)
             }
         };
-    let wrong_labels = comparison
+    let (surplus, wrong_labels) = comparison
         .as_ref()
-        .map_or(&[][..], |comparison| comparison.wrong_labels.as_slice());
-    let conflicted = conflicted(view.disputes(name_of(plan)), wrong_labels);
+        .map_or((&[][..], &[][..]), |comparison| {
+            (&comparison.surplus[..], &comparison.wrong_labels[..])
+        });
+    let conflicted = conflicted(view.disputes(name_of(plan)), surplus, wrong_labels);
     let generation = plan.metadata.generation;
     let states: [(&str, ConditionState); 3] = [
         (ACCEPTED, accepted),
@@ -160,7 +176,7 @@ pub fn unreadable_status(
             ),
         ),
         (PLACED, (false, "NotAccepted", stay)),
-        (CONFLICTED, conflicted(Vec::new(), &[])),
+        (CONFLICTED, conflicted(Vec::new(), &[], &[])),
     ];
     ScenePlanStatus {
         observed_generation: generation,
@@ -238,6 +254,15 @@ fn wanted_nodes<'a>(plan: &ScenePlan, nodes: &'a [Node]) -> Vec<&'a str> {
 fn compare(plan: &ScenePlan, slots: &Slots, view: &ClusterView<'_>) -> CaseComparison {
     let known: BTreeSet<&str> = view.nodes.iter().map(|node| node.name.as_str()).collect();
     let listed = plan.spec.nodes.names.as_ref();
+    let several = several_claims(plan, slots, view.nodes, view.claims);
+    let surplus: BTreeSet<&String> = several.values().flat_map(|of| &of.surplus).collect();
+    let sentence = |(node, of): (&&str, &SeveralClaims)| {
+        format!(
+            "node {node} holds {} claims of the case, and only {} counts",
+            of.surplus.len() + 1,
+            of.counts
+        )
+    };
     let mut comparison = CaseComparison {
         counts: SlotCounts {
             wanted: u32::try_from(slots.len()).unwrap_or(u32::MAX),
@@ -247,6 +272,7 @@ fn compare(plan: &ScenePlan, slots: &Slots, view: &ClusterView<'_>) -> CaseCompa
         first_free: None,
         first_unlabelled: None,
         wrong_labels: Vec::new(),
+        surplus: several.iter().map(sentence).collect(),
     };
     for (place, (slot, labelled)) in status(plan, slots, view.nodes)
         .slots
@@ -258,10 +284,11 @@ fn compare(plan: &ScenePlan, slots: &Slots, view: &ClusterView<'_>) -> CaseCompa
                 .get(place)
                 .map(String::as_str)
                 .filter(|name| known.contains(name)),
-            None => view
-                .claims
-                .get(&slot.lease_name(name_of(plan)))
-                .map(String::as_str),
+            None => {
+                let lease = slot.lease_name(name_of(plan));
+                let holder = view.claims.get(&lease).map(String::as_str);
+                holder.filter(|_| !surplus.contains(&lease))
+            }
         };
         comparison.add(slot, holder, &labelled, listed.is_some());
     }
@@ -333,18 +360,29 @@ fn placed(slots: &Slots, comparison: &CaseComparison) -> ConditionState {
 }
 
 /// The condition [`CONFLICTED`].
-fn conflicted(disputes: Vec<String>, wrong_labels: &[String]) -> ConditionState {
+fn conflicted(
+    disputes: Vec<String>,
+    surplus: &[String],
+    wrong_labels: &[String],
+) -> ConditionState {
     let more = |count: usize| match count {
         0 | 1 => String::new(),
         count => format!(" ({} in all)", counted(count, "conflict")),
     };
-    let count = disputes.len() + wrong_labels.len();
+    let count = disputes.len() + surplus.len() + wrong_labels.len();
     if let Some(first) = disputes.into_iter().next() {
         let message = format!(
             "{first}, so the node stays unchanged: correct the plans{}",
             more(count)
         );
         return (true, "PlansOverlap", message);
+    }
+    if let Some(first) = surplus.first() {
+        let message = format!(
+            "{first}: the reclaimer removes the others; if they come back, somebody else has the token of the node's agent{}",
+            more(count)
+        );
+        return (true, "SurplusClaims", message);
     }
     match wrong_labels.first() {
         Some(first) => {

@@ -15,6 +15,7 @@
 //! 4. An agent asks [`duty`] for the slot that all plans give to the node, [`WantedSlot::order`] for the slots to try first, and
 //!    [`switch`] whether the node may give up its slot.
 //! 5. [`reclaim()`] lists the parameter servers of jobs that have ended. [`plan_status()`] compares a plan with the cluster.
+//!    [`several_claims`] finds claims that do not count.
 //!
 //! Invariants: two slots never share labels or a name. A label is removed only if a plan that was read says so.
 
@@ -38,6 +39,7 @@ mod selector;
 mod slot;
 mod slots;
 mod status;
+mod surplus;
 mod tree;
 mod want;
 
@@ -69,6 +71,7 @@ pub use selector::{NodeSelector, Operator, Requirement};
 pub use slot::{Slot, is_hashed_lease, is_lease_of};
 pub use slots::{NoSuchCase, Slots, slots, try_order};
 pub use status::{CaseStatus, status};
+pub use surplus::{SeveralClaims, several_claims};
 pub use tree::Path;
 #[cfg(feature = "experiments")]
 pub(crate) use tree::Tree;

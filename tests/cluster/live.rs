@@ -149,6 +149,24 @@ async fn check_labels_and_status_read_the_cluster() {
     );
     assert_eq!(answer["problems"], json!([]));
 
+    // Node a also holds the other claims: only the claim on the slot of its labels counts, and the others are no slots of a.
+    for index in ["0", "2"] {
+        claim(&live.fake, &format!("scene.p.1.1.{index}"), "a");
+    }
+    let (code, out, _) = live.pinfold(&["scene", "status", "--live"]).await;
+    assert_eq!(code, Some(1), "{out}");
+    assert!(
+        out.contains("\na holds 3 claims of the case, and only scene.p.1.1.1 counts: the reclaimer removes the others"),
+        "{out}"
+    );
+    assert!(!out.contains("lacks its labels"), "{out}");
+    let (code, out, error) = live
+        .pinfold(&["scene", "labels", "--live", "-o", "json"])
+        .await;
+    assert_eq!((code, &*error), (Some(0), ""));
+    let answer: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(answer, json!({"c": of("0"), "a": of("1"), "b": of("2")}));
+
     // A second plan for the same nodes, with a too large case, gives errors with the plan's name.
     live.fake.put(&plan("q", 4));
     let (code, out, _) = live.pinfold(&["scene", "check", "--live"]).await;

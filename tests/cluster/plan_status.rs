@@ -10,7 +10,7 @@ use pinfold::cluster::{Api, Call, ErrorKind};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use crate::agents::{Agent, NAMESPACE, cluster, eventually, put_node};
+use crate::agents::{Agent, NAMESPACE, claims, cluster, eventually, put_node};
 use crate::fakeapi::{FakeApi, Fault, FaultScope};
 
 const ACCOUNT: &str = "system:serviceaccount:pinfold:pinfold-reclaim";
@@ -45,7 +45,9 @@ impl RunningWriter {
 
 fn installed() -> FakeApi {
     let fake = cluster();
-    fake.install("deploy/components/reclaim/rbac.yaml");
+    for file in ["rbac", "policy"] {
+        fake.install(&format!("deploy/components/reclaim/{file}.yaml"));
+    }
     fake
 }
 
@@ -86,6 +88,178 @@ fn status_writes(fake: &FakeApi) -> usize {
     log.iter()
         .filter(|logged| logged.user == ACCOUNT && matches!(&*logged.verb, "apply" | "patch"))
         .count()
+}
+
+/// A claim as an agent makes it.
+fn put_claim(fake: &FakeApi, name: &str, node: &str) {
+    let uid = format!("uid-{node}");
+    fake.put(&json!({
+        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+        "metadata": {"name": name, "namespace": NAMESPACE, "labels": {
+            "app.kubernetes.io/managed-by": "pinfold", "pinfold.io/node-uid": uid,
+        }, "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid}]},
+        "spec": {"holderIdentity": node},
+    }));
+}
+
+/// The thief of the token of node a's agent claims every slot.
+#[tokio::test(start_paused = true)]
+async fn one_claim_of_each_node_counts_and_the_others_are_removed() {
+    let fake = installed();
+    put_node(&fake, "a", "uid-a");
+    put_node(&fake, "b", "uid-b");
+    fake.put(&plan("p", 3, 1));
+    let mut agent = Agent::start(&fake, "a", SceneSettings::default());
+    agent
+        .until("a slot", |state| {
+            state.phase == Phase::Placed && !state.labels.is_empty()
+        })
+        .await;
+    let own = agent.state().claims.first().unwrap().clone();
+    for index in 0..3 {
+        let name = format!("scene.p.1.1.{index}");
+        if name != own {
+            put_claim(&fake, &name, "a");
+        }
+    }
+    let writer = RunningWriter::start(&fake);
+    eventually("a report", || {
+        condition(&fake, "p", "Conflicted") == "True SurplusClaims"
+    })
+    .await;
+    assert_eq!(stored(&fake, "p")["status"]["claimed"], "1/3");
+    assert_eq!(
+        claims(&fake).len(),
+        3,
+        "an agent may need a moment after a lost answer"
+    );
+    let started = tokio::time::Instant::now();
+    eventually("the removal", || claims(&fake).len() == 1).await;
+    assert!(
+        started.elapsed() > Duration::from_secs(50),
+        "{:?}",
+        started.elapsed()
+    );
+    assert!(claims(&fake).contains_key(&own));
+    eventually("peace", || {
+        condition(&fake, "p", "Conflicted") == "False NoConflict"
+    })
+    .await;
+    let mut other = Agent::start(&fake, "b", SceneSettings::default());
+    other
+        .until("a slot", |state| state.phase == Phase::Placed)
+        .await;
+    writer.end().await;
+}
+
+/// A node that changes its slot holds a claim of each case for as long as its pods run.
+#[tokio::test(start_paused = true)]
+async fn a_node_between_two_cases_keeps_both_claims() {
+    let fake = installed();
+    put_node(&fake, "a", "uid-a");
+    let mut two = plan("p", 1, 1);
+    two["spec"]["scenes"][0]["cases"] =
+        json!([{"case": "1", "nodes": {"mixed": 1}}, {"case": "2", "nodes": {"mixed": 1}}]);
+    two["spec"]["active"]["case"] = json!("2");
+    fake.put(&two);
+    let mut node = fake.get("v1", "Node", "", "a").unwrap();
+    for (key, value) in [("SCENCE", "1"), ("CASE", "1"), ("INDEX", "0")] {
+        node["metadata"]["labels"][key] = json!(value);
+    }
+    node["metadata"]["resourceVersion"] = Value::Null;
+    fake.put(&node);
+    for name in ["scene.p.1.1.0", "scene.p.1.2.0"] {
+        put_claim(&fake, name, "a");
+    }
+    let writer = RunningWriter::start(&fake);
+    eventually("a status", || {
+        condition(&fake, "p", "Placed") == "False Labelling"
+    })
+    .await;
+    // Each change starts a pass.
+    for name in ["b", "c"] {
+        tokio::time::sleep(Duration::from_secs(300)).await;
+        put_node(&fake, name, &format!("uid-{name}"));
+    }
+    tokio::time::sleep(Duration::from_secs(300)).await;
+    assert_eq!(condition(&fake, "p", "Conflicted"), "False NoConflict");
+    assert_eq!(claims(&fake).len(), 2);
+    writer.end().await;
+}
+
+/// Without a reclaimer, the next agent gives up the claims that it does not need, also those on slots of other plans.
+#[tokio::test(start_paused = true)]
+async fn the_next_agent_gives_up_surplus_claims() {
+    let fake = installed();
+    put_node(&fake, "a", "uid-a");
+    fake.put(&plan("p", 3, 1));
+    let mut agent = Agent::start(&fake, "a", SceneSettings::default());
+    agent
+        .until("a slot", |state| {
+            state.phase == Phase::Placed && !state.labels.is_empty()
+        })
+        .await;
+    let own = agent.state().claims.first().unwrap().clone();
+    agent.end().await;
+    for name in [
+        "scene.p.1.1.0",
+        "scene.p.1.1.1",
+        "scene.p.1.1.2",
+        "scene.q.1.1.0",
+    ] {
+        if name != own {
+            put_claim(&fake, name, "a");
+        }
+    }
+    let agent = Agent::start(&fake, "a", SceneSettings::default());
+    let waited = eventually("the release", || claims(&fake).len() == 1).await;
+    assert!(waited < Duration::from_secs(600), "{waited:?}");
+    assert!(claims(&fake).contains_key(&own));
+    agent.end().await;
+}
+
+/// A thief claims a thousand slots. The writer removes them in several passes.
+#[tokio::test(start_paused = true)]
+async fn a_thousand_surplus_claims_are_removed() {
+    let fake = installed();
+    put_node(&fake, "a", "uid-a");
+    fake.put(&plan("p", 1000, 1));
+    for index in 0..1000 {
+        put_claim(&fake, &format!("scene.p.1.1.{index}"), "a");
+    }
+    let writer = RunningWriter::start(&fake);
+    let waited = eventually("the removal", || claims(&fake).len() == 1).await;
+    assert!(waited < Duration::from_secs(180), "{waited:?}");
+    writer.end().await;
+}
+
+/// A refused removal is tried again each minute, without an attempt for each claim.
+#[tokio::test(start_paused = true)]
+async fn a_refused_removal_waits() {
+    let fake = installed();
+    put_node(&fake, "a", "uid-a");
+    fake.put(&plan("p", 5, 1));
+    for index in 0..5 {
+        put_claim(&fake, &format!("scene.p.1.1.{index}"), "a");
+    }
+    fake.fail(
+        FaultScope::always().verb("delete").on("leases"),
+        Fault::Refuse {
+            code: 403,
+            text: "no",
+            retry_after: None,
+        },
+    );
+    let writer = RunningWriter::start(&fake);
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    let log = fake.log();
+    let tries = log.iter().filter(|logged| logged.verb == "delete").count();
+    assert!((7..=10).contains(&tries), "{tries} tries in 10 minutes");
+    assert_eq!(claims(&fake).len(), 5);
+    fake.heal();
+    eventually("the removal", || claims(&fake).len() == 1).await;
+    assert!(claims(&fake).contains_key("scene.p.1.1.0"));
+    writer.end().await;
 }
 
 #[tokio::test(start_paused = true)]

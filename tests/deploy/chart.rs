@@ -214,7 +214,10 @@ fn the_policy_restricts_a_moved_or_renamed_reclaimer() {
             policy.validate(&Request {
                 object: Value::Null,
                 old: json!({"metadata": {"name": "a", "labels": labels}}),
-                request: json!({"operation": "DELETE", "userInfo": {"username": user}}),
+                request: json!({
+                    "operation": "DELETE", "userInfo": {"username": user},
+                    "resource": {"group": "batch", "version": "v1", "resource": "jobs"},
+                }),
             })
         };
         let server = || json!({"pinfold.io/reclaim": "ps", "job": "ps"});

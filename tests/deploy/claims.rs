@@ -12,6 +12,38 @@ use crate::evaluate::{Policy, Request, Verdict};
 use crate::tools::{documents, here};
 
 const USER: &str = "system:serviceaccount:pinfold:pinfold";
+const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+
+/// Names of Leases that are no claims.
+const NO_CLAIMS: &[&str] = &[
+    "pinfold-reclaim",
+    "scene",
+    "scene.p.1.2",
+    "scene.p.1.2.ps",
+    "scene.p.1.2.ps.0.0",
+    "scene..1.2.0",
+    "scene.long.0",
+    "kube-scheduler",
+    "ascene.p.1.2.0",
+    "scene.p.1.2.0.",
+];
+
+/// Names of claims: of slots with and without a type, with escaped letters, and too long ones.
+fn claim_names() -> Vec<String> {
+    let slot = |scene: &str, kind: Option<&str>, index: u32| Slot {
+        scene: scene.to_owned(),
+        case: "2".to_owned(),
+        kind: kind.map(str::to_owned),
+        index,
+    };
+    vec![
+        slot("1", None, 0).lease_name("p"),
+        slot("Scene_1.b", Some("PS"), 123).lease_name("ps-locality.example"),
+        slot("z", Some("0"), 7).lease_name("scene"),
+        slot(&"x".repeat(63), Some(&"Y".repeat(63)), 7).lease_name("long"),
+        slot("1", None, u32::MAX).lease_name(&"p".repeat(253)),
+    ]
+}
 
 fn policy(file: &str) -> Policy {
     Policy::new(&documents(&format!("deploy/base/{file}.yaml"))[0])
@@ -410,7 +442,7 @@ fn an_agent_may_create_and_delete_claims_only_for_its_own_node() {
     );
     let lease = |owner: &str, uid: &str, holder: &str| {
         json!({
-            "metadata": {"name": "scene.a.1.2.0", "labels": {NODE_LABEL: uid}, "ownerReferences": [
+            "metadata": {"name": "scene.a.1.2.0", "labels": {NODE_LABEL: uid, MANAGED_BY: "pinfold"}, "ownerReferences": [
                 {"apiVersion": "v1", "kind": "Node", "name": owner, "uid": uid}]},
             "spec": {"holderIdentity": holder},
         })
@@ -460,7 +492,7 @@ fn an_agent_may_create_and_delete_claims_only_for_its_own_node() {
         json!(null),
         json!({}),
         json!({"x": uid}),
-        json!({NODE_LABEL: uid}),
+        json!({MANAGED_BY: "pinfold", NODE_LABEL: uid}),
     ] {
         let mut mislabelled = recreated.clone();
         mislabelled["metadata"]["labels"] = labels.clone();
@@ -484,6 +516,22 @@ fn an_agent_may_create_and_delete_claims_only_for_its_own_node() {
         &evaluate("CREATE", lease(name, uid, "node-b"), Value::Null, extra),
         "holder",
     );
+    // Every reader lists the claims by this label.
+    for labels in [
+        json!({NODE_LABEL: uid}),
+        json!({NODE_LABEL: uid, MANAGED_BY: "helm"}),
+    ] {
+        let mut hidden = own.clone();
+        hidden["metadata"]["labels"] = labels;
+        denied(
+            &evaluate("CREATE", hidden.clone(), Value::Null, extra),
+            MANAGED_BY,
+        );
+        assert_eq!(
+            evaluate("DELETE", Value::Null, hidden, extra),
+            Verdict::Allowed
+        );
+    }
     let mut orphan = own.clone();
     orphan["metadata"]
         .as_object_mut()
@@ -518,7 +566,7 @@ fn the_name_of_a_claim_is_the_name_of_a_slot() {
         .unwrap();
     let evaluate = |operation: &str, lease: &str| {
         let lease = json!({
-            "metadata": {"name": lease, "labels": {NODE_LABEL: uid}, "ownerReferences": [
+            "metadata": {"name": lease, "labels": {NODE_LABEL: uid, MANAGED_BY: "pinfold"}, "ownerReferences": [
                 {"apiVersion": "v1", "kind": "Node", "name": "bench-node", "uid": uid}]},
             "spec": {"holderIdentity": "bench-node"},
         });
@@ -532,37 +580,55 @@ fn the_name_of_a_claim_is_the_name_of_a_slot() {
             request: admission_request(operation, "x", USER, &user["extra"]),
         })
     };
-    let slot = |scene: &str, kind: Option<&str>, index: u32| Slot {
-        scene: scene.to_owned(),
-        case: "2".to_owned(),
-        kind: kind.map(str::to_owned),
-        index,
-    };
-    for (plan, slot) in [
-        ("p", slot("1", None, 0)),
-        ("ps-locality.example", slot("Scene_1.b", Some("PS"), 123)),
-        ("scene", slot("z", Some("0"), 7)),
-        ("long", slot(&"x".repeat(63), Some(&"Y".repeat(63)), 7)),
-        (&"p".repeat(253), slot("1", None, u32::MAX)),
-    ] {
-        let name = slot.lease_name(plan);
+    for name in claim_names() {
         assert_eq!(evaluate("CREATE", &name), Verdict::Allowed, "{name}");
     }
-    for name in [
-        "pinfold-reclaim",
-        "scene",
-        "scene.p.1.2",
-        "scene.p.1.2.ps",
-        "scene.p.1.2.ps.0.0",
-        "scene..1.2.0",
-        "scene.long.0",
-        "kube-scheduler",
-        "ascene.p.1.2.0",
-        "scene.p.1.2.0.",
-    ] {
+    for name in NO_CLAIMS {
         denied(&evaluate("CREATE", name), "name of a slot");
         assert_eq!(evaluate("DELETE", name), Verdict::Allowed, "{name}");
     }
+}
+
+/// The reclaimer removes claims, and no other Lease of its namespace.
+#[test]
+fn the_reclaimer_may_delete_claims_and_create_only_its_own_lease() {
+    let policy = Policy::new(&documents("deploy/components/reclaim/policy.yaml")[0]);
+    let evaluate = |operation: &str, name: &str, labels: Value| {
+        let lease = json!({"metadata": {"name": name, "labels": labels}});
+        let (object, old) = match operation {
+            "DELETE" => (Value::Null, lease),
+            _ => (lease, Value::Null),
+        };
+        let user = "system:serviceaccount:pinfold:pinfold-reclaim";
+        policy.validate(&Request {
+            object,
+            old,
+            request: json!({
+                "operation": operation, "name": name, "userInfo": {"username": user},
+                "resource": {"group": "coordination.k8s.io", "version": "v1", "resource": "leases"},
+            }),
+        })
+    };
+    let labels = || json!({NODE_LABEL: "u", MANAGED_BY: "pinfold"});
+    for name in claim_names() {
+        assert_eq!(
+            evaluate("DELETE", &name, labels()),
+            Verdict::Allowed,
+            "{name}"
+        );
+        denied(&evaluate("DELETE", &name, json!({})), "only claims");
+        denied(&evaluate("CREATE", &name, labels()), "only the Lease");
+    }
+    for name in NO_CLAIMS {
+        denied(&evaluate("DELETE", name, labels()), "only claims");
+    }
+    // The labels of a parameter server free no Lease.
+    let server = json!({"pinfold.io/reclaim": "ps", "job": "ps"});
+    denied(&evaluate("DELETE", "kube-scheduler", server), "only claims");
+    assert_eq!(
+        evaluate("CREATE", "pinfold-reclaim", json!({})),
+        Verdict::Allowed
+    );
 }
 
 #[test]

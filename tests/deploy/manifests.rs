@@ -432,9 +432,9 @@ fn the_reclaimer_has_its_own_account_and_only_the_listed_rights() {
     );
     assert_eq!(
         allowed("Role"),
-        ["leases create,list,watch", "leases get,update"]
+        ["leases create,delete,list,watch", "leases get,update"]
     );
-    // The account may change only the Lease of the leader, and no claim.
+    // The account may change only the Lease of the leader. The policy allows it to delete claims, and no other Lease.
     let role = find(&objects, "Role", "pinfold-reclaim");
     assert_eq!(
         role["rules"][1]["resourceNames"],

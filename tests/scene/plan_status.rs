@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use pinfold::scene::{
-    ClusterView, Node, ScenePlan, ScenePlanStatus, SlotCounts, plan_status, unreadable_status,
+    ClusterView, Node, ScenePlan, ScenePlanStatus, SlotCounts, is_hashed_lease, plan_status, slots,
+    unreadable_status,
 };
 
 use super::{SMALL, node, plan};
@@ -155,6 +156,38 @@ const CASES: &[Case] = &[
         conflicted: "True WrongLabels",
     },
     Case {
+        what: "a node holds every claim, and the claim on the slot of its labels counts",
+        claims: &[("worker 0", "a"), ("worker 1", "a"), ("ps 0", "a")],
+        nodes: &[("a", "worker 1"), ("b", ""), ("c", "")],
+        claimed: "1/3",
+        ready: 1,
+        placed: "False Claiming",
+        conflicted: "True SurplusClaims",
+    },
+    Case {
+        what: "a node without labels holds two claims",
+        claims: &[("worker 0", "a"), ("worker 1", "b"), ("ps 0", "a")],
+        nodes: &[("a", ""), ("b", "worker 1"), ("c", "")],
+        claimed: "2/3",
+        ready: 1,
+        placed: "False Claiming",
+        conflicted: "True SurplusClaims",
+    },
+    Case {
+        what: "a node holds a claim of a former case while pods run",
+        claims: &[
+            ("worker 7", "a"),
+            ("worker 0", "a"),
+            ("worker 1", "b"),
+            ("ps 0", "c"),
+        ],
+        nodes: &[("a", "worker 7"), ("b", "worker 1"), ("c", "ps 0")],
+        claimed: "3/3",
+        ready: 2,
+        placed: "False Labelling",
+        conflicted: FREE,
+    },
+    Case {
         what: "claims of other cases do not count",
         claims: &[("worker 2", "a"), ("worker 3", "b")],
         nodes: &[("a", ""), ("b", ""), ("c", "")],
@@ -218,6 +251,86 @@ fn the_messages_name_slot_and_node() {
         message(&twice, &claims(&[("ps 0", "a")]), "Conflicted"),
         "node c has the labels of scene 2 case 1 type worker index 0, but no node holds the claim: remove the labels from the wrong node \
          (2 conflicts in all)"
+    );
+}
+
+/// The claims that the reclaimer removes, of a plan and its nodes.
+fn surplus(plan: ScenePlan, nodes: &[Node], claims: &BTreeMap<String, String>) -> Vec<String> {
+    let plans = [plan];
+    ClusterView::new(&plans, nodes, claims).surplus(&plans[0])
+}
+
+#[test]
+fn one_claim_of_each_node_counts() {
+    let all = claims(&[("worker 0", "a"), ("worker 1", "a"), ("ps 0", "b")]);
+    let lease = |slot: &str| vec![format!("scene.small.2.1.{slot}")];
+    for (labels, removed) in [
+        ("worker 0", "worker.1"),
+        ("worker 1", "worker.0"),
+        // The labels name a slot of a former case, or a slot that the node does not hold: the first claim by name counts.
+        ("worker 7", "worker.1"),
+        ("ps 0", "worker.1"),
+        ("", "worker.1"),
+    ] {
+        let nodes = [on("a", labels), on("b", "ps 0")];
+        assert_eq!(surplus(small(), &nodes, &all), lease(removed), "{labels}");
+    }
+    // A Node that is gone, and a claim without a readable holder.
+    assert_eq!(surplus(small(), &[], &all), lease("worker.1"));
+    let unreadable = claims(&[("worker 0", ""), ("worker 1", ""), ("ps 0", "b")]);
+    assert_eq!(surplus(small(), &[], &unreadable), [""; 0]);
+    // Labels from before the addition of an alias still name the slot.
+    let mut aliased = small();
+    aliased.spec.labels.aliases = [("SCENCE".to_owned(), "SCENE".to_owned())].into();
+    let nodes = [on("a", "worker 1")];
+    assert_eq!(surplus(aliased, &nodes, &all), lease("worker.0"));
+    let mut listed = small();
+    (listed.spec.nodes.names, listed.spec.nodes.selector) = (Some(vec!["a".to_owned()]), None);
+    assert_eq!(surplus(listed, &nodes, &all), [""; 0]);
+    let mut inactive = small();
+    inactive.spec.active = None;
+    assert_eq!(surplus(inactive, &nodes, &all), [""; 0]);
+    let status = status_of(&[small()], &nodes, &all);
+    assert_eq!(
+        status.condition("Conflicted").unwrap().message,
+        "node a holds 2 claims of the case, and only scene.small.2.1.worker.1 counts: the reclaimer removes the others; if they \
+         come back, somebody else has the token of the node's agent"
+    );
+}
+
+/// A hash replaces a long name, and groups of the same type share their slots: neither hides a claim nor counts it twice.
+#[test]
+fn hashed_and_shared_names_of_claims_count_once() {
+    let mut long = small();
+    long.metadata.name = Some("p".repeat(250));
+    let case = slots(&long, "2", "1").unwrap();
+    let leases: Vec<String> = case
+        .iter()
+        .map(|slot| slot.lease_name(&"p".repeat(250)))
+        .collect();
+    assert!(leases.iter().all(|lease| is_hashed_lease(lease)));
+    let of_a = |leases: &[String]| -> BTreeMap<String, String> {
+        leases
+            .iter()
+            .map(|lease| (lease.clone(), "a".to_owned()))
+            .collect()
+    };
+    let worker = case
+        .iter()
+        .position(|slot| slot.kind.as_deref() == Some("worker"));
+    let own = leases[worker.unwrap()].clone();
+    let removed = surplus(long.clone(), &[on("a", "worker 0")], &of_a(&leases));
+    assert_eq!(removed.len(), 2);
+    assert!(!removed.contains(&own), "{removed:?}");
+
+    // The definition refuses such a plan, but a server may have it from an earlier definition.
+    let mut shared = long;
+    for group in &mut shared.spec.scenes[0].groups {
+        group.kind = Some("worker".to_owned());
+    }
+    assert_eq!(
+        surplus(shared, &[on("a", "worker 0")], &of_a(&[own])),
+        [""; 0]
     );
 }
 

@@ -11,7 +11,7 @@ use crate::agent::config;
 use crate::cluster::claims::{ClaimOwner, ClaimSettings, Claims, Holder};
 use crate::cluster::connect::{Connection, connect_user};
 use crate::cluster::{Api, ErrorKind, Failure, scenes};
-use crate::scene::{Document, Node, ScenePlan, Slots, read};
+use crate::scene::{Document, Node, ScenePlan, Slots, read, several_claims};
 
 /// How long an answer may take.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -132,7 +132,15 @@ impl LiveArgs {
 // === impl LiveCluster ===
 
 impl LiveCluster {
-    /// The nodes with the labels of their claimed slots, which the agents are about to set.
+    /// The Nodes of the claims, by the Lease's name.
+    pub(super) fn holders(&self) -> BTreeMap<String, String> {
+        let claims = self.claims.iter();
+        claims
+            .map(|(lease, holder)| (lease.clone(), holder.node.clone()))
+            .collect()
+    }
+
+    /// The nodes with the labels of their claimed slots, which the agents are about to set. Only one claim of a node counts.
     pub(super) fn claimed(&self, plan: &ScenePlan, slots: &Slots) -> Vec<Node> {
         let mut nodes = self.nodes.clone();
         let by_name: BTreeMap<String, usize> = nodes
@@ -141,11 +149,17 @@ impl LiveCluster {
             .map(|(index, node)| (node.name.clone(), index))
             .collect();
         let name = plan.metadata.name.as_deref().unwrap_or_default();
-        for (lease, holder) in &self.claims {
+        let holders = self.holders();
+        let several = several_claims(plan, slots, &self.nodes, &holders);
+        for (lease, holder) in &holders {
+            if several
+                .get(holder.as_str())
+                .is_some_and(|of| of.surplus.contains(lease))
+            {
+                continue;
+            }
             let slot = slots.of_lease(name, lease);
-            let node = by_name
-                .get(&holder.node)
-                .and_then(|index| nodes.get_mut(*index));
+            let node = by_name.get(holder).and_then(|index| nodes.get_mut(*index));
             let (Some(slot), Some(node)) = (slot, node) else {
                 continue;
             };

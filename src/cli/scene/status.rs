@@ -1,6 +1,6 @@
 //! `pinfold scene status`: how the labels on nodes compare with a case.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -10,7 +10,9 @@ use serde_json::{Value, json};
 use super::super::OutputFormat;
 use super::case::CaseArgs;
 use super::live::{LiveCluster, Remains};
-use crate::scene::{CaseStatus, Holding, Node, ScenePlan, Slot, Slots, is_lease_of, slots, status};
+use crate::scene::{
+    CaseStatus, Holding, Node, ScenePlan, Slot, Slots, is_lease_of, several_claims, slots, status,
+};
 use crate::text::counted;
 
 /// Compare the nodes' labels with a case: print claimed, missing and double slots.
@@ -55,7 +57,7 @@ impl SceneStatusArgs {
         let status = status(&plan, &slots, &nodes);
         let claims = cluster
             .as_ref()
-            .map(|cluster| ClaimComparison::new(&plan, &status, cluster));
+            .map(|cluster| ClaimComparison::new(&plan, &slots, &status, cluster));
         match self.output {
             OutputFormat::Json => {
                 let mut object = object(&slots, &status);
@@ -204,20 +206,22 @@ struct ClaimComparison {
 }
 
 impl ClaimComparison {
-    fn new(plan: &ScenePlan, status: &CaseStatus, cluster: &LiveCluster) -> Self {
+    fn new(plan: &ScenePlan, slots: &Slots, status: &CaseStatus, cluster: &LiveCluster) -> Self {
         let name = plan.metadata.name.as_deref().unwrap_or_default();
+        let claims = cluster.holders();
+        let several = several_claims(plan, slots, &cluster.nodes, &claims);
+        let surplus: BTreeSet<&String> = several.values().flat_map(|of| &of.surplus).collect();
         let (mut holders, mut problems) = (BTreeMap::new(), Vec::new());
         for (slot, nodes) in &status.slots {
             let lease = slot.lease_name(name);
-            match cluster.claims.get(&lease) {
-                Some(holder) => {
-                    if !nodes.contains(&holder.node) {
-                        let node = &holder.node;
+            match claims.get(&lease) {
+                Some(node) => {
+                    if !nodes.contains(node) && !surplus.contains(&lease) {
                         problems.push(format!(
                             "{node} holds the claim on {slot}, but lacks its labels: read /status of the agent on {node}"
                         ));
                     }
-                    holders.insert(lease, holder.node.clone());
+                    holders.insert(lease, node.clone());
                 }
                 // The nodes of an explicit list need no claims.
                 None if plan.spec.nodes.names.is_none() && !nodes.is_empty() => {
@@ -229,8 +233,16 @@ impl ClaimComparison {
                 None => {}
             }
         }
+        problems.extend(several.iter().map(|(node, of)| {
+            format!(
+                "{node} holds {} claims of the case, and only {} counts: the reclaimer removes the others of an active \
+                 case; without it, delete the agent's pod on {node}, and the next agent gives them up",
+                of.surplus.len() + 1,
+                of.counts
+            )
+        }));
         Self {
-            others: cluster.claims.len() - holders.len(),
+            others: claims.len() - holders.len(),
             holders,
             problems,
         }

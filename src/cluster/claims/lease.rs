@@ -5,7 +5,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 /// The node that owns the claims.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ClaimOwner {
     /// The Node's name.
     pub node: String,
@@ -14,7 +14,7 @@ pub struct ClaimOwner {
 }
 
 /// The node that holds a slot.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Holder {
     /// The holding Node's name.
     pub node: String,
@@ -72,11 +72,11 @@ pub(super) struct LeaseSpec {
     pub(super) holder: Option<String>,
 }
 
-/// The name of the Node that holds a claim. Empty for an unreadable Lease.
+/// The holder of a claim. The names and uids are empty for an unreadable Lease.
 #[cfg(feature = "reclaim")]
-pub(in crate::cluster) fn holder_of(lease: &RawValue) -> String {
-    serde_json::from_str::<Lease>(lease.get())
-        .map_or_else(|_| String::new(), |lease| lease.held().1.node)
+pub(in crate::cluster) fn holder_of(lease: &RawValue) -> Holder {
+    let lease = serde_json::from_str::<Lease>(lease.get());
+    lease.map_or_else(|_| Holder::default(), |lease| lease.held().1)
 }
 
 // === impl BriefMetadata ===

@@ -205,13 +205,18 @@ pub(super) async fn node(site: &Site<'_>) -> Result<Verdict> {
     Ok(Verdict::Passed("2 changes allowed, 7 refused".to_owned()))
 }
 
+/// The name of a slot that no plan has.
+fn claim_name(site: &Site<'_>) -> String {
+    format!("scene.{}.1.1.0", site.namespace)
+}
+
 /// The Lease with which a node claims its slot.
 fn claim(site: &Site<'_>, uid: &Value) -> Value {
     json!({
         "apiVersion": LEASES, "kind": "Lease",
         "metadata": {
-            "name": site.namespace, "namespace": site.cluster.settings.namespace,
-            "labels": {"pinfold.io/node-uid": uid},
+            "name": claim_name(site), "namespace": site.cluster.settings.namespace,
+            "labels": {"app.kubernetes.io/managed-by": "pinfold", "pinfold.io/node-uid": uid},
             "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": site.node, "uid": uid}],
         },
         "spec": {"holderIdentity": site.node},
@@ -257,6 +262,16 @@ pub(super) async fn claims(site: &Site<'_>) -> Result<Verdict> {
             "pinfold.io/node-uid",
         ),
         (
+            "a claim that no reader lists",
+            changed("/metadata/labels", json!({"pinfold.io/node-uid": uid}))?,
+            "app.kubernetes.io/managed-by",
+        ),
+        (
+            "a Lease with another name than a slot",
+            changed("/metadata/name", json!("pinfold-reclaim-e2e"))?,
+            "name of a slot",
+        ),
+        (
             "a claim without an owner",
             changed("/metadata/ownerReferences", json!([]))?,
             "claims of its own node only",
@@ -272,14 +287,14 @@ pub(super) async fn claims(site: &Site<'_>) -> Result<Verdict> {
     foreign["metadata"]["labels"] = json!({});
     site.cluster.apply(&foreign).await?;
     let delete = leases
-        .delete(&site.namespace, &DeleteParams::default().dry_run())
+        .delete(&claim_name(site), &DeleteParams::default().dry_run())
         .await;
     let patch = Patch::Merge(json!({"spec": {"holderIdentity": "pinfold-e2e-other"}}));
     let update = leases
-        .patch(&site.namespace, &PatchParams::default().dry_run(), &patch)
+        .patch(&claim_name(site), &PatchParams::default().dry_run(), &patch)
         .await;
     site.cluster
-        .delete(LEASES, "Lease", Some(namespace), &site.namespace)
+        .delete(LEASES, "Lease", Some(namespace), &claim_name(site))
         .await?;
     refused(
         "the deletion of a foreign Lease",
@@ -287,7 +302,7 @@ pub(super) async fn claims(site: &Site<'_>) -> Result<Verdict> {
         "claims of its own node only",
     )?;
     refused("the change of a Lease", update, "cannot patch")?;
-    Ok(Verdict::Passed("1 request allowed, 6 refused".to_owned()))
+    Ok(Verdict::Passed("1 request allowed, 8 refused".to_owned()))
 }
 
 /// An agent writes Events as the reporter of its own node, about Pods and its own Node.
