@@ -25,6 +25,7 @@ mod hotplug;
 pub mod interference;
 mod ledger;
 mod model;
+mod offer;
 mod record;
 pub mod snapshot;
 mod steps;

@@ -1,0 +1,306 @@
+//! Reserved CPUs, memory, init containers, and the CPUs on offer.
+
+use super::*;
+
+#[test]
+fn default_reserved_cpus_are_a_core_that_nobody_owns() {
+    let topology = machine();
+    let reserved = |owned: &str| default_reserved(&topology, &set(owned)).to_string();
+    // Each core has two CPUs with adjacent numbers.
+    let core = |number: u32| topology.core_of(2 * number);
+    assert_eq!(reserved(""), core(0).to_string());
+    assert_eq!(reserved(&core(0).to_string()), core(1).to_string());
+    let half = core(0).first().unwrap().to_string();
+    assert_eq!(
+        reserved(&half),
+        core(1).to_string(),
+        "a whole core before a part of a lower one"
+    );
+    let rest = topology
+        .online
+        .difference(&core(1))
+        .union(&set(&core(1).first().unwrap().to_string()));
+    assert_eq!(
+        reserved(&rest.to_string()),
+        core(1).iter().last().unwrap().to_string()
+    );
+    assert_eq!(
+        reserved(&topology.online.to_string()),
+        "",
+        "every CPU is owned"
+    );
+}
+
+#[test]
+fn default_reserved_cpus_are_balanced_by_the_kernel() {
+    // Cores are pairs of adjacent CPUs.
+    let reserved = |isolated: &str, owned: &str| {
+        let topology = Topology {
+            isolated: set(isolated),
+            ..machine()
+        };
+        default_reserved(&topology, &set(owned)).to_string()
+    };
+    assert_eq!(reserved("0-7", ""), "8-9");
+    assert_eq!(reserved("0-3,6-15", ""), "4-5");
+    assert_eq!(
+        reserved("0-14", ""),
+        "15",
+        "a part of a core before isolated CPUs"
+    );
+    assert_eq!(
+        reserved("0-2,8-15", ""),
+        "4-5",
+        "a whole balanced core before a lower part"
+    );
+    assert_eq!(reserved("0-7", "8-9"), "10-11");
+    assert_eq!(reserved("0-7", "8-14"), "15");
+    assert_eq!(
+        reserved("0-7", "8-15"),
+        "0-1",
+        "every balanced CPU is owned"
+    );
+    assert_eq!(reserved("0-15", ""), "0-1", "no CPU is balanced");
+}
+
+#[test]
+fn one_balanced_cpu_stays_shared_beside_isolated_reserved_cpus() {
+    let topology = Topology {
+        isolated: set("0-7"),
+        ..machine()
+    };
+    let decided = |reserved: &str, cpus: u64| {
+        let placer = Placer::new(&topology);
+        let inputs = DecisionInput {
+            topology: &topology,
+            placer: &placer,
+            memory_nodes: &topology.memory_nodes(),
+            reserved: &set(reserved),
+            policy: &Policy::default(),
+            preferences: &CpuPreferences::default(),
+            devices: &BTreeMap::new(),
+            moves: 0,
+            ids_settled: true,
+            suspended: None,
+            pods: &[app("a", cpus)],
+            here: None,
+        };
+        decide(&inputs, &Ledger::default()).desired.shared()
+    };
+    // The administrator reserves isolated CPUs. All other pods would run unbalanced without the eighth CPU.
+    assert_eq!(
+        decided("0-1", 8).intersection(&topology.balanced()).len(),
+        1
+    );
+    assert_eq!(decided("0-1", 13).len(), 3);
+    assert_eq!(
+        decided("0-1", 14),
+        topology.online,
+        "the last balanced CPU is not for sale"
+    );
+    // A shared balanced CPU is enough.
+    assert_eq!(decided("8", 15), set("8"));
+}
+
+/// The machine of these tests with a third NUMA node, and with memory in GiB.
+fn with_memory(memory: [u64; 3]) -> Topology {
+    let mut topology = machine();
+    topology.numa.push(NumaNode {
+        id: 8,
+        cpus: CpuSet::new(),
+        memory_bytes: None,
+        distances: Vec::new(),
+    });
+    for (numa, gib) in topology.numa.iter_mut().zip(memory) {
+        numa.memory_bytes = Some(gib << 30);
+    }
+    topology
+}
+
+/// The NUMA nodes for the memory of each container.
+fn memory(decisions: &Decisions) -> Vec<Option<String>> {
+    let memory = decisions.containers.iter().map(|one| &one.memory);
+    memory
+        .map(|numa| numa.as_ref().map(CpuSet::to_string))
+        .collect()
+}
+
+#[test]
+fn memory_follows_cpus_to_numa_nodes_with_memory() {
+    let owners = ledger(&[
+        ("a", "main", "6-9"),
+        ("b", "main", "10-11"),
+        ("c", "main", "2-3"),
+    ]);
+    let pods = [app("a", 4), app("b", 2), app("c", 2)];
+    let on = |gib| memory(&decided_on(&with_memory(gib), &pods, &owners));
+    let words = |texts: [&str; 3]| texts.map(|text| (!text.is_empty()).then(|| text.to_owned()));
+    assert_eq!(on([4, 4, 0]), words(["0-1", "1", "0"]));
+    assert_eq!(
+        on([4, 0, 4]),
+        words(["0,8", "", "0,8"]),
+        "NUMA node 1 has no memory"
+    );
+    assert_eq!(
+        on([4, 4, 4]),
+        words(["0-1,8", "1,8", "0,8"]),
+        "NUMA node 8 has only memory"
+    );
+    assert_eq!(
+        on([4, 0, 0]),
+        [None, None, None],
+        "there is nothing to choose"
+    );
+}
+
+#[test]
+fn memory_comes_only_from_numa_nodes_that_the_pods_may_use() {
+    let topology = with_memory([4, 4, 4]);
+    let placer = Placer::new(&topology);
+    let pods = [app("a", 4), app("b", 2)];
+    let inputs = |memory_nodes: &str| {
+        let inputs = DecisionInput {
+            topology: &topology,
+            placer: &placer,
+            memory_nodes: &set(memory_nodes),
+            reserved: &set("0-1"),
+            policy: &Policy::default(),
+            preferences: &CpuPreferences::default(),
+            devices: &BTreeMap::new(),
+            moves: 0,
+            ids_settled: true,
+            suspended: None,
+            pods: &pods,
+            here: None,
+        };
+        let owners = ledger(&[("a", "main", "6-9"), ("b", "main", "10-11")]);
+        memory(&decide(&inputs, &owners))
+    };
+    let words = |texts: [&str; 2]| texts.map(|text| (!text.is_empty()).then(|| text.to_owned()));
+    assert_eq!(inputs("0-1,8"), words(["0-1,8", "1,8"]));
+    assert_eq!(inputs("0-1"), words(["0-1", "1"]));
+    assert_eq!(
+        inputs("0,8"),
+        words(["0,8", ""]),
+        "NUMA node 1 is not for pods"
+    );
+}
+
+#[test]
+fn the_last_shared_cpu_is_never_assigned() {
+    let topology = machine();
+    let placer = Placer::new(&topology);
+    // The configured reserved CPU is offline.
+    let reserved = set("1000");
+    let pods = [app("a", topology.online.len() as u64 - 1), app("b", 1)];
+    let here = ["a", "b"].into();
+    let inputs = DecisionInput {
+        topology: &topology,
+        placer: &placer,
+        memory_nodes: &topology.memory_nodes(),
+        reserved: &reserved,
+        policy: &Policy::default(),
+        preferences: &CpuPreferences::default(),
+        devices: &BTreeMap::new(),
+        moves: 0,
+        ids_settled: true,
+        suspended: None,
+        pods: &pods,
+        here: Some(&here),
+    };
+    let decisions = decide(&inputs, &Ledger::default());
+    let owned: Vec<usize> = decisions
+        .containers
+        .iter()
+        .map(|one| one.cpus.as_ref().map_or(0, CpuSet::len))
+        .collect();
+    assert_eq!(owned, [topology.online.len() - 1, 0]);
+    assert_eq!(decisions.desired.shared().len(), 1);
+}
+
+#[test]
+fn init_containers_leave_the_cpus_of_existing_pod_mates() {
+    use crate::host::cgroup::{ContainerCgroup, PodCgroup};
+    use crate::pin::Scan;
+    use ContainerKind::{App, Init, Sidecar};
+
+    let beside = |main: u64, existing: &[&str]| {
+        let containers = [
+            ("fetch", Init, 1000),
+            ("side", Sidecar, 2000),
+            ("late", Init, 1000),
+            ("main", App, main),
+        ];
+        let mut pod = pod("a", &containers);
+        for container in &mut pod.containers {
+            container.runtime_id = Some(container.name.clone());
+        }
+        let pods = [pod];
+        let cgroups = existing.iter().map(|name| ContainerCgroup {
+            id: (*name).to_owned(),
+            ..ContainerCgroup::default()
+        });
+        let cgroup = PodCgroup {
+            uid: "a".to_owned(),
+            containers: cgroups.collect(),
+            ..PodCgroup::default()
+        };
+        let scan = Scan {
+            pods: vec![cgroup],
+            ..Scan::default()
+        };
+        let (observed, _) = Observed::new(scan, &pods);
+        let mut decisions = decided(&pods, &Ledger::default());
+        decisions.keep_init_containers_off_mates(&pods, &observed);
+        let own = decisions.desired.assignment("a");
+        let late = &decisions.containers[2];
+        (own, late.cpus.clone(), late.entitlement.clone())
+    };
+    let (own, late, _) = beside(4000, &["fetch"]);
+    assert_eq!(late, Some(own.usable()), "nobody owns CPUs yet");
+    let (own, late, _) = beside(4000, &["side"]);
+    assert_eq!(late.as_ref(), own.containers.get("main"));
+    let (own, late, entitlement) = beside(500, &["side", "late"]);
+    assert_eq!((own.usable().len(), late), (2, None));
+    let Entitlement::Shared { reason } = entitlement else {
+        panic!("{entitlement:?}");
+    };
+    assert!(reason.contains("already exist"), "{reason}");
+    // The CPUs of a container that has not come yet are free to use.
+    let (own, late, _) = beside(500, &["late"]);
+    assert_eq!(late, Some(own.usable()));
+}
+
+#[test]
+fn only_cpus_on_offer_are_assigned_and_one_of_them_stays_shared() {
+    let mut ledger = Ledger {
+        offered: Some(set("4-11")),
+        ..Ledger::default()
+    };
+    // The reserved core 0-1 is not on offer, so another CPU stays shared.
+    let decisions = decided(&[app("a", 6), app("b", 1), app("c", 1)], &ledger);
+    let desired = &decisions.desired;
+    assert!(desired.exclusive().is_subset(&set("4-11")));
+    assert_eq!((desired.exclusive().len(), desired.shared().len()), (7, 1));
+    assert!(desired.shared().is_subset(&set("4-11")));
+    assert_eq!(desired.withheld, set("0-3,12-15"));
+    assert_eq!(cpus(&decisions)[2], "shared");
+    // An assignment from before the limit stays, and gives up the CPUs outside first.
+    ledger.add_if_missing("a", "main", &set("2-7"));
+    let decisions = decided(&[app("a", 6)], &ledger);
+    assert_eq!(cpus(&decisions), ["2-7"]);
+    assert_eq!(decisions.desired.shared(), set("8-11"));
+    let decisions = decided(&[app("a", 3)], &ledger);
+    assert!(decisions.desired.exclusive().is_subset(&set("4-7")));
+}
+
+#[test]
+fn a_pod_with_too_few_cpus_on_offer_gets_none() {
+    let ledger = Ledger {
+        offered: Some(set("2-5")),
+        ..Ledger::default()
+    };
+    let decisions = decided(&[app("a", 4)], &ledger);
+    assert_eq!(cpus(&decisions), ["shared"]);
+    assert_eq!(decisions.containers[0].refused, Some(RefusalSource::Room));
+}
