@@ -216,7 +216,9 @@ async fn from_install_to_uninstall() {
     let state = day.agents[&busy].state();
     assert_eq!(state.phase, Phase::Waiting);
     assert!(
-        state.says.contains("2 pods of scene 1 case 2"),
+        state
+            .says
+            .starts_with("2 pods still run here and need the labels of scene 1 case 2"),
         "{}",
         state.says
     );

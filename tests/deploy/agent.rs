@@ -169,13 +169,21 @@ fn settings(command: &mut Command, kernel: &Kernel, tree: &Tree<'_>, pods: &temp
 }
 
 /// The results of an agent with the given capabilities: whether the pod has an exclusive CPU, whether the pod's network
-/// is known, and whether the agent uses the kernel's accounting.
+/// is known, and whether the agent uses the kernel's accounting. Without CAP_SYS_ADMIN, the agent must refuse to start.
 fn results_with(kernel: &Kernel, capabilities: &[&str]) -> (bool, bool, bool) {
     let (tree, pods) = (kernel.tree(), manifests());
     let (path, process) = container(kernel, &tree);
     let mut command = with_capabilities(capabilities);
     command.arg("run");
     settings(&mut command, kernel, &tree, &pods);
+    if !capabilities.contains(&"SYS_ADMIN") {
+        let output = command.output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.contains("needs CAP_SYS_ADMIN"), "{error}");
+        drop(process);
+        return (false, false, false);
+    }
     let mut agent = ChildProcess(command.spawn().unwrap());
     let address = agent.address_after("serving http://");
     eventually("the metrics list the pod", || {

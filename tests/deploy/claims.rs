@@ -584,7 +584,7 @@ fn the_name_of_a_claim_is_the_name_of_a_slot() {
         assert_eq!(evaluate("CREATE", &name), Verdict::Allowed, "{name}");
     }
     for name in NO_CLAIMS {
-        denied(&evaluate("CREATE", name), "name of a slot");
+        denied(&evaluate("CREATE", name), "named after a slot");
         assert_eq!(evaluate("DELETE", name), Verdict::Allowed, "{name}");
     }
 }
