@@ -171,7 +171,11 @@ fn cgroup_v1() {
     // The recording begins at the pods' tree. The files that identify a v1 hierarchy are above the tree.
     fs::write(folder.path().join("cpuset/cpuset.cpus"), "0-1\n").unwrap();
     let pods = scan(folder.path(), "v1", CgroupVersion::V1);
-    assert_eq!(ledger(folder.path(), &pods).1, Ledger::default());
+    let expected_ledger = Ledger {
+        offered: Some("0-1".parse().unwrap()),
+        ..Ledger::default()
+    };
+    assert_eq!(ledger(folder.path(), &pods).1, expected_ledger);
     assert_eq!(
         container(&pods, "22e1116d"),
         expected("0-1", "0-1", Some(200))
