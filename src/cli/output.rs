@@ -5,11 +5,10 @@
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
-use std::ops::Range;
 
 use anyhow::Context;
 use clap::ValueEnum;
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use comfy_table::{ContentArrangement, Table, presets};
 use console::Style;
 use serde::Serialize;
 
@@ -175,10 +174,11 @@ impl Rows {
     }
 
     /// Puts the cells of some columns, counted from 0, at the right edge.
-    pub(crate) fn align_right(&mut self, columns: Range<usize>) {
+    #[cfg(any(feature = "demo", feature = "bench"))]
+    pub(crate) fn align_right(&mut self, columns: std::ops::Range<usize>) {
         for index in columns {
             if let Some(column) = self.0.column_mut(index) {
-                column.set_cell_alignment(CellAlignment::Right);
+                column.set_cell_alignment(comfy_table::CellAlignment::Right);
             }
         }
     }

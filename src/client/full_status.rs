@@ -38,6 +38,7 @@ pub(crate) async fn request(endpoint: &Endpoint) -> anyhow::Result<Bytes> {
 struct OnlyShort(String);
 
 /// Why there is no full status, in words: the agent's reason for the short form, or else what became of the request.
+#[cfg(feature = "portforward")]
 pub(crate) fn reason(error: &anyhow::Error) -> String {
     if error.is::<OnlyShort>() {
         error.to_string()
