@@ -65,8 +65,9 @@ fuzz_target!(|data: &[u8]| {
             }
         }
         let online: CpuSet = (0..8).collect();
-        let all_memory = checked(cgroups.memory_nodes()).unwrap_or_default();
-        let around = checked(cgroups.surroundings(&TREES.map(str::to_owned))).unwrap_or_default();
+        let trees = TREES.map(str::to_owned);
+        let all_memory = checked(cgroups.memory_nodes(&trees)).unwrap_or_default();
+        let around = checked(cgroups.surroundings(&trees)).unwrap_or_default();
         let lost = checked(cgroups.lost_cpus(&online, &CpuSet::new())).unwrap_or_default();
         assert!(lost.is_subset(&online));
         checked(cgroups.all_cpus());
