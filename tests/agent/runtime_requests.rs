@@ -997,7 +997,7 @@ fn containers_that_start_while_no_agent_answers_are_counted_and_reported() {
             && errors.contains("train/second: container main runs without the exclusive CPUs that its pod requires")
     });
     assert_eq!(kernel.effective(&path(&web)), kernel.all_but_one());
-    assert!(errors(&status).contains("web container main on CPU"));
+    assert!(errors(&status).contains("web: container main on CPU"));
     two_reconciles(&agent);
     // Each is counted once, and stays reported.
     let [intruders, required] = counts(&agent).map(Option::unwrap);
