@@ -17,5 +17,9 @@ if [[ $PINFOLD_VM_CGROUP == v2 ]]; then
         tests+=(partition)
     fi
     rmdir /sys/fs/cgroup/probe
+else
+    # These need several CPUs, and one test takes CPUs offline.
+    export PINFOLD_HOTPLUG_TESTS=1
+    tests+=(nested offer refused)
 fi
 "$PINFOLD_AGENT_TESTS" --test-threads=1 "${tests[@]}" || fail "a test of the agent failed (see above)"
