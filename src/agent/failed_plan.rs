@@ -5,24 +5,19 @@
 //! way out, because a foreign write right behind would be ignored with them. Instead each pass reads the cgroups, and tries a
 //! failed plan again only if the plan or something that was read has changed. The timer permits a new attempt in any case.
 
-use std::collections::BTreeMap;
-
-use super::pass_model::PassNode;
-use crate::host::cgroup::{Cpuset, PodCgroup, PodSurroundings};
+use crate::host::cgroup::{PodCgroup, PodSurroundings};
 use crate::pin::{Observed, Step};
 
 /// The number of attempts after which a plan waits. The first failure may come from something that has passed already, for
 /// example a cgroup that a program was just making.
 const ATTEMPTS: u32 = 2;
 
-/// The CPUs of the cgroups above the pods, by path. On cgroup v1 a cgroup gets no CPU that the cgroup above lacks.
-pub(super) type CgroupsAbove = BTreeMap<String, Option<Cpuset>>;
-
+/// A plan with failed steps, and the cgroups that it was made for.
 #[derive(Debug)]
 pub(super) struct FailedPlan {
     pods: Vec<PodCgroup>,
+    /// The cgroups above the pods are among them: on cgroup v1 a cgroup gets no CPU that the cgroup above lacks.
     surroundings: PodSurroundings,
-    above: CgroupsAbove,
     steps: Vec<Step>,
     /// The errors of the steps, as sentences.
     errors: Vec<String>,
@@ -36,7 +31,7 @@ impl FailedPlan {
     /// Notes a plan with failed steps. `before` was read before the steps, and `after` behind them. `None` if the steps have
     /// changed something: the next plan then has fewer steps, or the same steps may succeed.
     pub(super) fn new(
-        (before, above): (&Observed, CgroupsAbove),
+        before: &Observed,
         after: &Observed,
         steps: Vec<Step>,
         errors: Vec<String>,
@@ -46,7 +41,6 @@ impl FailedPlan {
         is_same.then(|| Self {
             pods,
             surroundings: before.surroundings.clone(),
-            above,
             steps,
             errors,
             attempts: 1,
@@ -56,8 +50,8 @@ impl FailedPlan {
     /// The same plan after another attempt, if `last` is the same plan.
     pub(super) fn after(mut self, last: Option<&Self>) -> Self {
         let is_same = |last: &&Self| {
-            (&last.steps, &last.surroundings, &last.above, &last.pods)
-                == (&self.steps, &self.surroundings, &self.above, &self.pods)
+            (&last.steps, &last.surroundings, &last.pods)
+                == (&self.steps, &self.surroundings, &self.pods)
         };
         self.attempts += last.filter(is_same).map_or(0, |last| last.attempts);
         self
@@ -69,34 +63,13 @@ impl FailedPlan {
     }
 
     /// The errors to expect from the same steps on the same cgroups; `None` if an attempt makes sense.
-    pub(super) fn errors_again(
-        &self,
-        (observed, above): (&Observed, &CgroupsAbove),
-        steps: &[Step],
-    ) -> Option<&[String]> {
+    pub(super) fn errors_again(&self, observed: &Observed, steps: &[Step]) -> Option<&[String]> {
         let is_same = self.attempts >= ATTEMPTS
             && self.steps == steps
-            && self.above == *above
             && self.surroundings == observed.surroundings
             && self.pods == lasting(observed);
         is_same.then_some(&self.errors)
     }
-}
-
-/// Reads the CPUs of the cgroups above the pods.
-pub(super) fn above(observed: &Observed, node: &impl PassNode) -> CgroupsAbove {
-    let mut found = CgroupsAbove::new();
-    for pod in &observed.pods {
-        let mut path = pod.cgroup.path.as_str();
-        while let Some((parent, _)) = path.rsplit_once('/') {
-            if found.contains_key(parent) {
-                break;
-            }
-            found.insert(parent.to_owned(), node.cpuset(parent).ok());
-            path = parent;
-        }
-    }
-    found
 }
 
 /// The cgroups without the values that change while the programs inside run.
@@ -141,19 +114,11 @@ mod tests {
     #[test]
     fn a_failed_plan_waits_until_the_plan_or_a_cgroup_changes() {
         let errors = vec!["kubepods/pod1/c1: EACCES".to_owned()];
-        let note = |after| {
-            FailedPlan::new(
-                (&observed("0-3", 1), CgroupsAbove::new()),
-                &after,
-                steps("6"),
-                errors.clone(),
-            )
-        };
+        let note = |after| FailedPlan::new(&observed("0-3", 1), &after, steps("6"), errors.clone());
         // A plan that changed a cgroup has not only failed.
         assert!(note(observed("0-2", 1)).is_none());
         let waits = |failed: &FailedPlan, cpus, step| {
-            let again =
-                failed.errors_again((&observed(cpus, 3), &CgroupsAbove::new()), &steps(step));
+            let again = failed.errors_again(&observed(cpus, 3), &steps(step));
             again.map(<[String]>::to_vec)
         };
         let first = note(observed("0-3", 2)).unwrap();

@@ -96,9 +96,7 @@ impl<N: PassNode> Pass<'_, N> {
         let steps = self.plan(&decisions)?;
         self.yield_to_urgent(&[])?;
         let (steps, expected) = match self.scope {
-            PassScope::Node(_) => {
-                (self.state).without_failed_plan(&self.view.observed, steps, &*self.node)
-            }
+            PassScope::Node(_) => (self.state).without_failed_plan(&self.view.observed, steps),
             PassScope::Pod(_) => (steps, None),
         };
         let fails_again = expected.is_some();
@@ -457,7 +455,8 @@ impl<N: PassNode> Pass<'_, N> {
         Ok(steps)
     }
 
-    /// Logs and counts moves and new drift, and notes the CPUs given up, before the first step. A failed plan's moves are counted.
+    /// Logs and counts moves and new drift, and notes the CPUs given up, before the first step. The moves
+    /// of a plan that `fails_again` were counted when it was tried.
     fn note_changes(&mut self, decisions: &Decisions, drift: &[Drift], fails_again: bool) {
         if let PassScope::Pod(_) = self.scope {
             return;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::{Duration, Instant};
 
 use super::cached_state::CachedState;
-use super::failed_plan::{CgroupsAbove, FailedPlan, above};
+use super::failed_plan::FailedPlan;
 pub use super::heartbeat::Heartbeat;
 use super::isolation_gate::IsolatedPartitionGate;
 use super::log_filter::LogFilter;
@@ -42,8 +42,6 @@ pub struct PassState {
     pub(super) refused: BTreeMap<String, String>,
     /// The last plan, if its steps failed and changed nothing since the last timer tick.
     pub(super) failed_plan: Option<FailedPlan>,
-    /// The cgroups above the pods, as read before the steps of the running pass.
-    above: CgroupsAbove,
     /// The log lines about cgroups. An error that lasts is written once.
     pub(super) log: LogFilter,
     pub(super) release_backoff: ReleaseBackoff,
@@ -71,7 +69,6 @@ impl PassState {
             unrecorded: BTreeSet::new(),
             refused: BTreeMap::new(),
             failed_plan: None,
-            above: CgroupsAbove::new(),
             log: LogFilter::default(),
             release_backoff: ReleaseBackoff::default(),
             seen_sets: SeenSets::default(),
@@ -137,17 +134,15 @@ impl PassState {
     /// The steps to carry out, and the errors to expect. A plan that failed a moment ago is not tried again as long as the
     /// cgroups are the same.
     pub(super) fn without_failed_plan(
-        &mut self,
+        &self,
         observed: &Observed,
         steps: Vec<Step>,
-        node: &impl PassNode,
     ) -> (Vec<Step>, Option<Vec<String>>) {
         if steps.is_empty() {
             return (steps, None);
         }
-        self.above = above(observed, node);
         let failed = self.failed_plan.as_ref();
-        match failed.and_then(|failed| failed.errors_again((observed, &self.above), &steps)) {
+        match failed.and_then(|failed| failed.errors_again(observed, &steps)) {
             Some(errors) => (Vec::new(), Some(errors.to_vec())),
             None => (steps, None),
         }
@@ -165,8 +160,7 @@ impl PassState {
         if let Some(before) = before {
             let has_failed = applied.iter().any(|done| done.error().is_some());
             let steps = applied.into_iter().map(|done| done.step).collect();
-            let above = std::mem::take(&mut self.above);
-            let note = || FailedPlan::new((before, above), after, steps, errors.to_vec());
+            let note = || FailedPlan::new(before, after, steps, errors.to_vec());
             let failed = has_failed.then(note).flatten();
             self.failed_plan = failed.map(|failed| failed.after(self.failed_plan.as_ref()));
         } else if !fails_again {
