@@ -90,6 +90,7 @@ impl Reconciler {
             enforcement: node.enforcement,
             metrics: &self.passes.metrics,
             unrecorded: &self.passes.unrecorded,
+            is_own: &|path| node.cgroups.has_process(path, std::process::id()),
         })
     }
 

@@ -40,6 +40,9 @@ pub(super) struct Starts<'a> {
     pub(super) metrics: &'a AgentMetrics,
     /// Cgroups whose record could not be written: an agent was there, and failed.
     pub(super) unrecorded: &'a BTreeSet<String>,
+    /// Whether a cgroup is that of the agent's own container. No agent can answer for the start of its own container, and a
+    /// problem after each upgrade would tell nobody anything.
+    pub(super) is_own: &'a dyn Fn(&str) -> bool,
 }
 
 // === impl UnguardedStarts ===
@@ -141,6 +144,7 @@ impl UnguardedStarts {
             enforcement,
             metrics,
             unrecorded,
+            is_own,
         } = *starts;
         let has_begun = |uid: &str, name: &str| !history.is_waiting(uid, name);
         let there: HashSet<&str> = states
@@ -156,7 +160,7 @@ impl UnguardedStarts {
         let observed = result.observed.containers();
         let present: HashSet<&str> = observed.map(|one| one.cgroup.path.as_str()).collect();
         self.candidates
-            .retain(|path, _| present.contains(path.as_str()));
+            .retain(|path, _| present.contains(path.as_str()) && !is_own(path));
         self.note_unguarded(states, metrics);
         let mut problems: Vec<String> = self.problem().into_iter().collect();
         for state in states

@@ -259,7 +259,8 @@ impl Api {
     }
 }
 
-/// An error and its causes as a line of text. A cause that the text already contains is left out.
+/// An error and its causes as a line of text. A cause that the text already contains is left out, and so are the names by which
+/// the HTTP client tells its own layers apart.
 pub(crate) fn words(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -271,7 +272,10 @@ pub(crate) fn words(error: &dyn std::error::Error) -> String {
         }
         cause = error.source();
     }
-    short(&text)
+    let text = text.strip_prefix("ServiceError: ").unwrap_or(&text);
+    let inside = text.strip_prefix("client error (");
+    let inside = inside.and_then(|rest| Some(rest.split_once("): ")?.1));
+    short(inside.unwrap_or(text))
 }
 
 /// Reads the body of an unsuccessful response. The header `Retry-After` overrides the Status's `retryAfterSeconds`.

@@ -203,6 +203,12 @@ impl Cgroups {
             .collect()
     }
 
+    /// Whether a process runs in the cgroup itself. An unreadable cgroup has no process that is known.
+    pub fn has_process(&self, path: &str, pid: u32) -> bool {
+        let procs = file::read(&self.root().join(path).join("cgroup.procs"));
+        procs.is_ok_and(|procs| procs.lines().any(|line| line.trim().parse() == Ok(pid)))
+    }
+
     /// Removes a cgroup and all cgroups below, in every hierarchy. A missing cgroup is no error; a process in a
     /// cgroup is an error.
     pub fn remove(&self, path: &str) -> Result<()> {
