@@ -330,7 +330,7 @@ fn others(
             .map(AssignmentRecord::cpus)
             .unwrap_or_default();
         if assigned.is_empty() {
-            // An overlap with the drifted container's pod mates is no drift.
+            // An overlap with other containers of the pod is no drift.
             other_cpus = other_cpus.intersection(foreign);
         }
         let on_assigned = other.cgroup.cpuset.effective.intersection(assigned);

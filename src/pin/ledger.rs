@@ -264,32 +264,32 @@ impl ObservedPod {
 
     /// The CPUs that the partitions of the other cgroups in the pod hold. If the runtime wrote one of them to the
     /// container, Linux 6.12 would make that partition invalid.
-    pub fn partitions_of_mates(&self, name: &str) -> CpuSet {
-        union(self.mates(name).map(ObservedContainer::partition_cpus))
+    pub fn partitions_of_others(&self, name: &str) -> CpuSet {
+        union(self.others(name).map(ObservedContainer::partition_cpus))
     }
 
-    /// The CPUs that an init container must leave alone: those of the partitions of its pod mates, and those of every
-    /// pod mate with a cgroup, which may become a partition at any moment. A partition whose container has ended ends with
+    /// The CPUs that an init container must leave alone: those of the partitions of the pod's other containers, and
+    /// those of each of them with a cgroup, which may become a partition at any moment. A partition whose container has ended ends with
     /// the start of the next one.
-    pub(super) fn cpus_of_mates(&self, name: &str, assignment: &PodAssignment) -> CpuSet {
-        let assigned = |mate: &ObservedContainer| match &mate.name {
+    pub(super) fn cpus_of_others(&self, name: &str, assignment: &PodAssignment) -> CpuSet {
+        let assigned = |other: &ObservedContainer| match &other.name {
             Some(name) => assignment.containers.get(name).cloned(),
-            None => Some(assignment.idle.clone()).filter(|_| mate.idle),
+            None => Some(assignment.idle.clone()).filter(|_| other.idle),
         };
-        let cpus = |mate| {
-            let assigned = assigned(mate).unwrap_or_default();
-            if mate.idle || mate.cgroup.populated {
-                assigned.union(&mate.partition_cpus())
+        let cpus = |other: &ObservedContainer| {
+            let assigned = assigned(other).unwrap_or_default();
+            if other.idle || other.cgroup.populated {
+                assigned.union(&other.partition_cpus())
             } else {
                 assigned
             }
         };
-        union(self.mates(name).map(cpus))
+        union(self.others(name).map(cpus))
     }
 
     /// The cgroups in the pod that do not belong to the named container. A cgroup that an earlier run of the container
     /// left behind has no name, so it counts.
-    fn mates(&self, name: &str) -> impl Iterator<Item = &ObservedContainer> {
+    fn others(&self, name: &str) -> impl Iterator<Item = &ObservedContainer> {
         let containers = self.containers.iter();
         containers.filter(move |container| container.name.as_deref() != Some(name))
     }
@@ -715,7 +715,7 @@ mod tests {
     }
 
     #[test]
-    fn an_init_container_leaves_its_pod_mates_their_cpus() {
+    fn an_init_container_leaves_the_other_containers_their_cpus() {
         let partition = |id: &str, cpus: &str, partition| ObservedContainer {
             cgroup: ContainerCgroup {
                 id: id.to_owned(),
@@ -749,9 +749,9 @@ mod tests {
             let cpus = cpus.parse().unwrap();
             assignment.containers.insert(name.to_owned(), cpus);
         }
-        assert_eq!(pod.partitions_of_mates("init"), "1-3,6".parse().unwrap());
+        assert_eq!(pod.partitions_of_others("init"), "1-3,6".parse().unwrap());
         assert_eq!(
-            pod.cpus_of_mates("init", &assignment),
+            pod.cpus_of_others("init", &assignment),
             "1-4".parse().unwrap()
         );
     }

@@ -269,7 +269,7 @@ impl Setup {
                 };
                 let mut wanted = claims.containers.get(name).map_or(0, bits);
                 if inside.iter().any(|container| container == name) {
-                    wanted = all & !mates(&pod.containers, &claims, name);
+                    wanted = all & !others(&pod.containers, &claims, name);
                 }
                 let wanted_online = wanted & world.kernel.online;
                 let possible = wanted_online != 0 && wanted & world.kernel.lost == 0;
@@ -331,8 +331,8 @@ impl Setup {
 }
 
 /// The CPUs of the existing containers of a pod, without the container `name`.
-fn mates(containers: &[ObservedContainer], claims: &PodAssignment, name: &str) -> Cpus {
-    let names = containers.iter().filter_map(|mate| mate.name.as_deref());
+fn others(containers: &[ObservedContainer], claims: &PodAssignment, name: &str) -> Cpus {
+    let names = containers.iter().filter_map(|other| other.name.as_deref());
     let others = names.filter(|other| *other != name);
     let cpus = others.filter_map(|other| claims.containers.get(other));
     cpus.fold(0, |all, cpus| all | bits(cpus))

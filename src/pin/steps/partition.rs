@@ -36,7 +36,7 @@ pub(super) fn plan(observed: &Observed, desired: &Desired) -> Vec<Step> {
     state.restore_load_balancing();
     state.record_owners();
     state.make_idle_cgroups();
-    state.separate_pod_mates();
+    state.separate_containers();
     state.shrink_partitions();
     state.restore_released_pods();
     state.trim_ancestors(AncestorTrim::KeepWanted);
@@ -163,7 +163,7 @@ impl<'a> PartitionState<'a> {
         })
     }
 
-    /// The present set of a pod mate, if the set overlaps a partition. The set dates from before
+    /// The present set of a container that overlaps a partition of its pod. The set dates from before
     /// Pinfold's first write, or a foreign program wrote the set later. The release restores the
     /// set.
     fn newer_setting(&self, leaf: &Leaf<'_>) -> Option<CpuSet> {
@@ -172,8 +172,8 @@ impl<'a> PartitionState<'a> {
         (is_newer && self.separated(leaf).is_some()).then(|| written.clone())
     }
 
-    /// Pod mates are narrowed until they overlap no partition of the pod.
-    fn separate_pod_mates(&mut self) {
+    /// Containers are narrowed until they overlap no partition of their pod but their own.
+    fn separate_containers(&mut self) {
         let narrow = |leaf: &Leaf<'_>| {
             let separated = self.separated(leaf).filter(|cpus| !cpus.is_empty())?;
             let path = &leaf.container.cgroup.path;

@@ -385,14 +385,14 @@ fn one_that_was_refused_more_keeps_what_it_has() {
 }
 
 #[test]
-fn a_pod_mates_newer_set_is_what_it_gets_back() {
+fn a_newer_set_of_another_container_is_what_it_gets_back() {
     let mut lives = there(
         "2-3",
         &[("a", "x", "2-3", None, ""), ("a", "z", "", None, "0-7")],
     );
-    let mate = &mut lives.pods[0].containers[1];
+    let other = &mut lives.pods[0].containers[1];
     // The set was narrowed from 0-2 to 0-1 earlier; then a foreign write gave the container all CPUs.
-    mate.record = Some(AssignmentRecord::new(EarlierSettings {
+    other.record = Some(AssignmentRecord::new(EarlierSettings {
         cpus: set("0-2"),
         ..EarlierSettings::default()
     }));
@@ -522,7 +522,7 @@ fn idle_cpus_have_a_partition_of_their_own() {
 }
 
 #[test]
-fn a_former_owner_that_the_runtime_put_back_gets_all_cpus_but_those_of_its_pod_mates() {
+fn a_former_owner_that_the_runtime_put_back_gets_all_cpus_but_those_of_its_pod() {
     let former = |containers: &[CgroupRow<'_>]| {
         let mut observed = there("", containers);
         let container = &mut observed.pods[0].containers[0];
@@ -538,10 +538,10 @@ fn a_former_owner_that_the_runtime_put_back_gets_all_cpus_but_those_of_its_pod_m
     let owner = former(&[("a", "x", "", None, "4-7")]);
     let owned = steps(&owner, &desired(&[("a", "x", "4-7")]));
     assert_eq!(owned.last().unwrap(), "a/x: root on CPUs 4-7");
-    // A mate's partition may lie beside the set, or within.
-    for (mate, back) in [("2-3", "0-1,4-7"), ("5-6", "0-4,7")] {
-        let beside = former(&[("a", "x", "", None, "4-7"), ("a", "y", mate, None, "")]);
-        let wish = desired(&[("a", "y", mate)]);
+    // Another container's partition may lie beside the set, or within.
+    for (other, back) in [("2-3", "0-1,4-7"), ("5-6", "0-4,7")] {
+        let beside = former(&[("a", "x", "", None, "4-7"), ("a", "y", other, None, "")]);
+        let wish = desired(&[("a", "y", other)]);
         let plan = plan(
             &beside,
             &crate::pin::Ledger::default(),
@@ -550,7 +550,7 @@ fn a_former_owner_that_the_runtime_put_back_gets_all_cpus_but_those_of_its_pod_m
         );
         let last = words(&plan).pop().unwrap();
         assert_eq!(last, format!("a/x: CPUs {back}"), "{plan:?}");
-        // The record says that the container had no set of its own, so it gets all CPUs when the mate ends.
+        // The record says that the container had no set of its own, so it gets all CPUs when the other one ends.
         let record = plan.iter().find_map(|step| match step {
             Step::Record { path, record } if path.ends_with("/x") => record.as_ref(),
             _ => None,
