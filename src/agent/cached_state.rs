@@ -178,7 +178,7 @@ impl CachedState {
         let is_free = lost.is_ok_and(|lost| lost.is_empty());
         if !is_free {
             // The kernel has lost the CPUs, or returns the CPUs later. The next node pass reads the CPUs again.
-            ledger.barred = ledger.barred.union(&freed);
+            ledger.excluded = ledger.excluded.union(&freed);
         }
         is_free
     }

@@ -218,7 +218,7 @@ impl PassState {
         let Some(cached) = &self.cached else {
             return true;
         };
-        if !ledger.barred.is_empty() || cached.has_ended_owner(node) {
+        if !ledger.excluded.is_empty() || cached.has_ended_owner(node) {
             return true;
         }
         // The pods may have lost containers since the last node pass.
@@ -332,10 +332,10 @@ impl PassState {
                 .and_then(|container| observed.container(uid, &container.name))
                 .map(|observed| &observed.cgroup);
             let refusal = cgroup.and_then(|cgroup| Some((cgroup, self.refused.get(&cgroup.path)?)));
-            let is_barred = decision.cpus.is_some() && self.isolation.is_barred(uid);
-            let barred = is_barred.then(|| IsolatedPartitionGate::BARRED.to_owned());
+            let stays_root = decision.cpus.is_some() && self.isolation.stays_root(uid);
+            let stays_root = stays_root.then(|| IsolatedPartitionGate::STAYS_ROOT.to_owned());
             let Some((cgroup, says)) = refusal else {
-                decision.note = barred.or(decision.note.take());
+                decision.note = stays_root.or(decision.note.take());
                 continue;
             };
             // The runtime may have written the container's CPU set. The container then runs only on its own CPUs, but further
@@ -344,7 +344,7 @@ impl PassState {
             let cpus = decision.cpus.as_ref();
             let is_confined =
                 !effective.is_empty() && cpus.is_some_and(|cpus| effective.is_subset(cpus));
-            decision.note = barred.or_else(|| {
+            decision.note = stays_root.or_else(|| {
                 Some(if is_confined {
                     format!("other tasks may run on its CPUs: {says}")
                 } else {

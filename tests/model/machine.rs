@@ -140,7 +140,7 @@ impl Setup {
                     had.containers.get(name).cloned().unwrap_or_default()
                 });
                 let gained = cpus.difference(&had);
-                let never = set(self.reserved(world)).union(&ledger.barred);
+                let never = set(self.reserved(world)).union(&ledger.excluded);
                 if !gained.is_disjoint(&never) || !gained.is_subset(&set(world.kernel.online)) {
                     return Err(format!(
                         "{name} of pod {uid} is given {gained}, of which {never} are not to be had"
@@ -154,11 +154,11 @@ impl Setup {
         if world.enforcement == ModelEnforcement::Observe {
             return Ok(());
         }
-        let barred = owned
+        let excluded = owned
             .union(&set(self.reserved(world)))
-            .union(&ledger.barred)
+            .union(&ledger.excluded)
             .union(&ledger.exclusive());
-        let free = set(world.kernel.online).difference(&barred).len();
+        let free = set(world.kernel.online).difference(&excluded).len();
         for decision in &planned.decisions.containers {
             let Entitlement::Exclusive { cpus: owed, .. } = &decision.entitlement else {
                 continue;
@@ -221,7 +221,7 @@ impl Setup {
         ))
     }
 
-    /// Whether an assignment contains CPUs that the kernel has lost, or that a foreign program withholds.
+    /// Whether an assignment contains CPUs that the kernel has lost, or that a foreign program holds.
     pub(crate) fn is_hopeless(&self, world: &World, planned: &Planned) -> bool {
         planned
             .decisions

@@ -58,7 +58,7 @@ pub(crate) fn render(topology: &Topology, uses: &CpuUses) -> String {
     }
     marks.legend(&mut out, topology, &uses.withheld);
     if !uses.withheld.is_empty() {
-        let title = format!("not for pods  {}: ", count(uses.withheld.len(), "CPU"));
+        let title = format!("withheld  {}: ", count(uses.withheld.len(), "CPU"));
         wrapped(&mut out, &title, items(&uses.withheld));
     }
     out

@@ -226,9 +226,10 @@ fn another_container_on_exclusive_cpus_is_moved_off() {
     for list in ["0-7".to_owned(), pair.own.to_string()] {
         assert!(kernel.write(&other, "cpuset.cpus", &list));
         pair.settled(&kernel, "the container is a partition again");
-        pair.agent.eventually("the other container is off the CPU", |_| {
-            kernel.written(&other).is_disjoint(&pair.own)
-        });
+        pair.agent
+            .eventually("the other container is off the CPU", |_| {
+                kernel.written(&other).is_disjoint(&pair.own)
+            });
         assert!(allowed(other_pid).is_disjoint(&pair.own));
     }
     pair.pods.remove("worker.yaml");

@@ -246,10 +246,7 @@ fn withheld_cpus_are_not_shared() {
         ..CpuUses::default()
     };
     let drawing = console::strip_ansi_codes(&render(&topology, &uses)).into_owned();
-    assert!(
-        drawing.ends_with("not for pods  4 CPUs: 0-3\n"),
-        "{drawing}"
-    );
+    assert!(drawing.ends_with("withheld  4 CPUs: 0-3\n"), "{drawing}");
     uses.owners.insert("train/worker-0".to_owned(), set("4-7"));
     let drawing = console::strip_ansi_codes(&render(&topology, &uses)).into_owned();
     let rest = topology.online.difference(&set("0-7"));

@@ -179,11 +179,7 @@ fn memory_comes_only_from_numa_nodes_that_the_pods_may_use() {
     let words = |texts: [&str; 2]| texts.map(|text| (!text.is_empty()).then(|| text.to_owned()));
     assert_eq!(inputs("0-1,8"), words(["0-1,8", "1,8"]));
     assert_eq!(inputs("0-1"), words(["0-1", "1"]));
-    assert_eq!(
-        inputs("0,8"),
-        words(["0,8", ""]),
-        "NUMA node 1 is not for pods"
-    );
+    assert_eq!(inputs("0,8"), words(["0,8", ""]), "NUMA node 1 is withheld");
 }
 
 #[test]
