@@ -396,7 +396,7 @@ fn status_shows_nodes_that_wait_for_their_pods() {
     let files = Files::new();
     let two = SMALL.replace(
         "    - {case: \"1\"",
-        "    - {case: \"2\", nodes: {w: 1}}\n    - {case: \"1\"",
+        "    - {case: \"2\", nodes: {w: 1, p: 0}}\n    - {case: \"1\"",
     );
     let plan = |on_busy: &str| {
         let text = two.replace("spec:\n", &format!("spec:\n  onBusy: {on_busy}\n"));

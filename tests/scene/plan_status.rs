@@ -249,7 +249,7 @@ fn the_messages_name_slot_and_node() {
     );
     let text = SMALL.replace(
         "    - {case: \"1\"",
-        "    - {case: \"2\", nodes: {w: 1}}\n    - {case: \"1\"",
+        "    - {case: \"2\", nodes: {w: 1, p: 0}}\n    - {case: \"1\"",
     );
     let two_cases = [plan(&text)];
     let placed = |claims: &BTreeMap<String, String>| {
