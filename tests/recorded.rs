@@ -207,7 +207,7 @@ fn cgroup_v2_with_partitions() {
     // The partitions were made by hand. The ledger reports them, their CPUs go to no container, and no plan touches
     // them.
     let (observed, ledger) = ledger(folder.path(), &pods);
-    assert_eq!(ledger.barred.to_string(), "2-3,6-7");
+    assert_eq!(ledger.excluded.to_string(), "2-3,6-7");
     assert_eq!(
         (ledger.assignments.len(), ledger.unexplained.len()),
         (0, 2),

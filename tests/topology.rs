@@ -295,11 +295,30 @@ fn hybrid_kinds_come_from_event_sources_or_else_from_capacities() {
         [vec![fast; 12], vec![slow; 8]].concat()
     );
 
+    machine.write("cpu_lowpower/cpus", "16-19\n");
+    machine.write("cpu_atom/cpus", "12-15\n");
+    let slowest = Some(CoreKind::LowPower(0));
+    assert_eq!(
+        kinds(machine.read()),
+        [vec![fast; 12], vec![slow; 4], vec![slowest; 4]].concat()
+    );
+
     let machine = Machine::of(&[("system/cpu/online", "0-3")]);
     for (cpu, capacity) in ["446", "446", "871", "1024\n"].iter().enumerate() {
         machine.write(&format!("system/cpu/cpu{cpu}/cpu_capacity"), capacity);
     }
-    assert_eq!(kinds(machine.read()), [slow, slow, slow, fast]);
+    assert_eq!(
+        kinds(machine.read()),
+        [slowest, slowest, slow, fast],
+        "three speeds are three kinds"
+    );
+    let json = serde_json::to_value(machine.read()).unwrap();
+    assert_eq!(json["cpus"][0]["kind"], "low-power");
+    // Cores of one design, of which some reach a higher clock rate.
+    for (cpu, capacity) in ["718", "731", "1009", "1024"].iter().enumerate() {
+        machine.write(&format!("system/cpu/cpu{cpu}/cpu_capacity"), capacity);
+    }
+    assert_eq!(kinds(machine.read()), [slow, slow, fast, fast]);
     for cpu in 0..4 {
         machine.write(&format!("system/cpu/cpu{cpu}/cpu_capacity"), "1024\n");
     }

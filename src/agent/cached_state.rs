@@ -77,7 +77,7 @@ impl CachedState {
             .container(container)
             .is_some_and(|container| container.kind == ContainerKind::Init);
         let cgroups = pod.cgroup_uid().and_then(|uid| self.pod(uid));
-        is_init || cgroups.is_some_and(|pod| !pod.partitions_of_mates(container).is_empty())
+        is_init || cgroups.is_some_and(|pod| !pod.partitions_of_others(container).is_empty())
     }
 
     /// Whether the kernel still has the pod's record as cached. A recreated cgroup has a different record, or none. With
@@ -178,7 +178,7 @@ impl CachedState {
         let is_free = lost.is_ok_and(|lost| lost.is_empty());
         if !is_free {
             // The kernel has lost the CPUs, or returns the CPUs later. The next node pass reads the CPUs again.
-            ledger.barred = ledger.barred.union(&freed);
+            ledger.excluded = ledger.excluded.union(&freed);
         }
         is_free
     }

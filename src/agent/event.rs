@@ -109,7 +109,7 @@ pub struct CreateAnswer {
     /// The container's exclusive CPUs; `None` in the shared pool.
     pub cpus: Option<CpuSet>,
     /// The CPUs that the runtime writes to the container's new cgroup: `cpus`, or `None` if the write would meet the
-    /// partition of a pod mate.
+    /// partition of another container of the pod.
     pub cpuset: Option<CpuSet>,
     /// The NUMA nodes for the container's memory; `None` for all.
     pub memory: Option<CpuSet>,

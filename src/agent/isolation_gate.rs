@@ -32,7 +32,7 @@ pub(super) struct IsolatedPartitionGate {
 
 impl IsolatedPartitionGate {
     /// The note of a pod whose partition can't become isolated.
-    pub(super) const BARRED: &str = "its partitions stay root instead of isolated, because Pinfold can't write \
+    pub(super) const STAYS_ROOT: &str = "its partitions stay root instead of isolated, because Pinfold can't write \
          /sys/devices/virtual/workqueue/cpumask: Linux before 7 may hang if unbound workqueues use the CPUs of a \
          partition that becomes isolated";
 
@@ -102,7 +102,7 @@ impl IsolatedPartitionGate {
     }
 
     /// Whether a pod's wanted isolated partition is impossible: work queues stay on its CPUs, or the mask is unknown.
-    pub(super) fn is_barred(&self, uid: &str) -> bool {
+    pub(super) fn stays_root(&self, uid: &str) -> bool {
         let stays = |allowed: &CpuSet| {
             self.wanted
                 .get(uid)
@@ -154,7 +154,7 @@ mod tests {
         let (mut isolation, start) = (IsolatedPartitionGate::default(), Instant::now());
         assert!(waits(&mut isolation, &[("a", "2-3")], start));
         assert_eq!(
-            (isolation.due(), isolation.is_barred("a")),
+            (isolation.due(), isolation.stays_root("a")),
             (None, true),
             "nothing is known"
         );
@@ -164,14 +164,14 @@ mod tests {
         );
         isolation.note_allowed(Some((&set("0-7"), false)), start);
         assert_eq!(
-            (isolation.due(), isolation.is_barred("a")),
+            (isolation.due(), isolation.stays_root("a")),
             (None, true),
             "they stay"
         );
         isolation.note_allowed(Some((&set("0-1,4-7"), true)), start);
         let left = start + SETTLED;
         assert_eq!(
-            (isolation.due(), isolation.is_barred("a")),
+            (isolation.due(), isolation.stays_root("a")),
             (Some(left), false)
         );
         assert!(waits(&mut isolation, &[("a", "2-3")], start + SETTLED / 2));
@@ -209,7 +209,7 @@ mod tests {
         // The pod `a` is ready, and the work queues stay on the CPUs of `b`.
         let pods = [("a", "2-3"), ("b", "4")];
         assert!(waits(&mut isolation, &pods, left));
-        assert!(isolation.is_barred("b") && !isolation.is_barred("a"));
+        assert!(isolation.stays_root("b") && !isolation.stays_root("a"));
         assert_eq!(isolation.due(), None);
     }
 

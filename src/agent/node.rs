@@ -122,7 +122,7 @@ impl AgentNode {
         }
     }
 
-    /// Chooses the default reserved CPUs at the start, and again when pods can use none of them. Assigned, barred or withheld
+    /// Chooses the default reserved CPUs at the start, and again when pods can use none of them. Assigned, excluded or withheld
     /// CPUs are never chosen: reserved CPUs are the part of the pods' CPUs that stays shared.
     pub(super) fn choose_reserved(&mut self, ledger: &Ledger) {
         let online = &self.topology.online;

@@ -378,7 +378,7 @@ impl<N: PassNode> Pass<'_, N> {
         if self.node.enforcement() == Enforcement::Observe {
             decisions.keep_ledger_assignments(&self.view.pods, &self.view.ledger);
         } else {
-            decisions.keep_init_containers_off_mates(&self.view.pods, &self.view.observed);
+            decisions.keep_init_containers_off_others(&self.view.pods, &self.view.observed);
         }
         Ok(decisions)
     }

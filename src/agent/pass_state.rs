@@ -114,11 +114,11 @@ impl PassState {
     /// The part of a decision about a new container that the runtime may write to the container's cgroup: all of `cpus`, or
     /// nothing.
     ///
-    /// Linux 6.12 makes a partition invalid if a pod mate's `cpuset.cpus` meets it. The CPUs of such partitions are written at
+    /// Linux 6.12 makes a partition invalid if the `cpuset.cpus` of another container of the pod meets it. The CPUs of such partitions are written at
     /// StartContainer, after the partitions have given them up.
     pub fn cpus_for_runtime(&self, uid: &str, container: &str, cpus: &CpuSet) -> Option<CpuSet> {
         let pod = self.cached.as_ref()?.observed.pod(uid);
-        let held = pod.map(|pod| pod.partitions_of_mates(container));
+        let held = pod.map(|pod| pod.partitions_of_others(container));
         let is_free = held.is_none_or(|held| held.is_disjoint(cpus));
         is_free.then(|| cpus.clone())
     }
@@ -218,7 +218,7 @@ impl PassState {
         let Some(cached) = &self.cached else {
             return true;
         };
-        if !ledger.barred.is_empty() || cached.has_ended_owner(node) {
+        if !ledger.excluded.is_empty() || cached.has_ended_owner(node) {
             return true;
         }
         // The pods may have lost containers since the last node pass.
@@ -332,10 +332,10 @@ impl PassState {
                 .and_then(|container| observed.container(uid, &container.name))
                 .map(|observed| &observed.cgroup);
             let refusal = cgroup.and_then(|cgroup| Some((cgroup, self.refused.get(&cgroup.path)?)));
-            let is_barred = decision.cpus.is_some() && self.isolation.is_barred(uid);
-            let barred = is_barred.then(|| IsolatedPartitionGate::BARRED.to_owned());
+            let stays_root = decision.cpus.is_some() && self.isolation.stays_root(uid);
+            let stays_root = stays_root.then(|| IsolatedPartitionGate::STAYS_ROOT.to_owned());
             let Some((cgroup, says)) = refusal else {
-                decision.note = barred.or(decision.note.take());
+                decision.note = stays_root.or(decision.note.take());
                 continue;
             };
             // The runtime may have written the container's CPU set. The container then runs only on its own CPUs, but further
@@ -344,7 +344,7 @@ impl PassState {
             let cpus = decision.cpus.as_ref();
             let is_confined =
                 !effective.is_empty() && cpus.is_some_and(|cpus| effective.is_subset(cpus));
-            decision.note = barred.or_else(|| {
+            decision.note = stays_root.or_else(|| {
                 Some(if is_confined {
                     format!("other tasks may run on its CPUs: {says}")
                 } else {

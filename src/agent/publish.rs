@@ -157,7 +157,7 @@ impl Reconciler {
             }
             let uid = container.uid.as_deref()?;
             let pod = observed.pods.iter().find(|pod| pod.cgroup.uid == uid)?;
-            let set = pod.container(&container.container)?.foreign_set()?;
+            let set = pod.container(&container.container)?.set_of_others()?;
             // On cgroup v1 every cgroup has a set, mostly that of the pod.
             let offered = pod.cgroup.cpuset.effective.intersection(shared);
             return (!offered.is_subset(set)).then(|| {
@@ -182,7 +182,7 @@ impl Reconciler {
         let mut errors: Vec<String> = self.passes.pods.errors().cloned().collect();
         errors.extend(node.suspended().map(str::to_owned));
         let online = &node.topology.online;
-        errors.extend(result.ledger.outside_offer(&result.observed, online));
+        errors.extend(result.ledger.on_withheld_cpus(&result.observed, online));
         if node.reserved.is_disjoint(online) {
             errors.push(
                 "no reserved CPU is online and free: every CPU is owned, or the configured reserved CPUs are offline. \

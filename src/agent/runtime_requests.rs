@@ -180,11 +180,11 @@ impl Reconciler {
                 .filter(|cpus| !cpus.is_empty());
         }
         let own_path = own.map(|own| own.cgroup.path.as_str());
-        let mates = pod.containers.iter().map(|mate| &mate.cgroup);
-        let mates = mates.filter(|mate| mate.cpuset.partition.is_live());
-        let mates = mates.filter(|mate| Some(mate.path.as_str()) != own_path);
-        let taken: CpuSet = mates
-            .flat_map(|mate| mate.cpuset.exclusive.iter())
+        let others = pod.containers.iter().map(|other| &other.cgroup);
+        let others = others.filter(|other| other.cpuset.partition.is_live());
+        let others = others.filter(|other| Some(other.path.as_str()) != own_path);
+        let taken: CpuSet = others
+            .flat_map(|other| other.cpuset.exclusive.iter())
             .collect();
         let offered = match node.enforcement {
             Enforcement::Partition => node.topology.online.clone(),

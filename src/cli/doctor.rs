@@ -442,9 +442,9 @@ fn cpus_for_pods(node: &AgentNode) -> Vec<CheckResult> {
         return Vec::new();
     };
     let mut findings: Vec<CheckResult> = offered(node, &observed, &ledger).into_iter().collect();
-    for sentence in ledger.outside_offer(&observed, &node.topology.online) {
+    for sentence in ledger.on_withheld_cpus(&observed, &node.topology.online) {
         findings.push(weak(
-            "outside",
+            "withheld",
             sentence,
             "the CPUs may be meant for other programs; Pinfold moves no running container",
         ));
@@ -478,10 +478,10 @@ fn offered(node: &AgentNode, observed: &Observed, ledger: &Ledger) -> Option<Che
     }
     let trees = observed.surroundings.trees.join(" and ");
     let finding = format!(
-        "{trees} offers pods the CPUs {available}; Pinfold assigns no CPU of {}",
+        "{trees} offers pods the CPUs {available}; the CPUs {} are withheld",
         online.difference(&available)
     );
-    let free = available.difference(&ledger.barred);
+    let free = available.difference(&ledger.excluded);
     Some(if free.difference(&node.reserved).is_empty() {
         let advice = format!("give {trees} more CPUs (cpuset.cpus), or reserve fewer CPUs");
         bad("CPUs for pods", finding, &advice)

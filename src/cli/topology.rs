@@ -20,7 +20,7 @@ pub(crate) use drawing::{CpuUses, render};
 
 /// Draw which CPUs share a core, a last-level cache (LLC), a NUMA node and a socket.
 ///
-/// CPUs in brackets are the threads of one core. On hybrid machines, P marks performance cores and E efficiency cores.
+/// CPUs in brackets are the threads of one core. On hybrid machines, P marks performance cores, E efficiency cores and L still slower cores.
 /// Facts that the machine does not report are missing in the drawing and null in the JSON.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:

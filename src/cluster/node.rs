@@ -165,11 +165,16 @@ pub async fn apply(
     node: &OwnNode,
     labels: &BTreeMap<String, String>,
 ) -> Result<ApplyOutcome, Failure> {
-    let patch = json!({
+    let mut patch = json!({
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": {"name": node.name, "uid": node.uid, "labels": labels},
+        "metadata": {"name": node.name, "uid": node.uid},
     });
+    // Whoever applies an empty map owns that map, and then an empty entry of this agent would stay in `managedFields` after
+    // its last label is gone. The server drops the entry of a manager that applies no field at all.
+    if !labels.is_empty() {
+        patch["metadata"]["labels"] = json!(labels);
+    }
     let request = request::Request::new(NODES)
         .patch(
             &node.name,

@@ -14,13 +14,13 @@ use super::{Api, Call, Failure};
 use crate::pod::{Pod, PodObject, PodRole, recognise};
 
 /// The number of pods after which the list of a job ends early.
-const MOST: usize = 10_000;
+const MAX_MEMBERS: usize = 10_000;
 
 /// The longest time for the pods of a job, in seconds.
-const LONGEST: u32 = 60;
+const READ_SECONDS: u32 = 60;
 
 /// After this time without a further pod, a server without streaming lists has sent all pods.
-const SILENCE: Duration = Duration::from_secs(2);
+const END_OF_LIST: Duration = Duration::from_secs(2);
 
 /// A pod of a job, with its own IP addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,7 +65,7 @@ pub async fn members(
     let path = format!("/api/v1/namespaces/{namespace}/pods");
     let mut params = WatchParams {
         label_selector: Some(format!("{}={}", label.0, label.1)),
-        timeout: Some(LONGEST),
+        timeout: Some(READ_SECONDS),
         send_initial_events: true,
         ..WatchParams::default()
     };
@@ -79,7 +79,7 @@ pub async fn members(
         }
         opened => (opened?, true),
     };
-    let deadline = Duration::from_secs(LONGEST.into());
+    let deadline = Duration::from_secs(READ_SECONDS.into());
     let read = tokio::time::timeout(deadline, read(watch, has_bookmark)).await;
     read.unwrap_or(Err(Failure::Timeout(deadline)))
         .inspect_err(|failure| api.counters().failed(failure.kind()))
@@ -90,8 +90,12 @@ async fn read(mut watch: WatchStream, has_bookmark: bool) -> Result<Vec<JobMembe
     let mut members: BTreeMap<String, JobMember> = BTreeMap::new();
     let mut has_begun = false;
     // A server that does not know streaming lists ignores the request for a bookmark, so silence ends each list.
-    let silence = if has_bookmark { 5 * SILENCE } else { SILENCE };
-    while members.len() < MOST {
+    let silence = if has_bookmark {
+        5 * END_OF_LIST
+    } else {
+        END_OF_LIST
+    };
+    while members.len() < MAX_MEMBERS {
         let change = match watch.next(silence).await {
             Ok(Some(change)) => change,
             Ok(None) => {

@@ -5,8 +5,9 @@
 //! NUMA nodes without CPUs make such a division wrong.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use super::CpuSet;
 
@@ -32,14 +33,15 @@ pub struct Cpu {
     pub kind: Option<CoreKind>,
 }
 
-/// The kind of a core on a hybrid machine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "lowercase")]
+/// The kind of a core on a hybrid machine, by speed. Most hybrid machines have two kinds, and some have more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CoreKind {
     /// The fastest cores of the machine.
     Performance,
     /// Slower cores with lower power consumption.
     Efficiency,
+    /// Still slower cores: 0 for the third kind, 1 for the fourth, and so on.
+    LowPower(u8),
 }
 
 /// A NUMA node. A NUMA node may have memory and no CPUs.
@@ -109,6 +111,36 @@ pub struct TopologyFacts {
     pub kinds: Vec<(CoreKind, CpuSet)>,
     /// The NUMA nodes.
     pub numa: Vec<NumaNode>,
+}
+
+// === impl CoreKind ===
+
+impl CoreKind {
+    /// The kind with this number of faster kinds.
+    pub fn of_rank(rank: usize) -> Self {
+        match rank {
+            0 => Self::Performance,
+            1 => Self::Efficiency,
+            rank => Self::LowPower(u8::try_from(rank - 2).unwrap_or(u8::MAX)),
+        }
+    }
+}
+
+impl fmt::Display for CoreKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Performance => f.write_str("performance"),
+            Self::Efficiency => f.write_str("efficiency"),
+            Self::LowPower(0) => f.write_str("low-power"),
+            Self::LowPower(further) => write!(f, "low-power-{}", u16::from(*further) + 1),
+        }
+    }
+}
+
+impl Serialize for CoreKind {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
 }
 
 // === impl NumaNode ===

@@ -17,8 +17,12 @@ use crate::cpu::{CoreKind, CpuSet, MAX_CPU, NumaNode, ParseCpuSetError, Topology
 const KIND_DIRECTORIES: [(&str, CoreKind); 3] = [
     ("cpu_core", CoreKind::Performance),
     ("cpu_atom", CoreKind::Efficiency),
-    ("cpu_lowpower", CoreKind::Efficiency),
+    ("cpu_lowpower", CoreKind::LowPower(0)),
 ];
+
+/// CPUs with at least this part of the capacity of the fastest CPU of their kind, in percent, are of the same kind. Cores of
+/// one design differ by a few percent, because some of them reach a higher clock rate.
+const SAME_KIND_PERCENT: i64 = 90;
 
 /// The reason why a machine's topology can't be read.
 #[derive(Debug, thiserror::Error)]
@@ -253,16 +257,30 @@ fn kinds(devices: &Path, cpus: &Path, online: &CpuSet) -> Result<Vec<(CoreKind, 
             capacities.entry(capacity).or_default().insert(cpu);
         }
     }
-    if capacities.len() < 2 {
-        return Ok(kinds);
+    Ok(by_capacity(&capacities))
+}
+
+/// The CPUs of each kind of core, from the CPUs of each capacity; empty for a single kind.
+fn by_capacity(capacities: &BTreeMap<i64, CpuSet>) -> Vec<(CoreKind, CpuSet)> {
+    // The highest capacity of each kind, and the kind's CPUs.
+    let mut kinds: Vec<(i64, CpuSet)> = Vec::new();
+    for (&capacity, cpus) in capacities.iter().rev() {
+        match kinds.last_mut() {
+            Some((fastest, of_kind))
+                if capacity.saturating_mul(100) >= fastest.saturating_mul(SAME_KIND_PERCENT) =>
+            {
+                *of_kind = of_kind.union(cpus);
+            }
+            _ => kinds.push((capacity, cpus.clone())),
+        }
     }
-    let fastest = capacities
-        .pop_last()
-        .map(|(_, cpus)| (CoreKind::Performance, cpus));
-    let others = capacities
-        .into_values()
-        .map(|cpus| (CoreKind::Efficiency, cpus));
-    Ok(fastest.into_iter().chain(others).collect())
+    if kinds.len() < 2 {
+        return Vec::new();
+    }
+    let ranked = kinds.into_iter().enumerate();
+    ranked
+        .map(|(rank, (_, cpus))| (CoreKind::of_rank(rank), cpus))
+        .collect()
 }
 
 /// The NUMA nodes by ascending id; empty if the kernel was built without NUMA.

@@ -94,11 +94,11 @@ impl Decisions {
         self.desired.set_assignments(ledger.assignments.clone());
     }
 
-    /// Takes the CPUs of existing pod mates from each init container.
+    /// Takes the CPUs of the pod's other existing containers from each init container.
     ///
     /// A sidecar owns its CPUs alone, also while later init containers run. If all CPUs of the pod are taken, the init
     /// container runs on shared CPUs.
-    pub fn keep_init_containers_off_mates(&mut self, pods: &[Pod], observed: &Observed) {
+    pub fn keep_init_containers_off_others(&mut self, pods: &[Pod], observed: &Observed) {
         for decision in &mut self.containers {
             let (Entitlement::Inherit { .. }, Some(cpus), Some(pod)) = (
                 &decision.entitlement,
@@ -115,7 +115,7 @@ impl Decisions {
                 continue;
             };
             let assignment = self.desired.assignment(uid);
-            let taken = cgroups.cpus_of_mates(&container.name, &assignment);
+            let taken = cgroups.cpus_of_others(&container.name, &assignment);
             let rest = cpus.difference(&taken);
             if rest.is_empty() {
                 decision.cpus = None;

@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::{AssignmentRecord, Enforcement, Ledger, Observed, ObservedContainer};
+use super::{AssignmentRecord, Enforcement, Ledger, Observed, ObservedContainer, ObservedPod};
 use crate::cpu::CpuSet;
 use crate::host::cgroup::Cpuset;
 
@@ -14,6 +14,12 @@ use crate::host::cgroup::Cpuset;
 pub struct Drift {
     /// The container's cgroup.
     pub path: String,
+    /// Namespace and name of the pod, from its assignment record.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
+    /// The container's name, if known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub container: Option<String>,
     /// The cause of the difference.
     pub cause: DriftCause,
     /// The assigned CPUs.
@@ -86,11 +92,14 @@ impl fmt::Display for Drift {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             path,
+            pod,
+            container,
             cause,
             assigned,
             effective,
             others,
         } = self;
+        let name = named(pod.as_ref(), container.as_ref(), path);
         let cause = cause.name();
         let runs = if assigned.is_empty() {
             format!("should run on shared CPUs and runs on {effective}")
@@ -99,7 +108,7 @@ impl fmt::Display for Drift {
         } else {
             format!("should run on {assigned} and runs on {effective}")
         };
-        write!(f, "drift ({cause}): {path} {runs}")?;
+        write!(f, "drift ({cause}): {name} {runs}")?;
         let mut before = "; also on these CPUs:";
         for other in others {
             write!(f, "{before} {other}")?;
@@ -113,14 +122,27 @@ impl fmt::Display for Drift {
 
 impl fmt::Display for Neighbour {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (&self.pod, &self.container) {
-            (Some(pod), Some(container)) => {
-                write!(f, "{pod}/{container} ({}) on {}", self.path, self.cpus)
-            }
-            (Some(pod), None) => write!(f, "{pod} ({}) on {}", self.path, self.cpus),
-            (None, _) => write!(f, "{} on {}", self.path, self.cpus),
-        }
+        let name = named(self.pod.as_ref(), self.container.as_ref(), &self.path);
+        write!(f, "{name} on {}", self.cpus)
     }
+}
+
+/// `namespace/pod/container (cgroup)`, as far as the names are known. The cgroup alone is a hash that no person knows.
+fn named(pod: Option<&String>, container: Option<&String>, path: &str) -> String {
+    match (pod, container) {
+        (Some(pod), Some(container)) => format!("{pod}/{container} ({path})"),
+        (Some(pod), None) => format!("{pod} ({path})"),
+        (None, _) => path.to_owned(),
+    }
+}
+
+/// Namespace and name of a pod, if its record has them.
+fn recorded_name(pod: &ObservedPod) -> Option<String> {
+    let record = pod
+        .record
+        .as_ref()
+        .filter(|record| !record.pod.is_empty())?;
+    Some(format!("{}/{}", record.namespace, record.pod))
 }
 
 /// What a comparison needs to know beside the kernel and the ledger.
@@ -166,6 +188,8 @@ pub fn drift(observed: &Observed, ledger: &Ledger, input: &DriftInput<'_>) -> Ve
             };
             drifts.push(Drift {
                 path: container.cgroup.path.clone(),
+                pod: recorded_name(pod),
+                container: container.name.clone(),
                 cause,
                 assigned,
                 effective: container.cgroup.cpuset.effective.clone(),
@@ -306,15 +330,14 @@ fn others(
             .map(AssignmentRecord::cpus)
             .unwrap_or_default();
         if assigned.is_empty() {
-            // An overlap with the drifted container's pod mates is no drift.
+            // An overlap with other containers of the pod is no drift.
             other_cpus = other_cpus.intersection(foreign);
         }
         let on_assigned = other.cgroup.cpuset.effective.intersection(assigned);
         let cpus = on_assigned.union(&other_cpus.intersection(&drifted.cgroup.cpuset.effective));
-        let record = pod.record.as_ref().filter(|record| !record.pod.is_empty());
         (!cpus.is_empty()).then(|| Neighbour {
             path: other.cgroup.path.clone(),
-            pod: record.map(|record| format!("{}/{}", record.namespace, record.pod)),
+            pod: recorded_name(pod),
             container: other.name.clone(),
             cpus,
         })
@@ -349,6 +372,61 @@ mod tests {
             }],
             ..PodCgroup::default()
         }
+    }
+
+    /// The log's reader knows the pod, not the hash in the name of its cgroup.
+    #[test]
+    fn a_drifted_owner_is_named_by_its_pod_and_container() {
+        let mut drift = Drift {
+            path: "kubepods/pod1/cri-8f3a".to_owned(),
+            pod: Some("t/w-0".to_owned()),
+            container: Some("main".to_owned()),
+            cause: DriftCause::Written,
+            assigned: set("2-3"),
+            effective: set("0-1"),
+            others: vec![Neighbour {
+                path: "kubepods/pod2/cri-77aa".to_owned(),
+                pod: Some("t/w-1".to_owned()),
+                container: None,
+                cpus: set("2"),
+            }],
+        };
+        assert_eq!(
+            drift.to_string(),
+            "drift (written): t/w-0/main (kubepods/pod1/cri-8f3a) should run on 2-3 and runs on 0-1; also on these CPUs: \
+             t/w-1 (kubepods/pod2/cri-77aa) on 2"
+        );
+        (drift.pod, drift.others) = (None, Vec::new());
+        assert_eq!(
+            drift.to_string(),
+            "drift (written): kubepods/pod1/cri-8f3a should run on 2-3 and runs on 0-1"
+        );
+    }
+
+    #[test]
+    fn an_owner_s_drift_has_the_names_of_its_record() {
+        let mut record = AssignmentRecord::new(EarlierSettings::default());
+        (record.namespace, record.pod) = ("t".to_owned(), "w-0".to_owned());
+        let containers = &mut record.assignment.containers;
+        containers.insert("main".to_owned(), set("2-3"));
+        let mut owner = pod("owner", "0-1", Some(&record));
+        owner.record_text = Some(record.text());
+        let scan = Scan {
+            pods: vec![owner],
+            ..Scan::default()
+        };
+        let (observed, ledger) = Observed::new(scan, &[]);
+        let input = DriftInput {
+            online: &set("0-3"),
+            recently_assigned: &CpuSet::new(),
+            unrecorded: &BTreeSet::new(),
+            enforcement: Enforcement::Cpuset,
+        };
+        let names: Vec<Option<String>> = drift(&observed, &ledger, &input)
+            .into_iter()
+            .map(|drift| drift.pod)
+            .collect();
+        assert_eq!(names, [Some("t/w-0".to_owned())]);
     }
 
     #[test]

@@ -76,8 +76,9 @@ pub struct Ledger {
     pub assignments: BTreeMap<String, PodAssignment>,
     /// The NUMA nodes of containers with memory bound by Pinfold, by pod uid and container name.
     pub memory: BTreeMap<String, BTreeMap<String, CpuSet>>,
-    /// CPUs excluded from assignments: unexplained exclusive CPUs, and lost CPUs.
-    pub barred: CpuSet,
+    /// CPUs excluded from assignments: unexplained exclusive CPUs, the sets of cgroups with an unreadable record, lost CPUs, and
+    /// CPUs that are barred, which means given up and not yet handed back.
+    pub excluded: CpuSet,
     /// Lost CPUs, which stay lost until the next boot.
     pub lost: CpuSet,
     /// The CPUs that the cgroups above the pods offer; `None` if no cgroup above the pods has a set. An online CPU
@@ -99,7 +100,7 @@ impl Observed {
     pub fn new(scan: Scan, pods: &[Pod]) -> (Self, Ledger) {
         let mut ledger = Ledger {
             offered: scan.offered(),
-            barred: scan.lost.clone(),
+            excluded: scan.lost.clone(),
             lost: scan.lost,
             ..Ledger::default()
         };
@@ -108,7 +109,7 @@ impl Observed {
             surroundings: scan.surroundings,
         };
         for (path, cpus) in &observed.surroundings.outside {
-            ledger.bar(path, cpus);
+            ledger.exclude(path, cpus);
         }
         // The first of several pods with the same uid counts.
         let pods_from_last = pods.iter().enumerate().rev();
@@ -223,15 +224,15 @@ impl ObservedContainer {
     }
 
     /// The set that somebody else has given the container. With a record, the set is Pinfold's.
-    pub fn foreign_set(&self) -> Option<&CpuSet> {
+    pub fn set_of_others(&self) -> Option<&CpuSet> {
         let written = &self.cgroup.cpuset.cpus;
         let is_foreign =
             self.record.is_none() && !self.has_unreadable_record() && !self.has_given_cpus();
         (is_foreign && !written.is_empty()).then_some(written)
     }
 
-    /// The CPUs that the cgroup holds as a partition. An invalid partition counts too: Linux 6.12 still withholds its
-    /// CPUs from every other cgroup, and loses them if the cgroup is removed in this state.
+    /// The CPUs that the cgroup holds as a partition. An invalid partition counts too: Linux 6.12 still keeps its CPUs
+    /// from every other cgroup, and loses them if the cgroup is removed in this state.
     pub fn partition_cpus(&self) -> CpuSet {
         let cpuset = &self.cgroup.cpuset;
         match cpuset.partition {
@@ -264,32 +265,32 @@ impl ObservedPod {
 
     /// The CPUs that the partitions of the other cgroups in the pod hold. If the runtime wrote one of them to the
     /// container, Linux 6.12 would make that partition invalid.
-    pub fn partitions_of_mates(&self, name: &str) -> CpuSet {
-        union(self.mates(name).map(ObservedContainer::partition_cpus))
+    pub fn partitions_of_others(&self, name: &str) -> CpuSet {
+        union(self.others(name).map(ObservedContainer::partition_cpus))
     }
 
-    /// The CPUs that an init container must leave alone: those of the partitions of its pod mates, and those of every
-    /// pod mate with a cgroup, which may become a partition at any moment. A partition whose container has ended ends with
+    /// The CPUs that an init container must leave alone: those of the partitions of the pod's other containers, and
+    /// those of each of them with a cgroup, which may become a partition at any moment. A partition whose container has ended ends with
     /// the start of the next one.
-    pub(super) fn cpus_of_mates(&self, name: &str, assignment: &PodAssignment) -> CpuSet {
-        let assigned = |mate: &ObservedContainer| match &mate.name {
+    pub(super) fn cpus_of_others(&self, name: &str, assignment: &PodAssignment) -> CpuSet {
+        let assigned = |other: &ObservedContainer| match &other.name {
             Some(name) => assignment.containers.get(name).cloned(),
-            None => Some(assignment.idle.clone()).filter(|_| mate.idle),
+            None => Some(assignment.idle.clone()).filter(|_| other.idle),
         };
-        let cpus = |mate| {
-            let assigned = assigned(mate).unwrap_or_default();
-            if mate.idle || mate.cgroup.populated {
-                assigned.union(&mate.partition_cpus())
+        let cpus = |other: &ObservedContainer| {
+            let assigned = assigned(other).unwrap_or_default();
+            if other.idle || other.cgroup.populated {
+                assigned.union(&other.partition_cpus())
             } else {
                 assigned
             }
         };
-        union(self.mates(name).map(cpus))
+        union(self.others(name).map(cpus))
     }
 
     /// The cgroups in the pod that do not belong to the named container. A cgroup that an earlier run of the container
     /// left behind has no name, so it counts.
-    fn mates(&self, name: &str) -> impl Iterator<Item = &ObservedContainer> {
+    fn others(&self, name: &str) -> impl Iterator<Item = &ObservedContainer> {
         let containers = self.containers.iter();
         containers.filter(move |container| container.name.as_deref() != Some(name))
     }
@@ -379,7 +380,7 @@ impl Ledger {
     /// Replaces a pod's entries with a newer ledger of the pod, if the newer ledger explains all
     /// exclusive CPUs. Returns whether the entries were replaced.
     pub fn replace_pod(&mut self, uid: &str, mut now: Self) -> bool {
-        let explained = now.barred.is_empty() && now.unexplained.is_empty();
+        let explained = now.excluded.is_empty() && now.unexplained.is_empty();
         if explained {
             self.assignments.remove(uid);
             self.assignments.append(&mut now.assignments);
@@ -420,14 +421,14 @@ impl Ledger {
             Err(error) => error,
         };
         let cpus = cpuset.cpus.union(&cpuset.exclusive);
-        let barred = if cpus.is_empty() {
+        let consequence = if cpus.is_empty() {
             String::new()
         } else {
             format!(", and assigns {} to no other container", cpus.in_words())
         };
-        self.barred = self.barred.union(&cpus);
+        self.excluded = self.excluded.union(&cpus);
         self.unreadable_sets.push(cpus);
-        let sentence = format!("Pinfold does not change cgroup {path}{barred}: {error}");
+        let sentence = format!("Pinfold does not change cgroup {path}{consequence}: {error}");
         self.unexplained.push(sentence.clone());
         self.unreadable.push(sentence);
         None
@@ -464,7 +465,7 @@ impl Ledger {
         for container in &pod.containers {
             let cpuset = &container.cgroup.cpuset;
             let assigned = self.of(uid).cpus();
-            // The CPUs of an unreadable record are barred already.
+            // The CPUs of an unreadable record are excluded already.
             let is_recorded = container.cgroup.record_text.is_some();
             if cpuset.exclusive.is_subset(&assigned) || is_recorded {
                 continue;
@@ -478,21 +479,21 @@ impl Ledger {
                 None if unrecorded_partition && container.idle => {
                     self.add_idle(uid, &cpuset.exclusive);
                 }
-                _ => self.bar(&container.cgroup.path, &cpuset.exclusive),
+                _ => self.exclude(&container.cgroup.path, &cpuset.exclusive),
             }
         }
         let held = &pod.cgroup.cpuset.exclusive;
         let unrecorded = held
             .difference(&self.of(uid).cpus())
-            .difference(&self.barred);
+            .difference(&self.excluded);
         if pod.record.is_none() && !unrecorded.is_empty() {
-            self.bar(&pod.cgroup.path, &unrecorded);
+            self.exclude(&pod.cgroup.path, &unrecorded);
         }
     }
 
     /// Reports exclusive CPUs without any record, and excludes the CPUs from assignments.
-    fn bar(&mut self, path: &str, cpus: &CpuSet) {
-        self.barred = self.barred.union(cpus);
+    fn exclude(&mut self, path: &str, cpus: &CpuSet) {
+        self.excluded = self.excluded.union(cpus);
         self.unexplained.push(format!(
             "cgroup {path} has exclusive {} that Pinfold did not assign: Pinfold does not change the cgroup",
             cpus.in_words()
@@ -706,7 +707,7 @@ mod tests {
             ..Scan::default()
         };
         let (_, ledger) = Observed::new(scan, &[]);
-        assert_eq!(ledger.barred, "1-5,7".parse().unwrap());
+        assert_eq!(ledger.excluded, "1-5,7".parse().unwrap());
         assert_eq!(ledger.unreadable.len(), 3, "{:?}", ledger.unreadable);
         assert_eq!(ledger.unexplained, ledger.unreadable);
         assert!(
@@ -715,7 +716,7 @@ mod tests {
     }
 
     #[test]
-    fn an_init_container_leaves_its_pod_mates_their_cpus() {
+    fn an_init_container_leaves_the_other_containers_their_cpus() {
         let partition = |id: &str, cpus: &str, partition| ObservedContainer {
             cgroup: ContainerCgroup {
                 id: id.to_owned(),
@@ -749,9 +750,9 @@ mod tests {
             let cpus = cpus.parse().unwrap();
             assignment.containers.insert(name.to_owned(), cpus);
         }
-        assert_eq!(pod.partitions_of_mates("init"), "1-3,6".parse().unwrap());
+        assert_eq!(pod.partitions_of_others("init"), "1-3,6".parse().unwrap());
         assert_eq!(
-            pod.cpus_of_mates("init", &assignment),
+            pod.cpus_of_others("init", &assignment),
             "1-4".parse().unwrap()
         );
     }

@@ -128,7 +128,7 @@ pub enum Reason {
     Own,
     /// The CPUs are shared.
     Share,
-    /// The container must not overlap the partition of a pod mate.
+    /// The container must not overlap the partition of another container of the pod.
     #[serde(rename = "apart")]
     Separate,
     /// CPUs that went offline are online again.

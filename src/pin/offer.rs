@@ -82,12 +82,12 @@ impl Ledger {
     /// The CPUs that no new assignment may have, whether owned or not.
     pub fn unassignable(&self, online: &CpuSet) -> CpuSet {
         let withheld = online.difference(&self.available(online));
-        self.exclusive().union(&self.barred).union(&withheld)
+        self.exclusive().union(&self.excluded).union(&withheld)
     }
 
-    /// The assignments outside the CPUs on offer, a sentence each. The assignments stay, because Pinfold moves no
+    /// The assignments with withheld CPUs, a sentence each. The assignments stay, because Pinfold moves no
     /// running container.
-    pub fn outside_offer(&self, observed: &Observed, online: &CpuSet) -> Vec<String> {
+    pub fn on_withheld_cpus(&self, observed: &Observed, online: &CpuSet) -> Vec<String> {
         let available = self.available(online);
         let mut found = Vec::new();
         for (uid, assignment) in &self.assignments {
@@ -237,7 +237,7 @@ mod tests {
         let online = set("0-7");
         let reported = |sets, online: &CpuSet| {
             let (observed, ledger) = Observed::new(scan_of("kubepods", sets, "4-7"), &[]);
-            ledger.outside_offer(&observed, online)
+            ledger.on_withheld_cpus(&observed, online)
         };
         assert_eq!(reported(("0-7", "0-3"), &online), Vec::<String>::new());
         let found = reported(("0-5", "0-3"), &online);

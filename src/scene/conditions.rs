@@ -52,6 +52,8 @@ struct CaseComparison {
     first_free: Option<Slot>,
     /// The first claimed slot whose node lacks the labels, and the node.
     first_unlabelled: Option<(Slot, String)>,
+    /// The nodes that keep the labels of a slot until its pods have ended, each with that slot.
+    waiting: Vec<(String, Slot)>,
     /// The slots whose labels are on a wrong node, as sentences.
     wrong_labels: Vec<String>,
     /// The nodes with several claims, as sentences.
@@ -271,14 +273,13 @@ fn compare(plan: &ScenePlan, slots: &Slots, view: &ClusterView<'_>) -> CaseCompa
         candidates: candidates(plan, view.nodes).len(),
         first_free: None,
         first_unlabelled: None,
+        waiting: Vec::new(),
         wrong_labels: Vec::new(),
         surplus: several.iter().map(sentence).collect(),
     };
-    for (place, (slot, labelled)) in status(plan, slots, view.nodes)
-        .slots
-        .into_iter()
-        .enumerate()
-    {
+    let status = status(plan, slots, view.nodes);
+    comparison.waiting = status.waiting;
+    for (place, (slot, labelled)) in status.slots.into_iter().enumerate() {
         let holder = match listed {
             Some(names) => names
                 .get(place)
@@ -346,10 +347,29 @@ fn placed(slots: &Slots, comparison: &CaseComparison) -> ConditionState {
             let message = format!("{case} has {wanted_slots}, but the plan has only {nodes}");
             return (false, "TooFewNodes", message);
         }
-        let message = format!("{claimed} of {wanted_slots} claimed; the first free slot is {slot}");
+        let waits = match comparison.waiting.as_slice() {
+            [] => String::new(),
+            [(node, kept), rest @ ..] => {
+                let more = match rest.len() {
+                    0 => String::new(),
+                    count => format!(" ({} in all)", counted(count + 1, "node")),
+                };
+                format!("; node {node} keeps the labels of {kept} until its pods have ended{more}")
+            }
+        };
+        let message =
+            format!("{claimed} of {wanted_slots} claimed; the first free slot is {slot}{waits}");
         return (false, "Claiming", message);
     }
+    let kept = |node: &String| {
+        let mut waiting = comparison.waiting.iter();
+        waiting.find(|(name, _)| name == node).map(|(_, kept)| kept)
+    };
     let message = match &comparison.first_unlabelled {
+        Some((slot, node)) if let Some(kept) = kept(node) => format!(
+            "{ready} of {wanted_slots} labelled; node {node} holds {slot}, but keeps the labels of {kept} until its pods \
+             have ended"
+        ),
         Some((slot, node)) => format!(
             "{ready} of {wanted_slots} labelled; node {node} holds {slot}, but lacks its labels or shares the labels with \
              a second node: read /status of the agent on {node}"

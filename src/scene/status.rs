@@ -2,14 +2,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Holding, Node, ScenePlan, Slot, Slots, assign::candidates, node::natural};
+use super::{
+    Holding, Node, OnBusy, ScenePlan, Slot, Slots, assign::candidates, node::natural,
+    slots as slots_of_case,
+};
 
 /// How the labels on nodes compare with a case.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CaseStatus {
     /// All slots, each with the names of the nodes that carry its labels.
     pub slots: Vec<(Slot, Vec<String>)>,
-    /// Candidates whose labels name no slot of the case, each with the mistake.
+    /// Nodes that keep the labels of a slot until its pods have ended, each with that slot: the plan has another case now, or
+    /// does not want the node any more.
+    pub waiting: Vec<(String, Slot)>,
+    /// Candidates whose labels name no slot of the case for another reason, each with the mistake.
     pub mismatches: Vec<(String, String)>,
     /// Candidates without any of the plan's labels.
     pub spare: Vec<String>,
@@ -19,8 +25,7 @@ pub struct CaseStatus {
 /// labels of a slot, since pods would be scheduled to the node.
 pub fn status(plan: &ScenePlan, slots: &Slots, nodes: &[Node]) -> CaseStatus {
     let mut holders: BTreeMap<usize, Vec<String>> = BTreeMap::new();
-    let mut mismatches = Vec::new();
-    let mut spare = Vec::new();
+    let (mut waiting, mut mismatches, mut spare) = (Vec::new(), Vec::new(), Vec::new());
     let mut all: Vec<&Node> = nodes.iter().collect();
     all.sort_by(|a, b| natural(&a.name, &b.name));
     let chosen = candidates(plan, nodes);
@@ -28,24 +33,16 @@ pub fn status(plan: &ScenePlan, slots: &Slots, nodes: &[Node]) -> CaseStatus {
     for node in all {
         let candidate = names.contains(node.name.as_str());
         match plan.spec.labels.read(&node.labels) {
-            Holding::Slot(slot) => match slots.position(&slot) {
-                Some(place) => {
+            Holding::Slot(slot) => {
+                if let Some(place) = slots.position(&slot) {
                     holders.entry(place).or_default().push(node.name.clone());
-                    if !candidate {
-                        mismatches.push((
-                            node.name.clone(),
-                            format!("has the labels of {slot}, but is not a candidate of the plan"),
-                        ));
-                    }
                 }
-                None if candidate => {
-                    mismatches.push((
-                        node.name.clone(),
-                        format!("has the labels of {slot}, which the case does not have"),
-                    ));
+                match compare(plan, slots, node, &slot, candidate) {
+                    Comparison::Fits => {}
+                    Comparison::Waits => waiting.push((node.name.clone(), slot)),
+                    Comparison::Differs(why) => mismatches.push((node.name.clone(), why)),
                 }
-                None => {}
-            },
+            }
             Holding::Broken { reason } if candidate => mismatches.push((node.name.clone(), reason)),
             Holding::Broken { .. } | Holding::Nothing => {}
         }
@@ -60,8 +57,55 @@ pub fn status(plan: &ScenePlan, slots: &Slots, nodes: &[Node]) -> CaseStatus {
         slots: slots
             .map(|(place, slot)| (slot, holders.remove(&place).unwrap_or_default()))
             .collect(),
+        waiting,
         mismatches,
         spare,
+    }
+}
+
+/// How a node with the labels of a slot compares with the case.
+enum Comparison {
+    /// The node has a slot of the case, or is no business of the plan.
+    Fits,
+    /// The node keeps the slot until its pods have ended.
+    Waits,
+    /// The labels are wrong, with the reason.
+    Differs(String),
+}
+
+fn compare(
+    plan: &ScenePlan,
+    slots: &Slots,
+    node: &Node,
+    slot: &Slot,
+    is_candidate: bool,
+) -> Comparison {
+    let is_of_case = slots.position(slot).is_some();
+    let is_of_plan = is_of_case
+        || slots_of_case(plan, &slot.scene, &slot.case)
+            .is_ok_and(|slots| slots.position(slot).is_some());
+    // The nodes follow the active case, which need not be the compared one.
+    let is_active = plan
+        .spec
+        .active
+        .as_ref()
+        .is_some_and(|active| active.scene == slots.scene() && active.case == slots.case());
+    let is_switching =
+        is_candidate && !is_of_case && is_active && plan.spec.on_busy == OnBusy::Wait;
+    if is_of_plan && (node.is_leaving() || is_switching) {
+        return Comparison::Waits;
+    }
+    match (is_candidate, is_of_case) {
+        (true, true) | (false, false) => Comparison::Fits,
+        (false, true) => Comparison::Differs(format!(
+            "has the labels of {slot}, but is not a candidate of the plan"
+        )),
+        (true, false) if is_of_plan => Comparison::Differs(format!(
+            "has the labels of {slot}, another case of the plan"
+        )),
+        (true, false) => Comparison::Differs(format!(
+            "has the labels of {slot}, which the plan does not have"
+        )),
     }
 }
 
@@ -94,8 +138,16 @@ impl CaseStatus {
             })
     }
 
+    /// The slot whose labels a node keeps until its pods have ended.
+    pub fn kept_by(&self, node: &str) -> Option<&Slot> {
+        let mut waiting = self.waiting.iter();
+        waiting.find(|(name, _)| name == node).map(|(_, slot)| slot)
+    }
+
     /// Whether each slot has exactly one node, and no candidate has a label of a different slot.
     pub fn is_well(&self) -> bool {
-        self.mismatches.is_empty() && self.slots.iter().all(|(_, nodes)| nodes.len() == 1)
+        self.waiting.is_empty()
+            && self.mismatches.is_empty()
+            && self.slots.iter().all(|(_, nodes)| nodes.len() == 1)
     }
 }

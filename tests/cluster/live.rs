@@ -129,7 +129,7 @@ async fn check_labels_and_status_read_the_cluster() {
     let (code, out, error) = live.pinfold(&["scene", "status", "--live"]).await;
     assert_eq!((code, &*error), (Some(1), ""));
     for line in [
-        "scene 1 case 1: 3 slots, 2 claimed, 1 missing, 0 double; 1 spare",
+        "scene 1 case 1: 3 slots, 2 claimed, 1 missing, 0 double; 0 waiting, 1 spare",
         "2 claims on this case, 1 on other cases or plans",
         "a holds the claim on scene 1 case 1 index 1, but lacks its labels",
         "scene 1 case 1 index 2 has labels on b, but no claim",

@@ -84,6 +84,15 @@ async fn each_change_of_the_labels_is_one_write() {
     reconcile(&api, &labels(&[])).await;
     assert_eq!(there("SCENCE"), json!(null));
     assert_eq!(there("kubernetes.io/os"), json!("linux"));
+    // A Node without labels of the agent has no entry of it either, as before the first label.
+    let node = fake.get("v1", "Node", "", "n1").unwrap();
+    let managers: Vec<&str> = node["metadata"]["managedFields"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|entry| entry["manager"].as_str().unwrap())
+        .collect();
+    assert_eq!(managers, ["kubelet"], "{node:#}");
     assert_eq!(reconcile(&api, &labels(&[])).await.0, LabelStep::Nothing);
     assert_eq!(fake.count("apply", "nodes"), 3);
 }

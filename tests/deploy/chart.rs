@@ -347,6 +347,20 @@ fn the_chart_notes_describe_a_complete_uninstallation() {
         "{notes}"
     );
     assert!(notes.contains("helm -n tools uninstall ours\n"), "{notes}");
+    // Helm keeps the namespace, even one that it has created.
+    assert!(
+        notes.contains("kubectl delete namespace tools\n"),
+        "{notes}"
+    );
+    // A command without its namespace acts in the namespace of the reader's context.
+    let objects_of_namespaces = |line: &&str| {
+        let is_command = line.starts_with("  ");
+        let of_cluster = ["label namespace tools", "delete crd", "show crds"];
+        is_command && !of_cluster.iter().any(|words| line.contains(words))
+    };
+    for line in notes.lines().filter(objects_of_namespaces) {
+        assert!(line.contains(" -n tools "), "{line}");
+    }
     let patch = notes
         .split_once("--patch '")
         .unwrap()

@@ -318,7 +318,7 @@ impl Setup {
         match world.enforcement {
             ModelEnforcement::Observe => decisions.keep_ledger_assignments(&pods, &ledger),
             ModelEnforcement::Partition | ModelEnforcement::Cpuset => {
-                decisions.keep_init_containers_off_mates(&pods, &observed);
+                decisions.keep_init_containers_off_others(&pods, &observed);
             }
         }
         decisions.desired.held_back = world

@@ -44,7 +44,7 @@ pub(crate) enum KernelKind {
     V1,
     /// cgroup v2 without partitions below the top: Linux 6.1.
     V2,
-    /// A neighbour's plain CPU set makes a partition invalid, and the partition withholds its CPUs from every cgroup. An
+    /// A neighbour's plain CPU set makes a partition invalid, and the partition keeps its CPUs from every cgroup. An
     /// ancestor that releases live CPUs below makes the kernel forget their owner: Linux 6.12.107.
     Early612,
     /// Only the first of the two defects: Linux 6.12.117.
@@ -188,7 +188,7 @@ impl Node {
         matches!(self.state, State::Live(_))
     }
 
-    /// Whether the partition is invalid and still withholds its CPUs.
+    /// Whether the partition is invalid and still keeps its CPUs from all cgroups.
     pub(crate) fn is_stuck(&self) -> bool {
         !self.is_live() && self.held != 0
     }
@@ -382,7 +382,7 @@ impl Kernel {
                 })
                 .collect();
             for other in broken {
-                // The CPUs of the partition are still withheld from every cgroup.
+                // The CPUs of the partition are still kept from every cgroup.
                 self.node(other)?.state = State::Invalid("");
             }
         }

@@ -140,7 +140,7 @@ impl Setup {
                     had.containers.get(name).cloned().unwrap_or_default()
                 });
                 let gained = cpus.difference(&had);
-                let never = set(self.reserved(world)).union(&ledger.barred);
+                let never = set(self.reserved(world)).union(&ledger.excluded);
                 if !gained.is_disjoint(&never) || !gained.is_subset(&set(world.kernel.online)) {
                     return Err(format!(
                         "{name} of pod {uid} is given {gained}, of which {never} are not to be had"
@@ -154,11 +154,11 @@ impl Setup {
         if world.enforcement == ModelEnforcement::Observe {
             return Ok(());
         }
-        let barred = owned
+        let excluded = owned
             .union(&set(self.reserved(world)))
-            .union(&ledger.barred)
+            .union(&ledger.excluded)
             .union(&ledger.exclusive());
-        let free = set(world.kernel.online).difference(&barred).len();
+        let free = set(world.kernel.online).difference(&excluded).len();
         for decision in &planned.decisions.containers {
             let Entitlement::Exclusive { cpus: owed, .. } = &decision.entitlement else {
                 continue;
@@ -221,7 +221,7 @@ impl Setup {
         ))
     }
 
-    /// Whether an assignment contains CPUs that the kernel has lost, or that a foreign program withholds.
+    /// Whether an assignment contains CPUs that the kernel has lost, or that a foreign program holds.
     pub(crate) fn is_hopeless(&self, world: &World, planned: &Planned) -> bool {
         planned
             .decisions
@@ -269,7 +269,7 @@ impl Setup {
                 };
                 let mut wanted = claims.containers.get(name).map_or(0, bits);
                 if inside.iter().any(|container| container == name) {
-                    wanted = all & !mates(&pod.containers, &claims, name);
+                    wanted = all & !others(&pod.containers, &claims, name);
                 }
                 let wanted_online = wanted & world.kernel.online;
                 let possible = wanted_online != 0 && wanted & world.kernel.lost == 0;
@@ -331,8 +331,8 @@ impl Setup {
 }
 
 /// The CPUs of the existing containers of a pod, without the container `name`.
-fn mates(containers: &[ObservedContainer], claims: &PodAssignment, name: &str) -> Cpus {
-    let names = containers.iter().filter_map(|mate| mate.name.as_deref());
+fn others(containers: &[ObservedContainer], claims: &PodAssignment, name: &str) -> Cpus {
+    let names = containers.iter().filter_map(|other| other.name.as_deref());
     let others = names.filter(|other| *other != name);
     let cpus = others.filter_map(|other| claims.containers.get(other));
     cpus.fold(0, |all, cpus| all | bits(cpus))

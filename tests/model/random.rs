@@ -225,7 +225,7 @@ fn a_block_that_a_reconcile_ends() {
     run(KernelKind::Early612, ALL, |steps| steps, &choices).unwrap();
 }
 
-/// A foreign program wrote all CPUs to a pod mate, then a CPU went offline. The mate's new set contained the offline CPU,
+/// A foreign program wrote all CPUs to another container of the pod, then a CPU went offline. The new set contained the offline CPU,
 /// which the next plan removed again.
 #[test]
 fn offline_cpus_are_not_written_to_be_taken_away() {
@@ -277,9 +277,9 @@ fn exclusive_cpus_return_before_a_partition_ends() {
     run(KernelKind::Early612, ALL, |steps| steps, &choices).unwrap();
 }
 
-/// A foreign program narrowed the pod of a container without a record. The container may not run on the CPUs of a later pod mate.
+/// A foreign program narrowed the pod of a container without a record. The container may not run on the CPUs of a later container of the pod.
 #[test]
-fn a_foreign_set_of_a_pod_leaves_pod_mates_apart() {
+fn a_foreign_set_of_a_pod_leaves_its_containers_apart() {
     use Choice::{Happen, Interrupt, Live, Reconcile};
     let choices = [
         Live(32150),

@@ -400,7 +400,7 @@ impl<'a> Agent<'a> {
         let written = self.world.kernel.write_cpus(leaf, bits(&cpus));
         if broken(self) > before && !self.is_disturbed {
             return Err(format!(
-                "the runtime writes {cpus} to {}, and the partition of a pod mate breaks",
+                "the runtime writes {cpus} to {}, and the partition of another container of the pod breaks",
                 path(leaf)
             ));
         }

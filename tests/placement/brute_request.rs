@@ -56,6 +56,7 @@ impl<'a> Machine<'a> {
             None,
             Some(CoreKind::Performance),
             Some(CoreKind::Efficiency),
+            Some(CoreKind::LowPower(0)),
         ]
         .map(of_kind)
         .to_vec();

@@ -204,8 +204,9 @@ fn with_kinds(mut topology: Topology, kinds: u64) -> Topology {
     for cpu in &mut topology.cpus {
         let core = cpu.core.unwrap_or(cpu.id) % 32;
         cpu.kind = match kinds >> (2 * core) & 3 {
-            0 | 1 => Some(CoreKind::Performance),
-            2 => Some(CoreKind::Efficiency),
+            0 => Some(CoreKind::Performance),
+            1 => Some(CoreKind::Efficiency),
+            2 => Some(CoreKind::LowPower(0)),
             _ => None,
         };
     }
@@ -295,6 +296,38 @@ fn client() -> Topology {
         }),
     };
     machine((0..20).map(cpu).collect())
+}
+
+/// The cores of a machine with three speeds, such as some Arm processors: a container gets one of them, not two slower ones.
+#[test]
+fn three_kinds_of_core_are_not_mixed() {
+    let kind = |id: u32| match id {
+        0 | 1 => CoreKind::Performance,
+        2..=4 => CoreKind::Efficiency,
+        _ => CoreKind::LowPower(0),
+    };
+    let cpu = |id: u32| Cpu {
+        id,
+        core: Some(id),
+        socket: Some(0),
+        numa: Some(0),
+        llc: Some(0),
+        kind: Some(kind(id)),
+    };
+    let topology = machine((0..9).map(cpu).collect());
+    let placer = Placer::new(&topology);
+    let place = |free: &str, n| {
+        let request = Request {
+            cpus: n,
+            ..Request::default()
+        };
+        let placement = placer.place_as(&cpus(free), &request).unwrap();
+        placement.cpus.to_string()
+    };
+    assert_eq!(place("1-8", 3), "2-4");
+    assert_eq!(place("1-8", 4), "5-8");
+    assert_eq!(place("1,4-6", 2), "5-6");
+    assert_eq!(place("1-8", 5), "1-5", "no kind has five");
 }
 
 #[test]

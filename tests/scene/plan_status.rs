@@ -236,7 +236,41 @@ fn the_messages_name_slot_and_node() {
         message(&three[..1], &claims(&[("worker 0", "a")]), "Placed"),
         "scene 2 case 1 has 3 slots, but the plan has only 1 node"
     );
+    // A busy node keeps its labels, whether it has a claim of the new case or not. Both sentences say why the slot has no node.
+    let busy = node(
+        "b",
+        &[
+            ("pool", "train"),
+            ("SCENCE", "2"),
+            ("CASE", "2"),
+            ("TYPE", "worker"),
+            ("INDEX", "0"),
+        ],
+    );
+    let text = SMALL.replace(
+        "    - {case: \"1\"",
+        "    - {case: \"2\", nodes: {w: 1, p: 0}}\n    - {case: \"1\"",
+    );
+    let two_cases = [plan(&text)];
+    let placed = |claims: &BTreeMap<String, String>| {
+        let nodes = [on("a", "worker 0"), busy.clone(), on("c", "ps 0")];
+        let status = status_of(&two_cases, &nodes, claims);
+        status.condition("Placed").unwrap().message.clone()
+    };
+    let kept = "keeps the labels of scene 2 case 2 type worker index 0 until its pods have ended";
+    assert_eq!(
+        placed(&claims(&[("worker 0", "a"), ("ps 0", "c")])),
+        format!(
+            "2 of 3 slots claimed; the first free slot is scene 2 case 1 type worker index 1; node b {kept}"
+        )
+    );
     let all = claims(&[("worker 0", "a"), ("worker 1", "b"), ("ps 0", "c")]);
+    assert_eq!(
+        placed(&all),
+        format!(
+            "2 of 3 slots labelled; node b holds scene 2 case 1 type worker index 1, but {kept}"
+        )
+    );
     let text = message(&three, &all, "Placed");
     assert!(
         text.starts_with("1 of 3 slots labelled; node b holds scene 2 case 1 type worker index 1"),

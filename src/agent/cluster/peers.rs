@@ -16,19 +16,20 @@ use crate::pod;
 /// Namespace and name of a training job.
 pub(in crate::agent) type JobKey = (String, String);
 
-/// The shortest time between two requests about a job. After failures the time doubles, up to [`LATEST`]: the list of a large job
-/// may fail each time, and costs the server much each time.
-const SOONEST: Duration = Duration::from_secs(30);
+/// The shortest time between two requests about a job. After failures the time doubles, up to [`MAX_REQUEST_INTERVAL`]: the
+/// list of a large job may fail each time, and costs the server much each time.
+const MIN_REQUEST_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The longest random pause before a request about a job, for each unknown address. All nodes of a job see new addresses at the
 /// same moment, and the more addresses, the more nodes and the longer the answer.
-const SPREAD: Duration = Duration::from_millis(50);
+const SPREAD_PER_ADDRESS: Duration = Duration::from_millis(50);
 
-/// The least value of the longest random pause.
-const LEAST_SPREAD: Duration = Duration::from_secs(2);
+/// The least value of the longest random pause, for a few addresses.
+const MIN_SPREAD: Duration = Duration::from_secs(2);
 
-/// The time after which addresses without a pod are requested again, since a new pod may have the address.
-const LATEST: Duration = Duration::from_secs(600);
+/// The longest time between two requests about a job with unknown addresses. After this time, addresses without a pod are
+/// requested again, too, since a new pod may have the address.
+const MAX_REQUEST_INTERVAL: Duration = Duration::from_secs(600);
 
 /// The limit on remembered addresses without a pod, per job.
 const MAX_WITHOUT_POD: usize = 1000;
@@ -61,7 +62,7 @@ pub(in crate::agent) async fn resolve(
                 continue;
             };
             let count = u32::try_from(addresses.len()).unwrap_or(u32::MAX);
-            let spread = SPREAD.saturating_mul(count).max(LEAST_SPREAD);
+            let spread = SPREAD_PER_ADDRESS.saturating_mul(count).max(MIN_SPREAD);
             tokio::time::sleep(jitter.spread(spread)).await;
             match members(&api, &job.0, (&key, &value)).await {
                 Ok(found) => {
@@ -101,11 +102,11 @@ impl Requests {
     /// The jobs to request now. Old jobs without unknown addresses are forgotten.
     fn due(&mut self, unknown: UnknownPeers, now: Instant) -> UnknownPeers {
         self.0
-            .retain(|job, last| unknown.contains_key(job) || now < last.at + LATEST);
+            .retain(|job, last| unknown.contains_key(job) || now < last.at + MAX_REQUEST_INTERVAL);
         let is_due = |(job, addresses): &(JobKey, BTreeSet<IpAddr>)| match self.0.get(job) {
             None => true,
             Some(last) => {
-                now >= last.at + LATEST
+                now >= last.at + MAX_REQUEST_INTERVAL
                     || (now >= last.at + last.pause() && !addresses.is_subset(&last.without_pod))
             }
         };
@@ -126,7 +127,7 @@ impl Requests {
             .collect();
         // Earlier addresses without a pod are kept, so a returning address causes no request.
         if let Some(last) = self.0.get(&job)
-            && now < last.at + LATEST
+            && now < last.at + MAX_REQUEST_INTERVAL
             && last.without_pod.len() < MAX_WITHOUT_POD
         {
             let before = last.without_pod.iter();
@@ -157,9 +158,9 @@ impl LastRequest {
     /// The shortest time until the next request.
     fn pause(&self) -> Duration {
         let doubled = 1_u32.checked_shl(self.failures.saturating_sub(1));
-        SOONEST
+        MIN_REQUEST_INTERVAL
             .saturating_mul(doubled.unwrap_or(u32::MAX))
-            .min(LATEST)
+            .min(MAX_REQUEST_INTERVAL)
     }
 }
 

@@ -216,7 +216,11 @@ impl ClaimComparison {
             let lease = slot.lease_name(name);
             match claims.get(&lease) {
                 Some(node) => {
-                    if !nodes.contains(node) && !surplus.contains(&lease) {
+                    // A node that waits has a line of its own, which gives the reason.
+                    if !nodes.contains(node)
+                        && !surplus.contains(&lease)
+                        && status.kept_by(node).is_none()
+                    {
                         problems.push(format!(
                             "{node} holds the claim on {slot}, but lacks its labels: read /status of the agent on {node}"
                         ));
@@ -264,6 +268,11 @@ fn object(slots: &Slots, status: &CaseStatus) -> Value {
         "claimed": status.claimed().map(|(slot, node)| place(slot, ("node", json!(node)))).collect::<Vec<_>>(),
         "missing": status.missing().collect::<Vec<_>>(),
         "double": status.double().map(|(slot, nodes)| place(slot, ("nodes", json!(nodes)))).collect::<Vec<_>>(),
+        "waiting": status
+            .waiting
+            .iter()
+            .map(|(node, slot)| place(slot, ("node", json!(node))))
+            .collect::<Vec<_>>(),
         "mismatches": status
             .mismatches
             .iter()
@@ -286,15 +295,19 @@ fn table(slots: &Slots, status: &CaseStatus) -> Vec<String> {
     }
     let mut lines = table.lines();
     lines.push(format!(
-        "scene {} case {}: {}, {} claimed, {} missing, {} double; {} spare",
+        "scene {} case {}: {}, {} claimed, {} missing, {} double; {} waiting, {} spare",
         slots.scene(),
         slots.case(),
         counted(slots.len(), "slot"),
         status.claimed().count(),
         status.missing().count(),
         status.double().count(),
+        status.waiting.len(),
         status.spare.len()
     ));
+    lines.extend(status.waiting.iter().map(|(node, slot)| {
+        format!("{node} keeps the labels of {slot} until its pods have ended")
+    }));
     let mismatches = status.mismatches.iter();
     lines.extend(mismatches.map(|(node, why)| format!("{node}: {why}")));
     lines

@@ -22,7 +22,7 @@ const COLORS: [Color; 6] = [
 const SHARED: char = '.';
 /// The sign of a reserved CPU.
 const RESERVED: char = 'r';
-/// The sign of a CPU that pods can't use.
+/// The sign of a withheld CPU: the pods' top cgroup does not offer it.
 const WITHHELD: char = '-';
 /// The sign of a lost CPU.
 const LOST: char = 'x';
@@ -32,7 +32,7 @@ const TWO_OWNERS: char = '!';
 /// The meaning of the signs. Few machines withhold CPUs from pods, so only their legend has that sign.
 pub(super) fn legend(has_withheld: bool) -> &'static str {
     if has_withheld {
-        ". shared  r reserved  - not for pods  x lost  ! two owners; letter: owned by a pod"
+        ". shared  r reserved  - withheld  x lost  ! two owners; letter: owned by a pod"
     } else {
         ". shared  r reserved  x lost  ! two owners; letter: owned by a pod"
     }

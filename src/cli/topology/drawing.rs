@@ -58,7 +58,7 @@ pub(crate) fn render(topology: &Topology, uses: &CpuUses) -> String {
     }
     marks.legend(&mut out, topology, &uses.withheld);
     if !uses.withheld.is_empty() {
-        let title = format!("not for pods  {}: ", count(uses.withheld.len(), "CPU"));
+        let title = format!("withheld  {}: ", count(uses.withheld.len(), "CPU"));
         wrapped(&mut out, &title, items(&uses.withheld));
     }
     out
@@ -99,23 +99,26 @@ fn summarize(out: &mut String, topology: &Topology) {
     if !topology.isolated.is_empty() {
         wrapped(out, "isolated at boot: ", items(&topology.isolated));
     }
-    for (kind, name, letter) in KINDS {
-        let cpus: CpuSet = topology
-            .cpus
-            .iter()
-            .filter(|cpu| cpu.kind == Some(kind))
-            .map(|cpu| cpu.id)
-            .collect();
-        if !cpus.is_empty() {
-            wrapped(out, &format!("{letter} {name} cores: "), items(&cpus));
+    let mut kinds: BTreeMap<CoreKind, CpuSet> = BTreeMap::new();
+    for cpu in &topology.cpus {
+        if let Some(kind) = cpu.kind {
+            kinds.entry(kind).or_default().insert(cpu.id);
         }
+    }
+    for (kind, cpus) in kinds {
+        let title = format!("{} {kind} cores: ", letter(kind));
+        wrapped(out, &title, items(&cpus));
     }
 }
 
-const KINDS: [(CoreKind, &str, char); 2] = [
-    (CoreKind::Performance, "performance", 'P'),
-    (CoreKind::Efficiency, "efficiency", 'E'),
-];
+/// The letter of a kind of core: `P`, `E`, then `L` to `O`. No known machine has more kinds.
+fn letter(kind: CoreKind) -> char {
+    match kind {
+        CoreKind::Performance => 'P',
+        CoreKind::Efficiency => 'E',
+        CoreKind::LowPower(further) => char::from(b'L' + further.min(3)),
+    }
+}
 
 // === the nested groups ===
 
@@ -276,12 +279,8 @@ impl Drawing<'_> {
                 .first()
                 .and_then(|id| self.topology.cpu(id))
                 .and_then(|cpu| cpu.kind);
-            let letter = KINDS
-                .iter()
-                .find(|(k, ..)| Some(*k) == kind)
-                .map_or(' ', |&(_, _, letter)| letter);
             let kind = if hybrid {
-                String::from(letter)
+                String::from(kind.map_or(' ', letter))
             } else {
                 String::new()
             };

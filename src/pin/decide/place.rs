@@ -18,8 +18,8 @@ pub(super) struct PlacementPass<'a> {
     ///
     /// CPUs given up by a pod stay excluded until the release is done. Otherwise a crash before the
     /// release could leave two owners.
-    barred: CpuSet,
-    /// The online CPUs that pods may use. An online CPU outside is not for pods.
+    excluded: CpuSet,
+    /// The online CPUs that pods may use. The other online CPUs are withheld.
     available: CpuSet,
     pub assignments: BTreeMap<String, PodAssignment>,
     /// Why containers get fewer CPUs than their entitlements, by pod index and container name.
@@ -38,9 +38,9 @@ impl<'a> PlacementPass<'a> {
         Self {
             inputs,
             requests,
-            barred: inputs
+            excluded: inputs
                 .reserved
-                .union(&ledger.barred)
+                .union(&ledger.excluded)
                 .union(&ledger.exclusive()),
             available: ledger.available(&inputs.topology.online),
             assignments: ledger.assignments.clone(),
@@ -53,7 +53,7 @@ impl<'a> PlacementPass<'a> {
     /// the shared reserved CPUs.
     fn free(&self) -> CpuSet {
         let owned = union(self.assignments.values().map(PodAssignment::cpus));
-        let mut free = self.available.difference(&owned.union(&self.barred));
+        let mut free = self.available.difference(&owned.union(&self.excluded));
         // Reserved CPUs are shared, unless pods can use none of them or all have an owner.
         let reserved = self.inputs.reserved.difference(&owned);
         let shared = reserved.intersection(&self.available);

@@ -222,7 +222,7 @@ fn a_claim_grows_and_shrinks_where_it_is() {
 }
 
 #[test]
-fn pod_mates_share_a_core_rather_than_two_with_strangers() {
+fn containers_of_a_pod_share_a_core_rather_than_two_with_strangers() {
     let pair = pod(
         "a",
         &[

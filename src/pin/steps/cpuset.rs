@@ -361,7 +361,7 @@ impl<'a> CpusetPlanner<'a> {
         let is_init = plan.init_containers.iter().any(|init| init == name);
         // An init container uses those CPUs of its pod that no existing container owns. If none is left or can be in force,
         // it uses the shared CPUs.
-        let taken = pod.cpus_of_mates(name, &plan.assignment);
+        let taken = pod.cpus_of_others(name, &plan.assignment);
         let usable = plan.assignment.usable().intersection(available);
         let pod_cpus = usable.difference(&taken);
         let (cpus, reason) = match own {

@@ -36,7 +36,7 @@ pub(super) fn plan(observed: &Observed, desired: &Desired) -> Vec<Step> {
     state.restore_load_balancing();
     state.record_owners();
     state.make_idle_cgroups();
-    state.separate_pod_mates();
+    state.separate_containers();
     state.shrink_partitions();
     state.restore_released_pods();
     state.trim_ancestors(AncestorTrim::KeepWanted);
@@ -163,17 +163,17 @@ impl<'a> PartitionState<'a> {
         })
     }
 
-    /// The present set of a pod mate, if the set overlaps a partition. The set dates from before
+    /// The present set of a container that overlaps a partition of its pod. The set dates from before
     /// Pinfold's first write, or a foreign program wrote the set later. The release restores the
     /// set.
     fn newer_setting(&self, leaf: &Leaf<'_>) -> Option<CpuSet> {
         let written = &leaf.container.cgroup.cpuset.cpus;
-        let is_newer = !leaf.owner && !leaf.container.has_given_cpus();
+        let is_newer = !leaf.owner && !leaf.has_own_set(&self.desired.online);
         (is_newer && self.separated(leaf).is_some()).then(|| written.clone())
     }
 
-    /// Pod mates are narrowed until they overlap no partition of the pod.
-    fn separate_pod_mates(&mut self) {
+    /// Containers are narrowed until they overlap no partition of their pod but their own.
+    fn separate_containers(&mut self) {
         let narrow = |leaf: &Leaf<'_>| {
             let separated = self.separated(leaf).filter(|cpus| !cpus.is_empty())?;
             let path = &leaf.container.cgroup.path;
@@ -394,12 +394,26 @@ impl<'a> PartitionState<'a> {
         // remaining containers.
         if !leaf.target.is_empty() {
             last.writes.extend(lift_quota(&cgroup.path, cgroup.quota));
+            last.writes.extend(self.followed_set(leaf));
         }
         last.writes.extend(memory::bind(
             leaf.container,
             leaf.plan,
             &self.desired.all_memory,
         ));
+    }
+
+    /// The step after which an owner's written set follows its partition, as after a resize. The set has no effect while the
+    /// partition is live, but it takes force once the partition ends, and until then it misleads whoever reads it. A set that
+    /// Pinfold did not ask for stays.
+    fn followed_set(&self, leaf: &Leaf<'_>) -> Option<Step> {
+        let (cgroup, online) = (&leaf.container.cgroup, &self.desired.online);
+        let written = cgroup.cpuset.cpus.intersection(online);
+        let wanted = leaf.target.intersection(online);
+        let lags = !written.is_empty() && written != wanted && leaf.has_own_set(online);
+        // An earlier phase may have written it to keep it off other partitions of the pod.
+        let is_due = lags && self.separated(leaf).is_none();
+        is_due.then(|| Step::cpus(&cgroup.path, wanted, Reason::Own))
     }
 
     /// Restores the memory and the CPUs of a non-owner, except the CPUs of its pod's partitions. A

@@ -1,5 +1,5 @@
 //! Init containers that run beside a sidecar's partition. The container runtime writes the CPUs of the answer to
-//! CreateContainer, and on Linux 6.12 a set that meets the partition of a pod mate would make the partition invalid.
+//! CreateContainer, and on Linux 6.12 a set that meets the partition of another container of the pod would make the partition invalid.
 
 use prost::Message;
 

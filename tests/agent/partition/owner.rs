@@ -214,22 +214,23 @@ fn a_cleared_ancestor_is_repaired_and_no_cpu_is_lost() {
 }
 
 #[test]
-fn a_pod_mate_on_exclusive_cpus_is_moved_off() {
+fn another_container_on_exclusive_cpus_is_moved_off() {
     let Some(kernel) = partition_tests() else {
         return;
     };
     let mut pair = Pair::new(&kernel, &["--reconcile-interval", "1s"]);
     pair.settled(&kernel, "all is settled");
-    let mate = pair.tree.container(&pair.pod, "mate1");
-    let mate_pid = pair.tree.start(&mate);
+    let other = pair.tree.container(&pair.pod, "mate1");
+    let other_pid = pair.tree.start(&other);
     // On Linux 6.12 the write makes the live partition invalid. Without a repair, the CPUs would be lost with the cgroup.
     for list in ["0-7".to_owned(), pair.own.to_string()] {
-        assert!(kernel.write(&mate, "cpuset.cpus", &list));
+        assert!(kernel.write(&other, "cpuset.cpus", &list));
         pair.settled(&kernel, "the container is a partition again");
-        pair.agent.eventually("the pod mate is off the CPU", |_| {
-            kernel.written(&mate).is_disjoint(&pair.own)
-        });
-        assert!(allowed(mate_pid).is_disjoint(&pair.own));
+        pair.agent
+            .eventually("the other container is off the CPU", |_| {
+                kernel.written(&other).is_disjoint(&pair.own)
+            });
+        assert!(allowed(other_pid).is_disjoint(&pair.own));
     }
     pair.pods.remove("worker.yaml");
     pair.tree.remove(&pair.pod);
@@ -249,7 +250,7 @@ fn a_pod_mate_on_exclusive_cpus_is_moved_off() {
 }
 
 #[test]
-fn a_pod_mate_gets_its_earlier_cpus_back() {
+fn another_container_gets_its_earlier_cpus_back() {
     let Some(kernel) = partition_tests() else {
         return;
     };
@@ -260,9 +261,9 @@ fn a_pod_mate_gets_its_earlier_cpus_back() {
         &worker_with("worker-0", "worker-uid", 2, "", "main1"),
     );
     let pod = tree.pod("", "worker-uid");
-    let mate = tree.container(&pod, "mate1");
-    tree.start(&mate);
-    assert!(kernel.write(&mate, "cpuset.cpus", "0-7"));
+    let other = tree.container(&pod, "mate1");
+    tree.start(&other);
+    assert!(kernel.write(&other, "cpuset.cpus", "0-7"));
     let main = tree.container(&pod, "main1");
     let pid = tree.start(&main);
     let agent = Settings::new(&tree.path, &pods, &kernel.first()).start();
@@ -274,7 +275,7 @@ fn a_pod_mate_gets_its_earlier_cpus_back() {
         (allowed(pid), kernel.partition(&main)),
         (own.clone(), "root".to_owned())
     );
-    assert_eq!(kernel.written(&mate), kernel.online.difference(&own));
+    assert_eq!(kernel.written(&other), kernel.online.difference(&own));
     pods.put(
         "worker.yaml",
         &worker_with(
@@ -285,12 +286,12 @@ fn a_pod_mate_gets_its_earlier_cpus_back() {
             "main1",
         ),
     );
-    agent.eventually("the pod mate has the earlier CPUs", |_| {
-        kernel.written(&mate) == cpus("0-7")
+    agent.eventually("the other container has the earlier CPUs", |_| {
+        kernel.written(&other) == cpus("0-7")
     });
     assert_eq!(kernel.partition(&main), "member");
     agent.eventually("the record is gone", |_| {
-        kernel.cgroups.assignment_record(&mate).unwrap().is_none()
+        kernel.cgroups.assignment_record(&other).unwrap().is_none()
     });
     agent.stop();
 }

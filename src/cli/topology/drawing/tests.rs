@@ -149,7 +149,8 @@ fn hybrid_cores_offline_cpus_and_owners_are_marked() {
         llcs: vec![set("0-3"), set("8-11")],
         kinds: vec![
             (CoreKind::Performance, set("0-3")),
-            (CoreKind::Efficiency, set("8-11")),
+            (CoreKind::Efficiency, set("8-10")),
+            (CoreKind::LowPower(0), set("11")),
         ],
         ..TopologyFacts::default()
     };
@@ -166,10 +167,11 @@ not reported by this machine: NUMA nodes
 offline: 4-7
 isolated at boot: 2-3,11
 P performance cores: 0-3
-E efficiency cores: 8-11
+E efficiency cores: 8-10
+L low-power cores: 11
 
 socket 0
-  LLC 0  P[ 0a  1a] P[ 2   3b]         LLC 1  E[ 8b] E[ 9!] E[10c] E[11 ]
+  LLC 0  P[ 0a  1a] P[ 2   3b]         LLC 1  E[ 8b] E[ 9!] E[10c] L[11 ]
 
 a train/ps-0  3 CPUs: 0-1,4
   of these not online: 4
@@ -246,10 +248,7 @@ fn withheld_cpus_are_not_shared() {
         ..CpuUses::default()
     };
     let drawing = console::strip_ansi_codes(&render(&topology, &uses)).into_owned();
-    assert!(
-        drawing.ends_with("not for pods  4 CPUs: 0-3\n"),
-        "{drawing}"
-    );
+    assert!(drawing.ends_with("withheld  4 CPUs: 0-3\n"), "{drawing}");
     uses.owners.insert("train/worker-0".to_owned(), set("4-7"));
     let drawing = console::strip_ansi_codes(&render(&topology, &uses)).into_owned();
     let rest = topology.online.difference(&set("0-7"));

@@ -179,11 +179,7 @@ fn memory_comes_only_from_numa_nodes_that_the_pods_may_use() {
     let words = |texts: [&str; 2]| texts.map(|text| (!text.is_empty()).then(|| text.to_owned()));
     assert_eq!(inputs("0-1,8"), words(["0-1,8", "1,8"]));
     assert_eq!(inputs("0-1"), words(["0-1", "1"]));
-    assert_eq!(
-        inputs("0,8"),
-        words(["0,8", ""]),
-        "NUMA node 1 is not for pods"
-    );
+    assert_eq!(inputs("0,8"), words(["0,8", ""]), "NUMA node 1 is withheld");
 }
 
 #[test]
@@ -219,7 +215,7 @@ fn the_last_shared_cpu_is_never_assigned() {
 }
 
 #[test]
-fn init_containers_leave_the_cpus_of_existing_pod_mates() {
+fn init_containers_leave_the_cpus_of_existing_containers_of_the_pod() {
     use crate::host::cgroup::{ContainerCgroup, PodCgroup};
     use crate::pin::Scan;
     use ContainerKind::{App, Init, Sidecar};
@@ -251,7 +247,7 @@ fn init_containers_leave_the_cpus_of_existing_pod_mates() {
         };
         let (observed, _) = Observed::new(scan, &pods);
         let mut decisions = decided(&pods, &Ledger::default());
-        decisions.keep_init_containers_off_mates(&pods, &observed);
+        decisions.keep_init_containers_off_others(&pods, &observed);
         let own = decisions.desired.assignment("a");
         let late = &decisions.containers[2];
         (own, late.cpus.clone(), late.entitlement.clone())

@@ -229,6 +229,79 @@ fn partitions_grow_from_above_and_shrink_from_below() {
     );
 }
 
+/// The runtime wrote the owner's set at Pinfold's request. After a resize, the set is that of the partition again.
+#[test]
+fn the_written_set_of_an_owner_follows_its_partition() {
+    let lives = there("2-4", &[("a", "x", "2-4", None, "2-4")]);
+    let grown = steps(&lives, &desired(&[("a", "x", "2-5")]));
+    assert_eq!(
+        grown,
+        [
+            "kubepods: exclusive 2-5",
+            "a: exclusive 2-5",
+            "a/x: exclusive 2-5",
+            "a/x: CPUs 2-5"
+        ]
+    );
+    let shrunk = steps(&lives, &desired(&[("a", "x", "2-3")]));
+    assert_eq!(shrunk.last().unwrap(), "a/x: CPUs 2-3", "{shrunk:?}");
+    assert_eq!(
+        steps(&lives, &desired(&[("a", "x", "2-4")])),
+        Vec::<String>::new()
+    );
+    // Only online CPUs are written, and a CPU that goes offline is no reason to write.
+    let mut offline = desired(&[("a", "x", "2-4")]);
+    offline.online = set("0-3,5-7");
+    assert!(
+        !steps(&lives, &offline)
+            .iter()
+            .any(|step| step.starts_with("a/x: CPU")),
+        "{:?}",
+        steps(&lives, &offline)
+    );
+    // A set that somebody else wrote has no effect in a partition, and stays.
+    let foreign = there("2-4", &[("a", "x", "2-4", None, "0-5")]);
+    let shrunk = steps(&foreign, &desired(&[("a", "x", "2-3")]));
+    assert!(
+        !shrunk.iter().any(|step| step.starts_with("a/x: CPU")),
+        "{shrunk:?}"
+    );
+}
+
+/// A former owner's written set is Pinfold's own, and not a setting to restore later.
+#[test]
+fn the_set_of_an_ended_assignment_is_no_earlier_setting() {
+    let lives = there(
+        "2-5",
+        &[("a", "x", "2-3", None, "2-3"), ("a", "y", "4-5", None, "")],
+    );
+    let plan = plan(
+        &lives,
+        &crate::pin::Ledger::default(),
+        &desired(&[("a", "y", "2-3")]),
+        Enforcement::Partition,
+    );
+    let records: Vec<&AssignmentRecord> = plan
+        .iter()
+        .filter_map(|step| match step {
+            Step::Record {
+                path,
+                record: Some(record),
+            } if path.ends_with("/x") => Some(record),
+            _ => None,
+        })
+        .collect();
+    assert!(
+        records.iter().all(|record| record.before.cpus.is_empty()),
+        "{records:?}"
+    );
+    assert!(
+        words(&plan).contains(&"a/x: CPUs 0-1,4-7".to_owned()),
+        "{:?}",
+        words(&plan)
+    );
+}
+
 #[test]
 fn an_owner_moves_as_soon_as_its_new_cpus_are_free() {
     let two = there(
@@ -312,14 +385,14 @@ fn one_that_was_refused_more_keeps_what_it_has() {
 }
 
 #[test]
-fn a_pod_mates_newer_set_is_what_it_gets_back() {
+fn a_newer_set_of_another_container_is_what_it_gets_back() {
     let mut lives = there(
         "2-3",
         &[("a", "x", "2-3", None, ""), ("a", "z", "", None, "0-7")],
     );
-    let mate = &mut lives.pods[0].containers[1];
+    let other = &mut lives.pods[0].containers[1];
     // The set was narrowed from 0-2 to 0-1 earlier; then a foreign write gave the container all CPUs.
-    mate.record = Some(AssignmentRecord::new(EarlierSettings {
+    other.record = Some(AssignmentRecord::new(EarlierSettings {
         cpus: set("0-2"),
         ..EarlierSettings::default()
     }));
@@ -449,7 +522,7 @@ fn idle_cpus_have_a_partition_of_their_own() {
 }
 
 #[test]
-fn a_former_owner_that_the_runtime_put_back_gets_all_cpus_but_those_of_its_pod_mates() {
+fn a_former_owner_that_the_runtime_put_back_gets_all_cpus_but_those_of_its_pod() {
     let former = |containers: &[CgroupRow<'_>]| {
         let mut observed = there("", containers);
         let container = &mut observed.pods[0].containers[0];
@@ -465,10 +538,10 @@ fn a_former_owner_that_the_runtime_put_back_gets_all_cpus_but_those_of_its_pod_m
     let owner = former(&[("a", "x", "", None, "4-7")]);
     let owned = steps(&owner, &desired(&[("a", "x", "4-7")]));
     assert_eq!(owned.last().unwrap(), "a/x: root on CPUs 4-7");
-    // A mate's partition may lie beside the set, or within.
-    for (mate, back) in [("2-3", "0-1,4-7"), ("5-6", "0-4,7")] {
-        let beside = former(&[("a", "x", "", None, "4-7"), ("a", "y", mate, None, "")]);
-        let wish = desired(&[("a", "y", mate)]);
+    // Another container's partition may lie beside the set, or within.
+    for (other, back) in [("2-3", "0-1,4-7"), ("5-6", "0-4,7")] {
+        let beside = former(&[("a", "x", "", None, "4-7"), ("a", "y", other, None, "")]);
+        let wish = desired(&[("a", "y", other)]);
         let plan = plan(
             &beside,
             &crate::pin::Ledger::default(),
@@ -477,7 +550,7 @@ fn a_former_owner_that_the_runtime_put_back_gets_all_cpus_but_those_of_its_pod_m
         );
         let last = words(&plan).pop().unwrap();
         assert_eq!(last, format!("a/x: CPUs {back}"), "{plan:?}");
-        // The record says that the container had no set of its own, so it gets all CPUs when the mate ends.
+        // The record says that the container had no set of its own, so it gets all CPUs when the other one ends.
         let record = plan.iter().find_map(|step| match step {
             Step::Record { path, record } if path.ends_with("/x") => record.as_ref(),
             _ => None,
