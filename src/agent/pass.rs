@@ -207,16 +207,7 @@ impl<N: PassNode> Pass<'_, N> {
         let notes = self.state.seen_sets.notes(scan, &online);
         if !notes.is_empty() {
             let applied = self.node.apply(notes, &mut |_| true);
-            for note in applied.iter().filter(|note| note.error().is_some()) {
-                if let Step::Narrowed {
-                    path,
-                    earlier: Some(earlier),
-                } = &note.step
-                {
-                    self.state.seen_sets.forget_note(path, earlier);
-                }
-            }
-            self.errors = self.state.account(&applied);
+            self.errors = self.state.account_notes(&applied);
         }
         Ok(())
     }

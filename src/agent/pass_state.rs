@@ -286,6 +286,20 @@ impl PassState {
         errors
     }
 
+    /// Accounts for the notes of sets from before CPUs went offline. The next pass tries again what could not be written.
+    pub(super) fn account_notes(&mut self, applied: &[AppliedStep]) -> Vec<String> {
+        for note in applied.iter().filter(|note| note.error().is_some()) {
+            if let Step::Narrowed {
+                path,
+                earlier: Some(earlier),
+            } = &note.step
+            {
+                self.seen_sets.keep_note(path, earlier);
+            }
+        }
+        self.account(applied)
+    }
+
     /// Compares an observed state with its ledger.
     pub(super) fn find_drift(
         &self,
@@ -360,15 +374,100 @@ impl PassState {
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
-    use crate::host::cgroup::{ContainerCgroup, PodCgroup};
+    use crate::host::cgroup::{ContainerCgroup, PartitionKind, PodCgroup};
     use crate::pin::Scan;
     use crate::pod::ContainerIds;
 
-    #[test]
-    fn a_cgroup_without_a_record_is_remembered_until_it_has_one_or_goes() {
+    fn state() -> PassState {
         let heartbeat = Heartbeat::new(Duration::from_secs(1));
         let store = PodStore::new(ContainerIds::NoSource);
-        let mut state = PassState::new(store, AgentMetrics::new().unwrap(), heartbeat);
+        PassState::new(store, AgentMetrics::new().unwrap(), heartbeat)
+    }
+
+    /// A refused partition is reported beside its container, and is no error of the pass.
+    #[test]
+    fn a_plan_that_fails_without_an_error_of_the_pass_waits_as_well() {
+        let observed = Observed::default();
+        let partition = || Step::Partition {
+            path: "pod/c".to_owned(),
+            kind: PartitionKind::Root,
+            in_force: Some(CpuSet::new()),
+        };
+        let apply = |state: &mut PassState, outcome| {
+            let applied = vec![AppliedStep {
+                step: partition(),
+                outcome,
+            }];
+            let errors = state.account(&applied);
+            assert_eq!(errors, [""; 0]);
+            state.note_failed_plan((Some(&observed), false), &observed, applied, &errors);
+        };
+        let expected = |state: &PassState| {
+            let (steps, expected) = state.without_failed_plan(&observed, vec![partition()]);
+            assert_eq!(steps.is_empty(), expected.is_some());
+            expected
+        };
+        let refused = || StepOutcome::Invalid {
+            says: "no".to_owned(),
+        };
+        let mut state = state();
+        apply(&mut state, refused());
+        assert_eq!(expected(&state), None, "one more attempt");
+        apply(&mut state, refused());
+        // However many passes leave the plan out, the timer alone permits a new attempt.
+        for _ in 0..3 {
+            assert_eq!(expected(&state), Some(Vec::new()));
+            state.note_failed_plan((None, true), &observed, Vec::new(), &[]);
+        }
+        state.forget_refused();
+        assert_eq!(expected(&state), None);
+        // A plan that succeeds has not failed, and after a pass without steps nothing waits.
+        for _ in 0..3 {
+            apply(&mut state, StepOutcome::Done);
+            assert_eq!(expected(&state), None);
+        }
+        for _ in 0..2 {
+            apply(&mut state, refused());
+        }
+        assert_eq!(expected(&state), Some(Vec::new()));
+        state.note_failed_plan((None, false), &observed, Vec::new(), &[]);
+        assert_eq!(expected(&state), None);
+    }
+
+    #[test]
+    fn a_note_that_could_not_be_written_is_tried_again_by_the_next_pass() {
+        let scan = |cpus: &str| {
+            let mut pod = PodCgroup {
+                path: "pod".to_owned(),
+                ..PodCgroup::default()
+            };
+            pod.cpuset.cpus = cpus.parse().unwrap();
+            Scan {
+                pods: vec![pod],
+                ..Scan::default()
+            }
+        };
+        let mut state = state();
+        state
+            .seen_sets
+            .notes(&mut scan("0-3"), &"0-3".parse().unwrap());
+        let online = "0-2".parse().unwrap();
+        let mut notes = state.seen_sets.notes(&mut scan("0-2"), &online);
+        let failed = StepOutcome::Differs {
+            says: String::new(),
+        };
+        for (outcome, remaining) in [(failed, 1), (StepOutcome::Done, 0)] {
+            let step = notes.pop().unwrap();
+            let applied = [AppliedStep { step, outcome }];
+            assert_eq!(state.account_notes(&applied).len(), remaining);
+            notes = state.seen_sets.notes(&mut scan("0-2"), &online);
+            assert_eq!(notes.len(), remaining);
+        }
+    }
+
+    #[test]
+    fn a_cgroup_without_a_record_is_remembered_until_it_has_one_or_goes() {
+        let mut state = state();
         let step = |path: &str, outcome| AppliedStep {
             step: Step::Record {
                 path: path.to_owned(),

@@ -424,3 +424,54 @@ impl Reconciler {
         changed
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::agent::config::{Config, EnforcementChoice};
+
+    /// A machine of folders and files: cgroup v1 with an empty tree of pods, and a list of online CPUs.
+    fn machine(root: &std::path::Path) -> AgentNode {
+        for dir in ["sys/devices/system/cpu", "proc", "cgroup/cpuset/kubepods"] {
+            fs::create_dir_all(root.join(dir)).unwrap();
+        }
+        fs::write(root.join("sys/devices/system/cpu/present"), "0-3").unwrap();
+        fs::write(root.join("sys/devices/system/cpu/online"), "0-3").unwrap();
+        for dir in ["", "kubepods"] {
+            for (file, text) in [("cpus", "0-3"), ("mems", "0"), ("cpu_exclusive", "0")] {
+                let dir = root.join("cgroup/cpuset").join(dir);
+                fs::write(dir.join(format!("cpuset.{file}")), text).unwrap();
+            }
+        }
+        let config = Config {
+            root_dir: root.to_owned(),
+            cgroup_dir: root.join("cgroup"),
+            pod_cgroups: vec!["kubepods".to_owned()],
+            enforcement: EnforcementChoice::Observe,
+            ..Config::default()
+        };
+        AgentNode::apart(config).unwrap()
+    }
+
+    /// A foreign write or a new pod may cause the first pass after a CPU has gone offline. The pass must not assign that CPU, or
+    /// take its absence for a foreign write.
+    #[test]
+    fn each_node_pass_reads_which_cpus_are_online() {
+        let root = tempfile::tempdir().unwrap();
+        let (published, snapshots) = watch::channel(None);
+        let metrics = AgentMetrics::new().unwrap();
+        let heartbeat = Heartbeat::new(Duration::from_secs(1));
+        let node = machine(root.path());
+        let mut reconciler = Reconciler::new(node, false, metrics, published, heartbeat);
+        for online in ["0-3", "0-2", "0-3"] {
+            fs::write(root.path().join("sys/devices/system/cpu/online"), online).unwrap();
+            reconciler.run_pass(Trigger::Cgroups, PassScope::Node(None), None);
+            let snapshot = snapshots.borrow().clone().unwrap();
+            assert_eq!(snapshot.errors, [""; 0]);
+            assert_eq!(snapshot.online.to_string(), online);
+        }
+    }
+}

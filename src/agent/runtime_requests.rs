@@ -9,9 +9,58 @@ use super::pass_model::{PassResult, PassScope, RuntimeRequest};
 use super::reconciler::Reconciler;
 use super::schedule::Trigger;
 use crate::cpu::CpuSet;
+use crate::pin::decide::Decision;
 use crate::pin::snapshot::ContainerState;
-use crate::pin::{Enforcement, ObservedContainer};
+use crate::pin::{Desired, Enforcement, ObservedContainer, ObservedPod};
 use crate::pod::{self, Pod};
+
+/// What the answer to UpdateContainer depends on.
+struct UpdateInput<'a> {
+    pod: &'a ObservedPod,
+    container: &'a str,
+    /// `None` for a container outside the pod's description, for example a debug container.
+    decision: Option<&'a Decision>,
+    desired: &'a Desired,
+    enforcement: Enforcement,
+    online: &'a CpuSet,
+}
+
+// === impl UpdateInput ===
+
+impl UpdateInput<'_> {
+    /// The container's own CPUs, or else the CPUs that every container may use. The CPUs of partitions of the same pod are left
+    /// out: Linux 6.12 makes such a partition invalid if a sibling's set meets it, and may lose the CPUs. With enforcement
+    /// `observe`, and beside a record that can't be read, the set that the container has stays.
+    fn answer(&self) -> Option<CpuSet> {
+        let own = self.pod.container(self.container);
+        let is_unreadable = self.pod.has_unreadable_record()
+            || own.is_some_and(ObservedContainer::has_unreadable_record);
+        if is_unreadable || self.enforcement == Enforcement::Observe {
+            return own
+                .map(|own| own.cgroup.cpuset.cpus.clone())
+                .filter(|cpus| !cpus.is_empty());
+        }
+        let own_path = own.map(|own| own.cgroup.path.as_str());
+        let others = self.pod.containers.iter().map(|other| &other.cgroup);
+        let others = others.filter(|other| other.cpuset.partition.is_live());
+        let others = others.filter(|other| Some(other.path.as_str()) != own_path);
+        let taken: CpuSet = others
+            .flat_map(|other| other.cpuset.exclusive.iter())
+            .collect();
+        let offered = match self.enforcement {
+            Enforcement::Partition => self.online.clone(),
+            _ => self.desired.shared(),
+        };
+        let available = self.desired.available();
+        let assigned = self.decision?.cpus.as_ref();
+        let assigned = assigned.map(|cpus| cpus.intersection(&available));
+        assigned
+            .into_iter()
+            .chain([offered])
+            .map(|cpus| cpus.difference(&taken))
+            .find(|cpus| !cpus.is_empty())
+    }
+}
 
 // === impl Reconciler ===
 
@@ -160,44 +209,17 @@ impl Reconciler {
         let _ = reply.send(answer);
     }
 
-    /// The container's own CPUs, or else the CPUs that every container may use. The CPUs of partitions of the same pod are left
-    /// out: Linux 6.12 makes such a partition invalid if a sibling's set meets it, and may lose the CPUs. With enforcement
-    /// `observe`, and beside a record that can't be read, the set that the container has stays.
     fn update_answer(&self, uid: &str, container: &str, result: &PassResult) -> Option<CpuSet> {
         let node = &self.managed.node;
-        let cached = self.passes.cached.as_ref()?;
-        let pod = cached
-            .observed
-            .pods
-            .iter()
-            .find(|pod| pod.cgroup.uid == uid)?;
-        let own = pod.container(container);
-        let is_unreadable = pod.has_unreadable_record()
-            || own.is_some_and(ObservedContainer::has_unreadable_record);
-        if is_unreadable || node.enforcement == Enforcement::Observe {
-            return own
-                .map(|own| own.cgroup.cpuset.cpus.clone())
-                .filter(|cpus| !cpus.is_empty());
-        }
-        let own_path = own.map(|own| own.cgroup.path.as_str());
-        let others = pod.containers.iter().map(|other| &other.cgroup);
-        let others = others.filter(|other| other.cpuset.partition.is_live());
-        let others = others.filter(|other| Some(other.path.as_str()) != own_path);
-        let taken: CpuSet = others
-            .flat_map(|other| other.cpuset.exclusive.iter())
-            .collect();
-        let offered = match node.enforcement {
-            Enforcement::Partition => node.topology.online.clone(),
-            _ => result.decisions.desired.shared(),
+        let update = UpdateInput {
+            pod: self.passes.cached.as_ref()?.observed.pod(uid)?,
+            container,
+            decision: result.decision(uid, container),
+            desired: &result.decisions.desired,
+            enforcement: node.enforcement,
+            online: &node.topology.online,
         };
-        let assigned = result.decision(uid, container)?.cpus.clone();
-        let available = result.decisions.desired.available();
-        let assigned = assigned.map(|cpus| cpus.intersection(&available));
-        assigned
-            .into_iter()
-            .chain([offered])
-            .map(|cpus| cpus.difference(&taken))
-            .find(|cpus| !cpus.is_empty())
+        update.answer()
     }
 
     /// Whether a `required` container may start, according to the effective CPUs that the pass has read. A container outside
@@ -214,5 +236,77 @@ impl Reconciler {
         state.map_or(Ok(()), |state| {
             gate::at_start(state, &containers, self.managed.node.enforcement)
         })
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+    use crate::pod::Entitlement;
+
+    fn set(list: &str) -> CpuSet {
+        list.parse().unwrap()
+    }
+
+    /// A container that owns CPUs 2-3, and has the CPUs 4-5 in its cgroup.
+    fn pod() -> ObservedPod {
+        let mut own = ObservedContainer {
+            name: Some("main".to_owned()),
+            ..ObservedContainer::default()
+        };
+        own.cgroup.cpuset.cpus = set("4-5");
+        ObservedPod {
+            containers: vec![own],
+            ..ObservedPod::default()
+        }
+    }
+
+    fn answer(pod: &ObservedPod, enforcement: Enforcement) -> Option<String> {
+        let described = Pod::default();
+        let decision = Decision {
+            pod: 0,
+            container: 0,
+            qos: pod::qos(&described),
+            recognition: pod::recognise(&described),
+            entitlement: Entitlement::Shared {
+                reason: String::new(),
+            },
+            cpus: Some(set("2-3")),
+            memory: None,
+            note: None,
+            refused: None,
+        };
+        let desired = Desired {
+            online: set("0-7"),
+            ..Desired::default()
+        };
+        let update = UpdateInput {
+            pod,
+            container: "main",
+            decision: Some(&decision),
+            desired: &desired,
+            enforcement,
+            online: &set("0-7"),
+        };
+        update.answer().map(|cpus| cpus.to_string())
+    }
+
+    /// A later version of Pinfold may have assigned the CPUs that the container has.
+    #[test]
+    fn beside_an_unreadable_record_the_runtime_remembers_the_set_in_force() {
+        for enforcement in [Enforcement::Partition, Enforcement::Cpuset] {
+            assert_eq!(answer(&pod(), enforcement).unwrap(), "2-3");
+            let text = Some("pinfold 2".to_owned());
+            let mut of_pod = pod();
+            of_pod.cgroup.record_text.clone_from(&text);
+            let mut of_container = pod();
+            of_container.containers[0].cgroup.record_text = text;
+            for unreadable in [&mut of_pod, &mut of_container] {
+                assert_eq!(answer(unreadable, enforcement).unwrap(), "4-5");
+                unreadable.containers[0].cgroup.cpuset.cpus = CpuSet::new();
+                assert_eq!(answer(unreadable, enforcement), None);
+            }
+        }
     }
 }

@@ -480,6 +480,23 @@ mod tests {
         }
     }
 
+    /// 200 idle connections and 50 with half a request come from other addresses, a part of them during each of the reviews.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn each_scrape_succeeds_beside_connections_without_a_request() {
+        let server = Server::start().await;
+        let mut flood = Vec::new();
+        for round in 0..5 {
+            let mut scraper = server.connect(1, SCRAPE).await;
+            moment().await;
+            flood.extend(server.flood(8, "").await);
+            flood.extend(server.flood(2, "GET /metrics HTTP/1.1\r\nHost: slow").await);
+            server.review.notify_one();
+            assert_eq!(status_of(&mut scraper).await, "HTTP/1.1 200", "{round}");
+            assert!(length(&mut scraper).await >= LARGE, "{round}");
+        }
+        assert_eq!(flood.len(), 250);
+    }
+
     #[tokio::test(flavor = "multi_thread")]
     async fn callers_under_review_never_push_out_a_page_that_is_sent() {
         let server = Server::start().await;

@@ -183,3 +183,124 @@ impl UnguardedStarts {
         problems
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::host::cgroup::{ContainerCgroup, PodCgroup};
+    use crate::pin::decide::{Decision, Decisions};
+    use crate::pin::snapshot::containers;
+    use crate::pin::{AssignmentRecord, EarlierSettings, Scan};
+    use crate::pod::{self, Container, Entitlement, Pod, Policy, ThreadPolicy};
+
+    fn set(list: &str) -> CpuSet {
+        list.parse().unwrap()
+    }
+
+    /// The cgroup of a pod with one container, `main`, which has a process.
+    fn cgroup(uid: &str, record: Option<&AssignmentRecord>) -> PodCgroup {
+        let mut container = ContainerCgroup {
+            path: format!("{uid}/main"),
+            id: "main".to_owned(),
+            record_text: record.map(AssignmentRecord::text),
+            populated: true,
+            ..ContainerCgroup::default()
+        };
+        container.cpuset.effective = set(if record.is_some() { "2-3" } else { "0-7" });
+        PodCgroup {
+            path: uid.to_owned(),
+            uid: uid.to_owned(),
+            containers: vec![container],
+            ..PodCgroup::default()
+        }
+    }
+
+    fn described(uid: &str) -> Pod {
+        Pod {
+            uid: Some(uid.into()),
+            name: uid.to_owned(),
+            containers: vec![Container {
+                name: "main".to_owned(),
+                ..Container::default()
+            }],
+            ..Pod::default()
+        }
+    }
+
+    /// A pass that has found a container without a record on the CPUs of an owner, and the states of the containers.
+    fn found() -> (PassResult, Vec<ContainerState>) {
+        let mut record = AssignmentRecord::new(EarlierSettings::default());
+        let assigned = &mut record.assignment.containers;
+        assigned.insert("main".to_owned(), set("2-3"));
+        let pods = vec![described("owner"), described("late")];
+        let scan = Scan {
+            pods: vec![cgroup("owner", Some(&record)), cgroup("late", None)],
+            ..Scan::default()
+        };
+        let (observed, ledger) = Observed::new(scan, &pods);
+        let decision = |index: usize| Decision {
+            pod: index,
+            container: 0,
+            qos: pod::qos(&pods[index]),
+            recognition: pod::recognise(&pods[index]),
+            entitlement: Entitlement::Shared {
+                reason: String::new(),
+            },
+            cpus: None,
+            memory: None,
+            note: None,
+            refused: None,
+        };
+        let decisions = Decisions {
+            containers: vec![decision(0), decision(1)],
+            ..Decisions::default()
+        };
+        let topology = crate::cpu::Topology::default();
+        let states = containers(&pods, &topology, &decisions, &observed, |pod, index, _| {
+            let (policy, threads) = (Policy::default(), ThreadPolicy::default());
+            pod::thread_environment(pod, &pod.containers[index], &policy, &threads, None)
+        });
+        let result = PassResult {
+            pods: Arc::new(pods.clone()),
+            before: Some(observed.clone()),
+            observed,
+            ledger,
+            decisions,
+            drift: Vec::new(),
+            lost: CpuSet::new(),
+            errors: Vec::new(),
+            may_yield: false,
+        };
+        (result, states)
+    }
+
+    /// A container whose record the agent failed to write is on the CPUs of others because of this failure, which `/status`
+    /// reports.
+    #[test]
+    fn a_cgroup_that_could_not_be_recorded_is_no_unguarded_start() {
+        let (result, states) = found();
+        for (failed, counted) in [(&[][..], 1), (&["late/main"][..], 0)] {
+            let metrics = AgentMetrics::new().unwrap();
+            let starts = Starts {
+                result: &result,
+                states: &states,
+                history: &History::default(),
+                enforcement: Enforcement::Cpuset,
+                metrics: &metrics,
+                unrecorded: &failed.iter().map(|path| (*path).to_owned()).collect(),
+                is_own: &|_| false,
+            };
+            let mut unguarded = UnguardedStarts::default();
+            // However often a pass finds the container, it counts once.
+            let problems: Vec<usize> = (0..2).map(|_| unguarded.problems(&starts).len()).collect();
+            assert_eq!(problems, [counted; 2], "{failed:?}");
+            let count = metrics
+                .unguarded_starts
+                .with_label_values(&["exclusive_cpus"]);
+            assert_eq!(count.get(), counted as u64, "{failed:?}");
+        }
+    }
+}

@@ -467,4 +467,36 @@ mod tests {
             "new ones are no drift"
         );
     }
+
+    /// A later version of Pinfold may have assigned the CPUs. Nobody repairs such a container, so it is no drift either.
+    #[test]
+    fn containers_with_an_unreadable_record_never_drift() {
+        let mut record = AssignmentRecord::new(EarlierSettings::default());
+        let containers = &mut record.assignment.containers;
+        containers.insert("main".to_owned(), set("2-3"));
+        let drifts = |record_text: Option<&str>, given: Option<&str>| {
+            let mut newer = pod("newer", "2-3", None);
+            newer.containers[0].cpuset.cpus = set("2-3");
+            newer.containers[0].record_text = record_text.map(str::to_owned);
+            let scan = Scan {
+                pods: vec![pod("owner", "2-3", Some(&record)), newer],
+                ..Scan::default()
+            };
+            let (mut observed, ledger) = Observed::new(scan, &[]);
+            observed.pods[1].containers[0].given_cpus = given.map(set);
+            let input = DriftInput {
+                online: &set("0-3"),
+                recently_assigned: &CpuSet::new(),
+                unrecorded: &["newer/c".to_owned()].into(),
+                enforcement: Enforcement::Cpuset,
+            };
+            let found = drift(&observed, &ledger, &input).into_iter();
+            found.map(|drift| drift.cause).collect::<Vec<_>>()
+        };
+        assert_eq!(drifts(None, None), [DriftCause::Overlap]);
+        assert_eq!(drifts(None, Some("2-3")), [DriftCause::Runtime]);
+        for given in [None, Some("2-3")] {
+            assert_eq!(drifts(Some("pinfold 2"), given), [], "{given:?}");
+        }
+    }
 }

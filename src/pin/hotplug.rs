@@ -12,7 +12,11 @@ use crate::host::cgroup::Cpuset;
 
 /// The sets of all cgroups of the last scan, by path.
 #[derive(Debug, Default)]
-pub struct SeenSets(BTreeMap<String, CpuSet>);
+pub struct SeenSets {
+    sets: BTreeMap<String, CpuSet>,
+    /// Notes that could not be written. The CPUs may come back before a note is written, and return all the same.
+    unwritten: BTreeMap<String, CpuSet>,
+}
 
 // === impl SeenSets ===
 
@@ -22,20 +26,22 @@ impl SeenSets {
     ///
     /// A cgroup with an assignment record needs no note, because the record has the earlier set.
     pub fn notes(&mut self, scan: &mut Scan, online: &CpuSet) -> Vec<Step> {
-        let seen = std::mem::take(&mut self.0);
+        let seen = std::mem::take(&mut self.sets);
+        let mut unwritten = std::mem::take(&mut self.unwritten);
         let mut steps = Vec::new();
         let mut look = |path: &str, now: &CpuSet, from: &mut Option<CpuSet>, is_recorded: bool| {
             let gone = seen.get(path).map(|before| before.difference(now));
             let offline = gone.unwrap_or_default().difference(online);
-            if !offline.is_empty() && from.is_none() && !is_recorded {
-                let earlier = now.union(&offline);
+            let missing = offline.union(&unwritten.remove(path).unwrap_or_default());
+            if !missing.is_subset(now) && from.is_none() && !is_recorded {
+                let earlier = now.union(&missing);
                 *from = Some(earlier.clone());
                 steps.push(Step::Narrowed {
                     path: path.to_owned(),
                     earlier: Some(earlier),
                 });
             }
-            self.0.insert(path.to_owned(), now.clone());
+            self.sets.insert(path.to_owned(), now.clone());
         };
         let mut cgroup = |path: &str, cpuset: &mut Cpuset, is_recorded: bool| {
             look(path, &cpuset.cpus, &mut cpuset.narrowed_from, is_recorded);
@@ -58,9 +64,9 @@ impl SeenSets {
         steps
     }
 
-    /// Takes back that a cgroup was seen, because its note could not be written: the next scan then finds the same loss.
-    pub fn forget_note(&mut self, path: &str, earlier: &CpuSet) {
-        self.0.insert(path.to_owned(), earlier.clone());
+    /// Remembers a note that could not be written, so that the next scan tries again.
+    pub fn keep_note(&mut self, path: &str, earlier: &CpuSet) {
+        self.unwritten.insert(path.to_owned(), earlier.clone());
     }
 }
 
@@ -164,6 +170,29 @@ mod tests {
         // CPU 1 is offline, and an administrator has taken CPU 6.
         assert_eq!(notes(&mut seen, "0,2-3", "0,2-7"), expected);
         assert_eq!(notes(&mut seen, "0,2-3", "0,2-7"), [""; 0]);
+    }
+
+    #[test]
+    fn a_note_that_could_not_be_written_is_tried_again() {
+        // Whether the CPU is offline or online again when the next scan comes.
+        for online in ["0-6", "0-7"] {
+            let mut seen = SeenSets::default();
+            notes(&mut seen, "0-7", "0-7");
+            assert_eq!(notes(&mut seen, "0-6", "0-6").len(), 5);
+            seen.keep_note("kubepods/podx", &set("0-7"));
+            let mut later = scan("0-6", None);
+            let steps = seen.notes(&mut later, &set(online));
+            let again = Step::Narrowed {
+                path: "kubepods/podx".to_owned(),
+                earlier: Some(set("0-7")),
+            };
+            assert_eq!(steps, [again], "{online}");
+            assert_eq!(later.pods[0].cpuset.narrowed_from, Some(set("0-7")));
+            // The note is written now, or somebody has given the CPU back.
+            assert_eq!(notes(&mut seen, "0-6", online), [""; 0], "{online}");
+            seen.keep_note("kubepods/podx", &set("0-7"));
+            assert_eq!(notes(&mut seen, "0-7", "0-7"), [""; 0], "{online}");
+        }
     }
 
     #[test]

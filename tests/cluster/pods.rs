@@ -318,6 +318,59 @@ async fn a_cache_that_never_catches_up_and_a_restored_etcd_lead_to_the_newest_li
     }
 }
 
+/// Other failures between two answers "too large" show a server in trouble, not one that lacks the version for good. The newest
+/// list of each of thousands of nodes would cost it a scan of all pods.
+#[tokio::test(start_paused = true)]
+async fn only_answers_in_a_row_that_the_version_is_too_large_lead_to_the_newest_list() {
+    let fake = FakeApi::direct();
+    let mut listener = Listener::plain(&fake);
+    fake.put(&pod("a", NODE, "1"));
+    listener.until_names(&["a"]).await;
+    let before = fake.revision();
+    fake.put(&pod("b", NODE, "1"));
+    listener.until_names(&["a", "b"]).await;
+    fake.put(&pod("stranger", "n2", "1"));
+    fake.set_cached(Some(before));
+    let gone = Fault::Watch(WatchFault::Gone { after: 0 });
+    fake.fail(FaultScope::always().verb("watch").on("pods").times(1), gone);
+    fake.cut();
+    fake.put(&pod("b", NODE, "2"));
+    fake.clear_log();
+    let lists = || -> Vec<(u16, usize)> {
+        let log = fake.log().into_iter();
+        log.filter(|logged| logged.verb == "list")
+            .map(|logged| (logged.status, logged.from_etcd))
+            .collect()
+    };
+    for number in 1..=7 {
+        if number % 3 == 0 {
+            let fault = Fault::Refuse {
+                code: 500,
+                text: "",
+                retry_after: None,
+            };
+            fake.fail(FaultScope::always().verb("list").on("pods").times(1), fault);
+        }
+        while lists().len() < number {
+            listener.listen_for(Duration::from_millis(100)).await;
+        }
+        assert_eq!(listener.names(), ["a", "b"]);
+    }
+    fake.set_cached(None);
+    let before = listener.received.len();
+    listener
+        .until("a list", |_, received| {
+            let new = received.iter().skip(before);
+            new.into_iter()
+                .any(|event| matches!(event, PodsEvent::Snapshot { .. }))
+        })
+        .await;
+    let lists = lists();
+    let statuses: Vec<u16> = lists.iter().map(|(status, _)| *status).collect();
+    assert_eq!(statuses, [504, 504, 500, 504, 504, 500, 504, 200]);
+    assert!(lists.iter().all(|(_, read)| *read == 0), "{lists:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_first_plain_lists_of_a_rollout_are_spread() {
     let fake = FakeApi::direct();

@@ -578,6 +578,32 @@ async fn a_plugin_may_refuse_synchronize() {
     serving.end().await;
 }
 
+/// A runtime that comes and goes is another trouble than one whose pods are refused again and again.
+#[tokio::test(start_paused = true)]
+async fn only_refusals_in_a_row_wait_for_minutes() {
+    let plugin = RecordingPlugin {
+        refuse_synchronize: true,
+        ..plugin(Behavior::AsRecorded)
+    };
+    let mut serving = Serving::with(plugin, |settings| {
+        settings.refusal_wait = Duration::from_secs(15);
+    });
+    let mut waits = Vec::new();
+    let mut before = tokio::time::Instant::now();
+    for is_refused in [true, false, true, false, true, true, true] {
+        let mut runtime = serving.socket.accept().await;
+        waits.push(before.elapsed().as_secs());
+        runtime.register().await;
+        runtime.configure(60_000).await;
+        if is_refused {
+            assert!(runtime.call("Synchronize", Vec::new()).await.is_err());
+        }
+        before = tokio::time::Instant::now();
+    }
+    assert_eq!(waits, [0, 0, 0, 0, 0, 0, 15]);
+    serving.end().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_refusal_that_repeats_waits_for_minutes() {
     let plugin = RecordingPlugin {

@@ -257,3 +257,31 @@ impl From<scenes::SlotState> for SceneNumbers {
         }
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    /// The server may answer again long before the agent asks. "Connection refused" alone would then look like a lie.
+    #[test]
+    fn a_problem_says_until_when_the_agent_waits_on_purpose() {
+        let until: Timestamp = "2026-01-02T03:04:05Z".parse().unwrap();
+        let problem = |wait| {
+            let connection = ApiConnection {
+                problem: Some("Connection refused".to_owned()),
+                wait,
+                ..ApiConnection::default()
+            };
+            connection.explained_problem().unwrap()
+        };
+        assert_eq!(problem(None), "Connection refused");
+        for (lists, sentence) in [(false, "tries again at"), (true, "lists the pods again at")] {
+            let says = problem(Some(ApiWait { until, lists }));
+            assert!(says.contains("Connection refused"), "{says}");
+            let found = says.contains(&format!("the agent {sentence} 2026-01-02T03:04:05Z"));
+            assert!(found, "{says}");
+        }
+        assert_eq!(ApiConnection::default().explained_problem(), None);
+    }
+}

@@ -359,6 +359,26 @@ fn what_was_taken_from_above_is_given_back_before_an_end() {
     assert_eq!(words(&release(&lives, &set(ONLINE), &CpuSet::new())), ended);
 }
 
+/// The record may come from a later version of Pinfold. What the container runtime remembers of the container's CPUs does not
+/// make the CPUs Pinfold's affair.
+#[test]
+fn nothing_is_planned_in_a_pod_whose_record_cannot_be_read() {
+    let rows: [&[CgroupRow<'_>]; 2] = [
+        &[("a", "x", "2-3", None, "2-3")],
+        &[("a", "x", "2-3", None, ""), ("a", "z", "", None, "4-5")],
+    ];
+    for (row, former) in rows.into_iter().zip([0, 1]) {
+        let mut lives = there("2-3", row);
+        let container = &mut lives.pods[0].containers[former];
+        container.given_cpus = Some(container.cgroup.cpuset.cpus.clone());
+        // With a readable record, the pod's CPUs are given up.
+        assert!(!steps(&lives, &desired(&[])).is_empty());
+        lives.pods[0].record = None;
+        lives.pods[0].cgroup.record_text = Some("pinfold 2".to_owned());
+        assert_eq!(steps(&lives, &desired(&[])), Vec::<String>::new());
+    }
+}
+
 #[test]
 fn one_that_was_refused_more_keeps_what_it_has() {
     let lives = there("2-3", &[("a", "x", "2-3", None, "")]);
