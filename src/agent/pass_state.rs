@@ -225,8 +225,10 @@ impl PassState {
         let (observed, mut ledger) = (cached.observed.clone()).matched_again(CpuSet::new(), &pods);
         self.pods.enter_pending(&mut ledger);
         let here = self.pods.here(&observed, &pods);
+        let known = self.pods.known_pods(&observed, &pods);
         let input = DecisionInput {
             moves,
+            known: Some(&known),
             ..node.decision_input(&pods, &here)
         };
         let decisions = decide(&input, &ledger);
