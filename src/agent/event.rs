@@ -103,6 +103,8 @@ pub struct RuntimePod {
     pub injected: BTreeMap<String, Vec<String>>,
     /// The containers that the runtime has removed and not created again.
     pub removed: BTreeSet<String>,
+    /// The containers that have stopped and were not removed so far.
+    pub stopped: BTreeSet<String>,
 }
 
 /// The answer to CreateContainer.

@@ -209,6 +209,7 @@ mod tests {
             pod: pod(namespace, "hash"),
             injected: BTreeMap::new(),
             removed: BTreeSet::new(),
+            stopped: BTreeSet::new(),
         };
         let runtime = runtime
             .map(|namespace| ("hash".to_owned(), runtime_pod(namespace)))

@@ -60,6 +60,11 @@ impl PodStore {
         }
     }
 
+    /// Whether only existing containers of a pod keep their CPUs, because it is in no list.
+    pub(super) fn is_missing(&self, uid: &str) -> bool {
+        self.undescribed() == Description::Missing && !self.is_described(uid)
+    }
+
     /// What is known of the pods in `observed` and in `pods`. For a single pod with a uid, only what is known of this pod.
     #[doc(hidden)]
     pub fn known_pods<'a>(&'a self, observed: &'a Observed, pods: &'a [Pod]) -> KnownPods<'a> {
@@ -106,12 +111,12 @@ impl PodStore {
             },
             listed: of_runtime.map(|of_runtime| {
                 let containers = of_runtime.pod.containers.iter();
-                let listed = containers.map(|container| container.name.as_str());
-                listed.chain(self.pending_containers(uid)).collect()
+                containers
+                    .map(|container| container.name.as_str())
+                    .collect()
             }),
-            removed: of_runtime
-                .map(|of_runtime| of_runtime.removed.iter().map(String::as_str).collect())
-                .unwrap_or_default(),
+            removed: names(of_runtime.map(|of_runtime| &of_runtime.removed)),
+            stopped: names(of_runtime.map(|of_runtime| &of_runtime.stopped)),
             running: running.collect(),
         }
     }
@@ -121,20 +126,23 @@ impl PodStore {
         &'a self,
         decisions: &'a Decisions,
     ) -> impl Iterator<Item = (&'a str, CpuSet)> {
-        let are_listed = self.undescribed() == Description::Missing;
-        let owners = decisions.desired.pods.iter().filter(move |_| are_listed);
-        let owners = owners.map(|(uid, plan)| (uid.as_str(), plan.assignment.cpus()));
-        owners.filter(|(uid, cpus)| !cpus.is_empty() && !self.is_described(uid))
+        let pods = decisions.desired.pods.iter();
+        let owners = pods.map(|(uid, plan)| (uid.as_str(), plan.assignment.cpus()));
+        owners.filter(|(uid, cpus)| !cpus.is_empty() && self.is_missing(uid))
     }
 }
 
+fn names(names: Option<&BTreeSet<String>>) -> BTreeSet<&str> {
+    names.into_iter().flatten().map(String::as_str).collect()
+}
+
 /// The name and the CPUs of a container with a process. A record names a container whose id nobody has told, unless it may be
-/// an early version's record on a sandbox.
+/// an early version's record on a sandbox. Without a name, the id stands for the container.
 fn running(container: &ObservedContainer) -> Option<(&str, &CpuSet)> {
     let record = container.record.as_ref().filter(|record| record.by_id);
     let recorded = record.and_then(|record| record.assignment.containers.keys().next());
-    let name = container.name.as_ref().or(recorded)?;
     let cgroup = &container.cgroup;
+    let name = container.name.as_ref().or(recorded).unwrap_or(&cgroup.id);
     cgroup
         .populated
         .then_some((name.as_str(), &cgroup.cpuset.effective))

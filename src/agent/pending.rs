@@ -57,12 +57,6 @@ impl PendingAssignments {
             .map(|assignment| assignment.uid.as_str())
     }
 
-    /// The containers of a pod with a pending assignment.
-    pub(super) fn containers_of<'a>(&'a self, uid: &'a str) -> impl Iterator<Item = &'a str> {
-        let own = self.pending.iter().filter(move |one| one.uid == uid);
-        own.map(|one| one.container.as_str())
-    }
-
     /// Adds a pending assignment. An earlier pending assignment of the container ends.
     pub(super) fn add(&mut self, uid: &str, container: &str, cpus: CpuSet) {
         self.pending

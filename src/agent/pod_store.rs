@@ -260,11 +260,6 @@ impl PodStore {
         &mut self.pending
     }
 
-    /// The containers of a pod with a pending assignment.
-    pub(super) fn pending_containers<'a>(&'a self, uid: &'a str) -> impl Iterator<Item = &'a str> {
-        self.pending.containers_of(uid)
-    }
-
     /// Read errors and conflicts of mirror pods, as sentences.
     pub(super) fn errors(&self) -> impl Iterator<Item = &String> {
         self.errors.values().flatten().chain(&self.conflicts)
@@ -452,6 +447,7 @@ mod tests {
             pod: pod(number, environment),
             injected: BTreeMap::new(),
             removed: BTreeSet::new(),
+            stopped: BTreeSet::new(),
         }
     }
 

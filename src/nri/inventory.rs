@@ -115,6 +115,15 @@ impl Inventory {
         removed.flatten().map(String::as_str)
     }
 
+    /// The names of a sandbox's containers that have stopped and were not removed so far.
+    pub fn stopped(&self, sandbox: &str) -> impl Iterator<Item = &str> {
+        let stopped = ContainerState::Stopped as i32;
+        let containers = self.containers.get(sandbox).into_iter();
+        let containers = containers.flat_map(BTreeMap::values);
+        let stopped = containers.filter(move |container| container.state == stopped);
+        stopped.map(|container| container.name.as_str())
+    }
+
     /// Whether a sandbox has a container with this name, running or stopped.
     pub fn has_container(&self, sandbox: &str, name: &str) -> bool {
         let containers = self.containers.get(sandbox).into_iter();

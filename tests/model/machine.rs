@@ -139,7 +139,8 @@ impl Setup {
                 let had = entry.map_or(had.idle.clone(), |name| {
                     had.containers.get(name).cloned().unwrap_or_default()
                 });
-                let gained = cpus.difference(&had);
+                // What the pod has already may pass to another of its containers.
+                let gained = cpus.difference(&ledger.of(uid).cpus());
                 let never = set(self.reserved(world)).union(&ledger.barred);
                 if !gained.is_disjoint(&never) || !gained.is_subset(&set(world.kernel.online)) {
                     return Err(format!(

@@ -205,6 +205,7 @@ impl<'a> Agent<'a> {
             pod: described,
             injected: BTreeMap::new(),
             removed: BTreeSet::new(),
+            stopped: BTreeSet::new(),
         })
     }
 
@@ -333,7 +334,13 @@ impl<'a> Agent<'a> {
             }
             Act::RestartBeforeList => {
                 self.has_list = false;
-                self.restart();
+                self.was_killed = true;
+                self.world.refused.clear();
+                self.state = self.setup.state(Setup::store_without_list());
+                // The runtime lists its pods after the first pass.
+                self.node_pass(None, &mut || false, &mut usize::MAX.to_owned())?;
+                let all = self.all_of_runtime();
+                self.state.pods.runtime(all);
             }
             Act::List => {
                 self.has_list = true;

@@ -139,10 +139,14 @@ impl PluginHandler {
         let removed = sandboxes().flat_map(|sandbox| inventory.removed(sandbox));
         let removed = removed
             .filter(|name| !sandboxes().any(|sandbox| inventory.has_container(sandbox, name)));
+        let stopped = sandboxes().flat_map(|sandbox| inventory.stopped(sandbox));
+        let stopped = stopped.filter(|name| pod.container(name).is_none());
+        let stopped = stopped.map(str::to_owned).collect();
         Some(without_injected_variables(RuntimePod {
+            removed: removed.map(str::to_owned).collect(),
+            stopped,
             pod,
             injected,
-            removed: removed.map(str::to_owned).collect(),
         }))
     }
 

@@ -35,7 +35,9 @@ pub struct KnownPod<'a> {
     pub listed: Option<BTreeSet<&'a str>>,
     /// The containers that the runtime has removed and not created again.
     pub removed: BTreeSet<&'a str>,
-    /// The CPUs on which containers run, by the container's name.
+    /// The containers that have stopped since the agent's start, and that the runtime has not removed.
+    pub stopped: BTreeSet<&'a str>,
+    /// The CPUs on which containers run, by the container's name, or by its id if nobody has told the name.
     pub running: BTreeMap<&'a str, &'a CpuSet>,
 }
 
@@ -91,11 +93,26 @@ impl KnownPod<'_> {
         !recorded.containers.contains_key(name) && cpus.is_subset(&absent)
     }
 
-    /// The CPUs of absent pod mates that a new container of the pod may take over.
-    pub(super) fn can_pass_on(&self, name: &str, cpus: &CpuSet, recorded: &PodAssignment) -> bool {
-        !self.is_live(name)
-            && !self.running.contains_key(name)
-            && self.used(recorded).all(|used| used.is_disjoint(cpus))
+    /// Whether another container of the pod may take over the CPUs of a container. While a list is awaited, only those of a
+    /// container that the agent has seen stop: an init container, mostly.
+    pub(super) fn can_pass_on(
+        &self,
+        description: Description,
+        name: &str,
+        cpus: &CpuSet,
+        recorded: &PodAssignment,
+    ) -> bool {
+        let is_absent = !self.is_live(name) && !self.running.contains_key(name);
+        let may_return = description == Description::Awaited && !self.stopped.contains(name);
+        is_absent && !may_return && self.used(recorded).all(|used| used.is_disjoint(cpus))
+    }
+
+    /// Whether the container is about to run, and its pod has recorded CPUs of containers from before the agent's start. It is
+    /// an init container, mostly.
+    fn may_inherit(&self, name: &str, recorded: &PodAssignment) -> bool {
+        let mut owners = recorded.containers.keys().map(String::as_str);
+        let is_new = self.is_live(name) && !self.running.contains_key(name);
+        is_new && owners.any(|owner| !self.is_live(owner) && !self.stopped.contains(owner))
     }
 
     /// The entitlement of a container: as `granted`, or more if the container has more CPUs and the description is no
@@ -117,7 +134,10 @@ impl KnownPod<'_> {
             _ => None,
         };
         let inherits = || {
-            let runs_inside = recorded.is_some_and(|recorded| self.runs_inside(name, recorded));
+            let is_awaited = description == Description::Awaited;
+            let runs_inside = recorded.is_some_and(|recorded| {
+                self.runs_inside(name, recorded) || is_awaited && self.may_inherit(name, recorded)
+            });
             let reason = "runs on the CPUs of the pod's other containers, as an init container does; neither the API \
                           server nor a manifest describes the pod";
             (own.is_none() && runs_inside && granted.cpus() > 0).then(|| Entitlement::Inherit {

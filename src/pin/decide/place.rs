@@ -143,7 +143,7 @@ impl<'a> PlacementPass<'a> {
             let Some(known) = pod.known else {
                 continue;
             };
-            if known.can_pass_on(name, cpus, &recorded) {
+            if known.can_pass_on(pod.description, name, cpus, &recorded) {
                 spare.insert(name.clone(), cpus.clone());
             } else if known.keeps(pod.description, name, cpus, &recorded) {
                 mine.containers.insert(name.clone(), cpus.clone());

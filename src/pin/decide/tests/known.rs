@@ -9,6 +9,7 @@ struct Facts {
     description: Description,
     listed: Option<Vec<&'static str>>,
     removed: Vec<&'static str>,
+    stopped: Vec<&'static str>,
     running: Vec<(&'static str, CpuSet)>,
 }
 
@@ -17,6 +18,7 @@ fn facts(description: Description, running: &[(&'static str, &str)]) -> Facts {
         description,
         listed: Some(running.iter().map(|(name, _)| *name).collect()),
         removed: Vec::new(),
+        stopped: Vec::new(),
         running: running
             .iter()
             .map(|(name, cpus)| (*name, set(cpus)))
@@ -34,6 +36,7 @@ fn decided_knowing(pods: &[Pod], claims: &[(&str, &str, &str)], facts: &Facts) -
             .as_ref()
             .map(|listed| listed.iter().copied().collect()),
         removed: facts.removed.iter().copied().collect(),
+        stopped: facts.stopped.iter().copied().collect(),
         running: running.collect(),
     };
     let known = [("a", known)].into();
@@ -191,6 +194,7 @@ fn a_new_container_first_takes_the_cpus_that_its_pod_has() {
     for description in [Description::RuntimeOnly, Description::Awaited] {
         let mut created = facts(description, &[]);
         created.listed = Some(vec!["main"]);
+        created.stopped = vec!["fetch"];
         let decisions = decided_knowing(&pods, &claims, &created);
         let main = decisions.desired.assignment("a");
         assert_eq!(main.containers.keys().collect::<Vec<_>>(), ["main"]);
@@ -202,6 +206,13 @@ fn a_new_container_first_takes_the_cpus_that_its_pod_has() {
         let both = owners(&[("fetch", "11"), ("main", "10")]);
         assert_eq!(owned(&decisions), both, "{description:?}");
     }
+    // Nobody knows whether the container with the CPUs was there before the agent's start. The new one may be its init
+    // container.
+    let mut created = facts(Description::Awaited, &[]);
+    created.listed = Some(vec!["main"]);
+    let decisions = decided_knowing(&pods, &claims, &created);
+    assert_eq!(owned(&decisions), owners(&[("fetch", "10-11")]));
+    assert_eq!(cpus(&decisions), ["10-11"]);
     // A container that runs already takes nothing from one in back-off while the list is awaited.
     let pods = [of_runtime(&[("other", 2000)])];
     let running = facts(Description::Awaited, &[("other", "0-1,6-15")]);
